@@ -22,14 +22,15 @@ _run = msgspec.json.Decoder(TrackedRun)
 _points = msgspec.json.Decoder(list[Points])
 
 
-def serve(lines: BinaryIO, say: Callable[[Reply], None]) -> None:
+def serve(lines: BinaryIO, say: Callable[[Reply], object]) -> None:
     """Run one tracker until the lines end."""
     run = _run.decode(lines.readline())
     tracker = TRACKERS[run.kind]()
     try:
         started = tracker.start(run)
     except Exception as error:  # noqa: BLE001 - the outer edge of a process that is there to fail alone
-        return say(Reply(failure=_told(error)))
+        say(Reply(failure=_told(error)))
+        return
     say(Reply(started=started))
     for line in lines:
         taken = failed = 0
@@ -44,7 +45,8 @@ def serve(lines: BinaryIO, say: Callable[[Reply], None]) -> None:
     try:
         tracker.finish()
     except Exception as error:  # noqa: BLE001 - as above
-        return say(Reply(failure=_told(error), is_finished=True))
+        say(Reply(failure=_told(error), is_finished=True))
+        return
     say(Reply(is_finished=True))
 
 
@@ -59,11 +61,7 @@ def _main() -> None:
         signal.signal(number, signal.SIG_IGN)
     replies = os.fdopen(os.dup(1), "wb", buffering=0)
     os.dup2(2, 1)  # packages print to stdout
-
-    def say(reply: Reply) -> None:
-        replies.write(msgspec.json.encode(reply) + b"\n")
-
-    serve(sys.stdin.buffer, say)
+    serve(sys.stdin.buffer, lambda reply: replies.write(msgspec.json.encode(reply) + b"\n"))
     sys.stderr.flush()
     os._exit(0)  # what a package wants to do at exit may hang
 

@@ -76,24 +76,14 @@ def preflight(
     tell = on_missing or not_there.append
     check_trackers(config, tell, where=where)
     check_cores(units_of(config, first_host, is_first=True), where=where)
-    for name, policy in config.policies.items():
-        missing = missing_model(name, policy, where)
-        if missing is not None:
-            (tell if on_unfetched is None or named(policy) is None else on_unfetched)(missing)
-        elif policy.model:
-            anew = f"mrl fetch {where}" * (named(policy) is not None)
-            check_model_folder(Path(policy.model), key=f"policies.{name}.model", source=policy.source, anew=anew)
-            check_sharing_out(config, name)
+    _check_models(config, tell, on_unfetched or tell, where=where)
     check_adapters(config, tell)
     if not first_host:  # the engines of a run on several hosts start on others too
         check_engines(config, tell)
     try:
         prompts, num_held_out = check_tasks(config, tell, on_trial)
     except TaskError as error:
-        if not error.where.startswith("tasks."):  # it names a file of data
-            raise
-        where = f"{where}: {error.where}"
-        raise TaskError(error.what, where=where, got=error.got, wanted=error.wanted, cure=error.cure) from error
+        raise _in_file(error, where) from error
     for name, policy in config.policies.items():
         if policy.model and prompts and missing_model(name, policy, where) is None:
             check_prompts(config, name, prompts, on_note)
@@ -101,6 +91,31 @@ def preflight(
         not_there[0].more = tuple(not_there[1:])
         raise not_there[0]
     return len(prompts) - num_held_out, num_held_out
+
+
+def _check_models(
+    config: RunConfig,
+    on_missing: Callable[[MissingError], None],
+    on_unfetched: Callable[[MissingError], None],
+    *,
+    where: str,
+) -> None:
+    for name, policy in config.policies.items():
+        is_of_hub = named(policy) is not None
+        missing = missing_model(name, policy, where)
+        if missing is not None:
+            (on_unfetched if is_of_hub else on_missing)(missing)
+        elif policy.model:
+            anew = f"mrl fetch {where}" * is_of_hub
+            check_model_folder(Path(policy.model), key=f"policies.{name}.model", source=policy.source, anew=anew)
+            check_sharing_out(config, name)
+
+
+def _in_file(error: TaskError, where: str) -> TaskError:
+    """The error with the configuration's file, unless it names a file of data."""
+    if not error.where.startswith("tasks."):
+        return error
+    return TaskError(error.what, where=f"{where}: {error.where}", got=error.got, wanted=error.wanted, cure=error.cure)
 
 
 def check_made(config: RunConfig) -> None:
