@@ -134,14 +134,14 @@ def fetch(name: Name, asked: AskedBy, *, revision: str, tell: Callable[[str], No
     files = _wanted(listing, name, asked)
     if INDEX in listing.files and INDEX in files:
         lacking = {INDEX: listing.files[INDEX]}
-        _get_all(name, listing.commit, lacking, folder, asked, tell=lambda _: None)
+        _get_all(pinned, lacking, folder, asked, lambda _: None)
         files |= _shards(folder / INDEX, listing, name, asked)
     lacking = {file: entry for file, entry in files.items() if not _is_here(folder / file, entry)}
     if lacking:
         size_bytes = sum(entry.size_bytes for entry in lacking.values())
         _check_room(folder, size_bytes, asked)
         tell(f"fetching {pinned}: {len(lacking)} of {len(files)} files, {_size(size_bytes)}, into {folder}")
-        _get_all(name, listing.commit, lacking, folder, asked, tell=tell)
+        _get_all(pinned, lacking, folder, asked, tell)
     if not COMMIT.fullmatch(revision) and _listing(Name(name.id, revision), asked).commit == listing.commit:
         with _told(name, asked):
             _download(name.id, CONFIG, revision or MAIN, anew=False)
@@ -186,15 +186,16 @@ def _shards(index: Path, listing: Listing, name: Name, asked: AskedBy) -> dict[s
 
 
 def _get_all(
-    name: Name, commit: str, files: Mapping[str, HubFile], folder: Path, asked: AskedBy, *, tell: Callable[[str], None]
+    name: Name, files: Mapping[str, HubFile], folder: Path, asked: AskedBy, tell: Callable[[str], None]
 ) -> None:
+    """Fetch the files of a model at its commit that are not here."""
     for number, (file, entry) in enumerate(files.items(), start=1):
         here = folder / file
         if _is_here(here, entry):
             continue
         tell(f"  {number}/{len(files)} {file} ({_size(entry.size_bytes)})")
         with _told(name, asked):
-            _download(name.id, file, commit, anew=here.exists())
+            _download(name.id, file, name.commit, anew=here.exists())
         if not _is_same(here, entry):
             _drop(here)
             raise ModelFolderError(
