@@ -188,7 +188,7 @@ def test_a_wrong_key_is_found() -> None:
     assert unknown_keys(tomllib.loads(text)) == ["run.step", "sharing.sgt.lamda", "policies.a.learner.lora.rang"]
 
 
-SHOWN_WITH_ALL = {"graft", "hacpo", "rlad"}
+SHOWN_WITH_ALL = {"hacpo", "rlad"}
 """Regimes that have no run of their own yet: their pages show the picture of all seven."""
 
 
