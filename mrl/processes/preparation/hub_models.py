@@ -120,9 +120,10 @@ def located(config: RunConfig) -> RunConfig:
 
 
 def check_here(config: RunConfig, names: Collection[str], run: Path) -> None:
-    """Raises MissingError for the first of these policies of a run whose model is not on this host."""
+    """Raises MissingError for the first of these policies of a run whose model of the hub is not on this host."""
     for name in names:
-        if missing := missing_model(name, config.policies[name], str(run)):
+        policy = config.policies[name]
+        if named(policy) is not None and (missing := missing_model(name, policy, str(run))):
             raise MissingError(missing.what, where=missing.where, cure=f"{missing.cure} on this host")
 
 
