@@ -78,6 +78,7 @@ def by_size(config: RunConfig, weights_bytes: Mapping[str, int]) -> Resolved:
         (("policies", name, *key), per_gb, sizes_gb[name])
         for name in config.policies
         for key, per_gb in OF_POLICY.items()
+        if key[:2] != ("rollout", "server") or config.policies[name].rollout.engine != "embedded"
     ]
     limits += [(key, per_gb, max(sizes_gb.values(), default=0.0)) for key, per_gb in OF_RUN.items()]
     found = []

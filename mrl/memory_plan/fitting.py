@@ -23,7 +23,9 @@ FILLED = 0.85
 def by_memory(config: RunConfig, plan: Plan, host_mib: float) -> Resolved:
     """Lowers a key of the largest process again and again, until the host's processes fit or no key is left."""
     sizes = parameters(config)
-    if not any(table.device == "cpu" and sizes[name] >= RELEASED_PARAMETERS for name, table in config.policies.items()):
+    if not any(
+        table.device == "cpu" and sizes.get(name, 0) >= RELEASED_PARAMETERS for name, table in config.policies.items()
+    ):
         return Resolved(config, ())
     policies = {name: PolicyMemory(config, name) for name in config.policies}
     needs = _on_first_host(config, plan, policies)

@@ -163,20 +163,20 @@ class Supervisor:
         return self._lifecycle.exit_code
 
     def _close_files(self) -> None:
-        try:
-            self._take_left(time.monotonic())
-            self._close_trackers()
-            self._files.close()
-        except OSError as error:  # what could not be written before may be told only now
-            if not self._lifecycle.exit_code:
-                self._lifecycle.exit_code, self._lifecycle.reason = 2, self._disk_reason(error)
+        for part in (lambda: self._take_left(time.monotonic()), self._close_trackers, self._files.close):
+            try:
+                part()
+            except OSError as error:  # what could not be written before may be told only now
+                if not self._lifecycle.exit_code:
+                    self._lifecycle.exit_code, self._lifecycle.reason = 2, self._disk_reason(error)
 
     def _close_trackers(self) -> None:
         is_hurried = self._lifecycle.exit_code > SIGNALLED
         self._trackers.close(FINISH_S, is_hurried=lambda: is_hurried or bool(self._signals))
         for line in self._trackers.take_lines():
             self._display.line(line)
-        self._files.write(self._measured(self._trackers.values()))
+        if values := self._trackers.values():
+            self._files.write(self._measured(values))
 
     def _turn(self, now_s: float) -> None:
         look = (self._take_telemetry, self._note_signals, self._note_requests, self._note_trackers)

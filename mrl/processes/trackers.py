@@ -227,12 +227,8 @@ class Trackers:
 
     def values(self) -> dict[str, float]:
         """Metrics: points that each took and lost so far."""
-        counts = {"tracker/points": "num_taken", "tracker/lost_points": "num_lost"}
-        return {
-            f"{name}/{feed.label}": float(getattr(feed, count))
-            for name, count in counts.items()
-            for feed in self._feeds
-        }
+        taken = {f"tracker/points/{feed.label}": float(feed.num_taken) for feed in self._feeds}
+        return taken | {f"tracker/lost_points/{feed.label}": float(feed.num_lost) for feed in self._feeds}
 
     def close(self, timeout_s: float, *, is_hurried: Callable[[], bool] = lambda: False) -> None:
         """Let all finish side by side, `timeout_s` at most together, or `HURRIED_S` once the run is in a hurry."""

@@ -5,11 +5,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 from mrl.config.load import load_config
+from mrl.config.policy_tables import PolicyTable
 from mrl.config.run_folder import RunFolder, read_run_config
 from mrl.config.schema import NO_EVALUATION, RunConfig
 from mrl.errors import ConfigError, RunFolderError
+
+FITTED = {"learner": ("microbatch_tokens", "activation_checkpointing"), "rollout": ("answers_at_once",)}
+"""Table of a policy -> keys that follow from the memory of the host where they are left out."""
 
 
 @dataclass(frozen=True)
@@ -131,9 +136,18 @@ def _seeds(text: str) -> list[int]:
 
 
 def _is_same(earlier: RunConfig, wanted: RunConfig) -> bool:
-    """Models are resolved when a run starts, and left out."""
+    """Models are resolved, and keys left out fitted to memory, when a run starts: these are left out."""
     policies = {
-        name: table.model_copy(update={"model": wanted.policies[name].model}) if name in wanted.policies else table
+        name: _before_its_start(table, wanted.policies[name]) if name in wanted.policies else table
         for name, table in earlier.policies.items()
     }
     return earlier.model_copy(update={"policies": policies}) == wanted
+
+
+def _before_its_start(earlier: PolicyTable, wanted: PolicyTable) -> PolicyTable:
+    update: dict[str, Any] = {"model": wanted.model}
+    for name, keys in FITTED.items():
+        table = getattr(wanted, name)
+        left_out = {key: getattr(table, key) for key in keys if key not in table.model_fields_set}
+        update[name] = getattr(earlier, name).model_copy(update=left_out)
+    return earlier.model_copy(update=update)

@@ -22,6 +22,7 @@ ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}")
 COMMIT = re.compile(r"[0-9a-f]{40}")
 MAIN = "main"
 CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
+TOKENIZER = "tokenizer.json"
 SMALL_FILES = frozenset(
     (*(CONFIG, "generation_config.json", "chat_template.jinja", "chat_template.json", "tokenizer.json"),
      *("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json", "merges.txt"),
@@ -97,7 +98,7 @@ def snapshot(name: Name) -> Path:
 def is_whole(folder: Path) -> bool:
     """Whether a folder of the cache has all weights, which are fetched last, a tokenizer and a description."""
     try:
-        if not (folder / CONFIG).is_file() or not (folder / "tokenizer.json").is_file():
+        if not (folder / CONFIG).is_file() or not (folder / TOKENIZER).is_file():
             return False
         if (folder / INDEX).is_file():
             shards = json.loads((folder / INDEX).read_text(encoding="utf-8"))["weight_map"].values()
@@ -157,6 +158,12 @@ def _wanted(listing: Listing, name: Name, asked: AskedBy) -> dict[str, HubFile]:
             where=asked.key,
             got=", ".join(sorted(listing.files)[:4]) or "no file",
             wanted="a causal language model in Hugging Face form",
+        )
+    if TOKENIZER not in files:
+        raise ModelFolderError(
+            f"the repository {name} holds no {TOKENIZER}",
+            where=asked.key,
+            cure="choose a repository or a revision that has one, or make a folder with it (save_pretrained)",
         )
     for weights in (INDEX, WEIGHTS):
         if weights in listing.files:

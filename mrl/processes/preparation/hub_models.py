@@ -130,7 +130,8 @@ def check_here(config: RunConfig, names: Collection[str], run: Path) -> None:
 def asked_by(name: str, policy: PolicyTable, where: str) -> AskedBy:
     """The key of a policy that names its model, as messages say it, and what gets the model."""
     model = named(policy)
-    shown = policy.model if model is None else model.id  # not the folder that it is pinned to
+    is_pinned = model is not None and bool(model.commit) and Path(policy.model) == snapshot(model)
+    shown = model.id if model is not None and is_pinned else policy.model
     return AskedBy(f"policies.{name}.model = {shown!r}", f"mrl fetch {where}")
 
 
