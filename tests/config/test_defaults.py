@@ -108,7 +108,9 @@ def test_a_number_format_of_the_wrong_engine_is_a_mistake(tmp_path: Path):
 
 def test_limits_grow_with_the_model():
     """Of a policy with its own weights, of the run with the largest; the reason names the arithmetic."""
-    resolved = by_size(config_of(small={}, large={}), {"small": 1_000_000_000, "large": 16_000_000_000})
+    server = {"rollout": {"engine": "vllm"}}
+    sizes_bytes = {"small": 1_000_000_000, "large": 16_000_000_000}
+    resolved = by_size(config_of(small=server, large=server), sizes_bytes)
     config = resolved.config
     assert config.policies["large"].learner.data_timeout_s == 300 + 16 * 20
     assert config.policies["small"].learner.data_timeout_s == 320
@@ -118,6 +120,13 @@ def test_limits_grow_with_the_model():
     assert len(resolved.choices) == 2 * len(OF_POLICY) + len(OF_RUN)
     by_key = {choice.key: choice.why for choice in resolved.choices}
     assert by_key["allocation.hung_s"] == "120 s, and 20 s for each of 16.0 GB"
+
+
+def test_an_embedded_engine_gets_no_limits_of_servers():
+    """Which its table may not have: what is chosen can be written down and read again."""
+    resolved = by_size(config_of(a={}), {"a": 16_000_000_000})
+    assert "policies.a.learner.data_timeout_s" in chosen(resolved)
+    assert not [key for key in chosen(resolved) if ".server." in key]
 
 
 def test_limits_that_were_given_stay():

@@ -182,6 +182,8 @@ def test_it_is_looked_at_before_a_run_where_engines_sleep(
     monkeypatch.setattr("mrl.processes.preparation.preflight.missing_model", lambda *_: None)
     monkeypatch.setattr("mrl.processes.preparation.preflight.check_model_folder", lambda *_, **__: None)
     monkeypatch.setattr("mrl.processes.preparation.preflight.check_engines", lambda *_: None)
+    monkeypatch.setattr("mrl.processes.preparation.preflight.check_prompts", lambda *_: None)
+    monkeypatch.setattr("mrl.processes.preparation.hub_models.unfetched", lambda _: [])
     assert main([*command, str(config), "--allocation.residency", "sleep"]) == 2
     line = capsys.readouterr().err
     assert 'allocation.residency = "sleep": all that is in main memory at once' in line
