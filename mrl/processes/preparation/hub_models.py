@@ -32,8 +32,11 @@ def named(policy: PolicyTable) -> Name | None:
     source = parse_name(policy.source)
     if source is not None and source.commit and Path(policy.model) == snapshot(source):
         return source
-    if Path(policy.model).exists():
+    folder = Path(policy.model)
+    if folder.exists():
         return None
+    if not policy.source and folder.parent != Path() and folder.parent.is_dir():
+        return None  # a name misspelt below a folder of this machine, and no id
     return parse_name(policy.source or policy.model, policy.model_revision)
 
 
