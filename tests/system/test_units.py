@@ -15,6 +15,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
+import check_history
 import psutil
 import pytest
 from scipy.optimize import linprog
@@ -263,6 +264,7 @@ def test_units_have_one_owner_and_go_where_they_help(host: Host) -> None:
     host.lifecycle.stopped.add("b")
     assert host.go(120.0, until=lambda: host.owners()["b"] == 0 and sum(host.owners().values()) == len(UNITS))
     assert host.violations() == []
+    assert check_history.faults_of(host.run.path) == []
 
 
 @pytest.mark.slow
