@@ -92,6 +92,10 @@ class Checkpoint:
         found = [self._rows(name, piece, first_row, last_row) for piece in pieces]
         return torch.cat([rows for rows in found if len(rows)] or found[:1])
 
+    def close(self) -> None:
+        """Unmap the files, whose pages else count as this process's memory; a later read opens them again."""
+        self._files.clear()
+
     def check_readable(self, file: str) -> None:
         """Raises SafetensorError, OSError where the library that reads the rows cannot make out what is in the file."""
         self._open(file)

@@ -40,6 +40,7 @@ def restore_training(model: nn.Module, optimizer: Optimizer, checkpoint: Checkpo
     for name, parameter in _trained_parameters(model):
         saved = {key: full for key in keys if (full := f"{OPTIMIZER}{key}/{name}") in checkpoint.tensors}
         _restore_state(optimizer.state[parameter], parameter, saved, checkpoint)
+    checkpoint.close()
 
 
 @torch.no_grad()

@@ -287,7 +287,9 @@ def test_training_goes_on_bit_for_bit_from_a_checkpoint(tiny_model, tmp_path):
     store = CheckpointStore(tmp_path, "a")
     save(store, 3, training_tensors(first, first_optimizer))
     second_optimizer = torch.optim.AdamW(second.parameters(), lr=1e-2)
-    restore_training(second, second_optimizer, store.open(3))
+    checkpoint = store.open(3)
+    restore_training(second, second_optimizer, checkpoint)
+    assert str(tmp_path) not in Path("/proc/self/maps").read_text(), "mapped files count as memory of a whole run"
 
     train(second, second_optimizer, range(3, 6))
 
