@@ -110,7 +110,7 @@ class RunFolder:
 
     @property
     def rollouts(self) -> Path:
-        """Sample answers, step_N/<policy>.jsonl."""
+        """Answers that were trained on, step_N/<policy>.jsonl.gz, and samples of others, step_N/<policy>.jsonl."""
         return self.path / "rollouts"
 
     @property

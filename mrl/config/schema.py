@@ -48,6 +48,9 @@ class RunTable(Table):
     """Ends the run after this many minutes; 0 means no limit."""
     min_free_mib: int = Field(default=256, ge=0)
     """Free disk that the run's folder needs before anything is written, in MiB."""
+    rollouts_mib: int = Field(default=1024, ge=0)
+    """Compressed answers of each policy that the run folder keeps, all that were trained on, in MiB. Beyond it every
+    second step that is there goes, and then every second one that is left. 0 keeps none."""
     shared_with_group: bool = False
     """The run folder may be read by the members of its group (0750, files 0640), and not by its user alone."""
 

@@ -1,15 +1,18 @@
-"""Rows that people look at: samples of every step, and batches whose update was left out (JSON lines, one a row)."""
+"""Rows that people look at: the answers of every step, and batches whose update was left out, as JSON lines."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 import numpy.typing as npt
+import structlog
 
 from mrl.files import replace_file
 from mrl.learner.batches import PreparedStep
 from mrl.learner.step_order import StepOrder
+from mrl.metrics.rollout_files import Rollout, RolloutFiles
 from mrl.metrics.telemetry import Telemetry
 from mrl.records.rollouts import Answer
 from mrl.sharing.regime import Rescue
@@ -17,6 +20,8 @@ from mrl.tasks.pool import TaskPool
 
 KEPT = 3
 """Newest batches of a policy that are kept."""
+
+log = structlog.get_logger()
 
 
 def keep_batch(folder: Path, policy: str, step: int, order: StepOrder) -> Path:
@@ -57,8 +62,16 @@ def _step_of(path: Path) -> int:
     return int(path.stem.rpartition("_")[2])
 
 
-def sample_writer(pool: TaskPool, telemetry: Telemetry) -> Callable[[int, PreparedStep], None]:
-    """What a learner calls behind every step, to write samples of it."""
+def sample_writer(
+    pool: TaskPool, telemetry: Telemetry, rollouts: Path, *, max_mib: int
+) -> Callable[[int, PreparedStep], None]:
+    """What a learner calls behind every step: it tells samples of it, and writes all its answers.
+
+    Of those the folder `rollouts` keeps `max_mib` at most, and none with 0. A disk that is full costs the answers of
+    the step, and is told.
+    """
+    policy = telemetry.policy
+    files = RolloutFiles(rollouts, policy, max_mib * 1024 * 1024) if max_mib else None
 
     def tell(step: int, shown: Answer | Rescue, prompt_id: str, **rest: Any) -> None:
         prompt, text = pool.prompt(prompt_id), shown.completion.decode("utf-8", errors="replace")
@@ -70,5 +83,52 @@ def sample_writer(pool: TaskPool, telemetry: Telemetry) -> Callable[[int, Prepar
         tell(step, answer, group.prompt_id, kind="rollout", rewards=answer.rewards, failure=answer.failure)
         for rescue in prepared.rescued[:1]:
             tell(step, rescue, rescue.prompt_id, kind="rescue", source=rescue.source)
+        if files:
+            try:
+                files.write(step, [*_own_rows(pool, policy, step, prepared), *_rescues(pool, policy, step, prepared)])
+            except OSError as error:
+                log.warning("answers not kept", step=step, why=error.strerror)
 
     return write
+
+
+def _own_rows(pool: TaskPool, policy: str, step: int, prepared: PreparedStep) -> Iterator[Rollout]:
+    for group in prepared.groups:
+        prompt = pool.prompt(group.prompt_id)
+        for answer in group.answers:
+            logprobs_T = np.frombuffer(answer.logprobs, np.float32)
+            steps = [span.version.step for span in answer.versions]
+            yield Rollout(
+                policy=policy,
+                step=step,
+                kind="rollout",
+                task=prompt.task,
+                prompt_id=group.prompt_id,
+                prompt=prompt.text,
+                completion=answer.completion.decode("utf-8", errors="replace"),
+                reward=answer.reward,
+                rewards=answer.rewards,
+                failure=answer.failure,
+                source=policy,
+                finish_reason=answer.finish_reason.value,
+                tokens=len(logprobs_T),
+                logprob_mean=float(logprobs_T.mean()) if len(logprobs_T) else None,
+                oldest_step=min(steps, default=None),
+                newest_step=max(steps, default=None),
+            )
+
+
+def _rescues(pool: TaskPool, policy: str, step: int, prepared: PreparedStep) -> Iterator[Rollout]:
+    for rescue in prepared.rescued:
+        prompt = pool.prompt(rescue.prompt_id)
+        yield Rollout(
+            policy=policy,
+            step=step,
+            kind="rescue",
+            task=prompt.task,
+            prompt_id=rescue.prompt_id,
+            prompt=prompt.text,
+            completion=rescue.completion.decode("utf-8", errors="replace"),
+            reward=rescue.reward,
+            source=rescue.source,
+        )

@@ -4,6 +4,7 @@
 - `telemetry` the interface of a role; records go to a sink that the role provides
 - `time_spans`  activities and waits of a role, as few spans of time
 - `jsonl`     `metrics.jsonl` and `rollouts/step_N/<policy>.jsonl`, written by the supervisor alone
+- `rollout_files` `rollouts/step_N/<policy>.jsonl.gz`, all answers that were trained on, written by the learner
 - `residuals` `residuals/<policy>.jsonl`, bounded in bytes, likewise
 - `timeline`  `timeline.jsonl`, the spans of all roles, bounded in bytes, likewise
 - `evaluation_results` the result of an evaluation, as metrics, samples and a file

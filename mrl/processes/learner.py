@@ -296,7 +296,7 @@ def _first_rank(
         crash_folder=folder.crash,
         telemetry=telemetry,
         allocator=_connect_allocator(folder, policy, closing),
-        on_step=sample_writer(pool, telemetry),
+        on_step=sample_writer(pool, telemetry, folder.rollouts, max_mib=config.run.rollouts_mib),
         canary_prompts=_canary_prompts(pool, Path(config.policies[policy].model)),
     )
 

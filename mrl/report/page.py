@@ -12,6 +12,7 @@ from pathlib import Path
 from mrl.config.run_folder import RunFolder
 from mrl.errors import RunFolderError
 from mrl.files import replace_file
+from mrl.metrics.rollout_files import ENDING
 from mrl.report import charts
 from mrl.report.console_lines import withheld_note
 from mrl.report.diagram import flow_diagram
@@ -201,7 +202,7 @@ def _inputs(folder: RunFolder) -> Iterator[Path]:
     yield from (path for path in (folder.metrics_jsonl, folder.timeline_jsonl) if path.exists())
     for root in (folder.evaluation, folder.rollouts, folder.residuals):
         for parent, _, names in os.walk(root):
-            yield from (Path(parent) / name for name in names)
+            yield from (Path(parent) / name for name in names if not name.endswith(ENDING))
 
 
 def _size(path: Path) -> int:

@@ -2,10 +2,13 @@
 
 import os
 import signal
+from collections import Counter
 
 import numpy as np
 import psutil
 import pytest
+
+from mrl.metrics.rollout_files import read_rollouts, rollout_files
 
 pytestmark = pytest.mark.system
 POLICIES = ("qwen", "llama")
@@ -25,7 +28,11 @@ def test_reward_rises_and_peers_are_heard(finished):
         first, last = (run.result(policy, step) for step in (0, 40))
         assert (first["missing"], last["missing"], last["own_token_share"]) == (0, 0, 1.0)
         assert sum(task["prompts"] for task in last["per_task"].values()) == 64
-    assert sum(record["values"]["sharing/rescues"] for record in run.metrics("learner/qwen")) >= 5
+    rescues = sum(record["values"]["sharing/rescues"] for record in run.metrics("learner/qwen"))
+    assert rescues >= 5
+    kept = [row for path in rollout_files(run.folder / "rollouts", "qwen") for row in read_rollouts(path)]
+    assert Counter(row["kind"] for row in kept) == {"rollout": 40 * 8 * 8, "rescue": rescues}
+    assert {row["source"] for row in kept if row["kind"] == "rescue"} == {"llama"}
     page = (run.folder / "report.html").read_text()
     assert "trim" in page
     assert run.metrics("allocator")

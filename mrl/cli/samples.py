@@ -1,0 +1,58 @@
+"""`mrl samples RUN`."""
+
+import argparse
+import shutil
+from itertools import islice
+from pathlib import Path
+
+from mrl.config.run_folder import RunFolder, read_run_config
+from mrl.errors import ConfigError
+
+SHOWN, ON_A_PAGE = 10, 1000
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Which run, which answers, and where they go."""
+    parser.add_argument("run", type=Path, metavar="RUN", help="folder of the run, runs/<name>")
+    parser.add_argument("--policy", default="", metavar="NAME", help="answers that this policy trained on")
+    parser.add_argument("--step", type=int, metavar="N", help="answers of this step; else those of the newest first")
+    parser.add_argument("--task", default="", metavar="NAME", help="answers to this task's prompts")
+    parser.add_argument("--find", default="", metavar="TEXT", help="answers with this text in them or in their prompt")
+    kinds = parser.add_mutually_exclusive_group()
+    kinds.add_argument("--failed", action="store_true", help="own answers that are no success")
+    kinds.add_argument("--rescued", action="store_true", help="peers' answers that were trained on, with their writer")
+    parser.add_argument("--limit", type=int, metavar="N", help=f"so many at most ({SHOWN}; on a page {ON_A_PAGE})")
+    parser.add_argument("--page", type=Path, metavar="FILE", help="write a page with a search instead")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print answers that were trained on, or write them into a page and print its path."""
+    from mrl.files import replace_file
+    from mrl.report.samples.sample_lines import sample_lines
+    from mrl.report.samples.sample_page import sample_page
+    from mrl.report.samples.wanted_answers import Wanted, select
+
+    limit = arguments.limit if arguments.limit is not None else ON_A_PAGE if arguments.page else SHOWN
+    if limit < 1:
+        raise ConfigError("too few answers", where="mrl samples --limit", got=limit, wanted="at least 1")
+    if arguments.page and not arguments.page.absolute().parent.is_dir():
+        raise ConfigError("no such folder", where="mrl samples --page", got=str(arguments.page.parent))
+    config, folder = read_run_config(arguments.run), RunFolder(arguments.run)
+    names = ("policy", "step", "task", "failed", "rescued")
+    wanted = Wanted(words=arguments.find, **{name: getattr(arguments, name) for name in names})
+    found = select(folder, config, wanted)
+    rows = list(islice(found, limit))
+    if arguments.page:
+        success_reward = config.run.success_reward
+        page = sample_page(config.run.name, rows, list(config.policies), success_reward=success_reward)
+        replace_file(arguments.page, page.encode())
+        print(arguments.page)
+    else:
+        width = shutil.get_terminal_size().columns
+        for row in rows:
+            print("\n".join(sample_lines(row, width)))
+    if not rows:
+        print("no such answer is kept")
+    elif next(found, None) is not None:
+        print(f"the first {len(rows)}, more are kept; --limit N shows more")
+    return 0

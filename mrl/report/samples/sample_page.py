@@ -1,0 +1,88 @@
+"""Answers as one page with a search, in itself complete: no request leaves it.
+
+Its content security policy admits this one script by its hash and nothing else, so that nothing that a policy wrote
+can run.
+"""
+
+import base64
+import hashlib
+from collections.abc import Sequence
+from html import escape
+from typing import Any
+
+from mrl.report.page_style import style_sheet
+from mrl.report.samples.wanted_answers import printable, shown_words
+
+SCRIPT = """
+const words = document.getElementById("words"), told = document.getElementById("told");
+const kind = document.getElementById("kind"), policy = document.getElementById("policy");
+const rows = [...document.querySelectorAll("article")].map(part => [part, part.textContent.toLowerCase()]);
+function search() {
+  const asked = words.value.toLowerCase().split(/\\s+/).filter(Boolean);
+  let shown = 0;
+  for (const [part, text] of rows) {
+    const fits = asked.every(word => text.includes(word)) && (!kind.value || part.dataset.kind === kind.value)
+      && (!policy.value || part.dataset.policy === policy.value);
+    part.hidden = !fits;
+    shown += fits;
+  }
+  told.textContent = shown + " of " + rows.length;
+}
+for (const asked of [words, kind, policy]) asked.addEventListener("input", search);
+search();
+"""
+RULES = """
+form{position:sticky;top:0;background:var(--ground);padding:12px 0;display:flex;gap:10px;flex-wrap:wrap;
+align-items:center}
+input,select{font:inherit;color:inherit;background:var(--card);border:1px solid var(--rule);border-radius:8px;
+padding:6px 10px}
+input{flex:1;min-width:220px}
+article{background:var(--card);border-radius:10px;padding:12px 16px;margin:12px 0}
+article h2{font-size:14px;margin:0 0 8px;border:0;padding:0;font-weight:600}
+article pre{font:13px/1.45 ui-monospace,"DejaVu Sans Mono",monospace;white-space:pre-wrap;overflow-wrap:anywhere;
+margin:6px 0 0}
+article pre.asked{color:var(--soft)}
+[data-kind=rescue]{border-left:4px solid var(--policy)}
+#told{color:var(--soft)}
+"""
+KINDS = {"success": "successes", "failed": "failures", "rescue": "rescues"}
+
+
+def sample_page(name: str, rows: Sequence[dict[str, Any]], policies: Sequence[str], *, success_reward: float) -> str:
+    """The page of these answers of the run `name`, in the order given."""
+    digest = base64.b64encode(hashlib.sha256(SCRIPT.encode()).digest()).decode()
+    allowed = f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'"
+    title = escape(f"{name}: answers")
+    choices = _choice("policy", "all policies", {policy: policy for policy in policies})
+    choices += _choice("kind", "all answers", KINDS)
+    search = '<input id="words" type="search" placeholder="words in prompt or answer" aria-label="search">'
+    body = "".join(_article(row, list(policies), success_reward) for row in rows)
+    return (
+        f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{title}</title>'
+        f'<meta http-equiv="Content-Security-Policy" content="{escape(allowed)}">'
+        '<meta name="viewport" content="width=device-width,initial-scale=1">'
+        f"<style>{style_sheet(len(policies))}{RULES}</style></head><body><main><header><h1>{title}</h1></header>"
+        f'<form>{search}{choices}<span id="told"></span></form>{body}</main><script>{SCRIPT}</script></body></html>\n'
+    )
+
+
+def _choice(name: str, all_of_them: str, values: dict[str, str]) -> str:
+    options = "".join(f'<option value="{escape(value)}">{escape(text)}</option>' for value, text in values.items())
+    return f'<select id="{name}" aria-label="{name}"><option value="">{all_of_them}</option>{options}</select>'
+
+
+def _article(row: dict[str, Any], policies: list[str], success_reward: float) -> str:
+    reward, policy = row.get("reward"), str(row.get("policy", ""))
+    succeeded = isinstance(reward, int | float) and reward >= success_reward
+    kind = "rescue" if row.get("kind") == "rescue" else "success" if succeeded else "failed"
+    writer = str(row.get("source", ""))
+    colour = f' class="c{policies.index(writer)}"' if writer in policies else ""
+    return (
+        f'<article data-kind="{kind}" data-policy="{escape(policy)}"{colour}>'
+        f'<h2><span class="policy">{escape(policy)}</span>{escape(shown_words(row).removeprefix(policy))}</h2>'
+        f'<pre class="asked">{_text(row.get("prompt"))}</pre><pre>{_text(row.get("completion"))}</pre></article>'
+    )
+
+
+def _text(value: object) -> str:
+    return escape(printable(str(value or "")).encode("utf-8", "backslashreplace").decode())

@@ -1,0 +1,97 @@
+"""Which answers of a run are wanted: by policy, step, task, outcome, words."""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mrl.config.nearest_key import nearest
+from mrl.config.run_folder import RunFolder
+from mrl.config.schema import RunConfig
+from mrl.errors import RunFolderError
+from mrl.metrics.rollout_files import policy_of, read_rollouts, rollout_files, step_of
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What the answers have to be; an empty field, or None, asks for nothing."""
+
+    policy: str = ""
+    step: int | None = None
+    task: str = ""
+    failed: bool = False
+    """No success; what comes from a peer is one."""
+    rescued: bool = False
+    """Answers of peers that were trained on where the own group failed."""
+    words: str = ""
+    """To be found in prompt or answer, in any case."""
+
+    def covers(self, row: dict[str, Any], success_reward: float) -> bool:
+        """Whether a row of a rollout file is one of them."""
+        reward = row.get("reward")
+        succeeded = isinstance(reward, int | float) and reward >= success_reward
+        text = f"{row.get('prompt', '')}\n{row.get('completion', '')}".casefold()
+        return (
+            (not self.task or row.get("task") == self.task)
+            and (not self.rescued or row.get("kind") == "rescue")
+            and (not self.failed or not succeeded)
+            and self.words.casefold() in text
+        )
+
+
+def select(folder: RunFolder, config: RunConfig, wanted: Wanted) -> Iterator[dict[str, Any]]:
+    """The answers that are wanted, those of the newest step first; a file is read when it is its turn.
+
+    Raises RunFolderError where the run kept no answers, or knows no such policy, task or step.
+    """
+    files = _files(folder, config, wanted)
+    return (row for path in files for row in read_rollouts(path) if wanted.covers(row, config.run.success_reward))
+
+
+def _files(folder: RunFolder, config: RunConfig, wanted: Wanted) -> list[Path]:
+    learning = [name for name, table in config.policies.items() if not table.frozen]
+    _check_name(folder, "policy", wanted.policy, learning)
+    _check_name(folder, "task", wanted.task, list(config.tasks))
+    files = [path for path in rollout_files(folder.rollouts) if wanted.policy in ("", policy_of(path))]
+    if not files:
+        cure = "run.rollouts_mib is 0" if config.run.rollouts_mib == 0 else "they come with the first step"
+        raise RunFolderError("no answers are kept", where=str(folder.rollouts), cure=cure)
+    if wanted.step is not None:
+        steps = sorted({step_of(path) for path in files})
+        files = [path for path in files if step_of(path) == wanted.step]
+        if not files:
+            near = sorted(steps, key=lambda step: abs(step - (wanted.step or 0)))[:4]
+            told = f"one of {len(steps)} from {steps[0]} to {steps[-1]}, near it {', '.join(map(str, sorted(near)))}"
+            raise RunFolderError("no answers of this step", where=str(folder.rollouts), got=wanted.step, wanted=told)
+    return sorted(files, key=step_of, reverse=True)
+
+
+def _check_name(folder: RunFolder, what: str, name: str, known: list[str]) -> None:
+    if name and name not in known:
+        near = nearest(name, known)
+        raise RunFolderError(
+            f"no {what} of this name" if what == "task" else "no learning policy of this name",
+            where=str(folder.path),
+            got=name,
+            wanted=f"one of {', '.join(known)}",
+            cure=f"did you mean --{what} {near}?" if near else "",
+        )
+
+
+def shown_words(row: dict[str, Any]) -> str:
+    """What there is to say of an answer in one line: whose it is, of what step, and how it ended."""
+    parts = [f"{row.get('policy')} step {row.get('step')}", str(row.get("task")), f"reward {row.get('reward')}"]
+    if row.get("kind") == "rescue":
+        parts.insert(1, f"rescued by {row.get('source')}")
+    parts += [f"{name} {value}" for name, value in (row.get("rewards") or {}).items()]
+    if row.get("tokens") is not None:
+        parts.append(f"{row['tokens']} tokens, {row.get('finish_reason')}")
+    if row.get("failure"):
+        parts.append(f"no verdict: {row['failure']}")
+    return printable(" · ".join(parts))
+
+
+def printable(text: str) -> str:
+    """`text` with control characters, which a policy may have written, as escapes; ends of lines stay."""
+    return re.sub(r"[^\n]", lambda char: char[0] if char[0].isprintable() else ascii(char[0])[1:-1], text)
