@@ -31,11 +31,14 @@ def load_config(path: Path, overrides: Sequence[str] = ()) -> RunConfig:
 
 def load_resolved(path: Path, overrides: Sequence[str] = ()) -> Resolved:
     """As `load_config`, with what was chosen for keys that were left out."""
-    tables = parse_toml(read_text(path), where=str(path))
-    pairs = parse_overrides(overrides)
+    return resolve(parse_toml(read_text(path), where=str(path)), parse_overrides(overrides), where=str(path))
+
+
+def resolve(tables: dict[str, Any], pairs: Sequence[tuple[tuple[str, ...], Any]], *, where: str) -> Resolved:
+    """As `load_resolved`, of tables as a file has them and overrides as (path of the key, value)."""
     overridden = {key for key, _ in pairs}
-    resolved = by_device(validate(apply_overrides(tables, pairs), where=str(path), overridden=overridden))
-    check_rules(resolved.config, where=str(path))
+    resolved = by_device(validate(apply_overrides(tables, pairs), where=where, overridden=overridden))
+    check_rules(resolved.config, where=where)
     return resolved
 
 

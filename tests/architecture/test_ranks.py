@@ -19,7 +19,8 @@ RANK = {
     "processes": 5,
     "memory_plan": 6,
     "cli": 7,
-    "__main__": 8, "__init__": 8,
+    "library": 8,
+    "__main__": 9, "__init__": 9,
 }  # fmt: skip
 SAME_RANK = {("records", "errors"): "decoding raises RecordError, and errors imports nothing"}
 INSIDE = ROOT / "mrl" / "engines" / "inside"
