@@ -29,6 +29,8 @@ MIN_TRAINED_SHARE = 0.3
 
 MIN_DEMAND_UNITS = 0.05
 """A smaller demand weighs as much as this one in the objective."""
+MAX_DEMAND_UNITS = 1e6
+"""A larger demand counts as this one: an engine that stood still for long has a speed of next to nothing."""
 MIN_DEMAND_REPLICAS = 0.05
 """A smaller demand counts as this one: the price of the one replica that it needs stays below what that feeds."""
 START_PROGRESS = 0.5

@@ -11,13 +11,13 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from mrl.allocation.allocation_limits import MIN_DEMAND_REPLICAS, MIN_DEMAND_UNITS
+from mrl.allocation.allocation_limits import MAX_DEMAND_UNITS, MIN_DEMAND_REPLICAS, MIN_DEMAND_UNITS
 from mrl.allocation.solver import FloatArray
 
 Objective = Literal["max_min", "weighted", "throughput", "static"]
 
 BELOW_FLOOR = -1e9
-"""Worth of a share below the floor."""
+"""Worth of a share below the floor. No share that keeps the floor is worth less than half of it."""
 IDLE_UNIT_COST = 1e-6
 """Worth that an idle unit costs: of equal splits the split with fewer units wins."""
 
@@ -100,7 +100,9 @@ def share_worth(
     total_N: NDArray[np.int64] = counts_NK.sum(axis=1)
     if reading.silent or reading.progress_per_replica is None:
         return (-IDLE_UNIT_COST * reading.units_per_replica * total_N).astype(np.float64)
-    per_replica_K = np.minimum(reading.progress_per_replica, 1.0 / MIN_DEMAND_REPLICAS)
+    serves_K = np.array(reading.progress_per_replica) > 0.0
+    least_K = serves_K * (reading.units_per_replica / MAX_DEMAND_UNITS)
+    per_replica_K = np.clip(reading.progress_per_replica, least_K, 1.0 / MIN_DEMAND_REPLICAS)
     started_NK = np.maximum(counts_NK - np.array(reading.replicas), 0)
     serving_NK = np.maximum(counts_NK - started_NK * (reading.switch_s / rule.hold_s), 0.0)
     supply_N: FloatArray = (serving_NK @ per_replica_K).astype(np.float64)
@@ -111,9 +113,9 @@ def share_worth(
     else:
         weight = reading.weight if rule.objective == "weighted" else 1.0
         later_N = progress + (1.0 - np.exp(-rule.hold_s / rule.window_s)) * (fed_N - progress)
-        scale = max(reading.demand_units, MIN_DEMAND_UNITS) * weight / rule.sharpness
+        scale = min(max(reading.demand_units, MIN_DEMAND_UNITS), MAX_DEMAND_UNITS) * weight / rule.sharpness
         worth_N = -scale * np.exp(-rule.sharpness * (later_N / weight - reference))
-    serves_K = np.array(reading.progress_per_replica) > 0.0
+    worth_N = np.maximum(worth_N, BELOW_FLOOR / 2)
     worth_N[counts_NK @ serves_K < reading.floor_replicas] = BELOW_FLOOR
     # A replica on a type where it makes nothing costs a little, or the search would leave it there for nothing.
     worth_N -= IDLE_UNIT_COST * reading.units_per_replica * (counts_NK @ ~serves_K)

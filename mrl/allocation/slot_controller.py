@@ -97,7 +97,7 @@ class SlotController:
     def add_worker(
         self, policy: str, tokens: float, slot_seconds: float, held_slots: int, unit_type: str = ONLY_TYPE
     ) -> None:
-        """Count the work of a worker since its last request, while it held `held_slots`."""
+        """Count the work of a worker since its last request, which it did on `held_slots` at most."""
         evidence_s = slot_seconds / max(1, held_slots)
         self.meters[policy].add_generated(tokens, slot_seconds, evidence_s=evidence_s, unit_type=unit_type)
 

@@ -160,8 +160,10 @@ class SlotCore:
         if old_totals is not None:
             totals = (float(request.generated_tokens), request.slot_seconds)
             tokens, slot_seconds = increments(totals, old_totals)
-            self._shares.add_worker(request.policy, tokens, slot_seconds, holder.held_slots)
+            peak_slots = max(holder.peak_slots, holder.held_slots)
+            self._shares.add_worker(request.policy, tokens, slot_seconds, peak_slots)
             holder.totals = totals
+            holder.peak_slots = holder.held_slots if slot_seconds else peak_slots
         self._decide(now_s)
         epoch, slots = self._lease(request.holder, holder, now_s)
         return LeaseGrant(

@@ -14,6 +14,8 @@ class HolderLeases:
     totals: tuple[float, ...]
     leases: list[tuple[int, int]] = field(default_factory=list)
     """(epoch, slots), oldest first: the lease that the holder acts under, and the leases sent since."""
+    peak_slots: int = 0
+    """The most slots that the holder can have used since it last told of work: that work may have been theirs."""
     heard_epoch: int = 0
     """Epoch of the newest lease that the holder heard of, perhaps from an earlier allocator; it ignores older ones."""
 

@@ -74,3 +74,16 @@ def test_types_add_up_by_what_a_replica_feeds() -> None:
     reading = msgspec.structs.replace(READING, replicas=(0, 0), progress_per_replica=(0.2, 0.1), switch_s=0.0)
     found = share_worth(reading, np.array([[1, 1], [0, 3]]), Rule(), progress=0.5, reference=0.5)
     assert found[0] == pytest.approx(found[1])
+
+
+@pytest.mark.parametrize("objective", ["max_min", "weighted", "throughput"])
+@pytest.mark.parametrize("progress_per_replica", [1e-3, 1e-9, 3e-13, 5e-300])
+def test_a_floor_is_worth_more_than_anything_below_it(objective: str, progress_per_replica: float) -> None:
+    """However slow an engine was found to be, however small the weight, and however far behind the policy is."""
+    reading = msgspec.structs.replace(
+        READING, progress_per_replica=(progress_per_replica,), replicas=(0,), floor_replicas=2, weight=0.01
+    )
+    reference = 0.9 / (0.01 if objective == "weighted" else 1.0)
+    worth = share_worth(reading, np.arange(6)[:, None], Rule(objective=objective), progress=0.9, reference=reference)
+    assert np.isfinite(worth).all()
+    assert worth[:2].max() < worth[2:].min()

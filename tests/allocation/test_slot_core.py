@@ -253,3 +253,46 @@ def test_what_moves_bring_is_measured_and_is_nearly_what_was_predicted() -> None
     assert 2 < len(gains) < 12, "each is told once"
     for gain in gains:
         assert 0.0 < gain.measured == pytest.approx(gain.predicted, abs=0.01)
+
+
+def test_a_policy_whose_engine_stood_still_keeps_its_floor_and_takes_what_is_free() -> None:
+    """After minutes in which no token came its demand is beyond all measure; alone, it gets every slot."""
+    allocator = core()
+    granted = ask(allocator, "qwen/0", 1.0)
+    for number in range(1, 4):
+        report(allocator, "qwen", 40_000 * number, 40.0 * number, float(number))
+        granted = ask(
+            allocator, "qwen/0", number + 0.5, acting=lease(granted), tokens=40 * number, slot_seconds=4.0 * number
+        )
+    seconds = 12.0
+    for _ in range(40):
+        seconds += 1e4
+        granted = ask(allocator, "qwen/0", 5.0, acting=lease(granted), tokens=120, slot_seconds=seconds)
+
+    [share] = [share for share in allocator.tick(6.0) if share.policy == "qwen"]
+    assert share.demand_slots > 1e9
+    assert share.slots >= SETTINGS.floor_slots
+    report(allocator, "qwen", 120_000, 120.0, 12.0)
+    ask(allocator, "qwen/0", 12.0, acting=lease(granted), tokens=120, slot_seconds=seconds)
+    assert next(share for share in allocator.tick(12.5) if share.policy == "qwen").slots == 100
+
+
+def test_work_is_that_of_the_slots_that_it_was_done_on() -> None:
+    """It is told when it is done, perhaps after a lease has shrunk; the memory of a rate is in seconds of an engine."""
+
+    def rate(*, shrinks_first: bool) -> float:
+        allocator = core()
+        report(allocator, "qwen", 40_000, 40.0, 11.0)
+        alone = ask(allocator, "qwen/0", 11.0)
+        work = {"tokens": 4_000, "slot_seconds": 4_000.0}
+        ask(allocator, "qwen/0", 11.5)
+        granted = ask(allocator, "qwen/0", 12.0, acting=lease(alone), **work)
+        if shrinks_first:
+            ask(allocator, "gemma/0", 12.1)
+            granted = ask(allocator, "qwen/0", 12.2, acting=lease(granted), **work)
+            assert (alone.slots, granted.slots) == (100, 50)
+            ask(allocator, "qwen/0", 12.3, acting=lease(granted), **work)
+        ask(allocator, "qwen/0", 12.5, acting=lease(granted), tokens=4_000, slot_seconds=9_000.0)
+        return next(share for share in allocator.tick(13.0) if share.policy == "qwen").demand_slots
+
+    assert rate(shrinks_first=True) == pytest.approx(rate(shrinks_first=False))
