@@ -63,7 +63,8 @@ from mrl.weights.adapters import AdapterFormat
 from mrl.weights.broadcast import BroadcastPublisher
 from mrl.weights.canary_texts import NUM_PROMPTS, longest_row
 from mrl.weights.checkpoint_saver import Saver
-from mrl.weights.checkpoint_store import MIN_KEPT, Checkpoint, CheckpointStore, newest_common_step
+from mrl.weights.checkpoint_store import MIN_KEPT, Checkpoint, CheckpointStore
+from mrl.weights.common_step import go_back_together
 from mrl.weights.publish import Publisher
 from mrl.weights.training_state import restore_training
 
@@ -186,10 +187,8 @@ def _start(
     told = None
     if world.is_first:
         store.discard_unfinished()
-        lives = folder.lives(policy)
-        lives.check_not_lost(store.steps())
-        candidates = _candidates(config, folder, store, lives)
-        told = json.dumps([lives.begin(), candidates]).encode()
+        candidates = _candidates(config, folder, store, policy)
+        told = json.dumps([folder.lives(policy).begin(), candidates]).encode()
     epoch, candidates = json.loads(world.broadcast_bytes(told))
     for step in candidates:
         if _is_sound(store, step, world):
@@ -210,14 +209,14 @@ def _is_sound(store: CheckpointStore, step: int, world: World) -> bool:
     return not world.any(problem is not None)
 
 
-def _candidates(config: RunConfig, folder: RunFolder, store: CheckpointStore, lives: Lives) -> list[int]:
+def _candidates(config: RunConfig, folder: RunFolder, store: CheckpointStore, policy: str) -> list[int]:
     """Steps to go on from, the best first; where all step together, the newest step that all have."""
     if not config.run.sync:
-        return store.steps()[::-1]
-    step = newest_common_step({name: _store(config, folder, name) for name in config.learning})
-    if lives.saved_step > (step or 0):
-        lives.saved(step or 0)  # what is discarded now is not lost
-    store.discard_after(step or 0)
+        steps = store.steps()
+        folder.lives(policy).check_not_lost(steps)
+        return steps[::-1]
+    stores = {name: _store(config, folder, name) for name in config.learning}
+    step = go_back_together(policy, stores, {name: folder.lives(name) for name in stores})
     return [] if step is None else [step]
 
 
