@@ -34,9 +34,10 @@ from mrl.processes.preparation.learning_values import UNKNOWN, learning_rows, wa
 from mrl.processes.preparation.made_policies import cached_folder, is_made, recipe_of
 from mrl.processes.preparation.model_bytes import parameters, size_notes
 from mrl.processes.preparation.preflight import preflight
+from mrl.processes.trackers import files_of, labelled
 from mrl.sharing.regimes import check_sharing
 from mrl.tasks.sealed.sealing import described_seal
-from mrl.tasks.verifier_trial import GARBAGE, Trial, evaluates_nothing, tells_nothing
+from mrl.tasks.verifier_trial import GARBAGE, Trial, evaluates_nothing, fails_as_they_are, tells_nothing
 
 SHOWN_SHARE = 0.05
 """Parts of a process's memory smaller than this are left out of the table."""
@@ -77,12 +78,7 @@ def run(arguments: argparse.Namespace) -> int:
         print("prompts     {} to train on, {} held out".format(*num_prompts))
     console = Console(width=None if sys.stdout.isatty() else 120)
     for of_task in trials:
-        console.print(_tried(config, of_task))
-        if tells_nothing(of_task):
-            print("one reward for everything: as far as this goes, there is nothing to learn from it")
-        if evaluates_nothing(of_task):
-            evaluator = config.tasks[of_task[0].task].evaluator
-            print(f"the evaluator {evaluator} made no text of any reference: look whether it can read an answer at all")
+        _show_trials(console, config, of_task)
     console.print(_policies(config))
     console.print(_learning(config, chosen, unknown))
     if chosen:
@@ -108,6 +104,20 @@ def run(arguments: argparse.Namespace) -> int:
     for line in _still_needed(missing, config, len(here)):
         print(line)
     return 0
+
+
+def _show_trials(console: Console, config: RunConfig, trials: Sequence[Trial]) -> None:
+    """What one task's verifier gave, and what is strange about that."""
+    table = config.tasks[trials[0].task]
+    console.print(_tried(config, trials))
+    if tells_nothing(trials):
+        print("one reward for everything: as far as this goes, there is nothing to learn from it")
+    if evaluates_nothing(trials):
+        print(
+            f"the evaluator {table.evaluator} made no text of any reference: look whether it can read an answer at all"
+        )
+    if fails_as_they_are(trials):
+        print(f"{table.verifier} failed on texts as they are: a fault only where {table.evaluator} may write such")
 
 
 def _still_needed(missing: Sequence[MissingError], config: RunConfig, num_gpus: int) -> Iterator[str]:
@@ -149,6 +159,9 @@ def _summary(config: RunConfig, folder: RunFolder, where: str) -> Iterator[str]:
             asked = f", {policy.model_revision} now" * (policy.model_revision not in ("", model.commit))
             yield f"model       {name}: {model}{asked} ({state})" + f" in {policy.model}" * bool(model.commit)
     yield "tasks       " + ", ".join(f"{name} ({task.source}/{task.dataset})" for name, task in config.tasks.items())
+    for label, tracker in labelled(config.trackers):
+        files = files_of(folder, tracker, label)
+        yield f"tracker     {label}: project {tracker.project}" + f", files in {files}" * bool(files)
 
 
 def _sharing(config: RunConfig) -> str:

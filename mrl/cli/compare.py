@@ -18,6 +18,7 @@ from rich.console import Console
 from mrl.config.shipped_configs import config_file
 from mrl.errors import ConfigError, RoleFailed
 from mrl.files import replace_file
+from mrl.host_memory import host_memory_bytes
 from mrl.processes.preparation.comparison_plan import Run, check_earlier, plan_runs
 
 if TYPE_CHECKING:
@@ -48,11 +49,17 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _train(runs: Sequence[Run], *, jobs: int, where: str) -> None:
+    from mrl.memory_plan.fitting import by_memory
+    from mrl.memory_plan.needs import MIB
     from mrl.memory_plan.run_memory import run_need
+    from mrl.processes.planning.plan import planned
     from mrl.processes.preparation.comparison_training import FreeMachine, lanes, train_missing
     from mrl.processes.preparation.preflight import preflight
 
-    configs = {one.regime: one.config for one in runs}.values()
+    host_mib = host_memory_bytes() / MIB
+    # Each run fits itself to this host when it starts, so that its folder and its file have none of that.
+    plain = {one.regime: one.config for one in runs}.values()
+    configs = [by_memory(config, planned(config), host_mib).config for config in plain]
     for config in configs:
         preflight(config, where=where)
     check_earlier(runs)

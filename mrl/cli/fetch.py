@@ -24,7 +24,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Fetch, and print the commit and the folder of every policy's model."""
     where = str(arguments.config)
     config = pinned(_read(arguments), where=where, on_note=_tell)
-    config = fetched(config, where=where, tell=_tell)
+    config = fetched(config, config.policies, where=where, tell=_tell)
     for name, policy in config.policies.items():
         if policy.make is not None:
             print(f"{name}: made on this machine (`mrl policies make {where}` makes it beforehand)")

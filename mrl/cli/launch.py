@@ -55,6 +55,7 @@ def run(arguments: argparse.Namespace) -> int:
     hosts = parse_hosts(arguments.hosts)
     if not arguments.dry_run:
         return train.train(config, **train.beginning(arguments), where=where, hosts=hosts)
+    from mrl.memory_plan.fitting import by_memory
     from mrl.memory_plan.needs import MIB
     from mrl.memory_plan.run_memory import check_sleepers
     from mrl.processes.planning.devices import visible_gpus
@@ -67,10 +68,12 @@ def run(arguments: argparse.Namespace) -> int:
     check_hosts(config, [host.name for host in hosts], where=where)
     remote = remote_words(config, hosts, os.environ, where=where)
     folder = run_folder_of(config).path
+    host_mib = host_memory_bytes() / MIB
     plan = build_plan(config, folder, gpus=visible_gpus(os.environ), hosts=hosts, remote=remote)
+    config = by_memory(config, plan, host_mib).config
     check_run_folder(config, **train.beginning(arguments))
     preflight(config, where=where, first_host=plan.first_host)
-    check_sleepers(config, plan, host_mib=host_memory_bytes() / MIB, where=where)
+    check_sleepers(config, plan, host_mib=host_mib, where=where)
     print(f"run folder {folder}")
     print("\n".join(describe(plan, config)))
     return 0

@@ -125,9 +125,9 @@ def _checked(config: RunConfig, planned: "Callable[..., Plan]", how: dict[str, A
     print(f"checking {where}", flush=True)
     earlier = read_run_config(folder.path) if how["resume"] and folder.config_json.is_file() else None
     config = pinned(config, where=where, earlier=earlier, on_note=notes.append)
-    if unfetched(config):
+    if names := unfetched(config):
         check(config, lambda _: None)
-        config = fetched(config, where=where, tell=partial(print, flush=True))
+        config = fetched(config, names, where=where, tell=partial(print, flush=True))
     config = check(config)
     for note in dict.fromkeys((*notes, *warnings(config, parameters(config)))):
         print(f"note: {note}", flush=True)

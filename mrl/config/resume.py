@@ -34,7 +34,7 @@ def check_steps_left(saved: Mapping[str, Collection[int]], config: RunConfig, *,
     one, all others from their own newest.
     """
     newest = {policy: max(steps) for policy, steps in saved.items() if steps}
-    if config.run.sync:
+    if config.run.sync and saved:
         common = set.intersection(*map(set, saved.values()))
         newest = dict.fromkeys(saved, max(common)) if common else {}
     for policy, step in newest.items():

@@ -61,13 +61,20 @@ class Lives:
         """There is a checkpoint of this step. Raises OSError."""
         self._note(Life((self._noted() or Life()).run_epoch, step))
 
-    def check_not_lost(self, steps: Collection[int]) -> None:
-        """Raises RunFolderError where there were checkpoints and there are none; `steps` are those that are there."""
+    def check_not_lost(self, steps: Collection[int], *, together: Collection[str] = ()) -> None:
+        """Raises RunFolderError where there were checkpoints and there are none; `steps` are those that are there.
+
+        `together` are the policies that can only begin anew with this one.
+        """
         if self.saved_step and not steps:
+            anew = f"this policy anew: --resume --policy-from-start {self._policy}"
+            if len(together) > 1:
+                names = " ".join(f"--policy-from-start {name}" for name in together)
+                anew = f"all policies anew, which step together: --resume {names}"
             raise RunFolderError(
                 f"all checkpoints of {self._policy} are gone, which had come to step {self.saved_step}",
                 where=str(self._checkpoints),
-                cure=f"put one back, or begin this policy anew: --resume --policy-from-start {self._policy}",
+                cure=f"put one back, or begin {anew}",
             )
 
     def all_damaged(self, steps: Sequence[int], *, together: bool) -> RunFolderError:

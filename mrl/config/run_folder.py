@@ -305,7 +305,7 @@ def _check_resumed(folder: RunFolder, config: RunConfig, from_start: Collection[
     check_same_meaning(read_run_config(folder.path), config, where=where)
     saved = {name: _saved_steps(folder.path, name) for name in config.learning if name not in from_start}
     for name, steps in saved.items():
-        folder.lives(name).check_not_lost(steps)
+        folder.lives(name).check_not_lost(steps, together=config.learning if config.run.sync else ())
     check_steps_left(saved, config, where=where)
 
 

@@ -55,7 +55,7 @@ class PeerSource(Protocol):
         """Seconds without any answer from the exchange."""
 
 
-class LockstepPeers(PeerSource, Protocol):
+class SynchronousPeers(PeerSource, Protocol):
     """The exchange for a synchronous run: what waits has a bound."""
 
     def fetch_now(
@@ -85,7 +85,7 @@ class Gathered:
     """Metric name -> value: what the wait was for."""
 
 
-class Gathering(Protocol):
+class Batching(Protocol):
     """One way for the groups of a step to come together."""
 
     def begin(self) -> None:
@@ -95,7 +95,7 @@ class Gathering(Protocol):
         """The groups of `step`, or None when the role is stopping. Raises PeerLost when a bounded wait ran out."""
 
 
-class FreeGathering:
+class AsynchronousBatching:
     """Every policy at its own pace: peers are heard when they come, and never waited for beyond the patience."""
 
     def __init__(

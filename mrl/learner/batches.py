@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from mrl.config.schema import RunTable
-from mrl.learner.asynchronous_batching import Gathering, PeerSource, Stopping
+from mrl.learner.asynchronous_batching import Batching, PeerSource, Stopping
 from mrl.learner.intake import Intake
 from mrl.learner.step_order import StepOrder
 from mrl.records.rollouts import ScoredGroup
@@ -29,17 +29,17 @@ class PreparedStep:
 
 
 class BatchMaker:
-    """Forms the order of one step after the other; `gathering` says how their groups come together."""
+    """Forms the order of one step after the other; `batching` says how their groups come together."""
 
     def __init__(
-        self, intake: Intake, regime: Regime, peers: PeerSource | None, gathering: Gathering, run: RunTable
+        self, intake: Intake, regime: Regime, peers: PeerSource | None, batching: Batching, run: RunTable
     ) -> None:
-        self._intake, self._regime, self._peers, self._gathering = intake, regime, peers, gathering
+        self._intake, self._regime, self._peers, self._batching = intake, regime, peers, batching
         self._run = run
 
     def begin(self) -> None:
         """The first weights are out; after a resume, ask once more for what the restored regime awaits."""
-        self._gathering.begin()
+        self._batching.begin()
 
     def prepare(self, step: int, rng: np.random.Generator, stopping: Stopping) -> PreparedStep | None:
         """The next step's order, or None when the role is stopping.
@@ -47,7 +47,7 @@ class BatchMaker:
         Raises PeerLost when no batch came together within the time limit, TaskError when verifiers failed on too many
         answers.
         """
-        gathered = self._gathering.gather(step, stopping)
+        gathered = self._batching.gather(step, stopping)
         if gathered is None:
             return None
         failures = self._intake.take_failures()

@@ -15,7 +15,7 @@ import time
 from collections.abc import Collection, Mapping, Sequence
 
 from mrl.errors import PeerLost
-from mrl.learner.asynchronous_batching import Gathered, LockstepPeers, Stopping, await_groups
+from mrl.learner.asynchronous_batching import Gathered, Stopping, SynchronousPeers, await_groups
 from mrl.learner.intake import Intake
 from mrl.learner.worker_news import WaitBounds
 from mrl.metrics.telemetry import Telemetry
@@ -31,14 +31,14 @@ SLICE_S = 0.5
 ASK_AGAIN_S = 0.05
 
 
-class LockstepGathering:
+class SynchronousBatching:
     """All `members` (policies that learn) step together. Without `peers` there is nobody to wait for."""
 
     def __init__(
         self,
         intake: Intake,
         regime: Regime,
-        peers: LockstepPeers | None,
+        peers: SynchronousPeers | None,
         telemetry: Telemetry,
         *,
         members: Sequence[str],
@@ -76,7 +76,7 @@ class LockstepGathering:
         return {prompt_id for group in arrived for prompt_id in self._regime.asks(group)}
 
     def _share(
-        self, peers: LockstepPeers, groups: list[ScoredGroup], asked: set[str], step: int, stopping: Stopping
+        self, peers: SynchronousPeers, groups: list[ScoredGroup], asked: set[str], step: int, stopping: Stopping
     ) -> bool:
         """Hear what every policy gives to this step; False when the role is stopping."""
         if not self._meet(peers, 2 * step, step, stopping):
@@ -87,7 +87,7 @@ class LockstepGathering:
             self._hear_scores(peers, how, groups, step, stopping)
         return self._meet(peers, 2 * step + 1, step, stopping)
 
-    def _meet(self, peers: LockstepPeers, number: int, step: int, stopping: Stopping) -> bool:
+    def _meet(self, peers: SynchronousPeers, number: int, step: int, stopping: Stopping) -> bool:
         standstill = Standstill()
         others = ", ".join(f"learner/{name}" for name in self._members if name != self._telemetry.policy)
         with self._telemetry.awaiting("all policies", whom=others, bound_s=self._sync_timeout_s):
@@ -104,7 +104,7 @@ class LockstepGathering:
                     raise PeerLost(f"{', '.join(late)} did not come to step {step}, {stood}{lost}")
         return False
 
-    def _hear(self, peers: LockstepPeers, how: Asking, prompt_ids: set[str], step: int) -> None:
+    def _hear(self, peers: SynchronousPeers, how: Asking, prompt_ids: set[str], step: int) -> None:
         ids, received = sorted(prompt_ids), list[Received]()
         with self._telemetry.awaiting("records of peers", whom="exchange", bound_s=self._sync_timeout_s):
             for start in range(0, len(ids), PROMPTS_AT_ONCE):
@@ -122,7 +122,7 @@ class LockstepGathering:
         self._regime.hear(in_fixed_order(received, prompt_ids, step, limit=how.limit), step=step)
 
     def _hear_scores(
-        self, peers: LockstepPeers, how: Asking, groups: list[ScoredGroup], step: int, stopping: Stopping
+        self, peers: SynchronousPeers, how: Asking, groups: list[ScoredGroup], step: int, stopping: Stopping
     ) -> None:
         """Scores are the one kind that is made after the meeting: ask again until all are there.
 

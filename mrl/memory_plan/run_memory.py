@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from mrl.config.memory_savings import shortest_cure
 from mrl.config.policy_tables import LearnerTable
-from mrl.config.schema import RunConfig
+from mrl.config.schema import RunConfig, TrackerTable
 from mrl.config.unit_names import parse_units
 from mrl.config.unit_rules import may_sleep
 from mrl.errors import ConfigError
@@ -14,6 +14,7 @@ from mrl.memory_plan.needs import (
     AGENT_MIB,
     DAEMON_MIB,
     MIB,
+    TRACKER_MIB,
     Need,
     at_worst_turn,
 )
@@ -22,6 +23,7 @@ from mrl.processes.planning.placement import least_gpus, most_gpus
 from mrl.processes.planning.plan import Plan, ProcessSpec, planned
 from mrl.processes.planning.unit_workers import UNIT
 from mrl.processes.preparation.comparison_training import RunNeed
+from mrl.processes.trackers import labelled
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +47,7 @@ class ProcessNeed:
 
 
 def memory_plan(config: RunConfig, plan: Plan, policies: Mapping[str, PolicyMemory] | None = None) -> list[ProcessNeed]:
-    """Every process of the plan, and what may lie on its units at their fullest.
+    """Every process of the plan, what may lie on its units at their fullest, and the trackers' on the first host.
 
     The weights of no model are read, and none need be there. `policies` may have been looked at before.
     """
@@ -53,7 +55,7 @@ def memory_plan(config: RunConfig, plan: Plan, policies: Mapping[str, PolicyMemo
     needs = [_need(config, spec, policies) for spec in plan.processes]
     for _, specs in itertools.groupby(plan.leased, key=lambda spec: spec.env[UNIT]):
         needs += _on_unit(config, list(specs), policies)
-    return needs
+    return needs + [_tracker(label, table, plan.first_host) for label, table in labelled(config.trackers)]
 
 
 def run_need(config: RunConfig) -> RunNeed:
@@ -129,6 +131,12 @@ def _need(config: RunConfig, spec: ProcessSpec, policies: Mapping[str, PolicyMem
     if spec.role == "worker":
         return _worker(spec, policies[spec.policy])
     return ProcessNeed(spec, Need("", {"process": DAEMON_MIB * MIB}))
+
+
+def _tracker(label: str, table: TrackerTable, first_host: str) -> ProcessNeed:
+    """The supervisor starts it itself, so that it is in no plan."""
+    spec = ProcessSpec(f"tracker/{label}", "tracker", "", 0, (), {"OMP_NUM_THREADS": "1"}, host=first_host)
+    return ProcessNeed(spec, Need("", {"process": TRACKER_MIB[table.kind] * MIB}))
 
 
 def _worker(spec: ProcessSpec, policy: PolicyMemory) -> ProcessNeed:

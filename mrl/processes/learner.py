@@ -28,7 +28,7 @@ from mrl.config.run_folder import RunFolder, local_folder, socket_file
 from mrl.config.schema import NO_EVALUATION, RunConfig
 from mrl.engines.bounds import bounds_of, load_bound_s
 from mrl.exchange.client import ExchangeClient
-from mrl.learner.asynchronous_batching import FreeGathering, Gathering
+from mrl.learner.asynchronous_batching import AsynchronousBatching, Batching
 from mrl.learner.batches import BatchMaker
 from mrl.learner.evaluations import EvaluationPlan, Evaluations
 from mrl.learner.held_out_ledger import HeldOutLedger
@@ -38,7 +38,7 @@ from mrl.learner.ledger import Pace, WorkLedger
 from mrl.learner.loss import needs_reference
 from mrl.learner.references import CanaryReferences
 from mrl.learner.sharding import read_policy
-from mrl.learner.synchronous_batching import LockstepGathering
+from mrl.learner.synchronous_batching import SynchronousBatching
 from mrl.learner.trainer import Trainer
 from mrl.learner.training_loop import FirstRank, Learner, Milestones
 from mrl.learner.worker_news import WaitBounds
@@ -63,8 +63,9 @@ from mrl.weights.adapters import AdapterFormat
 from mrl.weights.broadcast import BroadcastPublisher
 from mrl.weights.canary_texts import NUM_PROMPTS, longest_row
 from mrl.weights.checkpoint_saver import Saver
-from mrl.weights.checkpoint_store import MIN_KEPT, Checkpoint, CheckpointStore, newest_common_step
+from mrl.weights.checkpoint_store import MIN_KEPT, Checkpoint, CheckpointStore
 from mrl.weights.publish import Publisher
+from mrl.weights.together import go_back_together
 from mrl.weights.training_state import restore_training
 
 GROUP_TIMEOUT_MARGIN_S = 600.0
@@ -186,10 +187,8 @@ def _start(
     told = None
     if world.is_first:
         store.discard_unfinished()
-        lives = folder.lives(policy)
-        lives.check_not_lost(store.steps())
-        candidates = _candidates(config, folder, store, lives)
-        told = json.dumps([lives.begin(), candidates]).encode()
+        candidates = _candidates(config, folder, store, policy)
+        told = json.dumps([folder.lives(policy).begin(), candidates]).encode()
     epoch, candidates = json.loads(world.broadcast_bytes(told))
     for step in candidates:
         if _is_sound(store, step, world):
@@ -210,14 +209,14 @@ def _is_sound(store: CheckpointStore, step: int, world: World) -> bool:
     return not world.any(problem is not None)
 
 
-def _candidates(config: RunConfig, folder: RunFolder, store: CheckpointStore, lives: Lives) -> list[int]:
+def _candidates(config: RunConfig, folder: RunFolder, store: CheckpointStore, policy: str) -> list[int]:
     """Steps to go on from, the best first; where all step together, the newest step that all have."""
     if not config.run.sync:
-        return store.steps()[::-1]
-    step = newest_common_step({name: _store(config, folder, name) for name in config.learning})
-    if lives.saved_step > (step or 0):
-        lives.saved(step or 0)  # what is discarded now is not lost
-    store.discard_after(step or 0)
+        steps = store.steps()
+        folder.lives(policy).check_not_lost(steps)
+        return steps[::-1]
+    stores = {name: _store(config, folder, name) for name in config.learning}
+    step = go_back_together(policy, stores, {name: folder.lives(name) for name in stores})
     return [] if step is None else [step]
 
 
@@ -284,11 +283,11 @@ def _first_rank(
     closing.callback(intake.close)
     is_sharing = shares(config.sharing)
     peers = wiring.connect_exchange(folder, f"learner/{policy}", policy, closing) if is_sharing else None
-    gathering = _gathering(life, intake, regime, peers)
+    batching = _batching(life, intake, regime, peers)
     return FirstRank(
         policy=policy,
         intake=intake,
-        batches=BatchMaker(intake, regime, peers, gathering, config.run),
+        batches=BatchMaker(intake, regime, peers, batching, config.run),
         regime=regime,
         recorder=context.recorder,
         peers=peers,
@@ -360,12 +359,12 @@ def _pace(config: RunConfig, policy: str) -> Pace:
     )
 
 
-def _gathering(life: _Life, intake: Intake, regime: Regime, peers: ExchangeClient | None) -> Gathering:
+def _batching(life: _Life, intake: Intake, regime: Regime, peers: ExchangeClient | None) -> Batching:
     config, policy, telemetry = life.config, life.policy, life.telemetry
     bounds = _wait_bounds(config.policies[policy], start_s=config.supervision.start_s)
     if not config.run.sync:
-        return FreeGathering(intake, regime, peers, telemetry, bounds=bounds)
-    return LockstepGathering(
+        return AsynchronousBatching(intake, regime, peers, telemetry, bounds=bounds)
+    return SynchronousBatching(
         intake,
         regime,
         peers,

@@ -42,6 +42,8 @@ HURRIED_S = 2.0
 """The same after a signal, when the prompt has to be back within seconds."""
 PATIENCE_S = 120.0
 """How long a replay waits for a tracker that takes nothing."""
+SEND_S = 1800.0
+"""How long a replay waits for what a tracker does at its end, such as an upload, of which nothing is heard."""
 KEEPS_ITS_OWN_PLACE = ("trackio",)
 """Kinds that keep local runs of all projects in one place of their own, where their dashboard looks."""
 ARGV = (sys.executable, "-m", "mrl.metrics.trackers.tracker_process")
@@ -65,7 +67,7 @@ class TrackerFeed:
         self._queue: deque[Points] = deque()
         self._in_flight: list[Points] = []
         self._lines: deque[str] = deque()
-        self._has_told_loss = self._is_over = self._is_closing = False
+        self._has_told_loss = self._is_over = self._is_closing = self._is_finishing = False
         self._process = subprocess.Popen(
             command(os.getpid(), tuple(argv)),
             stdin=subprocess.PIPE,
@@ -108,6 +110,16 @@ class TrackerFeed:
         """Whether its tracker has finished or failed; waits at most this long for it."""
         self._threads[0].join(timeout_s)
         return not self._threads[0].is_alive()
+
+    def await_end(self) -> None:
+        """Wait until its tracker has ended: `PATIENCE_S` while no point is taken, `SEND_S` once all of them are."""
+        seen, seen_s = (-1, False), time.monotonic()
+        while not self.has_ended(LOOK_S):
+            now = (self.num_taken + self.num_lost, self._is_finishing)
+            if now != seen:
+                seen, seen_s = now, time.monotonic()
+            elif time.monotonic() - seen_s > (SEND_S if self._is_finishing else PATIENCE_S):
+                break
 
     def close(self) -> None:
         """Kill the process, and all that it has started, if the tracker has not ended by itself."""
@@ -158,6 +170,7 @@ class TrackerFeed:
                     if reply is None:
                         return f"its process ended, exit code {self._process.wait()}"
                     self._note(reply)
+            self._is_finishing = True
             reply = _read(stdout)
         return "it did not finish" if reply is None else reply.failure
 
@@ -249,18 +262,23 @@ def labelled(tables: Sequence[TrackerTable]) -> list[tuple[str, TrackerTable]]:
     return [(f"{table.kind}-{n}" if n > 1 else table.kind, table) for table, n in zip(tables, counts, strict=True)]
 
 
+def files_of(folder: RunFolder, table: TrackerTable, label: str) -> str:
+    """The folder of a tracker's files; empty where it has a place of its own for them."""
+    own_place = "" if table.kind in KEEPS_ITS_OWN_PLACE else str(folder.path / "trackers" / label)
+    return str(Path(table.folder).absolute()) if table.folder else own_place
+
+
 def start_feed(
     config: RunConfig, folder: RunFolder, table: TrackerTable, *, label: str, log: Path, name: str = ""
 ) -> TrackerFeed:
     """Start a tracker for a run, or let it go on with what it did of it. Raises OSError."""
     id_file = folder.path / "trackers" / f"{label}.json"
-    own_place = "" if table.kind in KEEPS_ITS_OWN_PLACE else str(folder.path / "trackers" / label)
     run = TrackedRun(
         kind=table.kind,
         project=table.project,
         name=name or table.name or config.run.name,
         run_id=_earlier_id(id_file, table),
-        folder=str(Path(table.folder).absolute()) if table.folder else own_place,
+        folder=files_of(folder, table, label),
         options=table.options,
         config=without_secrets(dump_config(config), os.environ),
     )
@@ -306,7 +324,7 @@ def replay(config: RunConfig, folder: RunFolder, table: TrackerTable) -> Iterato
             record = MetricsRecord(**{part: line[part] for part in MetricsRecord.__struct_fields__})
             feed.offer(points_of(record), wait_s=0.0 if feed.num_lost else PATIENCE_S)
     feed.end()
-    feed.has_ended(PATIENCE_S)
+    feed.await_end()
     feed.close()
     yield from feed.take_lines()
     yield f"{feed.num_taken:,} points given to {table.kind} as {name}"

@@ -39,9 +39,10 @@ class Trial:
 def try_verifier(task: str, table: TaskTable, *, seed: int) -> list[Trial]:
     """Call the task's own verifier on its first prompts.
 
-    Behind an evaluator it is given the references as what an evaluator might have made; the evaluator itself is tried
-    on them too, though they need not be what it reads. Raises TaskError, with the line that failed, when one does not
-    start or the verifier fails on any; MissingError when the data are not there.
+    Behind an evaluator it is given the same texts as they are, which an evaluator might have made, or never would: then
+    a failure is a verdict. The evaluator itself is tried on the references, though they need not be what it reads.
+    Raises TaskError, with the line that failed, when one does not start, or the verifier fails on a text that it has to
+    read: any, and behind an evaluator what that made; MissingError when the data are not there.
     """
     check_verifier(task, table)
     source = open_source(task, table, seed=seed)
@@ -49,9 +50,9 @@ def try_verifier(task: str, table: TaskTable, *, seed: int) -> list[Trial]:
     asked = [(item, answer) for item in items for answer in (item.reference or WRONG, _wrong(item, items))]
     num_sound = len(asked)
     asked += [(item, answer) for item in items[:1] for answer in GARBAGE.values()]
-    verdicts = _verdicts(task, table, source, asked, evaluator=table.evaluator and AS_IT_IS)
+    verdicts = _verdicts(task, table, source, asked, as_it_is=bool(table.evaluator))
     references = asked[:num_sound:2] if table.evaluator else []
-    evaluated = _verdicts(task, table, source, references, evaluator=table.evaluator)
+    evaluated = _verdicts(task, table, source, references)
     sound, of_garbage = verdicts[:num_sound], tuple(verdicts[num_sound:])
     return [
         Trial(task, item.text, item.reference, right, wrong, after, of_garbage if item is items[0] else ())
@@ -60,8 +61,12 @@ def try_verifier(task: str, table: TaskTable, *, seed: int) -> list[Trial]:
 
 
 def tells_nothing(trials: Sequence[Trial]) -> bool:
-    """Whether one task's verifier gave one reward for everything: there is nothing to learn from that."""
-    return len({verdict.reward for one in trials for verdict in (one.of_reference, one.of_wrong)}) == 1
+    """Whether one task's verifier gave one reward for everything: there is nothing to learn from that.
+
+    What it could not read, behind an evaluator, tells neither.
+    """
+    verdicts = [verdict for one in trials for verdict in (one.of_reference, one.of_wrong)]
+    return len({one.reward for one in verdicts}) == 1 and not any(one.failure for one in verdicts)
 
 
 def evaluates_nothing(trials: Sequence[Trial]) -> bool:
@@ -69,17 +74,25 @@ def evaluates_nothing(trials: Sequence[Trial]) -> bool:
     return all(one.evaluated is not None and one.evaluated.failure for one in trials)
 
 
+def fails_as_they_are(trials: Sequence[Trial]) -> bool:
+    """Whether one task's verifier failed on texts that nothing evaluated, which its evaluator may never write."""
+    return any(verdict.failure for one in trials for verdict in (one.of_reference, one.of_wrong, *one.of_garbage))
+
+
 def _verdicts(
-    task: str, table: TaskTable, source: Source, asked: Sequence[tuple[Item, str]], *, evaluator: str
+    task: str, table: TaskTable, source: Source, asked: Sequence[tuple[Item, str]], *, as_it_is: bool = False
 ) -> list[Verdict]:
-    """What these answers get behind this evaluator. Raises TaskError where the verifier fails."""
-    judge = Judge({task: table.model_copy(update={"evaluator": evaluator})})
+    """What these answers get; `as_it_is`: with nothing in the evaluator's place.
+
+    Raises TaskError where the verifier fails on what it has to read.
+    """
+    judge = Judge({task: table.model_copy(update={"evaluator": AS_IT_IS}) if as_it_is else table})
     try:
         verdicts = judge.submit_answers(task, source, asked).result()
     finally:
         judge.close()
     for (item, answer), verdict in zip(asked, verdicts, strict=True):
-        if verdict.failure and verdict.failure != UNEVALUATED:
+        if verdict.failure and verdict.failure != UNEVALUATED and not as_it_is:
             raise _refused(task, table, item, answer, verdict)
     return verdicts
 
@@ -89,8 +102,9 @@ def _wrong(item: Item, items: Sequence[Item]) -> str:
 
 
 def _refused(task: str, table: TaskTable, item: Item, answer: str, verdict: Verdict) -> TaskError:
+    made = f"what {table.evaluator} made of " * bool(table.evaluator)
     return TaskError(
-        f"the verifier {table.verifier} failed on the answer {answer[:60]!r} to {item.text[:60]!r}",
+        f"the verifier {table.verifier} failed on {made}the answer {answer[:60]!r} to {item.text[:60]!r}",
         where=f"tasks.{task}.verifier",
         got=f"{verdict.failure}: {verdict.words}",
         wanted="a finite number, or several by name, for any text",

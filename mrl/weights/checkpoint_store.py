@@ -228,21 +228,6 @@ class CheckpointStore:
             shutil.rmtree(self._folder / f"step_{step}", ignore_errors=True)
 
 
-def newest_common_step(stores: Mapping[str, CheckpointStore]) -> int | None:
-    """The newest step of which every policy has a checkpoint; None when one of them has none at all.
-
-    Raises CheckpointError when all have some, but of different steps.
-    """
-    steps = {policy: set(store.steps()) for policy, store in stores.items()}
-    if not all(steps.values()):
-        return None
-    common = set.intersection(*steps.values())
-    if not common:
-        found = "; ".join(f"{policy} has {sorted(own)}" for policy, own in steps.items())
-        raise CheckpointError(f"no step of which every policy has a checkpoint: {found}")
-    return max(common)
-
-
 def _check_file(checkpoint: Checkpoint, file: str) -> None:
     """Raises CheckpointError, WeightsError unless the file holds exactly the tensors that the manifest says."""
     wanted = {

@@ -219,7 +219,7 @@ def test_train_refuses_with_the_one_command_that_helps(
     assert "cure: fetch the sums" in line
     fetch(tmp_path)
     shutil.rmtree(tmp_path / "one")
-    line = "the model maker/One-2B is not on this machine, and HF_HUB_OFFLINE is set; cure: mrl fetch"
+    line = "the model maker/One-2B of the hub is not on this machine; got 'HF_HUB_OFFLINE is set'; cure: mrl fetch"
     assert f"{line} {config}, where there is a network" in refusal()
 
 

@@ -5,8 +5,9 @@ import statistics
 
 import pytest
 
-from mrl.cli.compare import conclude, notes, run
+from mrl.cli.compare import _train, conclude, notes, run
 from mrl.errors import ConfigError, MissingError, ModelFolderError, RoleFailed
+from mrl.memory_plan.run_memory import run_need
 from mrl.metrics.jsonl import MetricsWriter
 from mrl.processes.preparation.comparison_plan import Run, plan_runs
 from mrl.records.telemetry_messages import MetricsRecord
@@ -79,6 +80,28 @@ def test_without_a_run_of_the_baseline_there_are_no_differences(tmp_path):
     found = json.loads((tmp_path / "runs" / "comparison.json").read_text())
     assert found["prp"]["end_against_baseline"] == {"mean": None, "half": None}
     assert not any("no differences" in note for note in notes(runs, runs[:1]))
+
+
+def test_runs_are_checked_and_planned_as_they_will_fit_this_host(tmp_path, monkeypatch):
+    """What a run will choose for its memory is no part of its configuration before it starts."""
+    checked, needed = [], []
+    for name, replaced in {
+        "mrl.cli.compare.host_memory_bytes": lambda: 2**20,
+        "mrl.processes.preparation.preflight.preflight": lambda config, **_: checked.append(config),
+        "mrl.processes.preparation.comparison_training.lanes": lambda machine, needs, jobs: (
+            needed.extend(needs) or [()]
+        ),
+        "mrl.processes.preparation.comparison_training.train_missing": lambda runs, places: None,
+    }.items():
+        monkeypatch.setattr(name, replaced)
+    large = ["--policies.a.source", "maker/Large-1B", "--policies.a.rollout.max_new_tokens", "512"]
+    runs = plan_runs(arguments(tmp_path, "--regimes", "sgt", "--seeds", "1", *large))
+    _train(runs, jobs=0, where="small.toml")
+
+    chosen, plain = checked[0].policies["a"], runs[0].config.policies["a"]
+    assert (chosen.rollout.answers_at_once, plain.rollout.answers_at_once) == (8, 0)
+    assert needed == [run_need(checked[0])]
+    assert needed[0].host_mib < run_need(runs[0].config).host_mib
 
 
 def test_a_number_of_jobs_below_zero_is_refused(tmp_path):

@@ -204,8 +204,9 @@ def test_without_a_network_the_last_fetch_counts(desk: Desk, hub: Hub) -> None:
     cold = desk.mrl("train", "named.toml", HF_HUB_OFFLINE="1")
     assert cold.code == 2
     assert cold.err.splitlines() == [
-        f"mrl: error: policies.one.model = '{ID}': the model {ID} is not on this machine, and HF_HUB_OFFLINE is set;"
-        " cure: mrl fetch named.toml, where there is a network and the same HF_HOME"
+        f"mrl: error: policies.one.model = '{ID}': no such folder here, and the model {ID} of the hub is not on"
+        " this machine; got 'HF_HUB_OFFLINE is set'; cure: mrl fetch named.toml, where there is a network and the"
+        " same HF_HOME"
     ]
     assert not (desk.folder / "runs").exists()
     desk.mrl("fetch", "named.toml")
@@ -213,8 +214,16 @@ def test_without_a_network_the_last_fetch_counts(desk: Desk, hub: Hub) -> None:
     commit = hub.repositories[ID].refs["main"]
     warm = desk.mrl("check", "named.toml", HF_HUB_OFFLINE="1")
     assert f"{ID}@{commit} (fetched) in " in warm.out
-    assert "HF_HUB_OFFLINE is set; the cache is asked" in warm.out
+    assert "the hub cannot be asked (HF_HUB_OFFLINE is set); what was fetched last counts" in warm.out
+    again = desk.mrl("fetch", "named.toml", HF_HUB_OFFLINE="1")
+    assert (again.code, again.err) == (0, "")
+    assert f"the hub cannot be asked (HF_HUB_OFFLINE is set); {ID}@{commit} was fetched before" in again.out
+    assert f"one: {ID}@{commit}: {desk.snapshot(commit)}" in again.out
     assert hub.asked == []
+    (desk.snapshot(commit) / "model.safetensors").unlink()
+    lacking = desk.mrl("fetch", "named.toml", HF_HUB_OFFLINE="1")
+    assert lacking.code == 2
+    assert f"the model {ID}@{commit} of the hub is not on this machine; got 'HF_HUB_OFFLINE is set'" in lacking.err
 
 
 def test_a_hub_that_nobody_reaches_is_named(desk: Desk) -> None:
@@ -223,7 +232,7 @@ def test_a_hub_that_nobody_reaches_is_named(desk: Desk) -> None:
         address = gone.address
     said = desk.mrl("fetch", "named.toml", HF_ENDPOINT=address)
     assert said.code == 2
-    assert f"is not on this machine, and {address} cannot be reached (ConnectError); cure: mrl fetch" in said.err
+    assert f"is not on this machine; got '{address} cannot be reached (ConnectError)'; cure: mrl fetch" in said.err
 
 
 REFUSED: dict[Mood, str] = {
@@ -263,6 +272,14 @@ MISTAKEN = {
     "--policies.one.model=maker/Two": "no such folder here, and no model maker/Two on the hub",
     "--policies.one.model_revision=v9": f"the model {ID} has no such revision; got 'v9'; wanted a branch",
     "--policies.one.model=. --policies.one.model_revision=v2": "only a model of the hub has revisions",
+    f"--policies.one.model=. --policies.one.source={ID} --policies.one.model_revision=v2": (
+        "policies.one.model_revision: only a model of the hub has revisions; got \"'v2', and model = '.', a folder"
+        ' that is there"; wanted the id of a model on the hub, or no revision'
+    ),
+    f"--policies.one.model={ID}@main --policies.one.model_revision=v2": (
+        f"policies.one.model_revision: another revision than the one beside the id; got \"'v2', and '{ID}@main'\";"
+        " wanted one of the two"
+    ),
     "--policies.one.revision=v2": "did you mean policies.one.model_revision?",
 }
 

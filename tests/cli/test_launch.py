@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from mrl.cli.main import main
+from mrl.config.schema import RunConfig
 
 CONFIG = """
 run = { name = "r", folder = "FOLDER", steps = 3, min_free_mib = 0 }
@@ -62,6 +63,22 @@ def test_a_dry_run_prints_everything_and_writes_nothing(config: str, capsys: pyt
     assert main(["launch", config, "--dry-run"]) == 0
     assert "host here" in capsys.readouterr().out
     assert os.listdir(Path(config).parent) == ["c.toml"]
+
+
+def test_a_dry_run_is_of_what_would_be_trained(
+    config: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Keys that were left out are fitted to this host's memory before anything is looked at."""
+    checked: list[RunConfig] = []
+    monkeypatch.setattr(
+        "mrl.processes.preparation.preflight.preflight", lambda config, **_: checked.append(config) or (0, 0)
+    )
+    large = 'policies.large = { model = "not-there", source = "maker/Large-1B", rollout.max_new_tokens = 512 }\n'
+    Path(config).write_text(Path(config).read_text() + large)
+    for host_mib in (1_000_000, 1):
+        monkeypatch.setattr("mrl.cli.launch.host_memory_bytes", lambda host_mib=host_mib: host_mib * 2**20)
+        assert main(["launch", config, "--dry-run"]) == 0, capsys.readouterr().err
+    assert [one.policies["large"].rollout.answers_at_once for one in checked] == [0, 8]
 
 
 def test_scripts_go_to_sbatch_and_later_jobs_start_after_the_first(

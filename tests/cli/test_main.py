@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from mrl.cli.main import COMMANDS, MEANT, main, split_overrides
+from mrl.process_start import COMPILED
 from mrl.transport.server import check_address
 from tests.support.model_folders import unlist_end, write_model
 
@@ -144,11 +145,14 @@ def test_a_run_that_cannot_be_is_refused_before_anything_is_written(
     config: Path,
     capsys: pytest.CaptureFixture[str],
     tmp_path: Path,
+    tmp_path_factory: pytest.TempPathFactory,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Regimes, model folders, tasks, devices and keys are checked by `check` and by `train`."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     monkeypatch.setenv("MRL_CACHE", str(tmp_path / "cache"))
+    # Whoever imports torch first in this process has it make this folder, empty.
+    monkeypatch.setenv(COMPILED, str(tmp_path_factory.getbasetemp() / "compiled"))
     assert part in told(capsys, command, str(config), "--run.folder", str(tmp_path / "runs"), *words)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["model", "small.toml"]
 

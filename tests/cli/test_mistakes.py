@@ -127,6 +127,11 @@ def judged(body: str, takes: str = "reference, answer") -> Callable[[Path], obje
     return lambda folder: (folder / "own_verifier.py").write_text(f"def judge({takes}):\n    {body}\n")
 
 
+def tracked(table: str) -> Callable[[Path], object]:
+    """A tracker in the configuration."""
+    return edit("[run]", f"trackers = [{{{table}}}]\n[run]")
+
+
 def run_exists(folder: Path) -> None:
     """A run of this configuration that has ended."""
     create_run_folder(complete(load_config(folder / "small.toml")).config)
@@ -205,13 +210,17 @@ FILES = [
 
 MODELS = [
     Mistake("a name of the hub as the model", "train small.toml --policies.qwen.model Qwen/Qwen3-0.6B",
-            r"policies\.qwen\.model = 'Qwen/Qwen3-0\.6B': the model Qwen/Qwen3-0\.6B is not on this machine, and HF_HUB_OFFLINE is set; cure: mrl fetch small\.toml, where"),
+            r"policies\.qwen\.model = 'Qwen/Qwen3-0\.6B': no such folder here, and the model Qwen/Qwen3-0\.6B of the hub is not on this machine; got 'HF_HUB_OFFLINE is set'; cure: mrl fetch small\.toml, where"),
     Mistake("no such folder", "train small.toml --policies.qwen.model ./nowhere",
             r"no such folder \(relative to /.*, the folder that mrl was started in\).*cure: with policies\.qwen\.source = \"ORG/NAME\" it is fetched"),
+    Mistake("no folder of models", "train small.toml --policies.qwen.model model/qwen",
+            r"policies\.qwen\.model = 'model/qwen': no such folder here, and the model model/qwen of the hub is not on this machine; got 'HF_HUB_OFFLINE is set'"),
     Mistake("a folder's name is misspelt", "train small.toml --policies.qwen.model models/qven",
             r"no such folder .*cure: did you mean models/qwen\?"),
     Mistake("no tokenizer", "train small.toml --policies.qwen.source maker/Own-1B",
             r"policies\.qwen\.model = 'models/qwen': tokenizer\.json is missing.*cure: hf download maker/Own-1B", model("tokenizer.json", None)),
+    Mistake("no tokenizer of a commit", "train small.toml --policies.qwen.source maker/Own-1B@v1",
+            r"tokenizer\.json is missing.*cure: hf download maker/Own-1B --revision v1 --local-dir models/qwen$", model("tokenizer.json", None)),
     Mistake("no tokenizer in a model of one's own", "train small.toml",
             r"tokenizer\.json is missing.*cure: python -c \"from transformers .*'THE MODEL THAT IT WAS TRAINED FROM'\)\.save_pretrained\('models/qwen'\)",
             model("tokenizer.json", None)),
@@ -249,7 +258,8 @@ MODELS = [
             r"tasks\.sums: a prompt is a conversation, and the model has no chat template; got '2 messages'",
             data(rows(60) + rows(1, prompt=SYSTEM_FIRST))),
     Mistake("a model that chats, without its template", "train small.toml",
-            r"the model was trained to chat, and its folder has no chat template; got .*<\|im_start\|> opens a turn",
+            r"the model was trained to chat, and its folder has no chat template; got .*<\|im_start\|> opens a turn"
+            r".*cure: hf download NAME --include chat_template\.jinja --include tokenizer_config\.json --local-dir models/qwen, or choose",
             both(described(eos_token_id=0),
                  settings(eos_token="<|im_end|>", added_tokens_decoder={"1": {"content": "<|im_start|>"}}))),
     Mistake("no GPU", "train small.toml --policies.qwen.device cuda", r"policies\.qwen\.device: this host shows no GPU.*device = \"cpu\""),
@@ -287,6 +297,20 @@ RUNS = [
     Mistake("a report of no run", "report nowhere", r"nowhere: not a run folder .*runs/<name>"),
 ]  # fmt: skip
 
+TRACKERS = [
+    Mistake("an unknown tracker", "train small.toml", r"trackers\.0\.kind: not valid; got 'wanbd'; wanted 'tensorboard', 'trackio' or 'wandb'",
+            tracked("kind = 'wanbd'")),
+    Mistake("a misspelt key of a tracker", "train small.toml", r"trackers\.0\.projekt: unknown key; .*did you mean", tracked("kind = 'wandb', projekt = 'x'")),
+    Mistake("a tracker that is no list", "train small.toml", r"small\.toml: trackers: not valid", edit("[run]", "trackers = { kind = 'wandb' }\n[run]")),
+    Mistake("a misspelt option of a tracker", "train small.toml", r"trackers\.0\.options: wandb has no such option here; got 'entiti'; .*did you mean entity\?",
+            tracked("kind = 'wandb', options = { entiti = 'me' }")),
+    Mistake("a tracker's key in the configuration", "train small.toml", r"got 'api_key'; .*cure: leave it out: keys belong into the environment",
+            tracked("kind = 'wandb', options = { api_key = 'x' }")),
+    Mistake("an option of another type", "train small.toml", r"trackers\.0\.options\.private: not valid; got 'yes'; wanted true or false",
+            tracked("kind = 'trackio', options = { private = 'yes' }")),
+    Mistake("a report to an unknown tracker", "report nowhere --to wanbd", r"--to.* 'wanbd'"),
+]  # fmt: skip
+
 VERIFIERS = [
     Mistake("a verifier that raises", TRAIN_OWN, r"own_verifier:judge failed on the answer '\d+' to .*got 'raised: ValueError: no unit \(own_verifier\.py:2 in judge\)'", judged("raise ValueError('no unit')")),
     Mistake("a verifier that takes the answer alone", TRAIN_OWN, r"own_verifier:judge\(answer\) cannot be called with \(reference, answer\)", judged("return 1.0", takes="answer")),
@@ -305,17 +329,24 @@ NOTES = [
     Mistake("a verifier that gives half", CHECK_OWN, r"one reward for everything: as far as this goes, there is nothing to learn from it", judged("return 0.5")),
     Mistake("a verifier that gives five", CHECK_OWN, r"own_verifier:judge gave .*reference: \d+ 5 .*wrong: \S.* 0 ", judged("return 5.0 * (answer == reference)")),
     Mistake("a verifier that punishes", CHECK_OWN, r"own_verifier:judge gave .*reference: \d+ 1 .*wrong: \S.* -1 ", judged("return 2.0 * (answer == reference) - 1.0")),
+    Mistake("a verifier that reads only what its evaluator writes", f"{CHECK_OWN} --tasks.sums.evaluator json:dumps",
+            r"garbage: .* 0 \(raised: .*own_verifier:judge failed on texts as they are: a fault only where json:dumps may write such",
+            judged("import json; return float(json.loads(answer) == reference)")),
     Mistake("a large learning rate", "check large.toml --policies.qwen.learner.lr 3e-4",
             r"note: policies\.qwen\.learner\.lr = 0\.0003 is large, and may ruin the model.*1e-06 is usual for all weights of 0\.2B"),
     Mistake("short answers of a released model", "check large.toml --policies.qwen.rollout.max_new_tokens 32",
             r"note: policies\.qwen\.rollout\.max_new_tokens = 32 is short for a released model"),
     Mistake("a group of one that shares", "check small.toml --policies.qwen.rollout.group_size 1",
             r"note: policies\.qwen\.rollout\.group_size = 1: an own answer is compared with nothing but what sgt takes from peers"),
+    Mistake("trackers", "check small.toml", r"tracker trackio: project games tracker wandb: project mrl, files in /.*runs/small/trackers/wandb prompts",
+            edit("[run]", "trackers = [{ kind = 'trackio', project = 'games' }, { kind = 'wandb', options = { mode = 'offline' } }]\n[run]")),
     Mistake("no chat template", "check small.toml", r"note: policies\.qwen\.model = 'models/qwen': no chat template; every prompt is "
             r"asked as plain text with a line break behind it"),
     Mistake("no such folder, in a check", "check small.toml --policies.qwen.model ./far/Own",
             r"qwen \./far/Own \(no such folder\).*note: policies\.qwen: the model is not there yet, and its name does not say how large it is"
             r".*still needed.*policies\.qwen\.model = '\./far/Own': no such folder"),
+    Mistake("no folder of models, in a check", "check small.toml --policies.qwen.model model/qwen",
+            r"still needed .*policies\.qwen\.model = 'model/qwen': no such folder here, and the model model/qwen of the hub is not on this machine mrl fetch small\.toml"),
     Mistake("how many prompts there are", "check small.toml --pool.train_prompts 0 --pool.held_out_prompts 0",
             r"prompts \d+ to train on, \d+ held out"),
     Mistake("a fall of the learning rate that is none", "check small.toml",
@@ -367,7 +398,9 @@ def files_in(folder: Path) -> set[Path]:
     return set(folder.rglob("*"))
 
 
-@pytest.mark.parametrize("mistake", [*TYPING, *FILES, *MODELS, *LEARNING, *VERIFIERS, *RUNS], ids=lambda one: one.name)
+@pytest.mark.parametrize(
+    "mistake", [*TYPING, *FILES, *MODELS, *LEARNING, *TRACKERS, *VERIFIERS, *RUNS], ids=lambda one: one.name
+)
 def test_a_mistake_is_one_line_and_leaves_nothing(
     mistake: Mistake, place: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -397,7 +430,7 @@ def test_all_mistakes_of_a_file_are_told_at_once(place: Path, capsys: pytest.Cap
     ]
 
 
-@pytest.mark.parametrize("mistake", [*FILES[1:], *MODELS[3:-2], *LEARNING], ids=lambda one: one.name)
+@pytest.mark.parametrize("mistake", [*FILES[1:], *MODELS[4:-2], *LEARNING, *TRACKERS[:-1]], ids=lambda one: one.name)
 def test_the_check_says_the_same(mistake: Mistake, place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Whoever checks before training learns of all that."""
     mistake.prepare(place)

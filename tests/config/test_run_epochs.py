@@ -101,6 +101,20 @@ def test_a_policy_whose_checkpoints_are_gone_is_refused_and_may_begin_anew(tmp_p
     assert (folder.checkpoints("b") / "step_6").is_dir()
 
 
+def test_policies_that_step_together_begin_anew_together(tmp_path: Path) -> None:
+    """The cure that the refusal names is one that is taken."""
+    config = config_in(tmp_path, sync=True)
+    folder = create_run_folder(config)
+    for policy in ("a", "b"):
+        folder.lives(policy).begin()
+        saved(folder, policy, 6)
+    (folder.checkpoints("a") / "step_6").rmdir()
+    with pytest.raises(RunFolderError, match=r"anew.*: --resume --policy-from-start a --policy-from-start b$"):
+        create_run_folder(config, resume=True)
+    create_run_folder(config, resume=True, from_start=["a", "b"])
+    assert (folder.checkpoints("b") / "set_aside_1" / "step_6").is_dir()
+
+
 def test_damaged_checkpoints_are_set_aside_by_name(tmp_path: Path) -> None:
     """Twice too."""
     folder = create_run_folder(config_in(tmp_path))

@@ -11,6 +11,7 @@ from mrl.config.schema import RunConfig
 from mrl.memory_plan.fitting import FILLED, by_memory
 from mrl.memory_plan.run_memory import memory_plan, too_little
 from mrl.processes.planning.plan import planned
+from mrl.processes.preparation.comparison_plan import FITTED
 
 CONFIG = """
 [run]
@@ -75,6 +76,7 @@ def test_no_key_goes_below_what_a_run_can_do_with(tmp_path: Path) -> None:
         "learner.microbatch_tokens": 1024,
         "learner.activation_checkpointing": True,
     }
+    assert values.keys() == {f"{table}.{key}" for table, keys in FITTED.items() for key in keys}, "for comparisons"
 
 
 def test_keys_that_were_given_stay(tmp_path: Path) -> None:

@@ -9,8 +9,9 @@ from mrl.config.load import load_config
 from mrl.config.schema import RunConfig
 from mrl.engines.sglang_launch import SPARE_TOKENS
 from mrl.errors import ConfigError
-from mrl.memory_plan.needs import FLOAT_BYTES, MIB, SERVER_MIB, TORCH_MIB, VOCABULARY_BYTES
+from mrl.memory_plan.needs import FLOAT_BYTES, MIB, SERVER_MIB, TORCH_MIB, TRACKER_MIB, VOCABULARY_BYTES
 from mrl.memory_plan.run_memory import ProcessNeed, by_device, check_sleepers, memory_plan
+from mrl.metrics.trackers.kinds import TRACKERS
 from mrl.processes.planning.plan import Plan, build_plan
 
 CONFIG = """
@@ -204,3 +205,17 @@ def test_check_lists_what_leases_may_start(config: Path, capsys: pytest.CaptureF
     assert "ended" in small
     (total,) = [line for line in lines if " processes  " in line and "MiB" in line]
     assert total.split()[0] == str(2 + 4 + 3), "daemons, learners, one engine on each unit"
+
+
+def test_the_process_of_each_tracker_counts_on_the_first_host(config: Path) -> None:
+    """As measured; every kind has its figure."""
+    tables = [{"kind": kind} for kind in ("wandb", "tensorboard", "wandb")]
+    run, plan = planned(config, "stop", "--trackers", repr(tables).replace("'kind':", "kind =").replace("'", '"'))
+    found = {need.spec.name: need for need in memory_plan(run, plan) if need.spec.role == "tracker"}
+    assert {name: need.host_mib for name, need in found.items()} == {
+        "tracker/wandb": TRACKER_MIB["wandb"],
+        "tracker/tensorboard": TRACKER_MIB["tensorboard"],
+        "tracker/wandb-2": TRACKER_MIB["wandb"],
+    }
+    assert {need.spec.host for need in found.values()} == {plan.first_host}
+    assert TRACKER_MIB.keys() == TRACKERS.keys()

@@ -12,7 +12,7 @@ import torch
 from mrl.config.load import validate
 from mrl.config.run_folder import RunFolder
 from mrl.config.schema import NO_EVALUATION, RunConfig
-from mrl.errors import DeviceError
+from mrl.errors import DeviceError, RunFolderError
 from mrl.learner.references import CanaryReferences
 from mrl.metrics.telemetry import Telemetry
 from mrl.objectives.specs import Imitation
@@ -103,8 +103,9 @@ def test_a_learner_with_memory_enough_ends_as_it_would(config: RunConfig, tmp_pa
     assert learn(config, tmp_path) == learner_role.STOPPED_EARLY
 
 
-def test_policies_that_step_together_begin_again_where_only_one_has_a_checkpoint(tmp_path: Path) -> None:
-    """What is rolled back is not taken for lost, also by the life after that."""
+@pytest.fixture
+def together(tmp_path: Path) -> RunConfig:
+    """Of policies that step together; both have lived."""
     policy = {"model": "nowhere", "learner": {"processes": 1}}
     config = validate(
         {
@@ -114,13 +115,46 @@ def test_policies_that_step_together_begin_again_where_only_one_has_a_checkpoint
         },
         where="test",
     )
-    folder, world = RunFolder(tmp_path / "r"), SimpleNamespace(is_first=True, broadcast_bytes=lambda told: told)
+    folder = RunFolder(tmp_path / "r")
     (tmp_path / "r" / "lives").mkdir(parents=True)
     for name in "ab":
         folder.lives(name).begin()
-    (folder.checkpoints("a") / "step_10").mkdir()
-    folder.lives("a").saved(10)
+    return config
+
+
+def save(folder: RunFolder, policy: str, step: int) -> None:
+    """As a learner that saved a checkpoint leaves it."""
+    (folder.checkpoints(policy) / f"step_{step}").mkdir()
+    folder.lives(policy).saved(step)
+
+
+WORLD = SimpleNamespace(is_first=True, broadcast_bytes=lambda told: told)
+
+
+def test_policies_that_step_together_begin_again_where_only_one_has_a_checkpoint(
+    together: RunConfig, tmp_path: Path
+) -> None:
+    """What is rolled back is not taken for lost, also by the life after that."""
+    folder = RunFolder(tmp_path / "r")
+    save(folder, "a", 10)
     for epoch in (1, 2):
-        store = learner_role._store(config, folder, "a")
-        assert learner_role._start(config, folder, world, store, "a") == (Version(epoch, 0), None)
+        store = learner_role._store(together, folder, "a")
+        assert learner_role._start(together, folder, WORLD, store, "a") == (Version(epoch, 0), None)
         assert store.steps() == []
+
+
+@pytest.mark.parametrize("policy", "ab")
+def test_checkpoints_outlive_the_loss_of_those_of_a_peer(together: RunConfig, tmp_path: Path, policy: str) -> None:
+    """The run is refused by whichever learner starts first; no life is counted, and nothing is deleted."""
+    folder = RunFolder(tmp_path / "r")
+    save(folder, "a", 10)
+    folder.lives("b").saved(10)  # and its folder is gone
+    store = learner_role._store(together, folder, policy)
+    with pytest.raises(RunFolderError) as caught:
+        learner_role._start(together, folder, WORLD, store, policy)
+    assert str(caught.value) == (
+        f"{folder.checkpoints('b')}: all checkpoints of b are gone, which had come to step 10; cure: put one back, "
+        "or begin all policies anew, which step together: --resume --policy-from-start a --policy-from-start b"
+    )
+    assert (folder.checkpoints("a") / "step_10").is_dir()
+    assert (folder.lives("a").saved_step, folder.lives("a").begin(), folder.lives("b").begin()) == (10, 1, 1)

@@ -14,6 +14,7 @@ import time
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
@@ -310,6 +311,61 @@ def test_a_finished_run_is_replayed_as_often_as_asked(tmp_path: Path, capsys: py
     for name in ("-replay", "-replay-2"):
         found = tensorboard_scalars(folder.path / f"trackers/tensorboard{name}/r{name}")
         assert found["a/reward/mean"] == [(step, 1e9 + step, step / 8) for step in (1, 2, 3)]
+
+
+class Paced(TrackerFeed):
+    """A feed without a process, of which a look takes `LOOK_S` of its own clock; it ends after some looks."""
+
+    LOOK_S = 100.0
+
+    def __init__(self, *, takes: int, finishes: int = 10**9, ends: int = 10**9) -> None:
+        """It takes a point a look, then nothing; `finishes` and `ends` are looks too."""
+        self.num_taken = self.num_lost = self.looks = 0
+        self._takes, self._finishes, self._ends = takes, finishes, ends
+        self._is_finishing = False
+
+    @property
+    def now_s(self) -> float:
+        """What its clock says."""
+        return self.looks * self.LOOK_S
+
+    def has_ended(self, timeout_s: float) -> bool:
+        """Looks."""
+        self.looks += 1
+        self.num_taken = min(self._takes, self.looks)
+        self._is_finishing = self.looks >= self._finishes
+        return self.looks >= self._ends
+
+
+@pytest.mark.parametrize(
+    ("paced", "looks"),
+    [
+        (Paced(takes=50, ends=50), 50),
+        (Paced(takes=50), 52),
+        (Paced(takes=0), 3),
+        (Paced(takes=9, finishes=10, ends=25), 25),
+        (Paced(takes=9, finishes=10), 10 + 19),
+    ],
+    ids=["takes on", "takes no more", "takes nothing", "sends", "sends for ever"],
+)
+def test_a_replay_is_waited_for_as_long_as_it_gets_on(
+    monkeypatch: pytest.MonkeyPatch, paced: Paced, looks: int
+) -> None:
+    """However long it takes in all: 120 s without a point, and half an hour for what it sends at its end."""
+    monkeypatch.setattr(trackers, "time", SimpleNamespace(monotonic=lambda: paced.now_s))
+    paced.await_end()
+    assert paced.looks == looks
+
+
+def test_a_tracker_that_has_all_points_is_finishing(tmp_path: Path) -> None:
+    """From the end of its input on."""
+    code = STARTS + "sys.stdin.read(); say('{\"is_finished\": true}')"
+    ending = feed(tmp_path, code)
+    assert not ending._is_finishing
+    ending.end()
+    ending.await_end()
+    assert (ending._is_finishing, ending.has_ended(BOUND_S)) == (True, True)
+    ending.close()
 
 
 def test_a_signal_to_the_whole_job_leaves_a_tracker_its_time(tmp_path: Path) -> None:

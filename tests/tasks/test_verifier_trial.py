@@ -6,9 +6,10 @@ import pytest
 
 from mrl.config.schema import TaskTable
 from mrl.errors import TaskError
-from mrl.tasks.verifier_trial import evaluates_nothing, tells_nothing, try_verifier
+from mrl.tasks.verifier_trial import evaluates_nothing, fails_as_they_are, tells_nothing, try_verifier
 
 VERIFIERS = """
+import json
 def exact(reference, answer, prompt):
     return {"right": float(answer == reference), "short": -0.5 if prompt else 9.0}
 
@@ -34,6 +35,18 @@ def kept(reference, answer):
 
 def strict(reference, answer):
     return None if answer != reference else 1.0
+
+def picky(reference, answer):
+    return float(answer.split()[0] == reference) if "{" not in answer else None
+
+def same(answer):
+    return answer
+
+def written(answer):
+    return json.dumps({"result": answer})
+
+def read(reference, answer):
+    return float(json.loads(answer)["result"] == reference)
 """
 
 
@@ -85,10 +98,30 @@ def test_an_evaluator_that_reads_nothing_is_noticed(own):
     assert evaluates_nothing(trials)
 
 
-def test_a_verifier_behind_an_evaluator_that_fails_is_refused(own):
-    """As one without."""
+def test_a_verifier_has_to_read_nothing_but_what_its_evaluator_writes(own):
+    """On references and garbage as they are it may fail: that is told, and nobody is refused."""
+    behind = table("read").model_copy(update={"evaluator": "own:written"})
+    trials = try_verifier("t", behind, seed=1)
+    assert [one.evaluated.reward for one in trials] == [1.0] * 3
+    assert [one.of_reference.failure for one in trials] == [one.of_wrong.failure for one in trials] == ["raised"] * 3
+    assert [verdict.failure for verdict in trials[0].of_garbage] == ["raised"] * 2
+    assert "JSONDecodeError" in trials[0].of_wrong.words
+    assert fails_as_they_are(trials)
+    assert not tells_nothing(trials)
+
+
+@pytest.mark.parametrize(("function", "fails"), [("exact", False), ("picky", True)])
+def test_a_verifier_that_fails_on_garbage_alone_is_told(own, function, fails):
+    """Behind an evaluator, which might write it."""
+    behind = table(function).model_copy(update={"evaluator": "own:same"})
+    assert fails_as_they_are(try_verifier("t", behind, seed=1)) == fails
+
+
+def test_a_verifier_that_fails_on_what_its_evaluator_wrote_is_refused(own):
+    """By the answer that it was made of."""
     behind = table("strict").model_copy(update={"evaluator": "own:shouted"})
-    with pytest.raises(TaskError, match=r"^tasks\.t\.verifier: the verifier own:strict failed on the answer"):
+    message = r"^tasks\.t\.verifier: the verifier own:strict failed on what own:shouted made of the answer '.*' to '.*'"
+    with pytest.raises(TaskError, match=message):
         try_verifier("t", behind, seed=1)
 
 

@@ -9,8 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from mrl.engines.environment import RECIPES
+
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "tools/supply_chain.sh"
+TORCH_INDEX = RECIPES / "torch_index.sh"
 
 
 def named(requirement: str) -> str:
@@ -41,12 +44,30 @@ def test_no_index_stands_beside_another() -> None:
 
     dockerfile = (ROOT / "Dockerfile").read_text()
 
-    assert "extra-index-url" not in setup + dockerfile
+    scripts = [path for folder in ("mrl", "tools", "launchers") for path in (ROOT / folder).rglob("*.sh")]
+    assert TORCH_INDEX in scripts
+    assert "extra-index-url" not in "".join(path.read_text() for path in scripts) + dockerfile
     assert re.findall(r"--index-url (.*)", dockerfile) == ["https://download.pytorch.org/whl/cpu torch"]
     assert re.findall(r"pip install (.*) \\\n +--index-url", dockerfile)[0].endswith("--no-deps")
     assert re.findall(r"install .*--index-url.*", setup) == [
         'install --no-deps --index-url "$index" torch  # alone: no other package may come from this index'
     ]
+
+
+@pytest.mark.parametrize(("code", "printed"), [(0, "--index-url=https://download.pytorch.org/whl/cpu\n"), (1, "")])
+def test_the_index_of_torch_is_named_where_it_can_be_reached(tmp_path: Path, code: int, printed: str) -> None:
+    """It takes the place of pip's own; recipes give pip nothing but torch's packages with it, and no dependencies."""
+    python = tmp_path / "python"
+    python.write_text(f"#!/bin/sh\nexit {code}\n")
+    python.chmod(0o755)
+    done = subprocess.run(["bash", TORCH_INDEX, python], capture_output=True, text=True, check=True)
+    assert done.stdout == printed
+
+    for recipe in ("vllm.sh", "sglang.sh"):
+        (asked,) = [line for line in (RECIPES / recipe).read_text().splitlines() if "torch_index.sh" in line]
+        names = re.search(r"-r <\(grep (?:-E )?'\^torch(\(vision\)\?)?==' \"\$constraints\"\)$", asked)
+        assert names, asked
+        assert asked.strip().startswith("pip --no-deps $(bash")
 
 
 def test_no_code_of_a_model_is_trusted() -> None:

@@ -3,7 +3,8 @@
 import pytest
 
 from mrl.errors import CheckpointError
-from mrl.weights.checkpoint_store import CheckpointStore, newest_common_step
+from mrl.weights.checkpoint_store import CheckpointStore
+from mrl.weights.together import newest_common_step
 
 
 def stores(folder, **steps: list[int]) -> dict[str, CheckpointStore]:

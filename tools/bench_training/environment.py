@@ -13,10 +13,12 @@ from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
 
+from mrl.engines.environment import RECIPES
+
 PINS = ("trl==1.13.0", "accelerate==1.15.0", "datasets==5.2.0", "requests==2.34.2")
 SHARED = ("torch", "transformers", "tokenizers", "safetensors", "numpy")
 """Of the version that this process has: both sides run the same kernels."""
-TORCH_INDEX = Path(__file__).resolve().parents[1] / "engines" / "torch_index.sh"
+TORCH_INDEX = RECIPES / "torch_index.sh"
 INSTALL_S = 1800.0
 
 
@@ -47,7 +49,10 @@ def trl_python(wanted: Sequence[str]) -> Path:
         print(f"making {folder} (1.5 GB, some minutes)", flush=True)
         _run([sys.executable, "-m", "venv", str(making)])
         index = _run(["bash", str(TORCH_INDEX), str(making / "bin" / "python")]).split()
-        _run([str(making / "bin" / "python"), "-m", "pip", "install", "--no-input", "-q", *index, *wanted])
+        install = [str(making / "bin" / "python"), "-m", "pip", "install", "--no-input", "-q"]
+        if index:  # of torch alone: no other package may come from there
+            _run([*install, "--no-deps", *index, *(name for name in wanted if name.startswith("torch=="))])
+        _run([*install, *wanted])
         making.rename(folder)
     return python
 

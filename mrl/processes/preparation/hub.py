@@ -9,7 +9,6 @@ whole files are kept when something goes wrong, so that the next attempt goes on
 import errno
 import hashlib
 import json
-import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -17,9 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mrl.errors import MissingError, ModelFolderError, UserError
+from mrl.processes.preparation.hub_names import COMMIT, Name, not_here
 
-ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}")
-COMMIT = re.compile(r"[0-9a-f]{40}")
 MAIN = "main"
 CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
 TOKENIZER = "tokenizer.json"
@@ -33,26 +31,6 @@ ANSWER_S = 30.0
 """Bound of one question to the hub."""
 SPARE_BYTES = 64 * 1024 * 1024
 BLOCK_BYTES = 1 << 20
-
-
-@dataclass(frozen=True, slots=True)
-class Name:
-    """A model on the hub: its id, and the branch, tag or commit that was asked for ("" is the main branch)."""
-
-    id: str
-    revision: str = ""
-
-    def __str__(self) -> str:
-        return f"{self.id}@{self.revision}" if self.revision else self.id
-
-    @property
-    def commit(self) -> str:
-        """The commit that it is pinned to, or ""."""
-        return self.revision if COMMIT.fullmatch(self.revision) else ""
-
-    def at(self, commit: str) -> "Name":
-        """The same model at this commit."""
-        return Name(self.id, commit)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,12 +56,6 @@ class AskedBy:
 
     key: str
     fetch: str
-
-
-def parse_name(text: str, revision: str = "") -> Name | None:
-    """The model that `ID` or `ID@REVISION` names; None for what has no form of an id, such as a path."""
-    found, at, own = text.partition("@")
-    return Name(found, own if at else revision) if ID.fullmatch(found) else None
 
 
 def snapshot(name: Name) -> Path:
@@ -269,9 +241,9 @@ def _told(name: Name, asked: AskedBy) -> Iterator[None]:
     except errors.HFValidationError as error:
         raise ModelFolderError("not an id of the hub", where=asked.key, got=f"{name.id}: {error}") from None
     except (errors.OfflineModeIsEnabled, errors.LocalEntryNotFoundError) as error:
-        raise _not_here(name, asked, _why(error)) from None
+        raise _unreached(name, asked, _why(error)) from None
     except of_client as error:
-        raise _not_here(name, asked, _why(error)) from None
+        raise _unreached(name, asked, _why(error)) from None
     except OSError as error:
         raise _of_disk(error, name, asked) from None
     except RuntimeError as error:  # of hf_xet, which fetches large files in parallel
@@ -295,10 +267,11 @@ def _endpoint() -> str:
     return str(constants.ENDPOINT)
 
 
-def _not_here(name: Name, asked: AskedBy, why: str) -> MissingError:
+def _unreached(name: Name, asked: AskedBy, why: str) -> MissingError:
     return MissingError(
-        f"the model {name} is not on this machine, and {why}",
+        not_here(name),
         where=asked.key,
+        got=why,
         cure=f"{asked.fetch}, where there is a network and the same HF_HOME",
     )
 

@@ -12,16 +12,8 @@ from mrl.config.nearest_key import nearest
 from mrl.config.policy_tables import PolicyTable
 from mrl.config.schema import RunConfig
 from mrl.errors import ConfigError, MissingError
-from mrl.processes.preparation.hub import (
-    AskedBy,
-    Name,
-    commit_of,
-    fetch,
-    is_whole,
-    known_commit,
-    parse_name,
-    snapshot,
-)
+from mrl.processes.preparation.hub import AskedBy, commit_of, fetch, is_whole, known_commit, snapshot
+from mrl.processes.preparation.hub_names import Name, not_here, parse_name
 from mrl.tasks.jsonl_rows import relative_to
 
 
@@ -47,13 +39,13 @@ def pinned(
 
     A policy that `earlier` had by the same id and revision keeps its commit. Others are asked for on the hub; where it
     cannot be reached, which `on_note` is told, the commit is that of the last fetch. Raises UserError for a model that
-    the hub does not have or does not give, and for a revision of a folder.
+    the hub does not have or does not give, and for a revision that would say nothing.
     """
     policies, is_reached = dict(config.policies), True
     for name, policy in config.policies.items():
         model = named(policy)
+        _check_revision(name, policy, model)
         if model is None:
-            _check_revision(name, policy)
             continue
         commit = model.commit or _earlier_commit(earlier, name, model)
         if not commit and is_reached:
@@ -61,21 +53,33 @@ def pinned(
                 commit = commit_of(model, asked_by(name, policy, where))
             except MissingError as error:
                 is_reached = False
-                on_note(f"{error.where}: {error.what}" + f" ({error.got})" * bool(error.got) + "; the cache is asked")
+                on_note(f"{error.where}: the hub cannot be asked ({error.got}); what was fetched last counts")
         commit = commit or known_commit(model)
         if commit:
             policies[name] = _at(policy, model, commit)
     return config.model_copy(update={"policies": policies})
 
 
-def fetched(config: RunConfig, *, where: str, tell: Callable[[str], None]) -> RunConfig:
-    """`config`, pinned, with all its models of the hub in the cache. Raises UserError for the first that cannot be."""
+def fetched(config: RunConfig, names: Collection[str], *, where: str, tell: Callable[[str], None]) -> RunConfig:
+    """`config`, pinned, with the models of the hub that the policies `names` take in the cache.
+
+    Where the hub cannot be asked, a model that is whole as far as can be told stays as it is, which `tell` hears.
+    Raises UserError for the first that cannot be got.
+    """
     policies = dict(config.policies)
-    for name, policy in config.policies.items():
+    for name in names:
+        policy = config.policies[name]
         model = named(policy)
-        if model is not None:
-            revision = policy.model_revision or ("" if model.commit else model.revision)
+        if model is None:
+            continue
+        revision = policy.model_revision or ("" if model.commit else model.revision)
+        try:
             folder = fetch(model, asked_by(name, policy, where), revision=revision, tell=tell)
+        except MissingError as error:
+            if _is_missing(policy):
+                raise
+            tell(f"{error.where}: the hub cannot be asked ({error.got}); {model} was fetched before")
+        else:
             policies[name] = _at(policy, model, folder.name)
     return config.model_copy(update={"policies": policies})
 
@@ -93,7 +97,8 @@ def missing_model(name: str, policy: PolicyTable, where: str) -> MissingError | 
     if not _is_missing(policy):
         return None
     key = asked_by(name, policy, where).key
-    return MissingError(f"the model {model} is not there", where=key, cure=f"mrl fetch {where}")
+    what = f"the model {model} is not there" if policy.source else not_here(model)
+    return MissingError(what, where=key, cure=f"mrl fetch {where}")
 
 
 def _missing_folder(name: str, policy: PolicyTable) -> MissingError | None:
@@ -160,10 +165,23 @@ def _earlier_commit(earlier: RunConfig | None, name: str, model: Name) -> str:
     return had.commit
 
 
-def _check_revision(name: str, policy: PolicyTable) -> None:
-    if policy.model_revision and parse_name(policy.source) is None:
+def _check_revision(name: str, policy: PolicyTable, model: Name | None) -> None:
+    """Raises ConfigError for a revision of a folder, and for a second one."""
+    source = parse_name(policy.source)
+    is_pinned = source is not None and bool(source.commit) and source.commit == Path(policy.model).name
+    if not policy.model_revision or is_pinned:
+        return
+    key = f"policies.{name}.model_revision"
+    if model is None:
+        is_there = policy.make is None and Path(policy.model).exists()
         raise ConfigError(
-            f"policies.{name}.model_revision: only a model of the hub has revisions",
-            got=f"{policy.model_revision!r}, and model = {policy.model!r}",
+            f"{key}: only a model of the hub has revisions",
+            got=f"{policy.model_revision!r}, and model = {policy.model!r}" + ", a folder that is there" * is_there,
             wanted="the id of a model on the hub, or no revision",
+        )
+    if model.revision != policy.model_revision:
+        raise ConfigError(
+            f"{key}: another revision than the one beside the id",
+            got=f"{policy.model_revision!r}, and {str(model)!r}",
+            wanted="one of the two",
         )

@@ -13,6 +13,7 @@ from typing import Any
 
 from mrl.errors import ModelFolderError
 from mrl.models.tensor_header import read_header
+from mrl.processes.preparation.hub_names import download
 from mrl.tasks.jsonl_rows import relative_to
 
 LFS_POINTER = b"version https://git-lfs"
@@ -36,7 +37,7 @@ def check_model_folder(folder: Path, *, key: str, source: str = "", anew: str = 
 
     where = f"{key} = {str(folder)!r}"
     save = f"model.save_pretrained({str(folder)!r}), and the same of its tokenizer, in transformers"
-    anew = anew or (f"hf download {source} --local-dir {folder}" if source else save)
+    anew = anew or (download(source, folder) if source else save)
     if not folder.is_dir():
         raise ModelFolderError(
             ("no such folder" if not folder.exists() else "not a folder") + relative_to(folder),

@@ -13,6 +13,8 @@ from mrl.config.policy_tables import PolicyTable
 from mrl.config.schema import RunConfig
 from mrl.errors import ConfigError, ModelFolderError
 from mrl.models.chat_template import CONFIG, FILE, ChatTemplate, chat_sign, plain_text, read_template
+from mrl.processes.preparation.hub_models import named
+from mrl.processes.preparation.hub_names import download
 from mrl.processes.preparation.model_folder import context_tokens
 
 Content = str | tuple[tuple[str, str], ...]
@@ -68,12 +70,13 @@ def _check_plain(
     """Without a chat template."""
     where = f"policies.{name}.model = {policy.model!r}"
     if sign := chat_sign(folder, policy.source.partition("@")[0]):
+        get = "choose a revision that has one" if named(policy) else download(policy.source, folder, FILE, CONFIG)
         raise ModelFolderError(
             "the model was trained to chat, and its folder has no chat template",
             where=where,
             got=sign,
             wanted=f"{FILE}, or chat_template in {CONFIG}",
-            cure=f"hf download {policy.source or 'NAME'} {FILE} {CONFIG} --local-dir {folder}, or choose a base model",
+            cure=f"{get}, or choose a base model",
         )
     for prompt in prompts:
         plain_text(prompt.content, where=f"{where}, tasks.{prompt.task}")

@@ -9,7 +9,7 @@ from mrl.config.load import load_config
 from mrl.config.run_folder import dump_config
 from mrl.config.toml_text import config_toml
 from mrl.errors import ConfigError
-from mrl.processes.preparation.comparison_plan import check_earlier, plan_runs
+from mrl.processes.preparation.comparison_plan import FITTED, check_earlier, plan_runs
 from tests.support.compared_runs import CONFIG, TEACHER, arguments, finish
 
 
@@ -112,6 +112,48 @@ def test_models_that_were_made_at_the_start_do_not_matter(tmp_path):
     assert not run.state().can_resume
     (run.folder / "config.json").write_text(json.dumps(dump_config(run.config) | {"policies": resolved}))
     assert run.state().is_done
+
+
+FITTED_BY_A_RUN = {
+    "learner": {"microbatch_tokens": 1024, "activation_checkpointing": True},
+    "rollout": {"answers_at_once": 8},
+}
+
+
+def finish_with(run, tables):
+    """A run that came to its end, with other values in the tables of its first policy."""
+    policies = dump_config(run.config)["policies"]
+    for table, values in tables.items():
+        policies["a"][table] |= values
+    finish(run)
+    (run.folder / "config.json").write_text(json.dumps(dump_config(run.config) | {"policies": policies}))
+
+
+def test_keys_that_a_run_fitted_to_its_host_do_not_matter(tmp_path):
+    """Where they were left out: the run's own folder holds what it chose."""
+    (run,) = plan_runs(arguments(tmp_path, "--regimes", "sgt", "--seeds", "7,7"))
+    finish_with(run, FITTED_BY_A_RUN)
+    assert run.state().is_done
+    check_earlier([run])
+    assert {table: tuple(values) for table, values in FITTED_BY_A_RUN.items()} == FITTED
+
+
+@pytest.mark.parametrize(
+    ("words", "tables"),
+    [
+        (["--policies.a.learner.microbatch_tokens", "2048"], {"learner": {"microbatch_tokens": 1024}}),
+        (["--policies.a.rollout.answers_at_once", "16"], {"rollout": {"answers_at_once": 8}}),
+        ([], {"learner": {"lr": 1e-5}}),
+        ([], {"rollout": {"group_size": 4}}),
+    ],
+)
+def test_keys_that_were_given_and_others_do(tmp_path, words, tables):
+    """A run with another value is another run."""
+    (run,) = plan_runs(arguments(tmp_path, "--regimes", "sgt", "--seeds", "7,7", *words))
+    finish_with(run, tables)
+    assert run.state().is_foreign
+    with pytest.raises(ConfigError, match="holds a run of another configuration"):
+        check_earlier([run])
 
 
 def test_a_run_is_resumed_once_every_learner_has_a_checkpoint(tmp_path):

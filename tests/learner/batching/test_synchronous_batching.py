@@ -1,4 +1,4 @@
-"""Synchronous gathering: all hear the same, whoever was first; who is missing is named."""
+"""Synchronous batching: all hear the same, whoever was first; who is missing is named."""
 
 import threading
 import time
@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import pytest
 
 from mrl.errors import PeerLost
-from mrl.learner.synchronous_batching import LockstepGathering, in_fixed_order
+from mrl.learner.synchronous_batching import SynchronousBatching, in_fixed_order
 from mrl.learner.worker_news import WaitBounds
 from mrl.metrics.telemetry import Telemetry
 from mrl.records.experience import Received
@@ -26,8 +26,8 @@ def voice(policy: str) -> Telemetry:
 
 def lockstep(
     books, regime, peers, policy="a", *, members=("a", "b"), sync_timeout_s=240.0, first_word_s=0.0
-) -> LockstepGathering:
-    return LockstepGathering(
+) -> SynchronousBatching:
+    return SynchronousBatching(
         books.intake,
         regime,
         peers,
@@ -47,7 +47,7 @@ def test_both_hear_what_the_other_gave_whoever_was_late(make_books, make_regime,
 
     def learn(policy: str) -> None:
         peers, worker = exchange.connect(policy), exchange.connect(policy, "worker")
-        gathering = lockstep(books[policy], regimes[policy], peers, policy)
+        batching = lockstep(books[policy], regimes[policy], peers, policy)
         for step in range(3):
             if policy == late:
                 time.sleep(0.1)
@@ -56,7 +56,7 @@ def test_both_hear_what_the_other_gave_whoever_was_late(make_books, make_regime,
             assert worker.flush(120.0)
             books[policy].intake.unsettled(step)
             books[policy].sample(2, step=step, backwards=policy == late)
-            gathered = gathering.gather(step, never)
+            gathered = batching.gather(step, never)
             assert [group.prompt_id for group in gathered.groups] == prompts
             heard[policy].append(regimes[policy].heard_ids)
             regimes[policy].heard.clear()
@@ -74,11 +74,11 @@ def test_who_does_not_come_is_named(make_books, make_regime, exchange):
     """After the bound, and not before."""
     books = make_books()
     books.sample(2)
-    gathering = lockstep(books, make_regime(), exchange.connect("a"), members=("a", "b", "c"), sync_timeout_s=0.3)
+    batching = lockstep(books, make_regime(), exchange.connect("a"), members=("a", "b", "c"), sync_timeout_s=0.3)
     began_s = time.monotonic()
 
     with pytest.raises(PeerLost, match=r"b, c did not come to step 0, and stood still for 0\.3 s"):
-        gathering.gather(0, never)
+        batching.gather(0, never)
     assert time.monotonic() - began_s >= 0.3
 
 
@@ -107,14 +107,14 @@ def test_a_peer_that_gets_on_is_waited_for_until_it_stands_still(make_books, mak
     """As one whose workers evaluate for longer than the bound: to its forty-first second. Then it is named."""
     books = make_books()
     books.sample(2)
-    gathering = lockstep(books, make_regime(), exchange.connect("a"), sync_timeout_s=1.5)
+    batching = lockstep(books, make_regime(), exchange.connect("a"), sync_timeout_s=1.5)
     began_s = time.monotonic()
 
     with (
         pinging(exchange, "b", lambda now_s: min(1 + int(now_s), 41)),
         pytest.raises(PeerLost, match=r"^b did not come to step 0, and stood still for 1\.5 s$"),
     ):
-        gathering.gather(0, never)
+        batching.gather(0, never)
 
     assert time.monotonic() - began_s > 40 * 0.05 + 1.5
 
@@ -134,14 +134,14 @@ def test_a_peer_that_stands_still_is_named_though_another_gets_on(make_books, ma
     """It is alive, and says the same all the time."""
     books = make_books()
     books.sample(2)
-    gathering = lockstep(books, make_regime(), exchange.connect("a"), members=("a", "b", "c"), sync_timeout_s=1.5)
+    batching = lockstep(books, make_regime(), exchange.connect("a"), members=("a", "b", "c"), sync_timeout_s=1.5)
 
     with (
         pinging(exchange, "b", lambda now_s: 1 + int(now_s)),
         pinging(exchange, "c", lambda _: 7),
         pytest.raises(PeerLost, match=r"^c did not come to step 0"),
     ):
-        gathering.gather(0, never)
+        batching.gather(0, never)
 
 
 def test_a_policy_that_comes_after_the_first_meeting_and_dies_is_named_too(make_books, make_regime, exchange):
@@ -149,10 +149,10 @@ def test_a_policy_that_comes_after_the_first_meeting_and_dies_is_named_too(make_
     books = make_books()
     books.sample(2)
     assert exchange.connect("b").barrier(0, ["a", "b"], 0.0) == ["a"]
-    gathering = lockstep(books, make_regime(), exchange.connect("a"), sync_timeout_s=0.3)
+    batching = lockstep(books, make_regime(), exchange.connect("a"), sync_timeout_s=0.3)
 
     with pytest.raises(PeerLost, match="b did not come to step 0"):
-        gathering.gather(0, never)
+        batching.gather(0, never)
 
 
 def test_a_learner_that_is_stopping_leaves_the_meeting(make_books, make_regime, exchange):

@@ -1,4 +1,4 @@
-"""Asynchronous gathering: peers are heard as they come, and waited for within the regime's patience only."""
+"""Asynchronous batching: peers are heard as they come, and waited for within the regime's patience only."""
 
 import threading
 import time
@@ -6,7 +6,7 @@ import time
 import pytest
 
 from mrl.errors import PeerLost
-from mrl.learner.asynchronous_batching import FreeGathering
+from mrl.learner.asynchronous_batching import AsynchronousBatching
 from mrl.learner.worker_news import WaitBounds
 from mrl.metrics.telemetry import Telemetry
 from mrl.records.rollouts import WorkRequest
@@ -17,9 +17,9 @@ def never() -> bool:
     return False
 
 
-def free(books, regime, peers, telemetry, data_timeout_s: float = 240.0) -> FreeGathering:
+def free(books, regime, peers, telemetry, data_timeout_s: float = 240.0) -> AsynchronousBatching:
     bounds = WaitBounds(data_timeout_s, data_timeout_s, data_timeout_s)
-    return FreeGathering(books.intake, regime, peers, telemetry, bounds=bounds)
+    return AsynchronousBatching(books.intake, regime, peers, telemetry, bounds=bounds)
 
 
 def test_without_patience_a_batch_goes_as_soon_as_it_is_there(make_books, make_regime, exchange, telemetry):
@@ -55,10 +55,10 @@ def test_peers_that_never_answer_are_waited_for_as_long_as_the_patience_goes(
 ):
     """Then the batch is trained alone; the second step waits anew."""
     books, regime = make_books(), make_regime(patience=Patience(1, 0.2))
-    gathering = free(books, regime, exchange.connect("a"), telemetry)
+    batching = free(books, regime, exchange.connect("a"), telemetry)
     books.sample(4)
 
-    waits_s = [gathering.gather(step, never).values["time/wait_for_peers_s"] for step in (0, 1)]
+    waits_s = [batching.gather(step, never).values["time/wait_for_peers_s"] for step in (0, 1)]
 
     assert all(0.2 <= wait_s < 20.0 for wait_s in waits_s)
 
@@ -94,12 +94,12 @@ def test_a_restored_regime_asks_again(make_books, make_regime, exchange, telemet
     other.publish([outcome("b:p9", "b", "p9")])
     assert other.flush(120.0)
     regime._asked.add("p9")
-    gathering = free(books, regime, peers, telemetry)
-    gathering.begin()
+    batching = free(books, regime, peers, telemetry)
+    batching.begin()
     exchange.settle()
     books.sample(2)
 
-    assert gathering.gather(0, never) is not None
+    assert batching.gather(0, never) is not None
     assert regime.heard_ids == ["b:p9"]
 
 

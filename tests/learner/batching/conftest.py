@@ -1,4 +1,4 @@
-"""What gathering speaks with, all of it real: books and intake of a learner, an exchange, its clients.
+"""What batching speaks with, all of it real: books and intake of a learner, an exchange, its clients.
 
 Only the sockets between clients and exchange are left out, one thread carries the messages; the regime is scripted.
 """

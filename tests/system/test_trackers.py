@@ -1,0 +1,40 @@
+"""A whole run feeds a tracker, which its own reader reads back."""
+
+import importlib.util
+
+import pytest
+
+pytestmark = pytest.mark.system
+TRACKED = """
+[[trackers]]
+kind = "tensorboard"
+"""
+
+
+def test_tensorboard_has_what_a_run_measured(make_run):
+    """Every value of every learner's step that is a finite number, at that step; nothing was lost."""
+    if importlib.util.find_spec("tensorboard") is None:
+        pytest.skip("pip install 'mrl[tensorboard]'")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    run = make_run(steps=2, name="tracked", more=TRACKED)
+    run.start()
+    assert run.finish() == 0, run.tail()
+
+    events = EventAccumulator(str(run.folder / "trackers" / "tensorboard" / "tracked"), size_guidance={"scalars": 0})
+    events.Reload()
+    found = {tag: {one.step: one.value for one in events.Scalars(tag)} for tag in events.Tags()["scalars"]}
+    for policy in ("qwen", "llama"):
+        records = run.metrics(f"learner/{policy}")
+        assert [record["step"] for record in records] == [1, 2]
+        for record in records:
+            for name, value in record["values"].items():
+                if value == value:
+                    assert found[f"{policy}/{name}"][record["step"]] == pytest.approx(value, rel=1e-6), name
+    assert any(tag.startswith("qwen/worker_0/") for tag in found)
+    assert "run/process/restarts" in found or any(tag.startswith("run/") for tag in found)
+    last = [
+        record["values"] for record in run.metrics("supervisor") if "tracker/points/tensorboard" in record["values"]
+    ]
+    assert last[-1]["tracker/lost_points/tensorboard"] == 0.0
+    assert "tracker tensorboard: tensorboard --logdir" in run.tail()
