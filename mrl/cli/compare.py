@@ -19,7 +19,7 @@ from mrl.config.shipped_configs import config_file
 from mrl.errors import ConfigError, RoleFailed
 from mrl.files import replace_file
 from mrl.host_memory import host_memory_bytes
-from mrl.processes.preparation.comparison_plan import Run, check_earlier, plan_runs
+from mrl.processes.preparation.comparison_plan import PlannedRun, check_earlier, plan_runs
 
 if TYPE_CHECKING:
     from mrl.report.comparison import Comparison
@@ -48,7 +48,7 @@ def run(arguments: argparse.Namespace) -> int:
     return conclude(runs)
 
 
-def _train(runs: Sequence[Run], *, jobs: int, where: str) -> None:
+def _train(runs: Sequence[PlannedRun], *, jobs: int, where: str) -> None:
     from mrl.memory_plan.fitting import by_memory
     from mrl.memory_plan.needs import MIB
     from mrl.memory_plan.run_memory import run_need
@@ -66,7 +66,7 @@ def _train(runs: Sequence[Run], *, jobs: int, where: str) -> None:
     train_missing(runs, lanes(FreeMachine.here(), [run_need(config) for config in configs], jobs=jobs))
 
 
-def conclude(runs: Sequence[Run]) -> int:
+def conclude(runs: Sequence[PlannedRun]) -> int:
     """Read what came to its end, write and print tables; 1 when something did not. Raises RoleFailed for nothing."""
     from mrl.report.comparison import Comparison, read_outcome
     from mrl.report.comparison_table import as_json, grids, markdown, rich_table
@@ -94,7 +94,7 @@ def conclude(runs: Sequence[Run]) -> int:
     return 0 if len(done) == len(runs) else 1
 
 
-def notes(runs: Sequence[Run], done: Sequence[Run]) -> list[str]:
+def notes(runs: Sequence[PlannedRun], done: Sequence[PlannedRun]) -> list[str]:
     """What a reader of the tables must know: policies left out of some runs, runs and differences that are missing."""
     left_out = {one.regime: ", ".join(one.left_out) for one in runs if one.left_out}
     told = [f"{regime}: without {names} (frozen), which it never asks" for regime, names in left_out.items()]

@@ -9,14 +9,14 @@ from mrl.cli.compare import _train, conclude, notes, run
 from mrl.errors import ConfigError, MissingError, ModelFolderError, RoleFailed
 from mrl.memory_plan.run_memory import run_need
 from mrl.metrics.jsonl import MetricsWriter
-from mrl.processes.preparation.comparison_plan import Run, plan_runs
+from mrl.processes.preparation.comparison_plan import PlannedRun, plan_runs
 from mrl.records.telemetry_messages import MetricsRecord
 from tests.support.compared_runs import arguments, finish
 
 REGIMES = ("--regimes", "independent,sgt", "--seeds", "2")
 
 
-def measured(one: Run, *, start: float, end: float) -> None:
+def measured(one: PlannedRun, *, start: float, end: float) -> None:
     """A run that came to its end, with the accuracies of both policies at steps 0 and 3."""
     finish(one)
     writer = MetricsWriter(one.folder / "metrics.jsonl")

@@ -8,7 +8,7 @@ from pathlib import Path
 from mrl.cli.compare import add_arguments
 from mrl.cli.main import split_overrides
 from mrl.config.run_folder import dump_config
-from mrl.processes.preparation.comparison_plan import Run
+from mrl.processes.preparation.comparison_plan import PlannedRun
 
 CONFIG = """
 [run]
@@ -40,7 +40,7 @@ def arguments(folder: Path, *words: str) -> argparse.Namespace:
     return found
 
 
-def finish(run: Run, *, policies: Iterable[str] = ("a", "b"), **changes: object) -> None:
+def finish(run: PlannedRun, *, policies: Iterable[str] = ("a", "b"), **changes: object) -> None:
     """The files of a run that came to its end."""
     folder = run.folder
     (folder / "evaluation").mkdir(parents=True)

@@ -18,7 +18,7 @@ FITTED = {"learner": ("microbatch_tokens", "activation_checkpointing"), "rollout
 
 
 @dataclass(frozen=True)
-class Run:
+class PlannedRun:
     """One training run of the comparison."""
 
     regime: str
@@ -71,12 +71,12 @@ class State:
     """The folder holds a run of another configuration."""
 
 
-def plan_runs(arguments: argparse.Namespace) -> list[Run]:
+def plan_runs(arguments: argparse.Namespace) -> list[PlannedRun]:
     """All runs, seed by seed, so that every regime has some early. Raises ConfigError for mistaken arguments."""
     regimes, seeds = arguments.regimes.split(","), _seeds(arguments.seeds)
     name = load_config(arguments.config, [*arguments.overrides, "--sharing.regime", regimes[0]]).run.name
     folder = arguments.folder or Path("runs") / f"compare-{name}"
-    runs: list[Run] = []
+    runs: list[PlannedRun] = []
     for seed in seeds:
         for regime in dict.fromkeys(regimes):
             earlier = runs[0].config if runs else _earlier(folder, regimes, seeds)
@@ -84,7 +84,7 @@ def plan_runs(arguments: argparse.Namespace) -> list[Run]:
     return runs
 
 
-def check_earlier(runs: Sequence[Run]) -> None:
+def check_earlier(runs: Sequence[PlannedRun]) -> None:
     """Raises ConfigError when a run would take the place of one of another configuration, which may have cost hours."""
     foreign = [str(one.folder) for one in runs if one.state().is_foreign]
     if foreign:
@@ -102,7 +102,9 @@ def _earlier(folder: Path, regimes: Sequence[str], seeds: Sequence[int]) -> RunC
     return None
 
 
-def _plan_one(arguments: argparse.Namespace, folder: Path, regime: str, seed: int, earlier: RunConfig | None) -> Run:
+def _plan_one(
+    arguments: argparse.Namespace, folder: Path, regime: str, seed: int, earlier: RunConfig | None
+) -> PlannedRun:
     from mrl.processes.preparation.completion import complete
     from mrl.processes.preparation.hub_models import pinned
     from mrl.processes.preparation.preflight import unasked
@@ -122,7 +124,7 @@ def _plan_one(arguments: argparse.Namespace, folder: Path, regime: str, seed: in
         )
     left_out = tuple(unasked(config, where=str(arguments.config)))
     policies = {policy: table for policy, table in config.policies.items() if policy not in left_out}
-    return Run(regime, seed, folder / name, config.model_copy(update={"policies": policies}), left_out)
+    return PlannedRun(regime, seed, folder / name, config.model_copy(update={"policies": policies}), left_out)
 
 
 def _seeds(text: str) -> list[int]:

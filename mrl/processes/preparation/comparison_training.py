@@ -20,7 +20,7 @@ from mrl.files import replace_file
 from mrl.parent_death import command
 from mrl.processes.planning.devices import visible_gpus
 from mrl.processes.planning.log_lines import reason_in
-from mrl.processes.preparation.comparison_plan import Run
+from mrl.processes.preparation.comparison_plan import PlannedRun
 
 POLL_S = 0.5
 MIB = 1024 * 1024
@@ -78,12 +78,12 @@ def lanes(machine: FreeMachine, needs: Sequence[RunNeed], *, jobs: int = 0) -> l
     return [machine.gpus[place * share : (place + 1) * share] for place in range(jobs)]
 
 
-def train_missing(runs: Sequence[Run], places: Sequence[Lane]) -> None:
+def train_missing(runs: Sequence[PlannedRun], places: Sequence[Lane]) -> None:
     """Every run that is not done, one per place at a time. A signal that ends this process ends the runs first."""
     missing = [one for one in runs if not one.state().is_done]
     print(f"{len(runs)} runs, {len(runs) - len(missing)} done before, {len(places)} at once", flush=True)
     waiting, free = deque(missing), deque(places)
-    running: dict[subprocess.Popen[bytes], tuple[Run, Lane]] = {}
+    running: dict[subprocess.Popen[bytes], tuple[PlannedRun, Lane]] = {}
     started_s, done = time.monotonic(), 0
     with _terminated_as_interrupted():
         try:
@@ -108,7 +108,7 @@ def train_missing(runs: Sequence[Run], places: Sequence[Lane]) -> None:
                 process.wait()
 
 
-def _tell(one: Run, code: int, minutes: float, minutes_left: float) -> None:
+def _tell(one: PlannedRun, code: int, minutes: float, minutes_left: float) -> None:
     outcome = "done"
     if code:
         reason = reason_in(one.output.read_text(errors="replace").splitlines())
@@ -116,7 +116,7 @@ def _tell(one: Run, code: int, minutes: float, minutes_left: float) -> None:
     print(f"{one.folder}: {outcome}; {minutes:.1f} minutes, about {minutes_left:.0f} left", flush=True)
 
 
-def _start(one: Run, lane: Lane) -> subprocess.Popen[bytes]:
+def _start(one: PlannedRun, lane: Lane) -> subprocess.Popen[bytes]:
     """Begin or resume a run; it dies with this process, so that no later call finds it still going on."""
     how = "--resume" if one.state().can_resume else "--clean"
     one.config_toml.parent.mkdir(parents=True, exist_ok=True)
