@@ -5,6 +5,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any, get_args, get_origin
 
 from pydantic import BaseModel
+from pydantic.fields import FieldInfo
 
 from mrl.config.schema import RunConfig
 
@@ -57,6 +58,12 @@ def annotation_at(path: tuple[str, ...]) -> Any:
         else:
             return None
     return kind
+
+
+def field_at(path: tuple[str, ...]) -> FieldInfo | None:
+    """What the schema says of the key at `path`; None of a name that a person gave, or a key that it does not know."""
+    table = _table_of(annotation_at(path[:-1]))
+    return table.model_fields.get(path[-1]) if table else None
 
 
 def is_named_collection(path: tuple[str, ...]) -> bool:

@@ -1,0 +1,64 @@
+"""`mrl init MODEL... --data FILE`: a commented configuration for models and data of one's own."""
+
+import argparse
+import os
+from pathlib import Path
+
+from mrl.config.load import resolve
+from mrl.errors import ConfigError
+
+GPUS_PER_POLICY = 2
+"""One for its learner, one for its engine."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """What cannot be found out."""
+    parser.add_argument("models", nargs="+", metavar="MODEL", help="folder of a model, or its name on the hub")
+    parser.add_argument("--data", required=True, metavar="FILE", help="JSON lines with `prompt` and `reference`")
+    parser.add_argument("--verifier", default="", metavar="MODULE:FUNCTION", help="your own verifier of answers")
+    parser.add_argument("--steps", type=int, default=100, metavar="N", help="learner steps (100)")
+    parser.add_argument("--to", type=Path, default=Path("mine.toml"), metavar="FILE", help="what to write (mine.toml)")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Write the file and say what is next. Nothing is written where the configuration would be refused as it stands."""
+    from mrl.files import replace_file
+    from mrl.host_memory import host_memory_bytes
+    from mrl.memory_plan.fitting import by_memory
+    from mrl.memory_plan.needs import MIB
+    from mrl.memory_plan.run_memory import memory_plan, too_little
+    from mrl.processes.planning.devices import sizes_mib, visible_gpus
+    from mrl.processes.planning.plan import planned
+    from mrl.processes.preparation.completion import complete
+    from mrl.processes.preparation.model_bytes import parameters
+    from mrl.processes.preparation.starting_config import starting_tables, starting_text
+
+    path: Path = arguments.to
+    if path.exists():
+        raise ConfigError("exists already", where=str(path), cure="give another file with --to")
+    if not path.absolute().parent.is_dir():
+        raise ConfigError("no such folder", where="mrl init --to", got=str(path.parent))
+    if not Path(arguments.data).is_file():
+        raise ConfigError("no such file", where="mrl init --data", got=arguments.data, wanted="a file of JSON lines")
+    gpus = visible_gpus(os.environ)
+    device = "cuda" if len(gpus) >= GPUS_PER_POLICY * len(arguments.models) else "cpu"
+    said = {"verifier": arguments.verifier, "steps": arguments.steps, "device": device}
+    tables = starting_tables(path.stem, arguments.models, arguments.data, **said)
+    of_device = resolve(tables, [], where="mrl init")
+    completed = complete(of_device.config)
+    plan, host_mib = planned(completed.config), host_memory_bytes() / MIB
+    fitting = by_memory(completed.config, plan, host_mib)
+    config, known = fitting.config, parameters(fitting.config)
+    unknown = [name for name in config.policies if name not in known]
+    needs = memory_plan(config, plan)
+    memory = [f"{need.spec.name:<24} {need.host_mib:>8,.0f} MiB" for need in needs if need.spec.policy not in unknown]
+    memory += [f"{name:<24} not known before the model is here" for name in unknown]
+    choices = (*of_device.choices, *completed.choices, *fitting.choices)
+    replace_file(path, starting_text(path, tables, config, choices, memory).encode())
+    print(path)
+    for line in too_little(
+        config, [need for need in needs if need.spec.policy not in unknown], host_mib, sizes_mib(gpus)
+    ):
+        print(line)
+    print(f"next: mrl check {path}")
+    return 0
