@@ -54,14 +54,14 @@ def test_words_of_a_command_are_hidden_behind_the_option_that_names_them(words: 
 def test_what_is_named_like_a_secret_is_hidden_in_tables() -> None:
     """And nothing else, whatever its kind; the tables are copied."""
     tables = {
-        "access_key": "a", "hf_token": "a", "passphrase": "a", "db_pass": "a", "private_key": "a",
-        "token": "", "max_token": 3, "prompt_key": "question", "tokenizer": "own",
+        "access_key": "a", "hf_token": "a", "passphrase": "a", "DB_Pass": "a", "private_key": "a",
+        "token": "", "max_token": 3, "bypass": "a", "prompt_key": "question", "tokenizer": "own",
         "deep": [{"secret": "a"}, ("b", None, 1.5)],
     }  # fmt: skip
     shown = without_secrets(tables, {})
     assert json.loads(json.dumps(shown)) == {
-        "access_key": "***", "hf_token": "***", "passphrase": "***", "db_pass": "***", "private_key": "***",
-        "token": "", "max_token": 3, "prompt_key": "question", "tokenizer": "own",
+        "access_key": "***", "hf_token": "***", "passphrase": "***", "DB_Pass": "***", "private_key": "***",
+        "token": "", "max_token": 3, "bypass": "a", "prompt_key": "question", "tokenizer": "own",
         "deep": [{"secret": "***"}, ["b", None, 1.5]],
     }  # fmt: skip
     assert tables["deep"] == [{"secret": "a"}, ("b", None, 1.5)]
