@@ -12,6 +12,38 @@ class TaskAccuracy(msgspec.Struct, frozen=True, kw_only=True):
     prompts: int
 
 
+class Estimate(msgspec.Struct, frozen=True, kw_only=True):
+    """A mean over prompts, with the ends of its 95 % interval over prompts."""
+
+    mean: float
+    low: float
+    high: float
+    prompts: int
+    """How many the mean is over."""
+
+
+class PromptTally(msgspec.Struct, frozen=True, kw_only=True):
+    """What came of one held-out prompt."""
+
+    prompt_id: str
+    answered: int
+    right: int
+    """Of these answers."""
+
+
+class Together(msgspec.Struct, frozen=True, kw_only=True):
+    """What several policies solve, each with k answers of its own to every prompt."""
+
+    prompts: int
+    """Those to which every policy has at least k answers; all numbers are about them."""
+    union: Estimate
+    """Some policy solves the prompt: 1 - product over policies of C(n-c, k) / C(n, k)."""
+    alone: dict[str, dict[str, float]]
+    """A -> B -> share of the prompts that A solves and B does not, for A other than B."""
+    rescuable: dict[str, Estimate]
+    """Policy -> share of the prompts that it does not solve and another policy does."""
+
+
 class EvaluatedAnswer(msgspec.Struct, frozen=True, kw_only=True):
     """One held-out answer for people to read."""
 
