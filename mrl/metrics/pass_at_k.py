@@ -5,6 +5,7 @@ C(n-c, k) / C(n, k), so that pass@k = 1 - C(n-c, k) / C(n, k) has no bias (arXiv
 Shapes: P prompts, M policies.
 """
 
+import math
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
@@ -92,22 +93,27 @@ def together(tallies: Mapping[str, Sequence[PromptTally]], k: int) -> Together |
     Every number is the expectation over k answers drawn of each policy's own n. Answers of different policies are
     independent, so a probability of several policies is the product of theirs, prompt by prompt, without bias.
     """
-    of_policy = {name: passes(found, k) for name, found in tallies.items()}
-    first, *others = of_policy.values()
-    common = [prompt for prompt in first if all(prompt in other for other in others)]
-    if not common:
+    of_policy, union = {name: passes(found, k) for name, found in tallies.items()}, union_passes(tallies, k)
+    if not union:
         return None
-    solves = {name: np.array([found[prompt] for prompt in common]) for name, found in of_policy.items()}
+    solves = {name: np.array([found[prompt] for prompt in union]) for name, found in of_policy.items()}
     fails = {name: 1.0 - found for name, found in solves.items()}
     return Together(
-        prompts=len(common),
-        union=estimate((1.0 - _all_fail(fails, but="")).tolist()),
+        prompts=len(union),
+        union=estimate(list(union.values())),
         alone={
             one: {other: float((solves[one] * fails[other]).mean()) for other in solves if other != one}
             for one in solves
         },
         rescuable={name: estimate((fails[name] * (1.0 - _all_fail(fails, but=name))).tolist()) for name in solves},
     )
+
+
+def union_passes(tallies: Mapping[str, Sequence[PromptTally]], k: int) -> dict[str, float]:
+    """Prompt id -> probability that some policy solves it with k answers of each, of prompts with k of every policy."""
+    of_policy = [passes(found, k) for found in tallies.values()]
+    common = [prompt for prompt in of_policy[0] if all(prompt in other for other in of_policy)]
+    return {prompt: 1.0 - math.prod(1.0 - found[prompt] for found in of_policy) for prompt in common}
 
 
 def _all_fail(fails: Mapping[str, Values], *, but: str) -> Values:
