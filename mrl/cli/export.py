@@ -9,21 +9,13 @@ import argparse
 import shutil
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import mrl
-from mrl.config.policy_tables import PolicyTable
 from mrl.config.run_folder import RunFolder, read_run_config
 from mrl.config.schema import RunConfig
-from mrl.errors import CheckpointError, ConfigError, RunFolderError
+from mrl.errors import ConfigError, RunFolderError
+from mrl.processes.preparation.checkpoint_folder import ADAPTER, CARD, sound_checkpoint, step_of, write_folder
 from mrl.processes.preparation.hub_models import check_here, located
-
-if TYPE_CHECKING:
-    from mrl.weights.checkpoint_store import Checkpoint
-
-CARD = "README.md"
-ADAPTER = "adapter"
-"""Folder of the adapters beside the merged weights."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -56,21 +48,16 @@ def export(config: RunConfig, folder: RunFolder, policy: str, step: int | None, 
     """
     from mrl.weights.checkpoint_store import CheckpointStore  # imports torch
 
-    store = CheckpointStore(folder.checkpoints(policy), policy)
-    step = _step(store.steps(), step, folder.checkpoints(policy))
+    place = folder.checkpoints(policy)
+    step = step_of(CheckpointStore(place, policy).steps(), step, place)
     to = to or folder.path / "exports" / f"{policy}-step_{step}"
     if to.exists():
         raise RunFolderError("exists already", where=str(to), cure="choose another --to")
-    problem = store.problem(step)
-    if problem:
-        raise CheckpointError(problem)
+    checkpoint = sound_checkpoint(folder, policy, step)
     to.parent.mkdir(parents=True, exist_ok=True)
     part = Path(tempfile.mkdtemp(dir=to.parent, prefix=f".{to.name}."))
     try:
-        _write_weights(part, config.policies[policy], store.open(step))
-        for file in Path(config.policies[policy].model).iterdir():
-            if file.is_file() and "safetensors" not in file.name and file.name != CARD:
-                shutil.copy(file, part)
+        write_folder(part, config.policies[policy], checkpoint)
         (part / CARD).write_text(model_card(config, policy, step), encoding="utf-8")
         part.chmod(0o755)
         part.rename(to)
@@ -78,24 +65,6 @@ def export(config: RunConfig, folder: RunFolder, policy: str, step: int | None, 
         shutil.rmtree(part, ignore_errors=True)
         raise
     return to
-
-
-def _write_weights(folder: Path, table: PolicyTable, checkpoint: "Checkpoint") -> None:
-    from mrl.models.load_policy import load_policy
-    from mrl.models.lora import add_adapters, write_adapters
-    from mrl.models.parameters import trained_weights, whole_weights
-    from mrl.weights.publish import write_weights
-    from mrl.weights.training_state import restore_weights, saved_weights
-
-    lora = table.learner.lora
-    if lora is None:
-        write_weights(folder, saved_weights(checkpoint))
-        return
-    model = load_policy(Path(table.model))
-    add_adapters(model, lora, seed=0)
-    restore_weights(model, checkpoint)
-    write_weights(folder, whole_weights(model))
-    write_adapters(folder / ADAPTER, lora, trained_weights(model), table.source or table.model)
 
 
 def model_card(config: RunConfig, policy: str, step: int) -> str:
@@ -128,11 +97,3 @@ def model_card(config: RunConfig, policy: str, step: int) -> str:
             "",
         ]
     )
-
-
-def _step(found: list[int], wanted: int | None, where: Path) -> int:
-    if not found:
-        raise RunFolderError("no checkpoint", where=str(where), cure="let the run come to its first checkpoint")
-    if wanted is not None and wanted not in found:
-        raise RunFolderError("no checkpoint of this step", where=str(where), got=wanted, wanted=f"one of {found}")
-    return found[-1] if wanted is None else wanted

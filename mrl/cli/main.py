@@ -38,6 +38,7 @@ COMMANDS: dict[str, Command] = {
     "report": Command("mrl.cli.write_report", "write report.html of a run and print its path"),
     "samples": Command("mrl.cli.samples", "answers of a run: prompts, rewards, who rescued whom"),
     "inspect": Command("mrl.cli.inspect_exchange", "what the exchange of a run holds, passes on, and who waits"),
+    "eval": Command("mrl.cli.evaluate", "pass@k of runs and models on held-out prompts; compare two of these"),
     "export": Command("mrl.cli.export", "write a policy of a run as a Hugging Face folder"),
     "align": Command("mrl.cli.align", "compare two tokenizers: a pair card, or one text under both"),
     "bandit": Command("mrl.cli.bandit", "what sharing gains and costs, on a bandit: table, pictures, one page"),
@@ -56,7 +57,7 @@ COMMANDS: dict[str, Command] = {
 }
 MEANT: dict[str, str] = {
     "run": "train", "start": "train", "resume": "train CONFIG --resume", "continue": "train CONFIG --resume",
-    "eval": "report", "evaluate": "report", "evaluation": "report", "results": "report", "metrics": "report",
+    "evaluate": "eval", "evaluation": "eval", "pass@k": "eval", "results": "report", "metrics": "report",
     "plot": "report", "show": "report", "status": "inspect", "see": "inspect", "dump": "inspect", "watch": "inspect",
     "rollouts": "samples", "answers": "samples", "completions": "samples", "browse": "samples", "sample": "samples",
     "validate": "check", "plan": "check", "lint": "check", "dry-run": "check", "config": "check",

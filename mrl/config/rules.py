@@ -2,6 +2,7 @@
 
 import re
 
+from mrl.config.evaluation_rules import check_evaluation
 from mrl.config.objective_rules import check_objective
 from mrl.config.policy_tables import LearnerTable, MakeTable, PolicyTable, RolloutTable, ServerTable
 from mrl.config.reward_rules import check_rewards
@@ -37,6 +38,7 @@ def check_rules(config: RunConfig, *, where: str) -> None:
     _check_ttl(config, where)
     _check_exchange(config, where)
     check_rewards(config, where)
+    check_evaluation(config, where)
     if not isinstance(config.sharing.get("regime"), str):
         raise ConfigError(
             "sharing.regime: missing" if "regime" not in config.sharing else "sharing.regime: not valid",

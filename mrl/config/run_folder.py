@@ -1,10 +1,10 @@
 """The folder of one run: where everything lies, and the rules for making, clearing and continuing it.
 
 `<run.folder>/<run.name>/` holds config.json (resolved), metrics.jsonl, timeline.jsonl, units.jsonl, logs/attempt_N,
-rollouts, residuals, unheard, pair_cards, checkpoints, lives, weights, evaluation, exchange, endpoints, keys, requests,
-crash, report.html. What only processes of one host share lies in that host's local folder. A run folder appears whole
-or not at all. It is never overwritten without `clean`, never continued without `resume`, and never touched while a
-supervisor lives in it.
+rollouts, residuals, unheard, pair_cards, checkpoints, lives, weights, evaluation, evals, exchange, endpoints, keys,
+requests, crash, report.html. What only processes of one host share lies in that host's local folder. A run folder
+appears whole or not at all. It is never overwritten without `clean`, never continued without `resume`, and never
+touched while a supervisor lives in it.
 """
 
 import errno
@@ -284,7 +284,7 @@ def write_json(path: Path, value: object) -> None:
 
 def _check_filled(path: Path, *, clean: bool, resume: bool) -> None:
     where = str(path)
-    if not _is_run(path):
+    if not is_run(path):
         raise RunFolderError(
             "exists and is no run of mrl (no config.json); it is left alone",
             where=where,
@@ -315,7 +315,8 @@ def _saved_steps(path: Path, policy: str) -> set[int]:
     return {int(name) for name in names if name.isdecimal()}
 
 
-def _is_run(path: Path) -> bool:
+def is_run(path: Path) -> bool:
+    """Whether a folder is that of a run, and not of a model, which has a config.json too."""
     try:
         tables = json.loads((path / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -394,6 +395,6 @@ def _put_in_place(building: Path, path: Path) -> None:
     try:
         building.rename(path)
     except OSError as error:
-        if error.errno in (errno.ENOTEMPTY, errno.EEXIST) and _is_run(path):  # it was begun in this moment
+        if error.errno in (errno.ENOTEMPTY, errno.EEXIST) and is_run(path):  # it was begun in this moment
             raise _in_use(path, supervisor_of(path) or "unknown") from None
         raise

@@ -199,6 +199,14 @@ class EvaluationTable(Table):
     share: float = Field(default=0.5, gt=0, le=1)
     """Part of a worker's places that held-out answers may take while it has other work, at least one of them. With 1
     nothing else is begun before all of them are: almost all of their tokens are of the evaluated version."""
+    samples: int = Field(default=1, ge=1, le=1024)
+    """Answers to every held-out prompt. Several give pass@k, majorities, and intervals of both."""
+    k: list[Annotated[int, Field(ge=1)]] = Field(default=[1], min_length=1, max_length=16)
+    """The k of pass@k, none above `samples`; told where `samples` is above 1."""
+    temperature: float | None = Field(default=None, ge=0)
+    """Temperature of held-out answers; 0 takes the likeliest token (greedy). Left out: that of the policy."""
+    top_p: float = Field(default=1.0, gt=0, le=1)
+    """Held-out answers are sampled from the likeliest tokens that have this probability together; 1 takes all."""
 
 
 class SupervisionTable(Table):

@@ -5,7 +5,7 @@ time for all answers to it. An ended row is given to a waiting answer; when none
 """
 
 import itertools
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
-from mrl.engines.engine import Finished, Generation, GenerationRequest, Sampling
+from mrl.engines.engine import Decoding, Finished, Generation, GenerationRequest, Sampling
 from mrl.engines.slot_cache import ReadPrompt, SlotCache
-from mrl.engines.token_sampling import sample, uniforms
+from mrl.engines.token_sampling import sample, sample_decoded, uniforms
 from mrl.records.finish import FinishReason
 from mrl.records.version import Version, VersionSpan
 
@@ -41,6 +41,8 @@ class _Waiting:
 class _Answer:
     request_id: str
     index: int
+    decoding: Decoding | None = None
+    """None: as the engine samples."""
     spans: list[VersionSpan] = field(default_factory=list)
     """Of the versions before the present one."""
 
@@ -125,8 +127,19 @@ class ContinuousBatch:
         self._cache.advance()
         rows = self._rows[: len(self._answers)]
         draws = torch.from_numpy(uniforms(rows["seed"], rows["length"])).to(logits.device)
-        tokens, logprobs = sample(logits, draws, self._sampling.temperature)
+        tokens, logprobs = self._sample(logits, draws)
         return self._append(rows, tokens.cpu().numpy(), logprobs.cpu().numpy())
+
+    def _sample(self, logits: Tensor, draws: Tensor) -> tuple[Tensor, Tensor]:
+        """One token per row. Rows that are decoded otherwise change nothing for the rows beside them."""
+        apart: defaultdict[Decoding, list[int]] = defaultdict(list)
+        for row, answer in enumerate(self._answers):
+            if answer.decoding is not None:
+                apart[answer.decoding].append(row)
+        tokens, logprobs = sample(logits, draws, self._sampling.temperature)
+        for decoding, rows in apart.items():
+            tokens[rows], logprobs[rows] = sample_decoded(logits[rows], draws[rows], decoding)
+        return tokens, logprobs
 
     def _forward(self) -> Tensor:
         """[rows, V] logits of the next token."""
@@ -192,7 +205,7 @@ class ContinuousBatch:
         state["limit"][rows] = self._sampling.max_new_tokens
         self._answers.extend(_Answer("", 0) for _ in range(max(rows) + 1 - len(self._answers)))
         for row, place in zip(rows, index, strict=True):
-            self._answers[row] = _Answer(request.request_id, place)
+            self._answers[row] = _Answer(request.request_id, place, request.decoding)
 
     def _drop(self, row: int) -> None:
         """The last row takes the place of this one."""

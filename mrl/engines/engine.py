@@ -4,7 +4,7 @@ One thread submits and collects. Weights may be loaded, sequences scored and usa
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
@@ -17,8 +17,19 @@ from mrl.records.version import Version, VersionSpan
 
 
 @dataclass(frozen=True, slots=True)
+class Decoding:
+    """How an answer is sampled that is not trained on. What its log-probabilities are of is up to the engine."""
+
+    temperature: float
+    """0 takes the likeliest token (greedy)."""
+    top_p: float = 1.0
+    """The likeliest tokens that have this probability together are sampled from (nucleus, arXiv 1904.09751); above 0
+    and at most 1, which takes all."""
+
+
+@dataclass(frozen=True, slots=True)
 class Sampling:
-    """How a policy samples; the same for all its answers.
+    """How a policy samples; the same for all its answers but those that say otherwise.
 
     Log-probabilities are those of this distribution: softmax(logits / temperature) over the whole vocabulary.
     """
@@ -27,6 +38,14 @@ class Sampling:
     max_new_tokens: int
     eos_ids: tuple[int, ...]
     """Any of them ends an answer and is its last token."""
+    top_p: float = 1.0
+    """As that of `Decoding`."""
+
+    def decoded(self, decoding: Decoding | None) -> "Sampling":
+        """The same with a decoding of its own, if there is one."""
+        if decoding is None:
+            return self
+        return replace(self, temperature=decoding.temperature, top_p=decoding.top_p)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +59,8 @@ class GenerationRequest:
     """[G] one seed per answer."""
     may_be_refused: bool = False
     """Whether an engine that does not take it gives answers without a token in place of EngineError."""
+    decoding: Decoding | None = None
+    """None: as the engine samples."""
 
 
 @dataclass(frozen=True, slots=True)

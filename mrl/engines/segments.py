@@ -71,7 +71,7 @@ class Segments:
     async def answer(self, request: GenerationRequest, index: int) -> Finished:
         """Sample one answer to its end, over as many versions as come."""
         prompt = request.prompt_token_ids.tolist()
-        answer = _Answer(self._sampling)
+        answer, sampling = _Answer(self._sampling), self._sampling.decoded(request.decoding)
         seed = int(request.seeds[index])
         while answer.finish_reason is FinishReason.ABORT:
             await self._gate.wait()
@@ -79,7 +79,8 @@ class Segments:
             assert version is not None, "nothing is handed in before there are weights"
             name = f"{request.request_id}/{index}/{answer.num_segments}"
             before, wanted = prompt + answer.token_ids, answer.tokens_left
-            segment = await self._call(before, wanted, seed=_seed_of(seed, answer.num_segments), name=name)
+            part_seed = _seed_of(seed, answer.num_segments)
+            segment = await self._call(before, sampling, max_new_tokens=wanted, seed=part_seed, name=name)
             self._check(segment, version)
             if segment.finish_reason is FinishReason.LENGTH and len(segment.token_ids) < wanted:
                 got = f"{len(before)} tokens before it, {wanted} to sample"
@@ -168,11 +169,13 @@ class Segments:
                     ) from None
                 await self._dialect.abort_all(self._http)
 
-    async def _call(self, token_ids: list[int], max_new_tokens: int, *, seed: int, name: str) -> Segment:
+    async def _call(
+        self, token_ids: list[int], sampling: Sampling, *, max_new_tokens: int, seed: int, name: str
+    ) -> Segment:
         with self._in_flight(name):
             try:
                 return await self._dialect.generate(
-                    self._http, token_ids, self._sampling, max_new_tokens=max_new_tokens, seed=seed, request_id=name
+                    self._http, token_ids, sampling, max_new_tokens=max_new_tokens, seed=seed, request_id=name
                 )
             except Paused:
                 if self._gate.is_set():  # it opens behind every call that an update has met: this pause is not ours

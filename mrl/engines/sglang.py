@@ -115,6 +115,7 @@ class SGLang:
         An answer that the model's own EOS ended, and none of ours, goes on as one that was aborted.
         """
         sampling_params = {"max_new_tokens": max_new_tokens, "temperature": sampling.temperature, "sampling_seed": seed}
+        sampling_params |= {} if sampling.top_p == 1 else {"top_p": sampling.top_p}
         answer = await _ask(http, token_ids, sampling_params | {"stop_token_ids": list(sampling.eos_ids)})
         sampled, meta = answer["output_ids"], answer["meta_info"]
         reason = REASONS[meta["finish_reason"]["type"]]

@@ -7,6 +7,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from mrl.engines.engine import Decoding
+
 
 def answer_seeds(run_seed: int, policy: str, prompt_id: str, step: int, group_size: int) -> npt.NDArray[np.uint64]:
     """[G] seeds: a hash of (run seed, policy, prompt id, sample index, step)."""
@@ -43,3 +45,22 @@ def sample(logits: Tensor, draws: Tensor, temperature: float) -> tuple[Tensor, T
     # Beyond the last token only where the logits are not numbers; the canary tells, an index error would not.
     tokens = torch.searchsorted(cumulative, wanted, right=True).clamp_(max=logits.shape[-1] - 1)
     return tokens.squeeze(-1), probabilities.gather(-1, tokens).log_().squeeze(-1)
+
+
+def sample_decoded(logits: Tensor, draws: Tensor, decoding: Decoding) -> tuple[Tensor, Tensor]:
+    """As `sample`, by a decoding of its own; log-probabilities are those of the distribution that is left.
+
+    At temperature 0 that is the likeliest token alone, the first one of equals, with log-probability 0. Of a nucleus it
+    is the smallest set of likeliest tokens with probability `top_p` or more (arXiv 1904.09751, equation 2).
+    """
+    if decoding.temperature == 0:
+        tokens = logits.argmax(-1)
+        return tokens, torch.zeros(tokens.shape, device=logits.device)
+    if decoding.top_p >= 1:
+        return sample(logits, draws, decoding.temperature)
+    scaled = logits.float() / decoding.temperature
+    likeliest, order = scaled.sort(dim=-1, descending=True, stable=True)
+    probabilities = likeliest.softmax(-1)
+    before = probabilities.cumsum(-1, dtype=torch.float64) - probabilities
+    places, logprobs = sample(likeliest.masked_fill(before >= decoding.top_p, -torch.inf), draws, 1.0)
+    return order.gather(-1, places[:, None]).squeeze(-1), logprobs

@@ -127,6 +127,7 @@ class VLLM:
             adapters=self._adapters[0] if self._adapters else "",
             max_tokens=max_new_tokens,
             temperature=sampling.temperature,
+            **({} if sampling.top_p == 1 else {"top_p": sampling.top_p}),
             seed=seed,
             stop_token_ids=list(sampling.eos_ids),
             logprobs=0,

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from mrl.records.evaluation_messages import EvaluationResult
 from mrl.records.rollouts import HeldOutAnswer, HeldOutItem, WorkRequest
 from mrl.records.version import Version
-from mrl.tasks.held_out import HeldOutBook
+from mrl.tasks.held_out import PLAIN, HeldOutBook, Measure
 from mrl.tasks.pool import Prompt
 
 
@@ -27,8 +27,8 @@ class Evaluated(NamedTuple):
 class HeldOutLedger:
     """The evaluations of one policy; not thread-safe."""
 
-    def __init__(self, policy: str, *, success_reward: float = 1.0) -> None:
-        self._policy, self._success_reward = policy, success_reward
+    def __init__(self, policy: str, measure: Measure = PLAIN) -> None:
+        self._policy, self._measure = policy, measure
         self._newest: HeldOutBook | None = None
         self._overtaken: list[HeldOutBook] = []
         """Those whose last answers are still to come."""
@@ -49,8 +49,7 @@ class HeldOutLedger:
         if self._newest is not None:
             self._newest.give_up(running=False)
             self._overtaken.append(self._newest)
-        bound = self._success_reward
-        self._newest = HeldOutBook(self._policy, version, prompts, began_s=now_s, success_reward=bound)
+        self._newest = HeldOutBook(self._policy, version, prompts, began_s=now_s, measure=self._measure)
         self._settle(now_s)
 
     def lose(self, worker: str, holding: Collection[str], now_s: float) -> int:

@@ -18,6 +18,9 @@ def tell_evaluation(result: EvaluationResult, folder: Path, telemetry: Telemetry
         "eval/time_s": result.seconds,
     }
     values |= {f"eval/accuracy/{task}": found.accuracy for task, found in result.per_task.items()}
+    values |= {f"eval/{name}": found.mean for name, found in result.estimates.items()}
+    if result.samples > 1:
+        values["eval/tied_majorities"] = result.tied_majorities
     telemetry.metrics(result.step, values)
     for answer in result.answers:
         telemetry.sample(

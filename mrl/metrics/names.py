@@ -1,6 +1,7 @@
 """Every metric that mrl emits: its name, its unit, what it says.
 
-A part in braces stands for one path segment: `eval/accuracy/{task}` covers `eval/accuracy/spell`.
+A part in braces stands for one path segment, or for the rest of one: `eval/accuracy/{task}` covers
+`eval/accuracy/spell`, and `eval/pass@{k}` covers `eval/pass@8`.
 Headline metrics are what a person looks at first; the live view and the report are built from them.
 """
 
@@ -160,6 +161,10 @@ METRICS: dict[str, Metric] = {
     # learner, or the worker of a frozen policy: an evaluation
     "eval/accuracy": Metric("share", "held-out answers that the verifier accepts", True),
     "eval/accuracy/{task}": Metric("share", "held-out answers of one task that the verifier accepts", True),
+    "eval/pass@{k}": Metric("share", "held-out prompts that k answers solve, of several answers to each"),
+    "eval/avg@{n}": Metric("share", "held-out answers that the verifier accepts, of n answers to each prompt"),
+    "eval/maj@{n}": Metric("share", "held-out prompts whose most frequent of n answers the verifier accepts"),
+    "eval/tied_majorities": Metric("prompts", "held-out prompts with several most frequent answers"),
     "eval/own_token_share": Metric("share", "their tokens that the evaluated version sampled, not a newer one"),
     "eval/missing_answers": Metric("answers", "held-out prompts that got no answer in this evaluation"),
     "eval/time_s": Metric("s", "time of an evaluation, from the question to the last answer"),
@@ -250,4 +255,10 @@ def is_known(name: str) -> bool:
 def _covers(pattern: list[str], parts: list[str]) -> bool:
     if len(pattern) != len(parts):
         return False
-    return all(part == want or (want.startswith("{") and part != "") for want, part in zip(pattern, parts, strict=True))
+    return all(_covers_part(want, part) for want, part in zip(pattern, parts, strict=True))
+
+
+def _covers_part(want: str, part: str) -> bool:
+    """Whether `part` is `want`, or begins as it does and fills its braces with something."""
+    before, brace, _ = want.partition("{")
+    return part.startswith(before) and part != before if brace else part == want

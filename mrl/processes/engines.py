@@ -13,7 +13,7 @@ from mrl.config.unit_rules import may_sleep
 from mrl.engines.bounds import bounds_of
 from mrl.engines.dialect import AdapterShape, Dialect, Launch
 from mrl.engines.embedded import EmbeddedEngine
-from mrl.engines.engine import Engine, Sampling
+from mrl.engines.engine import Decoding, Engine, Sampling
 from mrl.engines.environment import engine_python
 from mrl.engines.family_limits import check_names
 from mrl.engines.server_engine import ServerEngine
@@ -107,6 +107,14 @@ def answers_at_once(config: RunConfig, policy: str) -> int:
     if config.run.sync:
         in_flight = table.learner.prompts_per_step * table.rollout.group_size
     return max(table.rollout.answers_at_once or in_flight, table.rollout.group_size)
+
+
+def held_out_decoding(config: RunConfig, policy: str) -> Decoding | None:
+    """How held-out answers are sampled; None where it is how the policy samples."""
+    table, own = config.evaluation, config.policies[policy].rollout.temperature
+    if table.temperature in (None, own) and table.top_p == 1:
+        return None
+    return Decoding(own if table.temperature is None else table.temperature, table.top_p)
 
 
 def _sampling(table: PolicyTable, receiver: Receiver) -> Sampling:

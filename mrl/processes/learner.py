@@ -54,6 +54,7 @@ from mrl.sharing.context import SharingContext, sharing_context
 from mrl.sharing.own_objective import own_objective
 from mrl.sharing.regime import Regime
 from mrl.sharing.regimes import build_regime, shares
+from mrl.tasks.held_out import measure_of
 from mrl.tasks.pool import TaskPool, build_pool
 from mrl.transport.endpoints import publish_endpoint
 from mrl.transport.grants import Grant
@@ -277,8 +278,7 @@ def _first_rank(
         ipc_path=socket_file(f"learner-{policy}"),
     )
     publish_endpoint(folder.endpoints, f"learner-{policy}", server.address, server.ipc_path)
-    bound = config.run.success_reward
-    held_out = None if config.evaluation.every == NO_EVALUATION else HeldOutLedger(policy, success_reward=bound)
+    held_out = None if config.evaluation.every == NO_EVALUATION else HeldOutLedger(policy, measure_of(config))
     intake = Intake(server, ledger, held_out=held_out, evaluates_alone=config.run.sync, courier=courier)
     closing.callback(intake.close)
     is_sharing = shares(config.sharing)

@@ -31,7 +31,7 @@ from mrl.exchange.client import ExchangeClient
 from mrl.metrics.telemetry import Telemetry
 from mrl.models.prompting import PromptEncoder
 from mrl.processes import wiring
-from mrl.processes.engines import answers_at_once, build_engine, check_lengths
+from mrl.processes.engines import answers_at_once, build_engine, check_lengths, held_out_decoding
 from mrl.processes.planning.unit_workers import UNIT, UNIT_EPOCH
 from mrl.processes.sleep_line import WorkerLine
 from mrl.records.evaluation_messages import result_name
@@ -47,6 +47,7 @@ from mrl.rollout.worker_loop import RolloutLoop
 from mrl.sharing.context import sharing_context
 from mrl.sharing.regime import Author, Regime
 from mrl.sharing.regimes import build_regime, scorers
+from mrl.tasks.held_out import measure_of
 from mrl.tasks.pool import build_pool
 from mrl.weights.canary_texts import NUM_PROMPTS, longest_row, texts_of_prompts
 from mrl.weights.manifest import Manifest
@@ -79,7 +80,15 @@ def build_sampler(
     pool = build_pool(config.tasks, config.pool)
     check_lengths(config, policy, pool, encoder.token_ids)
     engine = make_engine(receiver)
-    sampler = Sampler(policy, config.run.seed, engine, pool, encoder.token_ids, receiver.completion_bytes)
+    sampler = Sampler(
+        policy,
+        config.run.seed,
+        engine,
+        pool,
+        encoder.token_ids,
+        receiver.completion_bytes,
+        held_out_decoding(config, policy),
+    )
     return sampler, receiver
 
 
@@ -200,7 +209,7 @@ def _frozen_evaluation(
         folder=folder.evaluation,
         max_answers=answers_at_once(config, sampler.policy),
         share=config.evaluation.share,
-        success_reward=config.run.success_reward,
+        measure=measure_of(config),
     )
 
 

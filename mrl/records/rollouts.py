@@ -103,6 +103,8 @@ class HeldOutItem(msgspec.Struct, frozen=True, kw_only=True):
     prompt_id: Name
     version: Version
     """Nothing older begins it; a newer one may, and may overtake it."""
+    sample: Count = 0
+    """Which of the answers to its prompt; part of the sampling seed."""
 
     @property
     def group_size(self) -> int:
@@ -154,6 +156,8 @@ class HeldOutAnswer(msgspec.Struct, frozen=True, kw_only=True):
     completion: TextBytes = b""
     """The bytes of the answer without EOS."""
     reward: Reward = 0.0
+    choice: Annotated[str, msgspec.Meta(max_length=32)] = ""
+    """Hash of what was read out of it and judged: equal where two answers say the same, empty where nothing was."""
 
 
 class HeldOutAnswers(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="held_out_answers"):

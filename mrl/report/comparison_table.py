@@ -1,15 +1,18 @@
-"""A comparison as tables: for the terminal, as Markdown, and as JSON."""
+"""Comparisons of runs as tables, for the terminal, as Markdown and as JSON; evaluations as tables for the terminal."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from rich.table import Table
 
+from mrl.records.evaluation_file import EvaluationFile
+from mrl.records.evaluation_messages import Estimate, EvaluationResult, Together
 from mrl.report.comparison import AVERAGE, Comparison, Interval
 
 SHOWN = ("start", "end", "best", "area")
 """Of a learning curve."""
+NOTHING = "-"
 MEBIBYTE = 1024.0 * 1024.0
 
 
@@ -160,3 +163,64 @@ def _pair(found: Interval) -> dict[str, float | None]:
         "mean": None if math.isnan(found.mean) else found.mean,
         "half": None if math.isnan(found.half) else found.half,
     }
+
+
+def evaluation_grids(evaluation: EvaluationFile) -> list[Grid]:
+    """Each policy, each of its tasks, and the policies together."""
+    results = {label: policy.result for label, policy in evaluation.policies.items()}
+    asked = f"{len(evaluation.prompt_ids)} prompts, {evaluation.samples} answer{'s' * (evaluation.samples > 1)} to each"
+    grids = [policy_grid(results, f"held-out answers: {asked}"), _task_grid(results)]
+    return grids + [grid for k, found in evaluation.together.items() for grid in together_grids(found, int(k))]
+
+
+def policy_grid(results: Mapping[str, EvaluationResult], title: str) -> Grid:
+    """Every measure with its 95 % interval over prompts."""
+    names = list(dict.fromkeys(name for result in results.values() for name in result.estimates)) or ["accuracy"]
+    head = ["policy", *names, "ties", "missing"]
+    rows = []
+    for label, result in results.items():
+        measured = [shown(result.estimates.get(name)) for name in names]
+        if not result.estimates:
+            measured = [f"{result.accuracy:.3f}"] + [NOTHING] * (len(names) - 1)
+        rows.append([label, *measured, f"{result.tied_majorities}", f"{result.missing}"])
+    return Grid(title, head, rows)
+
+
+def together_grids(found: Together, k: int) -> list[Grid]:
+    """What all solve together with k answers of each, who can be helped, and who solves what another one does not."""
+    names = list(found.alone)
+    title = f"together, {k} answer{'s' * (k > 1)} of each policy, {found.prompts} prompts"
+    rescued = [[f"unsolved by {name}, solved by another", shown(found.rescuable[name])] for name in names]
+    lines = [[f"union pass@{k}", shown(found.union)], *rescued]
+    rows = [[name, *(_share(found.alone[name].get(other)) for other in names)] for name in names]
+    matrix = Grid(f"row solves with {k}, column does not", ["", *names], rows)
+    return [Grid(title, ["share of prompts", ""], lines), matrix]
+
+
+def difference_grid(title: str, rows: Sequence[tuple[str, int, float, float, Estimate]]) -> Grid:
+    """Policies, k, before, after, and their difference with its interval over prompts."""
+    told = [[who, f"pass@{k}", f"{before:.3f}", f"{after:.3f}", shown(change, signed=True), f"{change.prompts}"]
+            for who, k, before, after, change in rows]  # fmt: skip
+    return Grid(title, ["policy", "measure", "A", "B", "B - A", "prompts"], told)
+
+
+def shown(found: Estimate | None, *, signed: bool = False) -> str:
+    """`0.812 [0.790, 0.834]`."""
+    if found is None:
+        return NOTHING
+    form = "+.3f" if signed else ".3f"
+    return f"{found.mean:{form}} [{found.low:{form}}, {found.high:{form}}]"
+
+
+def _task_grid(results: Mapping[str, EvaluationResult]) -> Grid:
+    tasks = sorted({task for result in results.values() for task in result.per_task})
+    rows = [
+        [task, *(_share(result.per_task[task].accuracy if task in result.per_task else None)
+                 for result in results.values())]
+        for task in tasks
+    ]  # fmt: skip
+    return Grid("share of right answers by task", ["task", *results], rows)
+
+
+def _share(value: float | None) -> str:
+    return NOTHING if value is None else f"{value:.3f}"

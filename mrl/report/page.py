@@ -21,7 +21,15 @@ from mrl.report.page_style import style_sheet
 from mrl.report.run_data import RunData, read_run
 from mrl.report.sharing_cost import cost_table, gap_chart
 from mrl.report.strange_answers import StrangeAnswers, strange_answers, strange_table
-from mrl.report.tables import accuracy_table, config_table, evaluation_notes, flow_table, sample_table
+from mrl.report.tables import (
+    accuracy_table,
+    config_table,
+    estimates_table,
+    evaluation_notes,
+    flow_table,
+    sample_table,
+    together_table,
+)
 from mrl.report.timeline_data import Timeline, run_timeline
 from mrl.report.timeline_picture import timeline_html
 from mrl.report.unit_stays import Units, read_units, units_html
@@ -110,7 +118,15 @@ def _problems(data: RunData) -> str:
 
 def _accuracy(data: RunData) -> str:
     note = "" if any(data.accuracy.values()) else f'<p class="empty">{charts.EMPTY}</p>'
-    return _section("Held-out accuracy, start and end", accuracy_table(data) + evaluation_notes(data) + note)
+    solved = "".join(
+        f"<h3>{title}</h3>{table}"
+        for title, table in (
+            ("Several answers to each prompt", estimates_table(data)),
+            ("What policies solve together", together_table(data)),
+        )
+        if table
+    )
+    return _section("Held-out accuracy, start and end", accuracy_table(data) + evaluation_notes(data) + note + solved)
 
 
 def _learning(data: RunData) -> str:

@@ -9,10 +9,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from mrl.config.run_folder import RunFolder
 from mrl.errors import RunFolderError
 from mrl.metrics.jsonl import read_metrics, read_samples
 from mrl.metrics.names import IDLE_SHARE, LOST_POINTS
+from mrl.records.evaluation_messages import Estimate, PromptTally
 from mrl.report.progress import ALL_TASKS, kind_of
 
 Points = list[tuple[float, float]]
@@ -37,6 +40,10 @@ class RunData:
     """Policy -> step -> share of the held-out answers' tokens that this step's version sampled, not a newer one."""
     missing_answers: dict[str, dict[int, float]] = field(default_factory=dict)
     """Policy -> step -> held-out prompts without an answer."""
+    estimates: dict[str, dict[int, dict[str, Estimate]]] = field(default_factory=dict)
+    """Policy -> step -> measure -> its estimate, of evaluations with several answers to each prompt."""
+    tallies: dict[str, dict[int, list[PromptTally]]] = field(default_factory=dict)
+    """Policy -> step -> what every held-out prompt came to."""
     flows: dict[tuple[str, str], dict[str, float]] = field(default_factory=dict)
     """(source, receiver) -> records, bytes, hit_rate, age_versions."""
     slots: dict[str, Points] = field(default_factory=dict)
@@ -182,11 +189,15 @@ def _take_evaluations(data: RunData, run: RunFolder) -> None:
             found |= {str(task): float(entry["accuracy"]) for task, entry in result.get("per_task", {}).items()}
             told = {name: float(result[name]) for name in ("own_token_share", "missing") if name in result}
             answers = [answer for answer in result.get("answers", []) if isinstance(answer, dict)]
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            estimates = msgspec.convert(result.get("estimates", {}), dict[str, Estimate])
+            tallies = msgspec.convert(result.get("prompts", []), list[PromptTally])
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, msgspec.ValidationError) as error:
             data.problems.append(f"{path.name} cannot be read ({type(error).__name__})")
             continue
         for task, accuracy in found.items():
             data.accuracy.setdefault(policy, {}).setdefault(task, {})[step] = accuracy
         for name, value in told.items():
             _take_evaluation(data, policy, step, name, value)
+        data.estimates.setdefault(policy, {})[step] = estimates
+        data.tallies.setdefault(policy, {})[step] = tallies
         data.samples += [{"policy": policy, "step": step, "kind": "evaluation", **answer} for answer in answers]

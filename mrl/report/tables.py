@@ -2,6 +2,7 @@
 
 import json
 import math
+from collections import Counter
 from collections.abc import Sequence
 from html import escape
 from typing import Any
@@ -9,6 +10,8 @@ from typing import Any
 from mrl.config.policy_tables import PolicyTable
 from mrl.config.schema import RunConfig, TaskTable
 from mrl.config.table import Table
+from mrl.metrics.pass_at_k import together
+from mrl.records.evaluation_messages import Estimate
 from mrl.report.number_format import count, fixed, labelled, percent, signed, size
 from mrl.report.progress import ALL_TASKS
 from mrl.report.run_data import RunData
@@ -46,6 +49,58 @@ def evaluation_notes(data: RunData) -> str:
             told = ", ".join(f"{count(number)} at step {step}" for step, number in sorted(missing.items()))
             notes.append(f"{_policy(data, policy)}: held-out prompts without an answer: {told}.")
     return "".join(f'<p class="note">{note}</p>' for note in notes)
+
+
+def estimates_table(data: RunData) -> str:
+    """pass@k and majorities of each policy's last evaluation with several answers to a prompt; empty without one."""
+    rows = []
+    for policy in data.policies:
+        by_step = data.estimates.get(policy, {})
+        step = max((step for step, found in by_step.items() if found), default=None)
+        if step is not None:
+            rows += [
+                f"<tr><td>{_policy(data, policy)}</td>{_number(str(step))}<td>{escape(name)}</td>"
+                f"{_estimate(found)}{_number(count(found.prompts))}</tr>"
+                for name, found in by_step[step].items()
+            ]
+    if not rows:
+        return ""
+    head = _head("policy", ("step", "n"), "measure", ("mean", "n"), ("95 % interval", "n"), ("prompts", "n"))
+    return f'<div class="scroll"><table class="estimates">{head}<tbody>{"".join(rows)}</tbody></table></div>'
+
+
+def together_table(data: RunData) -> str:
+    """What the policies solve together, and one without another, at the last step at which several were evaluated.
+
+    With as many answers of each as the largest k of the run; empty where no step has several policies.
+    """
+    steps = Counter(step for by_step in data.tallies.values() for step, found in by_step.items() if found)
+    step = max((step for step, number in steps.items() if number > 1), default=None)
+    if step is None:
+        return ""
+    k = max(data.config.get("evaluation", {}).get("k", [1]))
+    known = {policy: data.tallies.get(policy, {}).get(step, []) for policy in data.policies}
+    of_step = {policy: tallies for policy, tallies in known.items() if tallies}
+    found = together(of_step, k)
+    if found is None:
+        return ""
+    lines = [("solved by any", found.union)]
+    lines += [(f"unsolved by {_policy(data, name)}, solved by another", found.rescuable[name]) for name in of_step]
+    rows = "".join(f"<tr><td>{words}</td>{_estimate(value)}</tr>" for words, value in lines)
+    head = _head(f"step {step}, {k} answer{'s' * (k > 1)} of each", ("share of prompts", "n"), ("95 % interval", "n"))
+    cells = {one: [_number(fixed(found.alone[one].get(other), 3)) for other in of_step] for one in of_step}
+    matrix = "".join(f"<tr><td>{_policy(data, one)}</td>{''.join(row)}</tr>" for one, row in cells.items())
+    top = _head("row solves, column does not", *((_policy(data, name), "n") for name in of_step))
+    return (
+        f'<div class="scroll"><table class="together">{head}<tbody>{rows}</tbody></table></div>'
+        f'<div class="scroll"><table class="together">{top}<tbody>{matrix}</tbody></table></div>'
+        f'<p class="note">Over the {count(found.prompts)} prompts to which every policy has {k} '
+        f"answer{'s' * (k > 1)} or more.</p>"
+    )
+
+
+def _estimate(found: Estimate) -> str:
+    return _number(fixed(found.mean, 3)) + _number(f"{found.low:.3f} to {found.high:.3f}")
 
 
 def flow_table(data: RunData) -> str:

@@ -6,19 +6,14 @@ from pathlib import Path
 
 import structlog
 
-from mrl.errors import EngineLost
 from mrl.metrics.evaluation_results import tell_evaluation
 from mrl.metrics.telemetry import Telemetry
-from mrl.records.rollouts import HeldOutAnswer
 from mrl.records.version import Version
-from mrl.rollout.groups_in_flight import Flights
 from mrl.rollout.held_out_answers import HeldOutShare, InFlight
+from mrl.rollout.held_out_pass import HeldOutPass
 from mrl.rollout.sampling import Sampler
-from mrl.rollout.verifying import Verifying
-from mrl.tasks.held_out import HeldOutBook
+from mrl.tasks.held_out import PLAIN, HeldOutBook, Measure
 from mrl.tasks.pool import Prompt
-
-SLICE_S = 0.05
 
 log = structlog.get_logger()
 
@@ -36,15 +31,13 @@ class FrozenEvaluation:
         folder: Path,
         max_answers: int,
         share: float,
-        success_reward: float = 1.0,
+        measure: Measure = PLAIN,
     ) -> None:
         """At most `max_answers` are in flight, `share` of them beside other work; the result is a file of `folder`."""
         self._sampler, self._telemetry, self._folder, self._max_answers = sampler, telemetry, folder, max_answers
-        self._book = HeldOutBook(
-            sampler.policy, version, prompts, began_s=time.monotonic(), success_reward=success_reward
-        )
+        self._book = HeldOutBook(sampler.policy, version, prompts, began_s=time.monotonic(), measure=measure)
         self._share = HeldOutShare(share, group_size=0)  # the other work comes one request after another
-        self._flights, self._verifying = Flights(sampler), Verifying(sampler, telemetry)
+        self._pass = HeldOutPass(sampler, telemetry, self._book)
         self._is_over = False
 
     def go_on(self, *, beside: bool) -> bool:
@@ -55,19 +48,8 @@ class FrozenEvaluation:
         if self._is_over:
             return False
         self._telemetry.doing("evaluating")
-        try:
-            room = self._share.room(self._max_answers, InFlight(0, self._flights.num_answers))
-            items = self._book.grant("", room.beside if beside else room.alone)
-            if items:
-                self._sampler.engine.submit(self._flights.depart(items))
-            self._verifying.hand_in(self._flights.arrive(self._sampler.engine.collect(SLICE_S)))
-        except EngineLost:
-            self._flights.lose()
-            self._book.lose(lambda _, ticket: True)
-            raise
-        for answer in self._verifying.done(to_the_last=not self._flights):
-            assert isinstance(answer, HeldOutAnswer), "nothing else is in flight"
-            self._book.accept(answer)
+        room = self._share.room(self._max_answers, InFlight(0, self._pass.in_flight))
+        self._pass.go_on(room.beside if beside else room.alone)
         if self._book.is_over:
             self._tell()
         return True

@@ -1,5 +1,6 @@
 """What one policy samples: prompts become requests, finished answers become verified ones, and those scored groups."""
 
+import hashlib
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -7,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from mrl.engines.engine import Engine, Generation, GenerationRequest
+from mrl.engines.engine import Decoding, Engine, Generation, GenerationRequest
 from mrl.engines.token_sampling import answer_seeds
 from mrl.records.codec import pack_array
 from mrl.records.rollouts import Answer, HeldOutAnswer, HeldOutItem, ScoredGroup, WorkItem
@@ -28,13 +29,15 @@ class Sampler:
     """Content of a prompt -> ids under the policy's tokenizer."""
     completion_bytes: Callable[[npt.NDArray[np.int32]], bytes]
     """Sampled ids -> bytes, special tokens having none."""
+    held_out_decoding: Decoding | None = None
+    """Of held-out answers; None: as the policy samples."""
 
     def request(self, item: WorkItem | HeldOutItem, request_id: str) -> GenerationRequest:
-        """What the engine is asked for. A held-out prompt has the same seed in every evaluation, and may be refused."""
+        """What the engine is asked for. A held-out answer has the same seed in every evaluation, and may be refused."""
         prompt = self.prompt_token_ids(self.pool.prompt(item.prompt_id).content)
         if isinstance(item, HeldOutItem):
-            seeds = answer_seeds(self.run_seed, self.policy, "held-out|" + item.prompt_id, 0, 1)
-            return GenerationRequest(request_id, prompt, seeds, may_be_refused=True)
+            seeds = answer_seeds(self.run_seed, self.policy, "held-out|" + item.prompt_id, 0, item.sample + 1)[-1:]
+            return GenerationRequest(request_id, prompt, seeds, may_be_refused=True, decoding=self.held_out_decoding)
         seeds = answer_seeds(self.run_seed, self.policy, item.prompt_id, item.step, item.group_size)
         return GenerationRequest(request_id, prompt, seeds)
 
@@ -45,6 +48,7 @@ class Sampler:
             versions=generation.versions,
             completion=self.completion_bytes(generation.token_ids),
             reward=verdict.reward,
+            choice=_choice(verdict.extracted),
         )
 
     def group(self, item: WorkItem, prompt_token_ids: npt.NDArray[np.int32], answers: Sequence[Answer]) -> ScoredGroup:
@@ -80,3 +84,7 @@ class Sampler:
     def _text(self, generation: Generation) -> str:
         """What is verified; a text cut in mid-character has a replacement mark in its place."""
         return self.completion_bytes(generation.token_ids).decode("utf-8", errors="replace")
+
+
+def _choice(extracted: str) -> str:
+    return hashlib.blake2b(extracted.encode(errors="replace"), digest_size=8).hexdigest() if extracted else ""

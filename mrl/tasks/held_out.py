@@ -1,24 +1,48 @@
-"""The books of one evaluation: which held-out prompts wait, which are being answered, and what came of them.
+"""The books of one evaluation: which answers to held-out prompts wait, which are under way, and what came of them.
 
-A prompt whose answer was lost with a worker or an engine waits again, a bounded number of times: one that takes engines
-down with it costs itself.
+All answers to a prompt are begun before those to the next one. One that was lost with a worker or an engine waits
+again, a bounded number of times: one that takes engines down with it costs itself.
 """
 
 from collections import Counter, deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
-from mrl.records.evaluation_messages import EvaluatedAnswer, EvaluationResult, TaskAccuracy
+from mrl.config.schema import RunConfig
+from mrl.metrics.pass_at_k import Majority, estimate, majority, passes
+from mrl.records.evaluation_messages import Estimate, EvaluatedAnswer, EvaluationResult, PromptTally, TaskAccuracy
 from mrl.records.rollouts import HeldOutAnswer, HeldOutItem
 from mrl.records.version import Version
 from mrl.tasks.pool import Prompt
 
 MAX_GRANTS = 3
-"""Of one prompt. A worker outlives one loss of its engine more."""
+"""Of one answer. A worker outlives one loss of its engine more."""
 SHOWN_PER_TASK = 3
 
 
+@dataclass(frozen=True, slots=True)
+class Measure:
+    """What is measured by held-out prompts."""
+
+    success_reward: float = 1.0
+    """An answer is right when its reward is at least this."""
+    samples: int = 1
+    """Answers to every prompt."""
+    ks: tuple[int, ...] = (1,)
+    """Those of pass@k, none above `samples`."""
+
+
+PLAIN = Measure()
+
+
+def measure_of(config: RunConfig) -> Measure:
+    """That of a run."""
+    table = config.evaluation
+    return Measure(config.run.success_reward, table.samples, tuple(sorted(set(table.k))))
+
+
 class HeldOutBook:
-    """One answer per prompt, for the evaluation of one version. Without a clock; not thread-safe."""
+    """The answers to all prompts, for the evaluation of one version. Without a clock; not thread-safe."""
 
     def __init__(
         self,
@@ -27,27 +51,28 @@ class HeldOutBook:
         prompts: Sequence[Prompt],
         *,
         began_s: float,
-        success_reward: float = 1.0,
+        measure: Measure = PLAIN,
     ) -> None:
-        """An answer is right when its reward is at least `success_reward`."""
+        """An answer has a place: that of its prompt times the answers to each, and its number among these."""
         self.version = version
-        self._success_reward = success_reward
+        self._measure = measure
         self._policy, self._prompts, self._began_s = policy, list(prompts), began_s
-        self._waiting = deque(range(len(self._prompts)))
+        self._num_places = len(self._prompts) * measure.samples
+        self._waiting = deque(range(self._num_places))
         self._running: dict[int, str] = {}
-        """Place of a prompt -> who answers it."""
+        """Place of an answer -> who gives it."""
         self._grants: Counter[int] = Counter()
         self._answers: dict[int, HeldOutAnswer] = {}
 
     @property
     def num_waiting(self) -> int:
-        """Prompts that nobody answers yet."""
+        """Answers that nobody gives yet."""
         return len(self._waiting)
 
     @property
     def num_missing(self) -> int:
-        """Prompts that have no answer by now."""
-        return len(self._prompts) - len(self._answered)
+        """Answers that have not come by now."""
+        return self._num_places - len(self._answered)
 
     @property
     def is_over(self) -> bool:
@@ -55,20 +80,26 @@ class HeldOutBook:
         return not self._waiting and not self._running
 
     def grant(self, worker: str, most: int) -> list[HeldOutItem]:
-        """The next prompts, at most so many."""
+        """The next answers to give, at most so many."""
         items = []
         for _ in range(min(most, len(self._waiting))):
             place = self._waiting.popleft()
             self._running[place] = worker
             self._grants[place] += 1
-            prompt_id = self._prompts[place].prompt_id
-            items.append(HeldOutItem(ticket=self._ticket(place), prompt_id=prompt_id, version=self.version))
+            items.append(
+                HeldOutItem(
+                    ticket=self._ticket(place),
+                    prompt_id=self._prompt(place).prompt_id,
+                    version=self.version,
+                    sample=place % self._measure.samples,
+                )
+            )
         return items
 
     def accept(self, answer: HeldOutAnswer) -> bool:
         """Take an answer in, also when its prompt waits again meanwhile; False for one of another book, or repeated."""
         kind, _, number = answer.ticket.rpartition(".")
-        if f"{kind}." != self._ticket("") or not number.isdigit() or int(number) >= len(self._prompts):
+        if f"{kind}." != self._ticket("") or not number.isdigit() or int(number) >= self._num_places:
             return False
         place = int(number)
         if place in self._answers or not self._grants[place]:
@@ -102,42 +133,88 @@ class HeldOutBook:
         places = self._answered
         if not places:
             return None
-        tasks = sorted({self._prompts[place].task for place in places})
-        of_task = {task: [place for place in places if self._prompts[place].task == task] for task in tasks}
+        tasks = sorted({self._prompt(place).task for place in places})
+        of_task = {task: [place for place in places if self._prompt(place).task == task] for task in tasks}
+        tallies = self._tallies(places)
+        majorities = self._majorities(places) if self._measure.samples > 1 else {}
         spans = [span for place in places for span in self._answers[place].versions]
         own_tokens = sum(span.num_tokens for span in spans if span.version == self.version)
         return EvaluationResult(
             policy=self._policy,
             version=self.version,
             step=self.version.step,
-            accuracy=self._accuracy(places),
-            per_task={
-                task: TaskAccuracy(accuracy=self._accuracy(mine), prompts=len(mine)) for task, mine in of_task.items()
-            },
+            accuracy=_accuracy(tallies),
+            per_task={task: _task_accuracy(self._tallies(mine)) for task, mine in of_task.items()},
             answers=[self._shown(place) for mine in of_task.values() for place in mine[:SHOWN_PER_TASK]],
             oldest=min(span.version for span in spans),
             newest=max(span.version for span in spans),
             own_token_share=own_tokens / sum(span.num_tokens for span in spans),
             missing=self.num_missing,
             seconds=now_s - self._began_s,
+            samples=self._measure.samples,
+            estimates=self._estimates(tallies, list(majorities.values())),
+            tied_majorities=sum(one.is_tied for one in majorities.values()),
+            prompts=tallies,
         )
 
     def failures(self) -> dict[str, int]:
-        """Why prompts have no answer -> how many of them; those that were never answered at all are not among them."""
+        """Why answers did not come -> how many of them; those that were never begun are not among them."""
         return dict(Counter(answer.failure for answer in self._answers.values() if answer.failure))
 
     @property
     def _answered(self) -> list[int]:
-        """Places of the prompts that have an answer."""
+        """Places of the answers that came."""
         return [place for place, answer in sorted(self._answers.items()) if answer.versions and not answer.failure]
 
     def _ticket(self, place: int | str) -> str:
         return f"{self.version}.held-out.{place}"
 
-    def _accuracy(self, places: Collection[int]) -> float:
-        return sum(self._answers[place].reward >= self._success_reward for place in places) / len(places)
+    def _prompt(self, place: int) -> Prompt:
+        return self._prompts[place // self._measure.samples]
+
+    def _is_right(self, place: int) -> bool:
+        return self._answers[place].reward >= self._measure.success_reward
+
+    def _of_prompts(self, places: Sequence[int]) -> dict[str, list[int]]:
+        """Prompt id -> places of its answers, in the order of the prompts."""
+        found: dict[str, list[int]] = {}
+        for place in places:
+            found.setdefault(self._prompt(place).prompt_id, []).append(place)
+        return found
+
+    def _tallies(self, places: Sequence[int]) -> list[PromptTally]:
+        return [
+            PromptTally(prompt_id=prompt_id, answered=len(mine), right=sum(map(self._is_right, mine)))
+            for prompt_id, mine in self._of_prompts(places).items()
+        ]
+
+    def _majorities(self, places: Sequence[int]) -> dict[str, Majority]:
+        """Of the prompts all of whose answers came."""
+        return {
+            prompt_id: majority([(self._answers[place].choice, self._is_right(place)) for place in mine])
+            for prompt_id, mine in self._of_prompts(places).items()
+            if len(mine) == self._measure.samples
+        }
+
+    def _estimates(self, tallies: Sequence[PromptTally], majorities: Sequence[Majority]) -> dict[str, Estimate]:
+        """None with one answer to each prompt: they would all be the accuracy."""
+        samples = self._measure.samples
+        if samples == 1:
+            return {}
+        values = {f"pass@{k}": list(passes(tallies, k).values()) for k in self._measure.ks}
+        values[f"avg@{samples}"] = [one.right / one.answered for one in tallies]
+        values[f"maj@{samples}"] = [one.right for one in majorities]
+        return {name: estimate(found) for name, found in values.items() if found}
 
     def _shown(self, place: int) -> EvaluatedAnswer:
-        prompt, answer = self._prompts[place], self._answers[place]
+        prompt, answer = self._prompt(place), self._answers[place]
         text = answer.completion.decode("utf-8", errors="replace")
         return EvaluatedAnswer(task=prompt.task, prompt=prompt.text, completion=text, reward=answer.reward)
+
+
+def _accuracy(tallies: Sequence[PromptTally]) -> float:
+    return sum(one.right / one.answered for one in tallies) / len(tallies)
+
+
+def _task_accuracy(tallies: Sequence[PromptTally]) -> TaskAccuracy:
+    return TaskAccuracy(accuracy=_accuracy(tallies), prompts=len(tallies))

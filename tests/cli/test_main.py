@@ -57,7 +57,7 @@ def told(capsys: pytest.CaptureFixture[str], *words: str) -> str:
     ("words", "part"),
     [
         (["trian"], "did you mean `mrl train`?"),
-        (["eval"], "did you mean `mrl report`?"),
+        (["evaluate"], "did you mean `mrl eval`?"),
         (["workr"], "see `mrl --help`"),
         (["frobnicate"], "see `mrl --help`"),
         (["train"], "required: CONFIG"),

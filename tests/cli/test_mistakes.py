@@ -311,6 +311,31 @@ TRACKERS = [
     Mistake("a report to an unknown tracker", "report nowhere --to wanbd", r"--to.* 'wanbd'"),
 ]  # fmt: skip
 
+EVALUATIONS = [
+    Mistake("nothing to evaluate", "eval", r"mrl eval: nothing to evaluate; wanted a run, a model folder, or a model of the hub"),
+    Mistake("a run without checkpoints", "eval runs/small", r"checkpoints/qwen: no checkpoint; cure: let the run come to its first checkpoint",
+            run_exists),
+    Mistake("a step that is no number", "eval runs/small@last", r"runs/small@last: no step; got 'last'; wanted RUN@STEP", run_exists),
+    Mistake("a policy that is not in the run", "eval runs/small --policy gwen", r"no such policy that learns; got 'gwen'; wanted qwen or llama",
+            run_exists),
+    Mistake("a task that is not there", "eval runs/small --tasks sum", r"--tasks: no such task; got 'sum'; wanted sums; cure: did you mean sums\?",
+            run_exists),
+    Mistake("more drawn than sampled", "eval runs/small --samples 4 --k 1,8", r"--k: pass@k draws k of the answers.*got 'k = 8, and 4 answers'; wanted 1 to 4",
+            run_exists),
+    Mistake("a k that is a word", "eval runs/small --k one", r"--k: not valid; got 'one'; wanted whole numbers with commas", run_exists),
+    Mistake("a k of nothing", "eval runs/small --k 0", r"got 'k = 0, and 1 answer'; wanted 1 to 1", run_exists),
+    Mistake("a negative temperature", "eval runs/small --temperature=-1", r"--temperature: not valid; got -1\.0; wanted >= 0", run_exists),
+    Mistake("top-p of nothing", "eval runs/small --top-p 0", r"--top-p: not valid; got 0\.0; wanted above 0, and at most 1", run_exists),
+    Mistake("no tasks for a model", "eval models/qwen", r"no tasks to answer; got 'models/qwen'; .*--config quickstart"),
+    Mistake("a folder that is no model", "eval models --config small.toml", r"mrl eval models = 'models': config\.json is missing"),
+    Mistake("a misspelt run", "eval runs/smal --config small.toml", r"no such run, model folder, or model of the hub; got 'runs/smal'.*did you mean runs/small\?",
+            run_exists),
+    Mistake("two of one name", "eval models/qwen models/qwen --config small.toml", r"two policies have one name in the table; got 'qwen'"),
+    Mistake("a comparison with no file", "eval --compare a.json b.json", r"a\.json: No such file or directory; wanted a file of `mrl eval`"),
+    Mistake("a comparison with another file", "eval --compare small.toml small.toml", r"small\.toml: no file of `mrl eval`; got "),
+    Mistake("k above samples, in a run", "train small.toml --evaluation.k [1,8]", r"evaluation\.k: pass@k draws k .*got 'k = 8, and 1 answer'; wanted 1 to 1"),
+]  # fmt: skip
+
 VERIFIERS = [
     Mistake("a verifier that raises", TRAIN_OWN, r"own_verifier:judge failed on the answer '\d+' to .*got 'raised: ValueError: no unit \(own_verifier\.py:2 in judge\)'", judged("raise ValueError('no unit')")),
     Mistake("a verifier that takes the answer alone", TRAIN_OWN, r"own_verifier:judge\(answer\) cannot be called with \(reference, answer\)", judged("return 1.0", takes="answer")),
@@ -349,6 +374,8 @@ NOTES = [
             r"still needed .*policies\.qwen\.model = 'model/qwen': no such folder here, and the model model/qwen of the hub is not on this machine mrl fetch small\.toml"),
     Mistake("how many prompts there are", "check small.toml --pool.train_prompts 0 --pool.held_out_prompts 0",
             r"prompts \d+ to train on, \d+ held out"),
+    Mistake("several greedy answers", "check small.toml --evaluation.samples 4 --evaluation.temperature 0",
+            r"note: evaluation\.temperature 0 gives the same answer 4 times: pass@k is pass@1"),
     Mistake("a fall of the learning rate that is none", "check small.toml",
             r"lr_schedule constant \(linear to lr_final_share 1\)"),
     Mistake("a byte order mark", "check small.toml", r"small\.toml is valid", data(codecs.BOM_UTF8 + rows(60).encode())),
@@ -399,7 +426,9 @@ def files_in(folder: Path) -> set[Path]:
 
 
 @pytest.mark.parametrize(
-    "mistake", [*TYPING, *FILES, *MODELS, *LEARNING, *TRACKERS, *VERIFIERS, *RUNS], ids=lambda one: one.name
+    "mistake",
+    [*TYPING, *FILES, *MODELS, *LEARNING, *TRACKERS, *VERIFIERS, *RUNS, *EVALUATIONS],
+    ids=lambda one: one.name,
 )
 def test_a_mistake_is_one_line_and_leaves_nothing(
     mistake: Mistake, place: Path, capsys: pytest.CaptureFixture[str]

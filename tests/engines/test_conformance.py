@@ -25,7 +25,7 @@ from safetensors.torch import load_file, save_file
 from mrl.engines.bounds import Bounds
 from mrl.engines.dialect import Dialect, Launch
 from mrl.engines.embedded import EmbeddedEngine
-from mrl.engines.engine import Engine, EngineUsage, Finished, GenerationRequest, Sampling, ScoringRequest
+from mrl.engines.engine import Decoding, Engine, EngineUsage, Finished, GenerationRequest, Sampling, ScoringRequest
 from mrl.engines.environment import engine_python
 from mrl.engines.http import Http
 from mrl.engines.server_engine import ServerEngine
@@ -192,6 +192,39 @@ def test_ids_in_are_ids_out_with_the_logprobs_of_a_full_forward(rig, weights):
     assert all(span.version == version for one in finished for span in one.generation.versions)
     answers = {tuple(one.generation.token_ids.tolist()) for one in finished}
     assert len(answers) == 6, "seeds differ, and so do answers"
+
+
+def lags(weights: Weights, prompt: np.ndarray, answer: np.ndarray) -> np.ndarray:
+    """[T] nats by which each token of an answer is less likely than the likeliest in its place."""
+    ids = torch.tensor([[*prompt.tolist(), *answer.tolist()]])
+    with torch.no_grad():
+        logits = weights.model(input_ids=ids[:, :-1]).logits[0, prompt.size - 1 :].float()
+    return (logits.max(-1).values - logits.gather(-1, ids[0, prompt.size :, None]).squeeze(-1)).numpy()
+
+
+def test_an_answer_may_be_decoded_in_its_own_way(rig, weights):
+    """Greedily, or from a nucleus so small that it holds one token; answers beside it are sampled as ever."""
+    rig.serve(weights("a"))
+    plain, asked = rig.ask(answers=2, prompt_tokens=3), rig.ask(answers=2, prompt_tokens=5)
+    own = [Decoding(0.0), Decoding(0.7, top_p=1e-6), Decoding(5.0)]
+    decoded = [replace(asked, request_id=f"d{place}", decoding=one) for place, one in enumerate(own)]
+    rig.engine.submit([*decoded, plain])
+
+    finished = rig.collect(8)
+
+    check_answers(rig, [plain], [one for one in finished if one.request_id == plain.request_id])
+    prompt = asked.prompt_token_ids
+    lag = {
+        request.request_id: max(
+            float(lags(weights("a"), prompt, one.generation.token_ids).max())
+            for one in finished
+            if one.request_id == request.request_id
+        )
+        for request in decoded
+    }
+    assert lag["d0"] < TOLERANCE_NATS
+    assert lag["d1"] < TOLERANCE_NATS
+    assert lag["d2"] > 1.0, "at temperature 5 almost anything comes"
 
 
 def test_equal_seeds_give_equal_answers(rig, kind, weights):

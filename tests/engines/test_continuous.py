@@ -1,6 +1,7 @@
 """Continuous batching samples what a full forward says, and computes no row and reads no prompt twice."""
 
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -9,7 +10,7 @@ from transformers import Gemma3ForCausalLM, Gemma3TextConfig, Qwen3NextConfig
 
 from mrl.engines import slot_cache
 from mrl.engines.continuous import ContinuousBatch
-from mrl.engines.engine import Finished, GenerationRequest, Sampling
+from mrl.engines.engine import Decoding, Finished, GenerationRequest, Sampling
 from mrl.engines.slot_cache import SlotCache
 from mrl.engines.token_sampling import answer_seeds
 from mrl.errors import EngineError
@@ -117,6 +118,29 @@ def test_the_same_requests_give_the_same_bits(make_model):
     for one, other in zip(first, second, strict=True):
         assert one.generation.token_ids.tobytes() == other.generation.token_ids.tobytes()
         assert one.generation.logprobs.tobytes() == other.generation.logprobs.tobytes()
+
+
+def test_rows_that_are_decoded_otherwise_change_no_bit_of_the_rows_beside_them(make_model):
+    """Half of the answers greedy: the other half is sampled as without it. The same rows run in both batches."""
+    model, asked = make_model(), requests(8)
+    mixed = [replace(one, decoding=Decoding(0.0) if place % 2 else None) for place, one in enumerate(asked)]
+    never = Sampling(1.0, 12, (99,))  # no answer ends before its limit, so that the rows stay as they are
+
+    def answers(some: list[GenerationRequest]) -> dict:
+        batch = ContinuousBatch(model, never, max_running=64)
+        batch.relabel(OLD)
+        return by_name(run(batch, some))
+
+    plain, beside = answers(asked), answers(mixed)
+
+    for name, one in plain.items():
+        if int(name[0][1:]) % 2:
+            continue
+        assert one.token_ids.tobytes() == beside[name].token_ids.tobytes()
+        assert one.logprobs.tobytes() == beside[name].logprobs.tobytes()
+    greedy = [one.token_ids.tobytes() for name, one in beside.items() if name[0] == "r1"]
+    assert len(greedy) == 4
+    assert len(set(greedy)) == 1, "all answers to a prompt are the likeliest one"
 
 
 def test_no_row_is_computed_in_vain_and_no_prompt_read_twice(make_model):

@@ -3,7 +3,8 @@
 import numpy as np
 import torch
 
-from mrl.engines.token_sampling import answer_seeds, sample, uniforms
+from mrl.engines.engine import Decoding
+from mrl.engines.token_sampling import answer_seeds, sample, sample_decoded, uniforms
 
 
 def draws(rows: int) -> torch.Tensor:
@@ -61,3 +62,36 @@ def test_logits_that_are_not_numbers_give_no_number():
     _, logprobs = sample(torch.full((4, 8), float("nan")), draws(4), 1.0)
 
     assert logprobs.isnan().all()
+
+
+def test_at_temperature_0_the_likeliest_token_is_taken_the_first_of_equals():
+    """Whatever number is drawn; its probability is one."""
+    logits = torch.tensor([[0.0, 3.0, 3.0], [5.0, 1.0, -1.0]])
+
+    tokens, logprobs = sample_decoded(logits, torch.tensor([0.999, 0.001], dtype=torch.float64), Decoding(0.0))
+
+    assert tokens.tolist() == [1, 0]
+    assert logprobs.tolist() == [0.0, 0.0]
+
+
+def test_a_nucleus_is_the_fewest_likeliest_tokens_that_have_its_probability():
+    """Of probabilities 0.5, 0.3, 0.15, 0.05, top_p 0.8 keeps two, and a little more keeps three; frequencies follow."""
+    wanted, rows = torch.tensor([0.15, 0.5, 0.05, 0.3]), 40_000
+    logits = wanted.log() * 0.7
+
+    for top_p, kept in ((0.79, [1, 3]), (0.85, [0, 1, 3]), (0.1, [1])):
+        tokens, logprobs = sample_decoded(logits.expand(rows, 4), draws(rows), Decoding(0.7, top_p=top_p))
+        found = torch.bincount(tokens, minlength=4) / rows
+        left = torch.zeros(4)
+        left[kept] = wanted[kept] / wanted[kept].sum()
+        assert (found - left).abs().max() < 4 * 0.5 / rows**0.5
+        torch.testing.assert_close(logprobs, left[tokens].log(), atol=1e-5, rtol=0)
+
+
+def test_a_decoding_with_the_whole_vocabulary_is_plain_sampling_bit_for_bit():
+    """Temperature 0.7, top_p 1."""
+    logits = torch.randn(64, 50, generator=torch.Generator().manual_seed(0))
+
+    plain, decoded = sample(logits, draws(64), 0.7), sample_decoded(logits, draws(64), Decoding(0.7))
+
+    assert all(torch.equal(one, other) for one, other in zip(plain, decoded, strict=True))

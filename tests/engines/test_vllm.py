@@ -6,6 +6,7 @@ import json
 import math
 import struct
 from collections.abc import Callable, Coroutine
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -120,6 +121,17 @@ def test_a_generation_is_ids_logprobs_reason_and_versions(server, ask, reason, m
     wanted = {"max_tokens": 2, "temperature": 0.7, "seed": 3, "stop_token_ids": [1, 2], "ignore_eos": True}
     assert body["token_ids"] == [7, 8]
     assert wanted.items() <= body["sampling_params"].items()
+
+
+def test_a_nucleus_is_asked_for_where_there_is_one(server, ask):
+    """vLLM's own value is neutral, and so nothing is said of it else."""
+    for top_p in (0.9, 1.0):
+        narrow = replace(SAMPLING, temperature=0.5, top_p=top_p)
+        ask(lambda dialect, http, at=narrow: dialect.generate(
+            http, [7], at, max_new_tokens=1, seed=3, request_id="r/0/0"
+        ))  # fmt: skip
+        asked = server.asked[-1][1]["sampling_params"]
+        assert (asked["temperature"], asked.get("top_p", 1.0)) == (0.5, top_p)
 
 
 def test_the_weights_of_the_start_have_no_label(ask):

@@ -235,6 +235,43 @@ def test_an_evaluation_says_what_other_weights_sampled_and_what_it_lacks(make_ru
     assert "held-out prompts without an answer: 3 at step 40" in text
 
 
+def filed(run: Path, policy: str, step: int, rights: list[int], **more: object) -> None:
+    """An evaluation that says how many of four answers to each prompt were right."""
+    path = run / "evaluation" / f"{policy}-{step}.json"
+    prompts = [{"prompt_id": f"p{place}", "answered": 4, "right": right} for place, right in enumerate(rights)]
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"prompts": prompts} | more))
+
+
+def test_what_policies_solve_together_is_that_of_their_last_common_evaluation(make_run: Callable[..., Path]) -> None:
+    """One answer of each: qwen solves one prompt of two for sure, llama the other one half of the time."""
+    run = make_run(policies=2, steps=40)
+    assert "solve together" not in " ".join(outline(write_report(run)).texts), "these say nothing of single prompts"
+    filed(run, "qwen", 0, [0, 0])
+    filed(run, "llama", 0, [0, 0])
+    filed(run, "qwen", 40, [4, 0])
+    filed(run, "llama", 40, [0, 2])
+
+    text = " ".join(" ".join(outline(write_report(run)).texts).split())
+
+    assert "What policies solve together" in text
+    assert "step 40, 1 answer of each" in text
+    assert re.search(r"solved by any 0\.750 ", text)
+    assert re.search(r"row solves, column does not qwen llama qwen \S+ 0\.500 llama 0\.250 ", text)
+
+
+def test_several_answers_are_shown_with_their_interval(make_run: Callable[..., Path]) -> None:
+    """Of the last evaluation that had some; damaged ones are named."""
+    run = make_run(policies=1, steps=40)
+    estimate = {"mean": 0.5, "low": 0.25, "high": 0.75, "prompts": 9}
+    filed(run, "qwen", 40, [2, 2], estimates={"pass@4": estimate})
+    filed(run, "qwen", 0, [2, 2], estimates={"pass@4": {"mean": "half"}})
+
+    text = " ".join(" ".join(outline(write_report(run)).texts).split())
+
+    assert re.search(r"qwen 40 pass@4 0\.500 0\.250 to 0\.750 9", text)
+    assert "qwen-0.json cannot be read (ValidationError)" in text
+
+
 def test_missing_values_are_nan_in_a_series_and_a_missing_metric_is_empty(make_run: Callable[..., Path]) -> None:
     """A series keeps its steps; a metric that no step has makes no series."""
     data = read_run(make_run(policies=1, steps=60))

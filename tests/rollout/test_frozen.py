@@ -208,7 +208,7 @@ def evaluated_life(folder, pool, receiver, tmp_path) -> Callable[..., SimpleName
 
         def noted(requests) -> None:
             submit(requests)
-            at_once.append(evaluation._flights.num_answers)
+            at_once.append(evaluation._pass._flights.num_answers)
 
         engine.submit = noted  # type: ignore[method-assign]
         return SimpleNamespace(life=life, told=told, at_once=at_once, result=tmp_path / "teacher-0.json")
@@ -237,7 +237,7 @@ def test_an_engine_that_is_lost_with_held_out_prompts_costs_them_and_not_the_wor
 
     def lost(engine, timeout_s):
         evaluation = here.life._evaluation
-        if any(flight.item.ticket.endswith(".1") for flight in evaluation._flights._flying.values()):
+        if any(flight.item.ticket.endswith(".1") for flight in evaluation._pass._flights._flying.values()):
             raise EngineLost("the server ended with code 1")
         return collect(engine, timeout_s)
 

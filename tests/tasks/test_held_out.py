@@ -1,10 +1,12 @@
 """The books of one evaluation: every prompt is answered once, whatever is lost on the way, or counted as missing."""
 
+import msgspec
 import pytest
 
+from mrl.records.evaluation_messages import EvaluationResult
 from mrl.records.rollouts import HeldOutAnswer, HeldOutItem
 from mrl.records.version import Version, VersionSpan
-from mrl.tasks.held_out import MAX_GRANTS, SHOWN_PER_TASK, HeldOutBook
+from mrl.tasks.held_out import MAX_GRANTS, SHOWN_PER_TASK, HeldOutBook, Measure
 from mrl.tasks.pool import Prompt
 
 ASKED, NEWER = Version(1, 40), Version(1, 41)
@@ -123,3 +125,88 @@ def test_nothing_answered_is_no_result(book):
     assert book.is_over
     assert book.result(101.0) is None
     assert HeldOutBook("a", ASKED, [], began_s=0.0).is_over
+
+
+SEVERAL = Measure(samples=4, ks=(1, 2, 4))
+
+
+def several_answers(rights: list[int], choices: dict[int, str], *, lost: tuple[int, ...] = ()) -> EvaluationResult:
+    """Two prompts or more, four answers to each, so many of them right; `choices` of some, by their place."""
+    book = HeldOutBook("a", ASKED, PROMPTS[: len(rights)], began_s=100.0, measure=SEVERAL)
+    for place, item in enumerate(book.grant("w", 100)):
+        if place in lost:
+            book.accept(HeldOutAnswer(ticket=item.ticket, failure="refused by the engine"))
+            continue
+        is_right = item.sample < rights[place // 4]
+        choice = choices.get(place, "right" if is_right else f"wrong {place}")
+        book.accept(msgspec.structs.replace(answer(item, reward=float(is_right)), choice=choice))
+    result = book.result(101.0)
+    assert result is not None
+    return result
+
+
+def test_several_answers_to_a_prompt_are_begun_one_after_another():
+    """Each has a ticket and a number of its own, and with them its seed."""
+    book = HeldOutBook("a", ASKED, PROMPTS[:2], began_s=0.0, measure=SEVERAL)
+
+    items = book.grant("w", 6)
+
+    assert [(item.prompt_id, item.sample) for item in items] == [
+        ("add:0", 0), ("add:0", 1), ("add:0", 2), ("add:0", 3), ("spell:0", 0), ("spell:0", 1)
+    ]  # fmt: skip
+    assert len({item.ticket for item in items}) == 6
+    assert (book.num_waiting, book.num_missing) == (2, 8)
+
+
+def test_several_answers_give_pass_at_k_and_a_majority():
+    """Two of four right: pass@2 is 1 - 1/6. In the other prompt one wrong answer comes three times."""
+    result = several_answers([2, 1], {5: "same", 6: "same", 7: "same"})
+
+    assert {name: one.mean for name, one in result.estimates.items()} == {
+        "pass@1": 0.375, "pass@2": pytest.approx((5 / 6 + 1 / 2) / 2), "pass@4": 1.0, "avg@4": 0.375, "maj@4": 0.5
+    }  # fmt: skip
+    assert (result.accuracy, result.samples, result.tied_majorities) == (0.375, 4, 0)
+    assert [(one.prompt_id, one.answered, one.right) for one in result.prompts] == [("add:0", 4, 2), ("spell:0", 4, 1)]
+    assert {task: (one.accuracy, one.prompts) for task, one in result.per_task.items()} == {
+        "add": (0.5, 1), "spell": (0.25, 1)
+    }  # fmt: skip
+
+
+def test_a_prompt_without_all_of_its_answers_counts_where_it_has_enough():
+    """One of the second prompt's answers did not come: it is in pass@1 and pass@2, and in no pass@4 and no majority."""
+    result = several_answers([4, 0], {}, lost=(6,))
+
+    assert {name: (one.mean, one.prompts) for name, one in result.estimates.items()} == {
+        "pass@1": (0.5, 2), "pass@2": (0.5, 2), "pass@4": (1.0, 1), "avg@4": (0.5, 2), "maj@4": (1.0, 1)
+    }  # fmt: skip
+    assert (result.missing, result.prompts[1].answered) == (1, 3)
+
+
+def test_tied_majorities_are_counted():
+    """All four answers differ, one of them is right."""
+    result = several_answers([1], {})
+
+    assert (result.estimates["maj@4"].mean, result.tied_majorities) == (0.25, 1)
+
+
+def test_a_lost_answer_waits_again_and_the_others_of_its_prompt_do_not():
+    """The second of four; what comes then has the same number, and so the same seed."""
+    book = HeldOutBook("a", ASKED, PROMPTS[:1], began_s=0.0, measure=SEVERAL)
+    items = book.grant("w", 4)
+
+    assert book.lose(lambda _, ticket: ticket == items[1].ticket) == 1
+    assert [one.sample for one in book.grant("v", 4)] == [1]
+
+
+def test_one_answer_to_a_prompt_is_told_as_ever(book):
+    """No estimates beside the accuracy; the tickets are those of the prompts' places."""
+    items = book.grant("w", 100)
+    assert [item.ticket for item in items] == [f"{ASKED}.held-out.{place}" for place in range(len(PROMPTS))]
+    assert {item.sample for item in items} == {0}
+    for item in items:
+        book.accept(answer(item))
+
+    result = book.result(101.0)
+
+    assert (result.estimates, result.samples, result.tied_majorities) == ({}, 1, 0)
+    assert [one.prompt_id for one in result.prompts] == [prompt.prompt_id for prompt in PROMPTS]

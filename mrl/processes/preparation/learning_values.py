@@ -4,6 +4,7 @@ from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from mrl.config.defaults import LR_OF_ADAPTERS, LR_OF_ALL, RELEASED_PARAMETERS
+from mrl.config.evaluation_rules import greedy_note
 from mrl.config.policy_tables import PolicyTable
 from mrl.config.schema import RunConfig
 from mrl.config.table import Table
@@ -65,6 +66,8 @@ def check_learning(config: RunConfig, *, where: str) -> None:
 def warnings(config: RunConfig, parameters: Mapping[str, int]) -> Iterator[str]:
     """What is allowed and seldom meant. `parameters`: those of each policy whose size is known, 0 of made ones."""
     regime = str(config.sharing.get("regime"))
+    if note := greedy_note(config.evaluation.temperature, config.evaluation.samples):
+        yield f"evaluation.{note}"
     for name in config.learning:
         policy = config.policies[name]
         is_released = policy.make is None and parameters.get(name, 0) >= RELEASED_PARAMETERS

@@ -1,0 +1,192 @@
+"""`mrl eval WHAT ... [--samples N] [--k K,...]`: policies answer held-out prompts, several times each.
+
+WHAT is a run (its learning policies at their newest checkpoints), RUN@STEP, a model folder, or a model of the hub.
+Tasks, pool and verifiers are those of the first run, or of `--config`. `mrl eval --compare A.json B.json` tells what
+has changed between two evaluations of the same prompts.
+"""
+
+import argparse
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+
+from mrl.config.evaluation_rules import check_draws, greedy_note
+from mrl.config.load import load_config
+from mrl.config.nearest_key import nearest
+from mrl.config.run_folder import is_run, read_run_config
+from mrl.config.schema import RunConfig
+from mrl.config.shipped_configs import config_file
+from mrl.errors import ConfigError
+from mrl.report.comparison_table import Grid, difference_grid, evaluation_grids, rich_table
+
+if TYPE_CHECKING:
+    from mrl.tasks.pool import Prompt, TaskPool
+
+TELL_AGAIN_S = 5.0
+WHERE = "mrl eval"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Whose answers to what, how many, how sampled, and where the result goes."""
+    parser.add_argument("what", nargs="*", metavar="WHAT", help="RUN, RUN@STEP, a model folder, or a hub id")
+    parser.add_argument("--policy", default="", metavar="NAME", help="of runs only this policy")
+    parser.add_argument("--config", metavar="FILE", help="tasks and pool: a TOML file, `quickstart`, or a run's folder")
+    parser.add_argument("--tasks", default="", metavar="A,B", help="only these tasks")
+    parser.add_argument("--prompts", type=int, default=0, metavar="N", help="the first N held-out prompts; 0: all")
+    parser.add_argument("--samples", type=int, metavar="N", help="answers to every prompt (evaluation.samples)")
+    parser.add_argument("--k", metavar="K,K", help="the k of pass@k (evaluation.k)")
+    parser.add_argument("--temperature", type=float, metavar="T", help="0: greedy (evaluation.temperature)")
+    parser.add_argument("--top-p", type=float, metavar="P", help="nucleus (evaluation.top_p)")
+    parser.add_argument("--max-new-tokens", type=int, default=0, metavar="N", help="limit of an answer")
+    parser.add_argument("--seed", type=int, metavar="N", help="of the answers (run.seed)")
+    parser.add_argument("--engine", default="", choices=("embedded", "vllm", "sglang"), help="by default the policy's")
+    parser.add_argument("--device", default="", choices=("cpu", "cuda"), help="by default the policy's")
+    parser.add_argument("--out", type=Path, metavar="PATH", help="file or folder of the result; by default RUN/evals")
+    parser.add_argument("--compare", nargs=2, type=Path, metavar=("A.json", "B.json"), help="two results, B minus A")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Measure, print tables, keep the result; or compare two that were kept."""
+    if arguments.compare:
+        return _compare(*arguments.compare)
+    if not arguments.what:
+        raise ConfigError("nothing to evaluate", where=WHERE, wanted="a run, a model folder, or a model of the hub")
+    from mrl.processes.evaluation.kept_evaluations import keep
+    from mrl.processes.evaluation.measuring import HeldOutQuestions, engine_table, evaluate
+    from mrl.processes.evaluation.subjects import base_config, find_subjects
+    from mrl.tasks.pool import build_pool
+
+    config = _with_own(base_config(arguments.what, _given(arguments.config)), arguments)
+    _check_tasks(config, arguments.tasks)
+    found = find_subjects(arguments.what, config, policy=arguments.policy, tell=_tell)
+    changes = {key: getattr(arguments, key) for key in ("engine", "device", "max_new_tokens")}
+    subjects = [replace(subject, table=engine_table(subject.table, **changes)) for subject in found]
+    pool = build_pool(config.tasks, config.pool)
+    try:
+        prompts = _prompts(pool, arguments)
+        if note := greedy_note(config.evaluation.temperature, config.evaluation.samples):
+            _tell(f"note: {note}")
+        _quiet_logs()
+        with tempfile.TemporaryDirectory(prefix="mrl-eval-") as scratch:
+            evaluation = evaluate(subjects, HeldOutQuestions(config, pool, prompts, _Progress()), Path(scratch))
+    finally:
+        pool.close()
+    _print(evaluation_grids(evaluation))
+    print(f"wrote {keep(evaluation, arguments.out or _place(arguments.what))}")
+    return 0
+
+
+def _compare(first: Path, second: Path) -> int:
+    from mrl.processes.evaluation.kept_evaluations import differences
+
+    rows = [(one.policies, one.k, one.before, one.after, one.difference) for one in differences(first, second)]
+    _print([difference_grid(f"A = {first}, B = {second}; 95 % intervals over prompts", rows)])
+    return 0
+
+
+def _given(words: str | None) -> RunConfig | None:
+    """The configuration of `--config`, with what its models say of keys that were left out."""
+    from mrl.processes.preparation.completion import complete
+    from mrl.processes.preparation.hub_models import located
+
+    if words is None:
+        return None
+    if is_run(Path(words)):
+        return located(read_run_config(Path(words)))
+    return complete(load_config(config_file(words))).config
+
+
+def _with_own(config: RunConfig, arguments: argparse.Namespace) -> RunConfig:
+    """With what the command line says of the evaluation. Raises ConfigError for what cannot be."""
+    given = {"samples": arguments.samples, "temperature": arguments.temperature, "top_p": arguments.top_p}
+    given["k"] = None if arguments.k is None else _numbers(arguments.k)
+    table = config.evaluation.model_copy(update={key: value for key, value in given.items() if value is not None})
+    bounds = (
+        ("--samples", table.samples, 1 <= table.samples <= 1024, "1 to 1024"),
+        ("--temperature", table.temperature, table.temperature is None or table.temperature >= 0, ">= 0"),
+        ("--top-p", table.top_p, 0 < table.top_p <= 1, "above 0, and at most 1"),
+        ("--prompts", arguments.prompts, arguments.prompts >= 0, ">= 0"),
+        ("--max-new-tokens", arguments.max_new_tokens, arguments.max_new_tokens >= 0, ">= 1"),
+        ("--seed", arguments.seed, arguments.seed is None or 0 <= arguments.seed < 2**31, "0 to 2147483647"),
+    )
+    for key, value, is_sound, wanted in bounds:
+        if not is_sound:
+            raise ConfigError(f"{key}: not valid", where=WHERE, got=value, wanted=wanted)
+    check_draws(table.samples, table.k, key="--k", where=WHERE)
+    seed = config.run.seed if arguments.seed is None else arguments.seed
+    run_table = config.run.model_copy(update={"seed": seed})
+    return config.model_copy(update={"evaluation": table, "run": run_table})
+
+
+def _numbers(words: str) -> list[int]:
+    parts = words.split(",")
+    if not all(part.strip().isdecimal() for part in parts):
+        raise ConfigError("--k: not valid", where=WHERE, got=words, wanted="whole numbers with commas between them")
+    return [int(part) for part in parts]
+
+
+def _check_tasks(config: RunConfig, words: str) -> None:
+    for task in filter(None, words.split(",")):
+        if task not in config.tasks:
+            near = nearest(task, config.tasks)
+            raise ConfigError(
+                "--tasks: no such task",
+                where=WHERE,
+                got=task,
+                wanted=" or ".join(config.tasks),
+                cure=f"did you mean {near}?" if near else "",
+            )
+
+
+def _prompts(pool: "TaskPool", arguments: argparse.Namespace) -> "Sequence[Prompt]":
+    """Held-out ones of the tasks asked for: those that no policy of the run has trained on."""
+    tasks = {task for task in arguments.tasks.split(",") if task}
+    found = [prompt for prompt in pool.held_out if not tasks or prompt.task in tasks]
+    if not found:
+        cure = "pool.held_out_prompts above 0 in the configuration"
+        raise ConfigError("there are no held-out prompts", where=WHERE, got=arguments.tasks, cure=cure)
+    return found[: arguments.prompts or None]
+
+
+def _place(what: Sequence[str]) -> Path:
+    """Where the result goes by itself: into the first run, else here."""
+    from mrl.processes.evaluation.subjects import run_of
+
+    runs = [found[0] for found in map(run_of, what) if found is not None]
+    return runs[0] / "evals" if runs else Path("evals")
+
+
+def _print(grids: Sequence[Grid]) -> None:
+    console = Console(width=None if sys.stdout.isatty() else 160)
+    for grid in grids:
+        console.print(rich_table(grid))
+
+
+def _quiet_logs() -> None:
+    """Warnings of verifiers and engines go to stderr, as logs of every process do."""
+    from mrl.metrics.logging import configure_logging
+
+    configure_logging("eval")
+
+
+def _tell(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+class _Progress:
+    """A line on stderr now and then, and at the end of every policy."""
+
+    def __init__(self) -> None:
+        self._told_s = time.monotonic()
+
+    def __call__(self, label: str, done: int, total: int) -> None:
+        now_s = time.monotonic()
+        if done == total or now_s - self._told_s >= TELL_AGAIN_S:
+            self._told_s = now_s
+            _tell(f"{label}: {done} of {total} answers")

@@ -1,0 +1,31 @@
+"""Rules on evaluation that span several keys, in a configuration and on the command line."""
+
+from collections.abc import Sequence
+
+from mrl.config.schema import RunConfig
+from mrl.errors import ConfigError
+
+
+def check_evaluation(config: RunConfig, where: str) -> None:
+    """Raises ConfigError for pass@k of more answers than there are."""
+    check_draws(config.evaluation.samples, config.evaluation.k, key="evaluation.k", where=where)
+
+
+def check_draws(samples: int, ks: Sequence[int], *, key: str, where: str) -> None:
+    """Raises ConfigError where one of the `ks` is no number of answers that can be drawn of `samples`."""
+    for k in ks:
+        if not 1 <= k <= samples:
+            raise ConfigError(
+                f"{key}: pass@k draws k of the answers to a prompt",
+                where=where,
+                got=f"k = {k}, and {samples} answer{'s' * (samples != 1)}",
+                wanted=f"1 to {samples}",
+                cure="more samples, or a lower k",
+            )
+
+
+def greedy_note(temperature: float | None, samples: int) -> str:
+    """What is to be said of several answers that are all the same; empty where there is nothing."""
+    if temperature != 0 or samples == 1:
+        return ""
+    return f"temperature 0 gives the same answer {samples} times: pass@k is pass@1, and {samples} times the work"

@@ -1,0 +1,121 @@
+"""What many answers to every prompt say: pass@k, majorities, several policies together, intervals over prompts.
+
+Of a prompt with n answers, c of them right, all k answers of a random choice are wrong with probability
+C(n-c, k) / C(n, k), so that pass@k = 1 - C(n-c, k) / C(n, k) has no bias (arXiv 2107.03374, equation 1).
+Shapes: P prompts, M policies.
+"""
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from mrl.records.evaluation_messages import Estimate, PromptTally, Together
+
+RESAMPLES = 2_000
+"""Of the prompts, for an interval."""
+COVERAGE = 0.95
+SEED = 17
+"""Of the resampling: equal values have equal intervals."""
+VALUES_AT_ONCE = 1 << 21
+
+Values = npt.NDArray[np.float64]
+
+
+class Majority(NamedTuple):
+    """What the answers to one prompt agree on."""
+
+    right: float
+    """1 where the answer given most often is right, 0 where it is wrong; of tied answers their mean."""
+    is_tied: bool
+
+
+def fail_at_k(answered: npt.ArrayLike, right: npt.ArrayLike, k: int) -> Values:
+    """[P] probabilities that k answers, drawn without putting back, are all wrong: C(n-c, k) / C(n, k).
+
+    `answered` [P] has n >= k and `right` [P] has c of every prompt. A prompt whose wrong answers are fewer than k has
+    exactly 0.
+    """
+    n, c = np.asarray(answered, dtype=np.float64), np.asarray(right, dtype=np.float64)
+    assert (n >= k).all(), "a prompt has fewer answers than are drawn"
+    fails = np.ones(n.shape)
+    for drawn in range(k):
+        fails *= (n - c - drawn) / (n - drawn)  # 0 from the draw on for which no wrong answer is left
+    return fails
+
+
+def passes(tallies: Sequence[PromptTally], k: int) -> dict[str, float]:
+    """Prompt id -> pass@k, of the prompts that have at least k answers."""
+    enough = [one for one in tallies if one.answered >= k]
+    fails = fail_at_k([one.answered for one in enough], [one.right for one in enough], k)
+    return {one.prompt_id: float(value) for one, value in zip(enough, 1.0 - fails, strict=True)}
+
+
+def majority(choices: Sequence[tuple[str, bool]]) -> Majority:
+    """The vote of one prompt's answers: what was read out of each, and whether the answer is right.
+
+    Answers out of which nothing could be read do not vote; where none votes the majority is wrong. A choice of which
+    some answers are right and some wrong counts with the share of the right ones.
+    """
+    votes = Counter(choice for choice, _ in choices if choice)
+    if not votes:
+        return Majority(0.0, is_tied=False)
+    most = max(votes.values())
+    right: defaultdict[str, int] = defaultdict(int)
+    for choice, is_right in choices:
+        right[choice] += is_right
+    leading = [right[choice] / most for choice, number in votes.items() if number == most]
+    return Majority(sum(leading) / len(leading), is_tied=len(leading) > 1)
+
+
+def estimate(values: Sequence[float]) -> Estimate:
+    """The mean over prompts of [P >= 1] values, with a 95 % interval: percentiles of a bootstrap over prompts.
+
+    Answers to one prompt are no independent draws of prompts, so whole prompts are drawn again. Where all values are
+    equal, the interval has no width.
+    """
+    found = np.asarray(values, dtype=np.float64)
+    rng, means = np.random.default_rng(SEED), list[Values]()
+    at_once = max(1, VALUES_AT_ONCE // found.size)
+    for start in range(0, RESAMPLES, at_once):
+        places = rng.integers(0, found.size, size=(min(at_once, RESAMPLES - start), found.size))
+        means.append(found[places].mean(axis=1))
+    low, high = np.quantile(np.concatenate(means), [(1 - COVERAGE) / 2, (1 + COVERAGE) / 2])
+    return Estimate(mean=float(found.mean()), low=float(low), high=float(high), prompts=found.size)
+
+
+def together(tallies: Mapping[str, Sequence[PromptTally]], k: int) -> Together | None:
+    """What the policies solve together, k answers of each; None where no prompt has k answers of every one.
+
+    Every number is the expectation over k answers drawn of each policy's own n. Answers of different policies are
+    independent, so a probability of several policies is the product of theirs, prompt by prompt, without bias.
+    """
+    of_policy, union = {name: passes(found, k) for name, found in tallies.items()}, union_passes(tallies, k)
+    if not union:
+        return None
+    solves = {name: np.array([found[prompt] for prompt in union]) for name, found in of_policy.items()}
+    fails = {name: 1.0 - found for name, found in solves.items()}
+    return Together(
+        prompts=len(union),
+        union=estimate(list(union.values())),
+        alone={
+            one: {other: float((solves[one] * fails[other]).mean()) for other in solves if other != one}
+            for one in solves
+        },
+        rescuable={name: estimate((fails[name] * (1.0 - _all_fail(fails, but=name))).tolist()) for name in solves},
+    )
+
+
+def union_passes(tallies: Mapping[str, Sequence[PromptTally]], k: int) -> dict[str, float]:
+    """Prompt id -> probability that some policy solves it with k answers of each, of prompts with k of every policy."""
+    of_policy = [passes(found, k) for found in tallies.values()]
+    common = [prompt for prompt in of_policy[0] if all(prompt in other for other in of_policy)]
+    return {prompt: 1.0 - math.prod(1.0 - found[prompt] for found in of_policy) for prompt in common}
+
+
+def _all_fail(fails: Mapping[str, Values], *, but: str) -> Values:
+    """[P] probabilities that no policy but that one solves a prompt."""
+    return np.prod([found for name, found in fails.items() if name != but], axis=0)

@@ -1,0 +1,3 @@
+"""Evaluations outside of runs, `mrl eval`: whose answers (`subjects`), how they are had (`measuring`), what is kept of
+them (`kept_evaluations`).
+"""

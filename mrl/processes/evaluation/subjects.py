@@ -1,0 +1,146 @@
+"""Whose answers `mrl eval` measures: policies of runs at their checkpoints, model folders, models of the hub."""
+
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from mrl.config.nearest_key import nearest
+from mrl.config.policy_tables import PolicyTable, RolloutTable
+from mrl.config.run_folder import RunFolder, is_run, read_run_config
+from mrl.config.schema import RunConfig
+from mrl.errors import ConfigError, ModelFolderError, RunFolderError
+from mrl.processes.preparation.checkpoint_folder import sound_checkpoint, step_of, write_folder
+from mrl.processes.preparation.hub_models import check_here, fetched, located, pinned
+from mrl.processes.preparation.hub_names import parse_name
+from mrl.processes.preparation.model_folder import check_model_folder
+
+WHERE = "mrl eval"
+
+
+@dataclass(frozen=True)
+class EvaluationSubject:
+    """One policy that answers."""
+
+    label: str
+    """Name in tables and in the sampling seeds: "qwen@150" of a run, the folder's or the model's own name else."""
+    words: str
+    """What it was called on the command line."""
+    table: PolicyTable
+    """How it samples; `model` is where its weights, or those that it began with, lie."""
+    step: int = 0
+    run: Path | None = None
+    """The run that has its weights in a checkpoint; None where they are those of `table.model`."""
+    policy: str = ""
+    """Its name in that run."""
+
+    @contextmanager
+    def model_folder(self) -> Iterator[Path]:
+        """The folder of its model, while inside. A checkpoint is written out for as long."""
+        if self.run is None:
+            yield Path(self.table.model)
+            return
+        with tempfile.TemporaryDirectory(prefix="mrl-eval-") as folder:
+            checkpoint = sound_checkpoint(RunFolder(self.run), self.policy, self.step)
+            write_folder(Path(folder), self.table, checkpoint)
+            yield Path(folder)
+
+
+def run_of(words: str) -> tuple[Path, int | None] | None:
+    """The run that RUN or RUN@STEP names, and the step; None where it names no run. Raises ConfigError for a bad step.
+
+    A folder that has an @ in its own name is that folder.
+    """
+    if is_run(Path(words)):
+        return Path(words), None
+    place, at, step = words.rpartition("@")
+    if not at or not is_run(Path(place)):
+        return None
+    if not step.isdecimal():
+        raise ConfigError("no step", where=words, got=step, wanted="RUN@STEP, a whole number, or RUN alone")
+    return Path(place), int(step)
+
+
+def find_subjects(
+    words: Sequence[str], base: RunConfig, *, policy: str, tell: Callable[[str], None]
+) -> list[EvaluationSubject]:
+    """All that is to be measured, in the order given; of runs the learning policies, or `policy` alone.
+
+    Models without a run sample as a policy of `base` does. Raises UserError for the first that cannot be had; models of
+    the hub are fetched, which `tell` hears.
+    """
+    found: list[EvaluationSubject] = []
+    for one in words:
+        run = run_of(one)
+        found += _of_run(one, *run, policy=policy) if run is not None else [_of_model(one, base, tell)]
+    labels = [one.label for one in found]
+    if twice := [label for label in dict.fromkeys(labels) if labels.count(label) > 1]:
+        raise ConfigError(
+            "two policies have one name in the table",
+            where=WHERE,
+            got=twice[0],
+            cure="evaluate them apart, and compare with `mrl eval --compare A.json B.json`",
+        )
+    return found
+
+
+def _of_run(words: str, run: Path, step: int | None, *, policy: str) -> list[EvaluationSubject]:
+    from mrl.weights.checkpoint_store import CheckpointStore  # imports torch
+
+    config = located(read_run_config(run))
+    if policy and policy not in config.learning:
+        wanted = " or ".join(config.learning)
+        raise ConfigError("no such policy that learns", where=str(run), got=policy, wanted=wanted)
+    names = [policy] if policy else list(config.learning)
+    check_here(config, names, run)
+    found = []
+    for name in names:
+        place, table = RunFolder(run).checkpoints(name), config.policies[name]
+        steps = CheckpointStore(place, name).steps()
+        at = 0 if step == 0 and 0 not in steps else step_of(steps, step, place)
+        run_folder = run.absolute() if at in steps else None
+        found.append(EvaluationSubject(f"{name}@{at}", words, table, at, run_folder, name))
+    return found
+
+
+def _of_model(words: str, base: RunConfig, tell: Callable[[str], None]) -> EvaluationSubject:
+    folder = Path(words)
+    table = PolicyTable(model=words, rollout=_rollout_of(base))
+    if folder.exists():
+        check_model_folder(folder, key=f"{WHERE} {words}")
+        return EvaluationSubject(folder.resolve().name, words, table)
+    name = parse_name(words)
+    if name is None or (folder.parent != Path() and folder.parent.is_dir()):
+        near = nearest(folder.name, [one.name for one in folder.parent.glob("*/")]) if folder.parent.is_dir() else None
+        raise ModelFolderError(
+            "no such run, model folder, or model of the hub",
+            where=WHERE,
+            got=words,
+            wanted="runs/NAME, runs/NAME@STEP, a Hugging Face model folder, or an id such as Qwen/Qwen3-0.6B",
+            cure=f"did you mean {folder.parent / near}?" if near else "",
+        )
+    label = name.id.rpartition("/")[2]
+    config = pinned(base.model_copy(update={"policies": {label: table}}), where=WHERE, on_note=tell)
+    return EvaluationSubject(label, words, fetched(config, [label], where=WHERE, tell=tell).policies[label])
+
+
+def _rollout_of(config: RunConfig) -> RolloutTable:
+    """How a model without a run samples: as a policy of the configuration, that with the longest answers."""
+    return max((policy.rollout for policy in config.policies.values()), key=lambda rollout: rollout.max_new_tokens)
+
+
+def base_config(words: Sequence[str], given: RunConfig | None) -> RunConfig:
+    """The tasks and the pool: those given, else those of the first run among the words. Raises RunFolderError."""
+    if given is not None:
+        return given
+    for one in words:
+        if (run := run_of(one)) is not None:
+            return located(read_run_config(run[0]))
+    raise RunFolderError(
+        "no tasks to answer",
+        where=WHERE,
+        got=" ".join(words),
+        wanted="a run, whose tasks are taken, or a configuration that has some",
+        cure="`--config FILE`, `--config RUN`, or `--config quickstart`",
+    )

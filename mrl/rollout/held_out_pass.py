@@ -1,0 +1,43 @@
+"""One engine answers held-out prompts, in slices of time, until the books of an evaluation are closed."""
+
+from mrl.errors import EngineLost
+from mrl.metrics.telemetry import Telemetry
+from mrl.records.rollouts import HeldOutAnswer
+from mrl.rollout.groups_in_flight import Flights
+from mrl.rollout.sampling import Sampler
+from mrl.rollout.verifying import Verifying
+from mrl.tasks.held_out import HeldOutBook
+
+SLICE_S = 0.05
+
+
+class HeldOutPass:
+    """What one engine has of one evaluation: answers in flight, and answers that are being verified."""
+
+    def __init__(self, sampler: Sampler, telemetry: Telemetry, book: HeldOutBook) -> None:
+        self._sampler, self._book = sampler, book
+        self._flights, self._verifying = Flights(sampler), Verifying(sampler, telemetry)
+
+    @property
+    def in_flight(self) -> int:
+        """Answers that the engine has been handed and that have not come."""
+        return self._flights.num_answers
+
+    def go_on(self, room: int) -> None:
+        """Hand in at most `room` answers more, sample for a slice of time, and take in what was verified.
+
+        Raises EngineLost; what was in flight then waits again, a bounded number of times.
+        """
+        engine = self._sampler.engine
+        try:
+            items = self._book.grant("", room)
+            if items:
+                engine.submit(self._flights.depart(items))
+            self._verifying.hand_in(self._flights.arrive(engine.collect(SLICE_S)))
+        except EngineLost:
+            self._flights.lose()
+            self._book.lose(lambda _, ticket: True)
+            raise
+        for answer in self._verifying.done(to_the_last=not self._flights):
+            assert isinstance(answer, HeldOutAnswer), "nothing else is in flight"
+            self._book.accept(answer)

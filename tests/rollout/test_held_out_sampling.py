@@ -1,0 +1,72 @@
+"""What the engine is asked for a held-out answer: its seed, and how it is sampled."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from mrl.config.schema import PoolTable, TaskTable
+from mrl.engines.engine import Decoding, Generation
+from mrl.engines.token_sampling import answer_seeds
+from mrl.records.finish import FinishReason
+from mrl.records.rollouts import HeldOutItem, WorkItem
+from mrl.records.version import Version, VersionSpan
+from mrl.rollout.sampling import Sampler
+from mrl.tasks.pool import build_pool
+from mrl.tasks.verify import Verdict
+
+
+@pytest.fixture(scope="module")
+def sampler():
+    pool = build_pool(
+        {"trim": TaskTable(source="words", dataset="trim")}, PoolTable(train_prompts=2, held_out_prompts=2)
+    )
+    yield Sampler("a", 1, None, pool, lambda text: np.arange(3, dtype=np.int32), lambda ids: bytes(ids.tolist()))
+    pool.close()
+
+
+def held_out(sampler: Sampler, sample: int = 0) -> HeldOutItem:
+    prompt_id = sampler.pool.held_out[0].prompt_id
+    return HeldOutItem(ticket="t", prompt_id=prompt_id, version=Version(0, 4), sample=sample)
+
+
+def test_the_first_answer_has_the_seed_that_it_always_had(sampler):
+    """Bit for bit: that of the run's seed, the policy and the prompt, at any step, sampled as the policy samples."""
+    item = held_out(sampler)
+
+    request = sampler.request(item, "r")
+
+    assert request.seeds.tolist() == answer_seeds(1, "a", "held-out|" + item.prompt_id, 0, 1).tolist()
+    assert request.decoding is None
+    assert request.may_be_refused
+
+
+def test_further_answers_have_seeds_of_their_own(sampler):
+    """The same as in a request of all of them at once."""
+    items = [held_out(sampler, sample) for sample in range(5)]
+    seeds = [int(seed) for item in items for seed in sampler.request(item, "r").seeds]
+
+    assert seeds == answer_seeds(1, "a", "held-out|" + items[0].prompt_id, 0, 5).tolist()
+    assert len(set(seeds)) == 5
+
+
+def test_held_out_answers_alone_have_the_decoding_of_evaluations(sampler):
+    """What is trained on is sampled as ever."""
+    own = replace(sampler, held_out_decoding=Decoding(0.0))
+    prompt_id = sampler.pool.prompt_at(0).prompt_id
+    work = WorkItem(ticket="t", position=0, prompt_id=prompt_id, group_size=2, step=0)
+
+    assert own.request(held_out(sampler), "r").decoding == Decoding(0.0)
+    assert own.request(work, "r").decoding is None
+
+
+def test_answers_that_say_the_same_have_one_choice(sampler):
+    """By what was read out of them, however they were written; one out of which nothing was read has none."""
+    spans = [VersionSpan(1, Version(0, 4))]
+    generation = Generation(np.array([7], dtype=np.int32), np.zeros(1, np.float32), spans, FinishReason.STOP)
+    said = [
+        sampler.held_out(held_out(sampler), generation, Verdict(0.0, words)).choice for words in ("7", "7", "8", "")
+    ]
+
+    assert said[0] == said[1] != said[2]
+    assert said[3] == ""
