@@ -1,3 +1,4 @@
+import math
 import os
 import subprocess
 import sys
@@ -43,6 +44,17 @@ CHAIN = {"name": "chain_sum"}
         (
             [CHAIN | {"weight": 0}],
             r"tasks\.t\.options\.datasets\[0\]\.weight: no weight; got 0; wanted a number above 0",
+        ),
+        ([CHAIN | {"weight": True}], r"tasks\.t\.options\.datasets\[0\]\.weight: no weight; got True"),
+        ([CHAIN | {"weight": math.inf}], r"tasks\.t\.options\.datasets\[0\]\.weight: no weight; got inf"),
+        (
+            [CHAIN | {"nam": 1}],
+            r"tasks\.t\.options\.datasets\[0\]: no part of a data set; got .*; wanted a table of name",
+        ),
+        ([{"name": ""}], r"tasks\.t\.options\.datasets\[0\]: no part of a data set; got \{'name': ''\}"),
+        (
+            [CHAIN, {"name": "composite", "config": {"datasets": [CHAIN]}}],
+            r"tasks\.t\.options\.datasets\[1\]: a composite data set within another; got",
         ),
         ([CHAIN | {"config": 3}], r"tasks\.t\.options\.datasets\[0\]: no options of a data set; got"),
         ([CHAIN, CHAIN], r"tasks\.t: data set 'composite' refuses its options \(Duplicate dataset names"),
