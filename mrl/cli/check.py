@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from mrl.cli.shown_prompts import shown_prompts
 from mrl.config.defaults import Choice
 from mrl.config.load import load_resolved
 from mrl.config.run_folder import RunFolder, run_folder_of
@@ -34,6 +35,7 @@ from mrl.processes.preparation.learning_values import UNKNOWN, learning_rows, wa
 from mrl.processes.preparation.made_policies import cached_folder, is_made, recipe_of
 from mrl.processes.preparation.model_bytes import parameters, size_notes
 from mrl.processes.preparation.preflight import preflight
+from mrl.processes.preparation.prompt_fit import Asked
 from mrl.sharing.regimes import check_sharing
 from mrl.tasks.sealed.sealing import described_seal
 from mrl.tasks.verifier_trial import GARBAGE, Trial, evaluates_nothing, tells_nothing
@@ -47,6 +49,8 @@ SHOWN_CHARS = 60
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The configuration."""
     parser.add_argument("config", type=config_file, metavar="CONFIG", help="TOML file, or `quickstart`")
+    shown = "show the first N prompts of each policy as it is asked them"
+    parser.add_argument("--prompts", type=int, default=0, metavar="N", help=shown)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -61,12 +65,14 @@ def run(arguments: argparse.Namespace) -> int:
     folder = run_folder_of(config)
     missing: list[MissingError] = []
     trials: list[Sequence[Trial]] = []
+    asked: dict[str, Sequence[Asked]] = {}
     num_prompts = preflight(
         config,
         where=str(arguments.config),
         on_missing=missing.append,
         on_trial=trials.append,
         on_note=notes.append,
+        on_prompts=asked.__setitem__,
     )
     known = parameters(config)
     unknown = [name for name in config.policies if name not in known]
@@ -75,14 +81,12 @@ def run(arguments: argparse.Namespace) -> int:
         print(line)
     if any(num_prompts):
         print("prompts     {} to train on, {} held out".format(*num_prompts))
+    if arguments.prompts:
+        for line in shown_prompts(config, asked, arguments.prompts):
+            print(line)
     console = Console(width=None if sys.stdout.isatty() else 120)
     for of_task in trials:
-        console.print(_tried(config, of_task))
-        if tells_nothing(of_task):
-            print("one reward for everything: as far as this goes, there is nothing to learn from it")
-        if evaluates_nothing(of_task):
-            evaluator = config.tasks[of_task[0].task].evaluator
-            print(f"the evaluator {evaluator} made no text of any reference: look whether it can read an answer at all")
+        _show_trials(console, config, of_task)
     console.print(_policies(config))
     console.print(_learning(config, chosen, unknown))
     if chosen:
@@ -108,6 +112,16 @@ def run(arguments: argparse.Namespace) -> int:
     for line in _still_needed(missing, config, len(here)):
         print(line)
     return 0
+
+
+def _show_trials(console: Console, config: RunConfig, trials: Sequence[Trial]) -> None:
+    """What the verifier of one task gave, and what is strange about it."""
+    console.print(_tried(config, trials))
+    if tells_nothing(trials):
+        print("one reward for everything: as far as this goes, there is nothing to learn from it")
+    if evaluates_nothing(trials):
+        evaluator = config.tasks[trials[0].task].evaluator
+        print(f"the evaluator {evaluator} made no text of any reference: look whether it can read an answer at all")
 
 
 def _still_needed(missing: Sequence[MissingError], config: RunConfig, num_gpus: int) -> Iterator[str]:

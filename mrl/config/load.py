@@ -12,6 +12,7 @@ from pydantic import ValidationError
 from mrl.config.defaults import Resolved, by_device
 from mrl.config.nearest_key import nearest
 from mrl.config.overrides import apply_overrides, parse_overrides
+from mrl.config.prompt_texts import with_prompt_texts
 from mrl.config.rules import check_rules
 from mrl.config.schema import RunConfig
 from mrl.config.validation_errors import explain
@@ -34,7 +35,8 @@ def load_resolved(path: Path, overrides: Sequence[str] = ()) -> Resolved:
     tables = parse_toml(read_text(path), where=str(path))
     pairs = parse_overrides(overrides)
     overridden = {key for key, _ in pairs}
-    resolved = by_device(validate(apply_overrides(tables, pairs), where=str(path), overridden=overridden))
+    config = validate(apply_overrides(tables, pairs), where=str(path), overridden=overridden)
+    resolved = by_device(with_prompt_texts(config, where=str(path)))
     check_rules(resolved.config, where=str(path))
     return resolved
 
