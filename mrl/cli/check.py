@@ -30,6 +30,7 @@ from mrl.processes.planning.placement import least_gpus, most_gpus, server_gpus
 from mrl.processes.planning.plan import ProcessSpec, build_plan, planned, shared_gpus
 from mrl.processes.planning.unit_workers import UNIT
 from mrl.processes.preparation.completion import complete
+from mrl.processes.preparation.hub_data import shown_data
 from mrl.processes.preparation.hub_models import missing_model, named, pinned
 from mrl.processes.preparation.learning_values import UNKNOWN, learning_rows, warnings
 from mrl.processes.preparation.made_policies import cached_folder, is_made, recipe_of
@@ -162,6 +163,7 @@ def _summary(config: RunConfig, folder: RunFolder, where: str) -> Iterator[str]:
             state = "to be fetched" if missing_model(name, policy, "") else "fetched"
             asked = f", {policy.model_revision} now" * (policy.model_revision not in ("", model.commit))
             yield f"model       {name}: {model}{asked} ({state})" + f" in {policy.model}" * bool(model.commit)
+    yield from (f"data        {line}" for line in map(shown_data, config.tasks, config.tasks.values()) if line)
     yield "tasks       " + ", ".join(f"{name} ({task.source}/{task.dataset})" for name, task in config.tasks.items())
 
 

@@ -12,16 +12,9 @@ from mrl.config.nearest_key import nearest
 from mrl.config.policy_tables import PolicyTable
 from mrl.config.schema import RunConfig
 from mrl.errors import ConfigError, MissingError
-from mrl.processes.preparation.hub import (
-    AskedBy,
-    Name,
-    commit_of,
-    fetch,
-    is_whole,
-    known_commit,
-    parse_name,
-    snapshot,
-)
+from mrl.hub_names import AskedBy, Name, parse_name, snapshot
+from mrl.processes.preparation.hub import commit_of, fetch, is_whole, known_commit
+from mrl.processes.preparation.hub_data import fetched_data, pinned_data, unfetched_data
 from mrl.tasks.jsonl_rows import relative_to
 
 
@@ -65,7 +58,8 @@ def pinned(
         commit = commit or known_commit(model)
         if commit:
             policies[name] = _at(policy, model, commit)
-    return config.model_copy(update={"policies": policies})
+    config = config.model_copy(update={"policies": policies})
+    return pinned_data(config, where=where, earlier=earlier, on_note=on_note)
 
 
 def fetched(config: RunConfig, *, where: str, tell: Callable[[str], None]) -> RunConfig:
@@ -77,12 +71,12 @@ def fetched(config: RunConfig, *, where: str, tell: Callable[[str], None]) -> Ru
             revision = policy.model_revision or ("" if model.commit else model.revision)
             folder = fetch(model, asked_by(name, policy, where), revision=revision, tell=tell)
             policies[name] = _at(policy, model, folder.name)
-    return config.model_copy(update={"policies": policies})
+    return fetched_data(config.model_copy(update={"policies": policies}), where=where, tell=tell)
 
 
 def unfetched(config: RunConfig) -> list[str]:
-    """Policies whose model of the hub is not whole on this machine."""
-    return [name for name, policy in config.policies.items() if _is_missing(policy)]
+    """Policies whose model, and tasks whose data set, of the hub is not whole on this machine."""
+    return [name for name, policy in config.policies.items() if _is_missing(policy)] + unfetched_data(config)
 
 
 def missing_model(name: str, policy: PolicyTable, where: str) -> MissingError | None:
