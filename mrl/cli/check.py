@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from mrl.cli.shown_prompts import shown_prompts
 from mrl.config.defaults import Choice
 from mrl.config.load import load_resolved
 from mrl.config.run_folder import RunFolder, run_folder_of
@@ -29,11 +30,13 @@ from mrl.processes.planning.placement import least_gpus, most_gpus, server_gpus
 from mrl.processes.planning.plan import ProcessSpec, build_plan, planned, shared_gpus
 from mrl.processes.planning.unit_workers import UNIT
 from mrl.processes.preparation.completion import complete
+from mrl.processes.preparation.hub_data import shown_data
 from mrl.processes.preparation.hub_models import missing_model, named, pinned
 from mrl.processes.preparation.learning_values import UNKNOWN, learning_rows, warnings
 from mrl.processes.preparation.made_policies import cached_folder, is_made, recipe_of
 from mrl.processes.preparation.model_bytes import parameters, size_notes
 from mrl.processes.preparation.preflight import preflight
+from mrl.processes.preparation.prompt_fit import Asked
 from mrl.processes.trackers import files_of, labelled
 from mrl.sharing.regimes import check_sharing
 from mrl.tasks.sealed.sealing import described_seal
@@ -48,6 +51,8 @@ SHOWN_CHARS = 60
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The configuration."""
     parser.add_argument("config", type=config_file, metavar="CONFIG", help="TOML file, or `quickstart`")
+    shown = "show the first N prompts of each policy as it is asked them"
+    parser.add_argument("--prompts", type=int, default=0, metavar="N", help=shown)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -62,12 +67,14 @@ def run(arguments: argparse.Namespace) -> int:
     folder = run_folder_of(config)
     missing: list[MissingError] = []
     trials: list[Sequence[Trial]] = []
+    asked: dict[str, Sequence[Asked]] = {}
     num_prompts = preflight(
         config,
         where=str(arguments.config),
         on_missing=missing.append,
         on_trial=trials.append,
         on_note=notes.append,
+        on_prompts=asked.__setitem__,
     )
     known = parameters(config)
     unknown = [name for name in config.policies if name not in known]
@@ -76,6 +83,9 @@ def run(arguments: argparse.Namespace) -> int:
         print(line)
     if any(num_prompts):
         print("prompts     {} to train on, {} held out".format(*num_prompts))
+    if arguments.prompts:
+        for line in shown_prompts(config, asked, arguments.prompts):
+            print(line)
     console = Console(width=None if sys.stdout.isatty() else 120)
     for of_task in trials:
         _show_trials(console, config, of_task)
@@ -158,6 +168,7 @@ def _summary(config: RunConfig, folder: RunFolder, where: str) -> Iterator[str]:
             state = "to be fetched" if missing_model(name, policy, "") else "fetched"
             asked = f", {policy.model_revision} now" * (policy.model_revision not in ("", model.commit))
             yield f"model       {name}: {model}{asked} ({state})" + f" in {policy.model}" * bool(model.commit)
+    yield from (f"data        {line}" for line in map(shown_data, config.tasks, config.tasks.values()) if line)
     yield "tasks       " + ", ".join(f"{name} ({task.source}/{task.dataset})" for name, task in config.tasks.items())
     for label, tracker in labelled(config.trackers):
         files = files_of(folder, tracker, label)

@@ -1,4 +1,4 @@
-"""`mrl fetch CONFIG [--key.path VALUE ...]`: all models of a configuration come from the Hugging Face hub beforehand.
+"""`mrl fetch CONFIG [--key.path VALUE ...]`: all models and data sets of a configuration come from the hub beforehand.
 
 For hosts without a network, whose cache (HF_HOME) this host sees. CONFIG may be a run's folder too: then exactly its
 commits are fetched. What is there already is not fetched again, and what was broken off goes on with the next file.
@@ -12,6 +12,7 @@ from mrl.config.run_folder import read_run_config
 from mrl.config.schema import RunConfig
 from mrl.config.shipped_configs import config_file
 from mrl.errors import ConfigError
+from mrl.processes.preparation.hub_data import shown_data
 from mrl.processes.preparation.hub_models import fetched, located, named, pinned
 
 
@@ -30,6 +31,8 @@ def run(arguments: argparse.Namespace) -> int:
             print(f"{name}: made on this machine (`mrl policies make {where}` makes it beforehand)")
         else:
             print(f"{name}: {named(policy) or 'a folder of this machine'}: {Path(policy.model).absolute()}")
+    for line in filter(None, (shown_data(task, table) for task, table in config.tasks.items())):
+        print(line)
     return 0
 
 

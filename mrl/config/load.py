@@ -12,6 +12,7 @@ from pydantic import ValidationError
 from mrl.config.defaults import Resolved, by_device
 from mrl.config.nearest_key import nearest
 from mrl.config.overrides import apply_overrides, parse_overrides
+from mrl.config.prompt_texts import with_prompt_texts
 from mrl.config.rules import check_rules
 from mrl.config.schema import RunConfig
 from mrl.config.validation_errors import explain
@@ -37,7 +38,8 @@ def load_resolved(path: Path, overrides: Sequence[str] = ()) -> Resolved:
 def resolve(tables: dict[str, Any], pairs: Sequence[tuple[tuple[str, ...], Any]], *, where: str) -> Resolved:
     """As `load_resolved`, of tables as a file has them and overrides as (path of the key, value)."""
     overridden = {key for key, _ in pairs}
-    resolved = by_device(validate(apply_overrides(tables, pairs), where=where, overridden=overridden))
+    config = validate(apply_overrides(tables, pairs), where=where, overridden=overridden)
+    resolved = by_device(with_prompt_texts(config, where=where))
     check_rules(resolved.config, where=where)
     return resolved
 

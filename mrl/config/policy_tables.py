@@ -1,12 +1,13 @@
 """The tables of one policy: its model, how it samples, what it maximises, how it learns."""
 
-from typing import Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
 from mrl.config.table import Table
 
 SERVER_URL = r"^(https?://[^/\s]+)?$"
+StopString = Annotated[str, Field(min_length=1, max_length=200)]
 
 
 class MakeTable(Table):
@@ -36,6 +37,45 @@ class MakeTable(Table):
     """Peak learning rate of the warm start."""
     seed: int = Field(default=1, ge=0)
     """Seeds initial weights and warm-start data."""
+
+
+class ShotTable(Table):
+    """A question and its answer that a policy is shown before it is asked."""
+
+    user: str = Field(..., min_length=1)
+    """The question."""
+    assistant: str = Field(..., min_length=1)
+    """The answer."""
+
+
+class PromptTable(Table):
+    """How a policy is asked: what stands around the prompt of a task, and where an answer begins and ends.
+
+    What stands around a prompt is not sampled, and so never trained on.
+    """
+
+    system: str = ""
+    """System message of every prompt; a prompt that is a conversation with one of its own keeps that."""
+    few_shot: list[ShotTable] = Field(default=[])
+    """Questions with their answers that stand before every prompt: [{ user = "...", assistant = "..." }]."""
+    few_shot_file: str = ""
+    """JSONL file with more of them, one a line. A run keeps what it holds in `few_shot` of its `config.json`."""
+    chat_template: str = ""
+    """Jinja template in place of the model's own: a file, or the template itself, which has "{{" or "{%" in it. A run
+    keeps the text in its `config.json`."""
+    template_options: dict[str, Any] = Field(default={})
+    """Variables that the chat template is given, as { enable_thinking = false }; one that it does not read is
+    refused."""
+    assistant_prefill: str = ""
+    """Text that every answer begins with, as the end of the prompt: neither verifiers nor peers are given it."""
+    stop: list[StopString] = Field(default=[], max_length=16)
+    """Texts that end an answer as its EOS does. What was sampled is kept whole; a verifier is given the text before
+    them."""
+
+    @property
+    def has_messages(self) -> bool:
+        """Whether it needs a chat template."""
+        return bool(self.system or self.few_shot or self.template_options)
 
 
 class ServerTable(Table):
@@ -261,6 +301,7 @@ class PolicyTable(Table):
     """A frozen policy has engines and no learner: a teacher. Refused unless the sharing regime asks it for scores."""
     device: str = "cpu"
     """Device of learner and embedded engine: "cpu" or "cuda"."""
+    prompt: PromptTable = PromptTable()
     rollout: RolloutTable = RolloutTable()
     objective: ObjectiveTable = ObjectiveTable()
     learner: LearnerTable = LearnerTable()

@@ -74,11 +74,15 @@ def _meaning(config: RunConfig) -> dict[str, Any]:
 
 
 def _identity(policy: Mapping[str, Any]) -> dict[str, Any]:
-    """A made policy is its recipe, and one of the hub its commit, wherever they lie; any other is its folder."""
+    """A made policy is its recipe, and one of the hub its commit, wherever they lie; any other is its folder.
+
+    What it is asked belongs to it.
+    """
     folder = Path(policy["model"]).absolute()
     is_pinned = policy["source"].endswith(f"@{folder.name}")
     model = "" if policy["make"] is not None else policy["source"] if is_pinned else str(folder)
-    return {"make": policy["make"], "frozen": policy["frozen"], "model": model}
+    asked = {"prompt": policy["prompt"]}
+    return {"make": policy["make"], "frozen": policy["frozen"], "model": model} | asked
 
 
 def _first_difference(before: Any, after: Any, path: tuple[str, ...]) -> tuple[tuple[str, ...], Any, Any] | None:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
-from mrl.engines.engine import Decoding, Finished, Generation, GenerationRequest, Sampling
+from mrl.engines.engine import Decoding, Finished, Generation, GenerationRequest, Sampling, StopWatch
 from mrl.engines.slot_cache import ReadPrompt, SlotCache
 from mrl.engines.token_sampling import sample, sample_decoded, uniforms
 from mrl.records.finish import FinishReason
@@ -41,6 +41,7 @@ class _Waiting:
 class _Answer:
     request_id: str
     index: int
+    watch: StopWatch
     decoding: Decoding | None = None
     """None: as the engine samples."""
     spans: list[VersionSpan] = field(default_factory=list)
@@ -165,6 +166,9 @@ class ContinuousBatch:
         rows["position"] += 1
         self.generated_tokens += rows.size
         stopped = np.isin(tokens, self._sampling.eos_ids)
+        if self._sampling.stop is not None:
+            ends = [one.watch.ends_at([token]) for one, token in zip(self._answers, tokens.tolist(), strict=True)]
+            stopped |= np.array([end is not None for end in ends], dtype=bool)
         self._dead = np.flatnonzero(stopped | (rows["length"] == rows["limit"])).tolist()
         self.running -= len(self._dead)
         return [self._finish(row, FinishReason.STOP if stopped[row] else FinishReason.LENGTH) for row in self._dead]
@@ -203,9 +207,10 @@ class ContinuousBatch:
         state["newest"][rows] = request.prompt_token_ids[-1]
         state["length"][rows] = 0
         state["limit"][rows] = self._sampling.max_new_tokens
-        self._answers.extend(_Answer("", 0) for _ in range(max(rows) + 1 - len(self._answers)))
+        self._answers.extend(_Answer("", 0, StopWatch(None)) for _ in range(max(rows) + 1 - len(self._answers)))
         for row, place in zip(rows, index, strict=True):
-            self._answers[row] = _Answer(request.request_id, place, request.decoding)
+            watch = StopWatch(self._sampling.stop)
+            self._answers[row] = _Answer(request.request_id, place, watch, request.decoding)
 
     def _drop(self, row: int) -> None:
         """The last row takes the place of this one."""

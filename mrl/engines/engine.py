@@ -3,7 +3,7 @@
 One thread submits and collects. Weights may be loaded, sequences scored and usage read from another one meanwhile.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
@@ -28,6 +28,52 @@ class Decoding:
 
 
 @dataclass(frozen=True, slots=True)
+class StopStrings:
+    """Texts that end an answer, looked for in the bytes of its tokens; the tokens stay as they were sampled.
+
+    They may begin in one token and end within another.
+    """
+
+    texts: tuple[bytes, ...]
+    """None of them empty."""
+    first_bytes: Callable[[Sequence[int]], bytes]
+    """Ids that begin an answer -> bytes; a text's first token may lose a space."""
+    further_bytes: Callable[[Sequence[int]], bytes]
+    """Ids behind others -> bytes."""
+
+
+class StopWatch:
+    """Looks for stop strings in one answer as it grows."""
+
+    def __init__(self, stop: StopStrings | None) -> None:
+        """Without any it never finds one."""
+        self._stop, self._tail, self._is_begun = stop, b"", False
+        self._kept_bytes = max(map(len, stop.texts), default=0) - 1 if stop else 0
+
+    def ends_at(self, token_ids: Sequence[int]) -> int | None:
+        """How many of the next tokens are the answer's: up to the one that completes a stop string; None for all.
+
+        After an end nothing more is asked.
+        """
+        if self._stop is None:
+            return None
+        for count, token_id in enumerate(token_ids, start=1):
+            spelled = self._stop.further_bytes([token_id])
+            if spelled and not self._is_begun:
+                self._is_begun, spelled = True, self._stop.first_bytes([token_id])
+            text = self._tail + spelled
+            if any(one in text for one in self._stop.texts):
+                return count
+            self._tail = text[max(0, len(text) - self._kept_bytes) :]
+        return None
+
+
+def before_stop(completion: bytes, texts: Sequence[bytes]) -> bytes:
+    """The completion up to the first of the stop strings in it; all of it without one."""
+    return completion[: min((place for text in texts if (place := completion.find(text)) >= 0), default=None)]
+
+
+@dataclass(frozen=True, slots=True)
 class Sampling:
     """How a policy samples; the same for all its answers but those that say otherwise.
 
@@ -40,6 +86,8 @@ class Sampling:
     """Any of them ends an answer and is its last token."""
     top_p: float = 1.0
     """As that of `Decoding`."""
+    stop: StopStrings | None = None
+    """What ends one beside them."""
 
     def decoded(self, decoding: Decoding | None) -> "Sampling":
         """The same with a decoding of its own, if there is one."""
@@ -68,7 +116,7 @@ class Generation:
     """One sampled answer of T tokens."""
 
     token_ids: npt.NDArray[np.int32]
-    """[T], EOS included when `finished`."""
+    """[T], of a `finished` one up to its EOS, or to the token that completes a stop string."""
     logprobs: npt.NDArray[np.float32]
     """[T] of the sampling distribution, in nats."""
     versions: list[VersionSpan]

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from mrl.engines.dialect import Dialect, HalfUpdated, Paused, Segment
-from mrl.engines.engine import Finished, Generation, GenerationRequest, Sampling
+from mrl.engines.engine import Finished, Generation, GenerationRequest, Sampling, StopWatch
 from mrl.engines.http import Http, HttpFailure
 from mrl.errors import EngineError, EngineLost, PeerLost, WeightsError
 from mrl.models.tensor_broadcast import IncomingTensors
@@ -23,6 +23,11 @@ from mrl.records.rollouts import are_logprobs
 from mrl.records.version import Version, VersionSpan
 
 ABORT_AGAIN_S = 0.1
+TOKENS_BETWEEN_STOPS = 128
+"""With stop strings one call samples so many tokens at most: what comes behind such a string has been for nothing.
+
+Servers are given ids and need no tokenizer, and so cannot look for text themselves.
+"""
 PASSING = (408, 409, 425, 429)
 """HTTP statuses of refusals that may pass: the server is slow, busy, or begins something else."""
 PATIENCE = 4
@@ -78,7 +83,7 @@ class Segments:
             version = self._version
             assert version is not None, "nothing is handed in before there are weights"
             name = f"{request.request_id}/{index}/{answer.num_segments}"
-            before, wanted = prompt + answer.token_ids, answer.tokens_left
+            before, wanted = prompt + answer.token_ids, answer.tokens_wanted
             part_seed = _seed_of(seed, answer.num_segments)
             segment = await self._call(before, sampling, max_new_tokens=wanted, seed=part_seed, name=name)
             self._check(segment, version)
@@ -230,7 +235,7 @@ class _Answer:
     """One answer as it grows; `finish_reason` is ABORT until it has ended."""
 
     def __init__(self, sampling: Sampling) -> None:
-        self._sampling = sampling
+        self._sampling, self._watch = sampling, StopWatch(sampling.stop)
         self.token_ids: list[int] = []
         self.finish_reason = FinishReason.ABORT
         self.num_segments = 0
@@ -241,19 +246,25 @@ class _Answer:
     def tokens_left(self) -> int:
         return self._sampling.max_new_tokens - len(self.token_ids)
 
+    @property
+    def tokens_wanted(self) -> int:
+        """Of the next segment."""
+        return self.tokens_left if self._sampling.stop is None else min(self.tokens_left, TOKENS_BETWEEN_STOPS)
+
     def add(self, segment: Segment, version: Version) -> None:
         self.num_segments += 1
-        self.token_ids += segment.token_ids
-        self._logprobs += segment.logprobs
-        self._versions = append_span(self._versions, len(segment.token_ids), version)
-        self.finish_reason = self._reason(segment.finish_reason)
+        end = self._watch.ends_at(segment.token_ids)
+        self.token_ids += segment.token_ids[:end]
+        self._logprobs += segment.logprobs[:end]
+        self._versions = append_span(self._versions, len(segment.token_ids[:end]), version)
+        self.finish_reason = self._reason(segment.finish_reason) if end is None else FinishReason.STOP
 
     def _reason(self, reason: FinishReason) -> FinishReason:
-        """What was given up at the very moment of its end has ended."""
+        """What was given up at the very moment of its end has ended; what reached a segment's limit alone has not."""
         if reason is FinishReason.ABORT and self.token_ids and self.token_ids[-1] in self._sampling.eos_ids:
             return FinishReason.STOP
-        if reason is FinishReason.ABORT and self.tokens_left <= 0:
-            return FinishReason.LENGTH
+        if reason is not FinishReason.STOP:
+            return FinishReason.ABORT if self.tokens_left > 0 else FinishReason.LENGTH
         return reason
 
     def generation(self) -> Generation:

@@ -243,7 +243,7 @@ class PolicyMemory:
         longest = pool.longest(LOOKED_AT_PROMPTS // 2)
         pool.close()
         try:
-            encode = None if self._folder is None else PromptEncoder(self._folder).token_ids
+            encode = None if self._folder is None else PromptEncoder(self._folder, self.table.prompt).token_ids
         except ModelFolderError:  # as above
             encode = None
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import jinja2
 
+from mrl.config.policy_tables import PromptTable
 from mrl.errors import ModelFolderError
 
 FILE, CONFIG = "chat_template.jinja", "tokenizer_config.json"
@@ -15,35 +16,64 @@ CHAT_TOKENS = (
     *("<|assistant|>", "<\uff5cUser\uff5c>", "<|turn>"),
 )
 """Tokens that open a turn in the templates of released models."""
+AS_IT_IS = PromptTable()
+"""Nothing stands around a prompt."""
+GIVEN = ("messages", "tools", "documents", "add_generation_prompt")
+"""Variables of templates that are no options."""
 CHAT_NAMES = ("-instruct", "-chat", "-it")
 """Ends of the names of models that were trained to chat, before a version."""
 
 
 class ChatTemplate:
-    """The template of a model folder. Rendering needs neither torch nor the tokenizer."""
+    """The template by which a policy is asked. Rendering needs neither torch nor the tokenizer."""
 
-    def __init__(self, folder: Path, text: str, special_tokens: dict[str, str]) -> None:
-        self._folder, self._text, self._special_tokens = folder, text, special_tokens
+    def __init__(self, folder: Path, text: str, special_tokens: dict[str, str], prompt: PromptTable) -> None:
+        self._folder, self._text, self._special_tokens, self._prompt = folder, text, special_tokens, prompt
 
     def render(self, content: str | Sequence[tuple[str, str]]) -> str:
         """The prompt as the model is asked it. Raises ModelFolderError when the template cannot be used for it."""
         from transformers.utils.chat_template_utils import render_jinja_template
 
-        turns = [("user", content)] if isinstance(content, str) else content
-        messages = [{"role": role, "content": text} for role, text in turns]
+        messages = messages_of(content, self._prompt)
         try:
-            given: dict[str, Any] = dict(self._special_tokens)
+            given: dict[str, Any] = dict(self._special_tokens) | self._prompt.template_options
             found: Any = render_jinja_template(
                 [messages], chat_template=self._text, add_generation_prompt=True, **given
             )
         except (jinja2.TemplateError, TypeError, ValueError, KeyError, AttributeError) as error:
-            raise refused(self._folder, error) from error
-        return str(found[0][0])
+            raise refused(self._folder, error, self._prompt) from error
+        return str(found[0][0]) + self._prompt.assistant_prefill
+
+    def unread_options(self) -> list[str]:
+        """Those of the policy's `template_options` that the template does not name. Raises ModelFolderError."""
+        try:  # words alone: tags of transformers' own would not parse here
+            words = list(jinja2.Environment(autoescape=True).lex(self._text))
+        except jinja2.TemplateError as error:
+            raise refused(self._folder, error, self._prompt) from error
+        read = {word for _, kind, word in words if kind == "name"} - set(GIVEN)
+        return sorted(set(self._prompt.template_options) - read)
 
 
-def read_template(folder: Path) -> ChatTemplate | None:
-    """The folder's chat template; None where it has none. Raises ModelFolderError for a file that cannot be read."""
+def messages_of(content: str | Sequence[tuple[str, str]], prompt: PromptTable) -> list[dict[str, str]]:
+    """The conversation that a policy is asked: its system message and examples, then the prompt.
+
+    A prompt that opens with a system message keeps its own one, and the examples stand behind that.
+    """
+    turns = [("user", content)] if isinstance(content, str) else list(content)
+    has_own = turns[0][0] == "system"
+    opening = turns[:1] if has_own else [("system", prompt.system)] * bool(prompt.system)
+    shots = [turn for shot in prompt.few_shot for turn in (("user", shot.user), ("assistant", shot.assistant))]
+    return [{"role": role, "content": text} for role, text in (*opening, *shots, *turns[has_own:])]
+
+
+def read_template(folder: Path, prompt: PromptTable = AS_IT_IS) -> ChatTemplate | None:
+    """The chat template of the policy, else of its folder; None where there is none.
+
+    Raises ModelFolderError for a file that cannot be read.
+    """
     settings = _settings(folder)
+    if prompt.chat_template:
+        return ChatTemplate(folder, prompt.chat_template, _special_tokens(settings), prompt)
     text: Any = settings.get("chat_template")
     if (folder / FILE).is_file():
         try:
@@ -57,7 +87,7 @@ def read_template(folder: Path) -> ChatTemplate | None:
         text = named.get("default")
     if not isinstance(text, str) or not text:
         return None
-    return ChatTemplate(folder, text, _special_tokens(settings))
+    return ChatTemplate(folder, text, _special_tokens(settings), prompt)
 
 
 def chat_sign(folder: Path, source: str = "") -> str:
@@ -80,10 +110,15 @@ def chat_sign(folder: Path, source: str = "") -> str:
     return ""
 
 
-def plain_text(content: str | Sequence[tuple[str, str]], *, where: str) -> str:
+def bos_of(folder: Path) -> str:
+    """The text of the token that opens every text of the model; empty where its settings name none."""
+    return _special_tokens(_settings(folder)).get("bos_token", "")
+
+
+def plain_text(content: str | Sequence[tuple[str, str]], *, where: str, prefill: str = "") -> str:
     """What a model without a chat template is asked. Raises ModelFolderError for a conversation."""
     if isinstance(content, str):
-        return content + "\n"
+        return content + "\n" + prefill
     raise ModelFolderError(
         "a prompt is a conversation, and the model has no chat template",
         where=where,
@@ -93,17 +128,19 @@ def plain_text(content: str | Sequence[tuple[str, str]], *, where: str) -> str:
     )
 
 
-def refused(folder: Path, error: Exception) -> ModelFolderError:
-    """The error of a template as one line that names its file."""
-    file = folder / (FILE if (folder / FILE).is_file() else CONFIG)
-    line = f":{error.lineno}" if isinstance(error, jinja2.TemplateSyntaxError) and file.name == FILE else ""
+def refused(folder: Path, error: Exception, prompt: PromptTable = AS_IT_IS) -> ModelFolderError:
+    """The error of a template as one line that names its file, or the key that it stands in."""
+    file = str(folder / (FILE if (folder / FILE).is_file() else CONFIG))
+    file = "prompt.chat_template" if prompt.chat_template else file
+    has_lines = isinstance(error, jinja2.TemplateSyntaxError) and not file.endswith(CONFIG)
+    line = f":{error.lineno}" if has_lines and isinstance(error, jinja2.TemplateSyntaxError) else ""
     kind = "is not valid" if isinstance(error, jinja2.TemplateSyntaxError) else "refuses a prompt"
     return ModelFolderError(
         f"the chat template {kind}",
         where=f"{file}{line}",
         got=" ".join(str(error).split()) or type(error).__name__,
         wanted="a template that renders a conversation that ends with a user's message",
-        cure="fetch the file anew, or mend it",
+        cure="mend the template" if prompt.chat_template else "fetch the file anew, or mend it",
     )
 
 

@@ -13,7 +13,7 @@ from mrl.config.unit_rules import may_sleep
 from mrl.engines.bounds import bounds_of
 from mrl.engines.dialect import AdapterShape, Dialect, Launch
 from mrl.engines.embedded import EmbeddedEngine
-from mrl.engines.engine import Decoding, Engine, Sampling
+from mrl.engines.engine import Decoding, Engine, Sampling, StopStrings
 from mrl.engines.environment import engine_python
 from mrl.engines.family_limits import check_names
 from mrl.engines.server_engine import ServerEngine
@@ -118,7 +118,9 @@ def held_out_decoding(config: RunConfig, policy: str) -> Decoding | None:
 
 
 def _sampling(table: PolicyTable, receiver: Receiver) -> Sampling:
-    return Sampling(table.rollout.temperature, table.rollout.max_new_tokens, tuple(receiver.eos_ids))
+    texts = tuple(text.encode() for text in table.prompt.stop)
+    stop = StopStrings(texts, receiver.completion_bytes, receiver.table.join) if texts else None
+    return Sampling(table.rollout.temperature, table.rollout.max_new_tokens, tuple(receiver.eos_ids), stop=stop)
 
 
 def _adapters(table: PolicyTable) -> AdapterShape | None:

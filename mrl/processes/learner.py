@@ -296,12 +296,12 @@ def _first_rank(
         telemetry=telemetry,
         allocator=_connect_allocator(folder, policy, closing),
         on_step=sample_writer(pool, telemetry, folder.rollouts, max_mib=config.run.rollouts_mib),
-        canary_prompts=_canary_prompts(pool, Path(config.policies[policy].model)),
+        canary_prompts=_canary_prompts(pool, config.policies[policy]),
     )
 
 
-def _canary_prompts(pool: TaskPool, model_folder: Path) -> list[list[int]]:
-    encoder = PromptEncoder(model_folder)
+def _canary_prompts(pool: TaskPool, table: PolicyTable) -> list[list[int]]:
+    encoder = PromptEncoder(Path(table.model), table.prompt)
     return [encoder.token_ids(pool.prompt_at(place).content).tolist() for place in range(min(len(pool), NUM_PROMPTS))]
 
 

@@ -74,12 +74,13 @@ def build_sampler(
     config: RunConfig, policy: str, make_engine: Callable[[Receiver], Engine]
 ) -> tuple[Sampler, Receiver]:
     """What a worker samples with: engine, prompt pool and tokenizer of one policy."""
-    model_folder = Path(config.policies[policy].model)
-    receiver = load_receiver(model_folder)
-    encoder = PromptEncoder(model_folder)
+    table = config.policies[policy]
+    receiver = load_receiver(Path(table.model))
+    encoder = PromptEncoder(Path(table.model), table.prompt)
     pool = build_pool(config.tasks, config.pool)
     check_lengths(config, policy, pool, encoder.token_ids)
     engine = make_engine(receiver)
+    stop = tuple(text.encode() for text in table.prompt.stop)
     sampler = Sampler(
         policy,
         config.run.seed,
@@ -87,6 +88,7 @@ def build_sampler(
         pool,
         encoder.token_ids,
         receiver.completion_bytes,
+        stop,
         held_out_decoding(config, policy),
     )
     return sampler, receiver
@@ -152,7 +154,7 @@ def _work(config: RunConfig, folder: RunFolder, closing: ExitStack, policy: str,
 def _own_folder(config: RunConfig, policy: str) -> Manifest:
     """What a server of a frozen policy has to prove, by prompts of the pool."""
     table = config.policies[policy]
-    encoder, pool = PromptEncoder(Path(table.model)), build_pool(config.tasks, config.pool)
+    encoder, pool = PromptEncoder(Path(table.model), table.prompt), build_pool(config.tasks, config.pool)
     prompts = [encoder.token_ids(pool.prompt_at(place).content) for place in range(min(len(pool), NUM_PROMPTS))]
     pool.close()
     server = table.rollout.server

@@ -7,7 +7,7 @@ class FinishReason(StrEnum):
     """A closed set, by the names that inference servers give; an answer has an end of its own after `STOP` only."""
 
     STOP = "stop"
-    """The policy ended it with its EOS."""
+    """The policy ended it, with its EOS or a stop string."""
     LENGTH = "length"
     """It was cut at the token limit."""
     ABORT = "abort"

@@ -31,7 +31,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
     """One sampled answer. Its ids are the ids that the engine sampled; they are never re-tokenized."""
 
     token_ids: TokenBytes
-    """[T] int32, the closing EOS included when `finished`."""
+    """[T] int32, of a `finished` one up to its EOS, or to the token that completes a stop string."""
     logprobs: TokenBytes
     """[T] float32, of the sampling distribution (temperature applied)."""
     versions: Annotated[list[VersionSpan], msgspec.Meta(max_length=10_000)]

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from mrl.engines.engine import Decoding, Engine, Generation, GenerationRequest
+from mrl.engines.engine import Decoding, Engine, Generation, GenerationRequest, before_stop
 from mrl.engines.token_sampling import answer_seeds
 from mrl.records.codec import pack_array
 from mrl.records.rollouts import Answer, HeldOutAnswer, HeldOutItem, ScoredGroup, WorkItem
@@ -29,6 +29,8 @@ class Sampler:
     """Content of a prompt -> ids under the policy's tokenizer."""
     completion_bytes: Callable[[npt.NDArray[np.int32]], bytes]
     """Sampled ids -> bytes, special tokens having none."""
+    stop: tuple[bytes, ...] = ()
+    """What ends an answer beside its EOS."""
     held_out_decoding: Decoding | None = None
     """Of held-out answers; None: as the policy samples."""
 
@@ -82,8 +84,12 @@ class Sampler:
         ]
 
     def _text(self, generation: Generation) -> str:
-        """What is verified; a text cut in mid-character has a replacement mark in its place."""
-        return self.completion_bytes(generation.token_ids).decode("utf-8", errors="replace")
+        """What is verified, as a server would give it: the text before what ended it.
+
+        A text cut in mid-character has a replacement mark in its place.
+        """
+        text = before_stop(self.completion_bytes(generation.token_ids), self.stop)
+        return text.decode("utf-8", errors="replace")
 
 
 def _choice(extracted: str) -> str:

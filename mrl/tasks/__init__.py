@@ -5,6 +5,8 @@
 - `words`                word tasks generated here, in the style of reasoning-gym
 - `math_source`          mathematics from a file (`math_rows`), judged by `math-verify` (`math_answers`)
 - `jsonl_source`         any prompts and references from a file (`jsonl_rows`), for verifiers of the user's own
+- `data_rows`            rows of JSONL and Parquet files, and of splits in a folder
+- `benchmarks`           benchmarks by name: one table of them, and the source that reads any
 - `options`              options of a task, checked against its source's table
 - `sources`              the dict of all sources
 - `operations`           the named operations that solve the tasks

@@ -1,4 +1,4 @@
-r"""Any prompts and references from a file, usually judged by a verifier of your own.
+r"""Any prompts and references from JSONL or Parquet files, usually judged by a verifier of your own.
 
 [tasks.code]
 source = "jsonl"
@@ -20,10 +20,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from pydantic import Field
+
+from mrl.config.nearest_key import nearest
 from mrl.config.table import Table
 from mrl.errors import TaskError
+from mrl.tasks.data_rows import Row, Split, kept, rows_of
 from mrl.tasks.extract import tagged_answer
-from mrl.tasks.jsonl_rows import jsonl_rows
 from mrl.tasks.options import checked_options
 from mrl.tasks.source import Item, Part, Turn
 from mrl.tasks.split import HELD_OUT_PERCENT, hash_percent
@@ -40,11 +43,17 @@ class JsonlOptions(Table):
     """The `options` of a task of this source."""
 
     held_out: str = ""
-    """Second JSONL file, with the held-out prompts."""
+    """Second file, or second split of a folder, with the held-out prompts."""
     prompt_key: str = "prompt"
     """Key of a row that holds the prompt."""
     reference_key: str = "reference"
     """Key that holds what the verifier is given beside the answer."""
+    split: str = "train"
+    """Split of a folder to train on."""
+    subset: str = ""
+    """Configuration of the data set in a folder."""
+    filter: dict[str, Any] = Field(default={})
+    """Columns and the values, or lists of values, that rows have to have there: { level = ["Level 4", "Level 5"] }."""
 
 
 class JsonlSource:
@@ -59,11 +68,12 @@ class JsonlSource:
         self._options = checked_options(JsonlOptions, options, where=where)
         held_out = self._options.held_out
         parts: list[Part | None] = ["held_out", "train"] if held_out else [None]
-        files = [held_out, dataset] if held_out else [dataset]
+        train = self._options.split if Path(dataset).is_dir() else dataset
+        files = [held_out, train] if held_out else [train]
         found = [
             (part, *self._row(place, row))
             for part, file in zip(parts, files, strict=True)
-            for place, row in jsonl_rows(Path(file), where=where, get=get, form=FORM)
+            for place, row in self._rows(dataset, file, where=where, get=get)
         ]
         self._items = [
             Item(prompt, "", "", number, reference, part or _hashed_part(prompt), row, turns)
@@ -86,6 +96,13 @@ class JsonlSource:
     def score(self, item: Item, answer: str) -> float:
         """1.0 for exactly the reference."""
         return float(answer == item.reference.strip())
+
+    def _rows(self, dataset: str, file: str, *, where: str, get: str) -> Iterator[Row]:
+        """Of a file, or where the data set is a folder of the split of that name."""
+        path, split = (
+            (Path(dataset), Split(file, self._options.subset)) if Path(dataset).is_dir() else (Path(file), Split(""))
+        )
+        yield from kept(rows_of(path, split, where=where, get=get, form=FORM), self._options.filter, where=where)
 
     def _row(self, place: str, row: Mapping[str, Any]) -> tuple[str, tuple[Turn, ...], str, str]:
         """Prompt, its turns if it is a conversation, reference, and all of the row as JSON. Raises TaskError."""
@@ -131,7 +148,8 @@ def _lacking(key: str, option: str, place: str, row: Mapping[str, Any]) -> TaskE
         got = json.dumps(row[key], ensure_ascii=False)[:60]
         wanted = "text, or a list of messages" if option == "prompt_key" else "text, or any JSON but null"
         return TaskError(f"{key!r} holds nothing to use", where=place, got=got, wanted=wanted)
-    cure = f"name the key in the task's options.{option}"
+    near = nearest(key, row)
+    cure = f"options.{option} = {near or 'the name of its column'!r}, in the task's table"
     return TaskError(f"row without {key!r}", where=place, got=f"keys {sorted(row)[:8]}", wanted=FORM, cure=cure)
 
 

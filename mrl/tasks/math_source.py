@@ -14,10 +14,12 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from pydantic import Field
+
 from mrl.config.table import Table
 from mrl.errors import MissingError, TaskError
+from mrl.tasks.data_rows import Split, kept, rows_of
 from mrl.tasks.extract import MAX_ANSWER_CHARS, boxed_answer, stated_answer, tagged_answer
-from mrl.tasks.jsonl_rows import jsonl_rows
 from mrl.tasks.math_rows import FORM, HUB, Keys, Problem, hub_rows, read_problems
 from mrl.tasks.options import checked_options
 from mrl.tasks.source import Item, Part
@@ -32,7 +34,9 @@ class MathOptions(Table):
     """The `options` of a task of this source."""
 
     held_out: str = ""
-    """Second JSONL file, or second split of the hub's data set, with the held-out problems."""
+    """Second file, or second split of a folder or of the hub's data set, with the held-out problems."""
+    filter: dict[str, Any] = Field(default={})
+    """Columns and the values, or lists of values, that rows have to have there: { level = ["Level 4", "Level 5"] }."""
     prompt: str = PROMPT
     """The prompt; `{problem}` stands for the problem."""
     boxed_only: bool = False
@@ -44,9 +48,9 @@ class MathOptions(Table):
     solution_keys: tuple[str, ...] = DEFAULT_KEYS.solution
     """Keys that hold a solution with the reference answer in \\boxed{}."""
     split: str = "train"
-    """Split of the hub's data set to train on."""
+    """Split of a folder, or of the hub's data set, to train on."""
     subset: str = ""
-    """Configuration of the hub's data set."""
+    """Configuration of the data set."""
 
 
 class MathSource:
@@ -93,9 +97,12 @@ class MathSource:
             if dataset.startswith(HUB):
                 name = dataset.removeprefix(HUB)
                 return read_problems(hub_rows(name, subset=options.subset, split=place, where=where), keys)
-            return read_problems(jsonl_rows(Path(place), where=where, get=get, form=FORM), keys)
+            path, split = (Path(dataset), Split(place, options.subset)) if is_folder else (Path(place), Split(""))
+            rows = rows_of(path, split, where=where, get=get, form=FORM)
+            return read_problems(kept(rows, options.filter, where=where), keys)
 
-        known = read(options.split if dataset.startswith(HUB) else dataset)
+        is_folder = Path(dataset).is_dir()
+        known = read(options.split if is_folder or dataset.startswith(HUB) else dataset)
         held_out = read(options.held_out) if options.held_out else []
         parts: list[tuple[Problem, Part]] = [(problem, "held_out") for problem in held_out]
         parts += [(problem, "train" if held_out else _hashed_part(problem.problem)) for problem in known]

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
+from fractions import Fraction
 
 import numpy as np
 import numpy.typing as npt
@@ -134,23 +135,29 @@ class TaskPool:
 
 
 def build_pool(tasks: Mapping[str, TaskTable], pool: PoolTable, *, order_seed: int | None = None) -> TaskPool:
-    """The pool that the configuration describes, its prompts spread evenly over the tasks.
+    """The pool that the configuration describes: held-out prompts spread evenly over the tasks, others by weight.
 
     `order_seed` orders the training prompts (by default `pool.seed` does); it must be the same for all policies.
     Raises TaskError for a task that does not exist or a data set with too few distinct prompts, MissingError for data
     or packages that are not there.
     """
-    num_train, num_held_out = _spread(pool.train_prompts, len(tasks)), _spread(pool.held_out_prompts, len(tasks))
-    train: list[_Verifiable] = []
+    weights = [table.weight for table in tasks.values()]
+    if not any(weights):
+        cure = "give a task that is to be trained on a weight above 0"
+        raise TaskError("no task has a weight", where="tasks", got="0 for each", cure=cure)
+    num_train = spread(pool.train_prompts, weights)
+    num_held_out = spread(pool.held_out_prompts, [1.0] * len(tasks))
+    train: list[list[_Verifiable]] = []
     held_out: list[_Verifiable] = []
     for index, (task, table) in enumerate(tasks.items()):
         source = open_source(task, table, seed=pool.seed)
         chosen = _choose(task, table, source, num_train[index], num_held_out[index])
-        train += chosen[0]
+        train.append(chosen[0])
         held_out += chosen[1]
     mixed = np.random.default_rng([pool.seed, len(held_out)]).permutation(len(held_out))
     chosen_seed = pool.seed if order_seed is None else order_seed
-    return TaskPool(train, [held_out[i] for i in mixed], order_seed=chosen_seed, judge=Judge(tasks))
+    mixture = [one for part in (train if pool.train_prompts else _weighed(train, weights)) for one in part]
+    return TaskPool(mixture, [held_out[i] for i in mixed], order_seed=chosen_seed, judge=Judge(tasks))
 
 
 def prompt_id_of(task: str, text: str) -> str:
@@ -158,9 +165,24 @@ def prompt_id_of(task: str, text: str) -> str:
     return f"{task}:{hashlib.blake2b(text.encode(), digest_size=8).hexdigest()}"
 
 
-def _spread(total: int, num_tasks: int) -> list[int]:
-    """How many prompts each task gives; a total of 0 means all it has."""
-    return [total // num_tasks + (index < total % num_tasks) if total else ALL for index in range(num_tasks)]
+def spread(total: int, weights: Sequence[float]) -> list[int]:
+    """How many prompts each task gives, by largest remainders; a total of 0 means all it has, without weight none."""
+    if not total:
+        return [ALL if weight else 0 for weight in weights]
+    shares = [total * Fraction(weight) / sum(map(Fraction, weights)) for weight in weights]
+    given = [int(share) for share in shares]
+    by_remainder = sorted(range(len(shares)), key=lambda index: (given[index] - shares[index], index))
+    for index in by_remainder[: total - sum(given)]:
+        given[index] += 1
+    return given
+
+
+def _weighed(parts: Sequence[list[_Verifiable]], weights: Sequence[float]) -> list[list[_Verifiable]]:
+    """The first prompts of each task, in the proportion of the weights; equal weights take all that there are."""
+    if len({weight for weight in weights if weight}) <= 1:
+        return list(parts)
+    unit = min(Fraction(len(part)) / Fraction(weight) for part, weight in zip(parts, weights, strict=True) if weight)
+    return [part[: int(unit * Fraction(weight))] for part, weight in zip(parts, weights, strict=True)]
 
 
 def _choose(
@@ -187,12 +209,14 @@ def _choose(
 def _too_few(
     task: str, table: TaskTable, chosen: Mapping[str, Sequence[object]], wanted: Mapping[str, int]
 ) -> TaskError:
-    is_file = table.source in ("jsonl", "math")
+    is_file = table.source in ("jsonl", "math", "benchmark")
     cure = "lower pool.train_prompts and pool.held_out_prompts"
     cure += " (0 takes all of a file)" if is_file else ", or give the data set wider options"
     if is_file and set(wanted.values()) == {ALL}:
         cure = f"more rows: the hash of each decides, and holds {HELD_OUT_PERCENT} % of many out"
         cure += f"; or a file of its own for these: tasks.{task}.options.held_out" * (table.source == "jsonl")
+    if table.source == "benchmark" and not chosen["train"] and wanted["train"]:
+        cure = f"tasks.{task}.weight = 0, which holds it out alone, where it has no split to train on; else {cure}"
     train, held_out = ("at least 1" if wanted[part] == ALL else str(wanted[part]) for part in ("train", "held_out"))
     return TaskError(
         f"data set {table.dataset!r} has too few distinct prompts",

@@ -1,4 +1,5 @@
-"""Models by name: from a hub of our own on loopback, by huggingface_hub's real client, into the hub's own cache."""
+# ruff: noqa: E501  (the lines of messages are longer than those of code)
+"""Models and data by name: from a hub of our own on loopback, by huggingface_hub's real client, into the hub's own cache."""
 
 import json
 import os
@@ -14,7 +15,7 @@ import pytest
 
 from mrl.config.policy_tables import MakeTable
 from mrl.models.make import make_policy
-from tests.support.hub_server import TOKEN, Hub, Mood, serving
+from tests.support.hub_server import TOKEN, Hub, Mood, Repository, serving
 from tests.support.pages import ROOT, blocks
 
 ID = "maker/One-2B"
@@ -343,3 +344,96 @@ def test_a_run_is_pinned_to_the_commit_and_goes_on_with_it(desk: Desk, hub: Hub,
     exported = desk.mrl("export", "runs/named", "--policy", "one", HF_HUB_OFFLINE="1")
     assert exported.code == 0, exported.err
     assert f"- trained from: {ID}@{first}" in (Path(exported.out.strip()) / "README.md").read_text()
+
+
+ROWS = """
+run = { name = "rows", steps = 1, folder = "runs", min_free_mib = 1 }
+sharing = { regime = "independent" }
+pool = { train_prompts = 0, held_out_prompts = 0 }
+
+[tasks.sums]
+source = "jsonl"
+dataset = "maker/sums"
+options = { subset = "main", held_out = "test", prompt_key = "question", reference_key = "answer" }
+
+[policies.one]
+model = "maker/One-2B"
+"""
+CARD = """---
+configs:
+- config_name: main
+  data_files:
+  - split: train
+    path: main/train-*
+  - split: test
+    path: main/test-*
+---
+"""
+
+
+@pytest.fixture
+def data(desk: Desk, hub: Hub) -> Repository:
+    """A data set with two splits, and beside it what no task reads."""
+    lines = [json.dumps({"question": f"{n} + {n}", "answer": str(2 * n)}).encode() + b"\n" for n in range(60)]
+    hub.repositories["maker/sums"] = repository = Repository()
+    files = {"README.md": CARD.encode(), "main/train-0.jsonl": b"".join(lines[:40]), "load.py": b"print()"}
+    repository.commit(files | {"main/test-0.jsonl": b"".join(lines[40:]), "other/train-0.jsonl": lines[0]})
+    (desk.folder / "rows.toml").write_text(ROWS)
+    return repository
+
+
+def test_a_data_set_by_name_is_pinned_and_the_splits_that_are_read_are_fetched(
+    desk: Desk, hub: Hub, data: Repository
+) -> None:
+    """Its README says which files that are; other files stay where they are, and a branch that moves on is asked of."""
+    commit = data.refs["main"]
+    before = desk.mrl("check", "rows.toml")
+    assert before.code == 0, before.err
+    assert (
+        f"\ndata        sums: maker/sums@{commit} (to be fetched) in {desk.cache}/datasets--maker--sums" in before.out
+    )
+    assert "tasks.sums: the data set maker/sums@" in before.out
+    assert hub.fetched == []
+
+    said = desk.mrl("fetch", "rows.toml")
+    assert said.code == 0, said.err
+    assert f"sums: maker/sums@{commit} (fetched) in {desk.cache}/datasets--maker--sums/snapshots/{commit}" in said.out
+    assert [name for name in hub.fetched if name.endswith((".jsonl", ".md", "load.py"))] == [
+        "README.md", "train-0.jsonl", "test-0.jsonl",
+    ]  # fmt: skip
+
+    hub.asked.clear()
+    data.commit({"README.md": CARD.encode(), "main/train-0.jsonl": b"{}\n", "main/test-0.jsonl": b"{}\n"}, "main")
+    offline, pinned = desk.each([["check", "rows.toml"]], HF_HUB_OFFLINE="1"), ["--tasks.sums.revision", commit]
+    assert f"maker/sums@{commit} (fetched)" in offline[0].out, offline[0].err
+    assert "prompts     40 to train on, 20 held out" in offline[0].out
+    again = desk.mrl("check", "rows.toml", *pinned)
+    assert f"maker/sums@{commit} (fetched)" in again.out, again.err
+    assert hub.fetched == []
+
+
+def test_mistaken_names_of_data_are_one_line(desk: Desk, data: Repository) -> None:
+    """A data set, a revision, a split, a subset that do not exist; a revision of a file."""
+    mistakes = {
+        ("check", "--tasks.sums.dataset", "maker/smus"): "tasks.sums.dataset = 'maker/smus': no such folder here, and no data set maker/smus",
+        ("check", "--tasks.sums.revision", "v9"): "the data set maker/sums has no such revision; got 'v9'",
+        ("fetch", "--tasks.sums.options.held_out", "tset"): "tasks.sums: options.split: the data set has no split 'tset'; got 'test, train'",
+        ("fetch", "--tasks.sums.options.subset", "mian"): "tasks.sums: options.subset: the data set has no subset 'mian'; got 'main'",
+        ("check", "--tasks.sums.dataset", "a.jsonl", "--tasks.sums.revision", "v1"): "tasks.sums.revision: only a data set of the hub has revisions",
+    }  # fmt: skip
+    calls = [[command, "rows.toml", *more] for command, *more in mistakes]
+    for line, said in zip(mistakes.values(), desk.each(calls), strict=True):
+        assert said.code == 2, said.out
+        assert line in said.err
+        assert said.err.count("\n") == 1
+
+
+def test_a_data_file_that_breaks_off_is_fetched_anew(desk: Desk, hub: Hub, data: Repository) -> None:
+    """What has not come is missing, whatever else of the data set is here."""
+    desk.mrl("fetch", "rows.toml")
+    file = desk.cache / "datasets--maker--sums" / "snapshots" / data.refs["main"] / "main" / "test-0.jsonl"
+    file.unlink()
+    hub.asked.clear()
+    assert "(to be fetched)" in desk.mrl("check", "rows.toml").out
+    assert "(fetched)" in desk.mrl("fetch", "rows.toml").out
+    assert file.is_file()

@@ -201,6 +201,17 @@ FILES = [
     Mistake("a single row", "train small.toml", r"too few distinct prompts; got '\d for training and \d held out'; wanted at least 1 and at least 1; "
             r"cure: more rows: the hash of each decides, and holds 15 % of many out; or a file of its own for these: tasks\.sums\.options\.held_out",
             data(rows(1))),
+    Mistake("a filter by a column that is not there", "train small.toml --tasks.sums.options.filter.levle 3",
+            r"sums\.jsonl:1: options\.filter: no column 'levle'; got \"columns \['level', 'prompt', 'reference'\]\"; cure: did you mean 'level'",
+            data(rows(60, level=3))),
+    Mistake("no Parquet file", "train small.toml --tasks.sums.dataset sums.parquet", r"sums\.parquet: no Parquet file, or a damaged one",
+            lambda folder: (folder / "sums.parquet").write_text("x")),
+    Mistake("a split that a folder lacks", "train small.toml --tasks.sums.dataset own --tasks.sums.options.split tain",
+            r"options\.split: the data set has no split 'tain'; got 'train\.jsonl'",
+            lambda folder: ((folder / "own").mkdir(), (folder / "own/train.jsonl").write_text(rows(60)))),
+    Mistake("no task is trained on", "train small.toml --tasks.sums.weight 0", r"no task has a weight.*cure: give a task"),
+    Mistake("no such benchmark", "train small.toml --tasks.sums.source benchmark --tasks.sums.dataset gms8k",
+            r"tasks\.sums\.dataset: no such benchmark; got 'gms8k'; wanted one of gsm8k, math, .*did you mean gsm8k"),
     Mistake("a misspelt option of a task", "check small.toml --tasks.sums.options.promt_key question",
             r"options\.promt_key: unknown option; .*did you mean options\.prompt_key\?"),
     Mistake("a verifier without a colon", "train small.toml --tasks.sums.verifier mine",
@@ -265,6 +276,47 @@ MODELS = [
     Mistake("no GPU", "train small.toml --policies.qwen.device cuda", r"policies\.qwen\.device: this host shows no GPU.*device = \"cpu\""),
     Mistake("no environment of vLLM", "train small.toml --policies.qwen.rollout.engine vllm",
             r"policies\.qwen\.rollout\.engine = 'vllm': the environment of vllm is missing.*cure: mrl engine-env vllm --cpu"),
+]  # fmt: skip
+
+CHAT = "{{ bos_token }}{% for m in messages %}[{{ m.role }}]{{ m.content }}{% if long is defined %}!{% endif %}{% endfor %}"
+
+
+def asked(line: str, template: str | None = CHAT) -> Callable[[Path], object]:
+    """A line in the first policy's table of prompts, and a chat template in its folder."""
+    table = edit("[policies.llama]", f"[policies.qwen.prompt]\n{line}\n[policies.llama]")
+    return both(table, settings(bos_token="<|bos|>"), model("chat_template.jinja", template))
+
+
+PROMPTS = [
+    Mistake("a system message without a template", "check small.toml",
+            r"policies\.qwen\.prompt\.system: the model has no "
+            r"chat template to put it into.*wanted chat_template\.jinja.*cure: policies\.qwen\.prompt\.chat_template = FILE",
+            asked('system = "Be brief."', None)),
+    Mistake("a template that leaves the system message out", "check small.toml",
+            r"models/qwen/chat_template\.jinja: policies\.qwen\.prompt\.system: the chat template leaves out the system message.*got .*Be brief",
+            asked('system = "Be brief."', "{{ messages[-1].content }}")),
+    Mistake("a template that refuses the system message", "check small.toml",
+            r"policies\.qwen: models/qwen/chat_template\.jinja: the chat template refuses a prompt; got 'no system here",
+            asked('system = "Be brief."', "{% if messages[0].role == 'system' %}{{ raise_exception('no system here') }}{% endif %}x")),
+    Mistake("an option that the template does not read", "check small.toml",
+            r"models/qwen/chat_template\.jinja: policies\.qwen\.prompt\.template_options\.enable_thinking: the chat template does not read it.*got 'enable_thinking = False'",
+            asked("template_options = { long = true, enable_thinking = false }")),
+    Mistake("no such template", "check small.toml", r"policies\.qwen\.prompt\.chat_template: cannot be read \(No such file or directory\) \(relative to",
+            asked('chat_template = "nowhere.jinja"')),
+    Mistake("a template that is none", "check small.toml", r"policies\.qwen\.prompt\.chat_template: the file holds no template",
+            asked('chat_template = "sums.jsonl"')),
+    Mistake("a template of one's own with a mistake", "check small.toml",
+            r"policies\.qwen: prompt\.chat_template:1: the chat template is not valid.*cure: mend the template", asked('chat_template = "{% for %}"')),
+    Mistake("an example that is none", "check small.toml", r"sums\.jsonl:1: policies\.qwen\.prompt\.few_shot_file: the line is no example.*wanted .*assistant",
+            asked('few_shot_file = "sums.jsonl"')),
+    Mistake("a template with two BOS", "check small.toml", r"policies\.qwen: a prompt would open with two BOS.*cure: take one of them out of the template",
+            asked("stop = ['x']", "{{ bos_token }}" + CHAT)),
+    Mistake("prompts that bring a BOS", "check small.toml",
+            r"a prompt would open with two BOS.*one <\|bos\|>, which the template puts there; cure: take <\|bos\|> from the beginning of the prompts of sums",
+            both(asked("stop = ['x']"), data(rows(60) + rows(1, prompt="<|bos|>1 + 1")))),
+    Mistake("a system message that brings a BOS", "check small.toml", r"two BOS.*cure: take it off policies\.qwen\.prompt\.system",
+            asked('system = "<|bos|>Be brief."')),
+    Mistake("an empty stop string", "check small.toml", r"policies\.qwen\.prompt\.stop\.0: not valid; wanted at least 1 character", asked('stop = [""]')),
 ]  # fmt: skip
 
 LEARNING = [
@@ -427,7 +479,7 @@ def files_in(folder: Path) -> set[Path]:
 
 @pytest.mark.parametrize(
     "mistake",
-    [*TYPING, *FILES, *MODELS, *LEARNING, *TRACKERS, *VERIFIERS, *RUNS, *EVALUATIONS],
+    [*TYPING, *FILES, *MODELS, *PROMPTS, *LEARNING, *TRACKERS, *VERIFIERS, *RUNS, *EVALUATIONS],
     ids=lambda one: one.name,
 )
 def test_a_mistake_is_one_line_and_leaves_nothing(

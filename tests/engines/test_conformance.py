@@ -9,7 +9,7 @@ import shutil
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
@@ -25,7 +25,16 @@ from safetensors.torch import load_file, save_file
 from mrl.engines.bounds import Bounds
 from mrl.engines.dialect import Dialect, Launch
 from mrl.engines.embedded import EmbeddedEngine
-from mrl.engines.engine import Decoding, Engine, EngineUsage, Finished, GenerationRequest, Sampling, ScoringRequest
+from mrl.engines.engine import (
+    Decoding,
+    Engine,
+    EngineUsage,
+    Finished,
+    GenerationRequest,
+    Sampling,
+    ScoringRequest,
+    StopStrings,
+)
 from mrl.engines.environment import engine_python
 from mrl.engines.http import Http
 from mrl.engines.server_engine import ServerEngine
@@ -328,6 +337,39 @@ def test_64_answers_at_once_end_at_an_eos_or_at_the_limit(rig, kind, weights):
         assert answer.token_ids.size <= kind.max_new_tokens
         assert answer.finished or answer.token_ids.size == kind.max_new_tokens
     assert rig.engine.collect(0.0) == []
+
+
+def test_a_stop_string_ends_an_answer_and_what_was_sampled_is_kept(kind, rig, weights, another_on):
+    """Across tokens, on engines that know no text; every log-probability is that of a full forward."""
+    version, limit = rig.serve(weights("a")), 160
+    stop = StopStrings((b"ab",), letters, letters)
+    long = Sampling(0.7, limit, EOS_IDS, stop)
+    if kind.dialect is None:
+        engine: Engine = EmbeddedEngine(weights("a").folder, long, device="cpu", max_running=16)
+    else:
+        engine = another_on(rig.engine, long)
+    engine.load(weights("a").folder, version)
+    asking = Rig(engine, 0.7)
+    asking.served[version] = weights("a")
+    requests = [asking.ask(answers=4) for _ in range(8)]
+    try:
+        engine.submit(requests)
+        finished = check_logprobs(asking, requests)
+    finally:
+        engine.close()
+
+    ends = [letters(one.generation.token_ids).find(b"ab") for one in finished]
+    assert sum(end >= 0 for end in ends) > 8
+    for one, end in zip(finished, ends, strict=True):
+        size, last = one.generation.token_ids.size, one.generation.token_ids[-1]
+        assert end in (-1, size - 2)
+        assert one.generation.finished == (end >= 0 or last in EOS_IDS)
+        assert one.generation.finished or size == limit
+
+
+def letters(token_ids: Sequence[int]) -> bytes:
+    """A text for ids of words that no engine reads."""
+    return bytes(b"abcde"[token_id % 5] for token_id in token_ids)
 
 
 def test_long_prompts_that_come_together_are_all_read(rig, weights):

@@ -1,5 +1,7 @@
 import pytest
 
+from mrl.config.policy_tables import PromptTable, ShotTable
+from mrl.models.chat_template import read_template
 from mrl.models.load_policy import load_tokenizer
 from mrl.models.make import make_policy
 from mrl.models.prompting import PromptEncoder, prompt_token_ids
@@ -34,3 +36,59 @@ def test_ids_of_a_prompt_cannot_be_changed_by_a_caller(folder):
     assert encoder.token_ids("Copy this word: ab") is ids
     with pytest.raises(ValueError, match="read-only"):
         ids[0] = 1
+
+
+TEMPLATE = (
+    "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"
+    "{% if brief is defined %}({{ brief }}){% endif %}[me]"
+)
+
+
+def asked(folder, content, **prompt) -> str:
+    return PromptEncoder(folder, PromptTable(**prompt)).shown(content)
+
+
+def test_what_stands_around_a_prompt_is_rendered_with_it(folder):
+    """System message, examples, an option of the template; then what the answer begins with, as part of the prompt."""
+    shots = [ShotTable(user="1", assistant="one"), ShotTable(user="2", assistant="two")]
+    text = asked(
+        folder, "3", chat_template=TEMPLATE, system="Count.", few_shot=shots,
+        template_options={"brief": False}, assistant_prefill="So:",
+    )  # fmt: skip
+    assert text == "[system]Count.[user]1[assistant]one[user]2[assistant]two[user]3(False)[me]So:"
+
+
+def test_a_conversation_keeps_its_own_system_message(folder):
+    """Examples stand behind it."""
+    content = (("system", "Own."), ("user", "3"))
+    shots = [ShotTable(user="1", assistant="one")]
+    text = asked(folder, content, chat_template=TEMPLATE, system="Count.", few_shot=shots)
+    assert text == "[system]Own.[user]1[assistant]one[user]3[me]"
+
+
+def test_a_line_of_plain_text_may_be_followed_by_the_begin_of_its_answer(folder):
+    """Without a template as well."""
+    assert asked(folder, "Copy this word: ab", assistant_prefill="<answer>") == "Copy this word: ab\n<answer>"
+
+
+def test_the_check_renders_what_the_worker_encodes(folder):
+    """Before a run there is no tokenizer of transformers, and the text is the same."""
+    prompt = PromptTable(chat_template=TEMPLATE, system="Be.", template_options={"brief": 1}, assistant_prefill="So")
+    template = read_template(folder, prompt)
+    assert template is not None
+    assert template.render("3") == PromptEncoder(folder, prompt).shown("3")
+
+
+@pytest.mark.parametrize(
+    ("template", "unread"),
+    [
+        ("{% if brief is defined and brief %}x{% endif %}", []),
+        ("{# brief #}{{ messages }}", ["brief"]),
+        ("brief{{ 'brief' }}", ["brief"]),
+        ("{% generation %}{{ brief }}{% endgeneration %}", []),
+    ],
+)
+def test_options_that_a_template_does_not_read_are_known(folder, template, unread):
+    """A word in a comment, in text or in quotes reads nothing."""
+    prompt = PromptTable(chat_template=template, template_options={"brief": True})
+    assert read_template(folder, prompt).unread_options() == unread

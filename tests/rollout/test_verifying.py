@@ -183,3 +183,10 @@ def test_who_waits_for_a_verifier_says_for_which_and_since_when(sampler, gate):
     assert 0 < beat.for_s <= now_s - began_s
     gate.write_text("go on")
     until_done(verifying)
+
+
+def test_a_verifier_is_not_given_what_ended_an_answer(sampler):
+    """A stop string, that is; what was sampled goes to the learner, and to peers, whole."""
+    verifying = Verifying(replace(sampler, stop=(b"\n\n",)), Telemetry("worker/a/0", "a", lambda record: True))
+    verifying.hand_in([flight(sampler, 0, "right\n\nQ", "right Q")])
+    assert told(verifying.done(to_the_last=True)) == [("0.0", [(b"right\n\nQ", 1.0), (b"right Q", 0.0)])]

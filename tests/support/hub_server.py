@@ -1,4 +1,4 @@
-"""A Hugging Face hub of our own on loopback: as much of one as `huggingface_hub` asks when it fetches a model.
+"""A Hugging Face hub of our own on loopback: as much of one as `huggingface_hub` asks when it fetches something.
 
 A repository has commits, refs that point to them, and a mood: what the hub does to whoever asks.
 """
@@ -103,8 +103,10 @@ class _Handler(BaseHTTPRequestHandler):
         path = unquote(urlsplit(self.path).path)
         self.hub.asked.append((self.command, path))
         words = path.strip("/").split("/")
-        if words[:2] == ["api", "models"]:
+        if words[:2] in (["api", "models"], ["api", "datasets"]):
             words = words[2:]
+        elif words[:1] == ["datasets"]:
+            words = words[1:]
         if len(words) < 4:  # other things that the client asks a hub
             return self._refuse(404, "")
         model_id, verb, revision, name = "/".join(words[:2]), words[2], words[3], "/".join(words[4:])

@@ -114,8 +114,8 @@ def _answers(
 
 
 def _sampler(config: RunConfig, label: str, pool: TaskPool, folder: RunFolder) -> Sampler:
-    model = Path(config.policies[label].model)
-    receiver, encoder = load_receiver(model), PromptEncoder(model)
+    table = config.policies[label]
+    receiver, encoder = load_receiver(Path(table.model)), PromptEncoder(Path(table.model), table.prompt)
     check_lengths(config, label, pool, encoder.token_ids)
     engine = build_engine(config, label, receiver, folder, f"eval/{label}")
     return Sampler(
@@ -125,6 +125,7 @@ def _sampler(config: RunConfig, label: str, pool: TaskPool, folder: RunFolder) -
         pool,
         encoder.token_ids,
         receiver.completion_bytes,
+        tuple(text.encode() for text in table.prompt.stop),
         held_out_decoding(config, label),
     )
 

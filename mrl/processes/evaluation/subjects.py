@@ -11,9 +11,9 @@ from mrl.config.policy_tables import PolicyTable, RolloutTable
 from mrl.config.run_folder import RunFolder, is_run, read_run_config
 from mrl.config.schema import RunConfig
 from mrl.errors import ConfigError, ModelFolderError, RunFolderError
+from mrl.hub_names import parse_name
 from mrl.processes.preparation.checkpoint_folder import sound_checkpoint, step_of, write_folder
 from mrl.processes.preparation.hub_models import check_here, fetched, located, pinned
-from mrl.processes.preparation.hub_names import parse_name
 from mrl.processes.preparation.model_folder import check_model_folder
 
 WHERE = "mrl eval"

@@ -37,14 +37,15 @@ def _contexts(config: RunConfig) -> dict[str, int]:
 
 
 def _prompts_held(config: RunConfig) -> dict[str, int]:
-    """Key of the pool -> distinct prompts of the tasks' files, by the smallest share of a task; no file, no entry."""
+    """Key of the pool -> distinct prompts of files, where a task has less than its share; without files no entry."""
+    from mrl.tasks.pool import spread
     from mrl.tasks.source import Part
     from mrl.tasks.sources import open_source
     from mrl.tasks.split import distinct_items, part_of
 
     parts_of: dict[str, Part] = {"train_prompts": "train", "held_out_prompts": "held_out"}
     keys = {key: part for key, part in parts_of.items() if key not in config.pool.model_fields_set}
-    if not keys or any(table.source not in ("jsonl", "math") for table in config.tasks.values()):
+    if not keys or any(table.source not in ("jsonl", "math", "benchmark") for table in config.tasks.values()):
         return {}
     held: dict[str, list[int]] = {key: [] for key in keys}
     for task, table in config.tasks.items():
@@ -55,6 +56,11 @@ def _prompts_held(config: RunConfig) -> dict[str, int]:
             return {}
         for key, part in keys.items():
             held[key].append(parts.count(part))
-    # Prompts are spread evenly over tasks: where one has less than its share, all tasks give what they have.
-    shares = {key: PoolTable.model_fields[key].default // len(config.tasks) for key in keys}
-    return {key: sum(counts) for key, counts in held.items() if min(counts) < shares[key]}
+    # Where a task has less than its share, all tasks give what they have.
+    weights = {"train_prompts": [table.weight for table in config.tasks.values()]}
+    found = {}
+    for key, counts in held.items():
+        shares = spread(PoolTable.model_fields[key].default, weights.get(key, [1.0] * len(counts)))
+        if any(count < share for count, share in zip(counts, shares, strict=True)):
+            found[key] = sum(count for count, share in zip(counts, shares, strict=True) if share)
+    return found

@@ -12,13 +12,12 @@ import json
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from mrl.errors import MissingError, ModelFolderError, UserError
-from mrl.processes.preparation.hub_names import COMMIT, Name, not_here
+from mrl.hub_names import COMMIT, MAIN, AskedBy, Name, not_here, snapshot
 
-MAIN = "main"
 CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
 TOKENIZER = "tokenizer.json"
 SMALL_FILES = frozenset(
@@ -27,6 +26,7 @@ SMALL_FILES = frozenset(
      *("tokenizer.model", "tiktoken.model", "tekken.json", "preprocessor_config.json", "processor_config.json"))
 )  # fmt: skip
 """Everything but the weights; `*.tiktoken` is taken too."""
+EXAMPLES = {"model": "Qwen/Qwen3-0.6B", "dataset": "openai/gsm8k"}
 ANSWER_S = 30.0
 """Bound of one question to the hub."""
 SPARE_BYTES = 64 * 1024 * 1024
@@ -50,23 +50,6 @@ class Listing:
     files: Mapping[str, HubFile]
 
 
-@dataclass(frozen=True, slots=True)
-class AskedBy:
-    """Who asks for a model: the key of the configuration that names it, and the command that gets it."""
-
-    key: str
-    fetch: str
-
-
-def snapshot(name: Name) -> Path:
-    """The folder in the hub's cache that holds, or will hold, a model at its commit."""
-    from huggingface_hub import constants
-    from huggingface_hub.file_download import repo_folder_name
-
-    held = repo_folder_name(repo_id=name.id, repo_type="model")
-    return Path(constants.HF_HUB_CACHE).expanduser().absolute() / held / "snapshots" / name.commit
-
-
 def is_whole(folder: Path) -> bool:
     """Whether a folder of the cache has all weights, which are fetched last, a tokenizer and a description."""
     try:
@@ -82,7 +65,7 @@ def is_whole(folder: Path) -> bool:
 
 def commit_of(name: Name, asked: AskedBy) -> str:
     """The commit that a name stands for now, by the hub. Raises UserError; MissingError where it cannot be asked."""
-    return name.commit or _listing(name, asked).commit
+    return name.commit or listing_of(name, asked).commit
 
 
 def known_commit(name: Name) -> str:
@@ -101,7 +84,7 @@ def fetch(name: Name, asked: AskedBy, *, revision: str, tell: Callable[[str], No
     The cache notes the commit as that of `revision`, if the hub says so still, for times without a network. Raises
     UserError in one line for whatever prevents it; `tell` hears what is fetched.
     """
-    listing = _listing(name, asked)
+    listing = listing_of(name, asked)
     pinned = name.at(listing.commit)
     folder = snapshot(pinned)
     files = _wanted(listing, name, asked)
@@ -109,16 +92,31 @@ def fetch(name: Name, asked: AskedBy, *, revision: str, tell: Callable[[str], No
         lacking = {INDEX: listing.files[INDEX]}
         _get_all(pinned, lacking, folder, asked, lambda _: None)
         files |= _shards(folder / INDEX, listing, name, asked)
+    fetch_files(pinned, listing, files, asked, revision=revision, tell=tell)
+    return folder
+
+
+def fetch_files(
+    pinned: Name,
+    listing: Listing,
+    files: Mapping[str, HubFile],
+    asked: AskedBy,
+    *,
+    revision: str,
+    tell: Callable[[str], None],
+) -> None:
+    """Fetch those of these files of a revision that are missing here or cut off; the rest is as in `fetch`."""
+    folder, anchor = snapshot(pinned), next(iter(files))
     lacking = {file: entry for file, entry in files.items() if not _is_here(folder / file, entry)}
     if lacking:
         size_bytes = sum(entry.size_bytes for entry in lacking.values())
         _check_room(folder, size_bytes, asked)
         tell(f"fetching {pinned}: {len(lacking)} of {len(files)} files, {_size(size_bytes)}, into {folder}")
         _get_all(pinned, lacking, folder, asked, tell)
-    if not COMMIT.fullmatch(revision) and _listing(Name(name.id, revision), asked).commit == listing.commit:
-        with _told(name, asked):
-            _download(name.id, CONFIG, revision or MAIN, anew=False)
-    return folder
+    asked_for = replace(pinned, revision=revision)
+    if not COMMIT.fullmatch(revision) and listing_of(asked_for, asked).commit == listing.commit:
+        with _told(asked_for, asked):
+            _download(pinned, anchor, revision or MAIN, anew=False)
 
 
 def _wanted(listing: Listing, name: Name, asked: AskedBy) -> dict[str, HubFile]:
@@ -174,7 +172,7 @@ def _get_all(
             continue
         tell(f"  {number}/{len(files)} {file} ({_size(entry.size_bytes)})")
         with _told(name, asked):
-            _download(name.id, file, name.commit, anew=here.exists())
+            _download(name, file, name.commit, anew=here.exists())
         if not _is_same(here, entry):
             _drop(here)
             raise ModelFolderError(
@@ -185,17 +183,19 @@ def _get_all(
             )
 
 
-def _download(model_id: str, file: str, revision: str, *, anew: bool) -> None:
+def _download(name: Name, file: str, revision: str, *, anew: bool) -> None:
     from huggingface_hub import hf_hub_download
 
-    hf_hub_download(model_id, file, revision=revision, force_download=anew)
+    hf_hub_download(name.id, file, revision=revision, repo_type=name.kind, force_download=anew)
 
 
-def _listing(name: Name, asked: AskedBy) -> Listing:
+def listing_of(name: Name, asked: AskedBy) -> Listing:
+    """What a revision is now, by the hub. Raises UserError; MissingError where it cannot be asked."""
     from huggingface_hub import HfApi
 
     with _told(name, asked):
-        info = HfApi().model_info(name.id, revision=name.revision or MAIN, files_metadata=True, timeout=ANSWER_S)
+        ask = HfApi().model_info if name.kind == "model" else HfApi().dataset_info
+        info = ask(name.id, revision=name.revision or MAIN, files_metadata=True, timeout=ANSWER_S)
         files = {
             sibling.rfilename: HubFile(
                 sibling.size or 0, sibling.lfs.sha256 if sibling.lfs else "", sibling.blob_id or ""
@@ -217,20 +217,20 @@ def _told(name: Name, asked: AskedBy) -> Iterator[None]:
         yield
     except errors.GatedRepoError:
         raise ModelFolderError(
-            f"the model {name.id} is gated: its owner lets in whom they know",
+            f"the {name.what} {name.id} is gated: its owner lets in whom they know",
             where=asked.key,
             cure=f"ask for access on {_endpoint()}/{name.id}, then `hf auth login`, or set HF_TOKEN",
         ) from None
     except errors.RepositoryNotFoundError:
         raise ModelFolderError(
-            f"no such folder here, and no model {name.id} on the hub that this user may see",
+            f"no such folder here, and no {name.what} {name.id} on the hub that this user may see",
             where=asked.key,
-            wanted="a folder, or an id such as Qwen/Qwen3-0.6B",
+            wanted="a folder, or an id such as " + EXAMPLES[name.kind],
             cure="check the name; for a private model `hf auth login`, or set HF_TOKEN",
         ) from None
     except errors.RevisionNotFoundError:
         raise ModelFolderError(
-            f"the model {name.id} has no such revision",
+            f"the {name.what} {name.id} has no such revision",
             where=asked.key,
             got=name.revision or MAIN,
             wanted="a branch, a tag or a commit",
@@ -279,13 +279,13 @@ def _unreached(name: Name, asked: AskedBy, why: str) -> MissingError:
 def _refused(status: int, name: Name, asked: AskedBy) -> UserError:
     if status in (401, 403):
         return ModelFolderError(
-            f"the hub refuses the model {name.id}",
+            f"the hub refuses the {name.what} {name.id}",
             where=asked.key,
             got=f"HTTP {status}",
             cure="`hf auth login`, or set HF_TOKEN, with a token that may read it",
         )
     return MissingError(
-        f"the hub does not give the model {name}",
+        f"the hub does not give the {name.what} {name}",
         where=asked.key,
         got=f"HTTP {status} from {_endpoint()}",
         cure=f"{asked.fetch}, later; it goes on from here",
@@ -294,7 +294,7 @@ def _refused(status: int, name: Name, asked: AskedBy) -> UserError:
 
 def _no_hub(name: Name, asked: AskedBy, got: str) -> MissingError:
     return MissingError(
-        f"what answers for the model {name} is no Hugging Face hub",
+        f"what answers for the {name.what} {name} is no Hugging Face hub",
         where=asked.key,
         got=" ".join(f"{got} ({_endpoint()})".split())[:200],
         cure="check HF_ENDPOINT and the proxy",
@@ -308,7 +308,7 @@ def _of_disk(error: OSError, name: Name, asked: AskedBy) -> UserError:
         return _no_room(Path(constants.HF_HUB_CACHE), str(error.strerror), "", asked)
     if error.errno is not None:
         return ModelFolderError(
-            f"the model {name} cannot be kept ({error.strerror})",
+            f"the {name.what} {name} cannot be kept ({error.strerror})",
             where=asked.key,
             got=str(error.filename or constants.HF_HUB_CACHE),
             wanted="a cache that may be written",
@@ -319,7 +319,7 @@ def _of_disk(error: OSError, name: Name, asked: AskedBy) -> UserError:
 
 def _not_whole(error: Exception, name: Name, asked: AskedBy) -> MissingError:
     return MissingError(
-        f"the model {name} did not come whole",
+        f"the {name.what} {name} did not come whole",
         where=asked.key,
         got=" ".join(str(error).split())[:200],
         cure=f"{asked.fetch}; it goes on from here",

@@ -12,8 +12,9 @@ from mrl.config.nearest_key import nearest
 from mrl.config.policy_tables import PolicyTable
 from mrl.config.schema import RunConfig
 from mrl.errors import ConfigError, MissingError
-from mrl.processes.preparation.hub import AskedBy, commit_of, fetch, is_whole, known_commit, snapshot
-from mrl.processes.preparation.hub_names import Name, not_here, parse_name
+from mrl.hub_names import AskedBy, Name, not_here, parse_name, snapshot
+from mrl.processes.preparation.hub import commit_of, fetch, is_whole, known_commit
+from mrl.processes.preparation.hub_data import fetched_data, pinned_data, unfetched_data
 from mrl.tasks.jsonl_rows import relative_to
 
 
@@ -57,7 +58,8 @@ def pinned(
         commit = commit or known_commit(model)
         if commit:
             policies[name] = _at(policy, model, commit)
-    return config.model_copy(update={"policies": policies})
+    config = config.model_copy(update={"policies": policies})
+    return pinned_data(config, where=where, earlier=earlier, on_note=on_note)
 
 
 def fetched(config: RunConfig, names: Collection[str], *, where: str, tell: Callable[[str], None]) -> RunConfig:
@@ -67,7 +69,7 @@ def fetched(config: RunConfig, names: Collection[str], *, where: str, tell: Call
     Raises UserError for the first that cannot be got.
     """
     policies = dict(config.policies)
-    for name in names:
+    for name in [name for name in config.policies if name in names]:
         policy = config.policies[name]
         model = named(policy)
         if model is None:
@@ -81,12 +83,12 @@ def fetched(config: RunConfig, names: Collection[str], *, where: str, tell: Call
             tell(f"{error.where}: the hub cannot be asked ({error.got}); {model} was fetched before")
         else:
             policies[name] = _at(policy, model, folder.name)
-    return config.model_copy(update={"policies": policies})
+    return fetched_data(config.model_copy(update={"policies": policies}), where=where, tell=tell)
 
 
 def unfetched(config: RunConfig) -> list[str]:
-    """Policies whose model of the hub is not whole on this machine."""
-    return [name for name, policy in config.policies.items() if _is_missing(policy)]
+    """Policies whose model, and tasks whose data set, of the hub is not whole on this machine."""
+    return [name for name, policy in config.policies.items() if _is_missing(policy)] + unfetched_data(config)
 
 
 def missing_model(name: str, policy: PolicyTable, where: str) -> MissingError | None:

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from mrl.errors import ModelFolderError
+from mrl.hub_names import download
 from mrl.models.tensor_header import read_header
-from mrl.processes.preparation.hub_names import download
 from mrl.tasks.jsonl_rows import relative_to
 
 LFS_POINTER = b"version https://git-lfs"

@@ -44,14 +44,16 @@ def preflight(
     on_unfetched: Callable[[MissingError], None] | None = None,
     on_trial: "Callable[[Sequence[Trial]], None]" = ignore,
     on_note: Callable[[str], None] = unheard,
+    on_prompts: "Callable[[str, Sequence[Prompt]], None]" = lambda policy, prompts: None,
 ) -> tuple[int, int]:
     """Check sharing parameters, addresses, model folders and tasks. Raises UserError for the first that is wrong.
 
     `on_missing` is told of every model, data file and package that is not there yet; without it MissingError is raised
     at the end, with all of them. `on_unfetched`, where it is given, is told instead of models that `mrl fetch` gets.
     `on_trial` is told of what each verifier of the user's own gave, `on_note` of what is done otherwise than one might
-    think. `first_host`: the name of this host in a run on several; the others look at their own cores. Returns how many
-    prompts there are to train on, and how many are held out.
+    think, `on_prompts` of every policy that can be asked by now, and of the prompts. `first_host`: the name of this
+    host in a run on several; the others look at their own cores. Returns how many prompts there are to train on, and
+    how many are held out.
     """
     from mrl.allocation.floors import check_floors
     from mrl.processes.planning.local_folder import parent_of
@@ -87,6 +89,7 @@ def preflight(
     for name, policy in config.policies.items():
         if policy.model and prompts and missing_model(name, policy, where) is None:
             check_prompts(config, name, prompts, on_note)
+            on_prompts(name, prompts)
     if not_there:
         not_there[0].more = tuple(not_there[1:])
         raise not_there[0]

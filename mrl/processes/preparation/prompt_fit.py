@@ -12,9 +12,18 @@ from typing import Protocol
 from mrl.config.policy_tables import PolicyTable
 from mrl.config.schema import RunConfig
 from mrl.errors import ConfigError, ModelFolderError
-from mrl.models.chat_template import CONFIG, FILE, ChatTemplate, chat_sign, plain_text, read_template
+from mrl.hub_names import download
+from mrl.models.chat_template import (
+    CONFIG,
+    FILE,
+    ChatTemplate,
+    bos_of,
+    chat_sign,
+    messages_of,
+    plain_text,
+    read_template,
+)
 from mrl.processes.preparation.hub_models import named
-from mrl.processes.preparation.hub_names import download
 from mrl.processes.preparation.model_folder import context_tokens
 
 Content = str | tuple[tuple[str, str], ...]
@@ -48,17 +57,23 @@ def check_prompts(config: RunConfig, name: str, prompts: Sequence[Asked], on_not
     """
     policy = config.policies[name]
     folder = Path(policy.model)
-    template = read_template(folder)
+    template = read_template(folder, policy.prompt)
+    if template is None and policy.prompt.has_messages:
+        raise _without_template(name, policy, folder)
     if template is None and policy.make is None:
         _check_plain(name, policy, folder, prompts, on_note)
+    rendered: list[str] = []
     if template is not None:
+        _check_options(name, policy, template)
         for prompt in _one_of_each(prompts):
             try:
-                template.render(prompt.content)
+                rendered.append(template.render(prompt.content))
             except ModelFolderError as error:
                 where = f"policies.{name}: {error.where}"
                 got = f"{error.got} (a prompt of {prompt.task})"
                 raise ModelFolderError(error.what, where=where, got=got, wanted=error.wanted, cure=error.cure) from None
+            _check_messages(name, policy, prompt, rendered[-1])
+    _check_bos(name, policy, prompts, template, rendered)
     limits = [limit for limit in _limits(name, policy, folder) if limit.tokens]
     if limits:
         _check_lengths(config, name, prompts, template, min(limits, key=lambda limit: limit.tokens))
@@ -81,6 +96,90 @@ def _check_plain(
     for prompt in prompts:
         plain_text(prompt.content, where=f"{where}, tasks.{prompt.task}")
     on_note(f"{where}: no chat template; every prompt is asked as plain text with a line break behind it")
+
+
+def _without_template(name: str, policy: PolicyTable, folder: Path) -> ModelFolderError:
+    keys = [key for key in ("system", "few_shot", "template_options") if getattr(policy.prompt, key)]
+    return ModelFolderError(
+        f"policies.{name}.prompt.{keys[0]}: the model has no chat template to put it into",
+        where=str(folder),
+        wanted=f"{FILE}, or chat_template in {CONFIG}",
+        cure=f"policies.{name}.prompt.chat_template = FILE, or leave {' and '.join(keys)} out",
+    )
+
+
+def _check_options(name: str, policy: PolicyTable, template: ChatTemplate) -> None:
+    for option in template.unread_options():
+        raise ModelFolderError(
+            f"policies.{name}.prompt.template_options.{option}: the chat template does not read it",
+            where=_template_of(name, policy),
+            got=f"{option} = {policy.prompt.template_options[option]!r}",
+            wanted="a variable of the template",
+            cure="leave it out, or look in the template what its options are called",
+        )
+
+
+def _check_messages(name: str, policy: PolicyTable, prompt: Asked, rendered: str) -> None:
+    """A template that leaves a message out says nothing of it. Of some it cuts the white space around them."""
+    messages = messages_of(prompt.content, policy.prompt)
+    given = {policy.prompt.system: "system message", **{shot.user: "question" for shot in policy.prompt.few_shot}}
+    given |= {shot.assistant: "answer" for shot in policy.prompt.few_shot}
+    for content in (message["content"] for message in messages):
+        if content in given and content.strip() not in rendered:
+            key = "system" if content == policy.prompt.system else "few_shot"
+            raise ModelFolderError(
+                f"policies.{name}.prompt.{key}: the chat template leaves out the {given[content]}, or part of it",
+                where=_template_of(name, policy),
+                got=f"{content[:60]} (a prompt of {prompt.task})",
+                wanted="a template that renders every message whole",
+                cure=f"leave it out, or give a policies.{name}.prompt.chat_template that does",
+            )
+
+
+def _check_bos(
+    name: str, policy: PolicyTable, prompts: Sequence[Asked], template: ChatTemplate | None, rendered: Sequence[str]
+) -> None:
+    """Raises ModelFolderError where a prompt would open with two BOS. `rendered` has one of each kind."""
+    folder = Path(policy.model)
+    bos = bos_of(folder)
+    if not bos or not (any(text.startswith(bos) for text in rendered) if template else _adds_bos(folder, bos)):
+        return
+    opening = (messages_of(prompt.content, policy.prompt)[0]["content"] for prompt in prompts)
+    found = next((prompt for prompt, text in zip(prompts, opening, strict=True) if text.startswith(bos)), None)
+    doubled = next((text for text in rendered if text.startswith(2 * bos)), "")
+    if found is None and not doubled:
+        return
+    brought = f"{bos} from the beginning of the prompts{f' of {found.task}' if found else ''}"
+    is_systems = policy.prompt.system.startswith(bos)
+    cure = f"take {f'it off policies.{name}.prompt.system' if is_systems else brought}"
+    raise ModelFolderError(
+        f"policies.{name}: a prompt would open with two BOS",
+        where=_template_of(name, policy) if template else str(folder),
+        got=doubled[:60] if found is None else _shown(found)[:60],
+        wanted=f"one {bos}, which the {'template' if template else 'tokenizer'} puts there",
+        cure="take one of them out of the template" if found is None else cure,
+    )
+
+
+def _shown(prompt: Asked) -> str:
+    return prompt.content if isinstance(prompt.content, str) else prompt.content[0][1]
+
+
+def _adds_bos(folder: Path, bos: str) -> bool:
+    from tokenizers import Tokenizer
+
+    if not (folder / "tokenizer.json").is_file():
+        return False
+    tokens: list[str] = Tokenizer.from_file(str(folder / "tokenizer.json")).encode("a").tokens
+    return tokens[:1] == [bos]
+
+
+def _template_of(name: str, policy: PolicyTable) -> str:
+    """Where the template of a policy stands."""
+    if policy.prompt.chat_template:
+        return f"policies.{name}.prompt.chat_template"
+    file = Path(policy.model) / FILE
+    return str(file if file.is_file() else file.with_name(CONFIG))
 
 
 def _one_of_each(prompts: Sequence[Asked]) -> Iterator[Asked]:
@@ -108,7 +207,7 @@ def _check_lengths(
     """Raises ConfigError with how many prompts are too long, and by how much."""
     policy = config.policies[name]
     answer, room = policy.rollout.max_new_tokens, limit.tokens - policy.rollout.max_new_tokens
-    texts = [_rendered(prompt, template) for prompt in prompts]
+    texts = [_rendered(prompt, template, policy.prompt.assistant_prefill) for prompt in prompts]
     # A token is a byte at least, so that most prompts need not be cut into tokens at all.
     doubtful = [place for place, text in enumerate(texts) if len(text.encode("utf-8", "replace")) > room]
     sizes = _token_counts(Path(policy.model), [texts[place] for place in doubtful])
@@ -131,8 +230,8 @@ def _check_lengths(
     )
 
 
-def _rendered(prompt: Asked, template: ChatTemplate | None) -> str:
-    return template.render(prompt.content) if template else plain_text(prompt.content, where="")
+def _rendered(prompt: Asked, template: ChatTemplate | None, prefill: str) -> str:
+    return template.render(prompt.content) if template else plain_text(prompt.content, where="", prefill=prefill)
 
 
 def _token_counts(folder: Path, texts: list[str]) -> list[int]:

@@ -6,8 +6,8 @@ import pytest
 
 from mrl.config.load import validate
 from mrl.config.schema import RunConfig
+from mrl.hub_names import Name, download, parse_name
 from mrl.processes.preparation.hub_models import pinned
-from mrl.processes.preparation.hub_names import Name, download, parse_name
 
 COMMIT = "0123456789" * 4
 

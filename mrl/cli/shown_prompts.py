@@ -1,0 +1,36 @@
+"""The prompts of policies as `mrl check --prompts` shows them: as they are asked, special tokens in them."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from mrl.config.schema import RunConfig
+from mrl.processes.preparation.prompt_fit import Asked
+
+if TYPE_CHECKING:
+    from mrl.models.prompting import PromptEncoder
+
+
+def shown_prompts(config: RunConfig, asked: dict[str, Sequence[Asked]], count: int) -> Iterator[str]:
+    """Lines that show the first `count` prompts of each policy in `asked`; of the others that they are not there.
+
+    Raises ModelFolderError for one that cannot be asked.
+    """
+    from mrl.models.prompting import PromptEncoder
+
+    for name, policy in config.policies.items():
+        if name not in asked:
+            yield f"prompts of {name}: its model is not there yet"
+            continue
+        encoder = PromptEncoder(Path(policy.model), policy.prompt)
+        for number, prompt in enumerate(asked[name][:count], start=1):
+            yield from _prompt(f"prompt {number} of {name}, of tasks.{prompt.task}", encoder, prompt)
+        if policy.prompt.assistant_prefill:
+            yield f"its end, {policy.prompt.assistant_prefill!r}, is what every answer begins with"
+        if policy.prompt.stop:
+            yield f"answers end at {', '.join(map(repr, policy.prompt.stop))}, or with the EOS"
+
+
+def _prompt(title: str, encoder: "PromptEncoder", prompt: Asked) -> Iterator[str]:
+    yield f"{title} ({encoder.token_ids(prompt.content).size} tokens):"
+    yield from (f"  | {line}" for line in encoder.shown(prompt.content).split("\n"))

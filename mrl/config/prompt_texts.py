@@ -1,0 +1,69 @@
+"""The files that a policy's `prompt` table names, read once into the table: a run asks the same to its end.
+
+Processes on other hosts, and a resumed run, have the texts from `config.json`.
+"""
+
+import json
+from pathlib import Path
+
+from mrl.config.policy_tables import PromptTable, ShotTable
+from mrl.config.schema import RunConfig
+from mrl.errors import ConfigError
+
+MAX_FILE_BYTES = 1024 * 1024
+FORM = '{"user": "...", "assistant": "..."}'
+CODE = ("{{", "{%")
+"""What a template has in it, and no file has in its name."""
+
+
+def with_prompt_texts(config: RunConfig, *, where: str) -> RunConfig:
+    """`config` with the texts of these files. Raises ConfigError for one that cannot be read or is none."""
+    policies = dict(config.policies)
+    for name, policy in config.policies.items():
+        key = f"policies.{name}.prompt"
+        prompt = _with_template(_with_shots(policy.prompt, key, where), key, where)
+        if prompt is not policy.prompt:
+            policies[name] = policy.model_copy(update={"prompt": prompt})
+    return config.model_copy(update={"policies": policies})
+
+
+def _with_template(prompt: PromptTable, key: str, where: str) -> PromptTable:
+    named = prompt.chat_template
+    if not named or any(code in named for code in CODE):
+        return prompt
+    text = _read(named, f"{key}.chat_template", where, wanted="a file with a Jinja template, or the template itself")
+    if not any(code in text for code in CODE):
+        what, wanted = f"{key}.chat_template: the file holds no template", 'a Jinja template, with "{{" or "{%"'
+        raise ConfigError(what, where=f"{where}: {named}", got=text[:60], wanted=wanted)
+    return prompt.model_copy(update={"chat_template": text})
+
+
+def _with_shots(prompt: PromptTable, key: str, where: str) -> PromptTable:
+    if not prompt.few_shot_file:
+        return prompt
+    key, found = f"{key}.few_shot_file", list(prompt.few_shot)
+    text = _read(prompt.few_shot_file, key, where, wanted=f"a JSONL file, one object a line: {FORM}")
+    for number, line in enumerate(text.splitlines(), start=1):
+        if not line.strip():
+            continue
+        try:
+            found.append(ShotTable.model_validate(json.loads(line), strict=True))
+        except ValueError:  # pydantic's own is one, too
+            place = f"{where}: {prompt.few_shot_file}:{number}"
+            raise ConfigError(f"{key}: the line is no example", where=place, got=line[:60], wanted=FORM) from None
+    return prompt.model_copy(update={"few_shot": found, "few_shot_file": ""})
+
+
+def _read(named: str, key: str, where: str, *, wanted: str) -> str:
+    path = Path(named)
+    try:
+        if path.is_file() and path.stat().st_size > MAX_FILE_BYTES:
+            got = f"{path.stat().st_size:,} bytes"
+            raise ConfigError(f"{key}: the file is too large", where=where, got=got, wanted=f"<= {MAX_FILE_BYTES:,}")
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError:
+        raise ConfigError(f"{key}: the file is not UTF-8", where=where, got=named, wanted=wanted) from None
+    except OSError as error:
+        relative = "" if path.is_absolute() else f" (relative to {Path.cwd()}, the folder that mrl was started in)"
+        what = f"{key}: cannot be read ({error.strerror}){relative}"
+        raise ConfigError(what, where=where, got=named[:200], wanted=wanted) from None

@@ -1,0 +1,95 @@
+"""The data sets of a configuration that have names on the hub: pinned to commits, fetched, found on this machine.
+
+A task's `dataset` is a file or folder where there is one, elsewhere an id on the hub with `revision`. Pinned, `commit`
+is what that stands for: so it stands in `config.json`, for resumption and for other hosts. Fetched are the README and
+the files of the splits that the task reads.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+
+from mrl.config.schema import RunConfig, TaskTable
+from mrl.errors import ConfigError, MissingError
+from mrl.hub_names import AskedBy, Name, last_commit, snapshot
+from mrl.processes.preparation.hub import HubFile, Listing, commit_of, fetch_files, listing_of
+from mrl.tasks.data_rows import README, split_files
+from mrl.tasks.sources import data_name, is_data_here, splits_of
+
+
+def pinned_data(
+    config: RunConfig, *, where: str, earlier: RunConfig | None, on_note: Callable[[str], None]
+) -> RunConfig:
+    """`config` with the commit of every data set of the hub, as far as it is known here; nothing is fetched.
+
+    A task that `earlier` had by the same id and revision keeps its commit; where the hub cannot be reached, which
+    `on_note` is told, it is that of the last fetch. Raises UserError.
+    """
+    tasks, is_reached = dict(config.tasks), True
+    for task, table in config.tasks.items():
+        name = data_name(table)
+        if name is None:
+            if table.revision:
+                what, wanted = f"tasks.{task}.revision: only a data set of the hub has revisions", "an id of the hub"
+                raise ConfigError(what, where=where, got=table.dataset, wanted=wanted)
+            continue
+        commit = name.commit or _earlier_commit(earlier, task, table)
+        if not commit and is_reached:
+            try:
+                commit = commit_of(name, _asked_by(task, table, where))
+            except MissingError as error:
+                is_reached = False
+                on_note(f"{error.where}: {error.what}" + f" ({error.got})" * bool(error.got) + "; the cache is asked")
+        tasks[task] = table.model_copy(update={"commit": commit or last_commit(name)})
+    return config.model_copy(update={"tasks": tasks})
+
+
+def fetched_data(config: RunConfig, *, where: str, tell: Callable[[str], None]) -> RunConfig:
+    """`config`, pinned, with all its data sets of the hub in the cache. Raises UserError for the first that is not."""
+    tasks = dict(config.tasks)
+    for task, table in config.tasks.items():
+        name = data_name(table)
+        if name is None or is_data_here(table):
+            continue
+        asked = _asked_by(task, table, where)
+        listing = listing_of(name, asked)
+        pinned = name.at(listing.commit)
+        files = _wanted(pinned, listing, task, table, asked)
+        fetch_files(pinned, listing, files, asked, revision=table.revision, tell=tell)
+        tasks[task] = table.model_copy(update={"commit": listing.commit})
+    return config.model_copy(update={"tasks": tasks})
+
+
+def unfetched_data(config: RunConfig) -> list[str]:
+    """Tasks whose data set of the hub is not whole on this machine."""
+    return [task for task, table in config.tasks.items() if data_name(table) is not None and not is_data_here(table)]
+
+
+def _wanted(pinned: Name, listing: Listing, task: str, table: TaskTable, asked: AskedBy) -> dict[str, HubFile]:
+    """The files of the splits that a task reads, the README first. Raises TaskError for a split that is not there."""
+    readme, told = {name: entry for name, entry in listing.files.items() if name == README}, ""
+    if readme:
+        fetch_files(pinned, listing, readme, asked, revision=pinned.commit, tell=lambda _: None)
+        told = (snapshot(pinned) / README).read_text(encoding="utf-8", errors="replace")
+    names = list(listing.files)
+    found = [name for split in splits_of(table) for name in split_files(names, told, split, where=f"tasks.{task}")]
+    return readme | {name: listing.files[name] for name in dict.fromkeys(found)}
+
+
+def _asked_by(task: str, table: TaskTable, where: str) -> AskedBy:
+    return AskedBy(f"tasks.{task}.dataset = {table.dataset!r}", f"mrl fetch {where}")
+
+
+def _earlier_commit(earlier: RunConfig | None, task: str, table: TaskTable) -> str:
+    """The commit that a run has for a data set, if that was asked for by the same words."""
+    had = earlier.tasks.get(task) if earlier is not None else None
+    return had.commit if had is not None and (had.dataset, had.revision) == (table.dataset, table.revision) else ""
+
+
+def shown_data(task: str, table: TaskTable) -> str:
+    """Id, commit and place of the data set of the hub that a task takes, in words; empty for one of files."""
+    name = data_name(table)
+    if name is None:
+        return ""
+    state = "fetched" if is_data_here(table) else "to be fetched"
+    place = f" in {Path(snapshot(name))}" * bool(name.commit)
+    return f"{task}: {name} ({state}){place}"

@@ -1,0 +1,138 @@
+r"""A benchmark by name: its rows from the Hugging Face hub, asked and scored as the `catalogue` says.
+
+[tasks.gsm8k]
+source = "benchmark"
+dataset = "gsm8k"
+
+Its test split is held out. One without a training split wants `weight = 0`: it is evaluated, and not trained on.
+"""
+
+import importlib
+import importlib.util
+import json
+import random
+import re
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from mrl.config.table import Table
+from mrl.errors import MissingError, TaskError
+from mrl.tasks.benchmarks.catalogue import Benchmark
+from mrl.tasks.data_rows import Split, rows_of
+from mrl.tasks.extract import MAX_ANSWER_CHARS, boxed_answer
+from mrl.tasks.options import checked_options
+from mrl.tasks.source import Item, Part
+
+INSTALL = "pip install 'mrl[tasks]' (it holds math-verify)"
+MATH = "mrl.tasks.math_answers:score"
+HASHES = re.compile(r"#### (-?[0-9.,]+)")
+LAST_CHARS = 300
+"""Of a completion, in which an answer behind "#### " stands."""
+
+
+class BenchmarkOptions(Table):
+    """The `options` of a task of this source."""
+
+    data: str = ""
+    """Folder that holds the data set as the hub has it; empty: it comes from the hub."""
+    prompt: str = ""
+    """Another prompt than the benchmark's; `{problem}` stands for the problem."""
+
+
+class BenchmarkSource:
+    """The problems of one benchmark, in an order drawn by `seed`."""
+
+    is_finite = True
+    evaluates = False
+
+    def __init__(
+        self,
+        benchmark: Benchmark,
+        dataset: str,
+        options: Mapping[str, Any],
+        *,
+        seed: int,
+        where: str,
+        get: str = "",
+    ) -> None:
+        """`dataset` is the folder with its rows. Raises MissingError, TaskError for rows or options that do not fit."""
+        self._benchmark = benchmark
+        self.verifier = MATH if benchmark.compare == "math" else ""
+        if self.verifier and importlib.util.find_spec("math_verify") is None:
+            raise MissingError("the package math-verify is not installed", where=where, cure=INSTALL)
+        self._prompt = checked_options(BenchmarkOptions, options, where=where).prompt or benchmark.prompt
+        if "{problem}" not in self._prompt:
+            what = "options.prompt: no place for the problem"
+            raise TaskError(what, where=where, got=self._prompt, wanted="{problem}")
+        parts: list[tuple[str, Part]] = [(benchmark.held_out, "held_out")]
+        parts += [(benchmark.train, "train")] * bool(benchmark.train)
+        items: list[Item] = []
+        for split, part in parts:
+            rows = rows_of(Path(dataset), Split(split, benchmark.subset), where=where, get=get, form="its rows")
+            items += [self._item(place, row, part, number) for number, (place, row) in enumerate(rows, len(items))]
+        random.Random(f"{seed}/{len(items)}").shuffle(items)
+        self._items = items
+
+    def items(self, limit: int) -> Iterator[Item]:
+        """All problems, the held-out ones first."""
+        yield from sorted(self._items, key=lambda item: item.part != "held_out")
+
+    def extract(self, completion: str) -> str:
+        """The answer of a completion, where the benchmark wants it; "" when there is none."""
+        answer = EXTRACTIONS[self._benchmark.extract](completion)
+        return answer if len(answer) <= MAX_ANSWER_CHARS else ""
+
+    def verifier_reference(self, item: Item) -> str:
+        """The right answer."""
+        return item.reference
+
+    def score(self, item: Item, answer: str) -> float:
+        """1.0 for the reference, letter for letter or as mathematics; in this process and without limits."""
+        if not self.verifier:
+            return float(answer == item.reference)
+        return float(importlib.import_module(MATH.partition(":")[0]).score(item.reference, answer))
+
+    def _item(self, place: str, row: Mapping[str, Any], part: Part, number: int) -> Item:
+        problem = row.get(self._benchmark.problem)
+        reference = REFERENCES[self._benchmark.reference](row.get(self._benchmark.answer))
+        for column, found in ((self._benchmark.problem, problem), (self._benchmark.answer, reference)):
+            if not isinstance(found, str) or not found:
+                got, cure = f"columns {sorted(row)[:8]}", "another revision, if the columns have changed"
+                raise TaskError(f"row without {column!r}", where=place, got=got, cure=cure)
+        text, kept = self._prompt.replace("{problem}", str(problem)), json.dumps(row, ensure_ascii=False)
+        return Item(text, "", "", number, reference, part, kept)
+
+
+def _behind_hashes(text: str) -> str:
+    """The number behind the last "#### " of the end of a text, without commas."""
+    found = HASHES.findall(text[-LAST_CHARS:])
+    return str(found[-1]).replace(",", "").replace("$", "") if found else ""
+
+
+def _boxed_or_dollars(text: str) -> str:
+    """What is boxed, else what stands between the first and the last dollar sign, else the text."""
+    if boxed := boxed_answer(text):
+        return boxed
+    first, last = text.find("$"), text.rfind("$")
+    return (text[first + 1 : last] if first < last else text).strip()
+
+
+def _plain(value: Any) -> str:
+    is_answer = isinstance(value, str | int | float) and not isinstance(value, bool)
+    return str(value).strip() if is_answer else ""
+
+
+EXTRACTIONS: dict[str, Callable[[str], str]] = {
+    "hashes": _behind_hashes,
+    "boxed": boxed_answer,
+    "boxed_or_dollars": _boxed_or_dollars,
+}
+"""Where a completion has its answer -> what finds it."""
+REFERENCES: dict[str, Callable[[Any], str]] = {
+    "plain": _plain,
+    "hashes": lambda value: _behind_hashes(_plain(value)),
+    "boxed": lambda value: boxed_answer(_plain(value)),
+    "first": lambda value: _plain(value[0]).strip("$") if isinstance(value, list) and value else "",
+}
+"""How a row holds the right answer -> what reads it."""

@@ -1,0 +1,87 @@
+"""The benchmarks that have names: where their data lie, how they are asked, and how an answer is found and judged.
+
+Data and splits are those of the sources that are named beside each. "math" compares by math-verify, as TRL and
+lighteval do; where a source compares by rules of its own (Hendrycks' `is_equiv`, Qwen's `math_equal`), single answers
+may be judged otherwise than there.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from mrl.config.nearest_key import nearest
+from mrl.errors import TaskError
+
+BOXED = "{problem}\nPlease reason step by step, and put your final answer within \\boxed{}."
+"""Of Qwen2.5-Math's evaluation (`qwen25-math-cot`), whose system message stands behind the problem here."""
+
+
+@dataclass(frozen=True, slots=True)
+class Benchmark:
+    """One of them."""
+
+    dataset: str
+    """Id of the data set on the Hugging Face hub."""
+    held_out: str
+    """Split that is held out."""
+    sources: tuple[str, ...]
+    """What data, prompt and extraction were taken from."""
+    subset: str = ""
+    train: str = ""
+    """Split to train on; empty where there is none."""
+    problem: str = "problem"
+    """Column of the problem."""
+    answer: str = "answer"
+    """Column of the right answer."""
+    reference: Literal["plain", "hashes", "boxed", "first"] = "plain"
+    """How the right answer stands there: as it is, behind "#### ", in the last box, or first in a list."""
+    prompt: str = BOXED
+    """`{problem}` stands for the problem."""
+    extract: Literal["hashes", "boxed", "boxed_or_dollars"] = "boxed"
+    """Where a completion has its answer: behind the last "#### " of its last 300 characters, in its last box, or
+    without one between its first and last dollar sign."""
+    compare: Literal["text", "math"] = "math"
+
+
+LM_EVAL = "EleutherAI/lm-evaluation-harness: lm_eval/tasks/"
+VERL = "volcengine/verl: "
+QWEN = "QwenLM/Qwen2.5-Math: evaluation/ (prompt qwen25-math-cot)"
+BENCHMARKS: dict[str, Benchmark] = {
+    "gsm8k": Benchmark(
+        "openai/gsm8k", "test", (f"{VERL}examples/data_preprocess/gsm8k.py", f"{VERL}verl/utils/reward_score/gsm8k.py"),
+        subset="main", train="train", problem="question", reference="hashes", extract="hashes", compare="text",
+        prompt='{problem} Let\'s think step by step and output the final answer after "####".',
+    ),
+    "math": Benchmark(
+        "DigitalLearningGmbH/MATH-lighteval", "test", (f"{VERL}examples/data_preprocess/math_dataset.py",),
+        train="train", answer="solution", reference="boxed",
+        prompt="{problem} Let's think step by step and output the final answer within \\boxed{}.",
+    ),
+    "math500": Benchmark(
+        "HuggingFaceH4/MATH-500", "test", (f"{LM_EVAL}hendrycks_math/hendrycks_math500.yaml (data)", QWEN),
+    ),
+    "aime24": Benchmark(
+        "Maxwell-Jia/AIME_2024", "train", (f"{LM_EVAL}aime/aime24.yaml", f"{LM_EVAL}aime/utils.py"),
+        problem="Problem", answer="Answer", extract="boxed_or_dollars",
+        prompt="Solve the following AIME problem.\n\n{problem}\n\nAnswer:",
+    ),
+    "aime25": Benchmark(
+        "math-ai/aime25", "test", (f"{LM_EVAL}aime/aime25.yaml", f"{LM_EVAL}aime/utils.py"),
+        extract="boxed_or_dollars", prompt="Question: {problem}\nAnswer:",
+    ),
+    "amc23": Benchmark("math-ai/amc23", "test", (QWEN,), problem="question"),
+    "olympiadbench": Benchmark(
+        "Hothan/OlympiadBench", "train", (QWEN,), subset="OE_TO_maths_en_COMP",
+        problem="question", answer="final_answer", reference="first",
+    ),
+    "minerva": Benchmark("math-ai/minervamath", "test", (QWEN,), problem="question"),
+}  # fmt: skip
+"""Name -> benchmark."""
+
+
+def benchmark_of(name: str, *, where: str) -> Benchmark:
+    """The benchmark of this name. Raises TaskError with those that there are."""
+    if name not in BENCHMARKS:
+        near = nearest(name, BENCHMARKS)
+        cure = f"did you mean {near}?" if near else ""
+        raise TaskError("no such benchmark", where=where, got=name, wanted="one of " + ", ".join(BENCHMARKS), cure=cure)
+    return BENCHMARKS[name]

@@ -1,0 +1,140 @@
+"""Stop strings: found in the bytes of tokens as they come, while the tokens stay what they were."""
+
+import asyncio
+
+import numpy as np
+import pytest
+
+from mrl.alignment.receiver import load_receiver
+from mrl.engines import segments
+from mrl.engines.continuous import ContinuousBatch
+from mrl.engines.dialect import Segment
+from mrl.engines.engine import GenerationRequest, Sampling, StopStrings, StopWatch, before_stop
+from mrl.engines.segments import Segments
+from mrl.engines.token_sampling import answer_seeds
+from mrl.models.tokenizers import train_metaspace
+from mrl.records.finish import FinishReason
+from mrl.records.version import Version, VersionSpan
+
+EOS, OLD = 1, Version(0, 3)
+
+
+def letters(token_ids) -> bytes:
+    """Ids from 2 on are letters; smaller ones have no text."""
+    return bytes(b"abcde"[token_id % 5] for token_id in token_ids if token_id > EOS)
+
+
+def stop_at(*texts: bytes) -> StopStrings:
+    return StopStrings(texts, letters, letters)
+
+
+@pytest.mark.parametrize(
+    ("texts", "parts", "ends"),
+    [
+        ((b"cd",), [[2], [3]], [None, 1]),  # over two calls
+        ((b"cd",), [[2, 1, 3, 4]], [3]),  # a special token within has no text
+        ((b"ccd",), [[2, 2, 2, 3]], [4]),  # begins again within itself
+        ((b"x", b"ea"), [[4, 5], [6]], [2, None]),
+        ((b"cd",), [[3, 2]], [None]),
+    ],
+)
+def test_a_stop_string_is_found_where_it_is_complete(texts, parts, ends):
+    """Of the tokens that came, up to the one with its last byte."""
+    watch = StopWatch(stop_at(*texts))
+    assert [watch.ends_at(part) for part in parts][: len(ends)] == ends
+
+
+def test_the_space_that_a_first_token_loses_is_in_no_stop_string(tmp_path):
+    """A text that begins with a word has no space there, whatever its token spells further on."""
+    train_metaspace(["yah yah two"], 300).save_pretrained(tmp_path)
+    receiver = load_receiver(tmp_path)
+    space = next(index for index, piece in enumerate(receiver.table.pieces) if piece == b" ")
+    stop = StopStrings((b" ",), lambda ids: receiver.table.join(ids).removeprefix(b" "), receiver.table.join)
+    assert StopWatch(stop).ends_at([space]) is None
+    assert StopWatch(stop).ends_at([space, space]) == 2
+
+
+@pytest.mark.parametrize(
+    ("text", "left"), [(b"5\n\nQ: 6", b"5"), (b"Q: a\n\n", b""), (b"none", b"none"), (b"a\nb\n\nQ:", b"a\nb")]
+)
+def test_a_verifier_is_given_the_text_before_the_first(text, left):
+    """Of several, that which stands first."""
+    assert before_stop(text, (b"Q:", b"\n\n")) == left
+
+
+def test_without_any_the_text_is_whole():
+    """The empty list cuts nothing."""
+    assert before_stop(b"a\n\nb", ()) == b"a\n\nb"
+
+
+@pytest.mark.parametrize("max_running", [3, 32])
+def test_the_embedded_engine_ends_answers_and_samples_the_same_up_to_there(tiny_model, max_running):
+    """With rows that are refilled and moved, each answer is the one without stop strings, cut behind its first."""
+
+    def sampled(stop: StopStrings | None) -> dict:
+        batch = ContinuousBatch(tiny_model("qwen3", seed=1), Sampling(1.0, 24, (EOS,), stop), max_running=max_running)
+        batch.relabel(OLD)
+        batch.submit(
+            [
+                GenerationRequest(f"r{n}", np.array([5, 9 + n], dtype=np.int32), answer_seeds(0, "a", f"{n}", 0, 4))
+                for n in range(6)
+            ]
+        )
+        found = {}
+        while batch.in_flight:
+            found |= {(one.request_id, one.index): one.generation for one in batch.step()}
+        return found
+
+    whole, cut = sampled(None), sampled(stop_at(b"ab", b"ddd"))
+
+    stopped = 0
+    for name, answer in whole.items():
+        end = StopWatch(stop_at(b"ab", b"ddd")).ends_at(answer.token_ids.tolist())
+        stopped += end is not None
+        np.testing.assert_array_equal(cut[name].token_ids, answer.token_ids[:end])
+        assert cut[name].finish_reason is (FinishReason.STOP if end is not None else answer.finish_reason)
+    assert 0 < stopped < 24
+
+
+class Counting:
+    """A server that samples the next ids, to the limit that it is given."""
+
+    def __init__(self) -> None:
+        self.asked: list[int] = []
+
+    async def generate(self, http, token_ids, sampling, *, max_new_tokens, seed, request_id) -> Segment:
+        self.asked.append(max_new_tokens)
+        tokens = [token_ids[-1] + 1 + n for n in range(max_new_tokens)]
+        return Segment(tokens, [-float(token) for token in tokens], FinishReason.LENGTH)
+
+
+def test_what_a_server_samples_behind_a_stop_string_is_not_the_answers(monkeypatch):
+    """It is asked for little at a time, and its limit there is no end."""
+    monkeypatch.setattr(segments, "TOKENS_BETWEEN_STOPS", 3)
+    server = Counting()
+    asked = Segments(server, None, Sampling(1.0, 10, (99,), stop_at(b"ab")), drain_s=5.0)
+    asked.label(OLD, "")
+    request = GenerationRequest("r", np.array([6], dtype=np.int32), np.array([7], dtype=np.uint64))
+
+    answer = asyncio.run(asked.answer(request, 0)).generation
+
+    assert answer.token_ids.tolist() == [7, 8, 9, 10, 11]
+    assert answer.logprobs.tolist() == [-7.0, -8.0, -9.0, -10.0, -11.0]
+    assert answer.versions == [VersionSpan(5, OLD)]
+    assert answer.finish_reason is FinishReason.STOP
+    assert server.asked == [3, 3]
+
+
+def test_a_server_that_meets_no_stop_string_samples_to_the_limit(monkeypatch):
+    """In as many calls as that takes."""
+    monkeypatch.setattr(segments, "TOKENS_BETWEEN_STOPS", 3)
+    server = Counting()
+    asked = Segments(server, None, Sampling(1.0, 7, (99,), stop_at(b"ba")), drain_s=5.0)
+    asked.label(OLD, "")
+    request = GenerationRequest("r", np.array([6], dtype=np.int32), np.array([7], dtype=np.uint64))
+
+    answer = asyncio.run(asked.answer(request, 0)).generation
+
+    assert answer.token_ids.tolist() == list(range(7, 14))
+    assert answer.finish_reason is FinishReason.LENGTH
+    assert server.asked == [3, 3, 1]
