@@ -142,9 +142,6 @@ def build_pool(tasks: Mapping[str, TaskTable], pool: PoolTable, *, order_seed: i
     or packages that are not there.
     """
     weights = [table.weight for table in tasks.values()]
-    if not any(weights):
-        cure = "give a task that is to be trained on a weight above 0"
-        raise TaskError("no task has a weight", where="tasks", got="0 for each", cure=cure)
     num_train = spread(pool.train_prompts, weights)
     num_held_out = spread(pool.held_out_prompts, [1.0] * len(tasks))
     train: list[list[_Verifiable]] = []
@@ -166,7 +163,13 @@ def prompt_id_of(task: str, text: str) -> str:
 
 
 def spread(total: int, weights: Sequence[float]) -> list[int]:
-    """How many prompts each task gives, by largest remainders; a total of 0 means all it has, without weight none."""
+    """How many prompts each task gives, by largest remainders; a total of 0 means all it has, without weight none.
+
+    Raises TaskError where no task has any weight.
+    """
+    if not any(weights):
+        cure = "give a task that is to be trained on a weight above 0"
+        raise TaskError("no task has a weight", where="tasks", got="0 for each", cure=cure)
     if not total:
         return [ALL if weight else 0 for weight in weights]
     shares = [total * Fraction(weight) / sum(map(Fraction, weights)) for weight in weights]

@@ -91,7 +91,10 @@ def test_override_values_are_read_as_toml_of_the_keys_type(
         (["--policies", "1"], ["one value, not a table"]),
         (["--run..steps", "1"], ["unknown key"]),
         (["steps=3"], ["not an override", "--key.path VALUE"]),
-        (["--tasks.copy.source", "wrds"], ["'reasoning_gym', 'words', 'math' or 'jsonl'", "did you mean 'words'?"]),
+        (
+            ["--tasks.copy.source", "wrds"],
+            ["'words', 'math', 'jsonl' or 'benchmark'", "did you mean 'words'?"],
+        ),
     ],
 )
 def test_a_wrong_override_is_one_clear_line(file: Path, words: list[str], parts: list[str]) -> None:

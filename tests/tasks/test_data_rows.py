@@ -112,7 +112,7 @@ def test_a_folder_has_splits(tmp_path):
         (["train.jsonl", "test.jsonl"], Split("test"), ["test.jsonl"]),
         (["data/train-0.parquet", "data/test-0.parquet"], Split("train"), ["data/train-0.parquet"]),
         (["a/train-0.parquet", "b/train-0.parquet"], Split("train", "b"), ["b/train-0.parquet"]),
-        (["test/0.parquet", "latest.jsonl"], Split("test"), ["test/0.parquet"]),
+        (["test/0.jsonl", "latest.jsonl"], Split("test"), ["test/0.jsonl"]),
         (["test.jsonl", "test.parquet", "README.md"], Split("test"), ["test.parquet"]),
     ],
 )  # fmt: skip
@@ -188,6 +188,7 @@ def mixture(tmp_path: Path, train: int, *weights: float) -> Counter[str]:
     [
         (40, (1, 3), {"t0": 10, "t1": 30}),
         (10, (1, 1, 1), {"t0": 4, "t1": 3, "t2": 3}),
+        (10, (1, 2), {"t0": 3, "t1": 7}),
         (10, (0.5, 0, 0.25), {"t0": 7, "t2": 3}),
         (0, (1, 1), {"t0": 40, "t1": 60}),
         (0, (1, 3), {"t0": 20, "t1": 60}),
