@@ -109,7 +109,7 @@ def _with_own(config: RunConfig, arguments: argparse.Namespace) -> RunConfig:
     table = config.evaluation.model_copy(update={key: value for key, value in given.items() if value is not None})
     bounds = (
         ("--samples", table.samples, 1 <= table.samples <= 1024, "1 to 1024"),
-        ("--temperature", table.temperature, table.temperature is None or table.temperature >= 0, ">= 0"),
+        ("--temperature", table.temperature, table.temperature is None or 0 <= table.temperature <= 2, "0 to 2"),
         ("--top-p", table.top_p, 0 < table.top_p <= 1, "above 0, and at most 1"),
         ("--prompts", arguments.prompts, arguments.prompts >= 0, ">= 0"),
         ("--max-new-tokens", arguments.max_new_tokens, arguments.max_new_tokens >= 0, ">= 1"),

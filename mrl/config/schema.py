@@ -212,7 +212,7 @@ class EvaluationTable(Table):
     """Answers to every held-out prompt. Several give pass@k, majorities, and intervals of both."""
     k: list[Annotated[int, Field(ge=1)]] = Field(default=[1], min_length=1, max_length=16)
     """The k of pass@k, none above `samples`; told where `samples` is above 1."""
-    temperature: float | None = Field(default=None, ge=0)
+    temperature: float | None = Field(default=None, ge=0, le=2)
     """Temperature of held-out answers; 0 takes the likeliest token (greedy). Left out: that of the policy."""
     top_p: float = Field(default=1.0, gt=0, le=1)
     """Held-out answers are sampled from the likeliest tokens that have this probability together; 1 takes all."""

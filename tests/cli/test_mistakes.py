@@ -376,7 +376,7 @@ EVALUATIONS = [
             run_exists),
     Mistake("a k that is a word", "eval runs/small --k one", r"--k: not valid; got 'one'; wanted whole numbers with commas", run_exists),
     Mistake("a k of nothing", "eval runs/small --k 0", r"got 'k = 0, and 1 answer'; wanted 1 to 1", run_exists),
-    Mistake("a negative temperature", "eval runs/small --temperature=-1", r"--temperature: not valid; got -1\.0; wanted >= 0", run_exists),
+    Mistake("a negative temperature", "eval runs/small --temperature=-1", r"--temperature: not valid; got -1\.0; wanted 0 to 2", run_exists),
     Mistake("top-p of nothing", "eval runs/small --top-p 0", r"--top-p: not valid; got 0\.0; wanted above 0, and at most 1", run_exists),
     Mistake("no tasks for a model", "eval models/qwen", r"no tasks to answer; got 'models/qwen'; .*--config quickstart"),
     Mistake("a folder that is no model", "eval models --config small.toml", r"mrl eval models = 'models': config\.json is missing"),

@@ -215,7 +215,7 @@ def test_an_answer_may_be_decoded_in_its_own_way(rig, weights):
     """Greedily, or from a nucleus so small that it holds one token; answers beside it are sampled as ever."""
     rig.serve(weights("a"))
     plain, asked = rig.ask(answers=2, prompt_tokens=3), rig.ask(answers=2, prompt_tokens=5)
-    own = [Decoding(0.0), Decoding(0.7, top_p=1e-6), Decoding(5.0)]
+    own = [Decoding(0.0), Decoding(0.7, top_p=1e-6), Decoding(2.0)]
     decoded = [replace(asked, request_id=f"d{place}", decoding=one) for place, one in enumerate(own)]
     rig.engine.submit([*decoded, plain])
 
@@ -233,7 +233,7 @@ def test_an_answer_may_be_decoded_in_its_own_way(rig, weights):
     }
     assert lag["d0"] < TOLERANCE_NATS
     assert lag["d1"] < TOLERANCE_NATS
-    assert lag["d2"] > 1.0, "at temperature 5 almost anything comes"
+    assert lag["d2"] > 1.0, "at temperature 2, the highest that all engines take, other tokens come"
 
 
 def test_equal_seeds_give_equal_answers(rig, kind, weights):
