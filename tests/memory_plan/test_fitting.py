@@ -55,6 +55,14 @@ def test_a_run_that_fits_and_one_of_small_models_stay_as_they_are(tmp_path: Path
     assert by_memory(small, planned(small), 1.0) == Resolved(small, ())
 
 
+def test_a_run_that_would_fill_the_host_does_not_fit(tmp_path: Path) -> None:
+    """A share of the memory is left to what the plan does not know."""
+    config = config_of(tmp_path)
+    needed = sum(needed_mib(config).values())
+    assert chosen(config, 1.01 * needed / FILLED)[1] == {}
+    assert chosen(config, 1.01 * needed)[1] != {}
+
+
 def test_cache_and_passes_become_smaller_until_the_run_fits(tmp_path: Path) -> None:
     """The largest process first: here the engine, whose answers at once are whole groups, doubled."""
     config = config_of(tmp_path)
