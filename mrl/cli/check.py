@@ -14,7 +14,6 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from mrl.cli.shown_prompts import shown_prompts
 from mrl.config.defaults import Choice
 from mrl.config.load import load_resolved
 from mrl.config.run_folder import RunFolder, run_folder_of
@@ -37,6 +36,7 @@ from mrl.processes.preparation.made_policies import cached_folder, is_made, reci
 from mrl.processes.preparation.model_bytes import parameters, size_notes
 from mrl.processes.preparation.preflight import preflight
 from mrl.processes.preparation.prompt_fit import Asked
+from mrl.processes.preparation.shown_prompts import shown_prompts
 from mrl.processes.trackers import files_of, labelled
 from mrl.sharing.regimes import check_sharing
 from mrl.tasks.sealed.sealing import described_seal

@@ -84,10 +84,10 @@ class Sampling:
     max_new_tokens: int
     eos_ids: tuple[int, ...]
     """Any of them ends an answer and is its last token."""
-    top_p: float = 1.0
-    """As that of `Decoding`."""
     stop: StopStrings | None = None
     """What ends one beside them."""
+    top_p: float = 1.0
+    """As that of `Decoding`."""
 
     def decoded(self, decoding: Decoding | None) -> "Sampling":
         """The same with a decoding of its own, if there is one."""
