@@ -19,6 +19,7 @@ import argparse
 import json
 import math
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -148,7 +149,9 @@ def go_through(folder: Path, words: list[str]) -> list[dict[str, Any]]:
     run = folder / "runs" / load_config(CONFIG, words).run.name
     rows += [_row(f"evaluations of {name}", found, "", ok=found >= 2) for name, found in evaluations(run).items()]
     for name in MODELS:
-        exported = Path(mrl("export", str(run), "--policy", name, "--to", str(folder / f"exported-{name}")).strip())
+        target = folder / f"exported-{name}"
+        shutil.rmtree(target, ignore_errors=True)  # that of an earlier call
+        exported = Path(mrl("export", str(run), "--policy", name, "--to", str(target)).strip())
         rows.append(_row(f"export of {name}", loads(exported), "parameters", ok=True))
     again = watch(folder / "resume.log", "train", str(CONFIG), "--resume", *words, "--run.steps", str(RESUMED_STEPS))
     rows += [_memory_row(name, told[name][0], max(measured[name], again[name])) for name in told]
