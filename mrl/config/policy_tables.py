@@ -184,6 +184,9 @@ class ObjectiveTable(Table):
     """Answers that reach into the last so many tokens of the limit lose reward, in a straight line (DAPO); 0 is off."""
     overlong_penalty: float = Field(default=1.0, ge=0)
     """Reward lost at the limit."""
+    mask_cut_answers: bool = False
+    """Own answers that the token limit cut are not trained on, and count in no denominator; their rewards count in the
+    group's baseline all the same."""
     drop_uniform_groups: bool | None = None
     """Groups whose answers all have one reward are not trained on; other prompts are sampled instead (DAPO)."""
     max_resampling: float = Field(default=10.0, ge=1)

@@ -18,7 +18,7 @@ class OwnExamples(NamedTuple):
 
     examples: list[TrainingExample]
     lengths: list[int]
-    """Tokens of all own answers. Answers whose rows were left out count too."""
+    """Tokens of all own answers that are not masked. Answers whose rows were left out count too."""
 
 
 def own_examples(
@@ -27,13 +27,17 @@ def own_examples(
     *,
     advantages: Sequence[Float32s] | None = None,
     keep_idle: bool = False,
+    keep_masked: bool = False,
 ) -> OwnExamples:
     """One row for every own answer. `advantages` are [G] for each group; by default they are the policy's own.
 
     A group whose advantages are all exactly zero moves nothing, so its rows are left out. They stay where the objective
     has a regularizer. They also stay with `keep_idle`, for regimes in which their places among the minibatches count.
+    The row of an answer that the objective masks is left out; with `keep_idle` or `keep_masked` it keeps its place, with
+    weights of 0.
     """
     objective = context.objective
+    keep_masked = keep_masked or keep_idle
     keep_idle = keep_idle or objective.regularizer is not None
     if advantages is None:
         advantages = [own_advantages(group, objective) for group in groups]
@@ -44,8 +48,10 @@ def own_examples(
             examples += [
                 _own_row(group.prompt_id, prompt, answer, advantage, context)
                 for answer, advantage in zip(group.answers, advantages_G, strict=True)
+                if keep_masked or not objective.masks(answer)
             ]
-    return OwnExamples(examples, [len(answer.token_ids) // 4 for group in groups for answer in group.answers])
+    answers = (answer for group in groups for answer in group.answers if not objective.masks(answer))
+    return OwnExamples(examples, [len(answer.token_ids) // 4 for answer in answers])
 
 
 def own_advantages(group: ScoredGroup, objective: OwnObjective) -> Float32s:
@@ -68,7 +74,7 @@ def _own_row(
         answer_token_ids=answer_token_ids,
         component=POLICY_GRADIENT,
         advantages=np.full(num_tokens, advantage, dtype=np.float32),
-        weights=context.objective.weights(num_tokens),
+        weights=context.objective.weights(num_tokens) * (not context.objective.masks(answer)),
         behaviour_logprobs=unpack_array(answer.logprobs, "f4"),
         prompt_id=prompt_id,
         source=context.policy,

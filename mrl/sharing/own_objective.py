@@ -8,7 +8,8 @@ import numpy as np
 
 from mrl.config.policy_tables import CorrectionTable, ObjectiveTable
 from mrl.objectives.specs import Cispo, Clipped, Correction, Dppo, Regularizer, Term
-from mrl.records.rollouts import ScoredGroup
+from mrl.records.finish import FinishReason
+from mrl.records.rollouts import Answer, ScoredGroup
 from mrl.sharing.advantages import AdvantageKind, Float32s, Float64s, group_advantages, overlong_penalties
 from mrl.sharing.regime import Component, DenominatorKind
 
@@ -52,6 +53,7 @@ class OwnObjective:
     max_answer_tokens: int
     overlong_buffer_tokens: int
     overlong_penalty: float
+    mask_cut_answers: bool
     drop_uniform_groups: bool
     max_resampling: float
 
@@ -91,6 +93,10 @@ class OwnObjective:
                 count = len(lengths) * self.max_answer_tokens
         return float(max(1, count))
 
+    def masks(self, answer: Answer) -> bool:
+        """Whether an own answer is left out of the loss."""
+        return self.mask_cut_answers and answer.finish_reason is FinishReason.LENGTH
+
     def rewards(self, group: ScoredGroup) -> Float64s:
         """[G] the rewards that advantages are made of: as verified, less what overlong answers lose."""
         rewards = np.array([answer.reward for answer in group.answers], dtype=np.float64)
@@ -127,6 +133,7 @@ def own_objective(table: ObjectiveTable, *, max_answer_tokens: int) -> OwnObject
         max_answer_tokens=max_answer_tokens,
         overlong_buffer_tokens=table.overlong_buffer_tokens,
         overlong_penalty=table.overlong_penalty,
+        mask_cut_answers=table.mask_cut_answers,
         drop_uniform_groups=values.get("drop_uniform_groups", False),
         max_resampling=table.max_resampling,
     )

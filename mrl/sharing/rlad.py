@@ -132,10 +132,11 @@ class RladRegime:
         examples: list[TrainingExample] = []
         lengths: list[int] = []
         for group in groups:
-            own = own_examples([group], self.context)
+            own = own_examples([group], self.context, keep_masked=True)  # a row for each score
             lengths += own.lengths
             request = request_id(self.context.policy, group.ticket)
-            examples += self._with_scores(own.examples, group, self._scores.get(request), counts)
+            rows = self._with_scores(own.examples, group, self._scores.get(request), counts)
+            examples += [row for row in rows if row.weights.any()]
             self._close(request)
         return Absorbed(
             examples,

@@ -1,3 +1,4 @@
+import msgspec
 import numpy as np
 import pytest
 
@@ -68,3 +69,21 @@ def test_no_groups_no_rows(rows):
     """An empty batch has neither."""
     own = rows([])
     assert own.examples == own.lengths == []
+
+
+def test_answers_that_were_cut_can_be_masked(rows, make_group):
+    """They leave no row and no length; what the others are worth is as before, theirs in the baseline included."""
+    whole, cut = make_group([1, 0], "p"), make_group([1, 0], "q", finished=False)
+    mixed = msgspec.structs.replace(whole, answers=[whole.answers[0], cut.answers[1]])
+    kept, masked = (rows([mixed, cut], mask_cut_answers=mask) for mask in (False, True))
+
+    assert [len(kept.examples), len(masked.examples)] == [4, 1]
+    assert (kept.lengths, masked.lengths) == ([2, 3, 2, 3], [2])
+    assert masked.examples[0].advantages.tolist() == kept.examples[0].advantages.tolist()
+
+
+def test_a_masked_answer_may_keep_its_place(rows, make_group):
+    """Where rows are paired with something else, or their order counts: it weighs nothing."""
+    own = rows([make_group([1, 0], finished=False)], mask_cut_answers=True, keep_idle=True)
+    assert [row.weights.sum() for row in own.examples] == [0, 0]
+    assert own.lengths == []

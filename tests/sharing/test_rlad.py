@@ -3,6 +3,7 @@
 import json
 from dataclasses import replace
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -74,6 +75,24 @@ def test_life_of_a_request(build, make, peer, receiver):
     assert late.counts["regime/ignored_late"] == 1
     assert late.counts["sharing/hit_rate"] == 1.0
     assert all(map(is_known, absorbed.counts | late.counts))
+
+
+def test_a_masked_answer_takes_its_score_with_it(build, make_context, make, peer, receiver):
+    """Scores go to rows by their places: the answers that were not cut keep theirs."""
+    whole, cut = (make.sampled(receiver, [1, 0, 0], finished=finished) for finished in (True, False))
+    group = msgspec.structs.replace(whole, answers=[cut.answers[0], *whole.answers[1:]])
+    examples = {}
+    for mask in (False, True):
+        regime = build("rlad", make_context(mask_cut_answers=mask))
+        regime.asks(group)
+        regime.hear([scored_by(make, peer, group, -0.1)], step=0)
+        examples[mask] = regime.absorb([group], step=0, rng=np.random.default_rng(0)).examples
+
+    assert (len(examples[False]), len(examples[True])) == (3, 2)
+    for kept, row in zip(examples[False][1:], examples[True], strict=True):
+        assert row.teacher_logprobs is not None
+        assert np.array_equal(row.answer_token_ids, kept.answer_token_ids)
+        assert np.array_equal(row.teacher_logprobs, kept.teacher_logprobs)
 
 
 def test_prompt_of_another_open_request_is_not_forgotten(build, make, receiver, step_of):
