@@ -33,8 +33,8 @@ def own_examples(
 
     A group whose advantages are all exactly zero moves nothing, so its rows are left out. They stay where the objective
     has a regularizer. They also stay with `keep_idle`, for regimes in which their places among the minibatches count.
-    The row of an answer that the objective masks is left out; with `keep_idle` or `keep_masked` it keeps its place, with
-    weights of 0.
+    The row of an answer that the objective masks is left out; with `keep_idle` or `keep_masked` it keeps its place, and
+    its weights are 0.
     """
     objective = context.objective
     keep_masked = keep_masked or keep_idle
