@@ -75,13 +75,17 @@ def _article(row: dict[str, Any], policies: list[str], success_reward: float) ->
     reward, policy = row.get("reward"), str(row.get("policy", ""))
     succeeded = isinstance(reward, int | float) and reward >= success_reward
     kind = "rescue" if row.get("kind") == "rescue" else "success" if succeeded else "failed"
-    writer = str(row.get("source", ""))
-    colour = f' class="c{policies.index(writer)}"' if writer in policies else ""
     return (
-        f'<article data-kind="{kind}" data-policy="{escape(policy)}"{colour}>'
-        f'<h2><span class="policy">{escape(policy)}</span>{escape(shown_words(row).removeprefix(policy))}</h2>'
+        f'<article data-kind="{kind}" data-policy="{escape(policy)}"{_colour(str(row.get("source", "")), policies)}>'
+        f'<h2><span{_colour(policy, policies)}><span class="policy">{escape(policy)}</span></span>'
+        f"{escape(shown_words(row).removeprefix(policy))}</h2>"
         f'<pre class="asked">{_text(row.get("prompt"))}</pre><pre>{_text(row.get("completion"))}</pre></article>'
     )
+
+
+def _colour(name: str, policies: list[str]) -> str:
+    """The class that gives what is inside the colour of a policy."""
+    return f' class="c{policies.index(name)}"' if name in policies else ""
 
 
 def _text(value: object) -> str:
