@@ -260,14 +260,16 @@ class _NewSteps:
         self._path = path
         known = path.stat() if path.exists() else None
         self._offset = known.st_size if known and from_end else 0
-        self._cleared = known.st_ino if known and not from_end else None
+        self._cleared = _identity(known) if known and not from_end else None
 
     def read(self) -> list[Step]:
         """The new ones, in order."""
         try:
             with self._path.open("rb") as file:
-                if os.fstat(file.fileno()).st_ino == self._cleared:
+                now = os.fstat(file.fileno())
+                if _identity(now) == self._cleared:
                     return []
+                self._offset = min(self._offset, now.st_size)  # a damaged end may have been cut off
                 file.seek(self._offset)
                 whole = file.read().rpartition(b"\n")[0]
         except FileNotFoundError:
@@ -279,6 +281,11 @@ class _NewSteps:
             for line in found
             if line and line["role"].startswith("learner/") and LOSS in line.get("values", {})
         ]
+
+
+def _identity(stat: os.stat_result) -> tuple[int, int, int]:
+    """Of a file that nobody writes; the number of its inode alone may be given out again."""
+    return stat.st_ino, stat.st_size, stat.st_mtime_ns
 
 
 def _without_none(value: Any) -> Any:

@@ -1,11 +1,13 @@
 """Small real models and values that tests of several rooms share."""
 
+import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 
 import pytest
+import structlog
 from hypothesis import settings
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # no test asks a hub but one of its own
@@ -36,6 +38,21 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for name in LATER:
             if item.get_closest_marker(name) and name not in _marks_in(item.path):
                 raise pytest.UsageError(f"{item.nodeid}: the file has to say mark.{name} in full")
+
+
+@pytest.fixture(autouse=True)
+def _logging_as_before() -> Iterator[None]:
+    """A command that sets up the logging of its process leaves none of it to the tests behind."""
+    root = logging.getLogger()
+    handlers, level = root.handlers, root.level
+    yield
+    if not structlog.is_configured():
+        return
+    root.handlers = handlers
+    root.setLevel(level)
+    logging.captureWarnings(False)
+    structlog.reset_defaults()
+    structlog.contextvars.clear_contextvars()
 
 
 @pytest.fixture(scope="session")

@@ -131,12 +131,17 @@ def test_steps_are_told_once_and_only_of_this_run(tmp_path: Path) -> None:
     assert [(step.policy, step.step, step.values) for step in steps.read()] == [("qwen", 2, {"loss/total": 0.5})]
     assert steps.read() == []
 
-    resumed, cleared = (_NewSteps(path, from_end=is_resumed) for is_resumed in (True, False))
+    resumed = _NewSteps(path, from_end=True)
     with path.open("a") as file:
         file.write(line(3))
     assert [step.step for step in resumed.read()] == [3]
+    cleared = _NewSteps(path, from_end=False)
     assert cleared.read() == []
-    kept = path.rename(tmp_path / "kept")
-    path.write_text(line(1))
-    assert kept.exists()
+    path.write_text(line(1))  # in place: a file that is made anew may get the inode of the one that was removed
     assert [step.step for step in cleared.read()] == [1]
+
+    shortened = _NewSteps(path, from_end=True)
+    path.write_text("")
+    assert shortened.read() == []
+    path.write_text(line(2))
+    assert [step.step for step in shortened.read()] == [2]

@@ -14,6 +14,7 @@ import mrl
 from mrl.config.run_folder import RunFolder, read_run_config
 from mrl.config.schema import RunConfig
 from mrl.errors import ConfigError, RunFolderError
+from mrl.models.chat_template import FILE
 from mrl.processes.preparation.checkpoint_folder import ADAPTER, CARD, sound_checkpoint, step_of, write_folder
 from mrl.processes.preparation.hub_models import check_here, located
 
@@ -58,6 +59,8 @@ def export(config: RunConfig, folder: RunFolder, policy: str, step: int | None, 
     part = Path(tempfile.mkdtemp(dir=to.parent, prefix=f".{to.name}."))
     try:
         write_folder(part, config.policies[policy], checkpoint)
+        if template := config.policies[policy].prompt.chat_template:
+            (part / FILE).write_text(template, encoding="utf-8")
         (part / CARD).write_text(model_card(config, policy, step), encoding="utf-8")
         part.chmod(0o755)
         part.rename(to)
@@ -71,6 +74,7 @@ def model_card(config: RunConfig, policy: str, step: int) -> str:
     """What the folder is and where it comes from, as the hub shows it."""
     table, regime = config.policies[policy], config.sharing["regime"]
     lora = table.learner.lora
+    asked = table.prompt.model_dump(exclude_defaults=True, exclude={"chat_template", "few_shot_file"})
     peers = ", ".join(name for name in config.policies if name != policy) or "none"
     return "\n".join(
         [
@@ -86,6 +90,7 @@ def model_card(config: RunConfig, policy: str, step: int) -> str:
             f"- trained from: {table.source or table.model}",
             f"- objective: {table.objective.method}; sharing regime: {regime}; other policies: {peers}",
             f"- tasks: {', '.join(f'{task.source}/{task.dataset}' for task in config.tasks.values())}",
+            *(f"- asked with {key} = {value!r}" for key, value in asked.items()),
             f"- sampled at temperature {table.rollout.temperature}, at most {table.rollout.max_new_tokens} new tokens",
             *(
                 [f"- adapters of rank {lora.rank}, alpha {lora.alpha:g}, merged here; alone in {ADAPTER}/"]

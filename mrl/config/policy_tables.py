@@ -73,6 +73,11 @@ class PromptTable(Table):
     them."""
 
     @property
+    def stop_bytes(self) -> tuple[bytes, ...]:
+        """The stop strings as engines and verifiers look for them."""
+        return tuple(text.encode() for text in self.stop)
+
+    @property
     def has_messages(self) -> bool:
         """Whether it needs a chat template."""
         return bool(self.system or self.few_shot or self.template_options)

@@ -55,7 +55,7 @@ class StopWatch:
 
         After an end nothing more is asked.
         """
-        if self._stop is None:
+        if self._stop is None or (self._is_begun and self._passes(token_ids)):
             return None
         for count, token_id in enumerate(token_ids, start=1):
             spelled = self._stop.further_bytes([token_id])
@@ -64,8 +64,20 @@ class StopWatch:
             text = self._tail + spelled
             if any(one in text for one in self._stop.texts):
                 return count
-            self._tail = text[max(0, len(text) - self._kept_bytes) :]
+            self._keep(text)
         return None
+
+    def _passes(self, token_ids: Sequence[int]) -> bool:
+        """Whether none of these tokens, looked at together, completes a stop string; then they are behind it."""
+        assert self._stop is not None
+        text = self._tail + self._stop.further_bytes(token_ids)
+        if any(one in text for one in self._stop.texts):
+            return False
+        self._keep(text)
+        return True
+
+    def _keep(self, text: bytes) -> None:
+        self._tail = text[max(0, len(text) - self._kept_bytes) :]
 
 
 def before_stop(completion: bytes, texts: Sequence[bytes]) -> bytes:

@@ -8,7 +8,8 @@ then on only steps of the wider stride are kept, and the newest. What is there c
 """
 
 import gzip
-from collections.abc import Iterator, Sequence
+import zlib
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -63,8 +64,9 @@ class RolloutFiles:
         self._stride = 1
 
     def write(self, step: int, rows: Sequence[Rollout]) -> None:
-        """Write one step, in place of what is there of it, and remove steps before it where all take too much.
+        """Write one step, in place of what is there of it.
 
+        Later steps, which a resume has voided, are removed, and earlier ones where all take too much.
         Raises OSError when the disk is full; nothing half-written is left.
         """
         data = gzip.compress(b"".join(msgspec.json.encode(row) + b"\n" for row in rows), LEVEL, mtime=0)
@@ -72,13 +74,17 @@ class RolloutFiles:
         path.parent.mkdir(parents=True, exist_ok=True)
         replace_file(path, data, sync=False)
         self._sizes[step] = len(data)
+        self._remove(later for later in list(self._sizes) if later > step)
         self._thin(step)
         while self._stride <= step and sum(self._sizes.values()) > self._max_bytes:
             self._stride *= 2
             self._thin(step)
 
     def _thin(self, newest: int) -> None:
-        for step in [step for step in self._sizes if step % self._stride and step != newest]:
+        self._remove(step for step in list(self._sizes) if step % self._stride and step != newest)
+
+    def _remove(self, steps: Iterable[int]) -> None:
+        for step in steps:
             self._path(step).unlink(missing_ok=True)
             del self._sizes[step]
 
@@ -111,5 +117,5 @@ def read_rollouts(path: Path) -> Iterator[dict[str, Any]]:
     try:
         with gzip.open(path, "rb") as file:
             yield from (row for line in file if (row := parse_line(line)) is not None)
-    except (OSError, EOFError):
+    except (OSError, EOFError, zlib.error):
         return

@@ -118,7 +118,7 @@ def held_out_decoding(config: RunConfig, policy: str) -> Decoding | None:
 
 
 def _sampling(table: PolicyTable, receiver: Receiver) -> Sampling:
-    texts = tuple(text.encode() for text in table.prompt.stop)
+    texts = table.prompt.stop_bytes
     stop = StopStrings(texts, receiver.completion_bytes, receiver.table.join) if texts else None
     return Sampling(table.rollout.temperature, table.rollout.max_new_tokens, tuple(receiver.eos_ids), stop=stop)
 

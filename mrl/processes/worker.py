@@ -80,7 +80,6 @@ def build_sampler(
     pool = build_pool(config.tasks, config.pool)
     check_lengths(config, policy, pool, encoder.token_ids)
     engine = make_engine(receiver)
-    stop = tuple(text.encode() for text in table.prompt.stop)
     sampler = Sampler(
         policy,
         config.run.seed,
@@ -88,7 +87,7 @@ def build_sampler(
         pool,
         encoder.token_ids,
         receiver.completion_bytes,
-        stop,
+        table.prompt.stop_bytes,
         held_out_decoding(config, policy),
     )
     return sampler, receiver

@@ -19,6 +19,8 @@ class EvaluatedPolicy(msgspec.Struct, frozen=True, kw_only=True):
     temperature: float
     top_p: float
     max_new_tokens: int
+    prompt: dict[str, Any] = {}
+    """Keys of its `prompt` table that were set."""
     result: EvaluationResult
 
 

@@ -59,31 +59,37 @@ class HeldOutBook:
         self._policy, self._prompts, self._began_s = policy, list(prompts), began_s
         self._num_places = len(self._prompts) * measure.samples
         self._waiting = deque(range(self._num_places))
+        self._is_waiting = set(self._waiting)
+        """Those of the places in the queue that still wait; the others are skipped."""
         self._running: dict[int, str] = {}
         """Place of an answer -> who gives it."""
         self._grants: Counter[int] = Counter()
         self._answers: dict[int, HeldOutAnswer] = {}
+        self._num_answered = 0
 
     @property
     def num_waiting(self) -> int:
         """Answers that nobody gives yet."""
-        return len(self._waiting)
+        return len(self._is_waiting)
 
     @property
     def num_missing(self) -> int:
         """Answers that have not come by now."""
-        return self._num_places - len(self._answered)
+        return self._num_places - self._num_answered
 
     @property
     def is_over(self) -> bool:
         """Whether no answer is to come any more."""
-        return not self._waiting and not self._running
+        return not self._is_waiting and not self._running
 
     def grant(self, worker: str, most: int) -> list[HeldOutItem]:
         """The next answers to give, at most so many."""
-        items = []
-        for _ in range(min(most, len(self._waiting))):
+        items: list[HeldOutItem] = []
+        while self._is_waiting and len(items) < most:
             place = self._waiting.popleft()
+            if place not in self._is_waiting:
+                continue
+            self._is_waiting.remove(place)
             self._running[place] = worker
             self._grants[place] += 1
             items.append(
@@ -105,9 +111,9 @@ class HeldOutBook:
         if place in self._answers or not self._grants[place]:
             return False
         self._running.pop(place, None)
-        if place in self._waiting:
-            self._waiting.remove(place)
+        self._is_waiting.discard(place)
         self._answers[place] = answer
+        self._num_answered += _came(answer)
         return True
 
     def lose(self, is_lost: Callable[[str, str], bool]) -> int:
@@ -120,11 +126,12 @@ class HeldOutBook:
             del self._running[place]
             if self._grants[place] < MAX_GRANTS:
                 self._waiting.appendleft(place)
+                self._is_waiting.add(place)
         return len(lost)
 
     def give_up(self, *, running: bool) -> None:
         """Begin no more prompts; with `running` await no answer either."""
-        self._waiting.clear()
+        self._is_waiting.clear()
         if running:
             self._running.clear()
 
@@ -164,7 +171,7 @@ class HeldOutBook:
     @property
     def _answered(self) -> list[int]:
         """Places of the answers that came."""
-        return [place for place, answer in sorted(self._answers.items()) if answer.versions and not answer.failure]
+        return [place for place, answer in sorted(self._answers.items()) if _came(answer)]
 
     def _ticket(self, place: int | str) -> str:
         return f"{self.version}.held-out.{place}"
@@ -210,6 +217,11 @@ class HeldOutBook:
         prompt, answer = self._prompt(place), self._answers[place]
         text = answer.completion.decode("utf-8", errors="replace")
         return EvaluatedAnswer(task=prompt.task, prompt=prompt.text, completion=text, reward=answer.reward)
+
+
+def _came(answer: HeldOutAnswer) -> bool:
+    """Whether it says anything: it was sampled, and judged."""
+    return bool(answer.versions) and not answer.failure
 
 
 def _accuracy(tallies: Sequence[PromptTally]) -> float:

@@ -8,9 +8,11 @@ import pytest
 
 from mrl.cli.main import main
 from mrl.config.load import validate
-from mrl.config.run_folder import create_run_folder
+from mrl.config.policy_tables import PromptTable
+from mrl.config.run_folder import create_run_folder, read_run_config
 from mrl.metrics.pass_at_k import fail_at_k
 from mrl.models.probe import save_probe
+from mrl.processes.evaluation.subjects import find_subjects
 from tests.support.evaluated_run import checkpoint
 from tests.support.pages import ROOT, blocks
 
@@ -111,6 +113,21 @@ def test_the_step_is_that_of_the_weights(evaluate):
         return policy["result"]["answers"]
 
     assert answers(began) == answers(folder) != answers(later)
+
+
+def test_a_model_without_a_run_is_asked_as_the_policies_of_the_configuration(place):
+    """Else a model beside its run would be a comparison of prompts. A chat template is that of its model alone."""
+    config, model = read_run_config(place / "runs/r"), str(place / "llama")
+    prompt = PromptTable(assistant_prefill="<", stop=["zz"], chat_template="{{ messages[0].content }}")
+
+    def asked(trained_from: str) -> PromptTable:
+        changes = {"prompt": prompt, "model": trained_from}
+        policies = {name: policy.model_copy(update=changes) for name, policy in config.policies.items()}
+        base = config.model_copy(update={"policies": policies})
+        return find_subjects([model], base, policy="", tell=print)[0].table.prompt
+
+    assert asked(model) == prompt
+    assert asked("another") == prompt.model_copy(update={"chat_template": ""})
 
 
 def test_two_evaluations_are_compared(evaluate, capsys):

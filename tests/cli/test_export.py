@@ -82,6 +82,22 @@ def test_transformers_loads_what_was_exported(run, model_folder, step, arguments
     assert [path.name for path in (run.path / "exports").iterdir()] == [exported.name]
 
 
+def test_how_a_policy_was_asked_goes_with_it(run, capsys):
+    """Its own chat template in the place of the model's, and the rest on the card."""
+    config = json.loads(run.config_json.read_text())
+    template = "{% for m in messages %}<<{{ m.content }}>>{% endfor %}"
+    config["policies"]["qwen"]["prompt"] |= {"chat_template": template, "system": "Be brief.", "stop": ["!"]}
+    run.config_json.write_text(json.dumps(config))
+
+    assert main(["export", str(run.path), "--policy", "qwen"]) == 0
+
+    exported = Path(capsys.readouterr().out.strip())
+    assert AutoTokenizer.from_pretrained(exported, local_files_only=True).chat_template == template
+    card = (exported / "README.md").read_text().splitlines()
+    assert "- asked with system = 'Be brief.'" in card
+    assert "- asked with stop = ['!']" in card
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [

@@ -39,7 +39,7 @@ def test_prompts_are_shown_as_each_policy_is_asked(
     write_model(tmp_path / "one")
     write_model(tmp_path / "two")
     (tmp_path / "own.jinja").write_text("{% for m in messages %}<|pad|>{{ m.content }}\n{% endfor %}<|endoftext|>")
-    rows = ({"prompt": f"{n} + {n}", "reference": str(2 * n)} for n in range(60))
+    rows = ({"prompt": f"{n} + {n}\x1b[2J", "reference": str(2 * n)} for n in range(60))
     (tmp_path / "sums.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (tmp_path / "small.toml").write_text(CONFIG)
 
@@ -49,10 +49,11 @@ def test_prompts_are_shown_as_each_policy_is_asked(
     first, plain = (next(n for n, line in enumerate(lines) if line.startswith(f"prompt 1 of {one}")) for one in NAMES)
     assert lines[first].startswith("prompt 1 of one, of tasks.sums (")
     assert lines[first + 1 : first + 4] == ["  | <|pad|>Add.", lines[first + 2], "  | <|endoftext|>So"]
-    asked = lines[first + 2].removeprefix("  | <|pad|>")
+    asked = lines[first + 2].removeprefix("  | <|pad|>").replace("\\x1b", "\x1b")
+    assert not any("\x1b" in line for line in lines), "what a stranger wrote does nothing to a terminal"
     assert lines[first + 4].startswith("prompt 2 of one")
     assert "its end, 'So', is what every answer begins with" in lines
     assert "answers end at '!', or with the EOS" in lines
     assert lines[plain].endswith(f"({len(asked) + 1} tokens):")
-    assert lines[plain + 1 : plain + 3] == [f"  | {asked}", "  | "]
+    assert lines[plain + 1 : plain + 3] == ["  | " + asked.replace("\x1b", "\\x1b"), "  | "]
     assert "prompts of three: its model is not there yet" in lines

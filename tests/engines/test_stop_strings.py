@@ -4,6 +4,8 @@ import asyncio
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from mrl.alignment.receiver import load_receiver
 from mrl.engines import segments
@@ -42,6 +44,36 @@ def test_a_stop_string_is_found_where_it_is_complete(texts, parts, ends):
     """Of the tokens that came, up to the one with its last byte."""
     watch = StopWatch(stop_at(*texts))
     assert [watch.ends_at(part) for part in parts][: len(ends)] == ends
+
+
+@given(
+    texts=st.lists(st.text("abc", min_size=1, max_size=4), min_size=1, max_size=3),
+    parts=st.lists(st.lists(st.integers(0, 5), max_size=8), min_size=1, max_size=6),
+)
+def test_parts_are_looked_at_as_their_tokens_are(texts, parts):
+    """However they are cut, up to the first end."""
+    whole, alone = (StopWatch(stop_at(*(text.encode() for text in texts))) for _ in range(2))
+    for part in parts:
+        by_token = next((number for number, one in enumerate(part, start=1) if alone.ends_at([one]) is not None), None)
+        assert whole.ends_at(part) == by_token
+        if by_token is not None:
+            return
+
+
+def test_a_part_without_an_end_is_spelled_at_once():
+    """Only one with a stop string in it is looked at token by token."""
+    asked: list[int] = []
+
+    def counted(token_ids) -> bytes:
+        asked.append(len(token_ids))
+        return letters(token_ids)
+
+    watch = StopWatch(StopStrings((b"cd",), letters, counted))
+    watch.ends_at([2])
+    asked.clear()
+    assert watch.ends_at([4] * 100) is None
+    assert asked == [100]
+    assert watch.ends_at([4, 2, 3, 4]) == 3
 
 
 def test_the_space_that_a_first_token_loses_is_in_no_stop_string(tmp_path):

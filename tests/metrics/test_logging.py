@@ -5,25 +5,12 @@ import json
 import logging
 import threading
 import warnings
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import structlog
 
 from mrl.metrics.logging import configure_logging
-
-
-@pytest.fixture(autouse=True)
-def _restore() -> Iterator[None]:
-    root = logging.getLogger()
-    handlers, level = root.handlers, root.level
-    yield
-    root.handlers = handlers
-    root.setLevel(level)
-    logging.captureWarnings(False)
-    structlog.reset_defaults()
-    structlog.contextvars.clear_contextvars()
 
 
 class Terminal(io.StringIO):

@@ -31,7 +31,7 @@ def test_a_file_is_json_lines_that_any_program_reads(tmp_path: Path) -> None:
 
 def test_files_are_found_by_step_then_policy(tmp_path: Path) -> None:
     """In the order of numbers; what else lies there is none of them."""
-    for policy, step in (("qwen", 10), ("llama", 10), ("qwen", 9)):
+    for policy, step in (("qwen", 9), ("qwen", 10), ("llama", 10)):
         RolloutFiles(tmp_path, policy, 10_000).write(step, [rollout(step)])
     for stray in ("step_x/qwen.jsonl.gz", "step_9/qwen.jsonl", "step_9/.qwen.jsonl.gz.ab12"):
         (tmp_path / stray).parent.mkdir(exist_ok=True)
@@ -89,6 +89,19 @@ def test_a_step_that_is_trained_again_takes_the_place_of_the_first(tmp_path: Pat
     assert [row["completion"] for row in read_rollouts(rollout_files(tmp_path)[0])] == ["second"]
 
 
+def test_steps_that_a_resume_voided_are_gone_with_the_first_step_behind_it(tmp_path: Path) -> None:
+    """Until then they are what there is."""
+    files = RolloutFiles(tmp_path, "qwen", 10_000)
+    for step in (4, 5, 6):
+        files.write(step, [rollout(step)])
+    again = RolloutFiles(tmp_path, "qwen", 10_000)
+    assert len(rollout_files(tmp_path)) == 3
+
+    again.write(5, [rollout(5)])
+
+    assert [step_of(path) for path in rollout_files(tmp_path)] == [4, 5]
+
+
 def test_what_is_damaged_costs_what_is_behind_it(tmp_path: Path) -> None:
     """A file that was cut off gives the rows before the cut, one that is no gzip none."""
     rows = [rollout(1, str(number) * 200) for number in range(500)]
@@ -98,6 +111,8 @@ def test_what_is_damaged_costs_what_is_behind_it(tmp_path: Path) -> None:
 
     assert [row["completion"] for row in read_rollouts(path)] == [row.completion for row in rows][: _num(path)]
     assert 0 < _num(path) < 500
+    path.write_bytes(path.read_bytes()[:40] + b"\xff" * 200)
+    assert 0 <= _num(path) < 500
     path.write_bytes(b"no gzip")
     assert list(read_rollouts(path)) == []
 

@@ -119,6 +119,22 @@ def test_an_answer_that_was_given_up_for_lost_is_taken_all_the_same(book):
     assert item not in book.grant("w", 100)
 
 
+def test_an_answer_is_granted_once_whatever_was_lost_and_came(book):
+    """Lost, answered, lost again: nobody begins an answer that came, and each that waits is begun once."""
+    first, second = book.grant("w", 2)
+    book.lose(lambda worker, ticket: True)
+    assert book.accept(answer(second))
+    num_waiting = book.num_waiting
+
+    again = book.grant("w", 100)
+
+    assert len({item.ticket for item in again}) == len(again) == num_waiting
+    assert again[0].ticket == first.ticket
+    assert second.ticket not in {item.ticket for item in again}
+    assert book.num_waiting == 0
+    assert book.num_missing == len(again)
+
+
 def test_nothing_answered_is_no_result(book):
     """Nor is a book without prompts."""
     book.give_up(running=True)

@@ -82,6 +82,7 @@ def _evaluate_one(subject: EvaluationSubject, asked: HeldOutQuestions, scratch: 
         temperature=rollout.temperature if decoding is None else decoding.temperature,
         top_p=config.evaluation.top_p,
         max_new_tokens=rollout.max_new_tokens,
+        prompt=table.prompt.model_dump(mode="json", exclude_defaults=True),
         result=result,
     )
 
@@ -125,7 +126,7 @@ def _sampler(config: RunConfig, label: str, pool: TaskPool, folder: RunFolder) -
         pool,
         encoder.token_ids,
         receiver.completion_bytes,
-        tuple(text.encode() for text in table.prompt.stop),
+        table.prompt.stop_bytes,
         held_out_decoding(config, label),
     )
 

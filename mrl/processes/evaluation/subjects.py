@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mrl.config.nearest_key import nearest
-from mrl.config.policy_tables import PolicyTable, RolloutTable
+from mrl.config.policy_tables import PolicyTable
 from mrl.config.run_folder import RunFolder, is_run, read_run_config
 from mrl.config.schema import RunConfig
 from mrl.errors import ConfigError, ModelFolderError, RunFolderError
@@ -106,7 +106,7 @@ def _of_run(words: str, run: Path, step: int | None, *, policy: str) -> list[Eva
 
 def _of_model(words: str, base: RunConfig, tell: Callable[[str], None]) -> EvaluationSubject:
     folder = Path(words)
-    table = PolicyTable(model=words, rollout=_rollout_of(base))
+    table = _asked_like(base, words)
     if folder.exists():
         check_model_folder(folder, key=f"{WHERE} {words}")
         return EvaluationSubject(folder.resolve().name, words, table)
@@ -125,9 +125,16 @@ def _of_model(words: str, base: RunConfig, tell: Callable[[str], None]) -> Evalu
     return EvaluationSubject(label, words, fetched(config, [label], where=WHERE, tell=tell).policies[label])
 
 
-def _rollout_of(config: RunConfig) -> RolloutTable:
-    """How a model without a run samples: as a policy of the configuration, that with the longest answers."""
-    return max((policy.rollout for policy in config.policies.values()), key=lambda rollout: rollout.max_new_tokens)
+def _asked_like(config: RunConfig, model: str) -> PolicyTable:
+    """How a model without a run is asked and samples: as a policy of the configuration, that with the longest answers.
+
+    A chat template belongs to the model that it was written for.
+    """
+    policy = max(config.policies.values(), key=lambda policy: policy.rollout.max_new_tokens)
+    prompt = policy.prompt
+    if model not in (policy.model, policy.source):
+        prompt = prompt.model_copy(update={"chat_template": ""})
+    return PolicyTable(model=model, rollout=policy.rollout, prompt=prompt)
 
 
 def base_config(words: Sequence[str], given: RunConfig | None) -> RunConfig:

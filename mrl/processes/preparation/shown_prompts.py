@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from mrl.config.schema import RunConfig
 from mrl.processes.preparation.prompt_fit import Asked
+from mrl.report.samples.wanted_answers import printable
 
 if TYPE_CHECKING:
     from mrl.models.prompting import PromptEncoder
@@ -33,4 +34,4 @@ def shown_prompts(config: RunConfig, asked: dict[str, Sequence[Asked]], count: i
 
 def _prompt(title: str, encoder: "PromptEncoder", prompt: Asked) -> Iterator[str]:
     yield f"{title} ({encoder.token_ids(prompt.content).size} tokens):"
-    yield from (f"  | {line}" for line in encoder.shown(prompt.content).split("\n"))
+    yield from (f"  | {line}" for line in printable(encoder.shown(prompt.content)).split("\n"))

@@ -94,4 +94,4 @@ def shown_words(row: dict[str, Any]) -> str:
 
 def printable(text: str) -> str:
     """`text` with control characters, which a policy may have written, as escapes; ends of lines stay."""
-    return re.sub(r"[^\n]", lambda char: char[0] if char[0].isprintable() else ascii(char[0])[1:-1], text)
+    return re.sub(r"[^\n -~]", lambda char: char[0] if char[0].isprintable() else ascii(char[0])[1:-1], text)
