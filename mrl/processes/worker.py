@@ -16,6 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 
 import structlog
@@ -48,7 +49,7 @@ from mrl.sharing.context import sharing_context
 from mrl.sharing.regime import Author, Regime
 from mrl.sharing.regimes import build_regime, scorers
 from mrl.tasks.held_out import measure_of
-from mrl.tasks.pool import build_pool
+from mrl.tasks.pool import TaskPool, build_pool
 from mrl.weights.canary_texts import NUM_PROMPTS, longest_row, texts_of_prompts
 from mrl.weights.manifest import Manifest
 from mrl.weights.own_folder import describe_folder
@@ -71,13 +72,12 @@ def main(run_folder: Path, policy: str, index: int) -> int:
 
 
 def build_sampler(
-    config: RunConfig, policy: str, make_engine: Callable[[Receiver], Engine]
+    config: RunConfig, policy: str, pool: TaskPool, make_engine: Callable[[Receiver], Engine]
 ) -> tuple[Sampler, Receiver]:
-    """What a worker samples with: engine, prompt pool and tokenizer of one policy."""
+    """What answers the prompts of a pool: engine and tokenizer of one policy, and how it is asked."""
     table = config.policies[policy]
     receiver = load_receiver(Path(table.model))
     encoder = PromptEncoder(Path(table.model), table.prompt)
-    pool = build_pool(config.tasks, config.pool)
     check_lengths(config, policy, pool, encoder.token_ids)
     engine = make_engine(receiver)
     sampler = Sampler(
@@ -103,9 +103,9 @@ def _work(config: RunConfig, folder: RunFolder, closing: ExitStack, policy: str,
     # Before the engine is there, so that the host never holds the model twice.
     own = _own_folder(config, policy) if table.frozen and is_server else None
     with telemetry.awaiting("engine", whom=table.rollout.engine, bound_s=table.rollout.server.start_s):
-        sampler, receiver = build_sampler(
-            config, policy, lambda receiver: build_engine(config, policy, receiver, folder, role)
-        )
+        pool = build_pool(config.tasks, config.pool)
+        engine = partial(build_engine, config, policy, folder=folder, role=role)
+        sampler, receiver = build_sampler(config, policy, pool, engine)
     closing.callback(sampler.pool.close)
     closing.callback(sampler.engine.close)
     exchange = wiring.connect_exchange(folder, role, policy, closing)

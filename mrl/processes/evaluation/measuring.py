@@ -5,24 +5,23 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import mrl
-from mrl.alignment.receiver import load_receiver
 from mrl.config.policy_tables import PolicyTable
 from mrl.config.run_folder import RunFolder
 from mrl.config.schema import RunConfig
 from mrl.errors import EngineLost, RoleFailed
 from mrl.metrics.pass_at_k import together
 from mrl.metrics.telemetry import Telemetry
-from mrl.models.prompting import PromptEncoder
-from mrl.processes.engines import answers_at_once, build_engine, check_lengths, held_out_decoding
+from mrl.processes.engines import answers_at_once, build_engine, held_out_decoding
 from mrl.processes.evaluation.subjects import EvaluationSubject
+from mrl.processes.worker import build_sampler
 from mrl.records.evaluation_file import EvaluatedPolicy, EvaluationFile
 from mrl.records.evaluation_messages import EvaluationResult
 from mrl.records.version import Version
 from mrl.rollout.held_out_pass import HeldOutPass
-from mrl.rollout.sampling import Sampler
 from mrl.tasks.held_out import HeldOutBook, measure_of
 from mrl.tasks.pool import Prompt, TaskPool
 
@@ -92,7 +91,8 @@ def _answers(
 ) -> EvaluationResult:
     version, label = Version(0, subject.step), subject.label
     with ExitStack() as closing:
-        sampler = _sampler(config, label, asked.pool, folder)
+        engine = partial(build_engine, config, label, folder=folder, role=f"eval/{label}")
+        sampler, _ = build_sampler(config, label, asked.pool, engine)
         closing.callback(sampler.engine.close)
         sampler.engine.label(version)
         book = HeldOutBook(label, version, asked.prompts, began_s=time.monotonic(), measure=measure_of(config))
@@ -112,23 +112,6 @@ def _answers(
     if result is None:
         raise RoleFailed(f"{label} answered no prompt: {book.failures()}")
     return result
-
-
-def _sampler(config: RunConfig, label: str, pool: TaskPool, folder: RunFolder) -> Sampler:
-    table = config.policies[label]
-    receiver, encoder = load_receiver(Path(table.model)), PromptEncoder(Path(table.model), table.prompt)
-    check_lengths(config, label, pool, encoder.token_ids)
-    engine = build_engine(config, label, receiver, folder, f"eval/{label}")
-    return Sampler(
-        label,
-        config.run.seed,
-        engine,
-        pool,
-        encoder.token_ids,
-        receiver.completion_bytes,
-        table.prompt.stop_bytes,
-        held_out_decoding(config, label),
-    )
 
 
 def engine_table(table: PolicyTable, *, engine: str, device: str, max_new_tokens: int) -> PolicyTable:
