@@ -8,6 +8,7 @@ import itertools
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -97,7 +98,8 @@ def step_gap(initial: dict[str, Tensor], ours: dict[str, Tensor], theirs: dict[s
 
 def sample(config: RunConfig, policy: str) -> list[ScoredGroup]:
     """The scored groups of the first step, as a worker makes them."""
-    sampler, _ = build_sampler(config, policy, lambda receiver: build_embedded(config, policy, receiver))
+    pool = build_pool(config.tasks, config.pool)
+    sampler, _ = build_sampler(config, policy, pool, partial(build_embedded, config, policy))
     sampler.engine.label(Version(0, 0))
     size = config.policies[policy].rollout.group_size
     pool = build_pool(config.tasks, config.pool, order_seed=config.run.seed)
