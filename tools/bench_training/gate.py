@@ -98,11 +98,10 @@ def step_gap(initial: dict[str, Tensor], ours: dict[str, Tensor], theirs: dict[s
 
 def sample(config: RunConfig, policy: str) -> list[ScoredGroup]:
     """The scored groups of the first step, as a worker makes them."""
-    pool = build_pool(config.tasks, config.pool)
+    pool = build_pool(config.tasks, config.pool, order_seed=config.run.seed)
     sampler, _ = build_sampler(config, policy, pool, partial(build_embedded, config, policy))
     sampler.engine.label(Version(0, 0))
     size = config.policies[policy].rollout.group_size
-    pool = build_pool(config.tasks, config.pool, order_seed=config.run.seed)
     ids = [pool.prompt_at(place).prompt_id for place in range(PROMPTS_PER_STEP)]
     items = [
         WorkItem(ticket=f"0.{place}", position=place, prompt_id=prompt_id, group_size=size, step=0)
