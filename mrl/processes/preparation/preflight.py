@@ -14,6 +14,7 @@ from mrl.config.schema import RunConfig
 from mrl.errors import AddressError, ConfigError, EngineError, MissingError, TaskError
 from mrl.processes.planning.placement import server_gpus
 from mrl.processes.planning.unit_workers import check_cores, units_of
+from mrl.processes.preparation.hub_data import unfetched_data
 from mrl.processes.preparation.hub_models import missing_model, named
 from mrl.processes.preparation.learning_values import check_learning
 from mrl.processes.preparation.model_folder import check_model_folder
@@ -49,11 +50,11 @@ def preflight(
     """Check sharing parameters, addresses, model folders and tasks. Raises UserError for the first that is wrong.
 
     `on_missing` is told of every model, data file and package that is not there yet; without it MissingError is raised
-    at the end, with all of them. `on_unfetched`, where it is given, is told instead of models that `mrl fetch` gets.
-    `on_trial` is told of what each verifier of the user's own gave, `on_note` of what is done otherwise than one might
-    think, `on_prompts` of every policy that can be asked by now, and of the prompts. `first_host`: the name of this
-    host in a run on several; the others look at their own cores. Returns how many prompts there are to train on, and
-    how many are held out.
+    at the end, with all of them. `on_unfetched`, where it is given, is told instead of models and data sets that
+    `mrl fetch` gets. `on_trial` is told of what each verifier of the user's own gave, `on_note` of what is done
+    otherwise than one might think, `on_prompts` of every policy that can be asked by now, and of the prompts.
+    `first_host`: the name of this host in a run on several; the others look at their own cores. Returns how many
+    prompts there are to train on, and how many are held out.
     """
     from mrl.allocation.floors import check_floors
     from mrl.processes.planning.local_folder import parent_of
@@ -83,7 +84,7 @@ def preflight(
     if not first_host:  # the engines of a run on several hosts start on others too
         check_engines(config, tell)
     try:
-        prompts, num_held_out = check_tasks(config, tell, on_trial)
+        prompts, num_held_out = check_tasks(config, tell, on_trial, on_unfetched=on_unfetched)
     except TaskError as error:
         raise _in_file(error, where) from error
     for name, policy in config.policies.items():
@@ -175,13 +176,15 @@ def check_tasks(
     config: RunConfig,
     on_missing: Callable[[MissingError], None],
     on_trial: "Callable[[Sequence[Trial]], None] | None" = ignore,
+    *,
+    on_unfetched: Callable[[MissingError], None] | None = None,
 ) -> "tuple[Sequence[Prompt], int]":
     """Build the prompt pool and, unless `on_trial` is None, try verifiers of the user's own.
 
     Returns its prompts, and how many of them are held out.
 
     Raises TaskError for data, or a verifier, that cannot be used. When something is missing, `on_missing` is told for
-    every task.
+    every task; `on_unfetched`, where it is given, is told instead of data sets that `mrl fetch` gets.
     """
     from mrl.tasks.pool import build_pool
     from mrl.tasks.sources import open_source
@@ -194,11 +197,12 @@ def check_tasks(
         prompts, num_held_out = pool.prompts, len(pool.held_out)
         pool.close()
     except MissingError:
+        to_fetch = unfetched_data(config)
         for task, table in config.tasks.items():
             try:
                 open_source(task, table, seed=config.pool.seed)
             except MissingError as missing:
-                on_missing(missing)
+                (on_unfetched if on_unfetched and task in to_fetch else on_missing)(missing)
     for task, table in config.tasks.items():
         if table.verifier and on_trial is not None:
             with suppress(MissingError):  # which was told above
