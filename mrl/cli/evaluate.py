@@ -91,15 +91,17 @@ def _compare(first: Path, second: Path) -> int:
 
 
 def _given(words: str | None) -> RunConfig | None:
-    """The configuration of `--config`, with what its models say of keys that were left out."""
+    """The configuration of `--config`, its data sets here, with what its models say of keys that were left out."""
     from mrl.processes.preparation.completion import complete
+    from mrl.processes.preparation.hub_data import fetched_data, pinned_data
     from mrl.processes.preparation.hub_models import located
 
     if words is None:
         return None
     if is_run(Path(words)):
         return located(read_run_config(Path(words)))
-    return complete(load_config(config_file(words))).config
+    config = pinned_data(load_config(config_file(words)), where=words, earlier=None, on_note=_tell)
+    return complete(fetched_data(config, where=words, tell=_tell)).config
 
 
 def _with_own(config: RunConfig, arguments: argparse.Namespace) -> RunConfig:

@@ -437,3 +437,22 @@ def test_a_data_file_that_breaks_off_is_fetched_anew(desk: Desk, hub: Hub, data:
     assert "(to be fetched)" in desk.mrl("check", "rows.toml").out
     assert "(fetched)" in desk.mrl("fetch", "rows.toml").out
     assert file.is_file()
+
+
+def test_a_run_fetches_its_data_set_before_it_starts(desk: Desk, hub: Hub, data: Repository) -> None:
+    """Into an empty cache, with its model; the run's configuration has the commit of both."""
+    before = "import mrl.cli.train as train; train._supervise = lambda *_: 0"
+    (said,) = desk.each([["train", "rows.toml"]], before=before)
+    assert said.code == 0, said.out + said.err
+    assert {"train-0.jsonl", "test-0.jsonl"} <= set(hub.fetched)
+    kept = json.loads((desk.folder / "runs" / "rows" / "config.json").read_text())
+    assert kept["tasks"]["sums"]["commit"] == data.refs["main"]
+
+
+def test_an_evaluation_fetches_the_data_set_of_its_configuration(desk: Desk, data: Repository) -> None:
+    """As it fetches a model by name; the result tells the commit."""
+    words = ["eval", ID, "--config", "rows.toml", "--prompts", "2", "--max-new-tokens", "2", "--out", "told.json"]
+    said = desk.mrl(*words)
+    assert said.code == 0, said.err
+    assert f"fetching maker/sums@{data.refs['main']}" in said.err
+    assert data.refs["main"] in (desk.folder / "told.json").read_text()
