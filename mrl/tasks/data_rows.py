@@ -7,9 +7,10 @@ have its name in theirs ("data/train-00000-of-00001.parquet", "train.jsonl").
 import fnmatch
 import importlib
 import json
+import posixpath
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
 from mrl.config.nearest_key import nearest
@@ -20,6 +21,8 @@ Row = tuple[str, Mapping[str, Any]]
 """Place, for messages, and the values by their columns."""
 PARQUET, JSONL = ".parquet", (".jsonl", ".json")
 README = "README.md"
+DEFAULT = "default"
+"""The configuration of a README that has no name."""
 INSTALL_PARQUET = "pip install 'mrl[parquet]'"
 SHARD = re.compile(r"-\d+-of-(\d+)\.")
 FRONT_MATTER = re.compile(r"\A---\r?\n(.*?)\r?\n---", re.DOTALL)
@@ -69,22 +72,16 @@ def kept(rows: Iterator[Row], wanted: Mapping[str, Any], *, where: str) -> Itera
 
 def split_files(names: Sequence[str], readme: str, split: Split, *, where: str) -> list[str]:
     """The data files of one split among `names`. Raises TaskError, which lists what there is."""
-    files = [name for name in names if name.endswith((PARQUET, *JSONL))]
+    files = [name for name in names if is_data(name)]
     configs = _configs(readme)
     if configs:
-        known = {str(config.get("config_name", "default")): config for config in configs}
-        default = next((name for name, config in known.items() if config.get("default")), next(iter(known)))
-        subset = split.subset or ("default" if "default" in known else default)
-        if subset not in known:
-            raise _no_such("subset", subset, known, where)
-        splits = _splits(known[subset])
+        splits = _splits(_config_of(configs, split.subset, where))
         if split.name not in splits:
             raise _no_such("split", split.name, splits, where)
-        found = [name for name in files if any(fnmatch.fnmatch(name, pattern) for pattern in splits[split.name])]
+        found = [name for name in files if any(_fits(name, pattern) for pattern in splits[split.name])]
     else:
         folder = f"{split.subset}/" if split.subset else ""
-        of_subset = [name for name in files if not folder or name.startswith(folder) or f"/{folder}" in name]
-        found = [name for name in of_subset if re.search(rf"(^|[/_.-]){re.escape(split.name)}([/_.-])", name)]
+        found = _of_split([name for name in files if f"/{folder}" in f"/{name}"], split, where)
     if not found:
         raise _no_such("split", split.name, files, where)
     # A split in both forms is the same rows twice.
@@ -97,6 +94,56 @@ def split_files(names: Sequence[str], readme: str, split: Split, *, where: str) 
     return found
 
 
+def is_data(name: str) -> bool:
+    """Whether a file of this name may hold rows."""
+    return name.endswith((PARQUET, *JSONL))
+
+
+def _of_split(names: Sequence[str], split: Split, where: str) -> list[str]:
+    """The files that have the split in their own names or, where none has, as a folder above them.
+
+    Raises TaskError where these lie in several folders and nothing says which is meant.
+    """
+    word = re.compile(rf"(^|[_.-]){re.escape(split.name)}[_.-]")
+    subset_of = {name: posixpath.dirname(name) for name in names if word.search(posixpath.basename(name))}
+    if not subset_of:
+        parts = {name: name.split("/")[:-1] for name in names}
+        subset_of = {
+            name: "/".join(folders[: folders.index(split.name)])
+            for name, folders in parts.items()
+            if split.name in folders
+        }
+    if not split.subset:
+        _check_one(set(subset_of.values()), where)
+    return list(subset_of)
+
+
+def _config_of(configs: Sequence[Mapping[str, Any]], subset: str, where: str) -> Mapping[str, Any]:
+    """The configuration of a README that `subset` names, or the default one. Raises TaskError for none."""
+    known = {str(config.get("config_name", DEFAULT)): config for config in configs}
+    if not subset:
+        marked = [name for name, config in known.items() if config.get("default") is True]
+        subset = next((name for name in (DEFAULT, *marked) if name in known), "")
+    if not subset:
+        subset = _check_one(known, where)
+    if subset not in known:
+        raise _no_such("subset", subset, known, where)
+    return known[subset]
+
+
+def _fits(name: str, pattern: str) -> bool:
+    """Whether a path has the form of a pattern, in which * and ? stand for no slash, and ** for any folders."""
+    return _fit(PurePosixPath(name).parts, PurePosixPath(pattern).parts)
+
+
+def _fit(parts: Sequence[str], patterns: Sequence[str]) -> bool:
+    if not patterns:
+        return not parts
+    if patterns[0] == "**":
+        return any(_fit(parts[skipped:], patterns[1:] or ("*",)) for skipped in range(len(parts)))
+    return bool(parts) and fnmatch.fnmatchcase(parts[0], patterns[0]) and _fit(parts[1:], patterns[1:])
+
+
 def _configs(readme: str) -> list[Mapping[str, Any]]:
     """The configurations that the front matter of a README lists; none where there is none, or it is no YAML."""
     matter = FRONT_MATTER.match(readme)
@@ -105,26 +152,36 @@ def _configs(readme: str) -> list[Mapping[str, Any]]:
     yaml = importlib.import_module("yaml")  # which huggingface_hub brings
     try:
         told = yaml.safe_load(matter[1])
-    except yaml.YAMLError:
+    except (yaml.YAMLError, ValueError):  # the latter of a date such as 2026-13-01
         return []
     configs = told.get("configs") if isinstance(told, dict) else None
-    listed = [one for one in configs or () if isinstance(one, dict)]
-    return [one for one in listed if _splits(one)]
+    return [one for one in _listed(configs) if isinstance(one, dict) and _splits(one)]
 
 
 def _splits(config: Mapping[str, Any]) -> dict[str, list[str]]:
-    """Split -> patterns of its files."""
+    """Split -> patterns of its files; what has no form of such is left out."""
     found: dict[str, list[str]] = {}
-    data_files = config.get("data_files")
-    if isinstance(data_files, str):
-        return {"train": [data_files]}
-    for one in data_files or ():
-        if isinstance(one, str):
-            found.setdefault("train", []).append(one)
-        elif isinstance(one, dict):
-            path = one.get("path", ())
-            found.setdefault(str(one.get("split", "train")), []).extend([path] if isinstance(path, str) else path)
+    for one in _listed(config.get("data_files")):
+        told = one if isinstance(one, dict) else {"path": one}
+        patterns = [path for path in _listed(told.get("path")) if isinstance(path, str)]
+        if patterns:
+            found.setdefault(str(told.get("split", "train")), []).extend(patterns)
     return found
+
+
+def _listed(told: object) -> list[Any]:
+    """A list as it is, and of one thing a list."""
+    return told if isinstance(told, list) else [told]
+
+
+def _check_one(known: Collection[str], where: str) -> str:
+    """The only subset, or "" where there is none. Raises TaskError for several."""
+    if len(known) > 1:
+        got = ", ".join(sorted(name or "the outer folder" for name in known)[:8])
+        what = "options.subset: the data set has several, and none is chosen"
+        cure = "name one of them, or give a folder or file of its own as the dataset"
+        raise TaskError(what, where=where, got=got, wanted="one", cure=cure)
+    return next(iter(known), "")
 
 
 def _no_such(kind: str, name: str, known: Collection[str], where: str) -> TaskError:

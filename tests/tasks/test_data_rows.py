@@ -114,10 +114,13 @@ def test_a_folder_has_splits(tmp_path):
         (["a/train-0.parquet", "b/train-0.parquet"], Split("train", "b"), ["b/train-0.parquet"]),
         (["test/0.jsonl", "latest.jsonl"], Split("test"), ["test/0.jsonl"]),
         (["test.jsonl", "test.parquet", "README.md"], Split("test"), ["test.parquet"]),
+        (["math-train/test-0.parquet", "math-train/train-0.parquet"], Split("train"), ["math-train/train-0.parquet"]),
+        (["math-train/0.jsonl", "x/train/a/1.jsonl", "x/train/b/2.jsonl"], Split("train"),
+         ["x/train/a/1.jsonl", "x/train/b/2.jsonl"]),
     ],
 )  # fmt: skip
 def test_without_a_readme_the_names_of_files_say_their_split(names, split, files):
-    """As a word of their own; rows that are there in two forms come once."""
+    """As a word of their own, else the folders above them; rows that are there in two forms come once."""
     assert split_files(names, "", split, where="x") == files
 
 
@@ -132,6 +135,62 @@ def test_a_split_that_does_not_exist_is_told_with_those_that_do(split, message):
     """And the nearest of them."""
     with pytest.raises(TaskError, match=message):
         split_files(["main/test.jsonl"], README, split, where="tasks.t")
+
+
+@pytest.mark.parametrize(
+    ("names", "readme", "got"),
+    [
+        (["a/train-0.parquet", "b/train-0.parquet", "b/test-0.parquet"], "", "a, b"),
+        (["train.jsonl", "b/train.jsonl"], "", "b, the outer folder"),
+        (["a/train/0.jsonl", "b/train/0.jsonl"], "", "a, b"),
+        (["main/train-0.parquet", "other.jsonl"], README, "main, socratic"),
+    ],
+)
+def test_one_of_several_subsets_has_to_be_chosen(names, readme, got):
+    """Together they would be another data set, and one split of it might hold another."""
+    with pytest.raises(TaskError, match=rf"x: options\.subset: the data set has several, .*; got '{got}'; wanted one;"):
+        split_files(names, readme, Split("train"), where="x")
+
+
+@pytest.mark.parametrize("mark", ["default: true", "config_name: default"])
+def test_a_default_subset_is_that_of_the_readme(mark):
+    """Marked, or called so."""
+    readme = README.replace("- config_name: socratic", f"- {mark}")
+    assert split_files(["main/train-0.jsonl", "other.jsonl"], readme, Split("train"), where="x") == ["other.jsonl"]
+
+
+@pytest.mark.parametrize(
+    ("pattern", "files"),
+    [
+        ("*.jsonl", {"a.jsonl"}),
+        ("x/*", {"x/a.jsonl"}),
+        ("x/**", {"x/a.jsonl", "x/y/a.jsonl"}),
+        ("**/a.jsonl", {"a.jsonl", "x/a.jsonl", "x/y/a.jsonl"}),
+        ("./x/?/[a-c].jsonl", {"x/y/a.jsonl"}),
+        ("x?a.jsonl", set()),
+    ],
+)
+def test_a_pattern_of_a_readme_stays_in_its_folder(pattern, files):
+    """Unless it says **, as elsewhere on the hub."""
+    readme = README.replace("main/train-*", f"'{pattern}'")
+    names = ["a.jsonl", "x/a.jsonl", "x/y/a.jsonl"]
+    if files:
+        assert set(split_files(names, readme, Split("train", "main"), where="x")) == files
+    else:
+        with pytest.raises(TaskError, match="no split 'train'"):
+            split_files(names, readme, Split("train", "main"), where="x")
+
+
+@pytest.mark.parametrize(
+    "told",
+    ["data_files: 3", "data_files: [3, null]", "data_files: {train: x}", "data_files: [{path: null}]",
+     "data_files: [{path: [1]}]", "data_files: [{path: {a: b}}]", "data_files: x.jsonl\ndate: 2026-13-01"],
+)  # fmt: skip
+def test_what_a_readme_says_in_another_form_is_left_out(told):
+    """The names of files say the splits then."""
+    readme = f"---\nconfigs:\n- config_name: main\n  {told}\n---\n"
+    for text in (readme, "---\nconfigs: 3\n---\n"):
+        assert split_files(["train.jsonl", "test.jsonl"], text, Split("train"), where="x") == ["train.jsonl"]
 
 
 def test_a_shard_that_did_not_come_is_missed():
