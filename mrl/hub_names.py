@@ -71,6 +71,11 @@ def snapshot(name: Name) -> Path:
     return _held(name) / "snapshots" / name.commit
 
 
+def listing_file(name: Name) -> Path:
+    """The file beside the snapshots in which `mrl fetch` notes what files a data set has at its commit."""
+    return _held(name) / "mrl" / f"{name.commit}.json"
+
+
 def last_commit(name: Name) -> str:
     """The commit that its revision was when it was last fetched to this machine; "" when it never was."""
     if name.commit:

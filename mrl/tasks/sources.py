@@ -1,12 +1,13 @@
 """The one list of task sources."""
 
+import json
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
 from mrl.config.schema import TaskTable
 from mrl.errors import MissingError, TaskError
-from mrl.hub_names import Name, parse_name, snapshot
+from mrl.hub_names import Name, listing_file, parse_name, snapshot
 from mrl.tasks.benchmarks.benchmark_source import BenchmarkSource
 from mrl.tasks.benchmarks.catalogue import BENCHMARKS, benchmark_of
 from mrl.tasks.data_rows import JSONL, PARQUET, README, Split, split_files
@@ -72,17 +73,30 @@ def splits_of(table: TaskTable) -> list[Split]:
 
 
 def is_data_here(table: TaskTable) -> bool:
-    """Whether all files that a task reads of a data set of the hub are in the hub's cache."""
+    """Whether all files that a task reads of a data set of the hub are in the hub's cache.
+
+    Of one that others than `mrl fetch` put there nobody knows what files it has; what is there counts.
+    """
     name = data_name(table)
     folder = snapshot(name) if name is not None and name.commit else Path()
     if not name or not name.commit or not folder.is_dir():
         return False
-    files = [file.relative_to(folder).as_posix() for file in folder.rglob("*") if file.is_file()]
-    readme = (folder / README).read_text(encoding="utf-8", errors="replace") if README in files else ""
+    here = {file.relative_to(folder).as_posix() for file in folder.rglob("*") if file.is_file()}
+    known = _listed(name) or sorted(here)
+    readme = (folder / README).read_text(encoding="utf-8", errors="replace") if README in here else ""
     try:
-        return all(split_files(files, readme, split, where="") for split in splits_of(table))
+        wanted = {file for split in splits_of(table) for file in split_files(known, readme, split, where="")}
     except TaskError:
         return False
+    return wanted | ({README} & set(known)) <= here
+
+
+def _listed(name: Name) -> list[str]:
+    """The files that a data set has on the hub at its commit; none where that has not been noted."""
+    try:
+        return list(json.loads(listing_file(name).read_text(encoding="utf-8")))
+    except (OSError, ValueError):
+        return []
 
 
 def _located(task: str, table: TaskTable) -> str:

@@ -5,6 +5,7 @@ import json
 import os
 import random
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -456,3 +457,34 @@ def test_an_evaluation_fetches_the_data_set_of_its_configuration(desk: Desk, dat
     assert said.code == 0, said.err
     assert f"fetching maker/sums@{data.refs['main']}" in said.err
     assert data.refs["main"] in (desk.folder / "told.json").read_text()
+
+
+DISK_FULL = """
+from mrl.processes.preparation import hub
+get = hub._download
+def until_full(name, file, *given, **more):
+    if file == "main/train-1.jsonl":
+        raise OSError(28, "No space left on device")
+    return get(name, file, *given, **more)
+hub._download = until_full
+"""
+
+
+def test_a_fetch_that_broke_off_between_two_files_of_a_split_goes_on(desk: Desk, hub: Hub, data: Repository) -> None:
+    """Whose names do not say how many there are; of what others put there, what is there counts."""
+    files = data.commits[data.refs["main"]]
+    commit = data.commit(files | {"main/train-1.jsonl": b'{"question": "1", "answer": "2"}\n'})
+    order = ["README.md", "main/test-0.jsonl", "main/train-0.jsonl", "main/train-1.jsonl"]
+    data.commits[commit] = {name: data.commits[commit][name] for name in order}
+    (said,) = desk.each([["fetch", "rows.toml", "--tasks.sums.options.held_out="]], before=DISK_FULL)
+    assert said.code == 2, said.out
+    assert "train-0.jsonl" in hub.fetched
+    keys = ["rows.toml", "--tasks.sums.options.held_out="]
+    assert "(to be fetched)" in desk.mrl("check", *keys, HF_HUB_OFFLINE="1", HF_ENDPOINT=hub.address).out
+    hub.asked.clear()
+    fetched, found = desk.each([["fetch", *keys], ["check", *keys]])
+    assert fetched.code == 0, fetched.err
+    assert hub.fetched == ["train-1.jsonl"]
+    assert "(fetched)" in found.out
+    shutil.rmtree(desk.cache / "datasets--maker--sums" / "mrl")
+    assert "(fetched)" in desk.mrl("check", *keys).out

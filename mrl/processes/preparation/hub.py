@@ -10,13 +10,14 @@ import errno
 import hashlib
 import json
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from mrl.errors import MissingError, ModelFolderError, UserError
-from mrl.hub_names import COMMIT, MAIN, AskedBy, Name, not_here, snapshot
+from mrl.files import replace_file
+from mrl.hub_names import COMMIT, MAIN, AskedBy, Name, listing_file, not_here, snapshot
 
 CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
 TOKENIZER = "tokenizer.json"
@@ -205,6 +206,14 @@ def listing_of(name: Name, asked: AskedBy) -> Listing:
     if not info.sha or not COMMIT.fullmatch(info.sha):
         raise _no_hub(name, asked, f"no commit of {name}")
     return Listing(info.sha, files)
+
+
+def keep_listing(pinned: Name, files: Collection[str], asked: AskedBy) -> None:
+    """Note what files a commit has, before they come: those that have not come are missed then. Raises UserError."""
+    place = listing_file(pinned)
+    with _told(pinned, asked):
+        place.parent.mkdir(parents=True, exist_ok=True)
+        replace_file(place, json.dumps(sorted(files)).encode())
 
 
 @contextmanager

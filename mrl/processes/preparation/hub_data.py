@@ -11,8 +11,8 @@ from pathlib import Path
 from mrl.config.schema import RunConfig, TaskTable
 from mrl.errors import ConfigError, MissingError
 from mrl.hub_names import AskedBy, Name, last_commit, snapshot
-from mrl.processes.preparation.hub import HubFile, Listing, commit_of, fetch_files, listing_of
-from mrl.tasks.data_rows import README, split_files
+from mrl.processes.preparation.hub import HubFile, Listing, commit_of, fetch_files, keep_listing, listing_of
+from mrl.tasks.data_rows import README, is_data, split_files
 from mrl.tasks.sources import data_name, is_data_here, splits_of
 
 
@@ -53,6 +53,7 @@ def fetched_data(config: RunConfig, *, where: str, tell: Callable[[str], None]) 
         asked = _asked_by(task, table, where)
         listing = listing_of(name, asked)
         pinned = name.at(listing.commit)
+        keep_listing(pinned, [file for file in listing.files if is_data(file) or file == README], asked)
         files = _wanted(pinned, listing, task, table, asked)
         fetch_files(pinned, listing, files, asked, revision=table.revision, tell=tell)
         tasks[task] = table.model_copy(update={"commit": listing.commit})
