@@ -50,6 +50,14 @@ def rows_of(path: Path, split: Split, *, where: str, get: str, form: str) -> Ite
         yield from _rows_of_file(path / name, where=where, get=get, form=form)
 
 
+def check_of_folder(dataset: str, given: Collection[str], *, where: str) -> None:
+    """Raises TaskError for options, of those `given`, that choose within a folder where the data set is one file."""
+    for option in ("split", "subset"):
+        if option in given and Path(dataset).is_file():
+            what, wanted = f"options.{option}: a single file has none", "a folder, or a data set of the hub"
+            raise TaskError(what, where=where, got=dataset, wanted=wanted, cure=f"leave options.{option} out")
+
+
 def kept(rows: Iterator[Row], wanted: Mapping[str, Any], *, where: str) -> Iterator[Row]:
     """The rows whose columns have the wanted values; of a list any. Raises TaskError for a column that is not there,
     and where no row is left.

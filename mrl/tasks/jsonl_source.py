@@ -25,7 +25,7 @@ from pydantic import Field
 from mrl.config.nearest_key import nearest
 from mrl.config.table import Table
 from mrl.errors import TaskError
-from mrl.tasks.data_rows import Row, Split, kept, rows_of
+from mrl.tasks.data_rows import Row, Split, check_of_folder, kept, rows_of
 from mrl.tasks.extract import tagged_answer
 from mrl.tasks.options import checked_options
 from mrl.tasks.source import Item, Part, Turn
@@ -66,6 +66,7 @@ class JsonlSource:
     def __init__(self, dataset: str, options: Mapping[str, Any], *, seed: int, where: str, get: str = "") -> None:
         """Raises MissingError for a file that is not there, TaskError for bad options or rows."""
         self._options = checked_options(JsonlOptions, options, where=where)
+        check_of_folder(dataset, self._options.model_fields_set, where=where)
         held_out = self._options.held_out
         parts: list[Part | None] = ["held_out", "train"] if held_out else [None]
         train = self._options.split if Path(dataset).is_dir() else dataset

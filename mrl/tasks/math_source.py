@@ -18,7 +18,7 @@ from pydantic import Field
 
 from mrl.config.table import Table
 from mrl.errors import MissingError, TaskError
-from mrl.tasks.data_rows import Split, kept, rows_of
+from mrl.tasks.data_rows import Split, check_of_folder, kept, rows_of
 from mrl.tasks.extract import MAX_ANSWER_CHARS, boxed_answer, stated_answer, tagged_answer
 from mrl.tasks.math_rows import FORM, HUB, Keys, Problem, hub_rows, read_problems
 from mrl.tasks.options import checked_options
@@ -63,6 +63,7 @@ class MathSource:
     def __init__(self, dataset: str, options: Mapping[str, Any], *, seed: int, where: str, get: str = "") -> None:
         """Raises MissingError for a file or package that is not there, TaskError for bad options or contents."""
         self._options = _options(options, where)
+        check_of_folder(dataset, self._options.model_fields_set, where=where)
         if importlib.util.find_spec("math_verify") is None:
             raise MissingError("the package math-verify is not installed", where=where, cure=INSTALL)
         self._items = self._load(dataset, where, get)
@@ -96,7 +97,8 @@ class MathSource:
         def read(place: str) -> list[Problem]:
             if dataset.startswith(HUB):
                 name = dataset.removeprefix(HUB)
-                return read_problems(hub_rows(name, subset=options.subset, split=place, where=where), keys)
+                of_hub = hub_rows(name, subset=options.subset, split=place, where=where)
+                return read_problems(kept(of_hub, options.filter, where=where), keys)
             path, split = (Path(dataset), Split(place, options.subset)) if is_folder else (Path(place), Split(""))
             rows = rows_of(path, split, where=where, get=get, form=FORM)
             return read_problems(kept(rows, options.filter, where=where), keys)

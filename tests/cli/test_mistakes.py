@@ -209,6 +209,8 @@ FILES = [
     Mistake("a split that a folder lacks", "train small.toml --tasks.sums.dataset own --tasks.sums.options.split tain",
             r"options\.split: the data set has no split 'tain'; got 'train\.jsonl'",
             lambda folder: ((folder / "own").mkdir(), (folder / "own/train.jsonl").write_text(rows(60)))),
+    Mistake("a split of a single file", "train small.toml --tasks.sums.options.split test",
+            r"tasks\.sums: options\.split: a single file has none; got 'sums\.jsonl'; wanted a folder, .*; cure: leave options\.split out"),
     Mistake("no task is trained on", "train small.toml --tasks.sums.weight 0", r"no task has a weight.*cure: give a task"),
     Mistake("no such benchmark", "train small.toml --tasks.sums.source benchmark --tasks.sums.dataset gms8k",
             r"tasks\.sums\.dataset: no such benchmark; got 'gms8k'; wanted one of gsm8k, math, .*did you mean gsm8k"),

@@ -160,6 +160,13 @@ def test_missing_packages_name_the_pip_command(write, monkeypatch):
         open_math(write(ROWS))
 
 
+def test_rows_of_the_datasets_package_are_filtered(monkeypatch):
+    """As those of files are."""
+    rows = [{"problem": f"{n} + 1", "answer": str(n + 1), "level": n % 2} for n in range(10)]
+    monkeypatch.setattr("mrl.tasks.math_source.hub_rows", lambda name, **_: ((name, row) for row in rows))
+    assert len(list(open_math("hub:some/name", filter={"level": 1}).items(0))) == 5
+
+
 def test_an_endless_source_cannot_be_taken_whole():
     """Zero prompts means all, and words have no end."""
     table = TaskTable(source="words", dataset="swap")
