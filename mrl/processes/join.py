@@ -31,6 +31,7 @@ from mrl.processes.planning.lifecycle import Lifecycle
 from mrl.processes.planning.local_folder import local_folder_of
 from mrl.processes.planning.plan import HOST_ROLE, Plan, build_plan
 from mrl.processes.planning.unit_workers import check_cores, units_of
+from mrl.processes.preparation.hub_data import check_data_here
 from mrl.processes.preparation.hub_models import check_here, located
 from mrl.processes.supervisor import MEMORY_EVERY_S, TURN_S, catch_signals, may_say
 from mrl.processes.unit_node import lease_units
@@ -177,6 +178,8 @@ class JoinedHost:
         self._own = {spec.name for spec in plan.started_by(host)}
         served = {spec.policy for spec in plan.started_by(host) if spec.policy}
         check_here(located(config), sorted(served), folder.path)
+        if served:
+            check_data_here(config, folder.path)
         inbox_name = f"telemetry-{host}"
         # Only roles of this host speak to it.
         self._inbox = ServerSocket(

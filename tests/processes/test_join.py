@@ -13,7 +13,8 @@ from structlog.testing import capture_logs
 
 from mrl.config.load import validate
 from mrl.config.run_folder import RunFolder, create_run_folder, read_run_config
-from mrl.errors import ConfigError, PeerLost
+from mrl.config.schema import TaskTable
+from mrl.errors import ConfigError, MissingError, PeerLost
 from mrl.metrics.telemetry import Telemetry
 from mrl.processes import join, wiring
 from mrl.processes.planning.hosts import Host
@@ -264,6 +265,23 @@ def test_a_host_looks_at_the_cores_of_its_own_units(folder: RunFolder, monkeypat
         with ExitStack() as closing:
             uplink = join.Uplink(folder, "h1", closing)
             with pytest.raises(ConfigError, match=r"host h1: allocation.units: this host has no core 4000"):
+                join.JoinedHost(folder, "h1", uplink, order, signals=[], closing=closing)
+    finally:
+        first.close()
+
+
+def test_a_host_without_the_data_set_says_how_to_get_it(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before any of its roles starts."""
+    plan_of(monkeypatch, learner_b=FOREVER)
+    config = read_run_config(folder.path)
+    tasks = {"sums": TaskTable(source="jsonl", dataset="maker/sums", commit="0123456789" * 4)}
+    monkeypatch.setattr(join, "read_run_config", lambda _: config.model_copy(update={"tasks": tasks}))
+    order = HostOrder(phase="running", attempt="attempt_1", hosts=["h0", "h1"])
+    first = FirstHost(folder)
+    try:
+        with ExitStack() as closing:
+            uplink = join.Uplink(folder, "h1", closing)
+            with pytest.raises(MissingError, match=rf"tasks\.sums: .*; cure: mrl fetch {folder.path} on this host"):
                 join.JoinedHost(folder, "h1", uplink, order, signals=[], closing=closing)
     finally:
         first.close()

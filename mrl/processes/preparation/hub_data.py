@@ -65,6 +65,13 @@ def unfetched_data(config: RunConfig) -> list[str]:
     return [task for task, table in config.tasks.items() if data_name(table) is not None and not is_data_here(table)]
 
 
+def check_data_here(config: RunConfig, run: Path) -> None:
+    """Raises MissingError for the first data set of a run that is of the hub and not on this host."""
+    for task in unfetched_data(config):
+        what = f"the data set {data_name(config.tasks[task])} is not there"
+        raise MissingError(what, where=f"tasks.{task}", cure=f"mrl fetch {run} on this host")
+
+
 def _wanted(pinned: Name, listing: Listing, task: str, table: TaskTable, asked: AskedBy) -> dict[str, HubFile]:
     """The files of the splits that a task reads, the README first. Raises TaskError for a split that is not there."""
     readme, told = {name: entry for name, entry in listing.files.items() if name == README}, ""
