@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Makes the environment and runs the tests: the fast and the thorough ones on two processes, then those that start
-# real processes (whole runs one at a time), then those with real inference servers.
+# Makes the environment and runs the tests: the fast and the thorough ones, then those that start real processes, on two
+# processes each, then those with real inference servers, one at a time.
 #   bash tools/test.sh [pytest arguments]
 # Without arguments the environments of the servers are made first where they are missing, beside the other tests.
 set -euo pipefail
@@ -25,13 +25,8 @@ trap 'rm -f "$engines_log"; if [ -n "$making" ]; then kill "$making" 2>/dev/null
 run -n 2 -m "not system and not thorough and not engines and not slow and not gpu" "$@"
 if [ "$num_arguments" -eq 0 ]; then make_engines >"$engines_log" 2>&1 & making=$!; fi
 run -n 2 -m "thorough and not system and not engines and not slow and not gpu" "$@"
-system="system and not engines and not slow and not gpu"
-if [ "$num_arguments" -eq 0 ]; then
-    run -n 2 -m "$system" --ignore=tests/system
-    run -m "$system" tests/system
-else
-    run -m "$system" "$@"
-fi
+# The tests of a file share runs, and those of hosts share daemons: a file stays in one process.
+run -n 2 --dist loadfile -m "system and not engines and not slow and not gpu" "$@"
 if [ -n "$making" ]; then
     wait "$making" || { cat "$engines_log" >&2; exit 1; }
     making=""
