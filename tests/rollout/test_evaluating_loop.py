@@ -296,7 +296,7 @@ def _only_the_first(learner: Learner):
     grant = HeldOutBook.grant
 
     def first(book, worker, most):
-        book._waiting = type(book._waiting)(place for place in book._waiting if place == 0)
+        book._is_waiting &= {0}
         return grant(book, worker, most)
 
     return first
