@@ -7,7 +7,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from mrl.library import Policy, Run, Step, load, open, train
+    from mrl.python_api import Policy, Run, Step, load, open, train
 
 __version__ = "0.1.0"
 __all__ = ["Policy", "Run", "Step", "load", "open", "train"]
@@ -16,7 +16,7 @@ __all__ = ["Policy", "Run", "Step", "load", "open", "train"]
 def __getattr__(name: str) -> Any:
     """Names of the library; its module is imported when one is asked for, so that small programs stay small."""
     if name in __all__:
-        return getattr(importlib.import_module("mrl.library"), name)
+        return getattr(importlib.import_module("mrl.python_api"), name)
     raise AttributeError(f"module 'mrl' has no attribute {name!r}")
 
 

@@ -94,7 +94,6 @@ def sample_writer(
 
 def _own_rows(pool: TaskPool, policy: str, step: int, prepared: PreparedStep) -> Iterator[Rollout]:
     for group in prepared.groups:
-        prompt = pool.prompt(group.prompt_id)
         for answer in group.answers:
             logprobs_T = np.frombuffer(answer.logprobs, np.float32)
             steps = [span.version.step for span in answer.versions]
@@ -102,11 +101,7 @@ def _own_rows(pool: TaskPool, policy: str, step: int, prepared: PreparedStep) ->
                 policy=policy,
                 step=step,
                 kind="rollout",
-                task=prompt.task,
-                prompt_id=group.prompt_id,
-                prompt=prompt.text,
-                completion=answer.completion.decode("utf-8", errors="replace"),
-                reward=answer.reward,
+                **_told(pool, group.prompt_id, answer),
                 rewards=answer.rewards,
                 failure=answer.failure,
                 source=policy,
@@ -120,15 +115,17 @@ def _own_rows(pool: TaskPool, policy: str, step: int, prepared: PreparedStep) ->
 
 def _rescues(pool: TaskPool, policy: str, step: int, prepared: PreparedStep) -> Iterator[Rollout]:
     for rescue in prepared.rescued:
-        prompt = pool.prompt(rescue.prompt_id)
-        yield Rollout(
-            policy=policy,
-            step=step,
-            kind="rescue",
-            task=prompt.task,
-            prompt_id=rescue.prompt_id,
-            prompt=prompt.text,
-            completion=rescue.completion.decode("utf-8", errors="replace"),
-            reward=rescue.reward,
-            source=rescue.source,
-        )
+        told = _told(pool, rescue.prompt_id, rescue)
+        yield Rollout(policy=policy, step=step, kind="rescue", **told, source=rescue.source)
+
+
+def _told(pool: TaskPool, prompt_id: str, shown: Answer | Rescue) -> dict[str, Any]:
+    """What there is to say of any answer: prompt, text, reward."""
+    prompt, text = pool.prompt(prompt_id), shown.completion.decode("utf-8", errors="replace")
+    return {
+        "task": prompt.task,
+        "prompt_id": prompt_id,
+        "prompt": prompt.text,
+        "completion": text,
+        "reward": shown.reward,
+    }

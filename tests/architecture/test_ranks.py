@@ -19,7 +19,7 @@ RANK = {
     "processes": 5,
     "memory_plan": 6,
     "cli": 7,
-    "library": 8,
+    "python_api": 8,
     "__main__": 9, "__init__": 9,
 }  # fmt: skip
 SAME_RANK = {("records", "errors"): "decoding raises RecordError, and errors imports nothing"}

@@ -1,7 +1,5 @@
 """A whole run feeds a tracker, which its own reader reads back."""
 
-import importlib.util
-
 import pytest
 
 pytestmark = pytest.mark.system
@@ -13,8 +11,6 @@ kind = "tensorboard"
 
 def test_tensorboard_has_what_a_run_measured(make_run):
     """Every value of every learner's step that is a finite number, at that step; nothing was lost."""
-    if importlib.util.find_spec("tensorboard") is None:
-        pytest.skip("pip install 'mrl[tensorboard]'")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     run = make_run(steps=2, name="tracked", more=TRACKED)

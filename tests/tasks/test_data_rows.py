@@ -68,7 +68,6 @@ def test_a_parquet_file_is_read_as_a_jsonl_file_is(tmp_path):
 
 def test_mathematics_comes_from_parquet_as_well(tmp_path):
     """By the columns that such data have."""
-    pytest.importorskip("math_verify")
     source = MathSource(str(write(tmp_path / "m.parquet", sums(0, 9))), {}, seed=1, where="tasks.t")
     assert {item.reference for item in source.items(0)} == {str(2 * n) for n in range(9)}
 

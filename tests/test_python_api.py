@@ -10,8 +10,8 @@ import pytest
 import mrl
 from mrl.config.load import load_config
 from mrl.errors import ConfigError, RunFolderError, UserError
-from mrl.library import _NewSteps
 from mrl.metrics.rollout_files import Rollout, RolloutFiles
+from mrl.python_api import _NewSteps
 from tests.report.conftest import write_synthetic_run
 
 ROOT = Path(__file__).parents[1]
@@ -20,7 +20,7 @@ CONFIGS = sorted(path for path in (ROOT / "configs").rglob("*.toml"))
 
 def test_the_library_costs_nothing_until_it_is_used() -> None:
     """Small programs import mrl; all of its names are there all the same."""
-    code = "import mrl, sys; assert 'mrl.library' not in sys.modules; print(*dir(mrl)); mrl.load; import mrl.library"
+    code = "import mrl, sys; assert 'mrl.python_api' not in sys.modules; print(*dir(mrl)); mrl.load"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
     assert set(mrl.__all__) <= set(done.stdout.split())
     with pytest.raises(AttributeError, match="no attribute 'lode'"):
@@ -58,7 +58,7 @@ def test_a_mistake_is_what_the_command_line_says(source: object, overrides: dict
 def test_a_configuration_reaches_the_run_as_it_is(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every one that is shipped, with the keys that were left out still left out."""
     config, sent = mrl.load(path), tmp_path / "sent.toml"
-    monkeypatch.setattr("mrl.library._Child", _sending_to(sent))
+    monkeypatch.setattr("mrl.python_api._Child", _sending_to(sent))
     with pytest.raises(KeyboardInterrupt):
         mrl.train(config)
 
