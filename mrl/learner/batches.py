@@ -101,7 +101,7 @@ def batch_values(groups: Sequence[ScoredGroup], step: int, *, success_reward: fl
         "reward/mean": float(rewards.mean()),
         "reward/all_failed_share": float((~passed).all(1).mean()),
         "reward/all_passed_share": float(passed.all(1).mean()),
-        "tokens/answer_mean": float(np.mean([len(answer.token_ids) // 4 for answer in answers])),
+        "tokens/answer_mean": float(np.mean([answer.num_sampled_tokens for answer in answers])),
         "tokens/truncated_share": float(np.mean([not answer.finished for answer in answers])),
         "staleness/mean_versions": float(np.mean(staleness)),
         "staleness/max_versions": float(np.max(staleness)),
@@ -127,7 +127,7 @@ def _shares(staleness: Sequence[int]) -> list[tuple[int, float]]:
 
 
 def _num_tokens(groups: Sequence[ScoredGroup]) -> int:
-    return sum(len(answer.token_ids) // 4 for group in groups for answer in group.answers)
+    return sum(answer.num_sampled_tokens for group in groups for answer in group.answers)
 
 
 def _order(absorbed: Absorbed) -> StepOrder:

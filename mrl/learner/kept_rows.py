@@ -39,6 +39,7 @@ def keep_batch(folder: Path, policy: str, step: int, order: StepOrder) -> Path:
                 "denominator": order.denominators[row.component],
                 "prompt_token_ids": row.prompt_token_ids.tolist(),
                 "answer_token_ids": row.answer_token_ids.tolist(),
+                "is_trained": None if row.is_trained is None else row.is_trained.tolist(),
                 "advantages": row.advantages.tolist(),
                 "weights": row.weights.tolist(),
                 "behaviour_logprobs": _listed(row.behaviour_logprobs),
@@ -95,7 +96,7 @@ def sample_writer(
 def _own_rows(pool: TaskPool, policy: str, step: int, prepared: PreparedStep) -> Iterator[Rollout]:
     for group in prepared.groups:
         for answer in group.answers:
-            logprobs_T = np.frombuffer(answer.logprobs, np.float32)
+            logprobs_S = np.frombuffer(answer.logprobs, np.float32)
             steps = [span.version.step for span in answer.versions]
             yield Rollout(
                 policy=policy,
@@ -106,8 +107,8 @@ def _own_rows(pool: TaskPool, policy: str, step: int, prepared: PreparedStep) ->
                 failure=answer.failure,
                 source=policy,
                 finish_reason=answer.finish_reason.value,
-                tokens=len(logprobs_T),
-                logprob_mean=float(logprobs_T.mean()) if len(logprobs_T) else None,
+                tokens=len(logprobs_S),
+                logprob_mean=float(logprobs_S.mean()) if len(logprobs_S) else None,
                 oldest_step=min(steps, default=None),
                 newest_step=max(steps, default=None),
             )

@@ -329,11 +329,15 @@ def _num_tokens(group: ScoredGroup) -> int:
 
 
 def _is_usable(answer: Answer) -> bool:
-    """Whether every token of the answer has a version and a log-probability that is one."""
+    """Whether every sampled token of the answer has a version and a log-probability that is one."""
     num_tokens = len(answer.token_ids) // 4
-    if num_tokens == 0 or len(answer.token_ids) % 4 or len(answer.logprobs) != len(answer.token_ids):
+    if num_tokens == 0 or len(answer.token_ids) % 4 or len(answer.logprobs) % 4:
         return False
-    if sum(span.num_tokens for span in answer.versions) != num_tokens:
+    is_sampled = answer.is_sampled
+    if is_sampled is not None and (len(is_sampled) != num_tokens or not is_sampled[-1]):
+        return False
+    num_sampled = num_tokens if is_sampled is None else int(is_sampled.sum())
+    if answer.num_sampled_tokens != num_sampled or sum(span.num_tokens for span in answer.versions) != num_sampled:
         return False
     # Of one that is not a number the loss would not be one either.
     return are_logprobs(unpack_array(answer.logprobs, "f4"))

@@ -2,7 +2,8 @@
 
 A pass is a line of places: a prompt, then the answers to it, one behind the other, then the next prompt. Rows with one
 prompt share its places; every answer's positions go on from the prompt's, and none sees another
-(`mrl.models.row_attention`). The last answer token is a target only: an answer of T tokens takes T - 1 places.
+(`mrl.models.row_attention`). The last answer token is a target only: an answer takes one place less than it has tokens.
+Tokens that an environment gave in an episode take places, and are no targets.
 """
 
 import heapq
@@ -39,7 +40,7 @@ COLUMNS = {
 
 @dataclass(frozen=True, slots=True)
 class PackedBatch:
-    """One forward pass: L places that hold T answer tokens.
+    """One forward pass: L places, and T answer tokens that are trained on.
 
     The token-wise tensors are flat over all rows. `predict_at_T[t]` is the place whose hidden state predicts answer
     token t. `behaviour_logprobs_T` is 0 for rows without behaviour, `teacher_logprobs_T` NaN for rows without a
@@ -176,7 +177,7 @@ def _lay_out(examples: Sequence[TrainingExample], rows: list[int], index_of: dic
         _token_columns(row, place, places[row.prompt_token_ids.size - 1 :], index_of[row.component])
         for row, place, places in zip(packed, rows, places_of, strict=True)
     ]
-    sizes = [row.answer_token_ids.size for row in packed]
+    sizes = [row.num_trained_tokens for row in packed]
     return PackedBatch(
         input_ids_L=torch.from_numpy(input_ids),
         position_ids_L=torch.from_numpy(position_ids),
@@ -226,12 +227,14 @@ def _spans(spans: Sequence[npt.NDArray[np.int32] | None], sizes: Sequence[int]) 
 
 def _token_columns(row: TrainingExample, place: int, predict_at: Int64s, component: int) -> dict[str, npt.NDArray[Any]]:
     """One row's part of the token-wise tensors, by their names in `PackedBatch`."""
-    num_tokens = row.answer_token_ids.size
+    num_tokens, target_ids = row.num_trained_tokens, row.answer_token_ids
+    if row.is_trained is not None:
+        predict_at, target_ids = predict_at[row.is_trained], target_ids[row.is_trained]
     behaviour = np.zeros(num_tokens) if row.behaviour_logprobs is None else row.behaviour_logprobs
     teacher = np.full(num_tokens, np.nan) if row.teacher_logprobs is None else row.teacher_logprobs
     return {
         "predict_at_T": predict_at,
-        "target_ids_T": row.answer_token_ids.astype(np.int64),
+        "target_ids_T": target_ids.astype(np.int64),
         "component_T": np.full(num_tokens, component, dtype=np.int64),
         "advantages_T": row.advantages.astype(np.float32),
         "weights_T": row.weights.astype(np.float32),

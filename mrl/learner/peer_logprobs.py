@@ -25,7 +25,7 @@ class PeerLogprobs:
         of_peers = {component.name for component in components if component.rows == "peer"}
         self._world = world
         sizes = {
-            place: example.answer_token_ids.size
+            place: example.num_trained_tokens
             for place, example in enumerate(order.examples)
             if example.component in of_peers or example.teacher_logprobs is not None
         }

@@ -37,6 +37,7 @@ class _Row(msgspec.Struct, frozen=True):
     behaviour_spans: bytes | None
     teacher: bytes | None
     teacher_spans: bytes | None
+    is_trained: bytes | None
 
 
 class _Order(msgspec.Struct, frozen=True):
@@ -87,6 +88,7 @@ def _to_row(example: TrainingExample) -> _Row:
         _pack_optional(example.behaviour_spans, "i4"),
         _pack_optional(example.teacher_logprobs, "f4"),
         _pack_optional(example.teacher_spans, "i4"),
+        _pack_optional(example.is_trained, "?"),
     )
 
 
@@ -104,6 +106,7 @@ def _from_row(row: _Row) -> TrainingExample:
         behaviour_spans=_unpack_optional(row.behaviour_spans, "i4"),
         teacher_logprobs=_unpack_optional(row.teacher, "f4"),
         teacher_spans=_unpack_optional(row.teacher_spans, "i4"),
+        is_trained=_unpack_optional(row.is_trained, "?"),
     )
 
 

@@ -60,10 +60,10 @@ def peak_memory_mib(device: torch.device) -> float:
 def training_flops(model: nn.Module, examples: Sequence[TrainingExample], places: int) -> float:
     """Floating-point operations of forward and backward over these rows, which take so many places; none done twice.
 
-        6 N L  +  6 V D sum(T)  +  6 A sum(n^2)
+        6 N L  +  6 V D sum(S)  +  6 A sum(n^2)
 
     N parameters besides embedding and head, L places, where a prompt that rows share counts once, V D those of the
-    head, which sees answer tokens alone, A the width of all heads of all layers; n tokens of a row, T of its answer.
+    head, which sees trained tokens alone, A the width of all heads of all layers; n tokens of a row, S of them trained on.
     Of n^2 causal attention needs half (arXiv 2204.02311, B).
     """
     head = model.get_output_embeddings().weight  # type: ignore[operator]
@@ -74,7 +74,7 @@ def training_flops(model: nn.Module, examples: Sequence[TrainingExample], places
     head_width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     attention = config.num_hidden_layers * config.num_attention_heads * head_width
     lengths = [row_tokens(example) for example in examples]
-    answers = sum(example.answer_token_ids.size for example in examples)
+    answers = sum(example.num_trained_tokens for example in examples)
     return 6.0 * (inner * places + head.numel() * answers + attention * sum(n * n for n in lengths))
 
 

@@ -5,7 +5,8 @@ learner acknowledges them. Unacknowledged groups are sent again; granted work of
 Held-out prompts go the same way, as a class of their own: they are granted first, and are never trained on.
 Where weights are broadcast, the worker also asks when it is ready for them, and is told where to meet.
 
-Shapes: G answers per group, T tokens of one answer.
+Shapes: G answers per group, T tokens of one answer, S of them sampled by the policy: all but those that an environment
+gave in an episode.
 """
 
 from typing import Annotated, Literal
@@ -15,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mrl.records.codec import decoder
+from mrl.records.episodes import Segments, sampled_places
 from mrl.records.experience import Reward
 from mrl.records.finish import FinishReason
 from mrl.records.version import Count, Name, Version, VersionSpan
@@ -27,28 +29,42 @@ ROUNDED_NATS = 0.01
 """What rounding may put a log-probability above 0."""
 
 
-class Answer(msgspec.Struct, frozen=True, kw_only=True):
-    """One sampled answer. Its ids are the ids that the engine sampled; they are never re-tokenized."""
+class Answer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One sampled answer, or one episode. Its ids are the ids that the engine saw; they are never re-tokenized."""
 
     token_ids: TokenBytes
     """[T] int32, of a `finished` one up to its EOS, or to the token that completes a stop string."""
     logprobs: TokenBytes
-    """[T] float32, of the sampling distribution (temperature applied)."""
+    """[S] float32, of the sampling distribution (temperature applied)."""
     versions: Annotated[list[VersionSpan], msgspec.Meta(max_length=10_000)]
-    """Run-length coded version of every token; the lengths sum to T."""
+    """Run-length coded version of every sampled token; the lengths sum to S."""
     completion: TextBytes
-    """The bytes of the answer without EOS."""
+    """The bytes of the answer without EOS; of an episode, those of all its tokens."""
     finish_reason: FinishReason
     reward: Reward
     rewards: NamedRewards = {}
     """Its parts by name, where the verifier gave several."""
     failure: Failure = ""
     """Kind of the verifier's failure on it and how it came, as "raised: KeyError: 'n' (judges.py:7 in judge)"."""
+    segments: Segments = []
+    """Of an episode: its turns, in their order; the last one with tokens is sampled. Empty where S is T."""
+    ending: Annotated[str, msgspec.Meta(max_length=64)] = ""
+    """Of an episode: how it ended."""
 
     @property
     def finished(self) -> bool:
-        """Whether the policy ended the answer itself."""
+        """Whether the policy, or its environment, ended the answer."""
         return self.finish_reason is FinishReason.STOP
+
+    @property
+    def num_sampled_tokens(self) -> int:
+        """S."""
+        return len(self.logprobs) // 4
+
+    @property
+    def is_sampled(self) -> npt.NDArray[np.bool_] | None:
+        """[T] whether the policy sampled each token; None where it sampled all."""
+        return sampled_places(self.segments) if self.segments else None
 
 
 def are_logprobs(values: npt.ArrayLike) -> bool:

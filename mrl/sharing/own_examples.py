@@ -18,7 +18,7 @@ class OwnExamples(NamedTuple):
 
     examples: list[TrainingExample]
     lengths: list[int]
-    """Tokens of all own answers that are not masked. Answers whose rows were left out count too."""
+    """Sampled tokens of all own answers that are not masked. Answers whose rows were left out count too."""
 
 
 def own_examples(
@@ -51,7 +51,7 @@ def own_examples(
                 if keep_masked or not objective.masks(answer)
             ]
     answers = (answer for group in groups for answer in group.answers if not objective.masks(answer))
-    return OwnExamples(examples, [len(answer.token_ids) // 4 for answer in answers])
+    return OwnExamples(examples, [answer.num_sampled_tokens for answer in answers])
 
 
 def own_advantages(group: ScoredGroup, objective: OwnObjective) -> Float32s:
@@ -67,15 +67,15 @@ def prompt_of(group: ScoredGroup) -> Int32s:
 def _own_row(
     prompt_id: str, prompt_token_ids: Int32s, answer: Answer, advantage: np.float32, context: SharingContext
 ) -> TrainingExample:
-    answer_token_ids = unpack_array(answer.token_ids, "i4")
-    num_tokens = len(answer_token_ids)
+    num_tokens = answer.num_sampled_tokens
     return TrainingExample(
         prompt_token_ids=prompt_token_ids,
-        answer_token_ids=answer_token_ids,
+        answer_token_ids=unpack_array(answer.token_ids, "i4"),
         component=POLICY_GRADIENT,
         advantages=np.full(num_tokens, advantage, dtype=np.float32),
         weights=context.objective.weights(num_tokens) * (not context.objective.masks(answer)),
         behaviour_logprobs=unpack_array(answer.logprobs, "f4"),
         prompt_id=prompt_id,
         source=context.policy,
+        is_trained=answer.is_sampled,
     )

@@ -100,7 +100,7 @@ class OwnObjective:
     def rewards(self, group: ScoredGroup) -> Float64s:
         """[G] the rewards that advantages are made of: as verified, less what overlong answers lose."""
         rewards = np.array([answer.reward for answer in group.answers], dtype=np.float64)
-        return self.penalised(rewards, [len(answer.token_ids) // 4 for answer in group.answers])
+        return self.penalised(rewards, [answer.num_sampled_tokens for answer in group.answers])
 
     def advantages(self, rewards_G: Float64s) -> Float32s:
         """[G] the advantages of one group with these rewards."""

@@ -1,6 +1,7 @@
 """The protocol of a sharing regime, and the values that cross it.
 
-Shapes: P prompt tokens, T answer tokens of one row; arrays are numpy, one row each.
+Shapes: P prompt tokens, T answer tokens of one row, S of them trained on: all but those that an environment gave in an
+episode; arrays are numpy, one row each.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -17,6 +18,7 @@ from mrl.records.rollouts import ScoredGroup
 
 Int32s = npt.NDArray[np.int32]
 Float32s = npt.NDArray[np.float32]
+Bools = npt.NDArray[np.bool_]
 
 DenominatorKind = Literal["rows", "tokens", "prompts", "constant"]
 
@@ -77,11 +79,11 @@ class TrainingExample:
     """[T], the closing EOS included when the answer was finished."""
     component: str
     advantages: Float32s
-    """[T], 0 where the component's term has none."""
+    """[S], 0 where the component's term has none."""
     weights: Float32s
-    """[T], multiplies the per-token term."""
+    """[S], multiplies the per-token term."""
     behaviour_logprobs: Float32s | None
-    """[T] of the policy that sampled the row; None where no ratio is formed. With `behaviour_spans` each token has the
+    """[S] of the policy that sampled the row; None where no ratio is formed. With `behaviour_spans` each token has the
     sum over its span."""
     prompt_id: str
     source: str
@@ -89,15 +91,22 @@ class TrainingExample:
     phase: int = 0
     """Rows of a lower phase are trained before rows of a higher one, for regimes that order minibatches."""
     behaviour_spans: Int32s | None = None
-    """[T] number of the common span of each token, from 0, never falling. The learner reads a span's log-prob at its
+    """[S] number of the common span of each token, from 0, never falling. The learner reads a span's log-prob at its
     tokens by its own log-probs, as the component's `spreading` says. None: every token is a span of its own."""
     teacher_logprobs: Float32s | None = None
-    """[T] that a scoring peer gave the token's span; NaN, or None for the whole row, where it said nothing."""
+    """[S] that a scoring peer gave the token's span; NaN, or None for the whole row, where it said nothing."""
     teacher_spans: Int32s | None = None
-    """[T] as `behaviour_spans`, of the teacher's segmentation."""
+    """[S] as `behaviour_spans`, of the teacher's segmentation."""
     examined: ExaminedAnswer | None = None
     """The answer that the row's tokens, or its teacher's log-probs, come from. Only the recorder reads it, on the first
     rank; other ranks do not get it."""
+    is_trained: Bools | None = None
+    """[T] whether a token is trained on; the others are context alone. None: all are."""
+
+    @property
+    def num_trained_tokens(self) -> int:
+        """S."""
+        return self.weights.size
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,169 @@
+"""The turns of an episode in a policy's own tokens: what it sampled stays as it is, and what is said to it is put behind.
+
+The text between two turns, the bridge, is read off the chat template. With a placeholder X for the policy's turn,
+
+    closing = what stands behind X in render([user, X])
+    bridge  = closing + what render([user, X, *new], to be answered) has more behind X than render([user, X])
+
+so that no turn is ever rendered or tokenized again. A template that drops the reasoning of earlier turns when it renders
+a conversation anew does not get to: here the policy goes on seeing all that it sampled.
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import numpy as np
+import numpy.typing as npt
+
+from mrl.config.policy_tables import PromptTable
+from mrl.errors import ModelFolderError
+from mrl.models.chat_template import AS_IT_IS, messages_of, plain_text, refused
+from mrl.models.load_policy import load_tokenizer
+from mrl.records.episodes import Message, ToolCall, as_chat
+
+Int32s = npt.NDArray[np.int32]
+
+TURN = "XqTURNqX"
+"""Stands for the policy's turn: no template says it, trims it or treats it as anything but text."""
+ASKED = Message(role="user", content="?")
+"""What the placeholder answers."""
+PROBE = {"user": Message(role="user", content="A?"), "tool": Message(role="tool", content="B", name="f")}
+PROBE_CALL = ToolCall(name="f", arguments='{"x":"y"}')
+
+
+class TurnSpelling:
+    """Messages of episodes <-> ids under one policy's tokenizer. Any thread may call it, one at a time."""
+
+    def __init__(self, folder: Path, prompt: PromptTable = AS_IT_IS) -> None:
+        """`prompt` says what stands around every prompt. Raises ModelFolderError without a usable tokenizer."""
+        self._folder, self._prompt = folder, prompt
+        self._tokenizer = load_tokenizer(folder)
+        if prompt.chat_template:
+            self._tokenizer.chat_template = prompt.chat_template
+        self._has_template = bool(self._tokenizer.chat_template)
+        self._closing = ""
+        if self._has_template:
+            self._closing = self._behind_turn(self._render([ASKED, _turn()], to_be_answered=False))
+
+    def check(self, *, has_tools: bool) -> None:
+        """Prove that the template has a bridge for users' messages, and for tools' answers where there are tools.
+
+        Raises ModelFolderError where rendering a longer conversation changes what was said before, or a call is lost.
+        """
+        self.bridge([], (), [PROBE["user"]])
+        if has_tools and self._has_template:
+            self.bridge([], (PROBE_CALL,), [PROBE["tool"]])
+            if self._call_text((PROBE_CALL,), "") is None:
+                raise self._refused("does not say what tools a turn calls")
+
+    def opening(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()) -> Int32s:
+        """[P] the prompt of an episode: its first messages, to be answered, and the tools (as JSON schemas) there are.
+
+        Raises ModelFolderError when the template refuses them.
+        """
+        if not self._has_template:
+            text = plain_text(_joined(messages), where=str(self._folder), prefill=self._prompt.assistant_prefill)
+            return self._ids(text, add_special_tokens=True)
+        turns = messages_of([(message.role, message.content) for message in messages], self._prompt)
+        given = {"tools": list(tools)} if tools else {}
+        text = self._render([Message(**turn) for turn in turns], to_be_answered=True, **given)
+        return self._ids(text + self._prompt.assistant_prefill)
+
+    def bridge(self, turn_ids: Sequence[int], tool_calls: Sequence[ToolCall], messages: Sequence[Message]) -> Int32s:
+        """[B] the ids between a turn of the policy, which made these calls, and its next one.
+
+        An end of turn that the policy sampled itself is not said again; one that it did not sample, as in a turn cut at
+        the limit, is. Raises ModelFolderError when the template refuses the messages, or has no bridge to them.
+        """
+        text = self._bridge_text(tool_calls, messages) + self._prompt.assistant_prefill
+        said = self._tokenizer.decode(list(turn_ids[-1:])) if len(turn_ids) else ""
+        is_closed = bool(said) and turn_ids[-1] in self._tokenizer.all_special_ids
+        return self._ids(text.removeprefix(said) if is_closed else text)
+
+    def turn(self, content: str, tool_calls: Sequence[ToolCall], *, eos_id: int | None) -> Int32s | None:
+        """[T] a turn that this policy did not sample, in its own tokens and its own syntax of calls, closed by `eos_id`.
+
+        None where its template has no way to say the calls.
+        """
+        text = self._call_text(tool_calls, content) if tool_calls else content
+        if text is None:
+            return None
+        end = () if eos_id is None else (eos_id,)
+        return np.concatenate([self._ids(text), np.array(end, dtype=np.int32)])
+
+    def text(self, turn_ids: Sequence[int], eos_ids: Sequence[int]) -> str:
+        """A sampled turn as text, special tokens in it, without what ended it."""
+        is_ended = bool(len(turn_ids)) and turn_ids[-1] in eos_ids
+        ids = list(turn_ids[:-1] if is_ended else turn_ids)
+        return str(self._tokenizer.decode(ids, clean_up_tokenization_spaces=False))
+
+    def _bridge_text(self, tool_calls: Sequence[ToolCall], messages: Sequence[Message]) -> str:
+        if not self._has_template:
+            return plain_text(_joined(messages), where=str(self._folder))
+        before = [ASKED, _turn(tool_calls)]
+        alone = self._render(before, to_be_answered=False)
+        longer = self._render([*before, *messages], to_be_answered=True)
+        if TURN in alone:  # else the template drops what is said beside calls, and all of it has to be there again
+            alone, longer = self._behind_turn(alone), self._behind_turn(longer)
+        if not longer.startswith(alone):
+            raise self._refused("changes what was said when more is said")
+        return self._closing + longer.removeprefix(alone)
+
+    def _call_text(self, tool_calls: Sequence[ToolCall], content: str) -> str | None:
+        """Content and calls as the template writes them; None where it leaves calls out, or cannot write them."""
+        if not self._has_template:
+            return None
+        try:
+            asked = self._render([ASKED], to_be_answered=True)
+            said = self._render([ASKED, _turn(tool_calls)], to_be_answered=False)
+        except ModelFolderError:
+            return None
+        if TURN in said:
+            said = content + self._behind_turn(said)
+        elif said.startswith(asked):  # the template drops what is said beside calls
+            said = said.removeprefix(asked)
+        else:
+            return None
+        calls = said.removesuffix(self._closing)
+        return calls if all(call.name in calls for call in tool_calls) else None
+
+    def _behind_turn(self, rendered: str) -> str:
+        """What stands behind the placeholder. Raises ModelFolderError where it is not there once."""
+        parts = rendered.split(TURN)
+        if len(parts) != 2:
+            raise self._refused("does not say each turn once, as it was given")
+        return parts[1]
+
+    def _render(self, messages: Sequence[Message], *, to_be_answered: bool, **given: Any) -> str:
+        try:
+            rendered = self._tokenizer.apply_chat_template(
+                as_chat(messages),
+                add_generation_prompt=to_be_answered,
+                tokenize=False,
+                **given,
+                **self._prompt.template_options,
+            )
+        except (jinja2.TemplateError, TypeError, ValueError, KeyError, AttributeError) as error:
+            raise refused(self._folder, error, self._prompt) from error
+        return str(rendered)
+
+    def _ids(self, text: str, *, add_special_tokens: bool = False) -> Int32s:
+        return np.asarray(self._tokenizer(text, add_special_tokens=add_special_tokens)["input_ids"], dtype=np.int32)
+
+    def _refused(self, why: str) -> ModelFolderError:
+        return ModelFolderError(
+            f"the chat template {why}",
+            where=str(self._folder),
+            wanted="one by which a conversation can go on",
+            cure="policies.X.prompt.chat_template: a file with another one",
+        )
+
+
+def _turn(tool_calls: Sequence[ToolCall] = ()) -> Message:
+    return Message(role="assistant", content=TURN, tool_calls=tuple(tool_calls))
+
+
+def _joined(messages: Sequence[Message]) -> str:
+    return "\n".join(message.content for message in messages)
