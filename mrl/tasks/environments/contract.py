@@ -4,10 +4,9 @@ All of it is checked when it is made, also where it comes out of another process
 of `LIMITS`. Nothing in it is a token; who samples keeps tokens and text beside it.
 """
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 from mrl.errors import RecordError
 from mrl.tasks.environments.canonical_json import canonical_json, parse_json
@@ -36,7 +35,7 @@ LIMITS = EpisodeLimits()
 DONE, MAX_TURNS, MAX_TOKENS, CUT, GIVEN_UP = "done", "max_turns", "max_tokens", "cut", "given_up"
 RAISED, TIMEOUT, EXITED, MEMORY = "raised", "timeout", "exited", "memory"
 TOO_LONG, NOT_TEXT, NOT_FINITE, WRONG_TYPE = "too_long", "not_text", "not_finite", "wrong_type"
-LOST, OVERLOADED = "lost", "overloaded"
+LOST = "lost"
 ENDS = {
     DONE: "the environment ended the episode, or the policy answered without a tool call",
     MAX_TURNS: "the policy had all the turns that the task gives",
@@ -54,8 +53,7 @@ FAILURES = {
     NOT_TEXT: "it gave text that is not UTF-8",
     NOT_FINITE: "it gave a reward that is NaN, infinite or beyond bounds",
     WRONG_TYPE: "it gave something of another type than asked for",
-    LOST: "it had no fault: another episode took the process that both shared",
-    OVERLOADED: "its process had no thread left for it within its time",
+    LOST: "another episode took the process that both shared, and played again it did not say the same",
 }
 """Ends of an episode whose environment failed -> what it means. Its reward is the task's `failed_reward`."""
 
@@ -184,6 +182,8 @@ class EnvironmentTurn:
     reason: str = ""
     words: str = ""
     tools: tuple[ToolSpec, ...] = ()
+    tool_errors: int = 0
+    """Calls of the policy's turn that raised, did not fit the tool, or could not be read."""
 
     def __post_init__(self) -> None:
         if bool(self.reason) != self.done or self.reason not in ("", *ENDS, *FAILURES):
@@ -207,14 +207,29 @@ class EnvironmentTurn:
         return cls(done=True, reason=reason, words=told)
 
 
+class Environment(Protocol):
+    """One episode of an environment. It lives in one thread of a process of its own, and may raise anything."""
+
+    def reset(self, seed: int, row: Mapping[str, Any]) -> EnvironmentTurn:
+        """The first messages, and the tools."""
+        ...
+
+    def step(self, turn: PolicyTurn) -> EnvironmentTurn:
+        """What it says to a turn of the policy."""
+        ...
+
+    def finish(self, reason: str) -> EnvironmentTurn:
+        """The reward of an episode that ends from outside, for a reason of `ENDS`."""
+        ...
+
+    def close(self) -> None:
+        """Nothing is asked of it any more."""
+        ...
+
+
 def total_bytes(messages: Sequence[Message]) -> int:
     """Length of all their text."""
     return sum(message.num_bytes for message in messages)
-
-
-def is_reward(value: object) -> bool:
-    """Whether a number can be a reward."""
-    return isinstance(value, int | float) and math.isfinite(value) and abs(value) <= LIMITS.reward
 
 
 def _check_name(what: str, name: str) -> None:
