@@ -30,7 +30,7 @@ HOMES = {
     "torch": {"objectives", "models", "engines", "weights", "learner", "memory_plan"},
     "transformers": {"models", "engines"},
     "peft": {"models"},
-    "aiohttp": {"engines"},
+    "aiohttp": {"engines", "tasks"},
     "vllm": set(),
     "sglang": set(),
 }

@@ -1,0 +1,76 @@
+"""One spelling for equal JSON, after RFC 8785: keys sorted by UTF-16 units, no spaces, numbers as ECMAScript has them.
+
+Whole numbers keep all their digits, where RFC 8785 has doubles alone.
+"""
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+MAX_DEPTH = 64
+"""Of objects and lists in one another."""
+
+
+def canonical_json(value: object) -> str:
+    """The text of a JSON value. Raises ValueError for what is none, for NaN, and for text that is not UTF-8."""
+    return _written(value, MAX_DEPTH)
+
+
+def parse_json(text: str) -> Any:
+    """The value of a JSON text. Raises ValueError for broken text, NaN, a key given twice, and what nests too deep."""
+    try:
+        value = json.loads(text, object_pairs_hook=_unique, parse_constant=_refuse)
+    except RecursionError:
+        raise ValueError("it nests too deep") from None
+    canonical_json(value)
+    return value
+
+
+def _written(value: object, depth: int) -> str:
+    if depth < 0:
+        raise ValueError(f"it nests deeper than {MAX_DEPTH}")
+    match value:
+        case None | bool():
+            return {None: "null", True: "true", False: "false"}[value]
+        case str():
+            value.encode()  # a lone surrogate has no UTF-8
+            return json.dumps(value, ensure_ascii=False)
+        case int():
+            return str(value)
+        case float():
+            return _number(value)
+        case Mapping():
+            if not all(isinstance(key, str) for key in value):
+                raise ValueError("a key is no text")
+            keys = sorted(value, key=lambda key: key.encode("utf-16-be"))
+            return "{" + ",".join(f"{_written(key, 0)}:{_written(value[key], depth - 1)}" for key in keys) + "}"
+        case Sequence() if not isinstance(value, bytes | bytearray | memoryview):
+            return "[" + ",".join(_written(one, depth - 1) for one in value) + "]"
+    raise ValueError(f"{type(value).__name__} is no JSON")
+
+
+def _number(value: float) -> str:
+    """As ECMAScript writes a double: 1 for 1.0, 1e+21, 1e-7."""
+    if not math.isfinite(value):
+        raise ValueError(f"{value} is no JSON")
+    if value == int(value) and abs(value) < 1e21:
+        return str(int(value))
+    mantissa, _, exponent = repr(value).partition("e")
+    if not exponent:
+        return mantissa
+    power = int(exponent)
+    if -7 < power < 0:
+        return f"{value:.{len(mantissa.partition('.')[2]) - power}f}"
+    return f"{mantissa}e{power:+d}"
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise ValueError("a key is given twice")
+    return found
+
+
+def _refuse(name: str) -> None:
+    raise ValueError(f"{name} is no JSON")

@@ -1,0 +1,245 @@
+"""What crosses between a policy and an environment: messages, tool calls, tools, and the turns of either side.
+
+All of it is checked when it is made, also where it comes out of another process: whatever exists here keeps the limits
+of `LIMITS`. Nothing in it is a token; who samples keeps tokens and text beside it.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+from mrl.errors import RecordError
+from mrl.tasks.environments.canonical_json import canonical_json, parse_json
+from mrl.tasks.rewards import MAX_REWARD
+
+Role = Literal["system", "user", "assistant", "tool"]
+
+
+@dataclass(frozen=True, slots=True)
+class EpisodeLimits:
+    """What one turn may hold at most, whichever side it comes from."""
+
+    turn_bytes: int = 1 << 20
+    """Text of all messages of a turn with their tool calls, as UTF-8."""
+    messages: int = 256
+    calls: int = 64
+    tools: int = 128
+    schema_bytes: int = 1 << 16
+    """One tool's schema as canonical JSON."""
+    name_chars: int = 64
+    reward: float = MAX_REWARD
+
+
+LIMITS = EpisodeLimits()
+
+DONE, MAX_TURNS, MAX_TOKENS, CUT, GIVEN_UP = "done", "max_turns", "max_tokens", "cut", "given_up"
+RAISED, TIMEOUT, EXITED, MEMORY = "raised", "timeout", "exited", "memory"
+TOO_LONG, NOT_TEXT, NOT_FINITE, WRONG_TYPE = "too_long", "not_text", "not_finite", "wrong_type"
+LOST = "lost"
+ENDS = {
+    DONE: "the environment ended the episode, or the policy answered without a tool call",
+    MAX_TURNS: "the policy had all the turns that the task gives",
+    MAX_TOKENS: "the episode had all the tokens that the task gives",
+    CUT: "the policy's last turn was cut at its token limit",
+    GIVEN_UP: "the episode was given up from outside: the engine was lost, or the run ends",
+}
+"""Ends of an episode that counts, but for the last -> what it means."""
+FAILURES = {
+    RAISED: "the environment raised an exception",
+    TIMEOUT: "it gave nothing within its time",
+    EXITED: "its process ended",
+    MEMORY: "it wanted more memory than its process may have",
+    TOO_LONG: "it gave more text, messages or tools than a turn may hold",
+    NOT_TEXT: "it gave text that is not UTF-8",
+    NOT_FINITE: "it gave a reward that is NaN, infinite or beyond bounds",
+    WRONG_TYPE: "it gave something of another type than asked for",
+    LOST: "another episode took the process that both shared, and played again it did not say the same",
+}
+"""Ends of an episode whose environment failed -> what it means. Its reward is the task's `failed_reward`."""
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """A call that a policy makes. `arguments` are a JSON object as canonical text, `{"key":"b"}`."""
+
+    name: str
+    arguments: str = "{}"
+
+    def __post_init__(self) -> None:
+        _check_name("a tool call's name", self.name)
+        try:
+            value = parse_json(self.arguments)
+        except ValueError as error:
+            raise RecordError(f"arguments of {self.name}: {error}") from None
+        if not isinstance(value, dict) or canonical_json(value) != self.arguments:
+            raise RecordError(f"arguments of {self.name}: no JSON object in canonical form")
+
+    @classmethod
+    def of(cls, name: str, arguments: Mapping[str, Any]) -> "ToolCall":
+        """A call with these arguments. Raises RecordError where they are no JSON."""
+        try:
+            return cls(name, canonical_json(arguments))
+        except (TypeError, ValueError) as error:
+            raise RecordError(f"arguments of {name}: {error}") from None
+
+    @property
+    def values(self) -> dict[str, Any]:
+        """The arguments by name."""
+        return dict(parse_json(self.arguments))
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One message of a conversation. `name` is that of the tool which answers, in messages of role "tool"."""
+
+    role: Role
+    content: str
+    tool_calls: tuple[ToolCall, ...] = ()
+    name: str = ""
+
+    def __post_init__(self) -> None:
+        if self.role not in ("system", "user", "assistant", "tool"):
+            raise RecordError(f"role {self.role!r:.40} is none")
+        if self.tool_calls and self.role != "assistant":
+            raise RecordError(f"a message of role {self.role} makes tool calls")
+        if len(self.tool_calls) > LIMITS.calls:
+            raise RecordError(f"{len(self.tool_calls)} tool calls; at most {LIMITS.calls}")
+        if self.name:
+            _check_name("a message's name", self.name)
+        if self.num_bytes > LIMITS.turn_bytes:
+            raise RecordError(f"content of {self.num_bytes:,} bytes; at most {LIMITS.turn_bytes:,}")
+
+    @property
+    def num_bytes(self) -> int:
+        """Length of its content and its calls. Raises RecordError for text that is not UTF-8."""
+        return _num_bytes(self.content) + sum(_num_bytes(call.name + call.arguments) for call in self.tool_calls)
+
+    def as_chat(self) -> dict[str, Any]:
+        """As chat templates take it; arguments are an object there."""
+        calls = [
+            {"type": "function", "function": {"name": one.name, "arguments": one.values}} for one in self.tool_calls
+        ]
+        found: dict[str, Any] = {"role": self.role, "content": self.content}
+        return found | ({"tool_calls": calls} if calls else {}) | ({"name": self.name} if self.name else {})
+
+
+@dataclass(frozen=True, slots=True)
+class ToolSpec:
+    """A tool that an environment offers. `parameters` is the JSON schema of its arguments, as canonical text."""
+
+    name: str
+    description: str
+    parameters: str
+
+    def __post_init__(self) -> None:
+        _check_name("a tool's name", self.name)
+        if _num_bytes(self.description) + _num_bytes(self.parameters) > LIMITS.schema_bytes:
+            raise RecordError(f"schema of {self.name}: at most {LIMITS.schema_bytes:,} bytes")
+        try:
+            value = parse_json(self.parameters)
+        except ValueError as error:
+            raise RecordError(f"schema of {self.name}: {error}") from None
+        if not isinstance(value, dict) or value.get("type") != "object":
+            raise RecordError(f"schema of {self.name}: no object of arguments")
+
+    def as_chat(self) -> dict[str, Any]:
+        """As chat templates take it."""
+        described = {"name": self.name, "description": self.description, "parameters": parse_json(self.parameters)}
+        return {"type": "function", "function": described}
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyTurn:
+    """What a policy said in one turn: the whole `text`, as sampled, and the calls that were read from it.
+
+    `broken` tells, one line each, of calls that could not be read; the environment answers these too. `is_cut`: the
+    turn ended at the token limit.
+    """
+
+    text: str
+    tool_calls: tuple[ToolCall, ...] = ()
+    broken: tuple[str, ...] = ()
+    is_cut: bool = False
+
+    def __post_init__(self) -> None:
+        if len(self.tool_calls) + len(self.broken) > LIMITS.calls:
+            raise RecordError(f"{len(self.tool_calls) + len(self.broken)} tool calls; at most {LIMITS.calls}")
+        if (size := _num_bytes(self.text)) > LIMITS.turn_bytes:
+            raise RecordError(f"text of {size:,} bytes; at most {LIMITS.turn_bytes:,}")
+
+
+@dataclass(frozen=True, slots=True)
+class EnvironmentTurn:
+    """What an environment gives back: messages to go on with, and at the end the reward.
+
+    `reason` is "" while the episode goes on, else a key of `ENDS` or `FAILURES`; `words` tell of a failure in one line.
+    The first turn of an episode carries the `tools`.
+    """
+
+    messages: tuple[Message, ...] = ()
+    done: bool = False
+    reward: float | None = None
+    reason: str = ""
+    words: str = ""
+    tools: tuple[ToolSpec, ...] = ()
+    tool_errors: int = 0
+    """Calls of the policy's turn that raised, did not fit the tool, or could not be read."""
+
+    def __post_init__(self) -> None:
+        if bool(self.reason) != self.done or self.reason not in ("", *ENDS, *FAILURES):
+            raise RecordError(f"done = {self.done} and reason {self.reason!r:.40} do not fit")
+        if self.reward is not None and not abs(self.reward) <= LIMITS.reward:  # NaN is neither
+            raise RecordError(f"reward {self.reward}; wanted a finite one, at most {LIMITS.reward:,.0f} either way")
+        if len(self.messages) > LIMITS.messages or len(self.tools) > LIMITS.tools:
+            raise RecordError(f"{len(self.messages)} messages and {len(self.tools)} tools are too many")
+        if (size := total_bytes(self.messages)) > LIMITS.turn_bytes:
+            raise RecordError(f"messages of {size:,} bytes; at most {LIMITS.turn_bytes:,}")
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether the environment failed, and the episode's reward is none of its own."""
+        return self.reason in FAILURES
+
+    @classmethod
+    def failed(cls, reason: str, words: str) -> "EnvironmentTurn":
+        """The end of an episode by a failure, told in one line."""
+        told = " ".join(words.split())[:500].encode(errors="replace").decode()
+        return cls(done=True, reason=reason, words=told)
+
+
+class Environment(Protocol):
+    """One episode of an environment. It lives in one thread of a process of its own, and may raise anything."""
+
+    def reset(self, seed: int, row: Mapping[str, Any]) -> EnvironmentTurn:
+        """The first messages, and the tools."""
+        ...
+
+    def step(self, turn: PolicyTurn) -> EnvironmentTurn:
+        """What it says to a turn of the policy."""
+        ...
+
+    def finish(self, reason: str) -> EnvironmentTurn:
+        """The reward of an episode that ends from outside, for a reason of `ENDS`."""
+        ...
+
+    def close(self) -> None:
+        """Nothing is asked of it any more."""
+        ...
+
+
+def total_bytes(messages: Sequence[Message]) -> int:
+    """Length of all their text."""
+    return sum(message.num_bytes for message in messages)
+
+
+def _check_name(what: str, name: str) -> None:
+    """Raises RecordError for an empty, long or unprintable one."""
+    if not name or len(name) > LIMITS.name_chars or not name.isprintable() or _num_bytes(name) == 0:
+        raise RecordError(f"{what} {name!r:.80}: wanted 1 to {LIMITS.name_chars} printable characters")
+
+
+def _num_bytes(text: str) -> int:
+    try:
+        return len(text.encode())
+    except UnicodeEncodeError:
+        raise RecordError("text that is not UTF-8: it holds a lone surrogate") from None

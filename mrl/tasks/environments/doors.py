@@ -1,0 +1,35 @@
+"""The kinds of environment: a class of the user's, "module:Class", and an OpenEnv server, "ws://HOST:PORT"."""
+
+import importlib
+from collections.abc import Callable
+
+from mrl.tasks.environments.contract import Environment
+from mrl.tasks.environments.user_class import ClassEnvironment, ClassMistake, tools_of
+
+URLS = ("ws://", "wss://")
+
+
+def open_door(name: str) -> Callable[[], Environment]:
+    """What makes one episode after another. Raises ClassMistake, with the cure, for a class that can be none."""
+    if name.startswith(URLS):
+        from mrl.tasks.environments.openenv import OpenEnvEnvironment
+
+        return lambda: OpenEnvEnvironment(name)
+    kind = named_class(name)
+    tools = tools_of(kind, name)
+    return lambda: ClassEnvironment(kind, tools)
+
+
+def named_class(name: str) -> type:
+    """The class "module:Class". Raises ClassMistake."""
+    module, _, attribute = name.partition(":")
+    if not module or not attribute:
+        raise ClassMistake(f'{name!r} names no class; write "module:Class", or a URL, ws://HOST:PORT')
+    try:
+        found: type = getattr(importlib.import_module(module), attribute)
+    except AttributeError:
+        raise ClassMistake(f"the module {module} has no {attribute}") from None
+    except Exception as error:  # noqa: BLE001 - a module of the user's raises what it likes at its import
+        told = " ".join(f"{type(error).__name__}: {error}".split())
+        raise ClassMistake(f"the module {module} cannot be imported: {told}") from None
+    return found

@@ -1,0 +1,125 @@
+"""One environment process from outside: its socket, and the episodes that it holds."""
+
+import os
+import socket
+import subprocess
+import sys
+import time
+from contextlib import suppress
+
+import msgspec
+
+from mrl.tasks.environments.episode_script import Script
+from mrl.tasks.environments.wire import DropEpisode, Frames, Reply, Request, framed, read_reply
+
+START_S = 120.0
+SILENCE_S = 20.0
+"""A process whose episodes run and that does not even beat is held by one of them."""
+READ_BYTES = 1 << 18
+MAX_BROKEN_OFF = 16
+"""Threads that may still hang in a process; then it gets no further episodes."""
+
+
+class EnvironmentChild:
+    """A process, and what was said to it that its socket has not taken yet. All belongs to the pool's thread."""
+
+    def __init__(self, argv: tuple[str, ...], *, is_alone: bool) -> None:
+        self.socket, theirs = socket.socketpair()
+        self.socket.setblocking(False)
+        environment = os.environ | {"MALLOC_ARENA_MAX": "2"}  # arenas of many threads fill the address space
+        with theirs:
+            self.process = subprocess.Popen(argv, stdin=theirs.fileno(), env=environment)
+        self.is_alone, self.is_ready = is_alone, False
+        self.scripts: dict[int, Script] = {}
+        self._running: set[int] = set()
+        self._earliest_s = float("inf")
+        """No later than the first deadline of those that run; with thousands of them it is not looked for every time."""
+        self.heard_at_s = time.monotonic()
+        self.broken_off = 0
+        self._frames, self._unsent = Frames(), bytearray()
+
+    @property
+    def wants_to_write(self) -> bool:
+        """Whether something waits for its socket."""
+        return bool(self._unsent)
+
+    @property
+    def takes_more(self) -> bool:
+        """Whether it may get further episodes."""
+        return not self.is_alone and self.broken_off < MAX_BROKEN_OFF
+
+    @property
+    def is_needless(self) -> bool:
+        """Whether it holds nothing, and will hold nothing."""
+        return not self.scripts and not self.takes_more
+
+    @property
+    def deadline_s(self) -> float:
+        """When something is too late: its start, a sign of life, or an answer."""
+        if not self.is_ready:
+            return self.heard_at_s + START_S
+        is_watched = bool(self._running) and not self.is_alone
+        return min(self._earliest_s, self.heard_at_s + SILENCE_S) if is_watched else self._earliest_s
+
+    def late(self, now_s: float) -> list[Script]:
+        """Those whose time is over; with them gone, `deadline_s` is exact."""
+        running = [self.scripts[number] for number in self._running]
+        late = [script for script in running if script.deadline_s <= now_s]
+        self._earliest_s = min((one.deadline_s for one in running if one.deadline_s > now_s), default=float("inf"))
+        return late
+
+    def ask(self, script: Script) -> None:
+        """Send the script's next request."""
+        request = script.next_request
+        assert request is not None
+        script.asked_at_s = time.monotonic()
+        if not self._running:
+            self.heard_at_s = script.asked_at_s  # it has not been expected to say anything so far
+        self._running.add(script.number)
+        self._earliest_s = min(self._earliest_s, script.deadline_s)
+        self._send(request)
+
+    def answered(self, script: Script) -> None:
+        """An episode has its answer, and runs no longer."""
+        self._running.discard(script.number)
+
+    def drop(self, script: Script) -> None:
+        """Forget an episode; where it still runs, its thread is broken off."""
+        self._running.discard(script.number)
+        self.scripts.pop(script.number, None)
+        self._send(DropEpisode(script.number))
+
+    def write(self) -> None:
+        """Send what the socket takes."""
+        with suppress(BlockingIOError, BrokenPipeError, ConnectionResetError):  # an end is found by reading
+            del self._unsent[: self.socket.send(self._unsent)]
+
+    def read(self) -> list[Reply] | None:
+        """What it said; None from one that has ended or says what is none of its words."""
+        try:
+            data = self.socket.recv(READ_BYTES)
+            found = [read_reply(body) for body in self._frames.bodies(data)]
+        except BlockingIOError:
+            return []
+        except (ConnectionError, ValueError, msgspec.DecodeError):
+            return None
+        self.heard_at_s = time.monotonic()
+        return found if data else None
+
+    def end(self) -> int:
+        """Kill it; returns its exit code."""
+        self.socket.close()
+        with suppress(subprocess.TimeoutExpired):  # one that is ending by itself has a code of its own to tell
+            self.process.wait(0.2)
+        self.process.kill()
+        return self.process.wait()
+
+    def _send(self, request: Request) -> None:
+        self._unsent += framed(request)
+        self.write()
+
+
+def environment_argv(name: str, *, memory_bytes: int, cpu_s: float) -> tuple[str, ...]:
+    """The command of an environment process."""
+    module = "mrl.tasks.environments.environment_process"
+    return (sys.executable, "-m", module, name, str(memory_bytes), str(cpu_s))

@@ -1,0 +1,359 @@
+"""Environments in processes of their own: thousands of episodes at once over a few processes.
+
+    open, step, finish ──▶ queue ──▶ process with room ──reply──▶ future of a turn
+                                         ├── an episode is late: it ends alone, its thread is broken off
+                                         └── the process is lost: its episodes are played again, suspects alone
+
+One thread per episode in a few processes, rather than one process per episode: most environments wait, for a service
+or for their policy, and a thread that waits costs kilobytes. What threads cannot keep apart is a crash, memory, and
+code that holds the interpreter lock. There the process is lost, episodes that stood still are played again elsewhere,
+and those that ran at that moment each in a process of its own: whoever takes a second one with it was it, and fails.
+"""
+
+import itertools
+import json
+import os
+import selectors
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any
+
+from mrl.errors import RoleFailed
+from mrl.tasks.environments.contract import EXITED, GIVEN_UP, LOST, MEMORY, TIMEOUT, EnvironmentTurn, PolicyTurn
+from mrl.tasks.environments.environment_child import EnvironmentChild, environment_argv
+from mrl.tasks.environments.episode_script import MAX_LOSSES, Script
+from mrl.tasks.environments.wire import Asked, EpisodeReply, FinishEpisode, OpenEpisode, ProcessReady, StepEpisode
+
+MEMORY_BYTES = 4 * 1024**3
+MAX_EPISODES = 1024
+"""Of one process at once; further ones wait for a place."""
+
+
+@dataclass(slots=True)
+class EnvironmentCounts:
+    """Since the start."""
+
+    episodes: int = 0
+    turns: int = 0
+    tool_errors: int = 0
+    ends: Counter[str] = field(default_factory=Counter)
+    """Episodes that their environment ended, or that it failed, by reason."""
+    replays: int = 0
+    """Episodes that were played again, because their process was lost."""
+    processes: int = 0
+    """Processes that were started."""
+
+
+class EpisodeSession:
+    """One episode in a pool. Any thread may hold it; one request at a time."""
+
+    def __init__(self, pool: "EnvironmentPool", number: int) -> None:
+        self._pool, self.number = pool, number
+        self.first: Future[EnvironmentTurn] = Future()
+        """The first messages, and the tools."""
+
+    def step(self, turn: PolicyTurn) -> "Future[EnvironmentTurn]":
+        """What the environment says to a turn of the policy; never waits."""
+        return self._pool.ask(StepEpisode(self.number, turn))
+
+    def finish(self, reason: str) -> "Future[EnvironmentTurn]":
+        """The reward of an episode that ends from outside, for a reason of `ENDS`; never waits."""
+        return self._pool.ask(FinishEpisode(self.number, reason))
+
+    def close(self) -> None:
+        """Nobody awaits it any more; what is still awaited has the end GIVEN_UP."""
+        self._pool.drop(self.number)
+
+
+class EnvironmentPool:
+    """Episodes of one environment ("module:Class" or a URL), in at most `processes` processes.
+
+    Besides them there may be as many again for episodes that are suspected to take their process with them.
+    """
+
+    def __init__(
+        self, name: str, *, processes: int, wall_s: float, cpu_s: float, memory_bytes: int = MEMORY_BYTES
+    ) -> None:
+        """Of one episode: `wall_s` is the time that its environment takes in all, `cpu_s` that of the processor.
+
+        `memory_bytes` is the address space of one process. Nothing is started before the first episode is opened.
+        """
+        self._argv = environment_argv(name, memory_bytes=memory_bytes, cpu_s=cpu_s)
+        self._name, self._size, self._wall_s = name, processes, wall_s
+        self.numbers = itertools.count()
+        self._lock = threading.Lock()
+        self._handed_in: deque[tuple[Asked | int, Future[EnvironmentTurn] | None]] = deque()
+        self._is_closing = False
+        self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._thread = threading.Thread(target=self._serve, name="environment-pool", daemon=True)
+        # All below belongs to the thread.
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(self._wake, selectors.EVENT_READ)
+        self._children: list[EnvironmentChild] = []
+        self._scripts: dict[int, Script] = {}
+        self._places: dict[int, EnvironmentChild] = {}
+        self._waiting: deque[Script] = deque()
+        """For a place."""
+        self.counts = EnvironmentCounts()
+
+    def open(self, seed: int, row: Mapping[str, Any]) -> EpisodeSession:
+        """An episode from this seed and row, which are JSON; never waits. `first` is the future of its first turn.
+
+        Futures raise RoleFailed when no process can be started.
+        """
+        session = EpisodeSession(self, next(self.numbers))
+        request = OpenEpisode(session.number, seed, json.dumps(dict(row)))
+        self._hand_in(request, session.first)
+        return session
+
+    def ask(self, request: Asked) -> "Future[EnvironmentTurn]":
+        """The answer to a request to an episode that is open; never waits."""
+        future: Future[EnvironmentTurn] = Future()
+        self._hand_in(request, future)
+        return future
+
+    def drop(self, number: int) -> None:
+        """Nobody awaits this episode any more."""
+        self._hand_in(number, None)
+
+    def processes(self) -> list[int]:
+        """Ids of the processes that live now."""
+        return [child.process.pid for child in list(self._children)]
+
+    def close(self) -> None:
+        """End all processes; what is still awaited has the end GIVEN_UP."""
+        with self._lock:
+            is_first, self._is_closing = not self._is_closing, True
+        if not is_first:
+            return
+        os.eventfd_write(self._wake, 1)
+        if self._thread.ident is not None:
+            self._thread.join()
+        self._selector.close()
+        os.close(self._wake)
+
+    def _hand_in(self, request: Asked | int, future: "Future[EnvironmentTurn] | None") -> None:
+        with self._lock:
+            if self._is_closing:
+                if future is not None:
+                    future.set_result(_given_up())
+                return
+            self._handed_in.append((request, future))
+            if self._thread.ident is None:
+                self._thread.start()
+            os.eventfd_write(self._wake, 1)
+
+    # What follows runs in the pool's thread.
+
+    def _serve(self) -> None:
+        while not self._is_closing:
+            try:
+                self._take_in()
+                self._place_waiting()
+                for child, events in self._due():
+                    self._attend(child, events)
+            except Exception as error:  # noqa: BLE001 - the thread's outer edge: whoever awaits a turn raises it
+                self._fail(error)
+        self._take_in()
+        for script in self._scripts.values():
+            script.end(_given_up())
+        for child in list(self._children):
+            self._end(child)
+
+    def _take_in(self) -> None:
+        while self._handed_in:
+            request, future = self._handed_in.popleft()
+            if isinstance(request, int):
+                self._forget(request)
+                continue
+            assert future is not None
+            if isinstance(request, OpenEpisode):
+                self._scripts[request.episode] = Script(request.episode, self._wall_s)
+                self.counts.episodes += 1
+            script = self._scripts.get(request.episode)
+            if script is None or script.is_over or script.awaits:
+                words = "it was asked after its end, or before it had answered"
+                future.set_result(EnvironmentTurn(done=True, reason=GIVEN_UP, words=words))
+                continue
+            script.add(request, future)
+            self._go_on(script)
+
+    def _go_on(self, script: Script) -> None:
+        """Ask the next request of an episode, if it has a place, or let it wait for one."""
+        child = self._places.get(script.number)
+        if child is None:
+            self._waiting.append(script)
+        elif child.is_ready and script.next_request is not None:
+            child.ask(script)
+            self._watch(child)
+
+    def _place_waiting(self) -> None:
+        for _ in range(len(self._waiting)):
+            script = self._waiting.popleft()
+            if script.is_over or script.number in self._places or script.number not in self._scripts:
+                continue
+            child = self._child_for(script)
+            if child is None:
+                self._waiting.append(script)
+                continue
+            child.scripts[script.number] = script
+            self._places[script.number] = child
+            self._go_on(script)
+
+    def _child_for(self, script: Script) -> EnvironmentChild | None:
+        """The process with the most room; a new one while there may be more; None when all are full."""
+        if script.is_alone:
+            return None if sum(child.is_alone for child in self._children) >= self._size else self._start(is_alone=True)
+        found = [child for child in self._children if child.takes_more]
+        best = min(found, key=lambda child: len(child.scripts), default=None)
+        if best is None or (best.scripts and len(found) < self._size):
+            return self._start(is_alone=False)
+        return best if len(best.scripts) < MAX_EPISODES else None
+
+    def _start(self, *, is_alone: bool) -> EnvironmentChild:
+        child = EnvironmentChild(self._argv, is_alone=is_alone)
+        self._children.append(child)
+        self._selector.register(child.socket, selectors.EVENT_READ, child)
+        self.counts.processes += 1
+        return child
+
+    def _due(self) -> list[tuple[EnvironmentChild, int]]:
+        """Processes that said something, take more, or are late (0); waits for the first, or for a request."""
+        earliest = min((child.deadline_s for child in self._children), default=float("inf"))
+        timeout = None if earliest == float("inf") else max(0.0, earliest - time.monotonic())
+        events = self._selector.select(timeout)
+        found = {key.data: mask for key, mask in events if key.data is not None}
+        if len(found) < len(events):
+            os.eventfd_read(self._wake)
+        now_s = time.monotonic()
+        late = [child for child in self._children if child.deadline_s <= now_s and child not in found]
+        return [*found.items(), *((child, 0) for child in late)]
+
+    def _attend(self, child: EnvironmentChild, events: int) -> None:
+        if child not in self._children:
+            return
+        if events & selectors.EVENT_WRITE:
+            child.write()
+        if events & selectors.EVENT_READ:
+            replies = child.read()
+            if replies is None:
+                self._lose(child)
+                return
+            for reply in replies:
+                if isinstance(reply, ProcessReady):
+                    child.is_ready = True
+                    for script in list(child.scripts.values()):
+                        self._go_on(script)
+                elif isinstance(reply, EpisodeReply) and reply.episode in child.scripts:
+                    self._hear(child, child.scripts[reply.episode], reply.turn)
+        self._check_times(child)
+        if child in self._children:
+            self._watch(child)
+
+    def _hear(self, child: EnvironmentChild, script: Script, turn: EnvironmentTurn) -> None:
+        """The answer of one episode."""
+        if script.asked_at_s is None:
+            return
+        child.answered(script)
+        if turn.reason == MEMORY and not child.is_alone:  # whose memory it was, nobody knows
+            self._lose(child)
+            return
+        if words := script.answer(turn):
+            self._fail_one(child, script, EnvironmentTurn.failed(LOST, words))
+            return
+        if script.played == len(script.lines):
+            self.counts.turns += 1
+            self.counts.tool_errors += turn.tool_errors
+            if turn.done:
+                self.counts.ends[turn.reason] += 1
+        if turn.reason == TIMEOUT:
+            child.broken_off += 1
+        if script.is_over:
+            self._leave(child, script)
+        else:
+            self._go_on(script)
+
+    def _check_times(self, child: EnvironmentChild) -> None:
+        now_s = time.monotonic()
+        if child.deadline_s > now_s or child not in self._children:
+            return
+        for script in child.late(now_s) if child.is_ready else []:
+            child.broken_off += 1
+            words = f"no answer within {self._wall_s:g} s, which its environment may take in all"
+            self._fail_one(child, script, EnvironmentTurn.failed(TIMEOUT, words))
+        if child in self._children and child.deadline_s <= now_s:  # it does not even beat, or does not start
+            self._lose(child)
+
+    def _lose(self, child: EnvironmentChild) -> None:
+        """The process is gone, or held by one of its episodes: those that ran are suspects."""
+        was_ready, code = child.is_ready, self._end(child)
+        if not was_ready:
+            raise RoleFailed(f"the environment {self._name} does not start (exit code {code}); the log above says why")
+        for script in child.scripts.values():
+            is_suspect = script.asked_at_s is not None
+            self._places.pop(script.number, None)
+            script.begin_again()
+            if is_suspect and child.is_alone:
+                how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
+                self._fail_one(None, script, EnvironmentTurn.failed(EXITED, f"its process {how}"))
+            elif script.losses > MAX_LOSSES:
+                words = f"{script.losses} processes that it shared were lost"
+                self._fail_one(None, script, EnvironmentTurn.failed(LOST, words))
+            else:
+                script.is_alone = script.is_alone or is_suspect
+                self.counts.replays += 1
+                if script.awaits:
+                    self._waiting.append(script)
+
+    def _fail_one(self, child: EnvironmentChild | None, script: Script, turn: EnvironmentTurn) -> None:
+        self.counts.ends[turn.reason] += 1
+        script.end(turn)
+        if child is not None:
+            self._leave(child, script)
+
+    def _forget(self, number: int) -> None:
+        script = self._scripts.pop(number, None)
+        if script is None:
+            return
+        script.end(_given_up())
+        if (child := self._places.get(number)) is not None:
+            self._leave(child, script)
+
+    def _leave(self, child: EnvironmentChild, script: Script) -> None:
+        """An episode is over: its place is free."""
+        self._places.pop(script.number, None)
+        child.drop(script)
+        if child.is_needless:
+            self._end(child)
+
+    def _watch(self, child: EnvironmentChild) -> None:
+        wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if child.wants_to_write else 0)
+        if child in self._children and self._selector.get_key(child.socket).events != wanted:
+            self._selector.modify(child.socket, wanted, child)
+
+    def _fail(self, error: Exception) -> None:
+        """No process starts: nothing that is open goes on."""
+        self._take_in()
+        for script in self._scripts.values():
+            for line in script.lines:
+                if not line.future.done():
+                    line.future.set_exception(error)
+            script.is_over = True
+        self._waiting.clear()
+        self._places.clear()
+        for child in list(self._children):
+            self._end(child)
+
+    def _end(self, child: EnvironmentChild) -> int:
+        """Kill the process and forget it; returns its exit code."""
+        self._children.remove(child)
+        self._selector.unregister(child.socket)
+        return child.end()
+
+
+def _given_up() -> EnvironmentTurn:
+    return EnvironmentTurn(done=True, reason=GIVEN_UP)

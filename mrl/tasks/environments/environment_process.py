@@ -1,0 +1,222 @@
+"""One environment process: `python -m mrl.tasks.environments.environment_process NAME MEMORY_BYTES CPU_S`.
+
+It holds many episodes. Each has a thread of its own for its whole life, so that one which waits for seconds delays
+nobody, and what an environment keeps per thread (a database, a browser) stays with it. The main thread reads requests
+from the socket on stdin, beats, and breaks off an episode that has used more than CPU_S of its processor time, by an
+exception in its thread; from code that holds the interpreter lock it cannot, and then its silence says so. The process
+ends with the one that started it.
+"""
+
+import ctypes
+import json
+import os
+import queue
+import resource
+import select
+import signal
+import socket
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+
+import msgspec
+import setproctitle
+
+from mrl.errors import RecordError
+from mrl.tasks.environments.contract import (
+    EXITED,
+    MEMORY,
+    RAISED,
+    TIMEOUT,
+    WRONG_TYPE,
+    Environment,
+    EnvironmentTurn,
+)
+from mrl.tasks.environments.doors import open_door
+from mrl.tasks.environments.user_class import BadReturn
+from mrl.tasks.environments.wire import (
+    DropEpisode,
+    EpisodeReply,
+    FinishEpisode,
+    Frames,
+    OpenEpisode,
+    ProcessBeat,
+    ProcessReady,
+    Reply,
+    Request,
+    StepEpisode,
+    framed,
+    read_request,
+)
+from mrl.tasks.rewards import CodeLine, place_of
+
+STACK_BYTES = 512 * 1024
+"""Of an episode's thread. The default takes sixteen times that of the process's address space."""
+BEAT_S = 1.0
+WATCH_S = 0.25
+READ_BYTES = 1 << 16
+
+
+class _BrokenOff(BaseException):
+    """Raised in the thread of an episode that nobody awaits any more."""
+
+
+class _Episode:
+    """One episode in its thread."""
+
+    def __init__(self, make: Callable[[], Environment], say: Callable[[Reply], None]) -> None:
+        self._make, self._say = make, say
+        self._requests: queue.SimpleQueue[Request] = queue.SimpleQueue()
+        self.thread = threading.Thread(target=self._live, daemon=True)
+        self.is_running, self.is_dropped = False, False
+
+    def ask(self, request: Request) -> None:
+        """One request at a time; the answer is said when it is there."""
+        self.is_running = not isinstance(request, DropEpisode)
+        self._requests.put(request)
+        if self.thread.ident is None:
+            self.thread.start()
+
+    def cpu_s(self) -> float:
+        """Processor time of the thread so far."""
+        try:
+            return time.clock_gettime(time.pthread_getcpuclockid(self.thread.ident or 0))
+        except OSError:  # it has just ended
+            return 0.0
+
+    def break_off(self) -> None:
+        """End the thread when it next runs Python code."""
+        self.is_dropped = True
+        if self.thread.ident is not None and self.thread.is_alive():
+            kind = ctypes.py_object(_BrokenOff)
+            ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self.thread.ident), kind)
+
+    def _live(self) -> None:
+        environment: Environment | None = None
+        try:
+            while not isinstance(request := self._requests.get(), DropEpisode):
+                try:
+                    environment = environment or self._make()
+                    turn = answered(environment, request)
+                except _BrokenOff:
+                    raise
+                except BaseException as error:  # noqa: BLE001 - whatever an environment raises ends its episode alone
+                    turn = failure_of(error)
+                self.is_running = False
+                if not self.is_dropped:
+                    self._say(EpisodeReply(request.episode, turn))
+            if environment is not None:
+                environment.close()
+        except BaseException:  # noqa: BLE001 - the thread's outer edge; nobody awaits this episode any more
+            return
+
+
+class _Process:
+    """All episodes of this process."""
+
+    def __init__(self, name: str, cpu_s: float, channel: socket.socket) -> None:
+        self._make, self._cpu_s, self._channel = open_door(name), cpu_s, channel
+        self._lock = threading.Lock()
+        self._episodes: dict[int, _Episode] = {}
+
+    def serve(self) -> None:
+        """Until the socket ends."""
+        self._say(ProcessReady())
+        frames, beat_s = Frames(), 0.0
+        while True:
+            if select.select([self._channel], [], [], WATCH_S)[0]:
+                if not (data := self._channel.recv(READ_BYTES)):
+                    return
+                for body in frames.bodies(data):
+                    self._take(read_request(body))
+            running = {number: one for number, one in list(self._episodes.items()) if one.is_running}
+            self._watch(running)
+            if running and time.monotonic() - beat_s >= BEAT_S:
+                beat_s = time.monotonic()
+                self._say(ProcessBeat())
+
+    def _take(self, request: Request) -> None:
+        episode = self._episodes.get(request.episode)
+        if isinstance(request, DropEpisode):
+            if episode is not None:
+                del self._episodes[request.episode]
+                if episode.is_running:
+                    episode.break_off()
+                episode.ask(request)
+            return
+        if episode is None:
+            episode = self._episodes[request.episode] = _Episode(self._make, self._say)
+        try:
+            episode.ask(request)
+        except (RuntimeError, MemoryError) as error:  # no thread can be started
+            self._say(EpisodeReply(request.episode, EnvironmentTurn.failed(MEMORY, f"no thread for it: {error}")))
+
+    def _watch(self, running: dict[int, _Episode]) -> None:
+        """Break off what has used up its processor time."""
+        for number, episode in running.items():
+            if episode.cpu_s() > self._cpu_s and episode.is_running:
+                self._episodes.pop(number, None)
+                episode.break_off()
+                words = f"it used more than {self._cpu_s:g} s of processor time"
+                self._say(EpisodeReply(number, EnvironmentTurn.failed(TIMEOUT, words)))
+
+    def _say(self, message: Reply) -> None:
+        data = framed(message)
+        with self._lock:
+            self._channel.sendall(data)
+
+
+def answered(environment: Environment, request: Request) -> EnvironmentTurn:
+    """What the environment gives for a request. Raises whatever it raises."""
+    match request:
+        case OpenEpisode(seed=seed, row=row):
+            return environment.reset(seed, json.loads(row))
+        case StepEpisode(turn=turn):
+            return environment.step(turn)
+        case FinishEpisode(reason=reason):
+            return environment.finish(reason)
+    raise AssertionError(request)
+
+
+def failure_of(error: BaseException) -> EnvironmentTurn:
+    """The end of an episode that an exception is, with the line that it comes from."""
+    if isinstance(error, BadReturn):
+        return EnvironmentTurn.failed(error.kind, str(error))
+    if isinstance(error, RecordError):
+        return EnvironmentTurn.failed(WRONG_TYPE, str(error))
+    frames = [CodeLine(one.filename, one.lineno or 0, one.name) for one in traceback.extract_tb(error.__traceback__)]
+    package = os.path.dirname(os.path.abspath(__file__))
+    own = [one for one in frames if os.path.dirname(os.path.abspath(one.file)) != package]
+    place = f" ({place_of(own)})" * bool(own)
+    if isinstance(error, MemoryError):
+        return EnvironmentTurn.failed(MEMORY, f"out of memory{place}")
+    kind = EXITED if isinstance(error, SystemExit | KeyboardInterrupt) else RAISED
+    return EnvironmentTurn.failed(kind, f"{type(error).__name__}: {error}{place}")
+
+
+def main(words: list[str]) -> int:
+    """Serve until the socket ends."""
+    name, memory_bytes, cpu_s = words
+    setproctitle.setproctitle("mrl::environment")
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the process that started this one decides when it ends
+    channel = socket.socket(fileno=os.dup(0))
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.dup2(2, 1)  # what an environment prints goes to the log
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    if int(memory_bytes):
+        resource.setrlimit(resource.RLIMIT_AS, (int(memory_bytes), int(memory_bytes)))
+    threading.stack_size(STACK_BYTES)
+    try:
+        _Process(name, float(cpu_s), channel).serve()
+    except (ConnectionError, msgspec.DecodeError):  # the pool is gone
+        return 0
+    finally:
+        sys.stderr.flush()
+    return 0
+
+
+if __name__ == "__main__":
+    os._exit(main(sys.argv[1:]))  # threads of episodes that hang must not keep it

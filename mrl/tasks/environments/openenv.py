@@ -1,0 +1,203 @@
+"""An OpenEnv server as an environment: one WebSocket per episode, over aiohttp.
+
+Messages are those of `openenv.core.env_server.types` (0.10): {"type": "reset" | "step" | "close", "data": {...}} is
+answered by {"type": "observation", "data": {"observation": {...}, "reward": x, "done": b}} or {"type": "error", ...}.
+Where the server offers MCP tools, the policy's calls are actions `call_tool`; else its text is the action, under the
+key that the URL names: ws://127.0.0.1:8000/ws?text=message.
+"""
+
+import asyncio
+import json
+import threading
+from collections.abc import Coroutine, Mapping
+from typing import Any, TypeVar
+from urllib.parse import parse_qs, urlsplit, urlunsplit
+
+import aiohttp
+
+from mrl.tasks.environments.canonical_json import canonical_json
+from mrl.tasks.environments.contract import (
+    DONE,
+    LIMITS,
+    NOT_FINITE,
+    RAISED,
+    TOO_LONG,
+    WRONG_TYPE,
+    EnvironmentTurn,
+    Message,
+    PolicyTurn,
+    ToolSpec,
+)
+from mrl.tasks.environments.user_class import BadReturn
+
+CONNECT_S = 30.0
+SAID_KEYS = ("message", "text", "content", "prompt", "messages", "output", "result")
+"""Of an observation: where the text for the policy stands, the first that is there; else all of it is shown as JSON."""
+LIST_TOOLS, CALL_TOOL = {"type": "list_tools"}, "call_tool"
+Found = TypeVar("Found")
+
+
+class _Loop:
+    """One event loop for all connections of this process, in a thread of its own."""
+
+    _lock = threading.Lock()
+    _loop: asyncio.AbstractEventLoop | None = None
+
+    @classmethod
+    def run(cls, work: Coroutine[Any, Any, Found]) -> Found:
+        """What `work` gives. The pool ends an episode that waits too long, so this has no bound of its own."""
+        with cls._lock:
+            if cls._loop is None:
+                cls._loop = asyncio.new_event_loop()
+                threading.Thread(target=cls._loop.run_forever, name="openenv", daemon=True).start()
+        return asyncio.run_coroutine_threadsafe(work, cls._loop).result()
+
+
+class OpenEnvEnvironment:
+    """One episode on a server."""
+
+    def __init__(self, url: str) -> None:
+        parts = urlsplit(url)
+        self._text_key = parse_qs(parts.query).get("text", ["message"])[0]
+        path = parts.path if parts.path.strip("/") else "/ws"
+        self._url = urlunsplit((parts.scheme, parts.netloc, path, "", ""))
+        self._http: aiohttp.ClientSession | None = None
+        self._socket: aiohttp.ClientWebSocketResponse | None = None
+        self._tools: tuple[ToolSpec, ...] = ()
+        self._sum = 0.0
+
+    def reset(self, seed: int, row: Mapping[str, Any]) -> EnvironmentTurn:
+        """The server's first observation, behind the row's prompt; its tools, where it has any."""
+        _Loop.run(self._connect())
+        options = {key: value for key, value in row.items() if key not in ("prompt", "seed")}
+        observed = self._asked("reset", {"seed": seed, **options})
+        self._tools = self._listed()
+        said = _said(observed.get("observation"))
+        prompt = row.get("prompt", "")
+        text = "\n".join(part for part in (prompt if isinstance(prompt, str) else "", said) if part)
+        if not text:
+            raise BadReturn(WRONG_TYPE, "reset gave an observation without text, and the row has no prompt")
+        return EnvironmentTurn((Message("user", text),), tools=self._tools)
+
+    def step(self, turn: PolicyTurn) -> EnvironmentTurn:
+        """The server's answer to the calls of a turn, or to its text where it has no tools."""
+        if not self._tools:
+            observed = self._asked("step", {self._text_key: turn.text})
+            messages = (Message("user", said),) if (said := _said(observed.get("observation"))) else ()
+            return self._turn(messages, observed, 0)
+        if not turn.tool_calls and not turn.broken:
+            return self.finish(DONE)
+        messages, errors, observed = (), len(turn.broken), {}
+        for call in turn.tool_calls:
+            observed = self._asked("step", {"type": CALL_TOOL, "tool_name": call.name, "arguments": call.values})
+            text, is_error = _tool_text(observed.get("observation"))
+            messages, errors = (*messages, Message("tool", text, name=call.name)), errors + is_error
+            if observed.get("done") is True:
+                break
+        broken = tuple(Message("tool", f"error: {words}") for words in turn.broken)
+        return self._turn((*messages, *broken), observed, errors)
+
+    def finish(self, reason: str) -> EnvironmentTurn:
+        """The sum of the rewards so far."""
+        return EnvironmentTurn(done=True, reward=self._sum, reason=reason)
+
+    def close(self) -> None:
+        """Ends the connection, and with it the server's session."""
+        if self._http is not None:
+            _Loop.run(self._disconnect())
+
+    def _turn(self, messages: tuple[Message, ...], observed: Mapping[str, Any], errors: int) -> EnvironmentTurn:
+        if observed.get("done") is True:
+            return EnvironmentTurn(messages, done=True, reward=self._sum, reason=DONE, tool_errors=errors)
+        if not messages:
+            raise BadReturn(WRONG_TYPE, "step gave an observation without text, and the episode goes on")
+        return EnvironmentTurn(messages, tool_errors=errors)
+
+    def _asked(self, kind: str, data: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The `data` of the server's answer; its reward is added. Raises BadReturn for an error of the server."""
+        answer = _Loop.run(self._exchange({"type": kind, "data": data}))
+        found = answer.get("data")
+        if answer.get("type") == "error":
+            words = found.get("message", "") if isinstance(found, Mapping) else found
+            raise BadReturn(RAISED, f"the server says: {words}")
+        if answer.get("type") != "observation" or not isinstance(found, Mapping):
+            raise BadReturn(WRONG_TYPE, f"the server answered {answer.get('type')!r:.40}; wanted an observation")
+        reward = found.get("reward")
+        if isinstance(reward, int | float):
+            self._sum += reward
+            if not abs(self._sum) <= LIMITS.reward:
+                raise BadReturn(NOT_FINITE, f"the reward is {reward}, and the sum {self._sum}")
+        return found
+
+    def _listed(self) -> tuple[ToolSpec, ...]:
+        """The MCP tools of the server; none of one that takes no such action."""
+        answer = _Loop.run(self._exchange({"type": "step", "data": LIST_TOOLS}))
+        data = answer.get("data")
+        found = data.get("observation", {}).get("tools") if isinstance(data, Mapping) else None
+        if answer.get("type") != "observation" or not isinstance(found, list):
+            return ()
+        return tuple(
+            ToolSpec(
+                str(one.get("name")),
+                str(one.get("description") or ""),
+                canonical_json(one.get("input_schema") or one.get("inputSchema") or {"type": "object"}),
+            )
+            for one in found
+        )
+
+    async def _connect(self) -> None:
+        self._http = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=CONNECT_S))
+        self._socket = await self._http.ws_connect(self._url, max_msg_size=4 * LIMITS.turn_bytes, heartbeat=CONNECT_S)
+
+    async def _exchange(self, message: Mapping[str, Any]) -> Mapping[str, Any]:
+        assert self._socket is not None
+        await self._socket.send_str(json.dumps(message))
+        answer = await self._socket.receive()
+        if answer.type is not aiohttp.WSMsgType.TEXT:
+            too_long = self._socket.close_code == aiohttp.WSCloseCode.MESSAGE_TOO_BIG
+            kind = TOO_LONG if too_long else RAISED
+            raise BadReturn(kind, f"the server's connection ended ({answer.type.name}, {self._socket.close_code})")
+        found = json.loads(answer.data)
+        if not isinstance(found, Mapping):
+            raise BadReturn(WRONG_TYPE, f"the server answered {answer.data!r:.80}; wanted an object")
+        return found
+
+    async def _disconnect(self) -> None:
+        assert self._http is not None
+        if self._socket is not None and not self._socket.closed:
+            await self._socket.send_str(json.dumps({"type": "close"}))
+            await self._socket.close()
+        await self._http.close()
+
+
+def _said(observation: object) -> str:
+    """The text of an observation that a policy is shown."""
+    if not isinstance(observation, Mapping):
+        return ""
+    for key in SAID_KEYS:
+        value = observation.get(key)
+        if isinstance(value, str) and value:
+            return value
+    shown = {key: value for key, value in observation.items() if key not in ("metadata", "reward", "done")}
+    return canonical_json(shown) if shown else ""
+
+
+def _tool_text(observation: object) -> tuple[str, bool]:
+    """What a tool said, and whether that is an error."""
+    if not isinstance(observation, Mapping):
+        return "", False
+    if (error := observation.get("error")) is not None:
+        words = error.get("message") if isinstance(error, Mapping) else error
+        return f"error: {words}", True
+    result = observation.get("result")
+    if isinstance(result, Mapping):  # as MCP has it: content, and data where it is structured
+        result = result.get("data", result.get("structured_content")) or _contents(result)
+    return (result if isinstance(result, str) else canonical_json(result)), False
+
+
+def _contents(result: Mapping[str, Any]) -> str:
+    parts = result.get("content")
+    texts = (
+        [str(part.get("text", "")) for part in parts if isinstance(part, Mapping)] if isinstance(parts, list) else []
+    )
+    return "\n".join(texts)

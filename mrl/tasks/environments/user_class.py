@@ -1,0 +1,282 @@
+"""A class of the user's as an environment, in the form that TRL's `environment_factory` takes, or as a text game.
+
+    class Shop:                                    class Guess:
+        def reset(self, *, item, **row): ...           def reset(self, seed): return "Guess a number ..."
+        def price(self, name: str) -> float: ...       def step(self, text): return "higher", False
+        def get_reward(self) -> float: ...             def get_reward(self): ...
+
+Without `step` its public methods are tools. An episode ends when the policy answers without a call, or the class sets
+`self.done = True`. With `step` it is a game, which returns a text, (text, done) or (text, reward, done). `get_reward`
+may take the policy's last words as `answer`. A class without it has the sum of the rewards of its steps.
+"""
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from mrl.errors import RecordError
+from mrl.tasks.environments.canonical_json import canonical_json
+from mrl.tasks.environments.contract import (
+    DONE,
+    LIMITS,
+    NOT_FINITE,
+    NOT_TEXT,
+    TOO_LONG,
+    WRONG_TYPE,
+    EnvironmentTurn,
+    Message,
+    PolicyTurn,
+    ToolCall,
+)
+from mrl.tasks.environments.tool_methods import Tool, ToolMistake, tool_of
+
+NO_TOOLS = ("reset", "step", "get_reward", "close")
+"""Public methods that policies do not call."""
+CALLED_AT_THE_END = ("answer",)
+
+
+class ClassMistake(Exception):
+    """Why a class can be no environment, with the cure, in one line."""
+
+
+class BadReturn(Exception):
+    """What a class gave that it may not give: a kind of failure, and how it came."""
+
+    def __init__(self, kind: str, words: str) -> None:
+        super().__init__(words)
+        self.kind = kind
+
+
+class ClassEnvironment:
+    """One episode of a user's class."""
+
+    def __init__(self, kind: type, tools: Mapping[str, Tool]) -> None:
+        self._object: Any = kind()
+        self._tools = tools
+        self._is_game = hasattr(kind, "step")
+        self._answer, self._sum = "", 0.0
+
+    def reset(self, seed: int, row: Mapping[str, Any]) -> EnvironmentTurn:
+        """The messages of the row's `prompt`, with what `reset` returns behind them. Raises BadReturn."""
+        returned = self._object.reset(**_accepted(self._object.reset, {"seed": seed, **row}))
+        messages = _joined(_messages(row.get("prompt")), _messages(returned))
+        if not messages:
+            raise BadReturn(WRONG_TYPE, "reset returned no message, and the row has no prompt")
+        return EnvironmentTurn(messages, tools=tuple(tool.spec for tool in self._tools.values()))
+
+    def step(self, turn: PolicyTurn) -> EnvironmentTurn:
+        """A game's answer, or those of the tools. Raises BadReturn."""
+        self._answer = turn.text
+        if self._is_game:
+            return self._game_turn(self._object.step(turn.text))
+        if not turn.tool_calls and not turn.broken:
+            return self.finish(DONE)
+        answers = [self._called(call) for call in turn.tool_calls]
+        answers += [(f"error: {words}", "", True) for words in turn.broken]
+        messages = tuple(Message("tool", text, name=name) for text, name, _ in answers)
+        _check_size(messages)
+        errors = sum(is_error for *_, is_error in answers)
+        if getattr(self._object, "done", False) is True:
+            return EnvironmentTurn(messages, done=True, reward=self._reward(), reason=DONE, tool_errors=errors)
+        return EnvironmentTurn(messages, tool_errors=errors)
+
+    def finish(self, reason: str) -> EnvironmentTurn:
+        """The reward. Raises BadReturn."""
+        return EnvironmentTurn(done=True, reward=self._reward(), reason=reason)
+
+    def close(self) -> None:
+        """Calls the class's own `close`, where it has one."""
+        if callable(own := getattr(self._object, "close", None)):
+            own()
+
+    def _called(self, call: ToolCall) -> tuple[str, str, bool]:
+        """Text and name of a tool's answer, and whether it is an error: the policy is told of that."""
+        tool = self._tools.get(call.name)
+        if tool is None:
+            return f"error: there is no tool {call.name!r}; there are {', '.join(self._tools)}", call.name, True
+        try:
+            arguments = tool.arguments(call)
+            return _text(getattr(self._object, tool.method)(**arguments)), call.name, False
+        except (MemoryError, BadReturn):
+            raise
+        except ToolMistake as error:
+            return f"error: {error}", call.name, True
+        except Exception as error:  # noqa: BLE001 - a tool's exception is its answer
+            told = " ".join(f"error: {type(error).__name__}: {error}".split())
+            return told[:1000].encode(errors="replace").decode(), call.name, True
+
+    def _game_turn(self, returned: object) -> EnvironmentTurn:
+        text, reward, done = _unpacked(returned)
+        if reward is not None:
+            self._sum += _number(reward)
+        messages = (Message("user", _text(text)),) if text else ()
+        _check_size(messages)
+        if not done:
+            if not messages:
+                raise BadReturn(WRONG_TYPE, "step returned no text, and the game goes on")
+            return EnvironmentTurn(messages)
+        return EnvironmentTurn(messages, done=True, reward=self._reward(), reason=DONE)
+
+    def _reward(self) -> float:
+        get = getattr(self._object, "get_reward", None)
+        if get is None:
+            return _number(self._sum)
+        return _number(get(**_accepted(get, {"answer": self._answer})))
+
+
+def tools_of(kind: object, name: str) -> dict[str, Tool]:
+    """Name -> tool, of a class that can be an environment. Raises ClassMistake for one that cannot."""
+    if not inspect.isclass(kind):
+        raise ClassMistake(f"{name} is {type(kind).__name__}, and no class; write class {name.rpartition(':')[2]}:")
+    if not callable(getattr(kind, "reset", None)):
+        raise ClassMistake(f"{name} has no reset; write def reset(self, **row), which returns the first message")
+    _check_constructor(kind, name)
+    if callable(step := getattr(kind, "step", None)):
+        _check_arguments(step, ("text",), f"{name}.step", "def step(self, text)")
+        return {}
+    get = getattr(kind, "get_reward", None)
+    if not callable(get):
+        raise ClassMistake(f"{name} has no get_reward; write def get_reward(self) -> float")
+    _check_arguments(get, CALLED_AT_THE_END, f"{name}.get_reward", "def get_reward(self), or (self, answer)")
+    public = [one for one, _ in inspect.getmembers(kind, inspect.isfunction) if not one.startswith("_")]
+    tools = {}
+    for method in [one for one in public if one not in NO_TOOLS]:
+        try:
+            tools[method] = tool_of(method, getattr(kind, method))
+        except ToolMistake as mistake:
+            raise ClassMistake(f"{name}.{method} can be no tool: {mistake}, or rename it to _{method}") from None
+    if not tools:
+        raise ClassMistake(
+            f"{name} has neither tools nor step; write a method with typed arguments, or step(self, text)"
+        )
+    if len(tools) > LIMITS.tools:
+        raise ClassMistake(f"{name} has {len(tools)} tools; wanted {LIMITS.tools} at most: rename some to begin with _")
+    return tools
+
+
+def check_row(kind: type, name: str, row: Mapping[str, Any]) -> None:
+    """Whether `reset` can be called with the columns of a row. Raises ClassMistake."""
+    given = {"seed", *row}
+    for one in list(inspect.signature(kind.reset).parameters.values())[1:]:  # type: ignore[attr-defined]
+        needs = one.default is one.empty and one.kind not in (one.VAR_KEYWORD, one.VAR_POSITIONAL)
+        if needs and one.name not in given:
+            raise ClassMistake(
+                f"{name}.reset needs {one.name!r}, and rows have {', '.join(sorted(given))};"
+                f" give {one.name} a default, or the data a column of this name"
+            )
+
+
+def _check_constructor(kind: type, name: str) -> None:
+    try:
+        inspect.signature(kind).bind()
+    except TypeError as error:
+        raise ClassMistake(f"{name}() cannot be called without arguments: {error}; give them defaults") from None
+    except ValueError:  # one written in C may not tell
+        return
+
+
+def _check_arguments(function: Callable[..., Any], names: Sequence[str], what: str, cure: str) -> None:
+    parameters = list(inspect.signature(function).parameters.values())[1:]
+    needed = [one for one in parameters if one.default is one.empty and one.kind is not one.VAR_KEYWORD]
+    by_place = names == ("text",)
+    if len(needed) > len(names) or (by_place and not parameters) or (
+        not by_place and any(one.name not in names for one in needed)
+    ):  # fmt: skip
+        raise ClassMistake(f"{what} takes ({', '.join(map(str, parameters))}); write {cure}")
+
+
+def _accepted(function: Callable[..., Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """Of `given` what a method takes by name."""
+    parameters = inspect.signature(function).parameters.values()
+    if any(one.kind is one.VAR_KEYWORD for one in parameters):
+        return dict(given)
+    return {one.name: given[one.name] for one in parameters if one.name in given}
+
+
+def _messages(given: object) -> tuple[Message, ...]:
+    """None, a text, a message as a dict or a list of these. Raises BadReturn."""
+    match given:
+        case None | "":
+            return ()
+        case str():
+            found: tuple[Message, ...] = (_message("user", given),)
+        case Mapping():
+            found = (_of_dict(given),)
+        case list() | tuple():
+            found = tuple(_of_dict(one) for one in given)
+        case _:
+            raise BadReturn(WRONG_TYPE, f"reset returned {type(given).__name__}; wanted a text or a list of messages")
+    if len(found) > LIMITS.messages:
+        raise BadReturn(TOO_LONG, f"{len(found)} messages; at most {LIMITS.messages}")
+    _check_size(found)
+    return found
+
+
+def _of_dict(given: object) -> Message:
+    if not isinstance(given, Mapping) or not isinstance(given.get("content"), str):
+        raise BadReturn(WRONG_TYPE, f'{given!r:.80} is no message; wanted {{"role": ..., "content": text}}')
+    return _message(str(given.get("role", "user")), given["content"])
+
+
+def _message(role: str, content: str) -> Message:
+    _text(content)
+    try:
+        return Message(role, content)  # type: ignore[arg-type]
+    except RecordError as error:
+        raise BadReturn(WRONG_TYPE, str(error)) from None
+
+
+def _joined(prompt: tuple[Message, ...], more: tuple[Message, ...]) -> tuple[Message, ...]:
+    """What `reset` returns as one user's text continues the prompt's last one, as in TRL."""
+    if prompt and len(more) == 1 and more[0].role == prompt[-1].role == "user":
+        return (*prompt[:-1], _message("user", prompt[-1].content + more[0].content))
+    return (*prompt, *more)
+
+
+def _unpacked(returned: object) -> tuple[object, object, bool]:
+    """(text, reward, done) of what `step` returns. Raises BadReturn."""
+    match returned:
+        case str():
+            return returned, None, False
+        case (text, bool(done)):
+            return text, None, done
+        case (text, reward, bool(done)):
+            return text, reward, done
+    shown = ", ".join(type(one).__name__ for one in returned) if isinstance(returned, tuple) else None
+    got = f"({shown})" if shown is not None else type(returned).__name__
+    raise BadReturn(WRONG_TYPE, f"step returned {got}; wanted text, (text, done) or (text, reward, done)")
+
+
+def _text(value: object) -> str:
+    """A tool's return value as text; what is no text is JSON. Raises BadReturn."""
+    if value is None:
+        return ""
+    if isinstance(value, bytes):
+        raise BadReturn(WRONG_TYPE, "bytes were returned; wanted text")
+    try:
+        text = value if isinstance(value, str) else canonical_json(value)
+    except ValueError:
+        text = str(value)
+    try:
+        size = len(text.encode())
+    except UnicodeEncodeError:
+        raise BadReturn(NOT_TEXT, "text with a lone surrogate, which is not UTF-8") from None
+    if size > LIMITS.turn_bytes:
+        raise BadReturn(TOO_LONG, f"text of {size:,} bytes; at most {LIMITS.turn_bytes:,} in a turn")
+    return text
+
+
+def _check_size(messages: Sequence[Message]) -> None:
+    size = sum(message.num_bytes for message in messages)
+    if size > LIMITS.turn_bytes:
+        raise BadReturn(TOO_LONG, f"messages of {size:,} bytes; at most {LIMITS.turn_bytes:,} in a turn")
+
+
+def _number(value: object) -> float:
+    """A reward. Raises BadReturn."""
+    if isinstance(value, str | bytes) or not hasattr(value, "__float__"):
+        raise BadReturn(WRONG_TYPE, f"the reward is {value!r:.80}, which is no number")
+    number = float(value)
+    if not abs(number) <= LIMITS.reward:  # NaN is neither
+        raise BadReturn(NOT_FINITE, f"the reward is {number}; wanted a finite one, at most {LIMITS.reward:,.0f}")
+    return number
