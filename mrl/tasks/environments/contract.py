@@ -57,6 +57,15 @@ FAILURES = {
 }
 """Ends of an episode whose environment failed -> what it means. Its reward is the task's `failed_reward`."""
 
+BROKEN_JSON, CUT_CALL, NO_CALL, TOO_MANY = "broken_json", "cut_call", "no_call", "too_many"
+BROKEN = {
+    BROKEN_JSON: "no JSON, or JSON with a key given twice",
+    CUT_CALL: "cut at the token limit",
+    NO_CALL: "JSON without the name of a tool and an object of arguments",
+    TOO_MANY: "beyond the calls that a turn may hold",
+}
+"""Kind of a tool call that cannot be read -> what it is."""
+
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
@@ -149,17 +158,26 @@ class ToolSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class BrokenCall:
+    """A tool call that could not be read: its kind, a key of `BROKEN`, and one line for the policy."""
+
+    kind: str
+    words: str
+
+
+@dataclass(frozen=True, slots=True)
 class PolicyTurn:
     """What a policy said in one turn: the whole `text`, as sampled, and the calls that were read from it.
 
-    `broken` tells, one line each, of calls that could not be read; the environment answers these too. `is_cut`: the
-    turn ended at the token limit.
+    `content` is what stands before its calls, and all of a text without any. The environment answers the `broken` calls
+    too. `is_cut`: the turn ended at the token limit.
     """
 
     text: str
     tool_calls: tuple[ToolCall, ...] = ()
-    broken: tuple[str, ...] = ()
+    broken: tuple[BrokenCall, ...] = ()
     is_cut: bool = False
+    content: str = ""
 
     def __post_init__(self) -> None:
         if len(self.tool_calls) + len(self.broken) > LIMITS.calls:

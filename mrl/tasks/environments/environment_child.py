@@ -33,7 +33,7 @@ class EnvironmentChild:
         self.scripts: dict[int, Script] = {}
         self._running: set[int] = set()
         self._earliest_s = float("inf")
-        """No later than the first deadline of those that run; with thousands of them it is not looked for every time."""
+        """No later than the first deadline of those that run, which with thousands of them is not sought every time."""
         self.heard_at_s = time.monotonic()
         self.broken_off = 0
         self._frames, self._unsent = Frames(), bytearray()

@@ -94,7 +94,7 @@ class OpenEnvEnvironment:
             messages, errors = (*messages, Message("tool", text, name=call.name)), errors + is_error
             if observed.get("done") is True:
                 break
-        broken = tuple(Message("tool", f"error: {words}") for words in turn.broken)
+        broken = tuple(Message("tool", f"error: {one.words}") for one in turn.broken)
         return self._turn((*messages, *broken), observed, errors)
 
     def finish(self, reason: str) -> EnvironmentTurn:

@@ -72,7 +72,7 @@ class ClassEnvironment:
         if not turn.tool_calls and not turn.broken:
             return self.finish(DONE)
         answers = [self._called(call) for call in turn.tool_calls]
-        answers += [(f"error: {words}", "", True) for words in turn.broken]
+        answers += [(f"error: {one.words}", "", True) for one in turn.broken]
         messages = tuple(Message("tool", text, name=name) for text, name, _ in answers)
         _check_size(messages)
         errors = sum(is_error for *_, is_error in answers)

@@ -8,7 +8,7 @@ import pytest
 
 from mrl.errors import RecordError
 from mrl.tasks.environments.canonical_json import canonical_json, parse_json
-from mrl.tasks.environments.contract import LIMITS, EnvironmentTurn, Message, PolicyTurn, ToolCall, ToolSpec
+from mrl.tasks.environments.contract import LIMITS, BrokenCall, EnvironmentTurn, Message, PolicyTurn, ToolCall, ToolSpec
 
 
 @pytest.mark.parametrize(
@@ -62,7 +62,7 @@ def test_a_call_is_canonical() -> None:
         (lambda: EnvironmentTurn(done=True), "do not fit"),
         (lambda: EnvironmentTurn(reason="done"), "do not fit"),
         (lambda: EnvironmentTurn(done=True, reason="tired"), "do not fit"),
-        (lambda: PolicyTurn("x", (ToolCall("f"),) * 60, ("y",) * 5), "65 tool calls"),
+        (lambda: PolicyTurn("x", (ToolCall("f"),) * 60, (BrokenCall("no_call", "y"),) * 5), "65 tool calls"),
         (lambda: ToolSpec("f", "", '{"type":"string"}'), "no object of arguments"),
         (lambda: ToolSpec("f", "x" * 70_000, '{"type":"object"}'), "schema of f"),
     ],

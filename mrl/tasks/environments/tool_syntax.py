@@ -1,0 +1,217 @@
+r"""How families of models write tool calls, read from what a policy said and written again.
+
+hermes   <tool_call>\n{"name": ..., "arguments": {...}}\n</tool_call>                       Qwen, Hermes
+llama3   {"name": ..., "parameters": {...}}, alone or behind <|python_tag|>                 Llama 3
+mistral  [TOOL_CALLS] [{"name": ..., "arguments": {...}}], or [TOOL_CALLS]name[ARGS]{...}   Mistral
+plain    call NAME {...}, at the end                                                        models without a template
+none     none: a template that knows no tools, or writes calls in a way that is not known here
+
+What is read is text with its special tokens. A call within reasoning, before </think>, is none.
+"""
+
+import json
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from mrl.errors import RecordError
+from mrl.tasks.environments.canonical_json import parse_json
+from mrl.tasks.environments.contract import (
+    BROKEN_JSON,
+    CUT_CALL,
+    LIMITS,
+    NO_CALL,
+    TOO_MANY,
+    BrokenCall,
+    PolicyTurn,
+    ToolCall,
+)
+
+THOUGHT = "</think>"
+OPEN, CLOSE = "<tool_call>", "</tool_call>"
+PYTHON, MISTRAL, ARGS = "<|python_tag|>", "[TOOL_CALLS]", "[ARGS]"
+_LLAMA_CALL = re.compile(r'\{\s*"(name|type|function|parameters|arguments)"')
+_NAMED = re.compile(r"\s*([\w.-]+)(?:\[CALL_ID\]\w+)?\[ARGS\]")
+_PLAIN = re.compile(r"(?:^|\n)call ([\w.-]+) ")
+_decoder = json.JSONDecoder()
+
+Call = ToolCall | BrokenCall
+
+
+@dataclass(frozen=True, slots=True)
+class ToolSyntax:
+    """One family's way."""
+
+    name: str
+    split: Callable[[str], tuple[str, str]]
+    """A text -> what stands before its calls, and what from the first one on; "" where it makes none."""
+    calls: Callable[[str], list[Call]]
+    """What `split` gives second -> the calls in it, in order."""
+    write: Callable[[Sequence[ToolCall]], str]
+    """Calls -> text, as the family's template has it."""
+
+    def read(self, text: str, *, is_cut: bool = False) -> PolicyTurn:
+        """What a policy said in a turn. Of a turn that was cut, the call that it ends in counts as cut, whole or not.
+
+        Calls beyond the limit of a turn are one broken call; text beyond its limit raises RecordError.
+        """
+        thought, mark, said = text.partition(THOUGHT) if THOUGHT in text else ("", "", text)
+        before, rest = self.split(said)
+        found = self.calls(rest) if rest else []
+        if is_cut and found and isinstance(found[-1], BrokenCall):
+            found[-1] = BrokenCall(CUT_CALL, "the turn ended in the middle of this tool call, at its token limit")
+        if len(found) > LIMITS.calls:
+            words = f"{len(found)} tool calls in one turn; {LIMITS.calls - 1} of them were read"
+            found = [*found[: LIMITS.calls - 1], BrokenCall(TOO_MANY, words)]
+        calls = tuple(one for one in found if isinstance(one, ToolCall))
+        broken = tuple(one for one in found if isinstance(one, BrokenCall))
+        return PolicyTurn(text, calls, broken, is_cut, content=thought + mark + before)
+
+
+def syntax_of(template: str) -> ToolSyntax:
+    """The way that a chat template shows; `PLAIN` for none at all, and `NONE` for one that shows none known here."""
+    if not template:
+        return PLAIN
+    if OPEN in template and "arguments" in template and not re.search(r"<function=|<arg_key>|<parameter=", template):
+        return HERMES
+    if MISTRAL in template:
+        return MISTRAL_CALLS
+    if PYTHON in template or ("ipython" in template and '"parameters"' in template):
+        return LLAMA3
+    return NONE
+
+
+def call_of(value: object) -> Call:
+    """The call that a JSON value is. Arguments that are JSON within a text are read too."""
+    if isinstance(value, dict) and isinstance(value.get("function"), dict):
+        value = value["function"]
+    if not isinstance(value, dict) or not isinstance(value.get("name"), str):
+        return BrokenCall(NO_CALL, 'a tool call needs {"name": ..., "arguments": {...}}')
+    given: Any = value.get("arguments", value.get("parameters", {}))
+    try:
+        given = parse_json(given) if isinstance(given, str) else given
+    except ValueError as error:
+        return BrokenCall(BROKEN_JSON, f"the arguments are no JSON: {error}")
+    if not isinstance(given, dict):
+        return BrokenCall(NO_CALL, f"the arguments of {value['name']:.64} are no object")
+    try:
+        return ToolCall.of(value["name"], given)
+    except RecordError as error:
+        return BrokenCall(NO_CALL, str(error))
+
+
+def _parsed(text: str) -> list[Call]:
+    """One JSON text: a call, or a list of them."""
+    try:
+        value = parse_json(text)
+    except ValueError as error:
+        return [BrokenCall(BROKEN_JSON, f"the tool call is no JSON: {error}"[:300])]
+    return [call_of(one) for one in value] if isinstance(value, list) else [call_of(value)]
+
+
+def _ends(text: str, start: int) -> int:
+    """Where the JSON value that begins at `start` ends; the end of the text for a broken one."""
+    try:
+        return _decoder.raw_decode(text, start)[1]
+    except (ValueError, RecursionError):
+        return len(text)
+
+
+def _at(mark: str) -> Callable[[str], tuple[str, str]]:
+    def split(text: str) -> tuple[str, str]:
+        before, found, after = text.partition(mark)
+        return before, found + after
+
+    return split
+
+
+def _hermes_calls(text: str) -> list[Call]:
+    found: list[Call] = []
+    while text.startswith(OPEN) and len(found) <= LIMITS.calls:
+        start = len(OPEN) + len(text[len(OPEN) :]) - len(text[len(OPEN) :].lstrip())
+        end = _ends(text, start)
+        if not text[end:].lstrip().startswith(CLOSE):  # broken, or not closed: up to where it looks closed
+            end = closed if (closed := text.find(CLOSE, start)) >= 0 else len(text)
+        calls = _parsed(text[start:end].strip())
+        if end == len(text) and isinstance(calls[-1], ToolCall):  # whole JSON, but who knows what was to come
+            calls[-1] = BrokenCall(BROKEN_JSON, f"the tool call is not closed by {CLOSE}")
+        found += calls
+        text = text[max(0, text.find(OPEN, end)) :] if OPEN in text[end:] else ""
+    return found
+
+
+def _llama_split(text: str) -> tuple[str, str]:
+    before, mark, after = text.partition(PYTHON)
+    if mark:
+        return before, mark + after
+    return ("", text) if _LLAMA_CALL.match(text.lstrip()) else (text, "")
+
+
+def _llama_calls(text: str) -> list[Call]:
+    found: list[Call] = []
+    rest = text.removeprefix(PYTHON).strip()
+    while rest and len(found) <= LIMITS.calls:
+        end = _ends(rest, 0)
+        found += _parsed(rest[:end])
+        rest = rest[end:].lstrip().removeprefix(";").strip()
+    return found
+
+
+def _mistral_calls(text: str) -> list[Call]:
+    found: list[Call] = []
+    while text and len(found) <= LIMITS.calls:
+        rest = text.removeprefix(MISTRAL)
+        start, named = len(rest) - len(rest.lstrip()), _NAMED.match(rest)
+        end = len(rest)
+        if rest[start : start + 1] == "[":
+            end = _ends(rest, start)
+            found += _parsed(rest[start:end])
+        elif named is not None:
+            end = _ends(rest, named.end() + len(rest[named.end() :]) - len(rest[named.end() :].lstrip()))
+            found += _with_name(named[1], rest[named.end() : end].strip())
+        else:
+            found.append(BrokenCall(NO_CALL, f"a tool call needs a name and {ARGS}"))
+        text = rest[rest.find(MISTRAL, end) :] if MISTRAL in rest[end:] else ""
+    return found
+
+
+def _plain_split(text: str) -> tuple[str, str]:
+    found = _PLAIN.search(text)
+    return (text[: found.start()], text[found.start() :]) if found else (text, "")
+
+
+def _plain_calls(text: str) -> list[Call]:
+    found: list[Call] = []
+    one = _PLAIN.search(text)
+    while one is not None and len(found) <= LIMITS.calls:
+        end = _ends(text, one.end())
+        found += _with_name(one[1], text[one.end() : end].strip())
+        one = _PLAIN.search(text, end)
+    return found
+
+
+def _with_name(name: str, arguments: str) -> list[Call]:
+    try:
+        return [call_of({"name": name, "arguments": parse_json(arguments)})]
+    except ValueError as error:
+        return [BrokenCall(BROKEN_JSON, f"the arguments of {name} are no JSON: {error}"[:300])]
+
+
+def _json(call: ToolCall, arguments: str = "arguments") -> str:
+    return f'{{"name": {json.dumps(call.name)}, "{arguments}": {call.arguments}}}'
+
+
+HERMES = ToolSyntax(
+    "hermes", _at(OPEN), _hermes_calls, lambda calls: "\n".join(f"{OPEN}\n{_json(one)}\n{CLOSE}" for one in calls)
+)
+LLAMA3 = ToolSyntax(
+    "llama3", _llama_split, _llama_calls, lambda calls: "; ".join(_json(one, "parameters") for one in calls)
+)
+MISTRAL_CALLS = ToolSyntax(
+    "mistral", _at(MISTRAL), _mistral_calls, lambda calls: f"{MISTRAL} [{', '.join(map(_json, calls))}]"
+)
+PLAIN = ToolSyntax(
+    "plain", _plain_split, _plain_calls, lambda calls: "\n".join(f"call {one.name} {one.arguments}" for one in calls)
+)
+NONE = ToolSyntax("none", lambda text: (text, ""), lambda _: [], lambda _: "")

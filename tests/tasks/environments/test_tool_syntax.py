@@ -1,0 +1,145 @@
+"""Tool calls of every family, read and written, and what cannot be read."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mrl.tasks.environments.contract import LIMITS, ToolCall
+from mrl.tasks.environments.tool_syntax import HERMES, LLAMA3, MISTRAL_CALLS, NONE, PLAIN, ToolSyntax, syntax_of
+
+FAMILIES = [HERMES, LLAMA3, MISTRAL_CALLS, PLAIN]
+LOOK = ToolCall.of("look", {"key": "b", "n": 2})
+PIECES = [
+    "<tool_call>",
+    "</tool_call>",
+    '{"name":',
+    '"f"',
+    "}",
+    "[TOOL_CALLS]",
+    "[ARGS]",
+    "call f ",
+    "\n",
+    "[",
+    "</think>",
+]
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+def kinds(syntax: ToolSyntax, text: str, *, is_cut: bool = False) -> list[str]:
+    """Kinds of the broken calls."""
+    return [one.kind for one in syntax.read(text, is_cut=is_cut).broken]
+
+
+@pytest.mark.parametrize(
+    ("syntax", "text", "content"),
+    [
+        (HERMES, '<tool_call>\n{"name": "look", "arguments": {"n": 2, "key": "b"}}\n</tool_call>', ""),
+        (
+            HERMES,
+            'Let me see.\n<tool_call>{"name":"look","arguments":{"n":2.0,"key":"b"}}</tool_call>',
+            "Let me see.\n",
+        ),
+        (HERMES, '<tool_call>{"name":"look","arguments":"{\\"n\\":2,\\"key\\":\\"b\\"}"}</tool_call>', ""),
+        (LLAMA3, '{"name": "look", "parameters": {"key": "b", "n": 2}}', ""),
+        (LLAMA3, '<|python_tag|>{"type": "function", "name": "look", "parameters": {"key": "b", "n": 2}}', ""),
+        (MISTRAL_CALLS, '[TOOL_CALLS] [{"name": "look", "arguments": {"key": "b", "n": 2}, "id": "abcdefghi"}]', ""),
+        (MISTRAL_CALLS, 'So:[TOOL_CALLS]look[CALL_ID]abc[ARGS]{"key": "b", "n": 2}', "So:"),
+        (PLAIN, 'so\ncall look {"key":"b","n":2}', "so"),
+    ],
+)
+def test_each_family_is_read(syntax, text, content):
+    """To the same call, whatever its spelling, and what was said before it."""
+    turn = syntax.read(text)
+    assert (turn.tool_calls, turn.broken, turn.content, turn.text) == ((LOOK,), (), content, text)
+
+
+@pytest.mark.parametrize("syntax", FAMILIES, ids=lambda one: one.name)
+@given(arguments=st.dictionaries(st.text(), JSON, max_size=3), count=st.integers(1, 3))
+def test_what_is_written_is_read_again(syntax, arguments, count):
+    """Any arguments, one call or several."""
+    calls = (ToolCall.of("look", arguments),) * count
+    assert syntax.read(syntax.write(calls)).tool_calls == calls
+
+
+@pytest.mark.parametrize("syntax", [*FAMILIES, NONE], ids=lambda one: one.name)
+@given(text=st.text() | st.lists(st.sampled_from(PIECES)).map("".join))
+def test_any_text_is_read(syntax, text):
+    """Nothing raises; the text stays as it is."""
+    turn = syntax.read(text, is_cut=True)
+    assert turn.text == text
+    assert text.startswith(turn.content)
+
+
+@pytest.mark.parametrize(
+    ("syntax", "text", "kind"),
+    [
+        (HERMES, '<tool_call>{"name": "look", "arguments": {"key": </tool_call>', "broken_json"),
+        (HERMES, '<tool_call>{"name": "look", "arguments": {"key": 1, "key": 2}}</tool_call>', "broken_json"),
+        (HERMES, '<tool_call>{"name": "look", "arguments": {"key": NaN}}</tool_call>', "broken_json"),
+        (HERMES, '<tool_call>{"name": "look", "arguments": [1]}</tool_call>', "no_call"),
+        (HERMES, '<tool_call>{"tool": "look"}</tool_call>', "no_call"),
+        (HERMES, '<tool_call>{"name": "look", "arguments": {}}', "broken_json"),
+        (LLAMA3, '{"name": "look", "parameters": {"key": "b"', "broken_json"),
+        (LLAMA3, '<|python_tag|>look.call(key="b")', "broken_json"),
+        (MISTRAL_CALLS, '[TOOL_CALLS] [{"name": "look", "arguments": {}}', "broken_json"),
+        (MISTRAL_CALLS, "[TOOL_CALLS]", "no_call"),
+        (PLAIN, "call look {", "broken_json"),
+    ],
+)
+def test_what_cannot_be_read_is_counted(syntax, text, kind):
+    """By kind; at the token limit, a call that is not whole counts as cut."""
+    assert kinds(syntax, text) == [kind]
+    assert kinds(syntax, text, is_cut=True) == ["cut_call"]
+    assert not syntax.read(text).tool_calls
+
+
+def test_calls_before_a_cut_one_count():
+    """The whole one is made, the other one is told to be cut."""
+    text = HERMES.write([LOOK]) + '\n<tool_call>\n{"name": "lo'
+    turn = HERMES.read(text, is_cut=True)
+    assert turn.tool_calls == (LOOK,)
+    assert [one.kind for one in turn.broken] == ["cut_call"]
+    assert HERMES.read(HERMES.write([LOOK]), is_cut=True).tool_calls == (LOOK,)
+
+
+def test_too_many_calls_are_one_broken_one():
+    """So many as a turn may hold are made."""
+    turn = HERMES.read(HERMES.write([LOOK] * (LIMITS.calls + 5)))
+    assert len(turn.tool_calls) == LIMITS.calls - 1
+    assert [one.kind for one in turn.broken] == ["too_many"]
+
+
+def test_reasoning_makes_no_calls():
+    """What stands before </think> was only thought."""
+    thought = f"<think>\n{HERMES.write([LOOK])}\n</think>\n\n"
+    assert HERMES.read(thought + "b").tool_calls == ()
+    turn = HERMES.read(thought + HERMES.write([LOOK]))
+    assert turn.tool_calls == (LOOK,)
+    assert turn.content == thought
+
+
+def test_an_answer_that_looks_like_json_is_no_call():
+    """Of Llama's a text is a call only where it begins as one."""
+    for text in ("{1, 2}", '{"answer": 3}', "b"):
+        assert LLAMA3.read(text).tool_calls == LLAMA3.read(text).broken == ()
+
+
+@pytest.mark.parametrize(
+    ("template", "name"),
+    [
+        ("", "plain"),
+        ('<tool_call>\\n{"name": <function-name>, "arguments": <args-json-object>}\\n</tool_call>', "hermes"),
+        ("'[TOOL_CALLS] ['", "mistral"),
+        ("<|start_header_id|>ipython ... '\"parameters\": '", "llama3"),
+        ("<|im_start|>", "none"),
+        ("<tool_call>\\n<function=example> arguments", "none"),
+        ("<tool_call>{name}\\n<arg_key> arguments", "none"),
+    ],
+)
+def test_a_template_shows_its_family(template, name):
+    """Those that write arguments otherwise than as JSON are not known."""
+    assert syntax_of(template).name == name
