@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 import msgspec
 
 from mrl.records.codec import SCHEMA, decoder
+from mrl.records.episodes import MAX_SEGMENTS, Messages
 from mrl.records.finish import FinishReason
 from mrl.records.version import Name, Version
 
@@ -70,6 +71,25 @@ class OutcomeRecord(Experience, frozen=True, kw_only=True, gc=False, tag="outcom
     def finished(self) -> bool:
         """Whether the policy ended the answer itself."""
         return self.finish_reason is FinishReason.STOP
+
+
+class SharedTurn(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """A stretch of a shared episode: one turn of the policy, or what the environment says to it."""
+
+    is_sampled: bool
+    """Whether the policy said it."""
+    messages: Messages
+
+
+class EpisodeRecord(Experience, frozen=True, kw_only=True, gc=False, tag="episode"):
+    """A verified success in several turns, from the start state that is its prompt. Read by SGT.
+
+    Messages and tool calls cross as structure, without a token: each receiver spells them by its own template.
+    """
+
+    turns: Annotated[list[SharedTurn], msgspec.Meta(min_length=1, max_length=MAX_SEGMENTS)]
+    verifier: Name
+    reward: Reward
 
 
 class SharedAnswer(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -134,10 +154,10 @@ class ScoreRecord(Experience, frozen=True, kw_only=True, gc=False, tag="score"):
     """One per answer of the request; None for an answer that the source cannot express in its tokens."""
 
 
-ExperienceRecord = OutcomeRecord | RolloutRecord | ValueRecord | ScoreRequestRecord | ScoreRecord
+ExperienceRecord = OutcomeRecord | EpisodeRecord | RolloutRecord | ValueRecord | ScoreRequestRecord | ScoreRecord
 """The union of record types; a new type is added here, and its kind below."""
 
-RecordKind = Literal["outcome", "rollout", "value", "score_request", "score"]
+RecordKind = Literal["outcome", "episode", "rollout", "value", "score_request", "score"]
 
 
 def kind_of(record: ExperienceRecord) -> RecordKind:

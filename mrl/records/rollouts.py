@@ -39,7 +39,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     versions: Annotated[list[VersionSpan], msgspec.Meta(max_length=10_000)]
     """Run-length coded version of every sampled token; the lengths sum to S."""
     completion: TextBytes
-    """The bytes of the answer without EOS; of an episode, those of all its tokens."""
+    """The bytes of the answer without EOS; of an episode, what was said as people read it."""
     finish_reason: FinishReason
     reward: Reward
     rewards: NamedRewards = {}
@@ -154,7 +154,7 @@ class WorkRequest(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", t
 
 
 class StaleGroup(msgspec.Struct, frozen=True, kw_only=True):
-    """A group that was given up in the engine: complete, it would be too stale to train on."""
+    """A group that was given up: complete, it would be too stale to train on, or its environment did not begin."""
 
     ticket: Name
     num_tokens: Count

@@ -6,13 +6,19 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
+import structlog
 
 from mrl.engines.engine import Finished, Generation, GenerationRequest
+from mrl.errors import RoleFailed
 from mrl.records.rollouts import HeldOutItem, StaleGroup, WorkItem
 from mrl.records.version import Version
+from mrl.rollout.episodes import PlayedEpisode
 from mrl.rollout.sampling import Sampler
 
 Item = WorkItem | HeldOutItem
+MAX_UNBEGUN_IN_A_ROW = 20
+
+log = structlog.get_logger()
 
 
 @dataclass
@@ -34,6 +40,11 @@ class Flight:
     def generations(self) -> list[Generation]:
         """The answers of a complete group, by the place of their seed."""
         return [self.answers[index] for index in range(self.item.group_size)]
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether every answer of a complete group has a token."""
+        return all(generation.token_ids.size for generation in self.generations)
 
     @property
     def versions(self) -> set[Version]:
@@ -94,7 +105,7 @@ class Flights:
         found = {}
         for request_id, flight in list(self._flying.items()):
             if flight.answers and newest.step - min(flight.versions).step > max_staleness_versions:
-                num_tokens = sum(answer.token_ids.size for answer in flight.answers.values())
+                num_tokens = sum(answer.logprobs.size for answer in flight.answers.values())
                 found[request_id] = StaleGroup(ticket=flight.item.ticket, num_tokens=num_tokens)
                 del self._flying[request_id]
         return found
@@ -112,6 +123,32 @@ class Flights:
         items = [flight.item for flight in self._flying.values()]
         self._flying.clear()
         return items
+
+
+class Beginnings:
+    """Looks for groups of which an episode had no turn, because its environment did not begin."""
+
+    def __init__(self) -> None:
+        self._in_a_row = 0
+
+    def sort(self, flights: Sequence[Flight]) -> tuple[list[Flight], list[StaleGroup]]:
+        """Groups that began, with all held-out answers, and what to say of the others, which are given up.
+
+        Raises RoleFailed where environments do not begin again and again.
+        """
+        begun, given_up = list[Flight](), list[StaleGroup]()
+        for flight in flights:
+            if isinstance(flight.item, HeldOutItem) or flight.has_begun:
+                begun.append(flight)
+                self._in_a_row = 0
+                continue
+            given_up.append(StaleGroup(ticket=flight.item.ticket, num_tokens=0))
+            self._in_a_row += 1
+            reason = next(one.verdict.words for one in flight.generations if isinstance(one, PlayedEpisode))
+            log.warning("an environment did not begin", prompt=flight.item.prompt_id, reason=reason)
+            if self._in_a_row >= MAX_UNBEGUN_IN_A_ROW:
+                raise RoleFailed(f"environments did not begin {self._in_a_row} times in a row: {reason}")
+        return begun, given_up
 
 
 class Custody:

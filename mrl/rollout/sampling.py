@@ -11,10 +11,17 @@ import numpy.typing as npt
 from mrl.engines.engine import Decoding, Engine, Generation, GenerationRequest, before_stop
 from mrl.engines.token_sampling import answer_seeds
 from mrl.records.codec import pack_array
+from mrl.records.episodes import transcript
 from mrl.records.rollouts import Answer, HeldOutAnswer, HeldOutItem, ScoredGroup, WorkItem
+from mrl.rollout.episodes import EpisodeRequest, PlayedEpisode
 from mrl.tasks.pool import TaskPool
 from mrl.tasks.source import Turn
 from mrl.tasks.verify import Verdict
+
+MAX_TRANSCRIPT_BYTES = 256 * 1024
+"""Of what people read of one episode."""
+NO_PROMPT = np.zeros(0, dtype=np.int32)
+"""Of a prompt that an environment says."""
 
 
 @dataclass(frozen=True)
@@ -36,19 +43,23 @@ class Sampler:
 
     def request(self, item: WorkItem | HeldOutItem, request_id: str) -> GenerationRequest:
         """What the engine is asked for. A held-out answer has the same seed in every evaluation, and may be refused."""
-        prompt = self.prompt_token_ids(self.pool.prompt(item.prompt_id).content)
+        is_held_out, decoding = isinstance(item, HeldOutItem), None
         if isinstance(item, HeldOutItem):
             seeds = answer_seeds(self.run_seed, self.policy, "held-out|" + item.prompt_id, 0, item.sample + 1)[-1:]
-            return GenerationRequest(request_id, prompt, seeds, may_be_refused=True, decoding=self.held_out_decoding)
-        seeds = answer_seeds(self.run_seed, self.policy, item.prompt_id, item.step, item.group_size)
-        return GenerationRequest(request_id, prompt, seeds)
+            decoding = self.held_out_decoding
+        else:
+            seeds = answer_seeds(self.run_seed, self.policy, item.prompt_id, item.step, item.group_size)
+        if self.pool.is_episode(item.prompt_id):
+            return EpisodeRequest(request_id, NO_PROMPT, seeds, decoding=decoding, prompt_id=item.prompt_id)
+        prompt = self.prompt_token_ids(self.pool.prompt(item.prompt_id).content)
+        return GenerationRequest(request_id, prompt, seeds, may_be_refused=is_held_out, decoding=decoding)
 
     def held_out(self, item: HeldOutItem, generation: Generation, verdict: Verdict) -> HeldOutAnswer:
         """The answer to a held-out prompt."""
         return HeldOutAnswer(
             ticket=item.ticket,
             versions=generation.versions,
-            completion=self.completion_bytes(generation.token_ids),
+            completion=self.completion(generation),
             reward=verdict.reward,
             choice=_choice(verdict.extracted),
         )
@@ -64,7 +75,14 @@ class Sampler:
         )
 
     def verdicts(self, prompt_id: str, generations: Sequence[Generation], *, rank: int) -> "Future[list[Verdict]]":
-        """The verdicts on answers to one prompt, once all are there; never waits. `rank` orders those that queue."""
+        """The verdicts on answers to one prompt, once all are there; never waits. `rank` orders those that queue.
+
+        Episodes come with their verdicts.
+        """
+        if played := [one.verdict for one in generations if isinstance(one, PlayedEpisode)]:
+            known: Future[list[Verdict]] = Future()
+            known.set_result(played)
+            return known
         return self.pool.submit([(prompt_id, self._text(generation)) for generation in generations], rank=rank)
 
     def answers(self, generations: Sequence[Generation], verdicts: Sequence[Verdict]) -> list[Answer]:
@@ -74,14 +92,23 @@ class Sampler:
                 token_ids=pack_array(generation.token_ids, "i4"),
                 logprobs=pack_array(generation.logprobs, "f4"),
                 versions=generation.versions,
-                completion=self.completion_bytes(generation.token_ids),
+                completion=self.completion(generation),
                 finish_reason=generation.finish_reason,
                 reward=verdict.reward,
                 rewards=dict(verdict.rewards),
                 failure=f"{verdict.failure}: {verdict.words}" if verdict.failure else "",
+                segments=generation.segments if isinstance(generation, PlayedEpisode) else [],
+                ending=generation.ending if isinstance(generation, PlayedEpisode) else "",
             )
             for generation, verdict in zip(generations, verdicts, strict=True)
         ]
+
+    def completion(self, generation: Generation) -> bytes:
+        """The bytes of an answer without its end; of an episode, what was said."""
+        if not isinstance(generation, PlayedEpisode):
+            return self.completion_bytes(generation.token_ids)
+        said = [message for segment in generation.segments for message in segment.messages]
+        return transcript(said).encode(errors="replace")[:MAX_TRANSCRIPT_BYTES]
 
     def _text(self, generation: Generation) -> str:
         """What is verified, as a server would give it: the text before what ended it.

@@ -13,6 +13,7 @@ from mrl.engines.engine import Generation
 from mrl.errors import RoleFailed
 from mrl.metrics.telemetry import Telemetry
 from mrl.records.rollouts import HeldOutAnswer, HeldOutItem, ScoredGroup
+from mrl.rollout.episodes import PlayedEpisode
 from mrl.rollout.groups_in_flight import Flight
 from mrl.rollout.sampling import Sampler
 from mrl.tasks.rewards import UNREADABLE
@@ -85,7 +86,9 @@ class Verifying:
         if isinstance(flight.item, HeldOutItem):
             return self._held_out(flight.item, flight.generations[0], verdicts)
         answers = self._sampler.answers(flight.generations, verdicts.result())
-        return self._sampler.group(flight.item, flight.prompt_token_ids, answers)
+        first = flight.generations[0]
+        prompt = first.prompt_token_ids if isinstance(first, PlayedEpisode) else flight.prompt_token_ids
+        return self._sampler.group(flight.item, prompt, answers)
 
     def _tell_failures(self, flight: Flight, verdicts: Sequence[Verdict]) -> None:
         """Show the first failure of every kind, with the answer that it came of."""
@@ -109,7 +112,8 @@ class Verifying:
     def _held_out(self, item: HeldOutItem, generation: Generation, verdicts: "Future[list[Verdict]]") -> HeldOutAnswer:
         """One that cannot be judged costs itself."""
         if not generation.token_ids.size:
-            return HeldOutAnswer(ticket=item.ticket, failure="refused by the engine")
+            words = generation.verdict.words if isinstance(generation, PlayedEpisode) else ""
+            return HeldOutAnswer(ticket=item.ticket, failure=words or "refused by the engine")
         try:
             return self._sampler.held_out(item, generation, verdicts.result()[0])
         except RoleFailed as error:

@@ -17,7 +17,7 @@ from mrl.metrics.telemetry import Telemetry
 from mrl.records.rollouts import HeldOutAnswer, ScoredGroup, WorkItem
 from mrl.records.version import Version
 from mrl.rollout.duties import Duties
-from mrl.rollout.groups_in_flight import Custody, Flight, Flights, Item
+from mrl.rollout.groups_in_flight import Beginnings, Custody, Flight, Flights, Item
 from mrl.rollout.held_out_answers import HeldOutRoom, HeldOutShare, InFlight
 from mrl.rollout.link import ASLEEP, WorkerLink, WorkerProgress
 from mrl.rollout.sampling import Sampler
@@ -64,7 +64,7 @@ class RolloutLoop:
         self._group_size = group_size
         self._learner, self._learner_bound_s = f"learner/{sampler.policy}", learner_bound_s
         self._idle_slice_s = QUICK_SLICE_S if duties.scorer or duties.in_step else IDLE_SLICE_S
-        self._flights, self._custody = Flights(sampler), Custody()
+        self._flights, self._beginnings, self._custody = Flights(sampler), Beginnings(), Custody()
         share = duties.held_out_share
         self._held_out = None if share is None else HeldOutShare(share, group_size)
         self._updates = Updates(sampler.engine, telemetry, link=link)
@@ -104,7 +104,9 @@ class RolloutLoop:
             self._duties.scorer.serve(self._custody.is_good)
         self._hand_in()
         began_with = self._in_flight
-        self._custody.hold(self._flights.arrive(self._collect()))
+        begun, unbegun = self._beginnings.sort(self._flights.arrive(self._collect()))
+        self._link.deliver(unbegun)
+        self._custody.hold(begun)
         self._give_up_stale()
         if not (self._duties.in_step and self._flights):
             self._verifying.hand_in(self._in_order(self._custody.release()))

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from mrl.alignment.receiver import Receiver
 from mrl.config.schema import RunConfig
 from mrl.sharing.own_objective import OwnObjective, own_objective
+from mrl.sharing.peer_episodes import EpisodeSpelling
 from mrl.sharing.recorder import SharingRecorder
 
 
@@ -22,12 +23,16 @@ class SharingContext:
     """All other policies, frozen ones included."""
     success_reward: float = 1.0
     """An answer is a success when its reward is at least this."""
+    spelling: EpisodeSpelling | None = None
+    """Says the episodes of peers in the policy's tokens; None in a run without episodes."""
     recorder: SharingRecorder = field(default_factory=SharingRecorder)
     """Hears of every answer of a peer that the regime reads."""
 
 
-def sharing_context(config: RunConfig, policy: str, receiver: Receiver) -> SharingContext:
-    """The context of `policy` in the run that `config` describes."""
+def sharing_context(
+    config: RunConfig, policy: str, receiver: Receiver, spelling: EpisodeSpelling | None = None
+) -> SharingContext:
+    """The context of `policy` in the run that `config` describes; `spelling` where there are episodes."""
     table = config.policies[policy]
     others = tuple(sorted(set(config.policies) - {policy}))
     return SharingContext(
@@ -37,4 +42,5 @@ def sharing_context(config: RunConfig, policy: str, receiver: Receiver) -> Shari
         peers=tuple(other for other in others if not config.policies[other].frozen),
         others=others,
         success_reward=config.run.success_reward,
+        spelling=spelling,
     )

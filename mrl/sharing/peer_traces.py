@@ -66,6 +66,21 @@ class PeerTrace(NamedTuple):
         return self.examined.source
 
     @property
+    def rejected(self) -> str:
+        """Why the answer cannot be used; "" when it can."""
+        return self.examined.rejected
+
+    @property
+    def completion(self) -> bytes:
+        """The bytes of its text."""
+        return self.answer.completion
+
+    @property
+    def reward(self) -> float:
+        """As the peer's verifier gave it."""
+        return self.answer.reward
+
+    @property
     def advantage(self) -> float:
         """The advantage of the answer in its group at the source. 0 for a success that comes without its group."""
         return self.answer.advantage if isinstance(self.answer, SharedAnswer) else 0.0

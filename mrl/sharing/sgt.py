@@ -26,13 +26,14 @@ from pydantic import ConfigDict, Field
 
 from mrl.config.table import Table
 from mrl.objectives.specs import Imitation
-from mrl.records.experience import MAX_COMPLETION_BYTES, ExperienceRecord, OutcomeRecord, Received
+from mrl.records.experience import MAX_COMPLETION_BYTES, EpisodeRecord, ExperienceRecord, OutcomeRecord, Received
 from mrl.records.finish import FinishReason
 from mrl.records.rollouts import Answer, ScoredGroup
 from mrl.sharing.context import SharingContext
 from mrl.sharing.own_examples import own_examples, prompt_of
 from mrl.sharing.own_objective import POLICY_GRADIENT
 from mrl.sharing.own_traces import trace_of
+from mrl.sharing.peer_episodes import PeerEpisode, peer_episode, said_in, shared_turns
 from mrl.sharing.peer_traces import PeerTrace, peer_traces
 from mrl.sharing.regime import (
     Absorbed,
@@ -57,7 +58,7 @@ MAX_HEARD = 4096
 class Success(NamedTuple):
     """A success of a peer that is trained on."""
 
-    trace: PeerTrace
+    answer: PeerTrace | PeerEpisode
     age_versions: int
 
 
@@ -97,7 +98,7 @@ class SgtRegime:
         kind = DENOMINATORS[parameters.normaliser]
         rescue = Component(RESCUE, Imitation(), parameters.lambda_, kind, "peer")
         self.components = (context.objective.component(), rescue)
-        self.asking: Asking | None = Asking(("outcome",), RECORDS_PER_ASK, parameters.max_age_versions, watch=True)
+        self.asking: Asking | None = Asking(("outcome", "episode"), RECORDS_PER_ASK, parameters.max_age_versions, watch=True)
         self._heard: deque[Received] = deque(maxlen=MAX_HEARD)
         self._num_overflown = 0
         self._droppable: set[str] = set()
@@ -154,11 +155,11 @@ class SgtRegime:
         for prompt_id, candidates in self._take_usable(counts).items():
             chosen = self._choose(candidates, rng, counts)
             if chosen:
-                failure = self._pending.hit(prompt_id, chosen[0].trace.source)
-                rescues += [self._rescue_row(failure, one.trace, rows_sharing=len(chosen)) for one in chosen]
+                failure = self._pending.hit(prompt_id, chosen[0].answer.source)
+                rescues += [self._rescue_row(failure, one.answer, rows_sharing=len(chosen)) for one in chosen]
                 used += chosen
                 num_rescued_prompts += 1
-        num_tokens = sum(row.answer_token_ids.size for row in rescues)
+        num_tokens = sum(row.num_trained_tokens for row in rescues)
         num_prompts = len(groups) + self._take_dropped(groups)
         divisors = {"prompts": num_prompts, "rescues": num_rescued_prompts, "tokens": num_tokens}
         counts.update({"sharing/rescues": len(rescues), "sharing/rescue_tokens": num_tokens})
@@ -175,7 +176,7 @@ class SgtRegime:
             forget=self._pending.take_forgotten(),
             counts=values,
             rescued=[
-                Rescue(row.prompt_id, row.source, one.trace.answer.completion, one.trace.answer.reward)
+                Rescue(row.prompt_id, row.source, one.answer.completion, one.answer.reward)
                 for row, one in zip(rescues, used, strict=True)
             ],
         )
@@ -195,16 +196,18 @@ class SgtRegime:
         self._droppable.clear()
         return len(dropped)
 
-    def _rescue_row(self, failure: Failure, trace: PeerTrace, *, rows_sharing: int) -> TrainingExample:
+    def _rescue_row(
+        self, failure: Failure, answer: PeerTrace | PeerEpisode, *, rows_sharing: int
+    ) -> TrainingExample:
         """The row of one rescue. It is a token mean, divided by the `rows_sharing` rescues of its prompt.
 
         With the normaliser "tokens" every token counts 1.
         """
-        weight = 1.0 if self.parameters.normaliser == "tokens" else 1.0 / (trace.num_tokens * rows_sharing)
-        return trace.example(
+        weight = 1.0 if self.parameters.normaliser == "tokens" else 1.0 / (answer.num_tokens * rows_sharing)
+        return answer.example(
             np.asarray(failure.prompt_token_ids, dtype=np.int32),
             component=RESCUE,
-            weights=np.full(trace.num_tokens, weight, dtype=np.float32),
+            weights=np.full(answer.num_tokens, weight, dtype=np.float32),
         )
 
     def _is_publishable(self, answer: Answer) -> bool:
@@ -219,10 +222,14 @@ class SgtRegime:
     def _is_success(self, answer: Answer) -> bool:
         return answer.reward >= self.context.success_reward
 
-    def _outcome(self, group: ScoredGroup, answer: Answer, author: Author) -> OutcomeRecord:
+    def _outcome(self, group: ScoredGroup, answer: Answer, author: Author) -> OutcomeRecord | EpisodeRecord:
         versions = [span.version for span in answer.versions]
+        tags = author.tags(group) | {"oldest": min(versions), "newest": max(versions)}
+        if answer.segments:
+            turns = shared_turns(answer)
+            return EpisodeRecord(**tags, turns=turns, verifier=author.verifier, reward=answer.reward)
         return OutcomeRecord(
-            **author.tags(group) | {"oldest": min(versions), "newest": max(versions)},
+            **tags,
             completion=answer.completion,
             finish_reason=answer.finish_reason,
             verifier=author.verifier,
@@ -249,11 +256,11 @@ class SgtRegime:
         record, oldest = item.record, self.parameters.max_age_versions
         if record.source == self.context.policy:
             return "own"
-        if not isinstance(record, OutcomeRecord):
+        if not isinstance(record, OutcomeRecord | EpisodeRecord):
             return "other"
         if record.reward < self.context.success_reward:
             return "failed"
-        if self.parameters.finished_only and not record.finished:
+        if self.parameters.finished_only and isinstance(record, OutcomeRecord) and not record.finished:
             return "unfinished"
         if oldest is not None and item.age_versions > oldest:
             return "stale"
@@ -265,13 +272,21 @@ class SgtRegime:
         texts: set[bytes] = set()
         for index in rng.permutation(len(candidates)):
             record, age_versions = candidates[index].record, candidates[index].age_versions
-            assert isinstance(record, OutcomeRecord), "others were ignored"
-            if len(chosen) == self.parameters.successes_per_rescue or record.completion in texts:
+            assert isinstance(record, OutcomeRecord | EpisodeRecord), "others were ignored"
+            text = record.completion if isinstance(record, OutcomeRecord) else said_in(record.turns).encode()
+            if len(chosen) == self.parameters.successes_per_rescue or text in texts:
                 continue
-            texts.add(record.completion)
-            ((trace,),) = peer_traces([record], self.context, needs_trace=False)
-            if trace.is_usable:
-                chosen.append(Success(trace, age_versions))
+            texts.add(text)
+            answer = self._read(record)
+            if answer.is_usable:
+                chosen.append(Success(answer, age_versions))
             else:
-                counts.update(["align/rejected", f"regime/rejected_{trace.examined.rejected}"])
+                counts.update(["align/rejected", f"regime/rejected_{answer.rejected}"])
         return chosen
+
+    def _read(self, record: OutcomeRecord | EpisodeRecord) -> PeerTrace | PeerEpisode:
+        """A peer's success in own tokens."""
+        if isinstance(record, EpisodeRecord):
+            return peer_episode(record, self.context.spelling)
+        ((trace,),) = peer_traces([record], self.context, needs_trace=False)
+        return trace

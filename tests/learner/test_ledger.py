@@ -7,9 +7,10 @@ from hypothesis import strategies as st
 
 from mrl.learner.ledger import Pace, WorkLedger
 from mrl.records.codec import pack_array
+from mrl.records.episodes import Segment
 from mrl.records.finish import FinishReason
 from mrl.records.rollouts import StaleGroup, WorkRequest
-from mrl.records.version import Version
+from mrl.records.version import Version, VersionSpan
 
 PACE = Pace(groups_per_step=4, group_size=2, max_staleness_versions=1, total_steps=10)
 
@@ -198,6 +199,39 @@ def test_a_group_that_cannot_be_dated_is_refused(make_group, damage):
     assert books.accept([group], "w", 0.0) == []
     assert books.counts["unsound"] == 1
     assert books.grant(ask(1), 0.0)[0].position == item.position
+
+
+def _segments(*sizes: int) -> list[Segment]:
+    """Turns of these sizes, the policy's first and every second one."""
+    return [Segment(num_tokens=n, is_sampled=place % 2 == 0, messages=()) for place, n in enumerate(sizes)]
+
+
+@pytest.mark.parametrize(
+    ("segments", "is_taken"),
+    [
+        (_segments(1, 1, 1), True),
+        (_segments(1, 1, 1, 0), True),
+        (_segments(1, 2), False),
+        (_segments(1, 1, 2), False),
+        (_segments(2, 0, 1), False),
+    ],
+)
+def test_the_turns_of_an_episode_are_those_of_its_row(make_group, segments, is_taken):
+    """Tokens, log-probabilities and versions have to agree with them, and the policy has the last turn with tokens."""
+    books = ledger()
+    item = books.grant(ask(1), 0.0)[0]
+    group = make_group(item.ticket)
+    version = group.answers[0].versions[0].version
+    episode = msgspec.structs.replace(
+        group.answers[1],
+        token_ids=pack_array([4, 5, 6], "i4"),
+        logprobs=pack_array([-1.0, -1.0], "f4"),
+        versions=[VersionSpan(2, version)],
+        segments=segments,
+    )
+    group = msgspec.structs.replace(group, answers=[group.answers[0], episode])
+
+    assert bool(books.accept([group], "w", 0.0)) is is_taken
 
 
 @pytest.mark.parametrize(("epoch", "step", "is_taken"), [(1, 4, True), (0, 9, True), (1, 5, False), (2, 0, False)])

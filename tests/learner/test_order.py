@@ -14,7 +14,9 @@ def order(rows, expansion: float = 1.0) -> StepOrder:
 
 def test_an_order_crosses_ranks_unchanged(make_rows):
     """Every field of every row survives the broadcast, absent arrays and NaN included."""
-    sent = order(make_rows(17, shared=True), 1.5)
+    rows = make_rows(17, shared=True)
+    rows[3] = replace(rows[3], is_trained=np.arange(rows[3].answer_token_ids.size) % 2 == 0)
+    sent = order(rows, 1.5)
 
     received = decode_order(encode_order(sent))
 

@@ -39,6 +39,56 @@ def separate_logprobs(model, row):
     return logits.log_softmax(-1)[start - 1 : -1].gather(-1, ids[start:, None]).squeeze(-1)
 
 
+def with_given_tokens(rows, seed=1):
+    """The same rows as episodes: about half of the tokens of each are an environment's, but not the last one."""
+    rng, found = np.random.default_rng(seed), []
+    for row in rows:
+        is_trained = rng.random(row.answer_token_ids.size) < 0.5
+        is_trained[-1] = True
+        names = ("advantages", "weights", "behaviour_logprobs", "behaviour_spans", "teacher_logprobs", "teacher_spans")
+        kept = {name: getattr(row, name)[is_trained] for name in names if getattr(row, name) is not None}
+        found.append(replace(row, is_trained=is_trained, **kept))
+    return found
+
+
+@pytest.mark.parametrize("family", ["qwen3", "llama"])
+def test_given_tokens_are_seen_and_not_trained_on(tiny_model, make_rows, family):
+    """Sampled tokens have the log-probs of a plain forward over the whole row; given ones are no targets."""
+    rows = with_given_tokens(with_shared_prompts(make_rows(23), 4))
+    plain, model = tiny_model(family), tiny_model(family)
+    use_row_attention(model)
+
+    batches = pack(rows, COMPONENTS, microbatch_tokens=64)
+    found = {}
+    for batch in batches:
+        logprobs_T = answer_logprobs(model, batch, SETTINGS)
+        found |= {place: logprobs_T[batch.row_T == place] for place in batch.row_T.unique().tolist()}
+
+    assert sorted(found) == list(range(23))
+    assert any(not row.is_trained.all() for row in rows)
+    for place, row in enumerate(rows):
+        expected = separate_logprobs(plain, row)[torch.from_numpy(row.is_trained)]
+        assert torch.allclose(found[place], expected, atol=2e-5)
+
+
+def test_values_of_a_row_stay_with_its_sampled_tokens(make_rows):
+    """Advantages, weights, behaviour and spans are those of sampled tokens alone, in their order."""
+    rows = with_given_tokens(make_rows(40, shared=True))
+
+    for batch in pack(rows, COMPONENTS, microbatch_tokens=96):
+        for place in batch.row_T.unique().tolist():
+            mine, row = (batch.row_T == place).numpy(), rows[place]
+            np.testing.assert_array_equal(batch.target_ids_T.numpy()[mine], row.answer_token_ids[row.is_trained])
+            np.testing.assert_array_equal(batch.weights_T.numpy()[mine], row.weights)
+            if row.behaviour_logprobs is not None:
+                np.testing.assert_array_equal(batch.behaviour_logprobs_T.numpy()[mine], row.behaviour_logprobs)
+            if row.behaviour_spans is not None:
+                spans = batch.behaviour_span_T.numpy()[mine]
+                assert [int(a == b) for a, b in zip(spans, spans[1:], strict=False)] == [
+                    int(a == b) for a, b in zip(row.behaviour_spans, row.behaviour_spans[1:], strict=False)
+                ]
+
+
 @pytest.mark.parametrize("answers_each", [1, 3, 8])
 @pytest.mark.parametrize("family", ["qwen3", "llama"])
 def test_packed_rows_equal_separate_rows(tiny_model, make_rows, family, answers_each):

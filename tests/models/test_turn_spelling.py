@@ -1,0 +1,170 @@
+"""The turns of an episode in own tokens, by templates as families write them."""
+
+import pytest
+
+from mrl.config.policy_tables import PromptTable
+from mrl.errors import ModelFolderError
+from mrl.models.load_policy import load_tokenizer
+from mrl.models.make import make_policy
+from mrl.models.turn_spelling import TurnSpelling
+from mrl.records.episodes import Message, ToolCall
+
+CALL = ToolCall(name="look_up", arguments='{"key":"b"}')
+USER = Message(role="user", content="lower")
+TOOL = Message(role="tool", content="7", name="look_up")
+
+CHATML = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}"
+    "{% for c in m.tool_calls or [] %}\n<tool_call>\n{{ c.function | tojson }}\n</tool_call>{% endfor %}"
+    "<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+"""A line break stands behind the end of a turn, which no engine samples."""
+THINKING = (
+    "{% set ns = namespace(last=0) %}{% for m in messages %}{% if m.role == 'user' %}{% set ns.last = loop.index0 %}"
+    "{% endif %}{% endfor %}{% for m in messages %}<|im_start|>{{ m.role }}\n"
+    "{% if m.role == 'assistant' and loop.index0 > ns.last %}<think>\n\n</think>\n\n{% endif %}{{ m.content }}"
+    "<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+"""Drops the reasoning of turns before the newest question, as Qwen3 does."""
+HEADERS = (
+    "{% for m in messages %}{% if m.tool_calls %}<|head|>assistant<|/head|>\n\n"
+    '{"name": "{{ m.tool_calls[0].function.name }}", "parameters": {{ m.tool_calls[0].function.arguments | tojson }}}'
+    "{% else %}<|head|>{{ 'ipython' if m.role == 'tool' else m.role }}<|/head|>\n\n{{ m.content }}{% endif %}<|eot|>"
+    "{% endfor %}{% if add_generation_prompt %}<|head|>assistant<|/head|>\n\n{% endif %}"
+)
+"""Drops what is said beside a call, as Llama 3 does."""
+OPENED_BY_ROLE = (
+    "{% for m in messages %}<|{{ m.role }}|>\n{{ m.content }}{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>\n{% endif %}"
+)
+"""Has no end of a turn, as GLM: the next one's beginning is it."""
+COUNTING = "{{ messages | length }}:" + CHATML
+"""A longer conversation begins otherwise; what stands behind a turn does not."""
+REWRITING = (
+    "{% for m in messages %}{{ m.content }}{{ '.' if loop.last else ';' }}{% endfor %}"
+    "{% if add_generation_prompt %}>{% endif %}"
+)
+"""Ends the last turn otherwise than one that others follow."""
+
+
+@pytest.fixture
+def folder(tmp_path, recipe, examples):
+    make_policy(recipe, examples, tmp_path / "p", on_step=lambda step, loss: None)
+    return tmp_path / "p"
+
+
+@pytest.fixture
+def spelling(folder):
+    """By this template; without one, by lines."""
+    return lambda template="", **prompt: TurnSpelling(folder, PromptTable(chat_template=template, **prompt))
+
+
+@pytest.fixture
+def text(folder):
+    tokenizer = load_tokenizer(folder)
+    return lambda ids: tokenizer.decode(ids)
+
+
+@pytest.mark.parametrize(
+    ("template", "calls", "said", "bridge"),
+    [
+        (CHATML, (), USER, "<|im_end|>\n<|im_start|>user\nlower<|im_end|>\n<|im_start|>assistant\n"),
+        (CHATML, (CALL,), TOOL, "<|im_end|>\n<|im_start|>tool\n7<|im_end|>\n<|im_start|>assistant\n"),
+        (THINKING, (), USER, "<|im_end|>\n<|im_start|>user\nlower<|im_end|>\n<|im_start|>assistant\n"),
+        (HEADERS, (), USER, "<|eot|><|head|>user<|/head|>\n\nlower<|eot|><|head|>assistant<|/head|>\n\n"),
+        (HEADERS, (CALL,), TOOL, "<|eot|><|head|>ipython<|/head|>\n\n7<|eot|><|head|>assistant<|/head|>\n\n"),
+        (OPENED_BY_ROLE, (), USER, "<|user|>\nlower<|assistant|>\n"),
+        (COUNTING, (), USER, "<|im_end|>\n<|im_start|>user\nlower<|im_end|>\n<|im_start|>assistant\n"),
+        ("", (), USER, "lower\n"),
+    ],
+)
+def test_a_bridge_is_what_the_template_puts_between_two_turns(spelling, text, template, calls, said, bridge):
+    """From the end of the turn, with the separators that no engine samples, to where the next one begins."""
+    assert text(spelling(template).bridge([], calls, [said])) == bridge
+
+
+def test_an_end_that_was_sampled_is_not_said_again(spelling, folder, text):
+    """One that was not, as in a turn cut at the limit, is; of another end the turn keeps its own beside the template's."""
+    eos_id = load_tokenizer(folder).eos_token_id
+    eos = load_tokenizer(folder).eos_token
+    ended = CHATML.replace("<|im_end|>", eos)
+    word = load_tokenizer(folder)("a")["input_ids"][-1]
+
+    assert text(spelling(ended).bridge([word, eos_id], (), [USER])).startswith("\n<|im_start|>user")
+    assert text(spelling(ended).bridge([word], (), [USER])).startswith(eos + "\n<|im_start|>user")
+    assert text(spelling(CHATML).bridge([word, eos_id], (), [USER])).startswith("<|im_end|>\n<|im_start|>user")
+
+
+def test_an_episode_of_bridges_is_the_conversation_as_the_template_renders_it(spelling, folder, text):
+    """Where nothing is dropped, prompt, turns and bridges together are one rendering."""
+    eos = load_tokenizer(folder).eos_token
+    template, tokenizer = CHATML.replace("<|im_end|>", eos), load_tokenizer(folder)
+    own = spelling(template)
+    first, second = own.turn("6", (), eos_id=tokenizer.eos_token_id), own.turn("5", (), eos_id=tokenizer.eos_token_id)
+    opening = own.opening([Message(role="user", content="guess")])
+    row = [*opening, *first, *own.bridge(first.tolist(), (), [USER]), *second]
+
+    tokenizer.chat_template = template
+    turns = [("user", "guess"), ("assistant", "6"), ("user", "lower"), ("assistant", "5")]
+    rendered = tokenizer.apply_chat_template([{"role": r, "content": c} for r, c in turns], tokenize=False)
+    assert text(row) + "\n" == rendered
+
+
+@pytest.mark.parametrize(
+    ("template", "call"),
+    [
+        (CHATML, '<tool_call>\n{"name": "look_up", "arguments": {"key": "b"}}\n</tool_call>'),
+        (HEADERS, '{"name": "look_up", "parameters": {"key": "b"}}'),
+    ],
+)
+def test_a_peers_call_is_said_in_the_own_syntax(spelling, text, template, call):
+    """As the template writes it, closed by the own EOS where there is one."""
+    assert text(spelling(template).turn("", (CALL,), eos_id=None)).strip() == call
+
+
+@pytest.mark.parametrize("template", [THINKING, OPENED_BY_ROLE, ""])
+def test_a_call_that_the_template_leaves_out_cannot_be_said(spelling, template):
+    """An expected outcome, and no error."""
+    assert spelling(template).turn("x", (CALL,), eos_id=None) is None
+
+
+@pytest.mark.parametrize(("template", "has_tools"), [(CHATML, True), (HEADERS, True), (THINKING, False), ("", True)])
+def test_templates_by_which_a_conversation_goes_on_pass(spelling, template, has_tools):
+    """Also one that drops earlier reasoning: the policy goes on seeing what it sampled."""
+    spelling(template).check(has_tools=has_tools)
+
+
+@pytest.mark.parametrize(
+    ("template", "has_tools", "words"),
+    [
+        (REWRITING, False, "changes what was said when more is said"),
+        (THINKING, True, "does not say what tools a turn calls"),
+        ("{% for m in messages %}{{ m.content }}{{ m.content }}{% endfor %}", False, "does not say each turn once"),
+        ("{% for m in messages %}{{ raise_exception('roles') if loop.index > 2 else m.content }}{% endfor %}", False, "roles"),
+    ],
+)
+def test_a_template_without_a_bridge_is_refused(spelling, folder, template, has_tools, words):
+    """With its place and the cure, before anything is sampled."""
+    with pytest.raises(ModelFolderError, match=words):
+        spelling(template).check(has_tools=has_tools)
+
+
+def test_what_opens_and_what_begins_an_answer_stand_in_both_places(spelling, text):
+    """The system message once, the begun answer before every turn."""
+    own = spelling(CHATML, system="Be brief.", assistant_prefill="A: ")
+
+    opening = text(own.opening([Message(role="user", content="guess")]))
+    assert opening.startswith("<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nguess")
+    assert opening.endswith("<|im_start|>assistant\nA: ")
+    assert text(own.bridge([], (), [USER])).endswith("<|im_start|>assistant\nA: ")
+    assert "system" not in text(own.bridge([], (), [USER]))
+
+
+def test_a_turn_reads_without_its_end(spelling, folder):
+    """Special tokens within it stay: calls may be written with them."""
+    tokenizer = load_tokenizer(folder)
+    ids = [*tokenizer("6")["input_ids"], tokenizer.eos_token_id]
+
+    assert spelling().text(ids, [tokenizer.eos_token_id]) == "6"
+    assert spelling().text(ids[:-1], [tokenizer.eos_token_id]) == "6"
+    assert spelling().text(ids, []) == "6" + tokenizer.eos_token
