@@ -63,7 +63,7 @@ def training_flops(model: nn.Module, examples: Sequence[TrainingExample], places
         6 N L  +  6 V D sum(S)  +  6 A sum(n^2)
 
     N parameters besides embedding and head, L places, where a prompt that rows share counts once, V D those of the
-    head, which sees trained tokens alone, A the width of all heads of all layers; n tokens of a row, S of them trained on.
+    head, which sees trained tokens alone, A the width of all heads of all layers; n tokens of a row, S of them trained.
     Of n^2 causal attention needs half (arXiv 2204.02311, B).
     """
     head = model.get_output_embeddings().weight  # type: ignore[operator]

@@ -1,12 +1,12 @@
-"""The turns of an episode in a policy's own tokens: what it sampled stays as it is, and what is said to it is put behind.
+"""The turns of an episode in a policy's own tokens: what it sampled stays, and what is said to it is put behind.
 
 The text between two turns, the bridge, is read off the chat template. With a placeholder X for the policy's turn,
 
     closing = what stands behind X in render([user, X])
     bridge  = closing + what render([user, X, *new], to be answered) has more behind X than render([user, X])
 
-so that no turn is ever rendered or tokenized again. A template that drops the reasoning of earlier turns when it renders
-a conversation anew does not get to: here the policy goes on seeing all that it sampled.
+so that no turn is ever rendered or tokenized again. A template may drop the reasoning of earlier turns when it renders
+a conversation anew. It never does here: the policy goes on seeing all that it sampled.
 """
 
 from collections.abc import Mapping, Sequence
@@ -83,7 +83,7 @@ class TurnSpelling:
         return self._ids(text.removeprefix(said) if is_closed else text)
 
     def turn(self, content: str, tool_calls: Sequence[ToolCall], *, eos_id: int | None) -> Int32s | None:
-        """[T] a turn that this policy did not sample, in its own tokens and its own syntax of calls, closed by `eos_id`.
+        """[T] a turn that others said, in the own tokens and the own syntax of calls, closed by `eos_id`.
 
         None where its template has no way to say the calls.
         """

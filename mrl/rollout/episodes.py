@@ -13,7 +13,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
@@ -172,6 +172,8 @@ class Stage:
     """Text of a turn, and whether it was cut at the limit -> what the environment gets, and what is kept of it."""
     eos_ids: tuple[int, ...]
     max_turn_tokens: int
+    context_tokens: int
+    """Tokens that a prompt and its episode may have together."""
     in_step: bool = False
     """Whether all environments answer before any turn is sampled, as a synchronous run must: what is sampled together
     decides every bit."""
@@ -302,12 +304,13 @@ class EpisodeEngine:
 
     def _has_ended(self, episode: _Episode) -> bool:
         """Whether there is no further turn for the policy; then the reward is asked for."""
-        reason = ""
-        if episode.last_turn is not None and episode.last_turn.is_cut:
-            reason = CUT
-        elif episode.num_turns >= episode.rules.max_turns:
+        reason, more = "", self._stage.max_turn_tokens
+        if episode.num_turns >= episode.rules.max_turns:
             reason = MAX_TURNS
-        elif episode.num_tokens + self._stage.max_turn_tokens > episode.rules.max_tokens:
+        elif (
+            episode.num_tokens + more > episode.rules.max_tokens
+            or episode.past.size + more > self._stage.context_tokens
+        ):
             reason = MAX_TOKENS
         if reason:
             self._ask_reward(episode, reason)
@@ -342,9 +345,7 @@ class EpisodeEngine:
             name = f"{request_id}/{next(self._numbers)}"
             seeds = np.array([episode.seed for episode in episodes], dtype=np.uint64)
             decoding = episodes[0].request.decoding
-            requests.append(
-                GenerationRequest(name, episodes[0].past, seeds, may_be_refused=True, decoding=decoding)
-            )
+            requests.append(GenerationRequest(name, episodes[0].past, seeds, may_be_refused=True, decoding=decoding))
             self._turns |= {(name, index): episode for index, episode in enumerate(episodes)}
         return requests
 
@@ -354,11 +355,11 @@ class EpisodeEngine:
             self._ask_reward(episode, MAX_TOKENS)
             return
         text = self._stage.spelling.text(generation.token_ids.tolist(), self._stage.eos_ids)
-        turn, message = self._stage.read(text, generation.finish_reason is FinishReason.LENGTH)
+        is_cut = generation.finish_reason is FinishReason.LENGTH
+        episode.last_turn, message = self._stage.read(text, is_cut)
         episode.sampled(generation, message)
-        episode.last_turn = replace(turn)
-        if turn.is_cut:
+        if is_cut:
             self._ask_reward(episode, CUT)
             return
-        episode.awaited = episode.session.step(turn)
+        episode.awaited = episode.session.step(episode.last_turn)
         self._waiting.append(episode)

@@ -98,7 +98,9 @@ class SgtRegime:
         kind = DENOMINATORS[parameters.normaliser]
         rescue = Component(RESCUE, Imitation(), parameters.lambda_, kind, "peer")
         self.components = (context.objective.component(), rescue)
-        self.asking: Asking | None = Asking(("outcome", "episode"), RECORDS_PER_ASK, parameters.max_age_versions, watch=True)
+        self.asking: Asking | None = Asking(
+            ("outcome", "episode"), RECORDS_PER_ASK, parameters.max_age_versions, watch=True
+        )
         self._heard: deque[Received] = deque(maxlen=MAX_HEARD)
         self._num_overflown = 0
         self._droppable: set[str] = set()
@@ -196,9 +198,7 @@ class SgtRegime:
         self._droppable.clear()
         return len(dropped)
 
-    def _rescue_row(
-        self, failure: Failure, answer: PeerTrace | PeerEpisode, *, rows_sharing: int
-    ) -> TrainingExample:
+    def _rescue_row(self, failure: Failure, answer: PeerTrace | PeerEpisode, *, rows_sharing: int) -> TrainingExample:
         """The row of one rescue. It is a token mean, divided by the `rows_sharing` rescues of its prompt.
 
         With the normaliser "tokens" every token counts 1.

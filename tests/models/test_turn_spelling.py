@@ -84,7 +84,7 @@ def test_a_bridge_is_what_the_template_puts_between_two_turns(spelling, text, te
 
 
 def test_an_end_that_was_sampled_is_not_said_again(spelling, folder, text):
-    """One that was not, as in a turn cut at the limit, is; of another end the turn keeps its own beside the template's."""
+    """One that was not, as in a turn cut at the limit, is; another one than the template's stays before it."""
     eos_id = load_tokenizer(folder).eos_token_id
     eos = load_tokenizer(folder).eos_token
     ended = CHATML.replace("<|im_end|>", eos)
@@ -140,7 +140,11 @@ def test_templates_by_which_a_conversation_goes_on_pass(spelling, template, has_
         (REWRITING, False, "changes what was said when more is said"),
         (THINKING, True, "does not say what tools a turn calls"),
         ("{% for m in messages %}{{ m.content }}{{ m.content }}{% endfor %}", False, "does not say each turn once"),
-        ("{% for m in messages %}{{ raise_exception('roles') if loop.index > 2 else m.content }}{% endfor %}", False, "roles"),
+        (
+            "{% for m in messages %}{{ raise_exception('roles') if loop.index > 2 else m.content }}{% endfor %}",
+            False,
+            "roles",
+        ),
     ],
 )
 def test_a_template_without_a_bridge_is_refused(spelling, folder, template, has_tools, words):

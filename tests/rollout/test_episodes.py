@@ -1,0 +1,241 @@
+"""Episodes between a real engine and real environment processes."""
+
+import time
+from contextlib import closing
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from mrl.config.policy_tables import PromptTable
+from mrl.engines.embedded import EmbeddedEngine
+from mrl.engines.engine import Finished, GenerationRequest, Sampling
+from mrl.engines.token_sampling import answer_seeds
+from mrl.models.load_policy import load_tokenizer
+from mrl.models.turn_spelling import TurnSpelling
+from mrl.records.episodes import Message
+from mrl.records.finish import FinishReason
+from mrl.records.version import Version
+from mrl.rollout.episodes import EpisodeEngine, EpisodeRequest, EpisodeRules, PlayedEpisode, Stage
+from mrl.tasks.environments.contract import PolicyTurn
+from mrl.tasks.environments.environment_pool import EnvironmentPool
+
+VOCAB, TURN_TOKENS, BOUND_S = 400, 5, 120.0
+
+
+@pytest.fixture(autouse=True)
+def environment_modules(monkeypatch):
+    """Environment processes find the modules of the tests."""
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
+
+
+@pytest.fixture
+def folder(tmp_path, tiny_model):
+    """A policy of random weights that reads and writes by bytes."""
+    from mrl.models.tokenizers import train_byte_level
+
+    train_byte_level(["answer yah one two three"] * 3, VOCAB).save_pretrained(tmp_path / "model")
+    tiny_model(seed=2, vocab_size=VOCAB).save_pretrained(tmp_path / "model")
+    return tmp_path / "model"
+
+
+@pytest.fixture
+def environments():
+    """The processes of one environment, ended behind the test."""
+    name = "tests.support.played_environments:Counting"
+    with closing(EnvironmentPool(name, processes=2, wall_s=60.0, cpu_s=60.0)) as pool:
+        yield pool
+
+
+@pytest.fixture
+def make_player(folder, environments):
+    """An engine that plays episodes of the rows that tests give by prompt id."""
+
+    def make(rows=None, *, max_turns=8, max_tokens=1000, context_tokens=10_000, in_step=False) -> EpisodeEngine:
+        tokenizer = load_tokenizer(folder)
+        sampling = Sampling(1.0, TURN_TOKENS, (tokenizer.eos_token_id,))
+        engine = EmbeddedEngine(folder, sampling, device="cpu", max_running=8)
+        engine.label(Version(0, 1))
+        stage = Stage(
+            open=lambda prompt_id: environments.open(int(prompt_id), (rows or {}).get(prompt_id, {})),
+            rules=lambda prompt_id: EpisodeRules(max_turns, max_tokens, failed_reward=-1.0),
+            spelling=TurnSpelling(folder, PromptTable()),
+            read=lambda text, is_cut: (PolicyTurn(text), Message(role="assistant", content=text)),
+            eos_ids=(tokenizer.eos_token_id,),
+            max_turn_tokens=TURN_TOKENS,
+            context_tokens=context_tokens,
+            in_step=in_step,
+        )
+        return EpisodeEngine(engine, stage)
+
+    return make
+
+
+def request(prompt_id: str, size: int = 2, name: str = "") -> EpisodeRequest:
+    nothing = np.zeros(0, np.int32)
+    return EpisodeRequest(
+        name or f"r{prompt_id}", nothing, answer_seeds(1, "a", prompt_id, 0, size), prompt_id=prompt_id
+    )
+
+
+def collected(player: EpisodeEngine, count: int) -> dict[tuple[str, int], PlayedEpisode]:
+    found: list[Finished] = []
+    until_s = time.monotonic() + BOUND_S
+    while len(found) < count and time.monotonic() < until_s:
+        found += player.collect(1.0)
+    assert len(found) == count
+    return {(one.request_id, one.index): one.generation for one in found}
+
+
+def test_what_was_sampled_is_what_the_policy_sees_in_every_later_turn(make_player, always_ends, folder):
+    """Log-probs equal those of one plain forward over the whole row, bridges between the turns included."""
+    with closing(make_player()) as player:
+        player.submit([request("7"), request("8")])
+        found = collected(player, 4)
+        for played in found.values():
+            row = np.concatenate([played.prompt_token_ids, played.token_ids])
+            (told,) = player.score([row.tolist()])
+            behind = np.array(told)[played.prompt_token_ids.size - 1 :]
+            is_sampled = np.concatenate([np.full(s.num_tokens, s.is_sampled) for s in played.segments])
+            np.testing.assert_allclose(behind[is_sampled], played.logprobs, atol=1e-4)
+            assert [segment.is_sampled for segment in played.segments] == [True, False] * 3
+            assert sum(span.num_tokens for span in played.versions) == played.logprobs.size
+            assert (played.ending, played.finish_reason) == ("done", FinishReason.STOP)
+    assert [found[f"r{seed}", n].verdict.reward for seed in (7, 8) for n in (0, 1)] == [7.0, 7.0, 8.0, 8.0]
+    assert not np.array_equal(found["r7", 0].token_ids, found["r7", 1].token_ids), "each has a seed of its own"
+
+
+def test_turns_stand_in_the_row_as_they_were_sampled(make_player, always_ends, folder):
+    """Between them the environment's words and nothing else; its last words take no tokens."""
+    tokenizer = load_tokenizer(folder)
+    with closing(make_player()) as player:
+        player.submit([request("7", 1)])
+        played = collected(player, 1)["r7", 0]
+    texts, start = [], 0
+    for segment in played.segments:
+        texts.append(tokenizer.decode(played.token_ids[start : start + segment.num_tokens].tolist()))
+        start += segment.num_tokens
+    assert tokenizer.decode(played.prompt_token_ids.tolist()) == "seed 7\n"
+    assert [text for text, segment in zip(texts, played.segments, strict=True) if not segment.is_sampled] == [
+        "left 2\n",
+        "left 1\n",
+        "",
+    ]
+    assert [m.content for s in played.segments if not s.is_sampled for m in s.messages] == [
+        "left 2",
+        "left 1",
+        "left 0",
+    ]
+    assert start == played.token_ids.size
+
+
+def test_a_turn_that_is_cut_ends_the_episode(make_player):
+    """As its environment rewards it, and as an answer that was cut."""
+    with closing(make_player({"7": {"turns": 99}})) as player:
+        player.submit([request("7", 8)])
+        found = collected(player, 8).values()
+    cut = [one for one in found if one.ending == "cut"]
+    assert cut, "random tokens seldom end by themselves within five"
+    for played in cut:
+        assert played.finish_reason is FinishReason.LENGTH
+        assert played.verdict.reward == 7.0
+        assert played.segments[-1].is_sampled
+        assert played.segments[-1].num_tokens == TURN_TOKENS
+
+
+@pytest.mark.parametrize(
+    ("limits", "ending"),
+    [({"max_turns": 2}, "max_turns"), ({"max_tokens": 13}, "max_tokens"), ({"context_tokens": 20}, "max_tokens")],
+)
+def test_limits_of_the_task_end_an_episode_with_its_reward(make_player, always_ends, limits, ending):
+    """The row ends with what the policy sampled last."""
+    with closing(make_player(**limits)) as player:
+        player.submit([request("7", 1)])
+        played = collected(player, 1)["r7", 0]
+    assert (played.ending, played.verdict.reward) == (ending, 7.0)
+    assert [s.is_sampled for s in played.segments if s.num_tokens][-1]
+    assert (played.segments[-1].is_sampled, played.segments[-1].num_tokens) == (False, 0)
+    assert played.finish_reason is FinishReason.LENGTH
+
+
+@pytest.fixture
+def always_ends(monkeypatch):
+    """Turns of the policy end by themselves, after two tokens at most."""
+    real = EmbeddedEngine.collect
+
+    def collect(self, timeout_s):
+        ended = []
+        for one in real(self, timeout_s):
+            generation = one.generation
+            size = min(2, generation.token_ids.size)
+            spans = [type(generation.versions[0])(size, generation.versions[0].version)]
+            short = type(generation)(generation.token_ids[:size], generation.logprobs[:size], spans, FinishReason.STOP)
+            ended.append(Finished(one.request_id, one.index, short))
+        return ended
+
+    monkeypatch.setattr(EmbeddedEngine, "collect", collect)
+
+
+@pytest.mark.parametrize(("fails", "has_turn"), [("step", True), ("reset", False), ("differs", False)])
+def test_an_environment_that_fails_costs_its_episodes_alone(make_player, always_ends, fails, has_turn):
+    """They have the reward of failures and say why; the others end as they would have."""
+    with closing(make_player({"7": {"fails": fails}})) as player:
+        player.submit([request("7"), request("8")])
+        found = collected(player, 4)
+    failed = [found["r7", n] for n in (0, 1) if found["r7", n].verdict.failure]
+    assert failed
+    for played in failed:
+        assert played.verdict.reward == -1.0
+        assert played.verdict.words
+        assert bool(played.token_ids.size) is has_turn
+    assert [found["r8", n].verdict.reward for n in (0, 1)] == [8.0, 8.0]
+
+
+def test_what_is_aborted_is_heard_of_no_more(make_player):
+    """Its name may not be used again; others go on."""
+    with closing(make_player()) as player:
+        player.submit([request("7"), request("8")])
+        player.collect(0.1)
+        player.abort(["r7"])
+        assert {name for name, _ in collected(player, 2)} == {"r8"}
+        assert player.collect(0.0) == []
+
+
+def test_other_requests_pass_through(make_player):
+    """An answer to a prompt of its own is sampled as without episodes beside it."""
+    plain = GenerationRequest("plain", np.arange(5, 9, dtype=np.int32), answer_seeds(1, "a", "p", 0, 1))
+    with closing(make_player()) as player:
+        player.submit([plain, request("7")])
+        found = collected(player, 3)
+    assert not isinstance(found["plain", 0], PlayedEpisode)
+    assert isinstance(found["r7", 0], PlayedEpisode)
+
+
+def test_in_step_the_same_seeds_give_the_same_bits(make_player, always_ends):
+    """Whatever the environments' timing: all have answered before any turn is sampled."""
+    rows = []
+    for _ in range(2):
+        with closing(make_player(in_step=True)) as player:
+            player.submit([request(str(n), 4) for n in range(4)])
+            rows.append(collected(player, 16))
+    for name in rows[0]:
+        one, other = rows[0][name], rows[1][name]
+        assert one.token_ids.tobytes() == other.token_ids.tobytes()
+        assert one.logprobs.tobytes() == other.logprobs.tobytes()
+
+
+def test_an_engine_that_starts_anew_has_forgotten_its_episodes(make_player):
+    """As it forgets its answers: the groups are sampled again."""
+    with closing(make_player()) as player:
+        player.submit([request("7")])
+        player.restart()
+        player.label(Version(0, 2))
+        assert player.collect(0.0) == []
+        player.submit([request("7", name="again")])
+        found = collected(player, 2)
+    assert all(span.version == Version(0, 2) for one in found.values() for span in one.versions)
+    assert {name for name, _ in found} == {"again"}
+    assert torch.isfinite(torch.from_numpy(np.concatenate([one.logprobs for one in found.values()]))).all()
+    assert all(a.is_sampled != b.is_sampled for one in found.values() for a, b in pairwise(one.segments))

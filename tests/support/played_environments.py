@@ -1,0 +1,23 @@
+"""Environments for tests of the rollout loop; imported by environment processes, by this name, through PYTHONPATH."""
+
+import os
+
+
+class Counting:
+    """Counts the turns, and ends the episode after so many; rewards the number of the seed."""
+
+    def reset(self, seed, turns=3, **row):
+        self._seed, self._turns, self._left = seed, turns, turns
+        self._row = row
+        if row.get("fails") == "reset":
+            raise RuntimeError("no start")
+        return f"seed {os.getpid() if row.get('fails') == 'differs' else seed}"
+
+    def step(self, text):
+        self._left -= 1
+        if self._row.get("fails") == "step":
+            os._exit(3)
+        return f"left {self._left}", self._left == 0
+
+    def get_reward(self):
+        return float(self._seed)
