@@ -1,7 +1,7 @@
 """The first rank's work before every step: gather own groups, hear the peers, let the regime assign credit."""
 
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -11,7 +11,7 @@ from mrl.config.schema import RunTable
 from mrl.learner.asynchronous_batching import Batching, PeerSource, Stopping
 from mrl.learner.intake import Intake
 from mrl.learner.step_order import StepOrder
-from mrl.records.rollouts import ScoredGroup
+from mrl.records.rollouts import Answer, ScoredGroup
 from mrl.records.version import Version, age_versions
 from mrl.sharing.regime import Absorbed, Regime, Rescue
 
@@ -107,6 +107,21 @@ def batch_values(groups: Sequence[ScoredGroup], step: int, *, success_reward: fl
         "staleness/max_versions": float(np.max(staleness)),
         **{f"staleness/share/{versions}": share for versions, share in _shares(staleness)},
         **_named_means(groups),
+        **_episode_values([answer for answer in answers if answer.segments]),
+    }
+
+
+def _episode_values(episodes: Sequence[Answer]) -> dict[str, float]:
+    """Turns of episodes, tokens that environments gave, and how many ended in which way; empty where there are none."""
+    if not episodes:
+        return {}
+    turns = [sum(segment.is_sampled for segment in episode.segments) for episode in episodes]
+    given = [len(episode.token_ids) // 4 - episode.num_sampled_tokens for episode in episodes]
+    endings = Counter(episode.ending for episode in episodes)
+    return {
+        "episodes/turns_mean": float(np.mean(turns)),
+        "episodes/given_tokens_mean": float(np.mean(given)),
+        **{f"episodes/ended/{ending}": count / len(episodes) for ending, count in sorted(endings.items())},
     }
 
 

@@ -106,7 +106,7 @@ def _own_rows(pool: TaskPool, policy: str, step: int, prepared: PreparedStep) ->
                 rewards=answer.rewards,
                 failure=answer.failure,
                 source=policy,
-                finish_reason=answer.finish_reason.value,
+                finish_reason=answer.ending or answer.finish_reason.value,
                 tokens=len(logprobs_S),
                 logprob_mean=float(logprobs_S.mean()) if len(logprobs_S) else None,
                 oldest_step=min(steps, default=None),

@@ -7,9 +7,11 @@ import pytest
 
 from mrl.errors import RecordError
 from mrl.records.codec import decode, encode, pack_array, unpack_array
+from mrl.records.episodes import Message, ToolCall
 from mrl.records.exchange_messages import Subscribe, client_message_decoder
 from mrl.records.experience import (
     MAX_GROUP,
+    EpisodeRecord,
     ExperienceRecord,
     GivenAnswer,
     OutcomeRecord,
@@ -18,6 +20,7 @@ from mrl.records.experience import (
     ScoreRecord,
     ScoreRequestRecord,
     SharedAnswer,
+    SharedTurn,
     TokenTrace,
     ValueRecord,
     experience_decoder,
@@ -35,9 +38,19 @@ TRACE = TokenTrace(
     byte_lengths=pack_array([3, 0], "i4"), logprobs=pack_array([-0.5, -2.0], "f4"), special=pack_array([0, 1], "u1"),
     token_ids=pack_array([17, 2], "i4"),
 )  # fmt: skip
+CALL = ToolCall(name="guess", arguments='{"number":4}')
 RECORDS = {
     "outcome": OutcomeRecord(
         **TAGS, completion=b"yah", finish_reason=FinishReason.STOP, verifier="v", reward=1.0, trace=TRACE
+    ),
+    "episode": EpisodeRecord(
+        **TAGS,
+        turns=[
+            SharedTurn(is_sampled=True, messages=(Message(role="assistant", content="4", tool_calls=(CALL,)),)),
+            SharedTurn(is_sampled=False, messages=(Message(role="tool", content="higher", name="guess"),)),
+        ],
+        verifier="v",
+        reward=1.0,
     ),
     "rollout": RolloutRecord(
         **TAGS,

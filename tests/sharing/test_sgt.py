@@ -328,7 +328,8 @@ def test_records_of_another_kind_are_ignored(make_sgt, make):
 def test_asks_outcomes_and_waits_for_none(make_sgt, make_group):
     """Failures are pending by themselves: no own group is held back for a peer."""
     regime = make_sgt(max_age_versions=5)
-    assert (regime.asking.kinds, regime.asking.max_age_versions, regime.asking.watch) == (("outcome",), 5, True)
+    kinds = ("outcome", "episode")
+    assert (regime.asking.kinds, regime.asking.max_age_versions, regime.asking.watch) == (kinds, 5, True)
     assert regime.patience is None
     group = make_group([0])
     regime.asks(group)

@@ -1,0 +1,96 @@
+"""A peer's episode in own tokens is the row that the policy would have had, had it said the same."""
+
+import numpy as np
+import pytest
+
+from mrl.config.policy_tables import PromptTable
+from mrl.models.load_policy import load_tokenizer
+from mrl.models.turn_spelling import TurnSpelling
+from mrl.processes.episode_spelling import OwnWords
+from mrl.records.episodes import Message, ToolCall
+from mrl.records.experience import SharedTurn
+
+CALL = ToolCall(name="look_up", arguments='{"key":"b"}')
+CHATML = (
+    "{% for m in messages %}[{{ m.role }}]{{ m.content }}"
+    "{% for c in m.tool_calls or [] %}<call>{{ c.function | tojson }}</call>{% endfor %}</s>\n{% endfor %}"
+    "{% if add_generation_prompt %}[assistant]{% endif %}"
+)
+
+
+def own(content, *calls):
+    return SharedTurn(is_sampled=True, messages=(Message(role="assistant", content=content, tool_calls=calls),))
+
+
+def given(content, role="user"):
+    return SharedTurn(is_sampled=False, messages=(Message(role=role, content=content),))
+
+
+@pytest.fixture
+def folder(tmp_path, tiny_model):
+    from mrl.models.tokenizers import train_byte_level
+
+    train_byte_level(["answer yah one two three"] * 3, 400).save_pretrained(tmp_path / "p")
+    tiny_model(vocab_size=400).save_pretrained(tmp_path / "p")
+    return tmp_path / "p"
+
+
+@pytest.fixture
+def words(folder):
+    tokenizer = load_tokenizer(folder)
+
+    def make(template="", *, max_turn_tokens=99, max_episode_tokens=999) -> OwnWords:
+        spelling = TurnSpelling(folder, PromptTable(chat_template=template))
+        return OwnWords(spelling, tokenizer.eos_token_id, max_turn_tokens, max_episode_tokens)
+
+    return make
+
+
+@pytest.mark.parametrize("template", ["", CHATML])
+def test_turns_of_the_peer_are_marked_and_closed(words, folder, template):
+    """Each as the peer's text and the own EOS; between them the own bridge."""
+    tokenizer = load_tokenizer(folder)
+    found = words(template).spell([own("4"), given("higher"), own("6")])
+
+    sampled = [tokenizer.decode(part.tolist()) for part in _parts(found.token_ids, found.is_sampled, True)]
+    bridges = [tokenizer.decode(part.tolist()) for part in _parts(found.token_ids, found.is_sampled, False)]
+    eos = tokenizer.eos_token
+    assert sampled == [f"4{eos}", f"6{eos}"]
+    assert bridges == ["\n[user]higher</s>\n[assistant]" if template and eos == "</s>" else bridges[0]]
+    assert "higher" in bridges[0]
+    assert eos not in bridges[0] or template
+
+
+def _parts(ids, is_sampled, wanted):
+    edges = np.flatnonzero(np.diff(is_sampled)) + 1
+    starts = [0, *edges]
+    return [part for part, at in zip(np.split(ids, edges), starts, strict=True) if is_sampled[at] == wanted]
+
+
+def test_calls_are_said_in_the_own_syntax(words, folder):
+    """As the template writes them."""
+    tokenizer = load_tokenizer(folder)
+    found = words(CHATML).spell([own("hm", CALL), given("7", "tool"), own("7")])
+    (first, _) = _parts(found.token_ids, found.is_sampled, True)
+    assert '<call>{"name": "look_up", "arguments": {"key": "b"}}</call>' in tokenizer.decode(first.tolist())
+
+
+@pytest.mark.parametrize(
+    ("template", "turns", "limits", "why"),
+    [
+        ("", [own("", CALL)], {}, "tool_calls"),
+        ("", [given("higher"), own("6")], {}, "malformed"),
+        ("", [SharedTurn(is_sampled=True, messages=())], {}, "malformed"),
+        ("", [own("x" * 50)], {"max_turn_tokens": 20}, "too_long"),
+        ("", [own("4"), given("y" * 50), own("6")], {"max_episode_tokens": 40}, "too_long"),
+        (
+            "{% for m in messages %}{{ raise_exception('no') if m.content == 'z' else m.content }}{% endfor %}",
+            [own("4"), given("z"), own("6")],
+            {},
+            "no_bridge",
+        ),
+    ],
+)
+def test_what_cannot_be_said_has_a_reason(words, template, turns, limits, why):
+    """An expected outcome; nothing is cut, for nobody has verified a part."""
+    assert words(template, **limits).spell(turns) == why
