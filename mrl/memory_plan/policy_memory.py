@@ -219,8 +219,15 @@ class PolicyMemory:
 
     @cached_property
     def longest_row_tokens(self) -> int:
-        """Of the prompt of most bytes, with an answer that takes all it may."""
-        return self._prompts[1] + self.table.rollout.max_new_tokens
+        """Of the prompt of most bytes, with an answer that takes all it may, or of the longest episode."""
+        played = [task for task in self._config.tasks.values() if task.source == "environment"]
+        answer = self._prompts[1] + self.table.rollout.max_new_tokens
+        if not played:
+            return answer
+        from mrl.models.skeleton import episode_row_tokens
+
+        room = episode_row_tokens(self.table, self._model_config)
+        return max(answer, *(min(room, self._prompts[1] + (task.max_episode_tokens or room)) for task in played))
 
     @property
     def _prompt_tokens(self) -> int:

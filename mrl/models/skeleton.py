@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, PreTrainedConfig, PreTrainedModel
 
-from mrl.config.policy_tables import LoraTable, MakeTable
+from mrl.config.policy_tables import LoraTable, MakeTable, PolicyTable
 from mrl.errors import ModelFolderError
 from mrl.models.architectures import init_model
 from mrl.models.lora import adapted_modules, add_adapters
@@ -38,6 +38,15 @@ def head_dim(config: PreTrainedConfig) -> int:
 def most_positions(config: PreTrainedConfig) -> int:
     """Tokens that the model can read at once at most; a very large number where its configuration names no limit."""
     return getattr(config, "max_position_embeddings", None) or sys.maxsize
+
+
+def episode_row_tokens(table: PolicyTable, config: PreTrainedConfig) -> int:
+    """Tokens that a prompt and its episode may have: what the engine can read, and a pass of the learner holds."""
+    room = most_positions(config)
+    if table.rollout.engine != "embedded":
+        room = min(room, table.rollout.server.context_tokens)
+    return room if table.frozen else min(room, table.learner.microbatch_tokens)
+
 
 
 def config_of_recipe(recipe: MakeTable) -> PreTrainedConfig:

@@ -42,9 +42,10 @@ class TurnSpelling:
         self._tokenizer = load_tokenizer(folder)
         if prompt.chat_template:
             self._tokenizer.chat_template = prompt.chat_template
-        self._has_template = bool(self._tokenizer.chat_template)
+        self.template = str(self._tokenizer.chat_template or "")
+        """Of its conversations; "" for a model that is asked by lines of plain text."""
         self._closing = ""
-        if self._has_template:
+        if self.template:
             self._closing = self._behind_turn(self._render([ASKED, _turn()], to_be_answered=False))
 
     def check(self, *, has_tools: bool) -> None:
@@ -53,7 +54,7 @@ class TurnSpelling:
         Raises ModelFolderError where rendering a longer conversation changes what was said before, or a call is lost.
         """
         self.bridge([], (), [PROBE["user"]])
-        if has_tools and self._has_template:
+        if has_tools and self.template:
             self.bridge([], (PROBE_CALL,), [PROBE["tool"]])
             if self._call_text((PROBE_CALL,), "") is None:
                 raise self._refused("does not say what tools a turn calls")
@@ -63,7 +64,7 @@ class TurnSpelling:
 
         Raises ModelFolderError when the template refuses them.
         """
-        if not self._has_template:
+        if not self.template:
             text = plain_text(_joined(messages), where=str(self._folder), prefill=self._prompt.assistant_prefill)
             return self._ids(text, add_special_tokens=True)
         turns = messages_of([(message.role, message.content) for message in messages], self._prompt)
@@ -100,7 +101,7 @@ class TurnSpelling:
         return str(self._tokenizer.decode(ids, clean_up_tokenization_spaces=False))
 
     def _bridge_text(self, tool_calls: Sequence[ToolCall], messages: Sequence[Message]) -> str:
-        if not self._has_template:
+        if not self.template:
             return plain_text(_joined(messages), where=str(self._folder))
         before = [ASKED, _turn(tool_calls)]
         alone = self._render(before, to_be_answered=False)
@@ -113,7 +114,7 @@ class TurnSpelling:
 
     def _call_text(self, tool_calls: Sequence[ToolCall], content: str) -> str | None:
         """Content and calls as the template writes them; None where it leaves calls out, or cannot write them."""
-        if not self._has_template:
+        if not self.template:
             return None
         try:
             asked = self._render([ASKED], to_be_answered=True)

@@ -48,6 +48,7 @@ from mrl.models.device_memory import PLAN, enough_memory
 from mrl.models.parameters import adapter_sources, weight_sources
 from mrl.models.prompting import PromptEncoder
 from mrl.processes import wiring
+from mrl.processes.episode_wiring import own_words
 from mrl.processes.planning.hosts import is_in_memory
 from mrl.records.version import Version
 from mrl.sharing.context import SharingContext, sharing_context
@@ -107,7 +108,8 @@ def _learn(config: RunConfig, folder: RunFolder, closing: ExitStack, policy: str
     world = join_world(table.device, timeout_s=_group_timeout_s(config, policy))
     closing.callback(world.close)
     telemetry = wiring.connect_telemetry(folder, role, policy, closing)
-    context = sharing_context(config, policy, load_receiver(Path(table.model)))
+    receiver = load_receiver(Path(table.model))
+    context = sharing_context(config, policy, receiver, own_words(config, policy, receiver))
     regime = build_regime(config.sharing, context)
     store = _store(config, folder, policy)
     with _enough_memory("at the start of the learner", policy, table):

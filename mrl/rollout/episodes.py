@@ -108,6 +108,7 @@ class _Episode:
     versions: list[VersionSpan] = field(default_factory=list)
     segments: list[Segment] = field(default_factory=list)
     num_turns: int = 0
+    has_tools: bool = False
     last_turn: PolicyTurn | None = None
 
     @property
@@ -168,11 +169,12 @@ class Stage:
     rules: Callable[[str], EpisodeRules]
     """Prompt id -> those of its task."""
     spelling: TurnSpelling
-    read: Callable[[str, bool], tuple[PolicyTurn, Message]]
-    """Text of a turn, and whether it was cut at the limit -> what the environment gets, and what is kept of it."""
+    read: Callable[[str, bool, bool], tuple[PolicyTurn, Message]]
+    """Text of a turn, whether it was cut at the limit, and whether there are tools to call -> what the environment
+    gets, and what is kept of it."""
     eos_ids: tuple[int, ...]
     max_turn_tokens: int
-    context_tokens: int
+    row_tokens: int
     """Tokens that a prompt and its episode may have together."""
     in_step: bool = False
     """Whether all environments answer before any turn is sampled, as a synchronous run must: what is sampled together
@@ -299,7 +301,7 @@ class EpisodeEngine:
             words = "reset began two episodes of one seed with different messages"
             self._end(episode, EnvironmentTurn.failed(WRONG_TYPE, words))
             return False
-        episode.prompt_token_ids = prompt
+        episode.prompt_token_ids, episode.has_tools = prompt, bool(said.tools)
         return True
 
     def _has_ended(self, episode: _Episode) -> bool:
@@ -309,7 +311,7 @@ class EpisodeEngine:
             reason = MAX_TURNS
         elif (
             episode.num_tokens + more > episode.rules.max_tokens
-            or episode.past.size + more > self._stage.context_tokens
+            or episode.past.size + more > self._stage.row_tokens
         ):
             reason = MAX_TOKENS
         if reason:
@@ -356,7 +358,7 @@ class EpisodeEngine:
             return
         text = self._stage.spelling.text(generation.token_ids.tolist(), self._stage.eos_ids)
         is_cut = generation.finish_reason is FinishReason.LENGTH
-        episode.last_turn, message = self._stage.read(text, is_cut)
+        episode.last_turn, message = self._stage.read(text, is_cut, episode.has_tools)
         episode.sampled(generation, message)
         if is_cut:
             self._ask_reward(episode, CUT)

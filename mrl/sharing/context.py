@@ -37,10 +37,17 @@ def sharing_context(
     others = tuple(sorted(set(config.policies) - {policy}))
     return SharingContext(
         policy=policy,
-        objective=own_objective(table.objective, max_answer_tokens=table.rollout.max_new_tokens),
+        objective=own_objective(table.objective, max_answer_tokens=_longest_answer_tokens(config, policy)),
         receiver=receiver,
         peers=tuple(other for other in others if not config.policies[other].frozen),
         others=others,
         success_reward=config.run.success_reward,
         spelling=spelling,
     )
+
+
+def _longest_answer_tokens(config: RunConfig, policy: str) -> int:
+    """The most tokens that the policy samples for one answer, or in the turns of one episode."""
+    turn = config.policies[policy].rollout.max_new_tokens
+    turns = [task.max_turns for task in config.tasks.values() if task.source == "environment"]
+    return turn * max(turns, default=1)

@@ -14,6 +14,7 @@ from pydantic_core import ErrorDetails
 
 from mrl.config.nearest_key import nearest
 from mrl.config.policy_tables import PolicyTable
+from mrl.config.schema import TaskTable
 from mrl.config.table import Table
 from mrl.config.validation_errors import wanted_by
 from mrl.errors import ConfigError
@@ -38,16 +39,20 @@ class RegimeKind(NamedTuple):
     """Whether policies read each other's texts, so that their tokenizers are aligned."""
     learns_of_uniform_groups: bool = False
     """Whether the regime uses own groups whose answers all have one reward. Dynamic sampling drops these."""
+    carries_episodes: bool = False
+    """Whether the regime shares answers of several turns."""
     teacher_of: Callable[[Any, str, Sequence[str]], str | None] = lambda parameters, policy, policies: None
     """(Its parameters, a policy, all policies) -> the policy that scores texts of that one; None where nobody does.
     The teacher's ratio stands in a clip of tokens, so the objective of a policy with a teacher needs one."""
 
 
 REGIMES: dict[str, RegimeKind] = {
-    "independent": RegimeKind(IndependentParameters, IndependentRegime, carries_text=False),
+    "independent": RegimeKind(IndependentParameters, IndependentRegime, carries_text=False, carries_episodes=True),
     "prp": RegimeKind(PrpParameters, PrpRegime, learns_of_uniform_groups=True),
-    "xgrpo": RegimeKind(XgrpoParameters, XgrpoRegime, carries_text=False, learns_of_uniform_groups=True),
-    "sgt": RegimeKind(SgtParameters, SgtRegime),
+    "xgrpo": RegimeKind(
+        XgrpoParameters, XgrpoRegime, carries_text=False, learns_of_uniform_groups=True, carries_episodes=True
+    ),
+    "sgt": RegimeKind(SgtParameters, SgtRegime, carries_episodes=True),
     "hacpo": RegimeKind(HacpoParameters, HacpoRegime, learns_of_uniform_groups=True),
     "graft": RegimeKind(GraftParameters, GraftRegime, learns_of_uniform_groups=True),
     "rlad": RegimeKind(RladParameters, RladRegime, teacher_of=RladParameters.teacher_of),
@@ -117,6 +122,21 @@ def check_objectives(table: Mapping[str, Any], policies: Mapping[str, PolicyTabl
                 got=of_policy.objective.method,
                 wanted="grpo, dr_grpo or dapo",
             )
+
+
+def check_episodes(table: Mapping[str, Any], tasks: Mapping[str, TaskTable], where: str) -> None:
+    """Raises ConfigError where a task has an environment and the regime shares answers of one turn alone."""
+    name = _name(table)
+    played = [task for task, of_task in tasks.items() if of_task.source == "environment"]
+    if played and not REGIMES[name].carries_episodes:
+        known = ", ".join(regime for regime, kind in REGIMES.items() if kind.carries_episodes)
+        raise ConfigError(
+            f"sharing.regime: {name} shares answers of one turn, and no episodes",
+            where=where,
+            got=f"tasks.{played[0]}.source = environment",
+            wanted=f"one of {known}",
+            cure="another regime, or a task of prompts and answers",
+        )
 
 
 def sharing_schema() -> dict[str, Any]:

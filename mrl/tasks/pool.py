@@ -16,6 +16,8 @@ import numpy.typing as npt
 
 from mrl.config.schema import PoolTable, TaskTable
 from mrl.errors import TaskError
+from mrl.tasks.environments.environment_pool import EpisodeSession
+from mrl.tasks.environments.environments import Environments
 from mrl.tasks.source import Item, Source, Turn
 from mrl.tasks.sources import open_source
 from mrl.tasks.split import HELD_OUT_PERCENT, distinct_items, part_of
@@ -56,11 +58,19 @@ class _Verifiable:
 class TaskPool:
     """Training prompts in seeded, resumable order; held-out prompts; verification of both. Not thread-safe."""
 
-    def __init__(self, train: list[_Verifiable], held_out: list[_Verifiable], *, order_seed: int, judge: Judge) -> None:
+    def __init__(
+        self,
+        train: list[_Verifiable],
+        held_out: list[_Verifiable],
+        *,
+        order_seed: int,
+        judge: Judge,
+        environments: Environments,
+    ) -> None:
         self._train = [one.prompt for one in train]
         self._held_out = [one.prompt for one in held_out]
         self._by_id = {one.prompt.prompt_id: one for one in (*train, *held_out)}
-        self._order_seed, self._judge = order_seed, judge
+        self._order_seed, self._judge, self._environments = order_seed, judge, environments
         self._epoch, self._order = 0, self._permutation(0)
 
     def __len__(self) -> int:
@@ -111,13 +121,28 @@ class TaskPool:
         """
         return self._judge.submit(self._questions(completions), rank=rank)
 
+    @property
+    def has_episodes(self) -> bool:
+        """Whether any prompt is a start state of an environment."""
+        return any(self.is_episode(prompt.prompt_id) for prompt in self.prompts)
+
+    def is_episode(self, prompt_id: str) -> bool:
+        """Whether the prompt is a start state of an environment, which says what is asked."""
+        return self._environments.has(self.prompt(prompt_id).task)
+
+    def open_episode(self, prompt_id: str) -> EpisodeSession:
+        """An episode from this start state; never waits."""
+        found = self._find(prompt_id)
+        return self._environments.open(found.prompt.task, found.item)
+
     def verifier_values(self) -> dict[str, float]:
-        """Metrics of the verifier processes, totals since the start; empty when no task needs any."""
-        return self._judge.values()
+        """Metrics of the processes of verifiers and environments, totals since the start; empty when no task has any."""
+        return self._judge.values() | self._environments.values()
 
     def close(self) -> None:
-        """End the verifier processes."""
+        """End the processes of verifiers and environments."""
         self._judge.close()
+        self._environments.close()
 
     def _questions(self, completions: Sequence[tuple[str, str]]) -> list[VerificationRequest]:
         found = [(self._find(prompt_id), text) for prompt_id, text in completions]
@@ -154,7 +179,13 @@ def build_pool(tasks: Mapping[str, TaskTable], pool: PoolTable, *, order_seed: i
     mixed = np.random.default_rng([pool.seed, len(held_out)]).permutation(len(held_out))
     chosen_seed = pool.seed if order_seed is None else order_seed
     mixture = [one for part in (train if pool.train_prompts else _weighed(train, weights)) for one in part]
-    return TaskPool(mixture, [held_out[i] for i in mixed], order_seed=chosen_seed, judge=Judge(tasks))
+    return TaskPool(
+        mixture,
+        [held_out[i] for i in mixed],
+        order_seed=chosen_seed,
+        judge=Judge(tasks),
+        environments=Environments(tasks),
+    )
 
 
 def prompt_id_of(task: str, text: str) -> str:

@@ -53,7 +53,7 @@ def environments():
 def make_player(folder, environments):
     """An engine that plays episodes of the rows that tests give by prompt id."""
 
-    def make(rows=None, *, max_turns=8, max_tokens=1000, context_tokens=10_000, in_step=False) -> EpisodeEngine:
+    def make(rows=None, *, max_turns=8, max_tokens=1000, row_tokens=10_000, in_step=False) -> EpisodeEngine:
         tokenizer = load_tokenizer(folder)
         sampling = Sampling(1.0, TURN_TOKENS, (tokenizer.eos_token_id,))
         engine = EmbeddedEngine(folder, sampling, device="cpu", max_running=8)
@@ -62,10 +62,10 @@ def make_player(folder, environments):
             open=lambda prompt_id: environments.open(int(prompt_id), (rows or {}).get(prompt_id, {})),
             rules=lambda prompt_id: EpisodeRules(max_turns, max_tokens, failed_reward=-1.0),
             spelling=TurnSpelling(folder, PromptTable()),
-            read=lambda text, is_cut: (PolicyTurn(text), Message(role="assistant", content=text)),
+            read=lambda text, is_cut, has_tools: (PolicyTurn(text), Message(role="assistant", content=text)),
             eos_ids=(tokenizer.eos_token_id,),
             max_turn_tokens=TURN_TOKENS,
-            context_tokens=context_tokens,
+            row_tokens=row_tokens,
             in_step=in_step,
         )
         return EpisodeEngine(engine, stage)
@@ -147,7 +147,7 @@ def test_a_turn_that_is_cut_ends_the_episode(make_player):
 
 @pytest.mark.parametrize(
     ("limits", "ending"),
-    [({"max_turns": 2}, "max_turns"), ({"max_tokens": 13}, "max_tokens"), ({"context_tokens": 20}, "max_tokens")],
+    [({"max_turns": 2}, "max_turns"), ({"max_tokens": 13}, "max_tokens"), ({"row_tokens": 20}, "max_tokens")],
 )
 def test_limits_of_the_task_end_an_episode_with_its_reward(make_player, always_ends, limits, ending):
     """The row ends with what the policy sampled last."""

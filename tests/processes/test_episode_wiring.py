@@ -6,9 +6,10 @@ import pytest
 from mrl.config.policy_tables import PromptTable
 from mrl.models.load_policy import load_tokenizer
 from mrl.models.turn_spelling import TurnSpelling
-from mrl.processes.episode_spelling import OwnWords
+from mrl.processes.episode_wiring import OwnWords
 from mrl.records.episodes import Message, ToolCall
 from mrl.records.experience import SharedTurn
+from mrl.tasks.environments.tool_syntax import syntax_of
 
 CALL = ToolCall(name="look_up", arguments='{"key":"b"}')
 CHATML = (
@@ -41,7 +42,7 @@ def words(folder):
 
     def make(template="", *, max_turn_tokens=99, max_episode_tokens=999) -> OwnWords:
         spelling = TurnSpelling(folder, PromptTable(chat_template=template))
-        return OwnWords(spelling, tokenizer.eos_token_id, max_turn_tokens, max_episode_tokens)
+        return OwnWords(spelling, tokenizer.eos_token_id, max_turn_tokens, max_episode_tokens, syntax_of(template))
 
     return make
 
@@ -75,10 +76,17 @@ def test_calls_are_said_in_the_own_syntax(words, folder):
     assert '<call>{"name": "look_up", "arguments": {"key": "b"}}</call>' in tokenizer.decode(first.tolist())
 
 
+def test_a_model_without_a_template_calls_by_a_line(words, folder):
+    """As its warm start has taught it."""
+    found = words().spell([own("hm", CALL)])
+    tokenizer = load_tokenizer(folder)
+    assert tokenizer.decode(found.token_ids.tolist()) == 'hm\ncall look_up {"key":"b"}' + tokenizer.eos_token
+
+
 @pytest.mark.parametrize(
     ("template", "turns", "limits", "why"),
     [
-        ("", [own("", CALL)], {}, "tool_calls"),
+        ("{% for m in messages %}{{ m.content }}{% endfor %}", [own("", CALL)], {}, "tool_calls"),
         ("", [given("higher"), own("6")], {}, "malformed"),
         ("", [SharedTurn(is_sampled=True, messages=())], {}, "malformed"),
         ("", [own("x" * 50)], {"max_turn_tokens": 20}, "too_long"),

@@ -1,0 +1,135 @@
+"""Episodes of one policy of a run: what its engine plays them with, and its own words for those of its peers."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from mrl.alignment.receiver import Receiver
+from mrl.config.policy_tables import PolicyTable
+from mrl.config.schema import RunConfig
+from mrl.engines.engine import Engine
+from mrl.errors import ModelFolderError
+from mrl.models.skeleton import config_of_folder, episode_row_tokens
+from mrl.models.turn_spelling import TurnSpelling
+from mrl.records.episodes import Message, ToolCall
+from mrl.records.experience import SharedTurn
+from mrl.rollout.episodes import EpisodeEngine, EpisodeRules, Stage
+from mrl.sharing.peer_episodes import SpelledEpisode
+from mrl.tasks.environments.contract import PolicyTurn
+from mrl.tasks.environments.tool_syntax import NONE, ToolSyntax, syntax_of
+from mrl.tasks.pool import TaskPool
+
+Int32s = npt.NDArray[np.int32]
+
+
+def with_episodes(engine: Engine, config: RunConfig, policy: str, pool: TaskPool, receiver: Receiver) -> Engine:
+    """The engine itself, or one that plays episodes where a task has an environment.
+
+    Raises ModelFolderError where the policy's chat template has no way from one turn to the next.
+    """
+    if not pool.has_episodes:
+        return engine
+    table = config.policies[policy]
+    spelling = TurnSpelling(Path(table.model), table.prompt)
+    spelling.check(has_tools=False)
+    syntax, room = syntax_of(spelling.template), _row_tokens(config.policies[policy])
+
+    def rules(prompt_id: str) -> EpisodeRules:
+        task = config.tasks[pool.prompt(prompt_id).task]
+        return EpisodeRules(task.max_turns, task.max_episode_tokens or room, task.failed_reward)
+
+    stage = Stage(
+        open=pool.open_episode,
+        rules=rules,
+        spelling=spelling,
+        read=lambda text, is_cut, has_tools: read_turn(syntax if has_tools else NONE, text, is_cut=is_cut),
+        eos_ids=tuple(receiver.eos_ids),
+        max_turn_tokens=table.rollout.max_new_tokens,
+        row_tokens=room,
+        in_step=config.run.sync,
+    )
+    playing: Engine = EpisodeEngine(engine, stage)  # type: ignore[assignment]  # what it lacks, the engine within has
+    return playing
+
+
+def read_turn(syntax: ToolSyntax, text: str, *, is_cut: bool) -> tuple[PolicyTurn, Message]:
+    """What the environment gets of a turn, and what is kept of it: all of its text where a call cannot be read."""
+    turn = syntax.read(text, is_cut=is_cut)
+    content = turn.text if turn.broken else turn.content
+    return turn, Message(role="assistant", content=content, tool_calls=() if turn.broken else turn.tool_calls)
+
+
+def own_words(config: RunConfig, policy: str, receiver: Receiver) -> "OwnWords | None":
+    """How the policy says the episodes of its peers; None where no task has an environment."""
+    tasks = [task for task in config.tasks.values() if task.source == "environment"]
+    if not tasks:
+        return None
+    table, room = config.policies[policy], _row_tokens(config.policies[policy])
+    spelling = TurnSpelling(Path(table.model), table.prompt)
+    return OwnWords(
+        spelling,
+        receiver.eos_id if receiver.eos_ids else None,
+        table.rollout.max_new_tokens,
+        max(task.max_episode_tokens or room for task in tasks),
+        syntax_of(spelling.template),
+    )
+
+
+def _row_tokens(table: PolicyTable) -> int:
+    return episode_row_tokens(table, config_of_folder(Path(table.model)))
+
+
+@dataclass(frozen=True)
+class OwnWords:
+    """Says the episodes of peers as the policy itself would have them in a row."""
+
+    spelling: TurnSpelling
+    eos_id: int | None
+    max_turn_tokens: int
+    max_episode_tokens: int
+    syntax: ToolSyntax
+    """Of calls, where there is no template that writes them."""
+
+    def spell(self, turns: Sequence[SharedTurn]) -> SpelledEpisode | str:
+        """The episode behind its prompt, or why not.
+
+        "tool_calls": the own template cannot say its calls. "no_bridge": it does not go on with what an environment
+        said. "too_long": a turn, or the whole, is longer than own ones may be; nobody has verified a part of it.
+        "malformed": it does not begin with a turn of the policy, or has one that is no single message.
+        """
+        parts, is_sampled = list[Int32s](), list[bool]()
+        calls: Sequence[ToolCall] = ()
+        for turn in turns:
+            if not parts and not turn.is_sampled:
+                return "malformed"
+            found = self._turn(turn.messages) if turn.is_sampled else self._bridge(parts[-1], calls, turn.messages)
+            if isinstance(found, str):
+                return found
+            calls = turn.messages[0].tool_calls if turn.is_sampled else ()
+            parts.append(found)
+            is_sampled.append(turn.is_sampled)
+        if sum(part.size for part in parts) > self.max_episode_tokens:
+            return "too_long"
+        sizes = [part.size for part in parts]
+        return SpelledEpisode(np.concatenate(parts), np.repeat(np.array(is_sampled), sizes))
+
+    def _turn(self, messages: Sequence[Message]) -> Int32s | str:
+        if len(messages) != 1 or messages[0].role != "assistant":
+            return "malformed"
+        said = messages[0]
+        found = self.spelling.turn(said.content, said.tool_calls, eos_id=self.eos_id)
+        if found is None and not self.spelling.template:
+            text = "\n".join([said.content, self.syntax.write(said.tool_calls)]).strip("\n")
+            found = self.spelling.turn(text, (), eos_id=self.eos_id)
+        if found is None:
+            return "tool_calls"
+        return found if found.size <= self.max_turn_tokens else "too_long"
+
+    def _bridge(self, turn_ids: Int32s, calls: Sequence[ToolCall], messages: Sequence[Message]) -> Int32s | str:
+        try:
+            return self.spelling.bridge(turn_ids.tolist(), calls, messages)
+        except ModelFolderError:
+            return "no_bridge"
