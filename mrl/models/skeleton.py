@@ -48,7 +48,6 @@ def episode_row_tokens(table: PolicyTable, config: PreTrainedConfig) -> int:
     return room if table.frozen else min(room, table.learner.microbatch_tokens)
 
 
-
 def config_of_recipe(recipe: MakeTable) -> PreTrainedConfig:
     """That of the policy which a recipe makes."""
     with torch.device("meta"):

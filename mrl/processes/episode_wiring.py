@@ -10,7 +10,7 @@ import numpy.typing as npt
 from mrl.alignment.receiver import Receiver
 from mrl.config.policy_tables import PolicyTable
 from mrl.config.schema import RunConfig
-from mrl.engines.engine import Engine
+from mrl.engines.engine import Engine, before_stop
 from mrl.errors import ModelFolderError
 from mrl.models.skeleton import config_of_folder, episode_row_tokens
 from mrl.models.turn_spelling import TurnSpelling
@@ -41,11 +41,15 @@ def with_episodes(engine: Engine, config: RunConfig, policy: str, pool: TaskPool
         task = config.tasks[pool.prompt(prompt_id).task]
         return EpisodeRules(task.max_turns, task.max_episode_tokens or room, task.failed_reward)
 
+    def read(text: str, is_cut: bool, has_tools: bool) -> tuple[PolicyTurn, Message]:
+        said = before_stop(text.encode(), table.prompt.stop_bytes).decode(errors="replace")
+        return read_turn(syntax if has_tools else NONE, said, is_cut=is_cut)
+
     stage = Stage(
         open=pool.open_episode,
         rules=rules,
         spelling=spelling,
-        read=lambda text, is_cut, has_tools: read_turn(syntax if has_tools else NONE, text, is_cut=is_cut),
+        read=read,
         eos_ids=tuple(receiver.eos_ids),
         max_turn_tokens=table.rollout.max_new_tokens,
         row_tokens=room,

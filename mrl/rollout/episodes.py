@@ -230,33 +230,37 @@ class EpisodeEngine:
         """As of an engine."""
         gone = set(request_ids)
         turns = {name for (name, _), episode in self._turns.items() if episode.request.request_id in gone}
-        self._forget(lambda episode: episode.request.request_id in gone)
+        self._forget(gone)
         self._engine.abort(turns | gone)
 
     def restart(self) -> None:
         """As of an engine."""
-        self._forget(lambda _: True)
+        self._forget_all()
         self._engine.restart()
 
     def sleep(self) -> None:
         """As of an engine."""
-        self._forget(lambda _: True)
+        self._forget_all()
         self._engine.sleep()
 
     def close(self) -> None:
         """As of an engine."""
-        self._forget(lambda _: True)
+        self._forget_all()
         self._engine.close()
 
-    def _forget(self, is_gone: Callable[[_Episode], bool]) -> None:
-        for episode in [*self._waiting, *self._turns.values()]:
-            if is_gone(episode):
+    def _forget_all(self) -> None:
+        self._forget({episode.request.request_id for episode in (*self._waiting, *self._turns.values())})
+        self._ended.clear()
+
+    def _forget(self, gone: set[str]) -> None:
+        """Close the episodes of these requests."""
+        for episode in (*self._waiting, *self._turns.values()):
+            if episode.request.request_id in gone:
                 episode.session.close()
-        self._waiting = [episode for episode in self._waiting if not is_gone(episode)]
-        self._turns = {place: episode for place, episode in self._turns.items() if not is_gone(episode)}
-        live = {episode.request.request_id for episode in (*self._waiting, *self._turns.values())}
-        self._prompts = {name: prompt for name, prompt in self._prompts.items() if name in live}
-        self._ended = [one for one in self._ended if one.request_id in live]
+        self._waiting = [episode for episode in self._waiting if episode.request.request_id not in gone]
+        self._turns = {at: one for at, one in self._turns.items() if one.request.request_id not in gone}
+        self._prompts = {name: prompt for name, prompt in self._prompts.items() if name not in gone}
+        self._ended = [one for one in self._ended if one.request_id not in gone]
 
     # The environment's side.
 
@@ -309,10 +313,7 @@ class EpisodeEngine:
         reason, more = "", self._stage.max_turn_tokens
         if episode.num_turns >= episode.rules.max_turns:
             reason = MAX_TURNS
-        elif (
-            episode.num_tokens + more > episode.rules.max_tokens
-            or episode.past.size + more > self._stage.row_tokens
-        ):
+        elif episode.num_tokens + more > episode.rules.max_tokens or episode.past.size + more > self._stage.row_tokens:
             reason = MAX_TOKENS
         if reason:
             self._ask_reward(episode, reason)

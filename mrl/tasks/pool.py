@@ -136,7 +136,7 @@ class TaskPool:
         return self._environments.open(found.prompt.task, found.item)
 
     def verifier_values(self) -> dict[str, float]:
-        """Metrics of the processes of verifiers and environments, totals since the start; empty when no task has any."""
+        """Metrics of verifier and environment processes, totals since the start; empty when no task has any."""
         return self._judge.values() | self._environments.values()
 
     def close(self) -> None:

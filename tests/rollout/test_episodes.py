@@ -203,6 +203,19 @@ def test_what_is_aborted_is_heard_of_no_more(make_player):
         assert player.collect(0.0) == []
 
 
+def test_what_has_ended_is_there_whatever_is_aborted_beside_it(make_player, always_ends):
+    """An episode that ended between two calls is collected by the second."""
+    with closing(make_player()) as player:
+        player.submit([request("7"), request("8")])
+        until_s = time.monotonic() + BOUND_S
+        while len(player._ended) < 4 and time.monotonic() < until_s:
+            player._hear()
+            for one in player._engine.collect(0.1):
+                player._said(player._turns.pop((one.request_id, one.index)), one.generation)
+        player.abort(["r7"])
+        assert {name for name, _ in collected(player, 2)} == {"r8"}
+
+
 def test_other_requests_pass_through(make_player):
     """An answer to a prompt of its own is sampled as without episodes beside it."""
     plain = GenerationRequest("plain", np.arange(5, 9, dtype=np.int32), answer_seeds(1, "a", "p", 0, 1))
