@@ -40,7 +40,8 @@ class Sampler:
         if isinstance(item, HeldOutItem):
             seeds = answer_seeds(self.run_seed, self.policy, "held-out|" + item.prompt_id, 0, item.sample + 1)[-1:]
             return GenerationRequest(request_id, prompt, seeds, may_be_refused=True, decoding=self.held_out_decoding)
-        seeds = answer_seeds(self.run_seed, self.policy, item.prompt_id, item.step, item.group_size)
+        where = item.prompt_id, item.step, item.group_size
+        seeds = answer_seeds(self.run_seed, self.policy, *where, position=item.position)
         return GenerationRequest(request_id, prompt, seeds)
 
     def held_out(self, item: HeldOutItem, generation: Generation, verdict: Verdict) -> HeldOutAnswer:
