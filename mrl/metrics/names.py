@@ -76,11 +76,13 @@ METRICS: dict[str, Metric] = {
     "sharing/absent_rows": Metric("answers", "of these, not scored in time"),
     "sharing/unscored_rows": Metric("answers", "of these, not expressible in the teacher's tokens"),
     "regime/{count}": Metric("count", "a count of this step that the sharing regime defines itself"),
-    "align/rejected": Metric("records", "peer answers of this step not expressible in own tokens, or too long to be imitated whole"),
+    "align/rejected": Metric("records", "peer answers of this step that own tokens cannot express, or not whole"),
     # learner: what sharing costs, per peer that an answer came from in this step
     "align/rows/{source}": Metric("answers", "answers of the peer that were looked at"),
-    "align/rejected_share/{source}": Metric("share", "of these, not expressible in own tokens, or too long to be imitated whole"),
-    "align/rejected/{reason}/{source}": Metric("answers", "answers rejected for this reason; `cut`: longer than the own token limit"),
+    "align/rejected_share/{source}": Metric("share", "of these, not usable: not expressible in own tokens, or cut"),
+    "align/rejected/{reason}/{source}": Metric(
+        "answers", "answers of the peer rejected for this reason (`cut`: too long here)"
+    ),
     "align/trace_rejected/{reason}/{source}": Metric("answers", "answers of the peer whose trace was not believed"),
     "align/flagged/{flag}/{source}": Metric("answers", "answers trained on that carry this flag of the alignment"),
     "align/one_to_one_tokens/{source}": Metric("share", "own tokens that cover exactly one token of the peer", True),
