@@ -58,6 +58,7 @@ METRICS: dict[str, Metric] = {
     "tokens/truncated_share": Metric("share", "own answers cut at the token limit"),
     "sharing/asked_prompts": Metric("prompts", "prompts for which peers were asked in this step"),
     "sharing/hit_prompts": Metric("prompts", "asked prompts that a peer answered in this step"),
+    "sharing/hit_prompts_from/{source}": Metric("prompts", "of these, answered by this peer"),
     "sharing/expired_prompts": Metric("prompts", "pending prompts given up in this step, no peer success having come"),
     "sharing/pending_prompts": Metric("prompts", "prompts waiting for a peer success"),
     "sharing/hit_rate": Metric("share", "asked and settled prompts that some peer answered, since the start", True),
