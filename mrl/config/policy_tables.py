@@ -151,8 +151,9 @@ class RolloutTable(Table):
 class CorrectionTable(Table):
     """The detached weight pi_prox / pi_behaviour that carries stale or mismatched tokens to the present policy."""
 
-    level: Literal["off", "token", "sequence", "geometric"] = "token"
-    """Weight of each token, of the whole answer (product over its tokens), or their geometric mean; "off" has none."""
+    level: Literal["off", "token", "sequence", "geometric"] | None = None
+    """Weight of each token, of the whole answer (product over its tokens), or their geometric mean; "off" has none.
+    Left out: "token", and "geometric" for the method `gspo`, whose own ratio is that of the whole answer."""
     action: Literal["truncate", "mask", "gate"] = "truncate"
     """Outside the bounds: held at the bound (TIS), zeroed (IcePop), or 1 inside and 0 outside (sequence masking)."""
     lower: float = Field(default=0.0, ge=0)

@@ -10,10 +10,17 @@ from torch import Tensor
 from mrl.engines.engine import Decoding
 
 
-def answer_seeds(run_seed: int, policy: str, prompt_id: str, step: int, group_size: int) -> npt.NDArray[np.uint64]:
-    """[G] seeds: a hash of (run seed, policy, prompt id, sample index, step)."""
+def answer_seeds(
+    run_seed: int, policy: str, prompt_id: str, step: int, group_size: int, *, position: int | None = None
+) -> npt.NDArray[np.uint64]:
+    """[G] seeds: a hash of (run seed, policy, prompt id, sample index, step) and, of work, its position.
+
+    A prompt that comes round again within one step has another position, so its answers have other seeds. Held-out
+    prompts have no position: their seeds are those of every evaluation.
+    """
+    place = f"{step}" if position is None else f"{step}|{position}"
     digests = (
-        hashlib.blake2b(f"{run_seed}|{policy}|{prompt_id}|{index}|{step}".encode(), digest_size=8).digest()
+        hashlib.blake2b(f"{run_seed}|{policy}|{prompt_id}|{index}|{place}".encode(), digest_size=8).digest()
         for index in range(group_size)
     )
     return np.array([int.from_bytes(digest, "little") for digest in digests], dtype=np.uint64)

@@ -61,6 +61,7 @@ METRICS: dict[str, Metric] = {
     "episodes/ended/{ending}": Metric("share", "own episodes that ended in this way"),
     "sharing/asked_prompts": Metric("prompts", "prompts for which peers were asked in this step"),
     "sharing/hit_prompts": Metric("prompts", "asked prompts that a peer answered in this step"),
+    "sharing/hit_prompts_from/{source}": Metric("prompts", "of these, answered by this peer"),
     "sharing/expired_prompts": Metric("prompts", "pending prompts given up in this step, no peer success having come"),
     "sharing/pending_prompts": Metric("prompts", "prompts waiting for a peer success"),
     "sharing/hit_rate": Metric("share", "asked and settled prompts that some peer answered, since the start", True),
@@ -79,11 +80,13 @@ METRICS: dict[str, Metric] = {
     "sharing/absent_rows": Metric("answers", "of these, not scored in time"),
     "sharing/unscored_rows": Metric("answers", "of these, not expressible in the teacher's tokens"),
     "regime/{count}": Metric("count", "a count of this step that the sharing regime defines itself"),
-    "align/rejected": Metric("records", "peer answers that could not be expressed in own tokens in this step"),
+    "align/rejected": Metric("records", "peer answers of this step that own tokens cannot express, or not whole"),
     # learner: what sharing costs, per peer that an answer came from in this step
     "align/rows/{source}": Metric("answers", "answers of the peer that were looked at"),
-    "align/rejected_share/{source}": Metric("share", "of these, not expressible in own tokens"),
-    "align/rejected/{reason}/{source}": Metric("answers", "answers of the peer rejected for this reason"),
+    "align/rejected_share/{source}": Metric("share", "of these, not usable: not expressible in own tokens, or cut"),
+    "align/rejected/{reason}/{source}": Metric(
+        "answers", "answers of the peer rejected for this reason (`cut`: too long here)"
+    ),
     "align/trace_rejected/{reason}/{source}": Metric("answers", "answers of the peer whose trace was not believed"),
     "align/flagged/{flag}/{source}": Metric("answers", "answers trained on that carry this flag of the alignment"),
     "align/one_to_one_tokens/{source}": Metric("share", "own tokens that cover exactly one token of the peer", True),

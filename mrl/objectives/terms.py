@@ -109,14 +109,16 @@ def cispo(spec: Cispo, inputs: TermInputs) -> Tensor:
 
 
 def dppo(spec: Dppo, inputs: TermInputs) -> Tensor:
-    """Policy-gradient term of the tokens whose probability has not yet moved too far, and a pull back for all.
+    """Policy-gradient term of the tokens whose probability has not yet moved too far, and a pull back for every token.
 
         L_t = -keep_t A_t r_t + penalty (log r_t)^2,   r_t = pi_theta(y_t) / pi_behaviour(y_t)
         keep_t = 0  where A_t > 0 and pi_theta - pi_behaviour >  gap
                  or where A_t < 0 and pi_theta - pi_behaviour < -gap,  else 1
 
     The rule of prime-rl (total-variation mask, squared log-ratio penalty). A rare token may grow by a large factor, a
-    likely one may not. Gradient flows through log pi_theta in both summands, none through keep. Returns [T].
+    likely one may not. Gradient flows through log pi_theta in both summands, none through keep. The pull reaches the
+    rows of the batch alone: those of a group whose advantages are all 0 are left out of it, so nothing pulls them back,
+    unless the objective has a regularizer. Returns [T].
     """
     logprobs_T, behaviour_T, advantages_T = inputs.logprobs_T, inputs.behaviour_T.detach(), inputs.advantages_T.detach()
     gap_T = logprobs_T.detach().exp() - behaviour_T.exp()

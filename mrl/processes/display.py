@@ -21,6 +21,9 @@ class LiveBoard(Protocol):
     def note(self, text: str, now_s: float) -> None:
         """Show an event."""
 
+    def take_due(self) -> list[str]:
+        """Events that the records since the last call make."""
+
     def render(self, now_s: float | None = None) -> RenderableType:
         """The live view."""
 
@@ -63,6 +66,8 @@ class Display:
         line = self.board.step_line(record) if self._live is None else None
         if line is not None:
             self.line(line)
+        for text in self.board.take_due():
+            self.event(text, now_s)
 
     def event(self, text: str, now_s: float) -> None:
         """Something happened to a role: shown in the live view, or printed."""

@@ -105,7 +105,7 @@ class WorkItem(msgspec.Struct, frozen=True, kw_only=True):
 
     ticket: Name
     position: Count
-    """Place in the policy's seeded pass over the prompt pool."""
+    """Place in the policy's seeded, endless pass over the prompt pool; part of the sampling seed."""
     prompt_id: Name
     group_size: Annotated[int, msgspec.Meta(ge=1, le=4096)]
     step: Count

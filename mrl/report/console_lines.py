@@ -2,7 +2,7 @@
 
 from mrl.records.telemetry_messages import MetricsRecord
 from mrl.report.number_format import count, elapsed, fixed, percent, seconds
-from mrl.report.progress import STALE_AFTER_S, Progress, RoleSign, is_step, kind_of
+from mrl.report.progress import STALE_AFTER_S, MissedPair, Progress, RoleSign, is_step, kind_of
 
 SLOW_VERDICT_S = 5.0
 """A verifier that is waited for longer than this is named beside the learners."""
@@ -35,6 +35,17 @@ def withheld_note(policy: str, answers: float) -> str:
     return (
         f"{policy} kept {count(answers)} right answers from its peers because they were cut at the token limit"
         " (sharing.sgt.finished_only): a larger rollout.max_new_tokens, or finished_only = false"
+    )
+
+
+def missed_note(missed: MissedPair, regime: str) -> str:
+    """What a run says of two policies that do not meet: what becomes of the regime, and what brings them together."""
+    table = f"sharing.{regime}"
+    return (
+        f"{missed.receiver} met {missed.source} on {count(missed.hits)} of {count(missed.asked)} prompts by step"
+        f" {missed.step}, so {regime} trains it as independent would: their pace is unequal. What helps:"
+        f" {table}.peer_hold_versions for the one ahead, {table}.max_age_versions for the one behind,"
+        ' equal slots (allocation.objective = "static"), or run.sync = true'
     )
 
 

@@ -14,10 +14,11 @@ from mrl.errors import RunFolderError
 from mrl.files import replace_file
 from mrl.metrics.rollout_files import ENDING
 from mrl.report import charts
-from mrl.report.console_lines import withheld_note
+from mrl.report.console_lines import missed_note, withheld_note
 from mrl.report.diagram import flow_diagram
 from mrl.report.number_format import count, elapsed, fixed, percent, signed
 from mrl.report.page_style import style_sheet
+from mrl.report.progress import MissedPeers
 from mrl.report.run_data import RunData, read_run
 from mrl.report.sharing_cost import cost_table, gap_chart
 from mrl.report.strange_answers import StrangeAnswers, strange_answers, strange_table
@@ -144,14 +145,19 @@ def _sharing(data: RunData, strange: StrangeAnswers) -> str:
     figures = [charts.rescues(data), charts.rescued_share(data)]
     costs = cost_table(data) + strange_table(strange)
     figures += [gap_chart(data)] if costs else []
-    parts = (charts.figure_html(flow_diagram(data)), flow_table(data), _withheld(data), costs, _grid(figures))
+    parts = (charts.figure_html(flow_diagram(data)), flow_table(data), _notes(data), costs, _grid(figures))
     return _section("Learning from each other", "".join(parts))
 
 
-def _withheld(data: RunData) -> str:
+def _notes(data: RunData) -> str:
+    """Answers kept from peers, and pairs that missed each other for some time."""
     name = "sharing/withheld_answers"
     totals = {one: sum(steps.get(name, 0.0) for steps in data.steps.get(one, {}).values()) for one in data.policies}
-    notes = (withheld_note(policy, total) for policy, total in totals.items())
+    notes = [withheld_note(policy, total) for policy, total in totals.items()]
+    peers, regime = MissedPeers(), str(data.config.get("sharing", {}).get("regime", "independent"))
+    for one, by_step in data.steps.items():
+        for step in sorted(by_step):
+            notes += [missed_note(missed, regime) for missed in peers.take(one, step, by_step[step])]
     return "".join(f'<p class="note">{escape(note)}.</p>' for note in notes if note)
 
 

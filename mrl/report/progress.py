@@ -6,7 +6,9 @@ a resume, what lay above the new step is forgotten, so that nothing is counted t
 
 import math
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from mrl.records.telemetry_messages import HeartbeatRecord, MetricsRecord, TelemetryRecord
 from mrl.report.allocation import Allocation
@@ -17,6 +19,12 @@ RATE_LIVES_S = 60.0
 """A worker's rate counts for this long."""
 ALL_TASKS = ""
 """Key of the accuracy over all tasks."""
+MEETING_STEPS = 20
+"""Steps over which it is looked at how often two policies meet on a prompt, and the fewest of them, and of prompts."""
+LEAST_STEPS, LEAST_PROMPTS = 5, 20
+MISSED_SHARE, MET_SHARE = 0.05, 0.2
+"""Of the prompts asked about: below the first a pair misses each other, from the second on it meets again."""
+HITS_FROM = "sharing/hit_prompts_from/"
 
 
 @dataclass(slots=True)
@@ -164,6 +172,56 @@ class Progress:
                 self.flows.setdefault((source, receiver), {})[what] = value
             elif room == "exchange":
                 self.exchange[rest] = value
+
+
+class MissedPair(NamedTuple):
+    """A pair whose receiver has found next to nothing of the source lately."""
+
+    step: int
+    """The receiver's, when that was first so."""
+    receiver: str
+    source: str
+    hits: float
+    """Prompts of the last steps that the source had answered."""
+    asked: float
+
+
+class MissedPeers:
+    """Which policies miss each other, of the regimes in which a prompt may meet a peer's answers to it.
+
+    A pair is told once, and again only after it has met in between. Steps that a resume voided are forgotten.
+    """
+
+    def __init__(self) -> None:
+        self._steps: dict[str, deque[tuple[int, Mapping[str, float]]]] = {}
+        self._missed: dict[tuple[str, str], MissedPair] = {}
+
+    @property
+    def now(self) -> list[MissedPair]:
+        """The pairs that miss each other now, as they were when they began to."""
+        return [self._missed[pair] for pair in sorted(self._missed)]
+
+    def take(self, receiver: str, step: int, values: Mapping[str, float]) -> list[MissedPair]:
+        """The pairs that miss each other since this step of `receiver`. A step that asked about nothing counts not."""
+        if not any(name.startswith(HITS_FROM) for name in values):
+            return []
+        steps = self._steps.setdefault(receiver, deque(maxlen=MEETING_STEPS))
+        while steps and steps[-1][0] >= step:
+            steps.pop()
+        steps.append((step, values))
+        asked = sum(one.get("sharing/asked_prompts", 0.0) for _, one in steps)
+        if len(steps) < LEAST_STEPS or asked < LEAST_PROMPTS:
+            return []
+        new = []
+        for name in sorted(name for name in values if name.startswith(HITS_FROM)):
+            pair = receiver, name.removeprefix(HITS_FROM)
+            hits = sum(one.get(name, 0.0) for _, one in steps)
+            if hits >= MET_SHARE * asked:
+                self._missed.pop(pair, None)
+            elif hits < MISSED_SHARE * asked and pair not in self._missed:
+                self._missed[pair] = MissedPair(step, *pair, hits, asked)
+                new.append(self._missed[pair])
+        return new
 
 
 def kind_of(role: str) -> str:

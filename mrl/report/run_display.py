@@ -11,11 +11,11 @@ from rich.text import Text
 from mrl.config.schema import RunConfig
 from mrl.metrics.names import is_known
 from mrl.records.telemetry_messages import MetricsRecord, TelemetryRecord
-from mrl.report.console_lines import accuracy_line, heartbeat_line, step_line, withheld_note
+from mrl.report.console_lines import accuracy_line, heartbeat_line, missed_note, step_line, withheld_note
 from mrl.report.live import LiveView, Title
 from mrl.report.number_format import fixed, labelled, signed
 from mrl.report.palette import colour_of
-from mrl.report.progress import ALL_TASKS, Progress
+from mrl.report.progress import ALL_TASKS, MissedPeers, Progress, is_step, kind_of
 
 
 class RunDisplay:
@@ -25,10 +25,20 @@ class RunDisplay:
         self.progress = Progress(list(config.policies), steps=config.run.steps)
         self._tasks = list(config.tasks)
         self._title = Title(config.run.name, str(config.sharing.get("regime", "independent")))
+        self._peers = MissedPeers()
+        self._due: list[str] = []
 
     def apply(self, record: TelemetryRecord, now_s: float) -> None:
         """Take in one record that arrived at `now_s`."""
         self.progress.apply(record, now_s)
+        if isinstance(record, MetricsRecord) and kind_of(record.role) == "learner" and is_step(record):
+            missed = self._peers.take(record.policy, record.step, record.values)
+            self._due += [missed_note(one, self._title.regime) for one in missed]
+
+    def take_due(self) -> list[str]:
+        """What the records since the last call have shown to be amiss, to be told as an event."""
+        due, self._due = self._due, []
+        return due
 
     def replay(self, lines: Iterable[dict[str, Any]], now_s: float) -> None:
         """Take in the metrics of an earlier attempt, as `read_metrics` gives them, before a resumed run goes on."""
@@ -70,7 +80,8 @@ class RunDisplay:
 
     def final_notes(self) -> list[str]:
         """What was silently lost to learning, and how to keep it."""
-        notes = (withheld_note(name, sum(one.withheld.values())) for name, one in self.progress.policies.items())
+        notes = [withheld_note(name, sum(one.withheld.values())) for name, one in self.progress.policies.items()]
+        notes += [missed_note(one, self._title.regime) for one in self._peers.now]
         return [note for note in notes if note]
 
     def final_table(self) -> RenderableType:

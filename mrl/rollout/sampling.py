@@ -48,7 +48,8 @@ class Sampler:
             seeds = answer_seeds(self.run_seed, self.policy, "held-out|" + item.prompt_id, 0, item.sample + 1)[-1:]
             decoding = self.held_out_decoding
         else:
-            seeds = answer_seeds(self.run_seed, self.policy, item.prompt_id, item.step, item.group_size)
+            where = item.prompt_id, item.step, item.group_size
+            seeds = answer_seeds(self.run_seed, self.policy, *where, position=item.position)
         if self.pool.is_episode(item.prompt_id):
             return EpisodeRequest(request_id, NO_PROMPT, seeds, decoding=decoding, prompt_id=item.prompt_id)
         prompt = self.prompt_token_ids(self.pool.prompt(item.prompt_id).content)

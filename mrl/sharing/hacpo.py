@@ -9,9 +9,10 @@
 Four mechanisms: the shared baseline, omega, the stepwise clip, and the order: own rows first, then the others', with as
 many more updates as there are more rows. As in the authors' code (zzx-peter/HACRL-code), a group of equal rewards has
 no advantage whatever omega says, a baseline above 1 (or the highest reward, if that is more) falls back to the own
-mean, the end of an answer is left out of the cross rows and their means, and own rows that move nothing keep their
-places in the order. Where verifiers give negative rewards, omega multiplies what a reward has above the least one: the
-paper's are never below 0. Own rows get the policy's own objective: set `method = "gspo"` for the paper's.
+mean, the closing EOS of an answer is left out of all rows, own ones too, and of their means (an answer that is EOS
+alone keeps it), and own rows that move nothing keep their places in the order. Where verifiers give negative rewards,
+omega multiplies what a reward has above the least one: the paper's are never below 0. Own rows get the policy's own
+objective: set `method = "gspo"` for the paper's.
 
 Reads of a peer: whole groups (rollout records). On the wire, per prompt: about 240 bytes, and for every answer 140, its
 text and 13 per token.
@@ -21,6 +22,7 @@ Costs: forward and backward over every peer answer, twice the training work with
 import itertools
 from collections import defaultdict, deque
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -54,6 +56,8 @@ class HacpoParameters(PeerGroupParameters):
     """Rise of the lower bound with every further update of the step."""
     window_steps: int = Field(5, ge=1)
     """Steps over which capabilities are taken (K)."""
+    own_eos: bool = False
+    """Whether own rows are trained on with their closing EOS; the authors' code leaves it out of every row."""
 
 
 class Capabilities:
@@ -120,7 +124,10 @@ class HacpoRegime(RolloutReader):
         peers = self.take_traces(groups, needs_trace=True)
         self._capabilities.note(_passes(self.context, groups, peers))
         joint = [self._advantages(group, traces) for group, traces in zip(groups, peers, strict=True)]
-        own = own_examples(groups, self.context, advantages=[one.own_G for one in joint], keep_idle=True)
+        own = own_examples(groups, self.context, advantages=[one.own_G for one in joint], keep_idle=True).examples
+        if not self.parameters.own_eos:
+            own = [_without_eos(row, self.context) for row in own]
+        own_lengths = [row.answer_token_ids.size for row in own if row.weights.any()]
         cross = [
             _cross_example(group, trace, advantage)
             for group, traces, one in zip(groups, peers, joint, strict=True)
@@ -128,11 +135,11 @@ class HacpoRegime(RolloutReader):
             if trace.is_usable
         ]
         lengths = [row.answer_token_ids.size for row in cross]
-        num_own, num_cross = len(own.lengths), len(cross)
+        num_own, num_cross = len(own_lengths), len(cross)
         return self.absorbed(
-            own.examples + cross,
+            own + cross,
             {
-                POLICY_GRADIENT: objective.denominator([*own.lengths, *lengths]),
+                POLICY_GRADIENT: objective.denominator([*own_lengths, *lengths]),
                 CROSS: float(max(1, num_own + num_cross)),
             },
             peer_lengths=lengths,
@@ -198,6 +205,21 @@ def scaled(rewards: Sequence[Float64s], scales: Sequence[float], *, least: float
     """Rewards of each policy, times its scale. They are scaled from `least` where that is negative."""
     zero = min(0.0, least)
     return [one if scale == 1.0 else zero + scale * (one - zero) for scale, one in zip(scales, rewards, strict=True)]
+
+
+def _without_eos(row: TrainingExample, context: SharingContext) -> TrainingExample:
+    """An own row without its closing EOS. A masked row stays masked; EOS alone stays, being all that was sampled."""
+    size = row.answer_token_ids.size - 1
+    if size < 1 or int(row.answer_token_ids[-1]) not in context.receiver.eos_ids:
+        return row
+    behaviour = row.behaviour_logprobs
+    return replace(
+        row,
+        answer_token_ids=row.answer_token_ids[:-1],
+        advantages=row.advantages[:-1],
+        weights=context.objective.weights(size) * row.weights.any(),
+        behaviour_logprobs=None if behaviour is None else behaviour[:-1],
+    )
 
 
 def _cross_example(group: ScoredGroup, trace: PeerTrace, advantage: np.float32) -> TrainingExample:

@@ -19,23 +19,51 @@ POLICY_GRADIENT = "policy_gradient"
 Aggregation = Literal["sequence_mean", "token_mean", "constant"]
 
 METHODS: dict[str, dict[str, Any]] = {
-    "grpo": {"clip_low": 0.2, "clip_high": 0.2, "advantage": "group_std", "aggregation": "sequence_mean"},
-    "dr_grpo": {"clip_low": 0.2, "clip_high": 0.2, "advantage": "group_mean", "aggregation": "constant"},
+    "grpo": {
+        "clip_low": 0.2,
+        "clip_high": 0.2,
+        "advantage": "group_std",
+        "aggregation": "sequence_mean",
+        "level": "token",
+    },
+    "dr_grpo": {
+        "clip_low": 0.2,
+        "clip_high": 0.2,
+        "advantage": "group_mean",
+        "aggregation": "constant",
+        "level": "token",
+    },
     "dapo": {
         "clip_low": 0.2,
         "clip_high": 0.28,
         "advantage": "group_std",
         "aggregation": "token_mean",
         "drop_uniform_groups": True,
+        "level": "token",
     },
-    "gspo": {"clip_low": 3e-4, "clip_high": 4e-4, "advantage": "group_std", "aggregation": "sequence_mean"},
-    "cispo": {"clip_low": 1.0, "clip_high": 0.2, "advantage": "group_std", "aggregation": "token_mean"},
-    "dppo": {"clip_low": 0.2, "clip_high": 0.2, "advantage": "group_mean", "aggregation": "token_mean"},
+    "gspo": {
+        "clip_low": 3e-4,
+        "clip_high": 4e-4,
+        "advantage": "group_std",
+        "aggregation": "sequence_mean",
+        "level": "geometric",
+    },
+    "cispo": {
+        "clip_low": 1.0,
+        "clip_high": 0.2,
+        "advantage": "group_std",
+        "aggregation": "token_mean",
+        "level": "token",
+    },
+    "dppo": {"clip_low": 0.2, "clip_high": 0.2, "advantage": "group_mean", "aggregation": "token_mean", "level": "off"},
 }
 """Method -> values of the keys that a configuration leaves out.
 
 GRPO arXiv 2402.03300, Dr.GRPO 2503.20783, DAPO 2503.14476, GSPO 2507.18071, CISPO 2506.13585; DPPO as in prime-rl,
-where `clip_high` is the largest gap between the two probabilities of a token.
+where `clip_high` is the largest gap between the two probabilities of a token; `level` is that of the correction table,
+and DPPO has no correction, since its ratio is to the sampler. That of GSPO is at the level of its ratio, the geometric
+mean over the answer: weights of tokens would put their noise back into it. Its paper has no correction (it finds the
+ratio of answers tolerant of rounding between engine and learner); stale answers need one here.
 """
 
 DENOMINATORS: dict[str, DenominatorKind] = {"sequence_mean": "rows", "token_mean": "tokens", "constant": "constant"}
@@ -140,7 +168,8 @@ def own_objective(table: ObjectiveTable, *, max_answer_tokens: int) -> OwnObject
 
 
 def _term(table: ObjectiveTable, values: dict[str, Any]) -> Term:
-    low, high, correction = values["clip_low"], values["clip_high"], _correction(table.correction)
+    low, high = values["clip_low"], values["clip_high"]
+    correction = _correction(table.correction, level=table.correction.level or values["level"])
     match table.method:
         case "cispo":
             return Cispo(low, high, correction)
@@ -151,8 +180,10 @@ def _term(table: ObjectiveTable, values: dict[str, Any]) -> Term:
             return Clipped(low, high, ratio, "proximal", table.dual_clip, correction)
 
 
-def _correction(table: CorrectionTable) -> Correction | None:
-    return None if table.level == "off" else Correction(table.level, table.action, table.lower, table.upper)
+def _correction(
+    table: CorrectionTable, *, level: Literal["off", "token", "sequence", "geometric"]
+) -> Correction | None:
+    return None if level == "off" else Correction(level, table.action, table.lower, table.upper)
 
 
 def _regularizer(table: ObjectiveTable) -> Regularizer | None:

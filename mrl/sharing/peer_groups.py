@@ -88,6 +88,7 @@ class PeerGroups:
         self._counts["asked"] += 1
         self._counts["hit"] += bool(found)
         self._totals["hit"] += bool(found)
+        self._counts.update(f"hit_from/{source}" for source in found)
         self._totals.update(f"hit_from/{source}" for source in found)
         self._close(prompt_id)
         return [found[source] for source in sorted(found)]
@@ -103,6 +104,8 @@ class PeerGroups:
         counts, self._counts = self._counts, Counter()
         values = {f"sharing/{name}_prompts": float(counts[name]) for name in ("asked", "hit")}
         values |= {f"regime/ignored_{r}": float(counts[r]) for r in ("late", "own", "stale", "other") if counts[r]}
+        if counts["asked"]:
+            values |= {f"sharing/hit_prompts_from/{one}": float(counts[f"hit_from/{one}"]) for one in self._peers}
         asked = self._totals["asked"]
         if asked:
             values["sharing/hit_rate"] = self._totals["hit"] / asked

@@ -1,7 +1,8 @@
 """Answers of peers in own tokens, and the training rows that they make.
 
 A trace (how the source's tokenizer cut an answer, and its log-probs) is optional for those who only imitate a text, and
-needed by those who form ratios. A trace that lies is counted and not believed; the text itself may still be used.
+needed by those who form ratios. A trace that lies is counted and not believed; the text itself may still be used. Who
+imitates a text takes it whole: what the own token limit leaves of it is an answer that nobody verified.
 
 Shapes: T own tokens of one answer.
 """
@@ -13,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mrl.alignment.aligned_batch import AlignedBatch, AlignedTrace
-from mrl.alignment.flags import Rejected
+from mrl.alignment.flags import Flag, Rejected
 from mrl.alignment.peer_answer import PeerAnswer, bare_text, validate
 from mrl.alignment.receiver import Receiver
 from mrl.alignment.translate import translate_batch
@@ -25,6 +26,8 @@ from mrl.sharing.regime import ExaminedAnswer, Int32s, TrainingExample
 
 UNTRACED = "untraced"
 """The source sent no trace, because its ids do not stand for the text."""
+CUT = "cut"
+"""Of a text that is to be imitated only the beginning has room within the own token limit."""
 
 
 class AnswerLike(Protocol):
@@ -133,8 +136,9 @@ def peer_traces(
 ) -> list[list[PeerTrace]]:
     """For each record, all its answers in own tokens. The recorder hears of every one.
 
-    An answer longer than own answers may be is cut, or rejected where it cannot be cut. With `needs_trace` an answer
-    without sound log-probs is not usable. Never raises for what records say.
+    An answer longer than own answers may be, EOS included, is cut, or rejected where it cannot be cut. With
+    `needs_trace` an answer without sound log-probs is not usable. Without, texts are imitated, and a cut one is not
+    usable. Never raises for what records say.
     """
     told = [(record, number, answer) for record in records for number, answer in enumerate(_answers_of(record))]
     if not told:
@@ -143,9 +147,11 @@ def peer_traces(
     batch, faults = in_own_tokens(
         answers, fingerprints, context.receiver, max_tokens=context.objective.max_answer_tokens
     )
+    is_cut = (batch.flags & Flag.RECV_TRUNC) != 0
     traces = []
     for row, (record, number, answer) in enumerate(told):
-        rejected = batch.reject_reason[row] or (faults[row] if needs_trace else "")
+        unfit = faults[row] if needs_trace else CUT if is_cut[row] else ""
+        rejected = batch.reject_reason[row] or unfit
         tags = record.source, record.prompt_id, record.record_id
         examined = ExaminedAnswer(*tags, number, rejected, faults[row], batch, row)
         traces.append(PeerTrace(answer, examined, batch.row(row)))

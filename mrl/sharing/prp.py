@@ -11,6 +11,10 @@
     sequence    exp(mean log pi_theta - mean log peer), per row, each mean over the tokens of its own tokenizer
     luffy       none: -A f(pi_theta), f(x) = x / (x + shaping_gamma) (arXiv 2504.14945)
 
+The ratios of `behaviour` and `sequence` are far from 1 before any update. Where A < 0 and the policy likes a token
+better than the peer did, the clip does not bound them, so the term has a dual clip (arXiv 1912.09729): at most
+dual_clip |A|.
+
 The paper's formulas are not published; these are a reconstruction. `behaviour` follows its figure, where the data of a
 peer's row holds the peer's log-probs. `decoupled` is what we recommend: across tokenizers, token ratios hold noise that
 a clip takes for a change of the policy.
@@ -22,7 +26,7 @@ Costs: forward and backward over every peer answer, twice the training work with
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Literal, get_args
+from typing import Annotated, Literal, get_args
 
 import numpy as np
 from pydantic import Field, model_validator
@@ -47,7 +51,7 @@ TRACED: frozenset[Variant] = frozenset({"behaviour", "decoupled", "sequence"})
 """Variants that need the peer's log-probs."""
 READERS: Mapping[str, tuple[Variant, ...]] = {
     "spreading": ("behaviour", "decoupled"),
-    "dual_clip": ("behaviour",),
+    "dual_clip": ("behaviour", "sequence"),
     "weight_level": ("decoupled",),
     "weight_cap": ("decoupled",),
     "shaping_gamma": ("luffy",),
@@ -69,8 +73,9 @@ class PrpParameters(PeerGroupParameters):
     """Of "decoupled": weight of each token, of the whole row, or the geometric mean over the row."""
     weight_cap: float = Field(2.0, ge=1)
     """Of "decoupled": the weight stays within [1 / weight_cap, weight_cap]."""
-    dual_clip: float | None = Field(None, gt=1)
-    """Of "behaviour": bound of the term for negative advantages, as a multiple of the advantage."""
+    dual_clip: Annotated[float, Field(gt=1)] | Literal["off"] = 3.0
+    """Of "behaviour" and "sequence": bound of the term for negative advantages, as a multiple of the advantage. Without
+    it a bad answer that the policy likes better than its peer weighs without bound, before any update."""
     shaping_gamma: float = Field(0.1, gt=0)
     """Of "luffy": the gamma of x / (x + gamma)."""
 
@@ -170,9 +175,10 @@ def _spreading(parameters: PrpParameters) -> Spreading:
 def _term(parameters: PrpParameters, objective: OwnObjective) -> Term:
     """The term of peers' tokens. It has the clips of the policy's own objective where these bound the same ratio."""
     token = objective.token_clip()
+    dual_clip = None if parameters.dual_clip == "off" else parameters.dual_clip
     match parameters.variant:
         case "behaviour":
-            return Clipped(token.clip_low, token.clip_high, "token", "behaviour", parameters.dual_clip)
+            return Clipped(token.clip_low, token.clip_high, "token", "behaviour", dual_clip)
         case "recompute":
             own = objective.term if isinstance(objective.term, Clipped | Cispo) else token
             return replace(own, correction=None)
@@ -182,6 +188,6 @@ def _term(parameters: PrpParameters, objective: OwnObjective) -> Term:
             return Clipped(token.clip_low, token.clip_high, "token", "proximal", None, correction)
         case "sequence":
             clips = objective.term if isinstance(objective.term, Clipped) else token
-            return Clipped(clips.clip_low, clips.clip_high, "sequence", "behaviour")
+            return Clipped(clips.clip_low, clips.clip_high, "sequence", "behaviour", dual_clip)
         case "luffy":
             return Shaped(parameters.shaping_gamma)

@@ -76,7 +76,7 @@ class TrainingExample:
     prompt_token_ids: Int32s
     """[P], never trained on."""
     answer_token_ids: Int32s
-    """[T], the closing EOS included when the answer was finished."""
+    """[T], the closing EOS of a finished answer included, unless the regime leaves it out."""
     component: str
     advantages: Float32s
     """[S], 0 where the component's term has none."""

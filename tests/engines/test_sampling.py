@@ -12,12 +12,12 @@ def draws(rows: int) -> torch.Tensor:
 
 
 def test_seeds_differ_by_every_part_of_their_key():
-    """Policy, prompt, sample index, step and run seed each change the seed."""
+    """Policy, prompt, sample index, step, position and run seed each change the seed."""
     base = answer_seeds(1, "a", "p", 0, 4)
     others = [answer_seeds(2, "a", "p", 0, 4), answer_seeds(1, "b", "p", 0, 4), answer_seeds(1, "a", "q", 0, 4)]
-    others.append(answer_seeds(1, "a", "p", 1, 4))
+    others += [answer_seeds(1, "a", "p", 1, 4), *(answer_seeds(1, "a", "p", 0, 4, position=place) for place in (0, 7))]
 
-    assert len(set(np.concatenate([base, *others]).tolist())) == 20
+    assert len(set(np.concatenate([base, *others]).tolist())) == 28
     assert np.array_equal(base[:2], answer_seeds(1, "a", "p", 0, 2))
 
 

@@ -57,12 +57,17 @@ class StillBoard:
     def __init__(self) -> None:
         self.records: list[TelemetryRecord] = []
         self.notes: list[str] = []
+        self.due: list[str] = []
 
     def apply(self, record: TelemetryRecord, now_s: float) -> None:
         self.records.append(record)
 
     def note(self, text: str, now_s: float) -> None:
         self.notes.append(text)
+
+    def take_due(self) -> list[str]:
+        due, self.due = self.due, []
+        return due
 
     def render(self, now_s: float | None = None) -> str:
         return "board"
@@ -675,3 +680,17 @@ def test_a_tracker_gets_what_metrics_jsonl_gets_and_its_failure_ends_nothing(tmp
     assert last["tracker/points/tensorboard"] == 0
     assert last["tracker/lost_points/tensorboard"] == sum(len(line["values"]) for line in rows)
     assert "tracker tensorboard: points are lost: " in run.output.getvalue()
+
+
+@pytest.mark.parametrize("is_terminal", [False, True])
+def test_what_records_show_to_be_amiss_is_an_event_once(is_terminal: bool) -> None:
+    """Noted for the live view, and a line of its own behind the step's where there is none."""
+    output, board = io.StringIO(), StillBoard()
+    display = Display(board, Console(file=output, force_terminal=is_terminal, width=80))
+    board.due = ["a and b do not meet"]
+    for step in (1, 2):
+        record = MetricsRecord(role="learner/a", policy="a", step=step, time_unix_s=0.0, values={})
+        display.record(record, float(step))
+    assert board.notes == ["a and b do not meet"]
+    lines = [] if is_terminal else ["step 1", "a and b do not meet", "step 2"]
+    assert output.getvalue().splitlines() == lines

@@ -318,3 +318,17 @@ def test_answers_kept_from_peers_are_told(make_run: Callable[..., Path]) -> None
         writer.write(MetricsRecord(role="learner/qwen", policy="qwen", step=step, time_unix_s=9e9, values=values))
     writer.close()
     assert "qwen kept 12 right answers from its peers" in write_report(folder).read_text()
+
+
+def test_policies_that_do_not_meet_are_told(make_run: Callable[..., Path]) -> None:
+    """Once for each time that a pair lost sight of each other; a run in which all meet says nothing of it."""
+    folder = make_run(steps=40)
+    assert " met " not in write_report(folder).read_text()
+    writer = MetricsWriter(RunFolder(folder).metrics_jsonl)
+    for step in range(41, 61):
+        values = {"reward/mean": 1.0, "sharing/asked_prompts": 8.0, "sharing/hit_prompts_from/llama": 0.0}
+        writer.write(MetricsRecord(role="learner/qwen", policy="qwen", step=step, time_unix_s=9e9, values=values))
+    writer.close()
+    page = write_report(folder).read_text()
+    assert page.count("qwen met llama on 0 of 40 prompts by step 45") == 1
+    assert "peer_hold_versions" in page

@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable
 
 from mrl.records.telemetry_messages import HeartbeatRecord, MetricsRecord
-from mrl.report.progress import Progress, kind_of
+from mrl.report.progress import MissedPair, MissedPeers, Progress, kind_of
 
 
 def metrics(role: str, policy: str = "qwen", step: int = 1, **values: float) -> MetricsRecord:
@@ -157,3 +157,35 @@ def test_the_synthetic_stream_reduces(make_stream: Callable[..., object]) -> Non
         progress.apply(record, now_s)
     assert [policy.step for policy in progress.policies.values()] == [320, 320]
     assert progress.started_s == 20
+
+
+def meeting(asked: float, **hits: float) -> dict[str, float]:
+    return {"sharing/asked_prompts": asked} | {f"sharing/hit_prompts_from/{name}": n for name, n in hits.items()}
+
+
+def test_a_pair_that_misses_each_other_is_told_once_until_it_meets_again() -> None:
+    """Below 5 % of 20 steps' prompts; from 20 % on it meets; other pairs are their own matter."""
+    peers = MissedPeers()
+    told = [missed for step in range(1, 31) for missed in peers.take("qwen", step, meeting(8, llama=0, phi=4))]
+    assert told == [MissedPair(5, "qwen", "llama", 0, 40)] == peers.now
+    told = [missed for step in range(31, 61) for missed in peers.take("qwen", step, meeting(8, llama=3, phi=4))]
+    assert (told, peers.now) == ([], [])
+    told = [missed for step in range(61, 91) for missed in peers.take("qwen", step, meeting(8, llama=0, phi=0))]
+    assert [(one.step, one.source) for one in told] == [(78, "llama"), (79, "phi")]
+    assert [one.source for one in peers.now] == ["llama", "phi"]
+
+
+def test_a_few_prompts_tell_nothing_about_a_pair() -> None:
+    """Not before 5 steps and 20 prompts; a regime without such meetings never."""
+    peers = MissedPeers()
+    assert not [one for step in range(1, 5) for one in peers.take("qwen", step, meeting(100, llama=0))]
+    assert not [one for step in range(1, 20) for one in peers.take("llama", step, meeting(1, qwen=0))]
+    assert not [one for step in range(1, 50) for one in peers.take("phi", step, {"sharing/asked_prompts": 9.0})]
+
+
+def test_meetings_of_voided_steps_are_forgotten() -> None:
+    """A resume repeats them: what they said must not count twice."""
+    peers = MissedPeers()
+    for step in (1, 2, 3, 4, 3, 4, 3, 4):
+        assert not peers.take("qwen", step, meeting(8, llama=0))
+    assert peers.take("qwen", 5, meeting(8, llama=0)) == [MissedPair(5, "qwen", "llama", 0, 40)]

@@ -59,6 +59,21 @@ def test_answers_kept_from_peers_are_told_at_once_and_at_the_end(make_config: Ca
     assert "rollout.max_new_tokens" in note
 
 
+def test_policies_that_do_not_meet_are_told_once_and_at_the_end(make_config: Callable[..., Any]) -> None:
+    """With the keys of the regime that help; not at every step, and not by what an earlier attempt left."""
+    board = RunDisplay(make_config(regime="hacpo"))
+    values = STEP | {"sharing/asked_prompts": 8.0, "sharing/hit_prompts_from/llama": 0.0}
+    due = []
+    for step in range(1, 13):
+        board.apply(metrics("learner/qwen", "qwen", step, values), float(step))
+        due += board.take_due()
+    (note,) = due
+    assert note.startswith("qwen met llama on 0 of 40 prompts by step 5, so hacpo trains it as independent would")
+    for key in ("hacpo.peer_hold_versions", "hacpo.max_age_versions", "allocation.objective", "run.sync"):
+        assert key in note
+    assert board.final_notes() == [note]
+
+
 def test_the_last_picture_says_that_the_run_has_ended(
     make_config: Callable[..., Any], make_stream: Callable[..., Any]
 ) -> None:

@@ -50,6 +50,19 @@ def test_further_answers_have_seeds_of_their_own(sampler):
     assert len(set(seeds)) == 5
 
 
+def test_a_prompt_that_comes_round_again_within_a_step_has_other_seeds(sampler):
+    """As under dynamic sampling from a small pool; what is granted again, or after a resume, has the seeds it had."""
+    prompt_id = sampler.pool.prompt_at(0).prompt_id
+    first, again, second = (
+        WorkItem(ticket=ticket, position=position, prompt_id=prompt_id, group_size=4, step=3)
+        for ticket, position in (("0.2", 2), ("1.2", 2), ("0.9", 9))
+    )
+    seeds = [sampler.request(item, "r").seeds.tolist() for item in (first, again, second)]
+
+    assert seeds[0] == seeds[1]
+    assert not set(seeds[0]) & set(seeds[2]), "one prompt twice in a step would have the same answers twice"
+
+
 def test_held_out_answers_alone_have_the_decoding_of_evaluations(sampler):
     """What is trained on is sampled as ever."""
     own = replace(sampler, held_out_decoding=Decoding(0.0))

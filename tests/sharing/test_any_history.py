@@ -107,6 +107,8 @@ def counted_by(component, absorbed, groups, told):
     """What the component's kind of denominator says: own groups that were not replaced, and usable rows of peers."""
     replaced = {line.prompt_id for line in told.answers} if "grafted" in absorbed.denominators else set()
     lengths = [len(answer.token_ids) // 4 for g in groups if g.prompt_id not in replaced for answer in g.answers]
+    if "cross" in absorbed.denominators:  # HACPO has a row for every own answer, and trains none to its EOS
+        lengths = [row.answer_token_ids.size for row in absorbed.examples if row.component == "policy_gradient"]
     num_rows = len(lengths) + absorbed.counts.get("sharing/peer_rows", 0)
     match component.denominator:
         case "rows":

@@ -4,6 +4,7 @@ import json
 import math
 from dataclasses import replace
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 
 from mrl.learner.step_order import StepOrder, split_minibatches
 from mrl.objectives.specs import CrossSequence
+from mrl.records.codec import pack_array
 from mrl.sharing.hacpo import Capabilities, joint_advantages, scaled
 from tests.support.retokenizing import retokenize
 
@@ -88,7 +90,7 @@ def test_guards_of_the_code():
 @pytest.mark.parametrize("shift", [0.0, 2e-4, 0.02])
 @pytest.mark.parametrize("kl", [None, 0.1])
 def test_alone_it_is_the_own_objective(build, make_context, make, receiver, lab, step_of, shift, kl):
-    """One agent under GSPO: the same gradient; rows that move nothing keep their places, no update is added.
+    """One agent under GSPO, EOS included: the same gradient; idle rows keep their places, no update is added.
 
     At the start of a step, inside the clip and beyond it, with and without a divergence.
     """
@@ -99,13 +101,57 @@ def test_alone_it_is_the_own_objective(build, make_context, make, receiver, lab,
         make.sampled(receiver, [1, 0, 0], logprobs=model.sampler_logprobs),
         make.sampled(receiver, [0, 0, 0], "q", logprobs=model.sampler_logprobs),
     ]
-    hacpo, alone = build("hacpo", context), build("independent", context)
+    hacpo, alone = build("hacpo", context, own_eos=True), build("independent", context)
     found, expected = step_of(hacpo, groups), step_of(alone, groups)
     assert len(found.examples) == 6
     assert found.denominators == {"policy_gradient": 6.0, "cross": 6.0}
     assert found.expansion == 1.0
     how = {"start": start, "reference": lab.model(7)}
     lab.assert_same(lab.gradient(found, hacpo, model, **how), lab.gradient(expected, alone, model, **how))
+
+
+@pytest.mark.parametrize("aggregation", ["sequence_mean", "token_mean", "constant"])
+def test_own_rows_are_without_their_closing_eos(build, make_context, make, receiver, lab, step_of, aggregation):
+    """As in the authors' code: neither in the row, nor in its mean ratio, nor in the count; by GRPO and by GSPO alike.
+
+    The gradient is that of the same answers cut before their EOS, and of another one when `own_eos` is set. An answer
+    that is EOS alone keeps it.
+    """
+    texts, model, start = [b"hay", b"reverse: yah"], lab.model(), lab.model()
+    for parameter in start.parameters():
+        parameter.data.mul_(1 + 1e-5)
+    ended, cut = (
+        make.sampled(receiver, [1, 0], texts=texts, finished=finished, logprobs=model.sampler_logprobs)
+        for finished in (True, False)
+    )
+    for method in ("grpo", "gspo"):
+        context = make_context(method=method, aggregation=aggregation)
+        regime, alone = build("hacpo", context), build("independent", context)
+        found, expected = step_of(regime, [ended]), step_of(alone, [cut])
+        assert [row.answer_token_ids.tolist() for row in found.examples] == [
+            row.answer_token_ids.tolist() for row in expected.examples
+        ]
+        assert found.denominators["policy_gradient"] == expected.denominators["policy_gradient"]
+        gradient = lab.gradient(found, regime, model, start=start)
+        lab.assert_same(gradient, lab.gradient(expected, alone, model, start=start))
+        kept = step_of(build("hacpo", context, own_eos=True), [ended])
+        assert [row.answer_token_ids[-1] for row in kept.examples] == [receiver.eos_id] * 2
+    (answer,) = make.sampled(receiver, [1]).answers
+    eos_alone = {"token_ids": pack_array([receiver.eos_id], "i4"), "logprobs": pack_array([-0.5], "f4")}
+    group = msgspec.structs.replace(ended, answers=[msgspec.structs.replace(answer, completion=b"", **eos_alone)])
+    (only,) = step_of(regime, [group]).examples
+    assert only.answer_token_ids.tolist() == [receiver.eos_id]
+
+
+def test_a_masked_answer_stays_masked_without_eos(build, make_context, make, receiver, step_of):
+    """An answer that the token limit cut has no EOS to lose; the denominators count the others alone."""
+    regime = build("hacpo", make_context(mask_cut_answers=True, aggregation="token_mean"))
+    groups = [make.sampled(receiver, [1, 0]), make.sampled(receiver, [1, 0], "q", finished=False)]
+    found = step_of(regime, groups)
+    ended = [row for row in found.examples if row.prompt_id == "p"]
+    assert [bool(row.weights.any()) for row in found.examples] == [True, True, False, False]
+    assert found.denominators["policy_gradient"] == sum(row.answer_token_ids.size for row in ended)
+    assert receiver.eos_id not in np.concatenate([row.answer_token_ids for row in found.examples])
 
 
 @pytest.fixture

@@ -8,6 +8,8 @@ from mrl.objectives.specs import Cispo, Clipped, Correction, Dppo, Regularizer
 from mrl.sharing.own_objective import METHODS, own_objective
 
 TIS = Correction("token", "truncate", 0.0, 5.0)
+GEOMETRIC = Correction("geometric", "truncate", 0.0, 5.0)
+"""That of a ratio of whole answers."""
 
 
 def resolved(**keys):
@@ -20,7 +22,7 @@ def resolved(**keys):
         ("grpo", Clipped(0.2, 0.2, "token", "proximal", None, TIS), "group_std", "sequence_mean"),
         ("dr_grpo", Clipped(0.2, 0.2, correction=TIS), "group_mean", "constant"),
         ("dapo", Clipped(0.2, 0.28, correction=TIS), "group_std", "token_mean"),
-        ("gspo", Clipped(3e-4, 4e-4, "sequence", correction=TIS), "group_std", "sequence_mean"),
+        ("gspo", Clipped(3e-4, 4e-4, "sequence", correction=GEOMETRIC), "group_std", "sequence_mean"),
         ("cispo", Cispo(1.0, 0.2, TIS), "group_std", "token_mean"),
         ("dppo", Dppo(0.2), "group_mean", "token_mean"),
     ],
@@ -124,6 +126,9 @@ def test_correction_can_be_chosen_or_left_out():
     table = {"level": "geometric", "action": "gate", "lower": 0.5, "upper": 2}
     assert resolved(correction=table).term.correction == Correction("geometric", "gate", 0.5, 2)
     assert resolved(correction={"level": "off"}).term.correction is None
+    assert resolved(method="gspo", correction={"level": "off"}).term.correction is None
+    assert resolved(method="gspo", correction={"level": "token", "upper": 2}).term.correction.level == "token"
+    assert resolved(method="gspo", correction={"upper": 2}).term.correction == Correction("geometric", upper=2)
 
 
 def test_regularizer_stands_when_something_is_regularised():
@@ -166,6 +171,6 @@ def test_overlong_answers_lose_reward(make_group):
 def test_clip_of_tokens():
     """Bounds of a whole row's ratio are not used for tokens; the correction of own rows stays."""
     assert resolved(clip_high=0.3).token_clip() == Clipped(0.2, 0.3, correction=TIS)
-    assert resolved(method="gspo", dual_clip=4).token_clip() == Clipped(0.2, 0.2, dual_clip=4, correction=TIS)
+    assert resolved(method="gspo", dual_clip=4).token_clip() == Clipped(0.2, 0.2, dual_clip=4, correction=GEOMETRIC)
     assert resolved(method="cispo").token_clip() == Clipped(correction=TIS)
     assert resolved(method="dppo").token_clip() == Clipped()

@@ -108,6 +108,7 @@ def test_rates_are_cumulative_and_survive_json(table, make):
     assert counts["sharing/hit_rate"] == 2 / 4
     assert counts["sharing/hit_rate_from/a"] == 2 / 4
     assert counts["sharing/hit_rate_from/b"] == 1 / 4
+    assert (counts["sharing/hit_prompts_from/a"], counts["sharing/hit_prompts_from/b"]) == (2, 1)
     assert all(map(is_known, counts))
     restored = table()
     restored.restore(json.loads(json.dumps(groups.state())))
@@ -117,6 +118,7 @@ def test_rates_are_cumulative_and_survive_json(table, make):
         assert one.take_counts() == counts | {
             **{"sharing/asked_prompts": 1, "sharing/hit_prompts": 0, "sharing/hit_rate": 2 / 5},
             **{"sharing/hit_rate_from/a": 2 / 5, "sharing/hit_rate_from/b": 1 / 5},
+            **{"sharing/hit_prompts_from/a": 0, "sharing/hit_prompts_from/b": 0},
         }
 
 

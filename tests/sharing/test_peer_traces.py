@@ -156,6 +156,24 @@ def test_rejected_text_wins_over_its_trace(usable):
 
 
 @pytest.mark.parametrize("own_source", [False, True])
+@pytest.mark.parametrize("room", [-3, -1, 0])
+def test_a_text_that_the_own_limit_cuts_is_not_imitated(make, make_context, peer, receiver, own_source, room):
+    """Its beginning was verified by nobody, and one that only lacks its EOS was never ended; ratios may use either."""
+    source = receiver if own_source else peer
+    size = retokenize(receiver, TEXT, finished=True, max_tokens=64).token_ids.size
+    told = make.rollout(make.sampled(source, [1.0], texts=[TEXT]), source).record
+    rejected = []
+    for needs_trace in (False, True):
+        context = make_context(max_answer_tokens=size + room)
+        ((trace,),) = peer_traces([told], context, needs_trace=needs_trace)
+        assert trace.num_tokens <= size + room
+        rejected.append(trace.examined.rejected)
+        counted = context.recorder.record([], {}).values.get("align/rejected/cut/peer", 0)
+        assert counted == (rejected[-1] == "cut"), "it is not named in the metrics"
+    assert rejected == (["cut", ""] if room else ["", ""])
+
+
+@pytest.mark.parametrize("own_source", [False, True])
 def test_ended_text_leaves_the_end_out_on_both_sides(peer, receiver, sampled, read, own_source):
     """Own tokens without EOS, and the peer's mean without its EOS."""
     source = receiver if own_source else peer

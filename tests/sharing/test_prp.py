@@ -66,7 +66,7 @@ def test_identical_peer_is_a_group_twice_as_large(
     own = make.sampled(receiver, [1, 0, 0], texts=texts[:3], **how)
     theirs = make.sampled(receiver, [1, 1, 0], texts=texts[3:], **how)
     whole = make.sampled(receiver, [1, 0, 0, 1, 1, 0], texts=texts, **how)
-    prp, alone = build("prp", context), build("independent", context)
+    prp, alone = build("prp", context, dual_clip="off"), build("independent", context)
     found, expected = step_of(prp, [own], [make.rollout(theirs, receiver)]), step_of(alone, [whole])
     assert [row.component for row in found.examples] == ["policy_gradient"] * 3 + ["peer_rollouts"] * 3
     assert set(found.denominators.values()) == set(expected.denominators.values()) == {6.0}
@@ -224,15 +224,40 @@ def test_terms_follow_the_own_objective(build, make_context):
             .term
         )
 
-    assert term("behaviour", "dapo", {"dual_clip": 3}) == Clipped(0.2, 0.28, "token", "behaviour", 3.0)
-    assert term("behaviour", "gspo") == Clipped(0.2, 0.2, "token", "behaviour")
+    assert term("behaviour", "dapo", {"dual_clip": 4}) == Clipped(0.2, 0.28, "token", "behaviour", 4.0)
+    assert term("behaviour", parameters={"dual_clip": "off"}) == Clipped(0.2, 0.2, "token", "behaviour")
+    assert term("behaviour", "gspo") == Clipped(0.2, 0.2, "token", "behaviour", 3.0)
     assert term("recompute", "gspo", dual_clip=3) == Clipped(3e-4, 4e-4, "sequence", dual_clip=3)
     assert term("recompute", "cispo") == Cispo(1.0, 0.2, None)
     assert term("recompute", "dppo") == Clipped()
-    assert term("sequence", "gspo") == Clipped(3e-4, 4e-4, "sequence", "behaviour")
+    assert term("sequence", "gspo") == Clipped(3e-4, 4e-4, "sequence", "behaviour", 3.0)
     assert term("luffy", parameters={"shaping_gamma": 0.3}) == Shaped(0.3)
     decoupled = term("decoupled", parameters={"weight_cap": 4, "weight_level": "token"})
     assert decoupled == Clipped(correction=Correction("token", "truncate", 0.25, 4.0))
+
+
+@pytest.mark.parametrize("variant", ["behaviour", "sequence"])
+@pytest.mark.parametrize(("liked_nats", "bounded"), [(1.0, False), (1.2, True)])
+def test_a_bad_answer_that_the_policy_likes_better_is_bounded(
+    build, make, receiver, lab, step_of, variant, liked_nats, bounded
+):
+    """Below e^1.1 = 3 times the peer's likelihood it pushes with its ratio, above not at all; "off" has no bound.
+
+    The clip alone bounds no ratio above 1 where the advantage is negative, and here it stands there before any update.
+    """
+    model, text = lab.model(), b"copy: yah"
+    theirs = make.sampled(
+        receiver, [-1], texts=[text], logprobs=lambda ids: np.minimum(model.sampler_logprobs(ids) - liked_nats, 0)
+    )
+    received = [make.rollout(theirs, receiver)]
+    found, unbounded = (build("prp", variant=variant, **keys) for keys in ({}, {"dual_clip": "off"}))
+    gradients = []
+    for regime in (found, unbounded):
+        absorbed = step_of(regime, [make.sampled(receiver, [0, 0])], received)
+        peers = replace(absorbed, examples=[row for row in absorbed.examples if row.component == "peer_rollouts"])
+        gradients.append(lab.gradient(peers, regime, model))
+    assert lab.is_zero(gradients[0]) == bounded
+    assert not lab.is_zero(gradients[1])
 
 
 def test_idle_peer_rows_stay_where_they_are_regularised(build, make_context, make, receiver, step_of):
@@ -328,7 +353,7 @@ READ = {
     "behaviour": {"spreading": "bytes", "dual_clip": 3.0},
     "recompute": {},
     "decoupled": {"spreading": "uniform", "weight_level": "token", "weight_cap": 3.0},
-    "sequence": {},
+    "sequence": {"dual_clip": "off"},
     "luffy": {"shaping_gamma": 0.2},
 }
 """Variant -> the keys that it reads, each with some value."""

@@ -6,7 +6,7 @@ import pytest
 from msgspec import structs
 
 from mrl.records.codec import decode, encode
-from mrl.records.experience import experience_decoder
+from mrl.records.experience import Received, experience_decoder
 from mrl.records.finish import FinishReason
 from mrl.records.version import Version, VersionSpan
 from mrl.sharing.regime import Author, Rescue
@@ -165,6 +165,19 @@ def test_rejected_text_is_counted_and_another_success_is_tried(make_sgt, make_gr
         assert [rescue.completion for rescue in absorbed.rescued] == [b"good"]
         tried = absorbed.counts.get("regime/rejected_utf8", 0) + absorbed.counts.get("regime/rejected_too_long", 0)
         assert absorbed.counts["align/rejected"] == tried <= 2
+
+
+@pytest.mark.parametrize(("limit", "rescues"), [(3, 0), (64, 1)])
+def test_a_success_that_the_own_limit_cuts_is_not_imitated(build, make_context, make, peer, limit, rescues):
+    """Its beginning alone is no verified answer; it is counted by reason, and the failure waits on."""
+    told = make.success(b"reverse: yah", fingerprint=peer.fingerprint).record
+    trace = make.rollout(make.sampled(peer, [1.0], texts=[told.completion]), peer).record.answers[0].trace
+    regime = build("sgt", make_context(max_answer_tokens=limit))
+    received = [Received(structs.replace(told, trace=trace), 0)]
+    absorbed = absorb_failed(regime, make.group([0, 0]), received)
+    assert len(absorbed.rescued) == rescues
+    assert absorbed.counts.get("regime/rejected_cut", 0) == absorbed.counts["align/rejected"] == 1 - rescues
+    assert regime.awaited() == ["p"] * (1 - rescues)
 
 
 def test_prompt_stays_pending_when_all_are_rejected(make_sgt, make_group, make_success):
