@@ -9,7 +9,7 @@ so that no turn is ever rendered or tokenized again. A template may drop the rea
 a conversation anew. It never does here: the policy goes on seeing all that it sampled.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,9 +36,12 @@ PROBE_CALL = ToolCall(name="f", arguments='{"x":"y"}')
 class TurnSpelling:
     """Messages of episodes <-> ids under one policy's tokenizer. Any thread may call it, one at a time."""
 
-    def __init__(self, folder: Path, prompt: PromptTable = AS_IT_IS) -> None:
-        """`prompt` says what stands around every prompt. Raises ModelFolderError without a usable tokenizer."""
-        self._folder, self._prompt = folder, prompt
+    def __init__(self, folder: Path, prompt: PromptTable = AS_IT_IS, *, eos_ids: Collection[int]) -> None:
+        """`prompt` says what stands around every prompt, `eos_ids` end a turn.
+
+        Raises ModelFolderError without a usable tokenizer, and for a template that changes what a turn says.
+        """
+        self._folder, self._prompt, self._eos_ids = folder, prompt, frozenset(eos_ids)
         self._tokenizer = load_tokenizer(folder)
         if prompt.chat_template:
             self._tokenizer.chat_template = prompt.chat_template
@@ -78,10 +81,12 @@ class TurnSpelling:
         An end of turn that the policy sampled itself is not said again; one that it did not sample, as in a turn cut at
         the limit, is. Raises ModelFolderError when the template refuses the messages, or has no bridge to them.
         """
-        text = self._bridge_text(tool_calls, messages) + self._prompt.assistant_prefill
-        said = self._tokenizer.decode(list(turn_ids[-1:])) if len(turn_ids) else ""
-        is_closed = bool(said) and turn_ids[-1] in self._tokenizer.all_special_ids
-        return self._ids(text.removeprefix(said) if is_closed else text)
+        bridge_ids = self._ids_behind(self._bridge_text(tool_calls, messages) + self._prompt.assistant_prefill)
+        if not len(turn_ids) or turn_ids[-1] not in self._eos_ids or not bridge_ids.size:
+            return bridge_ids
+        # Llama's <|eom_id|> closes a turn as <|eot_id|> does; where roles alone open turns, the next one is to be said.
+        is_said = bridge_ids[0] == turn_ids[-1] or (bool(self._closing) and bridge_ids[0] in self._eos_ids)
+        return bridge_ids[1:] if is_said else bridge_ids
 
     def turn(self, content: str, tool_calls: Sequence[ToolCall], *, eos_id: int | None) -> Int32s | None:
         """[T] a turn that others said, in the own tokens and the own syntax of calls, closed by `eos_id`.
@@ -94,9 +99,9 @@ class TurnSpelling:
         end = () if eos_id is None else (eos_id,)
         return np.concatenate([self._ids(text), np.array(end, dtype=np.int32)])
 
-    def text(self, turn_ids: Sequence[int], eos_ids: Sequence[int]) -> str:
+    def text(self, turn_ids: Sequence[int]) -> str:
         """A sampled turn as text, special tokens in it, without what ended it."""
-        is_ended = bool(len(turn_ids)) and turn_ids[-1] in eos_ids
+        is_ended = bool(len(turn_ids)) and turn_ids[-1] in self._eos_ids
         ids = list(turn_ids[:-1] if is_ended else turn_ids)
         return str(self._tokenizer.decode(ids, clean_up_tokenization_spaces=False))
 
@@ -149,6 +154,12 @@ class TurnSpelling:
         except (jinja2.TemplateError, TypeError, ValueError, KeyError, AttributeError) as error:
             raise refused(self._folder, error, self._prompt) from error
         return str(rendered)
+
+    def _ids_behind(self, text: str) -> Int32s:
+        """Ids of a text that stands behind others: vocabularies that put a space before a text's first word do not."""
+        end = self._tokenizer.eos_token
+        ids = self._ids(f"{end}{text}") if end else self._ids(text)
+        return ids[1:] if end and ids[0] == self._tokenizer.eos_token_id else self._ids(text)
 
     def _ids(self, text: str, *, add_special_tokens: bool = False) -> Int32s:
         return np.asarray(self._tokenizer(text, add_special_tokens=add_special_tokens)["input_ids"], dtype=np.int32)

@@ -33,7 +33,7 @@ def with_episodes(engine: Engine, config: RunConfig, policy: str, pool: TaskPool
     if not pool.has_episodes:
         return engine
     table = config.policies[policy]
-    spelling = TurnSpelling(Path(table.model), table.prompt)
+    spelling = TurnSpelling(Path(table.model), table.prompt, eos_ids=receiver.eos_ids)
     spelling.check(has_tools=False)
     syntax, room = syntax_of(spelling.template), _row_tokens(config.policies[policy])
 
@@ -50,7 +50,6 @@ def with_episodes(engine: Engine, config: RunConfig, policy: str, pool: TaskPool
         rules=rules,
         spelling=spelling,
         read=read,
-        eos_ids=tuple(receiver.eos_ids),
         max_turn_tokens=table.rollout.max_new_tokens,
         row_tokens=room,
         in_step=config.run.sync,
@@ -72,7 +71,7 @@ def own_words(config: RunConfig, policy: str, receiver: Receiver) -> "OwnWords |
     if not tasks:
         return None
     table, room = config.policies[policy], _row_tokens(config.policies[policy])
-    spelling = TurnSpelling(Path(table.model), table.prompt)
+    spelling = TurnSpelling(Path(table.model), table.prompt, eos_ids=receiver.eos_ids)
     return OwnWords(
         spelling,
         receiver.eos_id if receiver.eos_ids else None,

@@ -172,7 +172,6 @@ class Stage:
     read: Callable[[str, bool, bool], tuple[PolicyTurn, Message]]
     """Text of a turn, whether it was cut at the limit, and whether there are tools to call -> what the environment
     gets, and what is kept of it."""
-    eos_ids: tuple[int, ...]
     max_turn_tokens: int
     row_tokens: int
     """Tokens that a prompt and its episode may have together."""
@@ -357,7 +356,7 @@ class EpisodeEngine:
         if not generation.token_ids.size:
             self._ask_reward(episode, MAX_TOKENS)
             return
-        text = self._stage.spelling.text(generation.token_ids.tolist(), self._stage.eos_ids)
+        text = self._stage.spelling.text(generation.token_ids.tolist())
         is_cut = generation.finish_reason is FinishReason.LENGTH
         episode.last_turn, message = self._stage.read(text, is_cut, episode.has_tools)
         episode.sampled(generation, message)

@@ -56,7 +56,12 @@ def folder(tmp_path, recipe, examples):
 @pytest.fixture
 def spelling(folder):
     """By this template; without one, by lines."""
-    return lambda template="", **prompt: TurnSpelling(folder, PromptTable(chat_template=template, **prompt))
+    own = [load_tokenizer(folder).eos_token_id]
+
+    def make(template="", *, eos_ids=own, **prompt):
+        return TurnSpelling(folder, PromptTable(chat_template=template, **prompt), eos_ids=eos_ids)
+
+    return make
 
 
 @pytest.fixture
@@ -93,6 +98,19 @@ def test_an_end_that_was_sampled_is_not_said_again(spelling, folder, text):
     assert text(spelling(ended).bridge([word, eos_id], (), [USER])).startswith("\n<|im_start|>user")
     assert text(spelling(ended).bridge([word], (), [USER])).startswith(eos + "\n<|im_start|>user")
     assert text(spelling(CHATML).bridge([word, eos_id], (), [USER])).startswith("<|im_end|>\n<|im_start|>user")
+
+
+def test_another_end_of_turns_is_an_end(spelling, folder, text):
+    """As Llama's <|eom_id|>: the template's own is not said behind it. Where roles open turns, the next role is."""
+    tokenizer = load_tokenizer(folder)
+    eos, word = tokenizer.eos_token, tokenizer("a")["input_ids"][-1]
+    two = {"eos_ids": [tokenizer.eos_token_id, word]}
+
+    ended = text(spelling(CHATML.replace("<|im_end|>", eos), **two).bridge([word], (), [USER]))
+    opened = text(spelling(OPENED_BY_ROLE.replace("<|user|>", eos), **two).bridge([word], (), [USER]))
+
+    assert ended.startswith("\n<|im_start|>user")
+    assert opened == text(spelling(OPENED_BY_ROLE.replace("<|user|>", eos)).bridge([], (), [USER]))
 
 
 def test_an_episode_of_bridges_is_the_conversation_as_the_template_renders_it(spelling, folder, text):
@@ -169,6 +187,6 @@ def test_a_turn_reads_without_its_end(spelling, folder):
     tokenizer = load_tokenizer(folder)
     ids = [*tokenizer("6")["input_ids"], tokenizer.eos_token_id]
 
-    assert spelling().text(ids, [tokenizer.eos_token_id]) == "6"
-    assert spelling().text(ids[:-1], [tokenizer.eos_token_id]) == "6"
-    assert spelling().text(ids, []) == "6" + tokenizer.eos_token
+    assert spelling().text(ids) == "6"
+    assert spelling().text(ids[:-1]) == "6"
+    assert spelling(eos_ids=[]).text(ids) == "6" + tokenizer.eos_token

@@ -41,7 +41,7 @@ def words(folder):
     tokenizer = load_tokenizer(folder)
 
     def make(template="", *, max_turn_tokens=99, max_episode_tokens=999) -> OwnWords:
-        spelling = TurnSpelling(folder, PromptTable(chat_template=template))
+        spelling = TurnSpelling(folder, PromptTable(chat_template=template), eos_ids=[tokenizer.eos_token_id])
         return OwnWords(spelling, tokenizer.eos_token_id, max_turn_tokens, max_episode_tokens, syntax_of(template))
 
     return make

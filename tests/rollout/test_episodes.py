@@ -61,9 +61,8 @@ def make_player(folder, environments):
         stage = Stage(
             open=lambda prompt_id: environments.open(int(prompt_id), (rows or {}).get(prompt_id, {})),
             rules=lambda prompt_id: EpisodeRules(max_turns, max_tokens, failed_reward=-1.0),
-            spelling=TurnSpelling(folder, PromptTable()),
+            spelling=TurnSpelling(folder, PromptTable(), eos_ids=[tokenizer.eos_token_id]),
             read=lambda text, is_cut, has_tools: (PolicyTurn(text), Message(role="assistant", content=text)),
-            eos_ids=(tokenizer.eos_token_id,),
             max_turn_tokens=TURN_TOKENS,
             row_tokens=row_tokens,
             in_step=in_step,
