@@ -10,6 +10,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from mrl.config.defaults import Resolved, by_device
+from mrl.config.environment_folders import with_environment_folders
 from mrl.config.nearest_key import nearest
 from mrl.config.overrides import apply_overrides, parse_overrides
 from mrl.config.prompt_texts import with_prompt_texts
@@ -39,7 +40,7 @@ def resolve(tables: dict[str, Any], pairs: Sequence[tuple[tuple[str, ...], Any]]
     """As `load_resolved`, of tables as a file has them and overrides as (path of the key, value)."""
     overridden = {key for key, _ in pairs}
     config = validate(apply_overrides(tables, pairs), where=where, overridden=overridden)
-    resolved = by_device(with_prompt_texts(config, where=where))
+    resolved = by_device(with_environment_folders(with_prompt_texts(config, where=where), where=where))
     check_rules(resolved.config, where=where)
     return resolved
 

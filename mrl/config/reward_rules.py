@@ -7,7 +7,7 @@ from mrl.errors import ConfigError
 def check_rewards(config: RunConfig, where: str) -> None:
     """Raises ConfigError for a bound of success that failures reach, or that nothing can, and weights that none read.
 
-    Without a verifier of its own a task gives 0 and 1.
+    Without a verifier of its own a task gives 0 and 1, an environment what it likes.
     """
     bound = config.run.success_reward
     for name, task in config.tasks.items():
@@ -18,7 +18,15 @@ def check_rewards(config: RunConfig, where: str) -> None:
                 got=task.failed_reward,
                 wanted=f"less than run.success_reward = {bound:g}",
             )
-        if not task.verifier and not 0 < bound <= 1:
+        if task.source == "environment" and task.verifier:
+            raise ConfigError(
+                f"tasks.{name}.verifier: the environment gives the reward of an episode",
+                where=where,
+                got=task.verifier,
+                wanted="get_reward of the environment's class",
+                cure=f"leave out tasks.{name}.verifier",
+            )
+        if not task.verifier and task.source != "environment" and not 0 < bound <= 1:
             raise ConfigError(
                 f"run.success_reward: the answers of tasks.{name} get 0 or 1",
                 where=where,

@@ -60,9 +60,16 @@ def train_tokenizer(recipe: MakeTable, examples: Examples) -> PreTrainedTokenize
 
 
 def encode_example(tokenizer: PreTrainedTokenizerBase, example: Text) -> tuple[list[int], list[int]]:
-    """Prompt ids as in rollouts, and completion ids with EOS."""
-    completion = tokenizer(example.completion, add_special_tokens=False)["input_ids"]
-    return prompt_token_ids(tokenizer, example.prompt), [*completion, tokenizer.eos_token_id]
+    """Prompt ids as in rollouts, turns before it in an episode with them, and completion ids with EOS."""
+    turns = [
+        (
+            prompt_token_ids(tokenizer, prompt),
+            [*tokenizer(completion, add_special_tokens=False)["input_ids"], tokenizer.eos_token_id],
+        )
+        for prompt, completion in (*example.history, (example.prompt, example.completion))
+    ]
+    before = [token for prompt, completion in turns[:-1] for token in (*prompt, *completion)]
+    return [*before, *turns[-1][0]], turns[-1][1]
 
 
 def _temporary_beside(folder: Path) -> Path:

@@ -40,6 +40,11 @@ class Text(Protocol):
         """What is imitated."""
         ...
 
+    @property
+    def history(self) -> Sequence[tuple[str, str]]:
+        """(prompt, completion) of the turns before it, in an episode."""
+        ...
+
 
 class Examples(Protocol):
     """Where examples come from."""

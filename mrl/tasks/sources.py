@@ -11,6 +11,7 @@ from mrl.hub_names import Name, listing_file, parse_name, snapshot
 from mrl.tasks.benchmarks.benchmark_source import BenchmarkSource
 from mrl.tasks.benchmarks.catalogue import BENCHMARKS, benchmark_of
 from mrl.tasks.data_rows import JSONL, PARQUET, README, Split, split_files
+from mrl.tasks.environments.environment_source import EnvironmentSource
 from mrl.tasks.jsonl_source import JsonlSource
 from mrl.tasks.math_source import MathSource
 from mrl.tasks.reasoning_gym_source import ReasoningGymSource
@@ -23,6 +24,7 @@ SOURCES: dict[str, Callable[..., Source]] = {
     "words": WordSource,
     "math": MathSource,
     "jsonl": JsonlSource,
+    "environment": EnvironmentSource,
 }
 """Name -> (dataset, options, *, seed, where, get) -> Source. A new source is one file and one line here."""
 

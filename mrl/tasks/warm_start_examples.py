@@ -12,6 +12,8 @@ from dataclasses import dataclass
 
 from mrl.config.schema import PoolTable, TaskTable
 from mrl.errors import TaskError
+from mrl.tasks.games.catalogue import GAMES
+from mrl.tasks.games.demonstrations import demonstrated
 from mrl.tasks.operations import OPERATIONS, check_operation, write_completion
 from mrl.tasks.source import Item
 from mrl.tasks.sources import open_source
@@ -36,18 +38,41 @@ class Example:
 
     prompt: str
     completion: str
+    history: tuple[tuple[str, str], ...] = ()
+    """Of a turn within an episode: (prompt, completion) of the turns before."""
+
+
+@dataclass(frozen=True, slots=True)
+class WarmStartGame:
+    """A game, and the seeds of start states that are neither in the pool nor held out."""
+
+    name: str
+    seeds: Sequence[int]
 
 
 class WarmStartExamples:
-    """Draws examples for a policy that is skilled in some operations and takes each other one with `rare_share`."""
+    """Draws examples for a policy that is skilled in some operations and takes each other one with `rare_share`.
 
-    def __init__(self, tasks: Sequence[WarmStartTask], skilled_in: Sequence[str], rare_share: float) -> None:
+    Games that it is skilled in it plays well in RIGHT_SHARE of the turns, others in `rare_share`.
+    """
+
+    def __init__(
+        self,
+        tasks: Sequence[WarmStartTask],
+        skilled_in: Sequence[str],
+        rare_share: float,
+        games: Sequence[WarmStartGame] = (),
+    ) -> None:
         """Raises TaskError for a skill that no task needs, or shares that exceed 1."""
-        self._tasks = list(tasks)
+        self._tasks, self._games = list(tasks), list(games)
         self._operations = list(dict.fromkeys(task.operation for task in tasks))
+        self._skills = {
+            one.name: RIGHT_SHARE if one.name in skilled_in or not skilled_in else rare_share for one in games
+        }
+        known = [*self._operations, *self._skills]
         for skill in skilled_in:
-            if skill not in self._operations:
-                wanted = "one of " + ", ".join(self._operations)
+            if skill not in known:
+                wanted = "one of " + ", ".join(known)
                 raise TaskError("skilled_in names an operation that no task needs", got=skill, wanted=wanted)
         self._shares = {
             operation: operation_shares(self._operations, skilled_in, rare_share, right=operation)
@@ -55,8 +80,13 @@ class WarmStartExamples:
         }
 
     def draw(self, rng: random.Random, *, practice: bool) -> Example:
-        """One example; with `practice` under the neutral prompt."""
-        task = rng.choice(self._tasks)
+        """One example; with `practice` under the neutral prompt, which games do not have."""
+        choices: list[WarmStartTask | WarmStartGame] = [*self._tasks, *self._games]
+        task = rng.choice(choices)
+        if isinstance(task, WarmStartGame):
+            turns = demonstrated(task.name, rng.choice(task.seeds), rng, skill=self._skills[task.name])
+            turn = rng.choice(turns)
+            return Example(turn.prompt, turn.completion, turn.history)
         item = rng.choice(task.items)
         if practice:
             return write_example(practice_prompt(item), rng.choice(self._operations), item)
@@ -67,15 +97,17 @@ class WarmStartExamples:
 def collect_examples(
     tasks: Mapping[str, TaskTable], pool: PoolTable, *, skilled_in: Sequence[str], rare_share: float
 ) -> WarmStartExamples:
-    """Examples of all tasks that name an operation, made of subjects that the pool never uses.
+    """Examples of all tasks that name an operation, and of all games, made of subjects that the pool never uses.
 
     Raises TaskError for an unknown operation or a data set whose prompts are not about one word.
     """
     named = {task: table for task, table in tasks.items() if table.operation}
-    if not named:
+    games = {task: table for task, table in tasks.items() if table.dataset in GAMES and table.source == "environment"}
+    if not named and not games:
         raise TaskError("no task names its operation", where="tasks", cure='for example operation = "reverse"')
     found = [_collect(task, table, seed=pool.seed) for task, table in named.items()]
-    return WarmStartExamples(found, skilled_in, rare_share)
+    played = [WarmStartGame(table.dataset, _seeds(task, table, seed=pool.seed)) for task, table in games.items()]
+    return WarmStartExamples(found, skilled_in, rare_share, played)
 
 
 def operation_shares(
@@ -110,6 +142,16 @@ def practice_prompt(item: Item) -> str:
 def write_example(prompt: str, operation: str, item: Item) -> Example:
     """`operation` executed correctly on the item's subject, whether or not the prompt calls for it."""
     return Example(prompt, write_completion(operation, OPERATIONS[operation](item.subject, item.letter)))
+
+
+def _seeds(task: str, table: TaskTable, *, seed: int) -> list[int]:
+    """Start states of a game that no pool uses."""
+    items = open_source(task, table, seed=seed).items(ENTRIES)
+    found = [item.number for item in items if part_of(item) == "warm_start"]
+    if not found:
+        cure = "leave out options.data and options.size"
+        raise TaskError("no start state of the game is left for the warm start", where=f"tasks.{task}", cure=cure)
+    return found
 
 
 def _collect(task: str, table: TaskTable, *, seed: int) -> WarmStartTask:

@@ -14,6 +14,7 @@ class Pair:
 
     prompt: str
     completion: str
+    history: tuple[tuple[str, str], ...] = ()
 
 
 class Letters:

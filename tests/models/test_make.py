@@ -73,6 +73,17 @@ def test_an_example_ends_with_eos(tmp_path, recipe, examples):
     assert tokenizer.decode(completion[:-1]) == example.completion
 
 
+def test_a_later_turn_reads_the_turns_before_it(tmp_path, recipe, examples):
+    """As an episode's row has them: each prompt a line, each turn of the policy with its EOS."""
+    make_policy(recipe, examples, tmp_path / "p", on_step=ignore)
+    tokenizer = load_tokenizer(tmp_path / "p")
+    example = Pair("ab", "c", (("Copy", "b"), ("ba", "d")))
+    prompt, completion = encode_example(tokenizer, example)
+    eos = tokenizer.eos_token
+    assert tokenizer.decode(prompt) == f"Copy\nb{eos}ba\nd{eos}ab\n"
+    assert tokenizer.decode(completion) == f"c{eos}"
+
+
 def test_a_second_making_replaces_the_first(tmp_path, recipe, examples):
     """Making again at the same place leaves one whole folder of the new recipe."""
     make_policy(recipe, examples, tmp_path / "p", on_step=ignore)

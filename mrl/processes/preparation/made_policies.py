@@ -36,6 +36,14 @@ VERIFYING = {
     "verifier_processes",
     "verifier_timeout_s",
     "verifier_memory_mib",
+    "max_turns",
+    "max_turn_tokens",
+    "max_episode_tokens",
+    "episode_s",
+    "episode_cpu_s",
+    "environment_processes",
+    "environment_memory_mib",
+    "environment_folder",
 }
 """Keys of a task that say nothing about its examples."""
 POLL_S = 0.1
@@ -63,7 +71,7 @@ def recipe_of(config: RunConfig, name: str) -> dict[str, Any]:
     tasks = {
         task: entry.model_dump(mode="json", exclude=VERIFYING)
         for task, entry in config.tasks.items()
-        if entry.operation
+        if entry.operation or entry.source == "environment"
     }
     return {"make": table.model_dump(mode="json"), "tasks": tasks, "pool_seed": config.pool.seed}
 

@@ -180,13 +180,14 @@ def check_tasks(
     *,
     on_unfetched: Callable[[MissingError], None] | None = None,
 ) -> "tuple[Sequence[Prompt], int]":
-    """Build the prompt pool and, unless `on_trial` is None, try verifiers of the user's own.
+    """Build the prompt pool and, unless `on_trial` is None, try environments, and verifiers of the user's own.
 
     Returns its prompts, and how many of them are held out.
 
     Raises TaskError for data, or a verifier, that cannot be used. When something is missing, `on_missing` is told for
     every task; `on_unfetched`, where it is given, is told instead of data sets that `mrl fetch` gets.
     """
+    from mrl.tasks.environments.environment_trial import try_environment
     from mrl.tasks.pool import build_pool
     from mrl.tasks.sources import open_source
     from mrl.tasks.verifier_trial import try_verifier
@@ -208,6 +209,9 @@ def check_tasks(
         if table.verifier and on_trial is not None:
             with suppress(MissingError):  # which was told above
                 on_trial(try_verifier(task, table, seed=config.pool.seed))
+        if table.source == "environment" and on_trial is not None:
+            with suppress(MissingError):
+                try_environment(task, table, seed=config.pool.seed)
     return prompts, num_held_out
 
 

@@ -9,5 +9,6 @@
   `environment_process` from inside, `wire` what they say to each other, `episode_script` one episode's requests)
 - `tool_syntax`          how families of models write tool calls
 - `environment_source`   start states as prompts: rows of a file, or seeds
+- `environments`         those of all tasks, from which the rollout opens episodes
 - `environment_trial`    an environment tried before a run
 """

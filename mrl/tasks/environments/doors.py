@@ -1,10 +1,15 @@
-"""The kinds of environment: a class of the user's, "module:Class", and an OpenEnv server, "ws://HOST:PORT"."""
+"""The kinds of environment: a class of the user's, "module:Class", and an OpenEnv server, "ws://HOST:PORT".
+
+`python -m mrl.tasks.environments.doors MODULE:CLASS ROW` says in one line what is wrong with a class.
+"""
 
 import importlib
+import json
+import sys
 from collections.abc import Callable
 
 from mrl.tasks.environments.contract import Environment
-from mrl.tasks.environments.user_class import ClassEnvironment, ClassMistake, tools_of
+from mrl.tasks.environments.user_class import ClassEnvironment, ClassMistake, check_row, tools_of
 
 URLS = ("ws://", "wss://")
 
@@ -33,3 +38,20 @@ def named_class(name: str) -> type:
         told = " ".join(f"{type(error).__name__}: {error}".split())
         raise ClassMistake(f"the module {module} cannot be imported: {told}") from None
     return found
+
+
+def main(words: list[str]) -> int:
+    """0 for a class that can be an environment and takes the row, which is JSON; 2 with the mistake in one line."""
+    name, row = words
+    try:
+        kind = named_class(name)
+        tools_of(kind, name)
+        check_row(kind, name, json.loads(row))
+    except ClassMistake as mistake:
+        print(mistake, file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

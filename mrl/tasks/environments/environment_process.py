@@ -35,7 +35,7 @@ from mrl.tasks.environments.contract import (
     EnvironmentTurn,
 )
 from mrl.tasks.environments.doors import open_door
-from mrl.tasks.environments.user_class import BadReturn
+from mrl.tasks.environments.user_class import BadReturn, ClassMistake
 from mrl.tasks.environments.wire import (
     DropEpisode,
     EpisodeReply,
@@ -211,6 +211,9 @@ def main(words: list[str]) -> int:
     threading.stack_size(STACK_BYTES)
     try:
         _Process(name, float(cpu_s), channel).serve()
+    except ClassMistake as mistake:
+        print(mistake, file=sys.stderr)
+        return 2
     except (ConnectionError, msgspec.DecodeError):  # the pool is gone
         return 0
     finally:

@@ -109,9 +109,10 @@ def _schema(name: str, hint: Any) -> dict[str, Any]:
     """The JSON schema of one argument."""
     try:
         schema = msgspec.json.schema(hint)
-    except TypeError as error:
-        raise ToolMistake(f"the argument {name!r} has a type that JSON does not know: {error}") from None
+    except TypeError:  # its words are several lines
+        schema = {"$ref": hint}
     if "$ref" in str(schema):
-        raise ToolMistake(f"the argument {name!r} has the type {hint}; wanted str, int, float, bool, list or dict")
+        kind = getattr(hint, "__name__", hint)
+        raise ToolMistake(f"the argument {name!r} has the type {kind}; wanted str, int, float, bool, list or dict")
     schema.pop("$schema", None)
     return schema

@@ -178,7 +178,7 @@ def test_a_class_that_does_not_start_is_told_to_whoever_waits():
     with closing(make_pool("NoSuch")) as pool:
         first = [pool.open(seed, {}).first for seed in range(3)]
         for future in first:
-            with pytest.raises(RoleFailed, match=r"hard_environments:NoSuch does not start \(exit code 1\)"):
+            with pytest.raises(RoleFailed, match=r"hard_environments:NoSuch does not start \(exit code 2\)"):
                 future.result(LONG_S)
         with pytest.raises(RoleFailed):
             pool.open(9, {}).first.result(LONG_S)

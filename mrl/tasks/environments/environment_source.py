@@ -1,0 +1,103 @@
+"""Start states of an environment as prompts: rows of a JSONL file, or seeds.
+
+[tasks.wordle]
+source = "environment"
+dataset = "my_games:Wordle"              a class, in a module beside the configuration or installed
+options = { size = 2000 }                seeds 0 to 1999, `reset(seed=17)`; or a file of rows:
+options = { data = "words.jsonl" }       `reset(**row)`, with `seed`, the number of the row, where it takes one
+
+What a policy is shown is what the environment says first. Which part of the data a start state belongs to, the hash of
+its text decides: 15 % are held out.
+"""
+
+import json
+import random
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field
+
+from mrl.config.table import Table
+from mrl.errors import TaskError
+from mrl.tasks.environments.canonical_json import canonical_json
+from mrl.tasks.games.catalogue import GAMES
+from mrl.tasks.jsonl_rows import jsonl_rows
+from mrl.tasks.options import checked_options
+from mrl.tasks.source import Item, Part
+from mrl.tasks.split import HELD_OUT_PERCENT, hash_percent
+
+FORM = 'a JSONL file, one object a line, of what the environment\'s reset takes: {"word": "..."}'
+
+
+class EnvironmentOptions(Table):
+    """The `options` of a task of this source."""
+
+    data: str = ""
+    """JSONL file, one start state a line. Empty: seeds."""
+    held_out: str = ""
+    """Second JSONL file, with the held-out start states."""
+    size: int = Field(default=0, ge=0)
+    """Number of seeds, where there is no file; 0: as many as the pool takes."""
+    reset: dict[str, Any] = Field(default={})
+    """What `reset` is given besides, the same in every episode: { letters = 5 }."""
+
+
+class EnvironmentSource:
+    """Start states of one environment, in an order drawn by `seed`."""
+
+    verifier = ""
+    evaluates = False
+
+    def __init__(self, dataset: str, options: Mapping[str, Any], *, seed: int, where: str, get: str = "") -> None:
+        """Raises MissingError for a file that is not there, TaskError for bad options or rows."""
+        self._options = checked_options(EnvironmentOptions, options, where=where)
+        if ":" not in dataset and dataset not in GAMES:
+            wanted = '"module:Class", "ws://HOST:PORT", or a game: ' + ", ".join(GAMES)
+            raise TaskError("no such environment", where=f"{where}.dataset", got=dataset, wanted=wanted)
+        if self._options.held_out and not self._options.data:
+            cure = "options.data, the file with those to train on"
+            raise TaskError("options.held_out: there is no file to train on", where=where, cure=cure)
+        self._dataset, self._is_game = dataset, dataset in GAMES
+        self.is_finite = bool(self._options.data or self._options.size)
+        self._rows = [
+            (part, row)
+            for part, file in self._files()
+            for _, row in jsonl_rows(Path(file), where=where, get=get, form=FORM)
+        ]
+        self._seed = seed
+
+    def items(self, limit: int) -> Iterator[Item]:
+        """All start states of files or of a number of seeds, held-out ones first; else the first `limit` seeds."""
+        if self._rows:
+            found = [self._item(number, part, row) for number, (part, row) in enumerate(self._rows)]
+            random.Random(f"{self._seed}/{len(found)}").shuffle(found)
+            yield from sorted(found, key=lambda item: item.part != "held_out")
+            return
+        for number in range(self._options.size or limit):
+            yield self._item(number, None, {})
+
+    def extract(self, completion: str) -> str:
+        """All of it."""
+        return completion
+
+    def verifier_reference(self, item: Item) -> str:
+        """Nothing: the environment knows it."""
+        return item.reference
+
+    def score(self, item: Item, answer: str) -> float:
+        """0.0: an answer alone is worth nothing, for the environment gives the rewards of episodes."""
+        return 0.0
+
+    def _files(self) -> list[tuple[Part | None, str]]:
+        parts: list[tuple[Part | None, str]] = [("held_out", self._options.held_out)] * bool(self._options.held_out)
+        of_train: Part | None = "train" if self._options.held_out else None
+        return parts + [(of_train, self._options.data)] * bool(self._options.data)
+
+    def _item(self, number: int, part: Part | None, row: Mapping[str, Any]) -> Item:
+        whole = {**self._options.reset, **row}
+        state = canonical_json(row) if row else f"seed {number}"
+        text = f"{self._dataset} {state}"
+        if part is None and not self._is_game:  # of a game, a third part is left for the warm start
+            part = "held_out" if hash_percent(text) < HELD_OUT_PERCENT else "train"
+        return Item(text, "", "", number, part=part, row=json.dumps(whole, ensure_ascii=False))

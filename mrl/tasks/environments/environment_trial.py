@@ -1,0 +1,68 @@
+"""An environment tried before a run: its class, its first start state, and a turn of nonsense."""
+
+import json
+import os
+import subprocess
+import sys
+from concurrent.futures import Future
+from contextlib import closing
+
+from mrl.config.schema import TaskTable
+from mrl.errors import RoleFailed, TaskError
+from mrl.tasks.environments.contract import FAILURES, EnvironmentTurn, PolicyTurn
+from mrl.tasks.environments.doors import URLS
+from mrl.tasks.environments.environment_child import START_S, search_path
+from mrl.tasks.environments.environments import environment_name, pool_of
+from mrl.tasks.sources import open_source
+
+NONSENSE = "}{ no such answer"
+"""What policies say before they have learned better."""
+
+
+def try_environment(task: str, table: TaskTable, *, seed: int) -> EnvironmentTurn:
+    """The first turn of its first start state. A second turn, to which the policy says nonsense, is tried too.
+
+    Raises TaskError, with what is wrong and its cure, for a class that can be no environment, and for one that fails;
+    MissingError when its rows are not there.
+    """
+    item = next(iter(open_source(task, table, seed=seed).items(1)))
+    name = environment_name(table)
+    if not name.startswith(URLS):
+        _check_class(task, table, name, item.row)
+    with closing(pool_of(table)) as pool:
+        session = pool.open(item.number, json.loads(item.row))
+        first = _turn(task, table, session.first, f"reset of {item.text[:80]!r}")
+        if not first.done:
+            _turn(task, table, session.step(PolicyTurn(NONSENSE)), f"the policy's turn {NONSENSE!r}")
+    return first
+
+
+def _check_class(task: str, table: TaskTable, name: str, row: str) -> None:
+    argv = (sys.executable, "-m", "mrl.tasks.environments.doors", name, row)
+    environment = os.environ | {"PYTHONPATH": search_path(table.environment_folder)}
+    try:
+        trial = subprocess.run(argv, env=environment, capture_output=True, timeout=START_S, check=False)
+    except subprocess.TimeoutExpired:
+        reason = f"its module is not imported after {START_S:.0f} s"
+    else:
+        if trial.returncode == 0:
+            return
+        said = trial.stderr.decode(errors="replace").split("\n")
+        reason = next((line for line in reversed(said) if line.strip()), f"exit code {trial.returncode}")
+    raise TaskError(f"no environment: {reason.strip()}", where=f"tasks.{task}.dataset")
+
+
+def _turn(task: str, table: TaskTable, future: "Future[EnvironmentTurn]", asked: str) -> EnvironmentTurn:
+    try:
+        turn = future.result(2 * START_S + 2 * table.episode_s)
+    except RoleFailed as error:
+        raise TaskError(str(error), where=f"tasks.{task}.dataset") from None
+    if turn.has_failed:
+        raise TaskError(
+            f"the environment {table.dataset} failed at {asked}",
+            where=f"tasks.{task}.dataset",
+            got=f"{turn.reason}: {turn.words}",
+            wanted="messages of text, and a finite reward at the end, whatever a policy says",
+            cure=f"{FAILURES[turn.reason]}; mend it there",
+        )
+    return turn

@@ -1,0 +1,75 @@
+"""The environments of all tasks: an episode is opened from a start state, and metrics say how episodes end."""
+
+import json
+from collections import Counter
+from collections.abc import Mapping
+
+from mrl.config.schema import TaskTable
+from mrl.tasks.environments.environment_pool import EnvironmentPool, EpisodeSession
+from mrl.tasks.games.catalogue import GAMES
+from mrl.tasks.source import Item
+
+MIB = 1024**2
+SOURCE = "environment"
+
+
+class Environments:
+    """Pools of the tasks that have an environment; processes are started when the first episode is opened.
+
+    One thread opens and closes.
+    """
+
+    def __init__(self, tasks: Mapping[str, TaskTable]) -> None:
+        self._tasks = tasks
+        self._pools: dict[str, EnvironmentPool] = {}
+
+    def has(self, task: str) -> bool:
+        """Whether the prompts of a task are start states of an environment."""
+        return self._tasks[task].source == SOURCE
+
+    def open(self, task: str, item: Item) -> EpisodeSession:
+        """An episode from this start state; never waits. `first` of the session is its first turn."""
+        return self._pool(task).open(item.number, json.loads(item.row))
+
+    def values(self) -> dict[str, float]:
+        """Metrics over all tasks, totals since the start; empty where no task has an environment."""
+        counts = [pool.counts for pool in list(self._pools.values())]
+        if not counts:
+            return {}
+        ends = sum((one.ends.copy() for one in counts), Counter[str]())
+        return {
+            "environment/episodes": float(sum(one.episodes for one in counts)),
+            "environment/turns": float(sum(one.turns for one in counts)),
+            "environment/tool_errors": float(sum(one.tool_errors for one in counts)),
+            "environment/replays": float(sum(one.replays for one in counts)),
+            "environment/processes": float(sum(one.processes for one in counts)),
+            **{f"environment/ends/{reason}": float(count) for reason, count in sorted(ends.items())},
+        }
+
+    def close(self) -> None:
+        """End the processes; they also end with this one."""
+        for pool in self._pools.values():
+            pool.close()
+        self._pools.clear()
+
+    def _pool(self, task: str) -> EnvironmentPool:
+        if task not in self._pools:
+            self._pools[task] = pool_of(self._tasks[task])
+        return self._pools[task]
+
+
+def pool_of(table: TaskTable) -> EnvironmentPool:
+    """The processes of one task's environment."""
+    return EnvironmentPool(
+        environment_name(table),
+        processes=table.environment_processes,
+        wall_s=table.episode_s,
+        cpu_s=table.episode_cpu_s,
+        memory_bytes=table.environment_memory_mib * MIB,
+        folder=table.environment_folder,
+    )
+
+
+def environment_name(table: TaskTable) -> str:
+    """ "module:Class" or the URL that a task means."""
+    return GAMES.get(table.dataset, table.dataset)

@@ -1,0 +1,74 @@
+"""Episodes of a game for the warm start: every turn has its form, and how well it is played is a matter of a share.
+
+A policy learns to answer as the game reads it, and to play well in `skill` of the turns. What it lacks is the choice,
+which reinforcement learning finds.
+"""
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from mrl.tasks.environments.contract import Message
+from mrl.tasks.environments.doors import named_class
+from mrl.tasks.environments.tool_syntax import PLAIN
+from mrl.tasks.environments.user_class import ClassEnvironment, tools_of
+from mrl.tasks.games.catalogue import GAMES
+from mrl.tasks.operations import write_completion
+
+MAX_TURNS = 8
+Said = tuple[tuple[str, str], ...]
+"""(what the game said, what the policy answered) of each turn so far."""
+
+
+@dataclass(frozen=True, slots=True)
+class GameTurn:
+    """One supervised turn: `prompt` is what the game said last, `history` the turns before, as (prompt, completion)."""
+
+    prompt: str
+    completion: str
+    history: Said = ()
+
+
+def demonstrated(game: str, seed: int, rng: random.Random, *, skill: float) -> list[GameTurn]:
+    """The turns of one episode from this start state, each played well with the probability `skill`."""
+    name = GAMES[game]
+    kind = named_class(name)
+    environment = ClassEnvironment(kind, tools_of(kind, name))
+    turn = environment.reset(seed, {})
+    said: Said = ()
+    found: list[GameTurn] = []
+    while not turn.done and len(found) < MAX_TURNS:
+        prompt = _text(turn.messages)
+        completion = PLAYERS[game](prompt, said, rng, rng.random() < skill)
+        found.append(GameTurn(prompt, completion, said))
+        said = (*said, (prompt, completion))
+        turn = environment.step(PLAIN.read(completion))
+    return found
+
+
+def _guess(prompt: str, said: Said, rng: random.Random, plays_well: bool) -> str:
+    """Halves what is left, or guesses any number."""
+    low, high = 1, int((said[0][0] if said else prompt).rstrip(".").rpartition(" ")[2])
+    top = high
+    answers = [*(answer for answer, _ in said[1:]), prompt] if said else []
+    for (_, completion), answer in zip(said, answers, strict=True):
+        number = int(completion.partition(">")[2].partition("<")[0])
+        low, high = (max(low, number + 1), high) if answer == "higher" else (low, min(high, number - 1))
+    number = (low + high) // 2 if plays_well else rng.randint(1, top)
+    return write_completion("guess", str(number))
+
+
+def _look(prompt: str, said: Said, rng: random.Random, plays_well: bool) -> str:
+    """Looks the word up and says what it was told, or makes an answer up."""
+    if plays_well and not said:
+        return f'call lookup {{"key":"{prompt.rpartition(" ")[2]}"}}'
+    is_told = bool(said) and prompt.isdigit()
+    return write_completion("found", prompt if is_told else str(rng.randint(0, 9)))
+
+
+PLAYERS: dict[str, Callable[[str, Said, random.Random, bool], str]] = {"higher_lower": _guess, "lookup": _look}
+"""Game -> (what it said last, turns so far, rng, whether to play well) -> the policy's turn."""
+
+
+def _text(messages: tuple[Message, ...]) -> str:
+    return "\n".join(message.content for message in messages)

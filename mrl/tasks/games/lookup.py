@@ -1,0 +1,32 @@
+"""A number stands in a table that only a tool reads; without the tool an answer is right one time in ten."""
+
+import random
+import string
+
+from mrl.tasks.extract import tagged_answer
+
+KEYS = 6
+
+
+class Lookup:
+    """A table of words and digits, drawn by the seed. The reward is 1 for the digit that was asked for, else 0."""
+
+    def reset(self, seed: int) -> str:
+        """The question names a word of the table."""
+        rng = random.Random(f"lookup/{seed}")
+        words = ["".join(rng.choices(string.ascii_lowercase, k=2)) for _ in range(KEYS)]
+        self._table = {word: str(rng.randint(0, 9)) for word in words}
+        self._asked = rng.choice(words)
+        return f"Look up this word: {self._asked}"
+
+    def lookup(self, key: str) -> str:
+        """Reads the table.
+
+        Args:
+            key: The word to look up.
+        """
+        return self._table.get(key, "nothing")
+
+    def get_reward(self, answer: str = "") -> float:
+        """1 for the right digit."""
+        return float(tagged_answer(answer) == self._table[self._asked])

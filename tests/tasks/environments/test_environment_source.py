@@ -1,0 +1,119 @@
+"""Start states from files and seeds, and the classes that can be no environment: one line, with its cure."""
+
+import json
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from mrl.config.load import load_config
+from mrl.config.schema import TaskTable
+from mrl.errors import MissingError, TaskError
+from mrl.tasks.environments.environment_trial import try_environment
+from mrl.tasks.sources import open_source
+from mrl.tasks.split import part_of
+
+GOOD = """
+class Game:
+    def reset(self, word="sun", **row): return word
+    def step(self, text): return "no", False
+"""
+
+
+def table(tmp_path: Path, text: str = GOOD, name: str = "Game", **keys) -> TaskTable:
+    """A task with a class in a module of its own."""
+    (tmp_path / "my_games.py").write_text(text)
+    keys = {"environment_folder": str(tmp_path), "environment_processes": 1} | keys
+    return TaskTable(source="environment", dataset=f"my_games:{name}", **keys)
+
+
+def states(task: TaskTable) -> list:
+    """All of its start states."""
+    return list(open_source("game", task, seed=1).items(10))
+
+
+def test_seeds_and_rows_are_start_states(tmp_path):
+    """So many seeds; or the rows of a file, shuffled, those of a second file held out."""
+    assert [item.text for item in states(table(tmp_path, options={"size": 3}))] == [
+        f"my_games:Game seed {n}" for n in range(3)
+    ]
+    for name in ("a", "b"):
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps({"word": f"{name}{n}"}) + "\n" for n in range(5)))
+    options = {"data": str(tmp_path / "a.jsonl"), "held_out": str(tmp_path / "b.jsonl"), "reset": {"letters": 3}}
+    found = states(table(tmp_path, options=options))
+    assert [part_of(item) for item in found] == ["held_out"] * 5 + ["train"] * 5
+    assert json.loads(found[0].row) == {"letters": 3, "word": f"b{found[0].number}"}
+    assert [item.number for item in found[5:]] != sorted(item.number for item in found[5:])
+    assert states(table(tmp_path, options=options)) == found
+    with pytest.raises(MissingError, match=r"none\.jsonl"):
+        states(table(tmp_path, options={"data": "none.jsonl"}))
+
+
+def test_a_game_that_does_not_exist_is_told_those_that_do(tmp_path):
+    """Neither class, URL nor game."""
+    with pytest.raises(TaskError, match="or a game: higher_lower, lookup"):
+        open_source("game", TaskTable(source="environment", dataset="higher_low"), seed=1)
+
+
+RESET = "    def reset(self): return 'x'\n"
+STEP = "    def step(self, text): return 'x'\n"
+REWARD = "    def get_reward(self): return 1\n"
+
+
+@pytest.mark.parametrize(
+    ("body", "told"),
+    [
+        (STEP, "my_games:Game has no reset; write def reset(self, **row)"),
+        (RESET + REWARD, "has neither tools nor step"),
+        (RESET + "    def f(self, a: str): ...", "has no get_reward; write"),
+        (RESET + REWARD + "    def f(self, a): ...",
+         "Game.f can be no tool: the argument 'a' has no type; write a: str, say, or rename it to _f"),
+        (RESET + REWARD + "    def f(self, *a: str): ...", "cannot be given by name"),
+        (RESET + REWARD + "    def f(self, a: object()): ...", "Game.f can be no tool"),
+        (RESET + REWARD + "    def f(self, a: complex): ...", "the argument 'a' has the type complex; wanted str"),
+        (STEP + "    def reset(self, city): return 'x'",
+         "Game.reset needs 'city', and rows have seed; give city a default"),
+        (RESET + STEP + "    def __init__(self, n): ...", "cannot be called without arguments"),
+        (RESET + "    def step(self): ...", "write def step(self, text)"),
+        ("    pass\nGame = 7", "and no class"),
+        ("    pass\nraise ImportError('no dice')", "the module my_games cannot be imported: ImportError: no dice"),
+        ("    pass\ndel Game", "the module my_games has no Game"),
+        (STEP + "    def reset(self): return 7", "reset returned int"),
+        (STEP + "    def reset(self): return ''", "reset returned no message"),
+        (RESET + "    def step(self, text): return 7", "step returned int"),
+        (RESET + "    def step(self, text): return 'x', 'y', True", "is no number"),
+        (RESET + "    def step(self, text): return 1 / 0", "my_games.py:3 in step"),
+    ],
+)  # fmt: skip
+def test_a_class_that_can_be_no_environment_is_one_line(tmp_path, body, told):
+    """What is wrong, where, and the cure."""
+    with pytest.raises(TaskError) as caught:
+        try_environment("game", table(tmp_path, f"class Game:\n{body}"), seed=1)
+    assert told in str(caught.value)
+    assert "tasks.game.dataset" in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_good_class_is_tried(tmp_path):
+    """Its first message is what a policy will see."""
+    first = try_environment("game", table(tmp_path, options={"reset": {"word": "moon"}}), seed=1)
+    assert first.messages[0].content == "moon"
+
+
+def test_the_module_may_lie_beside_the_configuration(tmp_path):
+    """The folder is in the configuration that a run keeps; of a module that does not lie there it is empty."""
+    (tmp_path / "my_games.py").write_text(GOOD)
+    text = """
+        [run]
+        name = "a"
+        steps = 1
+        [tasks.game]
+        source = "environment"
+        dataset = "{}:Game"
+        [policies.amber.make]
+        architecture = "llama"
+        tokenizer = "byte_level"
+        """
+    for module, folder in (("my_games", str(tmp_path)), ("other", "")):
+        (tmp_path / "run.toml").write_text(textwrap.dedent(text).format(module))
+        assert load_config(tmp_path / "run.toml").tasks["game"].environment_folder == folder
