@@ -111,11 +111,11 @@ class TaskTable(Table):
     verifier_memory_mib: int = Field(default=1024, ge=64)
     """Address space of one such process, in MiB; a verifier that wants more counts as failed."""
     max_turns: int = Field(default=8, ge=1, le=1000)
-    """Turns that a policy has in one episode of an environment; then the environment is asked for the reward."""
-    max_turn_tokens: int = Field(default=0, ge=0)
-    """Tokens of one turn; 0: as many as the policy's `rollout.max_new_tokens`."""
+    """Turns that a policy has in one episode of an environment, each of at most `rollout.max_new_tokens`; then the
+    environment is asked for the reward."""
     max_episode_tokens: int = Field(default=0, ge=0)
-    """Tokens of an episode behind its prompt, the environment's with them; 0: as many as the policy's context holds."""
+    """Tokens of an episode behind its prompt, the environment's with them; 0: as many as the policy's context and its
+    `learner.microbatch_tokens` hold."""
     episode_s: float = Field(default=300.0, gt=0)
     """Time that an environment may take for one episode in all, the policy's own turns not counted; then the episode
     counts as failed."""

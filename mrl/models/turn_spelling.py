@@ -70,9 +70,9 @@ class TurnSpelling:
         if not self.template:
             text = plain_text(_joined(messages), where=str(self._folder), prefill=self._prompt.assistant_prefill)
             return self._ids(text, add_special_tokens=True)
-        turns = messages_of([(message.role, message.content) for message in messages], self._prompt)
         given = {"tools": list(tools)} if tools else {}
-        text = self._render([Message(**turn) for turn in turns], to_be_answered=True, **given)
+        turns = messages_of([(message.role, message.content) for message in messages], self._prompt)
+        text = self._rendered(turns, to_be_answered=True, **given)
         return self._ids(text + self._prompt.assistant_prefill)
 
     def bridge(self, turn_ids: Sequence[int], tool_calls: Sequence[ToolCall], messages: Sequence[Message]) -> Int32s:
@@ -142,10 +142,13 @@ class TurnSpelling:
             raise self._refused("does not say each turn once, as it was given")
         return parts[1]
 
-    def _render(self, messages: Sequence[Message], *, to_be_answered: bool, **given: Any) -> str:
+    def _render(self, messages: Sequence[Message], *, to_be_answered: bool) -> str:
+        return self._rendered(as_chat(messages), to_be_answered=to_be_answered)
+
+    def _rendered(self, chat: Sequence[Mapping[str, Any]], *, to_be_answered: bool, **given: Any) -> str:
         try:
             rendered = self._tokenizer.apply_chat_template(
-                as_chat(messages),
+                [dict(message) for message in chat],
                 add_generation_prompt=to_be_answered,
                 tokenize=False,
                 **given,

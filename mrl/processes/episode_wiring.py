@@ -54,7 +54,7 @@ def with_episodes(engine: Engine, config: RunConfig, policy: str, pool: TaskPool
         row_tokens=room,
         in_step=config.run.sync,
     )
-    playing: Engine = EpisodeEngine(engine, stage)  # type: ignore[assignment]  # what it lacks, the engine within has
+    playing: Engine = EpisodeEngine(engine, stage)  # what it lacks, the engine within has
     return playing
 
 

@@ -4,47 +4,86 @@ Messages mean the same to every policy; how they are spelled in tokens is a matt
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from mrl.records.version import Count, Name
+from mrl.errors import RecordError
+from mrl.records.canonical_json import canonical_json, parse_json
+from mrl.records.version import Count
 
-MAX_MESSAGE_CHARS = 1024 * 1024
-Text = Annotated[str, msgspec.Meta(max_length=MAX_MESSAGE_CHARS)]
+MAX_TURN_BYTES = 1 << 20
+"""Text of all messages of a turn with their tool calls, as UTF-8."""
+MAX_TURN_MESSAGES, MAX_TURN_CALLS, MAX_NAME_CHARS = 256, 64, 64
+MAX_SEGMENTS = 2000
+Text = Annotated[str, msgspec.Meta(max_length=MAX_TURN_BYTES)]
 MessageRole = Literal["system", "user", "assistant", "tool"]
 
 
-class ToolCall(msgspec.Struct, frozen=True, kw_only=True):
+class ToolCall(msgspec.Struct, frozen=True):
     """One call of a tool, free of any family's syntax."""
 
-    name: Name
+    name: str
     arguments: Text = "{}"
-    """A JSON object in its canonical form: keys sorted, no spaces."""
+    """A JSON object in its canonical form, `{"key":"b"}`."""
+
+    def __post_init__(self) -> None:
+        check_name("a tool call's name", self.name)
+        try:
+            value = parse_json(self.arguments)
+        except ValueError as error:
+            raise RecordError(f"arguments of {self.name}: {error}") from None
+        if not isinstance(value, dict) or canonical_json(value) != self.arguments:
+            raise RecordError(f"arguments of {self.name}: no JSON object in canonical form")
+
+    @classmethod
+    def of(cls, name: str, arguments: Mapping[str, Any]) -> "ToolCall":
+        """A call with these arguments. Raises RecordError where they are no JSON."""
+        try:
+            return cls(name, canonical_json(arguments))
+        except (TypeError, ValueError) as error:
+            raise RecordError(f"arguments of {name}: {error}") from None
 
     @property
     def values(self) -> dict[str, Any]:
         """The arguments by name."""
-        return dict(msgspec.json.decode(self.arguments))
+        return dict(parse_json(self.arguments))
 
 
-class Message(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class Message(msgspec.Struct, frozen=True, omit_defaults=True):
     """One message of a conversation.
 
-    Example: `Message(role="tool", content="42", name="calculate")`.
+    Example: `Message("tool", "42", name="calculate")`.
     """
 
     role: MessageRole
     content: Text
-    tool_calls: Annotated[tuple[ToolCall, ...], msgspec.Meta(max_length=64)] = ()
+    tool_calls: Annotated[tuple[ToolCall, ...], msgspec.Meta(max_length=MAX_TURN_CALLS)] = ()
     """Of an assistant's message: the tools that it calls."""
     name: str = ""
     """Of a tool's message: the tool that answers."""
 
+    def __post_init__(self) -> None:
+        if self.role not in get_args(MessageRole):
+            raise RecordError(f"role {self.role!r:.40} is none")
+        if self.tool_calls and self.role != "assistant":
+            raise RecordError(f"a message of role {self.role} makes tool calls")
+        if len(self.tool_calls) > MAX_TURN_CALLS:
+            raise RecordError(f"{len(self.tool_calls)} tool calls; at most {MAX_TURN_CALLS}")
+        if self.name:
+            check_name("a message's name", self.name)
+        if self.num_bytes > MAX_TURN_BYTES:
+            raise RecordError(f"content of {self.num_bytes:,} bytes; at most {MAX_TURN_BYTES:,}")
 
-Messages = Annotated[tuple[Message, ...], msgspec.Meta(max_length=256)]
+    @property
+    def num_bytes(self) -> int:
+        """Length of its content and its calls. Raises RecordError for text that is not UTF-8."""
+        return bytes_of(self.content) + sum(bytes_of(call.name + call.arguments) for call in self.tool_calls)
+
+
+Messages = Annotated[tuple[Message, ...], msgspec.Meta(max_length=MAX_TURN_MESSAGES)]
 
 
 class Segment(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -57,8 +96,21 @@ class Segment(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     messages: Messages
 
 
-MAX_SEGMENTS = 2000
 Segments = Annotated[list[Segment], msgspec.Meta(max_length=MAX_SEGMENTS)]
+
+
+def check_name(what: str, name: str) -> None:
+    """Raises RecordError for a name that nobody could read."""
+    if not name or len(name) > MAX_NAME_CHARS or not name.isprintable():
+        raise RecordError(f"{what} {name!r:.80}: wanted 1 to {MAX_NAME_CHARS} printable characters")
+
+
+def bytes_of(text: str) -> int:
+    """Length as UTF-8. Raises RecordError for text that has none."""
+    try:
+        return len(text.encode())
+    except UnicodeEncodeError:
+        raise RecordError("text that is not UTF-8: it holds a lone surrogate") from None
 
 
 def sampled_places(segments: Sequence[Segment]) -> npt.NDArray[np.bool_]:

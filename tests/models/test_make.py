@@ -7,6 +7,7 @@ import torch
 from mrl.errors import ModelFolderError
 from mrl.models.load_policy import load_policy, load_tokenizer
 from mrl.models.make import encode_example, make_policy
+from tests.models.conftest import Pair
 
 
 def ignore(step, loss):

@@ -37,7 +37,6 @@ VERIFYING = {
     "verifier_timeout_s",
     "verifier_memory_mib",
     "max_turns",
-    "max_turn_tokens",
     "max_episode_tokens",
     "episode_s",
     "episode_cpu_s",

@@ -6,27 +6,33 @@ of `LIMITS`. Nothing in it is a token; who samples keeps tokens and text beside 
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 from mrl.errors import RecordError
-from mrl.tasks.environments.canonical_json import canonical_json, parse_json
+from mrl.records.canonical_json import parse_json
+from mrl.records.episodes import (
+    MAX_TURN_BYTES,
+    MAX_TURN_CALLS,
+    MAX_TURN_MESSAGES,
+    Message,
+    ToolCall,
+    bytes_of,
+    check_name,
+)
 from mrl.tasks.rewards import MAX_REWARD
-
-Role = Literal["system", "user", "assistant", "tool"]
 
 
 @dataclass(frozen=True, slots=True)
 class EpisodeLimits:
     """What one turn may hold at most, whichever side it comes from."""
 
-    turn_bytes: int = 1 << 20
+    turn_bytes: int = MAX_TURN_BYTES
     """Text of all messages of a turn with their tool calls, as UTF-8."""
-    messages: int = 256
-    calls: int = 64
+    messages: int = MAX_TURN_MESSAGES
+    calls: int = MAX_TURN_CALLS
     tools: int = 128
     schema_bytes: int = 1 << 16
     """One tool's schema as canonical JSON."""
-    name_chars: int = 64
     reward: float = MAX_REWARD
 
 
@@ -68,71 +74,6 @@ BROKEN = {
 
 
 @dataclass(frozen=True, slots=True)
-class ToolCall:
-    """A call that a policy makes. `arguments` are a JSON object as canonical text, `{"key":"b"}`."""
-
-    name: str
-    arguments: str = "{}"
-
-    def __post_init__(self) -> None:
-        _check_name("a tool call's name", self.name)
-        try:
-            value = parse_json(self.arguments)
-        except ValueError as error:
-            raise RecordError(f"arguments of {self.name}: {error}") from None
-        if not isinstance(value, dict) or canonical_json(value) != self.arguments:
-            raise RecordError(f"arguments of {self.name}: no JSON object in canonical form")
-
-    @classmethod
-    def of(cls, name: str, arguments: Mapping[str, Any]) -> "ToolCall":
-        """A call with these arguments. Raises RecordError where they are no JSON."""
-        try:
-            return cls(name, canonical_json(arguments))
-        except (TypeError, ValueError) as error:
-            raise RecordError(f"arguments of {name}: {error}") from None
-
-    @property
-    def values(self) -> dict[str, Any]:
-        """The arguments by name."""
-        return dict(parse_json(self.arguments))
-
-
-@dataclass(frozen=True, slots=True)
-class Message:
-    """One message of a conversation. `name` is that of the tool which answers, in messages of role "tool"."""
-
-    role: Role
-    content: str
-    tool_calls: tuple[ToolCall, ...] = ()
-    name: str = ""
-
-    def __post_init__(self) -> None:
-        if self.role not in ("system", "user", "assistant", "tool"):
-            raise RecordError(f"role {self.role!r:.40} is none")
-        if self.tool_calls and self.role != "assistant":
-            raise RecordError(f"a message of role {self.role} makes tool calls")
-        if len(self.tool_calls) > LIMITS.calls:
-            raise RecordError(f"{len(self.tool_calls)} tool calls; at most {LIMITS.calls}")
-        if self.name:
-            _check_name("a message's name", self.name)
-        if self.num_bytes > LIMITS.turn_bytes:
-            raise RecordError(f"content of {self.num_bytes:,} bytes; at most {LIMITS.turn_bytes:,}")
-
-    @property
-    def num_bytes(self) -> int:
-        """Length of its content and its calls. Raises RecordError for text that is not UTF-8."""
-        return _num_bytes(self.content) + sum(_num_bytes(call.name + call.arguments) for call in self.tool_calls)
-
-    def as_chat(self) -> dict[str, Any]:
-        """As chat templates take it; arguments are an object there."""
-        calls = [
-            {"type": "function", "function": {"name": one.name, "arguments": one.values}} for one in self.tool_calls
-        ]
-        found: dict[str, Any] = {"role": self.role, "content": self.content}
-        return found | ({"tool_calls": calls} if calls else {}) | ({"name": self.name} if self.name else {})
-
-
-@dataclass(frozen=True, slots=True)
 class ToolSpec:
     """A tool that an environment offers. `parameters` is the JSON schema of its arguments, as canonical text."""
 
@@ -141,8 +82,8 @@ class ToolSpec:
     parameters: str
 
     def __post_init__(self) -> None:
-        _check_name("a tool's name", self.name)
-        if _num_bytes(self.description) + _num_bytes(self.parameters) > LIMITS.schema_bytes:
+        check_name("a tool's name", self.name)
+        if bytes_of(self.description) + bytes_of(self.parameters) > LIMITS.schema_bytes:
             raise RecordError(f"schema of {self.name}: at most {LIMITS.schema_bytes:,} bytes")
         try:
             value = parse_json(self.parameters)
@@ -182,7 +123,7 @@ class PolicyTurn:
     def __post_init__(self) -> None:
         if len(self.tool_calls) + len(self.broken) > LIMITS.calls:
             raise RecordError(f"{len(self.tool_calls) + len(self.broken)} tool calls; at most {LIMITS.calls}")
-        if (size := _num_bytes(self.text)) > LIMITS.turn_bytes:
+        if (size := bytes_of(self.text)) > LIMITS.turn_bytes:
             raise RecordError(f"text of {size:,} bytes; at most {LIMITS.turn_bytes:,}")
 
 
@@ -248,16 +189,3 @@ class Environment(Protocol):
 def total_bytes(messages: Sequence[Message]) -> int:
     """Length of all their text."""
     return sum(message.num_bytes for message in messages)
-
-
-def _check_name(what: str, name: str) -> None:
-    """Raises RecordError for an empty, long or unprintable one."""
-    if not name or len(name) > LIMITS.name_chars or not name.isprintable() or _num_bytes(name) == 0:
-        raise RecordError(f"{what} {name!r:.80}: wanted 1 to {LIMITS.name_chars} printable characters")
-
-
-def _num_bytes(text: str) -> int:
-    try:
-        return len(text.encode())
-    except UnicodeEncodeError:
-        raise RecordError("text that is not UTF-8: it holds a lone surrogate") from None

@@ -15,7 +15,8 @@ from urllib.parse import parse_qs, urlsplit, urlunsplit
 
 import aiohttp
 
-from mrl.tasks.environments.canonical_json import canonical_json
+from mrl.records.canonical_json import canonical_json
+from mrl.records.episodes import Message
 from mrl.tasks.environments.contract import (
     DONE,
     LIMITS,
@@ -24,7 +25,6 @@ from mrl.tasks.environments.contract import (
     TOO_LONG,
     WRONG_TYPE,
     EnvironmentTurn,
-    Message,
     PolicyTurn,
     ToolSpec,
 )

@@ -13,8 +13,9 @@ from typing import Any
 import msgspec
 
 from mrl.errors import RecordError
-from mrl.tasks.environments.canonical_json import canonical_json
-from mrl.tasks.environments.contract import ToolCall, ToolSpec
+from mrl.records.canonical_json import canonical_json
+from mrl.records.episodes import ToolCall
+from mrl.tasks.environments.contract import ToolSpec
 
 _SECTION = re.compile(r"^\s*(Args|Arguments|Parameters|Returns|Raises|Yields|Examples?)\s*:\s*$")
 _ARGUMENT = re.compile(r"^\s*\*{0,2}(\w+)\s*(?:\([^)]*\))?\s*:\s*(.*)$")

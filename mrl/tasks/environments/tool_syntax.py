@@ -16,17 +16,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from mrl.errors import RecordError
-from mrl.tasks.environments.canonical_json import parse_json
-from mrl.tasks.environments.contract import (
-    BROKEN_JSON,
-    CUT_CALL,
-    LIMITS,
-    NO_CALL,
-    TOO_MANY,
-    BrokenCall,
-    PolicyTurn,
-    ToolCall,
-)
+from mrl.records.canonical_json import parse_json
+from mrl.records.episodes import ToolCall
+from mrl.tasks.environments.contract import BROKEN_JSON, CUT_CALL, LIMITS, NO_CALL, TOO_MANY, BrokenCall, PolicyTurn
 
 THOUGHT = "</think>"
 OPEN, CLOSE = "<tool_call>", "</tool_call>"

@@ -15,7 +15,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from mrl.errors import RecordError
-from mrl.tasks.environments.canonical_json import canonical_json
+from mrl.records.canonical_json import canonical_json
+from mrl.records.episodes import Message, ToolCall
 from mrl.tasks.environments.contract import (
     DONE,
     LIMITS,
@@ -24,9 +25,7 @@ from mrl.tasks.environments.contract import (
     TOO_LONG,
     WRONG_TYPE,
     EnvironmentTurn,
-    Message,
     PolicyTurn,
-    ToolCall,
 )
 from mrl.tasks.environments.tool_methods import Tool, ToolMistake, tool_of
 

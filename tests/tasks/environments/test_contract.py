@@ -7,8 +7,9 @@ import msgspec
 import pytest
 
 from mrl.errors import RecordError
-from mrl.tasks.environments.canonical_json import canonical_json, parse_json
-from mrl.tasks.environments.contract import LIMITS, BrokenCall, EnvironmentTurn, Message, PolicyTurn, ToolCall, ToolSpec
+from mrl.records.canonical_json import canonical_json, parse_json
+from mrl.records.episodes import Message, ToolCall, as_chat
+from mrl.tasks.environments.contract import LIMITS, BrokenCall, EnvironmentTurn, PolicyTurn, ToolSpec
 
 
 @pytest.mark.parametrize(
@@ -85,7 +86,7 @@ def test_a_turn_crosses_processes_and_is_checked_there() -> None:
 
 def test_templates_take_messages_and_tools() -> None:
     """Arguments are an object there, as templates of Llama and Mistral need it."""
-    call = Message("assistant", "", (ToolCall.of("look", {"key": "b"}),)).as_chat()
+    (call,) = as_chat([Message("assistant", "", (ToolCall.of("look", {"key": "b"}),))])
     assert call["tool_calls"][0]["function"] == {"name": "look", "arguments": {"key": "b"}}
     tool = ToolSpec("look", "Looks.", canonical_json({"type": "object", "properties": {}})).as_chat()
     assert tool["function"]["parameters"] == {"type": "object", "properties": {}}

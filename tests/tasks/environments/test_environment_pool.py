@@ -12,8 +12,9 @@ import psutil
 import pytest
 
 from mrl.errors import RoleFailed
+from mrl.records.episodes import ToolCall
 from mrl.tasks.environments import environment_child
-from mrl.tasks.environments.contract import BrokenCall, EnvironmentTurn, PolicyTurn, ToolCall
+from mrl.tasks.environments.contract import BrokenCall, EnvironmentTurn, PolicyTurn
 from mrl.tasks.environments.environment_pool import EnvironmentPool, EpisodeSession
 
 LONG_S = 60.0

@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mrl.tasks.environments.contract import LIMITS, ToolCall
+from mrl.records.episodes import ToolCall
+from mrl.tasks.environments.contract import LIMITS
 from mrl.tasks.environments.tool_syntax import HERMES, LLAMA3, MISTRAL_CALLS, NONE, PLAIN, ToolSyntax, syntax_of
 
 FAMILIES = [HERMES, LLAMA3, MISTRAL_CALLS, PLAIN]

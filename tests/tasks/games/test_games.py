@@ -6,7 +6,8 @@ from contextlib import closing
 import pytest
 
 from mrl.config.schema import PoolTable, TaskTable
-from mrl.tasks.environments.contract import PolicyTurn, ToolCall
+from mrl.records.episodes import ToolCall
+from mrl.tasks.environments.contract import PolicyTurn
 from mrl.tasks.environments.environments import Environments
 from mrl.tasks.games.catalogue import GAMES
 from mrl.tasks.games.demonstrations import PLAYERS, demonstrated
