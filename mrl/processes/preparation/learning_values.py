@@ -35,7 +35,7 @@ def check_learning(config: RunConfig, *, where: str) -> None:
     trained on.
     """
     made = [name for name, policy in config.policies.items() if policy.make is not None]
-    if made and not any(table.operation for table in config.tasks.values()):
+    if made and not any(table.operation or table.source == "environment" for table in config.tasks.values()):
         raise ConfigError(
             f"policies.{made[0]}.make: no task names its operation, and a made policy learns these before the run",
             where=where,
