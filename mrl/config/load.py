@@ -10,12 +10,11 @@ from typing import Any
 from pydantic import ValidationError
 
 from mrl.config.defaults import Resolved, by_device
-from mrl.config.environment_folders import with_environment_folders
 from mrl.config.nearest_key import nearest
 from mrl.config.overrides import apply_overrides, parse_overrides
 from mrl.config.prompt_texts import with_prompt_texts
 from mrl.config.rules import check_rules
-from mrl.config.schema import RunConfig
+from mrl.config.schema import RunConfig, TaskTable
 from mrl.config.validation_errors import explain
 from mrl.errors import ConfigError
 
@@ -40,7 +39,7 @@ def resolve(tables: dict[str, Any], pairs: Sequence[tuple[tuple[str, ...], Any]]
     """As `load_resolved`, of tables as a file has them and overrides as (path of the key, value)."""
     overridden = {key for key, _ in pairs}
     config = validate(apply_overrides(tables, pairs), where=where, overridden=overridden)
-    resolved = by_device(with_environment_folders(with_prompt_texts(config, where=where), where=where))
+    resolved = by_device(_with_environment_folders(with_prompt_texts(config, where=where), where=where))
     check_rules(resolved.config, where=where)
     return resolved
 
@@ -105,3 +104,20 @@ def _nearby(path: Path) -> str:
     places = " ".join(dict.fromkeys(str(file.parent / "*.toml") for file in known.values()))
     listed = f"`ls {places}` lists those that there are" if places else "give the path of a TOML file"
     return f"{listed}; `mrl quickstart --show` prints one to begin with"
+
+
+def _with_environment_folders(config: RunConfig, *, where: str) -> RunConfig:
+    """`config` with the folder of every environment whose module stands beside the file `where`.
+
+    Processes on other hosts, and a resumed run, have it from `config.json`.
+    """
+    tasks = {name: _with_folder(table, Path(where).parent) for name, table in config.tasks.items()}
+    return config.model_copy(update={"tasks": tasks})
+
+
+def _with_folder(table: TaskTable, folder: Path) -> TaskTable:
+    if table.source != "environment" or table.environment_folder or ":" not in table.dataset:
+        return table
+    top = table.dataset.partition(":")[0].split(".")[0]
+    is_beside = bool(top) and ((folder / f"{top}.py").is_file() or (folder / top / "__init__.py").is_file())
+    return table.model_copy(update={"environment_folder": str(folder.absolute())}) if is_beside else table

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 from mrl.config.schema import PoolTable, TaskTable
 from mrl.errors import TaskError
-from mrl.tasks.games.catalogue import GAMES
 from mrl.tasks.games.demonstrations import demonstrated
+from mrl.tasks.games.game_names import GAMES
 from mrl.tasks.operations import OPERATIONS, check_operation, write_completion
 from mrl.tasks.source import Item
 from mrl.tasks.sources import open_source

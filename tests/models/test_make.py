@@ -7,7 +7,7 @@ import torch
 from mrl.errors import ModelFolderError
 from mrl.models.load_policy import load_policy, load_tokenizer
 from mrl.models.make import encode_example, make_policy
-from tests.models.conftest import Pair
+from mrl.tasks.warm_start_examples import Example
 
 
 def ignore(step, loss):
@@ -78,7 +78,7 @@ def test_a_later_turn_reads_the_turns_before_it(tmp_path, recipe, examples):
     """As an episode's row has them: each prompt a line, each turn of the policy with its EOS."""
     make_policy(recipe, examples, tmp_path / "p", on_step=ignore)
     tokenizer = load_tokenizer(tmp_path / "p")
-    example = Pair("ab", "c", (("Copy", "b"), ("ba", "d")))
+    example = Example("ab", "c", (("Copy", "b"), ("ba", "d")))
     prompt, completion = encode_example(tokenizer, example)
     eos = tokenizer.eos_token
     assert tokenizer.decode(prompt) == f"Copy\nb{eos}ba\nd{eos}ab\n"

@@ -21,7 +21,7 @@ from pydantic import Field
 from mrl.config.table import Table
 from mrl.errors import TaskError
 from mrl.records.canonical_json import canonical_json
-from mrl.tasks.games.catalogue import GAMES
+from mrl.tasks.games.game_names import GAMES
 from mrl.tasks.jsonl_rows import jsonl_rows
 from mrl.tasks.options import checked_options
 from mrl.tasks.source import Item, Part

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from mrl.config.schema import TaskTable
 from mrl.tasks.environments.environment_pool import EnvironmentPool, EpisodeSession
-from mrl.tasks.games.catalogue import GAMES
+from mrl.tasks.games.game_names import GAMES
 from mrl.tasks.source import Item
 
 MIB = 1024**2

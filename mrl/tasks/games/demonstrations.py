@@ -12,7 +12,7 @@ from mrl.records.episodes import Message
 from mrl.tasks.environments.doors import named_class
 from mrl.tasks.environments.tool_syntax import PLAIN
 from mrl.tasks.environments.user_class import ClassEnvironment, tools_of
-from mrl.tasks.games.catalogue import GAMES
+from mrl.tasks.games.game_names import GAMES
 from mrl.tasks.operations import write_completion
 
 MAX_TURNS = 8

@@ -9,8 +9,8 @@ from mrl.config.schema import PoolTable, TaskTable
 from mrl.records.episodes import ToolCall
 from mrl.tasks.environments.contract import PolicyTurn
 from mrl.tasks.environments.environments import Environments
-from mrl.tasks.games.catalogue import GAMES
 from mrl.tasks.games.demonstrations import PLAYERS, demonstrated
+from mrl.tasks.games.game_names import GAMES
 from mrl.tasks.games.higher_lower import HigherLower
 from mrl.tasks.games.lookup import Lookup
 from mrl.tasks.pool import build_pool
