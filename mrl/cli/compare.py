@@ -28,7 +28,11 @@ if TYPE_CHECKING:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """What to compare, on how many seeds, where."""
     parser.add_argument("config", type=config_file, metavar="CONFIG", help="TOML file, or `quickstart`")
-    parser.add_argument("--regimes", default="independent,sgt", help="names, the first one is the baseline")
+    parser.add_argument(
+        "--regimes",
+        default="independent,sgt",
+        help="names, the first one is the baseline; sgt-reported is sgt with the lambda that papers report",
+    )
     parser.add_argument(
         "--seeds", default="3", help="how many (1, 2, ...), or the seeds themselves: 11,12,13 (11, is one)"
     )

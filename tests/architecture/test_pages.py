@@ -188,18 +188,11 @@ def test_a_wrong_key_is_found() -> None:
     assert unknown_keys(tomllib.loads(text)) == ["run.step", "sharing.sgt.lamda", "policies.a.learner.lora.rang"]
 
 
-SHOWN_WITH_ALL = {"hacpo", "rlad"}
-"""Regimes that have no run of their own yet: their pages show the picture of all seven."""
-
-
 @pytest.mark.parametrize("regime", REGIMES)
 def test_a_regime_shows_its_curve_and_says_what_drew_it(regime: str) -> None:
-    """A picture of that regime with the command, the commit, and how many seeds it stands on; else that of all."""
+    """A picture of that regime with the command, the commit, and how many seeds it stands on."""
     page = (ROOT / "docs" / "sharing" / f"{regime}.md").read_text(encoding="utf-8")
     curve = page.split("## Its curve", 1)[1].split("\n## ", 1)[0]
-    if regime in SHOWN_WITH_ALL:
-        assert "(../figures/quickstart_regimes.png)" in curve
-        return
     assert f"(../figures/curve_{regime}.png)" in curve
     assert re.search(rf"mrl compare quickstart --regimes (independent,)?{regime} ", curve)
     assert re.search(r"with commit [0-9a-f]{7}", curve)

@@ -15,6 +15,9 @@ from mrl.errors import ConfigError, RunFolderError
 
 FITTED = {"learner": ("microbatch_tokens", "activation_checkpointing"), "rollout": ("answers_at_once",)}
 """Table of a policy -> keys that follow from the memory of the host where they are left out."""
+REPORTED = {"sgt-reported": ("sgt", ("--sharing.sgt.lambda", "0.1", "--sharing.sgt.normaliser", "prompts"))}
+"""Name of a row -> a regime and the settings that papers report of it, whatever the configuration says. Shipped
+configurations tune SGT; its lambda is reported by GRAFT, and the normaliser is the one in which rescues fade."""
 
 
 @dataclass(frozen=True)
@@ -22,6 +25,7 @@ class PlannedRun:
     """One training run of the comparison."""
 
     regime: str
+    """Its row: the name of a regime, or one of `REPORTED`."""
     seed: int
     folder: Path
     config: RunConfig
@@ -74,7 +78,7 @@ class State:
 def plan_runs(arguments: argparse.Namespace) -> list[PlannedRun]:
     """All runs, seed by seed, so that every regime has some early. Raises ConfigError for mistaken arguments."""
     regimes, seeds = arguments.regimes.split(","), _seeds(arguments.seeds)
-    name = load_config(arguments.config, [*arguments.overrides, "--sharing.regime", regimes[0]]).run.name
+    name = load_config(arguments.config, [*arguments.overrides, *_settings(regimes[0])]).run.name
     folder = arguments.folder or Path("runs") / f"compare-{name}"
     runs: list[PlannedRun] = []
     for seed in seeds:
@@ -110,7 +114,7 @@ def _plan_one(
     from mrl.processes.preparation.preflight import unasked
 
     name = f"{regime}-{seed}"
-    chosen = ["--run.folder", str(folder), "--run.name", name, "--run.seed", str(seed), "--sharing.regime", regime]
+    chosen = ["--run.folder", str(folder), "--run.name", name, "--run.seed", str(seed), *_settings(regime)]
     chosen += ["--run.sync", "false" if arguments.is_async else "true"]
     config = load_config(arguments.config, [*arguments.overrides, *chosen])
     config = pinned(config, where=str(arguments.config), earlier=earlier, on_note=lambda _: None)
@@ -125,6 +129,12 @@ def _plan_one(
     left_out = tuple(unasked(config, where=str(arguments.config)))
     policies = {policy: table for policy, table in config.policies.items() if policy not in left_out}
     return PlannedRun(regime, seed, folder / name, config.model_copy(update={"policies": policies}), left_out)
+
+
+def _settings(row: str) -> list[str]:
+    """What makes of a configuration the runs of this row."""
+    regime, settings = REPORTED.get(row, (row, ()))
+    return ["--sharing.regime", regime, *settings]
 
 
 def _seeds(text: str) -> list[int]:

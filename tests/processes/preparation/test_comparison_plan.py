@@ -23,6 +23,18 @@ def test_every_regime_meets_every_seed_and_seeds_come_first(tmp_path):
     assert runs[1].config.sharing["regime"] == "sgt"
 
 
+def test_the_reported_settings_have_a_row_of_their_own(tmp_path):
+    """Beside those that the configuration tunes, in folders of their own; as the baseline too."""
+    tuned = ("--sharing.sgt.lambda", "0.6", "--sharing.sgt.normaliser", "rescues")
+    for rows in ("sgt,sgt-reported", "sgt-reported,sgt"):
+        runs = plan_runs(arguments(tmp_path, "--regimes", rows, "--seeds", "1", *tuned))
+        told = {run.folder.name: run.config.sharing for run in runs}
+        assert list(told) == [f"{row}-1" for row in rows.split(",")]
+        assert {sharing["regime"] for sharing in told.values()} == {"sgt"}
+        found = {name: (one["sgt"]["lambda"], one["sgt"]["normaliser"]) for name, one in told.items()}
+        assert found == {"sgt-1": (0.6, "rescues"), "sgt-reported-1": (0.1, "prompts")}
+
+
 def test_a_frozen_policy_is_left_out_where_nobody_asks_it(tmp_path):
     """Under its regime it stays; the file that is trained says the same as the plan, and the tables say what is out."""
     independent, rlad = both = plan_runs(arguments(tmp_path, "--regimes", "independent,rlad", "--seeds", "1", *TEACHER))
