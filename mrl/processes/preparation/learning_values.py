@@ -9,6 +9,7 @@ from mrl.config.policy_tables import PolicyTable
 from mrl.config.schema import RunConfig
 from mrl.config.table import Table
 from mrl.errors import ConfigError
+from mrl.tasks.games.game_names import GAMES
 
 SANE_FACTOR = 20.0
 """A learning rate that is so many times the usual one, or so little of it, is warned of."""
@@ -35,7 +36,7 @@ def check_learning(config: RunConfig, *, where: str) -> None:
     trained on.
     """
     made = [name for name, policy in config.policies.items() if policy.make is not None]
-    if made and not any(table.operation or table.source == "environment" for table in config.tasks.values()):
+    if made and not any(table.operation or table.dataset in GAMES for table in config.tasks.values()):
         raise ConfigError(
             f"policies.{made[0]}.make: no task names its operation, and a made policy learns these before the run",
             where=where,

@@ -49,7 +49,8 @@ def _check_class(task: str, table: TaskTable, name: str, row: str) -> None:
             return
         said = trial.stderr.decode(errors="replace").split("\n")
         reason = next((line for line in reversed(said) if line.strip()), f"exit code {trial.returncode}")
-    raise TaskError(f"no environment: {reason.strip()}", where=f"tasks.{task}.dataset")
+    wanted = "a class in a module beside the configuration, installed, or on PYTHONPATH"
+    raise TaskError(f"no environment: {reason.strip()}", where=f"tasks.{task}.dataset", wanted=wanted)
 
 
 def _turn(task: str, table: TaskTable, future: "Future[EnvironmentTurn]", asked: str) -> EnvironmentTurn:

@@ -224,3 +224,15 @@ def test_tools_over_processes():
         assert turn.tool_errors == 3
         last = session.step(PolicyTurn("2.5")).result(LONG_S)
         assert (last.reward, last.reason) == (1.0, "done")
+
+
+def test_a_class_may_end_its_episode_and_memory_is_no_answer_of_a_tool():
+    """After `done` the reward comes with the tool's answer; a tool out of memory fails the episode."""
+    with closing(make_pool("Shop")) as pool:
+        first, second = pool.open(0, {}), pool.open(1, {})
+        assert not first.first.result(LONG_S).done
+        assert not second.first.result(LONG_S).done
+        last = first.step(PolicyTurn("", (ToolCall("buy"),))).result(LONG_S)
+        assert (last.done, last.reward, last.reason, len(last.messages)) == (True, 1.0, "done", 1)
+        call = ToolCall.of("price", {"name": "everything"})
+        assert second.step(PolicyTurn("", (call,))).result(LONG_S).reason == "memory"

@@ -37,6 +37,9 @@ def test_seeds_and_rows_are_start_states(tmp_path):
     assert [item.text for item in states(table(tmp_path, options={"size": 3}))] == [
         f"my_games:Game seed {n}" for n in range(3)
     ]
+    parts = [part_of(item) for item in states(table(tmp_path, options={"size": 400}))]
+    assert 40 <= parts.count("held_out") <= 80
+    assert parts.count("train") == 400 - parts.count("held_out")
     for name in ("a", "b"):
         (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps({"word": f"{name}{n}"}) + "\n" for n in range(5)))
     options = {"data": str(tmp_path / "a.jsonl"), "held_out": str(tmp_path / "b.jsonl"), "reset": {"letters": 3}}
