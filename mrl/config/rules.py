@@ -39,6 +39,7 @@ def check_rules(config: RunConfig, *, where: str) -> None:
     _check_exchange(config, where)
     check_rewards(config, where)
     check_evaluation(config, where)
+    _check_samples(config, where)
     if not isinstance(config.sharing.get("regime"), str):
         raise ConfigError(
             "sharing.regime: missing" if "regime" not in config.sharing else "sharing.regime: not valid",
@@ -54,6 +55,18 @@ def check_rules(config: RunConfig, *, where: str) -> None:
             got=config.pool.train_prompts,
             wanted=f">= {len(config.tasks)}",
         )
+
+
+def _check_samples(config: RunConfig, where: str) -> None:
+    for place, tracker in enumerate(config.trackers):
+        if tracker.samples and not config.run.rollouts_mib:
+            raise ConfigError(
+                f"trackers.{place}.samples: they come from the answers that the run keeps, and it keeps none",
+                where=where,
+                got=tracker.samples,
+                wanted="0 with run.rollouts_mib = 0",
+                cure=f"--run.rollouts_mib 64, or leave trackers.{place}.samples out",
+            )
 
 
 def _check_exchange(config: RunConfig, where: str) -> None:

@@ -269,7 +269,7 @@ class LaunchTable(Table):
 class TrackerTable(Table):
     """A tracker that gets the run's metrics, besides `metrics.jsonl`. There may be several."""
 
-    kind: Literal["tensorboard", "trackio", "wandb"]
+    kind: Literal["swanlab", "tensorboard", "trackio", "wandb"]
     """Which one; its package comes with the extra of this name, `pip install 'mrl[trackio]'`."""
     project: Annotated[str, Field(pattern=RUN_NAME)] = "mrl"
     """Project that the run belongs to there."""
@@ -277,6 +277,13 @@ class TrackerTable(Table):
     """Name of the run there. Empty: `run.name`."""
     folder: str = ""
     """Folder for its files. Empty: one in the run's folder, of trackio the place where its dashboard looks."""
+    samples: int = Field(default=0, ge=0, le=200)
+    """Answers of each policy that it shows as a table every `samples_every` steps, rescues among them; 0 shows none.
+
+    Prompts and answers then lie where the tracker keeps them.
+    """
+    samples_every: int = Field(default=10, ge=1)
+    """Steps of a policy between two such tables."""
     options: dict[str, Any] = Field(default={})
     """Options of this kind of tracker. Keys and passwords are none: they belong into the environment."""
 
