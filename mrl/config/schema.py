@@ -240,6 +240,9 @@ class SupervisionTable(Table):
 
     With the default all is over within 10 s; large models need more, and a batch system that waits for it.
     """
+    host_metrics_s: float = Field(default=15.0, ge=0)
+    """Time between two measurements of each host's CPU, memory, disk and GPUs (`host/...`, `gpu/...`); 0 measures
+    nothing. GPUs are told of with the extra `nvml`."""
 
 
 class LaunchTable(Table):
