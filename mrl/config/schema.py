@@ -120,6 +120,15 @@ class PoolTable(Table):
     """Prompts of the held-out split, over all tasks; never trained on. 0 takes all that files of problems hold."""
     seed: int = Field(default=17, ge=0)
     """Seeds which prompts exist; independent of the run's seed, so that runs are comparable."""
+    keep_solved: float = Field(default=1.0, ge=0, le=1)
+    """Share of the visits to a solved prompt that a policy keeps; it skips the others without sampling anything. 1
+    skips none. Each policy goes by its own answers."""
+    keep_hopeless: float = Field(default=1.0, ge=0, le=1)
+    """The same of a hopeless prompt. Peers may rescue such prompts: with `sgt` keep most."""
+    solved_rate: float = Field(default=1.0, gt=0, le=1)
+    """A prompt is solved when at least this share of the answers in its newest group reached `run.success_reward`."""
+    hopeless_rate: float = Field(default=0.0, ge=0, lt=1)
+    """A prompt is hopeless when at most this share of them did; below `solved_rate`."""
 
 
 class ExchangeTable(Table):

@@ -46,6 +46,11 @@ METRICS: dict[str, Metric] = {
     "staleness/share/{versions}": Metric("share", "own groups of the batch that are so stale"),
     "staleness/dropped_groups": Metric("groups", "groups dropped as too stale in this step"),
     "staleness/dropped_tokens": Metric("tokens", "answer tokens of the groups dropped as too stale in this step"),
+    "curriculum/skipped_prompts": Metric(
+        "prompts", "visits to solved or hopeless prompts skipped since the batch before"
+    ),
+    "curriculum/solved_share": Metric("share", "prompts of the pool whose newest group solved them"),
+    "curriculum/hopeless_share": Metric("share", "prompts of the pool whose newest group did not solve them at all"),
     "groups/window": Metric("groups", "groups that may be in flight and in stock, where the pace is adaptive"),
     "groups/granted_again": Metric("groups", "grants taken back from lost or restarted workers in this step"),
     "groups/repeated": Metric("groups", "deliveries ignored in this step because they had come before"),
