@@ -4,7 +4,7 @@ Unknown keys are refused; every bound stands at its field."""
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from mrl.config.policy_tables import PolicyTable
 from mrl.config.table import Table
@@ -55,6 +55,47 @@ class RunTable(Table):
     """The run folder may be read by the members of its group (0750, files 0640), and not by its user alone."""
 
 
+JUDGE = "mrl.tasks.judging.judge_model:judge"
+"""The verifier of a task with a table `judge`."""
+
+
+class JudgeTable(Table):
+    """A language model that gives rewards, at an address that speaks as OpenAI's does (/chat/completions)."""
+
+    url: str = Field(pattern=r"^https?://[^/\s]+\S*$")
+    """Address up to `/chat/completions`, for example "http://127.0.0.1:8000/v1"."""
+    model: str
+    """Name of the model there."""
+    key_variable: str = Field(default="", pattern=r"^([A-Za-z_][A-Za-z0-9_]*)?$")
+    """Environment variable that holds the key of the address, for example "OPENAI_API_KEY"; empty: it needs none. The
+    key itself belongs into no file."""
+    template: str = (
+        "Judge the answer to the question.\n\nQuestion:\n{prompt}\n\nReference:\n{reference}\n\n"
+        "Answer:\n{answer}\n\nEnd with a line 'Score: N', N from 0 (useless) to 10 (perfect)."
+    )
+    """The question, in which {prompt}, {answer} and {reference} are replaced."""
+    system: str = ""
+    """System message before it."""
+    score: str = r"(?i)score:\s*([-+]?\d+(?:\.\d+)?)"
+    """Regular expression whose one group is the score; the last one in the judge's words counts."""
+    least: float = 0.0
+    """Score that gives the reward 0; one below it is a failure."""
+    most: float = 10.0
+    """Score that gives the reward 1; one above it is a failure."""
+    max_tokens: int = Field(default=512, ge=1)
+    """Of the judge's words."""
+    options: dict[str, Any] = Field(default={})
+    """Further keys of every request, which replace those that mrl gives: { temperature = 0.2 }."""
+    timeout_s: float = Field(default=10.0, gt=0)
+    """Time for one request. All of them for an answer together have nine tenths of six times `verifier_timeout_s`."""
+    retries: int = Field(default=3, ge=0, le=20)
+    """Further requests after a timeout, a broken connection, a status such as 429, or one from 500 on."""
+    backoff_s: float = Field(default=1.0, gt=0)
+    """Wait before the second request; doubles with every further one, and is no less than the server asks for."""
+    cache: bool = True
+    """Whether rewards are kept in `$MRL_CACHE/judge` (by default ~/.cache/mrl/judge), by the content of questions."""
+
+
 class TaskTable(Table):
     """One task: a source, a data set of it, and its options."""
 
@@ -92,6 +133,8 @@ class TaskTable(Table):
     reward_weights: dict[RewardName, Annotated[float, Field(allow_inf_nan=False)]] = Field(default={})
     """Weights of the rewards that your verifier returns by name; the answer's reward is their weighted sum. It has to
     return these names and no others. Empty: each weighs 1."""
+    judge: JudgeTable | None = None
+    """A language model that judges the answers, in place of a verifier of your own."""
     failed_reward: float = Field(default=0.0, ge=-1e6, le=1e6)
     """Reward of an answer that is empty, or on which the verifier fails; below `run.success_reward`."""
     evaluator: str = Field(default="", pattern=r"^([A-Za-z_][\w.]*:[A-Za-z_]\w*)?$")
@@ -109,6 +152,13 @@ class TaskTable(Table):
     counts as failed."""
     verifier_memory_mib: int = Field(default=1024, ge=64)
     """Address space of one such process, in MiB; a verifier that wants more counts as failed."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _judged(cls, values: Any) -> Any:
+        if isinstance(values, dict) and values.get("judge") is not None and not values.get("verifier"):
+            return {**values, "verifier": JUDGE}
+        return values
 
 
 class PoolTable(Table):

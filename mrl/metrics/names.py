@@ -162,6 +162,10 @@ METRICS: dict[str, Metric] = {
     # rollout worker: answers that are verified in processes of their own; totals since the worker started
     "verify/answers": Metric("answers", "answers that verifier processes have judged or failed on"),
     "verify/pending": Metric("answers", "answers that are at a verifier process or wait for one"),
+    "verify/judge_requests": Metric("requests", "requests to judges"),
+    "verify/judge_prompt_tokens": Metric("tokens", "tokens of questions, as judges count them"),
+    "verify/judge_completion_tokens": Metric("tokens", "tokens that judges wrote, as they count them"),
+    "verify/judge_cached": Metric("answers", "answers whose reward was known from an equal question"),
     "verify/failures/{kind}": Metric("answers", "of these, answers for which it gave no reward, by kind of failure"),
     # learner, or the worker of a frozen policy: an evaluation
     "eval/accuracy": Metric("share", "held-out answers that the verifier accepts", True),
