@@ -106,7 +106,7 @@ class TaskTable(Table):
     """Name of the data set within the source; of `jsonl` and `math` a JSONL or Parquet file, a folder of them with
     splits, or where there is none the id of a data set on the Hugging Face hub ("openai/gsm8k"), which is fetched
     before the run; of `math` also "hub:NAME" for the `datasets` package; of `benchmark` one of gsm8k, math, math500,
-    aime24, aime25, amc23, olympiadbench and minerva."""
+    aime24, aime25, amc23, olympiadbench, minerva, humaneval+ and mbpp+."""
     revision: str = ""
     """Branch, tag or commit of a data set on the hub; empty: its main branch."""
     commit: str = Field(default="", pattern=r"^([0-9a-f]{40})?$")
