@@ -6,7 +6,7 @@ import importlib.util
 import os
 import platform
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import psutil
@@ -21,6 +21,7 @@ from mrl.config.shipped_configs import config_file
 from mrl.engines.environment import is_made, making_command
 from mrl.engines.wheel_limits import GLIBC, lacks, this_machine
 from mrl.errors import ConfigError
+from mrl.metrics.gpu_load import GpuLoad
 from mrl.processes.engines import DIALECTS
 from mrl.processes.planning.devices import visible_gpus
 from mrl.processes.preparation.engine_examination import Finding, Subject, examine
@@ -113,7 +114,16 @@ def machine() -> list[str]:
         f"{len(os.sched_getaffinity(0))} cores, {memory_gib:.0f} GiB of memory, {free_gib:.0f} GiB of disk free, "
         + (f"{len(gpus)} GPUs" if gpus else "no GPU"),
         f"answers that are evaluated as code: {described_seal()}",
+        f"metrics of GPUs: {gpu_metrics(gpus)}",
     ]
+
+
+def gpu_metrics(gpus: Sequence[str]) -> str:
+    """Whether runs here tell the load, memory and power of GPUs, and why not."""
+    load = GpuLoad(gpus)
+    if load.absent:
+        return f"none ({load.absent})"
+    return f"by the driver {load.driver()}, for {sum(map(bool, load.values()))} of {len(gpus)}"
 
 
 def unfit(subjects: Iterable[Subject]) -> list[str]:

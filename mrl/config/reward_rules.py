@@ -1,16 +1,20 @@
 """Rules on rewards that span several keys of a configuration."""
 
-from mrl.config.schema import RunConfig
+import re
+
+from mrl.config.schema import JUDGE, RunConfig, TaskTable
 from mrl.errors import ConfigError
 
 
 def check_rewards(config: RunConfig, where: str) -> None:
     """Raises ConfigError for a bound of success that failures reach, or that nothing can, and weights that none read.
 
-    Without a verifier of its own a task gives 0 and 1, an environment what it likes.
+    And for a judge that could not judge. Without a verifier of its own a task gives 0 and 1, an environment what it
+    likes.
     """
     bound = config.run.success_reward
     for name, task in config.tasks.items():
+        _check_judge(name, task, where)
         if task.failed_reward >= bound:
             raise ConfigError(
                 f"tasks.{name}.failed_reward: an answer on which the verifier fails would be a success",
@@ -41,3 +45,27 @@ def check_rewards(config: RunConfig, where: str) -> None:
                 got=", ".join(task.reward_weights),
                 wanted=f"tasks.{name}.verifier, which returns them by name",
             )
+
+
+def _check_judge(name: str, task: TaskTable, where: str) -> None:
+    table, key = task.judge, f"tasks.{name}.judge"
+    if table is None:
+        if task.verifier == JUDGE:
+            raise ConfigError(f"{key}: missing", where=where, wanted="a table with url and model")
+        return
+    if task.verifier != JUDGE or task.evaluator:
+        other = "evaluator" if task.evaluator else "verifier"
+        cure = f"leave out one of {key} and tasks.{name}.{other}"
+        raise ConfigError(f"tasks.{name}.{other}: there is a judge", where=where, got=getattr(task, other), cure=cure)
+    if "{answer}" not in table.template:
+        raise ConfigError(f"{key}.template: the judge would not see the answer", where=where, wanted="{answer} in it")
+    if table.least >= table.most:
+        raise ConfigError(f"{key}.least: no score is left", where=where, got=table.least, wanted=f"< {table.most:g}")
+    try:
+        num_groups = re.compile(table.score).groups
+    except re.error as error:
+        raise ConfigError(
+            f"{key}.score: {error}", where=where, got=table.score, wanted="a regular expression"
+        ) from None
+    if num_groups != 1:
+        raise ConfigError(f"{key}.score: {num_groups} groups", where=where, got=table.score, wanted="one, the score")

@@ -39,6 +39,7 @@ def check_rules(config: RunConfig, *, where: str) -> None:
     _check_exchange(config, where)
     check_rewards(config, where)
     check_evaluation(config, where)
+    _check_samples(config, where)
     if not isinstance(config.sharing.get("regime"), str):
         raise ConfigError(
             "sharing.regime: missing" if "regime" not in config.sharing else "sharing.regime: not valid",
@@ -47,6 +48,13 @@ def check_rules(config: RunConfig, *, where: str) -> None:
             wanted="the name of a sharing regime in quotes",
             cure='for example regime = "independent"',
         )
+    if config.pool.hopeless_rate >= config.pool.solved_rate:
+        raise ConfigError(
+            "pool.hopeless_rate: a prompt would be solved and hopeless at once",
+            where=where,
+            got=config.pool.hopeless_rate,
+            wanted=f"< {config.pool.solved_rate:g}, which is pool.solved_rate",
+        )
     if 0 < config.pool.train_prompts < len(config.tasks):
         raise ConfigError(
             "pool.train_prompts: fewer prompts than tasks",
@@ -54,6 +62,18 @@ def check_rules(config: RunConfig, *, where: str) -> None:
             got=config.pool.train_prompts,
             wanted=f">= {len(config.tasks)}",
         )
+
+
+def _check_samples(config: RunConfig, where: str) -> None:
+    for place, tracker in enumerate(config.trackers):
+        if tracker.samples and not config.run.rollouts_mib:
+            raise ConfigError(
+                f"trackers.{place}.samples: they come from the answers that the run keeps, and it keeps none",
+                where=where,
+                got=tracker.samples,
+                wanted="0 with run.rollouts_mib = 0",
+                cure=f"--run.rollouts_mib 64, or leave trackers.{place}.samples out",
+            )
 
 
 def _check_exchange(config: RunConfig, where: str) -> None:

@@ -4,7 +4,7 @@ Unknown keys are refused; every bound stands at its field."""
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from mrl.config.policy_tables import PolicyTable
 from mrl.config.table import Table
@@ -55,6 +55,47 @@ class RunTable(Table):
     """The run folder may be read by the members of its group (0750, files 0640), and not by its user alone."""
 
 
+JUDGE = "mrl.tasks.judging.judge_model:judge"
+"""The verifier of a task with a table `judge`."""
+
+
+class JudgeTable(Table):
+    """A language model that gives rewards, at an address that speaks as OpenAI's does (/chat/completions)."""
+
+    url: str = Field(pattern=r"^https?://[^/\s]+\S*$")
+    """Address up to `/chat/completions`, for example "http://127.0.0.1:8000/v1"."""
+    model: str
+    """Name of the model there."""
+    key_variable: str = Field(default="", pattern=r"^([A-Za-z_][A-Za-z0-9_]*)?$")
+    """Environment variable that holds the key of the address, for example "OPENAI_API_KEY"; empty: it needs none. The
+    key itself belongs into no file."""
+    template: str = (
+        "Judge the answer to the question.\n\nQuestion:\n{prompt}\n\nReference:\n{reference}\n\n"
+        "Answer:\n{answer}\n\nEnd with a line 'Score: N', N from 0 (useless) to 10 (perfect)."
+    )
+    """The question, in which {prompt}, {answer} and {reference} are replaced."""
+    system: str = ""
+    """System message before it."""
+    score: str = r"(?i)score:\s*([-+]?\d+(?:\.\d+)?)"
+    """Regular expression whose one group is the score; the last one in the judge's words counts."""
+    least: float = 0.0
+    """Score that gives the reward 0; one below it is a failure."""
+    most: float = 10.0
+    """Score that gives the reward 1; one above it is a failure."""
+    max_tokens: int = Field(default=512, ge=1)
+    """Of the judge's words."""
+    options: dict[str, Any] = Field(default={})
+    """Further keys of every request, which replace those that mrl gives: { temperature = 0.2 }."""
+    timeout_s: float = Field(default=10.0, gt=0)
+    """Time for one request. All of them for an answer together have nine tenths of six times `verifier_timeout_s`."""
+    retries: int = Field(default=3, ge=0, le=20)
+    """Further requests after a timeout, a broken connection, a status such as 429, or one from 500 on."""
+    backoff_s: float = Field(default=1.0, gt=0)
+    """Wait before the second request; doubles with every further one, and is no less than the server asks for."""
+    cache: bool = True
+    """Whether rewards are kept in `$MRL_CACHE/judge` (by default ~/.cache/mrl/judge), by the content of questions."""
+
+
 class TaskTable(Table):
     """One task: a source, a data set of it, and its options."""
 
@@ -65,8 +106,8 @@ class TaskTable(Table):
     """Name of the data set within the source; of `jsonl` and `math` a JSONL or Parquet file, a folder of them with
     splits, or where there is none the id of a data set on the Hugging Face hub ("openai/gsm8k"), which is fetched
     before the run; of `math` also "hub:NAME" for the `datasets` package; of `benchmark` one of gsm8k, math, math500,
-    aime24, aime25, amc23, olympiadbench and minerva; of `environment` a class, "module:Class", the URL of an OpenEnv
-    server, "ws://HOST:PORT", or a game of mrl's own, "higher_lower" or "lookup"."""
+    aime24, aime25, amc23, olympiadbench, minerva, humaneval+ and mbpp+; of `environment` a class, "module:Class", the URL
+    of an OpenEnv server, "ws://HOST:PORT", or a game of mrl's own, "higher_lower" or "lookup"."""
     revision: str = ""
     """Branch, tag or commit of a data set on the hub; empty: its main branch."""
     commit: str = Field(default="", pattern=r"^([0-9a-f]{40})?$")
@@ -93,6 +134,8 @@ class TaskTable(Table):
     reward_weights: dict[RewardName, Annotated[float, Field(allow_inf_nan=False)]] = Field(default={})
     """Weights of the rewards that your verifier returns by name; the answer's reward is their weighted sum. It has to
     return these names and no others. Empty: each weighs 1."""
+    judge: JudgeTable | None = None
+    """A language model that judges the answers, in place of a verifier of your own."""
     failed_reward: float = Field(default=0.0, ge=-1e6, le=1e6)
     """Reward of an answer that is empty, or on which the verifier fails; below `run.success_reward`."""
     evaluator: str = Field(default="", pattern=r"^([A-Za-z_][\w.]*:[A-Za-z_]\w*)?$")
@@ -129,6 +172,13 @@ class TaskTable(Table):
     """Folder in which the environment's module is looked for first. Left out: that of the configuration, where the
     module lies there."""
 
+    @model_validator(mode="before")
+    @classmethod
+    def _judged(cls, values: Any) -> Any:
+        if isinstance(values, dict) and values.get("judge") is not None and not values.get("verifier"):
+            return {**values, "verifier": JUDGE}
+        return values
+
 
 class PoolTable(Table):
     """The finite prompt pool that all policies cycle over, and the held-out split."""
@@ -139,6 +189,15 @@ class PoolTable(Table):
     """Prompts of the held-out split, over all tasks; never trained on. 0 takes all that files of problems hold."""
     seed: int = Field(default=17, ge=0)
     """Seeds which prompts exist; independent of the run's seed, so that runs are comparable."""
+    keep_solved: float = Field(default=1.0, ge=0, le=1)
+    """Share of the visits to a solved prompt that a policy keeps; it skips the others without sampling anything. 1
+    skips none. Each policy goes by its own answers."""
+    keep_hopeless: float = Field(default=1.0, ge=0, le=1)
+    """The same of a hopeless prompt. Peers may rescue such prompts: with `sgt` keep most."""
+    solved_rate: float = Field(default=1.0, gt=0, le=1)
+    """A prompt is solved when at least this share of the answers in its newest group reached `run.success_reward`."""
+    hopeless_rate: float = Field(default=0.0, ge=0, lt=1)
+    """A prompt is hopeless when at most this share of them did; below `solved_rate`."""
 
 
 class ExchangeTable(Table):
@@ -259,6 +318,9 @@ class SupervisionTable(Table):
 
     With the default all is over within 10 s; large models need more, and a batch system that waits for it.
     """
+    host_metrics_s: float = Field(default=15.0, ge=0)
+    """Time between two measurements of each host's CPU, memory, disk and GPUs (`host/...`, `gpu/...`); 0 measures
+    nothing. GPUs are told of with the extra `nvml`."""
 
 
 class LaunchTable(Table):
@@ -288,7 +350,7 @@ class LaunchTable(Table):
 class TrackerTable(Table):
     """A tracker that gets the run's metrics, besides `metrics.jsonl`. There may be several."""
 
-    kind: Literal["tensorboard", "trackio", "wandb"]
+    kind: Literal["swanlab", "tensorboard", "trackio", "wandb"]
     """Which one; its package comes with the extra of this name, `pip install 'mrl[trackio]'`."""
     project: Annotated[str, Field(pattern=RUN_NAME)] = "mrl"
     """Project that the run belongs to there."""
@@ -296,6 +358,13 @@ class TrackerTable(Table):
     """Name of the run there. Empty: `run.name`."""
     folder: str = ""
     """Folder for its files. Empty: one in the run's folder, of trackio the place where its dashboard looks."""
+    samples: int = Field(default=0, ge=0, le=200)
+    """Answers of each policy that it shows as a table every `samples_every` steps, rescues among them; 0 shows none.
+
+    Prompts and answers then lie where the tracker keeps them.
+    """
+    samples_every: int = Field(default=10, ge=1)
+    """Steps of a policy between two such tables."""
     options: dict[str, Any] = Field(default={})
     """Options of this kind of tracker. Keys and passwords are none: they belong into the environment."""
 

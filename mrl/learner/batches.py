@@ -78,16 +78,23 @@ class BatchMaker:
     def _drops(self) -> dict[str, float]:
         counts, window_groups = self._intake.take_counts(), self._intake.window_groups
         window = {} if window_groups is None else {"groups/window": window_groups}
-        return window | {
-            "staleness/dropped_groups": counts.get("stale_groups", 0),
-            "staleness/dropped_tokens": counts.get("stale_tokens", 0),
-            "groups/granted_again": counts.get("granted_again", 0),
-            "groups/repeated": counts.get("repeated", 0),
-            "groups/unsound": counts.get("unsound", 0),
-            "groups/uniform_dropped": counts.get("uniform_groups", 0),
-            "groups/uniform_dropped_tokens": counts.get("uniform_tokens", 0),
-            "groups/uniform_taken": counts.get("uniform_taken", 0),
-        }
+        curriculum = self._intake.curriculum_values
+        if curriculum:
+            curriculum |= {"curriculum/skipped_prompts": counts.get("skipped_prompts", 0)}
+        return (
+            window
+            | curriculum
+            | {
+                "staleness/dropped_groups": counts.get("stale_groups", 0),
+                "staleness/dropped_tokens": counts.get("stale_tokens", 0),
+                "groups/granted_again": counts.get("granted_again", 0),
+                "groups/repeated": counts.get("repeated", 0),
+                "groups/unsound": counts.get("unsound", 0),
+                "groups/uniform_dropped": counts.get("uniform_groups", 0),
+                "groups/uniform_dropped_tokens": counts.get("uniform_tokens", 0),
+                "groups/uniform_taken": counts.get("uniform_taken", 0),
+            }
+        )
 
 
 def batch_values(groups: Sequence[ScoredGroup], step: int, *, success_reward: float = 1.0) -> dict[str, float]:

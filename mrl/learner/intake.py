@@ -203,6 +203,12 @@ class Intake:
         with self._changed:
             return None if self._ledger.window is None else self._ledger.window.groups
 
+    @property
+    def curriculum_values(self) -> dict[str, float]:
+        """Metrics of the curriculum; empty where no prompt is skipped."""
+        with self._changed:
+            return {} if self._ledger.curriculum is None else self._ledger.curriculum.values()
+
     def state(self) -> dict[str, Any]:
         """The ledger's part of a checkpoint."""
         with self._changed:

@@ -5,7 +5,7 @@ where v is the version that the worker who asks would sample under. Trained in t
 all of these are trained at step eta + v at the latest, when v is as stale as it may be. An adaptive pace narrows this
 to what the learner needs in stock, so that it trains on fresher groups. The staleness bound itself is enforced in
 `take_batch`. With dynamic sampling (DAPO, arXiv 2503.14476, section 3.2) a group whose answers all have one reward is
-not accepted, and the next prompt takes its place.
+not accepted, and the next prompt takes its place. With a curriculum visits of the order are skipped.
 """
 
 import math
@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from mrl.learner.prompts.curriculum import Curriculum
 from mrl.records.codec import unpack_array
 from mrl.records.rollouts import Answer, ScoredGroup, StaleGroup, WorkItem, WorkRequest, are_logprobs
 from mrl.records.version import Version, is_void
@@ -126,6 +127,8 @@ class WorkLedger:
     """Whether the worker that asked last had room for more than any may sample, whatever it serves."""
     newest: Version | None = None
     """The version announced last; None before the first, when nobody can sample."""
+    curriculum: Curriculum | None = None
+    """Which visits are skipped; None skips none."""
 
     def __post_init__(self) -> None:
         pace = self.pace
@@ -187,6 +190,8 @@ class WorkLedger:
                 self.returned.append(position)
             else:
                 new.append(group)
+                if self.curriculum is not None:
+                    self.curriculum.note(position, group)
                 if not self._drop_uniform(group):
                     self.ready.append(Ready(position, group))
                     self.accepted += 1
@@ -217,6 +222,8 @@ class WorkLedger:
         for entry in self.ready:
             entry.passed_over += 1
         self.dropped = 0
+        if self.curriculum is not None:
+            self.curriculum.formed()
         return [entry.group for entry in chosen]
 
     def unsettled(self, step: int, is_settled: IsSettled = always, hold_versions: int = 0) -> int | None:
@@ -236,24 +243,42 @@ class WorkLedger:
         """What a resume needs: positions not yet trained are sampled again."""
         open_positions = [entry.position for entry in self.ready]
         open_positions += [run.position for run in self.running.values()] + list(self.returned)
-        return {"cursor": self.cursor, "open": sorted(open_positions), "dropped": self.dropped}
+        state = {"cursor": self.cursor, "open": sorted(open_positions), "dropped": self.dropped}
+        if self.curriculum is not None:
+            state["curriculum"] = self.curriculum.state(open_positions)
+        return state
 
     def restore(self, state: dict[str, Any], step: int) -> None:
         """Go on after `step` with the positions of a saved state."""
         self.cursor, self.returned, self.dropped = state["cursor"], deque(state["open"]), state["dropped"]
         self.step, self.accepted = step, step * self.pace.groups_per_step
+        if self.curriculum is not None and "curriculum" in state:
+            self.curriculum.restore(state["curriculum"])
 
     def _grant_one(self, request: WorkRequest) -> WorkItem:
         if self.returned:
             position = self.returned.popleft()
         else:
-            position, self.cursor = self.cursor, self.cursor + 1
+            position = self._next_taken()
+            self.cursor = position + 1
         ticket = f"{self.resumed_at.run_epoch}.{position}"
         self.running[ticket] = Running(position, request.worker)
         prompt_id = self.prompt_at(position)
         return WorkItem(
             ticket=ticket, position=position, prompt_id=prompt_id, group_size=self.pace.group_size, step=self.step
         )
+
+    def _next_taken(self) -> int:
+        """The next position of the order that is not skipped."""
+        position = self.cursor
+        if self.curriculum is None:
+            return position
+        while not self.curriculum.takes(position, self.prompt_at(position)):
+            if position - self.cursor >= self.curriculum.num_prompts:
+                break
+            position += 1
+        self.counts["skipped_prompts"] += position - self.cursor
+        return position
 
     def _claim(self, ticket: str) -> int | None:
         """The position behind a ticket, taken off the books; also when its grant was taken back but not given again."""

@@ -22,8 +22,8 @@ VOCABULARY_BYTES = 2000
 """Per token of a vocabulary, in a process that has its policy's tokenizer; measured with those of Qwen and Mistral."""
 SERVER_MIB = {"vllm": 1100, "sglang": 1500}
 """Processes of a server beside weights and cache, measured on CPUs (vLLM 0.32, SGLang 0.5.23)."""
-TRACKER_MIB = {"tensorboard": 45, "trackio": 85, "wandb": 125}
-"""The process of a tracker and what that starts, measured after 2,000 records of 60 values (wandb offline)."""
+TRACKER_MIB = {"swanlab": 85, "tensorboard": 45, "trackio": 85, "wandb": 125}
+"""The process of a tracker and what that starts, measured after 2,000 records of 60 values (swanlab, wandb offline)."""
 ELEMENT_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 FLOAT_BYTES = 4
 NEW_WEIGHTS = "new weights"

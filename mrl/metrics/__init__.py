@@ -8,7 +8,8 @@
 - `residuals` `residuals/<policy>.jsonl`, bounded in bytes, likewise
 - `timeline`  `timeline.jsonl`, the spans of all roles, bounded in bytes, likewise
 - `evaluation_results` the result of an evaluation, as metrics, samples and a file
-- `trackers`  TensorBoard, trackio, wandb: each in a process of its own, fed by the supervisor
+- `host_load`, `gpu_load`  CPU, memory, disk and GPUs of a host, measured by its supervisor
+- `trackers`  SwanLab, TensorBoard, trackio, wandb: each in a process of its own, fed by the supervisor
 - `logging`   structlog for every process
 
 A name outside the table is never emitted. No function of this room blocks or uses a socket.

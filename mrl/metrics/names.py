@@ -46,6 +46,11 @@ METRICS: dict[str, Metric] = {
     "staleness/share/{versions}": Metric("share", "own groups of the batch that are so stale"),
     "staleness/dropped_groups": Metric("groups", "groups dropped as too stale in this step"),
     "staleness/dropped_tokens": Metric("tokens", "answer tokens of the groups dropped as too stale in this step"),
+    "curriculum/skipped_prompts": Metric(
+        "prompts", "visits to solved or hopeless prompts skipped since the batch before"
+    ),
+    "curriculum/solved_share": Metric("share", "prompts of the pool whose newest group solved them"),
+    "curriculum/hopeless_share": Metric("share", "prompts of the pool whose newest group did not solve them at all"),
     "groups/window": Metric("groups", "groups that may be in flight and in stock, where the pace is adaptive"),
     "groups/granted_again": Metric("groups", "grants taken back from lost or restarted workers in this step"),
     "groups/repeated": Metric("groups", "deliveries ignored in this step because they had come before"),
@@ -163,6 +168,10 @@ METRICS: dict[str, Metric] = {
     # rollout worker: answers that are verified in processes of their own; totals since the worker started
     "verify/answers": Metric("answers", "answers that verifier processes have judged or failed on"),
     "verify/pending": Metric("answers", "answers that are at a verifier process or wait for one"),
+    "verify/judge_requests": Metric("requests", "requests to judges"),
+    "verify/judge_prompt_tokens": Metric("tokens", "tokens of questions, as judges count them"),
+    "verify/judge_completion_tokens": Metric("tokens", "tokens that judges wrote, as they count them"),
+    "verify/judge_cached": Metric("answers", "answers whose reward was known from an equal question"),
     "verify/failures/{kind}": Metric("answers", "of these, answers for which it gave no reward, by kind of failure"),
     "environment/episodes": Metric("episodes", "episodes that a worker has opened, since it started"),
     "environment/turns": Metric("turns", "turns that its environments have answered, since it started"),
@@ -231,6 +240,14 @@ METRICS: dict[str, Metric] = {
     # supervisor
     "process/restarts": Metric("restarts", "processes started again since the start", True),
     "process/pss_mib": Metric("MiB", "proportional memory of the whole process tree"),
+    "host/cpu_share/{host}": Metric("share", "busy share of all cores of the host, since the value before"),
+    "host/memory_mib/{host}": Metric("MiB", "memory of the host, or of this job on it, that is in use"),
+    "host/memory_free_mib/{host}": Metric("MiB", "memory of the host, or of this job on it, that can be written to"),
+    "host/disk_free_mib/{host}": Metric("MiB", "room on the disk of the run folder"),
+    "gpu/busy_share/{gpu}": Metric("share", "time in which the GPU ran anything, over its driver's last sample"),
+    "gpu/memory_mib/{gpu}": Metric("MiB", "memory of the GPU that is in use"),
+    "gpu/memory_free_mib/{gpu}": Metric("MiB", "memory of the GPU that is free"),
+    "gpu/power_w/{gpu}": Metric("W", "power that the GPU draws"),
     "process/count": Metric("processes", "processes of the run that are alive"),
     "tracker/points/{tracker}": Metric("points", "values of metrics that the tracker took in this attempt"),
     "tracker/lost_points/{tracker}": Metric("points", "values that it did not take, having failed or hung"),

@@ -89,7 +89,12 @@ class RolloutFiles:
             del self._sizes[step]
 
     def _path(self, step: int) -> Path:
-        return self._folder / f"{STEP}{step}" / f"{self._policy}{ENDING}"
+        return path_of(self._folder, self._policy, step)
+
+
+def path_of(folder: Path, policy: str, step: int) -> Path:
+    """The file of one step of a policy, whether it is there or not."""
+    return folder / f"{STEP}{step}" / f"{policy}{ENDING}"
 
 
 def rollout_files(folder: Path, policy: str = "*") -> list[Path]:

@@ -21,6 +21,7 @@ from mrl.config.file_modes import check_writers, limit_modes
 from mrl.config.run_folder import RunFolder, read_run_config, socket_file
 from mrl.config.schema import RunConfig
 from mrl.errors import PeerLost, RecordError
+from mrl.metrics.host_load import HostLoad
 from mrl.metrics.telemetry import Telemetry
 from mrl.processes import wiring
 from mrl.processes.host_processes import HostProcesses
@@ -140,15 +141,15 @@ class Uplink:
         self._requests.report(encode(HostReport(**fields | {"lines": lines})), now_s)
         self.client.post(encode(self._telemetry.beat()))
 
-    def measure(self, num_restarts: int) -> None:
-        """Say what the processes of this host hold."""
+    def measure(self, num_restarts: int, load: dict[str, float]) -> None:
+        """Say what the processes of this host hold, and its load."""
         footprint = footprint_of(os.getpid())
         values = {
             "process/pss_mib": footprint.pss_mib,
             "process/count": float(footprint.num_processes),
             "process/restarts": float(num_restarts),
         }
-        self._telemetry.metrics(0, values)
+        self._telemetry.metrics(0, values | load)
 
     def _take(self, body: bytes) -> None:
         order = self._requests.read(body, host_order_decoder)
@@ -204,6 +205,9 @@ class JoinedHost:
         )
         lease_units(config, folder, self._processes, self._lifecycle, host=host, is_first=False, closing=closing)
         self._measure_s = 0.0
+        every_s = config.supervision.host_metrics_s
+        self._load = HostLoad(folder.path, visible_gpus(os.environ), host=host, every_s=every_s)
+        closing.callback(self._load.close)
 
     def run(self) -> int:
         """Serve until the run ends; returns the exit code."""
@@ -260,7 +264,7 @@ class JoinedHost:
     def _measure(self, now_s: float) -> None:
         if now_s >= self._measure_s:
             self._measure_s = now_s + MEMORY_EVERY_S
-            self._uplink.measure(self._processes.num_restarts)
+            self._uplink.measure(self._processes.num_restarts, self._load.take())
 
     def _report(self, now_s: float, *, is_last: bool = False) -> None:
         lifecycle = self._lifecycle

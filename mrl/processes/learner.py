@@ -36,6 +36,7 @@ from mrl.learner.intake import Courier, Intake
 from mrl.learner.kept_rows import sample_writer
 from mrl.learner.ledger import Pace, WorkLedger
 from mrl.learner.loss import needs_reference
+from mrl.learner.prompts.curriculum import curriculum_of
 from mrl.learner.references import CanaryReferences
 from mrl.learner.sharding import read_policy
 from mrl.learner.synchronous_batching import SynchronousBatching
@@ -263,12 +264,8 @@ def _first_rank(
 ) -> FirstRank:
     config, folder, policy, telemetry, closing = life
     pool = build_pool(config.tasks, config.pool, order_seed=config.run.seed)
-    ledger = WorkLedger(
-        _pace(config, policy),
-        lambda position: pool.prompt_at(position).prompt_id,
-        resumed_at=start,
-        step=start.step,
-    )
+    ledger = WorkLedger(_pace(config, policy), lambda n: pool.prompt_at(n).prompt_id, resumed_at=start, step=start.step)
+    ledger.curriculum = curriculum_of(config, len(pool))
     if checkpoint:
         ledger.restore(checkpoint.state["ledger"], start.step)
         regime.restore(checkpoint.state["regime"])

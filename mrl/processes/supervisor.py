@@ -20,11 +20,13 @@ from mrl.config.run_folder import RunFolder, socket_file, start_attempt
 from mrl.config.schema import RunConfig
 from mrl.config.stop_request import StopRequest, clear_requests, is_ended, note_ended, take_requests
 from mrl.errors import RecordError
+from mrl.metrics.host_load import HostLoad
 from mrl.metrics.waits import WaitWatch
 from mrl.processes.display import Display
 from mrl.processes.host_processes import HostProcesses
 from mrl.processes.memory_use import footprint_of
 from mrl.processes.other_hosts import OtherHosts
+from mrl.processes.planning.devices import visible_gpus
 from mrl.processes.planning.lifecycle import Lifecycle
 from mrl.processes.planning.plan import Plan, ProcessSpec
 from mrl.processes.run_files import RunFiles
@@ -115,6 +117,9 @@ class Supervisor:
             told=display,
         )
         self._closing = ExitStack()
+        every_s = config.supervision.host_metrics_s
+        self._load = HostLoad(folder.path, visible_gpus(os.environ), host=plan.first_host, every_s=every_s)
+        self._closing.callback(self._load.close)
         lease_units(
             config,
             folder,
@@ -265,7 +270,7 @@ class Supervisor:
             "process/count": float(footprint.num_processes),
             "process/restarts": float(self._processes.num_restarts),
         }
-        self._take(self._measured(values | self._trackers.values()), now_s)
+        self._take(self._measured(values | self._load.take() | self._trackers.values()), now_s)
 
     def _measured(self, values: dict[str, float]) -> MetricsRecord:
         return MetricsRecord(

@@ -24,8 +24,10 @@ from mrl.config.run_folder import RunFolder, dump_config, write_json
 from mrl.config.schema import RunConfig, TrackerTable
 from mrl.errors import RunFolderError
 from mrl.metrics.jsonl import read_metrics
+from mrl.metrics.rollout_files import path_of
 from mrl.metrics.trackers.own_secrets import hidden, without_secrets
-from mrl.metrics.trackers.tracker import Points, Reply, StartedRun, TrackedRun, points_of
+from mrl.metrics.trackers.sample_table import SampleFile
+from mrl.metrics.trackers.tracker import Given, Reply, StartedRun, TrackedRun, num_points, points_of
 from mrl.parent_death import command
 from mrl.records.telemetry_messages import MetricsRecord
 
@@ -64,8 +66,8 @@ class TrackerFeed:
         self.num_taken = self.num_lost = 0
         """Points."""
         self._changed = threading.Condition()
-        self._queue: deque[Points] = deque()
-        self._in_flight: list[Points] = []
+        self._queue: deque[Given] = deque()
+        self._in_flight: list[Given] = []
         self._lines: deque[str] = deque()
         self._has_told_loss = self._is_over = self._is_closing = self._is_finishing = False
         self._process = subprocess.Popen(
@@ -82,15 +84,15 @@ class TrackerFeed:
         for thread in self._threads:
             thread.start()
 
-    def offer(self, points: Points, *, wait_s: float = 0.0) -> None:
-        """Hand in points; those that find no room within `wait_s` are lost."""
+    def offer(self, given: Given, *, wait_s: float = 0.0) -> None:
+        """Hand in points or a file of samples; those that find no room within `wait_s` are lost."""
         with self._changed:
             if wait_s:
                 self._changed.wait_for(lambda: self._is_over or len(self._queue) < MAX_QUEUED, wait_s)
             if self._is_over or len(self._queue) >= MAX_QUEUED:
-                self._lose(len(points.values), "it takes points more slowly than they come, or hangs")
+                self._lose(num_points(given), "it takes points more slowly than they come, or hangs")
                 return
-            self._queue.append(points)
+            self._queue.append(given)
             self._changed.notify_all()
 
     def take_lines(self) -> list[str]:
@@ -149,7 +151,7 @@ class TrackerFeed:
         """What waits is lost, and so is all that comes."""
         with self._changed:
             self._is_over = True
-            self._lose(_num_points((*self._in_flight, *self._queue)), why)
+            self._lose(sum(map(num_points, (*self._in_flight, *self._queue))), why)
             self._queue.clear()
             self._in_flight = []
             self._changed.notify_all()
@@ -174,7 +176,7 @@ class TrackerFeed:
             reply = _read(stdout)
         return "it did not finish" if reply is None else reply.failure
 
-    def _next_batch(self) -> list[Points]:
+    def _next_batch(self) -> list[Given]:
         with self._changed:
             self._changed.wait_for(lambda: self._queue or self._is_closing)
             self._in_flight = [self._queue.popleft() for _ in range(min(MAX_BATCH, len(self._queue)))]
@@ -219,6 +221,10 @@ class Trackers:
     def __init__(self, config: RunConfig, folder: RunFolder, attempt: Path) -> None:
         """Starts them. One that cannot be started is told like one that fails."""
         self._feeds: list[TrackerFeed] = []
+        self._rollouts = folder.rollouts
+        self._tables = dict(labelled(config.trackers))
+        self._shown: dict[tuple[str, str], int] = {}
+        """(tracker, policy) -> step of the newest samples that it was given."""
         self._lines: list[str] = []
         for label, table in labelled(config.trackers):
             try:
@@ -232,6 +238,10 @@ class Trackers:
             points = points_of(record)
             for feed in self._feeds:
                 feed.offer(points)
+                file = samples_of(record, self._tables[feed.label], self._rollouts)
+                if file and self._shown.get((feed.label, record.policy)) != record.step:
+                    self._shown[feed.label, record.policy] = record.step
+                    feed.offer(file)
 
     def take_lines(self) -> list[str]:
         """What is to be told to people, each line once."""
@@ -253,6 +263,15 @@ class Trackers:
                 if time.monotonic() - began_s > (min(HURRIED_S, timeout_s) if is_hurried() else timeout_s):
                     break
             feed.close()
+
+
+def samples_of(record: MetricsRecord, table: TrackerTable, rollouts: Path) -> SampleFile | None:
+    """The answers that a tracker is to show of the step that a record of a learner tells of; None for none."""
+    is_step = record.role.startswith("learner/") and record.step > 0
+    if not (table.samples and is_step and record.step % table.samples_every == 0):
+        return None
+    path = path_of(rollouts, record.policy, record.step)
+    return SampleFile(path=str(path), num_rows=table.samples, time_unix_s=record.time_unix_s)
 
 
 def labelled(tables: Sequence[TrackerTable]) -> list[tuple[str, TrackerTable]]:
@@ -295,10 +314,6 @@ def _earlier_id(id_file: Path, table: TrackerTable) -> str:
     return str(noted.get("run_id", "")) if is_same else ""
 
 
-def _num_points(queue: Sequence[Points]) -> int:
-    return sum(len(points.values) for points in queue)
-
-
 def _asked(stdin: IO[bytes], stdout: IO[bytes], what: object) -> Reply | None:
     stdin.write(msgspec.json.encode(what) + b"\n")
     stdin.flush()
@@ -314,15 +329,22 @@ def _read(stdout: IO[bytes]) -> Reply | None:
 def replay(config: RunConfig, folder: RunFolder, table: TrackerTable) -> Iterator[str]:
     """Give a tracker all of `metrics.jsonl`, as a run of its own beside one that it was fed while the run went on.
 
+    It gets samples of the steps whose answers the run has kept.
+
     Yields lines to tell. Raises RunFolderError when points were lost, OSError when no process can be made.
     """
     label, name = _free_label(folder, table, config.run.name)
     folder.path.joinpath("trackers").mkdir(exist_ok=True)
     feed = start_feed(config, folder, table, label=label, log=folder.path / "trackers" / f"{label}.log", name=name)
+    shown: set[str] = set()
     for line in read_metrics(folder.metrics_jsonl):
         if line.keys() >= set(MetricsRecord.__struct_fields__):
             record = MetricsRecord(**{part: line[part] for part in MetricsRecord.__struct_fields__})
             feed.offer(points_of(record), wait_s=0.0 if feed.num_lost else PATIENCE_S)
+            file = samples_of(record, table, folder.rollouts)
+            if file and file.path not in shown and Path(file.path).exists():
+                shown.add(file.path)
+                feed.offer(file, wait_s=0.0 if feed.num_lost else PATIENCE_S)
     feed.end()
     feed.await_end()
     feed.close()

@@ -28,6 +28,7 @@ from mrl.report.tables import (
     estimates_table,
     evaluation_notes,
     flow_table,
+    load_table,
     sample_table,
     together_table,
 )
@@ -163,7 +164,7 @@ def _notes(data: RunData) -> str:
 
 def _machine(data: RunData) -> str:
     figures = [charts.staleness(data), charts.waiting(data), charts.time_split(data), charts.allocation(data)]
-    return _section("Pace", _grid(figures) + _gains(data))
+    return _section("Pace", _grid(figures) + _gains(data) + load_table(data))
 
 
 def _gains(data: RunData) -> str:

@@ -55,6 +55,8 @@ class RunData:
     samples: list[dict[str, Any]] = field(default_factory=list)
     floors: dict[tuple[str, str], float | None] = field(default_factory=dict)
     """(source, receiver) -> span std in nats that their tokenizers make of equal policies; None: not measurable."""
+    loads: dict[tuple[str, str], dict[str, list[float]]] = field(default_factory=dict)
+    """("host" or "gpu", its name) -> what was measured of it -> all its values."""
     restarts: float = 0.0
     lost_points: dict[str, float] = field(default_factory=dict)
     """Of each tracker, in the newest attempt."""
@@ -141,6 +143,9 @@ def _take_line(data: RunData, line: dict[str, Any]) -> None:
             data.gains.append((value, values.get("allocation/measured_gain", math.nan)))
         elif name == "process/restarts":
             data.restarts = max(data.restarts, value)
+        elif room in ("host", "gpu") and rest.count("/") == 1 and math.isfinite(value):
+            what, unit = rest.split("/")
+            data.loads.setdefault((room, unit), {}).setdefault(what, []).append(value)
         elif name.startswith(LOST_POINTS):
             data.lost_points[name.removeprefix(LOST_POINTS)] = value
         elif room == "exchange" and rest.startswith("flow_") and rest.count("/") == 2:

@@ -16,6 +16,7 @@ from mrl.report.number_format import count, fixed, labelled, percent, signed, si
 from mrl.report.progress import ALL_TASKS
 from mrl.report.run_data import RunData
 
+MIB = 1024 * 1024
 SAMPLES_PER_POLICY = 12
 MAX_TEXT_CHARS = 1200
 MAX_OPEN_ROWS = 12
@@ -122,6 +123,35 @@ def flow_table(data: RunData) -> str:
     return (
         table if len(rows) <= MAX_OPEN_ROWS else f"<details><summary>All {len(rows)} pairs</summary>{table}</details>"
     )
+
+
+def load_table(data: RunData) -> str:
+    """Load of every host and GPU over the run; empty where nothing was measured."""
+    rows = []
+    for (kind, name), found in sorted(data.loads.items(), key=lambda one: (one[0][0] != "host", one[0])):
+        busy = found.get("cpu_share" if kind == "host" else "busy_share", [])
+        used, free = found.get("memory_mib", []), found.get("memory_free_mib", [])
+        power_w, disk = found.get("power_w", []), found.get("disk_free_mib", [])
+        numbers = (
+            percent(_mean(busy)),
+            percent(max(busy, default=None)),
+            *map(_mib, (max(used, default=None), min(free, default=None), min(disk, default=None))),
+            count(_mean(power_w)),
+        )
+        rows.append(f"<tr><td>{escape(f'{kind} {name}')}</td>{''.join(map(_number, numbers))}</tr>")
+    if not rows:
+        return ""
+    columns = ("busy, mean", "busy, most", "memory used, most", "memory free, least", "disk free, least")
+    head = _head("", *((name, "n") for name in (*columns, "power, mean (W)")))
+    return f'<div class="scroll"><table class="loads">{head}<tbody>{"".join(rows)}</tbody></table></div>'
+
+
+def _mib(value: float | None) -> str:
+    return size(None if value is None else value * MIB)
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return sum(values) / len(values) if values else None
 
 
 def config_table(config: dict[str, Any]) -> str:

@@ -56,11 +56,32 @@ class Outcome(msgspec.Struct, frozen=True, array_like=True):
     rewards: dict[str, float] = {}
     failure: str = ""
     words: str = ""
+    spent: dict[str, int] = {}
+    """What it cost, where the verifier says so: counts by name."""
 
     @classmethod
     def of(cls, reward: float) -> "Outcome":
         """A single number."""
         return cls({UNNAMED: reward})
+
+
+def with_costs(outcome: Outcome, told: object) -> Outcome:
+    """The outcome, with what a verifier's value or exception says that it cost (`spent`)."""
+    spent = getattr(told, "spent", None)
+    return msgspec.structs.replace(outcome, spent=spent._asdict()) if isinstance(spent, JudgeCosts) else outcome
+
+
+class JudgeCosts(NamedTuple):
+    """What questions cost: requests sent, tokens that the server counted, and answers that were known already."""
+
+    requests: int = 0
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    cached: int = 0
+
+    def plus(self, other: "JudgeCosts") -> "JudgeCosts":
+        """Both together."""
+        return JudgeCosts(*(one + two for one, two in zip(self, other, strict=True)))
 
 
 class CodeLine(NamedTuple):

@@ -20,7 +20,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -60,6 +60,8 @@ class VerifierCounts:
     """Judged ones, whatever came of them."""
     failures: Counter[str] = field(default_factory=Counter)
     """Of these, by kind."""
+    spent: Counter[str] = field(default_factory=Counter)
+    """What they cost, where the verifier says so."""
 
 
 @dataclass(slots=True, eq=False)
@@ -102,14 +104,17 @@ class VerifierPool:
         memory_bytes: int = MEMORY_BYTES,
         wall_factor: float = WALL_FACTOR,
         sealing: Sealing | None = None,
+        environment: Mapping[str, str] | None = None,
     ) -> None:
         """`timeout_s` is CPU time per answer, and `wall_factor` times that the limit of the clock.
 
+        `environment` is that of the processes; None gives them this one's.
         With `sealing` every answer is judged in a fresh process that is closed up; the pool's own processes fork them.
         Nothing is started before the first answer comes.
         """
         self._argv = verifier_argv(verifier, memory_bytes=memory_bytes, timeout_s=timeout_s, sealing=sealing)
-        self._environment = None if sealing is None else sealed_environment(os.environ)
+        self._environment = environment if sealing is None else sealed_environment(os.environ)
+        self._is_sealed = sealing is not None
         self._verifier = verifier
         self._size, self._cpu_s, self._wall_s = processes, timeout_s, wall_factor * timeout_s
         self._lock = threading.Lock()
@@ -257,7 +262,7 @@ class VerifierPool:
         except msgspec.DecodeError:  # it has ended, or says where it is while a limit ends it
             return self._replace(child, said)
         child.job = None
-        if outcome.failure == MEMORY and self._environment is None:
+        if outcome.failure == MEMORY and not self._is_sealed:
             self._end(child)  # what it holds, and in what state it is, nobody knows
         return outcome
 
@@ -277,6 +282,7 @@ class VerifierPool:
 
     def _settle(self, job: _Job, outcome: Outcome) -> None:
         self.counts.answers += 1
+        self.counts.spent.update(outcome.spent)
         if outcome.failure:
             self.counts.failures[outcome.failure] += 1
         job.group.settle(job.place, outcome)

@@ -22,7 +22,7 @@ from typing import IO, Any, NamedTuple, cast
 import msgspec
 import setproctitle
 
-from mrl.tasks.rewards import EXITED, MEMORY, RAISED, CodeLine, Outcome, failed, outcome_of, place_of
+from mrl.tasks.rewards import EXITED, MEMORY, RAISED, CodeLine, Outcome, failed, outcome_of, place_of, with_costs
 
 LENGTH = struct.Struct("<I")
 """Before every request: its length in bytes. A reply has none: it is one write that a pipe carries whole."""
@@ -119,13 +119,14 @@ def judged(verifier: Callable[..., Any], call: VerifierCall, extras: tuple[str, 
     if "row" in extras:
         given["row"] = json.loads(call.row) if call.row else {}
     try:
-        return outcome_of(verifier(call.reference, call.answer, **given), _definition(verifier))
+        returned = verifier(call.reference, call.answer, **given)
+        return with_costs(outcome_of(returned, _definition(verifier)), returned)
     except MemoryError as error:
         return failed(MEMORY, "out of memory", _place(error.__traceback__))
     except (SystemExit, KeyboardInterrupt) as error:
         return failed(EXITED, f"{type(error).__name__}: {error}", _place(error.__traceback__))
     except Exception as error:  # noqa: BLE001 - whatever a verifier raises, its answer counts as failed, and is counted
-        return failed(RAISED, f"{type(error).__name__}: {error}", _place(error.__traceback__))
+        return with_costs(failed(RAISED, f"{type(error).__name__}: {error}", _place(error.__traceback__)), error)
 
 
 def _place(trace: TracebackType | None) -> str:

@@ -1,5 +1,6 @@
 """Was the answer right? Verdicts on completions, in this process or in processes of their own."""
 
+import os
 import subprocess
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
@@ -9,6 +10,7 @@ from typing import TypeVar
 
 from mrl.config.schema import TaskTable
 from mrl.errors import TaskError
+from mrl.tasks.judging.judge_model import judge_environment
 from mrl.tasks.rewards import (
     MAX_REWARD,
     NAMES,
@@ -110,10 +112,14 @@ class Judge:
             return {}
         counts = [pool.counts for pool in list(self._pools.values())]  # another thread may begin one
         failures = sum((one.failures.copy() for one in counts), Counter[str]())
+        spent = Counter[str]()
+        for one in counts:
+            spent.update(one.spent)  # a sum would leave zeros out
         return {
             "verify/answers": float(sum(one.answers for one in counts)),
             "verify/pending": float(sum(one.handed_in - one.answers for one in counts)),
             **{f"verify/failures/{kind}": float(count) for kind, count in sorted(failures.items())},
+            **{f"verify/judge_{what}": float(count) for what, count in sorted(spent.items())},
         }
 
     def close(self) -> None:
@@ -170,6 +176,7 @@ class Judge:
                 timeout_s=table.verifier_timeout_s,
                 memory_bytes=table.verifier_memory_mib * MIB,
                 sealing=sealing_of(task, table, evaluates=source.evaluates),
+                environment=judge_environment(table, os.environ),
             )
         return self._pools[task]
 

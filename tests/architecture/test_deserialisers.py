@@ -1,8 +1,9 @@
 """Nothing in the project turns bytes into code or arbitrary objects: such a reader runs whatever its sender wrote."""
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 import pytest
 
@@ -23,7 +24,9 @@ LOADERS = {
     "numpy.lib.npyio.load": None,
 }
 """Functions that can unpickle; with the keyword that has to be True, None where the default is safe."""
-ALLOWED: dict[str, str] = {}
+ALLOWED: dict[str, str] = {
+    "mrl/tasks/benchmarks/programs.py:exec": "runs what a policy wrote, in a sealed process that is there for it alone",
+}
 """path:what -> why it cannot be avoided and where the bytes come from."""
 
 
@@ -102,7 +105,7 @@ def faults_in(text: str) -> Iterator[tuple[int, str]]:
                     yield node.lineno, fault
 
 
-def faults(root: Path, allowed: dict[str, str] = ALLOWED) -> list[str]:
+def faults(root: Path, allowed: Mapping[str, str] = MappingProxyType({})) -> list[str]:
     """Every fault below the folders of a tree as `path:line: what`, and every allowance that nothing needs."""
     found: list[str] = []
     needed: set[str] = set()
@@ -126,7 +129,7 @@ def plant(folder: Path, path: str, text: str) -> Path:
 
 def test_nothing_in_the_project_runs_what_it_reads() -> None:
     """Neither the package nor the tools."""
-    assert faults(ROOT) == []
+    assert faults(ROOT, ALLOWED) == []
 
 
 @pytest.mark.parametrize("path", ["mrl/records/a.py", "tools/a.py"])

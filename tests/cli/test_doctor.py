@@ -4,12 +4,13 @@ import argparse
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from mrl.cli import doctor as doctor_module
-from mrl.cli.doctor import add_arguments, not_here, run, subjects_of, unfit
+from mrl.cli.doctor import add_arguments, gpu_metrics, machine, not_here, run, subjects_of, unfit
 from mrl.config.load import load_config
 from mrl.engines.bounds import Bounds
 from mrl.engines.wheel_limits import Machine
@@ -110,6 +111,17 @@ def test_an_installed_engine_that_does_not_work_is_a_fault(doctor, tmp_path, mon
     monkeypatch.setattr(doctor_module, "examine", lambda subject: Finding(subject.engine, problem="off"))
 
     assert doctor("--device", "cpu") == 1
+
+
+def test_why_no_gpu_is_measured_is_told(monkeypatch) -> None:
+    """Without one, without the package, and with a driver that does not answer."""
+    assert gpu_metrics([]) == "none (no GPU)"
+    told = {"absent": "NVML does not answer: x"}
+    monkeypatch.setattr(doctor_module, "GpuLoad", lambda gpus: SimpleNamespace(**told))
+    assert gpu_metrics(["0"]) == "none (NVML does not answer: x)"
+    told = {"absent": "", "driver": lambda: "580.1", "values": lambda: [{"power_w": 9.0}, {}]}
+    assert gpu_metrics(["0", "1"]) == "by the driver 580.1, for 1 of 2"
+    assert any(line.startswith("metrics of GPUs: ") for line in machine())
 
 
 def test_packages_that_are_not_here_are_told_with_their_extra(monkeypatch) -> None:

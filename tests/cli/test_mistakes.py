@@ -352,7 +352,7 @@ RUNS = [
 ]  # fmt: skip
 
 TRACKERS = [
-    Mistake("an unknown tracker", "train small.toml", r"trackers\.0\.kind: not valid; got 'wanbd'; wanted 'tensorboard', 'trackio' or 'wandb'",
+    Mistake("an unknown tracker", "train small.toml", r"trackers\.0\.kind: not valid; got 'wanbd'; wanted 'swanlab', 'tensorboard', 'trackio' or 'wandb'",
             tracked("kind = 'wanbd'")),
     Mistake("a misspelt key of a tracker", "train small.toml", r"trackers\.0\.projekt: unknown key; .*did you mean", tracked("kind = 'wandb', projekt = 'x'")),
     Mistake("a tracker that is no list", "train small.toml", r"small\.toml: trackers: not valid", edit("[run]", "trackers = { kind = 'wandb' }\n[run]")),
@@ -362,6 +362,9 @@ TRACKERS = [
             tracked("kind = 'wandb', options = { api_key = 'x' }")),
     Mistake("an option of another type", "train small.toml", r"trackers\.0\.options\.private: not valid; got 'yes'; wanted true or false",
             tracked("kind = 'trackio', options = { private = 'yes' }")),
+    Mistake("samples of answers that are not kept", "train small.toml",
+            r"trackers\.0\.samples: they come from the answers that the run keeps, and it keeps none; got 4; wanted 0 with",
+            edit("[run]", "trackers = [{ kind = 'trackio', samples = 4 }]\n[run]\nrollouts_mib = 0")),
     Mistake("a report to an unknown tracker", "report nowhere --to wanbd", r"--to.* 'wanbd'"),
 ]  # fmt: skip
 

@@ -21,7 +21,7 @@ from mrl.processes.planning.hosts import Host
 from mrl.processes.planning.plan import Plan, ProcessSpec
 from mrl.records.codec import decode, encode
 from mrl.records.host_messages import HostOrder, HostReport, inbox_decoder
-from mrl.records.telemetry_messages import HeartbeatRecord
+from mrl.records.telemetry_messages import HeartbeatRecord, MetricsRecord
 from mrl.transport.endpoints import publish_endpoint
 from mrl.transport.grants import Grant
 from mrl.transport.keys import create_keys
@@ -38,6 +38,8 @@ class FirstHost:
         self.order = HostOrder(phase=phase, attempt="attempt_1", hosts=["h0", "h1"], **fields)  # type: ignore[arg-type]
         self.reports: list[HostReport] = []
         self.beats: set[str] = set()
+        self.measured: set[str] = set()
+        """Names of metrics."""
         self.is_mute = False
         keys = create_keys(folder.keys, [Grant("learner", "b"), Grant("worker", "b")])
         self._server = ServerSocket(keys)
@@ -56,6 +58,8 @@ class FirstHost:
                         self._server.send(client, encode(self.order))
                 elif isinstance(record, HeartbeatRecord):
                     self.beats.add(record.role)
+                elif isinstance(record, MetricsRecord):
+                    self.measured |= record.values.keys()
         self._server.close()
 
     def close(self) -> None:
@@ -73,7 +77,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunFolder:
         "tasks": {"copy": {"source": "words", "dataset": "copy"}},
         "policies": {"a": {"model": "m"}, "b": {"model": "m"}},
         "exchange": {"host": "0.0.0.0"},
-        "supervision": {"stop_s": 1.0, "backoff_s": 0.01},
+        "supervision": {"stop_s": 1.0, "backoff_s": 0.01, "host_metrics_s": 0.05},
         "launch": {"alone_s": 1.0},
     }
     made = create_run_folder(validate(tables, where="test"))
@@ -126,11 +130,13 @@ def joined(folder: RunFolder, wait_s: float = 120.0) -> tuple[threading.Thread, 
 def test_it_starts_its_roles_reports_and_ends_with_the_run(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     """A finished learner is told to the first host, which ends the run; nothing is left."""
     plan_of(monkeypatch, learner_b="pass", worker_b=FOREVER)
+    monkeypatch.setattr(join, "MEMORY_EVERY_S", 0.05)
     first = FirstHost(folder)
     try:
         thread, codes = joined(folder)
         until(lambda: any(report.done == ["learner/b"] for report in first.reports))
         assert "supervisor/h1" in first.beats
+        until(lambda: "host/cpu_share/h1" in first.measured)
         first.order = HostOrder(phase="stopping", attempt="attempt_1", hosts=["h0", "h1"])
         thread.join(120)
         until(lambda: first.reports[-1].is_over)

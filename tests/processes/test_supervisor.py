@@ -26,7 +26,7 @@ from mrl.config.schema import RunConfig, TrackerTable
 from mrl.config.stop_request import file_stop_request
 from mrl.metrics.jsonl import read_metrics
 from mrl.metrics.timeline import read_timeline
-from mrl.processes import host_processes
+from mrl.processes import host_processes, supervisor
 from mrl.processes.children import Child
 from mrl.processes.display import Display
 from mrl.processes.host_processes import STACKS_S
@@ -367,6 +367,19 @@ def test_telemetry_reaches_metrics_samples_timeline_and_screen(tmp_path: Path) -
     assert [(one.role, one.kind) for one in read_timeline(run.folder.timeline_jsonl)] == [("learner/a", "training")]
     assert "step 7" in run.output.getvalue()
     assert run.supervisor.num_malformed == 1
+
+
+def test_the_load_of_the_host_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It stands in metrics.jsonl, by the supervisor, and nothing is measured once the run is over."""
+    monkeypatch.setattr(supervisor, "MEMORY_EVERY_S", 0.05)
+    run = Run(tmp_path, learner("import time; time.sleep(1.5)"), host_metrics_s=0.05)
+    assert run() == 0
+
+    told = [line["values"] for line in read_metrics(run.folder.metrics_jsonl) if line["role"] == "supervisor"]
+    loads = [values for values in told if "host/cpu_share/here" in values]
+    assert len(loads) > 1
+    assert loads[-1]["host/disk_free_mib/here"] > 0
+    assert run.supervisor._load._is_over.is_set()
 
 
 def test_a_sample_that_names_no_policy_is_dropped(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """Trackers: the real packages, offline, read back by their own readers; and processes that hang, fail or die."""
 
 import contextlib
+import html
 import importlib.util
 import io
 import json
@@ -12,6 +13,7 @@ import struct
 import sys
 import time
 import tomllib
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -25,6 +27,8 @@ from mrl.config.load import validate
 from mrl.config.run_folder import RunFolder, create_run_folder
 from mrl.config.schema import RunConfig
 from mrl.metrics.jsonl import MetricsWriter
+from mrl.metrics.rollout_files import Rollout, RolloutFiles, path_of
+from mrl.metrics.trackers.sample_table import COLUMNS, SampleFile, read_table
 from mrl.metrics.trackers.tracker import Points, TrackedRun, points_of
 from mrl.processes import trackers
 from mrl.processes.trackers import TrackerFeed, Trackers
@@ -206,6 +210,200 @@ def test_wandb_offline_has_both_attempts_under_one_id(tmp_path: Path, monkeypatc
     written = [file for folder in ("trackers", "logs") for file in (tmp_path / "r" / folder).rglob("*")]
     assert len(written) > 5
     assert [file for file in written if file.is_file() and key.encode() in file.read_bytes()] == []
+
+
+def swanlab_records(folder: Path) -> list[Any]:
+    """Records of the offline runs in a folder, in the order of writing, by SwanLab's own reader."""
+    from swanlab.proto.swanlab.record.v1.record_pb2 import Record
+    from swanlab.sdk.internal.core_python.store import DataStoreReader
+
+    found = []
+    for file in sorted(folder.rglob("*.swanlab"), key=lambda file: file.stat().st_mtime_ns):
+        reader = DataStoreReader()
+        reader.open(file)
+        while (data := reader.scan()) is not None:
+            found.append(Record.FromString(data))
+        reader.close()
+    return found
+
+
+def test_swanlab_offline_has_both_attempts_under_one_id(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every finite value at its policy's step; the key of the user and what SwanLab sees of the host are in no file."""
+    needed("swanlab")
+    monkeypatch.setenv("SWANLAB_MODE", "offline")
+    monkeypatch.setenv("SWANLAB_API_KEY", SECRET)
+    for first in (1, 4):
+        fed, lines = tracked(tmp_path, {"kind": "swanlab", "options": {"tags": ["small"]}}, first=first)
+        assert fed.values() == {"tracker/points/swanlab": 11.0, "tracker/lost_points/swanlab": 0.0}, lines
+        assert lines[0].startswith(f"tracker swanlab: swanlab sync {tmp_path}/r/trackers/swanlab/run-")
+
+    found = swanlab_records(tmp_path / "r/trackers/swanlab")
+    assert len({one.start.id for one in found if one.HasField("start")}) == 1
+    scalars = [(one.scalar.key, one.scalar.step, one.scalar.value.number) for one in found if one.HasField("scalar")]
+    assert [(step, value) for key, step, value in scalars if key == "a/reward/mean"] == [
+        (step, step / 8) for step in range(1, 7)
+    ]
+    assert [step for key, step, _ in scalars if key == "b/reward/mean"] == [2, 4, 6, 8, 10, 12]
+    assert {key for key, *_ in scalars} == {
+        "a/reward/mean",
+        "b/reward/mean",
+        "a/worker_0/rollout/groups",
+        "run/process/count",
+    }
+    assert [one for one in found if one.HasField("log")] == []
+    written = [file for folder in ("trackers", "logs") for file in (tmp_path / "r" / folder).rglob("*")]
+    config = [file.read_text() for file in written if file.name == "config.yaml"]
+    assert "steps" in config[0]
+    kept = [file for file in written if file.is_file() and file.suffix != ".swanlab"]
+    assert [file for file in kept if SECRET.encode() in file.read_bytes()] == []
+    assert [json.loads(file.read_bytes())["hardware"] for file in kept if "metadata" in file.name] == [None, None]
+
+
+HOSTILE = "1 | 2 <b>x</b> &amp; <script>x</script> **b**\n[a](b)"
+
+
+def rollout(policy: str, step: int, number: int, **rest: Any) -> Rollout:
+    named = {"kind": "rollout", "source": policy, "completion": f"answer {number}"} | rest
+    return Rollout(
+        policy=policy, step=step, task="t", prompt_id="p", prompt=f"prompt {number}", reward=number / 8, **named
+    )
+
+
+def keep_answers(folder: RunFolder, *steps: int) -> None:
+    """Answers of policy a: eight of its own, the first of them hostile, and one of b that rescued it."""
+    files = RolloutFiles(folder.rollouts, "a", 1 << 20)
+    for step in steps:
+        own = [rollout("a", step, number) for number in range(1, 8)]
+        rescue = rollout("a", step, 8, kind="rescue", source="b")
+        files.write(step, [rollout("a", step, 0, completion=HOSTILE), *own, rescue])
+
+
+SHOWN = [
+    ("a", 4, "prompt 8", "answer 8", 1.0, "b"),
+    ("a", 4, "prompt 0", HOSTILE, 0.0, ""),
+    ("a", 4, "prompt 4", "answer 4", 0.5, ""),
+]
+"""The table of three rows of that."""
+
+
+def test_a_table_has_rescues_and_prompts_all_over_the_step(tmp_path: Path) -> None:
+    """At most half of it rescues, unless there is nothing else; long texts are cut; a file that is gone is an error."""
+    folder = RunFolder(tmp_path)
+    keep_answers(folder, 4)
+
+    def table(num: int, step: int = 4) -> list[Any]:
+        path = str(path_of(folder.rollouts, "a", step))
+        return read_table(SampleFile(path=path, num_rows=num, time_unix_s=1.0)).rows
+
+    assert table(3) == SHOWN
+    assert table(1) == [SHOWN[1]]
+    assert len(table(200)) == 9
+    files = RolloutFiles(folder.rollouts, "a", 1 << 20)
+    long = rollout("a", 5, 1, completion="x" * 5000)
+    files.write(5, [long, *(rollout("a", 5, number, kind="rescue", source="b") for number in range(4))])
+    assert [row[5] for row in table(4, step=5)] == ["b", "b", "b", ""]
+    assert table(4, step=5)[3][3] == "x" * 4000 + " [...]"
+    with pytest.raises(FileNotFoundError, match=r"no answers in .*step_6/a\.jsonl\.gz"):
+        table(3, step=6)
+
+
+def shown_in(kind: str, tmp_path: Path) -> list[tuple[int, list[tuple[Any, ...]]]]:
+    """(step, rows) of each table of policy a that a tracker has, by its own reader."""
+    match kind:
+        case "trackio":
+            rows = trackio_rows(tmp_path / "kept/mrl.db")
+            found = [(step, values["a/samples"]) for *_, step, values in rows if "a/samples" in values]
+            return [(step, [tuple(row[name] for name in COLUMNS) for row in table["_value"]]) for step, table in found]
+        case "wandb":
+            tables = sorted((tmp_path / "kept").rglob("*.table.json"))
+            found = [json.loads(table.read_bytes()) for table in tables]
+            assert [table["columns"] for table in found] == [list(COLUMNS)] * len(found)
+            return sorted((table["data"][0][1], [tuple(row) for row in table["data"]]) for table in found)
+        case "swanlab":
+            media = [one.media for one in swanlab_records(tmp_path / "kept") if one.HasField("media")]
+            assert {one.key for one in media} == {"a/samples"}
+            return [(one.step, [(item.caption, _text_of(item, tmp_path)) for item in one.value.items]) for one in media]
+    raise AssertionError(kind)
+
+
+def _text_of(item: Any, tmp_path: Path) -> str:
+    (file,) = tmp_path.rglob(item.filename)
+    return file.read_text()
+
+
+@pytest.mark.parametrize("kind", ["swanlab", "trackio", "wandb"])
+def test_samples_of_some_steps_are_shown_as_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    """Of every second step, once each, whichever other records of a step there are."""
+    needed(kind)
+    for name in ("WANDB_MODE", "SWANLAB_MODE"):
+        monkeypatch.setenv(name, "offline")
+    table = {"kind": kind, "samples": 3, "samples_every": 2, "folder": str(tmp_path / "kept")}
+    config = config_in(tmp_path, table)
+    run = create_run_folder(config)
+    keep_answers(run, 2, 3, 4)
+    fed = Trackers(config, run, run.logs)
+    for step in (0, 2, 2, 3, 4):
+        fed.offer(record("a", step, reward__mean=0.5))
+        fed.offer(record("a", step, role="worker/a/0", rollout__groups=7.0))
+    fed.close(BOUND_S)
+
+    assert fed.values() == {f"tracker/points/{kind}": 12.0, f"tracker/lost_points/{kind}": 0.0}, fed.take_lines()
+    found = shown_in(kind, tmp_path)
+    assert [step for step, _ in found] == [2, 4]
+    captioned = [
+        (f"reward {reward}" + f", rescued by {by}" * bool(by), f"prompt: {prompt}\n\nanswer: {answer}")
+        for _, _, prompt, answer, reward, by in SHOWN
+    ]
+    assert found[1][1] == (captioned if kind == "swanlab" else SHOWN)
+
+
+def test_tensorboard_shows_answers_as_they_are(tmp_path: Path) -> None:
+    """As a table of its own Markdown, in which nothing of an answer is markup; a replay shows them again."""
+    needed("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # what TensorBoard brings along warns of itself
+        from tensorboard.plugin_util import markdown_to_safe_html
+
+    table = {"kind": "tensorboard", "samples": 3, "samples_every": 4}
+    config = config_in(tmp_path, table)
+    run = create_run_folder(config)
+    keep_answers(run, 4)
+    writer = MetricsWriter(run.metrics_jsonl)
+    for step in (4, 8):  # the answers of step 8 are gone
+        writer.write(record("a", step, reward__mean=0.5))
+    writer.close()
+    assert main(["report", str(run.path), "--to", "tensorboard"]) == 0
+
+    events = EventAccumulator(str(run.path / "trackers/tensorboard-replay/r-replay"), size_guidance={"tensors": 0})
+    events.Reload()
+    ((step, wall_time_s, text),) = [
+        (one.step, one.wall_time, one.tensor_proto.string_val[0]) for one in events.Tensors("a/samples")
+    ]
+    assert (step, wall_time_s) == (4, 1e9 + 4)
+    page = markdown_to_safe_html(text)
+    cells = [re.sub(r"\s+", " ", cell) for cell in re.findall(r"<td.*?>(.*?)</td>", page, re.DOTALL)]
+    assert len(cells) == 3 * len(COLUMNS)
+    assert re.findall(r"<th.*?>(.*?)</th>", page) == list(COLUMNS)
+    assert cells[:6] == ["a", "4", "prompt 8", "answer 8", "1.0", "b"]
+    shown = html.unescape(cells[9].replace("<br>", "\n").replace("\n ", "\n"))
+    assert shown == HOSTILE
+    assert "<script" not in page
+    assert "<strong>" not in page
+
+
+def test_answers_that_are_gone_cost_a_table_and_no_values(tmp_path: Path) -> None:
+    """It counts as one lost point, and is said."""
+    needed("tensorboard")
+    config = config_in(tmp_path, {"kind": "tensorboard", "samples": 3, "samples_every": 1})
+    run = create_run_folder(config)
+    fed = Trackers(config, run, run.logs)
+    fed.offer(record("a", 1, reward__mean=0.5))
+    fed.close(BOUND_S)
+
+    assert fed.values() == {"tracker/points/tensorboard": 1.0, "tracker/lost_points/tensorboard": 1.0}
+    assert "points are lost: FileNotFoundError: no answers in " in fed.take_lines()[1]
 
 
 def feed(tmp_path: Path, code: str) -> TrackerFeed:
@@ -406,7 +604,8 @@ def test_the_example_of_the_page_works(tmp_path: Path, monkeypatch: pytest.Monke
     needed("trackio")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "trackio"))
-    toml, python = re.findall(r"```(?:toml|python)\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
+    toml, python, samples = re.findall(r"```(?:toml|python)\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
+    assert config_in(tmp_path, *tomllib.loads(samples)["trackers"]).trackers[0].samples == 8
     config = config_in(tmp_path / "runs", *tomllib.loads(toml)["trackers"])
     config = config.model_copy(update={"run": config.run.model_copy(update={"name": "mine"})})
     fed = Trackers(config, create_run_folder(config), tmp_path)

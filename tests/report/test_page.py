@@ -55,6 +55,27 @@ def outline(path: Path) -> Outline:
     return parser
 
 
+def test_the_load_of_hosts_and_gpus_is_a_table(make_run: Callable[..., Path]) -> None:
+    """Means and extremes over the run, hosts first; without measurements there is no table."""
+    folder = make_run(steps=20)
+    assert 'class="loads"' not in write_report(folder).read_text(encoding="utf-8")
+    writer = MetricsWriter(RunFolder(folder).metrics_jsonl)
+    for busy, used in ((0.2, 1000.0), (0.6, 3000.0)):
+        values = {"gpu/busy_share/n1:0": busy, "gpu/power_w/n1:0": 300 * busy, "host/cpu_share/n1": busy / 2}
+        values |= {"host/memory_mib/n1": used, "host/memory_free_mib/n1": 5000 - used, "host/disk_free_mib/n1": used}
+        record = MetricsRecord(role="supervisor", policy="", step=20, time_unix_s=2e9, values=values)
+        writer.write(record)
+    writer.close()
+
+    table = re.search(r'<table class="loads">(.*?)</table>', write_report(folder).read_text(encoding="utf-8"))
+    assert table
+    rows = [re.findall(r"<td.*?>(.*?)</td>", row) for row in table[1].split("<tr>")[2:]]
+    assert rows == [
+        ["host n1", "20%", "30%", "3.1 GB", "2.1 GB", "1.0 GB", "-"],
+        ["gpu n1:0", "40%", "60%", "-", "-", "-", "120"],
+    ]
+
+
 def test_page_holds_every_part(make_run: Callable[..., Path]) -> None:
     """A whole run shows summary, curves, diagram, slots and answers, all with titles, and nothing is missing."""
     page = outline(write_report(make_run(steps=80)))

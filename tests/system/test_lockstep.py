@@ -100,10 +100,14 @@ def has_answered_held_out(run, policy: str) -> bool:
     return any(record["values"].get("rollout/held_out_share", 0) > 0 for record in run.metrics(f"worker/{policy}"))
 
 
-def test_equal_seeds_give_equal_bits_also_across_the_loss_of_a_learner(make_run):
+SKIPPING = ["--pool.train_prompts=24", "--pool.keep_solved=0.25", "--pool.keep_hopeless=0.25"]
+
+
+@pytest.mark.parametrize("options", [[], SKIPPING], ids=["every prompt", "skipping prompts"])
+def test_equal_seeds_give_equal_bits_also_across_the_loss_of_a_learner(make_run, options):
     """A learner dies by SIGKILL, which ends its run by name; resumed, the run equals one that nothing happened to."""
     broken = make_run(steps=100_000, name="broken")
-    broken.start(*SYNC)
+    broken.start(*SYNC, *options)
     broken.until(lambda: min(broken.step(policy) for policy in POLICIES) >= 5, "five steps of both policies")
     learner = broken.pid("learner/llama")
     assert learner, "the learner of llama is there"
@@ -112,14 +116,16 @@ def test_equal_seeds_give_equal_bits_also_across_the_loss_of_a_learner(make_run)
     assert "learner/llama was killed by signal 9" in broken.tail()
     assert ", and a synchronous run goes on from a common step" in broken.tail()
     steps = max(broken.step(policy) for policy in POLICIES) + 2
-    broken.start(*SYNC, f"--run.steps={steps}", "--resume")
+    broken.start(*SYNC, *options, f"--run.steps={steps}", "--resume")
     assert broken.finish() == 0, broken.tail()
 
     whole = make_run(steps=steps, name="whole")
-    whole.start(*SYNC)
+    whole.start(*SYNC, *options)
     assert whole.finish() == 0, whole.tail()
 
     records = whole.metrics("learner/")
     assert {record["values"]["staleness/max_versions"] for record in records} == {0.0}
     assert sum(record["values"]["sharing/rescues"] for record in records) > 0
+    skipped = sum(record["values"].get("curriculum/skipped_prompts", 0) for record in records)
+    assert (skipped > 0) == bool(options)
     assert_equal_runs(broken, whole, steps)

@@ -10,10 +10,13 @@ from mrl.config.schema import PoolTable, TaskTable
 from mrl.errors import TaskError
 from mrl.tasks.benchmarks.catalogue import BENCHMARKS
 from mrl.tasks.pool import build_pool
+from mrl.tasks.rewards import TIMEOUT, UNREADABLE
+from mrl.tasks.sealed import sealing
 from mrl.tasks.sources import data_name, open_source, splits_of
-from mrl.tasks.verify import judge
+from mrl.tasks.verify import Judge, VerificationRequest, judge
 
 BOXED = "{}\nPlease reason step by step, and put your final answer within \\boxed{{}}."
+SCRIPT = "Please provide a self-contained Python script that solves the following problem in a markdown code block:"
 ROWS = {
     "gsm8k": (
         {"question": "Ann has 1,000 pens and buys 24. How many?", "answer": "1,000+24=<<1000+24=1024>>1,024\n#### 1,024"},
@@ -38,6 +41,30 @@ ROWS = {
     "olympiadbench": (
         {"id": 1, "question": "p", "solution": ["s"], "final_answer": ["$2n+1$"], "is_multiple_answer": False},
         "2n+1", BOXED.format("p"), [r"\boxed{1+2n}"], [r"\boxed{2n}", "2n+1"],
+    ),
+    "humaneval+": (
+        {
+            "task_id": "HumanEval/900", "prompt": 'def grown(word: str, by: int = 1) -> str:\n    """ Repeat. """\n',
+            "canonical_solution": "    return word * by\n", "entry_point": "grown",
+            "test": "import numpy as np\n\ndef check(candidate):\n    inputs = [['a', 2], ['b']]\n    results = ['aa', 'b']\n"
+                    "    for inp, exp in zip(inputs, results):\n        assert candidate(*inp) == exp and np.sum([1]) == 1\n",
+        },
+        "return word * by",
+        f'{SCRIPT}\n```\ndef grown(word: str, by: int = 1) -> str:\n    """ Repeat. """\n```\n',
+        ["Not ```x = 1```:\n```python\ndef grown(word, by=1):\n    return word * by\n```\nDone.", "def grown(w, by=1): return w * by"],
+        ["```python\ndef grown(word, by=1):\n    return word\n```", "```\ndef other(): pass\n```", "```\nno program", "```\nexit()\n```",
+         "```\ndef grown(w, by=1): return w * by\n```\n```\nprint('run it')\n```", "```\nimport sys; sys.exit(0)\n```"],
+    ),
+    "mbpp+": (
+        {
+            "task_id": 900, "code": "def twice(n):\n    return 2 * n", "prompt": "Write a function to double a number.",
+            "source_file": "x", "test_imports": [], "test_list": ["assert twice(2) == 4", "assert twice(0) == 0"],
+            "test": "import numpy as np\ninputs = [[2], [0]]\nresults = [4, 0]\nfor inp, exp in zip(inputs, results):\n"
+                    "    assert twice(*inp) == exp, 'wrong'\n",
+        },
+        "def twice(n):\n    return 2 * n",
+        f'{SCRIPT}\n```\n"""\nWrite a function to double a number.\nassert twice(2) == 4\n"""\n```\n',
+        ["```python\nfrom math import prod\ndef twice(n):\n    return prod([2, n])\n```"], ["```python\ndef twice(n):\n    return n + 2\n```"],
     ),
     "minerva": ({"question": "p", "answer": "1.6"}, "1.6", BOXED.format("p"), [r"\boxed{1.6}"], [r"\boxed{1.7}"]),
 }  # fmt: skip
@@ -70,10 +97,63 @@ def test_a_benchmark_is_asked_and_scored_as_its_source_does(name, tmp_path):
     item = next(source.items(0))
     assert (item.text, item.reference, item.part) == (prompt, reference, "held_out")
     assert json.loads(item.row) == row
-    for completion in right:
-        assert judge(source, item, completion).reward == 1.0, completion
-    for completion in wrong:
-        assert judge(source, item, completion).reward == 0.0, completion
+    verdicts = judged(folder_of(name, tmp_path), source, item, [*right, *wrong])
+    assert [verdict.reward for verdict in verdicts] == [1.0] * len(right) + [0.0] * len(wrong)
+    assert {verdict.failure for verdict in verdicts} <= {"", UNREADABLE}
+
+
+def judged(table, source, item, completions):
+    """Verdicts as a run gives them; programs are run in real sealed processes."""
+    if not source.evaluates:
+        return [judge(source, item, completion) for completion in completions]
+    pool = Judge({"b": table})
+    try:
+        return pool.judge([VerificationRequest("b", source, item, completion) for completion in completions])
+    finally:
+        pool.close()
+
+
+def test_a_program_can_do_nothing_but_pass(tmp_path):
+    """It reads no file of the user, starts no process and reaches no network; one that never ends costs itself."""
+    secret = tmp_path / "secret"
+    secret.write_text("s")
+    right = "def grown(w, by=1): return w * by"
+    attempts = [
+        f"open({str(secret)!r}).read()",
+        f"open({str(tmp_path / 'made')!r}, 'w')",
+        "import os; os.fork()",
+        "import socket; socket.socket()",
+        "import os; assert not any(name for name in os.environ if name != 'LC_CTYPE')\n1 / 0",
+        "import mrl.tasks.benchmarks.programs as p; p.passes = lambda *_: 1.0\n1 / 0",
+        "while True: pass",
+    ]
+    table = folder_of("humaneval+", tmp_path / "data").model_copy(update={"verifier_timeout_s": 1.0})
+    source = open_source("b", table, seed=1)
+    item = next(source.items(0))
+    found = judged(table, source, item, [f"```\n{attempt}\n{right}\n```" for attempt in (*attempts, "pass")])
+    assert [verdict.reward for verdict in found] == [0.0] * len(attempts) + [1.0]
+    assert [verdict.failure for verdict in found] == [""] * (len(attempts) - 1) + [TIMEOUT, ""]
+    assert not (tmp_path / "made").exists()
+
+
+def test_a_host_that_cannot_seal_runs_no_program(tmp_path, monkeypatch):
+    """It is refused before a run; and no program is ever run in the process that asks."""
+    table = folder_of("mbpp+", tmp_path)
+    source = open_source("b", table, seed=1)
+    assert source.score(next(source.items(0)), "raise SystemExit") == 0.0
+    monkeypatch.setattr(sealing, "unsealed_reason", lambda: "no seccomp")
+    with pytest.raises(
+        TaskError, match=r"tasks\.b: answers are evaluated as code, and this host cannot seal a process"
+    ):
+        open_source("b", table, seed=1)
+
+
+def test_tests_of_a_program_have_to_be_there(tmp_path):
+    """A row without them would pass everything."""
+    table = folder_of("mbpp+", tmp_path)
+    (tmp_path / "test-0.jsonl").write_text(json.dumps(ROWS["mbpp+"][0] | {"test": " "}) + "\n")
+    with pytest.raises(TaskError, match=r"test-0\.jsonl:1: row without 'test'"):
+        open_source("b", table, seed=1)
 
 
 @pytest.mark.parametrize("name", BENCHMARKS)

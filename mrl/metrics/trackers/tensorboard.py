@@ -1,12 +1,17 @@
 """TensorBoard: event files in a folder, written with TensorBoard's own package; torch is not needed for it."""
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
 import msgspec
 
+from mrl.metrics.trackers.sample_table import COLUMNS, SampleTable
 from mrl.metrics.trackers.tracker import Points, StartedRun, TrackedRun
+
+_MARKUP = re.compile(r"[\\`*_{}\[\]()#+!~|<>&]")
+"""What would be read as Markdown or HTML in a cell."""
 
 
 class TensorboardTracker:
@@ -40,23 +45,39 @@ class TensorboardTracker:
         event = self._event(step=points.step, wall_time=points.time_unix_s, summary=self._summary(value=values))
         self._writer.add_event(event)
 
+    def table(self, samples: SampleTable) -> None:
+        """A text, which TensorBoard shows as a table: Markdown, with what an answer says of its own escaped."""
+        rows = [COLUMNS, ["---"] * len(COLUMNS), *([_cell(value) for value in row] for row in samples.rows)]
+        text = "\n".join("| " + " | ".join(row) + " |" for row in rows)
+        self._write_text(samples.name, text, step=samples.step, time_unix_s=samples.time_unix_s)
+
     def finish(self) -> None:
         """Write what is buffered."""
         self._writer.close()
 
     def _write_config(self, config: Mapping[str, Any]) -> None:
+        text = msgspec.json.format(msgspec.json.encode(config), indent=2).decode()
+        shown = "\n".join(f"    {line}" for line in text.splitlines())  # code, in TensorBoard's Markdown
+        self._write_text("config", shown, step=0, time_unix_s=None)
+
+    def _write_text(self, name: str, text: str, *, step: int, time_unix_s: float | None) -> None:
         from tensorboard.compat.proto.tensor_pb2 import TensorProto
         from tensorboard.compat.proto.tensor_shape_pb2 import TensorShapeProto
         from tensorboard.compat.proto.types_pb2 import DT_STRING
         from tensorboard.plugins.text.metadata import create_summary_metadata
 
-        text = msgspec.json.format(msgspec.json.encode(config), indent=2).decode()
-        shown = "\n".join(f"    {line}" for line in text.splitlines())  # code, in TensorBoard's Markdown
         tensor = TensorProto(
             dtype=DT_STRING,
-            string_val=[shown.encode()],
+            string_val=[text.encode()],
             tensor_shape=TensorShapeProto(dim=[TensorShapeProto.Dim(size=1)]),
         )
-        metadata = create_summary_metadata(display_name="config", description="")
-        value = self._summary.Value(tag="config", metadata=metadata, tensor=tensor)
-        self._writer.add_event(self._event(step=0, summary=self._summary(value=[value])))
+        metadata = create_summary_metadata(display_name=name, description="")
+        value = self._summary.Value(tag=name, metadata=metadata, tensor=tensor)
+        event = self._event(step=step, wall_time=time_unix_s, summary=self._summary(value=[value]))
+        self._writer.add_event(event)
+
+
+def _cell(value: object) -> str:
+    """A value in one cell: neither a line of its own, nor another cell, nor Markdown or HTML of the answer."""
+    text = "" if value is None else str(value)
+    return "<br>".join(_MARKUP.sub(lambda found: f"&#{ord(found[0])};", line) for line in text.splitlines())

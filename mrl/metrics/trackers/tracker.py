@@ -6,6 +6,7 @@ from typing import Any, ClassVar, Protocol
 
 import msgspec
 
+from mrl.metrics.trackers.sample_table import SampleFile, SampleTable
 from mrl.records.telemetry_messages import MetricsRecord
 
 WHOLE_RUN = "run"
@@ -35,7 +36,7 @@ class StartedRun(msgspec.Struct, frozen=True):
     """Where to look at it: a command or an address."""
 
 
-class Points(msgspec.Struct, frozen=True, kw_only=True):
+class Points(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Values of one moment, one of each series; None for a value that was no finite number."""
 
     owner: str
@@ -48,6 +49,15 @@ class Points(msgspec.Struct, frozen=True, kw_only=True):
     def finite(self) -> dict[str, float]:
         """The values that can be drawn."""
         return {series: value for series, value in self.values.items() if value is not None and math.isfinite(value)}
+
+
+Given = Points | SampleFile
+"""What goes to a tracker's process."""
+
+
+def num_points(given: Given) -> int:
+    """How much it counts when it is taken or lost: each value is a point, and so is a table of samples."""
+    return len(given.values) if isinstance(given, Points) else 1
 
 
 class Reply(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -78,6 +88,9 @@ class Tracker(Protocol):
 
     def log(self, points: Points) -> None:
         """Take in points; steps of one owner mostly rise, and begin again where a resumed run goes on."""
+
+    def table(self, samples: SampleTable) -> None:
+        """Show answers of one step of one policy."""
 
     def finish(self) -> None:
         """Write or send what is left."""

@@ -1,7 +1,8 @@
 """The process of one tracker: `python -m mrl.metrics.trackers.tracker_process`.
 
-It reads JSON lines, the run first and then lists of points, and says one `Reply` for each; the end of its input is the
-end of the run. What a tracker's package prints goes to stderr. Whatever the package does wrong is told in a reply.
+It reads JSON lines, the run first and then lists of points and of files with samples, and says one `Reply` for each;
+the end of its input is the end of the run. What a tracker's package prints goes to stderr. Whatever the package does
+wrong is told in a reply.
 """
 
 import os
@@ -14,12 +15,13 @@ import msgspec
 
 from mrl.metrics.trackers.kinds import TRACKERS
 from mrl.metrics.trackers.own_secrets import hidden
-from mrl.metrics.trackers.tracker import Points, Reply, TrackedRun
+from mrl.metrics.trackers.sample_table import read_table
+from mrl.metrics.trackers.tracker import Given, Points, Reply, TrackedRun, Tracker, num_points
 
 MAX_FAILURE_CHARS = 300
 
 _run = msgspec.json.Decoder(TrackedRun)
-_points = msgspec.json.Decoder(list[Points])
+_given = msgspec.json.Decoder(list[Given])
 
 
 def serve(lines: BinaryIO, say: Callable[[Reply], object]) -> None:
@@ -35,12 +37,12 @@ def serve(lines: BinaryIO, say: Callable[[Reply], object]) -> None:
     for line in lines:
         taken = failed = 0
         failure = ""
-        for points in _points.decode(line):
+        for given in _given.decode(line):
             try:
-                tracker.log(points)
-                taken += len(points.values)
+                _give(tracker, given)
+                taken += num_points(given)
             except Exception as error:  # noqa: BLE001 - as above
-                failed, failure = failed + len(points.values), _told(error)
+                failed, failure = failed + num_points(given), _told(error)
         say(Reply(num_taken=taken, num_failed=failed, failure=failure))
     try:
         tracker.finish()
@@ -48,6 +50,13 @@ def serve(lines: BinaryIO, say: Callable[[Reply], object]) -> None:
         say(Reply(failure=_told(error), is_finished=True))
         return
     say(Reply(is_finished=True))
+
+
+def _give(tracker: Tracker, given: Given) -> None:
+    if isinstance(given, Points):
+        tracker.log(given)
+    else:
+        tracker.table(read_table(given))
 
 
 def _told(error: Exception) -> str:

@@ -4,6 +4,7 @@ import os
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
+from mrl.metrics.trackers.sample_table import COLUMNS, SampleTable
 from mrl.metrics.trackers.tracker import Points, StartedRun, TrackedRun
 
 
@@ -44,6 +45,13 @@ class TrackioTracker:
     def log(self, points: Points) -> None:
         """One row, dated by when it comes here."""
         self._run.log(points.finite, step=points.step)
+
+    def table(self, samples: SampleTable) -> None:
+        """A row with a table in it; its texts are shown as Markdown."""
+        import trackio
+
+        table = trackio.Table(columns=list(COLUMNS), data=[list(row) for row in samples.rows])
+        self._run.log({samples.name: table}, step=samples.step)
 
     def finish(self) -> None:
         """Wait until the rows are in the database, or sent."""

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 from urllib.parse import urlsplit
 
+from mrl.metrics.trackers.sample_table import COLUMNS, SampleTable
 from mrl.metrics.trackers.tracker import WHOLE_RUN, Points, StartedRun, TrackedRun
 
 STEP = "step"
@@ -64,6 +65,13 @@ class WandbTracker:
     def log(self, points: Points) -> None:
         """One row; its series are drawn over the step of their own policy."""
         self._run.log({f"{points.owner}/{STEP}": points.step, "time_unix_s": points.time_unix_s, **points.finite})
+
+    def table(self, samples: SampleTable) -> None:
+        """A table of its own for every step, drawn over the step of its policy."""
+        import wandb
+
+        table = wandb.Table(columns=list(COLUMNS), data=[list(row) for row in samples.rows])
+        self._run.log({f"{samples.policy}/{STEP}": samples.step, samples.name: table})
 
     def finish(self) -> None:
         """Wait until everything is sent, or in the file."""

@@ -19,6 +19,7 @@ from typing import Any
 from mrl.config.table import Table
 from mrl.errors import MissingError, TaskError
 from mrl.tasks.benchmarks.catalogue import Benchmark
+from mrl.tasks.benchmarks.programs import packed, program_in
 from mrl.tasks.data_rows import Split, rows_of
 from mrl.tasks.extract import MAX_ANSWER_CHARS, boxed_answer
 from mrl.tasks.options import checked_options
@@ -26,7 +27,9 @@ from mrl.tasks.source import Item, Part
 
 INSTALL = "pip install 'mrl[tasks]' (it holds math-verify)"
 MATH = "mrl.tasks.math_answers:score"
+VERIFIERS = {"math": MATH, "text": "", "program": "mrl.tasks.benchmarks.programs:passes"}
 HASHES = re.compile(r"#### (-?[0-9.,]+)")
+_PLACES = re.compile(r"\{problem\}|\{test\}")
 LAST_CHARS = 300
 """Of a completion, in which an answer behind "#### " stands."""
 
@@ -44,7 +47,6 @@ class BenchmarkSource:
     """The problems of one benchmark, in an order drawn by `seed`."""
 
     is_finite = True
-    evaluates = False
 
     def __init__(
         self,
@@ -58,8 +60,9 @@ class BenchmarkSource:
     ) -> None:
         """`dataset` is the folder with its rows. Raises MissingError, TaskError for rows or options that do not fit."""
         self._benchmark = benchmark
-        self.verifier = MATH if benchmark.compare == "math" else ""
-        if self.verifier and importlib.util.find_spec("math_verify") is None:
+        self.verifier = VERIFIERS[benchmark.compare]
+        self.evaluates = benchmark.compare == "program"
+        if self.verifier == MATH and importlib.util.find_spec("math_verify") is None:
             raise MissingError("the package math-verify is not installed", where=where, cure=INSTALL)
         self._prompt = checked_options(BenchmarkOptions, options, where=where).prompt or benchmark.prompt
         if "{problem}" not in self._prompt:
@@ -81,15 +84,23 @@ class BenchmarkSource:
     def extract(self, completion: str) -> str:
         """The answer of a completion, where the benchmark wants it; "" when there is none."""
         answer = EXTRACTIONS[self._benchmark.extract](completion)
-        return answer if len(answer) <= MAX_ANSWER_CHARS else ""
+        return answer if self.evaluates or len(answer) <= MAX_ANSWER_CHARS else ""
 
     def verifier_reference(self, item: Item) -> str:
-        """The right answer."""
-        return item.reference
+        """The right answer, or the tests of a program."""
+        return packed(self._tests(json.loads(item.row))) if self.evaluates else item.reference
+
+    def _tests(self, row: Mapping[str, Any]) -> str:
+        """The tests of a row as one text that runs them."""
+        tests, entry = str(row.get(self._benchmark.tests) or ""), row.get(self._benchmark.entry, "")
+        return f"{tests}\n\ncheck({entry})\n" if entry else tests
 
     def score(self, item: Item, answer: str) -> float:
-        """1.0 for the reference, letter for letter or as mathematics; in this process and without limits."""
-        if not self.verifier:
+        """1.0 for the reference, letter for letter or as mathematics; in this process and without limits.
+
+        Programs are never run here: there it is the letters.
+        """
+        if self.verifier != MATH:
             return float(answer == item.reference)
         return float(importlib.import_module(MATH.partition(":")[0]).score(item.reference, answer))
 
@@ -100,7 +111,11 @@ class BenchmarkSource:
             if not isinstance(found, str) or not found:
                 got, cure = f"columns {sorted(row)[:8]}", "another revision, if the columns have changed"
                 raise TaskError(f"row without {column!r}", where=place, got=got, cure=cure)
-        text, kept = self._prompt.replace("{problem}", str(problem)), json.dumps(row, ensure_ascii=False)
+        examples = row.get(self._benchmark.examples) or [""]
+        if self.evaluates and not (self._tests(row).strip() and isinstance(examples, list)):
+            raise TaskError(f"row without {self._benchmark.tests!r}", where=place, got=f"columns {sorted(row)[:8]}")
+        parts = {"{problem}": str(problem).strip() if self.evaluates else str(problem), "{test}": str(examples[0])}
+        text, kept = _PLACES.sub(lambda found: parts[found[0]], self._prompt), json.dumps(row, ensure_ascii=False)
         return Item(text, "", "", number, reference, part, kept)
 
 
@@ -127,6 +142,7 @@ EXTRACTIONS: dict[str, Callable[[str], str]] = {
     "hashes": _behind_hashes,
     "boxed": boxed_answer,
     "boxed_or_dollars": _boxed_or_dollars,
+    "program": program_in,
 }
 """Where a completion has its answer -> what finds it."""
 REFERENCES: dict[str, Callable[[Any], str]] = {

@@ -36,15 +36,23 @@ class Benchmark:
     """How the right answer stands there: as it is, behind "#### ", in the last box, or first in a list."""
     prompt: str = BOXED
     """`{problem}` stands for the problem."""
-    extract: Literal["hashes", "boxed", "boxed_or_dollars"] = "boxed"
+    extract: Literal["hashes", "boxed", "boxed_or_dollars", "program"] = "boxed"
     """Where a completion has its answer: behind the last "#### " of its last 300 characters, in its last box, or
-    without one between its first and last dollar sign."""
-    compare: Literal["text", "math"] = "math"
+    without one between its first and last dollar sign; a program is its last block of code."""
+    compare: Literal["text", "math", "program"] = "math"
+    """Programs are run with the tests in the column `tests`, each in a sealed process."""
+    tests: str = ""
+    entry: str = ""
+    """Column of the name that the function `check` of the tests is called with; empty where they run by themselves."""
+    examples: str = ""
+    """Column with a list of tests, the first of which `{test}` stands for in the prompt."""
 
 
 LM_EVAL = "EleutherAI/lm-evaluation-harness: lm_eval/tasks/"
 VERL = "volcengine/verl: "
 QWEN = "QwenLM/Qwen2.5-Math: evaluation/ (prompt qwen25-math-cot)"
+EVALPLUS = "evalplus/evalplus: evalplus/codegen.py, evalplus/provider/utility.py (prompt)"
+SCRIPT = "Please provide a self-contained Python script that solves the following problem in a markdown code block:"
 BENCHMARKS: dict[str, Benchmark] = {
     "gsm8k": Benchmark(
         "openai/gsm8k", "test", (f"{VERL}examples/data_preprocess/gsm8k.py", f"{VERL}verl/utils/reward_score/gsm8k.py"),
@@ -72,6 +80,16 @@ BENCHMARKS: dict[str, Benchmark] = {
     "olympiadbench": Benchmark(
         "Hothan/OlympiadBench", "train", (QWEN,), subset="OE_TO_maths_en_COMP",
         problem="question", answer="final_answer", reference="first",
+    ),
+    "humaneval+": Benchmark(
+        "evalplus/humanevalplus", "test", (EVALPLUS, f"{LM_EVAL}humaneval/humaneval_plus.yaml (tests)"),
+        problem="prompt", answer="canonical_solution", extract="program", compare="program",
+        tests="test", entry="entry_point", prompt=f"{SCRIPT}\n```\n{{problem}}\n```\n",
+    ),
+    "mbpp+": Benchmark(
+        "evalplus/mbppplus", "test", (EVALPLUS, f"{LM_EVAL}mbpp/mbpp_plus.yaml (tests)"),
+        problem="prompt", answer="code", extract="program", compare="program",
+        tests="test", examples="test_list", prompt=f'{SCRIPT}\n```\n"""\n{{problem}}\n{{test}}\n"""\n```\n',
     ),
     "minerva": Benchmark("math-ai/minervamath", "test", (QWEN,), problem="question"),
 }  # fmt: skip

@@ -62,7 +62,15 @@ def there(monkeypatch: pytest.MonkeyPatch, home: Path) -> None:
     """All packages are there, and nobody is logged in."""
     spec = importlib.machinery.ModuleSpec("any", None, origin="any.py")
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: spec)
-    for name in ("WANDB_API_KEY", "WANDB_MODE", "WANDB_IDENTITY_TOKEN_FILE", "WANDB_BASE_URL", "TRACKIO_SPACE_ID"):
+    for name in (
+        "WANDB_API_KEY",
+        "WANDB_MODE",
+        "WANDB_IDENTITY_TOKEN_FILE",
+        "WANDB_BASE_URL",
+        "TRACKIO_SPACE_ID",
+        "SWANLAB_API_KEY",
+        "SWANLAB_MODE",
+    ):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("NETRC", str(home / "netrc"))
 
@@ -78,6 +86,25 @@ def test_wandb_online_needs_a_login(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     assert missing(table("wandb")) == []
     monkeypatch.setenv("WANDB_BASE_URL", "https://wandb.example.com")
     assert len(missing(table("wandb"))) == 1
+
+
+def test_swanlab_online_needs_a_login(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A key in the environment, or where its login keeps it; offline none."""
+    there(monkeypatch, tmp_path)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("SWANLAB_ROOT", str(tmp_path / "root"))
+    cure = 'nobody is logged in to swanlab; cure: swanlab login, or SWANLAB_MODE=offline, or options.mode = "offline"'
+    assert missing(table("swanlab")) == [f"trackers.0.kind: {cure}"]
+    assert missing(table("swanlab", mode="cloud")) == [f"trackers.0.kind: {cure}"]
+    assert missing(table("swanlab", mode="offline")) == []
+
+    (tmp_path / "root").mkdir()
+    (tmp_path / "root/.netrc").write_text("machine https://api.swanlab.cn login user password 0123\n")
+    assert missing(table("swanlab")) == []
+    monkeypatch.setenv("SWANLAB_ROOT", str(tmp_path / "elsewhere"))
+    assert len(missing(table("swanlab"))) == 1
+    monkeypatch.setenv("SWANLAB_API_KEY", "0123")
+    assert missing(table("swanlab")) == []
     monkeypatch.setenv("WANDB_MODE", "offline")
     assert missing(table("wandb")) == []
 
@@ -85,7 +112,10 @@ def test_wandb_online_needs_a_login(monkeypatch: pytest.MonkeyPatch, tmp_path: P
 @pytest.mark.parametrize(
     ("trackers", "told"),
     [
-        ([{"kind": "wanbd"}], "trackers.0.kind: not valid; got 'wanbd'; wanted 'tensorboard', 'trackio' or 'wandb'"),
+        (
+            [{"kind": "wanbd"}],
+            "trackers.0.kind: not valid; got 'wanbd'; wanted 'swanlab', 'tensorboard', 'trackio' or 'wandb'",
+        ),
         ([{"kind": "wandb", "projekt": "x"}], "trackers.0.projekt: unknown key; got 'projekt'; cure: did you mean"),
         ({"kind": "wandb"}, "trackers: not valid"),
         ([{}], "trackers.0.kind: missing"),

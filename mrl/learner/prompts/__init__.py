@@ -1,0 +1,1 @@
+"""Which prompts of the order a policy samples: `curriculum`."""
