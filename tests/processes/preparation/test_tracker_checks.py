@@ -85,7 +85,7 @@ def test_wandb_online_needs_a_login(monkeypatch: pytest.MonkeyPatch, tmp_path: P
 @pytest.mark.parametrize(
     ("trackers", "told"),
     [
-        ([{"kind": "wanbd"}], "trackers.0.kind: not valid; got 'wanbd'; wanted 'tensorboard', 'trackio' or 'wandb'"),
+        ([{"kind": "wan db"}], "trackers.0.kind: not valid; got 'wan db'"),
         ([{"kind": "wandb", "projekt": "x"}], "trackers.0.projekt: unknown key; got 'projekt'; cure: did you mean"),
         ({"kind": "wandb"}, "trackers: not valid"),
         ([{}], "trackers.0.kind: missing"),
