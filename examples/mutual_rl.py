@@ -8,6 +8,9 @@ a, b, c, or with d, e, f). Alone, a policy that never succeeds on a prompt learn
 equal, and so all its advantages are 0. With success-gated transfer (SGT, arXiv 2605.07244) it imitates one answer of
 its peer that the verifier found right.
 
+With seed 1, on words that nobody trains on: letters 0.42 -> 0.77 and pairs 0.35 -> 0.40; alone they end at 0.65 and
+0.35. That is one seed and 48 words, enough to watch and no measurement.
+
 mrl does the same with whole models, in many processes at once. The test `tests/learner/test_mutual_rl_example.py` holds
 the advantages, the loss, its gradients and the update of this file to those of mrl's own code.
 """
