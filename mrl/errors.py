@@ -3,6 +3,7 @@
     MRLError
     +-- UserError                 the person can cure it: one line, exit code 2
     |   +-- ConfigError           a config file or an override is wrong
+    |   |   +-- PluginError       a regime, source, verifier or tracker of somebody else's that cannot be had
     |   +-- RunFolderError        the run folder exists, is missing, or cannot be written
     |   +-- ModelFolderError      a policy's model folder is missing or unusable
     |   |   +-- TokenizerRefused  its tokenizer is of a kind that cannot be aligned exactly
@@ -62,6 +63,10 @@ def _rebuild_user_error(kind: type[UserError], what: str, where: str, got: objec
 
 class ConfigError(UserError):
     """A config file or a command-line override is wrong."""
+
+
+class PluginError(ConfigError):
+    """A regime, task source, verifier or tracker that a configuration names is not there, or is none."""
 
 
 class RunFolderError(UserError):

@@ -17,6 +17,7 @@ from mrl.config.rules import check_rules
 from mrl.config.schema import RunConfig, TaskTable
 from mrl.config.validation_errors import explain
 from mrl.errors import ConfigError
+from mrl.plugins import use_modules
 
 MAX_CONFIG_BYTES = 4 * 1024 * 1024
 
@@ -39,6 +40,8 @@ def resolve(tables: dict[str, Any], pairs: Sequence[tuple[tuple[str, ...], Any]]
     """As `load_resolved`, of tables as a file has them and overrides as (path of the key, value)."""
     overridden = {key for key, _ in pairs}
     config = validate(apply_overrides(tables, pairs), where=where, overridden=overridden)
+    config = with_modules(config, where=where)
+    use_modules(config.run.modules)
     resolved = by_device(_with_environment_folders(with_prompt_texts(config, where=where), where=where))
     check_rules(resolved.config, where=where)
     return resolved
@@ -50,6 +53,17 @@ def validate(tables: dict[str, Any], *, where: str, overridden: set[tuple[str, .
         return RunConfig.model_validate_json(json.dumps(tables, default=str), strict=True)
     except ValidationError as error:
         raise explain(error, tables, where=where, overridden=overridden or set()) from None
+
+
+def with_modules(config: RunConfig, *, where: str) -> RunConfig:
+    """`config` with the folder of the modules that it names: as it stands there, else that of the file."""
+    named = [config.sharing.get("regime"), *(table.kind for table in config.trackers)]
+    named += [name for table in config.tasks.values() for name in (table.source, table.verifier, table.evaluator)]
+    if not config.run.modules and not any(":" in str(name) for name in named):
+        return config
+    folder = config.run.modules or (Path(where).parent if Path(where).is_file() else Path())
+    run = config.run.model_copy(update={"modules": str(Path(folder).absolute())})
+    return config.model_copy(update={"run": run})
 
 
 def read_text(path: Path) -> str:

@@ -6,9 +6,10 @@ from mrl.config.evaluation_rules import check_evaluation
 from mrl.config.objective_rules import check_objective
 from mrl.config.policy_tables import LearnerTable, MakeTable, PolicyTable, RolloutTable, ServerTable
 from mrl.config.reward_rules import check_rewards
-from mrl.config.schema import RunConfig
+from mrl.config.schema import SOURCE_NAMES, TRACKER_NAMES, RunConfig
 from mrl.config.unit_rules import check_units, may_sleep
 from mrl.errors import ConfigError
+from mrl.plugins import SOURCE, TRACKER, VERIFIER, find_plugin
 
 OWN_OPTIONS = {
     "--port": "each server gets a free one",
@@ -27,6 +28,7 @@ OWN_OPTIONS = {
 
 def check_rules(config: RunConfig, *, where: str) -> None:
     """Raises ConfigError for the first pair of keys that contradict each other."""
+    _check_names(config, where)
     for name, policy in config.policies.items():
         _check_policy(name, policy, where)
     _check_learning(config, where)
@@ -74,6 +76,18 @@ def _check_samples(config: RunConfig, where: str) -> None:
                 wanted="0 with run.rollouts_mib = 0",
                 cure=f"--run.rollouts_mib 64, or leave trackers.{place}.samples out",
             )
+
+
+def _check_names(config: RunConfig, where: str) -> None:
+    """Names of sources, verifiers and trackers, held to metadata alone; nothing is imported."""
+    for task, table in config.tasks.items():
+        if table.source not in SOURCE_NAMES:
+            find_plugin(SOURCE, table.source, SOURCE_NAMES, where=f"{where}: tasks.{task}.source")
+        if table.verifier:
+            find_plugin(VERIFIER, table.verifier, (), where=f"{where}: tasks.{task}.verifier")
+    for place, tracker in enumerate(config.trackers):
+        if tracker.kind not in TRACKER_NAMES:
+            find_plugin(TRACKER, tracker.kind, TRACKER_NAMES, where=f"{where}: trackers.{place}.kind")
 
 
 def _check_exchange(config: RunConfig, where: str) -> None:

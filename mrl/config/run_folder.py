@@ -26,6 +26,7 @@ from mrl.config.run_epochs import Lives
 from mrl.config.schema import RunConfig
 from mrl.errors import RunFolderError
 from mrl.files import replace_file
+from mrl.plugins import use_modules
 
 log = structlog.get_logger()
 
@@ -209,14 +210,15 @@ def read_run_config(run_folder: Path) -> RunConfig:
     """The resolved configuration of an existing run. Raises RunFolderError when there is none or it cannot be read."""
     file = RunFolder(run_folder).config_json
     try:
-        return RunConfig.model_validate_json(file.read_text(encoding="utf-8"))
+        config = RunConfig.model_validate_json(file.read_text(encoding="utf-8"))
+        use_modules(config.run.modules)
+        return config
     except FileNotFoundError:
         raise RunFolderError(
             "not a run folder (no config.json)", where=str(run_folder), cure="give the folder of a run, runs/<name>"
         ) from None
     except (OSError, ValueError) as error:
-        first = str(error).splitlines()[0]
-        raise RunFolderError(f"config.json cannot be read ({first})", where=str(file)) from None
+        raise RunFolderError(f"config.json cannot be read ({str(error).splitlines()[0]})", where=str(file)) from None
 
 
 def start_attempt(folder: RunFolder) -> Path:
@@ -258,10 +260,7 @@ def lock_run_folder(folder: RunFolder) -> Callable[[], None]:
 
 
 def supervisor_of(path: Path) -> str | None:
-    """The process id of the supervisor that lives in a run folder, as text; None when there is none.
-
-    Raises RunFolderError where that cannot be told, for want of locks.
-    """
+    """The process id, as text, of the supervisor in a run folder, or None. Raises RunFolderError for want of locks."""
     try:
         file = os.open(path / "lock", os.O_RDWR | os.O_CLOEXEC)
     except OSError:

@@ -136,7 +136,7 @@ def _need(config: RunConfig, spec: ProcessSpec, policies: Mapping[str, PolicyMem
 def _tracker(label: str, table: TrackerTable, first_host: str) -> ProcessNeed:
     """The supervisor starts it itself, so that it is in no plan."""
     spec = ProcessSpec(f"tracker/{label}", "tracker", "", 0, (), {"OMP_NUM_THREADS": "1"}, host=first_host)
-    return ProcessNeed(spec, Need("", {"process": TRACKER_MIB[table.kind] * MIB}))
+    return ProcessNeed(spec, Need("", {"process": TRACKER_MIB.get(table.kind, max(TRACKER_MIB.values())) * MIB}))
 
 
 def _worker(spec: ProcessSpec, policy: PolicyMemory) -> ProcessNeed:

@@ -29,6 +29,7 @@ from mrl.metrics.trackers.own_secrets import hidden, without_secrets
 from mrl.metrics.trackers.sample_table import SampleFile
 from mrl.metrics.trackers.tracker import Given, Reply, StartedRun, TrackedRun, num_points, points_of
 from mrl.parent_death import command
+from mrl.plugins import short_name
 from mrl.records.telemetry_messages import MetricsRecord
 
 MAX_QUEUED = 2_000
@@ -276,9 +277,9 @@ def samples_of(record: MetricsRecord, table: TrackerTable, rollouts: Path) -> Sa
 
 def labelled(tables: Sequence[TrackerTable]) -> list[tuple[str, TrackerTable]]:
     """Each table with a name of its own: its kind, and from the second of a kind on its number."""
-    kinds = [table.kind for table in tables]
+    kinds = [short_name(table.kind) for table in tables]
     counts = [kinds[:place].count(kind) + 1 for place, kind in enumerate(kinds)]
-    return [(f"{table.kind}-{n}" if n > 1 else table.kind, table) for table, n in zip(tables, counts, strict=True)]
+    return [(f"{kind}-{n}" if n > 1 else kind, table) for kind, n, table in zip(kinds, counts, tables, strict=True)]
 
 
 def files_of(folder: RunFolder, table: TrackerTable, label: str) -> str:
@@ -363,6 +364,6 @@ def _free_label(folder: RunFolder, table: TrackerTable, run_name: str) -> tuple[
     name = table.name or run_name
     for number in itertools.count(1):
         suffix = "-replay" + f"-{number}" * (number > 1)
-        if not list((folder.path / "trackers").glob(f"{table.kind}{suffix}.*")):
-            return f"{table.kind}{suffix}", f"{name}{suffix}"
+        if not list((folder.path / "trackers").glob(f"{short_name(table.kind)}{suffix}.*")):
+            return f"{short_name(table.kind)}{suffix}", f"{name}{suffix}"
     raise AssertionError

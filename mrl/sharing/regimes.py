@@ -14,10 +14,11 @@ from pydantic_core import ErrorDetails
 
 from mrl.config.nearest_key import nearest
 from mrl.config.policy_tables import PolicyTable
-from mrl.config.schema import TaskTable
+from mrl.config.schema import TaskTable, known_or_plugin
 from mrl.config.table import Table
 from mrl.config.validation_errors import wanted_by
 from mrl.errors import ConfigError
+from mrl.plugins import REGIME, find_plugin, is_entry_point, load_plugin, short_name
 from mrl.sharing.context import SharingContext
 from mrl.sharing.graft import GraftParameters, GraftRegime
 from mrl.sharing.hacpo import HacpoParameters, HacpoRegime
@@ -57,12 +58,26 @@ REGIMES: dict[str, RegimeKind] = {
     "graft": RegimeKind(GraftParameters, GraftRegime, learns_of_uniform_groups=True),
     "rlad": RegimeKind(RladParameters, RladRegime, teacher_of=RladParameters.teacher_of),
 }
-"""Every regime; a new one is added here and nowhere else."""
+"""Every regime of mrl; a new one is added here and nowhere else. Those of other packages are plug-ins."""
+
+
+def regime_kind(table: Mapping[str, Any], where: str = "") -> RegimeKind:
+    """The regime that the `[sharing]` table in `where` names: one of `REGIMES`, else a plug-in, a `RegimeKind` too.
+
+    Raises PluginError for a name that means neither.
+    """
+    name = _name(table)
+    if name in REGIMES:
+        return REGIMES[name]
+    place = f"{where}: sharing.regime" if where else "sharing.regime"
+    plugin = find_plugin(REGIME, name, REGIMES, where=place)
+    kind: RegimeKind = load_plugin(plugin, _fault_of, where=place)
+    return kind
 
 
 def build_regime(table: Mapping[str, Any], context: SharingContext) -> Regime:
     """The regime of one policy. Raises ConfigError as `check_sharing` does."""
-    return REGIMES[_name(table)].build(check_sharing(table, ""), context)
+    return regime_kind(table).build(check_sharing(table, ""), context)
 
 
 def shares(table: Mapping[str, Any]) -> bool:
@@ -72,7 +87,7 @@ def shares(table: Mapping[str, Any]) -> bool:
 
 def aligns(table: Mapping[str, Any]) -> bool:
     """Whether tokenizers are aligned under this `[sharing]` table."""
-    return REGIMES[_name(table)].carries_text
+    return regime_kind(table).carries_text
 
 
 def scorers(table: Mapping[str, Any], policies: Mapping[str, PolicyTable]) -> frozenset[str]:
@@ -84,15 +99,18 @@ def scorers(table: Mapping[str, Any], policies: Mapping[str, PolicyTable]) -> fr
 def check_sharing(table: Mapping[str, Any], where: str) -> Table:
     """The typed parameters of the regime that the `[sharing]` table in `where` names. Every sub-table is checked.
 
+    Those of plug-ins that do not run may stand there and are not looked at: nothing is imported for them.
     Raises ConfigError for an unknown regime, an unknown key (with the nearest valid one) or a value out of bounds.
     """
-    name = _name(table)
-    if name not in REGIMES:
-        raise _unknown("sharing.regime: no such regime", name, REGIMES, where, prefix="")
-    for key in table:
-        if key != "regime" and key not in REGIMES:
-            raise _unknown(f"sharing.{key}: unknown key", key, ["regime", *REGIMES], where, prefix="sharing.")
-    checked = {key: _check(key, table.get(key, {}), where) for key in {*table, name} - {"regime"}}
+    name = short_name(_name(table))
+    kinds = REGIMES | {name: regime_kind(table, where)}
+    for key, value in table.items():
+        is_other_plugin = isinstance(value, Mapping) and is_entry_point(REGIME, key)
+        if key != "regime" and key not in kinds and not is_other_plugin:
+            raise _unknown(f"sharing.{key}: unknown key", key, ["regime", *kinds], where, prefix="sharing.")
+    checked = {
+        key: _check(key, kinds[key].parameters, table.get(key, {}), where) for key in {*table, name} if key in kinds
+    }
     return checked[name]
 
 
@@ -108,7 +126,7 @@ def check_objectives(table: Mapping[str, Any], policies: Mapping[str, PolicyTabl
         objective = own_objective(of_policy.objective, max_answer_tokens=of_policy.rollout.max_new_tokens)
         if of_policy.frozen:
             continue
-        if objective.drop_uniform_groups and REGIMES[name].learns_of_uniform_groups:
+        if objective.drop_uniform_groups and regime_kind(table, where).learns_of_uniform_groups:
             raise ConfigError(
                 f"policies.{policy}.objective.drop_uniform_groups: {name} learns of the groups that this drops",
                 where=where,
@@ -128,7 +146,7 @@ def check_episodes(table: Mapping[str, Any], tasks: Mapping[str, TaskTable], whe
     """Raises ConfigError where a task has an environment and the regime shares answers of one turn alone."""
     name = _name(table)
     played = [task for task, of_task in tasks.items() if of_task.source == "environment"]
-    if played and not REGIMES[name].carries_episodes:
+    if played and not regime_kind(table, where).carries_episodes:
         known = ", ".join(regime for regime, kind in REGIMES.items() if kind.carries_episodes)
         raise ConfigError(
             f"sharing.regime: {name} shares answers of one turn, and no episodes",
@@ -140,32 +158,43 @@ def check_episodes(table: Mapping[str, Any], tasks: Mapping[str, TaskTable], whe
 
 
 def sharing_schema() -> dict[str, Any]:
-    """JSON schema of the `[sharing]` table: the regime's name and one sub-table per regime."""
+    """JSON schema of the `[sharing]` table: the regime's name and one sub-table per regime; any for a plug-in's."""
     tables = {name: kind.parameters.model_json_schema(by_alias=True) for name, kind in REGIMES.items()}
-    regime = {"enum": list(REGIMES), "default": "independent", "description": "Name of the regime that runs."}
-    return {"type": "object", "properties": {"regime": regime, **tables}, "additionalProperties": False}
+    regime = known_or_plugin(list(REGIMES)) | {
+        "default": "independent",
+        "description": "Name of the regime that runs; or a plug-in's.",
+    }
+    others = {"type": "object", "description": "Parameters of a regime that is a plug-in."}
+    return {"type": "object", "properties": {"regime": regime, **tables}, "additionalProperties": others}
 
 
-def _check(name: str, parameters: object, where: str) -> Table:
-    kind = REGIMES[name].parameters
+def _fault_of(found: object) -> str:
+    """What a plug-in has to be, where it is no regime."""
+    is_regime = isinstance(found, RegimeKind) and issubclass(found.parameters, Table) and callable(found.build)
+    return (
+        "" if is_regime else "a mrl.sharing.regimes.RegimeKind(parameters, build): parameters a mrl.config.table.Table"
+    )
+
+
+def _check(name: str, kind: type[Table], parameters: object, where: str) -> Table:
     if not isinstance(parameters, Mapping):
         raise ConfigError(f"sharing.{name}: not a table", where=where, got=parameters, wanted=f"[sharing.{name}]")
     try:
         return kind.model_validate(dict(parameters))
     except ValidationError as error:
         mistakes = sorted(error.errors(include_url=False), key=lambda one: one["type"] != "extra_forbidden")
-        raise _explain(mistakes[0], name, where) from error
+        raise _explain(mistakes[0], name, kind, where) from error
 
 
 def _teacher_of(table: Mapping[str, Any], policy: str, policies: Mapping[str, PolicyTable]) -> str | None:
-    return REGIMES[_name(table)].teacher_of(check_sharing(table, ""), policy, list(policies))
+    return regime_kind(table).teacher_of(check_sharing(table, ""), policy, list(policies))
 
 
 def _name(table: Mapping[str, Any]) -> str:
     return str(table.get("regime", "independent"))
 
 
-def _explain(mistake: ErrorDetails, name: str, where: str) -> ConfigError:
+def _explain(mistake: ErrorDetails, name: str, kind: type[Table], where: str) -> ConfigError:
     if not mistake["loc"]:  # keys that are right alone and wrong together
         return ConfigError(f"sharing.{name}: {mistake['msg'].removeprefix('Value error, ')}", where=where)
     key = str(mistake["loc"][0])
@@ -173,7 +202,7 @@ def _explain(mistake: ErrorDetails, name: str, where: str) -> ConfigError:
         return ConfigError(
             f"sharing.{name}.{key}: not valid", where=where, got=mistake["input"], wanted=wanted_by(mistake)
         )
-    keys = [field.alias or own for own, field in REGIMES[name].parameters.model_fields.items()]
+    keys = [field.alias or own for own, field in kind.model_fields.items()]
     return _unknown(f"sharing.{name}.{key}: unknown key", key, keys, where, prefix=f"sharing.{name}.")
 
 

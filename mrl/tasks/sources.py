@@ -1,13 +1,16 @@
 """The one list of task sources."""
 
+import inspect
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from mrl.config.schema import TaskTable
-from mrl.errors import MissingError, TaskError
+from mrl.errors import MissingError, PluginError, TaskError, UserError
 from mrl.hub_names import Name, listing_file, parse_name, snapshot
+from mrl.plugins import SOURCE, find_plugin, load_plugin, missing_names
 from mrl.tasks.benchmarks.benchmark_source import BenchmarkSource
 from mrl.tasks.benchmarks.catalogue import BENCHMARKS, benchmark_of
 from mrl.tasks.data_rows import JSONL, PARQUET, README, Split, split_files
@@ -28,6 +31,8 @@ SOURCES: dict[str, Callable[..., Source]] = {
 }
 """Name -> (dataset, options, *, seed, where, get) -> Source. A new source is one file and one line here."""
 
+CONTRACT = ("is_finite", "verifier", "evaluates", "items", "extract", "verifier_reference", "score")
+"""What a source of somebody else's needs, as `mrl.tasks.source.Source` has it."""
 OF_ROWS = ("jsonl", "math")
 """Those that read files."""
 BENCHMARK = "benchmark"
@@ -38,14 +43,48 @@ def open_source(task: str, table: TaskTable, *, seed: int) -> Source:
     """The data set behind one task of the configuration, judged by the task's own verifier where it names one.
 
     Raises TaskError when there is no such thing, or its answers are evaluated and this host cannot seal a process;
-    MissingError when it is still to be fetched.
+    PluginError for a source of somebody else's that is none; MissingError when it is still to be fetched.
     """
     dataset, make = _located(task, table), SOURCES.get(table.source)
-    make = make or partial(BenchmarkSource, benchmark_of(table.dataset, where=f"tasks.{task}.dataset"))
-    source = make(dataset, table.options, seed=seed, where=f"tasks.{task}", get=table.get)
+    if make is None and table.source == BENCHMARK:
+        make = partial(BenchmarkSource, benchmark_of(table.dataset, where=f"tasks.{task}.dataset"))
+    given = {"seed": seed, "where": f"tasks.{task}", "get": table.get}
+    source = make(dataset, table.options, **given) if make else _of_plugin(task, table, given)
     source.verifier = table.verifier or source.verifier
     sealing_of(task, table, evaluates=source.evaluates)
     return source
+
+
+def _of_plugin(task: str, table: TaskTable, given: Mapping[str, Any]) -> Source:
+    """A source of somebody else's; what its constructor raises that is no UserError is told as the plug-in's fault."""
+    where = f"tasks.{task}.source"
+    plugin = find_plugin(SOURCE, table.source, (*SOURCES, BENCHMARK), where=where)
+    make = load_plugin(plugin, _fault_of, where=where)
+    try:
+        source: Source = make(table.dataset, table.options, **given)
+    except UserError:
+        raise
+    except Exception as error:  # noqa: BLE001 - somebody else's code may raise anything; it is said in one line
+        what = f"{plugin.target} cannot be opened ({type(error).__name__}: {error})"
+        raise PluginError(what, where=where, got=table.dataset, cure="mend it there, or its options") from None
+    if lacks := missing_names(source, CONTRACT):
+        what = f"{plugin.target} makes no task source"
+        raise PluginError(what, where=where, got=type(source).__name__, wanted=lacks)
+    return source
+
+
+def _fault_of(found: object) -> str:
+    """What a plug-in has to be, where it cannot be called as a source is."""
+    wanted = "callable as (dataset, options, *, seed, where, get)"
+    if not callable(found):
+        return wanted
+    try:
+        inspect.signature(found).bind("", {}, seed=0, where="", get="")
+    except TypeError as error:
+        return f"{wanted}: {error}"
+    except ValueError:  # one written in C may not tell
+        return ""
+    return missing_names(found, CONTRACT[3:]) if isinstance(found, type) else ""
 
 
 def data_name(table: TaskTable) -> Name | None:

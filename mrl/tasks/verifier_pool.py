@@ -29,6 +29,7 @@ from typing import NamedTuple
 import msgspec
 
 from mrl.errors import RoleFailed
+from mrl.plugins import VERIFIER, find_plugin
 from mrl.tasks.rewards import EXITED, MEMORY, TIMEOUT, TOO_LONG, CodeLine, Outcome, failed, place_of
 from mrl.tasks.sealed.sealing import Sealing, sealed_environment
 from mrl.tasks.verifier_process import EXTRAS, LENGTH, WALL_FACTOR, VerifierCall, VerifierReady
@@ -314,7 +315,12 @@ class VerifierPool:
 def verifier_argv(
     verifier: str, *, memory_bytes: int, timeout_s: float, sealing: Sealing | None = None
 ) -> tuple[str, ...]:
-    """The command of one verifier process; it finds `verifier` where this one finds modules, or in its folder."""
+    """The command of one verifier process; it finds `verifier` where this one finds modules, or in its folder.
+
+    Raises PluginError for one without a colon that is no entry point, or one of several.
+    """
+    if ":" not in verifier:
+        verifier = find_plugin(VERIFIER, verifier, (), where="verifier").target
     limits = str(memory_bytes), str(timeout_s)
     if sealing is None:
         return (sys.executable, "-m", "mrl.tasks.verifier_process", verifier, *limits)

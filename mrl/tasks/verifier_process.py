@@ -22,6 +22,7 @@ from typing import IO, Any, NamedTuple, cast
 import msgspec
 import setproctitle
 
+from mrl.plugins import see_modules
 from mrl.tasks.rewards import EXITED, MEMORY, RAISED, CodeLine, Outcome, failed, outcome_of, place_of, with_costs
 
 LENGTH = struct.Struct("<I")
@@ -81,6 +82,7 @@ def main(words: list[str]) -> int:
 def named_function(name: str) -> Callable[..., Any]:
     """The function "module:function". Raises ImportError, AttributeError or TypeError."""
     module, _, function = name.partition(":")
+    see_modules()
     found = getattr(importlib.import_module(module), function)
     if not callable(found):
         raise TypeError(f"{name} is no function")

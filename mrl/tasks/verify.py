@@ -201,7 +201,7 @@ def check_verifier(task: str, table: TaskTable) -> None:
     raise TaskError(
         f"the verifier {table.verifier} does not start ({reason.strip()})",
         where=f"tasks.{task}.verifier",
-        wanted='"module:function" of an installed module, one on PYTHONPATH, or one in the folder where mrl is started',
+        wanted='"module:function" of an installed module, one on PYTHONPATH, or one beside the configuration',
     )
 
 

@@ -11,7 +11,8 @@ import pytest
 ROOT = Path(__file__).parents[2]
 
 RANK = {
-    "errors": 0, "files": 0, "host_memory": 0, "hub_names": 0, "parent_death": 0, "process_start": 0, "records": 0,
+    "errors": 0, "files": 0, "host_memory": 0, "hub_names": 0, "parent_death": 0,
+    "plugins": 0, "process_start": 0, "records": 0,
     "plots": 1, "config": 1, "metrics": 1, "objectives": 1, "alignment": 1, "transport": 1,
     "tasks": 2, "models": 2, "exchange": 2, "allocation": 2, "sharing": 2, "bandit": 2,
     "engines": 3, "weights": 3,
@@ -22,7 +23,10 @@ RANK = {
     "python_api": 8,
     "__main__": 9, "__init__": 9,
 }  # fmt: skip
-SAME_RANK = {("records", "errors"): "decoding raises RecordError, and errors imports nothing"}
+SAME_RANK = {
+    ("records", "errors"): "decoding raises RecordError, and errors imports nothing",
+    ("plugins", "errors"): "a plug-in that cannot be had is a user's mistake, and errors imports nothing",
+}
 INSIDE = ROOT / "mrl" / "engines" / "inside"
 """Files that run in the environments of other engines, where there is no mrl."""
 HOMES = {

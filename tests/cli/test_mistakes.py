@@ -217,7 +217,7 @@ FILES = [
     Mistake("a misspelt option of a task", "check small.toml --tasks.sums.options.promt_key question",
             r"options\.promt_key: unknown option; .*did you mean options\.prompt_key\?"),
     Mistake("a verifier without a colon", "train small.toml --tasks.sums.verifier mine",
-            r'tasks\.sums\.verifier: not valid; got \'mine\'; wanted "module:function".*cure: tasks\.sums\.verifier = "mine:FUNCTION"'),
+            r'tasks\.sums\.verifier: no such verifier; got \'mine\'; wanted "module:name".*cure: "mine:FUNCTION" for one of a module'),
     Mistake("no such verifier", "train small.toml --tasks.sums.verifier nowhere:judge", r"No module named 'nowhere'"),
 ]  # fmt: skip
 
@@ -352,7 +352,7 @@ RUNS = [
 ]  # fmt: skip
 
 TRACKERS = [
-    Mistake("an unknown tracker", "train small.toml", r"trackers\.0\.kind: not valid; got 'wanbd'; wanted 'swanlab', 'tensorboard', 'trackio' or 'wandb'",
+    Mistake("an unknown tracker", "train small.toml", r"trackers\.0\.kind: no such tracker; got 'wanbd'; wanted swanlab, tensorboard, trackio, wandb, \"module:name\" or .*cure: did you mean wandb\?",
             tracked("kind = 'wanbd'")),
     Mistake("a misspelt key of a tracker", "train small.toml", r"trackers\.0\.projekt: unknown key; .*did you mean", tracked("kind = 'wandb', projekt = 'x'")),
     Mistake("a tracker that is no list", "train small.toml", r"small\.toml: trackers: not valid", edit("[run]", "trackers = { kind = 'wandb' }\n[run]")),

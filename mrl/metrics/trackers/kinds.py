@@ -1,10 +1,13 @@
 """The kinds of trackers."""
 
+from typing import cast
+
 from mrl.metrics.trackers.swanlab import SwanlabTracker
 from mrl.metrics.trackers.tensorboard import TensorboardTracker
 from mrl.metrics.trackers.tracker import Tracker
 from mrl.metrics.trackers.trackio import TrackioTracker
 from mrl.metrics.trackers.wandb import WandbTracker
+from mrl.plugins import TRACKER, find_plugin, load_plugin, missing_names
 
 TRACKERS: dict[str, type[Tracker]] = {
     "swanlab": SwanlabTracker,
@@ -13,3 +16,17 @@ TRACKERS: dict[str, type[Tracker]] = {
     "wandb": WandbTracker,
 }
 """`kind` of a table `[[trackers]]` -> its class. The extra that brings the package of one has the name of its kind."""
+CONTRACT = ("package", "options", "missing_login", "start", "log", "finish")
+"""What a tracker of somebody else's needs, as `Tracker` has it."""
+
+
+def tracker_class(kind: str, *, where: str) -> type[Tracker]:
+    """The class of one of `TRACKERS`, or of a plug-in. Raises PluginError for a kind that is neither."""
+    if kind in TRACKERS:
+        return TRACKERS[kind]
+    plugin = find_plugin(TRACKER, kind, TRACKERS, where=where)
+    return cast("type[Tracker]", load_plugin(plugin, _fault_of, where=where))
+
+
+def _fault_of(found: object) -> str:
+    return missing_names(found, CONTRACT) if isinstance(found, type) else "a class"

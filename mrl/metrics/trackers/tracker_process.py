@@ -13,7 +13,7 @@ from typing import BinaryIO
 
 import msgspec
 
-from mrl.metrics.trackers.kinds import TRACKERS
+from mrl.metrics.trackers.kinds import tracker_class
 from mrl.metrics.trackers.own_secrets import hidden
 from mrl.metrics.trackers.sample_table import read_table
 from mrl.metrics.trackers.tracker import Given, Points, Reply, TrackedRun, Tracker, num_points
@@ -27,8 +27,8 @@ _given = msgspec.json.Decoder(list[Given])
 def serve(lines: BinaryIO, say: Callable[[Reply], object]) -> None:
     """Run one tracker until the lines end."""
     run = _run.decode(lines.readline())
-    tracker = TRACKERS[run.kind]()
     try:
+        tracker = tracker_class(run.kind, where="trackers")()
         started = tracker.start(run)
     except Exception as error:  # noqa: BLE001 - the outer edge of a process that is there to fail alone
         say(Reply(failure=_told(error)))

@@ -12,6 +12,7 @@ from mrl.config.policy_tables import PolicyTable
 from mrl.config.run_folder import RunFolder, read_run_config
 from mrl.config.schema import NO_EVALUATION, RunConfig
 from mrl.errors import ConfigError, RunFolderError
+from mrl.plugins import short_name
 
 FITTED = {"learner": ("microbatch_tokens", "activation_checkpointing"), "rollout": ("answers_at_once",)}
 """Table of a policy -> keys that follow from the memory of the host where they are left out."""
@@ -101,8 +102,8 @@ def _earlier(folder: Path, regimes: Sequence[str], seeds: Sequence[int]) -> RunC
     """A run of this comparison that was begun before: the others are held to the same commits of their models."""
     for regime in regimes:
         for seed in seeds:
-            if RunFolder(folder / f"{regime}-{seed}").config_json.is_file():
-                return read_run_config(folder / f"{regime}-{seed}")
+            if RunFolder(folder / f"{short_name(regime)}-{seed}").config_json.is_file():
+                return read_run_config(folder / f"{short_name(regime)}-{seed}")
     return None
 
 
@@ -113,7 +114,7 @@ def _plan_one(
     from mrl.processes.preparation.hub_models import pinned
     from mrl.processes.preparation.preflight import unasked
 
-    name = f"{regime}-{seed}"
+    name = f"{short_name(regime)}-{seed}"
     chosen = ["--run.folder", str(folder), "--run.name", name, "--run.seed", str(seed), *_settings(regime)]
     chosen += ["--run.sync", "false" if arguments.is_async else "true"]
     config = load_config(arguments.config, [*arguments.overrides, *chosen])

@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING
 
 from mrl.config.nearest_key import nearest
 from mrl.config.schema import RunConfig
-from mrl.errors import AddressError, ConfigError, EngineError, MissingError, TaskError
+from mrl.errors import AddressError, ConfigError, EngineError, MissingError, PluginError, TaskError
 from mrl.processes.planning.placement import server_gpus
 from mrl.processes.planning.unit_workers import check_cores, units_of
 from mrl.processes.preparation.hub_data import unfetched_data
 from mrl.processes.preparation.hub_models import missing_model, named
 from mrl.processes.preparation.learning_values import check_learning
 from mrl.processes.preparation.model_folder import check_model_folder
+from mrl.processes.preparation.named_plugins import check_shadows
 from mrl.processes.preparation.prompt_fit import check_prompts
 from mrl.processes.preparation.tracker_checks import check_trackers
 
@@ -61,6 +62,7 @@ def preflight(
     from mrl.sharing.regimes import check_episodes, check_objectives
     from mrl.transport.server import check_address
 
+    check_shadows(config, where=where)
     check_teacher(config, where=where)
     check_frozen(config, where=where)
     check_scorers(config, where=where)
@@ -86,7 +88,7 @@ def preflight(
         check_engines(config, tell)
     try:
         prompts, num_held_out = check_tasks(config, tell, on_trial, on_unfetched=on_unfetched)
-    except TaskError as error:
+    except (TaskError, PluginError) as error:
         raise _in_file(error, where) from error
     for name, policy in config.policies.items():
         if policy.model and prompts and missing_model(name, policy, where) is None:
@@ -116,11 +118,12 @@ def _check_models(
             check_sharing_out(config, name)
 
 
-def _in_file(error: TaskError, where: str) -> TaskError:
+def _in_file(error: TaskError | PluginError, where: str) -> TaskError | PluginError:
     """The error with the configuration's file, unless it names a file of data."""
     if not error.where.startswith("tasks."):
         return error
-    return TaskError(error.what, where=f"{where}: {error.where}", got=error.got, wanted=error.wanted, cure=error.cure)
+    kind, where = type(error), f"{where}: {error.where}"
+    return kind(error.what, where=where, got=error.got, wanted=error.wanted, cure=error.cure)
 
 
 def check_made(config: RunConfig) -> None:

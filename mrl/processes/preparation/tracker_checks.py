@@ -8,7 +8,8 @@ from collections.abc import Callable
 from mrl.config.nearest_key import nearest
 from mrl.config.schema import RunConfig, TrackerTable
 from mrl.errors import ConfigError, MissingError
-from mrl.metrics.trackers.kinds import TRACKERS
+from mrl.metrics.trackers.kinds import TRACKERS, tracker_class
+from mrl.metrics.trackers.tracker import Tracker
 from mrl.processes.trackers import labelled
 
 WORDS = {str: "a text in quotes", bool: "true or false", list: "a list of texts"}
@@ -26,26 +27,27 @@ def check_trackers(config: RunConfig, on_missing: Callable[[MissingError], None]
 
 def check_tracker(table: TrackerTable, on_missing: Callable[[MissingError], None], *, where: str, key: str) -> None:
     """The same for one table, which stands at `key`."""
-    kind = TRACKERS[table.kind]
+    kind = tracker_class(table.kind, where=f"{where}: {key}.kind")
     for option, value in table.options.items():
-        _check_option(table.kind, option, value, where=where, key=f"{key}.options")
+        _check_option(kind, table.kind, option, value, where=f"{where}: {key}.options")
     spec = importlib.util.find_spec(kind.package)
     if spec is None or spec.origin is None:  # without an origin it is a folder of this name, as wandb makes one
         what = f"the package {kind.package} is not there"
-        on_missing(MissingError(what, where=f"{key}.kind", cure=f"pip install 'mrl[{table.kind}]'"))
+        package = f"'mrl[{table.kind}]'" if table.kind in TRACKERS else kind.package
+        on_missing(MissingError(what, where=f"{key}.kind", cure=f"pip install {package}"))
     elif login := kind.missing_login(os.environ, table.options):
         on_missing(MissingError(f"nobody is logged in to {table.kind}", where=f"{key}.kind", cure=login))
 
 
-def _check_option(kind: str, option: str, value: object, *, where: str, key: str) -> None:
-    options = TRACKERS[kind].options
+def _check_option(kind: type[Tracker], name: str, option: str, value: object, *, where: str) -> None:
+    options, (where, _, key) = kind.options, where.rpartition(": ")
     if option not in options:
         near = nearest(option, options)
         cure = f"did you mean {near}?" if near else ""
         if _KEY.search(option):
             cure = "leave it out: keys belong into the environment, or where the tracker's own login keeps them"
         raise ConfigError(
-            f"{key}: {kind} has no such option here",
+            f"{key}: {name} has no such option here",
             where=where,
             got=option,
             wanted="one of " + ", ".join(options) if options else "no options",

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from mrl.config.schema import TaskTable
 from mrl.errors import TaskError
+from mrl.plugins import MODULES
 from mrl.tasks.sealed.seal import unsealed_reason
 
 _KEPT = ("PATH", "HOME", "TZ", "LANG", "LD_LIBRARY_PATH")
@@ -59,5 +60,9 @@ def described_seal() -> str:
 
 def sealed_environment(environment: Mapping[str, str]) -> dict[str, str]:
     """What the processes of a sealed pool need of the environment to start; the sealed ones have nothing of it."""
-    kept = {name: value for name, value in environment.items() if name in _KEPT or name.startswith(_KEPT_BEGINNINGS)}
+    kept = {
+        name: value
+        for name, value in environment.items()
+        if name in (*_KEPT, MODULES) or name.startswith(_KEPT_BEGINNINGS)
+    }
     return _LARGE_PAGES | kept | {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}  # with threads none must fork

@@ -1,0 +1,209 @@
+"""Plug-ins: regimes, task sources, verifiers and trackers that are no part of mrl, found by what a configuration names.
+
+    "module:name"   an object in a module: of the folder `run.modules`, of PYTHONPATH, or installed
+    "name"          an entry point of an installed distribution, in the group of its kind
+
+Every process looks up by itself, from the same name in the same configuration. Nothing else is imported: entry points
+are read as metadata, and only the module of the named one is loaded. What is part of mrl is never looked for here.
+"""
+
+import difflib
+import importlib
+import importlib.metadata
+import os
+import sys
+import traceback
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from mrl.errors import PluginError
+
+MODULES = "MRL_MODULES"
+"""Environment variable that hands `run.modules` on to the processes of verifiers and trackers."""
+
+
+class PluginKind(NamedTuple):
+    """What a plug-in can be."""
+
+    word: str
+    group: str
+    """Of its entry points."""
+
+
+REGIME = PluginKind("regime", "mrl.regimes")
+SOURCE = PluginKind("task source", "mrl.tasks")
+VERIFIER = PluginKind("verifier", "mrl.verifiers")
+TRACKER = PluginKind("tracker", "mrl.trackers")
+
+
+class Plugin(NamedTuple):
+    """A plug-in that was found, and not loaded yet."""
+
+    kind: PluginKind
+    name: str
+    """As the configuration has it."""
+    target: str
+    """ "module:name"."""
+    distribution: str = ""
+    """Name and version of the distribution whose entry point it is; empty for "module:name"."""
+
+    @property
+    def described(self) -> str:
+        """Kind, name, module, and the distribution and version where it is of one; imports nothing."""
+        module = self.target.partition(":")[0]
+        origin = self.distribution or _distribution_of(module) or f"file {_file_of(module)}"
+        return f"{self.kind.word} {self.name}: {self.target}, {origin}"
+
+
+def short_name(name: str) -> str:
+    """The name of a regime or tracker in keys and in names of files: of "module:name" what follows the colon."""
+    return name.rpartition(":")[2]
+
+
+def use_modules(folder: str) -> None:
+    """Let this process, and those that it starts, find modules in the folder `run.modules`; empty: in none.
+
+    The folder comes last, so that no file in it takes the place of an installed module.
+    """
+    if folder:
+        os.environ[MODULES] = folder
+        _see(folder)
+    else:
+        os.environ.pop(MODULES, None)
+
+
+def see_modules() -> None:
+    """The same in a process that has it from the environment."""
+    _see(os.environ.get(MODULES, ""))
+
+
+def find_plugin(kind: PluginKind, name: str, built_in: Iterable[str], *, where: str) -> Plugin:
+    """The plug-in that `name` means, as far as metadata tell. `where`: file and key.
+
+    Raises PluginError where no entry point has the name, where two have it, or where "module:name" ends like a
+    built-in name.
+    """
+    built_in = list(built_in)
+    if ":" in name:
+        found = Plugin(kind, name, name)
+        if short_name(name) in built_in:
+            what = f"a {kind.word} of your own has the name of one of mrl"
+            raise PluginError(what, where=where, got=name, cure="give the object another name in its module")
+        return found
+    points = list(importlib.metadata.entry_points(group=kind.group, name=name))
+    owners = sorted({_named(point) for point in points})
+    if len({point.value for point in points}) > 1 or len(owners) > 1:
+        what = f"{len(points)} entry points of the group {kind.group} have this name"
+        cure = f'uninstall one, or name "module:name": {" or ".join(sorted({point.value for point in points}))}'
+        raise PluginError(what, where=where, got=name, wanted=f"one of {', '.join(owners)}", cure=cure)
+    if points:
+        return Plugin(kind, name, points[0].value.replace(" ", ""), owners[0])
+    known = [*built_in, *sorted({point.name for point in importlib.metadata.entry_points(group=kind.group)})]
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.55)
+    own = f'"{name}:FUNCTION" for one of a module of your own' if kind == VERIFIER else ""
+    raise PluginError(
+        f"no such {kind.word}",
+        where=where,
+        got=name,
+        wanted=", ".join([*known, f'"module:name" or an entry point of the group {kind.group}']),
+        cure=f"did you mean {near[0]}?" if near else own,
+    )
+
+
+def is_entry_point(kind: PluginKind, name: str) -> bool:
+    """Whether an installed distribution offers a plug-in of this name; imports nothing."""
+    return bool(importlib.metadata.entry_points(group=kind.group, name=name))
+
+
+def check_shadow(kind: PluginKind, name: str, *, where: str) -> None:
+    """Raises PluginError where an installed distribution offers a plug-in under the built-in `name`."""
+    for point in importlib.metadata.entry_points(group=kind.group, name=name):
+        raise PluginError(
+            f"a {kind.word} of {_named(point)} has the name of one of mrl",
+            where=where,
+            got=name,
+            cure=f'name "{point.value}" to use that one, under a name of its own; or uninstall the distribution',
+        )
+
+
+def load_plugin(plugin: Plugin, fault_of: Callable[[Any], str], *, where: str) -> Any:
+    """The object of a plug-in; its module is imported. `fault_of` says what is wrong with an object, or "".
+
+    Raises PluginError: no such module, an exception while it is imported, no such name in it, or an object that is no
+    plug-in of its kind.
+    """
+    module_name, _, name = plugin.target.partition(":")
+    try:
+        see_modules()
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
+            raise _broken(plugin, error, where) from None
+        folder = os.environ.get(MODULES) or "the folder of the configuration file"
+        raise PluginError(
+            f"no module {error.name} for the {plugin.kind.word}",
+            where=where,
+            got=plugin.name,
+            wanted=f"a module that is installed, on PYTHONPATH or in {folder}",
+            cure=_near_module(module_name),
+        ) from None
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - somebody else's module may raise anything; it is said
+        raise _broken(plugin, error, where) from None
+    found: Any = module
+    for part in name.split("."):
+        if not hasattr(found, part):
+            near = difflib.get_close_matches(part, [one for one in vars(found) if not one.startswith("_")], n=1)
+            what, cure = f"{module_name} has no {part}", f"did you mean {near[0]}?" if near else ""
+            wanted = f"a {plugin.kind.word} in {getattr(module, '__file__', '') or module_name}"
+            raise PluginError(what, where=where, got=plugin.name, wanted=wanted, cure=cure)
+        found = getattr(found, part)
+    if fault := fault_of(found):
+        raise PluginError(f"{plugin.target} is no {plugin.kind.word}", where=where, got=_shown(found), wanted=fault)
+    return found
+
+
+def missing_names(found: object, names: Iterable[str]) -> str:
+    """What an object lacks of the names of its contract, in words; empty where it has them all."""
+    lacking = [name for name in names if not hasattr(found, name)]
+    return f"also {', '.join(lacking)}" if lacking else ""
+
+
+def _see(folder: str) -> None:
+    if folder and folder not in sys.path:
+        sys.path.append(folder)
+
+
+def _named(point: importlib.metadata.EntryPoint) -> str:
+    return f"{point.dist.name} {point.dist.version}" if point.dist is not None else "an unknown distribution"
+
+
+def _distribution_of(module: str) -> str:
+    """Name and version of the distribution that installed a module; empty for a file of one's own."""
+    owners = importlib.metadata.packages_distributions().get(module.partition(".")[0], ())
+    return ", ".join(f"{owner} {importlib.metadata.version(owner)}" for owner in dict.fromkeys(owners))
+
+
+def _file_of(module: str) -> str:
+    return str(getattr(sys.modules.get(module), "__file__", "") or "not imported yet")
+
+
+def _near_module(module: str) -> str:
+    folder = os.environ.get(MODULES, "")
+    own = [file.stem for file in Path(folder).glob("*.py")] if folder else []
+    near = difflib.get_close_matches(module, own, n=1)
+    return f"did you mean {near[0]}?" if near else ""
+
+
+def _broken(plugin: Plugin, error: BaseException, where: str) -> PluginError:
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if "importlib" not in frame.filename and frame.filename != __file__]
+    place = f"line {own[-1].lineno} of {own[-1].filename}" if own else plugin.target
+    place = f"line {error.lineno} of {error.filename}" if isinstance(error, SyntaxError) else place
+    said = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+    what = f"the module of the {plugin.kind.word} cannot be imported ({said})"
+    return PluginError(what, where=where, got=plugin.name, cure=f"see {place}")
+
+
+def _shown(found: object) -> str:
+    return f"{'class' if isinstance(found, type) else type(found).__name__} {getattr(found, '__name__', found)}"[:80]

@@ -1,0 +1,35 @@
+"""The plug-ins that a configuration names, for people, and names that mean two things."""
+
+from collections.abc import Iterator
+
+from mrl.config.schema import SOURCE_NAMES, TRACKER_NAMES, RunConfig
+from mrl.plugins import REGIME, SOURCE, TRACKER, VERIFIER, PluginKind, check_shadow, find_plugin
+from mrl.sharing.regimes import REGIMES
+
+
+def check_shadows(config: RunConfig, *, where: str) -> None:
+    """Raises PluginError where an installed distribution offers a plug-in called like one of mrl that the run uses."""
+    for kind, name, built_in, key in _names(config):
+        if name in built_in:
+            check_shadow(kind, name, where=f"{where}: {key}")
+
+
+def told_plugins(config: RunConfig, *, where: str) -> Iterator[str]:
+    """One line for each plug-in of a checked configuration. Raises PluginError for one that is not there."""
+    found = [
+        find_plugin(kind, name, built_in, where=f"{where}: {key}").described
+        for kind, name, built_in, key in _names(config)
+        if name not in built_in
+    ]
+    return iter(dict.fromkeys(found))
+
+
+def _names(config: RunConfig) -> Iterator[tuple[PluginKind, str, tuple[str, ...], str]]:
+    """(kind, name, names of mrl itself, key) of all that may be a plug-in's."""
+    yield REGIME, str(config.sharing.get("regime", "independent")), tuple(REGIMES), "sharing.regime"
+    for task, table in config.tasks.items():
+        yield SOURCE, table.source, SOURCE_NAMES, f"tasks.{task}.source"
+        if table.verifier:
+            yield VERIFIER, table.verifier, (), f"tasks.{task}.verifier"
+    for place, tracker in enumerate(config.trackers):
+        yield TRACKER, tracker.kind, TRACKER_NAMES, f"trackers.{place}.kind"
