@@ -14,7 +14,7 @@ from mrl.config.nearest_key import nearest
 from mrl.config.overrides import apply_overrides, parse_overrides
 from mrl.config.prompt_texts import with_prompt_texts
 from mrl.config.rules import check_rules
-from mrl.config.schema import RunConfig, TaskTable
+from mrl.config.schema import RunConfig
 from mrl.config.validation_errors import explain
 from mrl.errors import ConfigError
 from mrl.plugins import use_modules
@@ -42,7 +42,7 @@ def resolve(tables: dict[str, Any], pairs: Sequence[tuple[tuple[str, ...], Any]]
     config = validate(apply_overrides(tables, pairs), where=where, overridden=overridden)
     config = with_modules(config, where=where)
     use_modules(config.run.modules)
-    resolved = by_device(_with_environment_folders(with_prompt_texts(config, where=where), where=where))
+    resolved = by_device(with_prompt_texts(config, where=where))
     check_rules(resolved.config, where=where)
     return resolved
 
@@ -58,7 +58,9 @@ def validate(tables: dict[str, Any], *, where: str, overridden: set[tuple[str, .
 def with_modules(config: RunConfig, *, where: str) -> RunConfig:
     """`config` with the folder of the modules that it names: as it stands there, else that of the file."""
     named = [config.sharing.get("regime"), *(table.kind for table in config.trackers)]
-    named += [name for table in config.tasks.values() for name in (table.source, table.verifier, table.evaluator)]
+    tasks = config.tasks.values()
+    named += [name for table in tasks for name in (table.source, table.verifier, table.evaluator)]
+    named += [table.dataset for table in tasks if table.source == "environment"]
     if not config.run.modules and not any(":" in str(name) for name in named):
         return config
     folder = config.run.modules or (Path(where).parent if Path(where).is_file() else Path())
@@ -118,20 +120,3 @@ def _nearby(path: Path) -> str:
     places = " ".join(dict.fromkeys(str(file.parent / "*.toml") for file in known.values()))
     listed = f"`ls {places}` lists those that there are" if places else "give the path of a TOML file"
     return f"{listed}; `mrl quickstart --show` prints one to begin with"
-
-
-def _with_environment_folders(config: RunConfig, *, where: str) -> RunConfig:
-    """`config` with the folder of every environment whose module stands beside the file `where`.
-
-    Processes on other hosts, and a resumed run, have it from `config.json`.
-    """
-    tasks = {name: _with_folder(table, Path(where).parent) for name, table in config.tasks.items()}
-    return config.model_copy(update={"tasks": tasks})
-
-
-def _with_folder(table: TaskTable, folder: Path) -> TaskTable:
-    if table.source != "environment" or table.environment_folder or ":" not in table.dataset:
-        return table
-    top = table.dataset.partition(":")[0].split(".")[0]
-    is_beside = bool(top) and ((folder / f"{top}.py").is_file() or (folder / top / "__init__.py").is_file())
-    return table.model_copy(update={"environment_folder": str(folder.absolute())}) if is_beside else table

@@ -12,6 +12,13 @@ def check_rewards(config: RunConfig, where: str) -> None:
     And for a judge that could not judge. Without a verifier of its own a task gives 0 and 1, an environment what it
     likes.
     """
+    if config.pool.hopeless_rate >= config.pool.solved_rate:
+        raise ConfigError(
+            "pool.hopeless_rate: a prompt would be solved and hopeless at once",
+            where=where,
+            got=config.pool.hopeless_rate,
+            wanted=f"< {config.pool.solved_rate:g}, which is pool.solved_rate",
+        )
     bound = config.run.success_reward
     for name, task in config.tasks.items():
         _check_judge(name, task, where)

@@ -50,13 +50,6 @@ def check_rules(config: RunConfig, *, where: str) -> None:
             wanted="the name of a sharing regime in quotes",
             cure='for example regime = "independent"',
         )
-    if config.pool.hopeless_rate >= config.pool.solved_rate:
-        raise ConfigError(
-            "pool.hopeless_rate: a prompt would be solved and hopeless at once",
-            where=where,
-            got=config.pool.hopeless_rate,
-            wanted=f"< {config.pool.solved_rate:g}, which is pool.solved_rate",
-        )
     if 0 < config.pool.train_prompts < len(config.tasks):
         raise ConfigError(
             "pool.train_prompts: fewer prompts than tasks",

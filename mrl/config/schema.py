@@ -2,13 +2,12 @@
 
 Unknown keys are refused; every bound stands at its field."""
 
-from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
 from mrl.config.policy_tables import PolicyTable
-from mrl.config.table import Table
+from mrl.config.table import PLUGIN_NAME, Table, known_or_plugin
 
 UNIT_TYPE_NAME = r"^[A-Za-z0-9][A-Za-z0-9 ._+-]{0,63}$"
 POLICY_NAME = r"^[a-z0-9][a-z0-9_-]{0,31}$"
@@ -16,17 +15,11 @@ RUN_NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
 VERIFIER_NAME = r"^([A-Za-z_][\w-]*|[A-Za-z_][\w.]*:[A-Za-z_]\w*)?$"
 REWARD_NAME = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$"
 UnitType = Annotated[str, Field(pattern=UNIT_TYPE_NAME)]
-PLUGIN_NAME = r"^[A-Za-z_][\w-]*$|^[A-Za-z_][\w.]*:[A-Za-z_]\w*$"
 SOURCE_NAMES = ("reasoning_gym", "words", "math", "jsonl", "benchmark", "environment")
 TRACKER_NAMES = ("swanlab", "tensorboard", "trackio", "wandb")
 RewardName = Annotated[str, Field(pattern=REWARD_NAME)]
 PolicyName = Annotated[str, Field(pattern=POLICY_NAME)]
 PluginName = Annotated[str, Field(pattern=PLUGIN_NAME)]
-
-
-def known_or_plugin(names: Sequence[str]) -> dict[str, Any]:
-    """JSON schema of a name that editors complete, and that may be a plug-in's as well."""
-    return {"anyOf": [{"enum": list(names)}, {"pattern": PLUGIN_NAME}]}
 
 
 class RunTable(Table):
@@ -184,9 +177,6 @@ class TaskTable(Table):
     """Processes in which each worker keeps episodes of an environment, any number in each."""
     environment_memory_mib: int = Field(default=4096, ge=256)
     """Address space of one such process, in MiB; an episode that wants more counts as failed."""
-    environment_folder: str = ""
-    """Folder in which the environment's module is looked for first. Left out: that of the configuration, where the
-    module lies there."""
 
     @model_validator(mode="before")
     @classmethod

@@ -16,7 +16,7 @@ from mrl.models.skeleton import config_of_folder, episode_row_tokens
 from mrl.models.turn_spelling import TurnSpelling
 from mrl.records.episodes import Message, ToolCall
 from mrl.records.experience import SharedTurn
-from mrl.rollout.episodes import EpisodeEngine, EpisodeRules, Stage
+from mrl.rollout.playing import EpisodeEngine, EpisodeRules, Stage
 from mrl.sharing.peer_episodes import SpelledEpisode
 from mrl.tasks.environments.contract import PolicyTurn
 from mrl.tasks.environments.tool_syntax import NONE, ToolSyntax, syntax_of

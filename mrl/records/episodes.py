@@ -86,7 +86,7 @@ class Message(msgspec.Struct, frozen=True, omit_defaults=True):
 Messages = Annotated[tuple[Message, ...], msgspec.Meta(max_length=MAX_TURN_MESSAGES)]
 
 
-class Segment(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class EpisodeSegment(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A stretch of an episode behind its prompt: one turn of the policy, or what the environment says to it."""
 
     num_tokens: Count
@@ -96,7 +96,7 @@ class Segment(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     messages: Messages
 
 
-Segments = Annotated[list[Segment], msgspec.Meta(max_length=MAX_SEGMENTS)]
+Segments = Annotated[list[EpisodeSegment], msgspec.Meta(max_length=MAX_SEGMENTS)]
 
 
 def check_name(what: str, name: str) -> None:
@@ -113,7 +113,7 @@ def bytes_of(text: str) -> int:
         raise RecordError("text that is not UTF-8: it holds a lone surrogate") from None
 
 
-def sampled_places(segments: Sequence[Segment]) -> npt.NDArray[np.bool_]:
+def sampled_places(segments: Sequence[EpisodeSegment]) -> npt.NDArray[np.bool_]:
     """[T] whether the policy sampled each token of a row of these segments."""
     return np.repeat(
         np.array([segment.is_sampled for segment in segments], dtype=bool),

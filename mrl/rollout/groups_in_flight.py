@@ -12,7 +12,7 @@ from mrl.engines.engine import Finished, Generation, GenerationRequest
 from mrl.errors import RoleFailed
 from mrl.records.rollouts import HeldOutItem, StaleGroup, WorkItem
 from mrl.records.version import Version
-from mrl.rollout.episodes import PlayedEpisode
+from mrl.rollout.playing import PlayedEpisode
 from mrl.rollout.sampling import Sampler
 
 Item = WorkItem | HeldOutItem

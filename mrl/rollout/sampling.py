@@ -13,7 +13,7 @@ from mrl.engines.token_sampling import answer_seeds
 from mrl.records.codec import pack_array
 from mrl.records.episodes import transcript
 from mrl.records.rollouts import Answer, HeldOutAnswer, HeldOutItem, ScoredGroup, WorkItem
-from mrl.rollout.episodes import EpisodeRequest, PlayedEpisode
+from mrl.rollout.playing import EpisodeRequest, PlayedEpisode
 from mrl.tasks.pool import TaskPool
 from mrl.tasks.source import Turn
 from mrl.tasks.verify import Verdict

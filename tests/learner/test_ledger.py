@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from mrl.learner.ledger import Pace, WorkLedger
 from mrl.records.codec import pack_array
-from mrl.records.episodes import Segment
+from mrl.records.episodes import EpisodeSegment
 from mrl.records.finish import FinishReason
 from mrl.records.rollouts import StaleGroup, WorkRequest
 from mrl.records.version import Version, VersionSpan
@@ -201,9 +201,9 @@ def test_a_group_that_cannot_be_dated_is_refused(make_group, damage):
     assert books.grant(ask(1), 0.0)[0].position == item.position
 
 
-def _segments(*sizes: int) -> list[Segment]:
+def _segments(*sizes: int) -> list[EpisodeSegment]:
     """Turns of these sizes, the policy's first and every second one."""
-    return [Segment(num_tokens=n, is_sampled=place % 2 == 0, messages=()) for place, n in enumerate(sizes)]
+    return [EpisodeSegment(num_tokens=n, is_sampled=place % 2 == 0, messages=()) for place, n in enumerate(sizes)]
 
 
 @pytest.mark.parametrize(

@@ -4,17 +4,19 @@ import msgspec
 import pytest
 
 from mrl.records.codec import decode, decoder, encode
-from mrl.records.episodes import Message, Segment, ToolCall, as_chat, sampled_places, transcript
+from mrl.records.episodes import EpisodeSegment, Message, ToolCall, as_chat, sampled_places, transcript
 from mrl.records.finish import FinishReason
 from mrl.records.rollouts import Answer
 from mrl.records.version import Version, VersionSpan
 
 CALL = ToolCall(name="look_up", arguments='{"key":"b"}')
 TURNS = [
-    Segment(num_tokens=2, is_sampled=True, messages=(Message(role="assistant", content="hm", tool_calls=(CALL,)),)),
-    Segment(num_tokens=3, is_sampled=False, messages=(Message(role="tool", content="7", name="look_up"),)),
-    Segment(num_tokens=1, is_sampled=True, messages=(Message(role="assistant", content="7"),)),
-    Segment(num_tokens=0, is_sampled=False, messages=(Message(role="user", content="right"),)),
+    EpisodeSegment(
+        num_tokens=2, is_sampled=True, messages=(Message(role="assistant", content="hm", tool_calls=(CALL,)),)
+    ),
+    EpisodeSegment(num_tokens=3, is_sampled=False, messages=(Message(role="tool", content="7", name="look_up"),)),
+    EpisodeSegment(num_tokens=1, is_sampled=True, messages=(Message(role="assistant", content="7"),)),
+    EpisodeSegment(num_tokens=0, is_sampled=False, messages=(Message(role="user", content="right"),)),
 ]
 ANSWER = {
     "token_ids": b"\1\0\0\0",

@@ -8,7 +8,7 @@ import pytest
 from msgspec import structs
 
 from mrl.records.codec import decode, encode, pack_array
-from mrl.records.episodes import Message, Segment, ToolCall
+from mrl.records.episodes import EpisodeSegment, Message, ToolCall
 from mrl.records.experience import EpisodeRecord, Received, SharedTurn, experience_decoder
 from mrl.records.version import Version, VersionSpan
 from mrl.sharing.peer_episodes import SpelledEpisode
@@ -30,7 +30,7 @@ def episode(answer, said=SAID):
         token_ids=pack_array(np.arange(sum(size for size, *_ in said)), "i4"),
         logprobs=pack_array(np.full(sum(sizes), -0.5), "f4"),
         versions=[VersionSpan(sum(sizes), Version(0, 2))],
-        segments=[Segment(num_tokens=n, is_sampled=own, messages=(message,)) for n, own, message in said],
+        segments=[EpisodeSegment(num_tokens=n, is_sampled=own, messages=(message,)) for n, own, message in said],
         ending="done",
     )
 

@@ -9,6 +9,7 @@ from mrl.config.policy_tables import PolicyTable
 from mrl.config.schema import RunConfig
 from mrl.config.table import Table
 from mrl.errors import ConfigError
+from mrl.sharing.regimes import check_episodes
 from mrl.tasks.games.game_names import GAMES
 
 SANE_FACTOR = 20.0
@@ -43,6 +44,7 @@ def check_learning(config: RunConfig, *, where: str) -> None:
             wanted='a task with an operation, such as operation = "reverse"',
             cure="for prompts of your own give model = FOLDER; `mrl policies make quickstart` prints two small ones",
         )
+    check_episodes(config.sharing, config.tasks, where)
     regime = str(config.sharing.get("regime"))
     if len(config.policies) == 1 and regime != "independent":
         (name,) = config.policies
@@ -66,6 +68,7 @@ def check_learning(config: RunConfig, *, where: str) -> None:
 
 def warnings(config: RunConfig, parameters: Mapping[str, int]) -> Iterator[str]:
     """What is allowed and seldom meant. `parameters`: those of each policy whose size is known, 0 of made ones."""
+    check_episodes(config.sharing, config.tasks, where)
     regime = str(config.sharing.get("regime"))
     if note := greedy_note(config.evaluation.temperature, config.evaluation.samples):
         yield f"evaluation.{note}"

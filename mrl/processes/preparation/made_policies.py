@@ -42,7 +42,6 @@ VERIFYING = {
     "episode_cpu_s",
     "environment_processes",
     "environment_memory_mib",
-    "environment_folder",
 }
 """Keys of a task that say nothing about its examples."""
 POLL_S = 0.1

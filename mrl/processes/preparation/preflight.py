@@ -59,14 +59,13 @@ def preflight(
     """
     from mrl.allocation.floors import check_floors
     from mrl.processes.planning.local_folder import parent_of
-    from mrl.sharing.regimes import check_episodes, check_objectives
+    from mrl.sharing.regimes import check_objectives
     from mrl.transport.server import check_address
 
     check_shadows(config, where=where)
     check_teacher(config, where=where)
     check_frozen(config, where=where)
     check_scorers(config, where=where)
-    check_episodes(config.sharing, config.tasks, where)
     check_objectives(config.sharing, config.policies, where)
     check_learning(config, where=where)
     check_floors(config, where=where)

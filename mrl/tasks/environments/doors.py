@@ -8,6 +8,7 @@ import json
 import sys
 from collections.abc import Callable
 
+from mrl.plugins import see_modules
 from mrl.tasks.environments.contract import Environment
 from mrl.tasks.environments.user_class import ClassEnvironment, ClassMistake, check_row, tools_of
 
@@ -30,6 +31,7 @@ def named_class(name: str) -> type:
     module, _, attribute = name.partition(":")
     if not module or not attribute:
         raise ClassMistake(f'{name!r} names no class; write "module:Class", or a URL, ws://HOST:PORT')
+    see_modules()
     try:
         found: type = getattr(importlib.import_module(module), attribute)
     except AttributeError:

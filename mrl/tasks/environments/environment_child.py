@@ -23,12 +23,11 @@ MAX_BROKEN_OFF = 16
 class EnvironmentChild:
     """A process, and what was said to it that its socket has not taken yet. All belongs to the pool's thread."""
 
-    def __init__(self, argv: tuple[str, ...], *, is_alone: bool, folder: str = "") -> None:
-        """`folder` is where modules are looked for first."""
+    def __init__(self, argv: tuple[str, ...], *, is_alone: bool) -> None:
         self.socket, theirs = socket.socketpair()
         self.socket.setblocking(False)
         # Arenas of many threads would fill the address space.
-        environment = os.environ | {"MALLOC_ARENA_MAX": "2", "PYTHONPATH": search_path(folder)}
+        environment = os.environ | {"MALLOC_ARENA_MAX": "2"}
         with theirs:
             self.process = subprocess.Popen(argv, stdin=theirs.fileno(), env=environment)
         self.is_alone, self.is_ready = is_alone, False
@@ -125,8 +124,3 @@ def environment_argv(name: str, *, memory_bytes: int, cpu_s: float) -> tuple[str
     """The command of an environment process."""
     module = "mrl.tasks.environments.environment_process"
     return (sys.executable, "-m", module, name, str(memory_bytes), str(cpu_s))
-
-
-def search_path(folder: str) -> str:
-    """PYTHONPATH with a folder first; "" changes nothing."""
-    return os.pathsep.join(part for part in (folder, os.environ.get("PYTHONPATH", "")) if part)

@@ -83,15 +83,13 @@ class EnvironmentPool:
         wall_s: float,
         cpu_s: float,
         memory_bytes: int = MEMORY_BYTES,
-        folder: str = "",
     ) -> None:
         """Of one episode: `wall_s` is the time that its environment takes in all, `cpu_s` that of the processor.
 
-        `memory_bytes` is the address space of one process, `folder` where modules are looked for first.
-        Nothing is started before the first episode is opened.
+        `memory_bytes` is the address space of one process. Nothing is started before the first episode is opened.
         """
         self._argv = environment_argv(name, memory_bytes=memory_bytes, cpu_s=cpu_s)
-        self._name, self._size, self._wall_s, self._folder = name, processes, wall_s, folder
+        self._name, self._size, self._wall_s = name, processes, wall_s
         self.numbers = itertools.count()
         self._lock = threading.Lock()
         self._handed_in: deque[tuple[Asked | int, Future[EnvironmentTurn] | None]] = deque()
@@ -223,7 +221,7 @@ class EnvironmentPool:
         return best if len(best.scripts) < MAX_EPISODES else None
 
     def _start(self, *, is_alone: bool) -> EnvironmentChild:
-        child = EnvironmentChild(self._argv, is_alone=is_alone, folder=self._folder)
+        child = EnvironmentChild(self._argv, is_alone=is_alone)
         self._children.append(child)
         self._selector.register(child.socket, selectors.EVENT_READ, child)
         self.counts.processes += 1

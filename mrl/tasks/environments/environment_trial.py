@@ -1,7 +1,6 @@
 """An environment tried before a run: its class, its first start state, and a turn of nonsense."""
 
 import json
-import os
 import subprocess
 import sys
 from concurrent.futures import Future
@@ -11,7 +10,7 @@ from mrl.config.schema import TaskTable
 from mrl.errors import RoleFailed, TaskError
 from mrl.tasks.environments.contract import FAILURES, EnvironmentTurn, PolicyTurn
 from mrl.tasks.environments.doors import URLS
-from mrl.tasks.environments.environment_child import START_S, search_path
+from mrl.tasks.environments.environment_child import START_S
 from mrl.tasks.environments.environments import environment_name, pool_of
 from mrl.tasks.sources import open_source
 
@@ -39,9 +38,8 @@ def try_environment(task: str, table: TaskTable, *, seed: int) -> EnvironmentTur
 
 def _check_class(task: str, table: TaskTable, name: str, row: str) -> None:
     argv = (sys.executable, "-m", "mrl.tasks.environments.doors", name, row)
-    environment = os.environ | {"PYTHONPATH": search_path(table.environment_folder)}
     try:
-        trial = subprocess.run(argv, env=environment, capture_output=True, timeout=START_S, check=False)
+        trial = subprocess.run(argv, capture_output=True, timeout=START_S, check=False)
     except subprocess.TimeoutExpired:
         reason = f"its module is not imported after {START_S:.0f} s"
     else:

@@ -66,7 +66,6 @@ def pool_of(table: TaskTable) -> EnvironmentPool:
         wall_s=table.episode_s,
         cpu_s=table.episode_cpu_s,
         memory_bytes=table.environment_memory_mib * MIB,
-        folder=table.environment_folder,
     )
 
 

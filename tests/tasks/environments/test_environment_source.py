@@ -1,12 +1,10 @@
 """Start states from files and seeds, and the classes that can be no environment: one line, with its cure."""
 
 import json
-import textwrap
 from pathlib import Path
 
 import pytest
 
-from mrl.config.load import load_config
 from mrl.config.schema import TaskTable
 from mrl.errors import MissingError, TaskError
 from mrl.tasks.environments.environment_trial import try_environment
@@ -20,10 +18,16 @@ class Game:
 """
 
 
+@pytest.fixture(autouse=True)
+def modules(tmp_path, monkeypatch):
+    """Modules beside the configuration."""
+    monkeypatch.setenv("MRL_MODULES", str(tmp_path))
+
+
 def table(tmp_path: Path, text: str = GOOD, name: str = "Game", **keys) -> TaskTable:
     """A task with a class in a module of its own."""
     (tmp_path / "my_games.py").write_text(text)
-    keys = {"environment_folder": str(tmp_path), "environment_processes": 1} | keys
+    keys = {"environment_processes": 1} | keys
     return TaskTable(source="environment", dataset=f"my_games:{name}", **keys)
 
 
@@ -101,22 +105,3 @@ def test_a_good_class_is_tried(tmp_path):
     """Its first message is what a policy will see."""
     first = try_environment("game", table(tmp_path, options={"reset": {"word": "moon"}}), seed=1)
     assert first.messages[0].content == "moon"
-
-
-def test_the_module_may_lie_beside_the_configuration(tmp_path):
-    """The folder is in the configuration that a run keeps; of a module that does not lie there it is empty."""
-    (tmp_path / "my_games.py").write_text(GOOD)
-    text = """
-        [run]
-        name = "a"
-        steps = 1
-        [tasks.game]
-        source = "environment"
-        dataset = "{}:Game"
-        [policies.amber.make]
-        architecture = "llama"
-        tokenizer = "byte_level"
-        """
-    for module, folder in (("my_games", str(tmp_path)), ("other", "")):
-        (tmp_path / "run.toml").write_text(textwrap.dedent(text).format(module))
-        assert load_config(tmp_path / "run.toml").tasks["game"].environment_folder == folder

@@ -17,9 +17,10 @@ PAGE = (ROOT / "docs" / "episodes.md").read_text(encoding="utf-8")
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with the page's classes in one module."""
     (tmp_path / "my_games.py").write_text("\n".join(blocks(PAGE, "python")))
+    monkeypatch.setenv("MRL_MODULES", str(tmp_path))
     return tmp_path
 
 
@@ -32,7 +33,7 @@ def said(turn: EnvironmentTurn) -> str:
 def test_the_game_of_the_page_runs_under_its_configuration(folder):
     """As `mrl check` tries it."""
     (text,) = blocks(PAGE, "toml")
-    table = TaskTable(**tomllib.loads(text)["tasks"]["parity"], environment_folder=str(folder))
+    table = TaskTable(**tomllib.loads(text)["tasks"]["parity"])
     assert said(try_environment("parity", table, seed=1)).endswith("odd or even?")
 
 
@@ -40,7 +41,7 @@ def test_the_tools_of_the_page_are_called_in_every_syntax_of_its_table(folder):
     """Each row of the table is read to the same call; what goes wrong is told as the page says."""
     rows = [line for line in PAGE.splitlines() if "bread" in line and line.startswith("|")]
     written = [row.replace("\\|", "/").split("`")[1] for row in rows]
-    pool = EnvironmentPool("my_games:Shop", processes=1, wall_s=60.0, cpu_s=60.0, folder=str(folder))
+    pool = EnvironmentPool("my_games:Shop", processes=1, wall_s=60.0, cpu_s=60.0)
     with closing(pool):
         session = pool.open(0, {"item": "bread"})
         assert session.first.result(60.0).tools[0].description == "Looks up a price."

@@ -18,7 +18,7 @@ from mrl.models.turn_spelling import TurnSpelling
 from mrl.records.episodes import Message
 from mrl.records.finish import FinishReason
 from mrl.records.version import Version
-from mrl.rollout.episodes import EpisodeEngine, EpisodeRequest, EpisodeRules, PlayedEpisode, Stage
+from mrl.rollout.playing import EpisodeEngine, EpisodeRequest, EpisodeRules, PlayedEpisode, Stage
 from mrl.tasks.environments.contract import PolicyTurn
 from mrl.tasks.environments.environment_pool import EnvironmentPool
 

@@ -23,7 +23,7 @@ from mrl.engines.engine import Engine, Finished, Generation, GenerationRequest
 from mrl.engines.segments import append_span
 from mrl.errors import ModelFolderError
 from mrl.models.turn_spelling import TurnSpelling
-from mrl.records.episodes import Message, Segment
+from mrl.records.episodes import EpisodeSegment, Message
 from mrl.records.finish import FinishReason
 from mrl.records.version import VersionSpan
 from mrl.tasks.environments.contract import (
@@ -44,7 +44,7 @@ ENVIRONMENT_SLICE_S = 0.01
 NOTHING = Generation(np.zeros(0, np.int32), np.zeros(0, np.float32), [], FinishReason.ABORT)
 
 
-class Session(Protocol):
+class PlayedSession(Protocol):
     """One episode at its environment. No call waits."""
 
     first: "Future[EnvironmentTurn]"
@@ -88,7 +88,7 @@ class PlayedEpisode(Generation):
 
     prompt_token_ids: Int32s
     """[P]"""
-    segments: list[Segment]
+    segments: list[EpisodeSegment]
     verdict: Verdict
     ending: str
     """A name of `ENDS` or `FAILURES` of the contract."""
@@ -98,7 +98,7 @@ class PlayedEpisode(Generation):
 class _Episode:
     request: EpisodeRequest
     index: int
-    session: Session
+    session: PlayedSession
     rules: EpisodeRules
     awaited: "Future[EnvironmentTurn] | None"
     """What the environment is to say; None while the policy has its turn."""
@@ -106,7 +106,7 @@ class _Episode:
     token_ids: list[Int32s] = field(default_factory=list)
     logprobs: list[npt.NDArray[np.float32]] = field(default_factory=list)
     versions: list[VersionSpan] = field(default_factory=list)
-    segments: list[Segment] = field(default_factory=list)
+    segments: list[EpisodeSegment] = field(default_factory=list)
     num_turns: int = 0
     has_tools: bool = False
     last_turn: PolicyTurn | None = None
@@ -141,12 +141,12 @@ class _Episode:
 
     def _put(self, token_ids: Int32s, *messages: Message, is_sampled: bool) -> None:
         self.token_ids.append(token_ids)
-        self.segments.append(Segment(num_tokens=token_ids.size, is_sampled=is_sampled, messages=messages))
+        self.segments.append(EpisodeSegment(num_tokens=token_ids.size, is_sampled=is_sampled, messages=messages))
 
     def played(self, verdict: Verdict, ending: str) -> PlayedEpisode:
         """Its row ends with what the policy sampled last; what the environment says behind it takes no tokens."""
         while self.segments and not self.segments[-1].is_sampled and self.segments[-1].num_tokens:
-            self.segments[-1] = Segment(num_tokens=0, is_sampled=False, messages=self.segments[-1].messages)
+            self.segments[-1] = EpisodeSegment(num_tokens=0, is_sampled=False, messages=self.segments[-1].messages)
             self.token_ids.pop()
         return PlayedEpisode(
             token_ids=np.concatenate([NOTHING.token_ids, *self.token_ids]),
@@ -164,7 +164,7 @@ class _Episode:
 class Stage:
     """What episodes of one policy are played with."""
 
-    open: Callable[[str], Session]
+    open: Callable[[str], PlayedSession]
     """Prompt id -> an environment that is being reset."""
     rules: Callable[[str], EpisodeRules]
     """Prompt id -> those of its task."""
