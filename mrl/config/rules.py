@@ -29,6 +29,7 @@ OWN_OPTIONS = {
 def check_rules(config: RunConfig, *, where: str) -> None:
     """Raises ConfigError for the first pair of keys that contradict each other."""
     _check_names(config, where)
+    _check_trackers(config, where)
     for name, policy in config.policies.items():
         _check_policy(name, policy, where)
     _check_learning(config, where)
@@ -41,7 +42,6 @@ def check_rules(config: RunConfig, *, where: str) -> None:
     _check_exchange(config, where)
     check_rewards(config, where)
     check_evaluation(config, where)
-    _check_samples(config, where)
     if not isinstance(config.sharing.get("regime"), str):
         raise ConfigError(
             "sharing.regime: missing" if "regime" not in config.sharing else "sharing.regime: not valid",
@@ -59,28 +59,26 @@ def check_rules(config: RunConfig, *, where: str) -> None:
         )
 
 
-def _check_samples(config: RunConfig, where: str) -> None:
+def _check_trackers(config: RunConfig, where: str) -> None:
     for place, tracker in enumerate(config.trackers):
+        if tracker.kind not in TRACKER_NAMES:
+            find_plugin(TRACKER, tracker.kind, TRACKER_NAMES, where=f"{where}: trackers.{place}.kind")
         if tracker.samples and not config.run.rollouts_mib:
             raise ConfigError(
                 f"trackers.{place}.samples: they come from the answers that the run keeps, and it keeps none",
                 where=where,
                 got=tracker.samples,
-                wanted="0 with run.rollouts_mib = 0",
                 cure=f"--run.rollouts_mib 64, or leave trackers.{place}.samples out",
             )
 
 
 def _check_names(config: RunConfig, where: str) -> None:
-    """Names of sources, verifiers and trackers, held to metadata alone; nothing is imported."""
+    """Names of sources and verifiers, held to metadata alone as those of trackers; nothing is imported."""
     for task, table in config.tasks.items():
         if table.source not in SOURCE_NAMES:
             find_plugin(SOURCE, table.source, SOURCE_NAMES, where=f"{where}: tasks.{task}.source")
         if table.verifier:
             find_plugin(VERIFIER, table.verifier, (), where=f"{where}: tasks.{task}.verifier")
-    for place, tracker in enumerate(config.trackers):
-        if tracker.kind not in TRACKER_NAMES:
-            find_plugin(TRACKER, tracker.kind, TRACKER_NAMES, where=f"{where}: trackers.{place}.kind")
 
 
 def _check_exchange(config: RunConfig, where: str) -> None:

@@ -7,8 +7,6 @@ from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal, get_args
 
 import msgspec
-import numpy as np
-import numpy.typing as npt
 
 from mrl.errors import RecordError
 from mrl.records.canonical_json import canonical_json, parse_json
@@ -111,14 +109,6 @@ def bytes_of(text: str) -> int:
         return len(text.encode())
     except UnicodeEncodeError:
         raise RecordError("text that is not UTF-8: it holds a lone surrogate") from None
-
-
-def sampled_places(segments: Sequence[EpisodeSegment]) -> npt.NDArray[np.bool_]:
-    """[T] whether the policy sampled each token of a row of these segments."""
-    return np.repeat(
-        np.array([segment.is_sampled for segment in segments], dtype=bool),
-        np.array([segment.num_tokens for segment in segments], dtype=np.int64),
-    )
 
 
 def transcript(messages: Sequence[Message]) -> str:

@@ -9,6 +9,7 @@ Shapes: G answers per group, T tokens of one answer, S of them sampled by the po
 gave in an episode.
 """
 
+from collections.abc import Sequence
 from typing import Annotated, Literal
 
 import msgspec
@@ -16,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mrl.records.codec import decoder
-from mrl.records.episodes import Segments, sampled_places
+from mrl.records.episodes import EpisodeSegment, Segments
 from mrl.records.experience import Reward
 from mrl.records.finish import FinishReason
 from mrl.records.version import Count, Name, Version, VersionSpan
@@ -27,6 +28,14 @@ NamedRewards = Annotated[dict[Name, Reward], msgspec.Meta(max_length=16)]
 Failure = Annotated[str, msgspec.Meta(max_length=1000)]
 ROUNDED_NATS = 0.01
 """What rounding may put a log-probability above 0."""
+
+
+def sampled_places(segments: Sequence[EpisodeSegment]) -> npt.NDArray[np.bool_]:
+    """[T] whether the policy sampled each token of a row of these segments."""
+    return np.repeat(
+        np.array([segment.is_sampled for segment in segments], dtype=bool),
+        np.array([segment.num_tokens for segment in segments], dtype=np.int64),
+    )
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

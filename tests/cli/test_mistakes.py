@@ -363,7 +363,7 @@ TRACKERS = [
     Mistake("an option of another type", "train small.toml", r"trackers\.0\.options\.private: not valid; got 'yes'; wanted true or false",
             tracked("kind = 'trackio', options = { private = 'yes' }")),
     Mistake("samples of answers that are not kept", "train small.toml",
-            r"trackers\.0\.samples: they come from the answers that the run keeps, and it keeps none; got 4; wanted 0 with",
+            r"trackers\.0\.samples: they come from the answers that the run keeps, and it keeps none; got 4; cure: --run.rollouts_mib 64",
             edit("[run]", "trackers = [{ kind = 'trackio', samples = 4 }]\n[run]\nrollouts_mib = 0")),
     Mistake("a report to an unknown tracker", "report nowhere --to wanbd", r"--to.* 'wanbd'"),
 ]  # fmt: skip

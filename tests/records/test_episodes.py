@@ -4,9 +4,9 @@ import msgspec
 import pytest
 
 from mrl.records.codec import decode, decoder, encode
-from mrl.records.episodes import EpisodeSegment, Message, ToolCall, as_chat, sampled_places, transcript
+from mrl.records.episodes import EpisodeSegment, Message, ToolCall, as_chat, transcript
 from mrl.records.finish import FinishReason
-from mrl.records.rollouts import Answer
+from mrl.records.rollouts import Answer, sampled_places
 from mrl.records.version import Version, VersionSpan
 
 CALL = ToolCall(name="look_up", arguments='{"key":"b"}')

@@ -68,7 +68,6 @@ def check_learning(config: RunConfig, *, where: str) -> None:
 
 def warnings(config: RunConfig, parameters: Mapping[str, int]) -> Iterator[str]:
     """What is allowed and seldom meant. `parameters`: those of each policy whose size is known, 0 of made ones."""
-    check_episodes(config.sharing, config.tasks, where)
     regime = str(config.sharing.get("regime"))
     if note := greedy_note(config.evaluation.temperature, config.evaluation.samples):
         yield f"evaluation.{note}"

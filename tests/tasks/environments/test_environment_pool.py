@@ -167,9 +167,7 @@ def test_what_is_closed_is_given_up_and_breaks_off(tmp_path):
     assert hanging.result(LONG_S).reason == "given_up"
     until_s = time.monotonic() + LONG_S
     while (threads := psutil.Process(pool.processes()[0]).num_threads()) > 1 and time.monotonic() < until_s:
-        other = opened(pool, 1)
-        assert text_of(said(other, "x")) == "1: x"
-        other.close()
+        time.sleep(0.05)
     assert threads == 1
     other = opened(pool, 2)
     waiting = other.step(PolicyTurn("sleep"))
