@@ -1,0 +1,157 @@
+"""Whole runs of two policies that play: a class of the user's with a tool, and a game of mrl's own."""
+
+import gzip
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from mrl.metrics.jsonl import read_metrics
+
+pytestmark = pytest.mark.system
+
+ROOT = Path(__file__).parents[2]
+ENDINGS = ("done", "cut", "max_turns", "max_tokens")
+GAME = '''
+class Echo:
+    """Whoever asks the tool and says what it was told wins; others win where their words are even in number."""
+
+    def reset(self, seed):
+        return f"Say a letter: {'abcdefgh'[seed % 8]}"
+
+    def shout(self, key: str) -> str:
+        """Says it louder."""
+        return key.upper()
+
+    def get_reward(self, answer=""):
+        return float(len(answer) % 2 == 0)
+'''
+CONFIG = """
+[run]
+name = "{name}"
+steps = 2
+sync = {sync}
+[sharing]
+regime = "sgt"
+[pool]
+train_prompts = 64
+held_out_prompts = 8
+[tasks.higher_lower]
+source = "environment"
+dataset = "higher_lower"
+max_turns = 4
+[tasks.echo]
+source = "environment"
+dataset = "my_games:Echo"
+options = {{ size = 400 }}
+max_turns = 3
+[evaluation]
+every = 0
+[allocation]
+slots = 64
+floor_slots = 32
+[policies.qwen.make]
+architecture = "qwen3"
+tokenizer = "byte_level"
+vocab_size = 400
+hidden_size = 64
+num_layers = 2
+warm_start_steps = 60
+warm_start_batch = 32
+warm_start_lr = 4e-3
+[policies.qwen.rollout]
+group_size = 4
+max_new_tokens = 16
+[policies.qwen.learner]
+prompts_per_step = 8
+[policies.llama.make]
+architecture = "llama"
+tokenizer = "metaspace"
+vocab_size = 500
+hidden_size = 64
+num_layers = 2
+warm_start_steps = 60
+warm_start_batch = 32
+warm_start_lr = 4e-3
+[policies.llama.rollout]
+group_size = 4
+max_new_tokens = 16
+[policies.llama.learner]
+prompts_per_step = 8
+"""
+
+
+def mrl(folder: Path, *words: str) -> str:
+    """What a command prints; it succeeds."""
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    argv = [sys.executable, "-m", "mrl", *words]
+    done = subprocess.run(argv, cwd=folder, env=environment, capture_output=True, text=True, timeout=800)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.fixture
+def trained(tmp_path):
+    """The folder of a finished run."""
+    (tmp_path / "my_games.py").write_text(GAME)
+
+    def train(name: str, sync: str) -> Path:
+        (tmp_path / f"{name}.toml").write_text(CONFIG.format(name=name, sync=sync))
+        mrl(tmp_path, "train", f"{name}.toml")
+        return tmp_path / "runs" / name
+
+    return train
+
+
+def answers_of(folder: Path) -> list[dict]:
+    """All answers that were trained on."""
+    files = sorted(folder.glob("rollouts/step_*/*.jsonl.gz"))
+    return [json.loads(line) for file in files for line in gzip.open(file, "rt")]
+
+
+def losses_of(folder: Path) -> dict[tuple[str, int], float]:
+    """Policy and step -> loss."""
+    records = [one for one in read_metrics(folder / "metrics.jsonl") if "loss/total" in one.get("values", {})]
+    return {(one["policy"], one["step"]): one["values"]["loss/total"] for one in records}
+
+
+def test_episodes_are_played_trained_shared_and_evaluated(trained):
+    """Both policies, both environments; what is kept reads as conversations."""
+    folder = trained("a", "false")
+    records = read_metrics(folder / "metrics.jsonl")
+
+    steps = [one["values"] for one in records if "loss/total" in one.get("values", {})]
+    assert len(steps) == 4
+    assert all(one["episodes/turns_mean"] >= 1 for one in steps)
+    for one in steps:
+        assert sum(one.get(f"episodes/ended/{end}", 0.0) for end in ENDINGS) == pytest.approx(1.0)
+    workers = [one["values"] for one in records if "environment/turns" in one.get("values", {})]
+    assert workers
+    ends = {name.rpartition("/")[2] for one in workers for name in one if name.startswith("environment/ends/")}
+    assert ends <= {*ENDINGS, "given_up"}
+    answers = [one for one in answers_of(folder) if one["kind"] == "rollout"]
+    assert {one["task"] for one in answers} == {"higher_lower", "echo"}
+    assert all(one["completion"].startswith("assistant: ") for one in answers)
+    assert any("\nuser: higher" in one["completion"] or "\nuser: lower" in one["completion"] for one in answers)
+    for policy in ("qwen", "llama"):
+        for step in (0, 2):
+            result = json.loads((folder / "evaluation" / f"{policy}-{step}.json").read_text())
+            assert result["missing"] == 0
+    told = mrl(folder.parents[1], "samples", "runs/a", "--policy", "qwen", "--step", "2")
+    assert "assistant: " in told
+
+
+def test_a_synchronous_run_of_episodes_equals_itself(trained):
+    """Bit for bit, whatever the environments' timing: same episodes, same weights."""
+    first, second = trained("b", "true"), trained("c", "true")
+
+    def told(folder: Path) -> list[dict]:
+        return sorted(answers_of(folder), key=lambda one: json.dumps(one, sort_keys=True))
+
+    assert told(first) == told(second)
+    losses = [losses_of(folder) for folder in (first, second)]
+    assert losses[0] == losses[1]
+    assert len(losses[0]) == 4
