@@ -211,7 +211,7 @@ def _segments(*sizes: int) -> list[EpisodeSegment]:
     [
         (_segments(1, 1, 1), True),
         (_segments(1, 1, 1, 0), True),
-        (_segments(1, 2), False),
+        (_segments(2, 1), False),
         (_segments(1, 1, 2), False),
         (_segments(2, 0, 1), False),
     ],

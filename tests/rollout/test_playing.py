@@ -192,6 +192,23 @@ def test_an_environment_that_fails_costs_its_episodes_alone(make_player, always_
     assert [found["r8", n].verdict.reward for n in (0, 1)] == [8.0, 8.0]
 
 
+def test_every_turn_has_a_seed_of_its_own(make_player, always_ends):
+    """The first one that of the episode, so that a single turn is sampled as an answer would be."""
+    with closing(make_player()) as player:
+        submit, seeds = player._engine.submit, []
+
+        def recorded(requests):
+            seeds.extend(int(seed) for one in requests for seed in one.seeds)
+            submit(requests)
+
+        player._engine.submit = recorded
+        asked = request("7", 4)
+        player.submit([asked])
+        collected(player, 4)
+    assert len(seeds) == len(set(seeds)) == 12
+    assert {int(seed) for seed in asked.seeds} <= set(seeds)
+
+
 def test_what_is_aborted_is_heard_of_no_more(make_player):
     """Its name may not be used again; others go on."""
     with closing(make_player()) as player:

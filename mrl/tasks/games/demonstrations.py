@@ -13,6 +13,7 @@ from mrl.tasks.environments.doors import named_class
 from mrl.tasks.environments.tool_syntax import PLAIN
 from mrl.tasks.environments.user_class import ClassEnvironment, tools_of
 from mrl.tasks.games.game_names import GAMES
+from mrl.tasks.games.lookup import NUMBERS
 from mrl.tasks.operations import write_completion
 
 MAX_TURNS = 8
@@ -63,7 +64,7 @@ def _look(prompt: str, said: Said, rng: random.Random, plays_well: bool) -> str:
     if plays_well and not said:
         return f'call lookup {{"key":"{prompt.rpartition(" ")[2]}"}}'
     is_told = bool(said) and prompt.isdigit()
-    return write_completion("found", prompt if is_told else str(rng.randint(0, 9)))
+    return write_completion("found", prompt if is_told else str(rng.randint(*NUMBERS)))
 
 
 PLAYERS: dict[str, Callable[[str, Said, random.Random, bool], str]] = {"higher_lower": _guess, "lookup": _look}

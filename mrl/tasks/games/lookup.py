@@ -1,4 +1,7 @@
-"""A number stands in a table that only a tool reads; without the tool an answer is right one time in ten."""
+"""A number stands in a table that only a tool reads; without the tool an answer is right one time in 90.
+
+So few are right by luck that a peer who imitates what was right learns to look.
+"""
 
 import random
 import string
@@ -6,16 +9,18 @@ import string
 from mrl.tasks.extract import tagged_answer
 
 KEYS = 6
+NUMBERS = 10, 99
+"""The smallest and the largest."""
 
 
 class Lookup:
-    """A table of words and digits, drawn by the seed. The reward is 1 for the digit that was asked for, else 0."""
+    """A table of words and numbers, drawn by the seed. The reward is 1 for the number that was asked for, else 0."""
 
     def reset(self, seed: int) -> str:
         """The question names a word of the table."""
         rng = random.Random(f"lookup/{seed}")
         words = ["".join(rng.choices(string.ascii_lowercase, k=2)) for _ in range(KEYS)]
-        self._table = {word: str(rng.randint(0, 9)) for word in words}
+        self._table = {word: str(rng.randint(*NUMBERS)) for word in words}
         self._asked = rng.choice(words)
         return f"Look up this word: {self._asked}"
 
@@ -28,5 +33,5 @@ class Lookup:
         return self._table.get(key, "nothing")
 
     def get_reward(self, answer: str = "") -> float:
-        """1 for the right digit."""
+        """1 for the right number."""
         return float(tagged_answer(answer) == self._table[self._asked])

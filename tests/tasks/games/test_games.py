@@ -51,7 +51,7 @@ def test_the_answer_needs_the_tool():
         game = Lookup()
         word = game.reset(seed).rpartition(" ")[2]
         digit = game.lookup(word)
-        assert len(digit) == 1
+        assert len(digit) == 2
         assert game.lookup("zzz") == "nothing"
         assert (game.get_reward(f"found <answer>{digit}</answer>"), game.get_reward("")) == (1.0, 0.0)
 
