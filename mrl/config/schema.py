@@ -15,7 +15,7 @@ RUN_NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
 VERIFIER_NAME = r"^([A-Za-z_][\w-]*|[A-Za-z_][\w.]*:[A-Za-z_]\w*)?$"
 REWARD_NAME = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$"
 UnitType = Annotated[str, Field(pattern=UNIT_TYPE_NAME)]
-SOURCE_NAMES = ("reasoning_gym", "words", "math", "jsonl", "benchmark", "environment")
+SOURCE_NAMES = ("reasoning_gym", "words", "math", "jsonl", "environment", "benchmark")
 TRACKER_NAMES = ("swanlab", "tensorboard", "trackio", "wandb")
 RewardName = Annotated[str, Field(pattern=REWARD_NAME)]
 PolicyName = Annotated[str, Field(pattern=POLICY_NAME)]

@@ -119,7 +119,7 @@ class Judge:
             "verify/answers": float(sum(one.answers for one in counts)),
             "verify/pending": float(sum(one.handed_in - one.answers for one in counts)),
             **{f"verify/failures/{kind}": float(count) for kind, count in sorted(failures.items())},
-            **{f"verify/judge_{what}": float(count) for what, count in sorted(spent.items())},
+            **{f"verify/judge/{what}": float(count) for what, count in sorted(spent.items())},
         }
 
     def close(self) -> None:

@@ -57,6 +57,7 @@ class Pair(NamedTuple):
 
     prompt: str
     completion: str
+    history: tuple[tuple[str, str], ...] = ()
 
 
 class Capitals:

@@ -56,6 +56,7 @@ class Pair(NamedTuple):
 
     prompt: str
     completion: str
+    history: tuple[tuple[str, str], ...] = ()
 
 
 class Guesses:

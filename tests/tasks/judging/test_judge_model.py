@@ -134,14 +134,14 @@ def test_answers_get_what_the_judge_says(server: Server, tmp_path: Path) -> None
     assert [one.reward for one in found] == [0.9, 0.2]
     known = {"verify/answers": 2.0, "verify/pending": 0.0}
     spent = {"requests": 2.0, "prompt_tokens": 80.0, "completion_tokens": 14.0}
-    assert counts == known | {f"verify/judge_{name}": count for name, count in spent.items()} | {
-        "verify/judge_cached": 0.0
+    assert counts == known | {f"verify/judge/{name}": count for name, count in spent.items()} | {
+        "verify/judge/cached": 0.0
     }
     assert all(map(is_known, counts))
 
     again, counts = verdicts(table, "no", "yes", tmp_path=tmp_path)
     assert [one.reward for one in again] == [0.2, 0.9]
-    assert (counts["verify/judge_cached"], counts["verify/judge_requests"], len(server.asked)) == (2.0, 0.0, 2)
+    assert (counts["verify/judge/cached"], counts["verify/judge/requests"], len(server.asked)) == (2.0, 0.0, 2)
     assert server.paths == ["/v1/chat/completions"] * 2
     assert server.keys == [None, None]
 
@@ -154,7 +154,7 @@ def test_failures_of_a_judge_are_failures_of_the_verifier(server: Server, tmp_pa
     (verdict,), counts = verdicts(task(server.url, failed_reward=-0.5), "yes", tmp_path=tmp_path)
     assert (verdict.reward, verdict.failure) == (-0.5, RAISED)
     assert verdict.words.startswith("JudgeError: the judge said 'I like it.'; wanted a score from 0 to 10 as ")
-    assert (counts["verify/failures/raised"], counts["verify/judge_completion_tokens"]) == (1.0, 3.0)
+    assert (counts["verify/failures/raised"], counts["verify/judge/completion_tokens"]) == (1.0, 3.0)
     assert not list((tmp_path / "kept").rglob("*"))
 
 
