@@ -11,7 +11,7 @@ like those of a hub: sharded safetensors in bfloat16, a chat template, several E
 `--busy` runs so many processes beside it that do nothing but compute. The run is `configs/real_sizes.toml`.
 
 Prints the peak memory of every process, over the run and its resume, beside what `mrl check` says; the last line is
-JSON; exit code 1 when a step of the way failed, a process took more than was said, or needed less than two thirds of
+JSON; exit code 1 when a step of the way failed, a process took over 15 % more than was said, or less than two thirds of
 it. Takes 14 minutes on 2 cores, 17 GiB of memory, 8 GB of disk.
 """
 
@@ -46,6 +46,8 @@ STEPS, RESUMED_STEPS = 3, 4
 RUN_BOUND_S = 3600.0
 """Against a run that hangs: a slow one takes a quarter of it."""
 LOGIT_STD = 2.5
+MOST_NEEDED = 1.15
+"""Times what was planned."""
 MOST_PLANNED = 1.5
 """Times what was measured: how much a plan may set aside in vain."""
 SHARD = "300MB"
@@ -217,8 +219,8 @@ def busy(how_many: int) -> Iterator[None]:
 
 def _memory_row(name: str, predicted_mib: float, measured_mib: float) -> dict[str, Any]:
     share = measured_mib / predicted_mib
-    row = _row(name, measured_mib, "MiB", ok=1 / MOST_PLANNED <= share <= 1)
-    required = f"{1 / MOST_PLANNED:.2f} to 1"
+    row = _row(name, measured_mib, "MiB", ok=1 / MOST_PLANNED <= share <= MOST_NEEDED)
+    required = f"{1 / MOST_PLANNED:.2f} to {MOST_NEEDED:g}"
     return row | {"against": "mrl check", "ratio": share, "required": required, "predicted_mib": predicted_mib}
 
 
