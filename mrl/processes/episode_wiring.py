@@ -50,6 +50,7 @@ def with_episodes(engine: Engine, config: RunConfig, policy: str, pool: TaskPool
         rules=rules,
         spelling=spelling,
         read=read,
+        can_call=syntax is not NONE,
         max_turn_tokens=table.rollout.max_new_tokens,
         row_tokens=room,
         in_step=config.run.sync,

@@ -172,6 +172,8 @@ class Stage:
     read: Callable[[str, bool, bool], tuple[PolicyTurn, Message]]
     """Text of a turn, whether it was cut at the limit, and whether there are tools to call -> what the environment
     gets, and what is kept of it."""
+    can_call: bool
+    """Whether the policy's template shows a way to call tools that `read` knows."""
     max_turn_tokens: int
     row_tokens: int
     """Tokens that a prompt and its episode may have together."""
@@ -298,6 +300,10 @@ class EpisodeEngine:
     def _begin(self, episode: _Episode, said: EnvironmentTurn) -> bool:
         if said.done:
             self._end(episode, said)
+            return False
+        if said.tools and not self._stage.can_call:
+            words = "the environment has tools, and the policy's chat template shows no calls that can be read"
+            self._end(episode, EnvironmentTurn.failed(WRONG_TYPE, words))
             return False
         prompt = self._stage.spelling.opening(said.messages, [tool.as_chat() for tool in said.tools])
         if not np.array_equal(prompt, self._prompts.setdefault(episode.request.request_id, prompt)):

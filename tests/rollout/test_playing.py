@@ -53,7 +53,9 @@ def environments():
 def make_player(folder, environments):
     """An engine that plays episodes of the rows that tests give by prompt id."""
 
-    def make(rows=None, *, max_turns=8, max_tokens=1000, row_tokens=10_000, in_step=False) -> EpisodeEngine:
+    def make(
+        rows=None, *, max_turns=8, max_tokens=1000, row_tokens=10_000, in_step=False, can_call=True
+    ) -> EpisodeEngine:
         tokenizer = load_tokenizer(folder)
         sampling = Sampling(1.0, TURN_TOKENS, (tokenizer.eos_token_id,))
         engine = EmbeddedEngine(folder, sampling, device="cpu", max_running=8)
@@ -63,6 +65,7 @@ def make_player(folder, environments):
             rules=lambda prompt_id: EpisodeRules(max_turns, max_tokens, failed_reward=-1.0),
             spelling=TurnSpelling(folder, PromptTable(), eos_ids=[tokenizer.eos_token_id]),
             read=lambda text, is_cut, has_tools: (PolicyTurn(text), Message(role="assistant", content=text)),
+            can_call=can_call,
             max_turn_tokens=TURN_TOKENS,
             row_tokens=row_tokens,
             in_step=in_step,
@@ -190,6 +193,18 @@ def test_an_environment_that_fails_costs_its_episodes_alone(make_player, always_
         assert played.verdict.words
         assert bool(played.token_ids.size) is has_turn
     assert [found["r8", n].verdict.reward for n in (0, 1)] == [8.0, 8.0]
+
+
+def test_tools_that_nobody_can_call_are_told(make_player):
+    """A template without calls would have the policy fail for ever, unsaid."""
+    name = "tests.support.played_environments:Asking"
+    pool = EnvironmentPool(name, processes=1, wall_s=60.0, cpu_s=60.0)
+    with closing(pool), closing(make_player(can_call=False)) as player:
+        object.__setattr__(player._stage, "open", lambda prompt_id: pool.open(int(prompt_id), {}))
+        player.submit([request("7", 1)])
+        played = collected(player, 1)["r7", 0]
+    assert "shows no calls that can be read" in played.verdict.words
+    assert not played.token_ids.size
 
 
 def test_every_turn_has_a_seed_of_its_own(make_player, always_ends):

@@ -21,3 +21,19 @@ class Counting:
 
     def get_reward(self):
         return float(self._seed)
+
+
+class Asking:
+    """Has a tool, and rewards whoever has used it."""
+
+    def reset(self, seed):
+        self._asked = False
+        return f"seed {seed}"
+
+    def ask(self, key: str) -> str:
+        """Asks."""
+        self._asked = True
+        return key
+
+    def get_reward(self):
+        return float(self._asked)

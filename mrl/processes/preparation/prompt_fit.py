@@ -73,10 +73,22 @@ def check_prompts(config: RunConfig, name: str, prompts: Sequence[Asked], on_not
                 got = f"{error.got} (a prompt of {prompt.task})"
                 raise ModelFolderError(error.what, where=where, got=got, wanted=error.wanted, cure=error.cure) from None
             _check_messages(name, policy, prompt, rendered[-1])
+    if any(task.source == "environment" for task in config.tasks.values()):
+        _check_bridges(name, policy, folder)
     _check_bos(name, policy, prompts, template, rendered)
     limits = [limit for limit in _limits(name, policy, folder) if limit.tokens]
     if limits:
         _check_lengths(config, name, prompts, template, min(limits, key=lambda limit: limit.tokens))
+
+
+def _check_bridges(name: str, policy: PolicyTable, folder: Path) -> None:
+    from mrl.models.turn_spelling import TurnSpelling
+
+    try:
+        TurnSpelling(folder, policy.prompt, eos_ids=()).check(has_tools=False)
+    except ModelFolderError as error:
+        where = f"policies.{name}: {error.where}"
+        raise ModelFolderError(error.what, where=where, got=error.got, wanted=error.wanted, cure=error.cure) from None
 
 
 def _check_plain(
