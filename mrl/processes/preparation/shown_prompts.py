@@ -25,7 +25,11 @@ def shown_prompts(config: RunConfig, asked: dict[str, Sequence[Asked]], count: i
             continue
         encoder = PromptEncoder(Path(policy.model), policy.prompt)
         for number, prompt in enumerate(asked[name][:count], start=1):
-            yield from _prompt(f"prompt {number} of {name}, of tasks.{prompt.task}", encoder, prompt)
+            title = f"prompt {number} of {name}, of tasks.{prompt.task}"
+            if config.tasks[prompt.task].source == "environment":
+                yield from _opening(title, config, name, prompt)
+            else:
+                yield from _prompt(title, encoder, prompt)
         if policy.prompt.assistant_prefill:
             yield f"its end, {policy.prompt.assistant_prefill!r}, is what every answer begins with"
         if policy.prompt.stop:
@@ -35,3 +39,16 @@ def shown_prompts(config: RunConfig, asked: dict[str, Sequence[Asked]], count: i
 def _prompt(title: str, encoder: "PromptEncoder", prompt: Asked) -> Iterator[str]:
     yield f"{title} ({encoder.token_ids(prompt.content).size} tokens):"
     yield from (f"  | {line}" for line in printable(encoder.shown(prompt.content)).split("\n"))
+
+
+def _opening(title: str, config: RunConfig, name: str, prompt: Asked) -> Iterator[str]:
+    """What an environment says first, which is the prompt of its episodes. Raises TaskError where it fails."""
+    from mrl.models.turn_spelling import TurnSpelling
+    from mrl.tasks.environments.environment_trial import first_turn
+
+    policy = config.policies[name]
+    first = first_turn(prompt.task, config.tasks[prompt.task], str(prompt.content), seed=config.pool.seed)
+    spelling = TurnSpelling(Path(policy.model), policy.prompt, eos_ids=())
+    ids = spelling.opening(first.messages, [tool.as_chat() for tool in first.tools]).tolist()
+    yield f"{title}, start state {prompt.content} ({len(ids)} tokens):"
+    yield from (f"  | {line}" for line in printable(spelling.text(ids)).split("\n"))

@@ -14,6 +14,8 @@ from mrl.tasks.environments.environment_child import START_S
 from mrl.tasks.environments.environments import environment_name, pool_of
 from mrl.tasks.sources import open_source
 
+MOST_STATES = 1_000_000
+"""Of an endless source that are looked through for one."""
 NONSENSE = "}{ no such answer"
 """What policies say before they have learned better."""
 
@@ -34,6 +36,14 @@ def try_environment(task: str, table: TaskTable, *, seed: int) -> EnvironmentTur
         if not first.done:
             _turn(task, table, session.step(PolicyTurn(NONSENSE)), f"the policy's turn {NONSENSE!r}")
     return first
+
+
+def first_turn(task: str, table: TaskTable, text: str, *, seed: int) -> EnvironmentTurn:
+    """What the environment says first from the start state of this text. Raises TaskError as `try_environment`."""
+    items = open_source(task, table, seed=seed).items(MOST_STATES)
+    item = next(item for item in items if item.text == text)
+    with closing(pool_of(table)) as pool:
+        return _turn(task, table, pool.open(item.number, json.loads(item.row)).first, f"reset of {item.text[:80]!r}")
 
 
 def _check_class(task: str, table: TaskTable, name: str, row: str) -> None:
