@@ -129,6 +129,11 @@ class _Episode:
         digest = hashlib.blake2b(f"{own}|turn {self.num_turns}".encode(), digest_size=8).digest()
         return int.from_bytes(digest, "little")
 
+    @property
+    def last_words(self) -> str:
+        """What the policy said last; "" before its first turn."""
+        return next((one.messages[0].content for one in reversed(self.segments) if one.is_sampled), "")
+
     def sampled(self, generation: Generation, message: Message) -> None:
         self.num_turns += 1
         self._put(generation.token_ids, message, is_sampled=True)
@@ -266,11 +271,14 @@ class EpisodeEngine:
     # The environment's side.
 
     def _hear(self) -> None:
-        """Take in what environments have said, and hand in the turns that follow."""
+        """Take in what environments have said, and hand in the turns that follow, while there are weights to serve."""
+        if self._engine.version is None:
+            return
         if self._stage.in_step:
             wait([episode.awaited for episode in self._waiting if episode.awaited is not None])
         answered = [episode for episode in self._waiting if episode.awaited is not None and episode.awaited.done()]
-        self._waiting = [episode for episode in self._waiting if episode not in answered]
+        gone = set(answered)
+        self._waiting = [episode for episode in self._waiting if episode not in gone]
         ready = [episode for episode in answered if self._answered(episode)]
         if ready:
             self._engine.submit(self._requests(ready))
@@ -334,7 +342,7 @@ class EpisodeEngine:
             reason, words = (said.reason, said.words) if said.has_failed else (WRONG_TYPE, "it gave no reward")
             verdict = Verdict(episode.rules.failed_reward, "", failure=reason, words=words)
         else:
-            reason, verdict = said.reason, Verdict(said.reward, said.reason)
+            reason, verdict = said.reason, Verdict(said.reward, episode.last_words)
         played = episode.played(verdict, reason)
         self._ended.append(Finished(episode.request.request_id, episode.index, played))
         if not any(other.request is episode.request for other in (*self._waiting, *self._turns.values())):

@@ -125,6 +125,7 @@ def test_turns_stand_in_the_row_as_they_were_sampled(make_player, always_ends, f
         "left 1\n",
         "",
     ]
+    assert played.verdict.extracted == texts[-2].removesuffix(tokenizer.eos_token), "what majorities are counted of"
     assert [m.content for s in played.segments if not s.is_sampled for m in s.messages] == [
         "left 2",
         "left 1",
@@ -193,6 +194,18 @@ def test_an_environment_that_fails_costs_its_episodes_alone(make_player, always_
         assert played.verdict.words
         assert bool(played.token_ids.size) is has_turn
     assert [found["r8", n].verdict.reward for n in (0, 1)] == [8.0, 8.0]
+
+
+def test_without_weights_to_serve_a_turn_waits_for_them(make_player):
+    """As where a broadcast came apart: the worker gets new ones, and the episodes go on."""
+    with closing(make_player()) as player:
+        player.submit([request("7", 1)])
+        player._waiting[0].awaited.result(BOUND_S)
+        player._engine._version = None
+        assert player.collect(0.05) == []
+        player.label(Version(0, 2))
+        played = collected(player, 1)["r7", 0]
+    assert {span.version for span in played.versions} == {Version(0, 2)}
 
 
 def test_tools_that_nobody_can_call_are_told(make_player):
