@@ -247,8 +247,11 @@ class PolicyMemory:
         except MissingError:
             return UNKNOWN_PROMPT_TOKENS, UNKNOWN_PROMPT_TOKENS
         prompts = [pool.prompt_at(place) for place in range(min(LOOKED_AT_PROMPTS, len(pool)))]
-        longest = pool.longest(LOOKED_AT_PROMPTS // 2)
+        prompts = [prompt for prompt in prompts if not pool.is_episode(prompt.prompt_id)]
+        longest = [one for one in pool.longest(LOOKED_AT_PROMPTS // 2) if not pool.is_episode(one.prompt_id)]
         pool.close()
+        if not prompts or not longest:  # environments say theirs later
+            return UNKNOWN_PROMPT_TOKENS, UNKNOWN_PROMPT_TOKENS
         try:
             encode = None if self._folder is None else PromptEncoder(self._folder, self.table.prompt).token_ids
         except ModelFolderError:  # as above

@@ -60,7 +60,7 @@ class TurnSpelling:
         if has_tools and self.template:
             self.bridge([], (PROBE_CALL,), [PROBE["tool"]])
             if self._call_text((PROBE_CALL,), "") is None:
-                raise self._refused("does not say what tools a turn calls")
+                raise self.refused("does not say what tools a turn calls")
 
     def opening(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()) -> Int32s:
         """[P] the prompt of an episode: its first messages, to be answered, and the tools (as JSON schemas) there are.
@@ -114,7 +114,7 @@ class TurnSpelling:
         if TURN in alone:  # else the template drops what is said beside calls, and all of it has to be there again
             alone, longer = self._behind_turn(alone), self._behind_turn(longer)
         if not longer.startswith(alone):
-            raise self._refused("changes what was said when more is said")
+            raise self.refused("changes what was said when more is said")
         return self._closing + longer.removeprefix(alone)
 
     def _call_text(self, tool_calls: Sequence[ToolCall], content: str) -> str | None:
@@ -139,7 +139,7 @@ class TurnSpelling:
         """What stands behind the placeholder. Raises ModelFolderError where it is not there once."""
         parts = rendered.split(TURN)
         if len(parts) != 2:
-            raise self._refused("does not say each turn once, as it was given")
+            raise self.refused("does not say each turn once, as it was given")
         return parts[1]
 
     def _render(self, messages: Sequence[Message], *, to_be_answered: bool) -> str:
@@ -167,7 +167,8 @@ class TurnSpelling:
     def _ids(self, text: str, *, add_special_tokens: bool = False) -> Int32s:
         return np.asarray(self._tokenizer(text, add_special_tokens=add_special_tokens)["input_ids"], dtype=np.int32)
 
-    def _refused(self, why: str) -> ModelFolderError:
+    def refused(self, why: str) -> ModelFolderError:
+        """The error of a template that cannot be used for episodes."""
         return ModelFolderError(
             f"the chat template {why}",
             where=str(self._folder),

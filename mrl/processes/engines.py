@@ -67,7 +67,10 @@ def check_lengths(
 
     Looked at are the prompts of the most bytes, which are the longest in tokens or nearly so.
     """
-    longest = max(pool.longest(PROMPTS_LOOKED_AT), key=lambda prompt: len(token_ids(prompt.content)))
+    prompts = [prompt for prompt in pool.longest(PROMPTS_LOOKED_AT) if not pool.is_episode(prompt.prompt_id)]
+    if not prompts:  # what environments say is measured when they say it
+        return
+    longest = max(prompts, key=lambda prompt: len(token_ids(prompt.content)))
     table, prompt = config.policies[policy], len(token_ids(longest.content))
     row = prompt + table.rollout.max_new_tokens - 1  # the last token is predicted, and predicts nothing
     if not table.frozen and row > table.learner.microbatch_tokens:

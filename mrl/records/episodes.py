@@ -16,6 +16,8 @@ MAX_TURN_BYTES = 1 << 20
 """Text of all messages of a turn with their tool calls, as UTF-8."""
 MAX_TURN_MESSAGES, MAX_TURN_CALLS, MAX_NAME_CHARS = 256, 64, 64
 MAX_SEGMENTS = 2000
+MAX_LAST_MESSAGES, MAX_LAST_CHARS = 8, 2000
+"""Kept of what an environment says behind the policy's last turn."""
 Text = Annotated[str, msgspec.Meta(max_length=MAX_TURN_BYTES)]
 MessageRole = Literal["system", "user", "assistant", "tool"]
 
@@ -109,6 +111,13 @@ def bytes_of(text: str) -> int:
         return len(text.encode())
     except UnicodeEncodeError:
         raise RecordError("text that is not UTF-8: it holds a lone surrogate") from None
+
+
+def shortened(segment: EpisodeSegment) -> EpisodeSegment:
+    """What an environment says when all is over: people read it, and no message has room for the whole of it."""
+    first = segment.messages[:MAX_LAST_MESSAGES]
+    kept = tuple(Message(one.role, one.content[:MAX_LAST_CHARS], name=one.name) for one in first)
+    return EpisodeSegment(num_tokens=0, is_sampled=False, messages=kept)
 
 
 def transcript(messages: Sequence[Message]) -> str:

@@ -144,11 +144,16 @@ class Beginnings:
                 continue
             given_up.append(StaleGroup(ticket=flight.item.ticket, num_tokens=0))
             self._in_a_row += 1
-            reason = next(one.verdict.words for one in flight.generations if isinstance(one, PlayedEpisode))
+            reason = next(_why(one) for one in flight.generations if not one.token_ids.size)
             log.warning("an environment did not begin", prompt=flight.item.prompt_id, reason=reason)
             if self._in_a_row >= MAX_UNBEGUN_IN_A_ROW:
                 raise RoleFailed(f"environments did not begin {self._in_a_row} times in a row: {reason}")
         return begun, given_up
+
+
+def _why(unbegun: Generation) -> str:
+    words = unbegun.verdict.words if isinstance(unbegun, PlayedEpisode) else ""
+    return words or "the engine refused its first turn"
 
 
 class Custody:

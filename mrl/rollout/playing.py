@@ -21,9 +21,9 @@ import numpy.typing as npt
 
 from mrl.engines.engine import Engine, Finished, Generation, GenerationRequest
 from mrl.engines.segments import append_span
-from mrl.errors import ModelFolderError
+from mrl.errors import ModelFolderError, RecordError
 from mrl.models.turn_spelling import TurnSpelling
-from mrl.records.episodes import EpisodeSegment, Message
+from mrl.records.episodes import EpisodeSegment, Message, shortened
 from mrl.records.finish import FinishReason
 from mrl.records.version import VersionSpan
 from mrl.tasks.environments.contract import (
@@ -31,6 +31,7 @@ from mrl.tasks.environments.contract import (
     DONE,
     MAX_TOKENS,
     MAX_TURNS,
+    TOO_LONG,
     WRONG_TYPE,
     EnvironmentTurn,
     PolicyTurn,
@@ -41,6 +42,7 @@ Int32s = npt.NDArray[np.int32]
 
 ENVIRONMENT_SLICE_S = 0.01
 """How long the engine samples at most before environments that have answered are asked, while any is awaited."""
+IN_STEP_SLICE_S = 0.5
 NOTHING = Generation(np.zeros(0, np.int32), np.zeros(0, np.float32), [], FinishReason.ABORT)
 
 
@@ -153,6 +155,7 @@ class _Episode:
         while self.segments and not self.segments[-1].is_sampled and self.segments[-1].num_tokens:
             self.segments[-1] = EpisodeSegment(num_tokens=0, is_sampled=False, messages=self.segments[-1].messages)
             self.token_ids.pop()
+        self.segments = [one if one.num_tokens else shortened(one) for one in self.segments]
         return PlayedEpisode(
             token_ids=np.concatenate([NOTHING.token_ids, *self.token_ids]),
             logprobs=np.concatenate([NOTHING.logprobs, *self.logprobs]),
@@ -274,8 +277,9 @@ class EpisodeEngine:
         """Take in what environments have said, and hand in the turns that follow, while there are weights to serve."""
         if self._engine.version is None:
             return
-        if self._stage.in_step:
-            wait([episode.awaited for episode in self._waiting if episode.awaited is not None])
+        awaited = [episode.awaited for episode in self._waiting if episode.awaited is not None]
+        if self._stage.in_step and wait(awaited, IN_STEP_SLICE_S).not_done:
+            return
         answered = [episode for episode in self._waiting if episode.awaited is not None and episode.awaited.done()]
         gone = set(answered)
         self._waiting = [episode for episode in self._waiting if episode not in gone]
@@ -314,6 +318,13 @@ class EpisodeEngine:
             self._end(episode, EnvironmentTurn.failed(WRONG_TYPE, words))
             return False
         prompt = self._stage.spelling.opening(said.messages, [tool.as_chat() for tool in said.tools])
+        room = min(self._stage.row_tokens - prompt.size, episode.rules.max_tokens)
+        if self._stage.max_turn_tokens > room:
+            words = (
+                f"its first message of {prompt.size} tokens leaves an episode room for {max(0, room)}: less than a turn"
+            )
+            self._end(episode, EnvironmentTurn.failed(TOO_LONG, words))
+            return False
         if not np.array_equal(prompt, self._prompts.setdefault(episode.request.request_id, prompt)):
             words = "reset began two episodes of one seed with different messages"
             self._end(episode, EnvironmentTurn.failed(WRONG_TYPE, words))
@@ -372,7 +383,11 @@ class EpisodeEngine:
             return
         text = self._stage.spelling.text(generation.token_ids.tolist())
         is_cut = generation.finish_reason is FinishReason.LENGTH
-        episode.last_turn, message = self._stage.read(text, is_cut, episode.has_tools)
+        try:
+            episode.last_turn, message = self._stage.read(text, is_cut, episode.has_tools)
+        except RecordError as error:  # more text than a turn may hold
+            self._end(episode, EnvironmentTurn.failed(TOO_LONG, str(error)))
+            return
         episode.sampled(generation, message)
         if is_cut:
             self._ask_reward(episode, CUT)

@@ -1,5 +1,6 @@
 """The context of a sharing regime: the policy that it serves, and who else is in the run."""
 
+import sys
 from dataclasses import dataclass, field
 
 from mrl.alignment.receiver import Receiver
@@ -23,6 +24,8 @@ class SharingContext:
     """All other policies, frozen ones included."""
     success_reward: float = 1.0
     """An answer is a success when its reward is at least this."""
+    max_turn_tokens: int = 0
+    """Of an answer of one turn, where the objective's limit is that of episodes; 0: the objective's."""
     spelling: EpisodeSpelling | None = None
     """Says the episodes of peers in the policy's tokens; None in a run without episodes."""
     recorder: SharingRecorder = field(default_factory=SharingRecorder)
@@ -42,6 +45,7 @@ def sharing_context(
         peers=tuple(other for other in others if not config.policies[other].frozen),
         others=others,
         success_reward=config.run.success_reward,
+        max_turn_tokens=table.rollout.max_new_tokens,
         spelling=spelling,
     )
 
@@ -49,5 +53,5 @@ def sharing_context(
 def _longest_answer_tokens(config: RunConfig, policy: str) -> int:
     """The most tokens that the policy samples for one answer, or in the turns of one episode."""
     turn = config.policies[policy].rollout.max_new_tokens
-    turns = [task.max_turns for task in config.tasks.values() if task.source == "environment"]
-    return turn * max(turns, default=1)
+    played = [task for task in config.tasks.values() if task.source == "environment"]
+    return max([turn, *(min(turn * task.max_turns, task.max_episode_tokens or sys.maxsize) for task in played)])

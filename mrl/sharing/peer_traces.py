@@ -145,7 +145,10 @@ def peer_traces(
         return []
     answers, fingerprints = [answer for _, _, answer in told], [record.fingerprint for record, _, _ in told]
     batch, faults = in_own_tokens(
-        answers, fingerprints, context.receiver, max_tokens=context.objective.max_answer_tokens
+        answers,
+        fingerprints,
+        context.receiver,
+        max_tokens=context.max_turn_tokens or context.objective.max_answer_tokens,
     )
     is_cut = (batch.flags & Flag.RECV_TRUNC) != 0
     traces = []

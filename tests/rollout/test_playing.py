@@ -196,6 +196,25 @@ def test_an_environment_that_fails_costs_its_episodes_alone(make_player, always_
     assert [found["r8", n].verdict.reward for n in (0, 1)] == [8.0, 8.0]
 
 
+def test_a_first_message_without_room_for_a_turn_is_told(make_player):
+    """It would be longer than a pass of the learner, which the memory plan has set room aside for."""
+    with closing(make_player({"7": {"first": 90}}, row_tokens=60)) as player:
+        player.submit([request("7", 1)])
+        played = collected(player, 1)["r7", 0]
+    assert "leaves an episode room for 0: less than a turn" in played.verdict.words
+    assert not played.token_ids.size
+
+
+def test_what_an_environment_says_at_the_end_is_kept_in_part(make_player, always_ends):
+    """It takes no tokens, so nothing else bounds it, and a group of such answers has to fit into a message."""
+    with closing(make_player({"7": {"last": 500_000}})) as player:
+        player.submit([request("7", 1)])
+        played = collected(player, 1)["r7", 0]
+    (message,) = played.segments[-1].messages
+    assert len(message.content) == 2000
+    assert played.verdict.reward == 7.0
+
+
 def test_without_weights_to_serve_a_turn_waits_for_them(make_player):
     """As where a broadcast came apart: the worker gets new ones, and the episodes go on."""
     with closing(make_player()) as player:

@@ -11,13 +11,16 @@ class Counting:
         self._row = row
         if row.get("fails") == "reset":
             raise RuntimeError("no start")
+        if row.get("first"):
+            return "a" * row["first"]
         return f"seed {os.getpid() if row.get('fails') == 'differs' else seed}"
 
     def step(self, text):
         self._left -= 1
         if self._row.get("fails") == "step":
             os._exit(3)
-        return f"left {self._left}", self._left == 0
+        last = "z" * self._row.get("last", 0)
+        return f"left {self._left}{last * (self._left == 0)}", self._left == 0
 
     def get_reward(self):
         return float(self._seed)

@@ -57,6 +57,8 @@ def check_prompts(config: RunConfig, name: str, prompts: Sequence[Asked], on_not
     """
     policy = config.policies[name]
     folder = Path(policy.model)
+    _check_bridges(config, name, prompts)
+    prompts = [prompt for prompt in prompts if config.tasks[prompt.task].source != "environment"]
     template = read_template(folder, policy.prompt)
     if template is None and policy.prompt.has_messages:
         raise _without_template(name, policy, folder)
@@ -73,19 +75,31 @@ def check_prompts(config: RunConfig, name: str, prompts: Sequence[Asked], on_not
                 got = f"{error.got} (a prompt of {prompt.task})"
                 raise ModelFolderError(error.what, where=where, got=got, wanted=error.wanted, cure=error.cure) from None
             _check_messages(name, policy, prompt, rendered[-1])
-    if any(task.source == "environment" for task in config.tasks.values()):
-        _check_bridges(name, policy, folder)
     _check_bos(name, policy, prompts, template, rendered)
     limits = [limit for limit in _limits(name, policy, folder) if limit.tokens]
     if limits:
         _check_lengths(config, name, prompts, template, min(limits, key=lambda limit: limit.tokens))
 
 
-def _check_bridges(name: str, policy: PolicyTable, folder: Path) -> None:
+def _check_bridges(config: RunConfig, name: str, prompts: Sequence[Asked]) -> None:
+    """Whether the policy's template goes on from what environments say first, and calls the tools that they have."""
+    states = {prompt.task: prompt for prompt in prompts if config.tasks[prompt.task].source == "environment"}
+    if not states:
+        return
     from mrl.models.turn_spelling import TurnSpelling
+    from mrl.tasks.environments.environment_trial import first_turn
+    from mrl.tasks.environments.tool_syntax import NONE, syntax_of
 
+    policy = config.policies[name]
     try:
-        TurnSpelling(folder, policy.prompt, eos_ids=()).check(has_tools=False)
+        spelling = TurnSpelling(Path(policy.model), policy.prompt, eos_ids=())
+        spelling.check(has_tools=False)
+        for task, state in states.items():
+            if not first_turn(task, config.tasks[task], str(state.content), seed=config.pool.seed).tools:
+                continue
+            spelling.check(has_tools=True)
+            if syntax_of(spelling.template) is NONE:
+                raise spelling.refused(f"shows no tool calls that can be read, and tasks.{task} has tools")
     except ModelFolderError as error:
         where = f"policies.{name}: {error.where}"
         raise ModelFolderError(error.what, where=where, got=error.got, wanted=error.wanted, cure=error.cure) from None

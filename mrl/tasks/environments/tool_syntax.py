@@ -99,6 +99,8 @@ def _parsed(text: str) -> list[Call]:
         value = parse_json(text)
     except ValueError as error:
         return [BrokenCall(BROKEN_JSON, f"the tool call is no JSON: {error}"[:300])]
+    if value == []:
+        return [BrokenCall(NO_CALL, "the list of tool calls is empty")]
     return [call_of(one) for one in value] if isinstance(value, list) else [call_of(value)]
 
 

@@ -114,15 +114,17 @@ def _bounds(table: JudgeTable, total_s: float) -> JudgeBounds:
 def _headers(table: JudgeTable) -> dict[str, str]:
     if not table.key_variable:
         return {}
-    key = os.environ.get(table.key_variable, "")
+    key = os.environ.get(table.key_variable, "").strip()
     if not key:
         raise JudgeError(f"the environment variable {table.key_variable} with the judge's key is not set", JudgeCosts())
+    if not (key.isascii() and key.isprintable()):
+        raise JudgeError(f"{table.key_variable} holds something that no header can carry, and no key", JudgeCosts())
     return {"Authorization": f"Bearer {key}"}
 
 
 def _without_key(table: JudgeTable, words: str) -> str:
     """What a server says may repeat what it was sent."""
-    key = os.environ.get(table.key_variable, "") if table.key_variable else ""
+    key = os.environ.get(table.key_variable, "").strip() if table.key_variable else ""
     return hidden(words.replace(key, "***") if key else words, os.environ)
 
 

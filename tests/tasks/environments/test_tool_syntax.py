@@ -144,3 +144,11 @@ def test_an_answer_that_looks_like_json_is_no_call():
 def test_a_template_shows_its_family(template, name):
     """Those that write arguments otherwise than as JSON are not known."""
     assert syntax_of(template).name == name
+
+
+def test_an_empty_list_of_calls_is_a_broken_call() -> None:
+    """Also where it is not closed."""
+    for text in ("<tool_call>[]", "<tool_call>\n[]\n</tool_call>"):
+        turn = HERMES.read(text)
+        assert [one.kind for one in turn.broken] == ["no_call"], text
+        assert not turn.tool_calls

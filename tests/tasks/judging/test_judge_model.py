@@ -271,7 +271,7 @@ def test_the_key_goes_to_the_judge_and_nowhere_else(
     server: Server, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Not into what is told when the server repeats it, nor onto the disk."""
-    monkeypatch.setenv("MY_JUDGE", KEY)
+    monkeypatch.setenv("MY_JUDGE", KEY + "\n")  # as files of secrets end
     table = task(server.url, key_variable="MY_JUDGE")
     assert asked(table, monkeypatch) == 0.9
     assert server.keys == [f"Bearer {KEY}"]
@@ -279,6 +279,10 @@ def test_the_key_goes_to_the_judge_and_nowhere_else(
     assert str(failure(table, monkeypatch, "no")) == "status 401: wrong key ***"
     assert [file for file in tmp_path.rglob("*") if file.is_file() and KEY.encode() in file.read_bytes()] == []
     assert KEY not in str(judge_model.judge_environment(table, {}))
+    monkeypatch.setenv("MY_JUDGE", f"{KEY}\nX: y")
+    with pytest.raises(judge_request.JudgeError, match="no header can carry") as caught:
+        judge_model._headers(table.judge)
+    assert KEY not in str(caught.value)
     monkeypatch.delenv("MY_JUDGE")
     assert str(failure(table, monkeypatch, "other")) == (
         "the environment variable MY_JUDGE with the judge's key is not set"
