@@ -19,7 +19,7 @@ from mrl.records.experience import SharedTurn
 from mrl.rollout.playing import EpisodeEngine, EpisodeRules, Stage
 from mrl.sharing.peer_episodes import SpelledEpisode
 from mrl.tasks.environments.contract import PolicyTurn
-from mrl.tasks.environments.tool_syntax import NONE, ToolSyntax, syntax_of
+from mrl.tasks.environments.tool_syntax import NONE, ToolSyntax, plain_calls, syntax_of
 from mrl.tasks.pool import TaskPool
 
 Int32s = npt.NDArray[np.int32]
@@ -78,7 +78,6 @@ def own_words(config: RunConfig, policy: str, receiver: Receiver) -> "OwnWords |
         receiver.eos_id if receiver.eos_ids else None,
         table.rollout.max_new_tokens,
         max(task.max_episode_tokens or room for task in tasks),
-        syntax_of(spelling.template),
     )
 
 
@@ -94,8 +93,6 @@ class OwnWords:
     eos_id: int | None
     max_turn_tokens: int
     max_episode_tokens: int
-    syntax: ToolSyntax
-    """Of calls, where there is no template that writes them."""
 
     def spell(self, turns: Sequence[SharedTurn]) -> SpelledEpisode | str:
         """The episode behind its prompt, or why not.
@@ -126,7 +123,7 @@ class OwnWords:
         said = messages[0]
         found = self.spelling.turn(said.content, said.tool_calls, eos_id=self.eos_id)
         if found is None and not self.spelling.template:
-            text = "\n".join([said.content, self.syntax.write(said.tool_calls)]).strip("\n")
+            text = "\n".join([said.content, plain_calls(said.tool_calls)]).strip("\n")
             found = self.spelling.turn(text, (), eos_id=self.eos_id)
         if found is None:
             return "tool_calls"

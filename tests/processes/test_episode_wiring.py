@@ -9,7 +9,6 @@ from mrl.models.turn_spelling import TurnSpelling
 from mrl.processes.episode_wiring import OwnWords
 from mrl.records.episodes import Message, ToolCall
 from mrl.records.experience import SharedTurn
-from mrl.tasks.environments.tool_syntax import syntax_of
 
 CALL = ToolCall(name="look_up", arguments='{"key":"b"}')
 CHATML = (
@@ -42,7 +41,7 @@ def words(folder):
 
     def make(template="", *, max_turn_tokens=99, max_episode_tokens=999) -> OwnWords:
         spelling = TurnSpelling(folder, PromptTable(chat_template=template), eos_ids=[tokenizer.eos_token_id])
-        return OwnWords(spelling, tokenizer.eos_token_id, max_turn_tokens, max_episode_tokens, syntax_of(template))
+        return OwnWords(spelling, tokenizer.eos_token_id, max_turn_tokens, max_episode_tokens)
 
     return make
 

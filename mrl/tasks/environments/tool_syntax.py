@@ -1,4 +1,4 @@
-r"""How families of models write tool calls, read from what a policy said and written again.
+r"""How families of models write tool calls, read from what a policy said.
 
 hermes   <tool_call>\n{"name": ..., "arguments": {...}}\n</tool_call>                       Qwen, Hermes
 llama3   {"name": ..., "parameters": {...}}, alone or behind <|python_tag|>                 Llama 3
@@ -40,8 +40,6 @@ class ToolSyntax:
     """A text -> what stands before its calls, and what from the first one on; "" where it makes none."""
     calls: Callable[[str], list[Call]]
     """What `split` gives second -> the calls in it, in order."""
-    write: Callable[[Sequence[ToolCall]], str]
-    """Calls -> text, as the family's template has it."""
 
     def read(self, text: str, *, is_cut: bool = False) -> PolicyTurn:
         """What a policy said in a turn. Of a turn that was cut, the call that it ends in counts as cut, whole or not.
@@ -192,20 +190,13 @@ def _with_name(name: str, arguments: str) -> list[Call]:
         return [BrokenCall(BROKEN_JSON, f"the arguments of {name} are no JSON: {error}"[:300])]
 
 
-def _json(call: ToolCall, arguments: str = "arguments") -> str:
-    return f'{{"name": {json.dumps(call.name)}, "{arguments}": {call.arguments}}}'
+def plain_calls(calls: Sequence[ToolCall]) -> str:
+    """Calls as models without a template write them; those of a family's template are the template's to write."""
+    return "\n".join(f"call {one.name} {one.arguments}" for one in calls)
 
 
-HERMES = ToolSyntax(
-    "hermes", _at(OPEN), _hermes_calls, lambda calls: "\n".join(f"{OPEN}\n{_json(one)}\n{CLOSE}" for one in calls)
-)
-LLAMA3 = ToolSyntax(
-    "llama3", _llama_split, _llama_calls, lambda calls: "; ".join(_json(one, "parameters") for one in calls)
-)
-MISTRAL_CALLS = ToolSyntax(
-    "mistral", _at(MISTRAL), _mistral_calls, lambda calls: f"{MISTRAL} [{', '.join(map(_json, calls))}]"
-)
-PLAIN = ToolSyntax(
-    "plain", _plain_split, _plain_calls, lambda calls: "\n".join(f"call {one.name} {one.arguments}" for one in calls)
-)
-NONE = ToolSyntax("none", lambda text: (text, ""), lambda _: [], lambda _: "")
+HERMES = ToolSyntax("hermes", _at(OPEN), _hermes_calls)
+LLAMA3 = ToolSyntax("llama3", _llama_split, _llama_calls)
+MISTRAL_CALLS = ToolSyntax("mistral", _at(MISTRAL), _mistral_calls)
+PLAIN = ToolSyntax("plain", _plain_split, _plain_calls)
+NONE = ToolSyntax("none", lambda text: (text, ""), lambda _: [])

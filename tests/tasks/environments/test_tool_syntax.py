@@ -1,4 +1,7 @@
-"""Tool calls of every family, read and written, and what cannot be read."""
+"""Tool calls of every family as they are written, and what cannot be read."""
+
+import json
+from collections.abc import Sequence
 
 import pytest
 from hypothesis import given
@@ -6,7 +9,16 @@ from hypothesis import strategies as st
 
 from mrl.records.episodes import ToolCall
 from mrl.tasks.environments.contract import LIMITS
-from mrl.tasks.environments.tool_syntax import HERMES, LLAMA3, MISTRAL_CALLS, NONE, PLAIN, ToolSyntax, syntax_of
+from mrl.tasks.environments.tool_syntax import (
+    HERMES,
+    LLAMA3,
+    MISTRAL_CALLS,
+    NONE,
+    PLAIN,
+    ToolSyntax,
+    plain_calls,
+    syntax_of,
+)
 
 FAMILIES = [HERMES, LLAMA3, MISTRAL_CALLS, PLAIN]
 LOOK = ToolCall.of("look", {"key": "b", "n": 2})
@@ -28,6 +40,23 @@ JSON = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
     max_leaves=8,
 )
+
+
+def written(call: ToolCall, arguments: str = "arguments") -> str:
+    return f'{{"name": {json.dumps(call.name)}, "{arguments}": {call.arguments}}}'
+
+
+def hermes(calls: Sequence[ToolCall]) -> str:
+    return "\n".join(f"<tool_call>\n{written(one)}\n</tool_call>" for one in calls)
+
+
+WRITERS = {
+    HERMES: hermes,
+    LLAMA3: lambda calls: "; ".join(written(one, "parameters") for one in calls),
+    MISTRAL_CALLS: lambda calls: f"[TOOL_CALLS] [{', '.join(map(written, calls))}]",
+    PLAIN: plain_calls,
+}
+"""As the chat templates of the families have it."""
 
 
 def kinds(syntax: ToolSyntax, text: str, *, is_cut: bool = False) -> list[str]:
@@ -63,7 +92,7 @@ def test_each_family_is_read(syntax, text, content):
 def test_what_is_written_is_read_again(syntax, arguments, count):
     """Any arguments, one call or several."""
     calls = (ToolCall.of("look", arguments),) * count
-    assert syntax.read(syntax.write(calls)).tool_calls == calls
+    assert syntax.read(WRITERS[syntax](calls)).tool_calls == calls
 
 
 @pytest.mark.parametrize("syntax", [*FAMILIES, NONE], ids=lambda one: one.name)
@@ -100,25 +129,25 @@ def test_what_cannot_be_read_is_counted(syntax, text, kind):
 
 def test_calls_before_a_cut_one_count():
     """The whole one is made, the other one is told to be cut."""
-    text = HERMES.write([LOOK]) + '\n<tool_call>\n{"name": "lo'
+    text = hermes([LOOK]) + '\n<tool_call>\n{"name": "lo'
     turn = HERMES.read(text, is_cut=True)
     assert turn.tool_calls == (LOOK,)
     assert [one.kind for one in turn.broken] == ["cut_call"]
-    assert HERMES.read(HERMES.write([LOOK]), is_cut=True).tool_calls == (LOOK,)
+    assert HERMES.read(hermes([LOOK]), is_cut=True).tool_calls == (LOOK,)
 
 
 def test_too_many_calls_are_one_broken_one():
     """So many as a turn may hold are made."""
-    turn = HERMES.read(HERMES.write([LOOK] * (LIMITS.calls + 5)))
+    turn = HERMES.read(hermes([LOOK] * (LIMITS.calls + 5)))
     assert len(turn.tool_calls) == LIMITS.calls - 1
     assert [one.kind for one in turn.broken] == ["too_many"]
 
 
 def test_reasoning_makes_no_calls():
     """What stands before </think> was only thought."""
-    thought = f"<think>\n{HERMES.write([LOOK])}\n</think>\n\n"
+    thought = f"<think>\n{hermes([LOOK])}\n</think>\n\n"
     assert HERMES.read(thought + "b").tool_calls == ()
-    turn = HERMES.read(thought + HERMES.write([LOOK]))
+    turn = HERMES.read(thought + hermes([LOOK]))
     assert turn.tool_calls == (LOOK,)
     assert turn.content == thought
 
