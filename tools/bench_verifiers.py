@@ -16,7 +16,7 @@ import time
 from collections.abc import Sequence
 from contextlib import closing
 
-from mrl.config.schema import TaskTable
+from mrl.config.task_tables import TaskTable
 from mrl.tasks.answer_grammars import GRAMMARS
 from mrl.tasks.source import Item, Source
 from mrl.tasks.sources import open_source

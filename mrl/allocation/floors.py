@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 from mrl.allocation.objective import Reading
 from mrl.allocation.unit_seats import UnitSeats, competing, runs_on
+from mrl.config.rules.unit_rules import KINDS, fitting_units
 from mrl.config.schema import RunConfig
-from mrl.config.unit_rules import KINDS, fitting_units
 from mrl.errors import ConfigError
 
 

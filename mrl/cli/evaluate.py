@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from mrl.config.evaluation_rules import check_draws, greedy_note
 from mrl.config.load import load_config
 from mrl.config.nearest_key import nearest
+from mrl.config.rules.evaluation_rules import check_draws, greedy_note
 from mrl.config.run_folder import is_run, read_run_config
 from mrl.config.schema import RunConfig
 from mrl.config.shipped_configs import config_file

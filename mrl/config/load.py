@@ -13,7 +13,7 @@ from mrl.config.defaults import Resolved, by_device
 from mrl.config.nearest_key import nearest
 from mrl.config.overrides import apply_overrides, parse_overrides
 from mrl.config.prompt_texts import with_prompt_texts
-from mrl.config.rules import check_rules
+from mrl.config.rules.run_rules import check_rules
 from mrl.config.schema import RunConfig
 from mrl.config.validation_errors import explain
 from mrl.errors import ConfigError

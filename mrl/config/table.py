@@ -1,11 +1,12 @@
 """The base class of the configuration's tables."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 PLUGIN_NAME = r"^[A-Za-z_][\w-]*$|^[A-Za-z_][\w.]*:[A-Za-z_]\w*$"
+PluginName = Annotated[str, Field(pattern=PLUGIN_NAME)]
 
 
 class Table(BaseModel):

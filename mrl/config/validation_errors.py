@@ -8,7 +8,8 @@ from pydantic_core import ErrorDetails
 
 from mrl.config.nearest_key import annotation_at, nearest, nearest_key, table_keys
 from mrl.config.policy_tables import SERVER_URL
-from mrl.config.schema import POLICY_NAME, RUN_NAME, UNIT_TYPE_NAME, VERIFIER_NAME
+from mrl.config.schema import POLICY_NAME, RUN_NAME, UNIT_TYPE_NAME
+from mrl.config.task_tables import VERIFIER_NAME
 from mrl.errors import ConfigError
 
 PATTERNS = {

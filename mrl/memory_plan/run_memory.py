@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 from mrl.config.memory_savings import shortest_cure
 from mrl.config.policy_tables import LearnerTable
+from mrl.config.rules.unit_rules import may_sleep
 from mrl.config.schema import RunConfig, TrackerTable
 from mrl.config.unit_names import parse_units
-from mrl.config.unit_rules import may_sleep
 from mrl.errors import ConfigError
 from mrl.memory_plan.needs import (
     AGENT_MIB,

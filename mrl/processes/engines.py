@@ -6,10 +6,10 @@ from pathlib import Path
 
 from mrl.alignment.receiver import Receiver
 from mrl.config.policy_tables import PolicyTable
+from mrl.config.rules.unit_rules import may_sleep
 from mrl.config.run_folder import RunFolder
 from mrl.config.schema import RunConfig
 from mrl.config.unit_names import parse_units
-from mrl.config.unit_rules import may_sleep
 from mrl.engines.bounds import bounds_of
 from mrl.engines.dialect import AdapterShape, Dialect, Launch
 from mrl.engines.embedded import EmbeddedEngine

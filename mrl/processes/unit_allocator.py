@@ -14,10 +14,10 @@ from mrl.allocation.objective import Rule
 from mrl.allocation.unit_controller import UnitController
 from mrl.allocation.unit_core import UnitCore, UnitSettings, UnitShare
 from mrl.allocation.unit_leases import LeaseCounts, Transition
+from mrl.config.rules.unit_rules import KINDS, fitting_units, may_sleep
 from mrl.config.run_folder import RunFolder
 from mrl.config.schema import RunConfig
 from mrl.config.unit_names import Unit, parse_units
-from mrl.config.unit_rules import KINDS, fitting_units, may_sleep
 from mrl.config.unit_types import named_types
 from mrl.errors import DeviceError, RecordError
 from mrl.metrics.names import idle_metric, type_metric

@@ -8,8 +8,9 @@ from html import escape
 from typing import Any
 
 from mrl.config.policy_tables import PolicyTable
-from mrl.config.schema import RunConfig, TaskTable
+from mrl.config.schema import RunConfig
 from mrl.config.table import Table
+from mrl.config.task_tables import TaskTable
 from mrl.metrics.pass_at_k import together
 from mrl.records.evaluation_messages import Estimate
 from mrl.report.number_format import count, fixed, labelled, percent, signed, size

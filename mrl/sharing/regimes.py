@@ -14,8 +14,8 @@ from pydantic_core import ErrorDetails
 
 from mrl.config.nearest_key import nearest
 from mrl.config.policy_tables import PolicyTable
-from mrl.config.schema import TaskTable
 from mrl.config.table import Table, known_or_plugin
+from mrl.config.task_tables import TaskTable
 from mrl.config.validation_errors import wanted_by
 from mrl.errors import ConfigError
 from mrl.plugins import REGIME, find_plugin, is_entry_point, load_plugin, short_name

@@ -14,7 +14,7 @@ from fractions import Fraction
 import numpy as np
 import numpy.typing as npt
 
-from mrl.config.schema import PoolTable, TaskTable
+from mrl.config.task_tables import PoolTable, TaskTable
 from mrl.errors import TaskError
 from mrl.tasks.environments.environment_pool import EpisodeSession
 from mrl.tasks.environments.environments import Environments

@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from mrl.config.schema import TaskTable
+from mrl.config.task_tables import TaskTable
 from mrl.errors import MissingError, PluginError, TaskError, UserError
 from mrl.hub_names import Name, listing_file, parse_name, snapshot
 from mrl.plugins import SOURCE, find_plugin, load_plugin, missing_names

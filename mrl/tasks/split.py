@@ -7,7 +7,7 @@ import hashlib
 from collections.abc import Iterator
 from dataclasses import replace
 
-from mrl.config.schema import TaskTable
+from mrl.config.task_tables import TaskTable
 from mrl.tasks.source import Item, Part, Source
 
 HELD_OUT_PERCENT = 15

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 
-from mrl.config.schema import TaskTable
+from mrl.config.task_tables import TaskTable
 from mrl.errors import TaskError
 from mrl.tasks.rewards import FAILURES, UNEVALUATED
 from mrl.tasks.source import Item, Source

@@ -9,7 +9,8 @@ import pytest
 
 from mrl.cli.main import main
 from mrl.config.load import load_config
-from mrl.config.schema import SOURCE_NAMES, TRACKER_NAMES
+from mrl.config.schema import TRACKER_NAMES
+from mrl.config.task_tables import SOURCE_NAMES
 from mrl.metrics.trackers.kinds import TRACKERS, tracker_class
 from mrl.plugins import MODULES
 from mrl.processes.preparation.preflight import check_tasks

@@ -2,9 +2,9 @@
 
 import pytest
 
-from mrl.config.evaluation_rules import greedy_note
 from mrl.config.load import validate
-from mrl.config.rules import check_rules
+from mrl.config.rules.evaluation_rules import greedy_note
+from mrl.config.rules.run_rules import check_rules
 from mrl.errors import ConfigError
 from mrl.processes.engines import held_out_decoding
 from mrl.tasks.held_out import measure_of

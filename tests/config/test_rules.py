@@ -3,7 +3,7 @@
 import pytest
 
 from mrl.config.load import validate
-from mrl.config.rules import check_rules
+from mrl.config.rules.run_rules import check_rules
 from mrl.errors import ConfigError
 
 

@@ -3,9 +3,9 @@
 import pytest
 
 from mrl.config.load import validate
-from mrl.config.rules import check_rules
+from mrl.config.rules.run_rules import check_rules
+from mrl.config.rules.unit_rules import fitting_units
 from mrl.config.unit_names import Unit, parse_units
-from mrl.config.unit_rules import fitting_units
 from mrl.config.unit_types import named_types, seen_type
 from mrl.errors import ConfigError
 

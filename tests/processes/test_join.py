@@ -13,7 +13,7 @@ from structlog.testing import capture_logs
 
 from mrl.config.load import validate
 from mrl.config.run_folder import RunFolder, create_run_folder, read_run_config
-from mrl.config.schema import TaskTable
+from mrl.config.task_tables import TaskTable
 from mrl.errors import ConfigError, MissingError, PeerLost
 from mrl.metrics.telemetry import Telemetry
 from mrl.processes import join, wiring

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from mrl.alignment.receiver import Receiver, load_receiver
-from mrl.config.schema import PoolTable, TaskTable
+from mrl.config.task_tables import PoolTable, TaskTable
 from mrl.models.tokenizers import train_byte_level, train_metaspace
 from mrl.tasks.pool import TaskPool, build_pool
 

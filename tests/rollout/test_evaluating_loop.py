@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import pytest
 
-from mrl.config.schema import PoolTable, TaskTable
+from mrl.config.task_tables import PoolTable, TaskTable
 from mrl.engines.embedded import EmbeddedEngine
 from mrl.engines.engine import GenerationRequest, Sampling, generate_all
 from mrl.engines.token_sampling import answer_seeds

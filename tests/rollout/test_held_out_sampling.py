@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from mrl.config.schema import PoolTable, TaskTable
+from mrl.config.task_tables import PoolTable, TaskTable
 from mrl.engines.engine import Decoding, Generation
 from mrl.engines.token_sampling import answer_seeds
 from mrl.records.finish import FinishReason

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from structlog.testing import capture_logs
 
-from mrl.config.schema import PoolTable, TaskTable
+from mrl.config.task_tables import PoolTable, TaskTable
 from mrl.engines.engine import Generation
 from mrl.errors import RoleFailed
 from mrl.metrics.telemetry import Telemetry

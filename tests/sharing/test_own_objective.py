@@ -2,8 +2,8 @@ import math
 
 import pytest
 
-from mrl.config.objective_rules import UNDIVIDED
 from mrl.config.policy_tables import ObjectiveTable
+from mrl.config.rules.objective_rules import UNDIVIDED
 from mrl.objectives.specs import Cispo, Clipped, Correction, Dppo, Regularizer
 from mrl.sharing.own_objective import METHODS, own_objective
 

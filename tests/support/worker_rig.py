@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from mrl.config.schema import PoolTable, TaskTable
+from mrl.config.task_tables import PoolTable, TaskTable
 from mrl.engines.engine import Finished, Generation, GenerationRequest
 from mrl.learner.intake import Intake
 from mrl.learner.ledger import Pace, WorkLedger

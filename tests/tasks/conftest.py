@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from mrl.config.schema import PoolTable, TaskTable
+from mrl.config.task_tables import PoolTable, TaskTable
 
 
 @pytest.fixture

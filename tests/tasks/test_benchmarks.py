@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from mrl.config.schema import PoolTable, TaskTable
+from mrl.config.task_tables import PoolTable, TaskTable
 from mrl.errors import TaskError
 from mrl.tasks.benchmarks.catalogue import BENCHMARKS
 from mrl.tasks.pool import build_pool

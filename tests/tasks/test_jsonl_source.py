@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from mrl.config.schema import PoolTable, TaskTable
+from mrl.config.task_tables import PoolTable, TaskTable
 from mrl.errors import MissingError, TaskError
 from mrl.tasks.jsonl_source import JsonlSource
 from mrl.tasks.pool import build_pool

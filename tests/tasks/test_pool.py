@@ -2,7 +2,7 @@ import re
 
 import pytest
 
-from mrl.config.schema import PoolTable, TaskTable
+from mrl.config.task_tables import PoolTable, TaskTable
 from mrl.errors import TaskError
 from mrl.tasks.pool import build_pool
 

@@ -7,7 +7,7 @@ import pytest
 import reasoning_gym.factory
 from reasoning_gym.dataset import ProceduralDataset
 
-from mrl.config.schema import TaskTable
+from mrl.config.task_tables import TaskTable
 from mrl.tasks.answer_grammars import GRAMMARS, is_arithmetic, is_list, is_term
 from mrl.tasks.reasoning_gym_answers import score
 from mrl.tasks.reasoning_gym_source import COMPARE_TEXTS, VERIFIER, ReasoningGymSource

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mrl.config.schema import TaskTable
+from mrl.config.task_tables import TaskTable
 from mrl.errors import TaskError
 from mrl.tasks.rewards import MAX_REWARD, Outcome, outcome_of, weighted_sum
 from mrl.tasks.source import Item

@@ -5,7 +5,7 @@ import re
 import tomllib
 from pathlib import Path
 
-from mrl.config.schema import PoolTable, TaskTable
+from mrl.config.task_tables import PoolTable, TaskTable
 from mrl.tasks.pool import build_pool
 from mrl.tasks.rewards import FAILURES
 

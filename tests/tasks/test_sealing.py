@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from mrl.config.schema import TaskTable
+from mrl.config.task_tables import TaskTable
 from mrl.errors import TaskError
 from mrl.tasks.sealed.sealing import Sealing, sealed_environment, sealing_of
 from mrl.tasks.verifier_trial import try_verifier
@@ -15,7 +15,7 @@ from mrl.tasks.verifier_trial import try_verifier
 ROOT = Path(__file__).parents[2]
 JUDGING = """
     from contextlib import closing
-    from mrl.config.schema import TaskTable
+    from mrl.config.task_tables import TaskTable
     from mrl.errors import TaskError
     from mrl.tasks.sealed.seal import unsealed_reason
     from mrl.tasks.sources import open_source

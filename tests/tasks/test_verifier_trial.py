@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from mrl.config.schema import TaskTable
+from mrl.config.task_tables import TaskTable
 from mrl.errors import TaskError
 from mrl.tasks.verifier_trial import evaluates_nothing, fails_as_they_are, tells_nothing, try_verifier
 

@@ -3,7 +3,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from mrl.config.schema import TaskTable
+from mrl.config.task_tables import TaskTable
 from mrl.tasks.source import Item
 from mrl.tasks.verify import Judge, Verdict, VerificationRequest, _then, judge
 from mrl.tasks.words import WordSource

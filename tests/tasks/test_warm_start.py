@@ -3,7 +3,7 @@ from collections import Counter
 
 import pytest
 
-from mrl.config.schema import PoolTable, TaskTable
+from mrl.config.task_tables import PoolTable, TaskTable
 from mrl.errors import TaskError
 from mrl.tasks.pool import build_pool
 from mrl.tasks.warm_start_examples import collect_examples, operation_shares

@@ -12,7 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from mrl.config.schema import PoolTable, RunConfig
+from mrl.config.schema import RunConfig
+from mrl.config.task_tables import PoolTable
 from mrl.records.rollouts import ScoredGroup
 
 

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 from mrl.config.policy_tables import PolicyTable
+from mrl.config.rules.unit_rules import fitting_units
 from mrl.config.schema import RunConfig
 from mrl.config.unit_names import parse_units
-from mrl.config.unit_rules import fitting_units
 from mrl.errors import ConfigError
 
 Key = tuple[Literal["learner", "worker"], str, int]

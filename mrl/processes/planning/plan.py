@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Literal
 
 from mrl.config.policy_tables import PolicyTable
+from mrl.config.rules.unit_rules import fitting_units, may_sleep
 from mrl.config.run_folder import RunFolder, run_folder_of
 from mrl.config.schema import RunConfig
 from mrl.config.unit_names import Unit, parse_units
-from mrl.config.unit_rules import fitting_units, may_sleep
 from mrl.errors import ConfigError
 from mrl.parent_death import CORES
 from mrl.processes.planning.devices import visible_gpus

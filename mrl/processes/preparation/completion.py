@@ -3,7 +3,8 @@
 from pathlib import Path
 
 from mrl.config.defaults import Choice, Resolved, by_data, by_model, by_size
-from mrl.config.schema import PoolTable, RunConfig
+from mrl.config.schema import RunConfig
+from mrl.config.task_tables import PoolTable
 from mrl.errors import UserError
 from mrl.processes.preparation.model_bytes import parameters, weights_bytes
 from mrl.processes.preparation.model_folder import context_tokens

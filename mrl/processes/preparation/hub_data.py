@@ -8,7 +8,8 @@ the files of the splits that the task reads.
 from collections.abc import Callable
 from pathlib import Path
 
-from mrl.config.schema import RunConfig, TaskTable
+from mrl.config.schema import RunConfig
+from mrl.config.task_tables import TaskTable
 from mrl.errors import ConfigError, MissingError
 from mrl.hub_names import AskedBy, Name, last_commit, snapshot
 from mrl.processes.preparation.hub import HubFile, Listing, commit_of, fetch_files, keep_listing, listing_of

@@ -4,8 +4,8 @@ from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from mrl.config.defaults import LR_OF_ADAPTERS, LR_OF_ALL, RELEASED_PARAMETERS
-from mrl.config.evaluation_rules import greedy_note
 from mrl.config.policy_tables import PolicyTable
+from mrl.config.rules.evaluation_rules import greedy_note
 from mrl.config.schema import RunConfig
 from mrl.config.table import Table
 from mrl.errors import ConfigError

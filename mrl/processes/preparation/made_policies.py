@@ -23,7 +23,8 @@ from rich.markup import escape
 
 import mrl
 from mrl.config.policy_tables import MakeTable
-from mrl.config.schema import PoolTable, RunConfig, TaskTable
+from mrl.config.schema import RunConfig
+from mrl.config.task_tables import PoolTable, TaskTable
 from mrl.errors import MRLError, UserError
 from mrl.parent_death import SUPERVISOR_PID, command
 from mrl.processes.planning.log_lines import reason_in

@@ -2,7 +2,8 @@
 
 from collections.abc import Iterator
 
-from mrl.config.schema import SOURCE_NAMES, TRACKER_NAMES, RunConfig
+from mrl.config.schema import TRACKER_NAMES, RunConfig
+from mrl.config.task_tables import SOURCE_NAMES
 from mrl.plugins import REGIME, SOURCE, TRACKER, VERIFIER, PluginKind, check_shadow, find_plugin
 from mrl.sharing.regimes import REGIMES
 

@@ -6,7 +6,7 @@ import sys
 from concurrent.futures import Future
 from contextlib import closing
 
-from mrl.config.schema import TaskTable
+from mrl.config.task_tables import TaskTable
 from mrl.errors import RoleFailed, TaskError
 from mrl.tasks.environments.contract import FAILURES, EnvironmentTurn, PolicyTurn
 from mrl.tasks.environments.doors import URLS

@@ -4,7 +4,7 @@ import json
 from collections import Counter
 from collections.abc import Mapping
 
-from mrl.config.schema import TaskTable
+from mrl.config.task_tables import TaskTable
 from mrl.tasks.environments.environment_pool import EnvironmentPool, EpisodeSession
 from mrl.tasks.games.game_names import GAMES
 from mrl.tasks.source import Item

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from mrl.config.schema import JudgeTable, TaskTable
+from mrl.config.task_tables import JudgeTable, TaskTable
 from mrl.files import replace_file
 from mrl.metrics.trackers.own_secrets import hidden
 from mrl.tasks.judging.judge_request import JudgeBounds, JudgeError, ask

@@ -8,7 +8,7 @@ one answer to the next; a verifier of the user's own runs as the user wrote it, 
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from mrl.config.schema import TaskTable
+from mrl.config.task_tables import TaskTable
 from mrl.errors import TaskError
 from mrl.plugins import MODULES
 from mrl.tasks.sealed.seal import unsealed_reason

@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from mrl.config.load import validate
-from mrl.config.rules import check_rules
+from mrl.config.rules.run_rules import check_rules
 from mrl.errors import ConfigError
 from mrl.learner.ledger import Pace, WorkLedger
 from mrl.learner.prompts.curriculum import Curriculum, curriculum_of

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from mrl.config.schema import TaskTable
+from mrl.config.task_tables import TaskTable
 from mrl.errors import MissingError, TaskError
 from mrl.tasks.environments.environment_trial import try_environment
 from mrl.tasks.sources import open_source

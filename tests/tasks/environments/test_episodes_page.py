@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from mrl.config.schema import TaskTable
+from mrl.config.task_tables import TaskTable
 from mrl.tasks.environments.contract import FAILURES, EnvironmentTurn, PolicyTurn
 from mrl.tasks.environments.environment_pool import EnvironmentPool
 from mrl.tasks.environments.environment_trial import try_environment

@@ -5,7 +5,7 @@ from contextlib import closing
 
 import pytest
 
-from mrl.config.schema import PoolTable, TaskTable
+from mrl.config.task_tables import PoolTable, TaskTable
 from mrl.records.episodes import ToolCall
 from mrl.tasks.environments.contract import PolicyTurn
 from mrl.tasks.environments.environments import Environments

@@ -15,8 +15,9 @@ from typing import Any
 import pytest
 
 from mrl.config.load import validate
-from mrl.config.reward_rules import check_rewards
-from mrl.config.schema import JUDGE, JudgeTable, RunConfig, TaskTable
+from mrl.config.rules.reward_rules import check_rewards
+from mrl.config.schema import RunConfig
+from mrl.config.task_tables import JUDGE, JudgeTable, TaskTable
 from mrl.errors import ConfigError
 from mrl.metrics.names import is_known
 from mrl.tasks.judging import judge_model, judge_request

@@ -2,7 +2,8 @@
 
 import re
 
-from mrl.config.schema import JUDGE, RunConfig, TaskTable
+from mrl.config.schema import RunConfig
+from mrl.config.task_tables import JUDGE, TaskTable
 from mrl.errors import ConfigError
 
 

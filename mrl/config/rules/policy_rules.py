@@ -1,15 +1,10 @@
-"""Rules that span several keys of a configuration."""
+"""Rules that span several keys of one policy."""
 
 import re
 
-from mrl.config.evaluation_rules import check_evaluation
-from mrl.config.objective_rules import check_objective
 from mrl.config.policy_tables import LearnerTable, MakeTable, PolicyTable, RolloutTable, ServerTable
-from mrl.config.reward_rules import check_rewards
-from mrl.config.schema import SOURCE_NAMES, TRACKER_NAMES, RunConfig
-from mrl.config.unit_rules import check_units, may_sleep
+from mrl.config.rules.objective_rules import check_objective
 from mrl.errors import ConfigError
-from mrl.plugins import SOURCE, TRACKER, VERIFIER, find_plugin
 
 OWN_OPTIONS = {
     "--port": "each server gets a free one",
@@ -26,82 +21,8 @@ OWN_OPTIONS = {
 """Words of a server's command line that come from other keys, which would then say something else."""
 
 
-def check_rules(config: RunConfig, *, where: str) -> None:
-    """Raises ConfigError for the first pair of keys that contradict each other."""
-    _check_names(config, where)
-    _check_trackers(config, where)
-    for name, policy in config.policies.items():
-        _check_policy(name, policy, where)
-    _check_learning(config, where)
-    if config.allocation.units or config.allocation.unit_types:
-        check_units(config, where=where)
-    else:
-        _check_slots(config, where)
-    _check_sleepers(config, where)
-    _check_ttl(config, where)
-    _check_exchange(config, where)
-    check_rewards(config, where)
-    check_evaluation(config, where)
-    if not isinstance(config.sharing.get("regime"), str):
-        raise ConfigError(
-            "sharing.regime: missing" if "regime" not in config.sharing else "sharing.regime: not valid",
-            where=where,
-            got=config.sharing.get("regime", ""),
-            wanted="the name of a sharing regime in quotes",
-            cure='for example regime = "independent"',
-        )
-    if 0 < config.pool.train_prompts < len(config.tasks):
-        raise ConfigError(
-            "pool.train_prompts: fewer prompts than tasks",
-            where=where,
-            got=config.pool.train_prompts,
-            wanted=f">= {len(config.tasks)}",
-        )
-
-
-def _check_trackers(config: RunConfig, where: str) -> None:
-    for place, tracker in enumerate(config.trackers):
-        if tracker.kind not in TRACKER_NAMES:
-            find_plugin(TRACKER, tracker.kind, TRACKER_NAMES, where=f"{where}: trackers.{place}.kind")
-        if tracker.samples and not config.run.rollouts_mib:
-            raise ConfigError(
-                f"trackers.{place}.samples: they come from the answers that the run keeps, and it keeps none",
-                where=where,
-                got=tracker.samples,
-                cure=f"--run.rollouts_mib 64, or leave trackers.{place}.samples out",
-            )
-
-
-def _check_names(config: RunConfig, where: str) -> None:
-    """Names of sources and verifiers, held to metadata alone as those of trackers; nothing is imported."""
-    for task, table in config.tasks.items():
-        if table.source not in SOURCE_NAMES:
-            find_plugin(SOURCE, table.source, SOURCE_NAMES, where=f"{where}: tasks.{task}.source")
-        if table.verifier:
-            find_plugin(VERIFIER, table.verifier, (), where=f"{where}: tasks.{task}.verifier")
-
-
-def _check_exchange(config: RunConfig, where: str) -> None:
-    table = config.exchange
-    for key in ("port", "metrics_port"):
-        host = key.replace("port", "host")
-        if getattr(table, key) and not getattr(table, host):
-            raise ConfigError(
-                f"exchange.{key}: a port without an address",
-                where=where,
-                got=getattr(table, key),
-                cure=f"--exchange.{host} 127.0.0.1, or leave exchange.{key} out",
-            )
-    if table.metrics_host and table.port and table.port == table.metrics_port:
-        raise ConfigError(
-            "exchange.metrics_port: the port of the exchange itself",
-            where=where,
-            got=table.metrics_port,
-            wanted=f"another than {table.port}, or 0 for a free one",
-        )
-
-
-def _check_policy(name: str, policy: PolicyTable, where: str) -> None:
+def check_policy(name: str, policy: PolicyTable, where: str) -> None:
+    """Raises ConfigError for the first pair of keys of a policy that contradict each other."""
     key = f"policies.{name}"
     if not policy.model and policy.make is None:
         raise ConfigError(
@@ -231,52 +152,6 @@ def _check_adapters(key: str, policy: PolicyTable, where: str) -> None:
         )
 
 
-def _check_sleepers(config: RunConfig, where: str) -> None:
-    """Some engine can sleep where engines are to, and none of those needs weights that its sleep gives away.
-
-    vLLM gives all weights of a GPU back when it goes to sleep; with adapters, only adapters come after its waking.
-    """
-    if config.allocation.residency == "sleep" and not any(may_sleep(config, name) for name in config.policies):
-        raise ConfigError(
-            'allocation.residency = "sleep": no engine of this run can sleep',
-            where=where,
-            got="no policy that learns with device = 'cuda' and leased units",
-            wanted='"stop" for engines on cores, and for runs without allocation.units',
-        )
-    for name, policy in config.policies.items():
-        if policy.rollout.engine == "vllm" and policy.rollout.weights == "adapters" and may_sleep(config, name):
-            raise ConfigError(
-                f"policies.{name}.rollout.weights: asleep this engine keeps no weights for adapters to lie on",
-                where=where,
-                got="adapters for vllm on cuda, which sleeps",
-                wanted='allocation.residency = "stop", or weights = "files"',
-            )
-
-
-def _check_learning(config: RunConfig, where: str) -> None:
-    """Somebody learns; and policies that step together save the same steps, or they could not go on together."""
-    if not config.learning:
-        raise ConfigError("policies: all are frozen", where=where, wanted="one that learns")
-    for name in config.learning:
-        warmup_steps = config.policies[name].learner.warmup_steps
-        if warmup_steps >= config.run.steps:
-            raise ConfigError(
-                f"policies.{name}.learner.warmup_steps: the run ends before its learning rate is reached",
-                where=where,
-                got=warmup_steps,
-                wanted=f"< run.steps = {config.run.steps}",
-            )
-    every = {name: config.policies[name].learner.checkpoint_every for name in config.learning}
-    if config.run.sync and len(set(every.values())) > 1:
-        name = list(every)[-1]
-        raise ConfigError(
-            f"policies.{name}.learner.checkpoint_every: policies of a synchronous run save the same steps",
-            where=where,
-            got=every[name],
-            wanted=f"{every[config.learning[0]]} as for {config.learning[0]}",
-        )
-
-
 def _check_recipe(key: str, make: MakeTable, where: str) -> None:
     width, heads = make.hidden_size, make.num_heads
     shared = max(1, heads // 2)
@@ -355,46 +230,4 @@ def _check_sharding(key: str, learner: LearnerTable, where: str) -> None:
             where=where,
             got=learner.shard_size,
             wanted=f"a divisor of processes = {learner.processes}, or 0 for all of them",
-        )
-
-
-def _check_slots(config: RunConfig, where: str) -> None:
-    allocation, num_policies = config.allocation, len(config.learning)
-    if allocation.floor_slots * num_policies > allocation.slots:
-        raise ConfigError(
-            f"allocation.floor_slots: the floors of {num_policies} policies exceed all slots",
-            where=where,
-            got=f"{num_policies} * {allocation.floor_slots} > {allocation.slots}",
-            wanted=f"floor_slots <= {allocation.slots // num_policies} or slots >= "
-            f"{allocation.floor_slots * num_policies}",
-        )
-    for name, policy in config.policies.items():
-        if policy.frozen:
-            continue  # its worker scores and holds no lease
-        least = policy.rollout.group_size * policy.rollout.workers
-        if allocation.floor_slots < least:  # a worker starts a group only when its lease holds all of it
-            raise ConfigError(
-                "allocation.floor_slots: a worker could not hold one whole group, and would never start one",
-                where=where,
-                got=allocation.floor_slots,
-                wanted=f">= {least} = group_size * workers of policies.{name}",
-                cure=f"--allocation.floor_slots {least}, or a smaller group_size",
-            )
-
-
-def _check_ttl(config: RunConfig, where: str) -> None:
-    allocation = config.allocation
-    if strangers := sorted(set(allocation.weights) - set(config.learning)):
-        raise ConfigError(
-            "allocation.weights: not a policy that learns",
-            where=where,
-            got=", ".join(strangers),
-            wanted=f"some of {', '.join(config.learning)}",
-        )
-    if allocation.ttl_s <= allocation.period_s:
-        raise ConfigError(
-            "allocation.ttl_s: a lease would expire before it can be renewed",
-            where=where,
-            got=allocation.ttl_s,
-            wanted=f"> period_s = {allocation.period_s}",
         )
