@@ -53,6 +53,7 @@ COMMANDS: dict[str, Command] = {
     "exchange keys": Command("mrl.cli.exchange_keys", "which keys may connect to a run: list, make, revoke"),
     "exchange": Command("mrl.cli.roles", "the exchange daemon", is_role=True),
     "allocator": Command("mrl.cli.roles", "the allocator", is_role=True),
+    "gateway": Command("mrl.cli.roles", "where agents ask policies over HTTP", is_role=True),
     "learner": Command("mrl.cli.roles", "one rank of a policy's learner (under torchrun)", is_role=True),
     "worker": Command("mrl.cli.roles", "one rollout worker", is_role=True),
 }

@@ -12,6 +12,7 @@ from mrl.parent_death import die_with_supervisor
 ROLES: dict[str, str] = {
     "exchange": "mrl.processes.exchange",
     "allocator": "mrl.processes.allocator",
+    "gateway": "mrl.processes.gateway",
     "learner": "mrl.processes.learner",
     "worker": "mrl.processes.worker",
 }

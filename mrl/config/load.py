@@ -60,7 +60,7 @@ def with_modules(config: RunConfig, *, where: str) -> RunConfig:
     named = [config.sharing.get("regime"), *(table.kind for table in config.trackers)]
     tasks = config.tasks.values()
     named += [name for table in tasks for name in (table.source, table.verifier, table.evaluator)]
-    named += [table.dataset for table in tasks if table.source == "environment"]
+    named += [table.dataset for table in tasks if table.is_played]
     if not config.run.modules and not any(":" in str(name) for name in named):
         return config
     folder = config.run.modules or (Path(where).parent if Path(where).is_file() else Path())

@@ -86,6 +86,19 @@ class ExchangeTable(Table):
     """Port of this page; 0 takes a free one, see `endpoints/`."""
 
 
+class GatewayTable(Table):
+    """Where programs of the user's ask the policies of the run over HTTP, as they would ask OpenAI's."""
+
+    host: Annotated[str, Field(pattern=r"^[^\s/]+$")] = "127.0.0.1"
+    """Address that it listens at. It speaks HTTP without TLS: beyond this host put a proxy before it."""
+    port: int = Field(default=0, ge=0, le=65535)
+    """Its port; 0: a free one, which `endpoints/gateway.json` of the run names."""
+    idle_s: float = Field(default=120.0, gt=0)
+    """An agent that says nothing about its episode for this long, while nobody samples for it, has given it up."""
+    max_body_mib: int = Field(default=4, ge=1, le=64)
+    """Largest request that it reads, in MiB."""
+
+
 class AllocationTable(Table):
     """The allocator: how rollout slots are shared between policies."""
 
@@ -240,11 +253,17 @@ class RunConfig(Table):
     `mrl.regimes`. `[sharing.<regime>]` holds the parameters of that regime, for "module:name" `[sharing.<name>]`."""
     policies: dict[PolicyName, PolicyTable] = Field(..., min_length=1)
     exchange: ExchangeTable = ExchangeTable()
+    gateway: GatewayTable = GatewayTable()
     allocation: AllocationTable = AllocationTable()
     evaluation: EvaluationTable = EvaluationTable()
     supervision: SupervisionTable = SupervisionTable()
     launch: LaunchTable = LaunchTable()
     trackers: list[TrackerTable] = Field(default=[], max_length=8)
+
+    @property
+    def has_gateway(self) -> bool:
+        """Whether agents may ask the policies."""
+        return any(task.source == "agent" for task in self.tasks.values())
 
     @property
     def learning(self) -> tuple[str, ...]:

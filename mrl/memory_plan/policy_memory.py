@@ -220,7 +220,7 @@ class PolicyMemory:
     @cached_property
     def longest_row_tokens(self) -> int:
         """Of the prompt of most bytes, with an answer that takes all it may, or of the longest episode."""
-        played = [task for task in self._config.tasks.values() if task.source == "environment"]
+        played = [task for task in self._config.tasks.values() if task.is_played]
         answer = self._prompts[1] + self.table.rollout.max_new_tokens
         if not played:
             return answer

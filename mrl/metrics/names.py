@@ -179,6 +179,15 @@ METRICS: dict[str, Metric] = {
     "environment/replays": Metric("episodes", "episodes played again because their process was lost"),
     "environment/processes": Metric("processes", "environment processes that were started"),
     "environment/ends/{reason}": Metric("episodes", "episodes that their environment ended, or failed, so"),
+    # gateway: agents that ask policies; totals since it started
+    "gateway/offered": Metric("episodes", "episodes that workers have offered to agents"),
+    "gateway/turns": Metric("turns", "turns of policies that agents have asked for"),
+    "gateway/refused/{code}": Metric("requests", "requests that were refused, by the code of the answer"),
+    "gateway/ends/{reason}": Metric("episodes", "episodes that an agent took and that ended so"),
+    "gateway/playing": Metric("episodes", "episodes that agents play now"),
+    "gateway/offered_now": Metric("episodes", "episodes that wait for an agent now"),
+    "gateway/agents_waiting": Metric("agents", "requests of agents that wait for an episode now"),
+    "gateway/agent_processes": Metric("processes", "processes of agents that the run has started and that live"),
     # learner, or the worker of a frozen policy: an evaluation
     "eval/accuracy": Metric("share", "held-out answers that the verifier accepts", True),
     "eval/accuracy/{task}": Metric("share", "held-out answers of one task that the verifier accepts", True),

@@ -68,7 +68,7 @@ def read_turn(syntax: ToolSyntax, text: str, *, is_cut: bool) -> tuple[PolicyTur
 
 def own_words(config: RunConfig, policy: str, receiver: Receiver) -> "OwnWords | None":
     """How the policy says the episodes of its peers; None where no task has an environment."""
-    tasks = [task for task in config.tasks.values() if task.source == "environment"]
+    tasks = [task for task in config.tasks.values() if task.is_played]
     if not tasks:
         return None
     table, room = config.policies[policy], _row_tokens(config.policies[policy])

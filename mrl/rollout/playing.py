@@ -56,8 +56,8 @@ class PlayedSession(Protocol):
         """What it says to a turn of the policy."""
         ...
 
-    def finish(self, reason: str) -> "Future[EnvironmentTurn]":
-        """The reward of an episode that ends for a reason of the policy's side."""
+    def finish(self, reason: str, turn: PolicyTurn | None = None) -> "Future[EnvironmentTurn]":
+        """The reward of an episode that ends for a reason of the policy's side; `turn` is the last, where it is new."""
         ...
 
     def close(self) -> None:
@@ -343,8 +343,8 @@ class EpisodeEngine:
             self._ask_reward(episode, reason)
         return bool(reason)
 
-    def _ask_reward(self, episode: _Episode, reason: str) -> None:
-        episode.awaited = episode.session.finish(reason)
+    def _ask_reward(self, episode: _Episode, reason: str, turn: PolicyTurn | None = None) -> None:
+        episode.awaited = episode.session.finish(reason, turn)
         self._waiting.append(episode)
 
     def _end(self, episode: _Episode, said: EnvironmentTurn) -> None:
@@ -390,7 +390,7 @@ class EpisodeEngine:
             return
         episode.sampled(generation, message)
         if is_cut:
-            self._ask_reward(episode, CUT)
+            self._ask_reward(episode, CUT, episode.last_turn)
             return
         episode.awaited = episode.session.step(episode.last_turn)
         self._waiting.append(episode)

@@ -53,5 +53,5 @@ def sharing_context(
 def _longest_answer_tokens(config: RunConfig, policy: str) -> int:
     """The most tokens that the policy samples for one answer, or in the turns of one episode."""
     turn = config.policies[policy].rollout.max_new_tokens
-    played = [task for task in config.tasks.values() if task.source == "environment"]
+    played = [task for task in config.tasks.values() if task.is_played]
     return max([turn, *(min(turn * task.max_turns, task.max_episode_tokens or sys.maxsize) for task in played)])

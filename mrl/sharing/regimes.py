@@ -145,7 +145,7 @@ def check_objectives(table: Mapping[str, Any], policies: Mapping[str, PolicyTabl
 def check_episodes(table: Mapping[str, Any], tasks: Mapping[str, TaskTable], where: str) -> None:
     """Raises ConfigError where a task has an environment and the regime shares answers of one turn alone."""
     name = _name(table)
-    played = [task for task, of_task in tasks.items() if of_task.source == "environment"]
+    played = [task for task, of_task in tasks.items() if of_task.is_played]
     if played and not regime_kind(table, where).carries_episodes:
         known = ", ".join(regime for regime, kind in REGIMES.items() if kind.carries_episodes)
         raise ConfigError(

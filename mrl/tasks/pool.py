@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from mrl.config.task_tables import PoolTable, TaskTable
 from mrl.errors import TaskError
+from mrl.tasks.environments.agent_meeting import Meeting
 from mrl.tasks.environments.environment_pool import EpisodeSession
 from mrl.tasks.environments.environments import Environments
 from mrl.tasks.source import Item, Source, Turn
@@ -159,10 +160,13 @@ class TaskPool:
         return np.random.default_rng([self._order_seed, epoch]).permutation(len(self._train))
 
 
-def build_pool(tasks: Mapping[str, TaskTable], pool: PoolTable, *, order_seed: int | None = None) -> TaskPool:
+def build_pool(
+    tasks: Mapping[str, TaskTable], pool: PoolTable, *, order_seed: int | None = None, meeting: Meeting | None = None
+) -> TaskPool:
     """The pool that the configuration describes: held-out prompts spread evenly over the tasks, others by weight.
 
     `order_seed` orders the training prompts (by default `pool.seed` does); it must be the same for all policies.
+    `meeting` is where episodes of a run meet their agents.
     Raises TaskError for a task that does not exist or a data set with too few distinct prompts, MissingError for data
     or packages that are not there.
     """
@@ -184,7 +188,7 @@ def build_pool(tasks: Mapping[str, TaskTable], pool: PoolTable, *, order_seed: i
         [held_out[i] for i in mixed],
         order_seed=chosen_seed,
         judge=Judge(tasks),
-        environments=Environments(tasks),
+        environments=Environments(tasks, meeting),
     )
 
 

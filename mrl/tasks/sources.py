@@ -14,7 +14,7 @@ from mrl.plugins import SOURCE, find_plugin, load_plugin, missing_names
 from mrl.tasks.benchmarks.benchmark_source import BenchmarkSource
 from mrl.tasks.benchmarks.catalogue import BENCHMARKS, benchmark_of
 from mrl.tasks.data_rows import JSONL, PARQUET, README, Split, split_files
-from mrl.tasks.environments.environment_source import EnvironmentSource
+from mrl.tasks.environments.environment_source import AgentSource, EnvironmentSource
 from mrl.tasks.jsonl_source import JsonlSource
 from mrl.tasks.math_source import MathSource
 from mrl.tasks.reasoning_gym_source import ReasoningGymSource
@@ -28,6 +28,7 @@ SOURCES: dict[str, Callable[..., Source]] = {
     "math": MathSource,
     "jsonl": JsonlSource,
     "environment": EnvironmentSource,
+    "agent": AgentSource,
 }
 """Name -> (dataset, options, *, seed, where, get) -> Source. A new source is one file and one line here."""
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from mrl.errors import ConfigError
 
-STANDING_ROLES = ("supervisor", "exchange", "allocator", "admin")
+STANDING_ROLES = ("supervisor", "exchange", "allocator", "gateway", "admin")
 """Roles that serve the whole run; `admin` is a person with a tool."""
 POLICY_ROLES = ("learner", "worker")
 ROLES = STANDING_ROLES + POLICY_ROLES

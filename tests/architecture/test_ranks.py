@@ -16,7 +16,7 @@ RANK = {
     "plots": 1, "config": 1, "metrics": 1, "objectives": 1, "alignment": 1, "transport": 1,
     "tasks": 2, "models": 2, "exchange": 2, "allocation": 2, "sharing": 2, "bandit": 2,
     "engines": 3, "weights": 3,
-    "learner": 4, "rollout": 4, "report": 4, "inspection": 4,
+    "gateway": 4, "learner": 4, "rollout": 4, "report": 4, "inspection": 4,
     "processes": 5,
     "memory_plan": 6,
     "cli": 7,
@@ -34,11 +34,11 @@ HOMES = {
     "torch": {"objectives", "models", "engines", "weights", "learner", "memory_plan"},
     "transformers": {"models", "engines"},
     "peft": {"models"},
-    "aiohttp": {"engines", "tasks"},
+    "aiohttp": {"engines", "gateway", "processes", "tasks"},
     "vllm": set(),
     "sglang": set(),
 }
-LIGHT_ROOMS = ["exchange", "allocation", "sharing", "alignment", "config", "metrics", "records"]
+LIGHT_ROOMS = ["gateway", "exchange", "allocation", "sharing", "alignment", "config", "metrics", "records"]
 FORBIDDEN_NAMES = {"utils", "util", "common", "helpers", "helper", "base", "manager", "misc"}
 
 

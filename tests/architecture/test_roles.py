@@ -8,7 +8,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 
 HEADER = ["Owns", "Speaks", "Waits for", "Unblocked by", "If it dies"]
-PROCESSES = ["allocator", "exchange", "learner", "supervisor", "worker"]
+PROCESSES = ["allocator", "exchange", "gateway", "learner", "supervisor", "worker"]
 MAX_LINES_BEFORE_HEADER = 3
 
 

@@ -30,7 +30,7 @@ def check_rewards(config: RunConfig, where: str) -> None:
                 got=task.failed_reward,
                 wanted=f"less than run.success_reward = {bound:g}",
             )
-        if task.source == "environment" and task.verifier:
+        if task.is_played and task.verifier:
             raise ConfigError(
                 f"tasks.{name}.verifier: the environment gives the reward of an episode",
                 where=where,
@@ -38,7 +38,7 @@ def check_rewards(config: RunConfig, where: str) -> None:
                 wanted="get_reward of the environment's class",
                 cure=f"leave out tasks.{name}.verifier",
             )
-        if not task.verifier and task.source != "environment" and not 0 < bound <= 1:
+        if not task.verifier and not task.is_played and not 0 < bound <= 1:
             raise ConfigError(
                 f"run.success_reward: the answers of tasks.{name} get 0 or 1",
                 where=where,

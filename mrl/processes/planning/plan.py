@@ -43,7 +43,7 @@ from mrl.processes.planning.unit_workers import (
 
 HOST_ROLE = "supervisor"
 """Role of a process that supervises another host."""
-Role = Literal["exchange", "allocator", "learner", "worker"]
+Role = Literal["exchange", "allocator", "gateway", "learner", "worker"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +134,8 @@ def build_plan(
     shown, gpus = gpus, not_leased(config, gpus, here, is_first=here == first)
     seated = _seats(config, [host.name for host in hosts], here=here, shown=shown)
     specs = [_daemon("exchange", run_folder, python), _daemon("allocator", run_folder, python)]
+    if config.has_gateway:
+        specs.append(_daemon("gateway", run_folder, python))
     for (role, name, index), seat in sorted(seated.items(), key=lambda item: (item[0][0], *_order(config, item[0]))):
         own = _gpus_of(seat, gpus, here, name)
         if role == "learner":
@@ -286,7 +288,7 @@ def _join(host: Host, run_folder: Path, remote: Sequence[str], python: str, *, i
     )
 
 
-def _daemon(role: Literal["exchange", "allocator"], run_folder: Path, python: str) -> ProcessSpec:
+def _daemon(role: Literal["exchange", "allocator", "gateway"], run_folder: Path, python: str) -> ProcessSpec:
     argv = role_argv(role, run_folder, python=python)
     return ProcessSpec(name=role, role=role, policy="", index=0, argv=argv, env=environment(1))
 

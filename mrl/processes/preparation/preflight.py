@@ -189,6 +189,7 @@ def check_tasks(
     Raises TaskError for data, or a verifier, that cannot be used. When something is missing, `on_missing` is told for
     every task; `on_unfetched`, where it is given, is told instead of data sets that `mrl fetch` gets.
     """
+    from mrl.gateway.agent_trial import check_agent
     from mrl.tasks.environments.environment_trial import try_environment
     from mrl.tasks.pool import build_pool
     from mrl.tasks.sources import open_source
@@ -211,6 +212,11 @@ def check_tasks(
         if table.verifier and on_trial is not None:
             with suppress(MissingError):  # which was told above
                 on_trial(try_verifier(task, table, seed=config.pool.seed))
+        if table.source == "agent" and on_trial is not None:
+            try:
+                check_agent(task, table)
+            except MissingError as missing:
+                on_missing(missing)
         if table.source == "environment" and on_trial is not None:
             with suppress(MissingError):
                 try_environment(task, table, seed=config.pool.seed)

@@ -58,7 +58,7 @@ def check_prompts(config: RunConfig, name: str, prompts: Sequence[Asked], on_not
     policy = config.policies[name]
     folder = Path(policy.model)
     _check_bridges(config, name, prompts)
-    prompts = [prompt for prompt in prompts if config.tasks[prompt.task].source != "environment"]
+    prompts = [prompt for prompt in prompts if not config.tasks[prompt.task].is_played]
     template = read_template(folder, policy.prompt)
     if template is None and policy.prompt.has_messages:
         raise _without_template(name, policy, folder)
@@ -83,7 +83,7 @@ def check_prompts(config: RunConfig, name: str, prompts: Sequence[Asked], on_not
 
 def _check_bridges(config: RunConfig, name: str, prompts: Sequence[Asked]) -> None:
     """Whether the policy's template goes on from what environments say first, and calls the tools that they have."""
-    states = {prompt.task: prompt for prompt in prompts if config.tasks[prompt.task].source == "environment"}
+    states = {prompt.task: prompt for prompt in prompts if config.tasks[prompt.task].is_played}
     if not states:
         return
     from mrl.models.turn_spelling import TurnSpelling
@@ -95,6 +95,8 @@ def _check_bridges(config: RunConfig, name: str, prompts: Sequence[Asked]) -> No
         spelling = TurnSpelling(Path(policy.model), policy.prompt, eos_ids=())
         spelling.check(has_tools=False)
         for task, state in states.items():
+            if config.tasks[task].source == "agent":  # whether it has tools, it says when it asks
+                continue
             if not first_turn(task, config.tasks[task], str(state.content), seed=config.pool.seed).tools:
                 continue
             spelling.check(has_tools=True)

@@ -26,7 +26,9 @@ def shown_prompts(config: RunConfig, asked: dict[str, Sequence[Asked]], count: i
         encoder = PromptEncoder(Path(policy.model), policy.prompt)
         for number, prompt in enumerate(asked[name][:count], start=1):
             title = f"prompt {number} of {name}, of tasks.{prompt.task}"
-            if config.tasks[prompt.task].source == "environment":
+            if config.tasks[prompt.task].source == "agent":
+                yield f"{title}: what its agent asks first, of {prompt.content}"
+            elif config.tasks[prompt.task].is_played:
                 yield from _opening(title, config, name, prompt)
             else:
                 yield from _prompt(title, encoder, prompt)

@@ -177,8 +177,8 @@ class Environment(Protocol):
         """What it says to a turn of the policy."""
         ...
 
-    def finish(self, reason: str) -> EnvironmentTurn:
-        """The reward of an episode that ends from outside, for a reason of `ENDS`."""
+    def finish(self, reason: str, turn: PolicyTurn | None = None) -> EnvironmentTurn:
+        """The reward of an episode that ends from outside, for a reason of `ENDS`. `turn`: its last, if that is new."""
         ...
 
     def close(self) -> None:

@@ -1,4 +1,5 @@
-"""The kinds of environment: a class of the user's, "module:Class", and an OpenEnv server, "ws://HOST:PORT".
+"""The kinds of environment: a class of the user's, "module:Class", an OpenEnv server, "ws://HOST:PORT", and an agent
+of the user's, "agent:...".
 
 `python -m mrl.tasks.environments.doors MODULE:CLASS ROW` says in one line what is wrong with a class.
 """
@@ -9,6 +10,7 @@ import sys
 from collections.abc import Callable
 
 from mrl.plugins import see_modules
+from mrl.tasks.environments.agent_meeting import MARK
 from mrl.tasks.environments.contract import Environment
 from mrl.tasks.environments.user_class import ClassEnvironment, ClassMistake, check_row, tools_of
 
@@ -17,6 +19,10 @@ URLS = ("ws://", "wss://")
 
 def open_door(name: str) -> Callable[[], Environment]:
     """What makes one episode after another. Raises ClassMistake, with the cure, for a class that can be none."""
+    if name.startswith(MARK):
+        from mrl.tasks.environments.agent_seat import AgentSeat
+
+        return lambda: AgentSeat(name)
     if name.startswith(URLS):
         from mrl.tasks.environments.openenv import OpenEnvEnvironment
 

@@ -60,9 +60,12 @@ class EpisodeSession:
         """What the environment says to a turn of the policy; never waits."""
         return self._pool.ask(StepEpisode(self.number, turn))
 
-    def finish(self, reason: str) -> "Future[EnvironmentTurn]":
-        """The reward of an episode that ends from outside, for a reason of `ENDS`; never waits."""
-        return self._pool.ask(FinishEpisode(self.number, reason))
+    def finish(self, reason: str, turn: PolicyTurn | None = None) -> "Future[EnvironmentTurn]":
+        """The reward of an episode that ends from outside, for a reason of `ENDS`; never waits.
+
+        `turn` is the policy's last one, where the environment was not told of it.
+        """
+        return self._pool.ask(FinishEpisode(self.number, reason, turn))
 
     def close(self) -> None:
         """Nobody awaits it any more; what is still awaited has the end GIVEN_UP."""

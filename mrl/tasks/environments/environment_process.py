@@ -175,8 +175,8 @@ def answered(environment: Environment, request: Request) -> EnvironmentTurn:
             return environment.reset(seed, json.loads(row))
         case StepEpisode(turn=turn):
             return environment.step(turn)
-        case FinishEpisode(reason=reason):
-            return environment.finish(reason)
+        case FinishEpisode(reason=reason, turn=last):
+            return environment.finish(reason, last)
     raise AssertionError(request)
 
 

@@ -27,6 +27,8 @@ from mrl.tasks.options import checked_options
 from mrl.tasks.source import Item, Part
 from mrl.tasks.split import HELD_OUT_PERCENT, hash_percent
 
+OUTSIDE = "outside"
+"""The data set of a task whose agents the run does not start."""
 FORM = 'a JSONL file, one object a line, of what the environment\'s reset takes: {"word": "..."}'
 
 
@@ -52,9 +54,7 @@ class EnvironmentSource:
     def __init__(self, dataset: str, options: Mapping[str, Any], *, seed: int, where: str, get: str = "") -> None:
         """Raises MissingError for a file that is not there, TaskError for bad options or rows."""
         self._options = checked_options(EnvironmentOptions, options, where=where)
-        if ":" not in dataset and dataset not in GAMES:
-            wanted = '"module:Class", "ws://HOST:PORT", or a game: ' + ", ".join(GAMES)
-            raise TaskError("no such environment", where=f"{where}.dataset", got=dataset, wanted=wanted)
+        self._check_name(dataset, where)
         if self._options.held_out and not self._options.data:
             cure = "options.data, the file with those to train on"
             raise TaskError("options.held_out: there is no file to train on", where=where, cure=cure)
@@ -89,6 +89,11 @@ class EnvironmentSource:
         """0.0: an answer alone is worth nothing, for the environment gives the rewards of episodes."""
         return 0.0
 
+    def _check_name(self, dataset: str, where: str) -> None:
+        if ":" not in dataset and dataset not in GAMES:
+            wanted = '"module:Class", "ws://HOST:PORT", or a game: ' + ", ".join(GAMES)
+            raise TaskError("no such environment", where=f"{where}.dataset", got=dataset, wanted=wanted)
+
     def _files(self) -> list[tuple[Part | None, str]]:
         parts: list[tuple[Part | None, str]] = [("held_out", self._options.held_out)] * bool(self._options.held_out)
         of_train: Part | None = "train" if self._options.held_out else None
@@ -101,3 +106,12 @@ class EnvironmentSource:
         if part is None and not self._is_game:  # of a game, a third part is left for the warm start
             part = "held_out" if hash_percent(text) < HELD_OUT_PERCENT else "train"
         return Item(text, "", "", number, part=part, row=json.dumps(whole, ensure_ascii=False))
+
+
+class AgentSource(EnvironmentSource):
+    """Start states that agents are given as rows; what a policy is shown is what the agent asks first."""
+
+    def _check_name(self, dataset: str, where: str) -> None:
+        if ":" not in dataset and dataset != OUTSIDE:
+            wanted = f'an async function, "module:function", or "{OUTSIDE}" for agents that come by themselves'
+            raise TaskError("no such agent", where=f"{where}.dataset", got=dataset, wanted=wanted)

@@ -30,7 +30,7 @@ def try_environment(task: str, table: TaskTable, *, seed: int) -> EnvironmentTur
     name = environment_name(table)
     if not name.startswith(URLS):
         _check_class(task, table, name, item.row)
-    with closing(pool_of(table)) as pool:
+    with closing(pool_of(table, name)) as pool:
         session = pool.open(item.number, json.loads(item.row))
         first = _turn(task, table, session.first, f"reset of {item.text[:80]!r}")
         if not first.done:
@@ -41,8 +41,8 @@ def try_environment(task: str, table: TaskTable, *, seed: int) -> EnvironmentTur
 def first_turn(task: str, table: TaskTable, text: str, *, seed: int) -> EnvironmentTurn:
     """What the environment says first from the start state of this text. Raises TaskError as `try_environment`."""
     items = open_source(task, table, seed=seed).items(MOST_STATES)
-    item = next(item for item in items if item.text == text)
-    with closing(pool_of(table)) as pool:
+    item, name = next(item for item in items if item.text == text), environment_name(table)
+    with closing(pool_of(table, name)) as pool:
         return _turn(task, table, pool.open(item.number, json.loads(item.row)).first, f"reset of {item.text[:80]!r}")
 
 

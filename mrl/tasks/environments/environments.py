@@ -5,12 +5,13 @@ from collections import Counter
 from collections.abc import Mapping
 
 from mrl.config.task_tables import TaskTable
+from mrl.errors import TaskError
+from mrl.tasks.environments.agent_meeting import Meeting
 from mrl.tasks.environments.environment_pool import EnvironmentPool, EpisodeSession
 from mrl.tasks.games.game_names import GAMES
 from mrl.tasks.source import Item
 
 MIB = 1024**2
-SOURCE = "environment"
 
 
 class Environments:
@@ -19,13 +20,14 @@ class Environments:
     One thread opens and closes.
     """
 
-    def __init__(self, tasks: Mapping[str, TaskTable]) -> None:
-        self._tasks = tasks
+    def __init__(self, tasks: Mapping[str, TaskTable], meeting: Meeting | None = None) -> None:
+        """`meeting` is where episodes of a run meet their agents."""
+        self._tasks, self._meeting = tasks, meeting
         self._pools: dict[str, EnvironmentPool] = {}
 
     def has(self, task: str) -> bool:
         """Whether the prompts of a task are start states of an environment."""
-        return self._tasks[task].source == SOURCE
+        return self._tasks[task].is_played
 
     def open(self, task: str, item: Item) -> EpisodeSession:
         """An episode from this start state; never waits. `first` of the session is its first turn."""
@@ -54,14 +56,22 @@ class Environments:
 
     def _pool(self, task: str) -> EnvironmentPool:
         if task not in self._pools:
-            self._pools[task] = pool_of(self._tasks[task])
+            self._pools[task] = pool_of(self._tasks[task], self._name(task))
         return self._pools[task]
 
+    def _name(self, task: str) -> str:
+        if self._tasks[task].source != "agent":
+            return environment_name(self._tasks[task])
+        if self._meeting is None:
+            what, cure = "agents play with the policies of a run alone", "train, and look at what the run measured"
+            raise TaskError(what, where=f"tasks.{task}.source", got="agent", cure=cure)
+        return self._meeting.name(task)
 
-def pool_of(table: TaskTable) -> EnvironmentPool:
-    """The processes of one task's environment."""
+
+def pool_of(table: TaskTable, name: str) -> EnvironmentPool:
+    """The processes of one task's environment, which has this name."""
     return EnvironmentPool(
-        environment_name(table),
+        name,
         processes=table.environment_processes,
         wall_s=table.episode_s,
         cpu_s=table.episode_cpu_s,

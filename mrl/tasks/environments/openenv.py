@@ -6,11 +6,9 @@ Where the server offers MCP tools, the policy's calls are actions `call_tool`; e
 key that the URL names: ws://127.0.0.1:8000/ws?text=message.
 """
 
-import asyncio
 import json
-import threading
-from collections.abc import Coroutine, Mapping
-from typing import Any, TypeVar
+from collections.abc import Mapping
+from typing import Any
 from urllib.parse import parse_qs, urlsplit, urlunsplit
 
 import aiohttp
@@ -28,29 +26,13 @@ from mrl.tasks.environments.contract import (
     PolicyTurn,
     ToolSpec,
 )
+from mrl.tasks.environments.shared_loop import SharedLoop
 from mrl.tasks.environments.user_class import BadReturn
 
 CONNECT_S = 30.0
 SAID_KEYS = ("message", "text", "content", "prompt", "messages", "output", "result")
 """Of an observation: where the text for the policy stands, the first that is there; else all of it is shown as JSON."""
 LIST_TOOLS, CALL_TOOL = {"type": "list_tools"}, "call_tool"
-Found = TypeVar("Found")
-
-
-class _Loop:
-    """One event loop for all connections of this process, in a thread of its own."""
-
-    _lock = threading.Lock()
-    _loop: asyncio.AbstractEventLoop | None = None
-
-    @classmethod
-    def run(cls, work: Coroutine[Any, Any, Found]) -> Found:
-        """What `work` gives. The pool ends an episode that waits too long, so this has no bound of its own."""
-        with cls._lock:
-            if cls._loop is None:
-                cls._loop = asyncio.new_event_loop()
-                threading.Thread(target=cls._loop.run_forever, name="openenv", daemon=True).start()
-        return asyncio.run_coroutine_threadsafe(work, cls._loop).result()
 
 
 class OpenEnvEnvironment:
@@ -68,7 +50,7 @@ class OpenEnvEnvironment:
 
     def reset(self, seed: int, row: Mapping[str, Any]) -> EnvironmentTurn:
         """The server's first observation, behind the row's prompt; its tools, where it has any."""
-        _Loop.run(self._connect())
+        SharedLoop.run(self._connect())
         options = {key: value for key, value in row.items() if key not in ("prompt", "seed")}
         observed = self._asked("reset", {"seed": seed, **options})
         self._tools = self._listed()
@@ -97,14 +79,14 @@ class OpenEnvEnvironment:
         broken = tuple(Message("tool", f"error: {one.words}") for one in turn.broken)
         return self._turn((*messages, *broken), observed, errors)
 
-    def finish(self, reason: str) -> EnvironmentTurn:
+    def finish(self, reason: str, turn: PolicyTurn | None = None) -> EnvironmentTurn:
         """The sum of the rewards so far."""
         return EnvironmentTurn(done=True, reward=self._sum, reason=reason)
 
     def close(self) -> None:
         """Ends the connection, and with it the server's session."""
         if self._http is not None:
-            _Loop.run(self._disconnect())
+            SharedLoop.run(self._disconnect())
 
     def _turn(self, messages: tuple[Message, ...], observed: Mapping[str, Any], errors: int) -> EnvironmentTurn:
         if observed.get("done") is True:
@@ -115,7 +97,7 @@ class OpenEnvEnvironment:
 
     def _asked(self, kind: str, data: Mapping[str, Any]) -> Mapping[str, Any]:
         """The `data` of the server's answer; its reward is added. Raises BadReturn for an error of the server."""
-        answer = _Loop.run(self._exchange({"type": kind, "data": data}))
+        answer = SharedLoop.run(self._exchange({"type": kind, "data": data}))
         found = answer.get("data")
         if answer.get("type") == "error":
             words = found.get("message", "") if isinstance(found, Mapping) else found
@@ -131,7 +113,7 @@ class OpenEnvEnvironment:
 
     def _listed(self) -> tuple[ToolSpec, ...]:
         """The MCP tools of the server; none of one that takes no such action."""
-        answer = _Loop.run(self._exchange({"type": "step", "data": LIST_TOOLS}))
+        answer = SharedLoop.run(self._exchange({"type": "step", "data": LIST_TOOLS}))
         data = answer.get("data")
         found = data.get("observation", {}).get("tools") if isinstance(data, Mapping) else None
         if answer.get("type") != "observation" or not isinstance(found, list):

@@ -79,8 +79,9 @@ class ClassEnvironment:
             return EnvironmentTurn(messages, done=True, reward=self._reward(), reason=DONE, tool_errors=errors)
         return EnvironmentTurn(messages, tool_errors=errors)
 
-    def finish(self, reason: str) -> EnvironmentTurn:
-        """The reward. Raises BadReturn."""
+    def finish(self, reason: str, turn: PolicyTurn | None = None) -> EnvironmentTurn:
+        """The reward; its `answer` is a turn that was cut too. Raises BadReturn."""
+        self._answer = turn.text if turn is not None else self._answer
         return EnvironmentTurn(done=True, reward=self._reward(), reason=reason)
 
     def close(self) -> None:

@@ -27,10 +27,11 @@ class StepEpisode(msgspec.Struct, frozen=True, tag="step"):
 
 
 class FinishEpisode(msgspec.Struct, frozen=True, tag="finish"):
-    """The reward, please: the episode ends from outside."""
+    """The reward, please: the episode ends from outside. `turn` is the last one, where it was not told before."""
 
     episode: int
     reason: str
+    turn: PolicyTurn | None = None
 
 
 class DropEpisode(msgspec.Struct, frozen=True, tag="drop"):

@@ -1,0 +1,16 @@
+"""The gateway: programs of the user's play episodes by asking policies over HTTP, as they would ask OpenAI's API.
+
+    rollout worker ──▶ seat (an environment process) ◀──WebSocket──▶ gateway ◀──HTTP──▶ agent
+                       offers an episode, tells each turn           session           asks, and gives the reward
+
+An agent is an environment turned round: what it asks is what an environment says, and what the policy answers is the
+completion. So a group of episodes is granted, leased, dated, verified and shared as every other.
+
+- `chat_wire`        requests and answers of the chat API <-> messages, tools, turns
+- `session`          one episode between its seat and its agent
+- `session_book`     all of them: offered, taken, silent for too long, over
+- `routes`           the HTTP server
+- `agent_process`    a process that runs the user's function for many episodes at once
+- `agent_children`   these processes from outside: started, watched, started again
+- `agent_trial`      the function looked at before a run
+"""

@@ -1,0 +1,144 @@
+"""A process of agents: `python -m mrl.gateway.agent_process MODULE:FUNCTION TASK`; it plays until it is ended.
+
+The function is called once for each episode, `await function(client, row)`: `client` is an `openai.AsyncOpenAI` whose
+requests go to the policy that plays, under the model's name "policy"; `row` is what the task gives. It returns the
+reward. Whatever it raises fails its own episode. The address and the key come by the environment.
+
+`... --check MODULE:FUNCTION` says in one line what is wrong with a function.
+"""
+
+import asyncio
+import importlib
+import inspect
+import os
+import sys
+import traceback
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+import aiohttp
+import setproctitle
+
+from mrl.plugins import see_modules
+from mrl.tasks.rewards import CodeLine, place_of
+
+URL, KEY = "MRL_GATEWAY_URL", "MRL_GATEWAY_KEY"
+"""Environment variables of an agent process: the address up to /v1, and the run's key."""
+AT_ONCE = 256
+"""Episodes of one process. Most of an agent's time is the policy's."""
+PAUSE_S = 0.5
+"""Before the gateway is asked again after it could not be reached."""
+REQUEST_S = 120.0
+MAX_WORDS = 500
+
+if TYPE_CHECKING:
+    from openai import AsyncOpenAI
+
+Agent = Callable[[Any, Mapping[str, Any]], Awaitable[Any]]
+
+
+class AgentMistake(Exception):
+    """Why a function can be no agent, with the cure, in one line."""
+
+
+def named_agent(name: str) -> Agent:
+    """The function "module:function". Raises AgentMistake."""
+    module, _, attribute = name.partition(":")
+    see_modules()
+    try:
+        found = getattr(importlib.import_module(module), attribute)
+    except AttributeError:
+        raise AgentMistake(f"the module {module} has no {attribute}") from None
+    except Exception as error:  # noqa: BLE001 - a module of the user's raises what it likes at its import
+        told = " ".join(f"{type(error).__name__}: {error}".split())
+        raise AgentMistake(f"the module {module} cannot be imported: {told}") from None
+    if not inspect.iscoroutinefunction(found):
+        raise AgentMistake(f"{name} is no async function; wanted `async def {attribute}(client, row)`")
+    try:
+        inspect.signature(found).bind(None, {})
+    except TypeError as error:
+        raise AgentMistake(f"{name} cannot be called with (client, row): {error}") from None
+    agent: Agent = found
+    return agent
+
+
+class Player:
+    """Takes one episode after another from a gateway."""
+
+    def __init__(self, agent: Agent, task: str, client: "AsyncOpenAI") -> None:
+        """`client` has the run's key; making one takes 30 ms, so that episodes share its connections."""
+        self._agent, self._task, self._client = agent, task, client
+        self._url, self._key = str(client.base_url).rstrip("/"), client.api_key
+        self._has_shown = False
+
+    async def play(self, http: aiohttp.ClientSession) -> None:
+        """Without an end."""
+        while True:
+            session = await self._post(http, "/sessions", {"task": self._task})
+            if session is None:
+                await asyncio.sleep(PAUSE_S)
+            elif "id" in session:
+                await self._episode(http, session)
+
+    async def _episode(self, http: aiohttp.ClientSession, session: Mapping[str, Any]) -> None:
+        where = f"/sessions/{session['id']}"
+        try:
+            client = self._client.with_options(api_key=session["api_key"])
+            reward = float(await self._agent(client, session["row"]))
+        except Exception as error:  # noqa: BLE001 - an agent's exception ends its own episode
+            await self._post(http, f"{where}/fail", {"reason": self._told(error)})
+            return
+        await self._post(http, f"{where}/reward", {"reward": reward})
+
+    async def _post(self, http: aiohttp.ClientSession, path: str, body: Mapping[str, Any]) -> dict[str, Any] | None:
+        """The answer; None where there was none, or a server's error."""
+        with suppress(aiohttp.ClientError, TimeoutError, ValueError):
+            headers = {"Authorization": f"Bearer {self._key}"}
+            async with http.post(self._url + path, json=body, headers=headers) as response:
+                found: dict[str, Any] = await response.json()
+                return found if response.status < 500 else None
+        return None
+
+    def _told(self, error: Exception) -> str:
+        """In one line, with the line of code; the first one also goes whole to the log."""
+        if not self._has_shown:
+            self._has_shown = True
+            traceback.print_exception(error)
+        frames = traceback.extract_tb(error.__traceback__)
+        lines = [CodeLine(one.filename, one.lineno or 0, one.name) for one in frames if one.filename != __file__]
+        place = f" ({place_of(lines)})" * bool(lines)
+        return f"{type(error).__name__}: {error}{place}"[:MAX_WORDS]
+
+
+async def serve(agent: Agent, task: str) -> None:
+    """Play until this process is ended."""
+    from openai import AsyncOpenAI
+
+    connector = aiohttp.TCPConnector(limit=0)
+    timeout = aiohttp.ClientTimeout(total=REQUEST_S)
+    async with (
+        AsyncOpenAI(base_url=os.environ[URL], api_key=os.environ[KEY]) as client,
+        aiohttp.ClientSession(connector=connector, timeout=timeout) as http,
+    ):
+        player = Player(agent, task, client)
+        await asyncio.gather(*(player.play(http) for _ in range(AT_ONCE)))
+
+
+def main(words: list[str]) -> int:
+    """Play, or check; 2 with what is wrong in one line."""
+    setproctitle.setproctitle("mrl::agent")
+    try:
+        if words[0] == "--check":
+            named_agent(words[1])
+            return 0
+        name, task = words
+        asyncio.run(serve(named_agent(name), task))
+    except AgentMistake as mistake:
+        print(mistake, file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,168 @@
+"""Requests and answers of the chat API <-> messages, tools and turns.
+
+The form is that of https://platform.openai.com/docs/api-reference/chat; what of it a policy in training cannot do is
+refused by name, or named as unheeded.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from mrl.errors import RecordError
+from mrl.records.canonical_json import canonical_json
+from mrl.records.episodes import Message, ToolCall
+from mrl.tasks.environments.contract import PolicyTurn, ToolSpec
+
+SAMPLING = (
+    "temperature", "top_p", "max_tokens", "max_completion_tokens", "stop", "seed", "logprobs", "top_logprobs",
+    "frequency_penalty", "presence_penalty", "logit_bias", "tool_choice", "response_format",
+)  # fmt: skip
+"""Keys that say how to sample. A policy in training is sampled as its configuration says, whoever asks."""
+MAX_CHOICES = 1
+
+
+class ChatMistake(Exception):
+    """Why a request cannot be answered: HTTP status, a code in one word, and a line with the cure."""
+
+    def __init__(self, words: str, *, code: str = "invalid_request", status: int = 400) -> None:
+        super().__init__(words)
+        self.code, self.status = code, status
+
+    def as_json(self) -> dict[str, Any]:
+        """As clients of the API read it."""
+        return {"error": {"message": str(self), "type": "invalid_request_error", "param": None, "code": self.code}}
+
+
+@dataclass(frozen=True, slots=True)
+class ChatCall:
+    """One request for a turn."""
+
+    messages: tuple[Message, ...]
+    tools: tuple[ToolSpec, ...]
+    is_streamed: bool
+    unheeded: dict[str, Any]
+    """What it asks for and does not get, by key."""
+
+
+def read_chat(body: object, *, models: Sequence[str]) -> ChatCall:
+    """A request for a turn. Raises ChatMistake."""
+    if not isinstance(body, Mapping):
+        raise ChatMistake("the body is no JSON object")
+    check_model(body.get("model"), models)
+    if body.get("n") not in (None, MAX_CHOICES):
+        raise ChatMistake(f"n = {body['n']}: an episode goes on with one answer; leave n out")
+    try:
+        messages = read_messages(body.get("messages"))
+        tools = tuple(_tool(one) for one in body.get("tools") or ())
+    except RecordError as error:
+        raise ChatMistake(str(error)) from None
+    unheeded = {key: body[key] for key in SAMPLING if body.get(key) is not None}
+    return ChatCall(messages, tools, body.get("stream") is True, unheeded)
+
+
+def check_model(model: object, models: Sequence[str]) -> None:
+    """Raises ChatMistake for a model that is none of these."""
+    if model not in models:
+        raise ChatMistake(
+            f"model {model!r:.80}: wanted {' or '.join(map(repr, models))}", code="model_not_found", status=404
+        )
+
+
+def read_messages(found: object) -> tuple[Message, ...]:
+    """A conversation; answers of tools get the names of the calls that they answer. Raises ChatMistake, RecordError."""
+    if not isinstance(found, list) or not found:
+        raise ChatMistake("messages: wanted a list of at least one message")
+    names: dict[str, str] = {}
+    messages = []
+    for place, one in enumerate(found):
+        if not isinstance(one, Mapping):
+            raise ChatMistake(f"messages[{place}]: wanted an object with role and content")
+        calls = tuple(_call(call, names, place) for call in one.get("tool_calls") or ())
+        role = "system" if one.get("role") == "developer" else one.get("role")
+        name = ""
+        if role == "tool":
+            name = names.get(str(one.get("tool_call_id")), "") or str(one.get("name") or "")
+        messages.append(Message(role, _text(one.get("content"), place), calls, name))  # type: ignore[arg-type]
+    return tuple(messages)
+
+
+def completion(call_id: str, model: str, turn: PolicyTurn, said: Message, *, created_s: int) -> dict[str, Any]:
+    """What is answered when the policy took its turn."""
+    message: dict[str, Any] = {"role": "assistant", "content": said.content or (None if said.tool_calls else "")}
+    if said.tool_calls:
+        message["tool_calls"] = [
+            {
+                "id": f"{call_id}-{place}",
+                "type": "function",
+                "function": {"name": call.name, "arguments": call.arguments},
+            }
+            for place, call in enumerate(said.tool_calls)
+        ]
+    reason = "length" if turn.is_cut else "tool_calls" if said.tool_calls else "stop"
+    choice = {"index": 0, "message": message, "finish_reason": reason, "logprobs": None}
+    return {"id": call_id, "object": "chat.completion", "created": created_s, "model": model, "choices": [choice]}
+
+
+def chunks(whole: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The same for a client that wants a stream: all of the answer, and then why it ended."""
+    (choice,) = whole["choices"]
+    delta = dict(choice["message"])
+    if "tool_calls" in delta:
+        delta["tool_calls"] = [{"index": place, **call} for place, call in enumerate(delta["tool_calls"])]
+    head = {key: whole[key] for key in ("id", "created", "model")} | {"object": "chat.completion.chunk"}
+    first = {"index": 0, "delta": delta, "finish_reason": None}
+    last = {"index": 0, "delta": {}, "finish_reason": choice["finish_reason"]}
+    return [head | {"choices": [first]}, head | {"choices": [last]}]
+
+
+def said_by(turn: PolicyTurn) -> Message:
+    """A turn of the policy as a message: all of its text where a call in it cannot be read."""
+    if turn.broken or not turn.tool_calls:
+        return Message("assistant", turn.text)
+    return Message("assistant", turn.content, turn.tool_calls)
+
+
+def is_same(one: Message, other: Message) -> bool:
+    """Whether a client gives a message back as it was, but for white space at the ends of the policy's words."""
+    if one.role == other.role == "assistant":
+        return one.content.strip() == other.content.strip() and one.tool_calls == other.tool_calls
+    return one == other
+
+
+def _text(content: object, place: int) -> str:
+    if content is None:
+        return ""
+    if isinstance(content, str):
+        return content
+    if isinstance(content, list):
+        parts = [one.get("text") if isinstance(one, Mapping) and one.get("type") == "text" else None for one in content]
+        if all(isinstance(part, str) for part in parts):
+            return "".join(part for part in parts if part)
+    raise ChatMistake(f"messages[{place}].content: wanted text; policies of this run read no images and no files")
+
+
+def _call(call: object, names: dict[str, str], place: int) -> ToolCall:
+    function = call.get("function") if isinstance(call, Mapping) else None
+    if not isinstance(call, Mapping) or not isinstance(function, Mapping):
+        raise ChatMistake(f"messages[{place}].tool_calls: wanted objects with id and function")
+    name = str(function.get("name") or "")
+    names[str(call.get("id"))] = name
+    try:
+        arguments = json.loads(function.get("arguments") or "{}")
+    except (TypeError, ValueError):
+        raise ChatMistake(f"messages[{place}].tool_calls: the arguments of {name!r:.40} are no JSON") from None
+    if not isinstance(arguments, Mapping):
+        raise ChatMistake(f"messages[{place}].tool_calls: the arguments of {name!r:.40} are no object")
+    return ToolCall.of(name, arguments)
+
+
+def _tool(found: object) -> ToolSpec:
+    function = found.get("function") if isinstance(found, Mapping) else None
+    if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
+        raise ChatMistake('tools: wanted objects {"type": "function", "function": {"name": ..., "parameters": ...}}')
+    parameters = function.get("parameters") or {"type": "object", "properties": {}}
+    try:
+        return ToolSpec(function["name"], str(function.get("description") or ""), canonical_json(parameters))
+    except (TypeError, ValueError) as error:
+        raise ChatMistake(f"tools: {error}") from None

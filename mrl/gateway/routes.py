@@ -1,0 +1,223 @@
+"""The HTTP server of the gateway.
+
+    GET  /v1/models                      the policies of the run
+    POST /v1/sessions                    an episode to play: its key, policy, task and row
+    POST /v1/chat/completions            the policy's next turn, under the session's key
+    POST /v1/sessions/ID/reward          the episode is over: {"reward": 1.0}
+    POST /v1/sessions/ID/fail            the agent cannot go on: {"reason": "..."}
+    GET  /seat                           WebSocket of an environment process that offers an episode
+
+Everything wants the run's key, or that of a session, as `Authorization: Bearer KEY`.
+"""
+
+import asyncio
+import hmac
+import json
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+from typing import Any
+
+import msgspec
+import structlog
+from aiohttp import WSMsgType, web
+
+from mrl.gateway.chat_wire import ChatMistake, chunks, completion, read_chat
+from mrl.gateway.session import Session
+from mrl.gateway.session_book import MAX_WAIT_S, SessionBook
+from mrl.records.codec import MAX_MESSAGE_BYTES
+from mrl.tasks.environments.agent_seat import FinishSeat, OfferSeat, StepSeat, read_seat, seat_reply
+
+ANY_POLICY = "policy"
+"""Name by which an agent may call the policy of its session, whichever it is."""
+SHUTDOWN_S = 1.0
+"""For answers that are on their way when the run ends."""
+SESSION_MARK = "."
+"""Between the run's key and the session in a session's key."""
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+log = structlog.get_logger()
+
+
+class Gateway:
+    """The routes over one book of sessions. `key` is that of agents, `seat_key` that of environment processes."""
+
+    def __init__(
+        self, book: SessionBook, *, policies: Sequence[str], key: str, seat_key: str, max_body_bytes: int
+    ) -> None:
+        self._book, self._policies, self._key, self._seat_key = book, tuple(policies), key, seat_key
+        self._max_body_bytes = max_body_bytes
+        self._told: set[tuple[str, str]] = set()
+        """Tasks and keys of requests that were named as unheeded."""
+
+    def runner(self) -> web.AppRunner:
+        """The server, to be run in the event loop of the book. A client that hangs up is waited for no longer."""
+        application = web.Application(client_max_size=self._max_body_bytes, middlewares=[self._answered])
+        application.add_routes(
+            [
+                web.get("/v1/models", self._models),
+                web.post("/v1/sessions", self._open),
+                web.post("/v1/chat/completions", self._chat),
+                web.post("/v1/sessions/{session}/reward", self._reward),
+                web.post("/v1/sessions/{session}/fail", self._fail),
+                web.get("/seat", self._seat),
+            ]
+        )
+        return web.AppRunner(application, access_log=None, handler_cancellation=True, shutdown_timeout=SHUTDOWN_S)
+
+    # Agents.
+
+    async def _models(self, request: web.Request) -> web.Response:
+        self._check_key(request)
+        models = [{"id": name, "object": "model", "created": 0, "owned_by": "mrl"} for name in self._policies]
+        return web.json_response({"object": "list", "data": models})
+
+    async def _open(self, request: web.Request) -> web.Response:
+        self._check_key(request)
+        asked = await _body(request)
+        policy, task = str(asked.get("model") or ""), str(asked.get("task") or "")
+        if policy not in ("", ANY_POLICY, *self._policies):
+            raise ChatMistake(f"model {policy!r:.80}: wanted one of {', '.join(self._policies)}", status=404)
+        wait_s = asked.get("wait_s", MAX_WAIT_S)
+        if not isinstance(wait_s, int | float) or not 0 <= wait_s <= MAX_WAIT_S:
+            raise ChatMistake(f"wait_s {wait_s!r:.40}: wanted 0 to {MAX_WAIT_S:g}")
+        session = await self._book.take(policy=policy.replace(ANY_POLICY, ""), task=task, wait_s=wait_s)
+        if session is None:
+            words = "no episode waits for an agent; ask again"
+            return web.json_response(
+                ChatMistake(words, code="none").as_json(), status=503, headers={"Retry-After": "1"}
+            )
+        return web.json_response(
+            {
+                "id": session.session_id,
+                "api_key": f"{self._key}{SESSION_MARK}{session.session_id}",
+                "model": session.policy,
+                "task": session.task,
+                "row": session.row,
+            }
+        )
+
+    async def _chat(self, request: web.Request) -> web.StreamResponse:
+        session = self._session_of_key(request)
+        call = read_chat(await _body(request), models=(session.policy, ANY_POLICY))
+        for key in call.unheeded:
+            self._tell_unheeded(session.task, key, call.unheeded[key])
+        turn, said = await session.ask(call)
+        self._book.counts["turns"] += 1
+        call_id = f"{session.session_id}-{session.num_turns}"
+        whole = completion(call_id, session.policy, turn, said, created_s=int(time.time()))
+        if not call.is_streamed:
+            return web.json_response(whole)
+        stream = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
+        await stream.prepare(request)
+        for chunk in chunks(whole):
+            await stream.write(b"data: " + json.dumps(chunk).encode() + b"\n\n")
+        await stream.write(b"data: [DONE]\n\n")
+        return stream
+
+    async def _reward(self, request: web.Request) -> web.Response:
+        session = self._session_in_path(request)
+        value = (await _body(request)).get("reward")
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise ChatMistake(f"reward {value!r:.40}: wanted a number")
+        session.reward(float(value))
+        return web.json_response({"id": session.session_id, "reward": value})
+
+    async def _fail(self, request: web.Request) -> web.Response:
+        session = self._session_in_path(request)
+        words = str((await _body(request)).get("reason") or "it gave no reason")
+        session.fail(f"its agent gave up: {words}")
+        return web.json_response({"id": session.session_id})
+
+    # Seats.
+
+    async def _seat(self, request: web.Request) -> web.WebSocketResponse:
+        """One episode of a policy, from its offer to its last reply or until the seat hangs up."""
+        if not hmac.compare_digest(_bearer(request).encode(), self._seat_key.encode()):
+            raise ChatMistake("a seat wants the key of seats", code="unauthorized", status=401)
+        socket = web.WebSocketResponse(max_msg_size=MAX_MESSAGE_BYTES, heartbeat=30.0)
+        await socket.prepare(request)
+        session: Session | None = None
+        waiting: asyncio.Task[None] | None = None
+        try:
+            async for message in socket:
+                if message.type is not WSMsgType.BINARY:
+                    break
+                match read_seat(message.data):
+                    case OfferSeat(policy=policy, task=task, row=row):
+                        session = self._book.offer(policy, task, row)
+                        reply = session.opened()
+                    case StepSeat(turn=turn) if session is not None:
+                        reply = session.step(turn)
+                    case FinishSeat(reason=reason, turn=last) if session is not None:
+                        reply = session.finish(reason, last)
+                    case _:
+                        break
+                waiting = asyncio.ensure_future(_pass_on(socket, reply))
+        except msgspec.DecodeError:
+            log.warning("a seat said what is none of its words")
+        finally:
+            if waiting is not None:
+                waiting.cancel()
+            if session is not None:
+                self._book.leave(session)
+        return socket
+
+    # Within.
+
+    def _check_key(self, request: web.Request) -> str:
+        """The session in the key; "" for the run's key. Raises ChatMistake."""
+        key, _, session_id = _bearer(request).partition(SESSION_MARK)
+        if not hmac.compare_digest(key.encode(), self._key.encode()):
+            raise ChatMistake("wrong key; keys/gateway.key of the run holds it", code="invalid_api_key", status=401)
+        return session_id
+
+    def _session_of_key(self, request: web.Request) -> Session:
+        session_id = self._check_key(request)
+        if not session_id:
+            words = "this is the run's key, which belongs to no episode; POST /v1/sessions gives the key of one"
+            raise ChatMistake(words, code="no_session")
+        return self._book.session(session_id)
+
+    def _session_in_path(self, request: web.Request) -> Session:
+        self._check_key(request)
+        return self._book.session(request.match_info["session"])
+
+    def _tell_unheeded(self, task: str, key: str, value: Any) -> None:
+        """A person is told once; the agent cannot be."""
+        if (task, key) not in self._told:
+            self._told.add((task, key))
+            log.warning(
+                "an agent asks for another way of sampling than the policy's own, which stays",
+                task=task,
+                asked=f"{key} = {value!r:.80}",
+            )
+
+    @web.middleware
+    async def _answered(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        """Mistakes of clients become answers; `unheeded` and refusals are counted."""
+        try:
+            return await handler(request)
+        except ChatMistake as mistake:
+            self._book.counts[f"refused/{mistake.code}"] += 1
+            return web.json_response(mistake.as_json(), status=mistake.status)
+
+
+async def _pass_on(socket: web.WebSocketResponse, reply: "asyncio.Future[Any]") -> None:
+    with suppress(ConnectionError):  # the seat is gone, which its own loop sees
+        await socket.send_bytes(seat_reply(await reply))
+
+
+def _bearer(request: web.Request) -> str:
+    return request.headers.get("Authorization", "").removeprefix("Bearer ").strip()
+
+
+async def _body(request: web.Request) -> dict[str, Any]:
+    """Raises ChatMistake for what is no JSON object; a body that is too long aiohttp refuses itself."""
+    try:
+        found = json.loads(await request.read() or b"{}")
+    except (ValueError, RecursionError):
+        raise ChatMistake("the body is no JSON") from None
+    if not isinstance(found, dict):
+        raise ChatMistake("the body is no JSON object")
+    return found

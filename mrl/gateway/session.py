@@ -1,0 +1,205 @@
+"""One episode between its seat, where the policy is, and the agent that plays it.
+
+The seat asks for one thing at a time and waits: what the agent says first, what it says to a turn, the reward. The
+agent asks for one turn at a time and waits. All of it happens in one event loop.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from mrl.errors import RecordError
+from mrl.gateway.chat_wire import ChatCall, ChatMistake, is_same, said_by
+from mrl.records.episodes import Message
+from mrl.tasks.environments.contract import (
+    DONE,
+    ENDS,
+    GIVEN_UP,
+    RAISED,
+    TIMEOUT,
+    WRONG_TYPE,
+    EnvironmentTurn,
+    PolicyTurn,
+)
+
+OVER = "episode_over"
+"""Code of the answer to whoever asks on when there are no further turns."""
+
+
+@dataclass(eq=False)
+class Session:
+    """An episode of one policy. `row` is what the task gives its agents, as JSON values."""
+
+    session_id: str
+    policy: str
+    task: str
+    row: dict[str, Any]
+    clock: Callable[[], float] = time.monotonic
+    said: list[Message] = field(default_factory=list)
+    """The conversation so far, from both sides."""
+    num_turns: int = 0
+    touched_s: float = 0.0
+    """When the agent was last heard, or the policy last answered it."""
+    ending: str = ""
+    """Why there are no further turns; "" while there may be."""
+    is_over: bool = False
+    """Whether the seat has its last reply."""
+    _reply: "asyncio.Future[EnvironmentTurn] | None" = None
+    """What the seat waits for."""
+    _answer: "asyncio.Future[PolicyTurn] | None" = None
+    """What the agent waits for."""
+    _last_call: ChatCall | None = None
+    _last_turn: PolicyTurn | None = None
+
+    def __post_init__(self) -> None:
+        self.touched_s = self.clock()
+
+    # The seat's side.
+
+    def opened(self) -> "asyncio.Future[EnvironmentTurn]":
+        """What the agent says first."""
+        return self._await_agent()
+
+    def step(self, turn: PolicyTurn) -> "asyncio.Future[EnvironmentTurn]":
+        """What the agent says to a turn."""
+        reply = self._await_agent()
+        self._give(turn)
+        return reply
+
+    def finish(self, reason: str, turn: PolicyTurn | None = None) -> "asyncio.Future[EnvironmentTurn]":
+        """The reward, where there are no further turns for a reason of `ENDS`; `turn` is the last, where it is new."""
+        reply = self._await_agent()
+        self.ending = reason
+        if turn is not None:
+            self._give(turn)
+        elif self._answer is not None:
+            self._refuse(f"there are no further turns: {ENDS.get(reason, reason)}; give the reward")
+        return reply
+
+    def leave(self) -> None:
+        """The seat is gone: the engine was lost, or the run ends."""
+        self.ending, self.is_over = self.ending or GIVEN_UP, True
+        if self._answer is not None:
+            self._refuse(f"the episode is over: {ENDS[GIVEN_UP]}")
+
+    # The agent's side.
+
+    async def ask(self, call: ChatCall) -> tuple[PolicyTurn, Message]:
+        """The policy's next turn. The same request again gets the same turn. Raises ChatMistake."""
+        self.touched_s = self.clock()
+        if self._is_repeated(call):
+            if self._answer is not None:
+                return await self._turn(self._answer)
+            assert self._last_turn is not None
+            return self._last_turn, said_by(self._last_turn)
+        if self.ending or self.is_over:
+            raise ChatMistake(f"there are no further turns: {ENDS.get(self.ending, self.ending)}", code=OVER)
+        if self._answer is not None or self._reply is None:
+            raise ChatMistake("this session waits for a turn already; it has one turn at a time", code="busy")
+        new = self._continued(call)
+        try:
+            reply = EnvironmentTurn(new, tools=call.tools if not self.num_turns else ())
+        except RecordError as error:
+            raise ChatMistake(str(error), code="too_long") from None
+        self.said += new
+        self._last_call = call
+        self._answer = asyncio.get_running_loop().create_future()
+        self._tell(reply)
+        return await self._turn(self._answer)
+
+    def reward(self, value: float) -> None:
+        """The agent has played to the end. Raises ChatMistake."""
+        self._check_idle("give the reward")
+        if not self.num_turns and not self.ending:
+            self._end(EnvironmentTurn.failed(WRONG_TYPE, "the agent gave a reward before it asked the policy anything"))
+            raise ChatMistake("the policy was asked nothing; the episode counts as failed", code="no_turn")
+        try:
+            last = EnvironmentTurn(done=True, reward=value, reason=self.ending or DONE)
+        except RecordError as error:
+            raise ChatMistake(str(error), code="not_finite") from None
+        self._end(last)
+
+    def fail(self, words: str) -> None:
+        """The agent gives up, and says why. Raises ChatMistake.
+
+        Where the policy has had all its turns, that is no failure of the agent: such an episode is worth 0.
+        """
+        self._check_idle("fail")
+        cut_short = EnvironmentTurn(done=True, reward=0.0, reason=self.ending) if self.ending else None
+        self._end(cut_short or EnvironmentTurn.failed(RAISED, words))
+
+    def expire(self, idle_s: float) -> bool:
+        """Whether the agent has said nothing for too long; the episode is over then."""
+        is_idle = self._answer is None and self._reply is not None and self.clock() - self.touched_s > idle_s
+        if is_idle:
+            self._end(EnvironmentTurn.failed(TIMEOUT, f"its agent said nothing for {idle_s:g} s"))
+        return is_idle
+
+    # Within.
+
+    def _is_repeated(self, call: ChatCall) -> bool:
+        last = self._last_call
+        return last is not None and call.messages == last.messages and call.tools == last.tools
+
+    def _continued(self, call: ChatCall) -> tuple[Message, ...]:
+        """The new messages of a request. Raises ChatMistake where it is not the conversation that it was."""
+        if self.num_turns and self._last_call is not None and call.tools != self._last_call.tools:
+            raise ChatMistake("tools: other ones than in the first request of this session", code="rewritten")
+        known, new = call.messages[: len(self.said)], call.messages[len(self.said) :]
+        for place, (before, now) in enumerate(zip(self.said, known, strict=False)):
+            if not is_same(before, now):
+                raise ChatMistake(
+                    f"messages[{place}]: another {before.role} message than before; what was said stays as it was in a "
+                    "session, so that it can be trained on",
+                    code="rewritten",
+                )
+        if not new or any(one.role == "assistant" for one in new):
+            raise ChatMistake(
+                f"messages: wanted the {len(self.said)} of before and something new, none of it by the assistant",
+                code="rewritten",
+            )
+        return new
+
+    def _check_idle(self, wanted: str) -> None:
+        self.touched_s = self.clock()
+        if self.is_over:
+            raise ChatMistake(f"the episode is over: {ENDS.get(self.ending, self.ending) or DONE}", code=OVER)
+        if self._answer is not None or self._reply is None:
+            raise ChatMistake(f"the policy has its turn; {wanted} when it has answered", code="busy")
+
+    async def _turn(self, answer: "asyncio.Future[PolicyTurn]") -> tuple[PolicyTurn, Message]:
+        turn = await asyncio.shield(answer)  # a client that hangs up leaves the turn to its next request
+        return turn, said_by(turn)
+
+    def _give(self, turn: PolicyTurn) -> None:
+        """The policy's turn, to the agent that waits for it."""
+        self.touched_s = self.clock()
+        self.num_turns += 1
+        self.said.append(said_by(turn))
+        self._last_turn = turn
+        if self._answer is not None:
+            self._answer.set_result(turn)
+            self._answer = None
+
+    def _refuse(self, words: str) -> None:
+        assert self._answer is not None
+        self._answer.add_done_callback(asyncio.Future.exception)  # nobody may be there to hear it
+        self._answer.set_exception(ChatMistake(words, code=OVER))
+        self._answer, self._last_call = None, None
+        self.touched_s = self.clock()
+
+    def _await_agent(self) -> "asyncio.Future[EnvironmentTurn]":
+        self._reply = asyncio.get_running_loop().create_future()
+        return self._reply
+
+    def _tell(self, turn: EnvironmentTurn) -> None:
+        assert self._reply is not None
+        reply, self._reply = self._reply, None
+        if not reply.done():
+            reply.set_result(turn)
+
+    def _end(self, last: EnvironmentTurn) -> None:
+        self.is_over, self.ending = True, self.ending or last.reason
+        self._tell(last)

@@ -1,0 +1,111 @@
+"""All sessions of a gateway: offered by seats, taken by agents, over."""
+
+import asyncio
+import secrets
+import time
+from collections import Counter, deque
+from collections.abc import Callable
+from typing import Any
+
+from mrl.gateway.chat_wire import ChatMistake
+from mrl.gateway.session import Session
+
+MAX_WAITING_AGENTS = 4096
+"""Agents that wait for an episode; further ones are told to come later."""
+MAX_WAIT_S = 60.0
+MAX_REMEMBERED = 4096
+"""Sessions that are over, whose agents are told so."""
+
+
+class SessionBook:
+    """Everything that is open, and totals since the start. It belongs to one event loop."""
+
+    def __init__(self, *, idle_s: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self._idle_s, self._clock = idle_s, clock
+        self._offered: deque[Session] = deque()
+        self._taken: dict[str, Session] = {}
+        self._over: deque[str] = deque(maxlen=MAX_REMEMBERED)
+        self._came = asyncio.Event()
+        """An episode was offered."""
+        self._num_waiting = 0
+        self._unserved: dict[str, float] = {}
+        """Task -> since when its episodes wait and no agent takes any."""
+        self.counts: Counter[str] = Counter()
+
+    def __len__(self) -> int:
+        """Sessions that are played."""
+        return len(self._taken)
+
+    @property
+    def num_offered(self) -> int:
+        """Episodes that wait for an agent."""
+        return len(self._offered)
+
+    @property
+    def num_waiting(self) -> int:
+        """Agents that wait for an episode."""
+        return self._num_waiting
+
+    def offer(self, policy: str, task: str, row: dict[str, Any]) -> Session:
+        """An episode that some agent is to play."""
+        session = Session(secrets.token_hex(12), policy, task, row, self._clock)
+        self._offered.append(session)
+        self._unserved.setdefault(task, self._clock())
+        self._came.set()
+        self.counts["offered"] += 1
+        return session
+
+    async def take(self, *, policy: str = "", task: str = "", wait_s: float = MAX_WAIT_S) -> Session | None:
+        """An episode of this policy and task, or of any; None when none comes within `wait_s`. Raises ChatMistake."""
+        if self._num_waiting >= MAX_WAITING_AGENTS:
+            raise ChatMistake("too many agents wait for episodes; come later", code="too_many", status=429)
+        deadline_s = self._clock() + min(wait_s, MAX_WAIT_S)
+        self._num_waiting += 1
+        try:
+            while (session := self._pop(policy, task)) is None:
+                self._came.clear()
+                left_s = deadline_s - self._clock()
+                if left_s <= 0:
+                    return None
+                try:
+                    await asyncio.wait_for(self._came.wait(), left_s)
+                except TimeoutError:
+                    return None
+        finally:
+            self._num_waiting -= 1
+        return session
+
+    def session(self, session_id: str) -> Session:
+        """A session that is played. Raises ChatMistake for one that is over, or never was."""
+        if session_id in self._taken:
+            return self._taken[session_id]
+        if session_id in self._over:
+            raise ChatMistake("the session is over", code="episode_over", status=410)
+        raise ChatMistake("no such session; POST /v1/sessions gives one", code="no_session", status=404)
+
+    def leave(self, session: Session) -> None:
+        """Its seat is gone, or has the last reply."""
+        session.leave()
+        if session in self._offered:
+            self._offered.remove(session)
+        if self._taken.pop(session.session_id, None) is not None:
+            self._over.append(session.session_id)
+            self.counts[f"ends/{session.ending}"] += 1
+
+    def expire(self) -> list[Session]:
+        """End what agents have left lying, and say which."""
+        return [session for session in list(self._taken.values()) if session.expire(self._idle_s)]
+
+    def unserved_s(self) -> dict[str, float]:
+        """Task -> for how long its episodes wait and no agent has taken any."""
+        waiting = {session.task for session in self._offered}
+        return {task: self._clock() - since for task, since in self._unserved.items() if task in waiting}
+
+    def _pop(self, policy: str, task: str) -> Session | None:
+        for session in self._offered:
+            if policy in ("", session.policy) and task in ("", session.task):
+                self._offered.remove(session)
+                self._taken[session.session_id] = session
+                self._unserved[session.task] = session.touched_s = self._clock()
+                return session
+        return None

@@ -1,0 +1,139 @@
+"""The gateway of one run: where agents ask policies over HTTP.
+
+Owns: the sessions of agents, and the processes of agents that the run starts.
+Speaks: turns and rewards to the environment processes of rollout workers, the chat API to agents; metrics to the
+    supervisor.
+Waits for: agents and turns; an agent that is silent for `gateway.idle_s` has given its episode up.
+Unblocked by: any agent, and the policies' engines.
+If it dies: episodes that were played count as failed; it is started again on the same port, and agents ask anew.
+"""
+
+import asyncio
+import secrets
+import threading
+import time
+from contextlib import ExitStack
+from pathlib import Path
+
+import structlog
+from aiohttp import web
+
+from mrl.config.run_folder import RunFolder
+from mrl.config.schema import GatewayTable, RunConfig
+from mrl.errors import AddressError
+from mrl.files import replace_file
+from mrl.gateway.agent_children import AgentChildren
+from mrl.gateway.routes import Gateway
+from mrl.gateway.session_book import SessionBook
+from mrl.metrics.telemetry import Telemetry
+from mrl.processes import wiring
+from mrl.tasks.environments.agent_meeting import AGENT_KEY, ENDPOINT, SEAT_KEY
+from mrl.transport.endpoints import port_of, publish_endpoint, reachable_host, read_endpoint
+from mrl.transport.server import check_address
+
+ROLE = "gateway"
+ROUND_S = 0.2
+REPORT_S = 2.0
+UNSERVED_S = 30.0
+"""Episodes that no agent has taken for this long are told of, and again after as long."""
+MIB = 1024**2
+
+log = structlog.get_logger()
+
+
+def main(run_folder: Path, policy: str, index: int) -> int:
+    """Serve until told to stop."""
+    return wiring.run_role(run_folder, ROLE, "", _serve)
+
+
+def _serve(config: RunConfig, folder: RunFolder, closing: ExitStack) -> int:
+    stop = wiring.stop_event()
+    telemetry = wiring.connect_telemetry(folder, ROLE, "", closing)
+    keys = {name: kept_key(folder.keys / name) for name in (AGENT_KEY, SEAT_KEY)}
+    asyncio.run(_run(config, folder, telemetry, stop, keys))
+    return 0
+
+
+def kept_key(path: Path) -> str:
+    """The key in this file, which is made where there is none: it lasts as long as the run's folder."""
+    if not path.exists():
+        replace_file(path, f"mrl-{secrets.token_hex(24)}\n".encode(), mode=0o600)
+    return path.read_text(encoding="ascii").strip()
+
+
+async def _run(
+    config: RunConfig, folder: RunFolder, telemetry: Telemetry, stop: threading.Event, keys: dict[str, str]
+) -> None:
+    book = SessionBook(idle_s=config.gateway.idle_s)
+    gateway = Gateway(
+        book,
+        policies=config.learning,
+        key=keys[AGENT_KEY],
+        seat_key=keys[SEAT_KEY],
+        max_body_bytes=config.gateway.max_body_mib * MIB,
+    )
+    runner = gateway.runner()
+    await runner.setup()
+    children: AgentChildren | None = None
+    try:
+        address = await listen(runner, config.gateway, folder.endpoints)
+        url = address.replace("tcp://", "http://") + "/v1"
+        log.info("the gateway listens", url=url, key=str(folder.keys / AGENT_KEY))
+        children = AgentChildren(config.tasks, url=url, key=keys[AGENT_KEY])
+        telemetry.doing("serving agents")
+        await _watch(book, children, telemetry, stop)
+    finally:
+        if children is not None:
+            children.close()
+        await runner.cleanup()
+
+
+async def listen(runner: web.AppRunner, table: GatewayTable, endpoints: Path) -> str:
+    """Listen, publish where, and return it. Where any port will do, it is the last one's if that is free.
+
+    Raises AddressError when the configured port cannot be had.
+    """
+    check_address(table.host, table.port)
+    wanted = [table.port] if table.port else [port_of(read_endpoint(endpoints, ENDPOINT)), 0]
+    for place, port in enumerate(wanted):
+        site = web.TCPSite(runner, None if table.host == "*" else table.host, port)
+        try:
+            await site.start()
+        except OSError as error:
+            if place + 1 == len(wanted):
+                raise AddressError(str(error), where=f"gateway.port = {port}", cure="another port, or 0") from None
+            continue
+        break
+    found = runner.addresses[0][1]
+    address = f"tcp://{reachable_host(table.host)}:{found}"
+    publish_endpoint(endpoints, ENDPOINT, address)
+    return address
+
+
+async def _watch(book: SessionBook, children: AgentChildren, telemetry: Telemetry, stop: threading.Event) -> None:
+    next_report_s = told_s = time.monotonic()
+    while not stop.is_set():
+        children.tend()
+        for session in book.expire():
+            log.warning("an agent gave its episode up without a word", task=session.task, policy=session.policy)
+        now_s = time.monotonic()
+        if now_s >= next_report_s:
+            next_report_s = now_s + REPORT_S
+            telemetry.metrics(0, metrics_of(book, children))
+        if now_s - told_s > UNSERVED_S:
+            told_s = now_s
+            for task, since_s in book.unserved_s().items():
+                if since_s > UNSERVED_S:
+                    log.warning("episodes wait, and no agent takes any", task=task, since_s=round(since_s))
+        await asyncio.sleep(ROUND_S)
+
+
+def metrics_of(book: SessionBook, children: AgentChildren) -> dict[str, float]:
+    """The gateway's account as metrics, totals since its start."""
+    counts = {f"gateway/{name}": float(count) for name, count in sorted(book.counts.items())}
+    return counts | {
+        "gateway/playing": float(len(book)),
+        "gateway/offered_now": float(book.num_offered),
+        "gateway/agents_waiting": float(book.num_waiting),
+        "gateway/agent_processes": float(children.num_alive),
+    }

@@ -1,0 +1,21 @@
+"""Where the episodes of a run meet the agents that play them: names of the environment and of the gateway's files."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+MARK = "agent:"
+SEAT_KEY, AGENT_KEY, ENDPOINT = "gateway-seats.key", "gateway.key", "gateway"
+"""Files of the run: the key of seats and that of agents in `keys`, the address in `endpoints`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Meeting:
+    """Where the episodes of one policy of a run meet their agents."""
+
+    run_folder: Path
+    policy: str
+
+    def name(self, task: str) -> str:
+        """The environment of a task, as `open_door` reads it."""
+        return MARK + json.dumps([str(self.run_folder.absolute()), self.policy, task])

@@ -1,0 +1,118 @@
+"""The seat of an episode whose environment is an agent: it offers the episode to the gateway of the run, and waits.
+
+One WebSocket per episode to `/seat` of the gateway, whose address and key lie in the run folder: messages are msgpack,
+each of the seat's is answered by one turn.
+"""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import msgspec
+
+from mrl.tasks.environments.agent_meeting import ENDPOINT, MARK, SEAT_KEY
+from mrl.tasks.environments.contract import LIMITS, RAISED, EnvironmentTurn, PolicyTurn
+from mrl.tasks.environments.shared_loop import SharedLoop
+from mrl.tasks.environments.user_class import BadReturn
+
+CONNECT_S = 30.0
+
+
+class OfferSeat(msgspec.Struct, frozen=True, tag="offer"):
+    """An agent, please, for an episode of this policy; the row is what the task gives agents."""
+
+    policy: str
+    task: str
+    row: dict[str, Any]
+
+
+class StepSeat(msgspec.Struct, frozen=True, tag="step"):
+    """A turn of the policy."""
+
+    turn: PolicyTurn
+
+
+class FinishSeat(msgspec.Struct, frozen=True, tag="finish"):
+    """The reward, please: there are no further turns. `turn` is the last one where the agent has not seen it."""
+
+    reason: str
+    turn: PolicyTurn | None = None
+
+
+SeatRequest = OfferSeat | StepSeat | FinishSeat
+_request = msgspec.msgpack.Decoder(SeatRequest)
+_reply = msgspec.msgpack.Decoder(EnvironmentTurn)
+
+
+def read_seat(body: bytes) -> SeatRequest:
+    """What a seat says. Raises msgspec.DecodeError."""
+    return _request.decode(body)
+
+
+def seat_reply(turn: EnvironmentTurn) -> bytes:
+    """What it is answered."""
+    return msgspec.msgpack.encode(turn)
+
+
+class AgentSeat:
+    """One episode."""
+
+    def __init__(self, name: str) -> None:
+        folder, self._policy, self._task = json.loads(name.removeprefix(MARK))
+        self._folder = Path(folder)
+        self._http: aiohttp.ClientSession | None = None
+        self._socket: aiohttp.ClientWebSocketResponse | None = None
+
+    def reset(self, seed: int, row: Mapping[str, Any]) -> EnvironmentTurn:
+        """What the agent that takes the episode asks first, with its tools."""
+        SharedLoop.run(self._connect())
+        return self._asked(OfferSeat(self._policy, self._task, {"seed": seed, **row}))
+
+    def step(self, turn: PolicyTurn) -> EnvironmentTurn:
+        """What it asks next, or its reward."""
+        return self._asked(StepSeat(turn))
+
+    def finish(self, reason: str, turn: PolicyTurn | None = None) -> EnvironmentTurn:
+        """Its reward."""
+        return self._asked(FinishSeat(reason, turn))
+
+    def close(self) -> None:
+        """Hang up."""
+        if self._http is not None:
+            SharedLoop.run(self._disconnect())
+
+    def _asked(self, request: SeatRequest) -> EnvironmentTurn:
+        return _reply.decode(SharedLoop.run(self._exchange(msgspec.msgpack.encode(request))))
+
+    async def _connect(self) -> None:
+        try:
+            address = json.loads((self._folder / "endpoints" / f"{ENDPOINT}.json").read_text())["address"]
+            key = (self._folder / "keys" / SEAT_KEY).read_text().strip()
+        except (OSError, ValueError, KeyError):
+            raise BadReturn(RAISED, "the gateway of the run has not said where it listens") from None
+        url = address.replace("tcp://", "http://") + "/seat"
+        self._http = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=CONNECT_S))
+        try:
+            self._socket = await self._http.ws_connect(
+                url, max_msg_size=4 * LIMITS.turn_bytes, heartbeat=CONNECT_S, headers={"Authorization": f"Bearer {key}"}
+            )
+        except aiohttp.ClientError as error:
+            await self._http.close()
+            raise BadReturn(RAISED, f"the gateway at {address} cannot be reached: {error}") from None
+
+    async def _exchange(self, body: bytes) -> bytes:
+        assert self._socket is not None
+        await self._socket.send_bytes(body)
+        answer = await self._socket.receive()
+        if answer.type is not aiohttp.WSMsgType.BINARY:
+            raise BadReturn(RAISED, f"the gateway hung up ({answer.type.name})")
+        found: bytes = answer.data
+        return found
+
+    async def _disconnect(self) -> None:
+        assert self._http is not None
+        if self._socket is not None:
+            await self._socket.close()
+        await self._http.close()

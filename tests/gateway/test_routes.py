@@ -1,0 +1,351 @@
+"""The HTTP server with real clients: agents by the openai package, seats by that of environment processes."""
+
+import asyncio
+import json
+import threading
+from contextlib import asynccontextmanager
+
+import aiohttp
+import openai
+import pytest
+from aiohttp import web
+from openai import AsyncOpenAI
+
+from mrl.files import replace_file
+from mrl.gateway.agent_process import Player
+from mrl.gateway.routes import Gateway
+from mrl.gateway.session_book import SessionBook
+from mrl.records.episodes import Message, ToolCall
+from mrl.tasks.environments.agent_meeting import ENDPOINT, SEAT_KEY, Meeting
+from mrl.tasks.environments.contract import CUT, DONE, RAISED, PolicyTurn
+from mrl.tasks.environments.doors import open_door
+from mrl.tasks.environments.user_class import BadReturn
+from mrl.transport.endpoints import publish_endpoint
+
+KEY, OF_SEATS = "mrl-agents", "mrl-seats"
+ADD = {"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}
+
+
+class Rig:
+    """A gateway on loopback, and seats of its run."""
+
+    def __init__(self, folder, url, book):
+        self.folder, self.url, self.book = folder, url, book
+        self.seats, self.clients = [], []
+
+    def client(self, key):
+        """An agent's client."""
+        self.clients.append(AsyncOpenAI(base_url=self.url, api_key=key, max_retries=0))
+        return self.clients[-1]
+
+    async def opened(self, http, key=KEY, **asked):
+        """A session, or the refusal."""
+        async with http.post(f"{self.url}/sessions", json=asked, headers={"Authorization": f"Bearer {key}"}) as answer:
+            return answer.status, await answer.json()
+
+    async def post(self, http, path, body, key=KEY):
+        """Status and answer."""
+        async with http.post(self.url + path, json=body, headers={"Authorization": f"Bearer {key}"}) as answer:
+            return answer.status, await answer.json()
+
+    def seat(self, task="guess", policy="qwen"):
+        """The environment of one episode, as an environment process opens it."""
+        self.seats.append(open_door(Meeting(self.folder, policy).name(task))())
+        return self.seats[-1]
+
+
+@asynccontextmanager
+async def gateway(folder, *, max_body_bytes=1 << 20, seat_key=OF_SEATS):
+    """A rig."""
+    book = SessionBook(idle_s=60.0)
+    runner = Gateway(
+        book, policies=["qwen", "llama"], key=KEY, seat_key=OF_SEATS, max_body_bytes=max_body_bytes
+    ).runner()
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    port = runner.addresses[0][1]
+    publish_endpoint(folder / "endpoints", ENDPOINT, f"tcp://127.0.0.1:{port}")
+    (folder / "keys").mkdir(exist_ok=True)
+    replace_file(folder / "keys" / SEAT_KEY, seat_key.encode())
+    rig = Rig(folder, f"http://127.0.0.1:{port}/v1", book)
+    try:
+        yield rig
+    finally:
+        for client in rig.clients:
+            await client.close()
+        for seat in rig.seats:
+            await asyncio.to_thread(seat.close)
+        await runner.cleanup()
+
+
+def run(folder, script, **options):
+    """What an async function of (rig, http) returns."""
+
+    async def whole():
+        async with gateway(folder, **options) as rig, aiohttp.ClientSession() as http:
+            return await script(rig, http)
+
+    return asyncio.run(whole())
+
+
+async def elsewhere(work, *arguments):
+    """A call of a seat, which waits, in a thread as environment processes have it."""
+    return await asyncio.to_thread(work, *arguments)
+
+
+def test_an_agent_with_tools_plays_an_episode(tmp_path):
+    """Real clients at both ends: messages, calls, and the reward arrive as they were meant."""
+
+    async def script(rig, http):
+        seat = rig.seat()
+        first = asyncio.ensure_future(elsewhere(seat.reset, 7, {"word": "hay"}))
+        _, session = await rig.opened(http)
+        assert (session["row"], session["task"], session["model"]) == ({"seed": 7, "word": "hay"}, "guess", "qwen")
+        async with rig.client(session["api_key"]) as client:
+            talk = [{"role": "user", "content": "1 + 2?"}]
+            asking = asyncio.ensure_future(
+                client.chat.completions.create(model="policy", messages=talk, tools=[ADD], temperature=0.3)
+            )
+            turn = await first
+            assert (turn.messages, [tool.name for tool in turn.tools]) == ((Message("user", "1 + 2?"),), ["add"])
+            calls = PolicyTurn("<tool_call>", tool_calls=(ToolCall("add", '{"a":1}'),))
+            second = asyncio.ensure_future(elsewhere(seat.step, calls))
+            said = (await asking).choices[0].message
+            assert json.loads(said.tool_calls[0].function.arguments) == {"a": 1}
+            talk += [said.model_dump(exclude_none=True)]
+            talk += [{"role": "tool", "tool_call_id": said.tool_calls[0].id, "content": "3"}]
+            asking = asyncio.ensure_future(
+                client.chat.completions.create(model="qwen", messages=talk, tools=[ADD], stream=True)
+            )
+            assert (await second).messages == (Message("tool", "3", name="add"),)
+            last = asyncio.ensure_future(elsewhere(seat.step, PolicyTurn("It is 3")))
+            streamed = [chunk.choices[0].delta.content async for chunk in await asking]
+            assert "".join(part or "" for part in streamed) == "It is 3"
+        status, _ = await rig.post(http, f"/sessions/{session['id']}/reward", {"reward": 1.0})
+        ended = await last
+        return status, ended.reward, ended.reason
+
+    assert run(tmp_path, script) == (200, 1.0, DONE)
+
+
+def test_models_are_the_policies(tmp_path):
+    """A client that lists models finds the run's."""
+
+    async def script(rig, http):
+        async with rig.client(KEY) as client:
+            return [model.id async for model in client.models.list()]
+
+    assert run(tmp_path, script) == ["qwen", "llama"]
+
+
+@pytest.mark.parametrize("key", ["", "wrong", "wrong.session", KEY + "x"])
+def test_without_the_key_nothing_is_told(tmp_path, key):
+    """Neither models nor sessions, whatever is asked."""
+
+    async def script(rig, http):
+        found = [(await rig.opened(http, key))[0]]
+        for path in ("/chat/completions", "/sessions/x/reward", "/sessions/x/fail"):
+            found.append((await rig.post(http, path, {}, key))[0])
+        async with http.get(f"{rig.url}/models", headers={"Authorization": f"Bearer {key}"}) as answer:
+            return {*found, answer.status}
+
+    assert run(tmp_path, script) == {401}
+
+
+def test_a_seat_wants_a_key_of_its_own(tmp_path):
+    """That of agents offers no episodes."""
+
+    async def script(rig, http):
+        with pytest.raises(BadReturn, match="cannot be reached"):
+            await elsewhere(rig.seat().reset, 0, {})
+        return rig.book.num_offered
+
+    assert run(tmp_path, script, seat_key=KEY) == 0
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status", "words"),
+    [
+        ("/chat/completions", {"model": "policy", "messages": []}, 400, "belongs to no episode"),
+        ("/sessions/none/reward", {"reward": 1.0}, 404, "no such session"),
+        ("/sessions", {"model": "gpt"}, 404, "qwen, llama"),
+        ("/sessions", {"wait_s": -1}, 400, "wait_s"),
+        ("/sessions", {"wait_s": 0}, 503, "ask again"),
+    ],
+)
+def test_mistakes_of_agents_are_told(tmp_path, path, body, status, words):
+    """In the form in which clients look for the reason."""
+
+    async def script(rig, http):
+        return await rig.post(http, path, body)
+
+    code, answer = run(tmp_path, script)
+    assert code == status
+    assert words in answer["error"]["message"]
+
+
+def test_a_body_that_is_too_long_is_refused(tmp_path):
+    """Before it is read."""
+
+    async def script(rig, http):
+        return (
+            await http.post(f"{rig.url}/sessions", data=b"x" * 5000, headers={"Authorization": f"Bearer {KEY}"})
+        ).status
+
+    assert run(tmp_path, script, max_body_bytes=1000) == 413
+
+
+def test_episodes_go_to_who_asks_for_their_policy_and_task(tmp_path):
+    """And each to one agent alone."""
+
+    async def script(rig, http):
+        seats = [rig.seat("guess", "qwen"), rig.seat("guess", "llama"), rig.seat("shop", "llama")]
+        firsts = [asyncio.ensure_future(elsewhere(seat.reset, 0, {})) for seat in seats]
+        _, one = await rig.opened(http, model="llama", task="shop")
+        _, other = await rig.opened(http, model="llama")
+        status, _ = await rig.opened(http, model="llama", wait_s=0)
+        for session in (one, other):
+            await rig.post(http, f"/sessions/{session['id']}/fail", {"reason": "enough"})
+        _, last = await rig.opened(http)
+        await rig.post(http, f"/sessions/{last['id']}/fail", {})
+        turns = await asyncio.gather(*firsts)
+        return (one["task"], other["task"], status, last["model"]), {turn.reason for turn in turns}
+
+    assert run(tmp_path, script) == (("shop", "guess", 503, "qwen"), {RAISED})
+
+
+def test_an_agent_hears_at_once_that_its_episode_was_given_up(tmp_path):
+    """The engine was lost: the seat hangs up while the agent waits for a turn."""
+
+    async def script(rig, http):
+        seat = rig.seat()
+        first = asyncio.ensure_future(elsewhere(seat.reset, 0, {}))
+        _, session = await rig.opened(http)
+        async with rig.client(session["api_key"]) as client:
+            asking = asyncio.ensure_future(
+                client.chat.completions.create(model="policy", messages=[{"role": "user", "content": "Hi"}])
+            )
+            await first
+            await elsewhere(seat.close)
+            with pytest.raises(openai.BadRequestError, match="given up"):
+                await asking
+        status, answer = await rig.post(http, f"/sessions/{session['id']}/reward", {"reward": 1.0})
+        return status, answer["error"]["code"], dict(rig.book.counts)["ends/given_up"]
+
+    assert run(tmp_path, script) == (410, "episode_over", 1)
+
+
+def test_idle_agents_wait_without_harm(tmp_path):
+    """A thousand, and one who asks for models is answered meanwhile; the next episode goes to one of them."""
+
+    async def script(rig, http):
+        waiting = [asyncio.ensure_future(rig.opened(http, wait_s=30)) for _ in range(1000)]
+        while rig.book.num_waiting < 1000:
+            await asyncio.sleep(0.01)
+        async with rig.client(KEY) as client:
+            models = [model.id async for model in client.models.list()]
+        seat = rig.seat()
+        first = asyncio.ensure_future(elsewhere(seat.reset, 0, {}))
+        done, others = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+        for one in others:
+            one.cancel()
+        (status, session) = done.pop().result()
+        await rig.post(http, f"/sessions/{session['id']}/fail", {})
+        await first
+        return status, len(models)
+
+    async def whole():
+        connector = aiohttp.TCPConnector(limit=0)
+        async with gateway(tmp_path) as rig, aiohttp.ClientSession(connector=connector) as http:
+            return await script(rig, http)
+
+    assert asyncio.run(whole()) == (200, 2)
+
+
+async def wins(client, row):
+    """Asks once; whoever answers with the word of the row wins."""
+    answer = await client.chat.completions.create(model="policy", messages=[{"role": "user", "content": "Say it"}])
+    if row["word"] == "bad":
+        raise KeyError("no such word")
+    return answer.choices[0].message.content == row["word"]
+
+
+@pytest.mark.parametrize(
+    ("word", "turn", "reward", "reason"),
+    [
+        ("hay", PolicyTurn("hay"), 1.0, DONE),
+        ("hay", PolicyTurn("straw"), 0.0, DONE),
+        ("bad", PolicyTurn("bad"), None, RAISED),
+    ],
+)
+def test_a_function_of_the_users_plays(tmp_path, word, turn, reward, reason, capsys):
+    """What it returns is the reward; what it raises fails its own episode, and names its line."""
+
+    async def script(rig, http):
+        player = Player(wins, "guess", rig.client(KEY))
+        playing = asyncio.ensure_future(player.play(http))
+        seat = rig.seat()
+        await elsewhere(seat.reset, 0, {"word": word})
+        last = await elsewhere(seat.step, turn)
+        playing.cancel()
+        return last
+
+    last = run(tmp_path, script)
+    assert (last.reward, last.reason) == (reward, reason)
+    assert ("KeyError" in last.words and "test_routes.py" in last.words) == (reason == RAISED)
+
+
+def test_a_seat_tells_a_cut_turn(tmp_path):
+    """The agent gets the text with the reason "length"."""
+
+    async def script(rig, http):
+        found = []
+
+        async def agent(client, row):
+            answer = await client.chat.completions.create(model="policy", messages=[{"role": "user", "content": "Hi"}])
+            found.append((answer.choices[0].message.content, answer.choices[0].finish_reason))
+            return 0.5
+
+        playing = asyncio.ensure_future(Player(agent, "guess", rig.client(KEY)).play(http))
+        seat = rig.seat()
+        await elsewhere(seat.reset, 0, {})
+        last = await elsewhere(seat.finish, CUT, PolicyTurn("It is", is_cut=True))
+        playing.cancel()
+        return found, last.reward, last.reason
+
+    assert run(tmp_path, script) == ([("It is", "length")], 0.5, CUT)
+
+
+def test_many_episodes_at_once(tmp_path):
+    """Two hundred seats, one process's worth of agents: each gets its own turns and reward."""
+
+    async def script(rig, http):
+        async def agent(client, row):
+            talk = [{"role": "user", "content": str(row["seed"])}]
+            answer = await client.chat.completions.create(model="policy", messages=talk)
+            return int(answer.choices[0].message.content)
+
+        player = Player(agent, "", rig.client(KEY))
+        players = [asyncio.ensure_future(player.play(http)) for _ in range(200)]
+        rewards = {}
+
+        def episode(number):
+            seat = rig.seat()
+            first = seat.reset(number, {})
+            assert first.messages[0].content == str(number)
+            rewards[number] = seat.step(PolicyTurn(str(number))).reward
+
+        threads = [threading.Thread(target=episode, args=(number,)) for number in range(200)]
+        for thread in threads:
+            thread.start()
+        await elsewhere(lambda: [thread.join() for thread in threads])
+        for player in players:
+            player.cancel()
+        return rewards
+
+    async def whole():
+        connector = aiohttp.TCPConnector(limit=0)
+        async with gateway(tmp_path) as rig, aiohttp.ClientSession(connector=connector) as http:
+            return await script(rig, http)
+
+    assert asyncio.run(whole()) == {number: float(number) for number in range(200)}

@@ -1,0 +1,222 @@
+"""One episode between its seat and its agent: turns go to and fro, and every end is told to both."""
+
+import asyncio
+
+import pytest
+
+from mrl.gateway.chat_wire import ChatCall, ChatMistake
+from mrl.gateway.session import OVER, Session
+from mrl.records.episodes import Message
+from mrl.tasks.environments.contract import CUT, DONE, GIVEN_UP, MAX_TURNS, RAISED, TIMEOUT, WRONG_TYPE, PolicyTurn
+
+ASKED, SAID, TOLD = Message("user", "guess"), Message("assistant", "7"), Message("user", "higher")
+
+
+def call(*messages):
+    """A request with these messages."""
+    return ChatCall(messages, (), False, {})
+
+
+class Clock:
+    """Stands where it is put."""
+
+    def __init__(self):
+        self.now_s = 0.0
+
+    def __call__(self):
+        return self.now_s
+
+
+def played(script):
+    """What an async function of (session, clock) returns."""
+    clock = Clock()
+    return asyncio.run(script(Session("s", "qwen", "guess", {}, clock), clock))
+
+
+async def until_asked(session, *messages):
+    """The agent's request on its way, and what the seat heard of it."""
+    opened = session.opened() if not session.num_turns else None
+    asking = asyncio.ensure_future(session.ask(call(*messages)))
+    await asyncio.sleep(0)
+    return opened, asking
+
+
+def test_an_episode_of_two_turns():
+    """The seat hears what is new alone, the agent the turns, and in the end the seat the reward."""
+
+    async def script(session, clock):
+        opened, asking = await until_asked(session, ASKED)
+        assert (await opened).messages == (ASKED,)
+        step = session.step(PolicyTurn("7"))
+        assert (await asking)[1] == SAID
+        asking = asyncio.ensure_future(session.ask(call(ASKED, SAID, TOLD)))
+        assert (await step).messages == (TOLD,)
+        step = session.step(PolicyTurn("9"))
+        assert (await asking)[0].text == "9"
+        session.reward(0.5)
+        return await step
+
+    last = played(script)
+    assert (last.done, last.reward, last.reason) == (True, 0.5, DONE)
+
+
+def test_a_request_that_is_repeated_gets_the_same_turn():
+    """Clients ask again when a connection breaks, during a turn or behind it; nothing is sampled twice."""
+
+    async def script(session, clock):
+        opened, asking = await until_asked(session, ASKED)
+        again = asyncio.ensure_future(session.ask(call(ASKED)))
+        asking.cancel()
+        await opened
+        step = session.step(PolicyTurn("7"))
+        first, behind = await again, await session.ask(call(ASKED))
+        assert not step.done()
+        return first, behind
+
+    first, behind = played(script)
+    assert first[0] is behind[0]
+
+
+@pytest.mark.parametrize(
+    ("messages", "words"),
+    [
+        ((Message("user", "other"), SAID, TOLD), r"messages\[0\]"),
+        ((ASKED, Message("assistant", "8"), TOLD), r"messages\[1\]: another assistant"),
+        ((ASKED, SAID), "something new"),
+        ((ASKED, SAID, Message("assistant", "I"), TOLD), "none of it by the assistant"),
+    ],
+)
+def test_what_was_said_stays(messages, words):
+    """A history that is rewritten is refused, and the episode can go on as it was."""
+
+    async def script(session, clock):
+        _, asking = await until_asked(session, ASKED)
+        step = session.step(PolicyTurn("7"))
+        await asking
+        with pytest.raises(ChatMistake, match=words):
+            await session.ask(call(*messages))
+        asking = asyncio.ensure_future(session.ask(call(ASKED, SAID, TOLD)))
+        return (await step).messages, asking.cancel()
+
+    assert played(script)[0] == (TOLD,)
+
+
+def test_one_turn_at_a_time():
+    """Another request while one waits is refused, and so is a reward."""
+
+    async def script(session, clock):
+        await until_asked(session, ASKED)
+        with pytest.raises(ChatMistake, match="one turn at a time"):
+            await session.ask(call(TOLD))
+        with pytest.raises(ChatMistake, match="has its turn"):
+            session.reward(1.0)
+
+    played(script)
+
+
+def test_a_cut_turn_reaches_the_agent():
+    """It sees what there is of it, gives the reward, and gets no further turn."""
+
+    async def script(session, clock):
+        _, asking = await until_asked(session, ASKED)
+        finish = session.finish(CUT, PolicyTurn("7 is", is_cut=True))
+        turn, said = await asking
+        with pytest.raises(ChatMistake, match="cut") as found:
+            await session.ask(call(ASKED, said, TOLD))
+        session.reward(0.25)
+        return turn.text, found.value.code, await finish
+
+    text, code, last = played(script)
+    assert (text, code, last.reward, last.reason) == ("7 is", OVER, 0.25, CUT)
+
+
+def test_an_agent_that_wants_more_turns_than_there_are():
+    """It is told so; where it gives up then, the episode is worth nothing, and no failure."""
+
+    async def script(session, clock):
+        _, asking = await until_asked(session, ASKED)
+        step = session.step(PolicyTurn("7"))
+        await asking
+        asking = asyncio.ensure_future(session.ask(call(ASKED, SAID, TOLD)))
+        await step
+        finish = session.finish(MAX_TURNS)
+        with pytest.raises(ChatMistake, match="no further turns") as found:
+            await asking
+        session.fail("BadRequestError")
+        return found.value.code, await finish
+
+    code, last = played(script)
+    assert (code, last.reward, last.reason, last.has_failed) == (OVER, 0.0, MAX_TURNS, False)
+
+
+@pytest.mark.parametrize(
+    ("end", "reason"),
+    [(lambda one: one.fail("KeyError: 'x'"), RAISED), (lambda one: one.expire(5.0), TIMEOUT)],
+)
+def test_an_agent_that_fails_or_falls_silent_ends_its_episode(end, reason):
+    """The seat hears why."""
+
+    async def script(session, clock):
+        _, asking = await until_asked(session, ASKED)
+        step = session.step(PolicyTurn("7"))
+        await asking
+        assert not session.expire(5.0)
+        clock.now_s = 6.0
+        end(session)
+        with pytest.raises(ChatMistake) as found:
+            session.reward(1.0)
+        assert found.value.code == OVER
+        return await step
+
+    assert played(script).reason == reason
+
+
+def test_a_policy_that_takes_its_time_is_not_waited_for_by_the_agents_clock():
+    """Only the agent's own silence counts."""
+
+    async def script(session, clock):
+        await until_asked(session, ASKED)
+        clock.now_s = 1000.0
+        return session.expire(5.0)
+
+    assert played(script) is False
+
+
+def test_a_reward_before_any_question_is_a_failure():
+    """There is nothing to train on."""
+
+    async def script(session, clock):
+        opened = session.opened()
+        with pytest.raises(ChatMistake, match="asked nothing"):
+            session.reward(1.0)
+        return await opened
+
+    assert played(script).reason == WRONG_TYPE
+
+
+def test_a_reward_that_is_none_can_be_given_again():
+    """NaN is refused, and the episode waits on."""
+
+    async def script(session, clock):
+        _, asking = await until_asked(session, ASKED)
+        step = session.step(PolicyTurn("7"))
+        await asking
+        with pytest.raises(ChatMistake, match="finite"):
+            session.reward(float("nan"))
+        session.reward(1.0)
+        return await step
+
+    assert played(script).reward == 1.0
+
+
+def test_an_agent_hears_that_its_seat_is_gone():
+    """Its request is answered at once."""
+
+    async def script(session, clock):
+        _, asking = await until_asked(session, ASKED)
+        session.leave()
+        with pytest.raises(ChatMistake, match="given up") as found:
+            await asking
+        return session.ending, found.value.code
+
+    assert played(script) == (GIVEN_UP, OVER)
