@@ -144,6 +144,14 @@ def _check_tasks(config: RunConfig, words: str) -> None:
                 wanted=" or ".join(config.tasks),
                 cure=f"did you mean {near}?" if near else "",
             )
+    for task in filter(None, words.split(",")) if words else config.tasks:
+        if config.tasks[task].source == "agent":
+            raise ConfigError(
+                f"tasks.{task}: its agents play with the policies of a run alone",
+                where=WHERE,
+                got='source = "agent"',
+                cure="--tasks with the others; what a run measured of it stands in its report",
+            )
 
 
 def _prompts(pool: "TaskPool", arguments: argparse.Namespace) -> "Sequence[Prompt]":

@@ -10,6 +10,7 @@ completion. So a group of episodes is granted, leased, dated, verified and share
 - `session`          one episode between its seat and its agent
 - `session_book`     all of them: offered, taken, silent for too long, over
 - `routes`           the HTTP server
+- `strangers`        connections without a key, which are few and short
 - `agent_process`    a process that runs the user's function for many episodes at once
 - `agent_children`   these processes from outside: started, watched, started again
 - `agent_trial`      the function looked at before a run

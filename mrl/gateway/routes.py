@@ -23,8 +23,9 @@ import structlog
 from aiohttp import WSMsgType, web
 
 from mrl.gateway.chat_wire import ChatMistake, chunks, completion, read_chat
-from mrl.gateway.session import Session
+from mrl.gateway.session import AgentSession
 from mrl.gateway.session_book import MAX_WAIT_S, SessionBook
+from mrl.gateway.strangers import Strangers
 from mrl.records.codec import MAX_MESSAGE_BYTES
 from mrl.tasks.environments.agent_seat import FinishSeat, OfferSeat, StepSeat, read_seat, seat_reply
 
@@ -46,7 +47,7 @@ class Gateway:
         self, book: SessionBook, *, policies: Sequence[str], key: str, seat_key: str, max_body_bytes: int
     ) -> None:
         self._book, self._policies, self._key, self._seat_key = book, tuple(policies), key, seat_key
-        self._max_body_bytes = max_body_bytes
+        self._max_body_bytes, self._strangers = max_body_bytes, Strangers()
         self._told: set[tuple[str, str]] = set()
         """Tasks and keys of requests that were named as unheeded."""
 
@@ -64,6 +65,11 @@ class Gateway:
             ]
         )
         return web.AppRunner(application, access_log=None, handler_cancellation=True, shutdown_timeout=SHUTDOWN_S)
+
+    def send_strangers_away(self, runner: web.AppRunner) -> None:
+        """Close connections without a key that stay too long, or are too many."""
+        if runner.server is not None:
+            self._book.counts["refused/stranger"] += self._strangers.send_away(runner.server.connections)
 
     # Agents.
 
@@ -135,9 +141,10 @@ class Gateway:
         """One episode of a policy, from its offer to its last reply or until the seat hangs up."""
         if not hmac.compare_digest(_bearer(request).encode(), self._seat_key.encode()):
             raise ChatMistake("a seat wants the key of seats", code="unauthorized", status=401)
+        self._strangers.let_in(request)
         socket = web.WebSocketResponse(max_msg_size=MAX_MESSAGE_BYTES, heartbeat=30.0)
         await socket.prepare(request)
-        session: Session | None = None
+        session: AgentSession | None = None
         waiting: asyncio.Task[None] | None = None
         try:
             async for message in socket:
@@ -170,16 +177,17 @@ class Gateway:
         key, _, session_id = _bearer(request).partition(SESSION_MARK)
         if not hmac.compare_digest(key.encode(), self._key.encode()):
             raise ChatMistake("wrong key; keys/gateway.key of the run holds it", code="invalid_api_key", status=401)
+        self._strangers.let_in(request)
         return session_id
 
-    def _session_of_key(self, request: web.Request) -> Session:
+    def _session_of_key(self, request: web.Request) -> AgentSession:
         session_id = self._check_key(request)
         if not session_id:
             words = "this is the run's key, which belongs to no episode; POST /v1/sessions gives the key of one"
             raise ChatMistake(words, code="no_session")
         return self._book.session(session_id)
 
-    def _session_in_path(self, request: web.Request) -> Session:
+    def _session_in_path(self, request: web.Request) -> AgentSession:
         self._check_key(request)
         return self._book.session(request.match_info["session"])
 

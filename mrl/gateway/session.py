@@ -29,7 +29,7 @@ OVER = "episode_over"
 
 
 @dataclass(eq=False)
-class Session:
+class AgentSession:
     """An episode of one policy. `row` is what the task gives its agents, as JSON values."""
 
     session_id: str

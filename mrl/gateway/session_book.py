@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from mrl.gateway.chat_wire import ChatMistake
-from mrl.gateway.session import Session
+from mrl.gateway.session import AgentSession
 
 MAX_WAITING_AGENTS = 4096
 """Agents that wait for an episode; further ones are told to come later."""
@@ -22,8 +22,8 @@ class SessionBook:
 
     def __init__(self, *, idle_s: float, clock: Callable[[], float] = time.monotonic) -> None:
         self._idle_s, self._clock = idle_s, clock
-        self._offered: deque[Session] = deque()
-        self._taken: dict[str, Session] = {}
+        self._offered: deque[AgentSession] = deque()
+        self._taken: dict[str, AgentSession] = {}
         self._over: deque[str] = deque(maxlen=MAX_REMEMBERED)
         self._came = asyncio.Event()
         """An episode was offered."""
@@ -46,16 +46,16 @@ class SessionBook:
         """Agents that wait for an episode."""
         return self._num_waiting
 
-    def offer(self, policy: str, task: str, row: dict[str, Any]) -> Session:
+    def offer(self, policy: str, task: str, row: dict[str, Any]) -> AgentSession:
         """An episode that some agent is to play."""
-        session = Session(secrets.token_hex(12), policy, task, row, self._clock)
+        session = AgentSession(secrets.token_hex(12), policy, task, row, self._clock)
         self._offered.append(session)
         self._unserved.setdefault(task, self._clock())
         self._came.set()
         self.counts["offered"] += 1
         return session
 
-    async def take(self, *, policy: str = "", task: str = "", wait_s: float = MAX_WAIT_S) -> Session | None:
+    async def take(self, *, policy: str = "", task: str = "", wait_s: float = MAX_WAIT_S) -> AgentSession | None:
         """An episode of this policy and task, or of any; None when none comes within `wait_s`. Raises ChatMistake."""
         if self._num_waiting >= MAX_WAITING_AGENTS:
             raise ChatMistake("too many agents wait for episodes; come later", code="too_many", status=429)
@@ -75,7 +75,7 @@ class SessionBook:
             self._num_waiting -= 1
         return session
 
-    def session(self, session_id: str) -> Session:
+    def session(self, session_id: str) -> AgentSession:
         """A session that is played. Raises ChatMistake for one that is over, or never was."""
         if session_id in self._taken:
             return self._taken[session_id]
@@ -83,7 +83,7 @@ class SessionBook:
             raise ChatMistake("the session is over", code="episode_over", status=410)
         raise ChatMistake("no such session; POST /v1/sessions gives one", code="no_session", status=404)
 
-    def leave(self, session: Session) -> None:
+    def leave(self, session: AgentSession) -> None:
         """Its seat is gone, or has the last reply."""
         session.leave()
         if session in self._offered:
@@ -92,7 +92,7 @@ class SessionBook:
             self._over.append(session.session_id)
             self.counts[f"ends/{session.ending}"] += 1
 
-    def expire(self) -> list[Session]:
+    def expire(self) -> list[AgentSession]:
         """End what agents have left lying, and say which."""
         return [session for session in list(self._taken.values()) if session.expire(self._idle_s)]
 
@@ -101,7 +101,7 @@ class SessionBook:
         waiting = {session.task for session in self._offered}
         return {task: self._clock() - since for task, since in self._unserved.items() if task in waiting}
 
-    def _pop(self, policy: str, task: str) -> Session | None:
+    def _pop(self, policy: str, task: str) -> AgentSession | None:
         for session in self._offered:
             if policy in ("", session.policy) and task in ("", session.task):
                 self._offered.remove(session)

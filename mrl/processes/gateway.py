@@ -12,7 +12,9 @@ import asyncio
 import secrets
 import threading
 import time
+from collections.abc import Callable
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 
 import structlog
@@ -81,7 +83,7 @@ async def _run(
         log.info("the gateway listens", url=url, key=str(folder.keys / AGENT_KEY))
         children = AgentChildren(config.tasks, url=url, key=keys[AGENT_KEY])
         telemetry.doing("serving agents")
-        await _watch(book, children, telemetry, stop)
+        await _watch(book, partial(gateway.send_strangers_away, runner), children, telemetry, stop)
     finally:
         if children is not None:
             children.close()
@@ -110,10 +112,17 @@ async def listen(runner: web.AppRunner, table: GatewayTable, endpoints: Path) ->
     return address
 
 
-async def _watch(book: SessionBook, children: AgentChildren, telemetry: Telemetry, stop: threading.Event) -> None:
+async def _watch(
+    book: SessionBook,
+    send_strangers_away: Callable[[], None],
+    children: AgentChildren,
+    telemetry: Telemetry,
+    stop: threading.Event,
+) -> None:
     next_report_s = told_s = time.monotonic()
     while not stop.is_set():
         children.tend()
+        send_strangers_away()
         for session in book.expire():
             log.warning("an agent gave its episode up without a word", task=session.task, policy=session.policy)
         now_s = time.monotonic()

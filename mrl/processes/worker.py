@@ -49,7 +49,7 @@ from mrl.rollout.worker_loop import RolloutLoop
 from mrl.sharing.context import sharing_context
 from mrl.sharing.regime import Author, Regime
 from mrl.sharing.regimes import build_regime, scorers
-from mrl.tasks.environments.agent_meeting import Meeting
+from mrl.tasks.environments.agent_meeting import MeetingPlace
 from mrl.tasks.held_out import measure_of
 from mrl.tasks.pool import TaskPool, build_pool
 from mrl.weights.canary_texts import NUM_PROMPTS, longest_row, texts_of_prompts
@@ -105,7 +105,7 @@ def _work(config: RunConfig, folder: RunFolder, closing: ExitStack, policy: str,
     # Before the engine is there, so that the host never holds the model twice.
     own = _own_folder(config, policy) if table.frozen and is_server else None
     with telemetry.awaiting("engine", whom=table.rollout.engine, bound_s=table.rollout.server.start_s):
-        pool = build_pool(config.tasks, config.pool, meeting=Meeting(folder.path, policy))
+        pool = build_pool(config.tasks, config.pool, meeting=MeetingPlace(folder.path, policy))
         engine = partial(build_engine, config, policy, folder=folder, role=role)
         sampler, receiver = build_sampler(config, policy, pool, engine)
     closing.callback(sampler.pool.close)

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from mrl.config.task_tables import PoolTable, TaskTable
 from mrl.errors import TaskError
-from mrl.tasks.environments.agent_meeting import Meeting
+from mrl.tasks.environments.agent_meeting import MeetingPlace
 from mrl.tasks.environments.environment_pool import EpisodeSession
 from mrl.tasks.environments.environments import Environments
 from mrl.tasks.source import Item, Source, Turn
@@ -161,7 +161,11 @@ class TaskPool:
 
 
 def build_pool(
-    tasks: Mapping[str, TaskTable], pool: PoolTable, *, order_seed: int | None = None, meeting: Meeting | None = None
+    tasks: Mapping[str, TaskTable],
+    pool: PoolTable,
+    *,
+    order_seed: int | None = None,
+    meeting: MeetingPlace | None = None,
 ) -> TaskPool:
     """The pool that the configuration describes: held-out prompts spread evenly over the tasks, others by weight.
 

@@ -93,7 +93,7 @@ def test_override_values_are_read_as_toml_of_the_keys_type(
         (["steps=3"], ["not an override", "--key.path VALUE"]),
         (
             ["--tasks.copy.source", "wrds"],
-            ["words, math, jsonl, environment, benchmark, ", "did you mean words?"],
+            ["words, math, jsonl, environment, agent, benchmark, ", "did you mean words?"],
         ),
     ],
 )

@@ -15,8 +15,9 @@ from mrl.files import replace_file
 from mrl.gateway.agent_process import Player
 from mrl.gateway.routes import Gateway
 from mrl.gateway.session_book import SessionBook
+from mrl.gateway.strangers import MAX_STRANGERS
 from mrl.records.episodes import Message, ToolCall
-from mrl.tasks.environments.agent_meeting import ENDPOINT, SEAT_KEY, Meeting
+from mrl.tasks.environments.agent_meeting import ENDPOINT, SEAT_KEY, MeetingPlace
 from mrl.tasks.environments.contract import CUT, DONE, RAISED, PolicyTurn
 from mrl.tasks.environments.doors import open_door
 from mrl.tasks.environments.user_class import BadReturn
@@ -50,7 +51,7 @@ class Rig:
 
     def seat(self, task="guess", policy="qwen"):
         """The environment of one episode, as an environment process opens it."""
-        self.seats.append(open_door(Meeting(self.folder, policy).name(task))())
+        self.seats.append(open_door(MeetingPlace(self.folder, policy).name(task))())
         return self.seats[-1]
 
 
@@ -58,9 +59,8 @@ class Rig:
 async def gateway(folder, *, max_body_bytes=1 << 20, seat_key=OF_SEATS):
     """A rig."""
     book = SessionBook(idle_s=60.0)
-    runner = Gateway(
-        book, policies=["qwen", "llama"], key=KEY, seat_key=OF_SEATS, max_body_bytes=max_body_bytes
-    ).runner()
+    server = Gateway(book, policies=["qwen", "llama"], key=KEY, seat_key=OF_SEATS, max_body_bytes=max_body_bytes)
+    runner = server.runner()
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
     port = runner.addresses[0][1]
@@ -68,6 +68,7 @@ async def gateway(folder, *, max_body_bytes=1 << 20, seat_key=OF_SEATS):
     (folder / "keys").mkdir(exist_ok=True)
     replace_file(folder / "keys" / SEAT_KEY, seat_key.encode())
     rig = Rig(folder, f"http://127.0.0.1:{port}/v1", book)
+    rig.port, rig.server, rig.runner = port, server, runner
     try:
         yield rig
     finally:
@@ -233,6 +234,35 @@ def test_an_agent_hears_at_once_that_its_episode_was_given_up(tmp_path):
         return status, answer["error"]["code"], dict(rig.book.counts)["ends/given_up"]
 
     assert run(tmp_path, script) == (410, "episode_over", 1)
+
+
+def test_a_crowd_without_a_key_keeps_nobody_out(tmp_path):
+    """Half of them say nothing, half something else; the oldest go, and whoever has a key stays and is served."""
+
+    async def script(rig, http):
+        first = asyncio.ensure_future(rig.opened(http, wait_s=30))
+        while not rig.book.num_waiting:
+            await asyncio.sleep(0.01)
+        crowd = [await asyncio.open_connection("127.0.0.1", rig.port) for _ in range(2 * MAX_STRANGERS)]
+        for _, writer in crowd[::2]:
+            writer.write(b"GET /v1/models HTTP/1.1\r\n\r\n")
+        while len(rig.runner.server.connections) < len(crowd):
+            await asyncio.sleep(0.01)
+        rig.server.send_strangers_away(rig.runner)
+        async with rig.client(KEY) as client:
+            models = [model.id async for model in client.models.list()]
+        seat = rig.seat()
+        await asyncio.gather(elsewhere(seat.reset, 0, {}), first, _fails(rig, http, first))
+        for _, writer in crowd:
+            writer.close()
+        return len(models), rig.book.counts["refused/stranger"]
+
+    assert run(tmp_path, script) == (2, MAX_STRANGERS)
+
+
+async def _fails(rig, http, opened):
+    _, session = await opened
+    await rig.post(http, f"/sessions/{session['id']}/fail", {})
 
 
 def test_idle_agents_wait_without_harm(tmp_path):

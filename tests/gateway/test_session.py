@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from mrl.gateway.chat_wire import ChatCall, ChatMistake
-from mrl.gateway.session import OVER, Session
+from mrl.gateway.session import OVER, AgentSession
 from mrl.records.episodes import Message
 from mrl.tasks.environments.contract import CUT, DONE, GIVEN_UP, MAX_TURNS, RAISED, TIMEOUT, WRONG_TYPE, PolicyTurn
 
@@ -30,7 +30,7 @@ class Clock:
 def played(script):
     """What an async function of (session, clock) returns."""
     clock = Clock()
-    return asyncio.run(script(Session("s", "qwen", "guess", {}, clock), clock))
+    return asyncio.run(script(AgentSession("s", "qwen", "guess", {}, clock), clock))
 
 
 async def until_asked(session, *messages):

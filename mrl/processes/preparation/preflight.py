@@ -3,7 +3,7 @@
 import importlib.util
 import json
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
@@ -69,13 +69,11 @@ def preflight(
     check_objectives(config.sharing, config.policies, where)
     check_learning(config, where=where)
     check_floors(config, where=where)
-    try:
-        if config.exchange.host:
-            check_address(config.exchange.host, config.exchange.port)
-        if config.exchange.metrics_host:
-            check_address(config.exchange.metrics_host, config.exchange.metrics_port)
-    except AddressError as error:
-        raise AddressError(error.what, where=f"{where}: [exchange] {error.where}", cure=error.cure) from None
+    for table, host, port in _addresses(config):
+        try:
+            check_address(host, port)
+        except AddressError as error:
+            raise AddressError(error.what, where=f"{where}: [{table}] {error.where}", cure=error.cure) from None
     parent_of(config, os.environ)
     not_there: list[MissingError] = []
     tell = on_missing or not_there.append
@@ -97,6 +95,16 @@ def preflight(
         not_there[0].more = tuple(not_there[1:])
         raise not_there[0]
     return len(prompts) - num_held_out, num_held_out
+
+
+def _addresses(config: RunConfig) -> Iterator[tuple[str, str, int]]:
+    """Table, host and port of what will be listened at."""
+    if config.exchange.host:
+        yield "exchange", config.exchange.host, config.exchange.port
+    if config.exchange.metrics_host:
+        yield "exchange", config.exchange.metrics_host, config.exchange.metrics_port
+    if config.has_gateway:
+        yield "gateway", config.gateway.host, config.gateway.port
 
 
 def _check_models(

@@ -10,7 +10,7 @@ SEAT_KEY, AGENT_KEY, ENDPOINT = "gateway-seats.key", "gateway.key", "gateway"
 
 
 @dataclass(frozen=True, slots=True)
-class Meeting:
+class MeetingPlace:
     """Where the episodes of one policy of a run meet their agents."""
 
     run_folder: Path

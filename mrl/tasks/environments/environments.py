@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from mrl.config.task_tables import TaskTable
 from mrl.errors import TaskError
-from mrl.tasks.environments.agent_meeting import Meeting
+from mrl.tasks.environments.agent_meeting import MeetingPlace
 from mrl.tasks.environments.environment_pool import EnvironmentPool, EpisodeSession
 from mrl.tasks.games.game_names import GAMES
 from mrl.tasks.source import Item
@@ -20,7 +20,7 @@ class Environments:
     One thread opens and closes.
     """
 
-    def __init__(self, tasks: Mapping[str, TaskTable], meeting: Meeting | None = None) -> None:
+    def __init__(self, tasks: Mapping[str, TaskTable], meeting: MeetingPlace | None = None) -> None:
         """`meeting` is where episodes of a run meet their agents."""
         self._tasks, self._meeting = tasks, meeting
         self._pools: dict[str, EnvironmentPool] = {}

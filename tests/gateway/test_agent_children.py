@@ -1,0 +1,89 @@
+"""Processes of agents: started once each, started again, and given up where they end again and again."""
+
+import time
+from pathlib import Path
+
+import pytest
+
+from mrl.config.task_tables import TaskTable
+from mrl.errors import TaskError
+from mrl.gateway import agent_children
+from mrl.gateway.agent_children import MAX_ENDS_IN_A_ROW, AgentChildren
+from mrl.gateway.agent_process import KEY, URL
+from mrl.gateway.agent_trial import check_agent
+
+
+def tasks_of(dataset, **more):
+    """One task of agents."""
+    return {"sums": TaskTable(source="agent", dataset=dataset, **more)}
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch) -> Path:
+    """Where modules of agents lie."""
+    monkeypatch.setenv("MRL_MODULES", str(tmp_path))
+    return tmp_path
+
+
+def until(condition, what):
+    """Look again and again."""
+    deadline_s = time.monotonic() + 120
+    while not condition():
+        assert time.monotonic() < deadline_s, what
+        time.sleep(0.05)
+
+
+def test_processes_are_told_where_the_gateway_is_and_end_with_it(folder):
+    """As many as the task says; none for agents from outside."""
+    (folder / "my_agents.py").write_text(
+        f"import os\nopen(f'{folder}/{{os.getpid()}}', 'w').write(os.environ['{URL}'] + ' ' + os.environ['{KEY}'])\n"
+        "async def play(client, row): ...\n"
+    )
+    children = AgentChildren(
+        tasks_of("my_agents:play", agent_processes=2) | {"quiz": TaskTable(source="agent", dataset="outside")},
+        url="http://127.0.0.1:9/v1",
+        key="secret",
+    )
+    try:
+        children.tend()
+        until(lambda: len(list(folder.glob("[0-9]*"))) == 2, "both start")
+        children.tend()
+        assert children.num_alive == 2
+        until(lambda: {file.read_text() for file in folder.glob("[0-9]*")} == {"http://127.0.0.1:9/v1 secret"}, "told")
+    finally:
+        children.close()
+    assert children.num_alive == 0
+
+
+def test_one_that_ends_is_started_again_and_at_last_given_up(folder, monkeypatch):
+    """The run ends with the task, and not with silence."""
+    (folder / "my_agents.py").write_text("raise SystemExit(3)\nasync def play(client, row): ...\n")
+    monkeypatch.setattr(agent_children, "PAUSE_S", 0.01)
+    children = AgentChildren(tasks_of("my_agents:play"), url="http://127.0.0.1:9/v1", key="secret")
+
+    def tend():
+        children.tend()
+        return False
+
+    try:
+        with pytest.raises(TaskError, match=f"ended {MAX_ENDS_IN_A_ROW} times in a row"):
+            until(tend, "it is given up")
+    finally:
+        children.close()
+
+
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        ("", "has no play"),
+        ("import nothing_like_it\n", "No module named 'nothing_like_it'"),
+        ("def play(client, row): ...\n", "no async function"),
+        ("async def play(client): ...\n", r"cannot be called with \(client, row\)"),
+    ],
+)
+def test_a_function_that_can_be_no_agent_is_told_before_the_run(folder, code, words):
+    """In one line, with the key."""
+    (folder / "my_agents.py").write_text(code)
+    with pytest.raises(TaskError, match=words) as found:
+        check_agent("sums", tasks_of("my_agents:play")["sums"])
+    assert "tasks.sums.dataset" in str(found.value)

@@ -1,0 +1,34 @@
+"""The page on agents: its agent plays under the configuration that it gives."""
+
+import asyncio
+import tomllib
+
+from mrl.config.task_tables import TaskTable
+from mrl.gateway.agent_process import Player, named_agent
+from mrl.gateway.agent_trial import check_agent
+from mrl.tasks.environments.contract import PolicyTurn
+from mrl.tasks.sources import open_source
+from tests.gateway.test_routes import KEY, elsewhere, run
+from tests.support.pages import ROOT, blocks
+
+PAGE = (ROOT / "docs" / "gateway.md").read_text(encoding="utf-8")
+
+
+def test_the_agent_of_the_page_plays(tmp_path, monkeypatch):
+    """It asks for the sum of its row, and gives 1 for it."""
+    (tmp_path / "my_agents.py").write_text("\n".join(blocks(PAGE, "python")))
+    monkeypatch.setenv("MRL_MODULES", str(tmp_path))
+    (text,) = blocks(PAGE, "toml")
+    table = TaskTable(**tomllib.loads(text)["tasks"]["sums"])
+    check_agent("sums", table)
+    assert len(list(open_source("sums", table, seed=1).items(9))) == 2000
+
+    async def script(rig, http):
+        playing = asyncio.ensure_future(Player(named_agent(table.dataset), "sums", rig.client(KEY)).play(http))
+        seat = rig.seat("sums")
+        first = await elsewhere(seat.reset, 47, {})
+        last = await elsewhere(seat.step, PolicyTurn(" 11"))
+        playing.cancel()
+        return first.messages[0].content, last.reward
+
+    assert run(tmp_path, script) == ("What is 7 + 4?", 1.0)
