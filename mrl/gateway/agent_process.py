@@ -2,7 +2,9 @@
 
 The function is called once for each episode, `await function(client, row)`: `client` is an `openai.AsyncOpenAI` whose
 requests go to the policy that plays, under the model's name "policy"; `row` is what the task gives. It returns the
-reward. Whatever it raises fails its own episode. The address and the key come by the environment.
+reward. One whose first argument is called `clients` plays with all policies at once, each in an episode of its own from
+the same row: it gets their clients by name, and returns a reward for each by name. Whatever a function raises fails its
+own episodes. The address and the key come by the environment.
 
 `... --check MODULE:FUNCTION` says in one line what is wrong with a function.
 """
@@ -13,7 +15,7 @@ import inspect
 import os
 import sys
 import traceback
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +33,8 @@ PAUSE_S = 0.5
 """Before the gateway is asked again after it could not be reached."""
 REQUEST_S = 120.0
 MAX_WORDS = 500
+ALL = "clients"
+"""Name of the first argument of a function that plays with all policies at once."""
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI
@@ -70,26 +74,35 @@ class Player:
         """`client` has the run's key; making one takes 30 ms, so that episodes share its connections."""
         self._agent, self._task, self._client = agent, task, client
         self._url, self._key = str(client.base_url).rstrip("/"), client.api_key
+        self._plays_with_all = next(iter(inspect.signature(agent).parameters)) == ALL
         self._has_shown = False
 
     async def play(self, http: aiohttp.ClientSession) -> None:
         """Without an end."""
+        asked: dict[str, Any] = {"task": self._task}
+        if self._plays_with_all:
+            asked["models"] = [model.id async for model in self._client.models.list()]
         while True:
-            session = await self._post(http, "/sessions", {"task": self._task})
-            if session is None:
+            found = await self._post(http, "/sessions", asked)
+            if found is None:
                 await asyncio.sleep(PAUSE_S)
-            elif "id" in session:
-                await self._episode(http, session)
+            elif "id" in found or "sessions" in found:
+                await self._episode(http, found.get("sessions", [found]))
 
-    async def _episode(self, http: aiohttp.ClientSession, session: Mapping[str, Any]) -> None:
-        where = f"/sessions/{session['id']}"
+    async def _episode(self, http: aiohttp.ClientSession, sessions: Sequence[Mapping[str, Any]]) -> None:
+        clients = {one["model"]: self._client.with_options(api_key=one["api_key"]) for one in sessions}
+        row = sessions[0]["row"]
         try:
-            client = self._client.with_options(api_key=session["api_key"])
-            reward = float(await self._agent(client, session["row"]))
-        except Exception as error:  # noqa: BLE001 - an agent's exception ends its own episode
-            await self._post(http, f"{where}/fail", {"reason": self._told(error)})
+            if self._plays_with_all:
+                rewards = _by_name(await self._agent(clients, row), list(clients))
+            else:
+                rewards = {name: float(await self._agent(client, row)) for name, client in clients.items()}
+        except Exception as error:  # noqa: BLE001 - an agent's exception ends its own episodes
+            told = {"reason": self._told(error)}
+            await asyncio.gather(*(self._post(http, f"/sessions/{one['id']}/fail", told) for one in sessions))
             return
-        await self._post(http, f"{where}/reward", {"reward": reward})
+        for one in sessions:
+            await self._post(http, f"/sessions/{one['id']}/reward", {"reward": rewards[one["model"]]})
 
     async def _post(self, http: aiohttp.ClientSession, path: str, body: Mapping[str, Any]) -> dict[str, Any] | None:
         """The answer; None where there was none, or a server's error."""
@@ -111,6 +124,13 @@ class Player:
         return f"{type(error).__name__}: {error}{place}"[:MAX_WORDS]
 
 
+def _by_name(returned: object, names: Sequence[str]) -> dict[str, float]:
+    """A reward for each of the policies. Raises TypeError."""
+    if not isinstance(returned, Mapping) or set(returned) != set(names):
+        raise TypeError(f"it returned {returned!r:.80}; wanted a reward for each of {', '.join(names)}, by name")
+    return {name: float(reward) for name, reward in returned.items()}
+
+
 async def serve(agent: Agent, task: str) -> None:
     """Play until this process is ended."""
     from openai import AsyncOpenAI
@@ -118,7 +138,8 @@ async def serve(agent: Agent, task: str) -> None:
     connector = aiohttp.TCPConnector(limit=0)
     timeout = aiohttp.ClientTimeout(total=REQUEST_S)
     async with (
-        AsyncOpenAI(base_url=os.environ[URL], api_key=os.environ[KEY]) as client,
+        # Without a time limit: a turn takes as long as the policy does, and the gateway hangs up at the end of a session.
+        AsyncOpenAI(base_url=os.environ[URL], api_key=os.environ[KEY], timeout=None) as client,
         aiohttp.ClientSession(connector=connector, timeout=timeout) as http,
     ):
         player = Player(agent, task, client)

@@ -1,7 +1,7 @@
 """The HTTP server of the gateway.
 
     GET  /v1/models                      the policies of the run
-    POST /v1/sessions                    an episode to play: its key, policy, task and row
+    POST /v1/sessions                    an episode to play, or one of each of several policies
     POST /v1/chat/completions            the policy's next turn, under the session's key
     POST /v1/sessions/ID/reward          the episode is over: {"reward": 1.0}
     POST /v1/sessions/ID/fail            the agent cannot go on: {"reason": "..."}
@@ -14,7 +14,7 @@ import asyncio
 import hmac
 import json
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -81,27 +81,16 @@ class Gateway:
     async def _open(self, request: web.Request) -> web.Response:
         self._check_key(request)
         asked = await _body(request)
-        policy, task = str(asked.get("model") or ""), str(asked.get("task") or "")
-        if policy not in ("", ANY_POLICY, *self._policies):
-            raise ChatMistake(f"model {policy!r:.80}: wanted one of {', '.join(self._policies)}", status=404)
         wait_s = asked.get("wait_s", MAX_WAIT_S)
         if not isinstance(wait_s, int | float) or not 0 <= wait_s <= MAX_WAIT_S:
             raise ChatMistake(f"wait_s {wait_s!r:.40}: wanted 0 to {MAX_WAIT_S:g}")
-        session = await self._book.take(policy=policy.replace(ANY_POLICY, ""), task=task, wait_s=wait_s)
-        if session is None:
-            words = "no episode waits for an agent; ask again"
-            return web.json_response(
-                ChatMistake(words, code="none").as_json(), status=503, headers={"Retry-After": "1"}
-            )
-        return web.json_response(
-            {
-                "id": session.session_id,
-                "api_key": f"{self._key}{SESSION_MARK}{session.session_id}",
-                "model": session.policy,
-                "task": session.task,
-                "row": session.row,
-            }
-        )
+        policies = self._asked_policies(asked)
+        sessions = await self._book.take(policies, task=str(asked.get("task") or ""), wait_s=wait_s)
+        if not sessions:
+            answer = ChatMistake("no episode waits for an agent; ask again", code="none").as_json()
+            return web.json_response(answer, status=503, headers={"Retry-After": "1"})
+        told = [self._told_session(session) for session in sessions]
+        return web.json_response({"sessions": told} if "models" in asked else told[0])
 
     async def _chat(self, request: web.Request) -> web.StreamResponse:
         session = self._session_of_key(request)
@@ -171,6 +160,26 @@ class Gateway:
         return socket
 
     # Within.
+
+    def _asked_policies(self, asked: Mapping[str, Any]) -> list[str]:
+        """Those of `models`, or the one of `model`; "" for any. Raises ChatMistake."""
+        found = asked.get("models", [asked.get("model") or ANY_POLICY])
+        known = (ANY_POLICY, *self._policies)
+        if not isinstance(found, list) or not found or len(set(map(str, found))) < len(found):
+            raise ChatMistake("models: wanted a list of different policies")
+        for policy in found:
+            if policy not in known:
+                raise ChatMistake(f"model {policy!r:.80}: wanted one of {', '.join(self._policies)}", status=404)
+        return ["" if policy == ANY_POLICY else policy for policy in found]
+
+    def _told_session(self, session: AgentSession) -> dict[str, Any]:
+        return {
+            "id": session.session_id,
+            "api_key": f"{self._key}{SESSION_MARK}{session.session_id}",
+            "model": session.policy,
+            "task": session.task,
+            "row": session.row,
+        }
 
     def _check_key(self, request: web.Request) -> str:
         """The session in the key; "" for the run's key. Raises ChatMistake."""

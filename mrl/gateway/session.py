@@ -12,6 +12,7 @@ from typing import Any
 
 from mrl.errors import RecordError
 from mrl.gateway.chat_wire import ChatCall, ChatMistake, is_same, said_by
+from mrl.records.canonical_json import canonical_json
 from mrl.records.episodes import Message
 from mrl.tasks.environments.contract import (
     DONE,
@@ -46,6 +47,8 @@ class AgentSession:
     """Why there are no further turns; "" while there may be."""
     is_over: bool = False
     """Whether the seat has its last reply."""
+    start_state: str = field(init=False)
+    """The row as one text: equal for the episodes of a group, and for those of peers from the same state."""
     _reply: "asyncio.Future[EnvironmentTurn] | None" = None
     """What the seat waits for."""
     _answer: "asyncio.Future[PolicyTurn] | None" = None
@@ -55,6 +58,7 @@ class AgentSession:
 
     def __post_init__(self) -> None:
         self.touched_s = self.clock()
+        self.start_state = canonical_json(self.row)
 
     # The seat's side.
 

@@ -4,7 +4,7 @@ import asyncio
 import secrets
 import time
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from mrl.gateway.chat_wire import ChatMistake
@@ -55,25 +55,30 @@ class SessionBook:
         self.counts["offered"] += 1
         return session
 
-    async def take(self, *, policy: str = "", task: str = "", wait_s: float = MAX_WAIT_S) -> AgentSession | None:
-        """An episode of this policy and task, or of any; None when none comes within `wait_s`. Raises ChatMistake."""
+    async def take(
+        self, policies: Sequence[str] = ("",), *, task: str = "", wait_s: float = MAX_WAIT_S
+    ) -> list[AgentSession]:
+        """One episode of each of these policies, all from one start state of this task; "" stands for any.
+
+        Empty when there are none within `wait_s`. Raises ChatMistake.
+        """
         if self._num_waiting >= MAX_WAITING_AGENTS:
             raise ChatMistake("too many agents wait for episodes; come later", code="too_many", status=429)
         deadline_s = self._clock() + min(wait_s, MAX_WAIT_S)
         self._num_waiting += 1
         try:
-            while (session := self._pop(policy, task)) is None:
+            while not (sessions := self._pop(policies, task)):
                 self._came.clear()
                 left_s = deadline_s - self._clock()
                 if left_s <= 0:
-                    return None
+                    return []
                 try:
                     await asyncio.wait_for(self._came.wait(), left_s)
                 except TimeoutError:
-                    return None
+                    return []
         finally:
             self._num_waiting -= 1
-        return session
+        return sessions
 
     def session(self, session_id: str) -> AgentSession:
         """A session that is played. Raises ChatMistake for one that is over, or never was."""
@@ -101,11 +106,21 @@ class SessionBook:
         waiting = {session.task for session in self._offered}
         return {task: self._clock() - since for task, since in self._unserved.items() if task in waiting}
 
-    def _pop(self, policy: str, task: str) -> AgentSession | None:
-        for session in self._offered:
-            if policy in ("", session.policy) and task in ("", session.task):
-                self._offered.remove(session)
-                self._taken[session.session_id] = session
-                self._unserved[session.task] = session.touched_s = self._clock()
-                return session
-        return None
+    def _pop(self, policies: Sequence[str], task: str) -> list[AgentSession]:
+        found = self._together(policies, [one for one in self._offered if task in ("", one.task)])
+        for session in found:
+            self._offered.remove(session)
+            self._taken[session.session_id] = session
+            self._unserved[session.task] = session.touched_s = self._clock()
+        return found
+
+    def _together(self, policies: Sequence[str], offered: Sequence[AgentSession]) -> list[AgentSession]:
+        """The first that are there for all of the policies, from one start state."""
+        places: dict[tuple[str, str], dict[str, AgentSession]] = {}
+        for session in offered:
+            at = places.setdefault((session.task, session.start_state), {})
+            at.setdefault(session.policy, session)
+            at.setdefault("", session)
+            if all(policy in at for policy in policies):
+                return [at[policy] for policy in policies]
+        return []

@@ -39,6 +39,8 @@ REPORT_S = 2.0
 UNSERVED_S = 30.0
 """Episodes that no agent has taken for this long are told of, and again after as long."""
 MIB = 1024**2
+BACKLOG = 1024
+"""Connections that wait to be taken: a process of agents makes hundreds at once."""
 
 log = structlog.get_logger()
 
@@ -98,7 +100,7 @@ async def listen(runner: web.AppRunner, table: GatewayTable, endpoints: Path) ->
     check_address(table.host, table.port)
     wanted = [table.port] if table.port else [port_of(read_endpoint(endpoints, ENDPOINT)), 0]
     for place, port in enumerate(wanted):
-        site = web.TCPSite(runner, None if table.host == "*" else table.host, port)
+        site = web.TCPSite(runner, None if table.host == "*" else table.host, port, backlog=BACKLOG)
         try:
             await site.start()
         except OSError as error:

@@ -1,6 +1,7 @@
 """The page on agents: its agent plays under the configuration that it gives."""
 
 import asyncio
+import sys
 import tomllib
 
 from mrl.config.task_tables import TaskTable
@@ -18,6 +19,7 @@ def test_the_agent_of_the_page_plays(tmp_path, monkeypatch):
     """It asks for the sum of its row, and gives 1 for it."""
     (tmp_path / "my_agents.py").write_text("\n".join(blocks(PAGE, "python")))
     monkeypatch.setenv("MRL_MODULES", str(tmp_path))
+    monkeypatch.delitem(sys.modules, "my_agents", raising=False)
     (text,) = blocks(PAGE, "toml")
     table = TaskTable(**tomllib.loads(text)["tasks"]["sums"])
     check_agent("sums", table)
@@ -32,3 +34,24 @@ def test_the_agent_of_the_page_plays(tmp_path, monkeypatch):
         return first.messages[0].content, last.reward
 
     assert run(tmp_path, script) == ("What is 7 + 4?", 1.0)
+
+
+def test_the_debate_of_the_page_trains_both(tmp_path, monkeypatch):
+    """The one who answers is right, and the other denies it."""
+    (tmp_path / "my_agents.py").write_text("\n".join(blocks(PAGE, "python")))
+    monkeypatch.setenv("MRL_MODULES", str(tmp_path))
+    monkeypatch.delitem(sys.modules, "my_agents", raising=False)
+
+    async def script(rig, http):
+        playing = asyncio.ensure_future(Player(named_agent("my_agents:debate"), "sums", rig.client(KEY)).play(http))
+
+        def episode(policy, answer):
+            seat = rig.seat("sums", policy)
+            asked = seat.reset(47, {}).messages[0].content
+            return asked, seat.step(PolicyTurn(answer)).reward
+
+        found = await asyncio.gather(elsewhere(episode, "qwen", "11"), elsewhere(episode, "llama", "No."))
+        playing.cancel()
+        return found
+
+    assert run(tmp_path, script) == [("What is 7 + 4?", 1.0), ("7 + 4 = 11. Yes or no?", 0.0)]

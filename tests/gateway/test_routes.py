@@ -170,6 +170,9 @@ def test_a_seat_wants_a_key_of_its_own(tmp_path):
         ("/chat/completions", {"model": "policy", "messages": []}, 400, "belongs to no episode"),
         ("/sessions/none/reward", {"reward": 1.0}, 404, "no such session"),
         ("/sessions", {"model": "gpt"}, 404, "qwen, llama"),
+        ("/sessions", {"models": ["qwen", "gpt"]}, 404, "qwen, llama"),
+        ("/sessions", {"models": ["qwen", "qwen"]}, 400, "different policies"),
+        ("/sessions", {"models": []}, 400, "different policies"),
         ("/sessions", {"wait_s": -1}, 400, "wait_s"),
         ("/sessions", {"wait_s": 0}, 503, "ask again"),
     ],
@@ -323,6 +326,60 @@ def test_a_function_of_the_users_plays(tmp_path, word, turn, reward, reason, cap
     last = run(tmp_path, script)
     assert (last.reward, last.reason) == (reward, reason)
     assert ("KeyError" in last.words and "test_routes.py" in last.words) == (reason == RAISED)
+
+
+def test_two_policies_play_one_agent_together(tmp_path):
+    """One answers, the other checks: both from the same start state, each with its own turns and its own reward."""
+
+    async def debate(clients, row):
+        talk = [{"role": "user", "content": f"{row['seed']}?"}]
+        said = (await clients["qwen"].chat.completions.create(model="policy", messages=talk)).choices[0].message.content
+        talk = [{"role": "user", "content": f"Is {said} right?"}]
+        checked = await clients["llama"].chat.completions.create(model="policy", messages=talk)
+        return {"qwen": 1.0, "llama": float(checked.choices[0].message.content == "yes")}
+
+    async def script(rig, http):
+        playing = asyncio.ensure_future(Player(debate, "guess", rig.client(KEY)).play(http))
+        others = [rig.seat(policy="llama"), rig.seat(policy="qwen")]
+        waiting = [asyncio.ensure_future(elsewhere(seat.reset, 7, {})) for seat in others[:1]]
+        seats = {name: rig.seat(policy=name) for name in ("qwen", "llama")}
+        firsts = {name: asyncio.ensure_future(elsewhere(seat.reset, 8, {})) for name, seat in seats.items()}
+        assert (await firsts["qwen"]).messages[0].content == "8?"
+        last = asyncio.ensure_future(elsewhere(seats["qwen"].step, PolicyTurn("64")))
+        assert (await firsts["llama"]).messages[0].content == "Is 64 right?"
+        checked = await elsewhere(seats["llama"].step, PolicyTurn("no"))
+        assert not waiting[0].done()
+        playing.cancel()
+        for seat in rig.seats:
+            await elsewhere(seat.close)
+        await asyncio.gather(*waiting, return_exceptions=True)
+        return (await last).reward, checked.reward
+
+    assert run(tmp_path, script) == (1.0, 0.0)
+
+
+def test_rewards_of_several_policies_are_by_name(tmp_path, capsys):
+    """One number for two policies fails both episodes, and says what was wanted."""
+
+    async def debate(clients, row):
+        for client in clients.values():
+            await client.chat.completions.create(model="policy", messages=[{"role": "user", "content": "Hi"}])
+        return 1.0
+
+    async def script(rig, http):
+        playing = asyncio.ensure_future(Player(debate, "guess", rig.client(KEY)).play(http))
+
+        def episode(policy):
+            seat = rig.seat(policy=policy)
+            seat.reset(8, {})
+            return seat.step(PolicyTurn("Hi"))
+
+        lasts = await asyncio.gather(elsewhere(episode, "qwen"), elsewhere(episode, "llama"))
+        playing.cancel()
+        return [last.words for last in lasts]
+
+    for words in run(tmp_path, script):
+        assert "wanted a reward for each of qwen, llama, by name" in words
 
 
 def test_a_seat_tells_a_cut_turn(tmp_path):
