@@ -138,7 +138,7 @@ async def serve(agent: Agent, task: str) -> None:
     connector = aiohttp.TCPConnector(limit=0)
     timeout = aiohttp.ClientTimeout(total=REQUEST_S)
     async with (
-        # Without a time limit: a turn takes as long as the policy does, and the gateway hangs up at the end of a session.
+        # Without a time limit: a turn takes as long as the policy does, and a session's end ends its requests.
         AsyncOpenAI(base_url=os.environ[URL], api_key=os.environ[KEY], timeout=None) as client,
         aiohttp.ClientSession(connector=connector, timeout=timeout) as http,
     ):
