@@ -136,7 +136,7 @@ class AgentSession:
 
     def expire(self, idle_s: float) -> bool:
         """Whether the agent has said nothing for too long; the episode is over then."""
-        is_idle = self._answer is None and self._reply is not None and self.clock() - self.touched_s > idle_s
+        is_idle = self._reply is not None and self.clock() - self.touched_s > idle_s
         if is_idle:
             self._end(EnvironmentTurn.failed(TIMEOUT, f"its agent said nothing for {idle_s:g} s"))
         return is_idle
