@@ -100,11 +100,11 @@ class Flights:
     def give_up_stale(self, newest: Version, max_staleness_versions: int) -> dict[str, StaleGroup]:
         """Groups that can only end too stale for a learner which is at `newest`, by request; they are forgotten.
 
-        A group of which no answer has come stays: only the engine knows under which version it began.
+        A group of which no answer with a token has come stays: only the engine knows under which version it began.
         """
         found = {}
         for request_id, flight in list(self._flying.items()):
-            if flight.answers and newest.step - min(flight.versions).step > max_staleness_versions:
+            if newest.step - min(flight.versions, default=newest).step > max_staleness_versions:
                 num_tokens = sum(answer.logprobs.size for answer in flight.answers.values())
                 found[request_id] = StaleGroup(ticket=flight.item.ticket, num_tokens=num_tokens)
                 del self._flying[request_id]

@@ -62,9 +62,9 @@ def test_an_item_that_is_sampled_again_has_a_name_of_its_own(flights):
 
 @pytest.mark.parametrize(("newest", "is_stale"), [(3, False), (4, True)])
 def test_only_what_has_begun_too_long_ago_for_certain_is_given_up(flights, newest, is_stale):
-    """Two versions of staleness are allowed; of "b" nobody knows when it began."""
-    first, _ = flights.depart([item("a"), item("b")])
-    flights.arrive([Finished(first.request_id, 1, answer(OLD, OLD, NEW))])
+    """Two versions of staleness are allowed; of "b" nobody knows when it began, nor of an episode without a turn."""
+    first, second = flights.depart([item("a"), item("b")])
+    flights.arrive([Finished(first.request_id, 1, answer(OLD, OLD, NEW)), Finished(second.request_id, 1, answer())])
 
     stale = flights.give_up_stale(Version(0, newest), 2)
 
