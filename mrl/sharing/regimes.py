@@ -151,7 +151,7 @@ def check_episodes(table: Mapping[str, Any], tasks: Mapping[str, TaskTable], whe
         raise ConfigError(
             f"sharing.regime: {name} shares answers of one turn, and no episodes",
             where=where,
-            got=f"tasks.{played[0]}.source = environment",
+            got=f"tasks.{played[0]}.source = {tasks[played[0]].source}",
             wanted=f"one of {known}",
             cure="another regime, or a task of prompts and answers",
         )
