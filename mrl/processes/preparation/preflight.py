@@ -20,6 +20,7 @@ from mrl.processes.preparation.learning_values import check_learning
 from mrl.processes.preparation.model_folder import check_model_folder
 from mrl.processes.preparation.named_plugins import check_shadows
 from mrl.processes.preparation.prompt_fit import check_prompts
+from mrl.processes.preparation.replayed_run import check_replay
 from mrl.processes.preparation.tracker_checks import check_trackers
 
 if TYPE_CHECKING:
@@ -89,6 +90,8 @@ def preflight(
         prompts, num_held_out = check_tasks(config, tell, on_trial, on_unfetched=on_unfetched)
     except (TaskError, PluginError) as error:
         raise _in_file(error, where) from error
+    num_trained = len(prompts) - num_held_out
+    check_replay(config, [prompt.prompt_id for prompt in prompts[:num_trained]], on_note, where=where)
     for name, policy in config.policies.items():
         if policy.model and prompts and missing_model(name, policy, where) is None:
             check_prompts(config, name, prompts, on_note)
@@ -96,7 +99,7 @@ def preflight(
     if not_there:
         not_there[0].more = tuple(not_there[1:])
         raise not_there[0]
-    return len(prompts) - num_held_out, num_held_out
+    return num_trained, num_held_out
 
 
 def _check_models(
