@@ -5,10 +5,10 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
+from mrl.config.schema import PolicyName
 from mrl.config.table import Table
 
 REPLAY = "replay"
-PREFIX = r"^[a-z0-9][a-z0-9_-]{0,31}$"
 SEPARATOR = "."
 """Between prefix and policy. No policy's name has one, so no replayed source has the name of a policy of the run."""
 
@@ -20,7 +20,7 @@ class ReplayTable(Table):
     """Folder of the run that ended, this policy's own or anybody's."""
     policies: list[Annotated[str, Field(min_length=1)]] = Field(default=[])
     """Policies of that run whose records are taken. Empty: all that learned or acted there."""
-    prefix: Annotated[str, Field(pattern=PREFIX)] = "replay"
+    prefix: PolicyName = "replay"
     """What their names begin with here: records of qwen come from "replay.qwen"."""
     max_age_versions: int | None = Field(default=None, ge=0)
     """Records that were older than this when that run ended are left out. Left out: none is.

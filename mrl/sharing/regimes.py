@@ -121,7 +121,7 @@ def check_sharing(table: Mapping[str, Any], where: str) -> Table:
     for key, value in table.items():
         is_other_plugin = isinstance(value, Mapping) and is_entry_point(REGIME, key)
         if key not in ("regime", REPLAY) and key not in kinds and not is_other_plugin:
-            raise _unknown(f"sharing.{key}: unknown key", key, ["regime", REPLAY, *kinds], where, prefix="sharing.")
+            raise _unknown(f"sharing.{key}: unknown key", key, ["regime", *kinds, REPLAY], where, prefix="sharing.")
     if REPLAY in table:
         _check(REPLAY, ReplayTable, table[REPLAY], where)
     checked = {

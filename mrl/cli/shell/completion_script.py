@@ -134,6 +134,7 @@ def _sharing_keys() -> Iterator[str]:
 
     yield "sharing.regime"
     tables: dict[str, type[Table]] = {name: kind.parameters for name, kind in REGIMES.items()}
-    for name, table in [*tables.items(), (REPLAY, ReplayTable)]:
+    tables[REPLAY] = ReplayTable
+    for name, table in tables.items():
         fields = table.model_fields.items()
         yield from (f"sharing.{name}.{field.alias or own}" for own, field in fields)

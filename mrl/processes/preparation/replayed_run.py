@@ -73,7 +73,6 @@ def with_replay(config: RunConfig) -> RunConfig:
 
 def _ended_run(config: RunConfig, folder: RunFolder, *, where: str) -> RunConfig:
     """The configuration of the run that is to be replayed; it is another one, and over."""
-    earlier = read_run_config(folder.path)
     is_own = folder.path.resolve() == run_folder_of(config).path
     if is_own or supervisor_of(folder.path) is not None:
         raise ConfigError(
@@ -82,7 +81,7 @@ def _ended_run(config: RunConfig, folder: RunFolder, *, where: str) -> RunConfig
             got=str(folder.path),
             wanted="the folder of another run, which has ended",
         )
-    return earlier
+    return read_run_config(folder.path)
 
 
 def _policies_in(shared: Collection[Shared]) -> list[str]:
