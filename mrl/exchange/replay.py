@@ -116,7 +116,7 @@ def _newest(replay: Replay, last_number: int, limits: Limits) -> tuple[list[Entr
             num_unreadable += 1
             continue
         used_bytes += held_bytes_of(len(renamed))
-        if num_left_out or used_bytes > limits.budget_bytes:
+        if used_bytes > limits.budget_bytes:
             num_left_out += 1
             continue
         found.append(Entry(0, tags, renamed))

@@ -61,7 +61,6 @@ def preflight(
     from mrl.allocation.floors import check_floors
     from mrl.processes.planning.local_folder import parent_of
     from mrl.sharing.regimes import check_objectives
-    from mrl.transport.server import check_address
 
     check_shadows(config, where=where)
     check_teacher(config, where=where)
@@ -70,13 +69,7 @@ def preflight(
     check_objectives(config.sharing, config.policies, where)
     check_learning(config, where=where)
     check_floors(config, where=where)
-    try:
-        if config.exchange.host:
-            check_address(config.exchange.host, config.exchange.port)
-        if config.exchange.metrics_host:
-            check_address(config.exchange.metrics_host, config.exchange.metrics_port)
-    except AddressError as error:
-        raise AddressError(error.what, where=f"{where}: [exchange] {error.where}", cure=error.cure) from None
+    _check_addresses(config, where=where)
     parent_of(config, os.environ)
     not_there: list[MissingError] = []
     tell = on_missing or not_there.append
@@ -100,6 +93,18 @@ def preflight(
         not_there[0].more = tuple(not_there[1:])
         raise not_there[0]
     return num_trained, num_held_out
+
+
+def _check_addresses(config: RunConfig, *, where: str) -> None:
+    from mrl.transport.server import check_address
+
+    try:
+        if config.exchange.host:
+            check_address(config.exchange.host, config.exchange.port)
+        if config.exchange.metrics_host:
+            check_address(config.exchange.metrics_host, config.exchange.metrics_port)
+    except AddressError as error:
+        raise AddressError(error.what, where=f"{where}: [exchange] {error.where}", cure=error.cure) from None
 
 
 def _check_models(
