@@ -68,7 +68,7 @@ def with_replay(config: RunConfig) -> RunConfig:
     folder = Path(table.run).absolute()
     policies = table.policies or _policies_in(shared_in(RunFolder(folder).exchange))
     filled = table.model_copy(update={"run": str(folder), "policies": policies})
-    return config.model_copy(update={"sharing": others | {REPLAY: filled.model_dump(mode="json")}})
+    return config.model_copy(update={"sharing": others | {REPLAY: filled.model_dump(mode="json", exclude_none=True)}})
 
 
 def _ended_run(config: RunConfig, folder: RunFolder, *, where: str) -> RunConfig:
