@@ -345,7 +345,7 @@ LEARNING = [
 ]  # fmt: skip
 
 REPLAYS = [
-    Mistake("a replay of no run", "train small.toml --sharing.replay.run nowhere", r"nowhere: not a run folder"),
+    Mistake("a replay of no run", "train small.toml --sharing.replay.run nowhere", r"nowhere: sharing\.replay\.run: not a run folder"),
     Mistake("a replay without its run", "train small.toml --sharing.replay.prefix old", r"sharing\.replay\.run: "),
     Mistake("a misspelt key of a replay", "train small.toml --sharing.replay.folder nowhere", r"sharing\.replay\.folder: unknown key; .*wanted one of run, policies"),
     Mistake("a replay of oneself", "train small.toml --resume --sharing.replay.run runs/small", r"sharing\.replay\.run: this run itself; .*wanted the folder of another run",

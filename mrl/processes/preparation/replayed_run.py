@@ -1,13 +1,15 @@
 """The run whose records another one begins with: that it can be read, and that its prompts are those of this run."""
 
+import json
 from collections.abc import Callable, Collection
 from pathlib import Path
+from typing import Any
 
 from mrl.config.nearest_key import nearest
 from mrl.config.replay_table import REPLAY, ReplayTable, is_replayed, replay_of
-from mrl.config.run_folder import RunFolder, read_run_config, run_folder_of, supervisor_of
+from mrl.config.run_folder import RunFolder, dump_config, run_folder_of, supervisor_of
 from mrl.config.schema import RunConfig
-from mrl.errors import ConfigError
+from mrl.errors import ConfigError, RunFolderError
 from mrl.exchange.replay import Shared, shared_in
 from mrl.sharing.regimes import replayed_kinds
 
@@ -25,7 +27,7 @@ def check_replay(config: RunConfig, prompt_ids: Collection[str], on_note: Callab
     if table is None or not kinds:
         return
     folder = RunFolder(Path(table.run).absolute())
-    earlier = _ended_run(config, folder, where=where)
+    tasks, regime = _ended_run(config, folder, where=where)
     shared = shared_in(folder.exchange)
     chosen = _of_policies(shared, table, where=where)
     known = {prompt_id for one in chosen if one.kind in kinds for prompt_id in one.prompt_ids}
@@ -35,7 +37,7 @@ def check_replay(config: RunConfig, prompt_ids: Collection[str], on_note: Callab
             where=where,
             got=", ".join(sorted({one.kind for one in chosen})) or "no record",
             wanted=f"records of kind {' or '.join(kinds)}",
-            cure=f"a run that shared by {earlier.sharing.get('regime')} can be read by the same regime",
+            cure=f"it shared by {regime}, and can be replayed under the same regime",
         )
     if not prompt_ids:
         return
@@ -52,8 +54,9 @@ def check_replay(config: RunConfig, prompt_ids: Collection[str], on_note: Callab
             f"sharing.replay.run: it has records on {len(common)} of {len(prompt_ids)} prompts,"
             " so it will seldom be of use; its [tasks] or [pool] are others"
         )
-    for task in sorted(set(earlier.tasks) & set(config.tasks)):
-        if earlier.tasks[task] != config.tasks[task]:
+    for task, table in dump_config(config)["tasks"].items():
+        before = tasks.get(task, {})
+        if any(before[key] != table[key] for key in before.keys() & table.keys()):
             on_note(f"sharing.replay.run: [tasks.{task}] is not what it was there; what it verified is taken as it is")
 
 
@@ -71,8 +74,11 @@ def with_replay(config: RunConfig) -> RunConfig:
     return config.model_copy(update={"sharing": others | {REPLAY: filled.model_dump(mode="json", exclude_none=True)}})
 
 
-def _ended_run(config: RunConfig, folder: RunFolder, *, where: str) -> RunConfig:
-    """The configuration of the run that is to be replayed; it is another one, and over."""
+def _ended_run(config: RunConfig, folder: RunFolder, *, where: str) -> tuple[dict[str, Any], str]:
+    """Tasks and regime of the run that is to be replayed; it is another one, and over.
+
+    Its configuration is read as plain values: it may be of another version, and its modules are none of this run's.
+    """
     is_own = folder.path.resolve() == run_folder_of(config).path
     if is_own or supervisor_of(folder.path) is not None:
         raise ConfigError(
@@ -81,7 +87,15 @@ def _ended_run(config: RunConfig, folder: RunFolder, *, where: str) -> RunConfig
             got=str(folder.path),
             wanted="the folder of another run, which has ended",
         )
-    return read_run_config(folder.path)
+    try:
+        told = json.loads(folder.config_json.read_text(encoding="utf-8"))
+        return {task: dict(table) for task, table in told["tasks"].items()}, str(told["sharing"]["regime"])
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        raise RunFolderError(
+            "sharing.replay.run: not a run folder (no config.json that can be read)",
+            where=str(folder.path),
+            cure="give the folder of a run, runs/<name>",
+        ) from None
 
 
 def _policies_in(shared: Collection[Shared]) -> list[str]:

@@ -1,6 +1,8 @@
 """The run that another one begins with: what is told of it before anything starts."""
 
 import json
+import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -8,11 +10,12 @@ import pytest
 from mrl.config.load import validate
 from mrl.config.locks import lock_folder, unlock
 from mrl.config.run_folder import dump_config
-from mrl.errors import ConfigError
+from mrl.errors import ConfigError, RunFolderError
 from mrl.exchange.limits import Limits
 from mrl.exchange.record_index import Entry
 from mrl.exchange.store import Store
 from mrl.exchange.transaction import Transaction
+from mrl.plugins import MODULES
 from mrl.processes.preparation.learning_values import check_learning, warnings
 from mrl.processes.preparation.replayed_run import check_replay, with_replay
 from mrl.records.codec import encode
@@ -102,7 +105,7 @@ def test_a_run_that_shared_other_kinds_is_refused(tmp_path, old):
         notes_of(config)
     assert str(caught.value) == (
         "t: sharing.replay.run: its policies shared nothing that sgt reads; got 'value'; wanted records of kind "
-        "outcome or episode; cure: a run that shared by sgt can be read by the same regime"
+        "outcome or episode; cure: it shared by sgt, and can be replayed under the same regime"
     )
 
 
@@ -131,6 +134,29 @@ def test_a_task_that_was_defined_otherwise_is_told(tmp_path, old):
     """Its prompts may be the same and its verdicts others."""
     [note] = notes_of(config_of(tmp_path, {"run": str(old())}, operation="trim"))
     assert "[tasks.trim] is not what it was there" in note
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{", '{"tasks": {"trim": 3}, "sharing": {}}'])
+def test_a_folder_that_says_nothing_of_a_run_is_refused(tmp_path, old, text):
+    """In one line with the cure."""
+    folder = old()
+    (folder / "config.json").write_text(text)
+    with pytest.raises(RunFolderError, match=r"sharing\.replay\.run: not a run folder .*give the folder of a run"):
+        notes_of(config_of(tmp_path, {"run": str(folder)}))
+
+
+def test_a_configuration_of_another_version_is_read_as_far_as_it_is_known(tmp_path, old, monkeypatch):
+    """Keys that either side does not know are no difference, and its folder of modules becomes nobody's."""
+    folder = old()
+    told = json.loads((folder / "config.json").read_text())
+    told["run"] |= {"modules": str(folder), "of_old": 1}
+    told["tasks"]["trim"] |= {"of_old": 1}
+    del told["tasks"]["trim"]["weight"]
+    (folder / "config.json").write_text(json.dumps(told))
+    monkeypatch.setenv(MODULES, "/own")
+    assert notes_of(config_of(tmp_path, {"run": str(folder)})) == []
+    assert os.environ[MODULES] == "/own"
+    assert str(folder) not in sys.path
 
 
 def test_what_is_left_out_is_filled_in(tmp_path, old, monkeypatch):
