@@ -22,6 +22,7 @@ from pydantic_core import PydanticUndefined
 
 import mrl.errors
 from mrl.cli.main import COMMANDS, Parser
+from mrl.config.replay_table import REPLAY, ReplayTable
 from mrl.config.schema import RunConfig
 from mrl.metrics.names import METRICS
 from mrl.sharing.regimes import REGIMES
@@ -153,6 +154,7 @@ def configuration_page() -> list[str]:
     )  # fmt: skip
     found = [(name, kind) for name, kind in tables_of(RunConfig, "") if name]
     found += [(f"sharing.{name}", kind.parameters) for name, kind in REGIMES.items()]
+    found += [(f"sharing.{REPLAY}", ReplayTable)]
     lines += ["## [sharing]", "", RunConfig.model_fields["sharing"].description or "", ""]
     regimes = ", ".join(code(f'"{name}"') for name in REGIMES)
     lines += rows(

@@ -16,6 +16,7 @@ from rich.text import Text
 
 from mrl.config.defaults import Choice
 from mrl.config.load import load_resolved
+from mrl.config.replay_table import replay_of
 from mrl.config.run_folder import RunFolder, run_folder_of
 from mrl.config.schema import RunConfig
 from mrl.config.shipped_configs import config_file
@@ -39,7 +40,7 @@ from mrl.processes.preparation.preflight import preflight
 from mrl.processes.preparation.prompt_fit import Asked
 from mrl.processes.preparation.shown_prompts import shown_prompts
 from mrl.processes.trackers import files_of, labelled
-from mrl.sharing.regimes import check_sharing
+from mrl.sharing.regimes import check_sharing, replayed_kinds
 from mrl.tasks.sealed.sealing import described_seal
 from mrl.tasks.verifier_trial import GARBAGE, Trial, evaluates_nothing, fails_as_they_are, tells_nothing
 
@@ -157,6 +158,8 @@ def _summary(config: RunConfig, folder: RunFolder, where: str) -> Iterator[str]:
     pace = "all policies in step" if config.run.sync else "each policy at its own pace"
     yield f"steps       {config.run.steps} per policy, seed {config.run.seed}, {pace}"
     yield "sharing     " + _sharing(config)
+    if replayed_kinds(config.sharing) and (replay := replay_of(config.sharing)) is not None:
+        yield f"replay      {replay.run}: {', '.join(replay.policies) or 'all its policies'}"
     if config.allocation.units:
         yield "units       " + ", ".join(config.allocation.units) + " (a lease starts a worker on each)"
     for unit_type, names in config.allocation.unit_types.items():

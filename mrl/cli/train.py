@@ -80,6 +80,7 @@ def train(
     from mrl.processes.planning.plan import build_plan, shared_gpus
     from mrl.processes.preparation.made_policies import resolve_policies
     from mrl.processes.preparation.preflight import check_made
+    from mrl.processes.preparation.replayed_run import with_replay
 
     check_hosts(config, [host.name for host in hosts], where=where)
     remote = remote_words(config, hosts, os.environ, where=where)
@@ -90,7 +91,7 @@ def train(
     plan = planned(config, run_folder_of(config).path)
     check_sleepers(config, plan, host_mib=host_memory_bytes() / MIB, where=where)
     console = Console(width=None if sys.stdout.isatty() else 120)
-    config = resolve_policies(config, console=console)
+    config = with_replay(resolve_policies(config, console=console))
     check_made(config)
     with ExitStack() as closing:
         closing.callback(os.umask, limit_modes(config))

@@ -18,6 +18,7 @@ What is held:
 - `versions`       newest version and resume points of every policy: the age of a record, and whether it is void
 - `intake`         which records are taken, and which are on their way to the file
 - `transaction`    what is committed at once
+- `replay`         records of a run that ended, taken over when a daemon begins
 - `store`, `writer`  the SQLite file, and the thread that commits; `contents` is what a new daemon finds in it
 
 Who gets what:

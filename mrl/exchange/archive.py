@@ -12,15 +12,19 @@ from mrl.records.experience import ExperienceRecord, RecordKind, experience_deco
 __all__ = ["open_file", "read_records"]
 
 
-def open_file(path: Path) -> sqlite3.Connection:
+def open_file(path: Path, *, has_ended: bool = False) -> sqlite3.Connection:
     """The file, or that in the exchange's folder, to read from; a daemon may go on writing to it.
 
-    Raises RunFolderError where there is none.
+    Once the run `has_ended` nothing is written beside the file, unless a write-ahead log was left there, which SQLite
+    reads by means of a second file. Raises RunFolderError where there is none.
     """
     path = path / FILE if path.is_dir() else path
     if not path.is_file():
         raise RunFolderError("no file of an exchange", where=str(path), cure="name runs/<name>/exchange")
-    return sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, isolation_level=None)
+    log = path.with_name(f"{path.name}-wal")
+    is_whole = has_ended and not (log.is_file() and log.stat().st_size)
+    how = "mode=ro&immutable=1" if is_whole else "mode=ro"
+    return sqlite3.connect(f"{path.absolute().as_uri()}?{how}", uri=True, isolation_level=None)
 
 
 def read_records(

@@ -12,6 +12,7 @@ import msgspec
 from mrl.errors import AddressError, DiskBroken
 from mrl.exchange.core import ExchangeCore, Outgoing
 from mrl.exchange.limits import Limits
+from mrl.exchange.replay import Replay, Replayed, take_over
 from mrl.exchange.store import Store
 from mrl.exchange.writer import Writer
 from mrl.records.codec import encode
@@ -43,17 +44,24 @@ class ExchangeDaemon:
         limits: Limits,
         clock: Callable[[], float],
         sockets: Path | None = None,
+        replay: Replay | None = None,
     ) -> None:
         """Open the file, listen, and publish where; `sockets` has its socket file, by default a folder of `endpoints`.
 
-        Raises RunFolderError or AddressError when that cannot be done.
+        The records of `replay` are taken over where they are not in the file. Raises RunFolderError or AddressError
+        when any of that cannot be done.
         """
+        self.replayed: Replayed | None = None
+        """What was taken over of another run by this daemon; None where nothing was."""
         self.num_undelivered = 0
         """Messages whose receiver was gone or did not keep up."""
         self._clock, self._tick_s = clock, clock()
         self.store = Store(folder, limits)
         self.core = ExchangeCore(limits, incarnation=secrets.token_hex(8), started_s=clock())
-        self.core.restore(self.store.contents())
+        contents = self.store.contents()
+        if replay is not None:
+            contents, self.replayed = take_over(self.store, contents, replay, limits)
+        self.core.restore(contents)
         previous = port_of(read_endpoint(endpoints, ENDPOINT))
         self._server = _bind(keys, host, port, previous=previous, ipc_path=(sockets or endpoints / "ipc") / ENDPOINT)
         self._writer = Writer(self.store)

@@ -8,17 +8,21 @@ from mrl.learner.loss import TokenValues, needs_entropy, needs_reference, term_i
 from mrl.learner.packing import PackedBatch
 from mrl.learner.world import World
 from mrl.objectives.diagnostics import clipped_tokens, k3_nats, sampled_entropy_nats
-from mrl.objectives.ratios import bounded_ratio
+from mrl.objectives.ratios import bounded_ratio, row_sum
+from mrl.objectives.specs import Filtered
+from mrl.objectives.terms import filtered_tokens
 from mrl.sharing.regime import Component
 
 MEANS = ("entropy/sampled_nats", "ratio/clip_share", "mismatch/k3_nats", "kl/reference_nats", "entropy/policy_nats")
 
 
 class Tally:
-    """Means over the tokens of own rows; rows of peers are counted as trained, and described elsewhere."""
+    """Means over the tokens of own rows; rows of peers are counted, as trained and as filtered, and described
+    elsewhere."""
 
     def __init__(self, components: Sequence[Component], world: World) -> None:
         self._own = [(index, c.term) for index, c in enumerate(components) if c.rows == "own"]
+        self._filters = [(index, c.term) for index, c in enumerate(components) if isinstance(c.term, Filtered)]
         self._world = world
         absent = {
             "kl/reference_nats": not needs_reference(components),
@@ -28,6 +32,7 @@ class Tally:
         self._trained = torch.zeros(2, device=world.device)
         self._sums = torch.zeros(len(MEANS), device=world.device)
         self._largest = torch.zeros(1, device=world.device)
+        self._num_filtered = torch.zeros(1, device=world.device)
 
     @torch.no_grad()
     def add(self, batches: Sequence[PackedBatch], seen: Sequence[TokenValues], update_index: int) -> None:
@@ -50,6 +55,10 @@ class Tally:
                 if len(inputs.proximal_T):
                     found = bounded_ratio(inputs.proximal_T, inputs.behaviour_T).max()
                     self._largest = torch.maximum(self._largest, found)
+            for index, filter_ in self._filters:
+                inputs = term_inputs(values, batch, batch.component_T == index, update_index)
+                dropped_T = filtered_tokens(filter_, inputs).to(self._num_filtered)
+                self._num_filtered += (dropped_T / row_sum(torch.ones_like(dropped_T), inputs.row_T)).sum()
 
     def values(self) -> dict[str, float]:
         """Means over tokens, after summing over ranks."""
@@ -57,6 +66,8 @@ class Tally:
         sums = dict(zip(MEANS, self._world.sum_values(self._sums).tolist(), strict=True))
         per_token = 1.0 / own if own else 0.0
         means = {name: sums[name] * per_token for name in self._names}
+        if self._filters:
+            means["sharing/filtered_rows"] = round(float(self._world.sum_values(self._num_filtered)), 3)
         return means | {
             "tokens/trained": trained,
             "mismatch/max_ratio": float(self._world.max_values(self._largest)),

@@ -79,6 +79,11 @@ METRICS: dict[str, Metric] = {
     ),
     "sharing/peer_rows": Metric("answers", "peers' answers that can be trained on in this step"),
     "sharing/peer_tokens": Metric("tokens", "own tokens of these answers"),
+    "sharing/peer_share": Metric("share", "answers of a peer's group that this step takes, where they become fewer"),
+    "sharing/annealed_rows": Metric("answers", "peers' answers of this step beyond that share, not trained on"),
+    "sharing/filtered_rows": Metric(
+        "answers", "peers' answers of this step that a filter left without a term: bad ones, too far from the policy"
+    ),
     "sharing/grafted_prompts": Metric("prompts", "own groups replaced by a peer's group in this step"),
     "sharing/asked_rows": Metric("answers", "own answers of this step that a teacher was asked about"),
     "sharing/scored_rows": Metric("answers", "of these, with the teacher's log-probs", True),

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from mrl.objectives.ratios import bounded_ratio
-from mrl.objectives.specs import Cispo, Clipped, Dppo, Grafted, Term, Trrd
+from mrl.objectives.specs import Cispo, Clipped, Dppo, Filtered, Grafted, Term, Trrd
 from mrl.objectives.terms import TermInputs, term_losses
 
 
@@ -29,7 +29,7 @@ def clipped_tokens(spec: Term, inputs: TermInputs) -> Tensor:
     """Tokens that have an advantage and that the term's clip, mask or clamp leaves without gradient.
 
     Read off the gradient itself, so that it is right for every term. Weights that stand outside the clip (corrections,
-    GRAFT's gate) and DPPO's penalty are left aside. Returns [T] bool.
+    GRAFT's gate, F-TIS's filter) and DPPO's penalty are left aside. Returns [T] bool.
     """
     with torch.enable_grad():
         logprobs_T = inputs.logprobs_T.detach().requires_grad_()
@@ -51,7 +51,7 @@ def _bare(spec: Term) -> Term:
             return replace(spec, correction=None)
         case Dppo():
             return replace(spec, penalty=0.0)
-        case Grafted():
+        case Grafted() | Filtered():
             return _bare(spec.clipped)
         case _:
             return spec

@@ -85,6 +85,15 @@ class Grafted:
 
 
 @dataclass(frozen=True, slots=True)
+class Filtered:
+    """A clipped term without bad answers that the policy finds far less likely than who wrote them (F-TIS)."""
+
+    clipped: Clipped
+    max_divergence_nats: float
+    """Per token of a row."""
+
+
+@dataclass(frozen=True, slots=True)
 class Trrd:
     """RLAD's clipped term with the ratio pi_theta / (pi_prox^alpha pi_teacher^(1 - alpha)) (arXiv 2602.22495).
 
@@ -106,7 +115,7 @@ class Shaped:
     gamma: float = 0.1
 
 
-Term: TypeAlias = Clipped | Cispo | Dppo | Imitation | CrossSequence | Grafted | Trrd | Shaped
+Term: TypeAlias = Clipped | Cispo | Dppo | Imitation | CrossSequence | Grafted | Filtered | Trrd | Shaped
 
 
 @dataclass(frozen=True, slots=True)

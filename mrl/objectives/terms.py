@@ -21,6 +21,7 @@ from mrl.objectives.specs import (
     Correction,
     CrossSequence,
     Dppo,
+    Filtered,
     Grafted,
     Imitation,
     Shaped,
@@ -176,6 +177,26 @@ def graft_weight(proximal_logprobs_T: Tensor, behaviour_logprobs_T: Tensor, row_
     return torch.where(ratio_T > floor, ratio_T.clamp(max=1.0), 0.0)
 
 
+def filtered(spec: Filtered, inputs: TermInputs) -> Tensor:
+    """The clipped term, 0 at `filtered_tokens`. Gradient flows through the clipped term only. Returns [T]."""
+    return torch.where(filtered_tokens(spec, inputs), 0.0, clipped(spec.clipped, inputs))
+
+
+@torch.no_grad()
+def filtered_tokens(spec: Filtered, inputs: TermInputs) -> Tensor:
+    """Tokens of negative advantage in rows that lie too far from the policy, by its parameters at the step's start.
+
+        A < 0  and  D > max,   D = (1/|y|) sum_t (log pi_behaviour(y_t) - log pi_prox(y_t))
+
+    D is the k1 estimate of KL(behaviour || prox) per token, on tokens that the behaviour policy drew. After F-TIS
+    (arXiv 2605.22537), which drops negative rows above a divergence; the form of D is a choice of this code. Of
+    estimators k1 alone is a sum of log-probs, the same however those of a span are spread over its tokens. Returns [T]
+    bool.
+    """
+    divergence_T = row_mean(inputs.behaviour_T - inputs.proximal_T, inputs.row_T)
+    return (inputs.advantages_T < 0) & (divergence_T > spec.max_divergence_nats)
+
+
 def trrd(spec: Trrd, inputs: TermInputs) -> Tensor:
     """Clipped surrogate of the ratio to a mixture of the old policy and the teacher.
 
@@ -219,6 +240,7 @@ TERMS: dict[type[Any], Callable[[Any, TermInputs], Tensor]] = {
     Imitation: imitation,
     CrossSequence: cross_sequence,
     Grafted: grafted,
+    Filtered: filtered,
     Trrd: trrd,
     Shaped: shaped,
 }

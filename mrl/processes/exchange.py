@@ -25,11 +25,13 @@ from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 import structlog
 from prometheus_client import CollectorRegistry, make_wsgi_app
 
+from mrl.config.replay_table import replay_of
 from mrl.config.run_folder import RunFolder, local_folder
 from mrl.config.schema import ExchangeTable, RunConfig
 from mrl.exchange.daemon import ExchangeDaemon
 from mrl.exchange.limits import MIB, Limits
 from mrl.exchange.metrics import ExchangeCollector
+from mrl.exchange.replay import Replay
 from mrl.metrics.telemetry import Telemetry
 from mrl.processes import wiring
 from mrl.records.exchange_messages import Stat
@@ -100,6 +102,7 @@ def _open(config: RunConfig, folder: RunFolder) -> ExchangeDaemon:
         ),
         clock=time.monotonic,
         sockets=local_folder(),
+        replay=_replay(config),
     )
     if daemon.store.set_aside:
         log.error(
@@ -114,7 +117,18 @@ def _open(config: RunConfig, folder: RunFolder) -> ExchangeDaemon:
         records=len(daemon.core.index),
         unreadable=daemon.store.num_unreadable,
     )
+    if daemon.replayed is not None:
+        log.info("exchange took over the records of another run", **daemon.replayed._asdict())
     return daemon
+
+
+def _replay(config: RunConfig) -> Replay | None:
+    """Whose records are to be in the exchange from its beginning."""
+    table = replay_of(config.sharing)
+    if table is None:
+        return None
+    sources = dict(zip(table.policies, table.sources, strict=True))
+    return Replay(RunFolder(Path(table.run)).exchange, sources, table.max_age_versions)
 
 
 @contextmanager

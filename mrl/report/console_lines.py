@@ -1,5 +1,6 @@
 """The run in plain lines, for logs and for terminals that are none."""
 
+from mrl.config.replay_table import is_replayed
 from mrl.records.telemetry_messages import MetricsRecord
 from mrl.report.number_format import count, elapsed, fixed, percent, seconds
 from mrl.report.progress import STALE_AFTER_S, MissedPair, Progress, RoleSign, is_step, kind_of
@@ -41,9 +42,14 @@ def withheld_note(policy: str, answers: float) -> str:
 def missed_note(missed: MissedPair, regime: str) -> str:
     """What a run says of two policies that do not meet: what becomes of the regime, and what brings them together."""
     table = f"sharing.{regime}"
-    return (
+    met = (
         f"{missed.receiver} met {missed.source} on {count(missed.hits)} of {count(missed.asked)} prompts by step"
-        f" {missed.step}, so {regime} trains it as independent would: their pace is unequal. What helps:"
+        f" {missed.step}, so {regime} trains it as independent would"
+    )
+    if is_replayed(missed.source):
+        return f"{met}: the run behind sharing.replay.run has next to no record on the prompts of this one"
+    return (
+        f"{met}: their pace is unequal. What helps:"
         f" {table}.peer_hold_versions for the one ahead, {table}.max_age_versions for the one behind,"
         ' equal slots (allocation.objective = "static"), or run.sync = true'
     )

@@ -4,6 +4,7 @@ import sys
 from dataclasses import dataclass, field
 
 from mrl.alignment.receiver import Receiver
+from mrl.config.replay_table import replay_of
 from mrl.config.schema import RunConfig
 from mrl.sharing.own_objective import OwnObjective, own_objective
 from mrl.sharing.peer_episodes import EpisodeSpelling
@@ -22,6 +23,8 @@ class SharingContext:
     """The other policies that learn."""
     others: tuple[str, ...] = ()
     """All other policies, frozen ones included."""
+    replayed: tuple[str, ...] = ()
+    """Sources of a run that ended: their records are there from the beginning, and no more come."""
     success_reward: float = 1.0
     """An answer is a success when its reward is at least this."""
     max_turn_tokens: int = 0
@@ -36,7 +39,7 @@ def sharing_context(
     config: RunConfig, policy: str, receiver: Receiver, spelling: EpisodeSpelling | None = None
 ) -> SharingContext:
     """The context of `policy` in the run that `config` describes; `spelling` where there are episodes."""
-    table = config.policies[policy]
+    table, replay = config.policies[policy], replay_of(config.sharing)
     others = tuple(sorted(set(config.policies) - {policy}))
     return SharingContext(
         policy=policy,
@@ -44,6 +47,7 @@ def sharing_context(
         receiver=receiver,
         peers=tuple(other for other in others if not config.policies[other].frozen),
         others=others,
+        replayed=replay.sources if replay is not None else (),
         success_reward=config.run.success_reward,
         max_turn_tokens=table.rollout.max_new_tokens,
         spelling=spelling,

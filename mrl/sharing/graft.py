@@ -7,14 +7,15 @@
     order    rows of peers are trained last
 
 The denominator counts all rows, those that the gate closes included, so that it is known before the first backward;
-the paper removes them. Without `balance` a direction keeps all its prompts.
+the paper removes them. Without `balance` a direction keeps all its prompts, and so does that from a run that ended,
+which has no other (`sharing.replay`).
 
 Reads of a peer: whole groups (rollout records). On the wire, per prompt: about 240 bytes, and for every answer 140, its
 text and 13 per token.
 Costs: forward and backward over the grafted rows, where the failed groups that they replace were left out of training.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -58,7 +59,9 @@ class GraftRegime(RolloutReader):
         objective = self.context.objective
         heard = self.take_rollouts(groups)
         bound = self.context.success_reward
-        chosen = choose_grafts(groups, heard, balance=self.parameters.balance, success_reward=bound)
+        balance = self.parameters.balance
+        one_way = self.context.replayed
+        chosen = choose_grafts(groups, heard, balance=balance, success_reward=bound, one_way=one_way)
         own = own_examples([group for place, group in enumerate(groups) if place not in chosen], self.context)
         places = sorted(chosen)
         read = peer_traces([chosen[place] for place in places], self.context, needs_trace=True)
@@ -94,10 +97,12 @@ def choose_grafts(
     *,
     balance: bool,
     success_reward: float = 1.0,
+    one_way: Collection[str] = (),
 ) -> dict[int, RolloutRecord]:
     """The peers' groups that replace own ones: place of the own group -> group of a peer.
 
-    An answer succeeded when its reward is at least `success_reward`. Balance is kept per peer. Where several peers
+    An answer succeeded when its reward is at least `success_reward`. Balance is kept per peer, but for those that are
+    `one_way`: nobody grafts onto a run that ended. Where several peers
     could replace a group, the one with the most successes does, and of equals the first by name.
     """
 
@@ -116,7 +121,7 @@ def choose_grafts(
         backward = sum(
             num_passed(one) == 0 and 1 <= own_passed[place] < len(groups[place].answers) for place, one in pairs
         )
-        limit = min(len(forward), backward) if balance else len(forward)
+        limit = min(len(forward), backward) if balance and source not in one_way else len(forward)
         for passed, place, one in _top(forward, limit):
             found.setdefault(place, []).append((passed, one))
     return {place: max(candidates, key=lambda item: item[0])[1] for place, candidates in found.items()}

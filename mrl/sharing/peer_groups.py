@@ -141,9 +141,10 @@ class PeerGroupReader:
 
     def __init__(self, kind: RecordKind, parameters: PeerGroupParameters, context: SharingContext) -> None:
         self.context, age = context, parameters.max_age_versions
-        self.asking: Asking | None = Asking((kind,), max(1, len(context.peers)), age, watch=True)
+        sources = (*context.peers, *context.replayed)
+        self.asking: Asking | None = Asking((kind,), max(1, len(sources)), age, watch=True)
         self.patience: Patience | None = Patience(parameters.peer_hold_versions, parameters.peer_wait_s)
-        self.peer_groups = PeerGroups(kind, policy=context.policy, peers=context.peers, max_age_versions=age)
+        self.peer_groups = PeerGroups(kind, policy=context.policy, peers=sources, max_age_versions=age)
 
     def asks(self, group: ScoredGroup) -> list[str]:
         """The prompt of every own group."""

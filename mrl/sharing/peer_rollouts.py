@@ -52,7 +52,10 @@ class RolloutReader(PeerGroupReader):
 
         With `needs_trace` an answer without sound log-probs is not usable.
         """
-        rollouts = self.take_rollouts(groups)
+        return self.traces_of(self.take_rollouts(groups), needs_trace=needs_trace)
+
+    def traces_of(self, rollouts: Sequence[Sequence[RolloutRecord]], *, needs_trace: bool) -> list[list[PeerTrace]]:
+        """For each list of peers' groups, all their answers in own tokens; `needs_trace` as in `take_traces`."""
         read = iter(peer_traces([one for told in rollouts for one in told], self.context, needs_trace=needs_trace))
         return [[trace for _ in told for trace in next(read)] for told in rollouts]
 

@@ -15,6 +15,21 @@ The ratios of `behaviour` and `sequence` are far from 1 before any update. Where
 better than the peer did, the clip does not bound them, so the term has a dual clip (arXiv 1912.09729): at most
 dual_clip |A|.
 
+Two filters, both off by default, and `prp` without them is what it was, bit for bit:
+
+    negative_divergence = d     a peer's row with A < 0 has no term where D > d, D = (1/|y|) sum_t (log peer - log
+                                pi_prox): what the peer wrote, found bad, and the policy would hardly say anyway. After
+                                F-TIS (arXiv 2605.22537), by `mrl.objectives.terms.filtered_tokens`. The clip of
+                                "sequence" does that already, from D = -log(1 - clip_low) on
+    peer_share_until_step = S   of a peer's N answers to a prompt the first ceil(N max(0, 1 - t / S)) are in P at step
+                                t: all at first, none from step S on. After S2L-PO (arXiv 2605.30789), where a smaller
+                                explorer gives way to the learner's own answers; here own answers do not become more
+
+Neither paper's equations were at hand: what stands here is this code's reading of the rules that they state in words,
+and so carries no number of theirs. A filtered row stays in |P|, which has to be known before the first backward, and
+its reward in the mean; an answer beyond the share is in neither. Answers of a group are exchangeable, so that its first
+are a uniform draw.
+
 The paper's formulas are not published; these are a reconstruction. `behaviour` follows its figure, where the data of a
 peer's row holds the peer's log-probs. `decoupled` is what we recommend: across tokenizers, token ratios hold noise that
 a clip takes for a change of the policy.
@@ -29,11 +44,13 @@ from dataclasses import replace
 from typing import Annotated, Literal, get_args
 
 import numpy as np
+from msgspec import structs
 from pydantic import Field, model_validator
 
 from mrl.alignment.aligned_batch import AlignedTrace
 from mrl.alignment.spreading import SPREADING
-from mrl.objectives.specs import Cispo, Clipped, Correction, Shaped, Spreading, Term
+from mrl.objectives.specs import Cispo, Clipped, Correction, Filtered, Shaped, Spreading, Term
+from mrl.records.experience import RolloutRecord
 from mrl.records.rollouts import ScoredGroup
 from mrl.sharing.advantages import Float32s
 from mrl.sharing.context import SharingContext
@@ -55,6 +72,7 @@ READERS: Mapping[str, tuple[Variant, ...]] = {
     "weight_level": ("decoupled",),
     "weight_cap": ("decoupled",),
     "shaping_gamma": ("luffy",),
+    "negative_divergence": ("behaviour", "decoupled"),
 }
 """Key -> variants that it means something to; keys that are not here concern all."""
 
@@ -78,6 +96,12 @@ class PrpParameters(PeerGroupParameters):
     it a bad answer that the policy likes better than its peer weighs without bound, before any update."""
     shaping_gamma: float = Field(0.1, gt=0)
     """Of "luffy": the gamma of x / (x + gamma)."""
+    negative_divergence: float | None = Field(None, ge=0)
+    """Of "behaviour" and "decoupled": nats per token by which a bad answer may be likelier to its peer than to
+    the policy; beyond that it is not trained on (F-TIS). Left out: it always is."""
+    peer_share_until_step: int | None = Field(None, ge=1)
+    """Step from which no answer of a peer is trained on; until then their share falls evenly from all (S2L-PO). Left
+    out: it stays at all."""
 
     @model_validator(mode="after")
     def _no_contradiction(self) -> "PrpParameters":
@@ -93,6 +117,11 @@ class PrpParameters(PeerGroupParameters):
                 "spreading 'none' counts a span once per own token in a sum over the row; "
                 f"got weight_level {self.weight_level!r}; wanted 'token'; cure: set that, or leave spreading out"
             )
+        if self.negative_divergence is not None and self.spreading == "none":
+            raise ValueError(
+                "negative_divergence is a mean over a row, and spreading 'none' counts a span once per own token; "
+                "got both; wanted another spreading, or no negative_divergence"
+            )
         return self
 
 
@@ -106,7 +135,7 @@ class PrpRegime(RolloutReader):
         own = objective.component()
         peer = Component(
             PEER_ROLLOUTS,
-            _term(parameters, objective),
+            _filtered(_term(parameters, objective), parameters.negative_divergence),
             1.0,
             own.denominator,
             "peer",
@@ -118,7 +147,8 @@ class PrpRegime(RolloutReader):
     def absorb(self, groups: Sequence[ScoredGroup], *, step: int, rng: np.random.Generator) -> Absorbed:
         """Own and peers' rows under one denominator."""
         objective = self.context.objective
-        peers = self.take_traces(groups, needs_trace=self.parameters.variant in TRACED)
+        rollouts, counts = self._within_share(self.take_rollouts(groups), step)
+        peers = self.traces_of(rollouts, needs_trace=self.parameters.variant in TRACED)
         advantages = [self._advantages(group, traces) for group, traces in zip(groups, peers, strict=True)]
         own = own_examples(groups, self.context, advantages=[own_G for own_G, _ in advantages])
         pooled = [
@@ -130,7 +160,26 @@ class PrpRegime(RolloutReader):
         lengths = [trace.num_tokens for traces in peers for trace in traces if trace.is_usable]
         denominator = objective.denominator([*own.lengths, *lengths])
         denominators = {POLICY_GRADIENT: denominator, PEER_ROLLOUTS: denominator}
-        return self.absorbed(own.examples + pooled, denominators, peer_lengths=lengths)
+        return self.absorbed(own.examples + pooled, denominators, peer_lengths=lengths, counts=counts)
+
+    def is_settled(self, group: ScoredGroup) -> bool:
+        """Whether every peer has answered about the prompt of `group`, or no answer would be taken any more."""
+        until = self.parameters.peer_share_until_step
+        return (until is not None and group.newest.step >= until) or super().is_settled(group)
+
+    def _within_share(
+        self, rollouts: list[list[RolloutRecord]], step: int
+    ) -> tuple[list[list[RolloutRecord]], dict[str, float]]:
+        """The peers' groups with as many answers as the share of this step takes, and its counts."""
+        until = self.parameters.peer_share_until_step
+        if until is None:
+            return rollouts, {}
+        left, before = max(0, until - step), _num_answers(rollouts)
+        kept = [
+            [structs.replace(one, answers=one.answers[: -(-left * len(one.answers) // until)]) for one in told if left]
+            for told in rollouts
+        ]
+        return kept, {"sharing/peer_share": left / until, "sharing/annealed_rows": before - _num_answers(kept)}
 
     def _advantages(self, group: ScoredGroup, traces: Sequence[PeerTrace]) -> tuple[Float32s, Float32s]:
         """[G] advantages of own answers, and those of all answers of peers, in order."""
@@ -161,6 +210,18 @@ class PrpRegime(RolloutReader):
         if self.parameters.spreading in get_args(Spreading):
             return behaviour_of(row)
         return SPREADING[self.parameters.spreading](row, None).astype(np.float32), None
+
+
+def _num_answers(rollouts: Sequence[Sequence[RolloutRecord]]) -> float:
+    return float(sum(len(one.answers) for told in rollouts for one in told))
+
+
+def _filtered(term: Term, negative_divergence: float | None) -> Term:
+    """The term of peers' tokens without bad answers beyond the divergence."""
+    if negative_divergence is None:
+        return term
+    assert isinstance(term, Clipped), "variants with a ratio to the peer are clipped"
+    return Filtered(term, negative_divergence)
 
 
 def _spreading(parameters: PrpParameters) -> Spreading:

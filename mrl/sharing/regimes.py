@@ -14,11 +14,13 @@ from pydantic_core import ErrorDetails
 
 from mrl.config.nearest_key import nearest
 from mrl.config.policy_tables import PolicyTable
+from mrl.config.replay_table import REPLAY, ReplayTable
 from mrl.config.table import Table, known_or_plugin
 from mrl.config.task_tables import TaskTable
 from mrl.config.validation_errors import wanted_by
 from mrl.errors import ConfigError
 from mrl.plugins import REGIME, find_plugin, is_entry_point, load_plugin, short_name
+from mrl.records.experience import RecordKind
 from mrl.sharing.context import SharingContext
 from mrl.sharing.graft import GraftParameters, GraftRegime
 from mrl.sharing.hacpo import HacpoParameters, HacpoRegime
@@ -42,6 +44,8 @@ class RegimeKind(NamedTuple):
     """Whether the regime uses own groups whose answers all have one reward. Dynamic sampling drops these."""
     carries_episodes: bool = False
     """Whether the regime shares answers of several turns."""
+    replays: tuple[RecordKind, ...] = ()
+    """Kinds of records that it can read of a run that ended (`sharing.replay`); empty where it can read none."""
     teacher_of: Callable[[Any, str, Sequence[str]], str | None] = lambda parameters, policy, policies: None
     """(Its parameters, a policy, all policies) -> the policy that scores texts of that one; None where nobody does.
     The teacher's ratio stands in a clip of tokens, so the objective of a policy with a teacher needs one."""
@@ -49,13 +53,18 @@ class RegimeKind(NamedTuple):
 
 REGIMES: dict[str, RegimeKind] = {
     "independent": RegimeKind(IndependentParameters, IndependentRegime, carries_text=False, carries_episodes=True),
-    "prp": RegimeKind(PrpParameters, PrpRegime, learns_of_uniform_groups=True),
+    "prp": RegimeKind(PrpParameters, PrpRegime, learns_of_uniform_groups=True, replays=("rollout",)),
     "xgrpo": RegimeKind(
-        XgrpoParameters, XgrpoRegime, carries_text=False, learns_of_uniform_groups=True, carries_episodes=True
+        XgrpoParameters,
+        XgrpoRegime,
+        carries_text=False,
+        learns_of_uniform_groups=True,
+        carries_episodes=True,
+        replays=("value",),
     ),
-    "sgt": RegimeKind(SgtParameters, SgtRegime, carries_episodes=True),
-    "hacpo": RegimeKind(HacpoParameters, HacpoRegime, learns_of_uniform_groups=True),
-    "graft": RegimeKind(GraftParameters, GraftRegime, learns_of_uniform_groups=True),
+    "sgt": RegimeKind(SgtParameters, SgtRegime, carries_episodes=True, replays=("outcome", "episode")),
+    "hacpo": RegimeKind(HacpoParameters, HacpoRegime, learns_of_uniform_groups=True, replays=("rollout",)),
+    "graft": RegimeKind(GraftParameters, GraftRegime, learns_of_uniform_groups=True, replays=("rollout",)),
     "rlad": RegimeKind(RladParameters, RladRegime, teacher_of=RladParameters.teacher_of),
 }
 """Every regime of mrl; a new one is added here and nowhere else. Those of other packages are plug-ins."""
@@ -90,6 +99,11 @@ def aligns(table: Mapping[str, Any]) -> bool:
     return regime_kind(table).carries_text
 
 
+def replayed_kinds(table: Mapping[str, Any]) -> tuple[RecordKind, ...]:
+    """Kinds of records that are read of a run that ended, under this `[sharing]` table; empty where none are."""
+    return regime_kind(table).replays if REPLAY in table else ()
+
+
 def scorers(table: Mapping[str, Any], policies: Mapping[str, PolicyTable]) -> frozenset[str]:
     """The policies whose engines score texts of learning policies, under this `[sharing]` table."""
     learning = [name for name, policy in policies.items() if not policy.frozen]
@@ -106,8 +120,10 @@ def check_sharing(table: Mapping[str, Any], where: str) -> Table:
     kinds = REGIMES | {name: regime_kind(table, where)}
     for key, value in table.items():
         is_other_plugin = isinstance(value, Mapping) and is_entry_point(REGIME, key)
-        if key != "regime" and key not in kinds and not is_other_plugin:
-            raise _unknown(f"sharing.{key}: unknown key", key, ["regime", *kinds], where, prefix="sharing.")
+        if key not in ("regime", REPLAY) and key not in kinds and not is_other_plugin:
+            raise _unknown(f"sharing.{key}: unknown key", key, ["regime", *kinds, REPLAY], where, prefix="sharing.")
+    if REPLAY in table:
+        _check(REPLAY, ReplayTable, table[REPLAY], where)
     checked = {
         key: _check(key, kinds[key].parameters, table.get(key, {}), where) for key in {*table, name} if key in kinds
     }
@@ -164,6 +180,7 @@ def sharing_schema() -> dict[str, Any]:
         "default": "independent",
         "description": "Name of the regime that runs; or a plug-in's.",
     }
+    tables[REPLAY] = ReplayTable.model_json_schema()
     others = {"type": "object", "description": "Parameters of a regime that is a plug-in."}
     return {"type": "object", "properties": {"regime": regime, **tables}, "additionalProperties": others}
 

@@ -14,6 +14,7 @@ import pytest
 from mrl.cli.main import COMMANDS, Parser
 from mrl.config.nearest_key import is_named_collection, table_keys
 from mrl.config.overrides import parse_overrides
+from mrl.config.replay_table import REPLAY, ReplayTable
 from mrl.errors import ConfigError
 from mrl.metrics.names import METRICS, is_known
 from mrl.sharing.regimes import REGIMES
@@ -90,6 +91,7 @@ def unknown_keys(table: Mapping[str, Any], path: tuple[str, ...] = ()) -> list[s
     """Keys of a configuration, or of a part of one, that the schema does not have."""
     if path == ("sharing",):
         regimes = {name: set(_names(kind.parameters)) for name, kind in REGIMES.items()}
+        regimes[REPLAY] = set(_names(ReplayTable))
         below = {name: value for name, value in table.items() if isinstance(value, dict)}
         return [f"sharing.{name}.{key}" for name, keys in below.items() for key in keys if key not in regimes[name]]
     keys = table_keys(path)

@@ -353,6 +353,15 @@ LEARNING = [
             edit('[policies.llama]\nmodel = "models/llama"\n', "")),
 ]  # fmt: skip
 
+REPLAYS = [
+    Mistake("a replay of no run", "train small.toml --sharing.replay.run nowhere", r"nowhere: sharing\.replay\.run: not a run folder"),
+    Mistake("a replay without its run", "train small.toml --sharing.replay.prefix old", r"sharing\.replay\.run: "),
+    Mistake("a misspelt key of a replay", "train small.toml --sharing.replay.folder nowhere", r"sharing\.replay\.folder: unknown key; .*wanted one of run, policies"),
+    Mistake("a replay of oneself", "train small.toml --resume --sharing.replay.run runs/small", r"sharing\.replay\.run: this run itself; .*wanted the folder of another run",
+            run_exists),
+    Mistake("a replay of a run without a store", "train small.toml --run.name next --sharing.replay.run runs/small", r"runs/small/exchange/exchange\.sqlite: no file of an exchange", run_exists),
+]  # fmt: skip
+
 RUNS = [
     Mistake("the run exists", "train small.toml", r"runs/small: the run exists; cure: --resume continues it, --clean deletes it",
             run_exists),
@@ -503,7 +512,7 @@ def files_in(folder: Path) -> set[Path]:
 
 @pytest.mark.parametrize(
     "mistake",
-    [*TYPING, *FILES, *MODELS, *PROMPTS, *LEARNING, *TRACKERS, *VERIFIERS, *RUNS, *EVALUATIONS],
+    [*TYPING, *FILES, *MODELS, *PROMPTS, *LEARNING, *REPLAYS, *TRACKERS, *VERIFIERS, *RUNS, *EVALUATIONS],
     ids=lambda one: one.name,
 )
 def test_a_mistake_is_one_line_and_leaves_nothing(

@@ -26,6 +26,7 @@ from mrl.objectives.specs import (
     Correction,
     CrossSequence,
     Dppo,
+    Filtered,
     Grafted,
     Imitation,
     Regularizer,
@@ -53,6 +54,7 @@ OWN_TERMS = {
     "dppo": Dppo(),
     "grafted": Grafted(Clipped(ratio="sequence"), floor=0.1),
     "luffy": Shaped(),
+    "filtered": Filtered(Clipped(base="behaviour", dual_clip=3.0), 0.3),
 }
 DENOMINATORS: tuple[Literal["tokens", "rows", "prompts", "constant"], ...] = ("tokens", "rows", "prompts", "constant")
 
@@ -340,6 +342,25 @@ def test_the_step_says_how_far_the_policy_is(tiny_model, make_rows):
     assert 0 < values["ratio/clip_share"] < 1
     assert plain["ratio/clip_share"] == 0.0
     assert not {"kl/reference_nats", "entropy/policy_nats"} & set(plain)
+
+
+@pytest.mark.parametrize("minibatches", [1, 3])
+def test_filtered_rows_are_counted_once(tiny_model, make_rows, minibatches):
+    """Rows, not tokens, over all updates of a step; without a filter there is no such number."""
+    rows, model = make_rows(21), tiny_model()
+    filtered = Component("own", Filtered(Clipped(base="behaviour"), 0.2), 1.0, "rows", "own")
+    expected, num_bad = 0, 0
+    for row, _, logp_T in slow_rows(model, rows):
+        if row.component == "own" and row.advantages[0] < 0:
+            expected += float(row.behaviour_logprobs.mean()) - float(logp_T.detach().mean()) > 0.2
+            num_bad += 1
+    assert 0 < expected < num_bad
+
+    settings = table(minibatches=minibatches, lr=1e-30)
+    values = trainer(model, settings, components=(filtered, RESCUE)).train(order(rows), 0)
+
+    assert values["sharing/filtered_rows"] == expected
+    assert "sharing/filtered_rows" not in trainer(tiny_model(), table(lr=1e-30)).train(order(rows), 0)
 
 
 def test_a_component_with_a_reference_needs_one(tiny_model):

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from mrl.objectives.diagnostics import clipped_tokens, k3_nats, sampled_entropy_nats
-from mrl.objectives.specs import Cispo, Clipped, Correction, CrossSequence, Dppo, Grafted, Imitation, Trrd
+from mrl.objectives.specs import Cispo, Clipped, Correction, CrossSequence, Dppo, Filtered, Grafted, Imitation, Trrd
 
 
 def test_k3_is_unbiased_for_the_divergence():
@@ -34,6 +34,7 @@ def test_clipped_tokens_are_those_above_the_clip_with_a_gain_and_below_it_with_a
         assert clipped_tokens(masked, inputs).tolist() == expected
         gated = Grafted(Clipped(low, high), floor=0.99)
         assert clipped_tokens(gated, inputs).tolist() == expected
+        assert clipped_tokens(Filtered(Clipped(low, high), -1.0), inputs).tolist() == expected
     assert 0 < sum(expected) < len(expected)
 
 

@@ -6,10 +6,11 @@ from typing import get_args
 import pytest
 import torch
 
-from mrl.objectives.specs import Clipped, Grafted, Term
+from mrl.objectives.specs import Clipped, Filtered, Grafted, Term
 from mrl.objectives.terms import TERMS, term_losses
 
-SPECS = [kind(Clipped()) if kind is Grafted else kind() for kind in get_args(Term)]
+WRAPPED = {Grafted: Grafted(Clipped()), Filtered: Filtered(Clipped(), 0.5)}
+SPECS = [WRAPPED[kind] if kind in WRAPPED else kind() for kind in get_args(Term)]
 
 
 def test_every_spec_has_a_function():

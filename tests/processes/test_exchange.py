@@ -10,9 +10,17 @@ import urllib.request
 
 import pytest
 
+from mrl.exchange.archive import read_records
+from mrl.exchange.limits import Limits
+from mrl.exchange.record_index import Entry
+from mrl.exchange.store import Store
+from mrl.exchange.transaction import Transaction
 from mrl.metrics.names import is_known
 from mrl.processes.exchange import metrics_of
+from mrl.records.codec import encode
 from mrl.records.exchange_messages import Announce, Fetch, Hello
+from mrl.records.experience import ValueRecord
+from mrl.records.tags import tags_of
 from mrl.records.version import Version
 from mrl.transport.endpoints import nearest_endpoint, read_endpoint
 from mrl.transport.keys import create_keys
@@ -111,3 +119,23 @@ def test_the_role_shows_its_metrics_while_it_serves(start, run):
     assert process.wait(timeout=120) == 0
     with pytest.raises(urllib.error.URLError):
         uptime_s()
+
+
+@pytest.mark.system
+def test_the_role_begins_with_the_records_of_a_run_that_ended(run, start, tmp_path):
+    """Under the names that the configuration gives them; the role that is started again has them once."""
+    tags = {"record_id": "r", "source": "llama", "fingerprint": "f", "prompt_id": "p", "task": "t"}
+    version = {"oldest": Version(0, 9), "newest": Version(0, 9)}
+    body = encode(ValueRecord(**tags, **version, created_unix_s=0.0, rewards=[1.0]))
+    store = Store(tmp_path / "old" / "exchange", Limits())
+    store.commit(Transaction(inserts=[Entry(1, tags_of(body), body)]))
+    store.close()
+    config = json.loads((run / "config.json").read_text())
+    replay = {"run": str(tmp_path / "old"), "policies": ["llama"], "prefix": "old"}
+    (run / "config.json").write_text(json.dumps(config | {"sharing": {"regime": "xgrpo", "replay": replay}}))
+    for _ in range(2):
+        process = start()
+        wait_until_serving(process)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(timeout=120) == 0
+        assert [record.source for record in read_records(run / "exchange")] == ["old.llama"]

@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable
 
 from mrl.records.telemetry_messages import HeartbeatRecord, MetricsRecord
+from mrl.report.console_lines import missed_note
 from mrl.report.progress import MissedPair, MissedPeers, Progress, kind_of
 
 
@@ -189,3 +190,13 @@ def test_meetings_of_voided_steps_are_forgotten() -> None:
     for step in (1, 2, 3, 4, 3, 4, 3, 4):
         assert not peers.take("qwen", step, meeting(8, llama=0))
     assert peers.take("qwen", 5, meeting(8, llama=0)) == [MissedPair(5, "qwen", "llama", 0, 40)]
+
+
+def test_a_run_that_ended_is_missed_for_another_reason():
+    """Its pace helps nobody; what is wrong is whose records they are."""
+    missed = MissedPair(5, "qwen", "replay.llama", 1, 40)
+    assert missed_note(missed, "prp") == (
+        "qwen met replay.llama on 1 of 40 prompts by step 5, so prp trains it as independent would: the run behind"
+        " sharing.replay.run has next to no record on the prompts of this one"
+    )
+    assert "their pace is unequal" in missed_note(missed._replace(source="llama"), "prp")

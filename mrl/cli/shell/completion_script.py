@@ -128,9 +128,13 @@ def _actions(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
 
 
 def _sharing_keys() -> Iterator[str]:
+    from mrl.config.replay_table import REPLAY, ReplayTable
+    from mrl.config.table import Table
     from mrl.sharing.regimes import REGIMES
 
     yield "sharing.regime"
-    for name, kind in REGIMES.items():
-        fields = kind.parameters.model_fields.items()
+    tables: dict[str, type[Table]] = {name: kind.parameters for name, kind in REGIMES.items()}
+    tables[REPLAY] = ReplayTable
+    for name, table in tables.items():
+        fields = table.model_fields.items()
         yield from (f"sharing.{name}.{field.alias or own}" for own, field in fields)

@@ -113,13 +113,14 @@ def _plan_one(
     from mrl.processes.preparation.completion import complete
     from mrl.processes.preparation.hub_models import pinned
     from mrl.processes.preparation.preflight import unasked
+    from mrl.processes.preparation.replayed_run import with_replay
 
     name = f"{short_name(regime)}-{seed}"
     chosen = ["--run.folder", str(folder), "--run.name", name, "--run.seed", str(seed), *_settings(regime)]
     chosen += ["--run.sync", "false" if arguments.is_async else "true"]
     config = load_config(arguments.config, [*arguments.overrides, *chosen])
     config = pinned(config, where=str(arguments.config), earlier=earlier, on_note=lambda _: None)
-    config = complete(config).config
+    config = with_replay(complete(config).config)  # as the run itself fills it in, or it would be another one
     if config.evaluation.every == NO_EVALUATION:
         raise ConfigError(
             "evaluation.every: runs that evaluate nothing cannot be compared",

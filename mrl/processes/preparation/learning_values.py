@@ -5,11 +5,12 @@ from typing import Any
 
 from mrl.config.defaults import LR_OF_ADAPTERS, LR_OF_ALL, RELEASED_PARAMETERS
 from mrl.config.policy_tables import PolicyTable
+from mrl.config.replay_table import REPLAY
 from mrl.config.rules.evaluation_rules import greedy_note
 from mrl.config.schema import RunConfig
 from mrl.config.table import Table
 from mrl.errors import ConfigError
-from mrl.sharing.regimes import check_episodes
+from mrl.sharing.regimes import check_episodes, replayed_kinds
 from mrl.tasks.games.game_names import GAMES
 
 SANE_FACTOR = 20.0
@@ -46,14 +47,14 @@ def check_learning(config: RunConfig, *, where: str) -> None:
         )
     check_episodes(config.sharing, config.tasks, where)
     regime = str(config.sharing.get("regime"))
-    if len(config.policies) == 1 and regime != "independent":
+    if len(config.policies) == 1 and regime != "independent" and not replayed_kinds(config.sharing):
         (name,) = config.policies
         raise ConfigError(
             f"sharing.regime: there is nobody to share with, {name} is the only policy",
             where=where,
             got=regime,
-            wanted="two policies or more, or the regime independent",
-            cure="--sharing.regime independent, or another [policies.NAME] table",
+            wanted="two policies or more, the store of a run that ended, or the regime independent",
+            cure="--sharing.regime independent, another [policies.NAME] table, or --sharing.replay.run FOLDER",
         )
     for name in config.learning:
         if config.policies[name].rollout.group_size == 1 and regime in ("independent", "rlad"):
@@ -71,6 +72,8 @@ def warnings(config: RunConfig, parameters: Mapping[str, int]) -> Iterator[str]:
     regime = str(config.sharing.get("regime"))
     if note := greedy_note(config.evaluation.temperature, config.evaluation.samples):
         yield f"evaluation.{note}"
+    if REPLAY in config.sharing and not replayed_kinds(config.sharing):
+        yield f"sharing.replay: {regime} reads no records of a run that ended, and none are taken up for it"
     for name in config.learning:
         policy = config.policies[name]
         is_released = policy.make is None and parameters.get(name, 0) >= RELEASED_PARAMETERS

@@ -20,6 +20,7 @@ from mrl.processes.preparation.learning_values import check_learning
 from mrl.processes.preparation.model_folder import check_model_folder
 from mrl.processes.preparation.named_plugins import check_shadows
 from mrl.processes.preparation.prompt_fit import check_prompts
+from mrl.processes.preparation.replayed_run import check_replay
 from mrl.processes.preparation.tracker_checks import check_trackers
 
 if TYPE_CHECKING:
@@ -60,7 +61,6 @@ def preflight(
     from mrl.allocation.floors import check_floors
     from mrl.processes.planning.local_folder import parent_of
     from mrl.sharing.regimes import check_objectives
-    from mrl.transport.server import check_address
 
     check_shadows(config, where=where)
     check_teacher(config, where=where)
@@ -69,11 +69,7 @@ def preflight(
     check_objectives(config.sharing, config.policies, where)
     check_learning(config, where=where)
     check_floors(config, where=where)
-    for table, host, port in _addresses(config):
-        try:
-            check_address(host, port)
-        except AddressError as error:
-            raise AddressError(error.what, where=f"{where}: [{table}] {error.where}", cure=error.cure) from None
+    _check_addresses(config, where=where)
     parent_of(config, os.environ)
     not_there: list[MissingError] = []
     tell = on_missing or not_there.append
@@ -87,6 +83,8 @@ def preflight(
         prompts, num_held_out = check_tasks(config, tell, on_trial, on_unfetched=on_unfetched)
     except (TaskError, PluginError) as error:
         raise _in_file(error, where) from error
+    num_trained = len(prompts) - num_held_out
+    check_replay(config, [prompt.prompt_id for prompt in prompts[:num_trained]], on_note, where=where)
     for name, policy in config.policies.items():
         if policy.model and prompts and missing_model(name, policy, where) is None:
             check_prompts(config, name, prompts, on_note)
@@ -94,7 +92,17 @@ def preflight(
     if not_there:
         not_there[0].more = tuple(not_there[1:])
         raise not_there[0]
-    return len(prompts) - num_held_out, num_held_out
+    return num_trained, num_held_out
+
+
+def _check_addresses(config: RunConfig, *, where: str) -> None:
+    from mrl.transport.server import check_address
+
+    for table, host, port in _addresses(config):
+        try:
+            check_address(host, port)
+        except AddressError as error:
+            raise AddressError(error.what, where=f"{where}: [{table}] {error.where}", cure=error.cure) from None
 
 
 def _addresses(config: RunConfig) -> Iterator[tuple[str, str, int]]:

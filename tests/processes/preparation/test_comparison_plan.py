@@ -10,6 +10,7 @@ from mrl.config.run_folder import dump_config
 from mrl.config.toml_text import config_toml
 from mrl.errors import ConfigError
 from mrl.processes.preparation.comparison_plan import FITTED, check_earlier, plan_runs
+from mrl.processes.preparation.replayed_run import with_replay
 from tests.support.compared_runs import CONFIG, TEACHER, arguments, finish
 
 
@@ -46,6 +47,21 @@ def test_a_frozen_policy_is_left_out_where_nobody_asks_it(tmp_path):
         assert load_config(one.config_toml) == one.config
     assert notes(both, both) == ["independent: without t (frozen), which it never asks"]
     assert notes(both, [independent])[1:] == [f"not in the tables: {rlad.folder} did not come to its end"]
+
+
+def test_a_replayed_run_is_filled_in_as_the_run_itself_does(tmp_path):
+    """So that a run that is done is known again; the baseline has none, and the file that is trained says the same."""
+    whose = ("--sharing.replay.run", str(tmp_path / "old"), "--sharing.replay.policies", '["a"]')
+    independent, sgt = both = plan_runs(arguments(tmp_path, "--regimes", "independent,sgt", "--seeds", "1", *whose))
+    assert "replay" not in independent.config.sharing
+    replay = {"run": str(tmp_path / "old"), "policies": ["a"], "prefix": "replay"}
+    assert sgt.config.sharing["replay"] == replay
+    for one in both:
+        one.config_toml.parent.mkdir(exist_ok=True)
+        one.config_toml.write_text(config_toml(one.config))
+        assert with_replay(load_config(one.config_toml)) == one.config
+        finish(one)
+        assert one.state().is_done
 
 
 def test_a_run_with_one_policy_more_is_another_run(tmp_path):

@@ -1,0 +1,174 @@
+"""The records of a run that ended, held by another run's exchange as those of sources that stand still.
+
+    old file ──▶ newest records within the budget ──▶ renamed, at version 0.0 ──▶ one transaction ──▶ own file
+
+A replayed source never announces a version, and each of its records is of its one version, 0.0: their age is 0 for as
+long as the run lasts, and no bound on ages refuses them. How old a record was when its run ended is asked once, here.
+What a source said, its log-probs included, stays as it was when it was sampled.
+
+The old file is opened to read, and is left as it is. The own file counts what was taken over in the transaction that
+stores it, so that a daemon that starts again does not take it twice.
+"""
+
+import sqlite3
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from mrl.errors import RecordError, RunFolderError
+from mrl.exchange.archive import open_file
+from mrl.exchange.contents import Contents
+from mrl.exchange.limits import Limits, held_bytes_of
+from mrl.exchange.record_index import Entry
+from mrl.exchange.store import APPLICATION_ID, SCHEMA_VERSION, Store, damaged
+from mrl.exchange.transaction import Transaction
+from mrl.records.codec import decode, encode
+from mrl.records.experience import RecordKind, experience_decoder
+from mrl.records.tags import tags_of
+from mrl.records.version import Version
+
+KINDS: tuple[RecordKind, ...] = ("outcome", "episode", "rollout", "value")
+"""Of use without the policy that made them; scores answer a question, and nobody asks a run that ended."""
+STANDING = Version(0, 0)
+"""The one version of a replayed source."""
+
+
+@dataclass(frozen=True, slots=True)
+class Replay:
+    """Whose records of which file are taken over."""
+
+    folder: Path
+    """The exchange's folder of the run that ended."""
+    sources: Mapping[str, str]
+    """Policy there -> its name here."""
+    max_age_versions: int | None = None
+    """Oldest age at the end of that run; None takes any."""
+
+
+class Replayed(NamedTuple):
+    """What came of it."""
+
+    num_held: int
+    """Records that were taken over."""
+    num_left_out: int
+    """Records that are older than those, for which the budget has no room."""
+    num_unreadable: int
+    """Rows that hold no record of this version of mrl."""
+
+
+class Shared(NamedTuple):
+    """The records of one policy and kind in a file."""
+
+    source: str
+    kind: str
+    prompt_ids: frozenset[str]
+
+
+def shared_in(folder: Path) -> list[Shared]:
+    """What the policies of a run that ended have shared, of the kinds that can be replayed.
+
+    Raises RunFolderError where there is no such file, or it cannot be used.
+    """
+    query = f"SELECT DISTINCT source, kind, prompt_id FROM records WHERE {_any_of('kind', KINDS)}"
+    prompt_ids: dict[tuple[str, str], set[str]] = {}
+    try:
+        with closing(_open(folder)) as connection:
+            for source, kind, prompt_id in connection.execute(query, KINDS):
+                prompt_ids.setdefault((source, kind), set()).add(prompt_id)
+    except sqlite3.Error as error:
+        raise damaged(folder, error) from error
+    return [Shared(*key, frozenset(ids)) for key, ids in sorted(prompt_ids.items())]
+
+
+def take_over(store: Store, contents: Contents, replay: Replay, limits: Limits) -> tuple[Contents, Replayed | None]:
+    """What the store holds once the replayed records are in it, and what came of it; None where they were before.
+
+    Raises RunFolderError where the old file cannot be used, and where the own one has no room.
+    """
+    names = set(replay.sources.values())
+    if any(what == "stored" and policy in names for policy, what, _ in contents.counts):
+        return contents, None
+    entries, left_out, unreadable = _newest(replay, contents.last_number, limits)
+    if not entries:
+        found = f"{unreadable} rows that are none of this version" if unreadable else "none"
+        raise RunFolderError("no record that can be replayed", where=str(replay.folder), got=found)
+    transaction = Transaction(inserts=entries)
+    if failure := store.commit(transaction):
+        raise RunFolderError(f"the replayed records are not stored ({failure})", where=str(store.path))
+    counts = Counter(dict(contents.counts)) + transaction.counts()
+    after = replace(contents, entries=[*contents.entries, *entries], counts=counts, last_number=entries[-1].number)
+    return after, Replayed(len(entries), left_out, unreadable)
+
+
+def _newest(replay: Replay, last_number: int, limits: Limits) -> tuple[list[Entry], int, int]:
+    """The newest records within the budget, oldest first; how many older ones there are; how many cannot be read."""
+    found: list[Entry] = []
+    used_bytes = num_left_out = num_unreadable = 0
+    for source, body in _bodies(replay):
+        renamed = _renamed(body, replay.sources[source])
+        tags = tags_of(renamed) if renamed else None
+        if tags is None:
+            num_unreadable += 1
+            continue
+        used_bytes += held_bytes_of(len(renamed))
+        if used_bytes > limits.budget_bytes:
+            num_left_out += 1
+            continue
+        found.append(Entry(0, tags, renamed))
+    found.reverse()
+    for place, entry in enumerate(found, last_number + 1):
+        entry.number = place
+    return found, num_left_out, num_unreadable
+
+
+def _bodies(replay: Replay) -> Iterator[tuple[str, bytes]]:
+    """(policy there, record), those of the newest versions first."""
+    names = tuple(replay.sources)
+    query = (
+        f"SELECT source, oldest_step, body FROM records WHERE {_any_of('kind', KINDS)} AND {_any_of('source', names)}"
+        " ORDER BY oldest_step DESC, number DESC"
+    )
+    try:
+        with closing(_open(replay.folder)) as connection:
+            ends = dict(connection.execute("SELECT policy, step FROM versions ORDER BY run_epoch, step"))
+            for source, oldest_step, body in connection.execute(query, (*KINDS, *names)):
+                age = max(0, ends.get(source, oldest_step) - oldest_step)
+                if replay.max_age_versions is None or age <= replay.max_age_versions:
+                    yield source, body
+    except sqlite3.Error as error:
+        raise damaged(replay.folder, error) from error
+
+
+def _renamed(body: bytes, source: str) -> bytes:
+    """The record as one of `source`; empty where it is no record."""
+    try:
+        record = decode(body, experience_decoder)
+    except RecordError:
+        return b""
+    record_id = f"{source}/{record.record_id}"
+    return encode(msgspec.structs.replace(record, source=source, record_id=record_id, oldest=STANDING, newest=STANDING))
+
+
+def _open(folder: Path) -> sqlite3.Connection:
+    """The old file, to read from. Raises RunFolderError where it is none, or one of another version of mrl."""
+    connection = open_file(folder, has_ended=True)
+    found = tuple(connection.execute(f"PRAGMA {name}").fetchone()[0] for name in ("application_id", "user_version"))
+    if found == (APPLICATION_ID, SCHEMA_VERSION):
+        return connection
+    connection.close()
+    raise RunFolderError(
+        "its records are of another version of mrl",
+        where=str(folder),
+        got=f"schema {found[1]}",
+        wanted=f"schema {SCHEMA_VERSION}",
+        cure="leave sharing.replay out",
+    )
+
+
+def _any_of(column: str, values: Sequence[str]) -> str:
+    return f"{column} IN ({','.join('?' * len(values))})"

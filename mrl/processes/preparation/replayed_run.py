@@ -1,0 +1,120 @@
+"""The run whose records another one begins with: that it can be read, and that its prompts are those of this run."""
+
+import json
+from collections.abc import Callable, Collection
+from pathlib import Path
+from typing import Any
+
+from mrl.config.nearest_key import nearest
+from mrl.config.replay_table import REPLAY, ReplayTable, is_replayed, replay_of
+from mrl.config.run_folder import RunFolder, dump_config, run_folder_of, supervisor_of
+from mrl.config.schema import RunConfig
+from mrl.errors import ConfigError, RunFolderError
+from mrl.exchange.replay import Shared, shared_in
+from mrl.sharing.regimes import replayed_kinds
+
+FEW_SHARE = 0.05
+"""A smaller part of this run's prompts, on which there are records, is told."""
+
+
+def check_replay(config: RunConfig, prompt_ids: Collection[str], on_note: Callable[[str], None], *, where: str) -> None:
+    """Check the run that `sharing.replay` names against the prompts that this one trains on; nothing without them.
+
+    `on_note` is told when few of them have a record, and of tasks that the two runs do not define alike. Raises
+    ConfigError or RunFolderError for a run that cannot be replayed, ConfigError where no prompt of it is among them.
+    """
+    table, kinds = replay_of(config.sharing), replayed_kinds(config.sharing)
+    if table is None or not kinds:
+        return
+    folder = RunFolder(Path(table.run).absolute())
+    tasks, regime = _ended_run(config, folder, where=where)
+    shared = shared_in(folder.exchange)
+    chosen = _of_policies(shared, table, where=where)
+    known = {prompt_id for one in chosen if one.kind in kinds for prompt_id in one.prompt_ids}
+    if not known:
+        raise ConfigError(
+            f"sharing.replay.run: its policies shared nothing that {config.sharing['regime']} reads",
+            where=where,
+            got=", ".join(sorted({one.kind for one in chosen})) or "no record",
+            wanted=f"records of kind {' or '.join(kinds)}",
+            cure=f"it shared by {regime}, and can be replayed under the same regime",
+        )
+    if not prompt_ids:
+        return
+    common = known & set(prompt_ids)
+    if not common:
+        raise ConfigError(
+            "sharing.replay.run: none of its prompts is in the pool of this run",
+            where=where,
+            got=table.run,
+            wanted="a run with the same [tasks] and [pool]: a prompt is found by the hash of its text",
+        )
+    if len(common) < FEW_SHARE * len(prompt_ids):
+        on_note(
+            f"sharing.replay.run: it has records on {len(common)} of {len(prompt_ids)} prompts,"
+            " so it will seldom be of use; its [tasks] or [pool] are others"
+        )
+    for task, table in dump_config(config)["tasks"].items():
+        before = tasks.get(task, {})
+        if any(before[key] != table[key] for key in before.keys() & table.keys()):
+            on_note(f"sharing.replay.run: [tasks.{task}] is not what it was there; what it verified is taken as it is")
+
+
+def with_replay(config: RunConfig) -> RunConfig:
+    """`config` with the folder and the policies of the replayed run filled in; without it where nobody reads it."""
+    table = replay_of(config.sharing)
+    if table is None:
+        return config
+    others = {key: value for key, value in config.sharing.items() if key != REPLAY}
+    if not replayed_kinds(config.sharing):
+        return config.model_copy(update={"sharing": others})
+    folder = Path(table.run).absolute()
+    policies = table.policies or _policies_in(shared_in(RunFolder(folder).exchange))
+    filled = table.model_copy(update={"run": str(folder), "policies": policies})
+    return config.model_copy(update={"sharing": others | {REPLAY: filled.model_dump(mode="json", exclude_none=True)}})
+
+
+def _ended_run(config: RunConfig, folder: RunFolder, *, where: str) -> tuple[dict[str, Any], str]:
+    """Tasks and regime of the run that is to be replayed; it is another one, and over.
+
+    Its configuration is read as plain values: it may be of another version, and its modules are none of this run's.
+    """
+    is_own = folder.path.resolve() == run_folder_of(config).path
+    if is_own or supervisor_of(folder.path) is not None:
+        raise ConfigError(
+            f"sharing.replay.run: {'this run itself' if is_own else 'it goes on'}",
+            where=where,
+            got=str(folder.path),
+            wanted="the folder of another run, which has ended",
+        )
+    try:
+        told = json.loads(folder.config_json.read_text(encoding="utf-8"))
+        return {task: dict(table) for task, table in told["tasks"].items()}, str(told["sharing"]["regime"])
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        raise RunFolderError(
+            "sharing.replay.run: not a run folder (no config.json that can be read)",
+            where=str(folder.path),
+            cure="give the folder of a run, runs/<name>",
+        ) from None
+
+
+def _policies_in(shared: Collection[Shared]) -> list[str]:
+    """Everybody who shared anything there; what that run had of another one is named, or left out."""
+    return sorted({one.source for one in shared if not is_replayed(one.source)})
+
+
+def _of_policies(shared: Collection[Shared], table: ReplayTable, *, where: str) -> list[Shared]:
+    """What the policies shared that are named, or all. Raises ConfigError for one that shared nothing."""
+    names = table.policies or _policies_in(shared)
+    there = sorted({one.source for one in shared})
+    for name in names:
+        if name not in there:
+            near = nearest(name, there)
+            raise ConfigError(
+                "sharing.replay.policies: it has no record there",
+                where=where,
+                got=name,
+                wanted="some of " + ", ".join(there),
+                cure=f"did you mean {near!r}?" if near else "",
+            )
+    return [one for one in shared if one.source in names]
