@@ -32,9 +32,9 @@ import torch.multiprocessing as mp
 from torch import Tensor
 
 from mrl.config.policy_tables import LearnerTable, MakeTable
+from mrl.learner.ranks.world import World
 from mrl.learner.step_order import StepOrder
 from mrl.learner.trainer import Trainer
-from mrl.learner.world import World
 from mrl.models.architectures import init_model
 from mrl.models.parameters import whole_weights
 from mrl.objectives.specs import Clipped, Correction, Imitation

@@ -127,7 +127,8 @@ def _need(config: RunConfig, spec: ProcessSpec, policies: Mapping[str, PolicyMem
         policy = policies[spec.policy]
         (host, device), (other, _) = policy.ranks(policy.table.learner)
         on_gpu = device if policy.table.device == "cuda" else None
-        return ProcessNeed(spec, host, policy.table.learner.processes, AGENT_MIB, on_gpu, other)
+        first = other if spec.index and other else host  # the first rank of all is on the first of its hosts
+        return ProcessNeed(spec, first, policy.table.learner.ranks_per_host, AGENT_MIB, on_gpu, other)
     if spec.role == "worker":
         return _worker(spec, policies[spec.policy])
     return ProcessNeed(spec, Need("", {"process": DAEMON_MIB * MIB}))

@@ -10,8 +10,8 @@ import torch.multiprocessing as mp
 
 from mrl.config.policy_tables import LearnerTable, MakeTable
 from mrl.errors import ModelFolderError
+from mrl.learner.ranks.world import World
 from mrl.learner.sharding import place
-from mrl.learner.world import World
 from mrl.models.architectures import init_model
 
 

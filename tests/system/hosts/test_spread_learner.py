@@ -1,0 +1,90 @@
+"""A learner whose ranks live on two hosts: nothing is shared but the run folder, and ranks, agents and hosts are lost."""
+
+import ipaddress
+import os
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+pytestmark = pytest.mark.system
+REMOTE = '["ip", "netns", "exec", "{host}"]'
+LISTEN = "0A"
+"""A state in /proc/net/tcp."""
+SPREAD = [
+    "--policies.qwen.learner.processes=4",
+    "--policies.qwen.learner.hosts=2",
+    "--policies.qwen.learner.sharding=shard",
+    "--policies.llama.learner.processes=2",
+    "--policies.llama.learner.hosts=2",
+]
+OFTEN = [f"--policies.{policy}.learner.checkpoint_every=1" for policy in ("qwen", "llama")]
+
+
+def start(run, namespaces, *words: str) -> None:
+    """`mrl launch` on the first host, which starts the second."""
+    hosts = ",".join(f"{name}={address}" for name, address in zip(namespaces.hosts, namespaces.addresses, strict=True))
+    argv = [sys.executable, "-m", "mrl", "launch", str(run.config), "--hosts", hosts, "--launch.remote", REMOTE]
+    argv += ["--exchange.host", "0.0.0.0", *words]
+    run.start(argv=["ip", "netns", "exec", namespaces.hosts[0], *argv])
+
+
+def go_on(run, policy: str, what: str) -> None:
+    """Two more steps of a policy."""
+    told = run.step(policy)
+    run.until(lambda: run.step(policy) >= told + 2, f"steps of {policy} {what}")
+
+
+def lives(run, policy: str) -> int:
+    """How often its learner lived."""
+    return 1 + int((run.folder / "checkpoints" / policy / "run_epoch").read_text())
+
+
+def listening(run, title: str) -> set[str]:
+    """Addresses of version 4 at which a process listens, in the namespace that it lives in."""
+    process = Path("/proc") / str(run.titles()[title])
+    links = [os.readlink(path) for path in (process / "fd").iterdir()]
+    inodes = {link.removeprefix("socket:[").rstrip("]") for link in links if link.startswith("socket:")}
+    rows = [line.split() for line in (process / "net" / "tcp").read_text().splitlines()[1:]]
+    own = [row[1].partition(":")[0] for row in rows if row[3] == LISTEN and row[9] in inodes]
+    return {str(ipaddress.ip_address(int.from_bytes(bytes.fromhex(found), sys.byteorder))) for found in own}
+
+
+def test_two_learners_over_two_hosts_outlive_an_agent_and_a_rank(make_run, namespaces):
+    """Two hosts with two ranks of one policy and one of the other on each. An agent there and a rank here are killed:
+    all ranks of that policy begin their next life together, from the checkpoint; the other policy takes no notice."""
+    run = make_run(steps=40)
+    start(run, namespaces, *SPREAD, *OFTEN)
+    run.until(lambda: min(run.step("qwen"), run.step("llama")) >= 2, "two steps of both")
+    ranks = {
+        "learner/qwen",
+        *(f"learner/qwen/rank{rank}" for rank in (1, 2, 3)),
+        "learner/llama",
+        "learner/llama/rank1",
+    }
+    assert ranks <= run.titles().keys()
+    assert listening(run, "learner/qwen/rank1") == {namespaces.addresses[0]}
+    assert listening(run, "learner/qwen/rank3") == {namespaces.addresses[1]}
+
+    psutil.Process(run.titles()["learner/qwen/rank2"]).parent().kill()
+    run.until(lambda: lives(run, "qwen") == 2, "a life after the loss of an agent")
+    go_on(run, "qwen", "without an agent")
+    psutil.Process(run.titles()["learner/qwen/rank1"]).kill()
+    run.until(lambda: lives(run, "qwen") == 3, "a life after the loss of a rank")
+    go_on(run, "qwen", "without a rank")
+
+    assert lives(run, "llama") == 1
+    saved = max(int(path.name.removeprefix("step_")) for path in (run.folder / "checkpoints" / "qwen").glob("step_*"))
+    assert sorted(path.name for path in (run.folder / "checkpoints" / "qwen" / f"step_{saved}").glob("rank_*")) == [
+        "rank_00000.safetensors",
+        "rank_00001.safetensors",
+    ], "the ranks of one replica, on one host"
+    assert run.finish() == 0, run.tail()
+    assert [run.step(policy) for policy in ("qwen", "llama")] == [40, 40]
+    assert not run.left_over()
+
+
+def log_of(run, name: str) -> str:
+    """What a process of the run has written."""
+    return (run.folder / "logs" / "latest" / f"{name}.log").read_text()
