@@ -59,9 +59,9 @@ def memory_plan(config: RunConfig, plan: Plan, policies: Mapping[str, PolicyMemo
 
 
 def run_need(config: RunConfig) -> RunNeed:
-    """By the plan that `mrl check` shows."""
-
-    host_mib = sum(need.host_mib for need in memory_plan(config, planned(config)))
+    """By the plan that `mrl check` shows, on its first host."""
+    plan = planned(config)
+    host_mib = sum(need.host_mib for need in memory_plan(config, plan) if need.spec.host == plan.first_host)
     names_cores = any(unit.kind == "cpu" for unit in parse_units(config.allocation.units, where=""))
     names_ports = config.exchange.port > 0 or config.exchange.metrics_port > 0
     return RunNeed(

@@ -250,7 +250,7 @@ def _check_sharding(key: str, learner: LearnerTable, where: str) -> None:
             f"{key}.learner.shard_size: does not divide the ranks",
             where=where,
             got=learner.shard_size,
-            wanted=f"a divisor of processes = {learner.processes}, or 0 for all of them",
+            wanted=f"a divisor of processes = {learner.processes}, or 0 for {learner.ranks_per_host}",
         )
     size, per_host = learner.shard_size, learner.ranks_per_host
     if size and per_host % size and size % per_host:

@@ -1,10 +1,12 @@
-"""A learner whose ranks live on two hosts: nothing is shared but the run folder, and ranks, agents and hosts are lost."""
+"""A learner whose ranks live on two hosts: they share the run folder alone, and ranks, agents and hosts are lost."""
 
 import ipaddress
+import itertools
 import os
 import sys
 from pathlib import Path
 
+import check_layouts
 import psutil
 import pytest
 
@@ -88,3 +90,16 @@ def test_two_learners_over_two_hosts_outlive_an_agent_and_a_rank(make_run, names
 def log_of(run, name: str) -> str:
     """What a process of the run has written."""
     return (run.folder / "logs" / "latest" / f"{name}.log").read_text()
+
+
+def test_ranks_on_two_hosts_train_what_one_rank_trains(namespaces, tmp_path):
+    """Five steps, flat, and with shards within hosts in passes of two sizes, and across; also from a checkpoint of one
+    rank. To 1e-5, and exactly between ranks."""
+    alone, wanted = check_layouts.Layout(1), check_layouts.spread(4, 2)
+    trained, resumed = check_layouts.train_all(
+        [alone, *wanted], [(wanted[1], alone), (alone, wanted[1])], tmp_path, hosts=namespaces
+    )
+    apart = [check_layouts.difference(found[0], trained[0][0]) for found in [*trained[1:], *resumed]]
+    assert max(apart) <= 1e-5, apart
+    for of_ranks in [*trained, *resumed]:
+        assert all(check_layouts.same_bits(one, other) for one, other in itertools.pairwise(of_ranks))
