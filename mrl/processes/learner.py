@@ -111,6 +111,7 @@ def _learn(config: RunConfig, folder: RunFolder, closing: ExitStack, policy: str
     point = _meeting_point(config, folder, policy)
     world = join_world(table.device, timeout_s=_group_timeout_s(config, policy), point=point)
     closing.callback(world.release)
+    closing.enter_context(world.naming_hosts())
     telemetry = wiring.connect_telemetry(folder, role, policy, closing)
     receiver = load_receiver(Path(table.model))
     context = sharing_context(config, policy, receiver, own_words(config, policy, receiver))

@@ -11,8 +11,8 @@ authentication, and its port has to be known beforehand.
 
 import secrets
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from pathlib import Path
 
@@ -55,6 +55,7 @@ class _Guest(msgspec.Struct, frozen=True):
     """What a rank says of itself as it takes its seat."""
 
     host: str
+    address: str
     torch: str
 
 
@@ -67,6 +68,8 @@ class Met:
     life: str
     store: dist.Store
     """Held by the first rank as long as it lives."""
+    addresses: Mapping[str, str] = field(default_factory=dict)
+    """Of the hosts, by their names."""
 
     def keys(self, room: str) -> dist.Store:
         """A part of the store for one purpose."""
@@ -95,7 +98,7 @@ def meet(place: RankPlace, point: MeetingPoint) -> Met:
         try:
             met = _open(here, point) if place.rank == 0 else _find(point)
             if met is not None:
-                _take_seat(met, place)
+                _take_seat(met, place, here)
                 return _await_all(met, place, point, deadline_s)
         except (_NotThisLifeError, RuntimeError) as error:  # torch raises the latter of a store that is gone
             missing = str(error).partition("\n")[0].partition(". ")[0][:300]
@@ -127,12 +130,12 @@ def _connect(address: str) -> dist.TCPStore:
     return dist.TCPStore(host, port_of(address), is_master=False, timeout=patience, wait_for_workers=False)
 
 
-def _take_seat(met: Met, place: RankPlace) -> None:
+def _take_seat(met: Met, place: RankPlace, here: str) -> None:
     seats = met.keys("seats")
     if seats.add(f"taken/{place.rank}", 1) > 1:
         met.keys("board").set(OVER, f"{place.told(place.rank)} has begun anew")
         raise _NotThisLifeError(f"{place.told(0)} is still in the life before")
-    guest = _Guest(place.host_of(place.rank), str(torch.__version__))
+    guest = _Guest(place.host_of(place.rank), here, str(torch.__version__))
     seats.set(f"guest/{place.rank}", msgspec.json.encode(guest).decode())
 
 
@@ -149,7 +152,7 @@ def _await_all(met: Met, place: RankPlace, point: MeetingPoint, deadline_s: floa
     guests = [msgspec.json.decode(seats.get(f"guest/{rank}"), type=_Guest) for rank in range(place.size)]
     _check_alike(guests, point.name)
     log.info("ranks have met", address=met.address, hosts=list(place.hosts), ranks=place.size)
-    return met
+    return replace(met, addresses={guest.host: guest.address for guest in guests})
 
 
 def _check_alike(guests: Sequence[_Guest], name: str) -> None:

@@ -1,9 +1,11 @@
 """The process group of one policy's learner. No group ever spans two policies."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
+from types import MappingProxyType
 
 import torch
 import torch.distributed as dist
@@ -12,7 +14,7 @@ from torch import Tensor, nn
 from mrl.config.run_folder import local_folder
 from mrl.errors import PeerLost
 from mrl.learner.ranks.host_board import HostBoard
-from mrl.learner.ranks.meeting import MeetingPoint, Met, meet
+from mrl.learner.ranks.meeting import MeetingPoint, meet
 from mrl.learner.ranks.rank_place import RankPlace, rank_place
 from mrl.learner.ranks.watchdog import Board, ProgressBoard, StallWatch
 
@@ -20,9 +22,18 @@ from mrl.learner.ranks.watchdog import Board, ProgressBoard, StallWatch
 class World:
     """This rank among the ranks of one learner; also valid for a single process."""
 
-    def __init__(self, rank: int, size: int, device: torch.device, board: Board | None = None) -> None:
-        """Without a `board`, nobody is told what this rank is at."""
+    def __init__(
+        self,
+        rank: int,
+        size: int,
+        device: torch.device,
+        board: Board | None = None,
+        *,
+        addresses: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
+        """Without a `board`, nobody is told what this rank is at. `addresses` are those of several hosts, by name."""
         self.rank, self.size, self.device = rank, size, device
+        self._addresses = addresses
         self._board = board
         self._watch: StallWatch | None = None
 
@@ -85,6 +96,17 @@ class World:
             dist.broadcast(buffer, 0)
         return buffer.cpu().numpy().tobytes()
 
+    @contextmanager
+    def naming_hosts(self) -> Iterator[None]:
+        """Have a collective that fails say which host it lacks. Raises PeerLost in place of torch's own error."""
+        try:
+            yield
+        except RuntimeError as error:
+            gone = [host for host, address in self._addresses.items() if f"[{address}]" in str(error)]
+            if not gone:
+                raise
+            raise PeerLost(f"a rank on host {gone[0]} is gone: {str(error).partition('. ')[0]}") from error
+
     def part(self, stopping: Callable[[], bool]) -> None:
         """All is done, here and in the group, which was closed. Ranks of other hosts wait for the first one's word.
 
@@ -123,7 +145,8 @@ def join_world(device_kind: str, *, timeout_s: float, point: MeetingPoint | None
         assert point is not None, "ranks of several hosts need a place to meet"
         met = meet(place, point)
         _init(met.keys("ranks"), place, device, patience)
-        return World(place.rank, place.size, device, _host_board(met, place, point.lost_s))
+        board = HostBoard(lambda: met.another("board"), place, lost_s=point.lost_s)
+        return World(place.rank, place.size, device, board, addresses=met.addresses)
     if place.size > 1:
         _init(_file_store(place.size, patience), place, device, patience)
     return World(place.rank, place.size, device, _board(place.rank, place.size))
@@ -137,10 +160,6 @@ def _init(store: dist.Store | None, place: RankPlace, device: torch.device, pati
     else:
         store.set_timeout(patience)
         dist.init_process_group(backend, store=store, rank=place.rank, world_size=place.size, timeout=patience)
-
-
-def _host_board(met: Met, place: RankPlace, lost_s: float) -> HostBoard:
-    return HostBoard(lambda: met.another("board"), place, lost_s=lost_s)
 
 
 def _board(rank: int, size: int) -> ProgressBoard | None:

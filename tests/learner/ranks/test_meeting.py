@@ -15,6 +15,7 @@ from mrl.learner.ranks.host_board import OVER
 from mrl.learner.ranks.meeting import MeetingPoint, Met, meet
 from mrl.learner.ranks.own_address import GLOO, NCCL
 from mrl.learner.ranks.rank_place import LEARNER_HOSTS, LEARNER_PLACE, RankPlace, rank_place
+from mrl.learner.ranks.world import World
 from mrl.transport.endpoints import ADDRESS, read_endpoint
 
 HOSTS = ("a", "b")
@@ -64,6 +65,7 @@ def test_ranks_of_two_hosts_meet_at_a_port_of_the_first_ones_address(
     first.result().keys("room").set("word", "heard")
     assert second.result().keys("room").get("word") == b"heard"
     assert first.result().life == second.result().life
+    assert first.result().addresses == {"a": "127.0.0.1", "b": "127.0.0.1"}
     address = read_endpoint(tmp_path, "ranks-qwen")
     listening = {one.laddr for one in psutil.Process().net_connections("tcp") if one.status == psutil.CONN_LISTEN}
     assert ("127.0.0.1", int(str(address).rpartition(":")[2])) in listening
@@ -99,7 +101,17 @@ def test_other_versions_of_torch_are_told_of_with_both(threads: ThreadPoolExecut
     first = comes(threads, tmp_path, 0)
     while not (found := meeting._find(point(tmp_path))):
         assert not first.done()
-    guest = msgspec.json.encode({"host": "b", "torch": "1.0"}).decode()
+    guest = msgspec.json.encode({"host": "b", "address": "127.0.0.1", "torch": "1.0"}).decode()
     found.keys("seats").set("guest/1", guest)
     with pytest.raises(ConfigError, match=f"got '{torch.__version__} on host a, 1.0 on host b'".replace("+", r"\+")):
         first.result()
+
+
+def test_a_collective_that_fails_names_the_host_that_it_lacks() -> None:
+    """gloo tells of addresses alone; what else goes wrong stays what it is."""
+    world = World(0, 2, torch.device("cpu"), addresses={"a": "10.0.0.1", "b": "10.0.0.12"})
+    line = r"^a rank on host b is gone: \[pair\.cc:5\] Connection closed by peer \[10\.0"
+    with pytest.raises(PeerLost, match=line), world.naming_hosts():
+        raise RuntimeError("[pair.cc:5] Connection closed by peer [10.0.0.12]:5. This is typically")
+    with pytest.raises(RuntimeError, match="shapes"), world.naming_hosts():
+        raise RuntimeError("shapes differ")

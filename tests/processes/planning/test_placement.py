@@ -216,9 +216,7 @@ def test_a_learner_over_hosts_has_a_seat_on_each_of_them() -> None:
 
 def test_hosts_that_a_learner_asks_for_and_the_run_lacks() -> None:
     """None, fewer, or fewer with GPUs enough."""
-    with pytest.raises(
-        ConfigError, match=r"a.learner.hosts: more hosts .*; got 2; wanted <= 1; cure: `mrl launch "
-    ):
+    with pytest.raises(ConfigError, match=r"a.learner.hosts: more hosts .*; got 2; wanted <= 1; cure: `mrl launch "):
         seats(config_of(a=spread(2, 2)), {ONE: 0})
     with pytest.raises(ConfigError, match=r"more hosts than the run has for policies; got 3; wanted <= 2$"):
         seats(config_of(a=spread(3, 3)), {"h0": 0, "h1": 0})
