@@ -256,7 +256,7 @@ Trained = list[dict[str, Tensor]]
 
 
 def run_all(
-    jobs: Sequence[Job], folder: Path, device: str, family: str, total_steps: int, hosts: Namespaces | None = None
+    jobs: Sequence[Job], folder: Path, device: str, family: str, total_steps: int, *, hosts: Namespaces | None = None
 ) -> list[Trained]:
     """Jobs of one number of ranks, and of hosts, share their processes."""
     multiprocessing.set_forkserver_preload(HEAVY)
@@ -291,8 +291,8 @@ def train_all(
         )
         begun.append(Job(first, range(HANDED_OVER), of_job[0], saved_to=saved))
         resumed.append(Job(second, range(HANDED_OVER, steps), of_job[1], resumed_from=saved))
-    first = run_all([*whole, *begun], folder, device, family, steps, hosts)
-    second = run_all(resumed, folder, device, family, steps, hosts)
+    first = run_all([*whole, *begun], folder, device, family, steps, hosts=hosts)
+    second = run_all(resumed, folder, device, family, steps, hosts=hosts)
     joined = [[before[0] | after for after in ranks] for before, ranks in zip(first[len(whole) :], second, strict=True)]
     return first[: len(whole)], joined
 

@@ -83,6 +83,8 @@ def test_two_learners_over_two_hosts_outlive_an_agent_and_a_rank(make_run, names
         "rank_00000.safetensors",
         "rank_00001.safetensors",
     ], "the ranks of one replica, on one host"
+    published = [path.name for path in (run.folder / "weights" / "qwen").glob("[0-9]*/*.safetensors")]
+    assert set(published) == {"model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"}
     assert run.finish() == 0, run.tail()
     assert [run.step(policy) for policy in ("qwen", "llama")] == [40, 40]
     assert not run.left_over()
