@@ -16,9 +16,11 @@ import argparse
 import itertools
 import json
 import multiprocessing
+import os
 import sys
 import tempfile
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
@@ -29,16 +31,20 @@ import safetensors.torch
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
+from network_namespaces import Namespaces, enter, namespaces
 from torch import Tensor
 
 from mrl.config.policy_tables import LearnerTable, MakeTable
+from mrl.learner.ranks.meeting import MeetingPoint
+from mrl.learner.ranks.rank_place import LEARNER_HOSTS, LEARNER_PLACE
+from mrl.learner.ranks.world import World, join_world
 from mrl.learner.step_order import StepOrder
 from mrl.learner.trainer import Trainer
-from mrl.learner.world import World
 from mrl.models.architectures import init_model
 from mrl.models.parameters import whole_weights
 from mrl.objectives.specs import Clipped, Correction, Imitation
 from mrl.sharing.regime import Component, TrainingExample
+from mrl.transport.endpoints import ADDRESS, HOST
 from mrl.weights.canary import canary_sequences, make_canary
 from mrl.weights.checkpoint_saver import Saver
 from mrl.weights.checkpoint_store import CheckpointStore
@@ -49,6 +55,7 @@ BOUND, COMPILED_BOUND = 3e-5, 1e-4
 VOCAB = 61
 """Odd, so that shards are of different lengths."""
 TIMEOUT_S = 120.0
+LOST_S = 30.0
 HANDED_OVER = 3
 """Steps before a checkpoint that another layout goes on from."""
 HEAVY = ["mrl.learner.trainer", "mrl.models.architectures"]
@@ -103,6 +110,16 @@ def layouts(max_ranks: int) -> list[Layout]:
     if max_ranks >= 4:
         found += [Layout(4), Layout(4, shard), Layout(4, shard | {"shard_size": 2})]
     return found
+
+
+def spread(max_ranks: int, hosts: int) -> list[Layout]:
+    """Layouts over so many hosts: flat, shards within hosts and replicas across, and shards across."""
+    if hosts < 2 or max_ranks < hosts:
+        return []
+    shard, over = {"sharding": "shard"}, {"hosts": hosts}
+    ranks = max_ranks // hosts * hosts
+    found = [Layout(ranks, over), Layout(ranks, over | shard), Layout(ranks, over | shard | {"microbatch_tokens": 48})]
+    return [*found, Layout(ranks, over | shard | {"shard_size": ranks})]
 
 
 def handovers(max_ranks: int) -> list[tuple[Layout, Layout]]:
@@ -187,34 +204,67 @@ def do(job: Job, family: str, total_steps: int, world: World) -> None:
     safetensors.torch.save_file(trained, f"{job.result}.{world.rank}")
 
 
-def work(rank: int, ranks: int, store: str, device: str, family: str, total_steps: int, jobs: Sequence[Job]) -> None:
+@dataclass(frozen=True)
+class Group:
+    """Ranks that do some jobs together."""
+
+    ranks: int
+    store: str
+    """A file that they meet in, or, of several hosts, the name that they meet by."""
+    device: str
+    hosts: Namespaces | None = None
+    """Where they live, if not on this host."""
+
+
+def work(rank: int, group: Group, family: str, total_steps: int, jobs: Sequence[Job]) -> None:
     """One rank of all jobs whose layouts have so many ranks."""
     torch.set_num_threads(1)
-    at = torch.device(device, rank) if device == "cuda" else torch.device(device)
-    if at.type == "cuda":
-        torch.cuda.set_device(at)
-    if ranks > 1:
-        backend = "nccl" if at.type == "cuda" else "gloo"
-        patience = timedelta(seconds=TIMEOUT_S)
-        dist.init_process_group(backend, init_method=f"file://{store}", rank=rank, world_size=ranks, timeout=patience)
-    world = World(rank, ranks, at)
+    world = join_spread(rank, group, group.hosts) if group.hosts else join_here(rank, group)
     for job in jobs:
         do(job, family, total_steps, world)
     world.close()
+    world.part(lambda: False)
+    world.release()
+
+
+def join_here(rank: int, group: Group) -> World:
+    """Ranks of this host meet in a file."""
+    at = torch.device(group.device, rank) if group.device == "cuda" else torch.device(group.device)
+    if at.type == "cuda":
+        torch.cuda.set_device(at)
+    if group.ranks > 1:
+        backend = "nccl" if at.type == "cuda" else "gloo"
+        patience, method = timedelta(seconds=TIMEOUT_S), f"file://{group.store}"
+        dist.init_process_group(backend, init_method=method, rank=rank, world_size=group.ranks, timeout=patience)
+    return World(rank, group.ranks, at)
+
+
+def join_spread(rank: int, group: Group, hosts: Namespaces) -> World:
+    """Ranks of several hosts meet as those of a learner do, each told of its place as its supervisor would tell it."""
+    local = group.ranks // len(hosts.hosts)
+    place, number = divmod(rank, local)
+    enter(hosts.hosts[place])
+    os.environ |= {"RANK": str(number), "LOCAL_RANK": str(number), "WORLD_SIZE": str(local)}
+    os.environ |= {LEARNER_HOSTS: ",".join(hosts.hosts), LEARNER_PLACE: str(place)}
+    os.environ |= {HOST: hosts.hosts[place], ADDRESS: hosts.addresses[place]}
+    point = MeetingPoint(Path(group.store).parent / "endpoints", Path(group.store).name, TIMEOUT_S, lost_s=LOST_S)
+    return join_world(group.device, timeout_s=TIMEOUT_S, point=point)
 
 
 Trained = list[dict[str, Tensor]]
 """Per rank, the weights that came of a layout and the norms of its gradients."""
 
 
-def run_all(jobs: Sequence[Job], folder: Path, device: str, family: str, total_steps: int) -> list[Trained]:
-    """Jobs of one number of ranks share their processes."""
+def run_all(
+    jobs: Sequence[Job], folder: Path, device: str, family: str, total_steps: int, *, hosts: Namespaces | None = None
+) -> list[Trained]:
+    """Jobs of one number of ranks, and of hosts, share their processes."""
     multiprocessing.set_forkserver_preload(HEAVY)
-    for ranks in sorted({job.layout.ranks for job in jobs}):
-        of_ranks = [job for job in jobs if job.layout.ranks == ranks]
+    for ranks, num_hosts in sorted({(job.layout.ranks, job.layout.table.hosts) for job in jobs}):
+        together = [job for job in jobs if (job.layout.ranks, job.layout.table.hosts) == (ranks, num_hosts)]
         store = str(folder / f"ranks-{len(list(folder.iterdir()))}")
-        arguments = (ranks, store, device, family, total_steps, of_ranks)
-        mp.start_processes(work, arguments, nprocs=ranks, start_method="forkserver")
+        group = Group(ranks, store, device, hosts if num_hosts > 1 else None)
+        mp.start_processes(work, (group, family, total_steps, together), nprocs=ranks, start_method="forkserver")
     return [[safetensors.torch.load_file(f"{job.result}.{rank}") for rank in range(job.layout.ranks)] for job in jobs]
 
 
@@ -226,8 +276,12 @@ def train_all(
     device: str = "cpu",
     family: str = "qwen3",
     steps: int = 5,
+    hosts: Namespaces | None = None,
 ) -> tuple[list[Trained], list[Trained]]:
-    """What came of the layouts, and of those that go on from the checkpoints of others."""
+    """What came of the layouts, and of those that go on from the checkpoints of others.
+
+    Layouts over several hosts live on these `hosts`.
+    """
     whole = [Job(layout, range(steps), str(folder / f"whole-{index}")) for index, layout in enumerate(wanted)]
     begun, resumed = [], []
     for index, (first, second) in enumerate(handed):
@@ -237,8 +291,8 @@ def train_all(
         )
         begun.append(Job(first, range(HANDED_OVER), of_job[0], saved_to=saved))
         resumed.append(Job(second, range(HANDED_OVER, steps), of_job[1], resumed_from=saved))
-    first = run_all([*whole, *begun], folder, device, family, steps)
-    second = run_all(resumed, folder, device, family, steps)
+    first = run_all([*whole, *begun], folder, device, family, steps, hosts=hosts)
+    second = run_all(resumed, folder, device, family, steps, hosts=hosts)
     joined = [[before[0] | after for after in ranks] for before, ranks in zip(first[len(whole) :], second, strict=True)]
     return first[: len(whole)], joined
 
@@ -275,16 +329,21 @@ class Line:
         return {"layout": self.name, "difference": apart, "ranks_agree": agree, "same_bits": again, "sound": sound}
 
 
+def _hosts(count: int) -> AbstractContextManager[Namespaces | None]:
+    return namespaces(count) if count > 1 else nullcontext()
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ranks", type=int, default=4, help="layouts of up to so many ranks")
+    parser.add_argument("--hosts", type=int, default=1, help="some of them over so many network namespaces")
     parser.add_argument("--family", default="qwen3", choices=["qwen3", "llama", "gemma3"])
     parser.add_argument("--steps", type=int, default=5)
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
     options = parser.parse_args()
-    wanted, handed = layouts(options.ranks), handovers(options.ranks)
-    with tempfile.TemporaryDirectory() as folder:
-        how = {"device": options.device, "family": options.family, "steps": options.steps}
+    wanted, handed = layouts(options.ranks) + spread(options.ranks, options.hosts), handovers(options.ranks)
+    with tempfile.TemporaryDirectory() as folder, _hosts(options.hosts) as hosts:
+        how = {"device": options.device, "family": options.family, "steps": options.steps, "hosts": hosts}
         twice, joined = train_all([*wanted, *wanted], handed, Path(folder), **how)
     unbroken = {layout.name: ranks for layout, ranks in zip(wanted, twice, strict=False)}
     lines = [

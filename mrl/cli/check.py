@@ -26,6 +26,7 @@ from mrl.memory_plan.fitting import by_memory
 from mrl.memory_plan.needs import MIB, Need
 from mrl.memory_plan.run_memory import ProcessNeed, by_device, memory_plan, too_little
 from mrl.processes.planning.devices import sizes_mib, visible_gpus
+from mrl.processes.planning.dry_run import ranks_told
 from mrl.processes.planning.placement import least_gpus, most_gpus, server_gpus
 from mrl.processes.planning.plan import ProcessSpec, build_plan, planned, shared_gpus
 from mrl.processes.planning.unit_workers import UNIT
@@ -101,7 +102,7 @@ def run(arguments: argparse.Namespace) -> int:
         print(line)
     needs = memory_plan(config, plan)
     console.print(_processes(config, needs, unknown))
-    needs = [need for need in needs if need.spec.policy not in unknown]
+    needs = [need for need in needs if need.spec.policy not in unknown and need.spec.host == plan.first_host]
     memory = by_device(needs)
     if memory:
         parts = (f"cuda {device} {mib / 1024:.0f} GiB" for device, mib in memory.items())
@@ -270,7 +271,8 @@ def _processes(config: RunConfig, needs: Sequence[ProcessNeed], unknown: Sequenc
         memory, parts = f"{need.host_mib:.0f} MiB", "; ".join(told)
         if need.spec.policy in unknown:
             memory, parts = UNKNOWN, "the model is not there yet"
-        table.add_row(need.spec.name, _device(config, need.spec), str(count), memory, parts)
+        at = f"{ranks_told(need.spec, config)} on {need.spec.host}" * bool(need.spec.host)
+        table.add_row(need.spec.name + at, _device(config, need.spec), str(count), memory, parts)
     return table
 
 

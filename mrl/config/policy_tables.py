@@ -217,11 +217,14 @@ class LearnerTable(Table):
     """How a policy learns."""
 
     processes: int = Field(default=1, ge=1)
-    """Ranks of the learner's process group."""
+    """Ranks of the learner's process group, on all its hosts together."""
+    hosts: int = Field(default=1, ge=1, le=4096)
+    """Hosts of the run that the ranks are spread over, as many on each."""
     sharding: Literal["replicate", "shard"] = "replicate"
     """Every rank holds all parameters, gradients and moments, or the ranks share them out (FSDP2)."""
     shard_size: int = Field(default=0, ge=0)
-    """Ranks that share one copy of them where `sharding` is "shard"; 0 takes all ranks."""
+    """Ranks that share one copy of them where `sharding` is "shard"; 0 takes all ranks of a host, so that between hosts
+    gradients alone travel, once for each update."""
     precision: Literal["float32", "bfloat16"] = "float32"
     """Number format of forward and backward; parameters, gradient sums and moments are float32 in any case. Left out
     on "cuda": "bfloat16"."""
@@ -289,7 +292,12 @@ class LearnerTable(Table):
     @property
     def num_shards(self) -> int:
         """Ranks that share one copy of parameters, gradients and moments."""
-        return (self.shard_size or self.processes) if self.sharding == "shard" else 1
+        return (self.shard_size or self.ranks_per_host) if self.sharding == "shard" else 1
+
+    @property
+    def ranks_per_host(self) -> int:
+        """Ranks on each of the learner's hosts."""
+        return self.processes // self.hosts
 
 
 class PolicyTable(Table):

@@ -8,8 +8,7 @@
 - `synchronous_batching`  the same where all policies step together
 - `batches`   groups and what peers say become the `step_order` that all ranks train on
 - `packing`   training examples -> packed tensors, the only bridge from records to tensors
-- `world`     the process group of one policy: shares, sums, broadcasts
-- `watchdog`  who is awaited when the ranks go on no longer
+- `ranks`     the process group of one policy: how its ranks meet, what they sum, and who is awaited when they stall
 - `sharding`  where parameters live: whole on every rank, or shared out over the ranks
 - `forward`   log-probs and entropies of a packed batch's answer tokens
 - `loss`      the components' terms on them, divided by what is known before

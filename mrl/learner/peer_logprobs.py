@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from mrl.learner.packing import PackedBatch
+from mrl.learner.ranks.world import World
 from mrl.learner.step_order import StepOrder
-from mrl.learner.world import World
 from mrl.sharing.regime import Component
 
 Float32s = npt.NDArray[np.float32]

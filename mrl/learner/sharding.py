@@ -1,7 +1,8 @@
 """Where a model's parameters live: whole on every rank, or shared out over the ranks, block by block (FSDP2).
 
 The ranks form a mesh of replicas x shards. Forward and backward gather one block at a time; gradients are summed, never
-averaged, because every component of the loss is divided by what is known of all ranks before (`loss`).
+averaged, because every component of the loss is divided by what is known of all ranks before (`loss`). Shards lie on
+one host where `shard_size` does not say otherwise; then gradients alone travel between hosts, once for each update.
 """
 
 import functools
@@ -20,7 +21,7 @@ from torch.utils.checkpoint import checkpoint
 from mrl.config.policy_tables import LearnerTable
 from mrl.errors import ConfigError, ModelFolderError
 from mrl.learner.forward import enter_by_answers
-from mrl.learner.world import World
+from mrl.learner.ranks.world import World
 from mrl.models.compiled_blocks import compile_blocks
 from mrl.models.load_policy import hollow_policy, load_policy
 from mrl.models.row_attention import use_row_attention
@@ -70,6 +71,15 @@ def checkpoint_blocks(blocks: Sequence[nn.Module]) -> None:
 def is_wrapped(model: nn.Module) -> bool:
     """Whether every forward is a matter of all ranks, which then sum gradients in the backward pass."""
     return isinstance(model, FSDPModule)
+
+
+def sum_over_replicas(model: nn.Module, *, is_due: bool) -> None:
+    """Have the next backward pass sum gradients over replicas too, or within each replica alone until it is due.
+
+    It is due in the last pass of an update: what the passes before left is added to it.
+    """
+    if isinstance(model, FSDPModule):
+        model.set_requires_all_reduce(is_due)
 
 
 def transformer_blocks(model: nn.Module) -> list[nn.Module]:

@@ -18,9 +18,9 @@ from mrl.learner.loss import (
     teacher_by_token,
 )
 from mrl.learner.packing import PackedBatch
-from mrl.learner.sharding import is_wrapped
+from mrl.learner.ranks.world import World
+from mrl.learner.sharding import is_wrapped, sum_over_replicas
 from mrl.learner.step_timing import PhaseClock
-from mrl.learner.world import World
 from mrl.models.lora import adapters_off
 from mrl.sharing.regime import Component
 
@@ -74,6 +74,7 @@ class Updater:
                 values = self._values(batch, None if proximal is None else proximal[index])
                 losses = component_losses(values, batch, self._components, update_index)
                 scaled = torch.stack([factor * loss for factor, loss in zip(factors, losses, strict=True)])
+            sum_over_replicas(self._model, is_due=index == len(batches) - 1)
             with self.clock.phase("backward"):
                 scaled.sum().backward()
             totals += scaled.detach()

@@ -6,7 +6,7 @@ import torch
 
 from mrl.learner.loss import TokenValues, needs_entropy, needs_reference, term_inputs
 from mrl.learner.packing import PackedBatch
-from mrl.learner.world import World
+from mrl.learner.ranks.world import World
 from mrl.objectives.diagnostics import clipped_tokens, k3_nats, sampled_entropy_nats
 from mrl.objectives.ratios import bounded_ratio, row_sum
 from mrl.objectives.specs import Filtered

@@ -17,12 +17,12 @@ from mrl.learner.host_moments import HostMomentsAdamW
 from mrl.learner.loss import needs_reference
 from mrl.learner.packing import PackedBatch, pack
 from mrl.learner.peer_logprobs import Float32s, PeerLogprobs
+from mrl.learner.ranks.world import World
 from mrl.learner.sharding import place
 from mrl.learner.step import Updater
 from mrl.learner.step_order import StepOrder, split_minibatches
 from mrl.learner.step_timing import peak_flops, peak_memory_mib, training_flops
 from mrl.learner.token_diagnostics import Tally
-from mrl.learner.world import World
 from mrl.models.compiled_blocks import as_written
 from mrl.models.heads import head_shape
 from mrl.models.lora import add_adapters

@@ -133,7 +133,7 @@ def staged_bytes(size: ModelSize, policy: PolicyTable, *, is_first: bool, in_mem
         return float(copies * FLOAT_BYTES * size.trained) if is_first else 0.0
     if rollout.weights == "broadcast":
         return float(COPIES_TO_SEND * element_bytes(policy) * size.parameters) if is_first else 0.0
-    return copies * element_bytes(policy) * size.parameters / policy.learner.processes
+    return copies * element_bytes(policy) * size.parameters / policy.learner.ranks_per_host
 
 
 def engine_need(

@@ -59,9 +59,9 @@ def memory_plan(config: RunConfig, plan: Plan, policies: Mapping[str, PolicyMemo
 
 
 def run_need(config: RunConfig) -> RunNeed:
-    """By the plan that `mrl check` shows."""
-
-    host_mib = sum(need.host_mib for need in memory_plan(config, planned(config)))
+    """By the plan that `mrl check` shows, on its first host."""
+    plan = planned(config)
+    host_mib = sum(need.host_mib for need in memory_plan(config, plan) if need.spec.host == plan.first_host)
     names_cores = any(unit.kind == "cpu" for unit in parse_units(config.allocation.units, where=""))
     names_ports = config.exchange.port > 0 or config.exchange.metrics_port > 0
     return RunNeed(
@@ -127,7 +127,8 @@ def _need(config: RunConfig, spec: ProcessSpec, policies: Mapping[str, PolicyMem
         policy = policies[spec.policy]
         (host, device), (other, _) = policy.ranks(policy.table.learner)
         on_gpu = device if policy.table.device == "cuda" else None
-        return ProcessNeed(spec, host, policy.table.learner.processes, AGENT_MIB, on_gpu, other)
+        first = other if spec.index and other else host  # the first rank of all is on the first of its hosts
+        return ProcessNeed(spec, first, policy.table.learner.ranks_per_host, AGENT_MIB, on_gpu, other)
     if spec.role == "worker":
         return _worker(spec, policies[spec.policy])
     return ProcessNeed(spec, Need("", {"process": DAEMON_MIB * MIB}))

@@ -173,7 +173,7 @@ class JoinedHost:
         self._uplink, self._signals, self._alone_s = uplink, signals, config.launch.alone_s
         self._plan = plan = _plan(config, folder, host, order)
         self._lifecycle = Lifecycle(
-            learners=frozenset(spec.name for spec in plan.processes if spec.restart == "until_done"),
+            learners=plan.learners,
             stop_s=config.supervision.stop_s,
         )
         self._own = {spec.name for spec in plan.started_by(host)}

@@ -24,7 +24,7 @@ from mrl.allocation.learner_reports import ReportSender
 from mrl.config.memory_savings import all_cures
 from mrl.config.policy_tables import LearnerTable, PolicyTable
 from mrl.config.run_epochs import Lives
-from mrl.config.run_folder import RunFolder, local_folder, socket_file
+from mrl.config.run_folder import RunFolder, socket_file
 from mrl.config.schema import NO_EVALUATION, RunConfig
 from mrl.engines.bounds import bounds_of, load_bound_s
 from mrl.exchange.client import ExchangeClient
@@ -37,20 +37,23 @@ from mrl.learner.kept_rows import sample_writer
 from mrl.learner.ledger import Pace, WorkLedger
 from mrl.learner.loss import needs_reference
 from mrl.learner.prompts.curriculum import curriculum_of
+from mrl.learner.ranks.meeting import MeetingPoint
+from mrl.learner.ranks.rank_place import rank_place
+from mrl.learner.ranks.world import World, join_world
 from mrl.learner.references import CanaryReferences
 from mrl.learner.sharding import read_policy
 from mrl.learner.synchronous_batching import SynchronousBatching
 from mrl.learner.trainer import Trainer
 from mrl.learner.training_loop import FirstRank, Learner, Milestones
 from mrl.learner.worker_news import WaitBounds
-from mrl.learner.world import World, join_world
 from mrl.metrics.telemetry import Telemetry
 from mrl.models.device_memory import PLAN, enough_memory
 from mrl.models.parameters import adapter_sources, weight_sources
 from mrl.models.prompting import PromptEncoder
 from mrl.processes import wiring
 from mrl.processes.episode_wiring import own_words
-from mrl.processes.planning.hosts import is_in_memory
+from mrl.processes.planning.plan import rank_role
+from mrl.processes.weight_publishing import publisher_of
 from mrl.records.version import Version
 from mrl.sharing.context import SharingContext, sharing_context
 from mrl.sharing.own_objective import own_objective
@@ -62,12 +65,10 @@ from mrl.transport.endpoints import publish_endpoint
 from mrl.transport.grants import Grant
 from mrl.transport.keys import load_keys
 from mrl.transport.server import ServerSocket
-from mrl.weights.adapters import AdapterFormat
 from mrl.weights.broadcast import BroadcastPublisher
 from mrl.weights.canary_texts import NUM_PROMPTS, longest_row
 from mrl.weights.checkpoint_saver import Saver
 from mrl.weights.checkpoint_store import MIN_KEPT, Checkpoint, CheckpointStore
-from mrl.weights.publish import Publisher
 from mrl.weights.together import go_back_together
 from mrl.weights.training_state import restore_training
 
@@ -77,6 +78,8 @@ PUBLISHED_AND_SAVED = 4
 """Times the bytes of the weights, in the number format that they lie on the disk in, once published and once saved."""
 ENGINE_STARTS = 4
 """How often a worker starts an engine that is lost again and again, first start included, before it ends."""
+MEETING_SHARE = 0.9
+"""Of the time until a process is heard for the first time; the rest is for its imports."""
 STOPPED_EARLY = 143
 
 log = structlog.get_logger()
@@ -94,8 +97,7 @@ class _Life(NamedTuple):
 
 def main(run_folder: Path, policy: str, index: int) -> int:
     """Train one policy until its steps are done."""
-    rank = int(os.environ.get("RANK", "0"))
-    role = f"learner/{policy}" if rank == 0 else f"learner/{policy}/rank{rank}"
+    role = rank_role(policy, rank_place(os.environ).rank)
 
     def body(config: RunConfig, folder: RunFolder, closing: ExitStack) -> int:
         return _learn(config, folder, closing, policy, role)
@@ -106,8 +108,10 @@ def main(run_folder: Path, policy: str, index: int) -> int:
 def _learn(config: RunConfig, folder: RunFolder, closing: ExitStack, policy: str, role: str) -> int:
     stop = wiring.stop_event()
     table = config.policies[policy]
-    world = join_world(table.device, timeout_s=_group_timeout_s(config, policy))
-    closing.callback(world.close)
+    point = _meeting_point(config, folder, policy)
+    world = join_world(table.device, timeout_s=_group_timeout_s(config, policy), point=point)
+    closing.callback(world.release)
+    closing.enter_context(world.naming_hosts())
     telemetry = wiring.connect_telemetry(folder, role, policy, closing)
     receiver = load_receiver(Path(table.model))
     context = sharing_context(config, policy, receiver, own_words(config, policy, receiver))
@@ -118,7 +122,7 @@ def _learn(config: RunConfig, folder: RunFolder, closing: ExitStack, policy: str
         start, checkpoint = _start(config, folder, world, store, policy)
         if checkpoint:
             restore_training(trainer.model, trainer.optimizer, checkpoint)
-        publisher = _publisher(config, folder, closing, policy, world)
+        publisher = publisher_of(config, folder, closing, policy, world)
         first = None
         if world.is_first:
             courier = publisher if isinstance(publisher, BroadcastPublisher) else None
@@ -147,6 +151,7 @@ def _learn(config: RunConfig, folder: RunFolder, closing: ExitStack, policy: str
         learner.await_evaluation(stop.is_set)
         if first is not None:
             first.intake.say_goodbye()
+        world.part(stop.is_set)
     telemetry.doing("done" if finished else "stopped")
     return 0 if finished else STOPPED_EARLY
 
@@ -231,6 +236,12 @@ def _group_timeout_s(config: RunConfig, policy: str) -> float:
     return table.learner.data_timeout_s + sync_s + publish_s + GROUP_TIMEOUT_MARGIN_S
 
 
+def _meeting_point(config: RunConfig, folder: RunFolder, policy: str) -> MeetingPoint:
+    """A rank says nothing to its supervisor before it has met the others."""
+    bound_s = min(config.policies[policy].learner.collective_timeout_s, MEETING_SHARE * config.supervision.start_s)
+    return MeetingPoint(folder.endpoints, f"ranks-{policy}", bound_s, lost_s=config.supervision.silence_s)
+
+
 def _canary(config: RunConfig, policy: str, trainer: Trainer, first: FirstRank | None) -> CanaryReferences:
     """Every rank gets the prompts of the first one."""
     table = config.policies[policy]
@@ -309,38 +320,6 @@ def _evaluations(life: _Life, intake: Intake, pool: TaskPool) -> Evaluations:
     plan = EvaluationPlan(pool.held_out, config.evaluation.every, config.evaluation.prompts, config.run.steps)
     bounds = _wait_bounds(config.policies[life.policy], start_s=config.supervision.start_s)
     return Evaluations(intake, plan, life.folder.evaluation, life.telemetry, bounds=bounds)
-
-
-def _publisher(
-    config: RunConfig, folder: RunFolder, closing: ExitStack, policy: str, world: World
-) -> Publisher | BroadcastPublisher:
-    """Of this rank, in the number format that the engines compute in."""
-    table = config.policies[policy]
-    broadcasts, adapters = table.rollout.weights == "broadcast" and world.is_first, None
-    if table.rollout.weights == "adapters":
-        assert table.learner.lora is not None, "a rule of the configuration"
-        adapters = AdapterFormat(table.learner.lora, Path(table.model))
-    dtype = table.rollout.engine_dtype
-    files = Publisher(
-        folder.weights(policy),
-        policy,
-        model_folder=Path(table.model),
-        adapters=adapters,
-        dtype=dtype,
-        in_memory=is_in_memory(config, policy) and not broadcasts,
-        on_gpu=world.device.type == "cuda",
-        rank=world.rank,
-        num_ranks=1 if table.rollout.weights == "broadcast" else world.size,
-    )
-    closing.callback(files.close)
-    if not broadcasts:
-        return files
-    # SGLang knows but one way to meet; within a host the others meet in a folder that nobody else may enter.
-    meets_in = local_folder() if not config.exchange.host and table.rollout.engine != "sglang" else None
-    host = config.exchange.host or "127.0.0.1"
-    publisher = BroadcastPublisher(files, host=host, meets_in=meets_in, device=table.device, dtype=dtype)
-    closing.callback(publisher.close)
-    return publisher
 
 
 def _pace(config: RunConfig, policy: str) -> Pace:

@@ -102,7 +102,7 @@ class Supervisor:
         self._attempt = start_attempt(folder)
         clear_requests(folder.path)
         self._lifecycle = Lifecycle(
-            learners=frozenset(spec.name for spec in plan.processes if spec.restart == "until_done"),
+            learners=plan.learners,
             stop_s=config.supervision.stop_s,
             max_run_s=config.run.max_minutes * 60,
             started_s=time.monotonic(),

@@ -13,7 +13,6 @@ MODULE_LINES, FUNCTION_LINES, POSITIONAL_ARGUMENTS, MODULES_OF_A_ROOM = 400, 60,
 ALLOWED: dict[str, str] = {
     "mrl/errors.py:_rebuild_user_error": "called by place, with the arguments that an error carries",
     "mrl/objectives/logprobs.py:forward": "torch gives the arguments of an autograd function by place",
-    "tools/check_layouts.py:work": "torch gives the arguments of a spawned rank by place",
 }
 """Module, `module:function` or room, below the root -> why it may be larger."""
 

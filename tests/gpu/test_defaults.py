@@ -6,9 +6,9 @@ import torch
 
 from mrl.config.defaults import by_device
 from mrl.config.load import validate
+from mrl.learner.ranks.world import World
 from mrl.learner.step_order import StepOrder
 from mrl.learner.trainer import Trainer
-from mrl.learner.world import World
 from mrl.models.row_attention import NAMES
 from mrl.models.varlen_attention import AMPERE
 from mrl.objectives.specs import Clipped, Correction

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from mrl.config.policy_tables import LearnerTable, MakeTable
+from mrl.learner.ranks.world import World
 from mrl.learner.step_order import StepOrder
 from mrl.learner.trainer import Trainer
-from mrl.learner.world import World
 from mrl.models.architectures import init_model
 from mrl.models.lora import adapters_off, is_adapter
 from mrl.models.parameters import named_weights, whole_weights

@@ -7,7 +7,7 @@ import check_layouts
 import pytest
 import torch
 
-from mrl.learner.world import World
+from mrl.learner.ranks.world import World
 
 ROOT = Path(__file__).parents[2]
 

@@ -19,10 +19,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from mrl.config.policy_tables import LearnerTable
 from mrl.learner import sharding
+from mrl.learner.ranks.world import World
 from mrl.learner.step_order import StepOrder
 from mrl.learner.token_diagnostics import Tally
 from mrl.learner.trainer import Trainer, check_forward
-from mrl.learner.world import World
 from mrl.models.parameters import whole_weights
 from mrl.objectives.specs import Cispo, Clipped, Correction, CrossSequence, Dppo, Grafted, Imitation, Regularizer, Trrd
 from mrl.sharing.regime import Component

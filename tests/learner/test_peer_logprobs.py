@@ -5,9 +5,9 @@ import pytest
 import torch
 
 from mrl.config.policy_tables import LearnerTable
+from mrl.learner.ranks.world import World
 from mrl.learner.step_order import StepOrder
 from mrl.learner.trainer import Trainer
-from mrl.learner.world import World
 from mrl.objectives.specs import Clipped, CrossSequence, Imitation
 from mrl.sharing.regime import Component
 

@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from mrl.config.policy_tables import LearnerTable
+from mrl.learner.ranks.world import World
 from mrl.learner.references import CanaryReferences
 from mrl.learner.sharding import place
 from mrl.learner.step_order import StepOrder
-from mrl.learner.world import World
 from mrl.models.row_attention import use_row_attention
 from mrl.weights.canary import gap_nats, reference_logprobs
 

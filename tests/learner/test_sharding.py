@@ -3,6 +3,7 @@
 from datetime import timedelta
 from pathlib import Path
 
+import check_layouts
 import pytest
 import torch
 import torch.distributed as dist
@@ -10,8 +11,9 @@ import torch.multiprocessing as mp
 
 from mrl.config.policy_tables import LearnerTable, MakeTable
 from mrl.errors import ModelFolderError
+from mrl.learner.ranks.world import World
 from mrl.learner.sharding import place
-from mrl.learner.world import World
+from mrl.learner.step_order import StepOrder
 from mrl.models.architectures import init_model
 
 
@@ -43,3 +45,38 @@ def test_ranks_with_other_parameters_end_with_one_line(tmp_path: Path, monkeypat
 
     for rank in (0, 1):
         assert "other names or shapes than config.json tells" in (tmp_path / f"told.{rank}").read_text()
+
+
+def _count(rank: int, store: str, out: str) -> None:
+    """How often two replicas sum something between them in an update of one pass, and in one of many."""
+    torch.set_num_threads(1)
+    dist.init_process_group(
+        "gloo", init_method=f"file://{store}", rank=rank, world_size=2, timeout=timedelta(seconds=60)
+    )
+    world = World(rank, 2, torch.device("cpu"))
+    sums, told = [], dist.all_reduce
+    dist.all_reduce = lambda *arguments, **keys: (sums.append(1), told(*arguments, **keys))[1]
+    found = []
+    for tokens in (4096, 32):
+        keys = {"hosts": 2, "sharding": "shard", "minibatches": 1, "microbatch_tokens": tokens}
+        trainer = check_layouts.make_trainer(check_layouts.Layout(2, keys), "qwen3", world, 1)
+        sums.clear()
+        order = StepOrder(check_layouts.rows(0), {"own": 16.0, "rescue": 5.0})
+        trainer.train(order, 0)
+        found.append(f"{len(sums)} {len(trainer._pack(order))}")
+    Path(f"{out}.{rank}").write_text("\n".join(found))
+    world.close()
+
+
+@pytest.mark.thorough
+def test_replicas_sum_gradients_once_for_each_update(tmp_path: Path, monkeypatch) -> None:
+    """However many passes it has; a rank of each host holds a replica of its own."""
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2]))  # the ranks import this very module
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "tools"))
+
+    mp.spawn(_count, args=(str(tmp_path / "store"), str(tmp_path / "told")), nprocs=2)
+
+    for rank in (0, 1):
+        one, many = (line.split() for line in (tmp_path / f"told.{rank}").read_text().splitlines())
+        assert (one[1], int(many[1]) > 3) == ("1", True), "passes"
+        assert int(many[0]) == int(one[0]) > 0

@@ -16,9 +16,9 @@ from structlog.testing import capture_logs
 from mrl.config.policy_tables import LearnerTable
 from mrl.errors import ConfigError, ModelFolderError
 from mrl.learner.loss import component_losses
+from mrl.learner.ranks.world import World
 from mrl.learner.step_order import StepOrder, decode_order, encode_order, split_minibatches
 from mrl.learner.trainer import Trainer, agreed_kernel, check_forward, learning_rate
-from mrl.learner.world import World
 from mrl.models.row_attention import NAMES, use_row_attention
 from mrl.objectives.specs import (
     Cispo,

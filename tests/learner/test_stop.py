@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import torch
 
+from mrl.learner.ranks.world import World
 from mrl.learner.references import CanaryReferences
 from mrl.learner.training_loop import Learner, Milestones
-from mrl.learner.world import World
 from mrl.models.row_attention import use_row_attention
 from mrl.records.version import Version
 from mrl.weights.publish import Publisher

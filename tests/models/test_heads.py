@@ -15,9 +15,9 @@ from transformers import (
 
 from mrl.config.policy_tables import LearnerTable
 from mrl.errors import ModelFolderError
+from mrl.learner.ranks.world import World
 from mrl.learner.sharding import place
 from mrl.learner.trainer import check_forward
-from mrl.learner.world import World
 from mrl.models.heads import HeadShape, head_shape
 from mrl.models.row_attention import use_row_attention
 from mrl.weights.canary import canary_sequences

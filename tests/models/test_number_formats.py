@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from mrl.config.policy_tables import LearnerTable
+from mrl.learner.ranks.world import World
 from mrl.learner.sharding import place
-from mrl.learner.world import World
 from mrl.models.number_formats import ComputedIn, coarser, rounded
 from mrl.models.scoring import score_tokens
 from mrl.weights.canary import canary_sequences

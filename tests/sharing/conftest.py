@@ -15,8 +15,8 @@ from mrl.alignment.receiver import Receiver, load_receiver
 from mrl.config.policy_tables import ObjectiveTable
 from mrl.learner.forward import ForwardSettings, frozen_logprobs
 from mrl.learner.packing import pack
+from mrl.learner.ranks.world import World
 from mrl.learner.step import Updater
-from mrl.learner.world import World
 from mrl.records.codec import decode, encode, pack_array
 from mrl.records.experience import OutcomeRecord, Received, ScoreRecord, TokenTrace, ValueRecord, experience_decoder
 from mrl.records.finish import FinishReason

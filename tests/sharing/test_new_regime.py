@@ -13,9 +13,9 @@ import torch
 
 from mrl.config.policy_tables import LearnerTable, PolicyTable
 from mrl.errors import ConfigError
+from mrl.learner.ranks.world import World
 from mrl.learner.step_order import StepOrder
 from mrl.learner.trainer import Trainer
-from mrl.learner.world import World
 from mrl.metrics.names import is_known
 from mrl.records.codec import decode, encode
 from mrl.records.experience import Received, experience_decoder

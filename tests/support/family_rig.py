@@ -12,9 +12,9 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from mrl.config.policy_tables import LearnerTable
+from mrl.learner.ranks.world import World
 from mrl.learner.step_order import StepOrder
 from mrl.learner.trainer import Trainer, check_forward
-from mrl.learner.world import World
 from mrl.models.load_policy import load_policy
 from mrl.models.parameters import adapter_sources, named_weights, weight_sources
 from mrl.objectives.specs import Clipped

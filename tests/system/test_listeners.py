@@ -25,7 +25,7 @@ from pathlib import Path
 
 import torch
 
-from mrl.learner.world import join_world
+from mrl.learner.ranks.world import join_world
 
 folder = Path(sys.argv[1])
 world = join_world("cpu", timeout_s=120)

@@ -25,9 +25,9 @@ from mrl.config.schema import RunConfig
 from mrl.engines.engine import generate_all
 from mrl.learner.forward import ForwardSettings, frozen_logprobs
 from mrl.learner.packing import pack
+from mrl.learner.ranks.world import World
 from mrl.learner.step_order import StepOrder
 from mrl.learner.trainer import Trainer
-from mrl.learner.world import World
 from mrl.models.load_policy import load_policy
 from mrl.processes.engines import build_embedded
 from mrl.processes.worker import build_sampler

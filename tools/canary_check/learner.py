@@ -12,10 +12,10 @@ from tokenizers.models import WordLevel
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from mrl.config.policy_tables import LearnerTable
+from mrl.learner.ranks.world import World
 from mrl.learner.references import CanaryReferences
 from mrl.learner.step_order import StepOrder
 from mrl.learner.trainer import Trainer, check_forward
-from mrl.learner.world import World
 from mrl.models.load_policy import load_policy
 from mrl.models.parameters import whole_weights
 from mrl.models.scoring import score_tokens

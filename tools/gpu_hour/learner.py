@@ -18,10 +18,10 @@ from gpu_hour.shapes import config_of, random_model
 from mrl.config.defaults import by_device
 from mrl.config.policy_tables import PolicyTable
 from mrl.config.schema import RunConfig
+from mrl.learner.ranks.world import World
 from mrl.learner.step_order import StepOrder
 from mrl.learner.step_timing import training_flops
 from mrl.learner.trainer import Trainer
-from mrl.learner.world import World
 from mrl.memory_plan.needs import MIB, Need, largest_microbatch, rank_needs
 from mrl.memory_plan.pass_memory import pass_peaks
 from mrl.models.skeleton import model_size

@@ -198,6 +198,7 @@ def _check_learner(key: str, policy: PolicyTable, where: str) -> None:
             f"{key}.learner.betas: not valid", where=where, got=list(learner.betas), wanted="0 <= beta < 1"
         )
     _check_kernels(key, policy, where)
+    _check_hosts(key, policy, where)
     _check_sharding(key, learner, where)
 
 
@@ -216,6 +217,26 @@ def _check_kernels(key: str, policy: PolicyTable, where: str) -> None:
             )
 
 
+def _check_hosts(key: str, policy: PolicyTable, where: str) -> None:
+    """Ranks are dealt out evenly, and engines read nothing in the memory of a learner that is not one host's."""
+    learner, rollout = policy.learner, policy.rollout
+    if learner.processes % learner.hosts:
+        raise ConfigError(
+            f"{key}.learner.hosts: does not divide the ranks",
+            where=where,
+            got=f"{learner.hosts} hosts for processes = {learner.processes}",
+            wanted=f"as many ranks on each host; processes counts all of them, such as "
+            f"{learner.hosts * max(1, round(learner.processes / learner.hosts))}",
+        )
+    if learner.hosts > 1 and rollout.weights_in == "memory":
+        raise ConfigError(
+            f"{key}.rollout.weights_in: a learner over {learner.hosts} hosts has no memory that all engines can open",
+            where=where,
+            got="memory",
+            wanted=f'{key}.rollout.weights_in = "disk", or nothing',
+        )
+
+
 def _check_sharding(key: str, learner: LearnerTable, where: str) -> None:
     if learner.shard_size and learner.sharding == "replicate":
         raise ConfigError(
@@ -229,5 +250,13 @@ def _check_sharding(key: str, learner: LearnerTable, where: str) -> None:
             f"{key}.learner.shard_size: does not divide the ranks",
             where=where,
             got=learner.shard_size,
-            wanted=f"a divisor of processes = {learner.processes}, or 0 for all of them",
+            wanted=f"a divisor of processes = {learner.processes}, or 0 for {learner.ranks_per_host}",
+        )
+    size, per_host = learner.shard_size, learner.ranks_per_host
+    if size and per_host % size and size % per_host:
+        raise ConfigError(
+            f"{key}.learner.shard_size: ranks that share a copy lie on parts of hosts",
+            where=where,
+            got=f"{size} for {per_host} ranks on each host",
+            wanted=f"a divisor or a multiple of {per_host}, or 0 for {per_host}",
         )

@@ -24,9 +24,18 @@ def describe(plan: Plan, config: RunConfig) -> Iterator[str]:
 
 
 def _process(spec: ProcessSpec, config: RunConfig) -> Iterator[str]:
-    yield f"  {spec.name}{_device(spec, config)}"
+    yield f"  {spec.name}{ranks_told(spec, config)}{_device(spec, config)}"
     yield f"    {shlex.join(spec.argv)}"
     yield "    " + " ".join(f"{key}={shlex.quote(value)}" for key, value in spec.env.items())
+
+
+def ranks_told(spec: ProcessSpec, config: RunConfig) -> str:
+    """Which ranks of a learner over several hosts a process starts; empty for all others."""
+    if spec.role != "learner" or config.policies[spec.policy].learner.hosts == 1:
+        return ""
+    per_host = config.policies[spec.policy].learner.ranks_per_host
+    first, last = spec.index * per_host, (spec.index + 1) * per_host - 1
+    return f", ranks {first}-{last}" if first < last else f", rank {first}"
 
 
 def _device(spec: ProcessSpec, config: RunConfig) -> str:

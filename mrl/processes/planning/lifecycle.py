@@ -73,7 +73,7 @@ class Lifecycle:
         if policy and policy in self.stopped:
             return False
         if self.phase == "running":
-            return role != "worker" or f"learner/{policy}" not in self.done
+            return role not in ("worker", "learner") or f"learner/{policy}" not in self.done
         return self.phase == "draining" and role == "supervisor"
 
     def due_signal(self, now_s: float, *, extra_s: float = 0.0) -> signal.Signals | None:

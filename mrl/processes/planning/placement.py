@@ -1,8 +1,8 @@
 """Where learners and workers go: on which host, on which of its GPUs. Pure, so that every host finds the same answer.
 
-Learners come first, each whole on one host, then servers, then embedded engines. A server has its GPUs for itself: it
-takes most of their memory when it starts. A learner shares one with others, and an embedded engine does, only where
-none is left.
+Learners come first, each whole on one host or with as many ranks on each of its `hosts`, then servers, then embedded
+engines. A server has its GPUs for itself: it takes most of their memory when it starts. A learner shares one with
+others, and an embedded engine does, only where none is left.
 """
 
 from collections import Counter
@@ -18,7 +18,7 @@ from mrl.config.unit_names import parse_units
 from mrl.errors import ConfigError
 
 Key = tuple[Literal["learner", "worker"], str, int]
-"""Role, policy, index."""
+"""Role, policy, index: of a worker its number, of a learner which of its hosts this is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +54,8 @@ def server_gpus(config: RunConfig, name: str) -> int:
 
 
 def rank_gpus(policy: PolicyTable) -> int:
-    """GPUs that the learner of a policy needs, one for each rank."""
-    return policy.learner.processes if policy.device == "cuda" and not policy.frozen else 0
+    """GPUs that the learner of a policy needs on each of its hosts, one for each rank."""
+    return policy.learner.ranks_per_host if policy.device == "cuda" and not policy.frozen else 0
 
 
 def has_own_gpus(policy: PolicyTable) -> bool:
@@ -64,7 +64,7 @@ def has_own_gpus(policy: PolicyTable) -> bool:
 
 
 def seats(config: RunConfig, room: Mapping[str, int], load: Mapping[str, int] | None = None) -> dict[Key, Seat]:
-    """The seat of every learner and every planned worker.
+    """The seats of every learner, one on each of its hosts, and of every planned worker.
 
     `room`: host -> GPUs that it offers, for the hosts that policies live on, in their order. `load`: what runs on a
     host beside them. Policies begin on the hosts in turn. A worker on GPUs goes to its policy's host while that has
@@ -107,18 +107,19 @@ class _Hall:
         self._homes: dict[str, str] = {}
 
     def seat_home(self, name: str, place: int) -> None:
-        """The policy's host, and there its learner."""
+        """The policy's host, and its learner there and on the hosts that come next."""
         hosts, policy = list(self._room), self._config.policies[name]
         turn = [hosts[(place + step) % len(hosts)] for step in range(len(hosts))]
-        ranks = rank_gpus(policy)
+        ranks, wanted = rank_gpus(policy), 1 if policy.frozen else policy.learner.hosts
         fits = [host for host in turn if len(self._free(host)) >= ranks]
-        home = next(iter(fits or [host for host in turn if self._room[host] >= ranks]), None)
-        if home is None:
+        fits += [host for host in turn if host not in fits and self._room[host] >= ranks]
+        if len(fits) < wanted:
             raise _FullError(name, "learner")
-        self._homes[name] = home
-        self._load[home] += 1 if policy.frozen else policy.learner.processes
-        if not policy.frozen:
-            self._take(("learner", name, 0), home, self._least_held(home)[:ranks])
+        self._homes[name] = fits[0]
+        for index, host in enumerate(fits[:wanted]):
+            self._load[host] += 1 if policy.frozen else policy.learner.ranks_per_host
+            if not policy.frozen:
+                self._take(("learner", name, index), host, self._least_held(host)[:ranks])
 
     def seat_worker(self, name: str, index: int) -> None:
         """On the policy's host or another."""
@@ -170,18 +171,37 @@ class _Hall:
 def _refusal(config: RunConfig, room: Mapping[str, int], full: _FullError) -> ConfigError:
     here = f"{sum(room.values())} GPUs" + (f" on {len(room)} hosts" if len(room) > 1 else "")
     if full.role == "learner":
-        return ConfigError(
-            f"policies.{full.name}.learner.processes: too few GPUs on one host",
-            got=config.policies[full.name].learner.processes,
-            wanted=f"<= {max(room.values())}",
-        )
-    ranks = sum(map(rank_gpus, config.policies.values()))
+        return _too_few_for_learner(full.name, config.policies[full.name], room)
+    ranks = sum(rank_gpus(policy) * policy.learner.hosts for policy in config.policies.values())
     engines = sum(planned_workers(config, name) * worker_gpus(policy) for name, policy in config.policies.items())
     return ConfigError(
         f"policies.{full.name}.rollout.workers: no GPU is left for it, and a server shares one with nobody",
         got=f"{here}; {ranks} are for ranks of learners, {engines} for engines",
         wanted=f"{ranks + engines} GPUs",
         cure=_smaller(config, room) or "more GPUs, or the embedded engine, which may share one",
+    )
+
+
+def _too_few_for_learner(name: str, policy: PolicyTable, room: Mapping[str, int]) -> ConfigError:
+    learner = policy.learner
+    if learner.hosts > len(room):
+        return ConfigError(
+            f"policies.{name}.learner.hosts: more hosts than the run has for policies",
+            got=learner.hosts,
+            wanted=f"<= {len(room)}",
+            cure="" if len(room) > 1 else "`mrl launch CONFIG --hosts a,b`, or learner.hosts = 1",
+        )
+    if learner.hosts > 1:
+        with_room = sum(gpus >= learner.ranks_per_host for gpus in room.values())
+        return ConfigError(
+            f"policies.{name}.learner.hosts: too few hosts with a GPU for each rank",
+            got=f"{with_room} with {learner.ranks_per_host} GPUs",
+            wanted=f"{learner.hosts} of them for processes = {learner.processes}",
+        )
+    return ConfigError(
+        f"policies.{name}.learner.processes: too few GPUs on one host",
+        got=learner.processes,
+        wanted=f"<= {max(room.values())}",
     )
 
 
@@ -201,7 +221,8 @@ def _smaller(config: RunConfig, room: Mapping[str, int]) -> str:
 def _with_at_most(config: RunConfig, ranks: int, workers: int) -> RunConfig:
     policies = {}
     for name, policy in config.policies.items():
-        learner = policy.learner.model_copy(update={"processes": min(ranks, policy.learner.processes)})
+        per_host = min(ranks, policy.learner.ranks_per_host)
+        learner = policy.learner.model_copy(update={"processes": per_host * policy.learner.hosts})
         rollout = policy.rollout.model_copy(update={"workers": min(workers, policy.rollout.workers)})
         on_gpu = {"learner": learner, "rollout": rollout} if policy.device == "cuda" else {}
         policies[name] = policy.model_copy(update=on_gpu)
@@ -218,7 +239,7 @@ def _changes(before: RunConfig, after: RunConfig) -> Iterator[str]:
 
 
 def least_gpus(config: RunConfig) -> int:
-    """GPUs without which the run cannot start; beside servers, which share none, each rank needs one for itself."""
+    """GPUs without which a host cannot start its part; beside servers, which share none, each rank needs one."""
     own = [name for name, policy in config.policies.items() if has_own_gpus(policy) and planned_workers(config, name)]
     on_gpu = [policy for policy in config.policies.values() if policy.device == "cuda"]
     ranks = [rank_gpus(policy) for policy in on_gpu]
@@ -229,7 +250,7 @@ def least_gpus(config: RunConfig) -> int:
 
 
 def most_gpus(config: RunConfig) -> int:
-    """GPUs of which each rank of a learner and each worker has its own."""
+    """GPUs of a host of which each rank of a learner there and each worker has its own."""
     on_gpu = {name: policy for name, policy in config.policies.items() if policy.device == "cuda"}
     workers = sum(planned_workers(config, name) * worker_gpus(policy) for name, policy in on_gpu.items())
     learners = sum(map(rank_gpus, on_gpu.values()))

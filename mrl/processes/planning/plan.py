@@ -1,8 +1,8 @@
 """The processes of a run: their names, hosts, commands and environments. Starts nothing.
 
-The learner of a policy lives whole on one host, so that its process group never crosses a network; its workers may live
-on others. The first host has the daemons; for every other host its supervisor starts one process, `mrl join`, which is
-the supervisor there.
+The learner of a policy lives whole on one host, unless `learner.hosts` asks for several, where it is a process on each;
+its workers may live on others. The first host has the daemons; for every other host its supervisor starts one process,
+`mrl join`, which is the supervisor there.
 """
 
 import os
@@ -18,6 +18,7 @@ from mrl.config.run_folder import RunFolder, run_folder_of
 from mrl.config.schema import RunConfig
 from mrl.config.unit_names import Unit, parse_units
 from mrl.errors import ConfigError
+from mrl.learner.ranks.rank_place import LEARNER_HOSTS, LEARNER_PLACE
 from mrl.parent_death import CORES
 from mrl.processes.planning.devices import visible_gpus
 from mrl.processes.planning.hosts import Host, host_environment, join_argv
@@ -99,6 +100,11 @@ class Plan:
         used = {spec.host for spec in self.processes} | self.unit_hosts
         return tuple(host.name for host in self.hosts[1:] if host.name in used)
 
+    @property
+    def learners(self) -> frozenset[str]:
+        """Names of the processes whose ends are those of the learners: the ones with their first ranks."""
+        return frozenset(spec.name for spec in self.processes if spec.role == "learner" and not spec.index)
+
     def spares(self, host: str) -> bool:
         """Whether the run can go on without a host: it has nothing but engines, and whoever learns has others."""
         learning = {spec.policy for spec in self.processes if spec.role == "learner"}
@@ -139,8 +145,8 @@ def build_plan(
     for (role, name, index), seat in sorted(seated.items(), key=lambda item: (item[0][0], *_order(config, item[0]))):
         own = _gpus_of(seat, gpus, here, name)
         if role == "learner":
-            reaches_out = _broadcasts_far(config, name, seated)
-            specs.append(_learner(name, config.policies[name], run_folder, python, own, reaches_out=reaches_out))
+            reach, policy = _reach(config, name, index, seated), config.policies[name]
+            specs.append(_learner(name, policy, index, run_folder=run_folder, python=python, gpus=own, reach=reach))
         else:
             specs.append(_worker(name, config.policies[name], index, run_folder=run_folder, python=python, gpus=own))
     by_name = {host.name: host for host in hosts}
@@ -234,6 +240,13 @@ def _no_gpu(policy: str, num_leased: int, first: str) -> ConfigError:
     )
 
 
+def _reach(config: RunConfig, policy: str, index: int, seated: Mapping[Key, Seat]) -> dict[str, str]:
+    """How far the ranks of a learner on one of its hosts speak, and to whom."""
+    own = [seat.host for (role, name, _), seat in sorted(seated.items()) if (role, name) == ("learner", policy)]
+    variables = torchrun_environment(reaches_out=_broadcasts_far(config, policy, seated), is_spread=len(own) > 1)
+    return variables | ({LEARNER_HOSTS: ",".join(own), LEARNER_PLACE: str(index)} if len(own) > 1 else {})
+
+
 def _broadcasts_far(config: RunConfig, policy: str, seated: Mapping[Key, Seat]) -> bool:
     """Whether a learner broadcasts weights to workers of other hosts."""
     hosts = {seat.host for (_, name, _), seat in seated.items() if name == policy}
@@ -294,22 +307,34 @@ def _daemon(role: Literal["exchange", "allocator", "gateway"], run_folder: Path,
 
 
 def _learner(
-    name: str, policy: PolicyTable, run_folder: Path, python: str, gpus: tuple[str, ...], *, reaches_out: bool
+    name: str,
+    policy: PolicyTable,
+    index: int,
+    *,
+    run_folder: Path,
+    python: str,
+    gpus: tuple[str, ...],
+    reach: Mapping[str, str],
 ) -> ProcessSpec:
-    folder = RunFolder(run_folder)
-    env = environment(policy.learner.threads, gpus)
-    env |= torchrun_environment(reaches_out=reaches_out)
+    """The ranks on one of its hosts; where it is not the first one, it is called as the first of them is."""
+    folder, per_host = RunFolder(run_folder), policy.learner.ranks_per_host
+    env = {**environment(policy.learner.threads, gpus), **reach}
     if policy.device == "cuda":
         env |= nccl_environment(folder.crash, name) | allocator_environment(os.environ)
     return ProcessSpec(
-        name=f"learner/{name}",
+        name=rank_role(name, index * per_host),
         role="learner",
         policy=name,
-        index=0,
-        argv=learner_argv(run_folder, python=python, policy=name, processes=policy.learner.processes),
+        index=index,
+        argv=learner_argv(run_folder, python=python, policy=name, processes=per_host),
         env=env,
         restart="until_done",
     )
+
+
+def rank_role(policy: str, rank: int) -> str:
+    """The name under which a rank of a learner speaks."""
+    return f"learner/{policy}" + f"/rank{rank}" * bool(rank)
 
 
 def _worker(
@@ -362,7 +387,12 @@ def unit_worker(
 
 
 def planned(config: RunConfig) -> Plan:
-    """The plan on this host, or, where it shows too few GPUs, on one with as many as the run can use."""
+    """The plan on this host, or, where it shows too few GPUs, on one with as many as the run can use.
+
+    Learners over several hosts are placed on as many that are like this one.
+    """
     here = visible_gpus(os.environ)
     gpus = here if len(here) >= least_gpus(config) else [str(number) for number in range(most_gpus(config))]
-    return build_plan(config, run_folder_of(config).path, gpus=gpus)
+    num_hosts = max(config.policies[name].learner.hosts for name in config.learning)
+    hosts = [Host(f"host-{number}") for number in range(1, num_hosts + 1)] if num_hosts > 1 else []
+    return build_plan(config, run_folder_of(config).path, gpus=gpus, hosts=hosts)

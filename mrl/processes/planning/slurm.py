@@ -240,7 +240,7 @@ def _threads(config: RunConfig, request: SlurmRequest, hosts: Sequence[Host]) ->
     for host in hosts:
         plan = build_plan(config, Path("runs"), gpus=gpus, hosts=hosts, here=host.name)
         for spec in plan.processes:
-            ranks = config.policies[spec.policy].learner.processes if spec.role == "learner" else 1
+            ranks = config.policies[spec.policy].learner.ranks_per_host if spec.role == "learner" else 1
             threads[host.name] += ranks * int(spec.env["OMP_NUM_THREADS"]) if spec.host == host.name else 0
     return threads
 

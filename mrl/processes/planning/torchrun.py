@@ -1,8 +1,9 @@
 """How torchrun starts the ranks of one learner without a listener that other machines can reach.
 
 `--standalone` opens two stores on all interfaces, without authentication, and torch unpickles what lies in a store.
-Here agent and ranks meet in files of the host's local folder instead, and collectives stay on the loopback interface:
-the ranks of one policy live on one host.
+Here agent and ranks meet in files of the host's local folder instead, and collectives stay on the loopback interface.
+The agents of a learner over several hosts do not speak to each other: each starts the ranks of its own host, and these
+find each other by themselves (`mrl.learner.ranks.meeting`), and the interface that they speak over.
 """
 
 import sys
@@ -29,14 +30,14 @@ def torchrun_argv(rendezvous: Path, *, python: str, policy: str, processes: int)
     return (python, "-m", "torch.distributed.run", *where, *options, *logs)
 
 
-def torchrun_environment(*, reaches_out: bool = False) -> dict[str, str]:
+def torchrun_environment(*, reaches_out: bool = False, is_spread: bool = False) -> dict[str, str]:
     """What agent and ranks need in their environment.
 
     `reaches_out`: the learner broadcasts to other hosts. NCCL chooses its interface once in a process, so that it may
-    not be loopback then; gloo is told one for each group.
+    not be loopback then; gloo is told one for each group. `is_spread`: the learner lives on several.
     """
     variables = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
-    if sys.platform == "linux":
+    if sys.platform == "linux" and not is_spread:
         variables |= {"GLOO_SOCKET_IFNAME": "lo"} | ({} if reaches_out else {"NCCL_SOCKET_IFNAME": "lo"})
     return variables
 

@@ -100,3 +100,11 @@ def test_only_what_is_still_needed_is_started_again() -> None:
     assert not run.restarts("exchange", "")
     run.end(0, "", 2.0)
     assert not run.restarts("supervisor", "")
+
+
+def test_ranks_on_another_host_are_not_started_again_for_a_learner_that_is_done() -> None:
+    """Its first rank has finished, or was stopped; those of the other learner are."""
+    run = life()
+    assert run.restarts("learner", "a")
+    run.finished("learner/a", 1.0)
+    assert [run.restarts("learner", policy) for policy in ("a", "b")] == [False, True]

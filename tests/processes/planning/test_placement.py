@@ -197,3 +197,28 @@ def test_the_docs_show_what_the_plan_does() -> None:
     assert {name: tuple(map(int, gpus.split())) for name, gpus in rows} == {
         name.removesuffix("/0") if name.startswith("learner") else name: gpus for name, gpus in found.items()
     }
+
+
+def spread(hosts: int, ranks: int, device: str = "cpu", **keys: Any) -> dict[str, Any]:
+    table = policy(device=device, engine="embedded", **keys)
+    return table | {"learner": {"processes": ranks, "hosts": hosts}}
+
+
+def test_a_learner_over_hosts_has_a_seat_on_each_of_them() -> None:
+    """As many ranks on each, on hosts that have room, from the policy's own on."""
+    config = config_of(a=spread(2, 4, "cuda"), b=spread(2, 2))
+    found = seats(config, {"h0": 3, "h1": 1, "h2": 3})
+    assert [found["learner", "a", index] for index in (0, 1)] == [Seat("h0", (0, 1)), Seat("h2", (0, 1))]
+    assert [found["learner", "b", index] for index in (0, 1)] == [Seat("h1"), Seat("h2")]
+    assert found["worker", "a", 0] == Seat("h0", (2,))
+    assert found["worker", "b", 0].host == "h1", "the fewest processes"
+
+
+def test_hosts_that_a_learner_asks_for_and_the_run_lacks() -> None:
+    """None, fewer, or fewer with GPUs enough."""
+    with pytest.raises(ConfigError, match=r"a.learner.hosts: more hosts .*; got 2; wanted <= 1; cure: `mrl launch "):
+        seats(config_of(a=spread(2, 2)), {ONE: 0})
+    with pytest.raises(ConfigError, match=r"more hosts than the run has for policies; got 3; wanted <= 2$"):
+        seats(config_of(a=spread(3, 3)), {"h0": 0, "h1": 0})
+    with pytest.raises(ConfigError, match=r"got '1 with 2 GPUs'; wanted 2 of them for processes = 4"):
+        seats(config_of(a=spread(2, 4, "cuda")), {"h0": 2, "h1": 1})

@@ -9,6 +9,7 @@ import torch
 from mrl.config.load import validate
 from mrl.config.schema import RunConfig
 from mrl.errors import ConfigError
+from mrl.processes.planning.dry_run import describe
 from mrl.processes.planning.hosts import Host, counting_gpus
 from mrl.processes.planning.plan import build_plan, shared_gpus
 from mrl.processes.planning.torchrun import ALLOCATOR_WORDS
@@ -76,6 +77,31 @@ def test_learners_live_on_the_hosts_in_turn() -> None:
     there = build_plan(config, Path("/r"), gpus=["3"], hosts=hosts, here="h1")
     assert [s.env.get("CUDA_VISIBLE_DEVICES") for s in there.started_by("h1")] == ["3", "3", None]
     assert there.joins == ()
+
+
+def test_a_learner_over_hosts_is_a_process_on_each() -> None:
+    """Each an agent of its own, called as its first rank is, with its place among them; the run is done with the first.
+    No interface is named for them: each rank finds that of its host's address."""
+    config = config_of(a={"learner": {"processes": 4, "hosts": 2}, "rollout": {"workers": 2}}, b={})
+    plan = build_plan(config, Path("/r"), hosts=(Host("h0"), Host("h1")), remote=["x", "{host}"], python="py")
+    first, second = (spec for spec in plan.processes if (spec.role, spec.policy) == ("learner", "a"))
+    assert [(spec.name, spec.host, spec.index) for spec in (first, second)] == [
+        ("learner/a", "h0", 0),
+        ("learner/a/rank2", "h1", 1),
+    ]
+    assert first.argv == second.argv
+    assert first.argv[first.argv.index("--nproc-per-node") + 1] == "2"
+    places = [(spec.env["MRL_LEARNER_HOSTS"], spec.env["MRL_LEARNER_PLACE"]) for spec in (first, second)]
+    assert places == [("h0,h1", "0"), ("h0,h1", "1")]
+    assert not {"GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"} & (first.env.keys() | second.env.keys())
+    assert {spec.restart for spec in (first, second)} == {"until_done"}
+    assert plan.learners == {"learner/a", "learner/b"}
+    assert not plan.spares("h1")
+    (alone,) = (spec for spec in plan.processes if spec.name == "learner/b")
+    assert alone.env["GLOO_SOCKET_IFNAME"] == "lo"
+    assert "MRL_LEARNER_HOSTS" not in alone.env
+    shown = [line.strip() for line in describe(plan, config)]
+    assert {"learner/a, ranks 0-1", "learner/a/rank2, ranks 2-3", "learner/b"} <= set(shown)
 
 
 def test_the_first_host_may_have_the_daemons_alone() -> None:

@@ -18,6 +18,7 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 import structlog
 
@@ -45,6 +46,24 @@ class Place:
     what: str
     alive_s: float
     """When its watch last looked: of a process that was stopped, long ago."""
+    host: str = ""
+    """The host it is on, where the ranks live on several. The `pid` of a process of another host is 0 here."""
+
+
+class Board(Protocol):
+    """Where the ranks of a learner say what they are at."""
+
+    def note(self, what: str) -> None:
+        """This rank begins the next thing."""
+
+    def live(self) -> None:
+        """This rank's process runs, whatever it is at."""
+
+    def places(self) -> list[Place]:
+        """By rank."""
+
+    def lost(self, now_s: float, forgiven_s: float = 0.0) -> str:
+        """Why the ranks cannot go on, though none is late; empty where nobody knows of anything."""
 
 
 class ProgressBoard:
@@ -71,6 +90,10 @@ class ProgressBoard:
     def places(self) -> list[Place]:
         """By rank."""
         return [self._place(rank * _BYTES) for rank in range(self._size)]
+
+    def lost(self, now_s: float, forgiven_s: float = 0.0) -> str:
+        """Nothing: torchrun ends all ranks of a host with the first that ends."""
+        return ""
 
     def _place(self, at: int) -> Place:
         count, since_s, pid, what = _SLOT.unpack_from(self._slots, at)
@@ -101,18 +124,26 @@ def stall_of(
     ahead, place = next(place for place in begun if place.count == most), places[awaited[0]]
     stopped = f" and its process has not run for {now_s - place.alive_s:.0f} s" if awaited[0] in still else ""
     return (
-        f"{ahead.what!r} awaited from rank {', '.join(map(str, awaited))} for {lasted_s(ahead):.0f} s: "
+        f"{ahead.what!r} awaited from {_names(places, awaited)} for {lasted_s(ahead):.0f} s: "
         f"it has been at {place.what!r} for {lasted_s(place):.0f} s{stopped}"
     )
+
+
+def _names(places: Sequence[Place], ranks: Sequence[int]) -> str:
+    """ "rank 1, 3", or where they live on several hosts "rank 2, 3 on host b"."""
+    hosts = list(dict.fromkeys(places[rank].host for rank in ranks))
+    of_host = {host: ", ".join(str(rank) for rank in ranks if places[rank].host == host) for host in hosts}
+    return " and ".join(f"rank {named}" + f" on host {host}" * bool(host) for host, named in of_host.items())
 
 
 class StallWatch:
     """A thread that reads the board and ends this process on a stall.
 
-    With `ends` false it only tells, once: NCCL's own watchdog ends the process, and writes its flight recorder before.
+    With `ends` false it only tells of one, once: NCCL's own watchdog ends the process, and writes its flight recorder
+    before. A rank that is lost ends this process in any case.
     """
 
-    def __init__(self, board: ProgressBoard, *, bound_s: float, slow_bound_s: float, ends: bool = True) -> None:
+    def __init__(self, board: Board, *, bound_s: float, slow_bound_s: float, ends: bool = True) -> None:
         self._board, self._bounds_s, self._ends = board, (bound_s, slow_bound_s), ends
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="stall-watch", daemon=True)
@@ -133,17 +164,18 @@ class StallWatch:
             self._board.live()
             places = self._board.places()
             told = stall_of(places, now_s, *self._bounds_s, forgiven_s=forgiven_s)
-            if told:
-                self._tell(told, places)
+            lost = self._board.lost(now_s, forgiven_s)
+            if lost or told:
+                self._tell(lost or told, places, ends=self._ends or bool(lost))
                 return
 
-    def _tell(self, told: str, places: Sequence[Place]) -> None:
-        ask_for_stacks(place.pid for place in places if place.count)
+    def _tell(self, told: str, places: Sequence[Place], *, ends: bool) -> None:
+        ask_for_stacks(place.pid for place in places if place.pid)
         self._closed.wait(STACKS_S)
-        log.error("role ends" if self._ends else "learner stalls", reason=f"{told}; stacks are in crash/stacks")
+        log.error("role ends" if ends else "learner stalls", reason=f"{told}; stacks are in crash/stacks")
         sys.stderr.flush()
         sys.stdout.flush()
-        if self._ends:
+        if ends:
             os._exit(1)  # the main thread may be inside a collective that nothing else can end
 
 

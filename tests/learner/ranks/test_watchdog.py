@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from mrl.learner.watchdog import Place, ProgressBoard, stall_of
+from mrl.learner.ranks.watchdog import Place, ProgressBoard, stall_of
 
 BOUNDS_S = (10.0, 100.0)
 

@@ -1,23 +1,39 @@
 """The process group of one policy's learner. No group ever spans two policies."""
 
 import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
+from types import MappingProxyType
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
 from mrl.config.run_folder import local_folder
-from mrl.learner.watchdog import ProgressBoard, StallWatch
+from mrl.errors import PeerLost
+from mrl.learner.ranks.host_board import HostBoard
+from mrl.learner.ranks.meeting import MeetingPoint, meet
+from mrl.learner.ranks.rank_place import RankPlace, rank_place
+from mrl.learner.ranks.watchdog import Board, ProgressBoard, StallWatch
 
 
 class World:
     """This rank among the ranks of one learner; also valid for a single process."""
 
-    def __init__(self, rank: int, size: int, device: torch.device, board: ProgressBoard | None = None) -> None:
-        """Without a `board`, nobody is told what this rank is at."""
+    def __init__(
+        self,
+        rank: int,
+        size: int,
+        device: torch.device,
+        board: Board | None = None,
+        *,
+        addresses: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
+        """Without a `board`, nobody is told what this rank is at. `addresses` are those of several hosts, by name."""
         self.rank, self.size, self.device = rank, size, device
+        self._addresses = addresses
         self._board = board
         self._watch: StallWatch | None = None
 
@@ -80,6 +96,25 @@ class World:
             dist.broadcast(buffer, 0)
         return buffer.cpu().numpy().tobytes()
 
+    @contextmanager
+    def naming_hosts(self) -> Iterator[None]:
+        """Have a collective that fails say which host it lacks. Raises PeerLost in place of torch's own error."""
+        try:
+            yield
+        except RuntimeError as error:
+            gone = [host for host, address in self._addresses.items() if f"[{address}]" in str(error)]
+            if not gone:
+                raise
+            raise PeerLost(f"a rank on host {gone[0]} is gone: {str(error).partition('. ')[0]}") from error
+
+    def part(self, stopping: Callable[[], bool]) -> None:
+        """All is done, here and in the group, which was closed. Ranks of other hosts wait for the first one's word.
+
+        Raises PeerLost when that one is lost before it came: they are needed again.
+        """
+        if isinstance(self._board, HostBoard) and (reason := self._board.end_together(stopping)):
+            raise PeerLost(reason)
+
     def close(self) -> None:
         """Leave the process group."""
         if self._watch:
@@ -87,26 +122,44 @@ class World:
         if dist.is_initialized():
             dist.destroy_process_group()
 
+    def release(self) -> None:
+        """`close`, and speak to ranks of other hosts no more."""
+        self.close()
+        if isinstance(self._board, HostBoard):
+            self._board.close()
 
-def join_world(device_kind: str, *, timeout_s: float) -> World:
-    """Join the group that torchrun describes in the environment; without it, be a group of one.
 
-    The ranks meet in a file, which needs no listener, where the environment names a folder for it.
+def join_world(device_kind: str, *, timeout_s: float, point: MeetingPoint | None = None) -> World:
+    """Join the group that torchrun and the supervisor describe; without them, be a group of one.
+
+    The ranks of one host meet in a file, which needs no listener, where the environment names a folder for it. Those of
+    several hosts meet at the `point`. Raises PeerLost, ConfigError as `meet`.
     """
-    rank, size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+    place = rank_place(os.environ)
     local_rank = int(os.environ.get("LOCAL_RANK", "0"))
     device = torch.device("cuda", local_rank) if device_kind == "cuda" else torch.device("cpu")
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    if size > 1:
-        backend = "nccl" if device.type == "cuda" else "gloo"
-        patience = timedelta(seconds=timeout_s)
-        store = _file_store(size, patience)
-        if store is None:
-            dist.init_process_group(backend, timeout=patience)
-        else:
-            dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=patience)
-    return World(rank, size, device, _board(rank, size))
+    patience = timedelta(seconds=timeout_s)
+    if place.is_spread:
+        assert point is not None, "ranks of several hosts need a place to meet"
+        met = meet(place, point)
+        _init(met.keys("ranks"), place, device, patience)
+        board = HostBoard(lambda: met.another("board"), place, lost_s=point.lost_s)
+        return World(place.rank, place.size, device, board, addresses=met.addresses)
+    if place.size > 1:
+        _init(_file_store(place.size, patience), place, device, patience)
+    return World(place.rank, place.size, device, _board(place.rank, place.size))
+
+
+def _init(store: dist.Store | None, place: RankPlace, device: torch.device, patience: timedelta) -> None:
+    """Without a `store`, as torch finds its way by the environment."""
+    backend = "nccl" if device.type == "cuda" else "gloo"
+    if store is None:
+        dist.init_process_group(backend, timeout=patience)
+    else:
+        store.set_timeout(patience)
+        dist.init_process_group(backend, store=store, rank=place.rank, world_size=place.size, timeout=patience)
 
 
 def _board(rank: int, size: int) -> ProgressBoard | None:

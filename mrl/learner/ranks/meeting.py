@@ -1,0 +1,167 @@
+"""How the ranks of several hosts find each other, once for every life of the learner.
+
+The first rank opens a store at a free port of its host's address and writes the address to `endpoints/` of the run
+folder, as every listener of a run does. The others read it there, and take their seats. A seat is taken once: a rank
+that comes to one that is taken is of a later life than this store, and ends that life for all who are still in it.
+So no rank of one life is ever in a group with one of another.
+
+torchrun's own rendezvous over several hosts is not used. Its store listens on all addresses of a host, without
+authentication, and its port has to be known beforehand.
+"""
+
+import secrets
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import timedelta
+from pathlib import Path
+
+import msgspec
+import structlog
+import torch
+import torch.distributed as dist
+
+from mrl.errors import ConfigError, PeerLost
+from mrl.learner.ranks.host_board import OVER
+from mrl.learner.ranks.own_address import bind_collectives, own_address
+from mrl.learner.ranks.rank_place import RankPlace
+from mrl.models.tensor_broadcast import open_store
+from mrl.transport.endpoints import port_of, publish_endpoint, read_endpoint
+
+POLL_S = 0.1
+STORE_S = 10.0
+"""For one question to the store."""
+LIFE = "life"
+"""Key of the store: the name of the life whose ranks meet there."""
+
+log = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True)
+class MeetingPoint:
+    """Where a learner's ranks look for each other, and for how long."""
+
+    endpoints: Path
+    """Folder of endpoint files that all hosts see."""
+    name: str
+    """Of the endpoint file."""
+    bound_s: float
+    """Until all ranks are there."""
+    lost_s: float
+    """Afterwards a rank that is not heard of for so long is lost."""
+
+
+class _Guest(msgspec.Struct, frozen=True):
+    """What a rank says of itself as it takes its seat."""
+
+    host: str
+    address: str
+    torch: str
+
+
+@dataclass(frozen=True, slots=True)
+class Met:
+    """All ranks of one life are there."""
+
+    address: str
+    """Of the store, "tcp://HOST:PORT"."""
+    life: str
+    store: dist.Store
+    """Held by the first rank as long as it lives."""
+    addresses: Mapping[str, str] = field(default_factory=dict)
+    """Of the hosts, by their names."""
+
+    def keys(self, room: str) -> dist.Store:
+        """A part of the store for one purpose."""
+        return dist.PrefixStore(f"{self.life}/{room}", self.store)
+
+    def another(self, room: str) -> dist.Store:
+        """The same over a connection of its own, so that nobody waits for another's question. Raises RuntimeError."""
+        return dist.PrefixStore(f"{self.life}/{room}", _connect(self.address))
+
+
+class _NotThisLifeError(Exception):
+    """The life that this rank came to is over, or its store is gone; there will be another."""
+
+
+def meet(place: RankPlace, point: MeetingPoint) -> Met:
+    """Wait until all ranks of one life are there; binds the collectives of this process to the host's interface.
+
+    Raises PeerLost naming the ranks that have not come within the bound, ConfigError where hosts have other versions
+    of torch or this one has no address.
+    """
+    here, interface = own_address([host for host in place.hosts if host != place.hosts[place.host]])
+    bind_collectives(interface)
+    deadline_s = time.monotonic() + point.bound_s
+    missing = f"{place.told(0)} says nowhere where to meet"
+    while time.monotonic() < deadline_s:
+        try:
+            met = _open(here, point) if place.rank == 0 else _find(point)
+            if met is not None:
+                _take_seat(met, place, here)
+                return _await_all(met, place, point, deadline_s)
+        except (_NotThisLifeError, RuntimeError) as error:  # torch raises the latter of a store that is gone
+            missing = str(error).partition("\n")[0].partition(". ")[0][:300]
+        time.sleep(POLL_S)
+    raise PeerLost(f"the ranks of {point.name} did not meet within {point.bound_s:g} s: {missing}")
+
+
+def _open(here: str, point: MeetingPoint) -> Met:
+    store = open_store(here)
+    store.set_timeout(timedelta(seconds=STORE_S))
+    life = secrets.token_hex(8)
+    store.set(LIFE, life)
+    address = f"tcp://[{here}]:{store.port}" if ":" in here else f"tcp://{here}:{store.port}"
+    publish_endpoint(point.endpoints, point.name, address)
+    return Met(address, life, store)
+
+
+def _find(point: MeetingPoint) -> Met | None:
+    address = read_endpoint(point.endpoints, point.name)
+    if address is None:
+        return None
+    store = _connect(address)
+    return Met(address, store.get(LIFE).decode(), store)
+
+
+def _connect(address: str) -> dist.TCPStore:
+    host = address.removeprefix("tcp://").rpartition(":")[0].strip("[]")
+    patience = timedelta(seconds=STORE_S)
+    return dist.TCPStore(host, port_of(address), is_master=False, timeout=patience, wait_for_workers=False)
+
+
+def _take_seat(met: Met, place: RankPlace, here: str) -> None:
+    seats = met.keys("seats")
+    if seats.add(f"taken/{place.rank}", 1) > 1:
+        met.keys("board").set(OVER, f"{place.told(place.rank)} has begun anew")
+        raise _NotThisLifeError(f"{place.told(0)} is still in the life before")
+    guest = _Guest(place.host_of(place.rank), here, str(torch.__version__))
+    seats.set(f"guest/{place.rank}", msgspec.json.encode(guest).decode())
+
+
+def _await_all(met: Met, place: RankPlace, point: MeetingPoint, deadline_s: float) -> Met:
+    seats, board = met.keys("seats"), met.keys("board")
+    while missing := [rank for rank in range(place.size) if not seats.check([f"guest/{rank}"])]:
+        if board.check([OVER]):
+            raise _NotThisLifeError(board.get(OVER).decode(errors="replace"))
+        if time.monotonic() > deadline_s:
+            names = ", ".join(place.told(rank) for rank in missing)
+            raise PeerLost(f"the ranks of {point.name} did not meet at {met.address} within {point.bound_s:g} s: "
+                           f"{names} did not come")  # fmt: skip
+        time.sleep(POLL_S)
+    guests = [msgspec.json.decode(seats.get(f"guest/{rank}"), type=_Guest) for rank in range(place.size)]
+    _check_alike(guests, point.name)
+    log.info("ranks have met", address=met.address, hosts=list(place.hosts), ranks=place.size)
+    return replace(met, addresses={guest.host: guest.address for guest in guests})
+
+
+def _check_alike(guests: Sequence[_Guest], name: str) -> None:
+    first = guests[0]
+    for guest in guests:
+        if guest.torch != first.torch:
+            raise ConfigError(
+                f"{name}: hosts of one learner have different versions of torch",
+                got=f"{first.torch} on host {first.host}, {guest.torch} on host {guest.host}",
+                wanted="one version",
+                cure="the same environment on all hosts",
+            )
