@@ -24,6 +24,7 @@ from mrl.sharing.graft import GraftParameters, GraftRegime
 from mrl.sharing.hacpo import HacpoParameters, HacpoRegime
 from mrl.sharing.independent import IndependentParameters, IndependentRegime
 from mrl.sharing.own_objective import clips_tokens, own_objective
+from mrl.sharing.prefix import PrefixParameters, PrefixRegime
 from mrl.sharing.prp import PrpParameters, PrpRegime
 from mrl.sharing.regime import Regime
 from mrl.sharing.rlad import RladParameters, RladRegime
@@ -37,11 +38,15 @@ class RegimeKind(NamedTuple):
     parameters: type[Table]
     build: Callable[[Any, SharingContext], Regime]
     carries_text: bool = True
-    """Whether policies read each other's texts, so that their tokenizers are aligned."""
+    """Whether policies read each other's texts in own tokens, so that tokenizers are aligned. Turns of episodes that
+    are said anew are not."""
     learns_of_uniform_groups: bool = False
     """Whether the regime uses own groups whose answers all have one reward. Dynamic sampling drops these."""
     carries_episodes: bool = False
     """Whether the regime shares answers of several turns."""
+    goes_on_in_episodes: bool = False
+    """Whether own episodes begin where those of peers had come: then all tasks have several turns, and environments
+    say the same again."""
     teacher_of: Callable[[Any, str, Sequence[str]], str | None] = lambda parameters, policy, policies: None
     """(Its parameters, a policy, all policies) -> the policy that scores texts of that one; None where nobody does.
     The teacher's ratio stands in a clip of tokens, so the objective of a policy with a teacher needs one."""
@@ -54,6 +59,9 @@ REGIMES: dict[str, RegimeKind] = {
         XgrpoParameters, XgrpoRegime, carries_text=False, learns_of_uniform_groups=True, carries_episodes=True
     ),
     "sgt": RegimeKind(SgtParameters, SgtRegime, carries_episodes=True),
+    "prefix": RegimeKind(
+        PrefixParameters, PrefixRegime, carries_text=False, carries_episodes=True, goes_on_in_episodes=True
+    ),
     "hacpo": RegimeKind(HacpoParameters, HacpoRegime, learns_of_uniform_groups=True),
     "graft": RegimeKind(GraftParameters, GraftRegime, learns_of_uniform_groups=True),
     "rlad": RegimeKind(RladParameters, RladRegime, teacher_of=RladParameters.teacher_of),
@@ -143,8 +151,12 @@ def check_objectives(table: Mapping[str, Any], policies: Mapping[str, PolicyTabl
 
 
 def check_episodes(table: Mapping[str, Any], tasks: Mapping[str, TaskTable], where: str) -> None:
-    """Raises ConfigError where a task has an environment and the regime shares answers of one turn alone."""
+    """Raises ConfigError where a task has an environment and the regime shares answers of one turn alone, or the other
+    way about.
+    """
     name = _name(table)
+    if regime_kind(table, where).goes_on_in_episodes:
+        _check_turns(name, tasks, where)
     played = [task for task, of_task in tasks.items() if of_task.source == "environment"]
     if played and not regime_kind(table, where).carries_episodes:
         known = ", ".join(regime for regime, kind in REGIMES.items() if kind.carries_episodes)
@@ -157,6 +169,11 @@ def check_episodes(table: Mapping[str, Any], tasks: Mapping[str, TaskTable], whe
         )
 
 
+def goes_on_in_episodes(table: Mapping[str, Any]) -> bool:
+    """Whether own episodes begin where those of peers had come, under this `[sharing]` table."""
+    return regime_kind(table).goes_on_in_episodes
+
+
 def sharing_schema() -> dict[str, Any]:
     """JSON schema of the `[sharing]` table: the regime's name and one sub-table per regime; any for a plug-in's."""
     tables = {name: kind.parameters.model_json_schema(by_alias=True) for name, kind in REGIMES.items()}
@@ -166,6 +183,20 @@ def sharing_schema() -> dict[str, Any]:
     }
     others = {"type": "object", "description": "Parameters of a regime that is a plug-in."}
     return {"type": "object", "properties": {"regime": regime, **tables}, "additionalProperties": others}
+
+
+def _check_turns(name: str, tasks: Mapping[str, TaskTable], where: str) -> None:
+    """Raises ConfigError for a task whose answers have one turn: a regime that goes on behind one has nothing there."""
+    for task, of_task in tasks.items():
+        if of_task.source != "environment" or of_task.max_turns < 2:
+            key = "max_turns" if of_task.source == "environment" else "source"
+            raise ConfigError(
+                f"sharing.regime: {name} goes on behind a peer's first turns, and answers of {task} have but one",
+                where=where,
+                got=f"tasks.{task}.{key} = {getattr(of_task, key)}",
+                wanted="tasks that have an environment, and max_turns >= 2",
+                cure="--sharing.regime sgt, or run this task by itself",
+            )
 
 
 def _fault_of(found: object) -> str:

@@ -18,7 +18,9 @@ from mrl.models.turn_spelling import TurnSpelling
 from mrl.records.episodes import Message
 from mrl.records.finish import FinishReason
 from mrl.records.version import Version
-from mrl.rollout.playing import EpisodeEngine, EpisodeRequest, EpisodeRules, PlayedEpisode, Stage
+from mrl.rollout.episode import EpisodeRequest, EpisodeRules, PlayedEpisode
+from mrl.rollout.playing import EpisodeEngine, Stage
+from mrl.rollout.replaying import OwnVoice
 from mrl.tasks.environments.contract import PolicyTurn
 from mrl.tasks.environments.environment_pool import EnvironmentPool
 
@@ -63,9 +65,7 @@ def make_player(folder, environments):
         stage = Stage(
             open=lambda prompt_id: environments.open(int(prompt_id), (rows or {}).get(prompt_id, {})),
             rules=lambda prompt_id: EpisodeRules(max_turns, max_tokens, failed_reward=-1.0),
-            spelling=TurnSpelling(folder, PromptTable(), eos_ids=[tokenizer.eos_token_id]),
-            read=lambda text, is_cut, has_tools: (PolicyTurn(text), Message(role="assistant", content=text)),
-            can_call=can_call,
+            voice=voice_of(folder, can_call=can_call),
             max_turn_tokens=TURN_TOKENS,
             row_tokens=row_tokens,
             in_step=in_step,
@@ -73,6 +73,18 @@ def make_player(folder, environments):
         return EpisodeEngine(engine, stage)
 
     return make
+
+
+def voice_of(folder, *, can_call=True) -> OwnVoice:
+    """Of a policy without a template, which says and reads texts as they are."""
+    end = load_tokenizer(folder).eos_token_id
+    spelling = TurnSpelling(folder, PromptTable(), eos_ids=[end])
+    return OwnVoice(
+        spelling,
+        read=lambda text, is_cut, has_tools: (PolicyTurn(text), Message(role="assistant", content=text)),
+        say=lambda messages: spelling.turn(messages[0].content, (), eos_id=end),
+        can_call=can_call,
+    )
 
 
 def request(prompt_id: str, size: int = 2, name: str = "") -> EpisodeRequest:
