@@ -289,7 +289,7 @@ MODELS = [
             edit('source = "jsonl"\ndataset = "sums.jsonl"', "source = 'environment'\ndataset = 'higher_lower'\nmax_turns = 1")),
     Mistake("an environment that does not say the same again", "train small.toml --sharing.regime prefix",
             r"tasks\.sums\.dataset.*prefix plays a peer's turns again.*got .*my_dice:Dice, with deterministic = False.*cure: --sharing\.regime sgt",
-            both(edit('source = "jsonl"\ndataset = "sums.jsonl"', "source = 'environment'\ndataset = 'my_dice:Dice'\noptions = { size = 60 }"),
+            both(edit('source = "jsonl"\ndataset = "sums.jsonl"', "source = 'environment'\ndataset = 'my_dice:Dice'"),
                  lambda folder: (folder / "my_dice.py").write_text(DICE))),
     Mistake("episodes under a regime of one turn", "train small.toml --sharing.regime prp",
             r"sharing\.regime: prp shares answers of one turn, and no episodes; got .*tasks\.game\.source.*wanted one of independent, xgrpo, sgt",
