@@ -194,6 +194,7 @@ def test_a_regime_shows_its_curve_and_says_what_drew_it(regime: str) -> None:
     page = (ROOT / "docs" / "sharing" / f"{regime}.md").read_text(encoding="utf-8")
     curve = page.split("## Its curve", 1)[1].split("\n## ", 1)[0]
     assert f"(../figures/curve_{regime}.png)" in curve
-    assert re.search(rf"mrl compare quickstart --regimes (independent,)?{regime} ", curve)
+    config = "configs/games.toml" if REGIMES[regime].goes_on_in_episodes else "quickstart"
+    assert re.search(rf"mrl compare {config} --regimes (independent,)?(sgt,)?{regime} ", curve)
     assert re.search(r"with commit [0-9a-f]{7}", curve)
     assert re.search(r"one seed|nine seeds", curve)

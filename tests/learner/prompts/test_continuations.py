@@ -1,11 +1,16 @@
 """States to go on from are work like any other: granted first, lost, granted again, trained once, resumed."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
 from msgspec import structs
 
+from mrl.config.schema import RunTable
+from mrl.learner.asynchronous_batching import Gathered
+from mrl.learner.batches import BatchMaker, batch_values
 from mrl.learner.ledger import MAX_GIVEN_BYTES, Pace, WorkLedger
+from mrl.learner.verifier_limit import VerifierFailures
 from mrl.records.codec import decode, encode, pack_array
 from mrl.records.episodes import Message
 from mrl.records.experience import SharedTurn
@@ -24,6 +29,7 @@ from mrl.records.rollouts import (
     worker_message_decoder,
 )
 from mrl.records.version import Version, VersionSpan
+from mrl.sharing.regime import Absorbed
 
 PACE = Pace(groups_per_step=2, group_size=1, max_staleness_versions=1, total_steps=10)
 
@@ -165,3 +171,28 @@ def test_states_cross_to_workers_and_back():
     told = decode(encode(Groups(worker="w", groups=[played(item)])), worker_message_decoder)
     assert told.groups[0].continuation == state("a")
     assert (state("a").num_given, state("a").num_bytes) == (1, 6)
+
+
+def test_a_step_hands_states_to_workers_and_tells_of_those_that_led_nowhere():
+    """Rewards of a batch are those from start states, as far as there are any."""
+    offered: list[Continuation] = []
+    item = WorkItem(ticket="t", position=0, prompt_id="a", group_size=1, step=0)
+    begun = played(item, reward=1.0)
+    continued = structs.replace(begun, continuation=state("a"), answers=played(item).answers)
+    intake = SimpleNamespace(
+        take_failures=VerifierFailures,
+        take_counts=lambda: {"unbegun_groups/unequal": 2},
+        window_groups=None,
+        curriculum_values={},
+        offer=offered.extend,
+    )
+    absorbed = Absorbed([], {"policy_gradient": 1.0}, continuations=[state("b")])
+    regime = SimpleNamespace(absorb=lambda groups, *, step, rng: absorbed)
+    batching = SimpleNamespace(gather=lambda step, stopping: Gathered([begun, continued], {}))
+
+    prepared = BatchMaker(intake, regime, None, batching, RunTable(name="r", steps=1)).prepare(0, None, lambda: False)
+
+    assert offered == [state("b")]
+    assert prepared.values["prefix/unbegun_groups/unequal"] == 2
+    assert prepared.values["reward/mean"] == 1.0
+    assert batch_values([continued], 0)["reward/mean"] == 0.0
