@@ -312,3 +312,30 @@ def test_what_is_drawn_does_not_depend_on_who_came_first(prefix, make_episodes):
         for order in (received, received[::-1], received + received)
     ]
     assert drawn[0] == drawn[1] == drawn[2]
+
+
+def test_the_expected_gradient_is_that_of_the_value_behind_the_given_turns(prefix, make_group):
+    """Every group that can be sampled there, enumerated: (G - 1) / G of the gradient of J_k, as the baseline has it.
+
+    A game of two turns with three choices each; the peer's first one is given. Nothing is said about the first turn,
+    about which the value of the start state has a gradient of its own.
+    """
+    rewards = np.array([[1.0, 0.0, 0.25], [0.0, 0.5, 0.0], [0.0, 0.0, 1.0]])
+    policy = [np.exp(row) / np.exp(row).sum() for row in np.array([[0.3, -0.2, 1.0], [0.5, 0.0, -1.0]])]
+    score = np.eye(3) - policy[1]  # [choice, logit] of log pi behind the peer's first choice
+    regime = prefix(objective={"advantage": "group_mean"})
+
+    expected = np.zeros(3)
+    for pair in np.ndindex(3, 3):
+        group = structs.replace(make_group([rewards[0][choice] for choice in pair]), continuation=continuation())
+        absorbed = regime.absorb([group], step=0, rng=np.random.default_rng(0))
+        credit = [float((row.advantages * row.weights).sum()) for row in absorbed.examples]
+        told = sum(
+            (worth * score[choice] for worth, choice in zip(credit, pair if credit else (), strict=True)), np.zeros(3)
+        )
+        expected += policy[1][pair[0]] * policy[1][pair[1]] * told / absorbed.denominators["policy_gradient"]
+
+    value_behind = (policy[1] * rewards[0]) @ score
+    np.testing.assert_allclose(expected, value_behind / 2, rtol=1e-5)
+    value_at_start = policy[0] * (rewards @ policy[1] - policy[0] @ rewards @ policy[1])
+    assert np.abs(value_at_start).max() > 0.05, "which no group from behind the first turn estimates"
