@@ -59,10 +59,11 @@ class Replay:
 
     def next_turn(self) -> PolicyTurn | EnvironmentTurn:
         """The next turn for the environment, or the end of an episode in which it cannot be said."""
-        (wanted, *_) = messages = self.turns[len(self.parts)].messages
+        messages = self.turns[len(self.parts)].messages
         token_ids = self.voice.say(messages)
         if isinstance(token_ids, str):
             return EnvironmentTurn.failed(UNSAID, f"a peer's turn cannot be said in own tokens: {token_ids}")
+        wanted = messages[0]
         try:
             self.said, message = self.voice.read(self.voice.spelling.text(token_ids.tolist()), False, self.has_tools)
         except RecordError as error:

@@ -141,3 +141,12 @@ def test_calls_in_a_way_that_is_not_read_are_not_played(words):
     end = Replay([own("", CALL), given("7", "tool")], voice, has_tools=True).next_turn()
     assert isinstance(end, EnvironmentTurn)
     assert (end.reason, end.done) == ("unsaid", True)
+
+
+@pytest.mark.parametrize("messages", [(), (Message("user", "a"),), (Message("assistant", "a" * 500),)])
+def test_a_turn_that_is_none_of_a_policys_ends_the_replay(words, messages):
+    """Whatever the record says: the worker goes on."""
+    voice_of = words()
+    voice = OwnVoice(voice_of.spelling, lambda *_: pytest.fail("not said"), voice_of.turn, can_call=True)
+    turns = [SharedTurn(is_sampled=True, messages=messages), given("7")]
+    assert Replay(turns, voice, has_tools=False).next_turn().reason == "unsaid"
