@@ -307,11 +307,12 @@ def test_a_failure_waits_within_its_bound(prefix, make_episodes):
 def test_what_is_drawn_does_not_depend_on_who_came_first(prefix, make_episodes):
     """As a synchronous run must have it: records by age, failures by theirs, in this life and in a resumed one."""
     received = [success(said(4, words), step=step, number=step) for step, words in enumerate("abc")]
-    drawn = [
-        absorbed_of(prefix(), [make_episodes([0, 0])], order, seed=5).continuations
-        for order in (received, received[::-1], received + received)
-    ]
-    assert drawn[0] == drawn[1] == drawn[2]
+    for seed in range(6):  # with one seed alone the middle one may be drawn
+        drawn = [
+            absorbed_of(prefix(), [make_episodes([0, 0])], order, seed=seed).continuations
+            for order in (received, received[::-1], received + received)
+        ]
+        assert drawn[0] == drawn[1] == drawn[2]
 
 
 def test_the_expected_gradient_is_that_of_the_value_behind_the_given_turns(prefix, make_group):
