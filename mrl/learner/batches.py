@@ -10,6 +10,7 @@ import numpy as np
 from mrl.config.schema import RunTable
 from mrl.learner.asynchronous_batching import Batching, PeerSource, Stopping
 from mrl.learner.intake import Intake
+from mrl.learner.ledger import UNBEGUN
 from mrl.learner.step_order import StepOrder
 from mrl.records.rollouts import Answer, ScoredGroup
 from mrl.records.version import Version, age_versions
@@ -57,6 +58,7 @@ class BatchMaker:
         absorbed = self._regime.absorb(groups, step=step, rng=rng)
         if self._peers and absorbed.forget:
             self._peers.unwatch(absorbed.forget)
+        self._intake.offer(absorbed.continuations)
         values = (
             batch_values(groups, step, success_reward=self._run.success_reward)
             | dict(absorbed.counts)
@@ -81,9 +83,11 @@ class BatchMaker:
         curriculum = self._intake.curriculum_values
         if curriculum:
             curriculum |= {"curriculum/skipped_prompts": counts.get("skipped_prompts", 0)}
+        unbegun = {f"prefix/{name}": count for name, count in counts.items() if name.startswith(UNBEGUN)}
         return (
             window
             | curriculum
+            | unbegun
             | {
                 "staleness/dropped_groups": counts.get("stale_groups", 0),
                 "staleness/dropped_tokens": counts.get("stale_tokens", 0),
@@ -98,8 +102,12 @@ class BatchMaker:
 
 
 def batch_values(groups: Sequence[ScoredGroup], step: int, *, success_reward: float = 1.0) -> dict[str, float]:
-    """Reward, length and staleness of a batch's own groups at learner step `step`."""
-    rewards = np.array([[answer.reward for answer in group.answers] for group in groups])
+    """Reward, length and staleness of a batch's own groups at learner step `step`.
+
+    Rewards are of groups that began at their start states; of groups that went on from elsewhere where there are none.
+    """
+    begun = [group for group in groups if group.continuation is None] or groups
+    rewards = np.array([[answer.reward for answer in group.answers] for group in begun])
     passed = rewards >= success_reward
     answers = [answer for group in groups for answer in group.answers]
     now = Version(0, step)
@@ -113,7 +121,7 @@ def batch_values(groups: Sequence[ScoredGroup], step: int, *, success_reward: fl
         "staleness/mean_versions": float(np.mean(staleness)),
         "staleness/max_versions": float(np.max(staleness)),
         **{f"staleness/share/{versions}": share for versions, share in _shares(staleness)},
-        **_named_means(groups),
+        **_named_means(begun),
         **_episode_values([answer for answer in answers if answer.segments]),
     }
 

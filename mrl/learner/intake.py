@@ -16,6 +16,7 @@ from mrl.learner.verifier_limit import VerifierFailures
 from mrl.learner.worker_news import WaitBounds, WorkerNews
 from mrl.records.codec import decode, encode
 from mrl.records.rollouts import (
+    Continuation,
     Goodbye,
     Groups,
     GroupsAck,
@@ -202,6 +203,11 @@ class Intake:
         """Groups that may be in flight and in stock at an adaptive pace; None at any other."""
         with self._changed:
             return None if self._ledger.window is None else self._ledger.window.groups
+
+    def offer(self, found: Sequence[Continuation]) -> None:
+        """Have groups sampled that go on from these states."""
+        with self._changed:
+            self._ledger.offer(found)
 
     @property
     def curriculum_values(self) -> dict[str, float]:

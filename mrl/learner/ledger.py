@@ -5,7 +5,8 @@ where v is the version that the worker who asks would sample under. Trained in t
 all of these are trained at step eta + v at the latest, when v is as stale as it may be. An adaptive pace narrows this
 to what the learner needs in stock, so that it trains on fresher groups. The staleness bound itself is enforced in
 `take_batch`. With dynamic sampling (DAPO, arXiv 2503.14476, section 3.2) a group whose answers all have one reward is
-not accepted, and the next prompt takes its place. With a curriculum visits of the order are skipped.
+not accepted, and the next prompt takes its place. With a curriculum visits of the order are skipped. States to go on
+from are granted before the next visit, as groups that count like any other.
 """
 
 import math
@@ -14,50 +15,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from mrl.learner.prompts.admission_window import AdmissionWindow
+from mrl.learner.prompts.continuations import Continuations
 from mrl.learner.prompts.curriculum import Curriculum
 from mrl.records.codec import unpack_array
-from mrl.records.rollouts import Answer, ScoredGroup, StaleGroup, WorkItem, WorkRequest, are_logprobs
+from mrl.records.rollouts import Answer, Continuation, ScoredGroup, StaleGroup, WorkItem, WorkRequest, are_logprobs
 from mrl.records.version import Version, is_void
 
-STARVED_SHARE = 0.02
-CONTENT_SHARE = 0.005
-RICH_BATCHES = 1.25
-RICH_PULLS = 3
-GROW_BATCHES = 0.5
-SHRINK_BATCHES = 0.2
-FLOOR_BATCHES = 1.25
-LONE_FLOOR_BATCHES = 1.5
-
-
-@dataclass
-class AdmissionWindow:
-    """The window of one policy, in groups; it begins as wide as the staleness bound."""
-
-    batch_groups: int
-    max_staleness_versions: int
-
-    def __post_init__(self) -> None:
-        self.groups = self._most
-        self._rich_pulls = 0
-
-    @property
-    def _most(self) -> float:
-        return (self.max_staleness_versions + 1.0) * self.batch_groups
-
-    def pull(self, stock_groups: int) -> None:
-        """Note that the learner takes a batch out of `stock_groups`."""
-        rich = stock_groups > RICH_BATCHES * self.batch_groups
-        self._rich_pulls = self._rich_pulls + 1 if rich else 0
-
-    def adjust(self, data_wait_shut_s: float, data_wait_s: float, period_s: float, *, num_replicas: int) -> None:
-        """Once a period: widen where the learner waited while the gate was shut, narrow where it had plenty."""
-        if data_wait_shut_s > STARVED_SHARE * period_s:
-            self._rich_pulls = 0
-            self.groups = min(self._most, self.groups + GROW_BATCHES * self.batch_groups)
-        elif self._rich_pulls >= RICH_PULLS and data_wait_s <= CONTENT_SHARE * period_s:
-            self._rich_pulls = 0
-            floor = (LONE_FLOOR_BATCHES if num_replicas == 1 else FLOOR_BATCHES) * self.batch_groups
-            self.groups = max(min(floor, self._most), self.groups - SHRINK_BATCHES * self.batch_groups)
+MAX_GIVEN_BYTES = 2 * 1024 * 1024
+"""Of peers' turns in one grant, which has to fit into a message; one more state may stand behind it."""
+UNBEGUN = "unbegun_groups/"
+"""Of the names of counts of continuations that did not begin; the reason stands behind."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +97,7 @@ class WorkLedger:
     """The version announced last; None before the first, when nobody can sample."""
     curriculum: Curriculum | None = None
     """Which visits are skipped; None skips none."""
+    continuations: Continuations = field(default_factory=Continuations)
 
     def __post_init__(self) -> None:
         pace = self.pace
@@ -150,6 +119,10 @@ class WorkLedger:
         """Whether a worker that serves this has weights whose answers can be trained on."""
         return serving is not None and not is_void(serving, self.resumed_at)
 
+    def offer(self, found: Sequence[Continuation]) -> None:
+        """Have groups sampled that go on from these states, before the next visit of the order."""
+        self.returned.extend(self.continuations.enter(found))
+
     def announced(self, version: Version) -> None:
         """Workers are told of this version from now on, and may sample for its step."""
         self.step = max(self.step, version.step)
@@ -162,7 +135,10 @@ class WorkLedger:
         self._take_back(lambda ticket, run: run.worker == request.worker and ticket not in holding)
         num_groups = min(request.max_groups, self.capacity(request.serving))
         self.is_short = self.capacity() < request.max_groups
-        return [self._grant_one(request) for _ in range(num_groups)]
+        items = list[WorkItem]()
+        while len(items) < num_groups and sum(map(_num_given_bytes, items)) < MAX_GIVEN_BYTES:
+            items.append(self._grant_one(request))
+        return items
 
     def expire(self, now_s: float, silence_s: float) -> set[str]:
         """Take back the work of workers that said nothing for `silence_s`; returns who they are."""
@@ -190,7 +166,7 @@ class WorkLedger:
                 self.returned.append(position)
             else:
                 new.append(group)
-                if self.curriculum is not None:
+                if self.curriculum is not None and group.continuation is None:
                     self.curriculum.note(position, group)
                 if not self._drop_uniform(group):
                     self.ready.append(Ready(position, group))
@@ -203,6 +179,8 @@ class WorkLedger:
         for group in groups:
             if self._claim(group.ticket) is None:
                 self.counts["repeated"] += 1
+            elif group.unbegun:
+                self.counts[f"{UNBEGUN}{group.unbegun}"] += 1
             else:
                 self._count_stale(group.num_tokens)
 
@@ -224,6 +202,7 @@ class WorkLedger:
         self.dropped = 0
         if self.curriculum is not None:
             self.curriculum.formed()
+        self.continuations.keep(set(self._open_positions()))
         return [entry.group for entry in chosen]
 
     def unsettled(self, step: int, is_settled: IsSettled = always, hold_versions: int = 0) -> int | None:
@@ -241,11 +220,13 @@ class WorkLedger:
 
     def state(self) -> dict[str, Any]:
         """What a resume needs: positions not yet trained are sampled again."""
-        open_positions = [entry.position for entry in self.ready]
-        open_positions += [run.position for run in self.running.values()] + list(self.returned)
+        open_positions = self._open_positions()
         state = {"cursor": self.cursor, "open": sorted(open_positions), "dropped": self.dropped}
         if self.curriculum is not None:
             state["curriculum"] = self.curriculum.state(open_positions)
+        if self.continuations.num_entered:
+            self.continuations.keep(set(open_positions))
+            state["continuations"] = self.continuations.state()
         return state
 
     def restore(self, state: dict[str, Any], step: int) -> None:
@@ -254,6 +235,12 @@ class WorkLedger:
         self.step, self.accepted = step, step * self.pace.groups_per_step
         if self.curriculum is not None and "curriculum" in state:
             self.curriculum.restore(state["curriculum"])
+        if "continuations" in state:
+            self.continuations.restore(state["continuations"])
+
+    def _open_positions(self) -> list[int]:
+        running = [run.position for run in self.running.values()]
+        return [entry.position for entry in self.ready] + running + list(self.returned)
 
     def _grant_one(self, request: WorkRequest) -> WorkItem:
         if self.returned:
@@ -263,10 +250,18 @@ class WorkLedger:
             self.cursor = position + 1
         ticket = f"{self.resumed_at.run_epoch}.{position}"
         self.running[ticket] = Running(position, request.worker)
-        prompt_id = self.prompt_at(position)
         return WorkItem(
-            ticket=ticket, position=position, prompt_id=prompt_id, group_size=self.pace.group_size, step=self.step
+            ticket=ticket,
+            position=position,
+            prompt_id=self._prompt_of(position),
+            group_size=self.pace.group_size,
+            step=self.step,
+            continuation=self.continuations.at(position),
         )
+
+    def _prompt_of(self, position: int) -> str:
+        continuation = self.continuations.at(position)
+        return self.prompt_at(position) if continuation is None else continuation.prompt_id
 
     def _next_taken(self) -> int:
         """The next position of the order that is not skipped."""
@@ -286,13 +281,15 @@ class WorkLedger:
         if run is not None:
             return run.position
         epoch, _, number = ticket.partition(".")
-        if epoch == str(self.resumed_at.run_epoch) and number.isdigit() and int(number) in self.returned:
+        is_number = number.removeprefix("-").isdigit()
+        if epoch == str(self.resumed_at.run_epoch) and is_number and int(number) in self.returned:
             self.returned.remove(int(number))
             return int(number)
         return None
 
     def _is_sound(self, group: ScoredGroup, position: int) -> bool:
-        is_whole = len(group.answers) == self.pace.group_size and group.prompt_id == self.prompt_at(position)
+        is_whole = len(group.answers) == self.pace.group_size and group.prompt_id == self._prompt_of(position)
+        is_whole &= group.continuation == self.continuations.at(position)
         has_prompt = len(group.prompt_token_ids) >= 4 and len(group.prompt_token_ids) % 4 == 0
         return is_whole and has_prompt and all(map(_is_usable, group.answers)) and not self._is_of_the_future(group)
 
@@ -351,6 +348,10 @@ class WorkLedger:
 
 def _num_tokens(group: ScoredGroup) -> int:
     return sum(span.num_tokens for answer in group.answers for span in answer.versions)
+
+
+def _num_given_bytes(item: WorkItem) -> int:
+    return 0 if item.continuation is None else item.continuation.num_bytes
 
 
 def _is_usable(answer: Answer) -> bool:

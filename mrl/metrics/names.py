@@ -21,7 +21,11 @@ LOST_POINTS = "tracker/lost_points/"
 
 METRICS: dict[str, Metric] = {
     # learner, once a step
-    "reward/mean": Metric("reward", "mean reward over the own answers of the batch", True),
+    "reward/mean": Metric(
+        "reward",
+        "mean reward over the own answers of the batch; those from its start states, where `prefix` has others",
+        True,
+    ),
     "reward/all_failed_share": Metric("share", "own groups of the batch in which every answer failed", True),
     "reward/all_passed_share": Metric("share", "own groups of the batch in which every answer passed"),
     "reward/named/{task}/{name}": Metric("reward", "mean of one part of a task's reward over the batch's own answers"),
@@ -85,6 +89,18 @@ METRICS: dict[str, Metric] = {
         "answers", "peers' answers of this step that a filter left without a term: bad ones, too far from the policy"
     ),
     "sharing/grafted_prompts": Metric("prompts", "own groups replaced by a peer's group in this step"),
+    "prefix/continuations": Metric("groups", "states handed to workers in this step, to go on from a peer's turns"),
+    "prefix/groups": Metric("groups", "own groups of the batch that went on from a peer's turns", True),
+    "prefix/reward_mean": Metric("reward", "mean reward over the own answers of these groups"),
+    "prefix/solved_share": Metric("share", "of these groups, those in which an answer passed"),
+    "prefix/given_turns_mean": Metric("turns", "mean number of a peer's turns that they went on from"),
+    "prefix/left_turns_mean": Metric("turns", "mean number of turns in which the peer came from there to its success"),
+    "prefix/own_turns/{task}": Metric(
+        "turns", "how many of a peer's last turns the policy plays itself, where these grow"
+    ),
+    "prefix/unbegun_groups/{reason}": Metric(
+        "groups", "such groups given up in this step (`unequal`: the environment did not say what it said to the peer)"
+    ),
     "sharing/asked_rows": Metric("answers", "own answers of this step that a teacher was asked about"),
     "sharing/scored_rows": Metric("answers", "of these, with the teacher's log-probs", True),
     "sharing/absent_rows": Metric("answers", "of these, not scored in time"),

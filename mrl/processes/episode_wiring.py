@@ -16,7 +16,9 @@ from mrl.models.skeleton import config_of_folder, episode_row_tokens
 from mrl.models.turn_spelling import TurnSpelling
 from mrl.records.episodes import Message, ToolCall
 from mrl.records.experience import SharedTurn
-from mrl.rollout.playing import EpisodeEngine, EpisodeRules, Stage
+from mrl.rollout.episode import EpisodeRules
+from mrl.rollout.playing import EpisodeEngine, Stage
+from mrl.rollout.replaying import OwnVoice
 from mrl.sharing.peer_episodes import SpelledEpisode
 from mrl.tasks.environments.contract import PolicyTurn
 from mrl.tasks.environments.tool_syntax import NONE, ToolSyntax, plain_calls, syntax_of
@@ -33,7 +35,9 @@ def with_episodes(engine: Engine, config: RunConfig, policy: str, pool: TaskPool
     if not pool.has_episodes:
         return engine
     table = config.policies[policy]
-    spelling = TurnSpelling(Path(table.model), table.prompt, eos_ids=receiver.eos_ids)
+    words = own_words(config, policy, receiver)
+    assert words is not None, "a task has an environment"
+    spelling = words.spelling
     spelling.check(has_tools=False)
     syntax, room = syntax_of(spelling.template), _row_tokens(config.policies[policy])
 
@@ -48,9 +52,7 @@ def with_episodes(engine: Engine, config: RunConfig, policy: str, pool: TaskPool
     stage = Stage(
         open=pool.open_episode,
         rules=rules,
-        spelling=spelling,
-        read=read,
-        can_call=syntax is not NONE,
+        voice=OwnVoice(spelling, read, words.turn, can_call=syntax is not NONE),
         max_turn_tokens=table.rollout.max_new_tokens,
         row_tokens=room,
         in_step=config.run.sync,
@@ -106,7 +108,7 @@ class OwnWords:
         for turn in turns:
             if not parts and not turn.is_sampled:
                 return "malformed"
-            found = self._turn(turn.messages) if turn.is_sampled else self._bridge(parts[-1], calls, turn.messages)
+            found = self.turn(turn.messages) if turn.is_sampled else self._bridge(parts[-1], calls, turn.messages)
             if isinstance(found, str):
                 return found
             calls = turn.messages[0].tool_calls if turn.is_sampled else ()
@@ -117,7 +119,8 @@ class OwnWords:
         sizes = [part.size for part in parts]
         return SpelledEpisode(np.concatenate(parts), np.repeat(np.array(is_sampled), sizes))
 
-    def _turn(self, messages: Sequence[Message]) -> Int32s | str:
+    def turn(self, messages: Sequence[Message]) -> Int32s | str:
+        """One turn, or why not: "malformed", "tool_calls" or "too_long" as of an episode."""
         if len(messages) != 1 or messages[0].role != "assistant":
             return "malformed"
         said = messages[0]

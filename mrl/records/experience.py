@@ -82,7 +82,7 @@ class SharedTurn(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class EpisodeRecord(Experience, frozen=True, kw_only=True, gc=False, tag="episode"):
-    """A verified success in several turns, from the start state that is its prompt. Read by SGT.
+    """A verified success in several turns, from the start state that is its prompt. Read by SGT and `prefix`.
 
     Messages and tool calls cross as structure, without a token: each receiver spells them by its own template.
     """

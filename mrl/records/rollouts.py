@@ -17,8 +17,8 @@ import numpy as np
 import numpy.typing as npt
 
 from mrl.records.codec import decoder
-from mrl.records.episodes import EpisodeSegment, Segments
-from mrl.records.experience import Reward
+from mrl.records.episodes import MAX_SEGMENTS, EpisodeSegment, Segments
+from mrl.records.experience import Reward, SharedTurn
 from mrl.records.finish import FinishReason
 from mrl.records.version import Count, Name, Version, VersionSpan
 
@@ -26,6 +26,8 @@ TokenBytes = Annotated[bytes, msgspec.Meta(max_length=4 * 1024 * 1024)]
 TextBytes = Annotated[bytes, msgspec.Meta(max_length=1024 * 1024)]
 NamedRewards = Annotated[dict[Name, Reward], msgspec.Meta(max_length=16)]
 Failure = Annotated[str, msgspec.Meta(max_length=1000)]
+FIRST_CONTINUATION = -(1 << 40)
+"""Place of the first continuation: all have places before the pass over the prompts."""
 ROUNDED_NATS = 0.01
 """What rounding may put a log-probability above 0."""
 
@@ -82,16 +84,40 @@ def are_logprobs(values: npt.ArrayLike) -> bool:
     return bool(((found > -np.inf) & (found <= ROUNDED_NATS)).all())
 
 
+class Continuation(msgspec.Struct, frozen=True, kw_only=True):
+    """A state to go on from: the start state of a prompt, and the first turns of a peer's episode from there."""
+
+    prompt_id: Name
+    source: Name
+    """The peer."""
+    turns: Annotated[list[SharedTurn], msgspec.Meta(min_length=2, max_length=MAX_SEGMENTS)]
+    """Up to what the environment said to the last of the peer's turns."""
+    num_left: Count
+    """Turns in which the peer came from there to its success."""
+
+    @property
+    def num_given(self) -> int:
+        """Turns of the peer that are given."""
+        return sum(turn.is_sampled for turn in self.turns)
+
+    @property
+    def num_bytes(self) -> int:
+        """Text of the turns."""
+        return sum(message.num_bytes for turn in self.turns for message in turn.messages)
+
+
 class ScoredGroup(msgspec.Struct, frozen=True, kw_only=True):
-    """The G verified answers that one policy gave to one prompt."""
+    """The G verified answers that one policy gave to one prompt, or in one state to go on from."""
 
     ticket: Name
     """The grant that this group answers; stable over resends."""
     prompt_id: Name
     task: Name
     prompt_token_ids: TokenBytes
-    """[P] int32 under the policy's own tokenizer."""
+    """[P] int32 under the policy's own tokenizer; the given turns of a continuation are part of it."""
     answers: Annotated[list[Answer], msgspec.Meta(min_length=1, max_length=4096)]
+    continuation: Continuation | None = None
+    """Where its episodes begin, if not at the prompt's start state."""
 
     @property
     def oldest(self) -> Version:
@@ -113,12 +139,15 @@ class WorkItem(msgspec.Struct, frozen=True, kw_only=True):
     """One group to sample: which prompt, how many answers, with which seed."""
 
     ticket: Name
-    position: Count
-    """Place in the policy's seeded, endless pass over the prompt pool; part of the sampling seed."""
+    position: Annotated[int, msgspec.Meta(ge=FIRST_CONTINUATION)]
+    """Place in the policy's seeded, endless pass over the prompt pool; below 0 that of a continuation among all of
+    them. Part of the sampling seed."""
     prompt_id: Name
     group_size: Annotated[int, msgspec.Meta(ge=1, le=4096)]
     step: Count
     """Learner step at which the grant was made; part of the sampling seed."""
+    continuation: Continuation | None = None
+    """Where its episodes begin, if not at the prompt's start state."""
 
 
 class HeldOutItem(msgspec.Struct, frozen=True, kw_only=True):
@@ -168,6 +197,8 @@ class StaleGroup(msgspec.Struct, frozen=True, kw_only=True):
     ticket: Name
     num_tokens: Count
     """Of the answers that had ended."""
+    unbegun: Annotated[str, msgspec.Meta(max_length=64)] = ""
+    """Of one that was to go on from a peer's turns and did not begin: why, in a word to count."""
 
 
 class HeldOutAnswer(msgspec.Struct, frozen=True, kw_only=True):

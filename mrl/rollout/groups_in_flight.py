@@ -12,7 +12,7 @@ from mrl.engines.engine import Finished, Generation, GenerationRequest
 from mrl.errors import RoleFailed
 from mrl.records.rollouts import HeldOutItem, StaleGroup, WorkItem
 from mrl.records.version import Version
-from mrl.rollout.playing import PlayedEpisode
+from mrl.rollout.episode import PlayedEpisode
 from mrl.rollout.sampling import Sampler
 
 Item = WorkItem | HeldOutItem
@@ -134,6 +134,8 @@ class Beginnings:
     def sort(self, flights: Sequence[Flight]) -> tuple[list[Flight], list[StaleGroup]]:
         """Groups that began, with all held-out answers, and what to say of the others, which are given up.
 
+        Where a peer's turns cannot be played again, that is no fault of the environment's beginning.
+
         Raises RoleFailed where environments do not begin again and again.
         """
         begun, given_up = list[Flight](), list[StaleGroup]()
@@ -142,9 +144,15 @@ class Beginnings:
                 begun.append(flight)
                 self._in_a_row = 0
                 continue
+            failed = next(one for one in flight.generations if not one.token_ids.size)
+            reason = _why(failed)
+            if flight.item.continuation is not None:
+                unbegun = failed.ending if isinstance(failed, PlayedEpisode) else "refused"
+                given_up.append(StaleGroup(ticket=flight.item.ticket, num_tokens=0, unbegun=unbegun))
+                log.info("a peer's turns lead nowhere here", prompt=flight.item.prompt_id, reason=reason)
+                continue
             given_up.append(StaleGroup(ticket=flight.item.ticket, num_tokens=0))
             self._in_a_row += 1
-            reason = next(_why(one) for one in flight.generations if not one.token_ids.size)
             log.warning("an environment did not begin", prompt=flight.item.prompt_id, reason=reason)
             if self._in_a_row >= MAX_UNBEGUN_IN_A_ROW:
                 raise RoleFailed(f"environments did not begin {self._in_a_row} times in a row: {reason}")

@@ -3,32 +3,28 @@
     submit ──▶ environments are reset ──▶ turn in the engine ──▶ environment ──▶ turn in the engine ... ──▶ collect
                                               ▲ prompt, all sampled turns and bridges as they were │
 
-What was sampled is never rendered again. An environment that takes its time delays its own episode alone: the engine
-samples the turns of the others meanwhile. What an episode costs is bounded by its task in turns and tokens.
+What was sampled is never rendered again. Where turns of a peer are given, they are played first, and are part of the
+prompt of what the policy samples behind them. An environment that takes its time delays its own episode alone: the
+engine samples the turns of the others meanwhile. What an episode costs is bounded by its task in turns and tokens.
 """
 
-import hashlib
 import itertools
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, wait
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from concurrent.futures import FIRST_COMPLETED, wait
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from mrl.engines.engine import Engine, Finished, Generation, GenerationRequest
-from mrl.engines.segments import append_span
 from mrl.errors import ModelFolderError, RecordError
-from mrl.models.turn_spelling import TurnSpelling
-from mrl.records.episodes import EpisodeSegment, Message, shortened
 from mrl.records.finish import FinishReason
-from mrl.records.version import VersionSpan
+from mrl.rollout.episode import NOTHING, EpisodeInPlay, EpisodeRequest, EpisodeRules, Int32s, PlayedSession
+from mrl.rollout.replaying import OwnVoice, Replay
 from mrl.tasks.environments.contract import (
     CUT,
-    DONE,
     MAX_TOKENS,
     MAX_TURNS,
     TOO_LONG,
@@ -38,134 +34,9 @@ from mrl.tasks.environments.contract import (
 )
 from mrl.tasks.verify import Verdict
 
-Int32s = npt.NDArray[np.int32]
-
 ENVIRONMENT_SLICE_S = 0.01
 """How long the engine samples at most before environments that have answered are asked, while any is awaited."""
 IN_STEP_SLICE_S = 0.5
-NOTHING = Generation(np.zeros(0, np.int32), np.zeros(0, np.float32), [], FinishReason.ABORT)
-
-
-class PlayedSession(Protocol):
-    """One episode at its environment. No call waits."""
-
-    first: "Future[EnvironmentTurn]"
-    """What the environment says first."""
-
-    def step(self, turn: PolicyTurn) -> "Future[EnvironmentTurn]":
-        """What it says to a turn of the policy."""
-        ...
-
-    def finish(self, reason: str, turn: PolicyTurn | None = None) -> "Future[EnvironmentTurn]":
-        """The reward of an episode that ends for a reason of the policy's side; `turn` is the last, where it is new."""
-        ...
-
-    def close(self) -> None:
-        """Forget the episode."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class EpisodeRules:
-    """How the episodes of one task are played."""
-
-    max_turns: int
-    """Turns of the policy."""
-    max_tokens: int
-    """Tokens behind the prompt, sampled and given."""
-    failed_reward: float
-    """Reward where the environment fails."""
-
-
-@dataclass(frozen=True, slots=True)
-class EpisodeRequest(GenerationRequest):
-    """Play `seeds.size` episodes from one start state. Its prompt is empty: the environment says it."""
-
-    prompt_id: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class PlayedEpisode(Generation):
-    """One episode. Of its T tokens the policy sampled S, which `logprobs` [S] and `versions` are of."""
-
-    prompt_token_ids: Int32s
-    """[P]"""
-    segments: list[EpisodeSegment]
-    verdict: Verdict
-    ending: str
-    """A name of `ENDS` or `FAILURES` of the contract."""
-
-
-@dataclass(slots=True, eq=False)
-class _Episode:
-    request: EpisodeRequest
-    index: int
-    session: PlayedSession
-    rules: EpisodeRules
-    awaited: "Future[EnvironmentTurn] | None"
-    """What the environment is to say; None while the policy has its turn."""
-    prompt_token_ids: Int32s | None = None
-    token_ids: list[Int32s] = field(default_factory=list)
-    logprobs: list[npt.NDArray[np.float32]] = field(default_factory=list)
-    versions: list[VersionSpan] = field(default_factory=list)
-    segments: list[EpisodeSegment] = field(default_factory=list)
-    num_turns: int = 0
-    has_tools: bool = False
-    last_turn: PolicyTurn | None = None
-
-    @property
-    def num_tokens(self) -> int:
-        return sum(ids.size for ids in self.token_ids)
-
-    @property
-    def past(self) -> Int32s:
-        assert self.prompt_token_ids is not None, "it has begun"
-        return np.concatenate([self.prompt_token_ids, *self.token_ids])
-
-    @property
-    def seed(self) -> int:
-        """Of its next turn; the first has the episode's own, so that a single turn is sampled as an answer would be."""
-        own = int(self.request.seeds[self.index])
-        if not self.num_turns:
-            return own
-        digest = hashlib.blake2b(f"{own}|turn {self.num_turns}".encode(), digest_size=8).digest()
-        return int.from_bytes(digest, "little")
-
-    @property
-    def last_words(self) -> str:
-        """What the policy said last; "" before its first turn."""
-        return next((one.messages[0].content for one in reversed(self.segments) if one.is_sampled), "")
-
-    def sampled(self, generation: Generation, message: Message) -> None:
-        self.num_turns += 1
-        self._put(generation.token_ids, message, is_sampled=True)
-        self.logprobs.append(generation.logprobs)
-        for span in generation.versions:
-            self.versions = append_span(self.versions, span.num_tokens, span.version)
-
-    def told(self, token_ids: Int32s, messages: Sequence[Message]) -> None:
-        self._put(token_ids, *messages, is_sampled=False)
-
-    def _put(self, token_ids: Int32s, *messages: Message, is_sampled: bool) -> None:
-        self.token_ids.append(token_ids)
-        self.segments.append(EpisodeSegment(num_tokens=token_ids.size, is_sampled=is_sampled, messages=messages))
-
-    def played(self, verdict: Verdict, ending: str) -> PlayedEpisode:
-        """Its row ends with what the policy sampled last; what the environment says behind it takes no tokens."""
-        while self.segments and not self.segments[-1].is_sampled and self.segments[-1].num_tokens:
-            self.segments[-1] = EpisodeSegment(num_tokens=0, is_sampled=False, messages=self.segments[-1].messages)
-            self.token_ids.pop()
-        self.segments = [one if one.num_tokens else shortened(one) for one in self.segments]
-        return PlayedEpisode(
-            token_ids=np.concatenate([NOTHING.token_ids, *self.token_ids]),
-            logprobs=np.concatenate([NOTHING.logprobs, *self.logprobs]),
-            versions=self.versions,
-            finish_reason=FinishReason.STOP if ending == DONE else FinishReason.LENGTH,
-            prompt_token_ids=NOTHING.token_ids if self.prompt_token_ids is None else self.prompt_token_ids,
-            segments=self.segments,
-            verdict=verdict,
-            ending=ending,
-        )
 
 
 @dataclass(frozen=True)
@@ -176,12 +47,7 @@ class Stage:
     """Prompt id -> an environment that is being reset."""
     rules: Callable[[str], EpisodeRules]
     """Prompt id -> those of its task."""
-    spelling: TurnSpelling
-    read: Callable[[str, bool, bool], tuple[PolicyTurn, Message]]
-    """Text of a turn, whether it was cut at the limit, and whether there are tools to call -> what the environment
-    gets, and what is kept of it."""
-    can_call: bool
-    """Whether the policy's template shows a way to call tools that `read` knows."""
+    voice: OwnVoice
     max_turn_tokens: int
     row_tokens: int
     """Tokens that a prompt and its episode may have together."""
@@ -196,9 +62,9 @@ class EpisodeEngine:
     def __init__(self, engine: Engine, stage: Stage) -> None:
         self._engine, self._stage = engine, stage
         self._numbers = itertools.count()
-        self._waiting: list[_Episode] = []
+        self._waiting: list[EpisodeInPlay] = []
         """Episodes whose environment is awaited."""
-        self._turns: dict[tuple[str, int], _Episode] = {}
+        self._turns: dict[tuple[str, int], EpisodeInPlay] = {}
         """Name of a request to the engine, and place in it -> the episode whose turn it is."""
         self._prompts: dict[str, Int32s] = {}
         """Request -> the prompt of the first of its episodes that began."""
@@ -215,7 +81,7 @@ class EpisodeEngine:
                 rules = self._stage.rules(request.prompt_id)
                 for index in range(request.seeds.size):
                     session = self._stage.open(request.prompt_id)
-                    self._waiting.append(_Episode(request, index, session, rules, session.first))
+                    self._waiting.append(EpisodeInPlay(request, index, session, rules, session.first))
 
     def collect(self, timeout_s: float) -> list[Finished]:
         """As of an engine; an episode comes whole, as a `PlayedEpisode`."""
@@ -287,20 +153,22 @@ class EpisodeEngine:
         if ready:
             self._engine.submit(self._requests(ready))
 
-    def _answered(self, episode: _Episode) -> bool:
+    def _answered(self, episode: EpisodeInPlay) -> bool:
         """Whether it is the policy's turn now; else the episode has ended, or waits for its reward."""
         assert episode.awaited is not None, "the environment was awaited"
         said, episode.awaited = episode.awaited.result(), None
         try:
             if episode.prompt_token_ids is None:
                 return self._begin(episode, said)
+            if episode.replay is not None and not episode.replay.is_over:
+                return self._replayed(episode, episode.replay, said)
             if said.done:
                 if said.messages:
                     episode.told(NOTHING.token_ids, said.messages)
                 self._end(episode, said)
                 return False
             assert episode.last_turn is not None, "the policy had its turn"
-            bridge = self._stage.spelling.bridge(
+            bridge = self._stage.voice.spelling.bridge(
                 episode.token_ids[-1].tolist(), episode.last_turn.tool_calls, said.messages
             )
         except ModelFolderError as error:
@@ -309,33 +177,63 @@ class EpisodeEngine:
         episode.told(bridge, said.messages)
         return not self._has_ended(episode)
 
-    def _begin(self, episode: _Episode, said: EnvironmentTurn) -> bool:
+    def _begin(self, episode: EpisodeInPlay, said: EnvironmentTurn) -> bool:
         if said.done:
             self._end(episode, said)
             return False
-        if said.tools and not self._stage.can_call:
+        if said.tools and not self._stage.voice.can_call:
             words = "the environment has tools, and the policy's chat template shows no calls that can be read"
             self._end(episode, EnvironmentTurn.failed(WRONG_TYPE, words))
             return False
-        prompt = self._stage.spelling.opening(said.messages, [tool.as_chat() for tool in said.tools])
-        room = min(self._stage.row_tokens - prompt.size, episode.rules.max_tokens)
+        episode.has_tools = bool(said.tools)
+        prompt = self._stage.voice.spelling.opening(said.messages, [tool.as_chat() for tool in said.tools])
+        if episode.request.given:
+            episode.prompt_token_ids = prompt
+            episode.replay = Replay(episode.request.given, self._stage.voice, episode.has_tools)
+            self._replay(episode, episode.replay)
+            return False
+        return self._opens(episode, prompt)
+
+    def _replay(self, episode: EpisodeInPlay, replay: Replay) -> None:
+        """Play the next of the given turns."""
+        turn = replay.next_turn()
+        if isinstance(turn, EnvironmentTurn):
+            self._end(episode, turn)
+            return
+        episode.awaited = episode.session.step(turn)
+        self._waiting.append(episode)
+
+    def _replayed(self, episode: EpisodeInPlay, replay: Replay, said: EnvironmentTurn) -> bool:
+        """The environment has answered a given turn: whether it is the policy's turn now."""
+        end = replay.heard(said)
+        if end is not None:
+            self._end(episode, end)
+        elif not replay.is_over:
+            self._replay(episode, replay)
+        else:
+            assert episode.prompt_token_ids is not None, "it has begun"
+            return self._opens(episode, np.concatenate([episode.prompt_token_ids, *replay.parts]))
+        return False
+
+    def _opens(self, episode: EpisodeInPlay, prompt: Int32s) -> bool:
+        """Whether the policy can have its first turn behind this prompt."""
+        room = min(self._stage.row_tokens - prompt.size, episode.rules.max_tokens - episode.num_given_tokens)
         if self._stage.max_turn_tokens > room:
-            words = (
-                f"its first message of {prompt.size} tokens leaves an episode room for {max(0, room)}: less than a turn"
-            )
+            what = "its first message and given turns" if episode.request.given else "its first message"
+            words = f"{what} of {prompt.size} tokens leaves an episode room for {max(0, room)}: less than a turn"
             self._end(episode, EnvironmentTurn.failed(TOO_LONG, words))
             return False
         if not np.array_equal(prompt, self._prompts.setdefault(episode.request.request_id, prompt)):
             words = "reset began two episodes of one seed with different messages"
             self._end(episode, EnvironmentTurn.failed(WRONG_TYPE, words))
             return False
-        episode.prompt_token_ids, episode.has_tools = prompt, bool(said.tools)
+        episode.prompt_token_ids = prompt
         return True
 
-    def _has_ended(self, episode: _Episode) -> bool:
+    def _has_ended(self, episode: EpisodeInPlay) -> bool:
         """Whether there is no further turn for the policy; then the reward is asked for."""
         reason, more = "", self._stage.max_turn_tokens
-        if episode.num_turns >= episode.rules.max_turns:
+        if episode.num_turns_in_all >= episode.rules.max_turns:
             reason = MAX_TURNS
         elif episode.num_tokens + more > episode.rules.max_tokens or episode.past.size + more > self._stage.row_tokens:
             reason = MAX_TOKENS
@@ -343,11 +241,11 @@ class EpisodeEngine:
             self._ask_reward(episode, reason)
         return bool(reason)
 
-    def _ask_reward(self, episode: _Episode, reason: str, turn: PolicyTurn | None = None) -> None:
+    def _ask_reward(self, episode: EpisodeInPlay, reason: str, turn: PolicyTurn | None = None) -> None:
         episode.awaited = episode.session.finish(reason, turn)
         self._waiting.append(episode)
 
-    def _end(self, episode: _Episode, said: EnvironmentTurn) -> None:
+    def _end(self, episode: EpisodeInPlay, said: EnvironmentTurn) -> None:
         episode.session.close()
         if said.has_failed or said.reward is None:
             reason, words = (said.reason, said.words) if said.has_failed else (WRONG_TYPE, "it gave no reward")
@@ -361,9 +259,9 @@ class EpisodeEngine:
 
     # The policy's side.
 
-    def _requests(self, ready: Sequence[_Episode]) -> list[GenerationRequest]:
+    def _requests(self, ready: Sequence[EpisodeInPlay]) -> list[GenerationRequest]:
         """One request for the first turns of a group, which have one prompt, and one for every other turn."""
-        together: defaultdict[tuple[str, int], list[_Episode]] = defaultdict(list)
+        together: defaultdict[tuple[str, int], list[EpisodeInPlay]] = defaultdict(list)
         for episode in ready:
             place = -1 if not episode.num_turns else episode.index
             together[episode.request.request_id, place].append(episode)
@@ -376,15 +274,15 @@ class EpisodeEngine:
             self._turns |= {(name, index): episode for index, episode in enumerate(episodes)}
         return requests
 
-    def _said(self, episode: _Episode, generation: Generation) -> None:
+    def _said(self, episode: EpisodeInPlay, generation: Generation) -> None:
         """A turn of the policy goes to its environment. One that the engine does not take ends the episode."""
         if not generation.token_ids.size:
             self._ask_reward(episode, MAX_TOKENS)
             return
-        text = self._stage.spelling.text(generation.token_ids.tolist())
+        text = self._stage.voice.spelling.text(generation.token_ids.tolist())
         is_cut = generation.finish_reason is FinishReason.LENGTH
         try:
-            episode.last_turn, message = self._stage.read(text, is_cut, episode.has_tools)
+            episode.last_turn, message = self._stage.voice.read(text, is_cut, episode.has_tools)
         except RecordError as error:  # more text than a turn may hold
             self._end(episode, EnvironmentTurn.failed(TOO_LONG, str(error)))
             return

@@ -13,13 +13,15 @@ from mrl.engines.token_sampling import answer_seeds
 from mrl.records.codec import pack_array
 from mrl.records.episodes import transcript
 from mrl.records.rollouts import Answer, HeldOutAnswer, HeldOutItem, ScoredGroup, WorkItem
-from mrl.rollout.playing import EpisodeRequest, PlayedEpisode
+from mrl.rollout.episode import EpisodeRequest, PlayedEpisode
 from mrl.tasks.pool import TaskPool
 from mrl.tasks.source import Turn
 from mrl.tasks.verify import Verdict
 
 MAX_TRANSCRIPT_BYTES = 256 * 1024
 """Of what people read of one episode."""
+GIVEN, SAMPLED = "(a peer's turns)", "(own turns)"
+"""Lines in what people read of an episode that goes on from a peer's turns."""
 NO_PROMPT = np.zeros(0, dtype=np.int32)
 """Of a prompt that an environment says."""
 
@@ -44,6 +46,7 @@ class Sampler:
     def request(self, item: WorkItem | HeldOutItem, request_id: str) -> GenerationRequest:
         """What the engine is asked for. A held-out answer has the same seed in every evaluation, and may be refused."""
         is_held_out, decoding = isinstance(item, HeldOutItem), None
+        continuation = None if isinstance(item, HeldOutItem) else item.continuation
         if isinstance(item, HeldOutItem):
             seeds = answer_seeds(self.run_seed, self.policy, "held-out|" + item.prompt_id, 0, item.sample + 1)[-1:]
             decoding = self.held_out_decoding
@@ -51,7 +54,10 @@ class Sampler:
             where = item.prompt_id, item.step, item.group_size
             seeds = answer_seeds(self.run_seed, self.policy, *where, position=item.position)
         if self.pool.is_episode(item.prompt_id):
-            return EpisodeRequest(request_id, NO_PROMPT, seeds, decoding=decoding, prompt_id=item.prompt_id)
+            given = () if continuation is None else tuple(continuation.turns)
+            return EpisodeRequest(
+                request_id, NO_PROMPT, seeds, decoding=decoding, prompt_id=item.prompt_id, given=given
+            )
         prompt = self.prompt_token_ids(self.pool.prompt(item.prompt_id).content)
         return GenerationRequest(request_id, prompt, seeds, may_be_refused=is_held_out, decoding=decoding)
 
@@ -73,6 +79,7 @@ class Sampler:
             task=self.pool.prompt(item.prompt_id).task,
             prompt_token_ids=pack_array(prompt_token_ids, "i4"),
             answers=list(answers),
+            continuation=item.continuation,
         )
 
     def verdicts(self, prompt_id: str, generations: Sequence[Generation], *, rank: int) -> "Future[list[Verdict]]":
@@ -108,8 +115,11 @@ class Sampler:
         """The bytes of an answer without its end; of an episode, what was said."""
         if not isinstance(generation, PlayedEpisode):
             return self.completion_bytes(generation.token_ids)
-        said = [message for segment in generation.segments for message in segment.messages]
-        return transcript(said).encode(errors="replace")[:MAX_TRANSCRIPT_BYTES]
+        text = transcript([message for segment in generation.segments for message in segment.messages])
+        if generation.given:
+            given = transcript([message for turn in generation.given for message in turn.messages])
+            text = f"{GIVEN}\n{given}\n{SAMPLED}\n{text}"
+        return text.encode(errors="replace")[:MAX_TRANSCRIPT_BYTES]
 
     def _text(self, generation: Generation) -> str:
         """What is verified, as a server would give it: the text before what ended it.

@@ -13,8 +13,8 @@ from mrl.engines.engine import Generation
 from mrl.errors import RoleFailed
 from mrl.metrics.telemetry import Telemetry
 from mrl.records.rollouts import HeldOutAnswer, HeldOutItem, ScoredGroup
+from mrl.rollout.episode import PlayedEpisode
 from mrl.rollout.groups_in_flight import Flight
-from mrl.rollout.playing import PlayedEpisode
 from mrl.rollout.sampling import Sampler
 from mrl.tasks.rewards import UNREADABLE
 from mrl.tasks.verify import Verdict

@@ -15,6 +15,7 @@ The regimes
 - `prp`          peers' answers beside the own ones (arXiv 2605.07244)
 - `xgrpo`        peers' rewards in the own baseline (arXiv 2605.07244)
 - `sgt`          success-gated transfer (arXiv 2605.07244)
+- `prefix`       own episodes that go on from the first turns of a peer's success
 - `hacpo`        capability-weighted advantages, stepwise clipped rows of others (arXiv 2603.02604)
 - `graft`        failed groups replaced by a peer's
 - `rlad`         a teacher's log-probs in the ratio (arXiv 2602.22495)

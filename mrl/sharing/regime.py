@@ -14,7 +14,7 @@ import numpy.typing as npt
 from mrl.alignment.aligned_batch import AlignedBatch
 from mrl.objectives.specs import Regularizer, Spreading, Term
 from mrl.records.experience import ExperienceRecord, Received, RecordKind
-from mrl.records.rollouts import ScoredGroup
+from mrl.records.rollouts import Continuation, ScoredGroup
 
 Int32s = npt.NDArray[np.int32]
 Float32s = npt.NDArray[np.float32]
@@ -137,6 +137,8 @@ class Absorbed:
     counts: Mapping[str, float] = field(default_factory=dict)
     """Metric name -> value of this step."""
     rescued: Sequence[Rescue] = ()
+    continuations: Sequence[Continuation] = ()
+    """States that workers are to sample groups from; these come as own groups, in place of as many others."""
     expansion: float = 1.0
     """Optimizer updates of the step, as a multiple of the policy's minibatches: 2 for a batch twice as large."""
 

@@ -26,6 +26,7 @@ from mrl.sharing.graft import GraftParameters, GraftRegime
 from mrl.sharing.hacpo import HacpoParameters, HacpoRegime
 from mrl.sharing.independent import IndependentParameters, IndependentRegime
 from mrl.sharing.own_objective import clips_tokens, own_objective
+from mrl.sharing.prefix import PrefixParameters, PrefixRegime
 from mrl.sharing.prp import PrpParameters, PrpRegime
 from mrl.sharing.regime import Regime
 from mrl.sharing.rlad import RladParameters, RladRegime
@@ -39,13 +40,17 @@ class RegimeKind(NamedTuple):
     parameters: type[Table]
     build: Callable[[Any, SharingContext], Regime]
     carries_text: bool = True
-    """Whether policies read each other's texts, so that their tokenizers are aligned."""
+    """Whether policies read each other's texts in own tokens, so that tokenizers are aligned. Turns of episodes that
+    are said anew are not."""
     learns_of_uniform_groups: bool = False
     """Whether the regime uses own groups whose answers all have one reward. Dynamic sampling drops these."""
     carries_episodes: bool = False
     """Whether the regime shares answers of several turns."""
     replays: tuple[RecordKind, ...] = ()
     """Kinds of records that it can read of a run that ended (`sharing.replay`); empty where it can read none."""
+    goes_on_in_episodes: bool = False
+    """Whether own episodes begin where those of peers had come: then all tasks have several turns, and environments
+    say the same again."""
     teacher_of: Callable[[Any, str, Sequence[str]], str | None] = lambda parameters, policy, policies: None
     """(Its parameters, a policy, all policies) -> the policy that scores texts of that one; None where nobody does.
     The teacher's ratio stands in a clip of tokens, so the objective of a policy with a teacher needs one."""
@@ -63,6 +68,9 @@ REGIMES: dict[str, RegimeKind] = {
         replays=("value",),
     ),
     "sgt": RegimeKind(SgtParameters, SgtRegime, carries_episodes=True, replays=("outcome", "episode")),
+    "prefix": RegimeKind(
+        PrefixParameters, PrefixRegime, carries_text=False, carries_episodes=True, goes_on_in_episodes=True
+    ),
     "hacpo": RegimeKind(HacpoParameters, HacpoRegime, learns_of_uniform_groups=True, replays=("rollout",)),
     "graft": RegimeKind(GraftParameters, GraftRegime, learns_of_uniform_groups=True, replays=("rollout",)),
     "rlad": RegimeKind(RladParameters, RladRegime, teacher_of=RladParameters.teacher_of),
@@ -159,8 +167,12 @@ def check_objectives(table: Mapping[str, Any], policies: Mapping[str, PolicyTabl
 
 
 def check_episodes(table: Mapping[str, Any], tasks: Mapping[str, TaskTable], where: str) -> None:
-    """Raises ConfigError where a task has an environment and the regime shares answers of one turn alone."""
+    """Raises ConfigError where a task has an environment and the regime shares answers of one turn alone, or the other
+    way about.
+    """
     name = _name(table)
+    if regime_kind(table, where).goes_on_in_episodes:
+        _check_turns(name, tasks, where)
     played = [task for task, of_task in tasks.items() if of_task.is_played]
     if played and not regime_kind(table, where).carries_episodes:
         known = ", ".join(regime for regime, kind in REGIMES.items() if kind.carries_episodes)
@@ -173,6 +185,11 @@ def check_episodes(table: Mapping[str, Any], tasks: Mapping[str, TaskTable], whe
         )
 
 
+def goes_on_in_episodes(table: Mapping[str, Any]) -> bool:
+    """Whether own episodes begin where those of peers had come, under this `[sharing]` table."""
+    return regime_kind(table).goes_on_in_episodes
+
+
 def sharing_schema() -> dict[str, Any]:
     """JSON schema of the `[sharing]` table: the regime's name and one sub-table per regime; any for a plug-in's."""
     tables = {name: kind.parameters.model_json_schema(by_alias=True) for name, kind in REGIMES.items()}
@@ -183,6 +200,20 @@ def sharing_schema() -> dict[str, Any]:
     tables[REPLAY] = ReplayTable.model_json_schema()
     others = {"type": "object", "description": "Parameters of a regime that is a plug-in."}
     return {"type": "object", "properties": {"regime": regime, **tables}, "additionalProperties": others}
+
+
+def _check_turns(name: str, tasks: Mapping[str, TaskTable], where: str) -> None:
+    """Raises ConfigError for a task whose answers have one turn: a regime that goes on behind one has nothing there."""
+    for task, of_task in tasks.items():
+        if of_task.source != "environment" or of_task.max_turns < 2:
+            key = "max_turns" if of_task.source == "environment" else "source"
+            raise ConfigError(
+                f"sharing.regime: {name} goes on behind a peer's first turns, and answers of {task} have but one",
+                where=where,
+                got=f"tasks.{task}.{key} = {getattr(of_task, key)}",
+                wanted="tasks that have an environment, and max_turns >= 2",
+                cure="--sharing.regime sgt, or run this task by itself",
+            )
 
 
 def _fault_of(found: object) -> str:

@@ -41,6 +41,17 @@ model = "models/qwen"
 [policies.llama]
 model = "models/llama"
 """
+DICE = """\
+import random
+class Dice:
+    deterministic = False
+    def reset(self, seed):
+        return "Throw it."
+    def step(self, text):
+        return str(random.randint(1, 6)), False
+    def get_reward(self):
+        return 0.0
+"""
 LFS = "version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 400\n"
 SYSTEM_FIRST = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "1 + 1 = ?"}]
 
@@ -280,6 +291,15 @@ MODELS = [
     Mistake("a gateway at an address that is none of this host's", "train small.toml --gateway.host 192.0.2.1",
             r"\[gateway\].*192\.0\.2\.1",
             edit("[run]", "[tasks.talk]\nsource = 'agent'\ndataset = 'outside'\noptions = { size = 60 }\n[run]")),
+    Mistake("answers of one turn under a regime of episodes", "train small.toml --sharing.regime prefix",
+            r"sharing\.regime: prefix goes on behind a peer's first turns, and answers of sums have but one; got 'tasks\.sums\.source = jsonl'.*wanted tasks that have an environment.*cure: --sharing\.regime sgt"),
+    Mistake("episodes of one turn under a regime of episodes", "train small.toml --sharing.regime prefix",
+            r"answers of sums have but one; got 'tasks\.sums\.max_turns = 1'",
+            edit('source = "jsonl"\ndataset = "sums.jsonl"', "source = 'environment'\ndataset = 'higher_lower'\nmax_turns = 1")),
+    Mistake("an environment that does not say the same again", "train small.toml --sharing.regime prefix",
+            r"tasks\.sums\.dataset.*prefix plays a peer's turns again.*got .*my_dice:Dice, with deterministic = False.*cure: --sharing\.regime sgt",
+            both(edit('source = "jsonl"\ndataset = "sums.jsonl"', "source = 'environment'\ndataset = 'my_dice:Dice'"),
+                 lambda folder: (folder / "my_dice.py").write_text(DICE))),
     Mistake("episodes under a regime of one turn", "train small.toml --sharing.regime prp",
             r"sharing\.regime: prp shares answers of one turn, and no episodes; got .*tasks\.game\.source.*wanted one of independent, xgrpo, sgt",
             edit("[run]", "[tasks.game]\nsource = 'environment'\ndataset = 'higher_lower'\n[run]")),

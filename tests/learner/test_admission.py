@@ -1,6 +1,6 @@
 """The admission window grows where the learner starves at a shut gate, and shrinks where it has plenty."""
 
-from mrl.learner.ledger import AdmissionWindow
+from mrl.learner.prompts.admission_window import AdmissionWindow
 
 
 def rich(window: AdmissionWindow, periods: int, *, replicas: int = 2) -> None:

@@ -8,8 +8,9 @@ from hypothesis import strategies as st
 from mrl.learner.ledger import Pace, WorkLedger
 from mrl.records.codec import pack_array
 from mrl.records.episodes import EpisodeSegment
+from mrl.records.experience import SharedTurn
 from mrl.records.finish import FinishReason
-from mrl.records.rollouts import StaleGroup, WorkRequest
+from mrl.records.rollouts import Continuation, StaleGroup, WorkRequest
 from mrl.records.version import Version, VersionSpan
 
 PACE = Pace(groups_per_step=4, group_size=2, max_staleness_versions=1, total_steps=10)
@@ -470,7 +471,7 @@ def test_a_worker_that_gets_less_than_it_has_room_for_is_short():
 
 
 EVENTS = st.lists(
-    st.tuples(st.sampled_from(["ask", "give", "give up", "crash", "train"]), st.integers(0, 9)), max_size=60
+    st.tuples(st.sampled_from(["ask", "give", "give up", "crash", "train", "offer"]), st.integers(0, 9)), max_size=60
 )
 
 
@@ -492,6 +493,8 @@ def test_every_position_is_trained_dropped_or_open(events, drop_uniform, hold_ve
             held = dict(list(held.items())[number:])
         elif event == "crash":
             held = {}
+        elif event == "offer":
+            books.offer([_state()] * number)
         else:
             batch = books.take_batch(step, lambda group: len(group.prompt_id) % 2 == 0, hold_versions)
             if batch is not None:
@@ -503,13 +506,20 @@ def test_every_position_is_trained_dropped_or_open(events, drop_uniform, hold_ve
 
     assert len(set(trained)) == len(trained)
     dropped = books.counts["stale_groups"] + books.counts["uniform_groups"]
-    assert len(trained) + len(open_positions) + dropped == books.cursor
+    assert len(trained) + len(open_positions) + dropped == books.cursor + books.continuations.num_entered
+    kept = {position for position in open_positions if books.continuations.at(position)}
+    assert kept == {position for position in open_positions if position < 0}
     assert books.accepted + len(books.running) <= (step + 3) * 2
 
     books.grant(ask(0), 0.0)
     rest = books.grant(ask(100), 0.0)
     books.accept([_group(item.ticket, step, passed=1) for item in rest], "w", 0.0)
     assert books.take_batch(step), "a worker that samples whatever it may always makes the next batch possible"
+
+
+def _state() -> Continuation:
+    said = [SharedTurn(is_sampled=is_sampled, messages=()) for is_sampled in (True, False)]
+    return Continuation(prompt_id="q", source="peer", turns=said, num_left=1)
 
 
 def _group(ticket: str, step: int, passed: int):
@@ -527,9 +537,11 @@ def _group(ticket: str, step: int, passed: int):
         )
         for place in range(2)
     ]
+    number = ticket.split(".")[1]
     return ScoredGroup(
         ticket=ticket,
-        prompt_id=f"p{ticket.split('.')[1]}",
+        prompt_id="q" if number.startswith("-") else f"p{number}",
+        continuation=_state() if number.startswith("-") else None,
         task="t",
         prompt_token_ids=pack_array([1], "i4"),
         answers=answers,

@@ -6,9 +6,12 @@ import pytest
 from mrl.config.policy_tables import PromptTable
 from mrl.models.load_policy import load_tokenizer
 from mrl.models.turn_spelling import TurnSpelling
-from mrl.processes.episode_wiring import OwnWords
+from mrl.processes.episode_wiring import OwnWords, read_turn
 from mrl.records.episodes import Message, ToolCall
 from mrl.records.experience import SharedTurn
+from mrl.rollout.replaying import OwnVoice, Replay
+from mrl.tasks.environments.contract import EnvironmentTurn
+from mrl.tasks.environments.tool_syntax import HERMES, NONE, PLAIN, syntax_of
 
 CALL = ToolCall(name="look_up", arguments='{"key":"b"}')
 CHATML = (
@@ -16,6 +19,8 @@ CHATML = (
     "{% for c in m.tool_calls or [] %}<call>{{ c.function | tojson }}</call>{% endfor %}</s>\n{% endfor %}"
     "{% if add_generation_prompt %}[assistant]{% endif %}"
 )
+
+HERMES_TEMPLATE = "{# arguments #}" + CHATML.replace("<call>", "<tool_call>").replace("</call>", "</tool_call>")
 
 
 def own(content, *calls):
@@ -101,3 +106,47 @@ def test_a_model_without_a_template_calls_by_a_line(words, folder):
 def test_what_cannot_be_said_has_a_reason(words, template, turns, limits, why):
     """An expected outcome; nothing is cut, for nobody has verified a part."""
     assert words(template, **limits).spell(turns) == why
+
+
+@pytest.mark.parametrize(("template", "syntax"), [("", PLAIN), (HERMES_TEMPLATE, HERMES)])
+def test_a_peers_calls_are_played_again_in_the_own_syntax(words, template, syntax):
+    """What the environment gets was said in own tokens, and is the peer's call; its answer has the own bridge."""
+    voice_of = words(template)
+
+    def read(text, is_cut, has_tools):
+        return read_turn(syntax_of(template), text, is_cut=is_cut)
+
+    assert syntax_of(template) is syntax
+    voice = OwnVoice(voice_of.spelling, read, voice_of.turn, can_call=True)
+    replay = Replay([own("", CALL), given("7", "tool"), own("so"), given("on")], voice, has_tools=True)
+
+    turn = replay.next_turn()
+    assert turn.tool_calls == (CALL,)
+    assert ("<tool_call>" in turn.text) == bool(template)
+    assert replay.heard(EnvironmentTurn(given("7", "tool").messages)) is None
+    assert replay.next_turn().text == "so"
+    assert not replay.is_over
+    assert replay.heard(EnvironmentTurn(given("on").messages)) is None
+    assert replay.is_over
+    expected = voice_of.spell([own("", CALL), given("7", "tool"), own("so"), given("on")])
+    assert np.concatenate(replay.parts).tolist() == expected.token_ids.tolist(), "as the learner has tried it"
+
+
+def test_calls_in_a_way_that_is_not_read_are_not_played(words):
+    """The environment would take them for words."""
+    voice_of = words(CHATML)
+    voice = OwnVoice(
+        voice_of.spelling, lambda text, is_cut, _: read_turn(NONE, text, is_cut=is_cut), voice_of.turn, can_call=False
+    )
+    end = Replay([own("", CALL), given("7", "tool")], voice, has_tools=True).next_turn()
+    assert isinstance(end, EnvironmentTurn)
+    assert (end.reason, end.done) == ("unsaid", True)
+
+
+@pytest.mark.parametrize("messages", [(), (Message("user", "a"),), (Message("assistant", "a" * 500),)])
+def test_a_turn_that_is_none_of_a_policys_ends_the_replay(words, messages):
+    """Whatever the record says: the worker goes on."""
+    voice_of = words()
+    voice = OwnVoice(voice_of.spelling, lambda *_: pytest.fail("not said"), voice_of.turn, can_call=True)
+    turns = [SharedTurn(is_sampled=True, messages=messages), given("7")]
+    assert Replay(turns, voice, has_tools=False).next_turn().reason == "unsaid"

@@ -6,10 +6,14 @@ import numpy as np
 import pytest
 
 from mrl.engines.engine import Finished, Generation, GenerationRequest
+from mrl.records.episodes import Message
+from mrl.records.experience import SharedTurn
 from mrl.records.finish import FinishReason
-from mrl.records.rollouts import StaleGroup, WorkItem
+from mrl.records.rollouts import Continuation, StaleGroup, WorkItem
 from mrl.records.version import Version, VersionSpan
-from mrl.rollout.groups_in_flight import Custody, Flights
+from mrl.rollout.episode import PlayedEpisode
+from mrl.rollout.groups_in_flight import MAX_UNBEGUN_IN_A_ROW, Beginnings, Custody, Flights
+from mrl.tasks.verify import Verdict
 
 OLD, NEW = Version(0, 1), Version(0, 2)
 
@@ -98,3 +102,22 @@ def test_what_was_sampled_under_wrong_weights_is_sampled_again(flights):
     assert [work.ticket for work in custody.refuse()] == ["a"]
     custody.passed(NEW)
     assert custody.release() == []
+
+
+def test_states_that_lead_nowhere_end_no_run(flights):
+    """However many in a row: the group is given up whole and says why, others that begin are none of its concern."""
+    said = tuple(SharedTurn(is_sampled=own, messages=(Message("user", "a"),)) for own in (True, False))
+    state = Continuation(prompt_id="p", source="peer", turns=list(said), num_left=1)
+    beginnings = Beginnings()
+    for number in range(MAX_UNBEGUN_IN_A_ROW + 1):
+        work = WorkItem(ticket=f"{number}", position=-number, prompt_id="p", group_size=2, step=0, continuation=state)
+        (request,) = flights.depart([work])
+        nothing, one = np.zeros(0, np.int32), answer(OLD)
+        verdict = Verdict(0.0, "", failure="unequal", words="it said another thing")
+        unequal = PlayedEpisode(
+            nothing, nothing.astype(np.float32), [], FinishReason.LENGTH, nothing, [], verdict, "unequal"
+        )
+        complete = flights.arrive([Finished(request.request_id, 0, one), Finished(request.request_id, 1, unequal)])
+        begun, given_up = beginnings.sort(complete)
+        assert begun == []
+        assert given_up == [StaleGroup(ticket=f"{number}", num_tokens=0, unbegun="unequal")]

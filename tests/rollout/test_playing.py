@@ -15,10 +15,13 @@ from mrl.engines.engine import Finished, GenerationRequest, Sampling
 from mrl.engines.token_sampling import answer_seeds
 from mrl.models.load_policy import load_tokenizer
 from mrl.models.turn_spelling import TurnSpelling
-from mrl.records.episodes import Message
+from mrl.records.episodes import Message, ToolCall
+from mrl.records.experience import SharedTurn
 from mrl.records.finish import FinishReason
 from mrl.records.version import Version
-from mrl.rollout.playing import EpisodeEngine, EpisodeRequest, EpisodeRules, PlayedEpisode, Stage
+from mrl.rollout.episode import EpisodeRequest, EpisodeRules, PlayedEpisode
+from mrl.rollout.playing import EpisodeEngine, Stage
+from mrl.rollout.replaying import OwnVoice
 from mrl.tasks.environments.contract import PolicyTurn
 from mrl.tasks.environments.environment_pool import EnvironmentPool
 
@@ -63,9 +66,7 @@ def make_player(folder, environments):
         stage = Stage(
             open=lambda prompt_id: environments.open(int(prompt_id), (rows or {}).get(prompt_id, {})),
             rules=lambda prompt_id: EpisodeRules(max_turns, max_tokens, failed_reward=-1.0),
-            spelling=TurnSpelling(folder, PromptTable(), eos_ids=[tokenizer.eos_token_id]),
-            read=lambda text, is_cut, has_tools: (PolicyTurn(text), Message(role="assistant", content=text)),
-            can_call=can_call,
+            voice=voice_of(folder, can_call=can_call),
             max_turn_tokens=TURN_TOKENS,
             row_tokens=row_tokens,
             in_step=in_step,
@@ -75,11 +76,35 @@ def make_player(folder, environments):
     return make
 
 
-def request(prompt_id: str, size: int = 2, name: str = "") -> EpisodeRequest:
+def voice_of(folder, *, can_call=True) -> OwnVoice:
+    """Of a policy without a template, which says and reads texts as they are."""
+    end = load_tokenizer(folder).eos_token_id
+    spelling = TurnSpelling(folder, PromptTable(), eos_ids=[end])
+    return OwnVoice(
+        spelling,
+        read=lambda text, is_cut, has_tools: (PolicyTurn(text), Message(role="assistant", content=text)),
+        say=lambda messages: spelling.turn(messages[0].content, (), eos_id=end),
+        can_call=can_call,
+    )
+
+
+def request(prompt_id: str, size: int = 2, name: str = "", given: tuple[SharedTurn, ...] = ()) -> EpisodeRequest:
     nothing = np.zeros(0, np.int32)
     return EpisodeRequest(
-        name or f"r{prompt_id}", nothing, answer_seeds(1, "a", prompt_id, 0, size), prompt_id=prompt_id
+        name or f"r{prompt_id}", nothing, answer_seeds(1, "a", prompt_id, 0, size), prompt_id=prompt_id, given=given
     )
+
+
+def given_turns(*pairs: tuple[str, str]) -> tuple[SharedTurn, ...]:
+    """What a peer said, and what its environment said to that."""
+    turns = []
+    for said, told in pairs:
+        turns.append(SharedTurn(is_sampled=True, messages=(Message("assistant", said),)))
+        turns.append(SharedTurn(is_sampled=False, messages=(Message("user", told),)))
+    return tuple(turns)
+
+
+TWO_TURNS = given_turns(("one", "heard one"), ("two", "heard one two"))
 
 
 def collected(player: EpisodeEngine, count: int) -> dict[tuple[str, int], PlayedEpisode]:
@@ -315,3 +340,104 @@ def test_an_engine_that_starts_anew_has_forgotten_its_episodes(make_player):
     assert {name for name, _ in found} == {"again"}
     assert torch.isfinite(torch.from_numpy(np.concatenate([one.logprobs for one in found.values()]))).all()
     assert all(a.is_sampled != b.is_sampled for one in found.values() for a, b in pairwise(one.segments))
+
+
+@pytest.fixture
+def listens(make_player):
+    """A player whose environment says again all that it was told."""
+    name = "tests.support.played_environments:Listening"
+    with closing(EnvironmentPool(name, processes=1, wall_s=60.0, cpu_s=60.0)) as pool:
+
+        def make(rows=None, **how):
+            player = make_player(**how)
+            opened = lambda prompt_id: pool.open(int(prompt_id), (rows or {}).get(prompt_id, {}))  # noqa: E731
+            object.__setattr__(player._stage, "open", opened)
+            return player
+
+        yield make
+
+
+def test_a_peers_turns_are_played_first_and_stand_in_the_prompt(listens, always_ends, folder):
+    """As the policy itself would say them; behind them all is as in any episode, log-probs of one forward included."""
+    tokenizer = load_tokenizer(folder)
+    end = tokenizer.eos_token
+    with closing(listens()) as player:
+        player.submit([request("7", given=TWO_TURNS), request("8")])
+        found = collected(player, 4)
+        for played in (found["r7", 0], found["r7", 1]):
+            said = tokenizer.decode(played.prompt_token_ids.tolist())
+            assert said == f"seed 7\none{end}heard one\ntwo{end}heard one two\n"
+            row = np.concatenate([played.prompt_token_ids, played.token_ids])
+            (told,) = player.score([row.tolist()])
+            behind = np.array(told)[played.prompt_token_ids.size - 1 :]
+            is_sampled = np.concatenate([np.full(s.num_tokens, s.is_sampled) for s in played.segments])
+            np.testing.assert_allclose(behind[is_sampled], played.logprobs, atol=1e-4)
+            assert [segment.is_sampled for segment in played.segments] == [True, False] * 2, "four turns in all"
+            assert played.segments[1].messages[0].content.startswith("heard one two "), "one environment heard all"
+            assert (played.ending, played.verdict.reward, played.given) == ("done", 7.0, TWO_TURNS)
+    assert [segment.is_sampled for segment in found["r8", 0].segments] == [True, False] * 4
+
+
+@pytest.mark.parametrize(
+    ("given", "says", "words"),
+    [
+        (given_turns(("one", "heard ONE")), "", "it said 'user: heard one', and to the peer"),
+        (given_turns(*[(f"{n}", f"heard {' '.join('0123'[: n + 1])}") for n in range(4)]), "", "the end"),
+        (given_turns(("one", "heard one")), "never the same", "and to the peer 'user: heard one'"),
+    ],
+)
+def test_an_environment_that_does_not_say_the_same_is_gone_on_with_nowhere(listens, given, says, words):
+    """Nothing is sampled, whatever the other episodes beside it do."""
+    with closing(listens({"7": {"says": says}})) as player:
+        player.submit([request("7", given=given), request("8")])
+        found = collected(player, 4)
+    for played in (found["r7", 0], found["r7", 1]):
+        assert not played.token_ids.size
+        assert not played.logprobs.size
+        assert (played.ending, played.verdict.failure) == ("unequal", "unequal")
+        assert words in played.verdict.words
+    assert found["r8", 0].token_ids.size
+
+
+def test_calls_that_own_words_cannot_say_are_told(listens):
+    """What was read of the own words would be another turn than the peer's."""
+    call = Message("assistant", "", tool_calls=(ToolCall("ask", "{}"),))
+    turns = (SharedTurn(is_sampled=True, messages=(call,)), TWO_TURNS[1])
+    with closing(listens()) as player:
+        player.submit([request("7", 1, given=turns)])
+        played = collected(player, 1)["r7", 0]
+    assert (played.ending, played.token_ids.size) == ("unsaid", 0)
+    assert "said in own tokens, is another" in played.verdict.words
+
+
+@pytest.mark.parametrize(
+    ("limits", "ending", "num_own"), [({"max_turns": 3}, "max_turns", 1), ({"max_tokens": 45}, "max_tokens", 1)]
+)
+def test_given_turns_count_against_the_limits_of_the_task(listens, always_ends, limits, ending, num_own):
+    """An episode is no longer because a peer began it."""
+    with closing(listens(**limits)) as player:
+        player.submit([request("7", 1, given=TWO_TURNS)])
+        played = collected(player, 1)["r7", 0]
+    assert played.ending == ending
+    assert sum(segment.is_sampled for segment in played.segments) == num_own
+
+
+def test_given_turns_without_room_behind_them_are_told(listens):
+    """As a first message without room is."""
+    with closing(listens(max_tokens=20)) as player:
+        player.submit([request("7", 1, given=TWO_TURNS)])
+        played = collected(player, 1)["r7", 0]
+    assert (played.ending, played.token_ids.size) == ("too_long", 0)
+    assert "first message and given turns" in played.verdict.words
+
+
+def test_in_step_given_turns_give_the_same_bits(listens, always_ends):
+    """Beside episodes that have their first turn meanwhile."""
+    rows = []
+    for _ in range(2):
+        with closing(listens(in_step=True)) as player:
+            player.submit([request("7", 3, given=TWO_TURNS), request("8", 3), request("9", 3, given=TWO_TURNS[:2])])
+            rows.append(collected(player, 9))
+    for name in rows[0]:
+        assert rows[0][name].token_ids.tobytes() == rows[1][name].token_ids.tobytes()
+        assert rows[0][name].logprobs.tobytes() == rows[1][name].logprobs.tobytes()

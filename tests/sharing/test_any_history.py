@@ -10,12 +10,15 @@ from hypothesis import strategies as st
 
 from mrl.metrics.names import is_known
 from mrl.records.codec import decode, encode, pack_array
+from mrl.records.episodes import Message
 from mrl.records.experience import (
+    EpisodeRecord,
     OutcomeRecord,
     Received,
     RolloutRecord,
     ScoreRecord,
     SharedAnswer,
+    SharedTurn,
     TokenTrace,
     ValueRecord,
     experience_decoder,
@@ -77,7 +80,12 @@ def peer_records(draw, fingerprint, request_ids):
         advantage=REWARDS,
         trace=traces(),
     )
-    match draw(st.sampled_from(["outcome", "rollout", "rollout", "value", "score"])):
+    match draw(st.sampled_from(["outcome", "rollout", "rollout", "value", "score", "episode"])):
+        case "episode":
+            messages = st.tuples(st.builds(Message, st.sampled_from(["assistant", "user"]), st.text(max_size=3)))
+            turns = st.builds(SharedTurn, is_sampled=st.booleans(), messages=st.just(()) | messages)
+            told = draw(st.lists(turns, min_size=1, max_size=5))
+            record = EpisodeRecord(**tags, turns=told, verifier="v", reward=draw(REWARDS))
         case "outcome":
             record = OutcomeRecord(**tags, **said, verifier="v")
         case "rollout":

@@ -99,7 +99,7 @@ def maximising(**objective):
 @pytest.mark.parametrize("objective", [{"method": "dapo"}, {"drop_uniform_groups": True}])
 def test_groups_that_a_regime_learns_of_are_not_to_be_dropped(name, objective):
     """GRAFT replaces failed groups, and PRP, XGRPO and HACPO pool them with those of peers."""
-    if name in ("independent", "sgt", "rlad"):
+    if name in ("independent", "sgt", "prefix", "rlad"):
         return check_objectives({"regime": name}, maximising(**objective), "run.toml")
     with pytest.raises(ConfigError) as caught:
         check_objectives({"regime": name}, maximising(**objective), "run.toml")

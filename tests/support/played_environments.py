@@ -40,3 +40,18 @@ class Asking:
 
     def get_reward(self):
         return float(self._asked)
+
+
+class Listening:
+    """Says again all that it was told; ends after four turns, and rewards the number of the seed."""
+
+    def reset(self, seed, **row):
+        self._seed, self._row, self._heard = seed, row, []
+        return f"seed {seed}"
+
+    def step(self, text):
+        self._heard.append(f"{text}{os.getpid()}" if self._row.get("says") == "never the same" else text)
+        return f"heard {' '.join(self._heard)}", len(self._heard) == 4
+
+    def get_reward(self):
+        return float(self._seed)

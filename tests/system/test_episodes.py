@@ -16,6 +16,23 @@ pytestmark = pytest.mark.system
 ROOT = Path(__file__).parents[2]
 ENDINGS = ("done", "cut", "max_turns", "max_tokens")
 GAME = '''
+import hashlib
+
+class Coin:
+    """Two turns, whatever is said in them; what was said decides, for about one in three."""
+
+    def reset(self, seed):
+        self.said = []
+        return f"Say a letter: {'abcdefgh'[seed % 8]}"
+
+    def step(self, text):
+        self.said.append(text)
+        return f"heard {len(text)}", len(self.said) == 2
+
+    def get_reward(self):
+        return float(hashlib.blake2b(str(self.said).encode()).digest()[0] % 3 == 0)
+
+
 class Echo:
     """Whoever asks the tool and says what it was told wins; others win where their words are even in number."""
 
@@ -32,10 +49,10 @@ class Echo:
 CONFIG = """
 [run]
 name = "{name}"
-steps = 2
+steps = {steps}
 sync = {sync}
 [sharing]
-regime = "sgt"
+regime = "{regime}"
 [pool]
 train_prompts = 64
 held_out_prompts = 8
@@ -45,7 +62,7 @@ dataset = "higher_lower"
 max_turns = 4
 [tasks.echo]
 source = "environment"
-dataset = "my_games:Echo"
+dataset = "my_games:{game}"
 options = {{ size = 400 }}
 max_turns = 3
 [evaluation]
@@ -98,8 +115,9 @@ def trained(tmp_path):
     """The folder of a finished run."""
     (tmp_path / "my_games.py").write_text(GAME)
 
-    def train(name: str, sync: str) -> Path:
-        (tmp_path / f"{name}.toml").write_text(CONFIG.format(name=name, sync=sync))
+    def train(name: str, sync: str, *, steps: int = 2, regime: str = "sgt", game: str = "Echo") -> Path:
+        text = CONFIG.format(name=name, sync=sync, steps=steps, regime=regime, game=game)
+        (tmp_path / f"{name}.toml").write_text(text)
         mrl(tmp_path, "train", f"{name}.toml")
         return tmp_path / "runs" / name
 
@@ -155,3 +173,27 @@ def test_a_synchronous_run_of_episodes_equals_itself(trained):
     losses = [losses_of(folder) for folder in (first, second)]
     assert losses[0] == losses[1]
     assert len(losses[0]) == 4
+
+
+def test_groups_go_on_from_where_a_peer_had_come_and_equal_runs_do_so_equally(trained):
+    """Handed out in one step, sampled behind the peer's turns in the next; bit for bit in a synchronous run."""
+    first, second = (trained(name, "true", steps=4, regime="prefix", game="Coin") for name in ("d", "e"))
+
+    def values_of(folder: Path) -> list[dict[str, float]]:
+        records = read_metrics(folder / "metrics.jsonl")
+        found = [one for one in records if "loss/total" in one.get("values", {})]
+        found.sort(key=lambda one: (one["policy"], one["step"]))
+        return [{name: value for name, value in one["values"].items() if "prefix/" in name} for one in found]
+
+    values = values_of(first)
+    assert sum(one["prefix/groups"] for one in values) > 0
+    assert not any(name.startswith("prefix/unbegun_groups") for one in values for name in one)
+    assert all(one["prefix/given_turns_mean"] >= 1 for one in values if one["prefix/groups"])
+    for policy in (values[:4], values[4:]):
+        handed_out = [one["prefix/continuations"] for one in policy]
+        assert [one["prefix/groups"] for one in policy[1:]] == handed_out[:-1], "in the very next step"
+    assert values == values_of(second)
+    assert losses_of(first) == losses_of(second)
+    shown = [one["completion"] for one in answers_of(first) if "(a peer's turns)" in one["completion"]]
+    assert len(shown) == 4 * sum(one["prefix/groups"] for one in values), "a group has four answers"
+    assert all(one.startswith("(a peer's turns)\nassistant: ") and "\n(own turns)\nassistant: " in one for one in shown)

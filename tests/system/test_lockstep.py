@@ -9,8 +9,6 @@ import pytest
 import safetensors.torch
 import torch
 
-from mrl.sharing.regimes import REGIMES
-
 pytestmark = pytest.mark.system
 POLICIES = ("qwen", "llama")
 SYNC = ["--run.sync=true", "--run.sync_timeout_s=240"]
@@ -52,12 +50,13 @@ HEARD = {
     "graft": "sharing/hit_prompts",
     "rlad": "sharing/scored_rows",
 }
-"""Regime -> what counts that a peer was heard, or, in the first steps of sgt, asked."""
+"""Regime -> what counts that a peer was heard, or, in the first steps of sgt, asked. That of episodes alone is repeated
+in `test_episodes`."""
 STEPS = 3
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("regime", REGIMES)
+@pytest.mark.parametrize("regime", HEARD)
 def test_equal_seeds_give_equal_bits_under_every_regime(make_run, regime):
     """Groups of a peer that learns too, their rewards, and its scores, given under the weights of the same step."""
     sharing = f'[sharing]\nregime = "{regime}"\n'

@@ -13,7 +13,7 @@ from allocation_simulation.settings import (
     MIN_LENGTH_TOKENS,
     PolicySpec,
 )
-from mrl.learner.ledger import AdmissionWindow
+from mrl.learner.prompts.admission_window import AdmissionWindow
 
 STEP_NOISE = 0.05
 

@@ -57,7 +57,7 @@ def check_learning(config: RunConfig, *, where: str) -> None:
             cure="--sharing.regime independent, another [policies.NAME] table, or --sharing.replay.run FOLDER",
         )
     for name in config.learning:
-        if config.policies[name].rollout.group_size == 1 and regime in ("independent", "rlad"):
+        if config.policies[name].rollout.group_size == 1 and regime in ("independent", "prefix", "rlad"):
             raise ConfigError(
                 f"policies.{name}.rollout.group_size: one answer is always as good as its group, and trains nothing",
                 where=where,

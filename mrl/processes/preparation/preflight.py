@@ -24,6 +24,7 @@ from mrl.processes.preparation.replayed_run import check_replay
 from mrl.processes.preparation.tracker_checks import check_trackers
 
 if TYPE_CHECKING:
+    from mrl.tasks.environments.contract import EnvironmentTurn
     from mrl.tasks.pool import Prompt
 
 if TYPE_CHECKING:
@@ -235,8 +236,26 @@ def check_tasks(
                 on_missing(missing)
         if table.source == "environment" and on_trial is not None:
             with suppress(MissingError):
-                try_environment(task, table, seed=config.pool.seed)
+                _check_says_again(config, task, try_environment(task, table, seed=config.pool.seed))
     return prompts, num_held_out
+
+
+def _check_says_again(config: RunConfig, task: str, first: "EnvironmentTurn") -> None:
+    """Raises TaskError for an environment that does not say the same again, where episodes begin as those of peers."""
+    from mrl.sharing.regimes import goes_on_in_episodes
+    from mrl.tasks.environments.doors import URLS
+
+    if goes_on_in_episodes(config.sharing) and not first.is_deterministic:
+        name = config.tasks[task].dataset
+        is_server = name.startswith(URLS)
+        raise TaskError(
+            f"sharing.regime: {config.sharing.get('regime')} plays a peer's turns again, and only an environment that"
+            " says the same to them has them twice",
+            where=f"tasks.{task}.dataset",
+            got=f"{name}{'' if is_server else ', with deterministic = False'}",
+            wanted="?deterministic=yes behind the URL" if is_server else "one that draws all it says from its seed",
+            cure="--sharing.regime sgt",
+        )
 
 
 def check_teacher(config: RunConfig, *, where: str) -> None:

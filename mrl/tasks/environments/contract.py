@@ -41,7 +41,7 @@ LIMITS = EpisodeLimits()
 DONE, MAX_TURNS, MAX_TOKENS, CUT, GIVEN_UP = "done", "max_turns", "max_tokens", "cut", "given_up"
 RAISED, TIMEOUT, EXITED, MEMORY = "raised", "timeout", "exited", "memory"
 TOO_LONG, NOT_TEXT, NOT_FINITE, WRONG_TYPE = "too_long", "not_text", "not_finite", "wrong_type"
-LOST = "lost"
+LOST, UNEQUAL, UNSAID = "lost", "unequal", "unsaid"
 ENDS = {
     DONE: "the environment ended the episode, or the policy answered without a tool call",
     MAX_TURNS: "the policy had all the turns that the task gives",
@@ -60,6 +60,8 @@ FAILURES = {
     NOT_FINITE: "it gave a reward that is NaN, infinite or beyond bounds",
     WRONG_TYPE: "it gave something of another type than asked for",
     LOST: "another episode took the process that both shared, and played again it did not say the same",
+    UNEQUAL: "it did not say to a peer's first turns what it had said to the peer",
+    UNSAID: "the policy's own tokens, template and syntax of calls cannot say a peer's turn as it was",
 }
 """Ends of an episode whose environment failed -> what it means. Its reward is the task's `failed_reward`."""
 
@@ -143,6 +145,8 @@ class EnvironmentTurn:
     tools: tuple[ToolSpec, ...] = ()
     tool_errors: int = 0
     """Calls of the policy's turn that raised, did not fit the tool, or could not be read."""
+    is_deterministic: bool = True
+    """Of the first turn of an episode: whether to equal turns behind it the environment says the same again."""
 
     def __post_init__(self) -> None:
         if bool(self.reason) != self.done or self.reason not in ("", *ENDS, *FAILURES):

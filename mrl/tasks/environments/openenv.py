@@ -3,7 +3,8 @@
 Messages are those of `openenv.core.env_server.types` (0.10): {"type": "reset" | "step" | "close", "data": {...}} is
 answered by {"type": "observation", "data": {"observation": {...}, "reward": x, "done": b}} or {"type": "error", ...}.
 Where the server offers MCP tools, the policy's calls are actions `call_tool`; else its text is the action, under the
-key that the URL names: ws://127.0.0.1:8000/ws?text=message.
+key that the URL names: ws://127.0.0.1:8000/ws?text=message. Whether it says the same again to the same turns a server
+does not tell; ws://127.0.0.1:8000/ws?deterministic=yes does.
 """
 
 import json
@@ -40,7 +41,9 @@ class OpenEnvEnvironment:
 
     def __init__(self, url: str) -> None:
         parts = urlsplit(url)
-        self._text_key = parse_qs(parts.query).get("text", ["message"])[0]
+        asked = parse_qs(parts.query)
+        self._text_key = asked.get("text", ["message"])[0]
+        self._is_deterministic = asked.get("deterministic", ["no"])[0] == "yes"
         path = parts.path if parts.path.strip("/") else "/ws"
         self._url = urlunsplit((parts.scheme, parts.netloc, path, "", ""))
         self._http: aiohttp.ClientSession | None = None
@@ -59,7 +62,7 @@ class OpenEnvEnvironment:
         text = "\n".join(part for part in (prompt if isinstance(prompt, str) else "", said) if part)
         if not text:
             raise BadReturn(WRONG_TYPE, "reset gave an observation without text, and the row has no prompt")
-        return EnvironmentTurn((Message("user", text),), tools=self._tools)
+        return EnvironmentTurn((Message("user", text),), tools=self._tools, is_deterministic=self._is_deterministic)
 
     def step(self, turn: PolicyTurn) -> EnvironmentTurn:
         """The server's answer to the calls of a turn, or to its text where it has no tools."""

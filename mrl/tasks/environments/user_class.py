@@ -61,7 +61,9 @@ class ClassEnvironment:
         messages = _joined(_messages(row.get("prompt")), _messages(returned))
         if not messages:
             raise BadReturn(WRONG_TYPE, "reset returned no message, and the row has no prompt")
-        return EnvironmentTurn(messages, tools=tuple(tool.spec for tool in self._tools.values()))
+        is_deterministic = bool(getattr(self._object, "deterministic", True))
+        tools = tuple(tool.spec for tool in self._tools.values())
+        return EnvironmentTurn(messages, tools=tools, is_deterministic=is_deterministic)
 
     def step(self, turn: PolicyTurn) -> EnvironmentTurn:
         """A game's answer, or those of the tools. Raises BadReturn."""

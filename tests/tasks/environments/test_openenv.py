@@ -150,6 +150,14 @@ def test_a_text_environment(pool):
     assert (last.done, last.reward, last.reason) == (True, 0.75, "done")
 
 
+@pytest.mark.parametrize(("query", "says"), [("", False), ("?deterministic=yes", True)])
+def test_only_its_url_says_that_a_server_says_the_same_again(server, query, says):
+    """It is not among what servers tell."""
+    with closing(EnvironmentPool(f"{server}/ws{query}", processes=1, wall_s=60.0, cpu_s=60.0)) as pool:
+        first = pool.open(7, {}).first.result(LONG_S)
+    assert (first.is_deterministic, first.messages[0].content[:6]) == (says, "seed 7")
+
+
 def test_tools_of_the_server_are_those_of_the_policy(pool):
     """Results and errors are the tools' answers; an answer without a call ends the episode."""
     answer.has_tools = True

@@ -1,0 +1,171 @@
+"""One episode of a policy: what is asked for, what it is while it is played, and the row that comes of it."""
+
+import hashlib
+from collections.abc import Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from mrl.engines.engine import Generation, GenerationRequest
+from mrl.engines.segments import append_span
+from mrl.records.episodes import EpisodeSegment, Message, shortened
+from mrl.records.experience import SharedTurn
+from mrl.records.finish import FinishReason
+from mrl.records.version import VersionSpan
+from mrl.rollout.replaying import Replay
+from mrl.tasks.environments.contract import DONE, EnvironmentTurn, PolicyTurn
+from mrl.tasks.verify import Verdict
+
+Int32s = npt.NDArray[np.int32]
+
+NOTHING = Generation(np.zeros(0, np.int32), np.zeros(0, np.float32), [], FinishReason.ABORT)
+
+
+class PlayedSession(Protocol):
+    """One episode at its environment. No call waits."""
+
+    first: "Future[EnvironmentTurn]"
+    """What the environment says first."""
+
+    def step(self, turn: PolicyTurn) -> "Future[EnvironmentTurn]":
+        """What it says to a turn of the policy."""
+        ...
+
+    def finish(self, reason: str, turn: PolicyTurn | None = None) -> "Future[EnvironmentTurn]":
+        """The reward of an episode that ends for a reason of the policy's side; `turn` is the last, where it is new."""
+        ...
+
+    def close(self) -> None:
+        """Forget the episode."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class EpisodeRules:
+    """How the episodes of one task are played."""
+
+    max_turns: int
+    """Turns of the policy."""
+    max_tokens: int
+    """Tokens behind the prompt, sampled and given."""
+    failed_reward: float
+    """Reward where the environment fails."""
+
+
+@dataclass(frozen=True, slots=True)
+class EpisodeRequest(GenerationRequest):
+    """Play `seeds.size` episodes from one start state. Its prompt is empty: the environment says it."""
+
+    prompt_id: str = ""
+    given: tuple[SharedTurn, ...] = ()
+    """Turns of a peer that stand before those of the policy."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlayedEpisode(Generation):
+    """One episode. Of its T tokens the policy sampled S, which `logprobs` [S] and `versions` are of."""
+
+    prompt_token_ids: Int32s
+    """[P], given turns included."""
+    segments: list[EpisodeSegment]
+    """Behind the given turns."""
+    verdict: Verdict
+    ending: str
+    """A name of `ENDS` or `FAILURES` of the contract."""
+    given: tuple[SharedTurn, ...] = ()
+    """Turns of a peer that it went on from."""
+
+
+@dataclass(slots=True, eq=False)
+class EpisodeInPlay:
+    """One episode that is being played."""
+
+    request: EpisodeRequest
+    index: int
+    session: PlayedSession
+    rules: EpisodeRules
+    awaited: "Future[EnvironmentTurn] | None"
+    """What the environment is to say; None while the policy has its turn."""
+    replay: Replay | None = None
+    """The given turns, while they are played and behind it; None where there are none."""
+    prompt_token_ids: Int32s | None = None
+    """Of an episode in which it is the policy's turn, or was."""
+    token_ids: list[Int32s] = field(default_factory=list)
+    logprobs: list[npt.NDArray[np.float32]] = field(default_factory=list)
+    versions: list[VersionSpan] = field(default_factory=list)
+    segments: list[EpisodeSegment] = field(default_factory=list)
+    num_turns: int = 0
+    has_tools: bool = False
+    last_turn: PolicyTurn | None = None
+
+    @property
+    def num_given_tokens(self) -> int:
+        """Of turns of a peer, and what the environment said to them."""
+        return 0 if self.replay is None else self.replay.num_tokens
+
+    @property
+    def num_tokens(self) -> int:
+        """Behind the first message: given, sampled, and said by the environment."""
+        return self.num_given_tokens + sum(ids.size for ids in self.token_ids)
+
+    @property
+    def num_turns_in_all(self) -> int:
+        """Given ones included."""
+        return self.num_turns + sum(turn.is_sampled for turn in self.request.given)
+
+    @property
+    def past(self) -> Int32s:
+        """All that the policy sees at its next turn."""
+        assert self.prompt_token_ids is not None, "it has begun"
+        return np.concatenate([self.prompt_token_ids, *self.token_ids])
+
+    @property
+    def seed(self) -> int:
+        """Of its next turn; the first has the episode's own, so that a single turn is sampled as an answer would be."""
+        own = int(self.request.seeds[self.index])
+        if not self.num_turns:
+            return own
+        digest = hashlib.blake2b(f"{own}|turn {self.num_turns}".encode(), digest_size=8).digest()
+        return int.from_bytes(digest, "little")
+
+    @property
+    def last_words(self) -> str:
+        """What the policy said last; "" before its first turn."""
+        return next((one.messages[0].content for one in reversed(self.segments) if one.is_sampled), "")
+
+    def sampled(self, generation: Generation, message: Message) -> None:
+        """The policy had a turn."""
+        self.num_turns += 1
+        self._put(generation.token_ids, message, is_sampled=True)
+        self.logprobs.append(generation.logprobs)
+        for span in generation.versions:
+            self.versions = append_span(self.versions, span.num_tokens, span.version)
+
+    def told(self, token_ids: Int32s, messages: Sequence[Message]) -> None:
+        """The environment answered it."""
+        self._put(token_ids, *messages, is_sampled=False)
+
+    def _put(self, token_ids: Int32s, *messages: Message, is_sampled: bool) -> None:
+        self.token_ids.append(token_ids)
+        self.segments.append(EpisodeSegment(num_tokens=token_ids.size, is_sampled=is_sampled, messages=messages))
+
+    def played(self, verdict: Verdict, ending: str) -> PlayedEpisode:
+        """Its row ends with what the policy sampled last; what the environment says behind it takes no tokens."""
+        while self.segments and not self.segments[-1].is_sampled and self.segments[-1].num_tokens:
+            self.segments[-1] = EpisodeSegment(num_tokens=0, is_sampled=False, messages=self.segments[-1].messages)
+            self.token_ids.pop()
+        self.segments = [one if one.num_tokens else shortened(one) for one in self.segments]
+        return PlayedEpisode(
+            token_ids=np.concatenate([NOTHING.token_ids, *self.token_ids]),
+            logprobs=np.concatenate([NOTHING.logprobs, *self.logprobs]),
+            versions=self.versions,
+            finish_reason=FinishReason.STOP if ending == DONE else FinishReason.LENGTH,
+            prompt_token_ids=NOTHING.token_ids if self.prompt_token_ids is None else self.prompt_token_ids,
+            segments=self.segments,
+            verdict=verdict,
+            ending=ending,
+            given=self.request.given,
+        )

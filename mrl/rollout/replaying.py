@@ -1,0 +1,97 @@
+"""The turns of a peer that an own episode begins with: played again, and held against the peer's record.
+
+Each turn is said in the policy's own tokens and read back as the policy itself would be read, so that the environment
+hears what the row of the episode says. What the environment answers has to be what the peer's record holds, message by
+message; else the episode ends as unequal, and nobody samples anything behind it.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from mrl.errors import RecordError
+from mrl.models.turn_spelling import TurnSpelling
+from mrl.records.episodes import Message, transcript
+from mrl.records.experience import SharedTurn
+from mrl.tasks.environments.contract import UNEQUAL, UNSAID, EnvironmentTurn, PolicyTurn
+
+Int32s = npt.NDArray[np.int32]
+SHOWN_CHARS = 100
+
+
+@dataclass(frozen=True)
+class OwnVoice:
+    """How a policy speaks, and how it is read."""
+
+    spelling: TurnSpelling
+    read: Callable[[str, bool, bool], tuple[PolicyTurn, Message]]
+    """Text of a turn, whether it was cut at the limit, and whether there are tools to call -> what the environment
+    gets, and what is kept of it."""
+    say: Callable[[Sequence[Message]], Int32s | str]
+    """Messages of a turn that others had -> the policy's own ids of it, or why it cannot be said, in a word."""
+    can_call: bool
+    """Whether the policy's template shows a way to call tools that `read` knows."""
+
+
+@dataclass(slots=True)
+class Replay:
+    """The given turns of one episode, and how far they are played."""
+
+    turns: Sequence[SharedTurn]
+    voice: OwnVoice
+    has_tools: bool
+    parts: list[Int32s] = field(default_factory=list)
+    """A turn, a bridge, a turn, a bridge, ..."""
+    said: PolicyTurn | None = None
+    """The newest turn, as the environment got it."""
+
+    @property
+    def num_tokens(self) -> int:
+        """Of what was played so far."""
+        return sum(part.size for part in self.parts)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the policy goes on from here."""
+        return len(self.parts) >= len(self.turns)
+
+    def next_turn(self) -> PolicyTurn | EnvironmentTurn:
+        """The next turn for the environment, or the end of an episode in which it cannot be said."""
+        messages = self.turns[len(self.parts)].messages
+        token_ids = self.voice.say(messages)
+        if isinstance(token_ids, str):
+            return EnvironmentTurn.failed(UNSAID, f"a peer's turn cannot be said in own tokens: {token_ids}")
+        wanted = messages[0]
+        try:
+            self.said, message = self.voice.read(self.voice.spelling.text(token_ids.tolist()), False, self.has_tools)
+        except RecordError as error:
+            return EnvironmentTurn.failed(UNSAID, str(error))
+        # A template may drop what is said beside calls.
+        if message.tool_calls != wanted.tool_calls or not (wanted.tool_calls or message.content == wanted.content):
+            words = f"a peer's turn, said in own tokens, is another: {_shown([message])}, and was {_shown([wanted])}"
+            return EnvironmentTurn.failed(UNSAID, words)
+        self.parts.append(token_ids)
+        return self.said
+
+    def heard(self, answer: EnvironmentTurn) -> EnvironmentTurn | None:
+        """Take in what the environment said to it; the end of the episode where that is not what the peer was told.
+
+        Raises ModelFolderError where the own template has no bridge to it.
+        """
+        expected = self.turns[len(self.parts)].messages
+        if answer.has_failed:
+            return answer
+        if answer.done or answer.messages != expected:
+            told = "the end" if answer.done else _shown(answer.messages)
+            words = f"to a peer's turn it said {told}, and to the peer {_shown(expected)}"
+            return EnvironmentTurn.failed(UNEQUAL, words)
+        assert self.said is not None, "it answers a turn"
+        bridge = self.voice.spelling.bridge(self.parts[-1].tolist(), self.said.tool_calls, answer.messages)
+        self.parts.append(bridge)
+        return None
+
+
+def _shown(messages: Sequence[Message]) -> str:
+    return repr(transcript(messages)[:SHOWN_CHARS])
