@@ -31,6 +31,8 @@ class FinishEpisode(msgspec.Struct, frozen=True, tag="finish"):
 
     episode: int
     reason: str
+    turn: PolicyTurn | None = None
+    """What the policy said last, where that was cut and never answered."""
 
 
 class DropEpisode(msgspec.Struct, frozen=True, tag="drop"):
@@ -45,6 +47,9 @@ class ProcessReady(msgspec.Struct, frozen=True, tag="ready"):
 
 class ProcessBeat(msgspec.Struct, frozen=True, tag="beat"):
     """A process lives, and code of its episodes does not keep it from saying so."""
+
+    hanging: int = 0
+    """Threads of episodes that nobody awaits any more, which do not end."""
 
 
 class EpisodeReply(msgspec.Struct, frozen=True, tag="reply"):
