@@ -22,6 +22,8 @@ MIB = 1024 * 1024
 SAMPLES_PER_POLICY = 12
 MAX_TEXT_CHARS = 1200
 MAX_OPEN_ROWS = 12
+MAX_OPEN_MESSAGES = 6
+"""Of a conversation; a longer one opens where it is asked to."""
 
 
 def accuracy_table(data: RunData) -> str:
@@ -264,11 +266,16 @@ def _sample_row(data: RunData, sample: dict[str, Any], kind: str) -> str:
 
 def _answer_cell(data: RunData, sample: dict[str, Any]) -> str:
     """Of an episode its conversation, whose sampled turns have the colour of who wrote them."""
-    if not conversation(sample):
+    said = conversation(sample)
+    if not said:
         return f'<td class="text">{_text(sample.get("completion", sample.get("answer")))}</td>'
     source = str(sample.get("source") or sample.get("policy"))
     colour = f' class="c{data.policies.index(source)}"' if source in data.policies else ""
-    return f"<td{colour}>{conversation_html(sample, max_chars=MAX_TEXT_CHARS)}</td>"
+    talk = conversation_html(sample, max_chars=MAX_TEXT_CHARS)
+    if len(said) > MAX_OPEN_MESSAGES:
+        last = next((one.text for one in reversed(said) if one.is_sampled), "")
+        talk = f"<details><summary>{len(said)} messages: {_text(last[:80])}</summary>{talk}</details>"
+    return f"<td{colour}>{talk}</td>"
 
 
 def _step_of(sample: dict[str, Any]) -> int:

@@ -16,7 +16,8 @@ RULES = """
 .talk{list-style:none;margin:8px 0 0;padding:0;display:grid;gap:6px;min-width:min(420px,100%)}
 .talk li{border-left:3px solid var(--rule);padding:2px 0 2px 12px}
 .talk li.sampled{border-left-color:var(--policy,var(--ink))}
-.talk li.behind{opacity:.7}
+.talk li.behind{border-left-style:dashed}
+td>.talk,td>details{margin-top:0}
 .talk .who{font-size:12px;color:var(--soft)}
 .talk .sampled .who b{color:var(--policy,var(--ink))}
 .talk pre{font:13px/1.45 ui-monospace,"DejaVu Sans Mono",monospace;white-space:pre-wrap;overflow-wrap:anywhere;margin:0}

@@ -29,7 +29,7 @@ def sample_lines(row: dict[str, Any], width: int) -> Iterator[str]:
 
 def _talk(row: dict[str, Any], said: list[Said], width: int) -> Iterator[str]:
     for name in ("prompt", "opening"):
-        if text := str(row.get(name) or ""):
+        if text := str(row.get(name) or "").rstrip("\n"):
             yield from _told(name, text, width, margin=TALK_MARGIN)
     for one in said[:MAX_MESSAGES]:
         lines = [f"[{one.tool}] {one.text}" if one.tool else one.text] if one.text or not one.calls else []
