@@ -1,6 +1,7 @@
 """Rows that people look at: the answers of every step, and batches whose update was left out, as JSON lines."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +14,18 @@ from mrl.files import replace_file
 from mrl.learner.batches import PreparedStep
 from mrl.learner.step_order import StepOrder
 from mrl.metrics.rollout_files import Rollout, RolloutFiles
-from mrl.metrics.telemetry import Telemetry
-from mrl.records.rollouts import Answer
+from mrl.metrics.telemetry import MAX_SAMPLE_CHARS, Telemetry
+from mrl.records.codec import unpack_array
+from mrl.records.rollouts import Answer, ScoredGroup
+from mrl.records.told_turns import told_turns
+from mrl.sharing.peer_episodes import EpisodeSpelling
 from mrl.sharing.regime import Rescue
 from mrl.tasks.pool import TaskPool
 
 KEPT = 3
 """Newest batches of a policy that are kept."""
+MAX_TURNS_CHARS = 256 * 1024
+"""Text of an episode's turns."""
 
 log = structlog.get_logger()
 
@@ -64,36 +70,62 @@ def _step_of(path: Path) -> int:
 
 
 def sample_writer(
-    pool: TaskPool, telemetry: Telemetry, rollouts: Path, *, max_mib: int
+    pool: TaskPool, telemetry: Telemetry, rollouts: Path, max_mib: int, spelling: EpisodeSpelling | None = None
 ) -> Callable[[int, PreparedStep], None]:
     """What a learner calls behind every step: it tells samples of it, and writes all its answers.
 
     Of those the folder `rollouts` keeps `max_mib` at most, and none with 0. A disk that is full costs the answers of
-    the step, and is told.
+    the step, and is told. `spelling` reads what episodes begin with.
     """
-    policy = telemetry.policy
+    policy, told = telemetry.policy, _Told(pool, spelling)
     files = RolloutFiles(rollouts, policy, max_mib * 1024 * 1024) if max_mib else None
-
-    def tell(step: int, shown: Answer | Rescue, prompt_id: str, **rest: Any) -> None:
-        prompt, text = pool.prompt(prompt_id), shown.completion.decode("utf-8", errors="replace")
-        telemetry.sample(step, task=prompt.task, prompt=prompt.text, completion=text, reward=shown.reward, **rest)
 
     def write(step: int, prepared: PreparedStep) -> None:
         group = prepared.groups[step % len(prepared.groups)]
         answer = group.answers[0]
-        tell(step, answer, group.prompt_id, kind="rollout", rewards=answer.rewards, failure=answer.failure)
+        shown = told.answer(group, answer, MAX_SAMPLE_CHARS)
+        telemetry.sample(step, kind="rollout", **shown, rewards=answer.rewards, failure=answer.failure)
         for rescue in prepared.rescued[:1]:
-            tell(step, rescue, rescue.prompt_id, kind="rescue", source=rescue.source)
+            telemetry.sample(step, kind="rescue", **told.rescue(rescue, MAX_SAMPLE_CHARS), source=rescue.source)
         if files:
             try:
-                files.write(step, [*_own_rows(pool, policy, step, prepared), *_rescues(pool, policy, step, prepared)])
+                files.write(step, [*_own_rows(told, policy, step, prepared), *_rescues(told, policy, step, prepared)])
             except OSError as error:
                 log.warning("answers not kept", step=step, why=error.strerror)
 
     return write
 
 
-def _own_rows(pool: TaskPool, policy: str, step: int, prepared: PreparedStep) -> Iterator[Rollout]:
+@dataclass(frozen=True)
+class _Told:
+    """What there is to say of any answer: prompt, text, reward, and the turns of an episode."""
+
+    pool: TaskPool
+    spelling: EpisodeSpelling | None
+
+    def answer(self, group: ScoredGroup, answer: Answer, max_chars: int) -> dict[str, Any]:
+        shown = self._shown(group.prompt_id, answer)
+        if answer.segments:
+            opening = self._read(unpack_array(group.prompt_token_ids, "i4").tolist(), max_chars)
+            shown |= {"opening": opening, "turns": told_turns(answer.segments, max_chars)}
+        return shown
+
+    def rescue(self, rescue: Rescue, max_chars: int) -> dict[str, Any]:
+        shown = self._shown(rescue.prompt_id, rescue)
+        if rescue.turns:
+            opening = self._read(rescue.prompt_token_ids, max_chars)
+            shown |= {"opening": opening, "turns": told_turns(rescue.turns, max_chars)}
+        return shown
+
+    def _shown(self, prompt_id: str, shown: Answer | Rescue) -> dict[str, Any]:
+        prompt, text = self.pool.prompt(prompt_id), shown.completion.decode("utf-8", errors="replace")
+        return {"task": prompt.task, "prompt": prompt.text, "completion": text, "reward": shown.reward}
+
+    def _read(self, token_ids: Sequence[int], max_chars: int) -> str:
+        return self.spelling.read(token_ids)[:max_chars] if self.spelling else ""
+
+
+def _own_rows(told: _Told, policy: str, step: int, prepared: PreparedStep) -> Iterator[Rollout]:
     for group in prepared.groups:
         for answer in group.answers:
             logprobs_S = np.frombuffer(answer.logprobs, np.float32)
@@ -102,7 +134,8 @@ def _own_rows(pool: TaskPool, policy: str, step: int, prepared: PreparedStep) ->
                 policy=policy,
                 step=step,
                 kind="rollout",
-                **_told(pool, group.prompt_id, answer),
+                prompt_id=group.prompt_id,
+                **told.answer(group, answer, MAX_TURNS_CHARS),
                 rewards=answer.rewards,
                 failure=answer.failure,
                 source=policy,
@@ -114,19 +147,7 @@ def _own_rows(pool: TaskPool, policy: str, step: int, prepared: PreparedStep) ->
             )
 
 
-def _rescues(pool: TaskPool, policy: str, step: int, prepared: PreparedStep) -> Iterator[Rollout]:
-    for rescue in prepared.rescued:
-        told = _told(pool, rescue.prompt_id, rescue)
-        yield Rollout(policy=policy, step=step, kind="rescue", **told, source=rescue.source)
-
-
-def _told(pool: TaskPool, prompt_id: str, shown: Answer | Rescue) -> dict[str, Any]:
-    """What there is to say of any answer: prompt, text, reward."""
-    prompt, text = pool.prompt(prompt_id), shown.completion.decode("utf-8", errors="replace")
-    return {
-        "task": prompt.task,
-        "prompt_id": prompt_id,
-        "prompt": prompt.text,
-        "completion": text,
-        "reward": shown.reward,
-    }
+def _rescues(told: _Told, policy: str, step: int, prepared: PreparedStep) -> Iterator[Rollout]:
+    for one in prepared.rescued:
+        shown = told.rescue(one, MAX_TURNS_CHARS)
+        yield Rollout(policy=policy, step=step, kind="rescue", prompt_id=one.prompt_id, **shown, source=one.source)

@@ -14,6 +14,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from mrl.errors import RecordError
 from mrl.records.telemetry_messages import HeartbeatRecord, MetricsRecord, SampleRecord
 
@@ -83,7 +85,8 @@ class SampleWriter:
         Raises RecordError for a policy that is no plain file name, OSError when the disk is full.
         """
         path = file_of(self._rollouts / f"step_{sample.step}", sample.policy)
-        append_lines(path, [{name: getattr(sample, name) for name in SampleRecord.__struct_fields__}])
+        line = {name: getattr(sample, name) for name in SampleRecord.__struct_fields__}
+        append_lines(path, [line | {"turns": msgspec.to_builtins(sample.turns)}])
         return path
 
 

@@ -17,6 +17,7 @@ import msgspec
 
 from mrl.files import replace_file
 from mrl.metrics.jsonl import parse_line
+from mrl.records.told_turns import ToldTurn
 
 LEVEL = 3
 """Of compression: a higher one takes several times as long for a tenth of the bytes."""
@@ -52,6 +53,10 @@ class Rollout(msgspec.Struct, frozen=True, kw_only=True):
     """Step of the oldest version that sampled one of the tokens."""
     newest_step: int | None = None
     """Step of the newest version that sampled one of the tokens."""
+    opening: str = ""
+    """Of an episode: its first messages as the policy was shown them, special tokens included."""
+    turns: list[ToldTurn] = []
+    """Of an episode: who said what behind them, which `completion` tells as one text."""
 
 
 class RolloutFiles:

@@ -23,6 +23,7 @@ from mrl.records.telemetry_messages import (
     SpansRecord,
     TelemetryRecord,
 )
+from mrl.records.told_turns import ToldTurn
 
 MAX_LABEL_CHARS = 200
 MAX_SAMPLE_CHARS = 20_000
@@ -102,6 +103,8 @@ class Telemetry:
         source: str = "",
         rewards: Mapping[str, float] | None = None,
         failure: str = "",
+        opening: str = "",
+        turns: Sequence[ToldTurn] = (),
     ) -> None:
         """Emit one answer for people to read; kinds are those of `SampleRecord`. Long texts are cut."""
         self._sink(
@@ -116,6 +119,8 @@ class Telemetry:
                 source=source,
                 rewards=dict(rewards or {}),
                 failure=failure[:MAX_FAILURE_CHARS],
+                opening=opening[:MAX_SAMPLE_CHARS],
+                turns=list(turns),
             )
         )
 

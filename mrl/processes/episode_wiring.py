@@ -119,6 +119,10 @@ class OwnWords:
         sizes = [part.size for part in parts]
         return SpelledEpisode(np.concatenate(parts), np.repeat(np.array(is_sampled), sizes))
 
+    def read(self, token_ids: Sequence[int]) -> str:
+        """What the policy is shown, special tokens in it."""
+        return self.spelling.text(token_ids)
+
     def turn(self, messages: Sequence[Message]) -> Int32s | str:
         """One turn, or why not: "malformed", "tool_calls" or "too_long" as of an episode."""
         if len(messages) != 1 or messages[0].role != "assistant":

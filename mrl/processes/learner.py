@@ -305,7 +305,7 @@ def _first_rank(
         crash_folder=folder.crash,
         telemetry=telemetry,
         allocator=_connect_allocator(folder, policy, closing),
-        on_step=sample_writer(pool, telemetry, folder.rollouts, max_mib=config.run.rollouts_mib),
+        on_step=sample_writer(pool, telemetry, folder.rollouts, config.run.rollouts_mib, context.spelling),
         canary_prompts=_canary_prompts(pool, config.policies[policy]),
     )
 

@@ -5,6 +5,8 @@ from typing import Annotated
 import msgspec
 
 from mrl.records.codec import decoder
+from mrl.records.episodes import MAX_SEGMENTS
+from mrl.records.told_turns import ToldTurn
 from mrl.records.version import Count, Name
 
 
@@ -57,6 +59,10 @@ class SampleRecord(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", 
     """Parts of the reward by name, where the verifier gave several."""
     failure: Annotated[str, msgspec.Meta(max_length=1000)] = ""
     """Why the verifier gave no reward."""
+    opening: Annotated[str, msgspec.Meta(max_length=20_000)] = ""
+    """Of an episode: its first messages as the policy was shown them, special tokens included."""
+    turns: Annotated[list[ToldTurn], msgspec.Meta(max_length=MAX_SEGMENTS)] = []
+    """Of an episode: who said what behind them."""
 
 
 class RowResidual(msgspec.Struct, frozen=True, kw_only=True):

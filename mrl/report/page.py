@@ -20,6 +20,7 @@ from mrl.report.number_format import count, elapsed, fixed, percent, signed
 from mrl.report.page_style import style_sheet
 from mrl.report.progress import MissedPeers
 from mrl.report.run_data import RunData, read_run
+from mrl.report.samples.conversations import RULES
 from mrl.report.sharing_cost import cost_table, gap_chart
 from mrl.report.strange_answers import StrangeAnswers, strange_answers, strange_table
 from mrl.report.tables import (
@@ -66,7 +67,7 @@ def page(data: RunData, strange: StrangeAnswers, timeline: Timeline, units: Unit
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         f'<meta http-equiv="Content-Security-Policy" content="{escape(POLICY)}">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{escape(title)}</title><style>{style_sheet(len(data.policies))}</style></head>\n"
+        f"<title>{escape(title)}</title><style>{style_sheet(len(data.policies))}{RULES}</style></head>\n"
         f"<body><main>{_header(data)}{_problems(data)}{_accuracy(data)}{_learning(data)}{_sharing(data, strange)}"
         f"{_machine(data)}{_units(data, units)}{_timeline(data, timeline)}{_answers(data)}"
         f"{_configuration(data)}</main></body></html>\n"

@@ -16,11 +16,14 @@ from mrl.records.evaluation_messages import Estimate
 from mrl.report.number_format import count, fixed, labelled, percent, signed, size
 from mrl.report.progress import ALL_TASKS
 from mrl.report.run_data import RunData
+from mrl.report.samples.conversations import conversation, conversation_html
 
 MIB = 1024 * 1024
 SAMPLES_PER_POLICY = 12
 MAX_TEXT_CHARS = 1200
 MAX_OPEN_ROWS = 12
+MAX_OPEN_MESSAGES = 6
+"""Of a conversation; a longer one opens where it is asked to."""
 
 
 def accuracy_table(data: RunData) -> str:
@@ -257,8 +260,22 @@ def _sample_row(data: RunData, sample: dict[str, Any], kind: str) -> str:
     return (
         f"<tr><td>{_policy(data, str(sample.get('policy', '')))}</td>{_number(str(sample.get('step', '')))}{source}"
         f'<td>{_text(sample.get("task"))}</td><td class="text">{_text(sample.get("prompt"))}</td>'
-        f'<td class="text">{_text(sample.get("completion", sample.get("answer")))}</td>{_number(fixed(value))}</tr>'
+        f"{_answer_cell(data, sample)}{_number(fixed(value))}</tr>"
     )
+
+
+def _answer_cell(data: RunData, sample: dict[str, Any]) -> str:
+    """Of an episode its conversation, whose sampled turns have the colour of who wrote them."""
+    said = conversation(sample)
+    if not said:
+        return f'<td class="text">{_text(sample.get("completion", sample.get("answer")))}</td>'
+    source = str(sample.get("source") or sample.get("policy"))
+    colour = f' class="c{data.policies.index(source)}"' if source in data.policies else ""
+    talk = conversation_html(sample, max_chars=MAX_TEXT_CHARS)
+    if len(said) > MAX_OPEN_MESSAGES:
+        last = next((one.text for one in reversed(said) if one.is_sampled), "")
+        talk = f"<details><summary>{len(said)} messages: {_text(last[:80])}</summary>{talk}</details>"
+    return f"<td{colour}>{talk}</td>"
 
 
 def _step_of(sample: dict[str, Any]) -> int:

@@ -34,6 +34,10 @@ class EpisodeSpelling(Protocol):
         """The episode behind its prompt, or why it cannot be said: a word to count."""
         ...
 
+    def read(self, token_ids: Sequence[int]) -> str:
+        """Own tokens as text, special ones in it."""
+        ...
+
 
 class PeerEpisode(NamedTuple):
     """One verified episode of a peer in own tokens."""

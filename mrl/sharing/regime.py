@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from mrl.alignment.aligned_batch import AlignedBatch
 from mrl.objectives.specs import Regularizer, Spreading, Term
-from mrl.records.experience import ExperienceRecord, Received, RecordKind
+from mrl.records.experience import ExperienceRecord, Received, RecordKind, SharedTurn
 from mrl.records.rollouts import Continuation, ScoredGroup
 
 Int32s = npt.NDArray[np.int32]
@@ -117,6 +117,10 @@ class Rescue:
     source: str
     completion: bytes
     reward: float
+    prompt_token_ids: tuple[int, ...] = ()
+    """Of an episode: [P] what it was put behind."""
+    turns: tuple[SharedTurn, ...] = ()
+    """Of an episode: its turns."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,7 @@ backward pass over the rescue's tokens; no density ratio.
 
 from collections import Counter, defaultdict, deque
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -177,10 +178,7 @@ class SgtRegime:
             },
             forget=self._pending.take_forgotten(),
             counts=values,
-            rescued=[
-                Rescue(row.prompt_id, row.source, one.answer.completion, one.answer.reward)
-                for row, one in zip(rescues, used, strict=True)
-            ],
+            rescued=[_shown(row, one.answer) for row, one in zip(rescues, used, strict=True)],
         )
 
     def state(self) -> dict[str, Any]:
@@ -290,3 +288,10 @@ class SgtRegime:
             return peer_episode(record, self.context.spelling)
         ((trace,),) = peer_traces([record], self.context, needs_trace=False)
         return trace
+
+
+def _shown(row: TrainingExample, answer: PeerTrace | PeerEpisode) -> Rescue:
+    rescue = Rescue(row.prompt_id, row.source, answer.completion, answer.reward)
+    if not isinstance(answer, PeerEpisode):
+        return rescue
+    return replace(rescue, prompt_token_ids=tuple(row.prompt_token_ids.tolist()), turns=tuple(answer.record.turns))

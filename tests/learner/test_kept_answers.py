@@ -3,6 +3,7 @@
 import errno
 from types import SimpleNamespace
 
+import msgspec
 import pytest
 from structlog.testing import capture_logs
 
@@ -11,6 +12,8 @@ from mrl.learner.kept_rows import sample_writer
 from mrl.learner.step_order import StepOrder
 from mrl.metrics.rollout_files import RolloutFiles, read_rollouts, rollout_files
 from mrl.metrics.telemetry import Telemetry
+from mrl.records.episodes import EpisodeSegment, Message
+from mrl.records.experience import SharedTurn
 from mrl.sharing.regime import Rescue
 
 PROMPTS = {name: SimpleNamespace(task="add", text=f"prompt {name}") for name in ("p0", "p1")}
@@ -56,6 +59,32 @@ def test_every_answer_is_kept_with_its_prompt_and_who_wrote_it(write, prepared, 
     assert (rescue["kind"], rescue["source"], rescue["prompt"]) == ("rescue", "llama", "prompt p1")
     assert rescue["completion"] == "�right"
     assert rescue["tokens"] is None
+
+
+def test_episodes_are_kept_with_their_turns_and_what_they_began_with(tmp_path, told, make_group):
+    """Own ones and rescues, in the files and in what the supervisor is told."""
+    said, given = Message("assistant", "four"), Message("user", "higher")
+    segments = [
+        EpisodeSegment(num_tokens=2, is_sampled=True, messages=(said,)),
+        EpisodeSegment(num_tokens=3, is_sampled=False, messages=(given,)),
+        EpisodeSegment(num_tokens=1, is_sampled=True, messages=(said,)),
+    ]
+    group = make_group("g.0", (1.0,), step=4)
+    group = msgspec.structs.replace(group, answers=[msgspec.structs.replace(group.answers[0], segments=segments)])
+    shared = tuple(SharedTurn(is_sampled=one.is_sampled, messages=one.messages) for one in segments)
+    rescue = Rescue("p1", "llama", b"text", 1.0, prompt_token_ids=(7, 8), turns=shared)
+    spelling = SimpleNamespace(read=lambda token_ids: f"ids {list(token_ids)}")
+    telemetry = Telemetry("learner/qwen", "qwen", told.append)
+    write = sample_writer(SimpleNamespace(prompt=PROMPTS.__getitem__), telemetry, tmp_path, 1, spelling)
+
+    write(6, PreparedStep(StepOrder([], {}), {}, [group], [rescue], tokens=0))
+
+    rows = list(read_rollouts(rollout_files(tmp_path, "qwen")[0]))
+    assert [row["opening"] for row in rows] == ["ids [3, 4]", "ids [7, 8]"] == [record.opening for record in told]
+    shapes = [[(turn["is_sampled"], turn.get("tokens")) for turn in row["turns"]] for row in rows]
+    assert shapes == [[(True, 2), (False, 3), (True, 1)], [(True, None), (False, None), (True, None)]]
+    assert [[one.is_sampled for one in record.turns] for record in told] == [[True, False, True]] * 2
+    assert rows[0]["turns"][1]["messages"] == [{"role": "user", "content": "higher"}]
 
 
 def test_samples_are_told_with_and_without_files(write, prepared, told, tmp_path):

@@ -107,7 +107,9 @@ def test_a_failed_start_state_is_rescued_by_a_peers_turns(sgt, make_episodes, ma
     assert row.weights.tolist() == [0.5, 0.5]
     assert row.advantages.tolist() == [0.0, 0.0]
     assert absorbed.counts["sharing/rescue_tokens"] == 2
-    assert absorbed.rescued[0].completion.decode().splitlines()[-1] == "assistant: 7"
+    (shown,) = absorbed.rescued
+    assert shown.completion.decode().splitlines()[-1] == "assistant: 7"
+    assert (shown.turns, shown.prompt_token_ids) == (tuple(record.turns), tuple(row.prompt_token_ids.tolist()))
     assert regime.awaited() == []
 
 

@@ -3,6 +3,7 @@
 import os
 import re
 import time
+from contextlib import suppress
 from pathlib import Path
 
 SIGNS = {"loop", "sleep", "regex", "die", "eat", "leave"}
@@ -63,6 +64,25 @@ class Echo:
         return f"{self._turns}: {text}"
 
 
+class Closing(Echo):
+    """Says when it is closed, and may hang there."""
+
+    def close(self):
+        if "closed" in self._row:
+            Path(self._row["closed"]).touch()
+        if self._row.get("hangs"):
+            time.sleep(1000)
+
+
+class Stubborn(Closing):
+    """Lets nothing break it off, and plays on."""
+
+    def _do(self, text):
+        with suppress(BaseException):
+            return super()._do(text)
+        return "I heard nothing"
+
+
 class Changing(Echo):
     """Never says the same twice."""
 
@@ -82,6 +102,20 @@ class Locking(Echo):
 
     def step(self, text):
         return str(self._db.execute("select 6 * 7").fetchone()[0])
+
+
+class Answered:
+    """Rewards the length of what was said last."""
+
+    def reset(self, seed):
+        return f"seed {seed}"
+
+    def say(self, text: str) -> str:
+        """Repeats."""
+        return text
+
+    def get_reward(self, answer=""):
+        return float(len(answer))
 
 
 class Shop:

@@ -153,13 +153,19 @@ def test_episodes_are_played_trained_shared_and_evaluated(trained):
     answers = [one for one in answers_of(folder) if one["kind"] == "rollout"]
     assert {one["task"] for one in answers} == {"higher_lower", "echo"}
     assert all(one["completion"].startswith("assistant: ") for one in answers)
+    for one in answers:
+        assert one["opening"].startswith(("Guess a number", "Say a letter"))
+        assert sum(turn["tokens"] for turn in one["turns"] if turn["is_sampled"]) == one["tokens"]
+        assert [turn["messages"][0]["role"] == "assistant" for turn in one["turns"]] == [
+            turn["is_sampled"] for turn in one["turns"]
+        ]
     assert any("\nuser: higher" in one["completion"] or "\nuser: lower" in one["completion"] for one in answers)
     for policy in ("qwen", "llama"):
         for step in (0, 2):
             result = json.loads((folder / "evaluation" / f"{policy}-{step}.json").read_text())
             assert result["missing"] == 0
     told = mrl(folder.parents[1], "samples", "runs/a", "--policy", "qwen", "--step", "2")
-    assert "assistant: " in told
+    assert "\n* assistant " in told
 
 
 def test_a_synchronous_run_of_episodes_equals_itself(trained):

@@ -11,6 +11,8 @@ from html import escape
 from typing import Any
 
 from mrl.report.page_style import style_sheet
+from mrl.report.samples.conversations import RULES as CONVERSATION_RULES
+from mrl.report.samples.conversations import conversation, conversation_html
 from mrl.report.samples.wanted_answers import printable, shown_words
 
 SCRIPT = """
@@ -45,6 +47,8 @@ article pre.asked{color:var(--soft)}
 [data-kind=rescue]{border-left:4px solid var(--policy)}
 #told{color:var(--soft)}
 """
+MAX_TEXT_CHARS = 1 << 20
+"""Of one message: all that is kept of it."""
 KINDS = {"success": "successes", "failed": "failures", "rescue": "rescues"}
 
 
@@ -61,7 +65,7 @@ def sample_page(name: str, rows: Sequence[dict[str, Any]], policies: Sequence[st
         f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{title}</title>'
         f'<meta http-equiv="Content-Security-Policy" content="{escape(allowed)}">'
         '<meta name="viewport" content="width=device-width,initial-scale=1">'
-        f"<style>{style_sheet(len(policies))}{RULES}</style></head><body><main><header><h1>{title}</h1></header>"
+        f"<style>{style_sheet(len(policies))}{RULES}{CONVERSATION_RULES}</style></head><body><main><header><h1>{title}</h1></header>"
         f'<form>{search}{choices}<span id="told"></span></form>{body}</main><script>{SCRIPT}</script></body></html>\n'
     )
 
@@ -79,8 +83,14 @@ def _article(row: dict[str, Any], policies: list[str], success_reward: float) ->
         f'<article data-kind="{kind}" data-policy="{escape(policy)}"{_colour(str(row.get("source", "")), policies)}>'
         f'<h2><span{_colour(policy, policies)}><span class="policy">{escape(policy)}</span></span>'
         f"{escape(shown_words(row).removeprefix(policy))}</h2>"
-        f'<pre class="asked">{_text(row.get("prompt"))}</pre><pre>{_text(row.get("completion"))}</pre></article>'
+        f'<pre class="asked">{_text(row.get("prompt"))}</pre>{_answer(row)}</article>'
     )
+
+
+def _answer(row: dict[str, Any]) -> str:
+    if conversation(row):
+        return conversation_html(row, max_chars=MAX_TEXT_CHARS)
+    return f"<pre>{_text(row.get('completion'))}</pre>"
 
 
 def _colour(name: str, policies: list[str]) -> str:

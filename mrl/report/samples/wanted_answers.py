@@ -31,7 +31,7 @@ class Wanted:
         """Whether a row of a rollout file is one of them."""
         reward = row.get("reward")
         succeeded = isinstance(reward, int | float) and reward >= success_reward
-        text = f"{row.get('prompt', '')}\n{row.get('completion', '')}".casefold()
+        text = "\n".join(str(row.get(part, "")) for part in ("prompt", "opening", "completion")).casefold()
         return (
             (not self.task or row.get("task") == self.task)
             and (not self.rescued or row.get("kind") == "rescue")

@@ -181,8 +181,11 @@ class Environment(Protocol):
         """What it says to a turn of the policy."""
         ...
 
-    def finish(self, reason: str, turn: PolicyTurn | None = None) -> EnvironmentTurn:
-        """The reward of an episode that ends from outside, for a reason of `ENDS`. `turn`: its last, if that is new."""
+    def finish(self, reason: str, turn: PolicyTurn | None) -> EnvironmentTurn:
+        """The reward of an episode that ends from outside, for a reason of `ENDS`.
+
+        `turn` is what the policy said last where that was cut, and is answered no more.
+        """
         ...
 
     def close(self) -> None:

@@ -16,8 +16,8 @@ START_S = 120.0
 SILENCE_S = 20.0
 """A process whose episodes run and that does not even beat is held by one of them."""
 READ_BYTES = 1 << 18
-MAX_BROKEN_OFF = 16
-"""Threads that may still hang in a process; then it gets no further episodes."""
+MAX_HANGING = 16
+"""Threads of a process that hang; then it gets no further episodes, and ends with its last one."""
 
 
 class EnvironmentChild:
@@ -36,7 +36,7 @@ class EnvironmentChild:
         self._earliest_s = float("inf")
         """No later than the first deadline of those that run, which with thousands of them is not sought every time."""
         self.heard_at_s = time.monotonic()
-        self.broken_off = 0
+        self.hanging = 0
         self._frames, self._unsent = Frames(), bytearray()
 
     @property
@@ -47,7 +47,7 @@ class EnvironmentChild:
     @property
     def takes_more(self) -> bool:
         """Whether it may get further episodes."""
-        return not self.is_alone and self.broken_off < MAX_BROKEN_OFF
+        return not self.is_alone and self.hanging < MAX_HANGING
 
     @property
     def is_needless(self) -> bool:

@@ -26,7 +26,7 @@ from mrl.errors import RoleFailed
 from mrl.tasks.environments.contract import EXITED, GIVEN_UP, LOST, MEMORY, TIMEOUT, EnvironmentTurn, PolicyTurn
 from mrl.tasks.environments.environment_child import EnvironmentChild, environment_argv
 from mrl.tasks.environments.episode_script import MAX_LOSSES, Script
-from mrl.tasks.environments.wire import Asked, EpisodeReply, FinishEpisode, OpenEpisode, ProcessReady, StepEpisode
+from mrl.tasks.environments.wire import Asked, FinishEpisode, OpenEpisode, ProcessBeat, ProcessReady, StepEpisode
 
 MEMORY_BYTES = 4 * 1024**3
 MAX_EPISODES = 1024
@@ -63,7 +63,7 @@ class EpisodeSession:
     def finish(self, reason: str, turn: PolicyTurn | None = None) -> "Future[EnvironmentTurn]":
         """The reward of an episode that ends from outside, for a reason of `ENDS`; never waits.
 
-        `turn` is the policy's last one, where the environment was not told of it.
+        `turn` is the policy's last one where that was cut: the environment does not answer it, and may reward it.
         """
         return self._pool.ask(FinishEpisode(self.number, reason, turn))
 
@@ -257,9 +257,13 @@ class EnvironmentPool:
                     child.is_ready = True
                     for script in list(child.scripts.values()):
                         self._go_on(script)
-                elif isinstance(reply, EpisodeReply) and reply.episode in child.scripts:
+                elif isinstance(reply, ProcessBeat):
+                    child.hanging = reply.hanging
+                elif reply.episode in child.scripts:
                     self._hear(child, child.scripts[reply.episode], reply.turn)
         self._check_times(child)
+        if child in self._children and child.is_needless:
+            self._end(child)
         if child in self._children:
             self._watch(child)
 
@@ -279,8 +283,6 @@ class EnvironmentPool:
             self.counts.tool_errors += turn.tool_errors
             if turn.done:
                 self.counts.ends[turn.reason] += 1
-        if turn.reason == TIMEOUT:
-            child.broken_off += 1
         if script.is_over:
             self._leave(child, script)
         else:
@@ -291,7 +293,6 @@ class EnvironmentPool:
         if child.deadline_s > now_s or child not in self._children:
             return
         for script in child.late(now_s) if child.is_ready else []:
-            child.broken_off += 1
             words = f"no answer within {self._wall_s:g} s, which its environment may take in all"
             self._fail_one(child, script, EnvironmentTurn.failed(TIMEOUT, words))
         if child in self._children and child.deadline_s <= now_s:  # it does not even beat, or does not start

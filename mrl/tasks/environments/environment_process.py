@@ -3,8 +3,9 @@
 It holds many episodes. Each has a thread of its own for its whole life, so that one which waits for seconds delays
 nobody, and what an environment keeps per thread (a database, a browser) stays with it. The main thread reads requests
 from the socket on stdin, beats, and breaks off an episode that has used more than CPU_S of its processor time, by an
-exception in its thread; from code that holds the interpreter lock it cannot, and then its silence says so. The process
-ends with the one that started it.
+exception in its thread, which then closes its environment; from code that holds the interpreter lock it cannot, and
+then its silence says so. Threads that do not end all the same are counted. The process ends with the one that started
+it.
 """
 
 import ctypes
@@ -20,6 +21,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 
 import msgspec
 import setproctitle
@@ -56,6 +58,8 @@ STACK_BYTES = 512 * 1024
 """Of an episode's thread. The default takes sixteen times that of the process's address space."""
 BEAT_S = 1.0
 WATCH_S = 0.25
+LEAVE_S = 2.0
+"""How long an episode that nobody awaits any more may take to close, before its thread counts as one that hangs."""
 READ_BYTES = 1 << 16
 
 
@@ -68,6 +72,7 @@ class _Episode:
 
     def __init__(self, make: Callable[[], Environment], say: Callable[[Reply], None]) -> None:
         self._make, self._say = make, say
+        self._environment: Environment | None = None
         self._requests: queue.SimpleQueue[Request] = queue.SimpleQueue()
         self.thread = threading.Thread(target=self._live, daemon=True)
         self.is_running, self.is_dropped = False, False
@@ -94,23 +99,34 @@ class _Episode:
             ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self.thread.ident), kind)
 
     def _live(self) -> None:
-        environment: Environment | None = None
-        try:
-            while not isinstance(request := self._requests.get(), DropEpisode):
-                try:
-                    environment = environment or self._make()
-                    turn = answered(environment, request)
-                except _BrokenOff:
-                    raise
-                except BaseException as error:  # noqa: BLE001 - whatever an environment raises ends its episode alone
-                    turn = failure_of(error)
-                self.is_running = False
-                if not self.is_dropped:
-                    self._say(EpisodeReply(request.episode, turn))
-            if environment is not None:
-                environment.close()
-        except BaseException:  # noqa: BLE001 - the thread's outer edge; nobody awaits this episode any more
+        for part in (self._play, self._close, self._close):  # what breaks it off may come late, and cut the first close
+            with suppress(BaseException):  # the thread's outer edge; nobody awaits this episode any more
+                part()
+
+    def _play(self) -> None:
+        while not self.is_dropped and not isinstance(request := self._requests.get(), DropEpisode):
+            try:
+                self._environment = self._environment or self._make()
+                turn = answered(self._environment, request)
+            except _BrokenOff:
+                raise
+            except BaseException as error:  # noqa: BLE001 - whatever an environment raises ends its episode alone
+                turn = failure_of(error)
+            self.is_running = False
+            if not self.is_dropped:
+                self._say(EpisodeReply(request.episode, turn))
+
+    def _close(self) -> None:
+        """Once, whatever comes of it."""
+        if self._environment is None:
             return
+        try:
+            self._environment.close()
+        except _BrokenOff:
+            raise
+        except BaseException:  # noqa: BLE001 - the episode has its reward
+            pass
+        self._environment = None
 
 
 class _Process:
@@ -120,11 +136,13 @@ class _Process:
         self._make, self._cpu_s, self._channel = open_door(name), cpu_s, channel
         self._lock = threading.Lock()
         self._episodes: dict[int, _Episode] = {}
+        self._leaving: list[tuple[_Episode, float]] = []
+        """Episodes that nobody awaits any more and whose threads may not have ended, and since when."""
 
     def serve(self) -> None:
         """Until the socket ends."""
         self._say(ProcessReady())
-        frames, beat_s = Frames(), 0.0
+        frames, beat_s, told = Frames(), 0.0, 0
         while True:
             if select.select([self._channel], [], [], WATCH_S)[0]:
                 if not (data := self._channel.recv(READ_BYTES)):
@@ -133,15 +151,16 @@ class _Process:
                     self._take(read_request(body))
             running = {number: one for number, one in list(self._episodes.items()) if one.is_running}
             self._watch(running)
-            if running and time.monotonic() - beat_s >= BEAT_S:
-                beat_s = time.monotonic()
-                self._say(ProcessBeat())
+            hanging = self._count_hanging()
+            if hanging != told or (running and time.monotonic() - beat_s >= BEAT_S):
+                beat_s, told = time.monotonic(), hanging
+                self._say(ProcessBeat(hanging))
 
     def _take(self, request: Request) -> None:
         episode = self._episodes.get(request.episode)
         if isinstance(request, DropEpisode):
             if episode is not None:
-                del self._episodes[request.episode]
+                self._part_with(request.episode)
                 if episode.is_running:
                     episode.break_off()
                 episode.ask(request)
@@ -153,11 +172,20 @@ class _Process:
         except (RuntimeError, MemoryError) as error:  # no thread can be started
             self._say(EpisodeReply(request.episode, EnvironmentTurn.failed(MEMORY, f"no thread for it: {error}")))
 
+    def _part_with(self, number: int) -> None:
+        if (episode := self._episodes.pop(number, None)) is not None:
+            self._leaving.append((episode, time.monotonic()))
+
+    def _count_hanging(self) -> int:
+        """Threads that should have ended, and have had the time to."""
+        self._leaving = [(one, since_s) for one, since_s in self._leaving if one.thread.is_alive()]
+        return sum(time.monotonic() - since_s > LEAVE_S for _, since_s in self._leaving)
+
     def _watch(self, running: dict[int, _Episode]) -> None:
         """Break off what has used up its processor time."""
         for number, episode in running.items():
             if episode.cpu_s() > self._cpu_s and episode.is_running:
-                self._episodes.pop(number, None)
+                self._part_with(number)
                 episode.break_off()
                 words = f"it used more than {self._cpu_s:g} s of processor time"
                 self._say(EpisodeReply(number, EnvironmentTurn.failed(TIMEOUT, words)))
@@ -175,8 +203,8 @@ def answered(environment: Environment, request: Request) -> EnvironmentTurn:
             return environment.reset(seed, json.loads(row))
         case StepEpisode(turn=turn):
             return environment.step(turn)
-        case FinishEpisode(reason=reason, turn=last):
-            return environment.finish(reason, last)
+        case FinishEpisode(reason=reason, turn=turn):
+            return environment.finish(reason, turn)
     raise AssertionError(request)
 
 

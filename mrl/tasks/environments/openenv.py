@@ -71,7 +71,7 @@ class OpenEnvEnvironment:
             messages = (Message("user", said),) if (said := _said(observed.get("observation"))) else ()
             return self._turn(messages, observed, 0)
         if not turn.tool_calls and not turn.broken:
-            return self.finish(DONE)
+            return self.finish(DONE, None)
         messages, errors, observed = (), len(turn.broken), {}
         for call in turn.tool_calls:
             observed = self._asked("step", {"type": CALL_TOOL, "tool_name": call.name, "arguments": call.values})
@@ -82,8 +82,8 @@ class OpenEnvEnvironment:
         broken = tuple(Message("tool", f"error: {one.words}") for one in turn.broken)
         return self._turn((*messages, *broken), observed, errors)
 
-    def finish(self, reason: str, turn: PolicyTurn | None = None) -> EnvironmentTurn:
-        """The sum of the rewards so far."""
+    def finish(self, reason: str, turn: PolicyTurn | None) -> EnvironmentTurn:
+        """The sum of the rewards so far; a cut turn has none."""
         return EnvironmentTurn(done=True, reward=self._sum, reason=reason)
 
     def close(self) -> None:

@@ -71,7 +71,7 @@ class ClassEnvironment:
         if self._is_game:
             return self._game_turn(self._object.step(turn.text))
         if not turn.tool_calls and not turn.broken:
-            return self.finish(DONE)
+            return self.finish(DONE, None)
         answers = [self._called(call) for call in turn.tool_calls]
         answers += [(f"error: {one.words}", "", True) for one in turn.broken]
         messages = tuple(Message("tool", text, name=name) for text, name, _ in answers)
@@ -81,9 +81,10 @@ class ClassEnvironment:
             return EnvironmentTurn(messages, done=True, reward=self._reward(), reason=DONE, tool_errors=errors)
         return EnvironmentTurn(messages, tool_errors=errors)
 
-    def finish(self, reason: str, turn: PolicyTurn | None = None) -> EnvironmentTurn:
-        """The reward; its `answer` is a turn that was cut too. Raises BadReturn."""
-        self._answer = turn.text if turn is not None else self._answer
+    def finish(self, reason: str, turn: PolicyTurn | None) -> EnvironmentTurn:
+        """The reward, for a cut `turn` too. Raises BadReturn."""
+        if turn is not None:
+            self._answer = turn.text
         return EnvironmentTurn(done=True, reward=self._reward(), reason=reason)
 
     def close(self) -> None:

@@ -27,11 +27,12 @@ class StepEpisode(msgspec.Struct, frozen=True, tag="step"):
 
 
 class FinishEpisode(msgspec.Struct, frozen=True, tag="finish"):
-    """The reward, please: the episode ends from outside. `turn` is the last one, where it was not told before."""
+    """The reward, please: the episode ends from outside."""
 
     episode: int
     reason: str
     turn: PolicyTurn | None = None
+    """What the policy said last, where that was cut and never answered."""
 
 
 class DropEpisode(msgspec.Struct, frozen=True, tag="drop"):
@@ -46,6 +47,9 @@ class ProcessReady(msgspec.Struct, frozen=True, tag="ready"):
 
 class ProcessBeat(msgspec.Struct, frozen=True, tag="beat"):
     """A process lives, and code of its episodes does not keep it from saying so."""
+
+    hanging: int = 0
+    """Threads of episodes that nobody awaits any more, which do not end."""
 
 
 class EpisodeReply(msgspec.Struct, frozen=True, tag="reply"):

@@ -178,6 +178,74 @@ def test_what_is_closed_is_given_up_and_breaks_off(tmp_path):
     assert not psutil.wait_procs(children, timeout=LONG_S)[1]
 
 
+@pytest.mark.parametrize("name", ["Closing", "Stubborn"])
+@pytest.mark.parametrize("by", ["session", "processor time"])
+def test_an_environment_is_closed_where_its_episode_is_broken_off(tmp_path, name, by):
+    """By whoever gave it up, or because it ran for too long; what it keeps open belongs to others too."""
+    sign, closed = tmp_path / "sign", tmp_path / "closed"
+    os.mkfifo(sign)
+    with closing(make_pool(name, cpu_s=0.5 if by == "processor time" else 60.0)) as pool:
+        session = opened(pool, 0, sign=str(sign), closed=str(closed))
+        running = session.step(PolicyTurn("loop"))
+        sign.read_text()
+        if by == "session":
+            session.close()
+        assert running.result(LONG_S).reason == ("given_up" if by == "session" else "timeout")
+        until_s = time.monotonic() + LONG_S
+        while not closed.exists() and time.monotonic() < until_s:
+            time.sleep(0.05)
+        assert closed.exists(), "its environment was not closed"
+
+
+def hang_in_close(pool: EnvironmentPool) -> None:
+    """Four episodes do, behind a turn that ended or was broken off."""
+    for number in range(4):
+        session = opened(pool, number, hangs=True)
+        if number % 2:
+            session.step(PolicyTurn("loop"))
+        session.close()
+
+
+def test_a_process_that_only_hangs_is_ended(monkeypatch):
+    """Its episodes are over before it is known that their threads are not."""
+    monkeypatch.setattr(environment_child, "MAX_HANGING", 4)
+    with closing(make_pool("Closing")) as pool:
+        hang_in_close(pool)
+        children = [psutil.Process(pid) for pid in pool.processes()]
+        assert not psutil.wait_procs(children, timeout=LONG_S)[1]
+        opened(pool)
+
+
+def test_threads_that_hang_are_bounded_by_a_new_process(monkeypatch):
+    """What else the process holds is played to its end there."""
+    monkeypatch.setattr(environment_child, "MAX_HANGING", 4)
+    with closing(make_pool("Closing")) as pool:
+        good = opened(pool)
+        [first] = pool.processes()
+        hang_in_close(pool)
+        until_s, later = time.monotonic() + LONG_S, str(first)
+        while later == str(first) and time.monotonic() < until_s:
+            session = opened(pool)
+            later = text_of(said(session, "pid"))
+            session.close()
+        assert later != str(first)
+        assert text_of(said(good, "pid")) == str(first)
+        good.close()
+        gone = psutil.Process(first)
+        assert not psutil.wait_procs([gone], timeout=LONG_S)[1]
+        assert len(pool.processes()) == 1
+
+
+def test_a_cut_turn_may_be_rewarded():
+    """As TRL's rewards see an answer that was cut; without one the last that was answered counts."""
+    with closing(make_pool("Answered")) as pool:
+        call = ToolCall.of("say", {"text": "a"})
+        for cut, reward in ((PolicyTurn("cut in the mid", is_cut=True), 14.0), (None, 5.0)):
+            session = opened(pool)
+            session.step(PolicyTurn("first", (call,))).result(LONG_S)
+            assert session.finish("cut", cut).result(LONG_S).reward == reward
+
+
 def test_a_class_that_does_not_start_is_told_to_whoever_waits():
     """Every future raises, also those that come later."""
     with closing(make_pool("NoSuch")) as pool:

@@ -1,0 +1,48 @@
+"""Turns of an episode for people to read, beside the numbers that were trained on."""
+
+from collections.abc import Iterable
+
+import msgspec
+
+from mrl.records.episodes import EpisodeSegment, Message, Messages
+from mrl.records.experience import SharedTurn
+
+CUT = " [...]"
+"""Stands where a text was too long to keep."""
+
+
+class ToldTurn(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A stretch of an episode: one turn of the policy, or what its environment said to it."""
+
+    is_sampled: bool
+    """Whether a policy said it; the rest is never trained on."""
+    tokens: int | None = None
+    """That it takes in the row; 0 for what was said when all was over, None for a peer's."""
+    messages: Messages
+
+
+def told_turns(turns: Iterable[EpisodeSegment | SharedTurn], max_chars: int) -> list[ToldTurn]:
+    """The turns, up to so many characters of text; the message in which they run out is cut, and none follows."""
+    found: list[ToldTurn] = []
+    for turn in turns:
+        if max_chars <= 0:
+            break
+        kept: list[Message] = []
+        for message in turn.messages:
+            if max_chars > 0:
+                kept.append(_cut(message, max_chars))
+                max_chars -= _chars(message)
+        tokens = turn.num_tokens if isinstance(turn, EpisodeSegment) else None
+        found.append(ToldTurn(is_sampled=turn.is_sampled, tokens=tokens, messages=tuple(kept)))
+    return found
+
+
+def _chars(message: Message) -> int:
+    return len(message.content) + sum(len(call.name) + len(call.arguments) for call in message.tool_calls)
+
+
+def _cut(message: Message, most: int) -> Message:
+    """Without its calls where it is cut: a part of one is none."""
+    if _chars(message) <= most:
+        return message
+    return Message(message.role, message.content[:most] + CUT, name=message.name)

@@ -1,0 +1,107 @@
+"""Episodes as conversations: who said what, which tokens were sampled and trained on, and which were given.
+
+Rows come from files, which anybody may have written: what is malformed is shown as far as it can be read, and all of
+it is escaped.
+"""
+
+from collections.abc import Iterator
+from html import escape
+from typing import Any, NamedTuple
+
+from mrl.report.number_format import count
+from mrl.report.samples.wanted_answers import printable
+
+ROLES = ("system", "user", "assistant", "tool")
+RULES = """
+.talk{list-style:none;margin:8px 0 0;padding:0;display:grid;gap:6px;min-width:min(420px,100%)}
+.talk li{border-left:3px solid var(--rule);padding:2px 0 2px 12px}
+.talk li.sampled{border-left-color:var(--policy,var(--ink))}
+.talk li.behind{border-left-style:dashed}
+td>.talk,td>details{margin-top:0}
+.talk .who{font-size:12px;color:var(--soft)}
+.talk .sampled .who b{color:var(--policy,var(--ink))}
+.talk pre{font:13px/1.45 ui-monospace,"DejaVu Sans Mono",monospace;white-space:pre-wrap;overflow-wrap:anywhere;margin:0}
+.talk .call{display:inline-block;font:13px/1.45 ui-monospace,"DejaVu Sans Mono",monospace;overflow-wrap:anywhere;
+background:var(--ground);border:1px solid var(--rule);border-radius:6px;padding:1px 8px;margin-top:2px}
+"""
+"""Of a page that shows conversations."""
+
+
+class Said(NamedTuple):
+    """One message."""
+
+    role: str
+    tool: str
+    """The tool that answers; "" in other messages."""
+    text: str
+    calls: tuple[str, ...]
+    """`name(arguments)` of the tools that it calls."""
+    is_sampled: bool
+    tokens: int | None
+    """Of its turn, told by the first message of it; None of a peer's, and of the others of the turn."""
+    is_behind: bool
+    """Whether it was said when all was over, and takes no place in the row."""
+
+
+def conversation(row: dict[str, Any]) -> list[Said]:
+    """The messages of an episode's row behind what it began with; empty for an answer of another kind."""
+    return [said for turn in _dicts(row.get("turns")) for said in _said(turn)]
+
+
+def _said(turn: dict[str, Any]) -> Iterator[Said]:
+    is_sampled = turn.get("is_sampled") is True
+    tokens = turn.get("tokens") if isinstance(turn.get("tokens"), int) else None
+    is_behind = tokens == 0 and not is_sampled
+    for place, message in enumerate(_dicts(turn.get("messages"))):
+        role, calls = str(message.get("role", "")), _dicts(message.get("tool_calls"))
+        yield Said(
+            role if role in ROLES else "?",
+            str(message.get("name", "")),
+            str(message.get("content", "")),
+            tuple(f"{call.get('name')}({call.get('arguments')})" for call in calls),
+            is_sampled,
+            None if place or is_behind else tokens,
+            is_behind,
+        )
+
+
+def _dicts(value: object) -> list[dict[str, Any]]:
+    return [one for one in value if isinstance(one, dict)] if isinstance(value, list) else []
+
+
+def fate(said: Said, row: dict[str, Any]) -> str:
+    """What became of a message's tokens, in words: they were sampled or given."""
+    tokens = "" if said.tokens is None else f", {count(said.tokens)} tokens"
+    if said.is_behind:
+        return "said behind the last turn, not in the row"
+    if not said.is_sampled:
+        return f"given{tokens}, not trained on"
+    return f"said by {row.get('source')}, imitated" if row.get("kind") == "rescue" else f"sampled{tokens}, trained on"
+
+
+def conversation_html(row: dict[str, Any], *, max_chars: int) -> str:
+    """The whole as a list, each text cut at so many characters. Its sampled turns have the colour `--policy`."""
+    opening = str(row.get("opening") or "")
+    items = [_item("given", "opening", "as the policy was shown it", _text(opening, max_chars))] * bool(opening)
+    for said in conversation(row):
+        who = f"{said.role} {said.tool}" if said.tool else said.role
+        body = _text(said.text, max_chars) + "".join(
+            f'<code class="call">{_escaped(call, max_chars)}</code>' for call in said.calls
+        )
+        kind = "sampled" if said.is_sampled else "given behind" if said.is_behind else "given"
+        items.append(_item(kind, who, fate(said, row), body))
+    return f'<ol class="talk">{"".join(items)}</ol>'
+
+
+def _item(kind: str, who: str, what: str, body: str) -> str:
+    head = f"<b>{_escaped(who, 80)}</b> &middot; {_escaped(what, 200)}"
+    return f'<li class="{kind}"><div class="who">{head}</div>{body}</li>'
+
+
+def _text(text: str, max_chars: int) -> str:
+    return f"<pre>{_escaped(text, max_chars)}</pre>" if text else ""
+
+
+def _escaped(text: str, max_chars: int) -> str:
+    cut = text if len(text) <= max_chars else text[:max_chars] + " [...]"
+    return escape(printable(cut).encode("utf-8", "backslashreplace").decode())

@@ -1,0 +1,250 @@
+#!/usr/bin/env python3
+"""What a turn costs: episodes of several turns beside answers of one, at equal sampled tokens.
+
+All go the way of a run: the embedded engine, wrapped as a worker wraps it, and real environment processes. A Qwen3 of
+0.9 M parameters with random weights samples with one thread; every turn has the same length, and answers of one turn
+are as long as the turns of an episode together. All episodes are handed in at once. Two environments play: one answers
+at once, one takes 50 ms for each turn, as one does that asks a service. The three ways take turns, and the best round
+of each counts. CPU seconds are of this process and its environments.
+
+    .venv/bin/python tools/bench_episodes.py [--rounds N] [--groups N]
+
+Prints a table; the last line is JSON. Ends with 1 when an environment of 50 ms halves the pace of one that is instant:
+what one episode waits, others have to sample in.
+"""
+
+import argparse
+import json
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import psutil
+import torch
+from bench_row import Row
+from transformers import Qwen3Config, Qwen3ForCausalLM
+
+from mrl.alignment.receiver import Receiver, load_receiver
+from mrl.config.load import validate
+from mrl.config.schema import RunConfig
+from mrl.engines.embedded import EmbeddedEngine
+from mrl.engines.engine import Engine, Finished, GenerationRequest, Sampling
+from mrl.engines.token_sampling import answer_seeds
+from mrl.models.tokenizers import train_byte_level
+from mrl.processes.episode_wiring import with_episodes
+from mrl.records.finish import FinishReason
+from mrl.records.version import Version
+from mrl.rollout.playing import EpisodeRequest
+from mrl.tasks.pool import TaskPool, build_pool
+
+GROUP_SIZE, TURNS, TURN_TOKENS, PROMPT_TOKENS = 8, 4, 12, 8
+PAUSES_S = {"instant": 0.0, "50 ms": 0.05}
+SINGLE = "one turn"
+REQUIRED = {"50 ms": (">=0.5", "instant")}
+Seconds = tuple[float, float]
+"""By the clock, and of processors."""
+
+
+class Figures(NamedTuple):
+    """The best round of one way."""
+
+    wall_s: float
+    cpu_s: float
+
+
+class Ending:
+    """The embedded engine, whose turns end by themselves when they have their length."""
+
+    def __init__(self, engine: EmbeddedEngine) -> None:
+        self._engine = engine
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._engine, name)
+
+    def collect(self, timeout_s: float) -> list[Finished]:
+        """As of an engine."""
+        return [
+            Finished(
+                one.request_id,
+                one.index,
+                type(one.generation)(
+                    one.generation.token_ids, one.generation.logprobs, one.generation.versions, FinishReason.STOP
+                ),
+            )
+            for one in self._engine.collect(timeout_s)
+        ]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--groups", type=int, default=32, help=f"start states at once, of {GROUP_SIZE} episodes each")
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    os.environ["PYTHONPATH"] = str(Path(__file__).parent)  # where environment processes look for the environment
+    with ExitStack() as closing:
+        folder = Path(closing.enter_context(tempfile.TemporaryDirectory()))
+        make_policy(folder)
+        ways = {SINGLE: Single(folder)} | {name: Played(folder, pause_s) for name, pause_s in PAUSES_S.items()}
+        for way in ways.values():
+            closing.callback(way.close)
+        figures = measure(ways, rounds=args.rounds, groups=args.groups)
+    rows = rows_of(figures, args.groups * GROUP_SIZE)
+    tell(rows)
+    print(json.dumps({"bench": "episodes", "rows": [row.fields for row in rows]}))
+    return 0 if all(row.ok for row in rows) else 1
+
+
+def make_policy(folder: Path) -> None:
+    """A policy of random weights; without a template, it reads lines."""
+    tokenizer = train_byte_level(["turn more one two three"] * 3, 400)
+    tokenizer.save_pretrained(folder)
+    torch.manual_seed(0)
+    shape = {"hidden_size": 128, "intermediate_size": 384, "num_hidden_layers": 4, "num_attention_heads": 4}
+    config = Qwen3Config(
+        vocab_size=len(tokenizer), num_key_value_heads=4, head_dim=32, max_position_embeddings=512, **shape
+    )
+    config.eos_token_id = tokenizer.eos_token_id
+    Qwen3ForCausalLM(config).save_pretrained(folder)
+
+
+def make_engine(folder: Path, tokens: int) -> EmbeddedEngine:
+    """Its answers have exactly so many tokens."""
+    engine = EmbeddedEngine(folder, Sampling(1.0, tokens, ()), device="cpu", max_running=256)
+    engine.label(Version(0, 1))
+    return engine
+
+
+class Single:
+    """Answers of one turn, as long as the turns of an episode together."""
+
+    def __init__(self, folder: Path) -> None:
+        self._engine: Engine = make_engine(folder, TURNS * TURN_TOKENS)
+
+    def requests(self, groups: int, number: int) -> list[GenerationRequest]:
+        """Those of a round."""
+        prompt = np.arange(PROMPT_TOKENS, dtype=np.int32) + 7
+        return [GenerationRequest(f"{number}/{one}", prompt, _seeds(str(one), number)) for one in range(groups)]
+
+    def play(self, requests: Sequence[GenerationRequest]) -> None:
+        """All to their ends. Raises RuntimeError for another number of sampled tokens than was meant."""
+        play(self._engine, requests)
+
+    def close(self) -> None:
+        """Ends the engine."""
+        self._engine.close()
+
+
+class Played(Single):
+    """Episodes whose environment takes its time."""
+
+    def __init__(self, folder: Path, pause_s: float) -> None:
+        config, receiver = config_of(folder, pause_s), load_receiver(folder)
+        self._pool: TaskPool = build_pool(config.tasks, config.pool)
+        self._engine = player(folder, config, receiver, self._pool)
+
+    def requests(self, groups: int, number: int) -> list[GenerationRequest]:
+        """Those of a round, each start state once."""
+        ids = [self._pool.prompt_at(place).prompt_id for place in range(groups)]
+        nothing = np.zeros(0, np.int32)
+        return [
+            EpisodeRequest(f"{number}/{one}", nothing, _seeds(one, number), prompt_id=one) for one in dict.fromkeys(ids)
+        ]
+
+    def close(self) -> None:
+        """Ends the engine and the environments."""
+        self._engine.close()
+        self._pool.close()
+
+
+def config_of(folder: Path, pause_s: float) -> RunConfig:
+    """A run of one policy and this environment."""
+    reset = {"turns": TURNS, "pause_s": pause_s}
+    task = {"source": "environment", "dataset": "paced_environment:Paced", "max_turns": TURNS + 1}
+    return validate(
+        {
+            "run": {"name": "bench", "steps": 1, "folder": str(folder)},
+            "pool": {"train_prompts": 0, "held_out_prompts": 1},
+            "tasks": {"paced": task | {"options": {"size": 2000, "reset": reset}}},
+            "policies": {"qwen": {"model": str(folder), "rollout": {"max_new_tokens": TURN_TOKENS}}},
+        },
+        where="bench_episodes",
+    )
+
+
+def player(folder: Path, config: RunConfig, receiver: Receiver, pool: TaskPool) -> Engine:
+    """The engine of a worker."""
+    ending: Any = Ending(make_engine(folder, TURN_TOKENS))
+    return with_episodes(ending, config, "qwen", pool, receiver)
+
+
+def play(engine: Engine, requests: Sequence[GenerationRequest]) -> None:
+    """All to their ends. Raises RuntimeError for another number of sampled tokens than was meant."""
+    engine.submit(requests)
+    left, tokens = sum(request.seeds.size for request in requests), 0
+    wanted = left * TURNS * TURN_TOKENS
+    while left:
+        for one in engine.collect(1.0):
+            left, tokens = left - 1, tokens + one.generation.logprobs.size
+    if tokens != wanted:
+        raise RuntimeError(f"{tokens} tokens were sampled; {wanted} were meant: an environment failed")
+
+
+def measure(ways: dict[str, Any], *, rounds: int, groups: int) -> dict[str, Figures]:
+    """The best round of each, after one that starts what is to be started."""
+    best: dict[str, Figures] = {}
+    for number in range(rounds + 1):
+        for name, way in ways.items():
+            requests = way.requests(groups, number)
+            begin_s, begin_cpu_s = time.perf_counter(), cpu_s()
+            way.play(requests)
+            took = Figures(time.perf_counter() - begin_s, cpu_s() - begin_cpu_s)
+            if number:
+                best[name] = Figures(*map(min, zip(took, best.get(name, took), strict=True)))
+    return best
+
+
+def cpu_s() -> float:
+    """CPU time of this process and those that it started."""
+    me = psutil.Process()
+    times = [process.cpu_times() for process in (me, *me.children(recursive=True))]
+    return sum(one.user + one.system for one in times)
+
+
+def rows_of(figures: dict[str, Figures], episodes: int) -> list[Row]:
+    """Episodes a second of each, beside answers of one turn; what one more turn costs; and what is required."""
+    rows, single = [], figures[SINGLE]
+    for name, found in figures.items():
+        rate = episodes / found.wall_s
+        against = "" if name == SINGLE else SINGLE
+        rows.append(Row(f"{name}: a second", rate, "1/s", against, single.wall_s / found.wall_s if against else None))
+        cpu_ms = 1000 * found.cpu_s / episodes
+        rows.append(Row(f"{name}: CPU", cpu_ms, "ms", against, found.cpu_s / single.cpu_s if against else None))
+    for name in PAUSES_S:
+        turn_ms = 1000 * (figures[name].cpu_s - single.cpu_s) / (episodes * TURNS)
+        rows.append(Row(f"{name}: CPU of a turn beyond its tokens", turn_ms, "ms"))
+    for name, (required, other) in REQUIRED.items():
+        ratio = figures[other].wall_s / figures[name].wall_s
+        rows.append(Row(f"{name}: pace", episodes / figures[name].wall_s, "1/s", other, ratio, required))
+    return rows
+
+
+def tell(rows: Sequence[Row]) -> None:
+    """The table."""
+    for row in rows:
+        beside = "" if row.ratio is None else f"{row.ratio:.2f} of {row.against}"
+        print(f"{row.name:<44} {row.value:>9.2f} {row.unit:<4} {beside} {row.required or ''}".rstrip())
+
+
+def _seeds(name: str, number: int) -> np.ndarray:
+    return answer_seeds(1, "qwen", name, number, GROUP_SIZE)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
