@@ -15,7 +15,7 @@ from mrl.records.episodes import EpisodeSegment, Message, shortened
 from mrl.records.experience import SharedTurn
 from mrl.records.finish import FinishReason
 from mrl.records.version import VersionSpan
-from mrl.rollout.replaying import Replay
+from mrl.rollout.replaying import TurnReplay
 from mrl.tasks.environments.contract import DONE, EnvironmentTurn, PolicyTurn
 from mrl.tasks.verify import Verdict
 
@@ -89,7 +89,7 @@ class EpisodeInPlay:
     rules: EpisodeRules
     awaited: "Future[EnvironmentTurn] | None"
     """What the environment is to say; None while the policy has its turn."""
-    replay: Replay | None = None
+    replay: TurnReplay | None = None
     """The given turns, while they are played and behind it; None where there are none."""
     prompt_token_ids: Int32s | None = None
     """Of an episode in which it is the policy's turn, or was."""

@@ -22,7 +22,7 @@ from mrl.engines.engine import Engine, Finished, Generation, GenerationRequest
 from mrl.errors import ModelFolderError, RecordError
 from mrl.records.finish import FinishReason
 from mrl.rollout.episode import NOTHING, EpisodeInPlay, EpisodeRequest, EpisodeRules, Int32s, PlayedSession
-from mrl.rollout.replaying import OwnVoice, Replay
+from mrl.rollout.replaying import OwnVoice, TurnReplay
 from mrl.tasks.environments.contract import (
     CUT,
     MAX_TOKENS,
@@ -37,6 +37,7 @@ from mrl.tasks.verify import Verdict
 ENVIRONMENT_SLICE_S = 0.01
 """How long the engine samples at most before environments that have answered are asked, while any is awaited."""
 IN_STEP_SLICE_S = 0.5
+SAMPLING = "sampling"
 
 
 @dataclass(frozen=True)
@@ -72,6 +73,11 @@ class EpisodeEngine:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._engine, name)
+
+    @property
+    def doing(self) -> str:
+        """What a heartbeat says: nothing is sampled while environments have the word."""
+        return "awaiting environments" if self._waiting and not self._turns else SAMPLING
 
     def submit(self, requests: Sequence[GenerationRequest]) -> None:
         """As of an engine; environments of the new episodes are reset meanwhile."""
@@ -189,12 +195,12 @@ class EpisodeEngine:
         prompt = self._stage.voice.spelling.opening(said.messages, [tool.as_chat() for tool in said.tools])
         if episode.request.given:
             episode.prompt_token_ids = prompt
-            episode.replay = Replay(episode.request.given, self._stage.voice, episode.has_tools)
+            episode.replay = TurnReplay(episode.request.given, self._stage.voice, episode.has_tools)
             self._replay(episode, episode.replay)
             return False
         return self._opens(episode, prompt)
 
-    def _replay(self, episode: EpisodeInPlay, replay: Replay) -> None:
+    def _replay(self, episode: EpisodeInPlay, replay: TurnReplay) -> None:
         """Play the next of the given turns."""
         turn = replay.next_turn()
         if isinstance(turn, EnvironmentTurn):
@@ -203,7 +209,7 @@ class EpisodeEngine:
         episode.awaited = episode.session.step(turn)
         self._waiting.append(episode)
 
-    def _replayed(self, episode: EpisodeInPlay, replay: Replay, said: EnvironmentTurn) -> bool:
+    def _replayed(self, episode: EpisodeInPlay, replay: TurnReplay, said: EnvironmentTurn) -> bool:
         """The environment has answered a given turn: whether it is the policy's turn now."""
         end = replay.heard(said)
         if end is not None:

@@ -36,7 +36,7 @@ class OwnVoice:
 
 
 @dataclass(slots=True)
-class Replay:
+class TurnReplay:
     """The given turns of one episode, and how far they are played."""
 
     turns: Sequence[SharedTurn]

@@ -20,6 +20,7 @@ from mrl.rollout.duties import Duties
 from mrl.rollout.groups_in_flight import Beginnings, Custody, Flight, Flights, Item
 from mrl.rollout.held_out_answers import HeldOutRoom, HeldOutShare, InFlight
 from mrl.rollout.link import ASLEEP, WorkerLink, WorkerProgress
+from mrl.rollout.playing import SAMPLING
 from mrl.rollout.sampling import Sampler
 from mrl.rollout.sleep_requests import SleepRequests
 from mrl.rollout.updates import Installed, Missed, Refused, Updates
@@ -297,7 +298,7 @@ class RolloutLoop:
             with self._telemetry.awaiting("lease", whom="allocator"):
                 time.sleep(QUICK_SLICE_S)
         elif self._flights:
-            self._telemetry.doing("sampling")
+            self._telemetry.doing(getattr(self._engine, "doing", SAMPLING))
             return self._engine.collect(QUICK_SLICE_S)
         elif self._busy:
             is_verifying = len(self._verifying) > 0

@@ -9,7 +9,7 @@ from mrl.models.turn_spelling import TurnSpelling
 from mrl.processes.episode_wiring import OwnWords, read_turn
 from mrl.records.episodes import Message, ToolCall
 from mrl.records.experience import SharedTurn
-from mrl.rollout.replaying import OwnVoice, Replay
+from mrl.rollout.replaying import OwnVoice, TurnReplay
 from mrl.tasks.environments.contract import EnvironmentTurn
 from mrl.tasks.environments.tool_syntax import HERMES, NONE, PLAIN, syntax_of
 
@@ -118,7 +118,7 @@ def test_a_peers_calls_are_played_again_in_the_own_syntax(words, template, synta
 
     assert syntax_of(template) is syntax
     voice = OwnVoice(voice_of.spelling, read, voice_of.turn, can_call=True)
-    replay = Replay([own("", CALL), given("7", "tool"), own("so"), given("on")], voice, has_tools=True)
+    replay = TurnReplay([own("", CALL), given("7", "tool"), own("so"), given("on")], voice, has_tools=True)
 
     turn = replay.next_turn()
     assert turn.tool_calls == (CALL,)
@@ -138,7 +138,7 @@ def test_calls_in_a_way_that_is_not_read_are_not_played(words):
     voice = OwnVoice(
         voice_of.spelling, lambda text, is_cut, _: read_turn(NONE, text, is_cut=is_cut), voice_of.turn, can_call=False
     )
-    end = Replay([own("", CALL), given("7", "tool")], voice, has_tools=True).next_turn()
+    end = TurnReplay([own("", CALL), given("7", "tool")], voice, has_tools=True).next_turn()
     assert isinstance(end, EnvironmentTurn)
     assert (end.reason, end.done) == ("unsaid", True)
 
@@ -149,4 +149,4 @@ def test_a_turn_that_is_none_of_a_policys_ends_the_replay(words, messages):
     voice_of = words()
     voice = OwnVoice(voice_of.spelling, lambda *_: pytest.fail("not said"), voice_of.turn, can_call=True)
     turns = [SharedTurn(is_sampled=True, messages=messages), given("7")]
-    assert Replay(turns, voice, has_tools=False).next_turn().reason == "unsaid"
+    assert TurnReplay(turns, voice, has_tools=False).next_turn().reason == "unsaid"

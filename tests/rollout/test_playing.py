@@ -160,15 +160,15 @@ def test_turns_stand_in_the_row_as_they_were_sampled(make_player, always_ends, f
 
 
 def test_a_turn_that_is_cut_ends_the_episode(make_player):
-    """As its environment rewards it, and as an answer that was cut."""
-    with closing(make_player({"7": {"turns": 99}})) as player:
+    """As its environment rewards it, which is told of it, and as an answer that was cut."""
+    with closing(make_player({"7": {"turns": 99, "counts_letters": True}})) as player:
         player.submit([request("7", 8)])
         found = collected(player, 8).values()
     cut = [one for one in found if one.ending == "cut"]
     assert cut, "random tokens seldom end by themselves within five"
     for played in cut:
         assert played.finish_reason is FinishReason.LENGTH
-        assert played.verdict.reward == 7.0
+        assert played.verdict.reward == len(played.segments[-1].messages[0].content) > 0
         assert played.segments[-1].is_sampled
         assert played.segments[-1].num_tokens == TURN_TOKENS
 
@@ -238,6 +238,16 @@ def test_what_an_environment_says_at_the_end_is_kept_in_part(make_player, always
     (message,) = played.segments[-1].messages
     assert len(message.content) == 2000
     assert played.verdict.reward == 7.0
+
+
+def test_a_heartbeat_tells_who_has_the_word(make_player, always_ends):
+    """The environments first; and nobody is awaited before and behind."""
+    with closing(make_player()) as player:
+        told = [player.doing]
+        player.submit([request("7")])
+        told.append(player.doing)
+        collected(player, 2)
+        assert [*told, player.doing] == ["sampling", "awaiting environments", "sampling"]
 
 
 def test_without_weights_to_serve_a_turn_waits_for_them(make_player):
