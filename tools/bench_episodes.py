@@ -41,6 +41,7 @@ from mrl.processes.episode_wiring import with_episodes
 from mrl.records.finish import FinishReason
 from mrl.records.version import Version
 from mrl.rollout.playing import EpisodeRequest
+from mrl.tasks.environments.agent_meeting import MeetingPlace
 from mrl.tasks.pool import TaskPool, build_pool
 
 GROUP_SIZE, TURNS, TURN_TOKENS, PROMPT_TOKENS = 8, 4, 12, 8
@@ -144,9 +145,10 @@ class Single:
 class Played(Single):
     """Episodes whose environment takes its time."""
 
-    def __init__(self, folder: Path, pause_s: float) -> None:
-        config, receiver = config_of(folder, pause_s), load_receiver(folder)
-        self._pool: TaskPool = build_pool(config.tasks, config.pool)
+    def __init__(self, folder: Path, pause_s: float, **task: Any) -> None:
+        """`task`: keys of its table that are others."""
+        config, receiver = config_of(folder, pause_s, **task), load_receiver(folder)
+        self._pool: TaskPool = build_pool(config.tasks, config.pool, meeting=MeetingPlace(folder, "qwen"))
         self._engine = player(folder, config, receiver, self._pool)
 
     def requests(self, groups: int, number: int) -> list[GenerationRequest]:
@@ -163,7 +165,7 @@ class Played(Single):
         self._pool.close()
 
 
-def config_of(folder: Path, pause_s: float) -> RunConfig:
+def config_of(folder: Path, pause_s: float, **changes: Any) -> RunConfig:
     """A run of one policy and this environment."""
     reset = {"turns": TURNS, "pause_s": pause_s}
     task = {"source": "environment", "dataset": "paced_environment:Paced", "max_turns": TURNS + 1}
@@ -171,7 +173,7 @@ def config_of(folder: Path, pause_s: float) -> RunConfig:
         {
             "run": {"name": "bench", "steps": 1, "folder": str(folder)},
             "pool": {"train_prompts": 0, "held_out_prompts": 1},
-            "tasks": {"paced": task | {"options": {"size": 2000, "reset": reset}}},
+            "tasks": {"paced": task | {"options": {"size": 2000, "reset": reset}} | changes},
             "policies": {"qwen": {"model": str(folder), "rollout": {"max_new_tokens": TURN_TOKENS}}},
         },
         where="bench_episodes",

@@ -1,4 +1,4 @@
-"""The environment of `bench_episodes.py`: it plays so many turns, and takes its time for each."""
+"""The environment of `bench_episodes.py`, and the agent of `bench_gateway.py` that says the same."""
 
 import time
 
@@ -16,3 +16,12 @@ class Paced:
         time.sleep(self._pause_s)
         self._left -= 1
         return "more", 1.0, self._left == 0
+
+
+async def paced_agent(client, row):
+    """As many turns, asked over HTTP."""
+    talk = [{"role": "user", "content": f"turn {row['seed'] % 10}"}]
+    for _ in range(row["turns"]):
+        answer = await client.chat.completions.create(model="policy", messages=talk)
+        talk += [answer.choices[0].message.model_dump(exclude_none=True), {"role": "user", "content": "more"}]
+    return 1.0

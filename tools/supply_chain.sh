@@ -52,7 +52,7 @@ PYTHON
 lock() {
     local report
     report=$(mktemp)
-    trap 'rm -f "$report"' EXIT
+    trap "rm -f '$report'" EXIT
     (cd "$root" && .venv/bin/python -m pip install -q --dry-run --ignore-installed --report "$report" \
         -c constraints.txt -e "$root[tasks,dev]")
     "$root/.venv/bin/python" - "$report" >"$1" <<'PYTHON'

@@ -1,0 +1,221 @@
+#!/usr/bin/env python3
+"""What an agent costs beside an environment that says the same, and what the gateway adds to an answer.
+
+Episodes go the way of a run, as those of `bench_episodes.py`: the embedded engine as a worker wraps it, environment
+processes, and for the agent a gateway and a process of agents with the package openai, in processes of their own. CPU
+seconds are of all of them. The answer of a policy that takes no time is then asked for by one client after another and
+by 64 at once: through a gateway and a seat, and from a bare server of aiohttp that answers at once.
+
+    .venv/bin/python tools/bench_gateway.py [--rounds N] [--groups N] [--calls N]
+
+Prints a table; the last line is JSON. Ends with 1 when the gateway adds more than 3 ms to the answer of a lone client.
+"""
+
+import argparse
+import asyncio
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import torch
+from aiohttp import web
+from bench_episodes import GROUP_SIZE, TURNS, Played, config_of, make_policy, measure, tell
+from bench_row import Row
+
+from mrl.config.schema import GatewayTable
+from mrl.gateway.agent_children import AgentChildren
+from mrl.gateway.routes import Gateway
+from mrl.gateway.session_book import SessionBook
+from mrl.processes.gateway import kept_key, listen
+from mrl.tasks.environments.agent_meeting import AGENT_KEY, ENDPOINT, SEAT_KEY, MeetingPlace
+from mrl.tasks.environments.contract import PolicyTurn
+from mrl.tasks.environments.doors import open_door
+from mrl.transport.endpoints import publish_endpoint, read_endpoint
+
+AGENT, ENVIRONMENT = "agent", "environment"
+OF_AGENT = {"source": "agent", "dataset": "paced_environment:paced_agent"}
+CLIENTS = 64
+BARE = "bare"
+START_S = 60.0
+MOST_ADDED_MS = 3.0
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--groups", type=int, default=32, help=f"start states at once, of {GROUP_SIZE} episodes each")
+    parser.add_argument("--calls", type=int, default=500, help="answers asked for, of each server")
+    parser.add_argument("--serve", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--without-agents", action="store_true", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    here = str(Path(__file__).parent)
+    os.environ |= {"PYTHONPATH": here, "MRL_MODULES": here}
+    if args.serve:
+        asyncio.run(serve(args.serve, has_agents=not args.without_agents))
+        return 0
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as scratch:
+        rows = [*throughput(Path(scratch) / "a", args.rounds, args.groups), *latency(Path(scratch) / "b", args.calls)]
+    tell(rows)
+    print(json.dumps({"bench": "gateway", "rows": [row.fields for row in rows]}))
+    return 0 if all(row.ok for row in rows) else 1
+
+
+async def serve(folder: Path, *, has_agents: bool) -> None:
+    """A gateway as a run has it, until the standard input ends."""
+    book = SessionBook(idle_s=60.0)
+    (folder / "keys").mkdir(exist_ok=True)
+    key, seat_key = (kept_key(folder / "keys" / name) for name in (AGENT_KEY, SEAT_KEY))
+    gateway = Gateway(book, policies=["qwen"], key=key, seat_key=seat_key, max_body_bytes=1 << 20)
+    runner = gateway.runner()
+    await runner.setup()
+    url = (await listen(runner, GatewayTable(), folder / "endpoints")).replace("tcp://", "http://") + "/v1"
+    tasks = config_of(folder, 0.0, **OF_AGENT).tasks if has_agents else {}
+    bare = await bare_server(folder)
+    children = AgentChildren(tasks, url=url, key=key)
+    children.tend()
+    await asyncio.to_thread(sys.stdin.read)
+    children.close()
+    await runner.cleanup()
+    await bare.cleanup()
+
+
+async def bare_server(folder: Path) -> web.AppRunner:
+    """One that answers at once, in the process of the gateway."""
+
+    async def at_once(request: web.Request) -> web.Response:
+        await request.read()
+        return web.json_response({"choices": [{"message": {"role": "assistant", "content": "one two three"}}]})
+
+    application = web.Application()
+    application.add_routes([web.post("/v1/chat/completions", at_once)])
+    runner = web.AppRunner(application, access_log=None)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    publish_endpoint(folder / "endpoints", BARE, f"tcp://127.0.0.1:{runner.addresses[0][1]}")
+    return runner
+
+
+def url_of(folder: Path, name: str) -> str:
+    """An address up to /v1."""
+    return str(read_endpoint(folder / "endpoints", name)).replace("tcp://", "http://") + "/v1"
+
+
+def gateway_process(folder: Path, closing: ExitStack, *words: str) -> None:
+    """Start one, and wait until it listens."""
+    folder.mkdir(exist_ok=True)
+    argv = [sys.executable, __file__, "--serve", str(folder), *words]
+    process = closing.enter_context(subprocess.Popen(argv, stdin=subprocess.PIPE))
+    assert process.stdin is not None
+    closing.callback(process.stdin.close)
+    deadline_s = time.monotonic() + START_S
+    while read_endpoint(folder / "endpoints", BARE) is None:
+        if time.monotonic() > deadline_s:
+            raise RuntimeError("the gateway does not start")
+        time.sleep(0.05)
+
+
+def throughput(folder: Path, rounds: int, groups: int) -> list[Row]:
+    """Episodes a second, and CPU of one, of either kind."""
+    folder.mkdir()
+    make_policy(folder)
+    with ExitStack() as closing:
+        gateway_process(folder, closing)
+        ways = {ENVIRONMENT: Played(folder, 0.0), AGENT: Played(folder, 0.0, **OF_AGENT)}
+        for way in ways.values():
+            closing.callback(way.close)
+        figures = measure(ways, rounds=rounds, groups=groups)
+    episodes, (plain, agent) = groups * GROUP_SIZE, (figures[ENVIRONMENT], figures[AGENT])
+    turn_ms = 1000 * (agent.cpu_s - plain.cpu_s) / (episodes * TURNS)
+    return [
+        Row(f"{ENVIRONMENT}: a second", episodes / plain.wall_s, "1/s"),
+        Row(f"{AGENT}: a second", episodes / agent.wall_s, "1/s", ENVIRONMENT, plain.wall_s / agent.wall_s),
+        Row(f"{ENVIRONMENT}: CPU", 1000 * plain.cpu_s / episodes, "ms"),
+        Row(f"{AGENT}: CPU", 1000 * agent.cpu_s / episodes, "ms", ENVIRONMENT, agent.cpu_s / plain.cpu_s),
+        Row(f"{AGENT}: CPU of a turn beyond the environment's", turn_ms, "ms"),
+    ]
+
+
+def latency(folder: Path, calls: int) -> list[Row]:
+    """Milliseconds to an answer that takes no time, at the median."""
+    with ExitStack() as closing:
+        gateway_process(folder, closing, "--without-agents")
+        key = (folder / "keys" / AGENT_KEY).read_text().strip()
+        stopping = threading.Event()
+        seats = [threading.Thread(target=answer, args=(folder, stopping), daemon=True) for _ in range(CLIENTS)]
+        for seat in seats:
+            seat.start()
+        closing.callback(stopping.set)
+        found = asyncio.run(_latency(url_of(folder, ENDPOINT), url_of(folder, BARE), key, calls))
+    rows = []
+    for clients in (1, CLIENTS):
+        bare, through = found["bare", clients], found["gateway", clients]
+        required = f"<={(bare + MOST_ADDED_MS) / bare:.3f}" if clients == 1 else None
+        rows.append(Row(f"bare server, {clients} at once: an answer", bare, "ms"))
+        rows.append(
+            Row(f"gateway, {clients} at once: an answer", through, "ms", "bare server", through / bare, required)
+        )
+    return rows
+
+
+def answer(folder: Path, stopping: threading.Event) -> None:
+    """One seat after another, whose policy answers at once."""
+    while not stopping.is_set():
+        seat = open_door(MeetingPlace(folder, "qwen").name("paced"))()
+        with suppress(Exception):  # the gateway ends before its seats
+            turn = seat.reset(0, {})
+            while not turn.done:
+                turn = seat.step(PolicyTurn("one two three"))
+        with suppress(Exception):
+            seat.close()
+
+
+async def _latency(url: str, bare: str, key: str, calls: int) -> dict[tuple[str, int], float]:
+    found = {}
+    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as http:
+        for clients in (1, CLIENTS):
+            each = max(1, calls // clients)
+            for name, ask in (("bare", _Asking(http, bare, "")), ("gateway", _Asking(http, url, key))):
+                times = [one for part in await asyncio.gather(*(ask(each) for _ in range(clients))) for one in part]
+                found[name, clients] = 1000 * statistics.median(times)
+    return found
+
+
+class _Asking:
+    """One client: turn after turn of one conversation, which begins anew before it is long."""
+
+    def __init__(self, http: aiohttp.ClientSession, url: str, key: str) -> None:
+        self._http, self._url, self._key = http, url, key
+
+    async def __call__(self, calls: int) -> list[float]:
+        """Seconds of each answer."""
+        times: list[float] = []
+        while len(times) < calls:
+            session = await self._post("/sessions", self._key, {}) if self._key else {"api_key": "", "id": ""}
+            talk: list[dict[str, Any]] = [{"role": "user", "content": "go"}]
+            for _ in range(min(8, calls - len(times))):
+                begin_s = time.perf_counter()
+                said = await self._post("/chat/completions", session["api_key"], {"model": "policy", "messages": talk})
+                times.append(time.perf_counter() - begin_s)
+                talk += [said["choices"][0]["message"], {"role": "user", "content": "more"}]
+            if self._key:
+                await self._post(f"/sessions/{session['id']}/reward", self._key, {"reward": 1.0})
+        return times
+
+    async def _post(self, path: str, key: str, body: dict[str, Any]) -> dict[str, Any]:
+        async with self._http.post(self._url + path, json=body, headers={"Authorization": f"Bearer {key}"}) as found:
+            answer: dict[str, Any] = await found.json()
+            return answer
+
+
+if __name__ == "__main__":
+    sys.exit(main())
