@@ -40,7 +40,7 @@ from mrl.models.tokenizers import train_byte_level
 from mrl.processes.episode_wiring import with_episodes
 from mrl.records.finish import FinishReason
 from mrl.records.version import Version
-from mrl.rollout.playing import EpisodeRequest
+from mrl.rollout.episode import EpisodeRequest
 from mrl.tasks.environments.agent_meeting import MeetingPlace
 from mrl.tasks.pool import TaskPool, build_pool
 

@@ -90,7 +90,7 @@ METRICS: dict[str, Metric] = {
     ),
     "sharing/grafted_prompts": Metric("prompts", "own groups replaced by a peer's group in this step"),
     "prefix/continuations": Metric("groups", "states handed to workers in this step, to go on from a peer's turns"),
-    "prefix/groups": Metric("groups", "own groups of the batch that went on from a peer's turns", True),
+    "prefix/groups": Metric("groups", "own groups of the batch that went on from a peer's turns"),
     "prefix/reward_mean": Metric("reward", "mean reward over the own answers of these groups"),
     "prefix/solved_share": Metric("share", "of these groups, those in which an answer passed"),
     "prefix/given_turns_mean": Metric("turns", "mean number of a peer's turns that they went on from"),

@@ -48,7 +48,7 @@ def test_list_shows_every_key_and_no_secret(capsys: pytest.CaptureFixture[str], 
     said(capsys, run, "revoke", "worker/qwen")
     out = said(capsys, run, "list")
     rows = {line.split()[0]: line.split() for line in out.splitlines() if line.strip() and "──" not in line}
-    assert list(rows) == ["name", "supervisor", "exchange", "allocator", "admin", "worker/qwen"]
+    assert list(rows) == ["name", "supervisor", "exchange", "allocator", "gateway", "admin", "worker/qwen"]
     [revoked] = [entry for entry in read_entries(run / "keys") if entry.grant == QWEN]
     assert rows["worker/qwen"][:4] == ["worker/qwen", "worker", "qwen", fingerprint(revoked.public)]
     assert len(re.findall(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d", " ".join(rows["worker/qwen"]))) == 2

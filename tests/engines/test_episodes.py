@@ -29,7 +29,7 @@ from mrl.processes.episode_wiring import read_turn, with_episodes
 from mrl.records.episodes import Message
 from mrl.records.rollouts import sampled_places
 from mrl.records.version import Version
-from mrl.rollout.playing import EpisodeRequest, PlayedEpisode
+from mrl.rollout.episode import EpisodeRequest, PlayedEpisode
 from mrl.tasks.environments.tool_syntax import HERMES, NONE
 from mrl.tasks.pool import TaskPool, build_pool
 from tests.support.engine_rig import Rig, Weights, full_forward
