@@ -12,6 +12,7 @@ own episodes. The address and the key come by the environment.
 import asyncio
 import importlib
 import inspect
+import math
 import os
 import sys
 import traceback
@@ -22,13 +23,15 @@ from typing import TYPE_CHECKING, Any
 import aiohttp
 import setproctitle
 
+from mrl.gateway.session import OVER
 from mrl.plugins import see_modules
 from mrl.tasks.rewards import CodeLine, place_of
 
 URL, KEY = "MRL_GATEWAY_URL", "MRL_GATEWAY_KEY"
 """Environment variables of an agent process: the address up to /v1, and the run's key."""
-AT_ONCE = 256
-"""Episodes of one process. Most of an agent's time is the policy's."""
+TAKERS, AT_ONCE = 16, 4096
+"""Requests of one process that wait for an episode, and episodes that it plays at once: all that a synchronous run has,
+which samples no turn before every episode has asked for one."""
 PAUSE_S = 0.5
 """Before the gateway is asked again after it could not be reached."""
 REQUEST_S = 120.0
@@ -76,18 +79,32 @@ class Player:
         self._url, self._key = str(client.base_url).rstrip("/"), client.api_key
         self._plays_with_all = next(iter(inspect.signature(agent).parameters)) == ALL
         self._has_shown = False
+        self._episodes: set[asyncio.Future[None]] = set()
 
-    async def play(self, http: aiohttp.ClientSession) -> None:
-        """Without an end."""
+    async def play(self, http: aiohttp.ClientSession, *, takers: int = TAKERS) -> None:
+        """Without an end: so many requests for an episode wait at a time, and any number of episodes is played."""
         asked: dict[str, Any] = {"task": self._task}
         if self._plays_with_all:
             asked["models"] = [model.id async for model in self._client.models.list()]
+        room = asyncio.Semaphore(AT_ONCE)
+        try:
+            await asyncio.gather(*(self._take(http, asked, room) for _ in range(takers)))
+        finally:
+            for episode in self._episodes:
+                episode.cancel()
+
+    async def _take(self, http: aiohttp.ClientSession, asked: Mapping[str, Any], room: asyncio.Semaphore) -> None:
         while True:
-            found = await self._post(http, "/sessions", asked)
-            if found is None:
+            await room.acquire()
+            _, found = await self._post(http, "/sessions", asked)
+            if "id" in found or "sessions" in found:
+                episode = asyncio.ensure_future(self._episode(http, found.get("sessions", [found])))
+                self._episodes.add(episode)
+                episode.add_done_callback(self._episodes.discard)
+                episode.add_done_callback(lambda _: room.release())
+            else:
+                room.release()
                 await asyncio.sleep(PAUSE_S)
-            elif "id" in found or "sessions" in found:
-                await self._episode(http, found.get("sessions", [found]))
 
     async def _episode(self, http: aiohttp.ClientSession, sessions: Sequence[Mapping[str, Any]]) -> None:
         clients = {one["model"]: self._client.with_options(api_key=one["api_key"]) for one in sessions}
@@ -98,20 +115,28 @@ class Player:
             else:
                 rewards = {name: float(await self._agent(client, row)) for name, client in clients.items()}
         except Exception as error:  # noqa: BLE001 - an agent's exception ends its own episodes
-            told = {"reason": self._told(error)}
-            await asyncio.gather(*(self._post(http, f"/sessions/{one['id']}/fail", told) for one in sessions))
+            await self._fail(http, sessions, self._told(error))
             return
         for one in sessions:
-            await self._post(http, f"/sessions/{one['id']}/reward", {"reward": rewards[one["model"]]})
+            reward = rewards[one["model"]]
+            told = {"reward": reward if math.isfinite(reward) else None}
+            status, refusal = await self._post(http, f"/sessions/{one['id']}/reward", told)
+            if status >= 400 and refusal.get("error", {}).get("code") != OVER:
+                await self._fail(http, [one], f"its reward {reward} was refused: {refusal}"[:MAX_WORDS])
 
-    async def _post(self, http: aiohttp.ClientSession, path: str, body: Mapping[str, Any]) -> dict[str, Any] | None:
-        """The answer; None where there was none, or a server's error."""
+    async def _fail(self, http: aiohttp.ClientSession, sessions: Sequence[Mapping[str, Any]], words: str) -> None:
+        told = {"reason": words}
+        await asyncio.gather(*(self._post(http, f"/sessions/{one['id']}/fail", told) for one in sessions))
+
+    async def _post(
+        self, http: aiohttp.ClientSession, path: str, body: Mapping[str, Any]
+    ) -> tuple[int, dict[str, Any]]:
+        """Status and answer; 0 where there was none."""
         with suppress(aiohttp.ClientError, TimeoutError, ValueError):
             headers = {"Authorization": f"Bearer {self._key}"}
             async with http.post(self._url + path, json=body, headers=headers) as response:
-                found: dict[str, Any] = await response.json()
-                return found if response.status < 500 else None
-        return None
+                return response.status, await response.json()
+        return 0, {}
 
     def _told(self, error: Exception) -> str:
         """In one line, with the line of code; the first one also goes whole to the log."""
@@ -143,7 +168,7 @@ async def serve(agent: Agent, task: str) -> None:
         aiohttp.ClientSession(connector=connector, timeout=timeout) as http,
     ):
         player = Player(agent, task, client)
-        await asyncio.gather(*(player.play(http) for _ in range(AT_ONCE)))
+        await player.play(http)
 
 
 def main(words: list[str]) -> int:

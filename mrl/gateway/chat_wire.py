@@ -54,7 +54,7 @@ def read_chat(body: object, *, models: Sequence[str]) -> ChatCall:
         raise ChatMistake(f"n = {body['n']}: an episode goes on with one answer; leave n out")
     try:
         messages = read_messages(body.get("messages"))
-        tools = tuple(_tool(one) for one in body.get("tools") or ())
+        tools = tuple(_tool(one) for one in _list(body.get("tools"), "tools"))
     except RecordError as error:
         raise ChatMistake(str(error)) from None
     unheeded = {key: body[key] for key in SAMPLING if body.get(key) is not None}
@@ -78,7 +78,8 @@ def read_messages(found: object) -> tuple[Message, ...]:
     for place, one in enumerate(found):
         if not isinstance(one, Mapping):
             raise ChatMistake(f"messages[{place}]: wanted an object with role and content")
-        calls = tuple(_call(call, names, place) for call in one.get("tool_calls") or ())
+        found_calls = _list(one.get("tool_calls"), f"messages[{place}].tool_calls")
+        calls = tuple(_call(call, names, place) for call in found_calls)
         role = "system" if one.get("role") == "developer" else one.get("role")
         name = ""
         if role == "tool":
@@ -130,6 +131,15 @@ def is_same(one: Message, other: Message) -> bool:
     return one == other
 
 
+def _list(found: object, where: str) -> list[Any]:
+    """A list, empty where there is none. Raises ChatMistake."""
+    if found is None:
+        return []
+    if not isinstance(found, list):
+        raise ChatMistake(f"{where}: wanted a list")
+    return found
+
+
 def _text(content: object, place: int) -> str:
     if content is None:
         return ""
@@ -150,7 +160,7 @@ def _call(call: object, names: dict[str, str], place: int) -> ToolCall:
     names[str(call.get("id"))] = name
     try:
         arguments = json.loads(function.get("arguments") or "{}")
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, RecursionError):
         raise ChatMistake(f"messages[{place}].tool_calls: the arguments of {name!r:.40} are no JSON") from None
     if not isinstance(arguments, Mapping):
         raise ChatMistake(f"messages[{place}].tool_calls: the arguments of {name!r:.40} are no object")

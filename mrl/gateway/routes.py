@@ -13,6 +13,7 @@ Everything wants the run's key, or that of a session, as `Authorization: Bearer 
 import asyncio
 import hmac
 import json
+import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
@@ -34,7 +35,9 @@ ANY_POLICY = "policy"
 SHUTDOWN_S = 1.0
 """For answers that are on their way when the run ends."""
 SESSION_MARK = "."
-"""Between the run's key and the session in a session's key."""
+"""Between the session in its key and what proves it."""
+LONE = "surrogatepass"
+"""Headers are any bytes: those that are no text become lone surrogates."""
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 log = structlog.get_logger()
@@ -64,7 +67,11 @@ class Gateway:
                 web.get("/seat", self._seat),
             ]
         )
-        return web.AppRunner(application, access_log=None, handler_cancellation=True, shutdown_timeout=SHUTDOWN_S)
+        quiet = logging.getLogger("mrl.gateway.http")
+        quiet.setLevel(logging.CRITICAL)  # what is no HTTP comes from strangers, who may not fill the log
+        return web.AppRunner(
+            application, access_log=None, logger=quiet, handler_cancellation=True, shutdown_timeout=SHUTDOWN_S
+        )
 
     def send_strangers_away(self, runner: web.AppRunner) -> None:
         """Close connections without a key that stay too long, or are too many."""
@@ -79,7 +86,8 @@ class Gateway:
         return web.json_response({"object": "list", "data": models})
 
     async def _open(self, request: web.Request) -> web.Response:
-        self._check_key(request)
+        if self._check_key(request):
+            raise ChatMistake("a session's key opens no other", code="invalid_api_key", status=401)
         asked = await _body(request)
         wait_s = asked.get("wait_s", MAX_WAIT_S)
         if not isinstance(wait_s, int | float) or not 0 <= wait_s <= MAX_WAIT_S:
@@ -128,7 +136,7 @@ class Gateway:
 
     async def _seat(self, request: web.Request) -> web.WebSocketResponse:
         """One episode of a policy, from its offer to its last reply or until the seat hangs up."""
-        if not hmac.compare_digest(_bearer(request).encode(), self._seat_key.encode()):
+        if not _is_equal(_bearer(request), self._seat_key):
             raise ChatMistake("a seat wants the key of seats", code="unauthorized", status=401)
         self._strangers.let_in(request)
         socket = web.WebSocketResponse(max_msg_size=MAX_MESSAGE_BYTES, heartbeat=30.0)
@@ -175,7 +183,7 @@ class Gateway:
     def _told_session(self, session: AgentSession) -> dict[str, Any]:
         return {
             "id": session.session_id,
-            "api_key": f"{self._key}{SESSION_MARK}{session.session_id}",
+            "api_key": self._key_of(session.session_id),
             "model": session.policy,
             "task": session.task,
             "row": session.row,
@@ -183,8 +191,9 @@ class Gateway:
 
     def _check_key(self, request: web.Request) -> str:
         """The session in the key; "" for the run's key. Raises ChatMistake."""
-        key, _, session_id = _bearer(request).partition(SESSION_MARK)
-        if not hmac.compare_digest(key.encode(), self._key.encode()):
+        key = _bearer(request)
+        session_id = key.partition(SESSION_MARK)[0] if SESSION_MARK in key else ""
+        if not _is_equal(key, self._key_of(session_id) if session_id else self._key):
             raise ChatMistake("wrong key; keys/gateway.key of the run holds it", code="invalid_api_key", status=401)
         self._strangers.let_in(request)
         return session_id
@@ -197,8 +206,15 @@ class Gateway:
         return self._book.session(session_id)
 
     def _session_in_path(self, request: web.Request) -> AgentSession:
-        self._check_key(request)
-        return self._book.session(request.match_info["session"])
+        of_key, session_id = self._check_key(request), request.match_info["session"]
+        if of_key not in ("", session_id):
+            raise ChatMistake("this is the key of another session", code="invalid_api_key", status=401)
+        return self._book.session(session_id)
+
+    def _key_of(self, session_id: str) -> str:
+        """A session's key tells nothing of the run's."""
+        told = hmac.new(self._key.encode(), session_id.encode(errors=LONE), "sha256").hexdigest()
+        return f"{session_id}{SESSION_MARK}{told}"
 
     def _tell_unheeded(self, task: str, key: str, value: Any) -> None:
         """A person is told once; the agent cannot be."""
@@ -216,8 +232,15 @@ class Gateway:
         try:
             return await handler(request)
         except ChatMistake as mistake:
-            self._book.counts[f"refused/{mistake.code}"] += 1
-            return web.json_response(mistake.as_json(), status=mistake.status)
+            refusal = mistake
+        except (web.HTTPException, ConnectionError):
+            raise
+        except Exception as error:
+            refusal = ChatMistake(f"{type(error).__name__}: {error}", code="internal", status=500)
+            if not self._book.counts["refused/internal"]:  # strangers may not fill the log
+                log.exception("a request of an agent could not be answered")
+        self._book.counts[f"refused/{refusal.code}"] += 1
+        return web.json_response(refusal.as_json(), status=refusal.status)
 
 
 async def _pass_on(socket: web.WebSocketResponse, reply: "asyncio.Future[Any]") -> None:
@@ -227,6 +250,10 @@ async def _pass_on(socket: web.WebSocketResponse, reply: "asyncio.Future[Any]") 
 
 def _bearer(request: web.Request) -> str:
     return request.headers.get("Authorization", "").removeprefix("Bearer ").strip()
+
+
+def _is_equal(key: str, wanted: str) -> bool:
+    return hmac.compare_digest(key.encode(errors=LONE), wanted.encode(errors=LONE))
 
 
 async def _body(request: web.Request) -> dict[str, Any]:

@@ -53,6 +53,8 @@ class AgentSession:
     """What the seat waits for."""
     _answer: "asyncio.Future[PolicyTurn] | None" = None
     """What the agent waits for."""
+    _last: EnvironmentTurn | None = None
+    """What the seat is told next, where the agent gave up while the policy had its turn."""
     _last_call: ChatCall | None = None
     _last_turn: PolicyTurn | None = None
 
@@ -92,14 +94,14 @@ class AgentSession:
 
     async def ask(self, call: ChatCall) -> tuple[PolicyTurn, Message]:
         """The policy's next turn. The same request again gets the same turn. Raises ChatMistake."""
-        self.touched_s = self.clock()
         if self._is_repeated(call):
             if self._answer is not None:
                 return await self._turn(self._answer)
             assert self._last_turn is not None
             return self._last_turn, said_by(self._last_turn)
-        if self.ending or self.is_over:
+        if self.ending or self.is_over or self._last is not None:
             raise ChatMistake(f"there are no further turns: {ENDS.get(self.ending, self.ending)}", code=OVER)
+        self.touched_s = self.clock()
         if self._answer is not None or self._reply is None:
             raise ChatMistake("this session waits for a turn already; it has one turn at a time", code="busy")
         new = self._continued(call)
@@ -126,13 +128,17 @@ class AgentSession:
         self._end(last)
 
     def fail(self, words: str) -> None:
-        """The agent gives up, and says why. Raises ChatMistake.
+        """The agent gives up, and says why; while the policy has its turn, too. Raises ChatMistake.
 
         Where the policy has had all its turns, that is no failure of the agent: such an episode is worth 0.
         """
-        self._check_idle("fail")
+        self._check_open()
         cut_short = EnvironmentTurn(done=True, reward=0.0, reason=self.ending) if self.ending else None
-        self._end(cut_short or EnvironmentTurn.failed(RAISED, words))
+        self._last = cut_short or EnvironmentTurn.failed(RAISED, words)
+        if self._answer is not None:
+            self._refuse("its agent gave up")
+        if self._reply is not None:
+            self._end(self._last)
 
     def expire(self, idle_s: float) -> bool:
         """Whether the agent has said nothing for too long; the episode is over then."""
@@ -166,10 +172,13 @@ class AgentSession:
             )
         return new
 
-    def _check_idle(self, wanted: str) -> None:
+    def _check_open(self) -> None:
         self.touched_s = self.clock()
-        if self.is_over:
+        if self.is_over or self._last is not None:
             raise ChatMistake(f"the episode is over: {ENDS.get(self.ending, self.ending) or DONE}", code=OVER)
+
+    def _check_idle(self, wanted: str) -> None:
+        self._check_open()
         if self._answer is not None or self._reply is None:
             raise ChatMistake(f"the policy has its turn; {wanted} when it has answered", code="busy")
 
@@ -195,8 +204,10 @@ class AgentSession:
         self.touched_s = self.clock()
 
     def _await_agent(self) -> "asyncio.Future[EnvironmentTurn]":
-        self._reply = asyncio.get_running_loop().create_future()
-        return self._reply
+        reply = self._reply = asyncio.get_running_loop().create_future()
+        if self._last is not None:
+            self._end(self._last)
+        return reply
 
     def _tell(self, turn: EnvironmentTurn) -> None:
         assert self._reply is not None

@@ -1,7 +1,7 @@
 """Connections to the gateway that have shown no key: a crowd of them keeps nobody out for long.
 
 Whoever is on this host can connect to a port of it. Such connections have `STRANGER_S` to show a key, and of more than
-`MAX_STRANGERS` the oldest go.
+`MAX_STRANGERS` the oldest go, but for those so new that their first request may be on its way.
 """
 
 import time
@@ -11,7 +11,7 @@ from aiohttp import web
 from aiohttp.web_protocol import RequestHandler
 
 MAX_STRANGERS = 256
-STRANGER_S = 10.0
+STRANGER_S, NEW_S = 10.0, 1.0
 
 
 class Strangers:
@@ -34,7 +34,12 @@ class Strangers:
         found = list(self._since_s)
         found.sort(key=lambda one: self._since_s[one])
         beyond = len(found) - MAX_STRANGERS
-        gone = [one for place, one in enumerate(found) if place < beyond or now_s - self._since_s[one] > STRANGER_S]
+        ages_s = [now_s - self._since_s[one] for one in found]
+        gone = [
+            one
+            for place, (one, age_s) in enumerate(zip(found, ages_s, strict=True))
+            if age_s > STRANGER_S or (place < beyond and age_s >= NEW_S)
+        ]
         for one in gone:
             if one.transport is not None:
                 one.transport.abort()

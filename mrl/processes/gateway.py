@@ -100,7 +100,7 @@ async def listen(runner: web.AppRunner, table: GatewayTable, endpoints: Path) ->
     check_address(table.host, table.port)
     wanted = [table.port] if table.port else [port_of(read_endpoint(endpoints, ENDPOINT)), 0]
     for place, port in enumerate(wanted):
-        site = web.TCPSite(runner, None if table.host == "*" else table.host, port, backlog=BACKLOG)
+        site = web.TCPSite(runner, "0.0.0.0" if table.host == "*" else table.host, port, backlog=BACKLOG)
         try:
             await site.start()
         except OSError as error:

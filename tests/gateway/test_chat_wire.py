@@ -10,6 +10,7 @@ from mrl.tasks.environments.contract import NO_CALL, BrokenCall, PolicyTurn
 
 ADD = {"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}
 CALL = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": '{"b": 2, "a": 1}'}}
+DEEP = {"id": "1", "function": {"name": "f", "arguments": "[" * 100_000}}
 TALK = [
     {"role": "developer", "content": "Be brief."},
     {"role": "user", "content": [{"type": "text", "text": "1 + "}, {"type": "text", "text": "2?"}]},
@@ -66,6 +67,9 @@ def test_a_conversation_is_read():
             "no object",
         ),
         ({"tools": [{"type": "function"}]}, "tools: wanted"),
+        ({"tools": 5}, "tools: wanted a list"),
+        ({"messages": [{"role": "assistant", "tool_calls": 5}]}, "tool_calls: wanted a list"),
+        ({"messages": [{"role": "assistant", "tool_calls": [DEEP]}]}, "no JSON"),
         ({"tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": "string"}}}]}, "no object"),
     ],
 )

@@ -15,7 +15,7 @@ from mrl.files import replace_file
 from mrl.gateway.agent_process import Player
 from mrl.gateway.routes import Gateway
 from mrl.gateway.session_book import SessionBook
-from mrl.gateway.strangers import MAX_STRANGERS
+from mrl.gateway.strangers import MAX_STRANGERS, NEW_S
 from mrl.records.episodes import Message, ToolCall
 from mrl.tasks.environments.agent_meeting import ENDPOINT, SEAT_KEY, MeetingPlace
 from mrl.tasks.environments.contract import CUT, DONE, RAISED, PolicyTurn
@@ -153,6 +153,55 @@ def test_without_the_key_nothing_is_told(tmp_path, key):
     assert run(tmp_path, script) == {401}
 
 
+def test_a_header_of_any_bytes_is_a_wrong_key(tmp_path):
+    """No crash, and no stack in the log."""
+
+    async def script(rig, http):
+        reader, writer = await asyncio.open_connection("127.0.0.1", rig.port)
+        writer.write(b"GET /v1/models HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer \xff\xfe.\xff\r\n\r\n")
+        status = await reader.readline()
+        writer.close()
+        return status
+
+    assert run(tmp_path, script).startswith(b"HTTP/1.1 401")
+
+
+def test_the_key_of_a_session_ends_no_other_and_takes_none(tmp_path):
+    """It may be handed to a client that is trusted with one episode."""
+
+    async def script(rig, http):
+        seats = [rig.seat(), rig.seat()]
+        firsts = [asyncio.ensure_future(elsewhere(seat.reset, 0, {})) for seat in seats]
+        (_, one), (_, other) = await rig.opened(http), await rig.opened(http)
+        assert KEY not in one["api_key"]
+        found = [await rig.post(http, f"/sessions/{other['id']}/fail", {}, one["api_key"])]
+        found.append(await rig.opened(http, one["api_key"], wait_s=0))
+        found.append(await rig.post(http, f"/sessions/{one['id']}/fail", {}, one["api_key"]))
+        await rig.post(http, f"/sessions/{other['id']}/fail", {})
+        await asyncio.gather(*firsts)
+        return [status for status, _ in found]
+
+    assert run(tmp_path, script) == [401, 401, 200]
+
+
+def test_a_seat_finds_a_gateway_that_comes_later(tmp_path):
+    """One that is away for a moment costs no episode."""
+
+    async def script(rig, http):
+        address = rig.folder / "endpoints" / f"{ENDPOINT}.json"
+        told = address.read_bytes()
+        address.unlink()
+        first = asyncio.ensure_future(elsewhere(rig.seat().reset, 0, {}))
+        await asyncio.sleep(0.7)
+        assert not first.done()
+        replace_file(address, told)
+        _, session = await rig.opened(http)
+        await rig.post(http, f"/sessions/{session['id']}/fail", {})
+        return (await first).reason
+
+    assert run(tmp_path, script) == RAISED
+
+
 def test_a_seat_wants_a_key_of_its_own(tmp_path):
     """That of agents offers no episodes."""
 
@@ -248,9 +297,12 @@ def test_a_crowd_without_a_key_keeps_nobody_out(tmp_path):
             await asyncio.sleep(0.01)
         crowd = [await asyncio.open_connection("127.0.0.1", rig.port) for _ in range(2 * MAX_STRANGERS)]
         for _, writer in crowd[::2]:
-            writer.write(b"GET /v1/models HTTP/1.1\r\n\r\n")
+            writer.write(b"GET /v1/models")
         while len(rig.runner.server.connections) < len(crowd):
             await asyncio.sleep(0.01)
+        rig.server.send_strangers_away(rig.runner)
+        assert rig.book.counts["refused/stranger"] == 0, "their first requests may be on their way"
+        await asyncio.sleep(NEW_S)
         rig.server.send_strangers_away(rig.runner)
         async with rig.client(KEY) as client:
             models = [model.id async for model in client.models.list()]
@@ -382,6 +434,48 @@ def test_rewards_of_several_policies_are_by_name(tmp_path, capsys):
         assert "wanted a reward for each of qwen, llama, by name" in words
 
 
+@pytest.mark.parametrize("reward", [float("nan"), float("inf"), 1e9])
+def test_a_reward_that_is_refused_fails_its_episode_at_once(tmp_path, reward):
+    """Its agent has nothing else to give."""
+
+    async def agent(client, row):
+        await client.chat.completions.create(model="policy", messages=[{"role": "user", "content": "Hi"}])
+        return reward
+
+    async def script(rig, http):
+        playing = asyncio.ensure_future(Player(agent, "guess", rig.client(KEY)).play(http))
+        seat = rig.seat()
+        await elsewhere(seat.reset, 0, {})
+        last = await elsewhere(seat.step, PolicyTurn("Hi"))
+        playing.cancel()
+        return last
+
+    last = run(tmp_path, script)
+    assert (last.reason, f"its reward {reward} was refused" in last.words) == (RAISED, True)
+
+
+def test_an_agent_that_gives_up_while_the_policy_has_its_turn(tmp_path, capsys):
+    """As one with a time limit of its own does: the seat hears it with the turn that it brings."""
+
+    async def agent(client, row):
+        async with asyncio.timeout(0.2):
+            await client.chat.completions.create(model="policy", messages=[{"role": "user", "content": "Hi"}])
+
+    async def script(rig, http):
+        playing = asyncio.ensure_future(Player(agent, "guess", rig.client(KEY)).play(http))
+        seat = rig.seat()
+        await elsewhere(seat.reset, 0, {})
+        (session,) = rig.book._taken.values()
+        while session._last is None:
+            await asyncio.sleep(0.01)
+        last = await elsewhere(seat.step, PolicyTurn("Hi"))
+        playing.cancel()
+        return last
+
+    last = run(tmp_path, script)
+    assert (last.reason, "TimeoutError" in last.words) == (RAISED, True)
+
+
 def test_a_seat_tells_a_cut_turn(tmp_path):
     """The agent gets the text with the reason "length"."""
 
@@ -412,8 +506,7 @@ def test_many_episodes_at_once(tmp_path):
             answer = await client.chat.completions.create(model="policy", messages=talk)
             return int(answer.choices[0].message.content)
 
-        player = Player(agent, "", rig.client(KEY))
-        players = [asyncio.ensure_future(player.play(http)) for _ in range(200)]
+        playing = asyncio.ensure_future(Player(agent, "", rig.client(KEY)).play(http))
         rewards = {}
 
         def episode(number):
@@ -426,8 +519,7 @@ def test_many_episodes_at_once(tmp_path):
         for thread in threads:
             thread.start()
         await elsewhere(lambda: [thread.join() for thread in threads])
-        for player in players:
-            player.cancel()
+        playing.cancel()
         return rewards
 
     async def whole():

@@ -39,3 +39,5 @@ def test_of_too_many_the_oldest_go():
     late = [Connection() for _ in range(MAX_STRANGERS - 3)]
     assert strangers.send_away([*late, *early]) == 7
     assert sum(one.is_gone for one in early) == 7
+    newest = [Connection() for _ in range(MAX_STRANGERS)]
+    assert strangers.send_away([*newest, *late, *early[7:]]) == 3, "the others may be about to show a key"

@@ -4,7 +4,9 @@ One WebSocket per episode to `/seat` of the gateway, whose address and key lie i
 each of the seat's is answered by one turn.
 """
 
+import asyncio
 import json
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,8 @@ from mrl.tasks.environments.shared_loop import SharedLoop
 from mrl.tasks.environments.user_class import BadReturn
 
 CONNECT_S = 30.0
+AWAY_S, RETRY_S = 60.0, 0.5
+"""For how long a gateway that is away is sought, and how often."""
 
 
 class OfferSeat(msgspec.Struct, frozen=True, tag="offer"):
@@ -87,20 +91,30 @@ class AgentSeat:
         return _reply.decode(SharedLoop.run(self._exchange(msgspec.msgpack.encode(request))))
 
     async def _connect(self) -> None:
-        try:
-            address = json.loads((self._folder / "endpoints" / f"{ENDPOINT}.json").read_text())["address"]
-            key = (self._folder / "keys" / SEAT_KEY).read_text().strip()
-        except (OSError, ValueError, KeyError):
-            raise BadReturn(RAISED, "the gateway of the run has not said where it listens") from None
-        url = address.replace("tcp://", "http://") + "/seat"
+        """Reach the gateway, which may be about to start, or to start again. Raises BadReturn."""
         self._http = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=CONNECT_S))
-        try:
-            self._socket = await self._http.ws_connect(
-                url, max_msg_size=4 * LIMITS.turn_bytes, heartbeat=CONNECT_S, headers={"Authorization": f"Bearer {key}"}
-            )
-        except aiohttp.ClientError as error:
-            await self._http.close()
-            raise BadReturn(RAISED, f"the gateway at {address} cannot be reached: {error}") from None
+        deadline_s, reason = time.monotonic() + AWAY_S, ""
+        while time.monotonic() < deadline_s:
+            try:
+                address = json.loads((self._folder / "endpoints" / f"{ENDPOINT}.json").read_text())["address"]
+                key = (self._folder / "keys" / SEAT_KEY).read_text().strip()
+                self._socket = await self._http.ws_connect(
+                    address.replace("tcp://", "http://") + "/seat",
+                    max_msg_size=4 * LIMITS.turn_bytes,
+                    heartbeat=CONNECT_S,
+                    headers={"Authorization": f"Bearer {key}"},
+                )
+                return
+            except (OSError, ValueError, KeyError):
+                reason = "it has not said where it listens"
+            except aiohttp.WSServerHandshakeError as error:
+                reason = f"it refuses: {error.status}"
+                break
+            except (aiohttp.ClientError, TimeoutError) as error:
+                reason = str(error)
+            await asyncio.sleep(RETRY_S)
+        await self._http.close()
+        raise BadReturn(RAISED, f"the gateway of the run cannot be reached: {reason}")
 
     async def _exchange(self, body: bytes) -> bytes:
         assert self._socket is not None

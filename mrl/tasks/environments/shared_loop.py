@@ -3,9 +3,12 @@
 import asyncio
 import threading
 from collections.abc import Coroutine
+from concurrent.futures import TimeoutError as FutureTimeout
+from contextlib import suppress
 from typing import Any, TypeVar
 
 Found = TypeVar("Found")
+SLICE_S = 0.5
 
 
 class SharedLoop:
@@ -16,9 +19,18 @@ class SharedLoop:
 
     @classmethod
     def run(cls, work: Coroutine[Any, Any, Found]) -> Found:
-        """What `work` gives. The pool ends an episode that waits too long, so this has no bound of its own."""
+        """What `work` gives. The pool ends an episode that waits too long, so this has no bound of its own.
+
+        It waits in slices: an episode is broken off by an exception in its thread, which one long wait lets in late.
+        """
         with cls._lock:
             if cls._loop is None:
                 cls._loop = asyncio.new_event_loop()
                 threading.Thread(target=cls._loop.run_forever, name="network", daemon=True).start()
-        return asyncio.run_coroutine_threadsafe(work, cls._loop).result()
+        future = asyncio.run_coroutine_threadsafe(work, cls._loop)
+        try:
+            while True:
+                with suppress(FutureTimeout):
+                    return future.result(SLICE_S)
+        finally:
+            future.cancel()
