@@ -11,6 +11,8 @@ REWARD_NAME = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$"
 SOURCE_NAMES = ("reasoning_gym", "words", "math", "jsonl", "environment", "agent", "benchmark")
 RewardName = Annotated[str, Field(pattern=REWARD_NAME)]
 
+OUTSIDE = "outside"
+"""The data set of a task whose agents the run does not start."""
 JUDGE = "mrl.tasks.judging.judge_model:judge"
 """The verifier of a task with a table `judge`."""
 
@@ -135,6 +137,11 @@ class TaskTable(Table):
     def is_played(self) -> bool:
         """Whether its prompts are start states of episodes."""
         return self.source in ("environment", "agent")
+
+    @property
+    def is_outside(self) -> bool:
+        """Whether its agents come by themselves."""
+        return self.source == "agent" and self.dataset == OUTSIDE
 
     @model_validator(mode="before")
     @classmethod

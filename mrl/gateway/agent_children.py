@@ -13,7 +13,6 @@ from mrl.config.task_tables import TaskTable
 from mrl.errors import TaskError
 from mrl.gateway.agent_process import KEY, URL
 from mrl.parent_death import command
-from mrl.tasks.environments.environment_source import OUTSIDE
 
 MODULE = "mrl.gateway.agent_process"
 STEADY_S = 30.0
@@ -46,7 +45,7 @@ class AgentChildren:
         self._children = [
             _Child(task, table.dataset)
             for task, table in tasks.items()
-            if table.source == "agent" and table.dataset != OUTSIDE
+            if table.source == "agent" and not table.is_outside
             for _ in range(table.agent_processes)
         ]
 

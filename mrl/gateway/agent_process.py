@@ -6,7 +6,7 @@ reward. One whose first argument is called `clients` plays with all policies at 
 the same row: it gets their clients by name, and returns a reward for each by name. Whatever a function raises fails its
 own episodes. The address and the key come by the environment.
 
-`... --check MODULE:FUNCTION` says in one line what is wrong with a function.
+`... --check MODULE:FUNCTION` says in one line what is wrong with a function, or "clients" of one that plays with all.
 """
 
 import asyncio
@@ -70,6 +70,11 @@ def named_agent(name: str) -> Agent:
     return agent
 
 
+def plays_with_all(agent: Agent) -> bool:
+    """Whether a function plays with all policies at once."""
+    return next(iter(inspect.signature(agent).parameters)) == ALL
+
+
 class Player:
     """Takes one episode after another from a gateway."""
 
@@ -77,7 +82,7 @@ class Player:
         """`client` has the run's key; making one takes 30 ms, so that episodes share its connections."""
         self._agent, self._task, self._client = agent, task, client
         self._url, self._key = str(client.base_url).rstrip("/"), client.api_key
-        self._plays_with_all = next(iter(inspect.signature(agent).parameters)) == ALL
+        self._plays_with_all = plays_with_all(agent)
         self._has_shown = False
         self._episodes: set[asyncio.Future[None]] = set()
 
@@ -176,7 +181,7 @@ def main(words: list[str]) -> int:
     setproctitle.setproctitle("mrl::agent")
     try:
         if words[0] == "--check":
-            named_agent(words[1])
+            print(ALL if plays_with_all(named_agent(words[1])) else "")
             return 0
         name, task = words
         asyncio.run(serve(named_agent(name), task))

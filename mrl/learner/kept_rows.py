@@ -83,7 +83,7 @@ def sample_writer(
     def write(step: int, prepared: PreparedStep) -> None:
         group = prepared.groups[step % len(prepared.groups)]
         answer = group.answers[0]
-        shown = told.answer(group, answer, MAX_SAMPLE_CHARS)
+        shown = told.answer(group, answer, told.opening(group), MAX_SAMPLE_CHARS)
         telemetry.sample(step, kind="rollout", **shown, rewards=answer.rewards, failure=answer.failure)
         for rescue in prepared.rescued[:1]:
             telemetry.sample(step, kind="rescue", **told.rescue(rescue, MAX_SAMPLE_CHARS), source=rescue.source)
@@ -103,12 +103,17 @@ class _Told:
     pool: TaskPool
     spelling: EpisodeSpelling | None
 
-    def answer(self, group: ScoredGroup, answer: Answer, max_chars: int) -> dict[str, Any]:
+    def answer(self, group: ScoredGroup, answer: Answer, opening: str, max_chars: int) -> dict[str, Any]:
         shown = self._shown(group.prompt_id, answer)
         if answer.segments:
-            opening = self._read(unpack_array(group.prompt_token_ids, "i4").tolist(), max_chars)
-            shown |= {"opening": opening, "turns": told_turns(answer.segments, max_chars)}
+            shown |= {"opening": opening[:max_chars], "turns": told_turns(answer.segments, max_chars)}
         return shown
+
+    def opening(self, group: ScoredGroup) -> str:
+        """What the episodes of a group begin with, to be read once for all of them; "" of answers of one turn."""
+        if not any(answer.segments for answer in group.answers):
+            return ""
+        return self._read(unpack_array(group.prompt_token_ids, "i4").tolist(), MAX_TURNS_CHARS)
 
     def rescue(self, rescue: Rescue, max_chars: int) -> dict[str, Any]:
         shown = self._shown(rescue.prompt_id, rescue)
@@ -127,6 +132,7 @@ class _Told:
 
 def _own_rows(told: _Told, policy: str, step: int, prepared: PreparedStep) -> Iterator[Rollout]:
     for group in prepared.groups:
+        opening = told.opening(group)
         for answer in group.answers:
             logprobs_S = np.frombuffer(answer.logprobs, np.float32)
             steps = [span.version.step for span in answer.versions]
@@ -135,7 +141,7 @@ def _own_rows(told: _Told, policy: str, step: int, prepared: PreparedStep) -> It
                 step=step,
                 kind="rollout",
                 prompt_id=group.prompt_id,
-                **told.answer(group, answer, MAX_TURNS_CHARS),
+                **told.answer(group, answer, opening, MAX_TURNS_CHARS),
                 rewards=answer.rewards,
                 failure=answer.failure,
                 source=policy,

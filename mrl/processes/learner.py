@@ -78,8 +78,6 @@ PUBLISHED_AND_SAVED = 4
 """Times the bytes of the weights, in the number format that they lie on the disk in, once published and once saved."""
 ENGINE_STARTS = 4
 """How often a worker starts an engine that is lost again and again, first start included, before it ends."""
-MEETING_SHARE = 0.9
-"""Of the time until a process is heard for the first time; the rest is for its imports."""
 STOPPED_EARLY = 143
 
 log = structlog.get_logger()
@@ -109,10 +107,11 @@ def _learn(config: RunConfig, folder: RunFolder, closing: ExitStack, policy: str
     stop = wiring.stop_event()
     table = config.policies[policy]
     point = _meeting_point(config, folder, policy)
-    world = join_world(table.device, timeout_s=_group_timeout_s(config, policy), point=point)
+    telemetry = wiring.connect_telemetry(folder, role, policy, closing)
+    with telemetry.awaiting("ranks", whom=f"the other ranks of {policy}", bound_s=point.bound_s):
+        world = join_world(table.device, timeout_s=_group_timeout_s(config, policy), point=point)
     closing.callback(world.release)
     closing.enter_context(world.naming_hosts())
-    telemetry = wiring.connect_telemetry(folder, role, policy, closing)
     receiver = load_receiver(Path(table.model))
     context = sharing_context(config, policy, receiver, own_words(config, policy, receiver))
     regime = build_regime(config.sharing, context)
@@ -237,8 +236,9 @@ def _group_timeout_s(config: RunConfig, policy: str) -> float:
 
 
 def _meeting_point(config: RunConfig, folder: RunFolder, policy: str) -> MeetingPoint:
-    """A rank says nothing to its supervisor before it has met the others."""
-    bound_s = min(config.policies[policy].learner.collective_timeout_s, MEETING_SHARE * config.supervision.start_s)
+    """Ranks on hosts that join by themselves are awaited for as long as these hosts are."""
+    own_s = config.policies[policy].learner.collective_timeout_s
+    bound_s = max(own_s, config.launch.join_s) if config.launch.hosts_join else own_s
     return MeetingPoint(folder.endpoints, f"ranks-{policy}", bound_s, lost_s=config.supervision.silence_s)
 
 

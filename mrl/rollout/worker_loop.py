@@ -366,6 +366,7 @@ class RolloutLoop:
     def _progress(self) -> WorkerProgress:
         """For the learner; another thread asks, also while this one waits for its engine."""
         is_loading = self._updates.is_loading or not self._custody.is_good(self._engine.version)
+        is_loading = is_loading or getattr(self._engine, "doing", SAMPLING) != SAMPLING  # environments take their time
         values = self._sampler.pool.verifier_values()
         judged = values.get("verify/answers", 0.0) + values.get("environment/turns", 0.0)
         return WorkerProgress(self.totals.engine_tokens + int(judged), is_loading)

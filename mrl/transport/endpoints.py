@@ -53,7 +53,12 @@ def reachable_host(bound: str) -> str:
 
 def own_host(theirs: str) -> str:
     """Where this process listens for one that listens at `theirs`: on loopback both or neither."""
-    return theirs if theirs == "localhost" or theirs.startswith("127.") or theirs == "::1" else reachable_host("*")
+    return theirs if is_loopback(theirs) else reachable_host("*")
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this host reaches what listens there."""
+    return host in ("localhost", "::1") or host.startswith("127.")
 
 
 def port_of(address: str | None) -> int:

@@ -5,12 +5,14 @@ from pathlib import Path
 
 import pytest
 
+from mrl.config.load import validate
+from mrl.config.overrides import apply_overrides, parse_overrides
 from mrl.config.task_tables import TaskTable
 from mrl.errors import TaskError
 from mrl.gateway import agent_children
 from mrl.gateway.agent_children import MAX_ENDS_IN_A_ROW, AgentChildren
 from mrl.gateway.agent_process import KEY, URL
-from mrl.gateway.agent_trial import check_agent
+from mrl.gateway.agent_trial import check_agent, check_agents
 
 
 def tasks_of(dataset, **more):
@@ -87,3 +89,41 @@ def test_a_function_that_can_be_no_agent_is_told_before_the_run(folder, code, wo
     with pytest.raises(TaskError, match=words) as found:
         check_agent("sums", tasks_of("my_agents:play")["sums"])
     assert "tasks.sums.dataset" in str(found.value)
+
+
+@pytest.fixture
+def config():
+    """A synchronous run of two policies that meet at every start state."""
+    return validate(
+        {
+            "run": {"name": "r", "steps": 1, "sync": True},
+            "tasks": {"sums": {"source": "agent", "dataset": "my_agents:play", "options": {"size": 9}}},
+            "policies": {name: {"model": "nowhere", "rollout": {"group_size": 4}} for name in ("qwen", "llama")},
+        },
+        where="test",
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "refusal"),
+    [
+        ([], ""),
+        (["--run.sync", "false"], "got 'run.sync = false'"),
+        (["--policies.qwen.rollout.group_size", "8"], "one size for all policies"),
+        (["--policies.qwen.learner.prompts_per_step", "3"], "one number for all policies"),
+        (["--policies.llama.objective.drop_uniform_groups", "true"], "drop_uniform_groups"),
+        (["--pool.keep_solved", "0.5"], "a curriculum"),
+    ],
+)
+def test_policies_that_one_agent_plays_together_have_to_meet(folder, config, words, refusal):
+    """One that goes its own way would wait for the other until its episodes fail."""
+    (folder / "my_agents.py").write_text("async def play(clients, row): ...\n")
+    tables = apply_overrides(config.model_dump(mode="json", exclude_unset=True), parse_overrides(words))
+    changed = validate(tables, where="test")
+    if not refusal:
+        check_agents(changed, pytest.fail)
+        return
+    with pytest.raises(TaskError, match=refusal):
+        check_agents(changed, pytest.fail)
+    (folder / "my_agents.py").write_text("async def play(client, row): ...\n")
+    check_agents(changed, pytest.fail)

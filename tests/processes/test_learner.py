@@ -33,7 +33,7 @@ def config(monkeypatch: pytest.MonkeyPatch, tiny_model: Any, tmp_path: Path) -> 
     regime = SimpleNamespace(components=(Component("own", Imitation(), 1.0, "rows", "own"),))
     for name, value in {
         "wiring.stop_event": threading.Event,
-        "wiring.connect_telemetry": lambda *_: SimpleNamespace(doing=lambda _: None),
+        "wiring.connect_telemetry": lambda *_: Telemetry("learner/qwen", "qwen", lambda record: True),
         "load_receiver": lambda _: None,
         "sharing_context": lambda *_: None,
         "build_regime": lambda *_: regime,

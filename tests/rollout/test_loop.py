@@ -306,6 +306,8 @@ def test_a_worker_says_whether_it_loads_and_how_far_it_is(make_loop, learner, mo
     counts = [one.num_done for one in seen]
     assert counts == sorted(counts)
     assert counts[-1] > 0
+    monkeypatch.setattr(EmbeddedEngine, "doing", "awaiting environments", raising=False)
+    assert loop._progress().is_loading, "whoever waits for environments is not given up"
 
 
 def test_a_worker_waits_for_a_learner_that_answers_for_as_long_as_it_takes(make_loop, learner):

@@ -14,6 +14,7 @@ def check_rules(config: RunConfig, *, where: str) -> None:
     """Raises ConfigError for the first pair of keys that contradict each other."""
     _check_names(config, where)
     _check_trackers(config, where)
+    _check_agents(config, where)
     for name, policy in config.policies.items():
         check_policy(name, policy, where)
     _check_learning(config, where)
@@ -54,6 +55,19 @@ def _check_trackers(config: RunConfig, where: str) -> None:
                 got=tracker.samples,
                 cure=f"--run.rollouts_mib 64, or leave trackers.{place}.samples out",
             )
+
+
+def _check_agents(config: RunConfig, where: str) -> None:
+    """A synchronous run samples nothing before all episodes are begun; nobody knows how many come from outside."""
+    outside = next((task for task, table in config.tasks.items() if table.is_outside), "")
+    if outside and config.run.sync:
+        raise ConfigError(
+            "run.sync: agents from outside come when they will",
+            where=where,
+            got=f'tasks.{outside}.dataset = "outside"',
+            wanted="a function that the run starts itself",
+            cure="--run.sync false",
+        )
 
 
 def _check_names(config: RunConfig, where: str) -> None:

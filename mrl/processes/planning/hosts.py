@@ -9,7 +9,7 @@ from pathlib import Path
 
 from mrl.config.schema import RunConfig
 from mrl.errors import ConfigError
-from mrl.transport.endpoints import ADDRESS, HOST
+from mrl.transport.endpoints import ADDRESS, HOST, is_loopback
 
 SRUN = (
     "srun", "--nodes=1", "--ntasks=1", "--overlap", "--nodelist={host}", "--export=ALL", "--kill-on-bad-exit=1",
@@ -105,6 +105,14 @@ def check_hosts(config: RunConfig, hosts: Sequence[str], *, where: str) -> None:
             got=config.exchange.host,
             wanted="0.0.0.0, all addresses (every link is encrypted and needs a key of the run)",
             cure="--exchange.host 0.0.0.0",
+        )
+    if config.has_gateway and is_loopback(config.gateway.host):
+        raise ConfigError(
+            "gateway.host: workers of other hosts cannot reach it there",
+            where=where,
+            got=config.gateway.host,
+            wanted="an address of the first host in a private network; it speaks HTTP without TLS",
+            cure="--gateway.host 10.0.0.1, say",
         )
 
 

@@ -206,7 +206,7 @@ def check_tasks(
     Raises TaskError for data, or a verifier, that cannot be used. When something is missing, `on_missing` is told for
     every task; `on_unfetched`, where it is given, is told instead of data sets that `mrl fetch` gets.
     """
-    from mrl.gateway.agent_trial import check_agent
+    from mrl.gateway.agent_trial import check_agents
     from mrl.tasks.environments.environment_trial import try_environment
     from mrl.tasks.pool import build_pool
     from mrl.tasks.sources import open_source
@@ -225,15 +225,12 @@ def check_tasks(
                 open_source(task, table, seed=config.pool.seed)
             except MissingError as missing:
                 (on_unfetched if on_unfetched and task in to_fetch else on_missing)(missing)
+    if on_trial is not None:
+        check_agents(config, on_missing)
     for task, table in config.tasks.items():
         if table.verifier and on_trial is not None:
             with suppress(MissingError):  # which was told above
                 on_trial(try_verifier(task, table, seed=config.pool.seed))
-        if table.source == "agent" and on_trial is not None:
-            try:
-                check_agent(task, table)
-            except MissingError as missing:
-                on_missing(missing)
         if table.source == "environment" and on_trial is not None:
             with suppress(MissingError):
                 _check_says_again(config, task, try_environment(task, table, seed=config.pool.seed))

@@ -19,6 +19,7 @@ from typing import Any
 from pydantic import Field
 
 from mrl.config.table import Table
+from mrl.config.task_tables import OUTSIDE
 from mrl.errors import TaskError
 from mrl.records.canonical_json import canonical_json
 from mrl.tasks.games.game_names import GAMES
@@ -27,8 +28,6 @@ from mrl.tasks.options import checked_options
 from mrl.tasks.source import Item, Part
 from mrl.tasks.split import HELD_OUT_PERCENT, hash_percent
 
-OUTSIDE = "outside"
-"""The data set of a task whose agents the run does not start."""
 FORM = 'a JSONL file, one object a line, of what the environment\'s reset takes: {"word": "..."}'
 
 

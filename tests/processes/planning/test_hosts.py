@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 
 from mrl.config.load import validate
-from mrl.config.schema import RunConfig
+from mrl.config.schema import GatewayTable, RunConfig
+from mrl.config.task_tables import TaskTable
 from mrl.errors import ConfigError
 from mrl.processes.planning.dry_run import describe
 from mrl.processes.planning.hosts import SRUN, Host, check_hosts, host_environment, join_argv, parse_hosts, remote_words
@@ -22,6 +23,13 @@ def config_of(*policies: str, exchange: str = "0.0.0.0", device: str = "cpu", **
         "launch": launch,
     }
     return validate(tables, where="test")
+
+
+def agents_at(address: str) -> RunConfig:
+    """A run whose gateway listens there."""
+    config = config_of("a", "b")
+    task = TaskTable(source="agent", dataset="outside")
+    return config.model_copy(update={"tasks": {"t": task}, "gateway": GatewayTable(host=address)})
 
 
 def test_hosts_are_names_with_or_without_an_address() -> None:
@@ -75,6 +83,7 @@ def test_srun_is_the_way_within_a_slurm_job_and_only_there() -> None:
     [
         (["h0", "h1"], config_of("a", "b", exchange="127.0.0.1"), "exchange.host: every host"),
         (["h0", "h1"], config_of("a", "b", exchange="10.0.0.1"), "exchange.host: every host"),
+        (["h0", "h1"], agents_at("127.0.0.1"), "gateway.host: workers of other hosts cannot reach it"),
         (["h0"], config_of("a", hosts_join=True), "one host only"),
         ([], config_of("a", policies_on_first_host=False), "one host only"),
     ],
@@ -89,6 +98,8 @@ def test_hosts_that_fit_pass() -> None:
     """A host of daemons alone adds one."""
     check_hosts(config_of("a", "b", exchange="127.0.0.1"), ["h0"], where="test")
     check_hosts(config_of("a", "b"), ["h0", "h1"], where="test")
+    check_hosts(agents_at("127.0.0.1"), ["h0"], where="test")
+    check_hosts(agents_at("10.0.0.1"), ["h0", "h1"], where="test")
     check_hosts(config_of("a", "b", policies_on_first_host=False), ["h0", "h1", "h2"], where="test")
 
 
