@@ -37,7 +37,7 @@ def test_the_agent_of_the_page_plays(tmp_path, monkeypatch):
 
 
 def test_the_debate_of_the_page_trains_both(tmp_path, monkeypatch):
-    """The one who answers is right, and the other denies it."""
+    """Each hears what the other said; one lets itself be talked out of the right answer."""
     (tmp_path / "my_agents.py").write_text("\n".join(blocks(PAGE, "python")))
     monkeypatch.setenv("MRL_MODULES", str(tmp_path))
     monkeypatch.delitem(sys.modules, "my_agents", raising=False)
@@ -45,13 +45,16 @@ def test_the_debate_of_the_page_trains_both(tmp_path, monkeypatch):
     async def script(rig, http):
         playing = asyncio.ensure_future(Player(named_agent("my_agents:debate"), "sums", rig.client(KEY)).play(http))
 
-        def episode(policy, answer):
+        def episode(policy, answers):
             seat = rig.seat("sums", policy)
-            asked = seat.reset(47, {}).messages[0].content
-            return asked, seat.step(PolicyTurn(answer)).reward
+            turns = [seat.reset(47, {}), *(seat.step(PolicyTurn(answer)) for answer in answers)]
+            return turns[0].messages[0].content, turns[1].messages[0].content, turns[2].reward
 
-        found = await asyncio.gather(elsewhere(episode, "qwen", "11"), elsewhere(episode, "llama", "No."))
+        found = await asyncio.gather(
+            elsewhere(episode, "qwen", ["11", "11"]), elsewhere(episode, "llama", ["11 ", "12"])
+        )
         playing.cancel()
         return found
 
-    assert run(tmp_path, script) == [("What is 7 + 4?", 1.0), ("7 + 4 = 11. Yes or no?", 0.0)]
+    asked = "What is 7 + 4?"
+    assert run(tmp_path, script) == [(asked, "Not 11?", 1.0), (asked, "Not 11?", 0.0)]
