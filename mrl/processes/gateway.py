@@ -5,7 +5,7 @@ Speaks: turns and rewards to the environment processes of rollout workers, the c
     supervisor.
 Waits for: agents and turns; an agent that is silent for `gateway.idle_s` has given its episode up.
 Unblocked by: any agent, and the policies' engines.
-If it dies: episodes that were played count as failed; it is started again on the same port, and agents ask anew.
+If it dies: groups that were played are given up; it is started again on the same port, and agents ask anew.
 """
 
 import asyncio

@@ -152,6 +152,10 @@ class EpisodeInPlay:
         self.token_ids.append(token_ids)
         self.segments.append(EpisodeSegment(num_tokens=token_ids.size, is_sampled=is_sampled, messages=messages))
 
+    def forget(self) -> None:
+        """Nobody may train on it: it was given up in mid-play, by no fault of the policy's."""
+        self.token_ids, self.logprobs, self.versions, self.segments = [], [], [], []
+
     def played(self, verdict: Verdict, ending: str) -> PlayedEpisode:
         """Its row ends with what the policy sampled last; what the environment says behind it takes no tokens."""
         while self.segments and not self.segments[-1].is_sampled and self.segments[-1].num_tokens:

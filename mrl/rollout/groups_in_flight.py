@@ -14,6 +14,7 @@ from mrl.records.rollouts import HeldOutItem, StaleGroup, WorkItem
 from mrl.records.version import Version
 from mrl.rollout.episode import PlayedEpisode
 from mrl.rollout.sampling import Sampler
+from mrl.tasks.environments.contract import GIVEN_UP
 
 Item = WorkItem | HeldOutItem
 MAX_UNBEGUN_IN_A_ROW = 20
@@ -134,7 +135,8 @@ class Beginnings:
     def sort(self, flights: Sequence[Flight]) -> tuple[list[Flight], list[StaleGroup]]:
         """Groups that began, with all held-out answers, and what to say of the others, which are given up.
 
-        Where a peer's turns cannot be played again, that is no fault of the environment's beginning.
+        Where a peer's turns cannot be played again, or an episode was given up from outside, that is no fault of the
+        environment's beginning.
 
         Raises RoleFailed where environments do not begin again and again.
         """
@@ -152,6 +154,11 @@ class Beginnings:
                 log.info("a peer's turns lead nowhere here", prompt=flight.item.prompt_id, reason=reason)
                 continue
             given_up.append(StaleGroup(ticket=flight.item.ticket, num_tokens=0))
+            if isinstance(failed, PlayedEpisode) and failed.ending == GIVEN_UP:
+                log.warning(
+                    "an episode was given up, and its group with it", prompt=flight.item.prompt_id, reason=reason
+                )
+                continue
             self._in_a_row += 1
             log.warning("an environment did not begin", prompt=flight.item.prompt_id, reason=reason)
             if self._in_a_row >= MAX_UNBEGUN_IN_A_ROW:

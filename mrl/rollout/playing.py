@@ -25,6 +25,7 @@ from mrl.rollout.episode import NOTHING, EpisodeInPlay, EpisodeRequest, EpisodeR
 from mrl.rollout.replaying import OwnVoice, TurnReplay
 from mrl.tasks.environments.contract import (
     CUT,
+    GIVEN_UP,
     MAX_TOKENS,
     MAX_TURNS,
     TOO_LONG,
@@ -253,7 +254,10 @@ class EpisodeEngine:
 
     def _end(self, episode: EpisodeInPlay, said: EnvironmentTurn) -> None:
         episode.session.close()
-        if said.has_failed or said.reward is None:
+        if said.reason == GIVEN_UP:
+            reason, verdict = GIVEN_UP, Verdict(episode.rules.failed_reward, "", failure=GIVEN_UP, words=said.words)
+            episode.forget()
+        elif said.has_failed or said.reward is None:
             reason, words = (said.reason, said.words) if said.has_failed else (WRONG_TYPE, "it gave no reward")
             verdict = Verdict(episode.rules.failed_reward, "", failure=reason, words=words)
         else:

@@ -18,7 +18,7 @@ from mrl.gateway.session_book import SessionBook
 from mrl.gateway.strangers import MAX_STRANGERS, NEW_S
 from mrl.records.episodes import Message, ToolCall
 from mrl.tasks.environments.agent_meeting import ENDPOINT, SEAT_KEY, MeetingPlace
-from mrl.tasks.environments.contract import CUT, DONE, RAISED, PolicyTurn
+from mrl.tasks.environments.contract import CUT, DONE, GIVEN_UP, RAISED, PolicyTurn
 from mrl.tasks.environments.doors import open_door
 from mrl.tasks.environments.user_class import BadReturn
 from mrl.transport.endpoints import publish_endpoint
@@ -318,6 +318,24 @@ def test_a_crowd_without_a_key_keeps_nobody_out(tmp_path):
 async def _fails(rig, http, opened):
     _, session = await opened
     await rig.post(http, f"/sessions/{session['id']}/fail", {})
+
+
+def test_an_episode_whose_gateway_dies_is_given_up_and_has_not_failed(tmp_path):
+    """Whatever the seat waits for, or asks next."""
+
+    async def script(rig, http):
+        waiting, playing = rig.seat(), rig.seat()
+        first = asyncio.ensure_future(elsewhere(waiting.reset, 0, {}))
+        while not rig.book.num_offered:
+            await asyncio.sleep(0.01)
+        second = asyncio.ensure_future(elsewhere(playing.reset, 1, {}))
+        while rig.book.num_offered < 2:
+            await asyncio.sleep(0.01)
+        await rig.runner.cleanup()
+        turns = [await first, await second, await elsewhere(playing.step, PolicyTurn("Hi"))]
+        return {(turn.reason, turn.has_failed) for turn in turns}
+
+    assert run(tmp_path, script) == {(GIVEN_UP, False)}
 
 
 def test_idle_agents_wait_without_harm(tmp_path):

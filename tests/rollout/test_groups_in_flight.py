@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from mrl.engines.engine import Finished, Generation, GenerationRequest
+from mrl.errors import RoleFailed
 from mrl.records.episodes import Message
 from mrl.records.experience import SharedTurn
 from mrl.records.finish import FinishReason
@@ -121,3 +122,23 @@ def test_states_that_lead_nowhere_end_no_run(flights):
         begun, given_up = beginnings.sort(complete)
         assert begun == []
         assert given_up == [StaleGroup(ticket=f"{number}", num_tokens=0, unbegun="unequal")]
+
+
+@pytest.mark.parametrize(("ending", "ends_the_worker"), [("given_up", False), ("raised", True)])
+def test_groups_that_were_given_up_from_outside_end_no_worker(flights, ending, ends_the_worker):
+    """However many in a row, unlike environments that do not begin."""
+    beginnings, nothing = Beginnings(), np.zeros(0, np.int32)
+    verdict = Verdict(0.0, "", failure=ending, words="the gateway hung up")
+    empty = PlayedEpisode(nothing, nothing.astype(np.float32), [], FinishReason.LENGTH, nothing, [], verdict, ending)
+    complete = []
+    for number in range(MAX_UNBEGUN_IN_A_ROW):
+        (request,) = flights.depart([item(f"{number}")])
+        complete += flights.arrive(
+            [Finished(request.request_id, 0, answer(OLD)), Finished(request.request_id, 1, empty)]
+        )
+    if ends_the_worker:
+        with pytest.raises(RoleFailed, match="the gateway hung up"):
+            beginnings.sort(complete)
+        return
+    begun, given_up = beginnings.sort(complete)
+    assert (begun, len(given_up)) == ([], MAX_UNBEGUN_IN_A_ROW)

@@ -291,6 +291,18 @@ def test_every_turn_has_a_seed_of_its_own(make_player, always_ends):
     assert {int(seed) for seed in asked.seeds} <= set(seeds)
 
 
+def test_an_episode_that_is_given_up_from_outside_leaves_nothing_to_train_on(make_player, always_ends, environments):
+    """Whatever the policy has said in it, and it is no failure of the environment's words."""
+    with closing(make_player()) as player:
+        player.submit([request("7")])
+        while not any(episode.num_turns for episode in player._waiting):
+            player.collect(0.1)
+        environments.close()
+        for played in collected(player, 2).values():
+            assert (played.ending, played.verdict.failure) == ("given_up", "given_up")
+            assert not (played.token_ids.size or played.logprobs.size or played.versions or played.segments)
+
+
 def test_what_is_aborted_is_heard_of_no_more(make_player):
     """Its name may not be used again; others go on."""
     with closing(make_player()) as player:

@@ -15,7 +15,7 @@ import aiohttp
 import msgspec
 
 from mrl.tasks.environments.agent_meeting import ENDPOINT, MARK, SEAT_KEY
-from mrl.tasks.environments.contract import LIMITS, RAISED, EnvironmentTurn, PolicyTurn
+from mrl.tasks.environments.contract import GIVEN_UP, LIMITS, RAISED, EnvironmentTurn, PolicyTurn
 from mrl.tasks.environments.shared_loop import SharedLoop
 from mrl.tasks.environments.user_class import BadReturn
 
@@ -88,7 +88,10 @@ class AgentSeat:
             SharedLoop.run(self._disconnect())
 
     def _asked(self, request: SeatRequest) -> EnvironmentTurn:
-        return _reply.decode(SharedLoop.run(self._exchange(msgspec.msgpack.encode(request))))
+        body = SharedLoop.run(self._exchange(msgspec.msgpack.encode(request)))
+        if body is None:  # it was killed, or ends with the run: no fault of the agent's, nor of the policy's
+            return EnvironmentTurn(done=True, reason=GIVEN_UP, words="the gateway hung up")
+        return _reply.decode(body)
 
     async def _connect(self) -> None:
         """Reach the gateway, which may be about to start, or to start again. Raises BadReturn."""
@@ -116,14 +119,15 @@ class AgentSeat:
         await self._http.close()
         raise BadReturn(RAISED, f"the gateway of the run cannot be reached: {reason}")
 
-    async def _exchange(self, body: bytes) -> bytes:
+    async def _exchange(self, body: bytes) -> bytes | None:
+        """The gateway's answer; None where it hung up."""
         assert self._socket is not None
-        await self._socket.send_bytes(body)
+        try:
+            await self._socket.send_bytes(body)
+        except ConnectionError:
+            return None
         answer = await self._socket.receive()
-        if answer.type is not aiohttp.WSMsgType.BINARY:
-            raise BadReturn(RAISED, f"the gateway hung up ({answer.type.name})")
-        found: bytes = answer.data
-        return found
+        return answer.data if answer.type is aiohttp.WSMsgType.BINARY else None
 
     async def _disconnect(self) -> None:
         assert self._http is not None
