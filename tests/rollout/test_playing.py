@@ -300,7 +300,7 @@ def test_an_episode_that_is_given_up_from_outside_leaves_nothing_to_train_on(mak
         environments.close()
         for played in collected(player, 2).values():
             assert (played.ending, played.verdict.failure) == ("given_up", "given_up")
-            assert not (played.token_ids.size or played.logprobs.size or played.versions or played.segments)
+            assert (played.token_ids.size, played.logprobs.size, played.versions, played.segments) == (0, 0, [], [])
 
 
 def test_what_is_aborted_is_heard_of_no_more(make_player):
