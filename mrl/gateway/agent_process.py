@@ -10,7 +10,6 @@ own episodes. The address and the key come by the environment.
 """
 
 import asyncio
-import importlib
 import inspect
 import math
 import os
@@ -24,7 +23,8 @@ import aiohttp
 import setproctitle
 
 from mrl.gateway.session import OVER
-from mrl.plugins import see_modules
+from mrl.tasks.environments.doors import named_object
+from mrl.tasks.environments.user_class import ClassMistake
 from mrl.tasks.rewards import CodeLine, place_of
 
 URL, KEY = "MRL_GATEWAY_URL", "MRL_GATEWAY_KEY"
@@ -45,27 +45,16 @@ if TYPE_CHECKING:
 Agent = Callable[[Any, Mapping[str, Any]], Awaitable[Any]]
 
 
-class AgentMistake(Exception):
-    """Why a function can be no agent, with the cure, in one line."""
-
-
 def named_agent(name: str) -> Agent:
-    """The function "module:function". Raises AgentMistake."""
+    """The function "module:function". Raises ClassMistake."""
     module, _, attribute = name.partition(":")
-    see_modules()
-    try:
-        found = getattr(importlib.import_module(module), attribute)
-    except AttributeError:
-        raise AgentMistake(f"the module {module} has no {attribute}") from None
-    except Exception as error:  # noqa: BLE001 - a module of the user's raises what it likes at its import
-        told = " ".join(f"{type(error).__name__}: {error}".split())
-        raise AgentMistake(f"the module {module} cannot be imported: {told}") from None
+    found = named_object(module, attribute)
     if not inspect.iscoroutinefunction(found):
-        raise AgentMistake(f"{name} is no async function; wanted `async def {attribute}(client, row)`")
+        raise ClassMistake(f"{name} is no async function; wanted `async def {attribute}(client, row)`")
     try:
         inspect.signature(found).bind(None, {})
     except TypeError as error:
-        raise AgentMistake(f"{name} cannot be called with (client, row): {error}") from None
+        raise ClassMistake(f"{name} cannot be called with (client, row): {error}") from None
     agent: Agent = found
     return agent
 
@@ -185,7 +174,7 @@ def main(words: list[str]) -> int:
             return 0
         name, task = words
         asyncio.run(serve(named_agent(name), task))
-    except AgentMistake as mistake:
+    except ClassMistake as mistake:
         print(mistake, file=sys.stderr)
         return 2
     return 0

@@ -1,8 +1,6 @@
 """An agent looked at before a run: its module is imported and its function found, in a process of its own."""
 
 import importlib.util
-import subprocess
-import sys
 from collections.abc import Callable
 
 from mrl.config.schema import RunConfig
@@ -10,8 +8,7 @@ from mrl.config.task_tables import TaskTable
 from mrl.errors import MissingError, TaskError
 from mrl.gateway.agent_children import MODULE
 from mrl.gateway.agent_process import ALL
-
-TRIAL_S = 120.0
+from mrl.tasks.environments.environment_trial import tried_in_process
 
 
 def check_agents(config: RunConfig, on_missing: Callable[[MissingError], None]) -> None:
@@ -34,18 +31,11 @@ def check_agent(task: str, table: TaskTable) -> bool:
     if importlib.util.find_spec("openai") is None:
         what = "the package openai, by which agents ask policies, is not installed"
         raise MissingError(what, where=where, cure="pip install 'mrl[agents]'")
-    try:
-        argv = (sys.executable, "-m", MODULE, "--check", table.dataset)
-        trial = subprocess.run(argv, capture_output=True, timeout=TRIAL_S, check=False)
-    except subprocess.TimeoutExpired:
-        reason = f"its module is not imported after {TRIAL_S:.0f} s"
-    else:
-        if trial.returncode == 0:
-            return trial.stdout.decode(errors="replace").split()[-1:] == [ALL]
-        said = trial.stderr.decode(errors="replace").split("\n")
-        reason = next((line for line in reversed(said) if line.strip()), f"exit code {trial.returncode}")
-    wanted = "an async function (client, row) in a module beside the configuration, installed, or on PYTHONPATH"
-    raise TaskError(f"no agent: {reason.strip()}", where=where, got=table.dataset, wanted=wanted)
+    reason, said = tried_in_process(MODULE, "--check", table.dataset)
+    if reason:
+        wanted = "an async function (client, row) in a module beside the configuration, installed, or on PYTHONPATH"
+        raise TaskError(f"no agent: {reason}", where=where, got=table.dataset, wanted=wanted)
+    return said.split()[-1:] == [ALL]
 
 
 def _check_together(config: RunConfig, task: str) -> None:

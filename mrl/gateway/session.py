@@ -103,7 +103,7 @@ class AgentSession:
             raise ChatMistake(f"there are no further turns: {ENDS.get(self.ending, self.ending)}", code=OVER)
         self.touched_s = self.clock()
         if self._answer is not None or self._reply is None:
-            raise ChatMistake("this session waits for a turn already; it has one turn at a time", code="busy")
+            raise ChatMistake("the session waits for a turn already; it has one turn at a time", code="busy")
         new = self._continued(call)
         try:
             reply = EnvironmentTurn(new, tools=call.tools if not self.num_turns else ())
@@ -156,7 +156,7 @@ class AgentSession:
     def _continued(self, call: ChatCall) -> tuple[Message, ...]:
         """The new messages of a request. Raises ChatMistake where it is not the conversation that it was."""
         if self.num_turns and self._last_call is not None and call.tools != self._last_call.tools:
-            raise ChatMistake("tools: other ones than in the first request of this session", code="rewritten")
+            raise ChatMistake("tools: other ones than in the first request", code="rewritten")
         known, new = call.messages[: len(self.said)], call.messages[len(self.said) :]
         for place, (before, now) in enumerate(zip(self.said, known, strict=False)):
             if not is_same(before, now):

@@ -8,6 +8,7 @@ import importlib
 import json
 import sys
 from collections.abc import Callable
+from typing import Any
 
 from mrl.plugins import see_modules
 from mrl.tasks.environments.agent_meeting import MARK
@@ -37,15 +38,20 @@ def named_class(name: str) -> type:
     module, _, attribute = name.partition(":")
     if not module or not attribute:
         raise ClassMistake(f'{name!r} names no class; write "module:Class", or a URL, ws://HOST:PORT')
+    found: type = named_object(module, attribute)
+    return found
+
+
+def named_object(module: str, attribute: str) -> Any:
+    """What a module of the user's has under this name. Raises ClassMistake."""
     see_modules()
     try:
-        found: type = getattr(importlib.import_module(module), attribute)
+        return getattr(importlib.import_module(module), attribute)
     except AttributeError:
         raise ClassMistake(f"the module {module} has no {attribute}") from None
     except Exception as error:  # noqa: BLE001 - a module of the user's raises what it likes at its import
         told = " ".join(f"{type(error).__name__}: {error}".split())
         raise ClassMistake(f"the module {module} cannot be imported: {told}") from None
-    return found
 
 
 def main(words: list[str]) -> int:

@@ -47,18 +47,24 @@ def first_turn(task: str, table: TaskTable, text: str, *, seed: int) -> Environm
 
 
 def _check_class(task: str, table: TaskTable, name: str, row: str) -> None:
-    argv = (sys.executable, "-m", "mrl.tasks.environments.doors", name, row)
+    reason, _ = tried_in_process("mrl.tasks.environments.doors", name, row)
+    if reason:
+        wanted = "a class in a module beside the configuration, installed, or on PYTHONPATH"
+        raise TaskError(f"no environment: {reason}", where=f"tasks.{task}.dataset", wanted=wanted)
+
+
+def tried_in_process(module: str, *words: str) -> tuple[str, str]:
+    """Why a module that imports code of the user's fails with these words, "" where it does not; and what it prints."""
     try:
-        trial = subprocess.run(argv, capture_output=True, timeout=START_S, check=False)
+        trial = subprocess.run(
+            (sys.executable, "-m", module, *words), capture_output=True, timeout=START_S, check=False
+        )
     except subprocess.TimeoutExpired:
-        reason = f"its module is not imported after {START_S:.0f} s"
-    else:
-        if trial.returncode == 0:
-            return
-        said = trial.stderr.decode(errors="replace").split("\n")
-        reason = next((line for line in reversed(said) if line.strip()), f"exit code {trial.returncode}")
-    wanted = "a class in a module beside the configuration, installed, or on PYTHONPATH"
-    raise TaskError(f"no environment: {reason.strip()}", where=f"tasks.{task}.dataset", wanted=wanted)
+        return f"its module is not imported after {START_S:.0f} s", ""
+    if trial.returncode == 0:
+        return "", trial.stdout.decode(errors="replace")
+    said = trial.stderr.decode(errors="replace").split("\n")
+    return next((line.strip() for line in reversed(said) if line.strip()), f"exit code {trial.returncode}"), ""
 
 
 def _turn(task: str, table: TaskTable, future: "Future[EnvironmentTurn]", asked: str) -> EnvironmentTurn:
