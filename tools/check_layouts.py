@@ -99,6 +99,7 @@ def layouts(max_ranks: int) -> list[Layout]:
     """All that are compared; the first is what the others are compared with."""
     packings = ({}, {"microbatch_tokens": 32}, {"microbatch_tokens": 4096})
     shard, bf16 = {"sharding": "shard"}, {"precision": "bfloat16"}
+    context = {"context_parallel": 2}
     compiled, host = {"compile": True}, {"optimizer_memory": "host"}
     found = [Layout(1, packing) for packing in packings] + [Layout(1, shard), Layout(1, compiled), Layout(1, bf16)]
     found.append(Layout(1, host))
@@ -107,8 +108,11 @@ def layouts(max_ranks: int) -> list[Layout]:
         found += [Layout(2, shard | compiled), Layout(2, shard | compiled | {"activation_checkpointing": True})]
         found += [Layout(2, shard | {"activation_checkpointing": True}), Layout(2, shard | bf16), Layout(2, bf16)]
         found += [Layout(2, host), Layout(2, shard | host)]
+        found += [Layout(2, context | packing) for packing in packings]
+        found += [Layout(2, context | shard | {"activation_checkpointing": True}), Layout(2, context | shard | bf16)]
     if max_ranks >= 4:
         found += [Layout(4), Layout(4, shard), Layout(4, shard | {"shard_size": 2})]
+        found += [Layout(4, context), Layout(4, context | shard), Layout(4, {"context_parallel": 4})]
     return found
 
 

@@ -38,6 +38,11 @@ class MakeTable(Table):
     seed: int = Field(default=1, ge=0)
     """Seeds initial weights and warm-start data."""
 
+    @property
+    def num_cached_heads(self) -> int:
+        """Heads of keys and values."""
+        return max(1, self.num_heads // 2)
+
 
 class ShotTable(Table):
     """A question and its answer that a policy is shown before it is asked."""
@@ -225,6 +230,9 @@ class LearnerTable(Table):
     shard_size: int = Field(default=0, ge=0)
     """Ranks that share one copy of them where `sharding` is "shard"; 0 takes all ranks of a host, so that between hosts
     gradients alone travel, once for each update."""
+    context_parallel: int = Field(default=1, ge=1)
+    """Neighbouring ranks that share the places of each pass, for answers too long for one of them; attention exchanges
+    places for heads (Ulysses). `microbatch_tokens` counts what they hold together."""
     precision: Literal["float32", "bfloat16"] = "float32"
     """Number format of forward and backward; parameters, gradient sums and moments are float32 in any case. Left out
     on "cuda": "bfloat16"."""

@@ -10,6 +10,7 @@ from typing import Any
 
 from mrl.engines.tensor_folder import tensor_names
 from mrl.errors import EngineError
+from mrl.models.size import equal_parts
 from mrl.models.skeleton import PreTrainedConfig
 
 WITHOUT_WINDOW = {"sglang": ("mistral", "phi3", "cohere2"), "vllm": ("cohere2",)}
@@ -59,16 +60,12 @@ def check_parts(server: str, where: str, described: Any, gpus: int) -> None:
     heads = int(getattr(described, "num_attention_heads", None) or 1)
     cached = int(getattr(described, "num_key_value_heads", None) or heads)
     inner = int(getattr(described, "intermediate_size", None) or 0)
-
-    def fits(parts: int) -> bool:
-        return not heads % parts and not inner % parts and (not cached % parts or not parts % cached)
-
-    if not fits(gpus):
-        counts = ", ".join(str(parts) for parts in range(1, heads + 1) if fits(parts))
+    fitting = [parts for parts in equal_parts(heads, cached) if not inner % parts]
+    if gpus not in fitting:
         raise EngineError(
             f"{server} cannot share out this model over the GPUs of one server",
             where=where,
             got=f"{gpus} GPUs for {heads} attention heads, {cached} key-value heads, intermediate_size {inner}",
-            wanted=f"one of {counts}",
+            wanted=f"one of {', '.join(map(str, fitting))}",
             cure="rollout.gpus, or on leased units as many GPUs in a unit",
         )

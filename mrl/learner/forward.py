@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule, register_fsdp_forward_method
 
 from mrl.learner.packing import PackedBatch
+from mrl.learner.ranks.context_group import ContextGroup
 from mrl.models.heads import head_shape
 from mrl.models.row_attention import take
 from mrl.objectives.logprobs import Kernel, token_logprobs, token_logprobs_and_entropy
@@ -27,6 +28,8 @@ class ForwardSettings:
     chunk_logits: int = CHUNK_LOGITS
     """Logits of a chunk at most, of whose float32 a pass needs a few."""
     kernel: Kernel = "chunked"
+    context: ContextGroup | None = None
+    """The ranks that share the places of a pass; None where each has passes of its own."""
 
     def tokens_at_once(self, vocab_size: int) -> int:
         """Length of a chunk."""
@@ -71,17 +74,34 @@ def _through(model: Any, score: Callable[..., Any], batch: PackedBatch, settings
 
 
 def _answer_outputs(model: Any, score: Callable[..., Any], batch: PackedBatch, settings: ForwardSettings) -> Any:
-    hidden_NLD = model.get_decoder()(
-        input_ids=batch.input_ids_L.unsqueeze(0),
-        position_ids=batch.position_ids_L.unsqueeze(0),
-        packed_rows=batch.rows,
-        use_cache=False,
+    context = settings.context
+    if context is None:
+        hidden_LD = _hidden(model, batch.input_ids_L, batch.position_ids_L, packed_rows=batch.rows)
+        return _scored(model, score, take(hidden_LD, batch.predict_at_T), batch.target_ids_T, settings)
+    ids_l, positions_l = (context.own_places(values_L) for values_L in (batch.input_ids_L, batch.position_ids_L))
+    hidden_lD = _hidden(model, ids_l, positions_l, packed_rows=batch.rows, place_exchange=context)
+    index_t, at_t = context.own_tokens(batch.predict_at_T, batch.rows.num_places)
+    found = _scored(model, score, take(hidden_lD, at_t), batch.target_ids_T[index_t], settings)
+    num_tokens = len(batch.target_ids_T)
+    if isinstance(found, Tensor):
+        return context.of_all(found, index_t, num_tokens)
+    return tuple(context.of_all(values_t, index_t, num_tokens) for values_t in found)
+
+
+def _hidden(model: Any, input_ids: Tensor, position_ids: Tensor, **attention: Any) -> Tensor:
+    """[places, D]."""
+    hidden_NLD: Tensor = model.get_decoder()(
+        input_ids=input_ids.unsqueeze(0), position_ids=position_ids.unsqueeze(0), use_cache=False, **attention
     ).last_hidden_state
+    return hidden_NLD[0]
+
+
+def _scored(model: Any, score: Callable[..., Any], hidden_TD: Tensor, ids_T: Tensor, settings: ForwardSettings) -> Any:
     shape, head_VD = head_shape(model), model.get_output_embeddings().weight
     return score(
-        take(hidden_NLD[0], batch.predict_at_T),
+        hidden_TD,
         head_VD,
-        batch.target_ids_T,
+        ids_T,
         temperature=settings.temperature * shape.divisor,
         softcap=None if shape.softcap is None else shape.softcap * shape.divisor,
         chunk_tokens=settings.tokens_at_once(head_VD.shape[0]),

@@ -46,6 +46,8 @@ class Updater:
         self.clock = PhaseClock(world.device, world.note)
         self._model, self._optimizer, self._components, self._world = model, optimizer, components, world
         self._forward, self._max_grad_norm = forward, max_grad_norm
+        # Ranks that share the places of a pass have the same losses.
+        self._counts = forward.context is None or forward.context.rank == 0
         self._with_entropy = needs_entropy(components)
         self._reference = reference
         self._needs_reference, self._has_adapters = needs_reference(components), has_adapters
@@ -77,7 +79,8 @@ class Updater:
             sum_over_replicas(self._model, is_due=index == len(batches) - 1)
             with self.clock.phase("backward"):
                 scaled.sum().backward()
-            totals += scaled.detach()
+            if self._counts:
+                totals += scaled.detach()
             seen.append(values.detached())
         with self.clock.phase("update"):
             if not is_wrapped(self._model):

@@ -17,6 +17,7 @@ from mrl.learner.host_moments import HostMomentsAdamW
 from mrl.learner.loss import needs_reference
 from mrl.learner.packing import PackedBatch, pack
 from mrl.learner.peer_logprobs import Float32s, PeerLogprobs
+from mrl.learner.ranks.context_group import context_group
 from mrl.learner.ranks.world import World
 from mrl.learner.sharding import place
 from mrl.learner.step import Updater
@@ -67,7 +68,11 @@ class Trainer:
         # Dropout would make the learner's log-probabilities differ from the engine's, so it stays off in training.
         self.model, self.world = place(model.eval(), table, world), world
         self._table, self._components = table, tuple(components)
-        self._forward = ForwardSettings(temperature, chunk_logits=table.chunk_logits, kernel=table.logprob_kernel)
+        context = context_group(world, table.context_parallel)
+        self._counts = context is None or context.rank == 0  # the others have the same values
+        self._forward = ForwardSettings(
+            temperature, chunk_logits=table.chunk_logits, kernel=table.logprob_kernel, context=context
+        )
         self.precision: NumberFormat = table.precision
         self.kernel: Kernel = table.logprob_kernel
         self._places = 0
@@ -112,8 +117,9 @@ class Trainer:
             )
             for name, value in result.items():
                 losses[name] = losses.get(name, 0.0) + value / len(parts)
-            tally.add(batches, seen, index)
-            of_peers.add(part, batches, [values.logprobs_T for values in seen])
+            if self._counts:
+                tally.add(batches, seen, index)
+                of_peers.add(part, batches, [values.logprobs_T for values in seen])
         self.peer_logprobs = of_peers.values()
         return losses | tally.values() | {"optim/lr": lr, "optim/updates": float(len(parts))}
 
@@ -124,7 +130,7 @@ class Trainer:
         values["memory/learner_peak_mib"] = peak_memory_mib(self.world.device)
         peak = peak_flops(self.world.device)
         if peak is not None and (busy_s := sum(spent_s.values())):
-            places = self._places * self.world.size  # ranks have about equally many
+            places = self._places * self.world.size // self._table.context_parallel  # passes are about equally full
             flops = training_flops(self.model, order.examples, places) / self.world.size
             values["rate/mfu"] = flops / busy_s / peak
         return values
@@ -134,8 +140,8 @@ class Trainer:
             part.examples,
             self._components,
             microbatch_tokens=self._table.microbatch_tokens,
-            rank=self.world.rank,
-            world_size=self.world.size,
+            rank=self.world.rank // self._table.context_parallel,
+            world_size=self.world.size // self._table.context_parallel,
         )
         return [batch.to(self.world.device) for batch in batches]
 

@@ -60,11 +60,17 @@ class Need:
 
 
 def largest_microbatch(policy: PolicyTable, prompt_tokens: int) -> tuple[Microbatch, int]:
-    """When every answer takes all the tokens that it may: the fullest pass of a rank, and how many make an update."""
+    """When every answer takes all the tokens that it may: the fullest pass of a rank, and how many make an update.
+
+    Ranks that share the places of a pass have rows that are as much shorter: attention to heads in place of places
+    takes the same memory.
+    """
     table, group_size, answer = policy.learner, policy.rollout.group_size, policy.rollout.max_new_tokens
-    rows = math.ceil(table.prompts_per_step * group_size / table.minibatches / table.processes)
+    sharing = table.context_parallel
+    rows = math.ceil(table.prompts_per_step * group_size / table.minibatches / (table.processes // sharing))
     at_once = min(rows, max(1, table.microbatch_tokens // (prompt_tokens + answer - 1)))
-    return Microbatch(at_once, group_size, prompt_tokens, answer), math.ceil(rows / at_once)
+    held = Microbatch(at_once, group_size, math.ceil(prompt_tokens / sharing), math.ceil(answer / sharing))
+    return held, math.ceil(rows / at_once)
 
 
 def rank_needs(

@@ -36,7 +36,7 @@ def init_model(recipe: MakeTable, *, vocab_size: int, eos_id: int, pad_id: int) 
         "intermediate_size": MLP_FACTOR * recipe.hidden_size,
         "num_hidden_layers": recipe.num_layers,
         "num_attention_heads": recipe.num_heads,
-        "num_key_value_heads": max(1, recipe.num_heads // 2),
+        "num_key_value_heads": recipe.num_cached_heads,
         "head_dim": recipe.hidden_size // recipe.num_heads,
         "max_position_embeddings": MAX_POSITIONS,
         "tie_word_embeddings": True,

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from itertools import accumulate, groupby
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -41,6 +41,11 @@ class RowLayout:
     """For every place, one of its positions. A shared prompt is the same in all of its rows."""
 
     @property
+    def num_places(self) -> int:
+        """L."""
+        return sum(self.lengths) if self.positions_L is None else len(self.positions_L)
+
+    @property
     def runs(self) -> list[tuple[int, int]]:
         """(rows, length) of neighbours of equal length: each is attended to in one call."""
         return [(len([*same]), length) for length, same in groupby(self.lengths)]
@@ -54,6 +59,16 @@ class RowLayout:
         if self.places_R is None or self.positions_L is None:
             return self
         return RowLayout(self.lengths, self.places_R.to(device), self.positions_L.to(device))
+
+
+class PlaceExchange(Protocol):
+    """Ranks that hold l of the L places of a pass each, and attend over all of them with H / C heads each."""
+
+    def by_heads(self, states_lHD: Tensor, num_places: int) -> Tensor:
+        """[L, H / C, D]."""
+
+    def by_places(self, states_LHD: Tensor) -> Tensor:
+        """[l, H, D] from [L, H / C, D]."""
 
 
 def use_row_attention(model: nn.Module, kernel: Kernel = "rows") -> None:
@@ -112,14 +127,16 @@ def row_attention(
     scaling: float | None = None,
     softcap: float | None = None,
     packed_rows: RowLayout | None = None,
+    place_exchange: PlaceExchange | None = None,
     kernel: Kernel = "rows",
     **others: Any,
 ) -> tuple[Tensor, None]:
     """Causal attention within rows, [N, L, H, D]; K key-value heads serve H heads.
 
     `sliding_window` w lets a token see itself and the w - 1 before it; `softcap` bounds the scores' size (Gemma 2,
-    arXiv 2408.00118, section 2). Raises ModelFolderError for attention with sinks, with a mask of the family's own, or
-    with a window that is nowhere but in a mask.
+    arXiv 2408.00118, section 2). With a `place_exchange` the states are those of this rank's places. Raises
+    ModelFolderError for attention with sinks, with a mask of the family's own, or with a window that is nowhere but in
+    a mask.
     """
     hides_window = "sliding_window" not in others and getattr(getattr(module, "config", None), "sliding_window", None)
     if attention_mask is not None or others.get("s_aux") is not None or hides_window:
@@ -127,12 +144,15 @@ def row_attention(
     heads = _Heads(scaling, others.get("sliding_window"), softcap)
     if packed_rows is None:
         return heads.attend(query_NHLD, key_NKLD, value_NKLD).transpose(1, 2), None
-    query_RHD, key_RKD, value_RKD = (
-        _end_to_end(states[0].transpose(0, 1), packed_rows) for states in (query_NHLD, key_NKLD, value_NKLD)
-    )
+    states_of = [states[0].transpose(0, 1) for states in (query_NHLD, key_NKLD, value_NKLD)]
+    if place_exchange is not None:
+        states_of = [place_exchange.by_heads(states, packed_rows.num_places) for states in states_of]
+    query_RHD, key_RKD, value_RKD = (_end_to_end(states, packed_rows) for states in states_of)
     attend = heads.attend_at_once if kernel == "varlen" else heads.attend_by_length
     attended_RHD = attend(query_RHD, key_RKD, value_RKD, packed_rows)
     taken = attended_RHD if packed_rows.positions_L is None else take(attended_RHD, packed_rows.positions_L)
+    if place_exchange is not None:
+        taken = place_exchange.by_places(taken)
     return taken.unsqueeze(0), None
 
 

@@ -4,6 +4,15 @@ import math
 from dataclasses import dataclass
 
 
+def equal_parts(num_heads: int, num_cached: int) -> list[int]:
+    """Into how many equal parts attention heads come apart; a head of keys and values may be in several of them."""
+    return [
+        parts
+        for parts in range(1, num_heads + 1)
+        if not num_heads % parts and (not num_cached % parts or not parts % num_cached)
+    ]
+
+
 @dataclass(frozen=True, slots=True)
 class ModelSize:
     """Parameters and shapes of a model. Numbers of elements, not bytes."""

@@ -26,6 +26,14 @@ def config_with(steps=10, device="cpu", **learner):
     [
         ({"shard_size": 2, "processes": 2}, 'shard_size: nothing is sharded; got 2; cure: .*sharding = "shard"'),
         ({"shard_size": 3, "processes": 4, "sharding": "shard"}, "does not divide the ranks; got 3; .*processes = 4"),
+        (
+            {"context_parallel": 3, "processes": 4},
+            "context_parallel: .* one host; got '3 for 4 .*; wanted a divisor of 4",
+        ),
+        (
+            {"context_parallel": 2, "processes": 2, "compile": True},
+            "compile: .*places for heads; .*leave one of them out",
+        ),
         ({"microbatch_tokens": 300}, "microbatch_tokens: smaller than one row; got 300; .*max_new_tokens = 300"),
         ({"warmup_steps": 10}, "warmup_steps: the run ends before.*; got 10; wanted < run.steps = 10"),
         ({"precision": "float16"}, "learner.precision: not valid"),
@@ -45,6 +53,7 @@ def test_keys_that_contradict_each_other_are_refused(learner, words):
     [
         {"processes": 4, "sharding": "shard"},
         {"processes": 4, "sharding": "shard", "shard_size": 2},
+        {"processes": 4, "context_parallel": 2},
         {"microbatch_tokens": 301},
         {"warmup_steps": 9},
         {"logprob_kernel": "liger", "device": "cuda", "precision": "bfloat16"},

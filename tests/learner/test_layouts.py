@@ -27,6 +27,10 @@ WANTED = [
     (4, {}),
     shards(4),
     shards(4, shard_size=2, microbatch_tokens=48),
+    (2, {"context_parallel": 2, "microbatch_tokens": 32}),
+    shards(2, context_parallel=2, activation_checkpointing=True),
+    shards(4, context_parallel=2),
+    (4, {"context_parallel": 4}),
     (2, {"optimizer_memory": "host"}),
     shards(2, optimizer_memory="host"),
     shards(2),
@@ -48,7 +52,9 @@ HANDED = [
 
 @pytest.mark.system
 def test_every_layout_trains_the_same_parameters(tmp_path):
-    """1, 2 and 4 ranks, whole or in shards, in any packing, also across a checkpoint that other ranks go on from.
+    """1, 2 and 4 ranks, whole or in shards, in any packing, with passes of their own or parts of one.
+
+    Also across a checkpoint that other ranks go on from.
 
     To 3e-5, exactly between ranks; and bit for bit where the layout is the same.
     """

@@ -262,7 +262,8 @@ def _saved(path: str) -> tuple[torch.Tensor, list[dict[str, float]]]:
 
 
 @pytest.mark.system
-def test_two_ranks_train_the_parameters_that_one_trains(tiny_model, make_rows, tmp_path: Path, monkeypatch):
+@pytest.mark.parametrize("context_parallel", [1, 2], ids=["passes of their own", "places of one pass"])
+def test_two_ranks_train_what_one_trains(tiny_model, make_rows, tmp_path: Path, monkeypatch, context_parallel):
     """On gloo ranks parameters and metrics agree with one process, and exactly between ranks; an empty step included.
 
     With rescues in one minibatch, in four with terms of tokens and of rows, teachers, reference and entropy, and with
@@ -276,8 +277,10 @@ def test_two_ranks_train_the_parameters_that_one_trains(tiny_model, make_rows, t
     single, pair = str(tmp_path / "single"), str(tmp_path / "pair")
     _rank(0, 1, "", cases, *models, single)
     monkeypatch.syspath_prepend(str(Path(__file__).parents[2]))  # the ranks import this very module
+    layout = {"context_parallel": context_parallel}
+    of_ranks = {name: (settings.model_copy(update=layout), *rest) for name, (settings, *rest) in cases.items()}
 
-    mp.spawn(_rank, args=(2, str(tmp_path / "store"), cases, *models, pair), nprocs=2)
+    mp.spawn(_rank, args=(2, str(tmp_path / "store"), of_ranks, *models, pair), nprocs=2)
 
     for name in cases:
         one, one_values = _saved(f"{single}.{name}.0")

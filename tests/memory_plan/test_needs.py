@@ -241,6 +241,11 @@ def test_the_largest_microbatch_is_that_of_full_answers() -> None:
     long = policy.model_copy(update={"rollout": policy.rollout.model_copy(update={"max_new_tokens": 3000})})
     batch, num_passes = largest_microbatch(long, 10)
     assert (batch.rows, batch.places, num_passes) == (1, 3009, 128), "a row of its own"
+    halved = policy.model_copy(
+        update={"learner": policy.learner.model_copy(update={"processes": 4, "context_parallel": 2})}
+    )
+    batch, num_passes = largest_microbatch(halved, 10)
+    assert (batch.rows, batch.prompt_tokens, batch.answer_tokens, num_passes) == (62, 5, 12, 2), "half of every row"
 
 
 @pytest.mark.parametrize("on_gpu", [False, True])

@@ -200,6 +200,7 @@ def _check_learner(key: str, policy: PolicyTable, where: str) -> None:
     _check_kernels(key, policy, where)
     _check_hosts(key, policy, where)
     _check_sharding(key, learner, where)
+    _check_shared_passes(key, learner, where)
 
 
 def _check_kernels(key: str, policy: PolicyTable, where: str) -> None:
@@ -234,6 +235,23 @@ def _check_hosts(key: str, policy: PolicyTable, where: str) -> None:
             where=where,
             got="memory",
             wanted=f'{key}.rollout.weights_in = "disk", or nothing',
+        )
+
+
+def _check_shared_passes(key: str, learner: LearnerTable, where: str) -> None:
+    if learner.ranks_per_host % learner.context_parallel:
+        raise ConfigError(
+            f"{key}.learner.context_parallel: ranks that share the places of a pass lie on one host",
+            where=where,
+            got=f"{learner.context_parallel} for {learner.ranks_per_host} ranks on each host",
+            wanted=f"a divisor of {learner.ranks_per_host}",
+        )
+    if learner.context_parallel > 1 and learner.compile:
+        raise ConfigError(
+            f"{key}.learner.compile: compiled blocks cannot exchange places for heads",
+            where=where,
+            got=f"true, with context_parallel = {learner.context_parallel}",
+            cure="leave one of them out",
         )
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from mrl.config.nearest_key import nearest
 from mrl.config.schema import RunConfig
 from mrl.errors import AddressError, ConfigError, EngineError, MissingError, PluginError, TaskError
+from mrl.models.size import equal_parts
 from mrl.processes.planning.placement import server_gpus
 from mrl.processes.planning.unit_workers import check_cores, units_of
 from mrl.processes.preparation.hub_data import unfetched_data
@@ -132,6 +133,8 @@ def _check_models(
             anew = f"mrl fetch {where}" * is_of_hub
             check_model_folder(Path(policy.model), key=f"policies.{name}.model", source=policy.source, anew=anew)
             check_sharing_out(config, name)
+        if policy.make is not None or missing is None:
+            check_context(config, name, where=where)
 
 
 def _in_file(error: TaskError | PluginError, where: str) -> TaskError | PluginError:
@@ -159,10 +162,37 @@ def check_sharing_out(config: RunConfig, name: str) -> None:
 
     gpus = server_gpus(config, name)
     if gpus > 1:
-        path = Path(config.policies[name].model) / "config.json"
-        described = json.loads(path.read_text(encoding="utf-8"))
-        text = SimpleNamespace(**(described.get("text_config") or described))
+        path, text = _described(config, name)
         check_parts(config.policies[name].rollout.engine, str(path), text, gpus)
+
+
+def check_context(config: RunConfig, name: str, *, where: str) -> None:
+    """Raises ConfigError for a model whose heads cannot be shared out over the ranks that share a pass."""
+    policy = config.policies[name]
+    ranks = policy.learner.context_parallel
+    if ranks == 1 or policy.frozen:
+        return
+    if policy.make is not None:
+        heads, cached = policy.make.num_heads, policy.make.num_cached_heads
+    else:
+        _, text = _described(config, name)
+        heads = int(getattr(text, "num_attention_heads", None) or 1)
+        cached = int(getattr(text, "num_key_value_heads", None) or heads)
+    fitting = equal_parts(heads, cached)
+    if ranks not in fitting:
+        raise ConfigError(
+            f"policies.{name}.learner.context_parallel: ranks that share a pass share out its attention heads",
+            where=where,
+            got=f"{ranks} for {heads} heads, {cached} of keys and values",
+            wanted=f"one of {', '.join(map(str, fitting))}",
+        )
+
+
+def _described(config: RunConfig, name: str) -> tuple[Path, SimpleNamespace]:
+    """The config.json of a policy's model, and what it says of its text part, by attribute."""
+    path = Path(config.policies[name].model) / "config.json"
+    described = json.loads(path.read_text(encoding="utf-8"))
+    return path, SimpleNamespace(**(described.get("text_config") or described))
 
 
 def check_adapters(config: RunConfig, on_missing: Callable[[MissingError], None]) -> None:

@@ -1,6 +1,7 @@
 """What is refused before anything is started."""
 
 import socket
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from mrl.config.schema import RunConfig
 from mrl.errors import AddressError, ConfigError, MissingError, TaskError
 from mrl.processes.preparation.preflight import (
     check_adapters,
+    check_context,
     check_frozen,
     check_scorers,
     check_tasks,
@@ -75,6 +77,28 @@ def test_a_teacher_that_is_no_policy_is_refused() -> None:
         "cure: did you mean 'teacher'?"
     )
     check_teacher(config_with({"regime": "sgt", "rlad": {"teacher": "teachr"}}), where="test")
+
+
+@pytest.mark.parametrize("is_made", [True, False])
+def test_ranks_that_cannot_share_out_the_heads_are_refused(tmp_path: Path, is_made: bool) -> None:
+    """Eight heads, four of keys and values, whether the policy is made here or read."""
+    (tmp_path / "config.json").write_text('{"text_config": {"num_attention_heads": 8, "num_key_value_heads": 4}}')
+    made = {"architecture": "qwen3", "tokenizer": "byte_level", "num_heads": 8}
+
+    def shared_by(ranks: int) -> RunConfig:
+        learner = {"processes": ranks, "context_parallel": ranks}
+        policy = {"learner": learner} | ({"make": made} if is_made else {"model": str(tmp_path)})
+        tasks = {"trim": {"source": "words", "dataset": "trim"}}
+        return validate({"run": {"name": "r", "steps": 3}, "tasks": tasks, "policies": {"a": policy}}, where="test")
+
+    with pytest.raises(ConfigError) as caught:
+        check_context(shared_by(3), "a", where="test")
+    assert str(caught.value) == (
+        "test: policies.a.learner.context_parallel: ranks that share a pass share out its attention heads; "
+        "got '3 for 8 heads, 4 of keys and values'; wanted one of 1, 2, 4, 8"
+    )
+    for ranks in (1, 2, 4, 8):
+        check_context(shared_by(ranks), "a", where="test")
 
 
 def test_an_objective_that_the_regime_breaks_is_refused() -> None:
