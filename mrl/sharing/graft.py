@@ -71,7 +71,7 @@ class GraftRegime(RolloutReader):
             for trace in traces
             if trace.is_usable
         ]
-        lengths = [row.answer_token_ids.size for row in grafted]
+        lengths = [row.num_trained_tokens for row in grafted]
         denominator = objective.denominator([*own.lengths, *lengths])
         return self.absorbed(
             own.examples + grafted,

@@ -118,7 +118,7 @@ def test_an_episode_of_bridges_is_the_conversation_as_the_template_renders_it(sp
     eos = load_tokenizer(folder).eos_token
     template, tokenizer = CHATML.replace("<|im_end|>", eos), load_tokenizer(folder)
     own = spelling(template)
-    first, second = own.turn("6", (), eos_id=tokenizer.eos_token_id), own.turn("5", (), eos_id=tokenizer.eos_token_id)
+    first, second = own.turn("6", eos_id=tokenizer.eos_token_id), own.turn("5", eos_id=tokenizer.eos_token_id)
     opening = own.opening([Message(role="user", content="guess")])
     row = [*opening, *first, *own.bridge(first.tolist(), (), [USER]), *second]
 
@@ -136,14 +136,14 @@ def test_an_episode_of_bridges_is_the_conversation_as_the_template_renders_it(sp
     ],
 )
 def test_a_peers_call_is_said_in_the_own_syntax(spelling, text, template, call):
-    """As the template writes it, closed by the own EOS where there is one."""
-    assert text(spelling(template).turn("", (CALL,), eos_id=None)).strip() == call
+    """As the template writes it."""
+    assert spelling(template).said("", (CALL,)).strip() == call
 
 
 @pytest.mark.parametrize("template", [THINKING, OPENED_BY_ROLE, ""])
 def test_a_call_that_the_template_leaves_out_cannot_be_said(spelling, template):
     """An expected outcome, and no error."""
-    assert spelling(template).turn("x", (CALL,), eos_id=None) is None
+    assert spelling(template).said("x", (CALL,)) is None
 
 
 @pytest.mark.parametrize(("template", "has_tools"), [(CHATML, True), (HEADERS, True), (THINKING, False), ("", True)])
