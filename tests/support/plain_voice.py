@@ -25,6 +25,8 @@ class PlainVoice:
         """Content and calls, or why not."""
         if self.refuses == "tool_calls":
             return self.refuses
+        if len(messages) != 1 or messages[0].role != "assistant":
+            return "malformed"
         calls = [self._call.format(name=one.name, arguments=one.arguments) for one in messages[0].tool_calls]
         return (messages[0].content + "".join(calls)).encode()
 
