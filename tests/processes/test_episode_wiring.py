@@ -1,5 +1,7 @@
 """A peer's episode in own tokens is the row that the policy would have had, had it said the same."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -23,6 +25,7 @@ from mrl.sharing.regime import Author
 from mrl.tasks.environments.contract import EnvironmentTurn
 from mrl.tasks.environments.tool_syntax import HERMES, NONE, PLAIN, syntax_of
 
+ROOT = Path(__file__).parents[2]
 CALL = ToolCall(name="look_up", arguments='{"key":"b"}')
 CHATML = (
     "{% for m in messages %}[{{ m.role }}]{{ m.content }}"
@@ -220,3 +223,24 @@ def test_another_syntax_of_calls_is_context_in_an_aligned_episode(aligned, folde
     assert tokenizer.decode(trace.row.token_ids.tolist()) == tokenizer.decode(voice.spell(said).token_ids.tolist())
     assert tokenizer.decode(trace.row.token_ids[trace.row.is_aligned].tolist()) == f"hmanswer 7{eos}"
     assert trace.aligned.dropped_tokens > 1
+
+
+def test_the_page_shows_what_is_aligned(aligned, words, folder):
+    """Its three lines are what comes of that episode."""
+    tokenizer = load_tokenizer(folder)
+    said = [own("hm", CALL), given("7", "tool"), own("7")]
+    trace, _ = aligned(said, HERMES_TEMPLATE, "")
+
+    def shown(ids) -> str:
+        return tokenizer.decode(list(ids)).replace("\n", "⏎").replace(tokenizer.eos_token, "<end>")
+
+    spelled = words(HERMES_TEMPLATE).spell(said)
+    trained = trace.row.token_ids[trace.row.is_aligned]
+    lines = {
+        "the peer sampled": "   ".join(shown(part) for part in _parts(spelled.token_ids, spelled.is_sampled, True)),
+        "the own row": shown(trace.row.token_ids),
+        "trained on": shown(trained).replace("hm", "hm   "),
+    }
+    page = (ROOT / "docs" / "episodes.md").read_text(encoding="utf-8")
+    for what, line in lines.items():
+        assert f"\n{what:<19}{line}\n" in page
