@@ -87,6 +87,8 @@ def aligned_episodes(
     are "malformed"; "size" for more text than may cross; "too_long" for a turn beyond `max_turn_tokens` that is not the
     last, or not written alike; and what alignment rejects in any turn.
     """
+    if not answers:
+        return []
     spelling = context.spelling
     read = [_read(one, print_, spelling) for one, print_ in zip(answers, fingerprints, strict=True)]
     turns_of = [[] if isinstance(turns, str) else turns for turns in read]

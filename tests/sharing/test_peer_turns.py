@@ -12,6 +12,7 @@ from mrl.records.episodes import CUT, Message, ToolCall
 from mrl.records.experience import MAX_COMPLETION_BYTES, Received, SharedAnswer
 from mrl.records.finish import FinishReason
 from mrl.sharing.own_traces import digest_of
+from mrl.sharing.peer_rollouts import peer_rewards
 from mrl.sharing.peer_traces import behaviour_of, ended_text, peer_traces
 from mrl.sharing.peer_turns import NOTHING_SHARED, UNTRACED
 from tests.support.plain_voice import PlainVoice
@@ -418,3 +419,38 @@ def test_a_group_of_both_kinds_keeps_its_order(share, context, voices):
     assert not any(trace.rejected for trace in traces)
     assert traces[0].completion.startswith(b"assistant: copy: hay")
     assert isinstance(traces[0].answer, SharedAnswer)
+
+
+def test_overlong_episodes_lose_reward_by_all_that_was_sampled(share, context):
+    """As own ones do, calls that are not trained on included."""
+    record = share("bytes_other_calls", LOOKED_UP)
+    of = context(overlong_buffer_tokens=60, overlong_penalty=1.0, max_answer_tokens=64)
+    ((trace,),) = peer_traces([record], of, needs_trace=True)
+    assert trace.num_sampled_tokens > trace.num_tokens
+    expected = of.objective.penalised(np.zeros(1), [int(trace.row.is_sampled.sum())])
+    assert peer_rewards([trace], of).tolist() == expected.tolist() != [0.0]
+
+
+def test_a_turn_is_split_behind_a_whole_character(share, read, voices):
+    """Of a character that the peer's tokens cut, the content before it is aligned; the own row has all of it."""
+    answer = voices["bytes_other_calls"].played([own("yah caf\u00e9", CALL), told("7"), own("hay")])
+    record = share("bytes_other_calls", answer)
+    first = record.answers[0].turns[0]
+    lengths = unpack_array(first.trace.byte_lengths, "i4").copy()
+    end = len("yah caf\u00e9".encode())
+    lengths[end - 1 : end + 1] = 0, 2  # one token for the second half of the character and the call's first byte
+    torn = structs.replace(first.trace, byte_lengths=pack_array(lengths, "i4"), token_ids=None)
+    turns = [structs.replace(first, trace=torn), *record.answers[0].turns[1:]]
+    trace = read(_of(record, turns=turns))
+    trained = voices["own"].receiver.completion_bytes(trace.example(PROMPT, component="c").trained_token_ids)
+    assert (trace.rejected, trained) == ("", b"yah cafhay")
+    sampled = voices["own"].receiver.completion_bytes(trace.row.token_ids[trace.row.is_sampled])
+    assert sampled.startswith("yah caf\u00e9<look_up".encode())
+
+
+def test_a_cut_turn_is_not_closed(share, read, voices):
+    """Also where its call is written otherwise, and all of the turn is imitated."""
+    record = share("bytes_other_calls", [own("hay"), told("7"), own("hay", CALL)], ending=CUT)
+    trace = read(record, needs_trace=False)
+    assert np.isin(trace.row.token_ids, voices["own"].receiver.eos_ids).sum() == 1
+    assert trace.row.token_ids[-1] not in voices["own"].receiver.eos_ids
