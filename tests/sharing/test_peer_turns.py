@@ -1,5 +1,6 @@
 """Episodes of peers' groups: what crosses of their turns, and how a receiver aligns them, turn by turn."""
 
+import tracemalloc
 from dataclasses import fields, replace
 
 import numpy as np
@@ -281,30 +282,49 @@ def test_the_end_of_every_turn_is_left_out_of_means(share, read, voices, source)
     assert example.answer_token_ids.size == trace.row.token_ids.size - 1
 
 
+def _tokens(value, dtype):
+    """So many as there are."""
+    return lambda size: pack_array([value] * size, dtype)
+
+
 @pytest.mark.parametrize(
-    ("change", "fault"),
+    ("field", "lie", "fault"),
     [
-        ({"logprobs": pack_array([0.5] * 10, "f4")}, "logprobs"),
-        ({"logprobs": b"abc"}, "type"),
-        ({"special": b""}, "shape"),
-        ({"byte_lengths": pack_array([9] + [0] * 9, "i4"), "token_ids": None}, "logprobs"),
-        ({"byte_lengths": pack_array([-1] * 10, "i4")}, "lengths"),
-        ({"byte_lengths": pack_array([2**31 - 1] * 10, "i4")}, "lengths"),
-        ({"byte_lengths": b""}, "lengths"),
+        ("logprobs", _tokens(0.5, "f4"), "logprobs"),
+        ("logprobs", _tokens(np.nan, "f4"), "logprobs"),
+        ("logprobs", lambda _: b"abc", "type"),
+        ("special", lambda _: b"", "shape"),
+        ("special", _tokens(1, "u1"), "lengths"),
+        ("byte_lengths", lambda size: pack_array([1 << 30] + [0] * (size - 1), "i4"), "lengths"),
+        ("byte_lengths", _tokens(-1, "i4"), "lengths"),
+        ("byte_lengths", lambda _: b"abc", "type"),
     ],
 )
 @pytest.mark.parametrize("source", ["bytes", "bytes_other_calls"])
-def test_a_lying_turn_costs_the_episode_its_ratio(share, read, source, change, fault):
+def test_a_lying_turn_costs_the_episode_its_ratio(share, read, source, field, lie, fault):
     """Its text may be imitated, where none is formed; the reason is that of the lie."""
     record = share(source, [own("copy: hay", CALL), told("7"), own("hay")])
     (answer,) = record.answers
     first = answer.turns[0]
-    lying = structs.replace(first, trace=structs.replace(first.trace, **change))
-    liar = structs.replace(record, answers=[structs.replace(answer, turns=[lying, *answer.turns[1:]])])
-    trace = read(liar)
-    assert trace.rejected == trace.examined.trace_fault != ""
-    assert trace.rejected in (fault, "shape", "lengths")
-    assert not read(liar, needs_trace=False).rejected
+    lying = structs.replace(first.trace, **{field: lie(len(first.trace.special))})
+    turns = [structs.replace(first, trace=lying), *answer.turns[1:]]
+    trace = read(_of(record, turns=turns))
+    assert trace.rejected == trace.examined.trace_fault == fault
+    assert not read(_of(record, turns=turns), needs_trace=False).rejected
+
+
+def test_lengths_that_no_text_has_take_no_memory(share, read):
+    """What a peer claims is bounded before anything of that size is made."""
+    record = share("bytes_other_calls", [own("copy: hay", CALL), told("7"), own("hay")])
+    first, *others = record.answers[0].turns
+    size = len(first.trace.special)
+    lying = structs.replace(first.trace, byte_lengths=pack_array([2**31 - 1] * size, "i4"))
+    tracemalloc.start()
+    trace = read(_of(record, turns=[structs.replace(first, trace=lying), *others]))
+    peak_bytes = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert trace.rejected == "lengths"
+    assert peak_bytes < 1 << 24
 
 
 def _of(record, **changes):
@@ -390,22 +410,50 @@ def test_regimes_train_on_peers_episodes(build, context, make, share, step_of, r
         regime, found, {n: np.full(one.num_trained_tokens, -1, np.float32) for n, one in enumerate(found.examples)}
     )
     assert told_of.values["align/rows/peer"] == 2
+    assert told_of.values["align/receiver_tokens/peer"] == sum(row.examined.batch.row_offsets[-1] for row in rows[:1])
     assert ("align/gap_nats_per_byte/peer" in told_of.values) is (name != "hacpo")
+
+
+def test_turns_that_are_nothing_but_their_ends_stay_whole(share, read, voices):
+    """They are all that was sampled."""
+    trace = read(share("own", [own(""), told("7"), own("")]))
+    kept, mean = ended_text(trace.aligned, trace.row.turn_spans)
+    logprobs = unpack_array(voices["own"].played([own(""), told("7"), own("")]).logprobs, "f4")
+    assert (kept.tolist(), mean) == ([True, True], pytest.approx(logprobs.mean()))
+
+
+def test_special_tokens_that_open_a_call_are_dropped_with_it(share, read):
+    """Those without bytes that stand behind the content."""
+    record = share("bytes_other_calls", LOOKED_UP)
+    first = record.answers[0].turns[0]
+    arrays = {"byte_lengths": (0, "i4"), "logprobs": (-9.0, "f4"), "special": (1, "u1")}
+    opened = {
+        name: pack_array(np.insert(unpack_array(getattr(first.trace, name), dtype), len("hay"), value), dtype)
+        for name, (value, dtype) in arrays.items()
+    }
+    marked = structs.replace(first, trace=structs.replace(first.trace, **opened, token_ids=None))
+    trace = read(_of(record, turns=[marked, *record.answers[0].turns[1:]]))
+    plain = read(record)
+    assert trace.aligned.span_logprob.tolist() == plain.aligned.span_logprob.tolist()
+    assert trace.aligned.dropped_tokens == plain.aligned.dropped_tokens + 1
+    assert trace.aligned.dropped_logprob == pytest.approx(plain.aligned.dropped_logprob - 9.0)
 
 
 def test_own_episodes_lose_the_end_of_every_turn_under_hacpo(build, context, make, step_of, voices):
     """In the row, its behaviour, and what divides."""
     answers = [voices["own"].played(GUESSED, reward=float(n), seed=n) for n in range(2)]
     group = structs.replace(make.group([0.0, 1.0]), answers=answers)
-    found = step_of(build("hacpo", context()), [group])
-    whole = step_of(build("hacpo", context(), own_eos=True), [group])
+    found = step_of(build("hacpo", context(aggregation="token_mean")), [group])
+    whole = step_of(build("hacpo", context(aggregation="token_mean"), own_eos=True), [group])
+    for one in (found, whole):
+        assert one.denominators["policy_gradient"] == sum(row.num_trained_tokens for row in one.examples)
     eos = voices["own"].receiver.eos_ids
     for row, full in zip(found.examples, whole.examples, strict=True):
         assert np.isin(full.trained_token_ids, eos).sum() == 2
         kept = ~np.isin(full.trained_token_ids, eos)
         assert row.trained_token_ids.tolist() == full.trained_token_ids[kept].tolist()
         assert row.behaviour_logprobs.tolist() == full.behaviour_logprobs[kept].tolist()
-        assert row.weights.sum() == pytest.approx(1.0)
+        assert row.weights.tolist() == [1.0] * kept.sum()
         assert row.answer_token_ids.tolist() == full.answer_token_ids[:-1].tolist()
 
 
