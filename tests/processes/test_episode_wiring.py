@@ -244,3 +244,11 @@ def test_the_page_shows_what_is_aligned(aligned, words, folder):
     page = (ROOT / "docs" / "episodes.md").read_text(encoding="utf-8")
     for what, line in lines.items():
         assert f"\n{what:<19}{line}\n" in page
+
+
+def test_the_rest_of_a_turn_is_closed_where_the_turn_had_ended(words, folder):
+    """One that the token limit cut is not."""
+    tokenizer = load_tokenizer(folder)
+    ended, cut = (words().rest(b"answer", is_begun=True, is_ended=one).tolist() for one in (True, False))
+    assert tokenizer.decode(cut) == "answer"
+    assert ended == [*cut, tokenizer.eos_token_id]
