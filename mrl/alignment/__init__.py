@@ -39,7 +39,7 @@ carrying traces over
 - `peer_answer`, `sampled_answers`  the wire form, checked; written from sampled tokens
 - `peer_rows`, `normalization`     what of it can be read: cut to UTF-8, put into NFC
 - `own_rows`, `shared_spans`, `ragged`  own tokens, shared spans, flat rows
-- `translate`, `aligned_batch`     the whole path and its result; `selection` some rows of it
+- `translate`, `aligned_batch`     the whole path and its result; `selection` some of its rows, or several as one
 - `flags`          what happened to a row, and why one was refused
 - `spreading`      per-token numbers from span numbers
 

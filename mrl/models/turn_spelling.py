@@ -88,16 +88,18 @@ class TurnSpelling:
         is_said = bridge_ids[0] == turn_ids[-1] or (bool(self._closing) and bridge_ids[0] in self._eos_ids)
         return bridge_ids[1:] if is_said else bridge_ids
 
-    def turn(self, content: str, tool_calls: Sequence[ToolCall], *, eos_id: int | None) -> Int32s | None:
-        """[T] a turn that others said, in the own tokens and the own syntax of calls, closed by `eos_id`.
+    def said(self, content: str, tool_calls: Sequence[ToolCall]) -> str | None:
+        """The text of a turn that others said, in the own syntax of calls, before what closes it.
 
-        None where its template has no way to say the calls.
+        None where the template has no way to say the calls.
         """
-        text = self._call_text(tool_calls, content) if tool_calls else content
-        if text is None:
-            return None
+        return self._call_text(tool_calls, content) if tool_calls else content
+
+    def turn(self, text: str, *, eos_id: int | None, is_begun: bool = False) -> Int32s:
+        """[T] a turn that others said, in the own tokens, closed by `eos_id`; or the rest of one that `is_begun`."""
         end = () if eos_id is None else (eos_id,)
-        return np.concatenate([self._ids(text), np.array(end, dtype=np.int32)])
+        ids = self._ids_behind(text) if is_begun and text else self._ids(text)
+        return np.concatenate([ids, np.array(end, dtype=np.int32)])
 
     def text(self, turn_ids: Sequence[int]) -> str:
         """A sampled turn as text, special tokens in it, without what ended it."""

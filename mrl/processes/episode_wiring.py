@@ -103,21 +103,31 @@ class OwnWords:
         said. "too_long": a turn, or the whole, is longer than own ones may be; nobody has verified a part of it.
         "malformed": it does not begin with a turn of the policy, or has one that is no single message.
         """
-        parts, is_sampled = list[Int32s](), list[bool]()
+        said = list[Int32s]()
+        for turn in turns:
+            if turn.is_sampled:
+                found = self.turn(turn.messages)
+                if isinstance(found, str):
+                    return found
+                said.append(found)
+        return self.join(turns, said)
+
+    def join(self, turns: Sequence[SharedTurn], said: Sequence[Int32s]) -> SpelledEpisode | str:
+        """The episode with these ids [T] of the turns of the policy, in their order; why not, as of `spell`."""
+        parts, own = list[Int32s](), iter(said)
         calls: Sequence[ToolCall] = ()
         for turn in turns:
             if not parts and not turn.is_sampled:
                 return "malformed"
-            found = self.turn(turn.messages) if turn.is_sampled else self._bridge(parts[-1], calls, turn.messages)
+            found = next(own) if turn.is_sampled else self._bridge(parts[-1], calls, turn.messages)
             if isinstance(found, str):
                 return found
             calls = turn.messages[0].tool_calls if turn.is_sampled else ()
             parts.append(found)
-            is_sampled.append(turn.is_sampled)
         if sum(part.size for part in parts) > self.max_episode_tokens:
             return "too_long"
-        sizes = [part.size for part in parts]
-        return SpelledEpisode(np.concatenate(parts), np.repeat(np.array(is_sampled), sizes))
+        is_sampled, sizes = np.array([turn.is_sampled for turn in turns]), [part.size for part in parts]
+        return SpelledEpisode(np.concatenate(parts), np.repeat(is_sampled, sizes))
 
     def read(self, token_ids: Sequence[int]) -> str:
         """What the policy is shown, special tokens in it."""
@@ -125,16 +135,25 @@ class OwnWords:
 
     def turn(self, messages: Sequence[Message]) -> Int32s | str:
         """One turn, or why not: "malformed", "tool_calls" or "too_long" as of an episode."""
+        text = self.text(messages)
+        if isinstance(text, str):
+            return text
+        found = self.spelling.turn(text.decode(), eos_id=self.eos_id)
+        return found if found.size <= self.max_turn_tokens else "too_long"
+
+    def text(self, messages: Sequence[Message]) -> bytes | str:
+        """What the policy would write of one turn, as UTF-8, or why it cannot: "malformed" or "tool_calls"."""
         if len(messages) != 1 or messages[0].role != "assistant":
             return "malformed"
         said = messages[0]
-        found = self.spelling.turn(said.content, said.tool_calls, eos_id=self.eos_id)
+        found = self.spelling.said(said.content, said.tool_calls)
         if found is None and not self.spelling.template:
-            text = "\n".join([said.content, plain_calls(said.tool_calls)]).strip("\n")
-            found = self.spelling.turn(text, (), eos_id=self.eos_id)
-        if found is None:
-            return "tool_calls"
-        return found if found.size <= self.max_turn_tokens else "too_long"
+            found = "\n".join([said.content, plain_calls(said.tool_calls)]).strip("\n")
+        return "tool_calls" if found is None else found.encode()
+
+    def rest(self, text: bytes, *, is_begun: bool, is_ended: bool) -> Int32s:
+        """[T] text at the end of a turn, behind a part that `is_begun`; closed by the own EOS where it `is_ended`."""
+        return self.spelling.turn(text.decode(), eos_id=self.eos_id if is_ended else None, is_begun=is_begun)
 
     def _bridge(self, turn_ids: Int32s, calls: Sequence[ToolCall], messages: Sequence[Message]) -> Int32s | str:
         try:

@@ -16,6 +16,8 @@ MAX_TURN_BYTES = 1 << 20
 """Text of all messages of a turn with their tool calls, as UTF-8."""
 MAX_TURN_MESSAGES, MAX_TURN_CALLS, MAX_NAME_CHARS = 256, 64, 64
 MAX_SEGMENTS = 2000
+CUT = "cut"
+"""How an episode ends whose last turn reached the policy's token limit."""
 MAX_LAST_MESSAGES, MAX_LAST_CHARS = 8, 2000
 """Kept of what an environment says behind the policy's last turn."""
 Text = Annotated[str, msgspec.Meta(max_length=MAX_TURN_BYTES)]

@@ -15,6 +15,7 @@ from mrl.records.version import Name, Version
 
 MAX_COMPLETION_BYTES = 256 * 1024
 MAX_GROUP = 1024
+MAX_DIGEST_BYTES = 16
 TokenBytes = Annotated[bytes, msgspec.Meta(max_length=4 * MAX_COMPLETION_BYTES)]
 Reward = Annotated[float, msgspec.Meta(ge=-1e7, le=1e7)]
 """Also of an advantage: wider than what a verifier may give, by which rewards of one group can differ."""
@@ -92,16 +93,31 @@ class EpisodeRecord(Experience, frozen=True, kw_only=True, gc=False, tag="episod
     reward: Reward
 
 
-class SharedAnswer(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """One answer of a shared group."""
+class TracedTurn(SharedTurn, frozen=True, kw_only=True, gc=False, omit_defaults=True):
+    """A turn of an episode in a shared group; one that the policy said comes with how its tokenizer cut it."""
+
+    trace: TokenTrace | None = None
+    """Of all that was sampled in a turn of the policy: its content, then what calls tools, then its end. None when the
+    sampled ids do not begin with the content's bytes."""
+    written: Annotated[bytes, msgspec.Meta(max_length=MAX_DIGEST_BYTES)] = b""
+    """Digest of the text that was sampled, where that is more than the content: who writes calls alike, knows it by
+    that. The text itself means nothing to others, and does not cross."""
+
+
+class SharedAnswer(msgspec.Struct, frozen=True, kw_only=True, gc=False, omit_defaults=True):
+    """One answer of a shared group, or one episode."""
 
     completion: Annotated[bytes, msgspec.Meta(max_length=MAX_COMPLETION_BYTES)]
+    """Empty of an episode."""
     finish_reason: FinishReason
+    """Of an episode: how its last turn ended."""
     reward: Reward
     advantage: Reward
     """Within the source's own group."""
     trace: TokenTrace | None = None
-    """None when the sampled ids do not stand for the completion's bytes."""
+    """None when the sampled ids do not stand for the completion's bytes, and of an episode."""
+    turns: Annotated[list[TracedTurn], msgspec.Meta(max_length=MAX_SEGMENTS)] = []
+    """Of an episode: its turns, up to the policy's last. Empty of an answer of one turn, which costs no byte for it."""
 
     @property
     def finished(self) -> bool:
@@ -110,7 +126,7 @@ class SharedAnswer(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class RolloutRecord(Experience, frozen=True, kw_only=True, gc=False, tag="rollout"):
-    """All answers of one group: text, how it was cut, log-probs, rewards. Read by PRP, HACPO and GRAFT.
+    """All answers of one group: text or turns, how it was cut, log-probs, rewards. Read by PRP, HACPO and GRAFT.
 
     A group is one record because every reader needs it whole: its baseline is that of the group.
     """

@@ -20,11 +20,11 @@ import numpy as np
 
 from mrl.engines.engine import Engine, Finished, Generation, GenerationRequest
 from mrl.errors import ModelFolderError, RecordError
+from mrl.records.episodes import CUT
 from mrl.records.finish import FinishReason
 from mrl.rollout.episode import NOTHING, EpisodeInPlay, EpisodeRequest, EpisodeRules, Int32s, PlayedSession
 from mrl.rollout.replaying import OwnVoice, TurnReplay
 from mrl.tasks.environments.contract import (
-    CUT,
     GIVEN_UP,
     MAX_TOKENS,
     MAX_TURNS,

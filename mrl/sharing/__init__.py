@@ -30,6 +30,8 @@ What comes from peers
 - `peer_groups`     whole groups: asked for, awaited, kept
 - `peer_rollouts`   whole groups of answers: published, and taken in own tokens
 - `peer_traces`     answers of peers in own tokens, and the training examples that they make
+- `peer_turns`      their episodes, aligned turn by turn
+- `peer_episodes`   verified episodes of peers, said in own words to be imitated or played again
 - `teacher_traces`  a teacher's log-probs laid on own tokens
 - `rescues`         the bounded table of prompts that wait for a peer's success
 

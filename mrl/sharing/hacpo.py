@@ -10,12 +10,13 @@ Four mechanisms: the shared baseline, omega, the stepwise clip, and the order: o
 many more updates as there are more rows. As in the authors' code (zzx-peter/HACRL-code), a group of equal rewards has
 no advantage whatever omega says, a baseline above 1 (or the highest reward, if that is more) falls back to the own
 mean, the closing EOS of an answer is left out of all rows, own ones too, and of their means (an answer that is EOS
-alone keeps it), and own rows that move nothing keep their places in the order. Where verifiers give negative rewards,
-omega multiplies what a reward has above the least one: the paper's are never below 0. Own rows get the policy's own
-objective: set `method = "gspo"` for the paper's.
+alone keeps it), and own rows that move nothing keep their places in the order. Of an episode, which the paper does not
+know, that is the EOS of every turn. Where verifiers give negative rewards, omega multiplies what a reward has above the
+least one: the paper's are never below 0. Own rows get the policy's own objective: set `method = "gspo"` for the
+paper's.
 
 Reads of a peer: whole groups (rollout records). On the wire, per prompt: about 240 bytes, and for every answer 140, its
-text and 13 per token.
+text and 13 per token; for an episode 30, and for each of its turns 160, its texts and 13 per token.
 Costs: forward and backward over every peer answer, twice the training work with one peer.
 """
 
@@ -127,14 +128,14 @@ class HacpoRegime(RolloutReader):
         own = own_examples(groups, self.context, advantages=[one.own_G for one in joint], keep_idle=True).examples
         if not self.parameters.own_eos:
             own = [_without_eos(row, self.context) for row in own]
-        own_lengths = [row.answer_token_ids.size for row in own if row.weights.any()]
+        own_lengths = [row.num_trained_tokens for row in own if row.weights.any()]
         cross = [
             _cross_example(group, trace, advantage)
             for group, traces, one in zip(groups, peers, joint, strict=True)
             for trace, advantage in zip(traces, one.of_peers, strict=True)
             if trace.is_usable
         ]
-        lengths = [row.answer_token_ids.size for row in cross]
+        lengths = [row.num_trained_tokens for row in cross]
         num_own, num_cross = len(own_lengths), len(cross)
         return self.absorbed(
             own + cross,
@@ -208,29 +209,36 @@ def scaled(rewards: Sequence[Float64s], scales: Sequence[float], *, least: float
 
 
 def _without_eos(row: TrainingExample, context: SharingContext) -> TrainingExample:
-    """An own row without its closing EOS. A masked row stays masked; EOS alone stays, being all that was sampled."""
-    size = row.answer_token_ids.size - 1
-    if size < 1 or int(row.answer_token_ids[-1]) not in context.receiver.eos_ids:
+    """An own row without the EOS that closes it; of an episode, that closes a turn.
+
+    A masked row stays masked; EOS alone stays, being all that was sampled.
+    """
+    is_trained = np.ones(row.answer_token_ids.size, dtype=bool) if row.is_trained is None else row.is_trained
+    is_last = is_trained & ~np.append(is_trained[1:], False)
+    is_end = is_last & np.isin(row.answer_token_ids, context.receiver.eos_ids)
+    kept, is_text = ~is_end[is_trained], is_trained & ~is_end
+    if kept.all() or not kept.any():
         return row
-    behaviour = row.behaviour_logprobs
+    end, behaviour = int(np.flatnonzero(is_text)[-1]) + 1, row.behaviour_logprobs
     return replace(
         row,
-        answer_token_ids=row.answer_token_ids[:-1],
-        advantages=row.advantages[:-1],
-        weights=context.objective.weights(size) * row.weights.any(),
-        behaviour_logprobs=None if behaviour is None else behaviour[:-1],
+        answer_token_ids=row.answer_token_ids[:end],
+        advantages=row.advantages[kept],
+        weights=context.objective.weights(int(kept.sum())) * row.weights.any(),
+        behaviour_logprobs=None if behaviour is None else behaviour[kept],
+        is_trained=None if row.is_trained is None else is_text[:end],
     )
 
 
 def _cross_example(group: ScoredGroup, trace: PeerTrace, advantage: np.float32) -> TrainingExample:
-    num_tokens, mean_logprob = ended_text(trace.aligned)
+    kept, mean_logprob = ended_text(trace.aligned, () if trace.row is None else trace.row.turn_spans)
     return trace.example(
         prompt_of(group),
         component=CROSS,
         advantage=advantage,
-        behaviour=np.full(num_tokens, mean_logprob, dtype=np.float32),
+        behaviour=np.full(kept.size, mean_logprob, dtype=np.float32),
         phase=1,
-        num_tokens=num_tokens,
+        kept=kept,
     )
 
 

@@ -1,13 +1,21 @@
-"""Own answers as peers can read them: the text, how the own tokenizer cut it, and the log-probs of its tokens."""
+"""Own answers as peers can read them: the text, how the own tokenizer cut it, and the log-probs of its tokens.
 
+Episodes cross turn by turn: messages and calls as structure, and of each turn of the policy how it was cut.
+"""
+
+import hashlib
 from collections.abc import Sequence
+
+import numpy as np
 
 from mrl.alignment.flags import Rejected
 from mrl.alignment.peer_answer import PeerAnswer, validate
 from mrl.alignment.receiver import Receiver
 from mrl.alignment.sampled_answers import describe_answers
 from mrl.records.codec import unpack_array
-from mrl.records.experience import RolloutRecord, SharedAnswer, TokenTrace
+from mrl.records.episodes import CUT, EpisodeSegment
+from mrl.records.experience import MAX_COMPLETION_BYTES, RolloutRecord, SharedAnswer, TokenTrace, TracedTurn
+from mrl.records.finish import FinishReason
 from mrl.records.rollouts import Answer, ScoredGroup
 from mrl.sharing.advantages import Float32s
 from mrl.sharing.regime import Author
@@ -37,18 +45,70 @@ def trace_of(answer: Answer, receiver: Receiver) -> TokenTrace | None:
 
 def rollout_record(group: ScoredGroup, author: Author, receiver: Receiver, advantages_G: Float32s) -> RolloutRecord:
     """A whole own group as peers can read it, with the advantages [G] that its answers have here."""
-    told = zip(group.answers, advantages_G, traces_of(group.answers, receiver), strict=True)
+    plain = [answer for answer in group.answers if not answer.segments]
+    traces = iter(traces_of(plain, receiver))
     answers = [
-        SharedAnswer(
+        _shared_episode(answer, float(advantage), receiver)
+        if answer.segments
+        else SharedAnswer(
             completion=answer.completion,
             finish_reason=answer.finish_reason,
             reward=answer.reward,
             advantage=float(advantage),
-            trace=trace,
+            trace=next(traces),
         )
-        for answer, advantage, trace in told
+        for answer, advantage in zip(group.answers, advantages_G, strict=True)
     ]
     return RolloutRecord(**author.tags(group), answers=answers)
+
+
+def digest_of(text: bytes) -> bytes:
+    """By which peers see that they write a turn alike."""
+    return hashlib.blake2b(text, digest_size=8).digest()
+
+
+def _shared_episode(answer: Answer, advantage: float, receiver: Receiver) -> SharedAnswer:
+    """One episode, up to the policy's last turn. One with more text than may cross gives its reward alone."""
+    turns = _traced_turns(answer, receiver)
+    size = sum(message.num_bytes for turn in turns for message in turn.messages)
+    return SharedAnswer(
+        completion=b"",
+        finish_reason=_last_reason(answer),
+        reward=answer.reward,
+        advantage=advantage,
+        turns=turns if size <= MAX_COMPLETION_BYTES else [],
+    )
+
+
+def _last_reason(answer: Answer) -> FinishReason:
+    """How the last turn of an episode ended."""
+    return FinishReason.LENGTH if answer.ending == CUT else FinishReason.STOP
+
+
+def _traced_turns(answer: Answer, receiver: Receiver) -> list[TracedTurn]:
+    """The turns of an episode; those of the policy with the trace of all that it sampled there."""
+    bounds = np.cumsum([segment.num_tokens for segment in answer.segments])[:-1]
+    ids = np.split(unpack_array(answer.token_ids, "i4"), bounds)
+    own = [place for place, segment in enumerate(answer.segments) if segment.is_sampled]
+    sizes = np.cumsum([answer.segments[place].num_tokens for place in own])[:-1]
+    logprobs = np.split(unpack_array(answer.logprobs, "f4"), sizes)
+    reasons = [FinishReason.STOP] * len(own[:-1]) + [_last_reason(answer)] * len(own[-1:])
+    described = iter(describe_answers(receiver, [ids[place] for place in own], logprobs, reasons))
+    return [
+        _traced_turn(segment, next(described) if segment.is_sampled else None)
+        for segment in answer.segments[: max(own, default=-1) + 1]
+    ]
+
+
+def _traced_turn(segment: EpisodeSegment, sampled: PeerAnswer | None) -> TracedTurn:
+    """A turn without a trace where its content is not what the sampled ids begin with."""
+    if sampled is None:
+        return TracedTurn(is_sampled=False, messages=segment.messages)
+    content = segment.messages[0].content.encode()
+    trace = _trace(sampled) if sampled.completion.startswith(content) else None
+    has_more = trace is not None and sampled.completion != content
+    written = digest_of(sampled.completion) if has_more else b""
+    return TracedTurn(is_sampled=True, messages=segment.messages, trace=trace, written=written)
 
 
 def _trace(described: PeerAnswer) -> TokenTrace | None:

@@ -1,7 +1,7 @@
 """Episodes of peers in own tokens: every message as the own template says it, the peer's turns to be imitated.
 
-What an environment said takes places in the row and is not trained on. Nothing is compared by token: of an episode no
-log-probability crosses.
+What an environment said takes places in the row and is not trained on. Nothing is compared by token: of such an episode
+no log-probability crosses. Where one does, `peer_turns` aligns it.
 
 Shapes: T own tokens behind the prompt, S of them the peer's turns.
 """
@@ -11,7 +11,7 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from mrl.records.episodes import transcript
+from mrl.records.episodes import Message, transcript
 from mrl.records.experience import EpisodeRecord, SharedTurn
 from mrl.records.rollouts import Answer
 from mrl.sharing.advantages import Float32s
@@ -32,6 +32,18 @@ class EpisodeSpelling(Protocol):
 
     def spell(self, turns: Sequence[SharedTurn]) -> SpelledEpisode | str:
         """The episode behind its prompt, or why it cannot be said: a word to count."""
+        ...
+
+    def text(self, messages: Sequence[Message]) -> bytes | str:
+        """What the policy would write of one turn, as UTF-8, or why it cannot: a word to count."""
+        ...
+
+    def rest(self, text: bytes, *, is_begun: bool, is_ended: bool) -> Int32s:
+        """[T] text at the end of a turn, behind a part that `is_begun`; closed by the own EOS where it `is_ended`."""
+        ...
+
+    def join(self, turns: Sequence[SharedTurn], said: Sequence[Int32s]) -> SpelledEpisode | str:
+        """The episode with these ids [T] of the turns of the policy, in their order; why not, as of `spell`."""
         ...
 
     def read(self, token_ids: Sequence[int]) -> str:

@@ -27,7 +27,7 @@ def peer_rewards(traces: Sequence[PeerTrace], context: SharingContext) -> Float6
     """
     rewards = np.array([trace.answer.reward for trace in traces], dtype=np.float64)
     limit = context.objective.max_answer_tokens
-    lengths = [limit if trace.examined.rejected == "too_long" else trace.num_tokens for trace in traces]
+    lengths = [limit if trace.examined.rejected == "too_long" else trace.num_sampled_tokens for trace in traces]
     return context.objective.penalised(rewards, lengths)
 
 

@@ -4,7 +4,8 @@ A trace (how the source's tokenizer cut an answer, and its log-probs) is optiona
 needed by those who form ratios. A trace that lies is counted and not believed; the text itself may still be used. Who
 imitates a text takes it whole: what the own token limit leaves of it is an answer that nobody verified.
 
-Shapes: T own tokens of one answer.
+Shapes: T own tokens of one answer, S of them trained on: all but those of an episode that a peer did not sample, or
+wrote otherwise where a ratio to it is formed.
 """
 
 from collections.abc import Sequence
@@ -14,18 +15,18 @@ import numpy as np
 import numpy.typing as npt
 
 from mrl.alignment.aligned_batch import AlignedBatch, AlignedTrace
-from mrl.alignment.flags import Flag, Rejected
-from mrl.alignment.peer_answer import PeerAnswer, bare_text, validate
+from mrl.alignment.flags import Flag
+from mrl.alignment.peer_answer import PeerAnswer
 from mrl.alignment.receiver import Receiver
 from mrl.alignment.translate import translate_batch
-from mrl.records.experience import OutcomeRecord, RolloutRecord, SharedAnswer, TokenTrace
+from mrl.records.experience import OutcomeRecord, RolloutRecord, SharedAnswer, TokenTrace, TracedTurn
 from mrl.records.finish import FinishReason
 from mrl.sharing.advantages import Float32s
 from mrl.sharing.context import SharingContext
-from mrl.sharing.regime import ExaminedAnswer, Int32s, TrainingExample
+from mrl.sharing.peer_episodes import said_in
+from mrl.sharing.peer_turns import NOTHING_SHARED, EpisodeRow, aligned_episodes, believed
+from mrl.sharing.regime import Bools, ExaminedAnswer, Int32s, TrainingExample
 
-UNTRACED = "untraced"
-"""The source sent no trace, because its ids do not stand for the text."""
 CUT = "cut"
 """Of a text that is to be imitated only the beginning has room within the own token limit."""
 
@@ -61,7 +62,12 @@ class PeerTrace(NamedTuple):
     """As the peer sent it, with its reward."""
     examined: ExaminedAnswer
     aligned: AlignedTrace
-    """The T own tokens, and the peer's log-probs of the spans that both tokenizers have in common."""
+    """The T own tokens, and the peer's log-probs of the spans that both tokenizers have in common; of an episode the
+    tokens that lie in such spans."""
+    row: EpisodeRow | None = None
+    """Of an episode that can be used."""
+    needs_trace: bool = False
+    """Whether only tokens in spans are trained on."""
 
     @property
     def source(self) -> str:
@@ -75,8 +81,9 @@ class PeerTrace(NamedTuple):
 
     @property
     def completion(self) -> bytes:
-        """The bytes of its text."""
-        return self.answer.completion
+        """The bytes of its text; of an episode, what was said."""
+        turns = self.answer.turns if isinstance(self.answer, SharedAnswer) else []
+        return said_in(turns).encode(errors="replace") if turns else self.answer.completion
 
     @property
     def reward(self) -> float:
@@ -95,8 +102,13 @@ class PeerTrace(NamedTuple):
 
     @property
     def num_tokens(self) -> int:
-        """T. It is 0 for an answer that cannot be expressed in own tokens."""
-        return len(self.aligned.token_ids)
+        """S. It is 0 for an answer that cannot be expressed in own tokens."""
+        return len(self.aligned.token_ids) if self.row is None else int(self._is_trained(self.row).sum())
+
+    @property
+    def num_sampled_tokens(self) -> int:
+        """All own tokens of what the peer said."""
+        return self.num_tokens if self.row is None else int(self.row.is_sampled.sum())
 
     def example(
         self,
@@ -108,27 +120,37 @@ class PeerTrace(NamedTuple):
         behaviour: Float32s | None = None,
         spans: Int32s | None = None,
         phase: int = 0,
-        num_tokens: int | None = None,
+        kept: Bools | None = None,
     ) -> TrainingExample:
-        """The training example of the first `num_tokens` tokens, of all by default. Every token has the same advantage.
+        """The training example of the tokens that are `kept` [S], of all S by default. All have the same advantage.
 
-        Without `weights` the row counts as the mean over its tokens.
+        `behaviour` and `spans` are [S]. Without `weights` the row counts as the mean over its tokens. It ends with the
+        last token that is trained on.
         """
-        token_ids = self.aligned.token_ids[:num_tokens]
-        size = len(token_ids)
+        kept = np.ones(self.num_tokens, dtype=bool) if kept is None else kept
+        token_ids, is_trained = self.aligned.token_ids, kept
+        if self.row is not None:
+            token_ids, is_trained = self.row.token_ids, self._is_trained(self.row).copy()
+            is_trained[is_trained] = kept
+        end, size = int(np.flatnonzero(is_trained).max(initial=-1)) + 1, int(kept.sum())
         return TrainingExample(
             prompt_token_ids=prompt_token_ids,
-            answer_token_ids=token_ids,
+            answer_token_ids=token_ids[:end],
             component=component,
             advantages=np.full(size, advantage, dtype=np.float32),
             weights=np.full(size, 1.0 / max(1, size), dtype=np.float32) if weights is None else weights,
-            behaviour_logprobs=None if behaviour is None else behaviour[:num_tokens],
+            behaviour_logprobs=None if behaviour is None else behaviour[kept],
             prompt_id=self.examined.prompt_id,
             source=self.source,
             phase=phase,
-            behaviour_spans=None if spans is None else spans[:num_tokens],
+            behaviour_spans=None if spans is None else spans[kept],
             examined=self.examined,
+            is_trained=None if is_trained[:end].all() else is_trained[:end],
         )
+
+    def _is_trained(self, row: EpisodeRow) -> Bools:
+        """[T]"""
+        return row.is_aligned if self.needs_trace else row.is_sampled
 
 
 def peer_traces(
@@ -140,24 +162,12 @@ def peer_traces(
     `needs_trace` an answer without sound log-probs is not usable. Without, texts are imitated, and a cut one is not
     usable. Never raises for what records say.
     """
-    told = [(record, number, answer) for record in records for number, answer in enumerate(_answers_of(record))]
+    told = [_Told(record, number, answer) for record in records for number, answer in enumerate(_answers_of(record))]
     if not told:
         return []
-    answers, fingerprints = [answer for _, _, answer in told], [record.fingerprint for record, _, _ in told]
-    batch, faults = in_own_tokens(
-        answers,
-        fingerprints,
-        context.receiver,
-        max_tokens=context.max_turn_tokens or context.objective.max_answer_tokens,
-    )
-    is_cut = (batch.flags & Flag.RECV_TRUNC) != 0
-    traces = []
-    for row, (record, number, answer) in enumerate(told):
-        unfit = faults[row] if needs_trace else CUT if is_cut[row] else ""
-        rejected = batch.reject_reason[row] or unfit
-        tags = record.source, record.prompt_id, record.record_id
-        examined = ExaminedAnswer(*tags, number, rejected, faults[row], batch, row)
-        traces.append(PeerTrace(answer, examined, batch.row(row)))
+    one_turn = iter(_of_one_turn([one for one in told if not one.turns], context, needs_trace=needs_trace))
+    episodes = iter(_of_episodes([one for one in told if one.turns], context, needs_trace=needs_trace))
+    traces = [next(episodes if one.turns else one_turn) for one in told]
     context.recorder.examine(trace.examined for trace in traces)
     in_order = iter(traces)
     return [[next(in_order) for _ in _answers_of(record)] for record in records]
@@ -186,15 +196,18 @@ def mean_logprobs(row: AlignedTrace) -> Float32s:
     return np.full(len(row.token_ids), mean, dtype=np.float32)
 
 
-def ended_text(row: AlignedTrace) -> tuple[int, float]:
-    """The number of own tokens without the end, and the peer's mean log-prob without its own end.
+def ended_text(row: AlignedTrace, turn_spans: Sequence[int] = ()) -> tuple[Bools, float]:
+    """[T] whether an own token is none that ends a turn, and the peer's mean log-prob without its own ends.
 
-    HACPO's code leaves the end of an answer out of both means (arXiv 2603.02604).
+    HACPO's code leaves the end of an answer out of both means (arXiv 2603.02604). `turn_spans` are the spans of each
+    turn of an episode. What is nothing but ends stays whole.
     """
-    has_end = len(row.span_bytes) > 1 and row.span_bytes[-1] == 0
-    spans = slice(0, len(row.span_bytes) - has_end)
-    mean = row.span_logprob[spans].sum() / max(1, row.span_peer_tokens[spans].sum())
-    return int(row.span_receiver_tokens[spans].sum()), float(mean)
+    is_end = np.zeros(len(row.span_bytes), dtype=bool)
+    last = np.cumsum([count for count in turn_spans or [len(is_end)] if count], dtype=np.int64) - 1
+    is_end[last] = row.span_bytes[last] == 0
+    is_text = ~is_end | is_end.all()
+    mean = row.span_logprob[is_text].sum() / max(1, row.span_peer_tokens[is_text].sum())
+    return is_text[row.span_of_token], float(mean)
 
 
 def _answers_of(record: RolloutRecord | OutcomeRecord) -> Sequence[SharedAnswer | OutcomeRecord]:
@@ -202,20 +215,55 @@ def _answers_of(record: RolloutRecord | OutcomeRecord) -> Sequence[SharedAnswer 
     return [record] if isinstance(record, OutcomeRecord) else record.answers
 
 
+class _Told(NamedTuple):
+    """One answer of a record."""
+
+    record: RolloutRecord | OutcomeRecord
+    number: int
+    answer: SharedAnswer | OutcomeRecord
+
+    @property
+    def turns(self) -> Sequence[TracedTurn]:
+        """Those of an episode."""
+        return self.answer.turns if isinstance(self.answer, SharedAnswer) else []
+
+    def examined(self, rejected: str, fault: str, batch: AlignedBatch, row: int) -> ExaminedAnswer:
+        """What the recorder hears of it."""
+        record = self.record
+        tags = record.source, record.prompt_id, record.record_id
+        return ExaminedAnswer(*tags, self.number, rejected, fault, batch, row)
+
+
+def _of_one_turn(told: Sequence[_Told], context: SharingContext, *, needs_trace: bool) -> list[PeerTrace]:
+    answers, fingerprints = [one.answer for one in told], [one.record.fingerprint for one in told]
+    batch, faults = in_own_tokens(answers, fingerprints, context.receiver, max_tokens=_max_turn_tokens(context))
+    is_cut = (batch.flags & Flag.RECV_TRUNC) != 0
+    traces = []
+    for row, one in enumerate(told):
+        unfit = faults[row] if needs_trace else CUT if is_cut[row] else ""
+        examined = one.examined(batch.reject_reason[row] or unfit, faults[row], batch, row)
+        traces.append(PeerTrace(one.answer, examined, batch.row(row)))
+    return traces
+
+
+def _of_episodes(told: Sequence[_Told], context: SharingContext, *, needs_trace: bool) -> list[PeerTrace]:
+    answers = [one.answer for one in told if isinstance(one.answer, SharedAnswer)]
+    fingerprints = [one.record.fingerprint for one in told]
+    traces = []
+    episodes = aligned_episodes(answers, fingerprints, context, max_turn_tokens=_max_turn_tokens(context))
+    for one, (batch, place, row, rejected, fault) in zip(told, episodes, strict=True):
+        if row is not None and needs_trace:
+            rejected = fault or ("" if row.is_aligned.any() else NOTHING_SHARED)
+        elif row is not None and batch.flags[place] & Flag.RECV_TRUNC:
+            rejected = CUT
+        examined = one.examined(rejected, fault, batch, place)
+        traces.append(PeerTrace(one.answer, examined, batch.row(place), row, needs_trace))
+    return traces
+
+
+def _max_turn_tokens(context: SharingContext) -> int:
+    return context.max_turn_tokens or context.objective.max_answer_tokens
+
+
 def _read(answer: AnswerLike, fingerprint: str) -> tuple[PeerAnswer, str]:
-    trace = answer.trace
-    if trace is None:
-        return bare_text(answer.completion, finished=answer.finished), UNTRACED
-    checked = validate(
-        completion=answer.completion,
-        byte_lengths=trace.byte_lengths,
-        logprobs=trace.logprobs,
-        special=trace.special,
-        finish_reason=answer.finish_reason,
-        fingerprint=fingerprint,
-        token_ids=trace.token_ids,
-        noncanonical=trace.noncanonical,
-    )
-    if isinstance(checked, Rejected):
-        return bare_text(answer.completion, finished=answer.finished), checked.reason
-    return checked, ""
+    return believed(answer.completion, answer.trace, finish_reason=answer.finish_reason, fingerprint=fingerprint)

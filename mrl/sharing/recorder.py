@@ -136,10 +136,10 @@ def _by_source(examples: Sequence[TrainingExample], logprobs: Mapping[int, Float
         batches = list(dict.fromkeys(id(answer.batch) for answer in answers))
         answers.sort(key=lambda answer: (batches.index(id(answer.batch)), answer.row))
         places = [place_of[answer] for answer in answers]
-        batch = _trained_part(_gathered(answers), [examples[place].answer_token_ids for place in places])
+        batch = _trained_part(_gathered(answers), [examples[place].trained_token_ids for place in places])
         parts = np.split(batch.token_ids, batch.row_offsets[1:-1])
         own = [
-            logprobs.get(place) if part.size and np.array_equal(part, examples[place].answer_token_ids) else None
+            logprobs.get(place) if part.size and np.array_equal(part, examples[place].trained_token_ids) else None
             for place, part in zip(places, parts, strict=True)
         ]
         yield TrainedAnswers(source, answers, batch, own)
@@ -156,11 +156,19 @@ def _gathered(answers: Sequence[ExaminedAnswer]) -> AlignedBatch:
 
 
 def _trained_part(batch: AlignedBatch, trained: Sequence[npt.NDArray[np.int32]]) -> AlignedBatch:
-    """The rows as far as they were trained. A row that was cut inside a span stays whole: spans cannot be divided."""
+    """The rows as far as they were trained.
+
+    A row that was cut inside a span stays whole, since spans cannot be divided; so does one of which other tokens were
+    trained than its first ones, as in episodes without the ends of their turns.
+    """
     ends = np.minimum(np.diff(batch.row_offsets), [tokens.size for tokens in trained])
     for row, (start, end) in enumerate(itertools.pairwise(batch.row_offsets.tolist())):
         cut = start + int(ends[row])
-        if start < cut < end and batch.span_of_token[cut - 1] == batch.span_of_token[cut]:
+        is_cut = start < cut < end
+        if is_cut and (
+            batch.span_of_token[cut - 1] == batch.span_of_token[cut]
+            or not np.array_equal(batch.token_ids[start:cut], trained[row])
+        ):
             ends[row] = end - start
     return first_tokens(batch, ends.tolist())
 

@@ -108,6 +108,11 @@ class TrainingExample:
         """S."""
         return self.weights.size
 
+    @property
+    def trained_token_ids(self) -> Int32s:
+        """[S]"""
+        return self.answer_token_ids if self.is_trained is None else self.answer_token_ids[self.is_trained]
+
 
 @dataclass(frozen=True, slots=True)
 class Rescue:

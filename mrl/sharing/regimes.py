@@ -58,7 +58,9 @@ class RegimeKind(NamedTuple):
 
 REGIMES: dict[str, RegimeKind] = {
     "independent": RegimeKind(IndependentParameters, IndependentRegime, carries_text=False, carries_episodes=True),
-    "prp": RegimeKind(PrpParameters, PrpRegime, learns_of_uniform_groups=True, replays=("rollout",)),
+    "prp": RegimeKind(
+        PrpParameters, PrpRegime, learns_of_uniform_groups=True, carries_episodes=True, replays=("rollout",)
+    ),
     "xgrpo": RegimeKind(
         XgrpoParameters,
         XgrpoRegime,
@@ -71,8 +73,12 @@ REGIMES: dict[str, RegimeKind] = {
     "prefix": RegimeKind(
         PrefixParameters, PrefixRegime, carries_text=False, carries_episodes=True, goes_on_in_episodes=True
     ),
-    "hacpo": RegimeKind(HacpoParameters, HacpoRegime, learns_of_uniform_groups=True, replays=("rollout",)),
-    "graft": RegimeKind(GraftParameters, GraftRegime, learns_of_uniform_groups=True, replays=("rollout",)),
+    "hacpo": RegimeKind(
+        HacpoParameters, HacpoRegime, learns_of_uniform_groups=True, carries_episodes=True, replays=("rollout",)
+    ),
+    "graft": RegimeKind(
+        GraftParameters, GraftRegime, learns_of_uniform_groups=True, carries_episodes=True, replays=("rollout",)
+    ),
     "rlad": RegimeKind(RladParameters, RladRegime, teacher_of=RladParameters.teacher_of),
 }
 """Every regime of mrl; a new one is added here and nowhere else. Those of other packages are plug-ins."""

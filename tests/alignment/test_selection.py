@@ -5,11 +5,12 @@ from dataclasses import fields
 import numpy as np
 import pytest
 
+from mrl.alignment.flags import Flag
 from mrl.alignment.pair_card import written_by
-from mrl.alignment.peer_answer import bare_text
+from mrl.alignment.peer_answer import PeerAnswer, bare_text
 from mrl.alignment.receiver import load_receiver
 from mrl.alignment.sampled_answers import describe_answers
-from mrl.alignment.selection import first_tokens, select_rows
+from mrl.alignment.selection import RowPart, first_tokens, join_rows, select_rows
 from mrl.alignment.translate import translate_batch
 from mrl.records.finish import FinishReason
 from tests.support.retokenizing import retokenize
@@ -65,3 +66,65 @@ def test_a_cut_inside_a_span_is_a_mistake(batch):
     counts[row] = inside
     with pytest.raises(ValueError, match="inside a span"):
         first_tokens(batch, counts.tolist())
+
+
+def test_rows_of_one_part_are_the_batch(batch):
+    """Every field, rejected rows included."""
+    found = join_rows(batch, [[RowPart(row)] for row in range(batch.num_rows)])
+    for field in fields(batch):
+        one, other = getattr(found, field.name), getattr(batch, field.name)
+        assert np.array_equal(one, other), field.name
+        assert field.name == "reject_reason" or one.dtype == other.dtype, field.name
+
+
+def test_joined_rows_are_their_parts_end_to_end(batch):
+    """As a slow twin says, part by part: spans counted on, what has no counterpart dropped behind its part."""
+    unsaid = sampled_tokens(3)
+    parts = [[RowPart(0, unsaid), RowPart(None, unsaid)], [], [RowPart(1), RowPart(2), RowPart(3)], [RowPart(None)]]
+    found = join_rows(batch, parts)
+    assert found.num_rows == 4
+    for row, of_row in enumerate(parts):
+        one, ids, spans, peer_spans, logprobs, dropped = found.row(row), [], [], [], [], []
+        for part in of_row:
+            first = 1 + max(spans, default=-1)
+            if part.row is not None:
+                whole = batch.row(part.row)
+                ids += whole.token_ids.tolist()
+                spans += [first + span for span in whole.span_of_token.tolist()]
+                peer_spans += [first + span if span >= 0 else -1 for span in whole.peer_span_of_token.tolist()]
+                logprobs += whole.span_logprob.tolist()
+            if part.unsaid is not None:
+                peer_spans += [-1] * len(part.unsaid.special)
+                dropped += part.unsaid.logprobs.tolist()
+        assert one.token_ids.tolist() == ids
+        assert one.span_of_token.tolist() == spans
+        assert one.peer_span_of_token.tolist() == peer_spans
+        assert one.span_logprob.tolist() == logprobs
+        assert (one.dropped_tokens, one.dropped_logprob) == (len(dropped), pytest.approx(sum(dropped)))
+        assert one.peer_logprob == pytest.approx(sum(logprobs) + sum(dropped))
+    assert found.is_exact.tolist() == [False, True, True, True]
+
+
+def test_a_row_with_a_rejected_part_is_rejected(batch):
+    """For its reason; nothing of the other parts is used, and all of the peer is dropped."""
+    rejected = batch.num_rows - 1
+    found = join_rows(batch, [[RowPart(0), RowPart(rejected)], [RowPart(None), RowPart(None)]])
+    assert found.reject_reason == (batch.reject_reason[rejected], "")
+    row = found.row(0)
+    assert row.token_ids.size == row.span_logprob.size == 0
+    assert row.flags & Flag.REJECT
+    assert row.dropped_tokens == row.peer_token_bytes.size > 0
+    assert row.dropped_logprob == pytest.approx(row.peer_logprob)
+
+
+def sampled_tokens(size):
+    """What a peer sampled in so many tokens."""
+    numbers = -np.arange(1, size + 1, dtype=np.float32)
+    return PeerAnswer(
+        completion=bytes(size),
+        byte_lengths=np.ones(size, dtype=np.int32),
+        logprobs=numbers,
+        special=np.zeros(size, dtype=bool),
+        finish_reason=FinishReason.LENGTH,
+        fingerprint="peer",
+    )

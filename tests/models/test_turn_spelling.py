@@ -1,11 +1,13 @@
 """The turns of an episode in own tokens, by templates as families write them."""
 
 import pytest
+from tokenizers import pre_tokenizers
 
 from mrl.config.policy_tables import PromptTable
 from mrl.errors import ModelFolderError
 from mrl.models.load_policy import load_tokenizer
 from mrl.models.make import make_policy
+from mrl.models.tokenizers import train_metaspace
 from mrl.models.turn_spelling import TurnSpelling
 from mrl.records.episodes import Message, ToolCall
 
@@ -118,7 +120,7 @@ def test_an_episode_of_bridges_is_the_conversation_as_the_template_renders_it(sp
     eos = load_tokenizer(folder).eos_token
     template, tokenizer = CHATML.replace("<|im_end|>", eos), load_tokenizer(folder)
     own = spelling(template)
-    first, second = own.turn("6", (), eos_id=tokenizer.eos_token_id), own.turn("5", (), eos_id=tokenizer.eos_token_id)
+    first, second = own.turn("6", eos_id=tokenizer.eos_token_id), own.turn("5", eos_id=tokenizer.eos_token_id)
     opening = own.opening([Message(role="user", content="guess")])
     row = [*opening, *first, *own.bridge(first.tolist(), (), [USER]), *second]
 
@@ -136,14 +138,27 @@ def test_an_episode_of_bridges_is_the_conversation_as_the_template_renders_it(sp
     ],
 )
 def test_a_peers_call_is_said_in_the_own_syntax(spelling, text, template, call):
-    """As the template writes it, closed by the own EOS where there is one."""
-    assert text(spelling(template).turn("", (CALL,), eos_id=None)).strip() == call
+    """As the template writes it."""
+    assert spelling(template).said("", (CALL,)).strip() == call
+
+
+def test_the_rest_of_a_turn_stands_behind_its_beginning(tmp_path, tiny_model):
+    """A vocabulary that puts a space before a text's first word puts none there; the end closes either."""
+    tokenizer = train_metaspace(["call look_up answer"] * 3, 400)
+    tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first")
+    tokenizer.save_pretrained(tmp_path)
+    tiny_model(vocab_size=400).save_pretrained(tmp_path)
+    own = TurnSpelling(tmp_path, eos_ids=[tokenizer.eos_token_id])
+    whole, rest = (own.turn("call", eos_id=tokenizer.eos_token_id, is_begun=begun).tolist() for begun in (False, True))
+    assert tokenizer.decode(rest) == f"call{tokenizer.eos_token}"
+    assert tokenizer.decode(whole) == f" call{tokenizer.eos_token}"
+    assert own.turn("", eos_id=None, is_begun=True).size == 0
 
 
 @pytest.mark.parametrize("template", [THINKING, OPENED_BY_ROLE, ""])
 def test_a_call_that_the_template_leaves_out_cannot_be_said(spelling, template):
     """An expected outcome, and no error."""
-    assert spelling(template).turn("x", (CALL,), eos_id=None) is None
+    assert spelling(template).said("x", (CALL,)) is None
 
 
 @pytest.mark.parametrize(("template", "has_tools"), [(CHATML, True), (HEADERS, True), (THINKING, False), ("", True)])

@@ -1,18 +1,31 @@
 """A peer's episode in own tokens is the row that the policy would have had, had it said the same."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
-from mrl.config.policy_tables import PromptTable
+from mrl.alignment.receiver import load_receiver
+from mrl.config.policy_tables import ObjectiveTable, PromptTable
 from mrl.models.load_policy import load_tokenizer
 from mrl.models.turn_spelling import TurnSpelling
 from mrl.processes.episode_wiring import OwnWords, read_turn
-from mrl.records.episodes import Message, ToolCall
+from mrl.records.codec import pack_array
+from mrl.records.episodes import EpisodeSegment, Message, ToolCall
 from mrl.records.experience import SharedTurn
+from mrl.records.finish import FinishReason
+from mrl.records.rollouts import Answer, ScoredGroup
+from mrl.records.version import Version, VersionSpan
 from mrl.rollout.replaying import OwnVoice, TurnReplay
+from mrl.sharing.context import SharingContext
+from mrl.sharing.own_objective import own_objective
+from mrl.sharing.own_traces import rollout_record
+from mrl.sharing.peer_traces import peer_traces
+from mrl.sharing.regime import Author
 from mrl.tasks.environments.contract import EnvironmentTurn
 from mrl.tasks.environments.tool_syntax import HERMES, NONE, PLAIN, syntax_of
 
+ROOT = Path(__file__).parents[2]
 CALL = ToolCall(name="look_up", arguments='{"key":"b"}')
 CHATML = (
     "{% for m in messages %}[{{ m.role }}]{{ m.content }}"
@@ -150,3 +163,92 @@ def test_a_turn_that_is_none_of_a_policys_ends_the_replay(words, messages):
     voice = OwnVoice(voice_of.spelling, lambda *_: pytest.fail("not said"), voice_of.turn, can_call=True)
     turns = [SharedTurn(is_sampled=True, messages=messages), given("7")]
     assert TurnReplay(turns, voice, has_tools=False).next_turn().reason == "unsaid"
+
+
+@pytest.fixture
+def aligned(words, folder):
+    """An episode of a policy of these words in those of another one, whose tokenizer is the same."""
+
+    def aligned(said, template, own_template):
+        receiver = load_receiver(folder)
+        voice, own_voice = words(template), words(own_template)
+        spelled = voice.spell(said)
+        edges = np.flatnonzero(np.diff(spelled.is_sampled)) + 1
+        sizes = [part.size for part in np.split(spelled.token_ids, edges)]
+        segments = [
+            EpisodeSegment(num_tokens=size, is_sampled=turn.is_sampled, messages=turn.messages)
+            for size, turn in zip(sizes, said, strict=True)
+        ]
+        num_sampled = int(spelled.is_sampled.sum())
+        answer = Answer(
+            token_ids=pack_array(spelled.token_ids, "i4"),
+            logprobs=pack_array(-np.arange(1, num_sampled + 1) / 8, "f4"),
+            versions=[VersionSpan(num_sampled, Version(0, 0))],
+            completion=b"",
+            finish_reason=FinishReason.STOP,
+            reward=1.0,
+            segments=segments,
+            ending="done",
+        )
+        group = ScoredGroup(ticket="t", prompt_id="p", task="t", prompt_token_ids=b"", answers=[answer])
+        author = Author("peer", receiver.fingerprint, "v", lambda: "r", 0.0)
+        record = rollout_record(group, author, receiver, np.zeros(1, np.float32))
+        objective = own_objective(ObjectiveTable(), max_answer_tokens=99)
+        context = SharingContext("own", objective, receiver, peers=("peer",), spelling=own_voice)
+        ((trace,),) = peer_traces([record], context, needs_trace=True)
+        return trace, own_voice
+
+    return aligned
+
+
+@pytest.mark.parametrize("template", ["", HERMES_TEMPLATE])
+def test_an_aligned_episode_is_the_row_that_the_policy_would_have_had(aligned, template):
+    """Where both write calls alike: all that was sampled is aligned, and the ids are those of its own words."""
+    said = [own("hm ", CALL), given("7", "tool"), own("answer 7")]
+    trace, voice = aligned(said, template, template)
+    spelled = voice.spell(said)
+    assert trace.rejected == ""
+    assert trace.row.token_ids.tolist() == spelled.token_ids.tolist()
+    assert trace.row.is_aligned.tolist() == trace.row.is_sampled.tolist() == spelled.is_sampled.tolist()
+    assert trace.aligned.dropped_tokens == 0
+
+
+@pytest.mark.parametrize(("template", "own_template"), [("", HERMES_TEMPLATE), (HERMES_TEMPLATE, "")])
+def test_another_syntax_of_calls_is_context_in_an_aligned_episode(aligned, folder, template, own_template):
+    """The own call stands in the row as the template writes it, and has no log-prob of the peer."""
+    tokenizer = load_tokenizer(folder)
+    said = [own("hm", CALL), given("7", "tool"), own("answer 7")]
+    trace, voice = aligned(said, template, own_template)
+    eos = tokenizer.eos_token
+    assert tokenizer.decode(trace.row.token_ids.tolist()) == tokenizer.decode(voice.spell(said).token_ids.tolist())
+    assert tokenizer.decode(trace.row.token_ids[trace.row.is_aligned].tolist()) == f"hmanswer 7{eos}"
+    assert trace.aligned.dropped_tokens > 1
+
+
+def test_the_page_shows_what_is_aligned(aligned, words, folder):
+    """Its three lines are what comes of that episode."""
+    tokenizer = load_tokenizer(folder)
+    said = [own("hm", CALL), given("7", "tool"), own("7")]
+    trace, _ = aligned(said, HERMES_TEMPLATE, "")
+
+    def shown(ids) -> str:
+        return tokenizer.decode(list(ids)).replace("\n", "⏎").replace(tokenizer.eos_token, "<end>")
+
+    spelled = words(HERMES_TEMPLATE).spell(said)
+    trained = trace.row.token_ids[trace.row.is_aligned]
+    lines = {
+        "the peer sampled": "   ".join(shown(part) for part in _parts(spelled.token_ids, spelled.is_sampled, True)),
+        "the own row": shown(trace.row.token_ids),
+        "trained on": shown(trained).replace("hm", "hm   "),
+    }
+    page = (ROOT / "docs" / "episodes.md").read_text(encoding="utf-8")
+    for what, line in lines.items():
+        assert f"\n{what:<19}{line}\n" in page
+
+
+def test_the_rest_of_a_turn_is_closed_where_the_turn_had_ended(words, folder):
+    """One that the token limit cut is not."""
+    tokenizer = load_tokenizer(folder)
+    ended, cut = (words().rest(b"answer", is_begun=True, is_ended=one).tolist() for one in (True, False))
+    assert tokenizer.decode(cut) == "answer"
+    assert ended == [*cut, tokenizer.eos_token_id]

@@ -7,7 +7,7 @@ import pytest
 
 from mrl.errors import RecordError
 from mrl.records.codec import decode, encode, pack_array, unpack_array
-from mrl.records.episodes import Message, ToolCall
+from mrl.records.episodes import MAX_SEGMENTS, Message, ToolCall
 from mrl.records.exchange_messages import Subscribe, client_message_decoder
 from mrl.records.experience import (
     MAX_GROUP,
@@ -22,6 +22,7 @@ from mrl.records.experience import (
     SharedAnswer,
     SharedTurn,
     TokenTrace,
+    TracedTurn,
     ValueRecord,
     experience_decoder,
     kind_of,
@@ -57,6 +58,21 @@ RECORDS = {
         answers=[
             SharedAnswer(completion=b"yah", finish_reason=FinishReason.STOP, reward=1.0, advantage=0.5, trace=TRACE),
             SharedAnswer(completion=b"\xff", finish_reason=FinishReason.LENGTH, reward=0.0, advantage=-0.5),
+            SharedAnswer(
+                completion=b"",
+                finish_reason=FinishReason.STOP,
+                reward=0.0,
+                advantage=-0.5,
+                turns=[
+                    TracedTurn(
+                        is_sampled=True,
+                        messages=(Message(role="assistant", content="4", tool_calls=(CALL,)),),
+                        trace=TRACE,
+                        written=b"digest",
+                    ),
+                    TracedTurn(is_sampled=False, messages=(Message(role="tool", content="higher", name="guess"),)),
+                ],
+            ),
         ],
     ),
     "value": ValueRecord(**TAGS, rewards=[0.0, 1.0, 0.5]),
@@ -110,6 +126,28 @@ def test_groups_and_names_are_bounded(kind, changes, field):
     """A group without answers, or one of thousands, is no group; the error names the field."""
     with pytest.raises(RecordError, match=field):
         decode(changed(kind, **changes), experience_decoder)
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"turns": [{"is_sampled": False, "messages": []}] * (MAX_SEGMENTS + 1)}, r"turns"),
+        ({"turns": [{"is_sampled": True, "messages": [], "written": b"x" * 17}]}, r"written"),
+        ({"turns": [{"is_sampled": True, "messages": [{"role": "king", "content": ""}]}]}, r"role"),
+        ({"turns": [{"is_sampled": True, "messages": [], "trace": {"byte_lengths": b""}}]}, r"trace"),
+    ],
+)
+def test_turns_of_a_group_are_bounded(changes, field):
+    """In their number, their digests, their messages and their traces."""
+    answers = [msgpack.unpackb(encode(one)) for one in RECORDS["rollout"].answers]
+    with pytest.raises(RecordError, match=field):
+        decode(changed("rollout", answers=[answers[0] | changes]), experience_decoder)
+
+
+def test_an_answer_of_one_turn_has_the_keys_that_it_always_had():
+    """It costs no byte for what episodes need."""
+    answer = msgpack.unpackb(encode(RECORDS["rollout"].answers[0]))
+    assert list(answer) == ["completion", "finish_reason", "reward", "advantage", "trace"]
 
 
 def test_a_trace_without_ids_is_one_of_an_older_writer():

@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 
 from mrl.metrics.names import is_known
 from mrl.records.codec import decode, encode, pack_array
-from mrl.records.episodes import Message
+from mrl.records.episodes import Message, ToolCall
 from mrl.records.experience import (
     EpisodeRecord,
     OutcomeRecord,
@@ -20,19 +21,24 @@ from mrl.records.experience import (
     SharedAnswer,
     SharedTurn,
     TokenTrace,
+    TracedTurn,
     ValueRecord,
     experience_decoder,
 )
 from mrl.records.finish import FinishReason
 from mrl.records.version import Version
+from mrl.sharing.own_traces import digest_of
 from mrl.sharing.regimes import REGIMES
 from mrl.sharing.rlad import request_id
+from tests.support.plain_voice import PlainVoice
 
 TEXTS = st.sampled_from([b"", b"\xff", b"\xc3", b"reverse: yah", b"z" * 300, "caf\u00e9".encode(), b"a\xf0\x9f"])
 REWARDS = st.sampled_from([0.0, 0.3, 1.0, -1e6, 1e6])
 AGGREGATIONS = ["sequence_mean", "token_mean", "constant"]
 MAX_ANSWER_TOKENS = 64
 PROMPTS = st.sampled_from(["p", "q", "elsewhere"])
+CALLS = st.sampled_from([(), (), (ToolCall("f", "{}"),)])
+MESSAGES = st.builds(Message, st.just("assistant"), st.sampled_from(["", "yah", "caf\u00e9", "z" * 80]), CALLS)
 
 
 @st.composite
@@ -58,6 +64,22 @@ def traces(draw):
 
 
 @st.composite
+def played(draw):
+    """Turns that may or may not make an episode, their traces as anything's."""
+    said = st.tuples(MESSAGES) | st.just(()) | st.tuples(st.just(Message("user", "?")))
+    digests = st.sampled_from([b"", b"?", digest_of(b"yah<f {}>"), digest_of(b"<f {}>")])
+    size = draw(st.sampled_from([1, 1, 3, 3, 2]))
+    return [
+        TracedTurn(
+            is_sampled=True, messages=draw(said | st.tuples(MESSAGES)), trace=draw(traces()), written=draw(digests)
+        )
+        if place % 2 == 0
+        else TracedTurn(is_sampled=draw(st.sampled_from([False] * 9 + [True])), messages=(Message("user", "so"),))
+        for place in range(size)
+    ]
+
+
+@st.composite
 def peer_records(draw, fingerprint, request_ids):
     """A record of any kind that the wire lets through."""
     at = Version(0, draw(st.integers(0, 5)))
@@ -79,6 +101,7 @@ def peer_records(draw, fingerprint, request_ids):
         reward=REWARDS,
         advantage=REWARDS,
         trace=traces(),
+        turns=st.just([]) | played(),
     )
     match draw(st.sampled_from(["outcome", "rollout", "rollout", "value", "score", "episode"])):
         case "episode":
@@ -116,7 +139,7 @@ def counted_by(component, absorbed, groups, told):
     replaced = {line.prompt_id for line in told.answers} if "grafted" in absorbed.denominators else set()
     lengths = [len(answer.token_ids) // 4 for g in groups if g.prompt_id not in replaced for answer in g.answers]
     if "cross" in absorbed.denominators:  # HACPO has a row for every own answer, and trains none to its EOS
-        lengths = [row.answer_token_ids.size for row in absorbed.examples if row.component == "policy_gradient"]
+        lengths = [row.num_trained_tokens for row in absorbed.examples if row.component == "policy_gradient"]
     num_rows = len(lengths) + absorbed.counts.get("sharing/peer_rows", 0)
     match component.denominator:
         case "rows":
@@ -132,7 +155,7 @@ def counted_by(component, absorbed, groups, told):
 def own_logprobs(absorbed):
     """As the training pass tells them of every row that a peer wrote or scored."""
     rows = {place: row for place, row in enumerate(absorbed.examples) if row.examined is not None}
-    return {place: np.full(row.answer_token_ids.size, -1.0, np.float32) for place, row in rows.items()}
+    return {place: np.full(row.num_trained_tokens, -1.0, np.float32) for place, row in rows.items()}
 
 
 def check(absorbed, components, groups, told):
@@ -147,7 +170,9 @@ def check(absorbed, components, groups, told):
         counted = counted_by(component, absorbed, groups, told)
         assert absorbed.denominators[component.name] == max(1, counted), component
     for row in absorbed.examples:
-        size = row.answer_token_ids.size
+        size = row.answer_token_ids.size if row.is_trained is None else int(row.is_trained.sum())
+        assert row.is_trained is None or row.is_trained.shape == row.answer_token_ids.shape
+        assert size or row.is_trained is None
         assert row.component in names
         assert row.advantages.shape == row.weights.shape == (size,)
         assert np.isfinite(row.advantages).all()
@@ -173,7 +198,8 @@ def test_any_history(name, build, make_context, own_groups, make, receiver, reco
     @given(data=st.data(), kl=st.sampled_from([None, 0.1]), aggregation=st.sampled_from(AGGREGATIONS))
     def history(data, kl, aggregation):
         def context():
-            return make_context(kl_coefficient=kl, aggregation=aggregation, max_answer_tokens=MAX_ANSWER_TOKENS)
+            own = make_context(kl_coefficient=kl, aggregation=aggregation, max_answer_tokens=MAX_ANSWER_TOKENS)
+            return replace(own, spelling=PlainVoice(receiver)) if name in ("prp", "hacpo", "graft") else own
 
         regimes = [build(name, context())]
         for step in (0, 1):

@@ -8,7 +8,8 @@ from mrl.records.codec import pack_array, unpack_array
 from mrl.records.experience import SharedAnswer
 from mrl.records.finish import FinishReason
 from mrl.sharing.own_traces import trace_of
-from mrl.sharing.peer_traces import UNTRACED, behaviour_of, ended_text, in_own_tokens, mean_logprobs, peer_traces
+from mrl.sharing.peer_traces import behaviour_of, ended_text, in_own_tokens, mean_logprobs, peer_traces
+from mrl.sharing.peer_turns import UNTRACED
 from tests.support.retokenizing import retokenize
 
 TEXT = b"reverse: yah"
@@ -180,7 +181,8 @@ def test_ended_text_leaves_the_end_out_on_both_sides(peer, receiver, sampled, re
     text_tokens = retokenize(receiver, TEXT, finished=False, max_tokens=64).token_ids.size
     answer = sampled(source=source, logprobs=lambda ids: np.r_[np.full(len(ids) - 1, -2.0), -50.0])
     row = read([shared(answer, trace_of(answer, source))], [source.fingerprint])[0].row(0)
-    assert ended_text(row) == (text_tokens, -2.0)
+    kept, mean = ended_text(row)
+    assert (kept.tolist(), mean) == ([True] * text_tokens + [False], -2.0)
     assert mean_logprobs(row)[0] < -3
 
 
@@ -188,7 +190,8 @@ def test_unfinished_text_has_no_end_to_leave_out(peer, sampled, read):
     """A cut answer is taken whole."""
     answer = sampled(finished=False, logprobs=lambda ids: -np.arange(len(ids), dtype=float))
     row = read([shared(answer, trace_of(answer, peer))], [peer.fingerprint])[0].row(0)
-    assert ended_text(row) == (row.token_ids.size, -5.5)
+    kept, mean = ended_text(row)
+    assert (kept.tolist(), mean) == ([True] * row.token_ids.size, -5.5)
 
 
 def test_traces_stand_by_record_and_are_examined(make, make_context, peer, receiver):
@@ -214,7 +217,7 @@ def test_example_of_a_trace(make, make_context, peer):
     prompt, size = np.array([1, 2, 3], np.int32), trace.num_tokens
     behaviour, spans = behaviour_of(trace.aligned)
     cut = trace.example(
-        prompt, component="c", advantage=2.0, behaviour=behaviour, spans=spans, phase=3, num_tokens=size - 1
+        prompt, component="c", advantage=2.0, behaviour=behaviour, spans=spans, phase=3, kept=np.arange(size) < size - 1
     )
     assert cut.answer_token_ids.tolist() == trace.aligned.token_ids[:-1].tolist()
     assert cut.prompt_token_ids.tolist() == [1, 2, 3]

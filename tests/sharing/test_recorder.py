@@ -105,7 +105,10 @@ def test_a_row_is_measured_as_far_as_it_was_trained(read):
     """A regime that cuts a row between two spans is measured up to there; one cut inside a span has no gap."""
     (fine, coarse), recorder = read([b"zzzz", b"reverse: yah"])
     sizes = [2, coarse.num_tokens]
-    examples = [one.example(PROMPT, component="c", num_tokens=n) for one, n in zip((fine, coarse), sizes, strict=True)]
+    examples = [
+        one.example(PROMPT, component="c", kept=np.arange(one.num_tokens) < n)
+        for one, n in zip((fine, coarse), sizes, strict=True)
+    ]
     logprobs = {place: np.full(size, -1, np.float32) for place, size in enumerate(sizes)}
     cut, whole = recorder.record(examples, logprobs).answers
     assert (cut.own_tokens, cut.bytes, cut.gap_nats) == (2, 2, -1.0)
@@ -129,7 +132,7 @@ def test_a_row_cut_inside_a_span_does_not_end_the_run(make, make_context, receiv
     coarse = structs.replace(told, answers=[structs.replace(told.answers[0], trace=one_token)], fingerprint="f")
     ((trace,),) = peer_traces([coarse], context, needs_trace=True)
     assert trace.num_tokens > 2
-    example = trace.example(PROMPT, component="c", num_tokens=1)
+    example = trace.example(PROMPT, component="c", kept=np.arange(trace.num_tokens) < 1)
     (line,) = context.recorder.record([example], {0: np.array([-1], np.float32)}).answers
     assert (line.trained, line.own_tokens, line.gap_nats) == (True, trace.num_tokens, None)
 

@@ -181,6 +181,21 @@ def test_a_synchronous_run_of_episodes_equals_itself(trained):
     assert len(losses[0]) == 4
 
 
+def test_peers_episodes_are_trained_on_where_ratios_are_formed(trained):
+    """Between two tokenizers, in lockstep: every start state has both groups, and aligned rows of the peer's."""
+    records = read_metrics(trained("f", "true", regime="prp") / "metrics.jsonl")
+
+    steps = [(one["policy"], one["values"]) for one in records if "loss/total" in one.get("values", {})]
+    assert len(steps) == 4
+    for policy, values in steps:
+        peer = {"qwen": "llama", "llama": "qwen"}[policy]
+        assert values["sharing/hit_rate"] == 1.0
+        assert 0 < values["sharing/peer_rows"] <= values[f"align/rows/{peer}"] == 8 * 4
+        assert values["sharing/peer_tokens"] > values["sharing/peer_rows"]
+        assert values[f"align/spans/{peer}"] > 0
+        assert values[f"align/one_to_one_tokens/{peer}"] > 0
+
+
 def test_groups_go_on_from_where_a_peer_had_come_and_equal_runs_do_so_equally(trained):
     """Handed out in one step, sampled behind the peer's turns in the next; bit for bit in a synchronous run."""
     first, second = (trained(name, "true", steps=4, regime="prefix", game="Coin") for name in ("d", "e"))

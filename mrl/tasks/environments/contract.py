@@ -11,6 +11,7 @@ from typing import Any, Protocol
 from mrl.errors import RecordError
 from mrl.records.canonical_json import parse_json
 from mrl.records.episodes import (
+    CUT,
     MAX_TURN_BYTES,
     MAX_TURN_CALLS,
     MAX_TURN_MESSAGES,
@@ -38,7 +39,7 @@ class EpisodeLimits:
 
 LIMITS = EpisodeLimits()
 
-DONE, MAX_TURNS, MAX_TOKENS, CUT, GIVEN_UP = "done", "max_turns", "max_tokens", "cut", "given_up"
+DONE, MAX_TURNS, MAX_TOKENS, GIVEN_UP = "done", "max_turns", "max_tokens", "given_up"
 RAISED, TIMEOUT, EXITED, MEMORY = "raised", "timeout", "exited", "memory"
 TOO_LONG, NOT_TEXT, NOT_FINITE, WRONG_TYPE = "too_long", "not_text", "not_finite", "wrong_type"
 LOST, UNEQUAL, UNSAID = "lost", "unequal", "unsaid"

@@ -1,0 +1,84 @@
+"""The words of a made-up policy: how it writes turns and calls, and episodes that it has played."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from mrl.alignment import Receiver, translate_texts
+from mrl.records.codec import pack_array
+from mrl.records.episodes import CUT, EpisodeSegment, Message
+from mrl.records.experience import SharedTurn
+from mrl.records.finish import FinishReason
+from mrl.records.rollouts import Answer
+from mrl.records.version import Version, VersionSpan
+from mrl.sharing.peer_episodes import SpelledEpisode
+
+
+class PlainVoice:
+    """Lines of text between turns; a call is written as `call` says. Refuses what it is told to."""
+
+    def __init__(self, receiver: Receiver, call: str = "<{name} {arguments}>", *, max_tokens: int = 999) -> None:
+        self.receiver, self._call, self._max_tokens = receiver, call, max_tokens
+        self.refuses = ""
+
+    def text(self, messages: Sequence[Message]) -> bytes | str:
+        """Content and calls, or why not."""
+        if self.refuses == "tool_calls":
+            return self.refuses
+        if len(messages) != 1 or messages[0].role != "assistant":
+            return "malformed"
+        calls = [self._call.format(name=one.name, arguments=one.arguments) for one in messages[0].tool_calls]
+        return (messages[0].content + "".join(calls)).encode()
+
+    def rest(self, text: bytes, *, is_begun: bool, is_ended: bool) -> np.ndarray:
+        """The same tokens wherever they stand."""
+        return self._ids(text, is_ended=is_ended)
+
+    def join(self, turns: Sequence[SharedTurn], said: Sequence[np.ndarray]) -> SpelledEpisode | str:
+        """A line for each message between the turns."""
+        if self.refuses == "no_bridge":
+            return self.refuses
+        own = iter(said)
+        parts = [next(own) if turn.is_sampled else self.bridge(turn.messages) for turn in turns]
+        if sum(part.size for part in parts) > self._max_tokens:
+            return "too_long"
+        sampled = np.array([turn.is_sampled for turn in turns])
+        return SpelledEpisode(np.concatenate(parts), np.repeat(sampled, [part.size for part in parts]))
+
+    def bridge(self, messages: Sequence[Message]) -> np.ndarray:
+        """What stands between two turns."""
+        return self._ids("".join(f"\n{one.content}\n" for one in messages).encode(), is_ended=False)
+
+    def played(
+        self, said: Sequence[Message], *, reward: float = 1.0, ending: str = "done", seed: int = 0, step: int = 0
+    ) -> Answer:
+        """An episode of this policy, its log-probs made up: turns of its own and of an environment in alternation."""
+        rng = np.random.default_rng(seed)
+        ids, segments = [], []
+        for place, message in enumerate(said):
+            is_own = message.role == "assistant"
+            is_ended = not (ending == CUT and place == len(said) - 1)
+            part = self._ids(self.text([message]), is_ended=is_ended) if is_own else self.bridge([message])
+            if place == len(said) - 1 and not is_own:
+                part = part[:0]
+            ids.append(part)
+            segments.append(EpisodeSegment(num_tokens=part.size, is_sampled=is_own, messages=(message,)))
+        num_sampled = sum(one.num_tokens for one in segments if one.is_sampled)
+        return Answer(
+            token_ids=pack_array(np.concatenate(ids), "i4"),
+            logprobs=pack_array(-rng.exponential(size=num_sampled), "f4"),
+            versions=[VersionSpan(num_sampled, Version(0, step))],
+            completion=b"as people read it",
+            finish_reason=FinishReason.STOP if ending == "done" else FinishReason.LENGTH,
+            reward=reward,
+            segments=segments,
+            ending=ending,
+        )
+
+    def _ids(self, text: bytes, *, is_ended: bool) -> np.ndarray:
+        end = np.array([self.receiver.eos_id] if is_ended else [], dtype=np.int32)
+        if not text:
+            return end
+        row = translate_texts([text], [False], self.receiver, max_tokens=1 << 20).row(0)
+        assert not row.reject_reason
+        return np.concatenate([row.token_ids, end])
