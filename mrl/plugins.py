@@ -189,12 +189,12 @@ def _distribution_of(module: str) -> str:
 
 def _file_of(module: str) -> str:
     """Of a module that is imported or, where it is in no package, could be; without importing it."""
-    found = sys.modules.get(module)
-    if found is None and "." not in module:
+    file = getattr(sys.modules.get(module), "__file__", "")
+    if not file and "." not in module:
         see_modules()
         with suppress(ImportError, ValueError):
-            found = importlib.util.find_spec(module)
-    return str(getattr(found, "__file__", getattr(found, "origin", "")) or "not imported yet")
+            file = getattr(importlib.util.find_spec(module), "origin", "")
+    return str(file or "not imported yet")
 
 
 def _near_module(module: str) -> str:
