@@ -10,10 +10,12 @@ are read as metadata, and only the module of the named one is loaded. What is pa
 import difflib
 import importlib
 import importlib.metadata
+import importlib.util
 import os
 import sys
 import traceback
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -53,7 +55,8 @@ class Plugin(NamedTuple):
         """Kind, name, module, and the distribution and version where it is of one; imports nothing."""
         module = self.target.partition(":")[0]
         origin = self.distribution or _distribution_of(module) or f"file {_file_of(module)}"
-        return f"{self.kind.word} {self.name}: {self.target}, {origin}"
+        target = "" if self.target == self.name else f" {self.target},"
+        return f"{self.kind.word} {self.name}:{target} {origin}"
 
 
 def short_name(name: str) -> str:
@@ -185,7 +188,13 @@ def _distribution_of(module: str) -> str:
 
 
 def _file_of(module: str) -> str:
-    return str(getattr(sys.modules.get(module), "__file__", "") or "not imported yet")
+    """Of a module that is imported or, where it is in no package, could be; without importing it."""
+    file = getattr(sys.modules.get(module), "__file__", "")
+    if not file and "." not in module:
+        see_modules()
+        with suppress(ImportError, ValueError):
+            file = getattr(importlib.util.find_spec(module), "origin", "")
+    return str(file or "not imported yet")
 
 
 def _near_module(module: str) -> str:

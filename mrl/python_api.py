@@ -109,15 +109,19 @@ class Run:
         task: str = "",
         failed: bool = False,
         rescued: bool = False,
+        held_out: bool = False,
         find: str = "",
     ) -> Iterator[dict[str, Any]]:
         """Answers that were trained on, newest step first; columns are in docs/samples.md.
+
+        With `held_out` those to held-out prompts, of which a run keeps some of every evaluation.
 
         Raises RunFolderError where none are kept, or for a policy, task or step that is not there.
         """
         from mrl.report.samples.wanted_answers import Wanted, select
 
-        wanted = Wanted(policy=policy, step=step, task=task, failed=failed, rescued=rescued, words=find)
+        kinds = {"failed": failed, "rescued": rescued, "held_out": held_out}
+        wanted = Wanted(policy=policy, step=step, task=task, words=find, **kinds)
         return select(RunFolder(self.path), self.config, wanted)
 
     def report(self) -> Path:

@@ -53,7 +53,7 @@ progress() {  # seconds so far, and what pip does: on a terminal a line that cha
 }
 
 install() {  # its progress while pip works, its whole output only when it fails
-    local log="$venv/setup.log" start=$SECONDS pip
+    local log="$venv/setup.log" start=$SECONDS pip doing
     # What packages are built with is pinned too: up to pip 25.2 by the first variable, later by the second.
     (cd "$root" && PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt \
         exec "$venv/bin/python" -m pip install --no-input --progress-bar off -c constraints.txt "$@") >"$log" 2>&1 &
@@ -61,7 +61,11 @@ install() {  # its progress while pip works, its whole output only when it fails
     trap 'kill "$pip" 2>/dev/null; exit 130' INT TERM
     while kill -0 "$pip" 2>/dev/null; do
         sleep 1
-        progress $((SECONDS - start)) "$(tail -n 1 "$log" | sed 's/^ *//' | cut -c 1-100)"
+        doing=$(tail -n 1 "$log" | sed 's/^ *//' | cut -c 1-100)
+        case "$doing" in  # the last that pip says for a minute, while it writes
+            "Installing collected packages"* | *uninstall*) doing="writing packages into .venv" ;;
+        esac
+        progress $((SECONDS - start)) "$doing"
     done
     if [ -t 1 ]; then printf '\r\033[K'; fi
     trap - INT TERM

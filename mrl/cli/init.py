@@ -15,6 +15,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """What cannot be found out."""
     parser.add_argument("models", nargs="+", metavar="MODEL", help="folder of a model, or its name on the hub")
     parser.add_argument("--data", required=True, metavar="FILE", help="JSON lines with `prompt` and `reference`")
+    parser.add_argument("--prompt-key", default="", metavar="COLUMN", help="what `prompt` is called in them")
+    parser.add_argument("--reference-key", default="", metavar="COLUMN", help="what `reference` is called in them")
     parser.add_argument("--verifier", default="", metavar="MODULE:FUNCTION", help="your own verifier of answers")
     parser.add_argument("--steps", type=int, default=100, metavar="N", help="learner steps (100)")
     parser.add_argument("--to", type=Path, default=Path("mine.toml"), metavar="FILE", help="what to write (mine.toml)")
@@ -42,8 +44,16 @@ def run(arguments: argparse.Namespace) -> int:
         raise ConfigError("no such file", where="mrl init --data", got=arguments.data, wanted="a file of JSON lines")
     gpus = visible_gpus(os.environ)
     device = "cuda" if len(gpus) >= GPUS_PER_POLICY * len(arguments.models) else "cpu"
-    said = {"verifier": arguments.verifier, "steps": arguments.steps, "device": device}
-    tables = starting_tables(path.stem, arguments.models, arguments.data, **said)
+    named = {"prompt_key": arguments.prompt_key, "reference_key": arguments.reference_key}
+    tables = starting_tables(
+        path.stem,
+        arguments.models,
+        arguments.data,
+        verifier=arguments.verifier,
+        steps=arguments.steps,
+        device=device,
+        options={key: column for key, column in named.items() if column},
+    )
     of_device = resolve(tables, [], where="mrl init")
     completed = complete(of_device.config)
     plan, host_mib = planned(completed.config), host_memory_bytes() / MIB

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import sys
 from pathlib import Path
 
 from rich.console import Console
@@ -34,7 +35,8 @@ def run(arguments: argparse.Namespace) -> int:
         wanted = ", ".join(names) or "a policy with a `make` table"
         raise ConfigError("no such policy to make", where=str(arguments.config), got=arguments.policy, wanted=wanted)
     chosen = [arguments.policy] if arguments.policy else names
-    folders = make_policies(config, chosen, force=arguments.force, console=Console(stderr=True))
+    console = Console(stderr=True, force_terminal=sys.stderr.isatty())
+    folders = make_policies(config, chosen, force=arguments.force, console=console)
     for name in chosen:
         print(f"{name} {folders[name]}")
     return 0

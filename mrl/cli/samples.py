@@ -21,12 +21,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     kinds = parser.add_mutually_exclusive_group()
     kinds.add_argument("--failed", action="store_true", help="own answers that are no success")
     kinds.add_argument("--rescued", action="store_true", help="peers' answers that were trained on, with their writer")
+    parser.add_argument("--held-out", action="store_true", help="answers to held-out prompts; some of each are kept")
     parser.add_argument("--limit", type=int, metavar="N", help=f"so many at most ({SHOWN}; on a page {ON_A_PAGE})")
     parser.add_argument("--page", type=Path, metavar="FILE", help="write a page with a search instead")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print answers that were trained on, or write them into a page and print its path."""
+    """Print answers that were trained on, or held-out ones, or write them into a page and print its path."""
     from mrl.files import replace_file
     from mrl.report.samples.sample_lines import sample_lines
     from mrl.report.samples.sample_page import sample_page
@@ -37,8 +38,11 @@ def run(arguments: argparse.Namespace) -> int:
         raise ConfigError("too few answers", where="mrl samples --limit", got=limit, wanted="at least 1")
     if arguments.page and not arguments.page.absolute().parent.is_dir():
         raise ConfigError("no such folder", where="mrl samples --page", got=str(arguments.page.parent))
+    if arguments.held_out and arguments.rescued:
+        what = "answers to held-out prompts are never trained on"
+        raise ConfigError(what, where="mrl samples", got="--held-out and --rescued", wanted="one of them")
     config, folder = read_run_config(arguments.run), RunFolder(arguments.run)
-    names = ("policy", "step", "task", "failed", "rescued")
+    names = ("policy", "step", "task", "failed", "rescued", "held_out")
     wanted = Wanted(words=arguments.find, **{name: getattr(arguments, name) for name in names})
     found = select(folder, config, wanted)
     rows = list(islice(found, limit))

@@ -90,7 +90,9 @@ def train(
     config = _checked(config, planned, {"clean": clean, "resume": resume, "from_start": from_start}, where)
     plan = planned(config, run_folder_of(config).path)
     check_sleepers(config, plan, host_mib=host_memory_bytes() / MIB, where=where)
-    console = Console(width=None if sys.stdout.isatty() else 120)
+    on_terminal = sys.stdout.isatty()
+    # FORCE_COLOR, which notebooks and CI set, makes no terminal out of a pipe: a live view there is lines without end.
+    console = Console(width=None if on_terminal else 120, force_terminal=on_terminal)
     config = with_replay(resolve_policies(config, console=console))
     check_made(config)
     with ExitStack() as closing:

@@ -30,5 +30,7 @@ def tell_evaluation(result: EvaluationResult, folder: Path, telemetry: Telemetry
             prompt=answer.prompt,
             completion=answer.completion,
             reward=answer.reward,
+            opening=answer.opening,
+            turns=answer.turns,
         )
     replace_file(folder / result.file_name, msgspec.json.encode(result))

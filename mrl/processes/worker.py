@@ -33,7 +33,7 @@ from mrl.metrics.telemetry import Telemetry
 from mrl.models.prompting import PromptEncoder
 from mrl.processes import wiring
 from mrl.processes.engines import answers_at_once, build_engine, check_lengths, held_out_decoding
-from mrl.processes.episode_wiring import with_episodes
+from mrl.processes.episode_wiring import own_words, with_episodes
 from mrl.processes.planning.unit_workers import UNIT, UNIT_EPOCH
 from mrl.processes.sleep_line import WorkerLine
 from mrl.records.evaluation_messages import result_name
@@ -82,6 +82,7 @@ def build_sampler(
     encoder = PromptEncoder(Path(table.model), table.prompt)
     check_lengths(config, policy, pool, encoder.token_ids)
     engine = with_episodes(make_engine(receiver), config, policy, pool, receiver)
+    words = own_words(config, policy, receiver)
     sampler = Sampler(
         policy,
         config.run.seed,
@@ -91,6 +92,7 @@ def build_sampler(
         receiver.completion_bytes,
         table.prompt.stop_bytes,
         held_out_decoding(config, policy),
+        None if words is None else words.read,
     )
     return sampler, receiver
 

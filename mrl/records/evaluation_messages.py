@@ -2,6 +2,7 @@
 
 import msgspec
 
+from mrl.records.told_turns import ToldTurn
 from mrl.records.version import Version
 
 
@@ -44,13 +45,17 @@ class Together(msgspec.Struct, frozen=True, kw_only=True):
     """Policy -> share of the prompts that it does not solve and another policy does."""
 
 
-class EvaluatedAnswer(msgspec.Struct, frozen=True, kw_only=True):
+class EvaluatedAnswer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One held-out answer for people to read."""
 
     task: str
     prompt: str
     completion: str
     reward: float
+    opening: str = ""
+    """Of an episode: its first messages as the policy was shown them, special tokens included."""
+    turns: list[ToldTurn] = []
+    """Of an episode: who said what behind them."""
 
 
 class EvaluationResult(msgspec.Struct, frozen=True, kw_only=True):

@@ -20,6 +20,7 @@ from mrl.records.codec import decoder
 from mrl.records.episodes import MAX_SEGMENTS, EpisodeSegment, Segments
 from mrl.records.experience import Reward, SharedTurn
 from mrl.records.finish import FinishReason
+from mrl.records.told_turns import ToldTurn
 from mrl.records.version import Count, Name, Version, VersionSpan
 
 TokenBytes = Annotated[bytes, msgspec.Meta(max_length=4 * 1024 * 1024)]
@@ -28,6 +29,8 @@ NamedRewards = Annotated[dict[Name, Reward], msgspec.Meta(max_length=16)]
 Failure = Annotated[str, msgspec.Meta(max_length=1000)]
 FIRST_CONTINUATION = -(1 << 40)
 """Place of the first continuation: all have places before the pass over the prompts."""
+MAX_SHOWN_CHARS = 20_000
+"""Of an episode that is sent for people to read: of its opening, and of its turns."""
 ROUNDED_NATS = 0.01
 """What rounding may put a log-probability above 0."""
 
@@ -214,6 +217,10 @@ class HeldOutAnswer(msgspec.Struct, frozen=True, kw_only=True):
     reward: Reward = 0.0
     choice: Annotated[str, msgspec.Meta(max_length=32)] = ""
     """Hash of what was read out of it and judged: equal where two answers say the same, empty where nothing was."""
+    opening: Annotated[str, msgspec.Meta(max_length=MAX_SHOWN_CHARS)] = ""
+    """Of an episode: its first messages as the policy was shown them, special tokens included."""
+    turns: Annotated[list[ToldTurn], msgspec.Meta(max_length=MAX_SEGMENTS)] = []
+    """Of an episode: who said what behind them, for people to read."""
 
 
 class HeldOutAnswers(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="held_out_answers"):

@@ -12,7 +12,8 @@ from mrl.engines.engine import Decoding, Engine, Generation, GenerationRequest, 
 from mrl.engines.token_sampling import answer_seeds
 from mrl.records.codec import pack_array
 from mrl.records.episodes import transcript
-from mrl.records.rollouts import Answer, HeldOutAnswer, HeldOutItem, ScoredGroup, WorkItem
+from mrl.records.rollouts import MAX_SHOWN_CHARS, Answer, HeldOutAnswer, HeldOutItem, ScoredGroup, WorkItem
+from mrl.records.told_turns import told_turns
 from mrl.rollout.episode import EpisodeRequest, PlayedEpisode
 from mrl.tasks.pool import TaskPool
 from mrl.tasks.source import Turn
@@ -42,6 +43,8 @@ class Sampler:
     """What ends an answer beside its EOS."""
     held_out_decoding: Decoding | None = None
     """Of held-out answers; None: as the policy samples."""
+    read_prompt: Callable[[Sequence[int]], str] | None = None
+    """Ids of a prompt -> what the policy is shown, special tokens in it; for people, and where there are episodes."""
 
     def request(self, item: WorkItem | HeldOutItem, request_id: str) -> GenerationRequest:
         """What the engine is asked for. A held-out answer has the same seed in every evaluation, and may be refused."""
@@ -63,12 +66,15 @@ class Sampler:
 
     def held_out(self, item: HeldOutItem, generation: Generation, verdict: Verdict) -> HeldOutAnswer:
         """The answer to a held-out prompt."""
+        episode = generation if isinstance(generation, PlayedEpisode) else None
         return HeldOutAnswer(
             ticket=item.ticket,
             versions=generation.versions,
             completion=self.completion(generation),
             reward=verdict.reward,
             choice=_choice(verdict.extracted),
+            opening=self._opening(episode) if episode else "",
+            turns=told_turns(episode.segments, MAX_SHOWN_CHARS) if episode else [],
         )
 
     def group(self, item: WorkItem, prompt_token_ids: npt.NDArray[np.int32], answers: Sequence[Answer]) -> ScoredGroup:
@@ -120,6 +126,10 @@ class Sampler:
             given = transcript([message for turn in generation.given for message in turn.messages])
             text = f"{GIVEN}\n{given}\n{SAMPLED}\n{text}"
         return text.encode(errors="replace")[:MAX_TRANSCRIPT_BYTES]
+
+    def _opening(self, episode: PlayedEpisode) -> str:
+        shown = self.read_prompt(episode.prompt_token_ids.tolist()) if self.read_prompt else ""
+        return shown[:MAX_SHOWN_CHARS]
 
     def _text(self, generation: Generation) -> str:
         """What is verified, as a server would give it: the text before what ended it.

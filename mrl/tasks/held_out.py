@@ -216,7 +216,14 @@ class HeldOutBook:
     def _shown(self, place: int) -> EvaluatedAnswer:
         prompt, answer = self._prompt(place), self._answers[place]
         text = answer.completion.decode("utf-8", errors="replace")
-        return EvaluatedAnswer(task=prompt.task, prompt=prompt.text, completion=text, reward=answer.reward)
+        return EvaluatedAnswer(
+            task=prompt.task,
+            prompt=prompt.text,
+            completion=text,
+            reward=answer.reward,
+            opening=answer.opening,
+            turns=answer.turns,
+        )
 
 
 def _came(answer: HeldOutAnswer) -> bool:

@@ -150,7 +150,8 @@ def _lacking(key: str, option: str, place: str, row: Mapping[str, Any]) -> TaskE
         wanted = "text, or a list of messages" if option == "prompt_key" else "text, or any JSON but null"
         return TaskError(f"{key!r} holds nothing to use", where=place, got=got, wanted=wanted)
     near = nearest(key, row)
-    cure = f"options.{option} = {near or 'the name of its column'!r}, in the task's table"
+    flag = f"--{option.replace('_', '-')} of `mrl init`"
+    cure = f"options.{option} = {near or 'the name of its column'!r}, in the task's table, or {flag}"
     return TaskError(f"row without {key!r}", where=place, got=f"keys {sorted(row)[:8]}", wanted=FORM, cure=cure)
 
 

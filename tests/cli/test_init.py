@@ -64,6 +64,22 @@ def test_policies_are_called_by_their_family() -> None:
     """No two alike, whatever the model's name."""
     models = ["Qwen/Qwen3-0.6B", "models/Llama-3.2-1B", "org/qwen2.5-7b@v1", "/a/0123", "google/gemma-3-1b-it"]
     assert policy_names(models) == ["qwen", "llama", "qwen-2", "policy", "gemma"]
+    assert policy_names(["small-llama", "small-qwen3", "small"]) == ["llama", "qwen", "small"]
+    assert policy_names(["Qwen/Qwen3-0.6B", "Qwen/Qwen3-1.7B"]) == ["qwen", "qwen-2"]
+
+
+def test_columns_of_other_names_are_said(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Without them the line says how; with them the file has them, and the check reads the data."""
+    rows = ({"question": f"{n} + 1 = ?", "sum": str(n + 1)} for n in range(80))
+    (place / "sums.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    words = ["init", "models/qwen", "models/llama", "--data", "sums.jsonl"]
+    assert main(words) == 2
+    assert "or --prompt-key of `mrl init`" in capsys.readouterr().err
+    assert main([*words, "--prompt-key", "question"]) == 2
+    assert "or --reference-key of `mrl init`" in capsys.readouterr().err
+    assert main([*words, "--prompt-key", "question", "--reference-key", "sum"]) == 0
+    assert 'options = { prompt_key = "question", reference_key = "sum" }\n' in (place / "mine.toml").read_text()
+    assert main(["check", "mine.toml"]) == 0
 
 
 @pytest.mark.parametrize(

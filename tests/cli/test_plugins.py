@@ -12,7 +12,7 @@ from mrl.config.load import load_config
 from mrl.config.schema import TRACKER_NAMES
 from mrl.config.task_tables import SOURCE_NAMES
 from mrl.metrics.trackers.kinds import TRACKERS, tracker_class
-from mrl.plugins import MODULES
+from mrl.plugins import MODULES, VERIFIER, find_plugin
 from mrl.processes.preparation.preflight import check_tasks
 from mrl.sharing.regimes import check_sharing, regime_kind
 from mrl.tasks.sources import BENCHMARK, SOURCES, open_source
@@ -101,9 +101,19 @@ def test_a_module_beside_the_configuration_is_found_from_any_folder(place, capfd
     monkeypatch.chdir(place)
     assert main(["check", "work/shout.toml"]) == 0
     shown = capfd.readouterr().out
-    assert f"plug-in     regime mine:concise: mine:concise, file {place / 'work' / 'mine.py'}" in shown
+    assert f"plug-in     regime mine:concise: file {place / 'work' / 'mine.py'}" in shown
     assert "tracker     CsvTracker: project mrl, files in" in shown
     assert load_config(Path("work/shout.toml")).run.modules == str(place / "work")
+
+
+def test_the_file_of_a_module_is_told_without_importing_it(place, monkeypatch):
+    """As of a verifier, which runs in processes of its own."""
+    (place / "work" / "alone.py").write_text("raise RuntimeError('imported')\n")
+    monkeypatch.setenv(MODULES, str(place / "work"))
+    found = find_plugin(VERIFIER, "alone:judge", (), where="here")
+    assert found.described == f"verifier alone:judge: file {place / 'work' / 'alone.py'}"
+    assert find_plugin(VERIFIER, "gone:judge", (), where="here").described.endswith("file not imported yet")
+    assert "alone" not in sys.modules
 
 
 def test_nothing_is_imported_that_the_configuration_does_not_name(place, capfd):

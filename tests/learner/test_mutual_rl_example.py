@@ -1,9 +1,10 @@
-"""`examples/mutual_rl.py`: it learns, and its advantages, loss, gradients and update are those of mrl's own code."""
+"""`examples/mutual_rl.py`: it learns, and its advantages, loss and update are those of mrl's own code, piece by piece.
+
+`tests/system/test_mutual_rl_run.py` holds its whole step to a run.
+"""
 
 import ast
-import importlib.util
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,27 +13,26 @@ import torch
 from mrl.objectives.specs import Clipped, Imitation
 from mrl.objectives.terms import TERMS, TermInputs
 from mrl.sharing.advantages import group_advantages
+from tests.support.one_file_example import FILE, load_example
 
-FILE = Path(__file__).parents[2] / "examples" / "mutual_rl.py"
 TOLERANCE = 1e-5
 
 
 @pytest.fixture
-def lecture(monkeypatch):
+def lecture():
     """The example as a module."""
-    spec = importlib.util.spec_from_file_location("mutual_rl", FILE)
-    module = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, "mutual_rl", module)
-    spec.loader.exec_module(module)
-    return module
+    return load_example()
 
 
 @pytest.fixture
 def step(lecture):
     """(policy, rows, number of prompts) of one step in which one policy is rescued by the other."""
-    policy, peer = lecture.Policy("letters", lecture.CHARACTERS, 1), lecture.Policy("pairs", lecture.PAIRS, 2)
-    words = ["abc", "bad", "fed", "ace"]
-    groups = {word: policy.sample(word, 4) for word in words}
+    policy, peer = (
+        lecture.small_policy("letters", lecture.CHARACTERS, 1),
+        lecture.small_policy("pairs", lecture.PAIRS, 2),
+    )
+    words, rng = ["abc", "bad", "fed", "ace"], np.random.default_rng(0)
+    groups = {word: policy.sample(word, rng.random((4, lecture.MAX_NEW_TOKENS))) for word in words}
     groups["abc"][0].reward = groups["bad"][1].reward = 1.0
     helped = [lecture.Answer([], [], "FED", 1.0), lecture.Answer([], [], "FE", 0.0)]
     rows = lecture.rows_of(policy, groups, {"fed": helped, "abc": helped, "ace": helped[1:]}, seed=0)
@@ -87,7 +87,7 @@ def mrl_loss(policy, rows, num_prompts, weight):
 def test_losses_and_parameters_of_the_first_steps_are_those_of_mrl_s_terms(lecture, step):
     """The same rows through both, three updates long, from one start: clipped ratios come from the second on."""
     policy, rows, num_prompts = step
-    twin = lecture.Policy("letters", lecture.CHARACTERS, 1)
+    twin = lecture.small_policy("letters", lecture.CHARACTERS, 1)
     for _ in range(3):
         own = lecture.loss_of(policy, rows, num_prompts)
         other = mrl_loss(twin, rows, num_prompts, lecture.RESCUE_WEIGHT)

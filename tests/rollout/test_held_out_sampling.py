@@ -8,9 +8,13 @@ import pytest
 from mrl.config.task_tables import PoolTable, TaskTable
 from mrl.engines.engine import Decoding, Generation
 from mrl.engines.token_sampling import answer_seeds
+from mrl.records.codec import encode
+from mrl.records.episodes import EpisodeSegment, Message
 from mrl.records.finish import FinishReason
-from mrl.records.rollouts import HeldOutItem, WorkItem
+from mrl.records.rollouts import MAX_SHOWN_CHARS, HeldOutAnswers, HeldOutItem, WorkItem, worker_message_decoder
+from mrl.records.told_turns import CUT
 from mrl.records.version import Version, VersionSpan
+from mrl.rollout.episode import PlayedEpisode
 from mrl.rollout.sampling import Sampler
 from mrl.tasks.pool import build_pool
 from mrl.tasks.verify import Verdict
@@ -83,3 +87,28 @@ def test_answers_that_say_the_same_have_one_choice(sampler):
 
     assert said[0] == said[1] != said[2]
     assert said[3] == ""
+
+
+def test_an_episode_goes_along_as_a_conversation(sampler):
+    """What it began with as the policy was shown it, and its turns; a plain answer has neither."""
+    said = EpisodeSegment(num_tokens=2, is_sampled=True, messages=(Message("assistant", "five"),))
+    heard = EpisodeSegment(num_tokens=0, is_sampled=False, messages=(Message("user", "x" * 30_000),))
+    plain = Generation(
+        np.ones(2, np.int32), np.zeros(2, np.float32), [VersionSpan(2, Version(0, 4))], FinishReason.STOP
+    )
+    verdict = Verdict(1.0, "five")
+    played = PlayedEpisode(
+        plain.token_ids, plain.logprobs, plain.versions, plain.finish_reason,
+        prompt_token_ids=np.array([7, 8], np.int32), segments=[said, heard], verdict=verdict, ending="done",
+    )  # fmt: skip
+    reading = replace(sampler, read_prompt=lambda ids: f"<bos>{ids}")
+
+    told = reading.held_out(held_out(sampler), played, verdict)
+
+    assert told.opening == "<bos>[7, 8]"
+    assert [(turn.is_sampled, turn.messages[0].content[:4]) for turn in told.turns] == [(True, "five"), (False, "xxxx")]
+    assert told.turns[1].messages[0].content == "x" * (MAX_SHOWN_CHARS - len("five")) + CUT
+    [message] = worker_message_decoder.decode(encode(HeldOutAnswers(worker="w", answers=[told]))).answers
+    assert message == told
+    assert not (answer := reading.held_out(held_out(sampler), plain, verdict)).turns
+    assert not answer.opening

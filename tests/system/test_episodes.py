@@ -166,6 +166,10 @@ def test_episodes_are_played_trained_shared_and_evaluated(trained):
             assert result["missing"] == 0
     told = mrl(folder.parents[1], "samples", "runs/a", "--policy", "qwen", "--step", "2")
     assert "\n* assistant " in told
+    held_out = mrl(folder.parents[1], "samples", "runs/a", "--held-out")
+    assert "\n* assistant " in held_out
+    assert "\n  opening   Guess a number" in held_out
+    assert "  * sampled, held out: not trained on" in held_out
 
 
 def test_a_synchronous_run_of_episodes_equals_itself(trained):

@@ -3,8 +3,10 @@
 import msgspec
 import pytest
 
+from mrl.records.episodes import Message
 from mrl.records.evaluation_messages import EvaluationResult
 from mrl.records.rollouts import HeldOutAnswer, HeldOutItem
+from mrl.records.told_turns import ToldTurn
 from mrl.records.version import Version, VersionSpan
 from mrl.tasks.held_out import MAX_GRANTS, SHOWN_PER_TASK, HeldOutBook, Measure
 from mrl.tasks.pool import Prompt
@@ -43,6 +45,18 @@ def test_the_result_is_the_share_of_right_answers_by_task(book):
         f"spell {number}?" for number in range(SHOWN_PER_TASK)
     ]
     assert (result.missing, result.seconds, result.own_token_share) == (0, 7.5, 1.0)
+
+
+def test_what_is_shown_of_an_episode_has_its_opening_and_turns(book):
+    """As the worker told them."""
+    [item] = book.grant("w", 1)
+    turns = [ToldTurn(is_sampled=True, tokens=2, messages=(Message("assistant", "five"),))]
+    book.accept(msgspec.structs.replace(answer(item), opening="<bos>Guess", turns=turns))
+
+    result = book.result(101.0)
+
+    assert result is not None
+    assert [(one.opening, one.turns) for one in result.answers] == [("<bos>Guess", turns)]
 
 
 def test_a_result_says_which_versions_sampled_it(book):

@@ -24,11 +24,16 @@ WIDTH = 100
 
 
 def policy_names(models: Sequence[str]) -> list[str]:
-    """A short name for each model, no two alike: qwen for Qwen/Qwen3-0.6B, llama-2 for the second of a family."""
+    """A short name for each model, no two alike: qwen for Qwen/Qwen3-0.6B, llama-2 for the second of a family.
+
+    It is the first word that not all of them have: llama and qwen for my-llama and my-qwen.
+    """
+    words_of = [re.findall(r"[a-z]+", Path(model.partition("@")[0]).name.lower()) for model in models]
+    common = set.intersection(*map(set, words_of))
     names: list[str] = []
-    for model in models:
-        word = re.match(r"[a-z]+", re.sub(r"^[^a-z]+", "", Path(model.partition("@")[0]).name.lower()))
-        first = name = word[0][:24] if word else "policy"
+    for words in words_of:
+        word = next((word for word in words if word not in common), words[0] if words else "policy")
+        first = name = word[:24]
         number = 1
         while name in names:
             number += 1
@@ -38,9 +43,19 @@ def policy_names(models: Sequence[str]) -> list[str]:
 
 
 def starting_tables(
-    name: str, models: Sequence[str], data: str, *, verifier: str, steps: int, device: str
+    name: str,
+    models: Sequence[str],
+    data: str,
+    *,
+    verifier: str,
+    steps: int,
+    device: str,
+    options: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
-    """What the user said, as tables of a configuration; everything else follows or is a default."""
+    """What the user said, as tables of a configuration; everything else follows or is a default.
+
+    `options` are those of the task, such as the names of its columns.
+    """
     task = re.sub(r"[^a-z0-9_-]+", "-", Path(data).stem.lower()).strip("-_")[:32] or "task"
     tables: dict[str, Any] = {
         "run": {"name": name, "steps": steps},
@@ -50,6 +65,8 @@ def starting_tables(
     }
     if verifier:
         tables["tasks"][task]["verifier"] = verifier
+    if options:
+        tables["tasks"][task]["options"] = dict(options)
     for policy, model in zip(policy_names(models), models, strict=True):
         tables["policies"][policy] = {"model": model, "device": device}
     return tables
@@ -75,7 +92,7 @@ def starting_text(
         lines += ["", f"[{'.'.join(map(_bare, table))}]"]
         for key in keys:
             lines += _comment(_meaning(key, why.get(key, "")))
-            lines.append(tomli_w.dumps({key[-1]: values[key]}).strip())
+            lines.append(_line(key[-1], values[key]))
     if memory:
         lines += ["", "# Peak memory of a run, as `mrl check` estimates it:", *(f"#   {line}" for line in memory)]
     return "\n".join(lines) + "\n"
@@ -96,9 +113,16 @@ def _comment(text: str) -> list[str]:
     return [f"# {line}" for line in textwrap.wrap(text, WIDTH)]
 
 
+def _line(key: str, value: Any) -> str:
+    """Key and value; a table stands in its line, so that the keys behind it are not taken for its own."""
+    if not isinstance(value, Mapping):
+        return tomli_w.dumps({key: value}).strip()
+    return f"{key} = {{ {', '.join(_line(*one) for one in value.items())} }}"
+
+
 def _leaves(tables: Mapping[str, Any], above: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
     for key, value in tables.items():
-        if isinstance(value, Mapping):
+        if isinstance(value, Mapping) and key != "options":
             yield from _leaves(value, (*above, key))
         else:
             yield (*above, key)

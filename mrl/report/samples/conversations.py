@@ -9,7 +9,7 @@ from html import escape
 from typing import Any, NamedTuple
 
 from mrl.report.number_format import count
-from mrl.report.samples.wanted_answers import printable
+from mrl.report.samples.wanted_answers import HELD_OUT, printable
 
 ROLES = ("system", "user", "assistant", "tool")
 RULES = """
@@ -76,6 +76,8 @@ def fate(said: Said, row: dict[str, Any]) -> str:
         return "said behind the last turn, not in the row"
     if not said.is_sampled:
         return f"given{tokens}, not trained on"
+    if row.get("kind") == HELD_OUT:
+        return f"sampled{tokens}, held out: not trained on"
     return f"said by {row.get('source')}, imitated" if row.get("kind") == "rescue" else f"sampled{tokens}, trained on"
 
 

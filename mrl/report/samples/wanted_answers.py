@@ -1,7 +1,7 @@
 """Which answers of a run are wanted: by policy, step, task, outcome, words."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,11 @@ from mrl.config.nearest_key import nearest
 from mrl.config.run_folder import RunFolder
 from mrl.config.schema import RunConfig
 from mrl.errors import RunFolderError
+from mrl.metrics.jsonl import read_samples
 from mrl.metrics.rollout_files import policy_of, read_rollouts, rollout_files, step_of
+
+HELD_OUT = "evaluation"
+"""Kind of the answers to held-out prompts that a run shows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +30,8 @@ class Wanted:
     """Answers of peers that were trained on where the own group failed."""
     words: str = ""
     """To be found in prompt or answer, in any case."""
+    held_out: bool = False
+    """Answers to held-out prompts, of which the run keeps some, in place of those that were trained on."""
 
     def covers(self, row: dict[str, Any], success_reward: float) -> bool:
         """Whether a row of a rollout file is one of them."""
@@ -45,26 +51,45 @@ def select(folder: RunFolder, config: RunConfig, wanted: Wanted) -> Iterator[dic
 
     Raises RunFolderError where the run kept no answers, or knows no such policy, task or step.
     """
+    learning = [name for name, table in config.policies.items() if not table.frozen]
+    _check_name(folder, "policy", wanted.policy, learning)
+    _check_name(folder, "task", wanted.task, list(config.tasks))
+    if wanted.held_out:
+        return (row for row in _held_out(folder, wanted) if wanted.covers(row, config.run.success_reward))
     files = _files(folder, config, wanted)
     return (row for path in files for row in read_rollouts(path) if wanted.covers(row, config.run.success_reward))
 
 
 def _files(folder: RunFolder, config: RunConfig, wanted: Wanted) -> list[Path]:
-    learning = [name for name, table in config.policies.items() if not table.frozen]
-    _check_name(folder, "policy", wanted.policy, learning)
-    _check_name(folder, "task", wanted.task, list(config.tasks))
     files = [path for path in rollout_files(folder.rollouts) if wanted.policy in ("", policy_of(path))]
     if not files:
         cure = "run.rollouts_mib is 0" if config.run.rollouts_mib == 0 else "they come with the first step"
         raise RunFolderError("no answers are kept", where=str(folder.rollouts), cure=cure)
     if wanted.step is not None:
-        steps = sorted({step_of(path) for path in files})
+        _check_step(folder, wanted.step, {step_of(path) for path in files})
         files = [path for path in files if step_of(path) == wanted.step]
-        if not files:
-            near = sorted(steps, key=lambda step: abs(step - (wanted.step or 0)))[:4]
-            told = f"one of {len(steps)} from {steps[0]} to {steps[-1]}, near it {', '.join(map(str, sorted(near)))}"
-            raise RunFolderError("no answers of this step", where=str(folder.rollouts), got=wanted.step, wanted=told)
     return sorted(files, key=step_of, reverse=True)
+
+
+def _held_out(folder: RunFolder, wanted: Wanted) -> list[dict[str, Any]]:
+    """Those of the newest evaluation first."""
+    kept = [row for row in read_samples(folder.rollouts) if row.get("kind") == HELD_OUT]
+    rows = [row for row in kept if wanted.policy in ("", row.get("policy")) and isinstance(row.get("step"), int)]
+    if not rows:
+        cure = "they come with the first evaluation"
+        raise RunFolderError("no held-out answers are kept", where=str(folder.rollouts), cure=cure)
+    if wanted.step is not None:
+        _check_step(folder, wanted.step, {row["step"] for row in rows})
+        rows = [row for row in rows if row["step"] == wanted.step]
+    return sorted(rows, key=lambda row: -row["step"])
+
+
+def _check_step(folder: RunFolder, step: int, known: Collection[int]) -> None:
+    if step in known:
+        return
+    near = sorted(sorted(known, key=lambda other: abs(other - step))[:4])
+    told = f"one of {len(known)} from {min(known)} to {max(known)}, near it {', '.join(map(str, near))}"
+    raise RunFolderError("no answers of this step", where=str(folder.rollouts), got=step, wanted=told)
 
 
 def _check_name(folder: RunFolder, what: str, name: str, known: list[str]) -> None:
@@ -84,6 +109,8 @@ def shown_words(row: dict[str, Any]) -> str:
     parts = [f"{row.get('policy')} step {row.get('step')}", str(row.get("task")), f"reward {row.get('reward')}"]
     if row.get("kind") == "rescue":
         parts.insert(1, f"rescued by {row.get('source')}")
+    if row.get("kind") == HELD_OUT:
+        parts.insert(1, "held out")
     parts += [f"{name} {value}" for name, value in (row.get("rewards") or {}).items()]
     if row.get("tokens") is not None:
         parts.append(f"{row['tokens']} tokens, {row.get('finish_reason')}")
