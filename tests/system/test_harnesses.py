@@ -55,7 +55,8 @@ def test_harnesses_evaluate_a_policy_that_trains(make_run, tmp_path):
     )
 
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-    assert json.loads(done.stdout.splitlines()[0])["choices"][0]["message"]["role"] == "assistant"
+    asked, _ = json.JSONDecoder().raw_decode(done.stdout)
+    assert asked["choices"][0]["message"]["role"] == "assistant"
     said, scored = (results(tmp_path / name) for name in ("said", "scored"))
     assert 0 <= said["letters"]["exact_match,none"] <= 1
     assert 0 <= scored["choices"]["acc,none"] <= 1
