@@ -1,8 +1,8 @@
 """The gateway of one run: where agents ask policies over HTTP.
 
-Owns: the sessions of agents, and the processes of agents that the run starts.
-Speaks: turns and rewards to the environment processes of rollout workers, the chat API to agents; metrics to the
-    supervisor.
+Owns: the sessions of agents, requests outside of episodes, and the processes of agents that the run starts.
+Speaks: turns and rewards to the environment processes of rollout workers, requests to the workers themselves, OpenAI's
+    API to agents and others; metrics to the supervisor.
 Waits for: agents and turns; an agent that is silent for `gateway.idle_s` has given its episode up.
 Unblocked by: any agent, and the policies' engines.
 If it dies: groups that were played are given up; it is started again on the same port, and agents ask anew.
