@@ -97,6 +97,12 @@ class GatewayTable(Table):
     """An agent that says nothing about its episode for this long, while nobody samples for it, has given it up."""
     max_body_mib: int = Field(default=4, ge=1, le=64)
     """Largest request that it reads, in MiB."""
+    serve: bool = False
+    """Answer requests outside of episodes, too, from the rollout workers of each policy beside their sampling: of an
+    evaluation harness, say. The gateway then runs without tasks of agents as well. Not in a synchronous run."""
+    share: float = Field(default=0.125, gt=0, lt=1)
+    """Part of a worker's answers in flight that such requests may have, at least one; and of its time for scoring given
+    text while it samples."""
 
 
 class AllocationTable(Table):
@@ -262,8 +268,8 @@ class RunConfig(Table):
 
     @property
     def has_gateway(self) -> bool:
-        """Whether agents may ask the policies."""
-        return any(task.source == "agent" for task in self.tasks.values())
+        """Whether agents, or others, may ask the policies."""
+        return self.gateway.serve or any(task.source == "agent" for task in self.tasks.values())
 
     @property
     def learning(self) -> tuple[str, ...]:

@@ -136,7 +136,7 @@ class ContinuousBatch:
         apart: defaultdict[Decoding, list[int]] = defaultdict(list)
         for row, answer in enumerate(self._answers):
             if answer.decoding is not None:
-                apart[answer.decoding].append(row)
+                apart[Decoding(answer.decoding.temperature, answer.decoding.top_p)].append(row)
         tokens, logprobs = sample(logits, draws, self._sampling.temperature)
         for decoding, rows in apart.items():
             tokens[rows], logprobs[rows] = sample_decoded(logits[rows], draws[rows], decoding)
@@ -166,7 +166,7 @@ class ContinuousBatch:
         rows["position"] += 1
         self.generated_tokens += rows.size
         stopped = np.isin(tokens, self._sampling.eos_ids)
-        if self._sampling.stop is not None:
+        if any(one.watch.looks for one in self._answers):
             ends = [one.watch.ends_at([token]) for one, token in zip(self._answers, tokens.tolist(), strict=True)]
             stopped |= np.array([end is not None for end in ends], dtype=bool)
         self._dead = np.flatnonzero(stopped | (rows["length"] == rows["limit"])).tolist()
@@ -206,10 +206,11 @@ class ContinuousBatch:
         state["position"][rows] = request.prompt_token_ids.size - 1
         state["newest"][rows] = request.prompt_token_ids[-1]
         state["length"][rows] = 0
-        state["limit"][rows] = self._sampling.max_new_tokens
+        sampling = self._sampling.decoded(request.decoding)
+        state["limit"][rows] = sampling.max_new_tokens
         self._answers.extend(_Answer("", 0, StopWatch(None)) for _ in range(max(rows) + 1 - len(self._answers)))
         for row, place in zip(rows, index, strict=True):
-            watch = StopWatch(self._sampling.stop)
+            watch = StopWatch(sampling.stop)
             self._answers[row] = _Answer(request.request_id, place, watch, request.decoding)
 
     def _drop(self, row: int) -> None:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-from mrl.engines.engine import EngineUsage, Sampling
+from mrl.engines.engine import EngineUsage, Sampling, TokenScore
 from mrl.engines.http import Http, HttpFailure
 from mrl.errors import PeerLost
 from mrl.models.tensor_broadcast import IncomingTensors, Seats
@@ -163,6 +163,12 @@ class Dialect(Protocol):
         """Log-probabilities of every token after the first; None when it was aborted.
 
         Raises Paused, and EngineError for a temperature that the server does not score at.
+        """
+
+    async def score_given(self, http: Http, token_ids: Sequence[int]) -> list[TokenScore] | None:
+        """Every token after the first at temperature 1, beside the likeliest; None when it was aborted.
+
+        Raises Paused.
         """
 
     async def checksums(self, http: Http) -> dict[str, str] | None:

@@ -17,13 +17,13 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from mrl.engines.continuous import ContinuousBatch
-from mrl.engines.engine import EngineUsage, Finished, GenerationRequest, Sampling, ScoringRequest
+from mrl.engines.engine import EngineUsage, Finished, GenerationRequest, Sampling, ScoringRequest, TokenScore
 from mrl.engines.merged_adapters import MergedAdapters
 from mrl.errors import WeightsError
 from mrl.models.device_memory import PLAN, enough_memory
 from mrl.models.load_policy import load_policy
 from mrl.models.parameters import named_weights
-from mrl.models.scoring import score_answers, score_tokens, writes_in_forwards
+from mrl.models.scoring import score_answers, score_beside_likeliest, score_tokens, writes_in_forwards
 from mrl.models.tensor_broadcast import IncomingTensors, Seats, gpu_id, numbered, receive_tensors
 from mrl.models.tensor_file import Place, digest, read_folder
 from mrl.records.version import Version
@@ -164,6 +164,13 @@ class EmbeddedEngine:
             return score_answers(
                 self._model, request.prompt_token_ids, request.answers, temperature=self._sampling.temperature
             )
+
+    def score_given(self, token_ids: Sequence[int]) -> list[TokenScore]:
+        """Every token after the first at temperature 1. Raises WeightsError when there are no weights to serve."""
+        if self._version is None:
+            raise WeightsError("the engine has no verified weights to score with")
+        with self._between_forwards(), self._enough_memory("while scoring", FEWER_ANSWERS):
+            return [TokenScore(*one) for one in score_beside_likeliest(self._model, token_ids)]
 
     def checksums(self) -> dict[str, str]:
         """Name -> XXH3-128 of the bytes of every tensor, as whoever published them names them.

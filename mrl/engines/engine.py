@@ -6,7 +6,7 @@ One thread submits and collects. Weights may be loaded, sequences scored and usa
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -25,6 +25,10 @@ class Decoding:
     top_p: float = 1.0
     """The likeliest tokens that have this probability together are sampled from (nucleus, arXiv 1904.09751); above 0
     and at most 1, which takes all."""
+    max_new_tokens: int | None = None
+    """None, or more than the policy's own limit: that limit."""
+    stop: "StopStrings | None" = None
+    """None: the policy's own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +53,11 @@ class StopWatch:
         """Without any it never finds one."""
         self._stop, self._tail, self._is_begun = stop, b"", False
         self._kept_bytes = max(map(len, stop.texts), default=0) - 1 if stop else 0
+
+    @property
+    def looks(self) -> bool:
+        """Whether there is anything to find."""
+        return self._stop is not None
 
     def ends_at(self, token_ids: Sequence[int]) -> int | None:
         """How many of the next tokens are the answer's: up to the one that completes a stop string; None for all.
@@ -105,7 +114,14 @@ class Sampling:
         """The same with a decoding of its own, if there is one."""
         if decoding is None:
             return self
-        return replace(self, temperature=decoding.temperature, top_p=decoding.top_p)
+        limit = self.max_new_tokens if decoding.max_new_tokens is None else decoding.max_new_tokens
+        return replace(
+            self,
+            temperature=decoding.temperature,
+            top_p=decoding.top_p,
+            max_new_tokens=min(limit, self.max_new_tokens),
+            stop=decoding.stop or self.stop,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,6 +174,15 @@ class ScoringRequest:
     prompt_token_ids: npt.NDArray[np.int32]
     answers: Sequence[npt.NDArray[np.int32]]
     """[T] token ids of each, none empty."""
+
+
+class TokenScore(NamedTuple):
+    """What a given token is worth to the policy at temperature 1, beside the likeliest one in its place."""
+
+    logprob: float
+    """In nats."""
+    likeliest_id: int
+    likeliest_logprob: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,6 +254,12 @@ class Engine(Protocol):
         """[T] log-probabilities in nats of the tokens of each answer, at the sampling temperature.
 
         None for an answer that the engine does not take, as one that is too long for it.
+        Raises WeightsError when there are no weights to serve.
+        """
+
+    def score_given(self, token_ids: Sequence[int]) -> list[TokenScore] | None:
+        """Every token after the first at temperature 1; None for a text that the engine does not take.
+
         Raises WeightsError when there are no weights to serve.
         """
 

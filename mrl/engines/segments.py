@@ -9,12 +9,15 @@ import asyncio
 import hashlib
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
+import structlog
 
 from mrl.engines.dialect import Dialect, HalfUpdated, Paused, Segment
-from mrl.engines.engine import Finished, Generation, GenerationRequest, Sampling, StopWatch
+from mrl.engines.engine import Finished, Generation, GenerationRequest, Sampling, StopWatch, TokenScore
 from mrl.engines.http import Http, HttpFailure
 from mrl.errors import EngineError, EngineLost, PeerLost, WeightsError
 from mrl.models.tensor_broadcast import IncomingTensors
@@ -22,6 +25,7 @@ from mrl.records.finish import FinishReason
 from mrl.records.rollouts import are_logprobs
 from mrl.records.version import Version, VersionSpan
 
+T = TypeVar("T")
 ABORT_AGAIN_S = 0.1
 TOKENS_BETWEEN_STOPS = 128
 """With stop strings one call samples so many tokens at most: what comes behind such a string has been for nothing.
@@ -30,12 +34,24 @@ Servers are given ids and need no tokenizer, and so cannot look for text themsel
 """
 PASSING = (408, 409, 425, 429)
 """HTTP statuses of refusals that may pass: the server is slow, busy, or begins something else."""
+REFUSALS = (400, 413, 422)
+"""HTTP statuses that say: not this request."""
 PATIENCE = 4
 """A call is taken for forgotten once so many times the tokens have come that all calls at their longest would have.
 
 In a queue that is served in order twice as many come at most: those ahead of a call, and those beside it. It may be
 too few only where `server.options` let others overtake many times: speculation, prompts in many parts, other policies.
 """
+
+log = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True)
+class GivenUp:
+    """The last word about a request that was aborted: so many of its answers never come."""
+
+    request_id: str
+    num_answers: int
 
 
 class Segments:
@@ -76,7 +92,8 @@ class Segments:
     async def answer(self, request: GenerationRequest, index: int) -> Finished:
         """Sample one answer to its end, over as many versions as come."""
         prompt = request.prompt_token_ids.tolist()
-        answer, sampling = _Answer(self._sampling), self._sampling.decoded(request.decoding)
+        sampling = self._sampling.decoded(request.decoding)
+        answer = _Answer(sampling)
         seed = int(request.seeds[index])
         while answer.finish_reason is FinishReason.ABORT:
             await self._gate.wait()
@@ -95,18 +112,33 @@ class Segments:
             self._check_remembered()
         return Finished(request.request_id, index, answer.generation())
 
-    async def score(self, token_ids: Sequence[int], temperature: float) -> list[float]:
-        """Log-probabilities of every token after the first, all by one version. The caller bounds the wait for it."""
-        scored: list[float] | None = None
+    async def score(self, token_ids: Sequence[int], temperature: float) -> list[float] | None:
+        """Log-probabilities of every token after the first, all by one version. The caller bounds the wait for it.
+
+        None when the server refuses to look at the text: no other server would take it.
+        """
+        return await self._scored(lambda: self._dialect.score(self._http, token_ids, temperature))
+
+    async def score_given(self, token_ids: Sequence[int]) -> list[TokenScore] | None:
+        """As `score`, at temperature 1 and beside the likeliest tokens."""
+        return await self._scored(lambda: self._dialect.score_given(self._http, token_ids))
+
+    async def _scored(self, score: Callable[[], Awaitable[list[T] | None]]) -> list[T] | None:
+        scored: list[T] | None = None
         while scored is None:
             await self._gate.wait()
             self._num_scores += 1
             with self._in_flight(f"score/{self._num_scores}"):
                 try:
-                    scored = await self._dialect.score(self._http, token_ids, temperature)
+                    scored = await score()
                 except Paused:
                     if self._gate.is_set():
                         raise
+                except HttpFailure as failure:
+                    if failure.status not in REFUSALS:
+                        raise
+                    log.warning("text not scored", reason=str(failure))
+                    return None
         return scored
 
     async def load(self, folder: Path, version: Version) -> None:

@@ -11,7 +11,7 @@ import secrets
 import threading
 from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from concurrent.futures import CancelledError, Future
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -21,9 +21,17 @@ import structlog
 
 from mrl.engines.bounds import USUAL, Bounds
 from mrl.engines.dialect import Dialect, Launch
-from mrl.engines.engine import EngineUsage, Finished, Generation, GenerationRequest, Sampling, ScoringRequest
+from mrl.engines.engine import (
+    EngineUsage,
+    Finished,
+    Generation,
+    GenerationRequest,
+    Sampling,
+    ScoringRequest,
+    TokenScore,
+)
 from mrl.engines.http import Http, HttpFailure
-from mrl.engines.segments import Segments
+from mrl.engines.segments import GivenUp, Segments
 from mrl.engines.server_process import ServerProcess, free_port
 from mrl.engines.server_start import PortTaken, await_ready, check_answers, why_ended
 from mrl.engines.temporary_folder import TemporaryFolder
@@ -39,18 +47,8 @@ MAX_STARTS = 3
 KEY_BYTES = 32
 ASKED_S = 600.0
 """For scores and checksums; the watchdog looks meanwhile."""
-REFUSALS = (400, 413, 422)
-"""HTTP statuses that say: not this request."""
 
 log = structlog.get_logger()
-
-
-@dataclass(frozen=True, slots=True)
-class _GivenUp:
-    """The last word about a request that was aborted: so many of its answers never come."""
-
-    request_id: str
-    num_answers: int
 
 
 class ServerEngine:
@@ -152,6 +150,10 @@ class ServerEngine:
         scored = self._run_scores(rows, self._sampling.temperature)
         return [None if row is None else np.array(row[len(prompt) - 1 :], dtype=np.float32) for row in scored]
 
+    def score_given(self, token_ids: Sequence[int]) -> list[TokenScore] | None:
+        """See Engine."""
+        return self._run(self._current().score_given(token_ids), ASKED_S + self._bounds.load_s)
+
     def checksums(self) -> dict[str, str] | None:
         """See Engine."""
         return self._run(self._current().checksums(), ASKED_S)
@@ -204,7 +206,7 @@ class ServerEngine:
         self._lost: EngineLost | EngineError | None = None
         self._in_flight = 0
         self._forgotten: set[str] = set()
-        self._finished: queue.Queue[Finished | _GivenUp] = queue.Queue()
+        self._finished: queue.Queue[Finished | GivenUp] = queue.Queue()
         self._tasks: dict[str, set[asyncio.Task[None]]] = {}
         self._usage = EngineUsage(0, 0, 0.0, 0)
         self._awaited: set[Future[Any]] = set()
@@ -289,20 +291,10 @@ class ServerEngine:
             tasks = self._tasks.pop(request_id, set())
             for task in tasks:
                 task.cancel()
-            self._finished.put(_GivenUp(request_id, len(tasks)))
+            self._finished.put(GivenUp(request_id, len(tasks)))
 
     async def _score(self, rows: Sequence[Sequence[int]], temperature: float) -> list[list[float] | None]:
-        return list(await asyncio.gather(*(self._score_row(row, temperature) for row in rows)))
-
-    async def _score_row(self, row: Sequence[int], temperature: float) -> list[float] | None:
-        """None when the server refuses to look at it: no other server would take it."""
-        try:
-            return await self._current().score(row, temperature)
-        except HttpFailure as failure:
-            if failure.status not in REFUSALS:
-                raise
-            log.warning("text not scored", reason=str(failure))
-            return None
+        return list(await asyncio.gather(*(self._current().score(row, temperature) for row in rows)))
 
     async def _watchdog(self) -> None:
         clock = self._loop.time
@@ -343,7 +335,7 @@ class ServerEngine:
             self._lost = (
                 why if isinstance(why, EngineError | EngineLost) else EngineLost(f"{self._dialect.name}: {why}")
             )
-            self._finished.put(_GivenUp("", 0))
+            self._finished.put(GivenUp("", 0))
             for future in tuple(self._awaited):
                 future.cancel()
 
@@ -389,8 +381,8 @@ class ServerEngine:
             raise self._lost or EngineLost(f"{self._dialect.name}: the engine is closed")
         return self._http
 
-    def _keep(self, item: Finished | _GivenUp, found: list[Finished]) -> None:
-        if isinstance(item, _GivenUp):
+    def _keep(self, item: Finished | GivenUp, found: list[Finished]) -> None:
+        if isinstance(item, GivenUp):
             self._in_flight -= item.num_answers
             self._forgotten.discard(item.request_id)
             return

@@ -17,7 +17,7 @@ from typing import Any
 
 from mrl.engines import sglang_broadcast, sglang_launch
 from mrl.engines.dialect import PROBED_TEMPERATURES, HalfUpdated, Launch, Segment, hides_temperature
-from mrl.engines.engine import EngineUsage, Sampling
+from mrl.engines.engine import EngineUsage, Sampling, TokenScore
 from mrl.engines.http import Http, HttpFailure
 from mrl.engines.metrics_text import metrics_of
 from mrl.engines.sglang_broadcast import witness_broadcast
@@ -194,6 +194,15 @@ class SGLang:
         if meta["finish_reason"]["type"] == "abort":
             return None
         return [entry[0] for entry in meta["input_token_logprobs"][1:]]
+
+    async def score_given(self, http: Http, token_ids: Sequence[int]) -> list[TokenScore] | None:
+        """See Dialect."""
+        wanted = {"logprob_start_len": 0, "top_logprobs_num": 1}
+        meta = (await _ask(http, token_ids, {"max_new_tokens": 0}, **wanted))["meta_info"]
+        if meta["finish_reason"]["type"] == "abort":
+            return None
+        rows = zip(meta["input_token_logprobs"][1:], meta["input_top_logprobs"][1:], strict=True)
+        return [TokenScore(own[0], int(top[0][1]), top[0][0]) for own, top in rows]
 
     async def checksums(self, http: Http) -> dict[str, str] | None:
         """See Dialect. SGLang hashes the bytes it computes with, by its own names; on a GPU in a way of its own."""

@@ -18,7 +18,7 @@ from typing import Any
 
 from mrl.engines import vllm_launch
 from mrl.engines.dialect import PROBED_TEMPERATURES, Launch, Segment, hides_temperature
-from mrl.engines.engine import EngineUsage, Sampling
+from mrl.engines.engine import EngineUsage, Sampling, TokenScore
 from mrl.engines.http import Http, HttpFailure
 from mrl.engines.metrics_text import metrics_of
 from mrl.engines.tensor_folder import check_same_tensors, digests_held
@@ -231,6 +231,18 @@ class VLLM:
         if scored is None:
             return None
         return [row[str(token_id)]["logprob"] for token_id, row in zip(token_ids[1:], scored[1:], strict=True)]
+
+    async def score_given(self, http: Http, token_ids: Sequence[int]) -> list[TokenScore] | None:
+        """See Dialect."""
+        adapters = self._adapters[0] if self._adapters else ""
+        scored = (await ask(http, token_ids, adapters=adapters, max_tokens=1, prompt_logprobs=1))["prompt_logprobs"]
+        if scored is None:
+            return None
+        found = []
+        for token_id, row in zip(token_ids[1:], scored[1:], strict=True):
+            likeliest = max(row, key=lambda one: row[one]["logprob"])
+            found.append(TokenScore(row[str(token_id)]["logprob"], int(likeliest), row[likeliest]["logprob"]))
+        return found
 
     async def checksums(self, http: Http) -> dict[str, str] | None:
         """See Dialect. Known for a server that was started here, with one worker.

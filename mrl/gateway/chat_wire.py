@@ -54,7 +54,7 @@ def read_chat(body: object, *, models: Sequence[str]) -> ChatCall:
         raise ChatMistake(f"n = {body['n']}: an episode goes on with one answer; leave n out")
     try:
         messages = read_messages(body.get("messages"))
-        tools = tuple(_tool(one) for one in _list(body.get("tools"), "tools"))
+        tools = read_tools(body.get("tools"))
     except RecordError as error:
         raise ChatMistake(str(error)) from None
     unheeded = {key: body[key] for key in SAMPLING if body.get(key) is not None}
@@ -88,8 +88,19 @@ def read_messages(found: object) -> tuple[Message, ...]:
     return tuple(messages)
 
 
+def read_tools(found: object) -> tuple[ToolSpec, ...]:
+    """The tools that are offered. Raises ChatMistake, RecordError."""
+    return tuple(_tool(one) for one in _list(found, "tools"))
+
+
 def completion(call_id: str, model: str, turn: PolicyTurn, said: Message, *, created_s: int) -> dict[str, Any]:
     """What is answered when the policy took its turn."""
+    choice = answered_choice(call_id, said, is_cut=turn.is_cut)
+    return {"id": call_id, "object": "chat.completion", "created": created_s, "model": model, "choices": [choice]}
+
+
+def answered_choice(call_id: str, said: Message, *, is_cut: bool) -> dict[str, Any]:
+    """One choice of an answer; calls have names that begin with `call_id`."""
     message: dict[str, Any] = {"role": "assistant", "content": said.content or (None if said.tool_calls else "")}
     if said.tool_calls:
         message["tool_calls"] = [
@@ -100,21 +111,22 @@ def completion(call_id: str, model: str, turn: PolicyTurn, said: Message, *, cre
             }
             for place, call in enumerate(said.tool_calls)
         ]
-    reason = "length" if turn.is_cut else "tool_calls" if said.tool_calls else "stop"
-    choice = {"index": 0, "message": message, "finish_reason": reason, "logprobs": None}
-    return {"id": call_id, "object": "chat.completion", "created": created_s, "model": model, "choices": [choice]}
+    reason = "length" if is_cut else "tool_calls" if said.tool_calls else "stop"
+    return {"index": 0, "message": message, "finish_reason": reason, "logprobs": None}
 
 
 def chunks(whole: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The same for a client that wants a stream: all of the answer, and then why it ended."""
-    (choice,) = whole["choices"]
-    delta = dict(choice["message"])
-    if "tool_calls" in delta:
-        delta["tool_calls"] = [{"index": place, **call} for place, call in enumerate(delta["tool_calls"])]
+    """The same for a client that wants a stream: all of each answer, and then why it ended."""
     head = {key: whole[key] for key in ("id", "created", "model")} | {"object": "chat.completion.chunk"}
-    first = {"index": 0, "delta": delta, "finish_reason": None}
-    last = {"index": 0, "delta": {}, "finish_reason": choice["finish_reason"]}
-    return [head | {"choices": [first]}, head | {"choices": [last]}]
+    found = []
+    for choice in whole["choices"]:
+        delta = dict(choice["message"])
+        if "tool_calls" in delta:
+            delta["tool_calls"] = [{"index": place, **call} for place, call in enumerate(delta["tool_calls"])]
+        first = {"index": choice["index"], "delta": delta, "finish_reason": None, "logprobs": choice["logprobs"]}
+        last = {"index": choice["index"], "delta": {}, "finish_reason": choice["finish_reason"]}
+        found += [head | {"choices": [first]}, head | {"choices": [last]}]
+    return found
 
 
 def said_by(turn: PolicyTurn) -> Message:

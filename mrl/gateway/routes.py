@@ -3,6 +3,7 @@
     GET  /v1/models                      the policies of the run
     POST /v1/sessions                    an episode to play, or one of each of several policies
     POST /v1/chat/completions            the policy's next turn, under the session's key
+                                         (outside of episodes, and more of that kind: see `plain_routes`)
     POST /v1/sessions/ID/reward          the episode is over: {"reward": 1.0}
     POST /v1/sessions/ID/fail            the agent cannot go on: {"reason": "..."}
     GET  /seat                           WebSocket of an environment process that offers an episode
@@ -17,6 +18,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -24,6 +26,8 @@ import structlog
 from aiohttp import WSMsgType, web
 
 from mrl.gateway.chat_wire import ChatMistake, chunks, completion, read_chat
+from mrl.gateway.plain_desk import PlainDesk
+from mrl.gateway.plain_routes import PlainRoutes, answered
 from mrl.gateway.session import AgentSession
 from mrl.gateway.session_book import MAX_WAIT_S, SessionBook
 from mrl.gateway.strangers import Strangers
@@ -47,10 +51,19 @@ class Gateway:
     """The routes over one book of sessions. `key` is that of agents, `seat_key` that of environment processes."""
 
     def __init__(
-        self, book: SessionBook, *, policies: Sequence[str], key: str, seat_key: str, max_body_bytes: int
+        self,
+        book: SessionBook,
+        *,
+        policies: Sequence[str],
+        key: str,
+        seat_key: str,
+        max_body_bytes: int,
+        desk: PlainDesk | None = None,
     ) -> None:
+        """With a `desk`, requests outside of episodes are answered, too."""
         self._book, self._policies, self._key, self._seat_key = book, tuple(policies), key, seat_key
         self._max_body_bytes, self._strangers = max_body_bytes, Strangers()
+        self._plain = PlainRoutes(desk)
         self._told: set[tuple[str, str]] = set()
         """Tasks and keys of requests that were named as unheeded."""
 
@@ -64,7 +77,10 @@ class Gateway:
                 web.post("/v1/chat/completions", self._chat),
                 web.post("/v1/sessions/{session}/reward", self._reward),
                 web.post("/v1/sessions/{session}/fail", self._fail),
+                web.post("/v1/completions", partial(self._outside, self._plain.completions)),
+                web.post("/inference/v1/generate", partial(self._outside, self._plain.generate)),
                 web.get("/seat", self._seat),
+                web.get("/worker", self._worker),
             ]
         )
         quiet = logging.getLogger("mrl.gateway.http")
@@ -101,7 +117,10 @@ class Gateway:
         return web.json_response({"sessions": told} if "models" in asked else told[0])
 
     async def _chat(self, request: web.Request) -> web.StreamResponse:
-        session = self._session_of_key(request)
+        session_id = self._check_key(request)
+        if not session_id:
+            return await self._plain.chat(request, await _body(request))
+        session = self._book.session(session_id)
         call = read_chat(await _body(request), models=(session.policy, ANY_POLICY))
         for key in call.unheeded:
             self._tell_unheeded(session.task, key, call.unheeded[key])
@@ -109,14 +128,14 @@ class Gateway:
         self._book.counts["turns"] += 1
         call_id = f"{session.session_id}-{session.num_turns}"
         whole = completion(call_id, session.policy, turn, said, created_s=int(time.time()))
-        if not call.is_streamed:
-            return web.json_response(whole)
-        stream = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
-        await stream.prepare(request)
-        for chunk in chunks(whole):
-            await stream.write(b"data: " + json.dumps(chunk).encode() + b"\n\n")
-        await stream.write(b"data: [DONE]\n\n")
-        return stream
+        return await answered(request, whole, call.is_streamed and chunks)
+
+    async def _outside(
+        self, answer: Callable[[web.Request, dict[str, Any]], Awaitable[web.StreamResponse]], request: web.Request
+    ) -> web.StreamResponse:
+        if self._check_key(request):
+            raise ChatMistake("a session has /v1/chat/completions alone", code="no_route", status=404)
+        return await answer(request, await _body(request))
 
     async def _reward(self, request: web.Request) -> web.Response:
         session = self._session_in_path(request)
@@ -136,9 +155,7 @@ class Gateway:
 
     async def _seat(self, request: web.Request) -> web.WebSocketResponse:
         """One episode of a policy, from its offer to its last reply or until the seat hangs up."""
-        if not _is_equal(_bearer(request), self._seat_key):
-            raise ChatMistake("a seat wants the key of seats", code="unauthorized", status=401)
-        self._strangers.let_in(request)
+        self._check_seat_key(request)
         socket = web.WebSocketResponse(max_msg_size=MAX_MESSAGE_BYTES, heartbeat=30.0)
         await socket.prepare(request)
         session: AgentSession | None = None
@@ -167,7 +184,16 @@ class Gateway:
                 self._book.leave(session)
         return socket
 
+    async def _worker(self, request: web.Request) -> web.WebSocketResponse:
+        self._check_seat_key(request)
+        return await self._plain.serve_worker(request)
+
     # Within.
+
+    def _check_seat_key(self, request: web.Request) -> None:
+        if not _is_equal(_bearer(request), self._seat_key):
+            raise ChatMistake("a seat wants the key of seats", code="unauthorized", status=401)
+        self._strangers.let_in(request)
 
     def _asked_policies(self, asked: Mapping[str, Any]) -> list[str]:
         """Those of `models`, or the one of `model`; "" for any. Raises ChatMistake."""
@@ -197,13 +223,6 @@ class Gateway:
             raise ChatMistake("wrong key; keys/gateway.key of the run holds it", code="invalid_api_key", status=401)
         self._strangers.let_in(request)
         return session_id
-
-    def _session_of_key(self, request: web.Request) -> AgentSession:
-        session_id = self._check_key(request)
-        if not session_id:
-            words = "this is the run's key, which belongs to no episode; POST /v1/sessions gives the key of one"
-            raise ChatMistake(words, code="no_session")
-        return self._book.session(session_id)
 
     def _session_in_path(self, request: web.Request) -> AgentSession:
         of_key, session_id = self._check_key(request), request.match_info["session"]

@@ -186,6 +186,9 @@ METRICS: dict[str, Metric] = {
     "scoring/refused_answers": Metric("answers", "peers' answers that own tokens cannot express, since the start"),
     "scoring/dropped_requests": Metric("requests", "score requests not answered since the worker started"),
     "scoring/busy_s": Metric("s", "time spent scoring for peers since the worker started"),
+    "plain/answers": Metric("answers", "answers to requests outside of episodes since the worker started"),
+    "plain/tokens": Metric("tokens", "tokens sampled for them since the worker started"),
+    "plain/scored_tokens": Metric("tokens", "given tokens scored for them since the worker started"),
     # rollout worker: answers that are verified in processes of their own; totals since the worker started
     "verify/answers": Metric("answers", "answers that verifier processes have judged or failed on"),
     "verify/pending": Metric("answers", "answers that are at a verifier process or wait for one"),
@@ -208,6 +211,12 @@ METRICS: dict[str, Metric] = {
     "gateway/playing": Metric("episodes", "episodes that agents play now"),
     "gateway/offered_now": Metric("episodes", "episodes that wait for an agent now"),
     "gateway/agents_waiting": Metric("agents", "requests of agents that wait for an episode now"),
+    "gateway/plain/requests": Metric("requests", "requests outside of episodes that were answered"),
+    "gateway/plain/answers": Metric("answers", "their answers, texts that were scored among them"),
+    "gateway/plain/tokens": Metric("tokens", "tokens sampled for them, which nobody trains on"),
+    "gateway/plain/scored_tokens": Metric("tokens", "given tokens that were scored for them"),
+    "gateway/plain/tried_again": Metric("answers", "that another worker was asked for, since the first was lost"),
+    "gateway/plain/waiting": Metric("answers", "that are waited for now"),
     "gateway/agent_processes": Metric("processes", "processes of agents that the run has started and that live"),
     # learner, or the worker of a frozen policy: an evaluation
     "eval/accuracy": Metric("share", "held-out answers that the verifier accepts", True),

@@ -57,6 +57,18 @@ def next_token_logprobs(model: nn.Module, ids: Tensor) -> Tensor:
     return logits.gather(-1, ids[:, 1:, None]).squeeze(-1) - norms
 
 
+@torch.inference_mode()
+def score_beside_likeliest(model: nn.Module, token_ids: Sequence[int]) -> list[tuple[float, int, float]]:
+    """Of every token after the first: log-probability in nats at temperature 1, the likeliest token and its own."""
+    ids = torch.tensor([list(token_ids)], device=next(model.parameters()).device)
+    output: Any = model(input_ids=ids, use_cache=False)
+    logits: Tensor = output.logits[0, :-1].float()
+    norms = logits.logsumexp(-1)
+    likeliest, places = logits.max(-1)
+    given = logits.gather(-1, ids[0, 1:, None]).squeeze(-1)
+    return list(zip((given - norms).tolist(), places.tolist(), (likeliest - norms).tolist(), strict=True))
+
+
 def _vocab_size(model: nn.Module) -> int:
     return model.get_input_embeddings().weight.shape[0]  # type: ignore[operator]
 

@@ -71,9 +71,18 @@ class TurnSpelling:
             text = plain_text(_joined(messages), where=str(self._folder), prefill=self._prompt.assistant_prefill)
             return self._ids(text, add_special_tokens=True)
         given = {"tools": list(tools)} if tools else {}
-        turns = messages_of([(message.role, message.content) for message in messages], self._prompt)
-        text = self._rendered(turns, to_be_answered=True, **given)
+        around = messages_of([(message.role, message.content) for message in messages], self._prompt)
+        own = messages[messages[0].role == "system" :]  # calls and tools' names in them stay
+        text = self._rendered([*around[: len(around) - len(own)], *as_chat(own)], to_be_answered=True, **given)
         return self._ids(text + self._prompt.assistant_prefill)
+
+    def plain(self, text: str) -> Int32s:
+        """[P] a text that no template stands around, with the special tokens that the tokenizer itself adds."""
+        return self._ids(text, add_special_tokens=True)
+
+    def name(self, token_id: int) -> str:
+        """Of a token in the vocabulary; "" for an id beyond it."""
+        return str(self._tokenizer.convert_ids_to_tokens(token_id) or "")
 
     def bridge(self, turn_ids: Sequence[int], tool_calls: Sequence[ToolCall], messages: Sequence[Message]) -> Int32s:
         """[B] the ids between a turn of the policy, which made these calls, and its next one.

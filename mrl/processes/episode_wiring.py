@@ -17,6 +17,7 @@ from mrl.models.turn_spelling import TurnSpelling
 from mrl.records.episodes import Message, ToolCall
 from mrl.records.experience import SharedTurn
 from mrl.rollout.episode import EpisodeRules
+from mrl.rollout.plain_serving import PlainVoice
 from mrl.rollout.playing import EpisodeEngine, Stage
 from mrl.rollout.replaying import OwnVoice
 from mrl.sharing.peer_episodes import SpelledEpisode
@@ -80,6 +81,23 @@ def own_words(config: RunConfig, policy: str, receiver: Receiver) -> "OwnWords |
         receiver.eos_id if receiver.eos_ids else None,
         table.rollout.max_new_tokens,
         max(task.max_episode_tokens or room for task in tasks),
+    )
+
+
+def plain_voice(config: RunConfig, policy: str, receiver: Receiver) -> PlainVoice:
+    """How the policy is asked and read outside of episodes."""
+    table = config.policies[policy]
+    spelling = TurnSpelling(Path(table.model), table.prompt, eos_ids=receiver.eos_ids)
+    syntax = syntax_of(spelling.template)
+    return PlainVoice(
+        policy=policy,
+        receiver=receiver,
+        spelling=spelling,
+        syntax=None if syntax is NONE else syntax,
+        stop=table.prompt.stop_bytes,
+        temperature=table.rollout.temperature,
+        max_new_tokens=table.rollout.max_new_tokens,
+        row_tokens=_row_tokens(table),
     )
 
 

@@ -1,8 +1,8 @@
 """The gateway of one run: where agents ask policies over HTTP.
 
-Owns: the sessions of agents, and the processes of agents that the run starts.
-Speaks: turns and rewards to the environment processes of rollout workers, the chat API to agents; metrics to the
-    supervisor.
+Owns: the sessions of agents, requests outside of episodes, and the processes of agents that the run starts.
+Speaks: turns and rewards to the environment processes of rollout workers, requests to the workers themselves, OpenAI's
+    API to agents and others; metrics to the supervisor.
 Waits for: agents and turns; an agent that is silent for `gateway.idle_s` has given its episode up.
 Unblocked by: any agent, and the policies' engines.
 If it dies: groups that were played are given up; it is started again on the same port, and agents ask anew.
@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -25,6 +26,7 @@ from mrl.config.schema import GatewayTable, RunConfig
 from mrl.errors import AddressError
 from mrl.files import replace_file
 from mrl.gateway.agent_children import AgentChildren
+from mrl.gateway.plain_desk import PlainDesk
 from mrl.gateway.routes import Gateway
 from mrl.gateway.session_book import SessionBook
 from mrl.metrics.telemetry import Telemetry
@@ -39,6 +41,7 @@ REPORT_S = 2.0
 UNSERVED_S = 30.0
 """Episodes that no agent has taken for this long are told of, and again after as long."""
 MIB = 1024**2
+PLAIN_COUNTS = ("requests", "answers", "tokens", "scored_tokens", "tried_again")
 BACKLOG = 1024
 """Connections that wait to be taken: a process of agents makes hundreds at once."""
 
@@ -69,8 +72,10 @@ async def _run(
     config: RunConfig, folder: RunFolder, telemetry: Telemetry, stop: threading.Event, keys: dict[str, str]
 ) -> None:
     book = SessionBook(idle_s=config.gateway.idle_s)
+    desk = PlainDesk(config.learning) if config.gateway.serve else None
     gateway = Gateway(
         book,
+        desk=desk,
         policies=config.learning,
         key=keys[AGENT_KEY],
         seat_key=keys[SEAT_KEY],
@@ -85,7 +90,7 @@ async def _run(
         log.info("the gateway listens", url=url, key=str(folder.keys / AGENT_KEY))
         children = AgentChildren(config.tasks, url=url, key=keys[AGENT_KEY])
         telemetry.doing("serving agents")
-        await _watch(book, partial(gateway.send_strangers_away, runner), children, telemetry, stop)
+        await _watch(_Watched(book, desk, children, partial(gateway.send_strangers_away, runner)), telemetry, stop)
     finally:
         if children is not None:
             children.close()
@@ -114,23 +119,34 @@ async def listen(runner: web.AppRunner, table: GatewayTable, endpoints: Path) ->
     return address
 
 
-async def _watch(
-    book: SessionBook,
-    send_strangers_away: Callable[[], None],
-    children: AgentChildren,
-    telemetry: Telemetry,
-    stop: threading.Event,
-) -> None:
+@dataclass(frozen=True)
+class _Watched:
+    book: SessionBook
+    desk: PlainDesk | None
+    children: AgentChildren
+    send_strangers_away: Callable[[], None]
+
+    def tend(self) -> None:
+        self.children.tend()
+        self.send_strangers_away()
+        if self.desk is not None:
+            self.desk.tend()
+
+    def metrics(self) -> dict[str, float]:
+        return metrics_of(self.book, self.children) | (plain_metrics(self.desk) if self.desk is not None else {})
+
+
+async def _watch(watched: _Watched, telemetry: Telemetry, stop: threading.Event) -> None:
+    book = watched.book
     next_report_s = told_s = time.monotonic()
     while not stop.is_set():
-        children.tend()
-        send_strangers_away()
+        watched.tend()
         for session in book.expire():
             log.warning("an agent gave its episode up without a word", task=session.task, policy=session.policy)
         now_s = time.monotonic()
         if now_s >= next_report_s:
             next_report_s = now_s + REPORT_S
-            telemetry.metrics(0, metrics_of(book, children))
+            telemetry.metrics(0, watched.metrics())
         if now_s - told_s > UNSERVED_S:
             told_s = now_s
             for task, since_s in book.unserved_s().items():
@@ -148,3 +164,9 @@ def metrics_of(book: SessionBook, children: AgentChildren) -> dict[str, float]:
         "gateway/agents_waiting": float(book.num_waiting),
         "gateway/agent_processes": float(children.num_alive),
     }
+
+
+def plain_metrics(desk: PlainDesk) -> dict[str, float]:
+    """Of requests outside of episodes, totals since the start."""
+    counts = {f"gateway/plain/{name}": float(desk.counts[name]) for name in PLAIN_COUNTS}
+    return counts | {"gateway/plain/waiting": float(desk.num_waiting)}

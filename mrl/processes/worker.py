@@ -1,7 +1,8 @@
 """A rollout worker of one policy.
 
 Owns: one engine in this process, and the groups and held-out answers that its learner has not acknowledged.
-Speaks: work requests and groups to the learner, records and scores to the exchange, lease requests to the allocator.
+Speaks: work requests and groups to the learner, records and scores to the exchange, lease requests to the allocator,
+    answers to requests outside of episodes to the gateway.
 Waits for: granted work and a lease, both bounded; in a synchronous run the exchange's word that it has what was
     published. The worker of a frozen policy evaluates it once and waits for score requests, without a bound: idle, it
     costs nothing.
@@ -29,11 +30,12 @@ from mrl.engines.bounds import load_bound_s
 from mrl.engines.engine import Engine
 from mrl.errors import PeerLost, RoleFailed
 from mrl.exchange.client import ExchangeClient
+from mrl.gateway.gateway_line import GatewayLine
 from mrl.metrics.telemetry import Telemetry
 from mrl.models.prompting import PromptEncoder
 from mrl.processes import wiring
 from mrl.processes.engines import answers_at_once, build_engine, check_lengths, held_out_decoding
-from mrl.processes.episode_wiring import own_words, with_episodes
+from mrl.processes.episode_wiring import own_words, plain_voice, with_episodes
 from mrl.processes.planning.unit_workers import UNIT, UNIT_EPOCH
 from mrl.processes.sleep_line import WorkerLine
 from mrl.records.evaluation_messages import result_name
@@ -44,6 +46,7 @@ from mrl.rollout.frozen import FROZEN, FrozenLife
 from mrl.rollout.frozen_evaluation import FrozenEvaluation
 from mrl.rollout.link import WorkerLink
 from mrl.rollout.peer_scoring import Scorer
+from mrl.rollout.plain_serving import PlainServing
 from mrl.rollout.sampling import Sampler
 from mrl.rollout.worker_loop import RolloutLoop
 from mrl.sharing.context import sharing_context
@@ -132,6 +135,7 @@ def _work(config: RunConfig, folder: RunFolder, closing: ExitStack, policy: str,
         publish=_publisher(regime, receiver, policy, _sender(config, exchange, telemetry, stop)),
         scorer=scorer,
         max_staleness_versions=table.learner.max_staleness_versions,
+        plain=_plain_serving(config, folder, sampler, receiver, closing),
         held_out_share=None if config.evaluation.every == NO_EVALUATION else config.evaluation.share,
         in_step=config.run.sync,
     )
@@ -227,6 +231,19 @@ def _scorer(config: RunConfig, sampler: Sampler, receiver: Receiver, exchange: E
     longest = max(table.rollout.max_new_tokens for table in config.policies.values())
     keeps_step = config.run.sync and not config.policies[policy].frozen
     return Scorer(sampler, receiver, exchange, max_answer_tokens=TOKENS_PER_TOKEN * longest, keeps_step=keeps_step)
+
+
+def _plain_serving(
+    config: RunConfig, folder: RunFolder, sampler: Sampler, receiver: Receiver, closing: ExitStack
+) -> PlainServing | None:
+    """What answers requests outside of episodes, where the run does."""
+    if not config.gateway.serve:
+        return None
+    voice = plain_voice(config, sampler.policy, receiver)
+    line = GatewayLine(folder.path)
+    closing.callback(line.close)
+    group_size = config.policies[sampler.policy].rollout.group_size
+    return PlainServing(line, voice, sampler.engine, share=config.gateway.share, group_size=group_size)
 
 
 def _max_answers(config: RunConfig, policy: str, lease: LeaseHolder) -> Callable[[int], int]:

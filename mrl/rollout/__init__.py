@@ -5,8 +5,10 @@
 - `sampling`  prompts become requests, finished answers become scored groups
 - `groups_in_flight`  groups in the engine, and groups whose weights are still to be proved
 - `updates`   new weights into an engine, proved by canary and digests
+- `following`  which weights an engine serves, and which are next
 - `verifying` verification beside sampling
 - `peer_scoring`  what this policy gives to answers of its peers
+- `plain_serving`  requests outside of episodes, beside the groups
 - `frozen`    the life of a worker whose policy does not learn
 - `worker_counters`  what a worker counts
 - `sleep_requests`  that a worker's engine sleep and wake

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from mrl.records.rollouts import ScoredGroup
 from mrl.rollout.peer_scoring import Scorer
+from mrl.rollout.plain_serving import PlainServing
 from mrl.rollout.sleep_requests import SleepRequests
 
 
@@ -22,6 +23,8 @@ class Duties:
     """Part of the places that held-out prompts may have while there are groups to sample; None where none come."""
     scorer: Scorer | None = None
     """Answers what peers ask of the engine, between all else."""
+    plain: PlainServing | None = None
+    """Answers requests outside of episodes, in a bounded share."""
     rest: SleepRequests | None = None
     """Whether the worker is to sleep, where it may."""
     has_lost_lease: Callable[[], bool] = lambda: False

@@ -11,6 +11,8 @@ class InFlight(NamedTuple):
 
     of_groups: int
     held_out: int
+    plain: int = 0
+    """To requests outside of episodes."""
 
 
 class HeldOutRoom(NamedTuple):

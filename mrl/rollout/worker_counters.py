@@ -1,7 +1,8 @@
 """What a worker counts from its start.
 
-The allocator learns from it what groups a place makes, and gives places by that: answers to held-out prompts are no
-part of `tokens`, `slot_seconds` and `sampled_tokens`. Time with nothing but them in flight is busy all the same.
+The allocator learns from it what groups a place makes, and gives places by that: answers to held-out prompts and to
+requests outside of episodes are no part of `tokens`, `slot_seconds` and `sampled_tokens`. Time with nothing but them in
+flight is busy all the same.
 """
 
 import math
@@ -61,7 +62,8 @@ class WorkerTotals:
         fresh = engine_tokens - (self._engine_tokens if engine_tokens >= self._engine_tokens else 0)
         self._engine_tokens = engine_tokens
         self.engine_tokens += fresh
-        self._group_tokens += fresh * (in_flight.of_groups / sum(in_flight) if in_flight.held_out else 1.0)
+        has_others = in_flight.held_out or in_flight.plain
+        self._group_tokens += fresh * (in_flight.of_groups / sum(in_flight) if has_others else 1.0)
         self.sampled_tokens = int(self._group_tokens)
 
     def in_flight(self, answers: int, *, is_full: bool) -> None:

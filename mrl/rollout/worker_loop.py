@@ -15,15 +15,15 @@ from mrl.engines.engine import Finished
 from mrl.errors import EngineError, EngineLost, PeerLost, RoleFailed
 from mrl.metrics.telemetry import Telemetry
 from mrl.records.rollouts import HeldOutAnswer, ScoredGroup, WorkItem
-from mrl.records.version import Version
 from mrl.rollout.duties import Duties
+from mrl.rollout.following import Following
 from mrl.rollout.groups_in_flight import Beginnings, Custody, Flight, Flights, Item
 from mrl.rollout.held_out_answers import HeldOutRoom, HeldOutShare, InFlight
 from mrl.rollout.link import ASLEEP, WorkerLink, WorkerProgress
 from mrl.rollout.playing import SAMPLING
 from mrl.rollout.sampling import Sampler
 from mrl.rollout.sleep_requests import SleepRequests
-from mrl.rollout.updates import Installed, Missed, Refused, Updates
+from mrl.rollout.updates import Updates
 from mrl.rollout.verifying import Verifying
 from mrl.rollout.worker_counters import WorkerTotals
 
@@ -32,12 +32,6 @@ IDLE_SLICE_S = 0.5
 QUICK_SLICE_S = 0.05
 """The same where a learner waits for every batch, where peers ask, and while answers are in flight."""
 PROOF_SLICE_S = 0.005
-REFUSED_PAUSE_S, MAX_REFUSED_PAUSE_S = 0.5, 10.0
-"""Weights that were refused are tried again after the first, and after twice as long each time.
-
-All tries together take less than the learner's patience (`learner.data_timeout_s`): the worker knows the reason.
-"""
-MAX_REFUSED_IN_A_ROW = 20
 MAX_LOST_IN_A_ROW = 3
 REST_S = 1.0
 """How long a worker that is to sleep waits for its learner to hear of it."""
@@ -64,20 +58,28 @@ class RolloutLoop:
         self._telemetry, self._duties, self._clock = telemetry, duties, clock
         self._group_size = group_size
         self._learner, self._learner_bound_s = f"learner/{sampler.policy}", learner_bound_s
-        self._idle_slice_s = QUICK_SLICE_S if duties.scorer or duties.in_step else IDLE_SLICE_S
+        self._idle_slice_s = QUICK_SLICE_S if duties.scorer or duties.plain or duties.in_step else IDLE_SLICE_S
         self._flights, self._beginnings, self._custody = Flights(sampler), Beginnings(), Custody()
         share = duties.held_out_share
         self._held_out = None if share is None else HeldOutShare(share, group_size)
         self._updates = Updates(sampler.engine, telemetry, link=link)
         self._verifying = Verifying(sampler, telemetry)
         self._again: list[WorkItem] = []
-        self._refused_in_a_row = self._lost_in_a_row = 0
-        self._refused: tuple[Version, float] | None = None
-        """The version that was refused last, and when it may be tried again."""
+        self._plain = duties.plain
+        self._lost_in_a_row = 0
         self._is_resting = False
         """What is in flight has no lease, and waits for one."""
         self._turned_s = self._worked_s = clock()
         self.totals = WorkerTotals(clock())
+        self._following = Following(
+            sampler.engine,
+            self._updates,
+            link,
+            custody=self._custody,
+            totals=self.totals,
+            max_staleness_versions=duties.max_staleness_versions,
+            clock=clock,
+        )
         link.tell(self._progress)
 
     def run(self, stopping: Callable[[], bool]) -> None:
@@ -99,10 +101,12 @@ class RolloutLoop:
             self._sleep(self._duties.rest)
             return
         self._keep_lease()
-        self._follow_weights(to_the_end=self._duties.in_step or self._engine.version is None)
+        self._following.follow(to_the_end=self._duties.in_step or self._engine.version is None)
         if self._duties.scorer is not None and self._custody.is_good(self._engine.version):
             self._telemetry.doing("scoring")
             self._duties.scorer.serve(self._custody.is_good)
+        if self._plain is not None:
+            self._plain.serve(0 if self._is_resting else self._max_answers(), self._in_flight, self._custody.is_good)
         self._hand_in()
         began_with = self._in_flight
         begun, unbegun = self._beginnings.sort(self._flights.arrive(self._collect()))
@@ -126,7 +130,7 @@ class RolloutLoop:
         self._deliver(self._verifying.done(to_the_last=True))
         self._again.clear()
         self._custody.refuse()
-        self._engine.abort(self._flights.requests)
+        self._engine.abort([*self._flights.requests, *self._lose_plain()])
         self._flights.lose()
         self._link.rest(REST_S)
         try:
@@ -147,43 +151,9 @@ class RolloutLoop:
             raise RoleFailed(f"the engine did not wake up: {error}") from error
         self._link.tell(self._progress)
         self._link.begin_anew()
-        self._refused = None
+        self._following.begin_anew()
         self._turned_s = self._worked_s = self._clock()
         rest.awake()
-
-    # Weights.
-
-    def _follow_weights(self, *, to_the_end: bool) -> None:
-        notice = self._link.notice
-        if notice is None or self._is_kept(notice.version):
-            return
-        if self._refused and notice.version == self._refused[0] and self._clock() < self._refused[1]:
-            return
-        outcome = self._updates.follow(notice, to_its_end=to_the_end)
-        if isinstance(outcome, Installed):
-            self._refused_in_a_row, self._refused = 0, None
-            self._custody.passed(outcome.version)
-            structlog.contextvars.bind_contextvars(version=str(outcome.version))
-            self.totals.installed(outcome)
-        elif isinstance(outcome, Missed):
-            self.totals.missed(outcome)
-            log.info("weights not offered", version=str(outcome.version), reason=outcome.reason)
-        elif isinstance(outcome, Refused):
-            self._refused_in_a_row += 1
-            self.totals.weights_refused += 1
-            if self._refused_in_a_row > MAX_REFUSED_IN_A_ROW:
-                raise RoleFailed(f"weights were refused {MAX_REFUSED_IN_A_ROW} times in a row: {outcome.reason}")
-            log.warning("weights refused", version=str(outcome.version), reason=outcome.reason)
-            pause_s = min(MAX_REFUSED_PAUSE_S, REFUSED_PAUSE_S * 2.0 ** (self._refused_in_a_row - 1))
-            self._refused = outcome.version, self._clock() + pause_s
-
-    def _is_kept(self, newest: Version) -> bool:
-        """Whether to stay with what is served: an evaluation of it is to be begun, and groups are fresh enough yet."""
-        served = self._engine.version
-        if served is None or self._link.held_out_waiting != served or not self._custody.is_good(served):
-            return False
-        is_same_life = newest.run_epoch == served.run_epoch
-        return is_same_life and newest.step - served.step < self._duties.max_staleness_versions
 
     def _may_sample(self) -> bool:
         if self._duties.in_step:
@@ -204,7 +174,7 @@ class RolloutLoop:
             told = {"groups": len(self._flights), "given_up": not self._is_resting}
             log.warning("the lease ran out while this process stood still", **told)
             if not self._is_resting:
-                self._engine.abort(self._flights.requests)
+                self._engine.abort([*self._flights.requests, *self._lose_plain()])
                 self._link.give_up([*self._flights.lose(), *self._again])
                 self._again.clear()
         leased = self._max_answers()
@@ -215,7 +185,15 @@ class RolloutLoop:
             self._link.give_up(list(beyond.values()))
 
     def _max_answers(self) -> int:
-        return self._duties.max_answers(0 if self._is_resting else self._flights.num_answers)
+        return self._duties.max_answers(0 if self._is_resting else self._num_answers)
+
+    @property
+    def _num_answers(self) -> int:
+        """That have not come, those to requests outside of episodes among them."""
+        return self._flights.num_answers + (self._plain.in_flight if self._plain else 0)
+
+    def _lose_plain(self) -> list[str]:
+        return self._plain.lose() if self._plain else []
 
     def _hand_in(self) -> None:
         items: list[Item] = []
@@ -226,6 +204,8 @@ class RolloutLoop:
         if items:
             if self._held_out is not None:
                 self._held_out.departed(groups=any(isinstance(item, WorkItem) for item in items))
+            if self._plain is not None:
+                self._plain.departed()
             self._engine.submit(self._flights.depart(items))
 
     def _await_work(self) -> list[Item]:
@@ -240,7 +220,7 @@ class RolloutLoop:
             return []
         if self._clock() - max(self._worked_s, self._link.answered_s) > self._learner_bound_s:
             raise PeerLost(f"no word from {self._learner} within {self._learner_bound_s:.0f} s")
-        if self._refused and (self._duties.in_step or self._engine.version is None):
+        if self._following.has_refused and (self._duties.in_step or self._engine.version is None):
             with self._telemetry.awaiting("weights that can be taken", whom=self._learner):
                 time.sleep(IDLE_SLICE_S)  # and then ask all the same: the answer tells of newer ones
         what, whom = ("work", self._learner) if self._room() else ("lease", "allocator")
@@ -249,9 +229,10 @@ class RolloutLoop:
                 time.sleep(QUICK_SLICE_S)
                 return []
             # Where nothing more is to be had under what is still served, there is as soon as the newer is loaded.
-            items = self._take(QUICK_SLICE_S if self._updates.is_loading else self._idle_slice_s)
+            slice_s = QUICK_SLICE_S if self._updates.is_loading else self._idle_slice_s
+            items = self._take(PROOF_SLICE_S if self._plain and self._plain.has_work else slice_s)
         if items and not self._may_sample():  # the grant told of weights that are not served yet
-            self._follow_weights(to_the_end=True)
+            self._following.follow(to_the_end=True)
             if not self._may_sample():
                 self._link.give_up(items)
                 return []
@@ -272,7 +253,8 @@ class RolloutLoop:
         """None under weights that are not proved: an evaluation is begun by a version, not by what may be one."""
         if self._held_out is None or not self._custody.is_good(self._engine.version):
             return HeldOutRoom()
-        return self._held_out.room(self._max_answers(), self._in_flight)
+        in_flight = self._in_flight
+        return self._held_out.room(self._max_answers() - in_flight.plain, in_flight)
 
     def _room(self) -> int:
         """Groups that may be handed in now."""
@@ -285,21 +267,22 @@ class RolloutLoop:
         old: of those that waited then, no more wait now than are in flight beyond what it runs at once.
         """
         usage = self._engine.usage()
-        waiting = min(usage.waiting, self._flights.num_answers - usage.running)
+        waiting = min(usage.waiting, self._num_answers - usage.running)
         is_full = bool(self._flights) and (waiting > self._group_size or usage.cache_share > FULL_CACHE_SHARE)
         self.totals.sampled(usage.generated_tokens, self._in_flight)
-        self.totals.in_flight(self._flights.num_answers, is_full=is_full)
+        self.totals.in_flight(self._num_answers, is_full=is_full)
         if is_full or self._is_resting:
             return 0
-        return max(0, self._max_answers() - self._flights.num_answers)
+        return max(0, self._max_answers() - self._num_answers)
 
     def _collect(self) -> list[Finished]:
         if self._is_resting:
             with self._telemetry.awaiting("lease", whom="allocator"):
                 time.sleep(QUICK_SLICE_S)
-        elif self._flights:
+        elif self._num_answers:
             self._telemetry.doing(getattr(self._engine, "doing", SAMPLING))
-            return self._engine.collect(QUICK_SLICE_S)
+            found = self._engine.collect(QUICK_SLICE_S)
+            return self._plain.arrive(found) if self._plain else found
         elif self._busy:
             is_verifying = len(self._verifying) > 0
             what, whom = ("verdicts", self._verifying.awaited) if is_verifying else ("proof", "new weights")
@@ -335,6 +318,7 @@ class RolloutLoop:
     def _recover(self, error: EngineLost) -> None:
         """Start the engine anew and sample again what it had, and what it may have sampled under wrong weights."""
         self._updates.abandon()
+        self._lose_plain()
         lost = self._custody.refuse() + self._flights.lose()
         self._again += [item for item in lost if isinstance(item, WorkItem)]
         self._link.give_up([item for item in lost if not isinstance(item, WorkItem)])  # the learner counts their losses
@@ -376,8 +360,8 @@ class RolloutLoop:
         """Nothing while it rests."""
         if self._is_resting:
             return InFlight(0, 0)
-        num_held_out = self._flights.num_held_out
-        return InFlight(self._flights.num_answers - num_held_out, num_held_out)
+        num_held_out, num_plain = self._flights.num_held_out, self._plain.in_flight if self._plain else 0
+        return InFlight(self._flights.num_answers - num_held_out, num_held_out, num_plain)
 
     def _account(self, began_with: InFlight) -> None:
         """A turn is over, which began with so many answers in flight."""
@@ -397,4 +381,5 @@ class RolloutLoop:
         }
         values |= self._sampler.pool.verifier_values()
         values |= self._duties.scorer.values() if self._duties.scorer else {}
+        values |= self._plain.values() if self._plain else {}
         self._telemetry.metrics(step, values)

@@ -288,6 +288,8 @@ MODELS = [
     Mistake("an agent without a function", "check small.toml",
             r"tasks\.talk\.dataset: no such agent; got 'my_agents'; wanted an async function, \"module:function\", or \"outside\"",
             edit("[run]", "[tasks.talk]\nsource = 'agent'\ndataset = 'my_agents'\noptions = { size = 60 }\n[run]")),
+    Mistake("requests from outside in a synchronous run", "train small.toml --run.sync true --gateway.serve true",
+            r"gateway\.serve: a synchronous run samples its own batches alone; got 'run\.sync = true'; cure: --run\.sync false"),
     Mistake("agents from outside of a synchronous run", "train small.toml --run.sync true",
             r"run\.sync: agents from outside come when they will; got 'tasks\.talk\.dataset = \"outside\"'.*cure: --run\.sync false",
             edit("[run]", "[tasks.talk]\nsource = 'agent'\ndataset = 'outside'\noptions = { size = 60 }\n[run]")),

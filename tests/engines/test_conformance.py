@@ -236,6 +236,44 @@ def test_an_answer_may_be_decoded_in_its_own_way(rig, weights):
     assert lag["d2"] > 1.0, "at temperature 2, the highest that all engines take, other tokens come"
 
 
+def test_an_answer_may_have_its_own_limit_and_its_own_stop_strings(rig, weights):
+    """Answers beside it keep the policy's; a limit above the policy's is the policy's."""
+    rig.serve(weights("a"))
+    asked = rig.ask(answers=1, prompt_tokens=5)
+
+    def spelled(token_ids):
+        return b"".join(b"<%d>" % token_id for token_id in token_ids)
+
+    def sampled(**own):
+        request = replace(asked, request_id=f"{own}", decoding=Decoding(0.0, **own))
+        rig.engine.submit([request])
+        (found,) = rig.collect(1)
+        return found.generation
+
+    free, short = sampled(), sampled(max_new_tokens=3)
+    assert (short.token_ids.tolist(), short.finish_reason) == (free.token_ids.tolist()[:3], FinishReason.LENGTH)
+    assert sampled(max_new_tokens=100_000).token_ids.size == free.token_ids.size
+    wanted = free.token_ids.tolist()[:4]
+    ended = sampled(stop=StopStrings((spelled(wanted[-1:]),), spelled, spelled))
+    assert ended.token_ids.tolist() == wanted[: wanted.index(wanted[-1]) + 1]
+    assert ended.finish_reason is FinishReason.STOP
+
+
+def test_given_tokens_are_scored_beside_the_likeliest(rig, weights):
+    """At temperature 1, whatever the engine samples at."""
+    rig.serve(weights("a"))
+    text = [7, 8, 9, 300, 12]
+
+    found = rig.engine.score_given(text)
+
+    with torch.no_grad():
+        rows = weights("a").model(input_ids=torch.tensor([text[:-1]])).logits[0].float().log_softmax(-1)
+    expected = full_forward([(weights("a"), text)], 1.0)
+    np.testing.assert_allclose([one.logprob for one in found], expected, atol=TOLERANCE_NATS, rtol=0)
+    np.testing.assert_allclose([one.likeliest_logprob for one in found], rows.max(-1).values, atol=TOLERANCE_NATS)
+    assert [one.likeliest_id for one in found] == rows.argmax(-1).tolist()
+
+
 def test_equal_seeds_give_equal_answers(rig, kind, weights):
     """Whatever the request is called."""
     rig.serve(weights("a"))

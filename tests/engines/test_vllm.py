@@ -397,6 +397,18 @@ def test_a_score_that_an_update_gave_up_is_none(server, ask):
         ask(lambda dialect, http: dialect.score(http, [7, 8, 9], 0.7))
 
 
+def test_given_tokens_come_beside_the_likeliest(server, ask):
+    """Which is the token itself, or the one that vLLM adds; None where an update gave the text up."""
+    rows = [None, {"8": {"logprob": -0.5}}, {"9": {"logprob": -2.0}, "4": {"logprob": -0.25}}]
+    answers = iter([sampled([4], "length") | {"prompt_logprobs": rows}, sampled([], "abort")])
+    server.answers["/inference/v1/generate"] = lambda body: (
+        next(answers) if body["sampling_params"].get("prompt_logprobs") == 1 else server._generate(body)
+    )
+
+    assert ask(lambda dialect, http: dialect.score_given(http, [7, 8, 9])) == [(-0.5, 8, -0.5), (-2.0, 4, -0.25)]
+    assert ask(lambda dialect, http: dialect.score_given(http, [7, 8, 9])) is None
+
+
 PAUSED = {"message": "Generation is paused.", "type": "ServiceUnavailableError", "param": None, "code": 503}
 
 

@@ -90,6 +90,17 @@ def test_a_bridge_is_what_the_template_puts_between_two_turns(spelling, text, te
     assert text(spelling(template).bridge([], calls, [said])) == bridge
 
 
+def test_a_conversation_that_others_had_is_rendered_whole(spelling, text):
+    """Calls and their answers in it too, behind the policy's own system message and examples."""
+    talk = [USER, Message(role="assistant", content="", tool_calls=(CALL,)), TOOL]
+    found = text(spelling(CHATML, system="be brief").opening(talk))
+    assert found.startswith("<|im_start|>system\nbe brief<|im_end|>\n<|im_start|>user\nlower<|im_end|>\n")
+    assert '<tool_call>\n{"name": "look_up", "arguments": {"key": "b"}}\n</tool_call>' in found
+    assert found.endswith("<|im_start|>tool\n7<|im_end|>\n<|im_start|>assistant\n")
+    own = [Message(role="system", content="shout"), USER]
+    assert "be brief" not in text(spelling(CHATML, system="be brief").opening(own))
+
+
 def test_an_end_that_was_sampled_is_not_said_again(spelling, folder, text):
     """One that was not, as in a turn cut at the limit, is; another one than the template's stays before it."""
     eos_id = load_tokenizer(folder).eos_token_id

@@ -9,7 +9,7 @@ import pytest
 
 from mrl.config.task_tables import PoolTable, TaskTable
 from mrl.engines.embedded import EmbeddedEngine
-from mrl.engines.engine import GenerationRequest, Sampling, generate_all
+from mrl.engines.engine import Decoding, Engine, GenerationRequest, Sampling, generate_all
 from mrl.engines.token_sampling import answer_seeds
 from mrl.errors import EngineLost
 from mrl.learner.held_out_ledger import Evaluated, HeldOutLedger
@@ -17,10 +17,12 @@ from mrl.learner.intake import Intake
 from mrl.learner.ledger import Pace, WorkLedger
 from mrl.metrics.telemetry import Telemetry
 from mrl.records.codec import decode, encode
+from mrl.records.plain_requests import LOST, PlainAnswer, PlainRefusal, PlainRequest, WorkerRoom
 from mrl.records.rollouts import ScoredGroup, WeightsNotice, WorkRequest, worker_message_decoder
 from mrl.records.version import Version
 from mrl.rollout.duties import Duties
 from mrl.rollout.link import WorkerLink
+from mrl.rollout.plain_serving import PlainServing
 from mrl.rollout.sampling import Sampler
 from mrl.rollout.worker_loop import RolloutLoop
 from mrl.tasks.held_out import MAX_GRANTS
@@ -90,7 +92,11 @@ def site(tmp_path, tiny_model, own_pool, receiver) -> Iterator[Callable[..., tup
     learners = []
 
     def make(
-        *, max_new_tokens: int = 4, in_step: bool = False, share: float | None = 0.5
+        *,
+        max_new_tokens: int = 4,
+        in_step: bool = False,
+        share: float | None = 0.5,
+        plain: Callable[[Engine], PlainServing] = lambda _: None,  # type: ignore[assignment,return-value]
     ) -> tuple[Learner, RolloutLoop]:
         model = tiny_model(seed=1, vocab_size=VOCAB)
         learner = Learner(tmp_path / "weights", model, own_pool, in_step=in_step)
@@ -104,6 +110,7 @@ def site(tmp_path, tiny_model, own_pool, receiver) -> Iterator[Callable[..., tup
             publish=lambda groups: None,
             max_staleness_versions=2,
             held_out_share=share,
+            plain=plain(engine),
             in_step=in_step,
         )
         telemetry = Telemetry("worker/a/0", "a", lambda record: True)
@@ -121,7 +128,7 @@ def in_flight_at_every_submit(loop: RolloutLoop) -> list[tuple[int, int]]:
 
     def noted(requests) -> None:
         submit(requests)
-        seen.append(tuple(loop._in_flight))
+        seen.append(tuple(loop._in_flight[:2]))
 
     loop._engine.submit = noted  # type: ignore[method-assign]
     return seen
@@ -357,3 +364,100 @@ def test_a_worker_stays_with_a_version_while_prompts_of_it_wait_and_groups_stay_
     (one,) = learner.evaluated
     assert one.result is not None
     assert (one.result.oldest, one.result.newest, one.result.missing) == (Version(0, 0), Version(0, 2), 0)
+
+
+class Asker:
+    """A gateway and a voice in one: requests for eight tokens, all there from the beginning."""
+
+    policy = "a"
+
+    def __init__(self, count: int) -> None:
+        self.coming = [PlainRequest(request_id=f"r{place}", text="x", seed=place) for place in range(count)]
+        self.said: list[object] = []
+
+    def take(self) -> list[PlainRequest]:
+        found, self.coming = self.coming, []
+        return found
+
+    def send(self, message: object) -> None:
+        self.said.append(message)
+
+    def prompt(self, request) -> np.ndarray:
+        return np.arange(5, 9, dtype=np.int32)
+
+    def limit(self, request) -> int:
+        return 8
+
+    def decoding(self, request) -> Decoding:
+        return Decoding(1.0, max_new_tokens=8)
+
+    def read(self, request, sampled, *, is_cut):
+        return "", ()
+
+    def spelled(self, token_id: int) -> bytes:
+        return b"x"
+
+    def of(self, kind) -> list:
+        return [one for one in self.said if isinstance(one, kind)]
+
+    def serving(self, engine) -> PlainServing:
+        return PlainServing(self, self, engine, share=0.25, group_size=GROUP_SIZE)  # type: ignore[arg-type]
+
+
+def test_requests_outside_of_episodes_are_answered_in_their_share_beside_groups(site):
+    """At most two of eight places at once; groups are delivered all the same, and their totals are theirs alone."""
+    asker = Asker(12)
+    learner, loop = site(max_new_tokens=12, plain=asker.serving)
+    submit, most = loop._engine.submit, []
+
+    def noted(requests) -> None:
+        submit(requests)
+        most.append(loop._in_flight)
+
+    loop._engine.submit = noted  # type: ignore[method-assign]
+    learner.publish(0)
+
+    loop.run(lambda: learner.has(groups=8) and len(asker.of(PlainAnswer)) == 12)
+
+    assert max(one.plain for one in most) == 2
+    assert max(one.of_groups + one.plain for one in most) <= PLACES
+    assert any(one.of_groups and one.plain for one in most)
+    assert all(len(answer.sampled) <= 8 and answer.version == 0 for answer in asker.of(PlainAnswer))
+    sampled = sum(len(answer.logprobs) // 4 for group in learner.groups for answer in group.answers)
+    assert loop.totals.tokens >= sampled > 0
+    assert (
+        loop.totals.tokens + sum(len(one.sampled) for one in asker.of(PlainAnswer)) <= loop.totals.engine_tokens + 200
+    )
+
+
+def test_a_worker_without_groups_answers_them_alone(site):
+    """While its learner has nothing to sample."""
+    asker = Asker(3)
+    learner, loop = site(plain=asker.serving)
+    learner.publish(0)
+    learner.intake._ledger.grant = lambda *a, **k: []  # type: ignore[method-assign]
+
+    loop.run(lambda: learner.has() and len(asker.of(PlainAnswer)) == 3)
+
+    assert not learner.groups
+
+
+def test_an_engine_that_is_lost_gives_them_back_to_the_gateway(site, monkeypatch):
+    """For another worker; it tells of no room before it serves again."""
+    collect, losses = EmbeddedEngine.collect, []
+    asker = Asker(2)
+    learner, loop = site(max_new_tokens=12, plain=asker.serving)
+
+    def lost_once(engine, timeout_s):
+        if loop._in_flight.plain and not losses:
+            losses.append(loop._in_flight)
+            raise EngineLost("the server ended with code 1")
+        return collect(engine, timeout_s)
+
+    monkeypatch.setattr(EmbeddedEngine, "collect", lost_once)
+    learner.publish(0)
+    loop.run(lambda: learner.has(groups=4))
+
+    assert {one.code for one in asker.of(PlainRefusal)} == {LOST}
+    assert len(asker.of(PlainRefusal)) == 2
+    assert [room.room for room in asker.of(WorkerRoom)] == [2, 0, 2]

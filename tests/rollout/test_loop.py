@@ -26,7 +26,7 @@ from mrl.records.rollouts import (
 )
 from mrl.records.telemetry_messages import Span, SpansRecord, TelemetryRecord
 from mrl.records.version import Version
-from mrl.rollout import worker_loop as rollout_loop
+from mrl.rollout import following
 from mrl.rollout.duties import Duties
 from mrl.rollout.link import WorkerLink, WorkerProgress
 from mrl.rollout.sampling import Sampler
@@ -130,7 +130,7 @@ def versions(got: list[Groups]) -> set[Version]:
 @pytest.fixture(autouse=True)
 def no_pause(monkeypatch):
     """Refused weights are tried again at once."""
-    monkeypatch.setattr("mrl.rollout.worker_loop.REFUSED_PAUSE_S", 0.0)
+    monkeypatch.setattr("mrl.rollout.following.REFUSED_PAUSE_S", 0.0)
 
 
 def test_peers_hear_of_groups_before_the_learner_does(make_loop, learner):
@@ -254,15 +254,15 @@ def test_an_idle_worker_goes_round_while_weights_are_loaded(make_loop, learner, 
 
 def test_all_tries_of_refused_weights_take_less_than_a_learner_waits_for_groups():
     """The worker knows the reason, and ends with it; the learner would say that nothing came."""
-    pauses_s = [min(rollout_loop.MAX_REFUSED_PAUSE_S, 0.5 * 2.0**k) for k in range(rollout_loop.MAX_REFUSED_IN_A_ROW)]
+    pauses_s = [min(following.MAX_REFUSED_PAUSE_S, 0.5 * 2.0**k) for k in range(following.MAX_REFUSED_IN_A_ROW)]
 
     assert sum(pauses_s) < 0.7 * LearnerTable().data_timeout_s
 
 
 def test_refused_weights_do_not_hold_up_sampling_and_newer_ones_are_taken_at_once(make_loop, learner, monkeypatch):
     """The same version is tried again only after a pause, in which the worker goes on with what it has."""
-    monkeypatch.setattr("mrl.rollout.worker_loop.REFUSED_PAUSE_S", 3600.0)
-    monkeypatch.setattr("mrl.rollout.worker_loop.MAX_REFUSED_PAUSE_S", 3600.0)
+    monkeypatch.setattr("mrl.rollout.following.REFUSED_PAUSE_S", 3600.0)
+    monkeypatch.setattr("mrl.rollout.following.MAX_REFUSED_PAUSE_S", 3600.0)
     learner.prompt_ids *= 10
     loop = make_loop(max_answers=lambda in_flight: 2)
 
@@ -333,8 +333,8 @@ def test_a_worker_waits_for_a_learner_that_answers_for_as_long_as_it_takes(make_
 
 def test_a_worker_whose_first_weights_are_refused_hears_of_newer_ones(make_loop, learner, monkeypatch):
     """As of a version that was pruned before the worker came to it; others keep the learner going."""
-    monkeypatch.setattr("mrl.rollout.worker_loop.REFUSED_PAUSE_S", 3600.0)
-    monkeypatch.setattr("mrl.rollout.worker_loop.MAX_REFUSED_PAUSE_S", 3600.0)
+    monkeypatch.setattr("mrl.rollout.following.REFUSED_PAUSE_S", 3600.0)
+    monkeypatch.setattr("mrl.rollout.following.MAX_REFUSED_PAUSE_S", 3600.0)
     learner.publish(0, torn=True)
     loop = make_loop()
 

@@ -36,3 +36,14 @@ def test_held_out_answers_are_no_part_of_what_the_allocator_learns_from() -> Non
     assert totals.sampled_tokens == 600
     assert (totals.busy_s, totals.idle_s) == (3.0, 4.0)
     assert totals.values(7.0)["rollout/held_out_share"] == pytest.approx(1 / 3)
+
+
+def test_requests_outside_of_episodes_are_no_part_of_it_either() -> None:
+    """Two seconds with six answers of groups and two others, of whose 800 tokens the groups have six parts of eight."""
+    totals = WorkerTotals(0.0)
+    totals.passed(2.0, InFlight(6, 0, 2), InFlight(6, 0, 2))
+    totals.sampled(800, InFlight(6, 0, 2))
+    totals.passed(1.0, InFlight(0, 0, 2), InFlight(0, 0, 2))
+
+    assert (totals.slot_seconds, totals.held_out_slot_seconds, totals.busy_s) == (12.0, 0.0, 3.0)
+    assert totals.sampled_tokens == 600

@@ -15,6 +15,7 @@ def check_rules(config: RunConfig, *, where: str) -> None:
     _check_names(config, where)
     _check_trackers(config, where)
     _check_agents(config, where)
+    _check_serving(config, where)
     for name, policy in config.policies.items():
         check_policy(name, policy, where)
     _check_learning(config, where)
@@ -67,6 +68,17 @@ def _check_agents(config: RunConfig, where: str) -> None:
             got=f'tasks.{outside}.dataset = "outside"',
             wanted="a function that the run starts itself",
             cure="--run.sync false",
+        )
+
+
+def _check_serving(config: RunConfig, where: str) -> None:
+    """What is sampled together decides every bit, and nobody knows when requests come from outside."""
+    if config.gateway.serve and config.run.sync:
+        raise ConfigError(
+            "gateway.serve: a synchronous run samples its own batches alone",
+            where=where,
+            got="run.sync = true",
+            cure="--run.sync false, or --gateway.serve false and `mrl export` of its checkpoint",
         )
 
 

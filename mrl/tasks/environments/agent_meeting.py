@@ -9,6 +9,15 @@ SEAT_KEY, AGENT_KEY, ENDPOINT = "gateway-seats.key", "gateway.key", "gateway"
 """Files of the run: the key of seats and that of agents in `keys`, the address in `endpoints`."""
 
 
+def gateway_of(run_folder: Path) -> tuple[str, str]:
+    """Address of the run's gateway, and the key of seats and workers.
+
+    Raises OSError, ValueError and KeyError while it has not said where it listens.
+    """
+    address = json.loads((run_folder / "endpoints" / f"{ENDPOINT}.json").read_text())["address"]
+    return address.replace("tcp://", "http://"), (run_folder / "keys" / SEAT_KEY).read_text().strip()
+
+
 @dataclass(frozen=True, slots=True)
 class MeetingPlace:
     """Where the episodes of one policy of a run meet their agents."""

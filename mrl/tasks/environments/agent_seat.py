@@ -14,7 +14,7 @@ from typing import Any
 import aiohttp
 import msgspec
 
-from mrl.tasks.environments.agent_meeting import ENDPOINT, MARK, SEAT_KEY
+from mrl.tasks.environments.agent_meeting import MARK, gateway_of
 from mrl.tasks.environments.contract import GIVEN_UP, LIMITS, RAISED, EnvironmentTurn, PolicyTurn
 from mrl.tasks.environments.shared_loop import SharedLoop
 from mrl.tasks.environments.user_class import BadReturn
@@ -99,10 +99,9 @@ class AgentSeat:
         deadline_s, reason = time.monotonic() + AWAY_S, ""
         while time.monotonic() < deadline_s:
             try:
-                address = json.loads((self._folder / "endpoints" / f"{ENDPOINT}.json").read_text())["address"]
-                key = (self._folder / "keys" / SEAT_KEY).read_text().strip()
+                url, key = gateway_of(self._folder)
                 self._socket = await self._http.ws_connect(
-                    address.replace("tcp://", "http://") + "/seat",
+                    f"{url}/seat",
                     max_msg_size=4 * LIMITS.turn_bytes,
                     heartbeat=CONNECT_S,
                     headers={"Authorization": f"Bearer {key}"},

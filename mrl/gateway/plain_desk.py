@@ -1,0 +1,189 @@
+"""Requests outside of episodes on their way: they wait for a worker with room, and go to another one if it is lost."""
+
+import asyncio
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import msgspec
+
+from mrl.gateway.chat_wire import ChatMistake
+from mrl.records.plain_requests import (
+    LOST,
+    FromGateway,
+    FromWorker,
+    PlainAnswer,
+    PlainRefusal,
+    PlainRequest,
+    WithdrawnRequest,
+    WorkerRoom,
+)
+
+MAX_PENDING = 4096
+"""Answers that are waited for; further requests are told to come later."""
+MAX_TRIES = 3
+ANSWER_S, NO_WORKER_S = 600.0, 60.0
+"""Until a request is given up; and where no worker of the policy has been there for so long."""
+VERSION_MARK = "@"
+
+
+@dataclass(eq=False)
+class _Pending:
+    policy: str
+    step: int | None
+    """Weights that alone are to answer; None: whichever are served."""
+    request: PlainRequest
+    answer: "asyncio.Future[PlainAnswer]"
+    asked_s: float
+    num_tries: int = 0
+
+
+@dataclass(eq=False)
+class ServingWorker:
+    """One worker at the other end of a line; `send` never waits."""
+
+    send: Callable[[FromGateway], None]
+    room: WorkerRoom | None = None
+    holding: dict[str, _Pending] = field(default_factory=dict)
+
+    def may_take(self, pending: _Pending) -> bool:
+        """Whether it has room for a request, and is the right one."""
+        room = self.room
+        if room is None or room.policy != pending.policy or len(self.holding) >= room.room:
+            return False
+        return pending.step in (None, room.version)
+
+
+class PlainDesk:
+    """All of them, in one event loop."""
+
+    def __init__(self, policies: Sequence[str], clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._workers: list[ServingWorker] = []
+        self._waiting: deque[_Pending] = deque()
+        self._seen_s = dict.fromkeys(policies, clock())
+        """When a worker of a policy was there last."""
+        self.counts: Counter[str] = Counter()
+
+    @property
+    def num_waiting(self) -> int:
+        """Answers that are waited for."""
+        return len(self._waiting) + sum(len(worker.holding) for worker in self._workers)
+
+    def model(self, name: str) -> tuple[str, int | None]:
+        """Policy and step of a model's name. Raises ChatMistake where that is not served now."""
+        policy, mark, step = name.partition(VERSION_MARK)
+        served = {one.room.version for one in self._workers if one.room and one.room.policy == policy}
+        if policy in self._seen_s and (not mark or step in map(str, served - {None})):
+            return policy, int(step) if mark else None
+        raise ChatMistake(
+            f"model {name!r:.80}: there are {self._told()}; other versions are not served",
+            code="model_not_found",
+            status=404,
+        )
+
+    async def ask(self, policy: str, step: int | None, request: PlainRequest) -> PlainAnswer:
+        """The answer. Whoever does not wait for it any more withdraws the request. Raises ChatMistake."""
+        if self.num_waiting >= MAX_PENDING:
+            raise ChatMistake("too many requests wait for answers; come later", code="too_many", status=429)
+        answer: asyncio.Future[PlainAnswer] = asyncio.get_running_loop().create_future()
+        pending = _Pending(policy, step, request, answer, self._clock())
+        self._waiting.append(pending)
+        self._hand_out()
+        try:
+            found = await answer
+        finally:
+            self._forget(pending)
+        if step not in (None, found.version):
+            words = f"{policy} went on to {policy}{VERSION_MARK}{found.version} while it answered"
+            raise ChatMistake(words, code="version_gone", status=409)
+        return found
+
+    def join(self, send: Callable[[FromGateway], None]) -> ServingWorker:
+        """A worker is there; what it says goes to `hear`."""
+        worker = ServingWorker(send)
+        self._workers.append(worker)
+        return worker
+
+    def hear(self, worker: ServingWorker, message: FromWorker) -> None:
+        """What a worker says."""
+        if isinstance(message, WorkerRoom):
+            worker.room = message
+            self._seen_s[message.policy] = self._clock()
+        elif (pending := worker.holding.pop(message.request_id, None)) is not None:
+            self._answered(pending, message)
+        self._hand_out()
+
+    def leave(self, worker: ServingWorker) -> None:
+        """It is gone; what it had goes to others."""
+        self._workers.remove(worker)
+        for pending in worker.holding.values():
+            self._answered(pending, PlainRefusal(pending.request.request_id, LOST, "its worker is gone"))
+        worker.holding.clear()
+        self._hand_out()
+
+    def tend(self) -> None:
+        """Give up what nobody has answered for too long."""
+        now_s = self._clock()
+        for worker in self._workers:
+            if worker.room is not None:
+                self._seen_s[worker.room.policy] = now_s
+        for pending in [*self._waiting, *(one for worker in self._workers for one in worker.holding.values())]:
+            if now_s - max(pending.asked_s, self._seen_s[pending.policy]) > NO_WORKER_S:
+                self._fail(pending, f"no worker of {pending.policy} is there", "no_worker")
+            elif now_s - pending.asked_s > ANSWER_S:
+                self._fail(pending, f"no answer within {ANSWER_S:g} s", "timeout")
+
+    def _told(self) -> str:
+        versions: dict[str, set[int]] = {policy: set() for policy in self._seen_s}
+        for worker in self._workers:
+            if worker.room is not None and worker.room.version is not None:
+                versions[worker.room.policy].add(worker.room.version)
+        return ", ".join(
+            f"{policy} (now {' and '.join(f'{policy}{VERSION_MARK}{step}' for step in sorted(steps)) or 'starting'})"
+            for policy, steps in versions.items()
+        )
+
+    def _hand_out(self) -> None:
+        """The oldest first, each to the worker with the most room."""
+        waiting, self._waiting = self._waiting, deque()
+        for pending in waiting:
+            able = [worker for worker in self._workers if worker.may_take(pending)]
+            if not able:
+                self._waiting.append(pending)
+                continue
+            worker = max(able, key=lambda one: one.room.room - len(one.holding) if one.room else 0)
+            pending.num_tries += 1
+            # Of another name than at the try before, which an engine may not have forgotten.
+            name = f"{pending.request.request_id}-{pending.num_tries}"
+            worker.holding[name] = pending
+            worker.send(msgspec.structs.replace(pending.request, request_id=name))
+
+    def _answered(self, pending: _Pending, message: PlainAnswer | PlainRefusal) -> None:
+        if pending.answer.done():
+            return
+        if isinstance(message, PlainAnswer):
+            self.counts["answers"] += 1
+            self.counts["tokens"] += len(message.sampled)
+            self.counts["scored_tokens"] += max(0, len(message.given) - 1)
+            pending.answer.set_result(message)
+        elif message.code == LOST and pending.num_tries < MAX_TRIES:
+            self.counts["tried_again"] += 1
+            self._waiting.appendleft(pending)
+        elif message.code == LOST:
+            self._fail(pending, f"its worker was lost {MAX_TRIES} times: {message.words}", "lost")
+        else:
+            pending.answer.set_exception(ChatMistake(message.words, code=message.code))
+
+    def _fail(self, pending: _Pending, words: str, code: str) -> None:
+        if not pending.answer.done():
+            pending.answer.set_exception(ChatMistake(words, code=code, status=503))
+
+    def _forget(self, pending: _Pending) -> None:
+        if pending in self._waiting:
+            self._waiting.remove(pending)
+        for worker in self._workers:
+            for name in [name for name, one in worker.holding.items() if one is pending]:
+                del worker.holding[name]
+                worker.send(WithdrawnRequest(name))

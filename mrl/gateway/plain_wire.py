@@ -1,0 +1,244 @@
+"""Requests outside of episodes in the forms of OpenAI's API, and of vLLM's for token ids <-> messages to workers.
+
+https://platform.openai.com/docs/api-reference/chat and /completions; what of them no engine of a run has is refused.
+"""
+
+import hashlib
+import json
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from mrl.errors import RecordError
+from mrl.gateway.chat_wire import ChatMistake, answered_choice, read_messages, read_tools
+from mrl.records.episodes import Message
+from mrl.records.plain_requests import MAX_PLAIN_MESSAGES, PlainAnswer, PlainRequest, PlainToken
+
+NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "frequency_penalty": (0,),
+    "presence_penalty": (0,),
+    "repetition_penalty": (1,),
+    "logit_bias": ({},),
+    "best_of": (1,),
+    "suffix": ("",),
+    "response_format": ({"type": "text"},),
+    "tool_choice": ("auto",),
+    "top_logprobs": (0,),
+    "top_k": (0, -1),
+    "min_p": (0,),
+    "min_tokens": (0,),
+    "stop_token_ids": ([],),
+}
+"""Keys that no engine of a run heeds -> what they may be all the same."""
+MAX_ANSWERS, MAX_STOPS, MAX_TEMPERATURE = 256, 64, 100.0
+
+
+@dataclass(frozen=True, slots=True)
+class PlainCall:
+    """One HTTP request: the answers that it wants, in their order."""
+
+    model: str
+    requests: tuple[PlainRequest, ...]
+    wants_logprobs: bool
+    echoes: bool
+    is_streamed: bool
+
+
+def read_plain_chat(body: Mapping[str, Any]) -> PlainCall:
+    """A request to `/v1/chat/completions`. Raises ChatMistake."""
+    try:
+        messages, tools = read_messages(body.get("messages")), read_tools(body.get("tools"))
+    except RecordError as error:
+        raise ChatMistake(str(error)) from None
+    if len(messages) > MAX_PLAIN_MESSAGES:
+        raise ChatMistake(f"messages: {len(messages)}; at most {MAX_PLAIN_MESSAGES}")
+    if body.get("tool_choice") == "none":
+        body, tools = {**body, "tool_choice": None}, ()
+    asked = {"messages": messages, "tools": tuple(json.dumps(tool.as_chat()) for tool in tools)}
+    limit = body.get("max_completion_tokens", body.get("max_tokens"))
+    return _call(body, [asked], _sampling(body, limit, least=1), wants_logprobs=_flag(body, "logprobs"))
+
+
+def read_completion(body: Mapping[str, Any]) -> PlainCall:
+    """A request to `/v1/completions`, with text or token ids of the policy. Raises ChatMistake."""
+    echoes, logprobs = _flag(body, "echo"), body.get("logprobs")
+    wants_logprobs = logprobs is not None and logprobs is not False
+    if wants_logprobs and logprobs not in (0, 1):
+        raise ChatMistake(f"logprobs = {logprobs!r:.40}: at most 1, the likeliest token beside each given one")
+    prompts = [_asked(prompt) for prompt in _prompts(body.get("prompt"))]
+    sampling = _sampling(body, body.get("max_tokens"), least=0 if echoes else 1) | {"scores_given": echoes}
+    return _call(body, prompts, sampling, wants_logprobs=wants_logprobs, echoes=echoes)
+
+
+def read_generate(body: Mapping[str, Any]) -> PlainCall:
+    """A request to `/inference/v1/generate`: token ids, and vLLM's `sampling_params`. Raises ChatMistake."""
+    parameters = body.get("sampling_params") or {}
+    if not isinstance(parameters, Mapping):
+        raise ChatMistake("sampling_params: wanted an object")
+    whole = {**parameters, "model": body.get("model")}
+    asked = _asked(body.get("token_ids"))
+    if "token_ids" not in asked:
+        raise ChatMistake("token_ids: wanted a list of ids of the policy's tokenizer")
+    return _call(whole, [asked], _sampling(whole, parameters.get("max_tokens"), least=1), wants_logprobs=True)
+
+
+def chat_answer(
+    call_id: str, call: PlainCall, answers: Sequence[PlainAnswer], head: Mapping[str, Any]
+) -> dict[str, Any]:
+    """What a request for chat is answered."""
+    choices = []
+    for index, one in enumerate(answers):
+        said = Message("assistant", one.text, one.tool_calls)
+        choice = answered_choice(f"{call_id}-{index}", said, is_cut=one.is_cut) | {"index": index}
+        if call.wants_logprobs:
+            choice["logprobs"] = {"content": [_as_content(token) for token in one.sampled], "refusal": None}
+        choices.append(choice)
+    kind = {"id": call_id, "object": "chat.completion"}
+    return kind | dict(head) | {"choices": choices, "usage": _usage(answers)}
+
+
+def completion_answer(
+    call_id: str, call: PlainCall, answers: Sequence[PlainAnswer], head: Mapping[str, Any]
+) -> dict[str, Any]:
+    """What a request for completions is answered; with `echo` the given text stands before the sampled one."""
+    choices = []
+    for index, one in enumerate(answers):
+        given = one.given if call.echoes else ()
+        text = b"".join(token.spelled for token in given).decode(errors="replace") + one.text
+        reason = "length" if one.is_cut else "stop"
+        logprobs = _as_lists((*given, *one.sampled)) if call.wants_logprobs else None
+        choices.append({"index": index, "text": text, "finish_reason": reason, "logprobs": logprobs})
+    kind = {"id": call_id, "object": "text_completion"}
+    return kind | dict(head) | {"choices": choices, "usage": _usage(answers)}
+
+
+def generate_answer(call_id: str, answers: Sequence[PlainAnswer], head: Mapping[str, Any]) -> dict[str, Any]:
+    """What a request with token ids is answered."""
+    choices = [
+        {
+            "index": index,
+            "token_ids": [token.token_id for token in one.sampled],
+            "logprobs": {"content": [_as_content(token) for token in one.sampled]},
+            "finish_reason": "length" if one.is_cut else "stop",
+        }
+        for index, one in enumerate(answers)
+    ]
+    return {"request_id": call_id} | dict(head) | {"choices": choices, "usage": _usage(answers)}
+
+
+def completion_chunk(whole: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Completions for a client that wants a stream: all in one piece."""
+    return [dict(whole)]
+
+
+def _call(
+    body: Mapping[str, Any],
+    prompts: Sequence[Mapping[str, Any]],
+    sampling: Mapping[str, Any],
+    *,
+    wants_logprobs: bool,
+    echoes: bool = False,
+) -> PlainCall:
+    for key, allowed in NEUTRAL.items():
+        if body.get(key) is not None and body[key] not in allowed:
+            raise ChatMistake(f"{key} = {body[key]!r:.80}: the engines of a run do not do this; leave {key} out")
+    num_each = _whole(body, "n", 1, MAX_ANSWERS) or 1
+    if num_each * len(prompts) > MAX_ANSWERS:
+        raise ChatMistake(f"{num_each * len(prompts)} answers in one request; at most {MAX_ANSWERS}")
+    seed, call_id = body.get("seed"), secrets.token_hex(8)
+    if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int)):
+        raise ChatMistake(f"seed {seed!r:.40}: wanted a whole number")
+    requests = [
+        PlainRequest(
+            request_id=f"{call_id}-{place}-{index}",
+            seed=secrets.randbits(64) if seed is None else _seed_of(seed, index),
+            **prompt,
+            **sampling,
+        )
+        for place, prompt in enumerate(prompts)
+        for index in range(num_each)
+    ]
+    model = body.get("model")
+    return PlainCall(
+        model if isinstance(model, str) else "", tuple(requests), wants_logprobs, echoes, _flag(body, "stream")
+    )
+
+
+def _sampling(body: Mapping[str, Any], limit: object, *, least: int) -> dict[str, Any]:
+    stop = body.get("stop")
+    stops = [stop] if isinstance(stop, str) else [] if stop is None else stop
+    if not isinstance(stops, list) or len(stops) > MAX_STOPS or not all(isinstance(one, str) for one in stops):
+        raise ChatMistake(f"stop: wanted a text, or at most {MAX_STOPS} of them")
+    return {
+        "temperature": _number(body, "temperature", 0.0, MAX_TEMPERATURE),
+        "top_p": _number(body, "top_p", 1e-6, 1.0) or 1.0,
+        "max_new_tokens": _whole({"max_tokens": limit}, "max_tokens", least, 1 << 31),
+        "stop": tuple(one for one in stops if one),
+    }
+
+
+def _prompts(found: object) -> list[Any]:
+    if isinstance(found, list) and found and isinstance(found[0], str | list):
+        return found
+    return [found]
+
+
+def _asked(prompt: object) -> dict[str, Any]:
+    if isinstance(prompt, str):
+        return {"text": prompt}
+    if isinstance(prompt, list) and prompt and all(type(one) is int and 0 <= one < 1 << 31 for one in prompt):
+        return {"token_ids": tuple(prompt)}
+    raise ChatMistake("prompt: wanted a text, a list of token ids of the policy's tokenizer, or a list of these")
+
+
+def _number(body: Mapping[str, Any], key: str, least: float, most: float) -> float | None:
+    found = body.get(key)
+    if found is None:
+        return None
+    if isinstance(found, bool) or not isinstance(found, int | float) or not least <= found <= most:
+        raise ChatMistake(f"{key} {found!r:.40}: wanted {least:g} to {most:g}")
+    return float(found)
+
+
+def _whole(body: Mapping[str, Any], key: str, least: int, most: int) -> int | None:
+    found = body.get(key)
+    if found is not None and (type(found) is not int or not least <= found <= most):
+        raise ChatMistake(f"{key} {found!r:.40}: wanted a whole number, {least} or more")
+    return found
+
+
+def _flag(body: Mapping[str, Any], key: str) -> bool:
+    if body.get(key) not in (None, True, False):
+        raise ChatMistake(f"{key} {body[key]!r:.40}: wanted true or false")
+    return body.get(key) is True
+
+
+def _seed_of(seed: int, index: int) -> int:
+    """Of one of the answers to a prompt: the same for every request that names this seed."""
+    return int.from_bytes(hashlib.blake2b(f"plain|{seed}|{index}".encode(), digest_size=8).digest(), "little")
+
+
+def _as_content(token: PlainToken) -> dict[str, Any]:
+    text = token.spelled.decode(errors="replace")
+    return {"token": text, "logprob": token.logprob, "bytes": list(token.spelled), "top_logprobs": []}
+
+
+def _as_lists(tokens: Sequence[PlainToken]) -> dict[str, Any]:
+    """As the older form has it; of a given token beside the likeliest in its place, of a sampled one without."""
+    texts = [token.spelled.decode(errors="replace") for token in tokens]
+    offsets = [0]
+    for text in texts[:-1]:
+        offsets.append(offsets[-1] + len(text))
+    tops: list[dict[str, float | None] | None] = []
+    for token, text in zip(tokens, texts, strict=True):
+        likeliest = token.likeliest_spelled.decode(errors="replace")
+        has_top = token.likeliest_logprob is not None
+        tops.append({text: token.logprob, likeliest: token.likeliest_logprob} if has_top else None)
+    logprobs = [token.logprob for token in tokens]
+    return {"tokens": texts, "token_logprobs": logprobs, "top_logprobs": tops, "text_offset": offsets}
+
+
+def _usage(answers: Sequence[PlainAnswer]) -> dict[str, int]:
+    given, sampled = sum(one.num_given_tokens for one in answers), sum(len(one.sampled) for one in answers)
+    return {"prompt_tokens": given, "completion_tokens": sampled, "total_tokens": given + sampled}

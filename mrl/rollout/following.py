@@ -1,0 +1,88 @@
+"""The engine of a worker follows the weights that its learner tells of; what it refuses is tried again, more and more
+seldom.
+"""
+
+from collections.abc import Callable
+
+import structlog
+
+from mrl.engines.engine import Engine
+from mrl.errors import RoleFailed
+from mrl.records.version import Version
+from mrl.rollout.groups_in_flight import Custody
+from mrl.rollout.link import WorkerLink
+from mrl.rollout.updates import Installed, Missed, Refused, Updates
+from mrl.rollout.worker_counters import WorkerTotals
+
+REFUSED_PAUSE_S, MAX_REFUSED_PAUSE_S = 0.5, 10.0
+"""Weights that were refused are tried again after the first, and after twice as long each time.
+
+All tries together take less than the learner's patience (`learner.data_timeout_s`): the worker knows the reason.
+"""
+MAX_REFUSED_IN_A_ROW = 20
+
+log = structlog.get_logger()
+
+
+class Following:
+    """Which weights one engine serves, and which are next."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        updates: Updates,
+        link: WorkerLink,
+        *,
+        custody: Custody,
+        totals: WorkerTotals,
+        max_staleness_versions: int,
+        clock: Callable[[], float],
+    ) -> None:
+        self._engine, self._updates, self._link = engine, updates, link
+        self._custody, self._totals, self._clock = custody, totals, clock
+        self._max_staleness_versions = max_staleness_versions
+        self._refused_in_a_row = 0
+        self._refused: tuple[Version, float] | None = None
+        """The version that was refused last, and when it may be tried again."""
+
+    @property
+    def has_refused(self) -> bool:
+        """Whether the newest weights that were tried could not be taken."""
+        return self._refused is not None
+
+    def begin_anew(self) -> None:
+        """What was refused may be tried at once."""
+        self._refused = None
+
+    def follow(self, *, to_the_end: bool) -> None:
+        """A step towards the newest weights, or all of it. Raises RoleFailed where they are refused too often."""
+        notice = self._link.notice
+        if notice is None or self._is_kept(notice.version):
+            return
+        if self._refused and notice.version == self._refused[0] and self._clock() < self._refused[1]:
+            return
+        outcome = self._updates.follow(notice, to_its_end=to_the_end)
+        if isinstance(outcome, Installed):
+            self._refused_in_a_row, self._refused = 0, None
+            self._custody.passed(outcome.version)
+            structlog.contextvars.bind_contextvars(version=str(outcome.version))
+            self._totals.installed(outcome)
+        elif isinstance(outcome, Missed):
+            self._totals.missed(outcome)
+            log.info("weights not offered", version=str(outcome.version), reason=outcome.reason)
+        elif isinstance(outcome, Refused):
+            self._refused_in_a_row += 1
+            self._totals.weights_refused += 1
+            if self._refused_in_a_row > MAX_REFUSED_IN_A_ROW:
+                raise RoleFailed(f"weights were refused {MAX_REFUSED_IN_A_ROW} times in a row: {outcome.reason}")
+            log.warning("weights refused", version=str(outcome.version), reason=outcome.reason)
+            pause_s = min(MAX_REFUSED_PAUSE_S, REFUSED_PAUSE_S * 2.0 ** (self._refused_in_a_row - 1))
+            self._refused = outcome.version, self._clock() + pause_s
+
+    def _is_kept(self, newest: Version) -> bool:
+        """Whether to stay with what is served: an evaluation of it is to be begun, and groups are fresh enough yet."""
+        served = self._engine.version
+        if served is None or self._link.held_out_waiting != served or not self._custody.is_good(served):
+            return False
+        is_same_life = newest.run_epoch == served.run_epoch
+        return is_same_life and newest.step - served.step < self._max_staleness_versions

@@ -1,0 +1,328 @@
+"""Requests outside of episodes, answered by a worker's engine beside its groups: a bounded share, never trained on.
+
+They wait here for places that groups leave free, and are answered once the versions that sampled them are proved.
+"""
+
+import itertools
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from mrl.alignment.receiver import Receiver
+from mrl.engines.engine import (
+    Decoding,
+    Engine,
+    Finished,
+    Generation,
+    GenerationRequest,
+    StopStrings,
+    TokenScore,
+    before_stop,
+)
+from mrl.errors import ModelFolderError, RecordError
+from mrl.models.turn_spelling import TurnSpelling
+from mrl.records.canonical_json import parse_json
+from mrl.records.episodes import ToolCall
+from mrl.records.finish import FinishReason
+from mrl.records.plain_requests import (
+    LOST,
+    FromGateway,
+    FromWorker,
+    PlainAnswer,
+    PlainRefusal,
+    PlainRequest,
+    PlainToken,
+    WithdrawnRequest,
+    WorkerRoom,
+)
+from mrl.records.version import Version
+from mrl.rollout.held_out_answers import HeldOutShare, InFlight
+from mrl.tasks.environments.tool_syntax import ToolSyntax
+
+SCORING_S = 0.05
+"""Sampling goes on after this long, whatever is still to be scored."""
+
+Int32s = npt.NDArray[np.int32]
+
+
+class PlainLine(Protocol):
+    """What a worker needs of its line to the gateway."""
+
+    def take(self) -> list[FromGateway]:
+        """What came since the last call; never waits. A withdrawn request without an id: all of them are."""
+
+    def send(self, message: FromWorker) -> None:
+        """Say it as soon as the line is there; never waits."""
+
+
+@dataclass(frozen=True)
+class PlainVoice:
+    """How one policy is asked and read."""
+
+    policy: str
+    receiver: Receiver
+    spelling: TurnSpelling
+    syntax: ToolSyntax | None
+    """Of its calls; None where its template shows none that can be read."""
+    stop: tuple[bytes, ...]
+    """What ends its answers beside EOS."""
+    temperature: float
+    max_new_tokens: int
+    row_tokens: int
+    """Tokens that a prompt and its answer may have together."""
+
+    def prompt(self, request: PlainRequest) -> Int32s:
+        """What is sampled behind, or scored. Raises ValueError in words for whoever asks."""
+        if request.messages:
+            if request.tools and self.syntax is None:
+                raise ValueError(f"tools: the chat template of {self.policy} shows no calls that can be read")
+            try:
+                found = self.spelling.opening(request.messages, [parse_json(tool) for tool in request.tools])
+            except ModelFolderError as error:
+                raise ValueError(f"messages: {error}") from None
+        elif request.text is not None:
+            found = self.spelling.plain(request.text)
+        else:
+            found = np.array(request.token_ids, dtype=np.int64)
+            known = self.receiver.table.is_known(found)
+            if not known.all():
+                raise ValueError(f"prompt: {self.policy} has no token {int(found[~known][0])}")
+        if not found.size:
+            raise ValueError("prompt: it has no token")
+        room = self.row_tokens - self.limit(request)
+        if found.size > room:
+            raise ValueError(f"prompt: {found.size} tokens; at most {room} with this max_tokens")
+        return found.astype(np.int32)
+
+    def limit(self, request: PlainRequest) -> int:
+        """Tokens of its answer."""
+        wanted = request.max_new_tokens
+        return self.max_new_tokens if wanted is None else min(wanted, self.max_new_tokens)
+
+    def decoding(self, request: PlainRequest) -> Decoding:
+        """How its answer is sampled."""
+        texts = self._ends(request)
+        stop = StopStrings(texts, self.receiver.completion_bytes, self.receiver.table.join) if texts else None
+        temperature = self.temperature if request.temperature is None else request.temperature
+        return Decoding(temperature, request.top_p, self.limit(request), stop)
+
+    def read(self, request: PlainRequest, sampled: Int32s, *, is_cut: bool) -> tuple[str, tuple[ToolCall, ...]]:
+        """Text and calls of an answer; a text cut in mid-character has a replacement mark in its place."""
+        if not request.tools or self.syntax is None:
+            spelled = before_stop(self.receiver.completion_bytes(sampled), self._ends(request))
+            return spelled.decode(errors="replace"), ()
+        whole = before_stop(self.spelling.text(sampled.tolist()).encode(errors="replace"), self._ends(request))
+        turn = self.syntax.read(whole.decode(errors="replace"), is_cut=is_cut)
+        return (turn.text, ()) if turn.broken else (turn.content, turn.tool_calls)
+
+    def spelled(self, token_id: int) -> bytes:
+        """The bytes of a token; of a special one its name."""
+        return self.receiver.table.join([token_id]) or self.spelling.name(token_id).encode(errors="replace")
+
+    def _ends(self, request: PlainRequest) -> tuple[bytes, ...]:
+        return (*self.stop, *(text.encode(errors="replace") for text in request.stop))
+
+
+@dataclass(frozen=True)
+class _Asked:
+    request: PlainRequest
+    prompt: Int32s
+    given: tuple[PlainToken, ...] = ()
+
+
+class PlainServing:
+    """The requests that one worker holds. All but the line belongs to the worker's thread."""
+
+    def __init__(
+        self,
+        line: PlainLine,
+        voice: PlainVoice,
+        engine: Engine,
+        *,
+        share: float,
+        group_size: int,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """At most `share` of the places, at least one of them, and of the time for scores while groups are sampled."""
+        self._line, self._voice, self._engine = line, voice, engine
+        self._share, self._clock = share, clock
+        self._places, self._numbers = HeldOutShare(share, group_size), itertools.count()
+        self._to_score, self._ready = deque[_Asked](), deque[_Asked]()
+        self._flying: dict[str, _Asked] = {}
+        self._held: list[tuple[_Asked, Generation]] = []
+        self._score_due_s = clock()
+        self._room: WorkerRoom | None = None
+        self._num_answers = self._num_tokens = self._num_scored = 0
+
+    @property
+    def in_flight(self) -> int:
+        """Answers that the engine has been handed and that have not come."""
+        return len(self._flying)
+
+    @property
+    def has_work(self) -> bool:
+        """Whether anything is in flight, waits, or came just now."""
+        self._hear()
+        return bool(self._flying or self._ready or self._to_score or self._held)
+
+    def serve(self, max_answers: int, in_flight: InFlight, is_good: Callable[[Version], bool]) -> None:
+        """Answer what is complete, score and hand in what there is room for; nothing under weights without a proof.
+
+        `in_flight` is all that the worker has in the engine.
+        """
+        self._hear()
+        self._answer(is_good)
+        version = self._engine.version
+        if version is None or not is_good(version):
+            return
+        self._tell(WorkerRoom(self._voice.policy, max(1, int(self._share * max_answers)), version.step))
+        self._score(version, beside=any(in_flight[:2]))
+        others = InFlight(in_flight.of_groups + in_flight.held_out, self.in_flight)
+        room = self._places.room(max_answers, others).beside
+        requests = [self._depart(self._ready.popleft()) for _ in range(min(room, len(self._ready)))]
+        if requests:
+            self._places.departed(groups=False)
+            self._engine.submit(requests)
+
+    def departed(self) -> None:
+        """Groups were handed in."""
+        self._places.departed(groups=True)
+
+    def arrive(self, finished: Iterable[Finished]) -> list[Finished]:
+        """Take answers in; those that are none of these."""
+        others = []
+        for one in finished:
+            asked = self._flying.pop(one.request_id, None)
+            if asked is None:
+                others.append(one)
+            else:
+                self._held.append((asked, one.generation))
+        return others
+
+    def lose(self) -> list[str]:
+        """Give everything back to the gateway, for another worker; names of what the engine may still hold."""
+        self._tell(WorkerRoom(self._voice.policy, 0, None))  # first, or it would get the same again
+        asked = [*self._to_score, *self._ready, *self._flying.values(), *(one for one, _ in self._held)]
+        for one in asked:
+            self._refuse(one.request, LOST, "the worker lost its engine, or its place")
+        flying = list(self._flying)
+        self._to_score.clear()
+        self._ready.clear()
+        self._flying.clear()
+        self._held.clear()
+        return flying
+
+    def values(self) -> dict[str, float]:
+        """Metrics, totals since the start."""
+        return {
+            "plain/answers": self._num_answers,
+            "plain/tokens": self._num_tokens,
+            "plain/scored_tokens": self._num_scored,
+        }
+
+    def _hear(self) -> None:
+        for message in self._line.take():
+            if isinstance(message, WithdrawnRequest):
+                self._withdraw(message.request_id)
+                continue
+            try:
+                asked = _Asked(message, self._voice.prompt(message))
+            except (ValueError, RecordError) as error:
+                self._refuse(message, "invalid_request", str(error))
+                continue
+            (self._to_score if message.scores_given else self._ready).append(asked)
+
+    def _withdraw(self, request_id: str) -> None:
+        def stays(asked: _Asked) -> bool:
+            return bool(request_id) and asked.request.request_id != request_id
+
+        gone = [name for name, asked in self._flying.items() if not stays(asked)]
+        if gone:
+            self._engine.abort(gone)
+        for name in gone:
+            del self._flying[name]
+        self._to_score = deque(asked for asked in self._to_score if stays(asked))
+        self._ready = deque(asked for asked in self._ready if stays(asked))
+        self._held = [(asked, generation) for asked, generation in self._held if stays(asked)]
+
+    def _tell(self, room: WorkerRoom) -> None:
+        if room != self._room:
+            self._room = room
+            self._line.send(room)
+
+    def _score(self, version: Version, *, beside: bool) -> None:
+        """Within the share of time, while anything is sampled `beside`."""
+        began_s = now_s = self._clock()
+        while self._to_score and now_s >= self._score_due_s and now_s - began_s < SCORING_S:
+            asked = self._to_score[0]
+            scores = self._engine.score_given(asked.prompt.tolist()) if asked.prompt.size > 1 else []
+            before_s, now_s = now_s, self._clock()
+            self._score_due_s = now_s + (now_s - before_s) * (1 / self._share - 1) * beside
+            if self._engine.version != version:  # the same again, by the newer weights
+                return
+            self._to_score.popleft()
+            if scores is None:
+                self._refuse(asked.request, "refused", "the engine does not take the text, as one that is too long")
+                continue
+            self._num_scored += len(scores)
+            scored = _Asked(asked.request, asked.prompt, self._given(asked.prompt, scores))
+            if self._voice.limit(asked.request):
+                self._ready.append(scored)
+            else:
+                self._say(scored, version, None)
+
+    def _given(self, prompt: Int32s, scores: Sequence[TokenScore]) -> tuple[PlainToken, ...]:
+        voice, first = self._voice, int(prompt[0])
+        found = [PlainToken(first, voice.spelled(first))]
+        for token_id, score in zip(prompt[1:].tolist(), scores, strict=True):
+            spelled = voice.spelled(token_id), score.logprob, voice.spelled(score.likeliest_id)
+            found.append(PlainToken(token_id, *spelled, score.likeliest_logprob))
+        return tuple(found)
+
+    def _depart(self, asked: _Asked) -> GenerationRequest:
+        name = f"plain/{asked.request.request_id}#{next(self._numbers)}"
+        self._flying[name] = asked
+        seeds = np.array([asked.request.seed], dtype=np.uint64)
+        decoding = self._voice.decoding(asked.request)
+        return GenerationRequest(name, asked.prompt, seeds, may_be_refused=True, decoding=decoding)
+
+    def _answer(self, is_good: Callable[[Version], bool]) -> None:
+        held, self._held = self._held, []
+        for asked, generation in held:
+            if not generation.token_ids.size:
+                self._refuse(asked.request, "refused", "the engine does not take the request, as one that is too long")
+            elif all(is_good(span.version) for span in generation.versions):
+                self._say(asked, generation.versions[-1].version, generation)
+            else:
+                self._held.append((asked, generation))
+
+    def _say(self, asked: _Asked, version: Version, generation: Generation | None) -> None:
+        request = asked.request
+        text, calls, sampled, is_cut = "", tuple[ToolCall, ...](), tuple[PlainToken, ...](), True
+        if generation is not None:
+            is_cut = generation.finish_reason is FinishReason.LENGTH
+            text, calls = self._voice.read(request, generation.token_ids, is_cut=is_cut)
+            pairs = zip(generation.token_ids.tolist(), generation.logprobs.tolist(), strict=True)
+            sampled = tuple(PlainToken(token_id, self._voice.spelled(token_id), logprob) for token_id, logprob in pairs)
+        self._num_answers += 1
+        self._num_tokens += len(sampled)
+        self._line.send(
+            PlainAnswer(
+                request_id=request.request_id,
+                version=version.step,
+                given=asked.given,
+                num_given_tokens=asked.prompt.size,
+                text=text,
+                tool_calls=calls,
+                sampled=sampled,
+                is_cut=is_cut,
+            )
+        )
+
+    def _refuse(self, request: PlainRequest, code: str, words: str) -> None:
+        self._line.send(PlainRefusal(request.request_id, code, words))

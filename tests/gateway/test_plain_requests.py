@@ -1,0 +1,366 @@
+"""Requests outside of episodes through the gateway: a real server, the openai package, workers' real lines."""
+
+import asyncio
+import json
+from contextlib import asynccontextmanager
+
+import aiohttp
+import openai
+import pytest
+from aiohttp import web
+from openai import AsyncOpenAI
+
+from mrl.files import replace_file
+from mrl.gateway import plain_desk
+from mrl.gateway.gateway_line import GatewayLine
+from mrl.gateway.plain_desk import PlainDesk
+from mrl.gateway.routes import Gateway
+from mrl.gateway.session_book import SessionBook
+from mrl.records.episodes import Message, ToolCall
+from mrl.records.plain_requests import LOST, PlainAnswer, PlainRefusal, PlainToken, WithdrawnRequest, WorkerRoom
+from mrl.tasks.environments.agent_meeting import ENDPOINT, SEAT_KEY
+from mrl.transport.endpoints import publish_endpoint
+
+KEY, OF_SEATS = "mrl-agents", "mrl-seats"
+TALK = [{"role": "user", "content": "1 + 2?"}]
+ADD = {"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}
+
+
+async def until(condition):
+    """Lines are other threads' business; the test has a limit against hangs."""
+    while not condition():
+        await asyncio.sleep(0.005)
+
+
+class Worker:
+    """One at the other end of a real line, which answers by a function of a request; None: not at all."""
+
+    def __init__(self, folder, answer, *, policy="qwen", room=8, version=5):
+        self.line, self.answer, self.room = GatewayLine(folder), answer, WorkerRoom(policy, room, version)
+        self.asked, self.withdrawn = [], []
+        self.line.send(self.room)
+        self.serving = asyncio.ensure_future(self.serve())
+
+    async def serve(self):
+        """Until it is cancelled."""
+        while True:
+            for message in self.line.take():
+                if isinstance(message, WithdrawnRequest):
+                    self.withdrawn.append(message.request_id)
+                    continue
+                self.asked.append(message)
+                if (answer := self.answer(message)) is not None:
+                    self.line.send(answer)
+            await asyncio.sleep(0.005)
+
+    def close(self):
+        """Its end."""
+        self.serving.cancel()
+        self.line.close()
+
+
+def says(text="3", **more):
+    """Answers with this text."""
+
+    def answer(request):
+        sampled = tuple(PlainToken(65 + place, letter.encode(), -0.5) for place, letter in enumerate(text))
+        more_here = {"version": 5, "num_given_tokens": 4, "sampled": sampled} | more
+        return PlainAnswer(request_id=request.request_id, text=text, **more_here)
+
+    return answer
+
+
+class Rig:
+    """A gateway on loopback with its desk, and workers."""
+
+    def __init__(self, folder, root, desk, book):
+        self.folder, self.root, self.desk, self.book, self.workers = folder, root, desk, book, []
+        self.client = AsyncOpenAI(base_url=f"{root}/v1", api_key=KEY, max_retries=0)
+
+    async def worker(self, answer, **options):
+        """One that is there."""
+        self.workers.append(Worker(self.folder, answer, **options))
+        wanted = self.workers[-1].room
+        await until(lambda: any(one.room == wanted for one in self.desk._workers))
+        return self.workers[-1]
+
+    async def post(self, http, path, body, key=KEY):
+        """Status and answer."""
+        async with http.post(self.root + path, json=body, headers={"Authorization": f"Bearer {key}"}) as answer:
+            return answer.status, await answer.json()
+
+
+@asynccontextmanager
+async def serving(folder, *, serves=True):
+    """A rig."""
+    book, desk = SessionBook(idle_s=60.0), PlainDesk(["qwen", "llama"])
+    policies = ["qwen", "llama"]
+    server = Gateway(
+        book, policies=policies, key=KEY, seat_key=OF_SEATS, max_body_bytes=1 << 20, desk=desk if serves else None
+    )
+    runner = server.runner()
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    port = runner.addresses[0][1]
+    publish_endpoint(folder / "endpoints", ENDPOINT, f"tcp://127.0.0.1:{port}")
+    (folder / "keys").mkdir(exist_ok=True)
+    replace_file(folder / "keys" / SEAT_KEY, OF_SEATS.encode())
+    rig = Rig(folder, f"http://127.0.0.1:{port}", desk, book)
+    try:
+        yield rig
+    finally:
+        for worker in rig.workers:
+            await asyncio.to_thread(worker.close)
+        await rig.client.close()
+        await runner.cleanup()
+
+
+def run(folder, script, **options):
+    """What an async function of (rig, http) returns."""
+
+    async def whole():
+        async with serving(folder, **options) as rig, aiohttp.ClientSession() as http:
+            return await script(rig, http)
+
+    return asyncio.run(whole())
+
+
+def test_a_chat_is_answered_by_a_worker_of_the_policy(tmp_path):
+    """What it asks reaches the worker; text, calls, log-probabilities and usage come back, streamed too."""
+
+    async def script(rig, _):
+        calls = (ToolCall("add", '{"a":1}'),)
+        await rig.worker(says("other"), policy="llama")
+        worker = await rig.worker(says("3", tool_calls=calls))
+        found = await rig.client.chat.completions.create(
+            model="qwen",
+            messages=TALK,
+            tools=[ADD],
+            n=2,
+            seed=7,
+            temperature=0.5,
+            max_tokens=9,
+            stop="x",
+            logprobs=True,
+        )
+        one, two = found.choices
+        assert (one.message.content, one.message.tool_calls[0].function.arguments) == ("3", '{"a":1}')
+        assert (one.finish_reason, two.index, found.usage.total_tokens) == ("tool_calls", 1, 10)
+        assert [(token.token, token.logprob) for token in one.logprobs.content] == [("3", -0.5)]
+        assert found.system_fingerprint == "qwen@5"
+        first, second = worker.asked
+        assert (first.messages, first.temperature, first.max_new_tokens, first.stop) == (
+            (Message("user", "1 + 2?"),),
+            0.5,
+            9,
+            ("x",),
+        )
+        assert json.loads(first.tools[0])["function"]["name"] == "add"
+        assert first.seed != second.seed
+        await rig.client.chat.completions.create(model="qwen@5", messages=TALK, seed=7)
+        assert worker.asked[2].seed == first.seed, "the same seed, the same answer"
+        stream = await rig.client.chat.completions.create(model="qwen", messages=TALK, stream=True)
+        assert "".join([chunk.choices[0].delta.content or "" async for chunk in stream]) == "3"
+        assert (rig.desk.counts["requests"], rig.desk.counts["answers"]) == (3, 4)
+
+    run(tmp_path, script)
+
+
+def test_given_text_is_scored_as_harnesses_ask_for_it(tmp_path):
+    """`echo` with `logprobs`, a batch of token ids: tokens, their log-probabilities, and the likeliest ones."""
+    given = (PlainToken(1, b"a"), PlainToken(2, b"b", -2.0, b"c", -1.0), PlainToken(3, b"d", -0.5, b"d", -0.5))
+
+    async def script(rig, _):
+        worker = await rig.worker(says("e", given=given, is_cut=True))
+        found = await rig.client.completions.create(
+            model="qwen", prompt=[[1, 2, 3], [4]], echo=True, logprobs=1, max_tokens=1, temperature=0
+        )
+        assert [(one.index, one.text, one.finish_reason) for one in found.choices] == [
+            (0, "abde", "length"),
+            (1, "abde", "length"),
+        ]
+        logprobs = found.choices[0].logprobs
+        assert logprobs.token_logprobs == [None, -2.0, -0.5, -0.5]
+        assert logprobs.top_logprobs == [None, {"b": -2.0, "c": -1.0}, {"d": -0.5}, None]
+        assert (logprobs.text_offset, logprobs.tokens) == ([0, 1, 2, 3], ["a", "b", "d", "e"])
+        assert [(one.token_ids, one.scores_given, one.max_new_tokens) for one in worker.asked] == [
+            ((1, 2, 3), True, 1),
+            ((4,), True, 1),
+        ]
+        assert rig.desk.counts["scored_tokens"] == 4
+
+    run(tmp_path, script)
+
+
+def test_token_ids_go_in_and_out(tmp_path):
+    """As vLLM's own route has it."""
+
+    async def script(rig, http):
+        worker = await rig.worker(says("ab"))
+        body = {"model": "qwen", "token_ids": [4, 5], "sampling_params": {"max_tokens": 2, "temperature": 0}}
+        status, found = await rig.post(http, "/inference/v1/generate", body)
+        assert (status, found["choices"][0]["token_ids"], worker.asked[0].token_ids) == (200, [65, 66], (4, 5))
+        assert [one["logprob"] for one in found["choices"][0]["logprobs"]["content"]] == [-0.5, -0.5]
+
+    run(tmp_path, script)
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "words"),
+    [
+        ("chat/completions", {"messages": TALK, "presence_penalty": 1}, "presence_penalty = 1: the engines of a run"),
+        ("chat/completions", {"messages": TALK, "response_format": {"type": "json_object"}}, "response_format = "),
+        ("chat/completions", {"messages": TALK, "top_logprobs": 5}, "top_logprobs = 5"),
+        ("chat/completions", {"messages": TALK, "temperature": -1}, "temperature -1: wanted 0 to 100"),
+        ("chat/completions", {"messages": TALK, "max_tokens": 0}, "max_tokens 0: wanted a whole number, 1 or more"),
+        ("chat/completions", {"messages": TALK, "n": 1000}, "n 1000: wanted"),
+        ("chat/completions", {"messages": []}, "messages: wanted a list"),
+        ("chat/completions", {"messages": TALK, "seed": "x"}, "seed 'x': wanted a whole number"),
+        ("completions", {"prompt": "a", "logprobs": 5}, "logprobs = 5: at most 1"),
+        ("completions", {"prompt": [1, -1]}, "prompt: wanted a text, a list of token ids"),
+        ("completions", {"prompt": ["a"] * 20, "n": 20}, "400 answers in one request; at most 256"),
+        ("completions", {"prompt": "a", "stop": [1]}, "stop: wanted a text, or at most 64"),
+        ("completions", {"prompt": "a", "echo": "yes"}, "echo 'yes': wanted true or false"),
+    ],
+)
+def test_what_no_engine_does_is_refused_in_one_line(tmp_path, path, body, words):
+    """Before any worker hears of it."""
+
+    async def script(rig, http):
+        worker = await rig.worker(says())
+        status, found = await rig.post(http, f"/v1/{path}", {"model": "qwen"} | body)
+        assert (status, worker.asked) == (400, [])
+        assert words in found["error"]["message"]
+
+    run(tmp_path, script)
+
+
+def test_an_unknown_model_is_told_what_there_is(tmp_path):
+    """Names of policies, with the versions that are served now."""
+
+    async def script(rig, _):
+        await rig.worker(says())
+        for model in ("gpt", "qwen@4", "llama@5", "qwen@x"):
+            with pytest.raises(openai.NotFoundError, match=r"there are qwen \(now qwen@5\), llama \(now starting\)"):
+                await rig.client.chat.completions.create(model=model, messages=TALK)
+
+    run(tmp_path, script)
+
+
+def test_a_version_that_is_passed_while_it_answers_is_no_answer(tmp_path):
+    """Whoever asks for one version does not get another."""
+
+    async def script(rig, _):
+        await rig.worker(says(version=6))
+        with pytest.raises(openai.ConflictError, match="qwen went on to qwen@6 while it answered"):
+            await rig.client.chat.completions.create(model="qwen@5", messages=TALK)
+
+    run(tmp_path, script)
+
+
+def test_a_request_of_a_lost_worker_goes_to_another_one(tmp_path):
+    """One that hangs up, and one that has lost its engine; the client sees nothing of it."""
+
+    async def script(rig, _):
+        silent = await rig.worker(lambda request: None, room=100)
+        asking = asyncio.ensure_future(rig.client.chat.completions.create(model="qwen", messages=TALK))
+        await until(lambda: silent.asked)
+
+        def gives_back(request):
+            lost.line.send(WorkerRoom("qwen", 0, None))
+            return PlainRefusal(request.request_id, LOST, "its engine died")
+
+        lost = await rig.worker(gives_back, room=50)
+        good = await rig.worker(says("3"), room=1)
+        await asyncio.to_thread(silent.close)
+        assert (await asking).choices[0].message.content == "3"
+        assert (len(lost.asked), len(good.asked), rig.desk.counts["tried_again"]) == (1, 1, 2)
+
+    run(tmp_path, script)
+
+
+def test_workers_that_are_lost_again_and_again_are_an_error(tmp_path):
+    """503 after three tries."""
+
+    async def script(rig, _):
+        worker = await rig.worker(lambda request: PlainRefusal(request.request_id, LOST, "its engine died"))
+        with pytest.raises(openai.InternalServerError, match="its worker was lost 3 times: its engine died"):
+            await rig.client.chat.completions.create(model="qwen", messages=TALK)
+        assert len({one.request_id for one in worker.asked}) == 3
+
+    run(tmp_path, script)
+
+
+def test_a_client_that_hangs_up_has_its_request_withdrawn(tmp_path):
+    """The worker hears of it, and its place is free."""
+
+    async def script(rig, _):
+        worker = await rig.worker(lambda request: None)
+        asking = asyncio.ensure_future(rig.client.chat.completions.create(model="qwen", messages=TALK))
+        await until(lambda: worker.asked)
+        asking.cancel()
+        await until(lambda: worker.asked[0].request_id in worker.withdrawn)
+        assert rig.desk.num_waiting == 0
+
+    run(tmp_path, script)
+
+
+def test_a_worker_gets_no_more_than_it_has_room_for(tmp_path):
+    """The rest waits, and goes out as answers come."""
+
+    async def script(rig, http):
+        answers = []
+        worker = await rig.worker(lambda request: answers.append(request), room=2)
+        body = {"model": "qwen", "prompt": ["a", "b", "c"]}
+        asking = asyncio.ensure_future(rig.post(http, "/v1/completions", body))
+        await until(lambda: len(worker.asked) == 2)
+        assert (len(worker.asked), rig.desk.num_waiting) == (2, 3)
+        worker.line.send(says("x")(worker.asked[1]))
+        await until(lambda: len(worker.asked) == 3)
+        for request, text in ((worker.asked[0], "0"), (worker.asked[2], "2")):
+            worker.line.send(says(text)(request))
+        _, found = await asking
+        assert [choice["text"] for choice in found["choices"]] == ["0", "x", "2"]
+
+    run(tmp_path, script)
+
+
+def test_bounds_of_time_and_number(tmp_path, monkeypatch):
+    """Without a worker, with one that is silent, and too many at once: each is told."""
+    now_s = [0.0]
+
+    async def script(rig, _):
+        rig.desk._clock = lambda: now_s[0]
+        rig.desk._seen_s = dict.fromkeys(rig.desk._seen_s, 0.0)
+        alone = asyncio.ensure_future(rig.client.chat.completions.create(model="llama", messages=TALK))
+        worker = await rig.worker(lambda request: None)
+        silent = asyncio.ensure_future(rig.client.chat.completions.create(model="qwen", messages=TALK))
+        await until(lambda: rig.desk.num_waiting == 2 and worker.asked)
+        monkeypatch.setattr(plain_desk, "MAX_PENDING", 2)
+        with pytest.raises(openai.RateLimitError, match="come later"):
+            await rig.client.chat.completions.create(model="qwen", messages=TALK)
+        now_s[0] = plain_desk.NO_WORKER_S + 1
+        rig.desk.tend()
+        with pytest.raises(openai.InternalServerError, match="no worker of llama is there"):
+            await alone
+        now_s[0] = plain_desk.ANSWER_S + 1
+        rig.desk.tend()
+        with pytest.raises(openai.InternalServerError, match="no answer within 600 s"):
+            await silent
+
+    run(tmp_path, script)
+
+
+def test_where_the_run_does_not_serve_a_client_is_told_the_key(tmp_path):
+    """And a session's key opens none of these doors."""
+
+    async def script(rig, http):
+        status, found = await rig.post(http, "/v1/completions", {"model": "qwen", "prompt": "a"})
+        assert (status, found["error"]["code"]) == (400, "no_session")
+        assert "gateway.serve = true" in found["error"]["message"]
+        status, _ = await rig.post(http, "/v1/completions", {"model": "qwen", "prompt": "a"}, key="wrong")
+        assert status == 401
+        async with http.get(f"{rig.root}/worker", headers={"Authorization": f"Bearer {KEY}"}) as answer:
+            assert answer.status == 401
+
+    run(tmp_path, script, serves=False)

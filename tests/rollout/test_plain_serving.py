@@ -1,0 +1,308 @@
+"""Requests outside of episodes in a worker: their share of places and time, proofs, losses, and answers."""
+
+import re
+from collections import deque
+
+import numpy as np
+import pytest
+
+from mrl.alignment.receiver import load_receiver
+from mrl.engines.engine import Finished, Generation, TokenScore
+from mrl.models.tokenizers import train_byte_level
+from mrl.models.turn_spelling import TurnSpelling
+from mrl.records.episodes import Message
+from mrl.records.finish import FinishReason
+from mrl.records.plain_requests import LOST, PlainAnswer, PlainRefusal, PlainRequest, WithdrawnRequest, WorkerRoom
+from mrl.records.version import Version, VersionSpan
+from mrl.rollout.held_out_answers import InFlight
+from mrl.rollout.plain_serving import PlainServing, PlainVoice
+from mrl.tasks.environments.tool_syntax import HERMES
+
+OLD, NEW = Version(0, 3), Version(0, 4)
+NOTHING = InFlight(0, 0)
+TEMPLATE = (
+    "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}{% if add_generation_prompt %}<a>{% endif %}"
+)
+
+
+class Line:
+    """A gateway at the other end."""
+
+    def __init__(self):
+        self.coming, self.said = deque(), []
+
+    def take(self):
+        found = list(self.coming)
+        self.coming.clear()
+        return found
+
+    def send(self, message):
+        self.said.append(message)
+
+    def answers(self):
+        """What was said but for rooms."""
+        return [one for one in self.said if not isinstance(one, WorkerRoom)]
+
+
+class ScriptedEngine:
+    """Holds what it is handed."""
+
+    def __init__(self):
+        self.version, self.held, self.aborted, self.scored = OLD, [], [], []
+        self.on_score = lambda: None
+
+    def submit(self, requests):
+        self.held += requests
+
+    def abort(self, names):
+        self.aborted += names
+
+    def score_given(self, token_ids):
+        self.scored.append(token_ids)
+        self.on_score()
+        return [TokenScore(-1.5, 65, -0.5) for _ in token_ids[1:]]
+
+
+@pytest.fixture(scope="module")
+def voice(tmp_path_factory):
+    """Of a policy with a small byte-level vocabulary."""
+    folder = tmp_path_factory.mktemp("voice")
+    tokenizer = train_byte_level(["answer yah one two three <tool_call>"] * 3, 400)
+    tokenizer.chat_template = TEMPLATE
+    tokenizer.save_pretrained(folder)
+    (folder / "config.json").write_text('{"model_type": "qwen3"}')
+    (folder / "model.safetensors").touch()
+    receiver = load_receiver(folder)
+    spelling = TurnSpelling(folder, eos_ids=receiver.eos_ids)
+    return PlainVoice("qwen", receiver, spelling, HERMES, (b"##",), 0.9, max_new_tokens=16, row_tokens=64)
+
+
+class Rig:
+    """A worker's part, with a clock that is set by hand."""
+
+    def __init__(self, voice, *, share=0.25, group_size=4):
+        self.line, self.engine, self.now_s, self.voice = Line(), ScriptedEngine(), 0.0, voice
+        self.serving = PlainServing(
+            self.line, voice, self.engine, share=share, group_size=group_size, clock=lambda: self.now_s
+        )
+
+    def ask(self, name, **asked):
+        """A request comes."""
+        self.line.coming.append(
+            PlainRequest(request_id=name, seed=7, **({"text": "one two"} if "messages" not in asked else {}) | asked)
+        )
+
+    def serve(self, max_answers=16, in_flight=NOTHING, good=(OLD, NEW)):
+        """A turn of the worker's loop; names of what the engine was handed in it."""
+        before = len(self.engine.held)
+        self.serving.serve(max_answers, in_flight, lambda version: version in good)
+        return self.engine.held[before:]
+
+    def end(self, request, text="three", *, reason=FinishReason.STOP, versions=None, ids=None):
+        """The engine has sampled this for it."""
+        found = self.voice.spelling.plain(text) if ids is None else np.array(ids, dtype=np.int32)
+        spans = versions or [VersionSpan(found.size, OLD)]
+        generation = Generation(found, np.full(found.size, -0.5, dtype=np.float32), spans, reason)
+        return self.serving.arrive([Finished(request.request_id, 0, generation)])
+
+
+@pytest.fixture
+def rig(voice):
+    return Rig(voice)
+
+
+def test_they_have_a_bounded_share_of_the_places_that_groups_leave_free(rig):
+    """A quarter of sixteen at most; none while groups have all; and answers of others are left alone."""
+    for name in "abcdef":
+        rig.ask(name)
+    assert rig.serve(in_flight=InFlight(16, 0)) == []
+    assert rig.line.said == [WorkerRoom("qwen", 4, 3)]
+    (first,) = rig.serve(in_flight=InFlight(15, 0))
+    assert len(rig.serve(in_flight=InFlight(4, 0, 1))) == 3
+    assert rig.serve(in_flight=InFlight(0, 0, 4)) == [], "its share is used"
+    stranger = Finished("group", 0, Generation(np.zeros(0, np.int32), np.zeros(0, np.float32), [], FinishReason.STOP))
+    assert rig.serving.arrive([stranger]) == [stranger]
+    rig.end(first)
+    assert rig.serving.in_flight == 3
+    assert len(rig.serve(in_flight=InFlight(8, 0, 3))) == 1
+
+
+def test_where_places_hold_one_group_the_two_take_turns(voice):
+    """Four places, groups of four: requests while there is no group, and further ones behind the next group."""
+    rig = Rig(voice)
+    for name in "abcde":
+        rig.ask(name)
+    assert rig.serve(4, InFlight(4, 0)) == []
+    begun = rig.serve(4)
+    assert len(begun) == 4
+    for request in begun:
+        rig.end(request)
+    assert rig.serve(4) == []
+    rig.serving.departed()
+    assert len(rig.serve(4)) == 1
+
+
+def test_a_request_is_sampled_as_it_asks_within_the_policys_limits(rig):
+    """Its own temperature, seed and stop strings beside the policy's; a limit above the policy's is the policy's."""
+    rig.ask("a", temperature=0.0, top_p=0.5, max_new_tokens=3, stop=("\n",))
+    rig.ask("b", max_new_tokens=1000)
+    one, two = rig.serve()
+    assert (one.decoding.temperature, one.decoding.top_p, one.decoding.max_new_tokens) == (0.0, 0.5, 3)
+    assert one.decoding.stop.texts == (b"##", b"\n")
+    assert (two.decoding.temperature, two.decoding.max_new_tokens) == (0.9, 16)
+    assert one.seeds.tolist() == [7]
+    assert one.prompt_token_ids.tolist() == rig.voice.spelling.plain("one two").tolist()
+
+
+def test_an_answer_is_told_when_its_versions_are_proved(rig):
+    """Before the proof of the newer weights that sampled its end, nobody hears of it."""
+    rig.ask("a")
+    (request,) = rig.serve()
+    rig.engine.version = NEW
+    rig.end(request, "one## two", versions=[VersionSpan(1, OLD), VersionSpan(3, NEW)])
+    rig.serve(good=[OLD])
+    assert rig.line.answers() == []
+    rig.serve()
+    (answer,) = rig.line.answers()
+    assert (answer.request_id, answer.version, answer.text, answer.is_cut) == ("a", 4, "one", False)
+    assert b"".join(token.spelled for token in answer.sampled) == b"one## two"
+    assert [token.logprob for token in answer.sampled] == [-0.5] * len(answer.sampled)
+    assert answer.num_given_tokens == request.prompt_token_ids.size
+
+
+def test_a_conversation_with_tools_is_rendered_and_read(rig):
+    """By the policy's template, calls as structure."""
+    talk = (Message("system", "be brief"), Message("user", "one?"))
+    tool = '{"function":{"name":"add","parameters":{"type":"object"}},"type":"function"}'
+    rig.ask("a", messages=talk, tools=(tool,))
+    (request,) = rig.serve()
+    assert rig.voice.spelling.text(request.prompt_token_ids.tolist()) == "<system>be brief<user>one?<a>"
+    rig.end(request, 'yah<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>')
+    rig.serve()
+    (answer,) = rig.line.answers()
+    assert (answer.text, answer.tool_calls[0].arguments) == ("yah", '{"a":1}')
+
+
+def test_given_text_is_scored_and_not_sampled(rig):
+    """Every token after the first, beside the likeliest one in its place."""
+    rig.ask("a", scores_given=True, max_new_tokens=0)
+    assert rig.serve() == []
+    (answer,) = rig.line.answers()
+    assert b"".join(token.spelled for token in answer.given) == b"one two"
+    assert [token.logprob for token in answer.given] == [None] + [-1.5] * (len(answer.given) - 1)
+    assert {token.likeliest_spelled for token in answer.given[1:]} == {rig.voice.spelled(65)}
+    assert (answer.sampled, answer.version) == ((), 3)
+
+
+def test_scores_and_then_a_token(rig):
+    """What is scored may be gone on from."""
+    rig.ask("a", scores_given=True, max_new_tokens=1)
+    (request,) = rig.serve()
+    assert request.decoding.max_new_tokens == 1
+    rig.end(request, ids=[65], reason=FinishReason.LENGTH)
+    rig.serve()
+    (answer,) = rig.line.answers()
+    assert (len(answer.sampled), answer.is_cut, len(answer.given) > 1) == (1, True, True)
+
+
+def test_scoring_beside_groups_has_its_share_of_time(rig):
+    """A second of scores is followed by three without; where nothing else is sampled there is no pause."""
+
+    def later():
+        rig.now_s += 1.0
+
+    rig.engine.on_score = later
+    for name in "abc":
+        rig.ask(name, scores_given=True, max_new_tokens=0)
+    rig.serve(in_flight=InFlight(4, 0))
+    rig.now_s += 2.9
+    rig.serve(in_flight=InFlight(4, 0))
+    assert len(rig.engine.scored) == 1
+    rig.now_s += 0.2
+    rig.serve(in_flight=NOTHING)
+    rig.serve(in_flight=NOTHING)
+    assert len(rig.engine.scored) == 3
+
+
+def test_scores_over_a_change_of_weights_are_made_again(rig):
+    """They are of one version."""
+
+    def changed():
+        rig.engine.version = NEW
+
+    rig.engine.on_score = changed
+    rig.ask("a", scores_given=True, max_new_tokens=0)
+    rig.serve()
+    assert rig.line.answers() == []
+    rig.serve()
+    assert [one.version for one in rig.line.answers()] == [4]
+
+
+@pytest.mark.parametrize(
+    ("asked", "words"),
+    [
+        ({"text": None, "token_ids": (100000,)}, "has no token 100000"),
+        ({"text": "one " * 60}, r"tokens; at most 48 with this max_tokens"),
+        ({"text": ""}, "it has no token"),
+    ],
+)
+def test_what_cannot_be_asked_is_refused_in_words(rig, asked, words):
+    """One line, and nothing reaches the engine."""
+    rig.ask("a", **asked)
+    assert rig.serve() == []
+    (refusal,) = rig.line.answers()
+    assert (refusal.code, rig.engine.held) == ("invalid_request", [])
+    assert re.search(words, refusal.words)
+
+
+def test_what_the_engine_does_not_take_is_refused(rig):
+    """A server may know better how long a text may be."""
+    rig.ask("a")
+    (request,) = rig.serve()
+    rig.end(request, ids=[], reason=FinishReason.ABORT)
+    rig.serve()
+    assert [one.code for one in rig.line.answers()] == ["refused"]
+
+
+def test_a_lost_engine_gives_everything_back(rig):
+    """Waiting, in flight, or not yet proved: another worker may have it; and no room is told until weights are back."""
+    rig.ask("a")
+    rig.ask("b")
+    flying, held = rig.serve()
+    rig.end(held, versions=[VersionSpan(1, NEW)])
+    rig.ask("c", scores_given=True, max_new_tokens=0)
+    rig.serve(good=[OLD], in_flight=InFlight(16, 0))
+    rig.ask("d")
+    rig.serve(good=[])
+    rig.line.said.clear()
+    assert rig.serving.lose() == [flying.request_id]
+    assert {(one.request_id, one.code) for one in rig.line.answers()} >= {("a", LOST), ("b", LOST), ("d", LOST)}
+    assert rig.line.said[0] == WorkerRoom("qwen", 0, None), "or the gateway would send the same again"
+    assert not rig.serving.has_work
+    rig.serve()
+    assert rig.line.said[-1] == WorkerRoom("qwen", 4, 3)
+
+
+def test_what_nobody_waits_for_is_forgotten(rig):
+    """One request, and with the line all of them; the engine gets rid of what it had."""
+    for name in "abc":
+        rig.ask(name)
+    first, *_ = rig.serve(16, NOTHING)
+    rig.line.coming.append(WithdrawnRequest("a"))
+    rig.serve()
+    assert rig.engine.aborted == [first.request_id]
+    assert rig.serving.in_flight == 2
+    rig.line.coming.append(WithdrawnRequest(""))
+    assert not rig.serving.has_work
+    assert len(rig.engine.aborted) == 3
+
+
+def test_nothing_is_sampled_without_proved_weights(rig):
+    """It waits."""
+    rig.ask("a")
+    assert rig.serve(good=[]) == []
+    rig.engine.version = None
+    assert rig.serve() == []
+    rig.engine.version = OLD
+    assert len(rig.serve()) == 1
+    assert not any(isinstance(one, PlainRefusal | PlainAnswer) for one in rig.line.said)
