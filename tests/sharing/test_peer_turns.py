@@ -5,6 +5,7 @@ from dataclasses import fields, replace
 
 import numpy as np
 import pytest
+import torch
 from msgspec import structs
 
 from mrl.alignment.aligned_batch import AlignedBatch
@@ -412,6 +413,32 @@ def test_regimes_train_on_peers_episodes(build, context, make, share, step_of, r
     assert told_of.values["align/rows/peer"] == 2
     assert told_of.values["align/receiver_tokens/peer"] == sum(row.examined.batch.row_offsets[-1] for row in rows[:1])
     assert ("align/gap_nats_per_byte/peer" in told_of.values) is (name != "hacpo")
+
+
+def test_a_row_of_hacpo_is_the_mean_over_what_both_wrote_in_turns(build, context, make, share, step_of, lab, voices):
+    """Its gradient is that of the formula: s = exp(mean log pi - mean log peer), ends and context left out."""
+    regime, model = build("hacpo", context(), lower=0.0, alpha=0.0), lab.model()
+    group = structs.replace(make.group([0.0]), answers=[voices["own"].played(GUESSED, reward=0.0)])
+    told_of = share("bytes_other_calls", LOOKED_UP, GUESSED)
+    sure = [
+        structs.replace(turn, trace=structs.replace(turn.trace, logprobs=bytes(len(turn.trace.logprobs))))
+        if turn.is_sampled
+        else turn
+        for turn in told_of.answers[0].turns
+    ]
+    answers = [structs.replace(told_of.answers[0], turns=sure, reward=1.0), told_of.answers[1]]
+    found = step_of(regime, [group], [Received(structs.replace(told_of, answers=answers), 0)])
+    row = next(one for one in found.examples if one.source == "peer")
+    assert not row.behaviour_logprobs.any()
+    assert row.advantages[0] > 0
+
+    def surrogate(model):
+        logprobs = model.logprobs(row.prompt_token_ids, row.answer_token_ids)
+        ratio = logprobs[torch.from_numpy(row.is_trained)].mean().exp()
+        return -ratio * float(row.advantages[0]) / found.denominators["cross"]
+
+    alone = replace(found, examples=[row])
+    lab.assert_same(lab.gradient(alone, regime, model), lab.score_of(model, surrogate))
 
 
 def test_turns_that_are_nothing_but_their_ends_stay_whole(share, read, voices):
