@@ -17,7 +17,7 @@ from mrl.learner.host_moments import HostMomentsAdamW
 from mrl.learner.loss import needs_reference
 from mrl.learner.packing import PackedBatch, pack
 from mrl.learner.peer_logprobs import Float32s, PeerLogprobs
-from mrl.learner.ranks.context_group import context_group
+from mrl.learner.ranks.context_group import ContextGroup, context_group
 from mrl.learner.ranks.world import World
 from mrl.learner.sharding import place
 from mrl.learner.step import Updater
@@ -29,6 +29,7 @@ from mrl.models.heads import head_shape
 from mrl.models.lora import add_adapters
 from mrl.models.number_formats import NumberFormat
 from mrl.models.row_attention import attention_of_transformers
+from mrl.models.scoring import writes_in_forwards
 from mrl.models.varlen_proof import heads_of, prove_varlen
 from mrl.objectives.liger import check_liger
 from mrl.objectives.logprobs import Kernel
@@ -68,10 +69,17 @@ class Trainer:
         # Dropout would make the learner's log-probabilities differ from the engine's, so it stays off in training.
         self.model, self.world = place(model.eval(), table, world), world
         self._table, self._components = table, tuple(components)
-        context = context_group(world, table.context_parallel)
-        self._counts = context is None or context.rank == 0  # the others have the same values
+        if table.context_parallel > 1 and writes_in_forwards(model):
+            raise ModelFolderError(
+                "learner.context_parallel: the positions of this model turn by how long a row is",
+                got="rotary frequencies of kind longrope or dynamic",
+                wanted="frequencies that a part of a row has as the whole has them",
+                cure="leave learner.context_parallel out",
+            )
+        self.context = context_group(world, table.context_parallel)
+        self._counts = self.context is None or self.context.rank == 0  # the others have the same values
         self._forward = ForwardSettings(
-            temperature, chunk_logits=table.chunk_logits, kernel=table.logprob_kernel, context=context
+            temperature, chunk_logits=table.chunk_logits, kernel=table.logprob_kernel, context=self.context
         )
         self.precision: NumberFormat = table.precision
         self.kernel: Kernel = table.logprob_kernel
@@ -192,8 +200,11 @@ def check_forward(
     token_ids: Sequence[Sequence[int]],
     precision: NumberFormat = "float32",
     kernel: Kernel = "chunked",
+    context: ContextGroup | None = None,
 ) -> None:
     """Score sequences as training does and as transformers' own model does, in the same number format.
+
+    Ranks of a `context` do it together, as they train.
 
     The second half of every sequence is an answer to its first half; a second answer, which shares that prompt, is what
     another sequence ends with. Raises ModelFolderError when training is off by more than rounding makes of the model
@@ -204,8 +215,9 @@ def check_forward(
     pairs = [(prompts[i], ends[j]) for i in range(len(prompts)) for j in (i, (i + 1) % len(prompts))]
     rows = [_as_row(np.asarray(prompt, dtype=np.int32), np.asarray(end, dtype=np.int32)) for prompt, end in pairs]
     (batch,) = pack(rows, [Component("canary", Imitation(), 1.0, "rows", "own")], microbatch_tokens=1_000_000)
+    settings = ForwardSettings(1.0, kernel=kernel, context=context)
     with as_written():
-        trained_T = answer_logprobs(model, batch.to(_device(model)), ForwardSettings(1.0, kernel=kernel)).cpu().numpy()
+        trained_T = answer_logprobs(model, batch.to(_device(model)), settings).cpu().numpy()
     sequences = [[*prompt, *end] for prompt, end in pairs]
     with attention_of_transformers(model):
         exact, rounded = (score(model, sequences, precision) for score in (reference_logprobs, rounded_logprobs))

@@ -126,7 +126,7 @@ class Learner:
         self._saved_step = start.step
         self._rng = np.random.default_rng([seed, 0, 1])
         self._canary = canary
-        check_forward(trainer.model, canary.texts, trainer.precision, trainer.kernel)
+        check_forward(trainer.model, canary.texts, trainer.precision, trainer.kernel, trainer.context)
         self._skipped = self._alarms = 0
 
     def restore(self, state: dict[str, Any]) -> None:

@@ -54,7 +54,7 @@ def test_the_other_ranks_are_told_that_the_batch_is_still_awaited(tiny_model, mo
     use_row_attention(model)
     learners = [
         Learner(
-            SimpleNamespace(model=model, precision="float32", kernel="chunked", world=rank),  # type: ignore[arg-type]
+            SimpleNamespace(model=model, precision="float32", kernel="chunked", context=None, world=rank),  # type: ignore[arg-type]
             Milestones(10, 0),
             Version(0, 0),
             first if rank.is_first else None,  # type: ignore[arg-type]

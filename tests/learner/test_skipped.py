@@ -49,7 +49,7 @@ def learner(tiny_model, tmp_path) -> Learner:
     """A first rank that keeps what it skips."""
     model = tiny_model()
     use_row_attention(model)
-    trainer = SimpleNamespace(model=model, precision="float32", kernel="chunked")
+    trainer = SimpleNamespace(model=model, precision="float32", kernel="chunked", context=None)
     canary = CanaryReferences(trainer, [[3, 5, 9, 2, 7]])
     first = SimpleNamespace(crash_folder=tmp_path, policy="qwen")
     publisher = Publisher(tmp_path / "weights", "qwen")

@@ -248,6 +248,7 @@ def _rank(rank: int, size: int, store: str, cases, model, reference, out: str) -
         # Spawned processes share the memory of the tensors that they are given.
         own, frozen = copy.deepcopy(model), copy.deepcopy(reference)
         learner = trainer(own, settings, components=components, world=world, reference=frozen)
+        check_forward(own, canary_sequences(64, num_tokens=8), context=learner.context)
         values = []
         for number, step in enumerate(steps):
             sent = world.broadcast_bytes(encode_order(step) if rank == 0 else None)
@@ -492,6 +493,18 @@ def test_an_attention_kernel_that_was_asked_for_and_cannot_be_had_ends_the_run(t
     monkeypatch.setattr("mrl.learner.trainer.prove_varlen", _proof(can=False))
     with pytest.raises(ConfigError, match="it fails here"):
         agreed_kernel("varlen", tiny_model(), World(0, 1, torch.device("cpu")))
+
+
+@pytest.mark.parametrize("kind", ["dynamic", "longrope"])
+def test_shared_passes_are_refused_where_positions_follow_the_length_of_a_row(tiny_model, kind):
+    """A rank would turn its part of a row as if that were all of it."""
+    model = tiny_model()
+    model.model.rotary_emb.rope_type = kind
+    settings = LearnerTable(processes=2, context_parallel=2)
+    with pytest.raises(ModelFolderError, match=r"learner.context_parallel: the positions .* longrope or dynamic"):
+        Trainer(
+            model, settings, (GRPO,), temperature=1.0, seed=0, total_steps=1, world=World(0, 2, torch.device("cpu"))
+        )
 
 
 def _proof(*, can: bool):

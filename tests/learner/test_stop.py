@@ -54,7 +54,9 @@ def test_the_last_step_is_saved_once(
     model = tiny_model()
     use_row_attention(model)
     optimizer, alone = torch.optim.AdamW(model.parameters()), World(0, 1, torch.device("cpu"))
-    trainer = SimpleNamespace(model=model, precision="float32", kernel="chunked", optimizer=optimizer, world=alone)
+    trainer = SimpleNamespace(
+        model=model, precision="float32", kernel="chunked", context=None, optimizer=optimizer, world=alone
+    )
     milestones = Milestones(10, 2, save_when_stopped=save_when_stopped)
     saver = Saved()
     canary = CanaryReferences(trainer, [[3, 5, 9, 2, 7]])  # type: ignore[arg-type]

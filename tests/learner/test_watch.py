@@ -45,7 +45,7 @@ def learner(tiny_model, tmp_path) -> Learner:
     model = tiny_model()
     use_row_attention(model)
     milestones = Milestones(1, 0, mismatch_alarm_nats=0.2)
-    trainer = SimpleNamespace(model=model, precision="float32", kernel="chunked")
+    trainer = SimpleNamespace(model=model, precision="float32", kernel="chunked", context=None)
     canary = CanaryReferences(trainer, [[3, 5, 9, 2, 7]])
     publisher = Publisher(tmp_path / "weights", "qwen")
     return Learner(trainer, milestones, Version(0, 0), None, None, seed=1, canary=canary, publisher=publisher)

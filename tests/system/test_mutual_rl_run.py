@@ -151,9 +151,18 @@ def assert_as_trained(policy, run: mrl.Run, step: int) -> None:
         assert apart < TOLERANCE * largest, f"gradient of {name} of {policy.name} in step {step}"
 
 
+@pytest.fixture
+def one_thread():
+    """As a learner has: sums are rounded alike."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.usefixtures("one_thread")
 def test_its_first_steps_are_those_of_a_synchronous_run(lecture, tmp_path):
     """Answers and rewards, rescues, parameters and gradients of three steps."""
-    torch.set_num_threads(1)
     policies = [make_policy(lecture, tmp_path, name) for name in POLICIES]
     config = configuration(lecture, tmp_path)
     run = mrl.train(config, on_line=lambda line: None)

@@ -55,7 +55,7 @@ def test_the_notebook_runs_from_top_to_bottom(make_run, monkeypatch, capsys):
 def test_an_exception_ends_the_run_first(make_run):
     """As a program's own stop condition does; no process of the run is left."""
     run = make_run(steps=100_000)
-    before = psutil.Process().children(recursive=True)  # other tests of this process leave it a fork server
+    before = {*psutil.Process().children(recursive=True)}  # other tests of this process leave it a fork server
 
     class Enough(Exception):
         pass
@@ -66,5 +66,5 @@ def test_an_exception_ends_the_run_first(make_run):
     with pytest.raises(Enough):
         mrl.train(mrl.load(run.config), on_step=stop, on_line=lambda line: None)
 
-    assert psutil.Process().children(recursive=True) == before
+    assert {*psutil.Process().children(recursive=True)} <= before
     assert mrl.open(run.folder).metrics(), "the first step of one of them"

@@ -70,7 +70,9 @@ def context_group(world: World, size: int) -> ContextGroup | None:
     """The group of this rank; None where every rank has passes of its own. All ranks of a learner call it alike."""
     if size == 1:
         return None
-    groups = [dist.new_group([*range(first, first + size)]) for first in range(0, world.size, size)]
+    groups = [
+        dist.new_group([*range(first, first + size)], timeout=world.patience) for first in range(0, world.size, size)
+    ]
     return ContextGroup(groups[world.rank // size], world.rank % size, size)
 
 

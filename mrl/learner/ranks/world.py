@@ -30,9 +30,13 @@ class World:
         board: Board | None = None,
         *,
         addresses: Mapping[str, str] = MappingProxyType({}),
+        patience: timedelta | None = None,
     ) -> None:
-        """Without a `board`, nobody is told what this rank is at. `addresses` are those of several hosts, by name."""
-        self.rank, self.size, self.device = rank, size, device
+        """Without a `board`, nobody is told what this rank is at. `addresses` are those of several hosts, by name.
+
+        Collectives wait for so much `patience`; None: for as long as torch lets them.
+        """
+        self.rank, self.size, self.device, self.patience = rank, size, device, patience
         self._addresses = addresses
         self._board = board
         self._watch: StallWatch | None = None
@@ -146,10 +150,10 @@ def join_world(device_kind: str, *, timeout_s: float, point: MeetingPoint | None
         met = meet(place, point)
         _init(met.keys("ranks"), place, device, patience)
         board = HostBoard(lambda: met.another("board"), place, lost_s=point.lost_s)
-        return World(place.rank, place.size, device, board, addresses=met.addresses)
+        return World(place.rank, place.size, device, board, addresses=met.addresses, patience=patience)
     if place.size > 1:
         _init(_file_store(place.size, patience), place, device, patience)
-    return World(place.rank, place.size, device, _board(place.rank, place.size))
+    return World(place.rank, place.size, device, _board(place.rank, place.size), patience=patience)
 
 
 def _init(store: dist.Store | None, place: RankPlace, device: torch.device, patience: timedelta) -> None:
