@@ -100,6 +100,9 @@ class GatewayTable(Table):
     serve: bool = False
     """Answer requests outside of episodes, too, from the rollout workers of each policy beside their sampling: of an
     evaluation harness, say. The gateway then runs without tasks of agents as well. Not in a synchronous run."""
+    max_prompt_tokens: int = Field(default=1024, ge=1)
+    """Longest prompt, or text to score, of such a request, in tokens; the memory plan of embedded engines counts it. No
+    more than a row of the policy's own may have (the model's positions, `learner.microbatch_tokens`)."""
     share: float = Field(default=0.125, gt=0, lt=1)
     """Part of a worker's answers in flight that such requests may have, at least one; and of its time for scoring given
     text while it samples."""

@@ -74,8 +74,7 @@ class PlainDesk:
     def model(self, name: str) -> tuple[str, int | None]:
         """Policy and step of a model's name. Raises ChatMistake where that is not served now."""
         policy, mark, step = name.partition(VERSION_MARK)
-        served = {one.room.version for one in self._workers if one.room and one.room.policy == policy}
-        if policy in self._seen_s and (not mark or step in map(str, served - {None})):
+        if policy in self._seen_s and (not mark or step in map(str, self._served(policy))):
             return policy, int(step) if mark else None
         raise ChatMistake(
             f"model {name!r:.80}: there are {self._told()}; other versions are not served",
@@ -135,15 +134,16 @@ class PlainDesk:
             elif now_s - pending.asked_s > ANSWER_S:
                 self._fail(pending, f"no answer within {ANSWER_S:g} s", "timeout")
 
+    def _served(self, policy: str) -> list[int]:
+        """Steps of the weights that workers of a policy have now."""
+        rooms = [worker.room for worker in self._workers if worker.room and worker.room.policy == policy]
+        return sorted({room.version for room in rooms if room.version is not None})
+
     def _told(self) -> str:
-        versions: dict[str, set[int]] = {policy: set() for policy in self._seen_s}
-        for worker in self._workers:
-            if worker.room is not None and worker.room.version is not None:
-                versions[worker.room.policy].add(worker.room.version)
-        return ", ".join(
-            f"{policy} (now {' and '.join(f'{policy}{VERSION_MARK}{step}' for step in sorted(steps)) or 'starting'})"
-            for policy, steps in versions.items()
-        )
+        return ", ".join(f"{policy} (now {self._named(policy) or 'starting'})" for policy in self._seen_s)
+
+    def _named(self, policy: str) -> str:
+        return " and ".join(f"{policy}{VERSION_MARK}{step}" for step in self._served(policy))
 
     def _hand_out(self) -> None:
         """The oldest first, each to the worker with the most room."""
@@ -151,7 +151,8 @@ class PlainDesk:
         for pending in waiting:
             able = [worker for worker in self._workers if worker.may_take(pending)]
             if not able:
-                self._waiting.append(pending)
+                if not self._is_passed(pending):
+                    self._waiting.append(pending)
                 continue
             worker = max(able, key=lambda one: one.room.room - len(one.holding) if one.room else 0)
             pending.num_tries += 1
@@ -159,6 +160,15 @@ class PlainDesk:
             name = f"{pending.request.request_id}-{pending.num_tries}"
             worker.holding[name] = pending
             worker.send(msgspec.structs.replace(pending.request, request_id=name))
+
+    def _is_passed(self, pending: _Pending) -> bool:
+        """Fail a request for weights that no worker of its policy serves any more, while some serve others."""
+        served = self._served(pending.policy)
+        if pending.step is None or not served or pending.step in served:
+            return False
+        words = f"{pending.policy} went on to {self._named(pending.policy)} while it waited"
+        self._fail(pending, words, "version_gone", status=409)
+        return True
 
     def _answered(self, pending: _Pending, message: PlainAnswer | PlainRefusal) -> None:
         if pending.answer.done():
@@ -176,9 +186,9 @@ class PlainDesk:
         else:
             pending.answer.set_exception(ChatMistake(message.words, code=message.code))
 
-    def _fail(self, pending: _Pending, words: str, code: str) -> None:
+    def _fail(self, pending: _Pending, words: str, code: str, status: int = 503) -> None:
         if not pending.answer.done():
-            pending.answer.set_exception(ChatMistake(words, code=code, status=503))
+            pending.answer.set_exception(ChatMistake(words, code=code, status=status))
 
     def _forget(self, pending: _Pending) -> None:
         if pending in self._waiting:

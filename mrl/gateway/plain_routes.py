@@ -30,7 +30,7 @@ from mrl.gateway.plain_wire import (
     read_plain_chat,
 )
 from mrl.records.codec import MAX_MESSAGE_BYTES
-from mrl.records.plain_requests import FromGateway, PlainAnswer, plain_message, read_worker
+from mrl.records.plain_requests import PlainAnswer, plain_message, read_worker
 
 log = structlog.get_logger()
 
@@ -62,8 +62,8 @@ class PlainRoutes:
         desk = self._need()
         socket = web.WebSocketResponse(max_msg_size=MAX_MESSAGE_BYTES, heartbeat=30.0)
         await socket.prepare(request)
-        outgoing: asyncio.Queue[FromGateway] = asyncio.Queue()
-        worker = desk.join(outgoing.put_nowait)
+        outgoing: asyncio.Queue[bytes] = asyncio.Queue()
+        worker = desk.join(lambda message: outgoing.put_nowait(plain_message(message)))
         sending = asyncio.ensure_future(_send(socket, outgoing))
         try:
             async for message in socket:
@@ -120,7 +120,10 @@ async def answered(
     return stream
 
 
-async def _send(socket: web.WebSocketResponse, outgoing: "asyncio.Queue[FromGateway]") -> None:
-    with suppress(ConnectionError):  # the worker is gone, which its own loop sees
-        while True:
-            await socket.send_bytes(plain_message(await outgoing.get()))
+async def _send(socket: web.WebSocketResponse, outgoing: "asyncio.Queue[bytes]") -> None:
+    try:
+        with suppress(ConnectionError):  # the worker is gone, which its own loop sees
+            while True:
+                await socket.send_bytes(await outgoing.get())
+    finally:
+        await socket.close()  # a line that only hears would keep its worker's requests for good

@@ -12,8 +12,9 @@ from typing import Any
 
 from mrl.errors import RecordError
 from mrl.gateway.chat_wire import ChatMistake, answered_choice, read_messages, read_tools
+from mrl.records.codec import MAX_MESSAGE_BYTES
 from mrl.records.episodes import Message
-from mrl.records.plain_requests import MAX_PLAIN_MESSAGES, PlainAnswer, PlainRequest, PlainToken
+from mrl.records.plain_requests import MAX_PLAIN_MESSAGES, PlainAnswer, PlainRequest, PlainToken, plain_message
 
 NEUTRAL: dict[str, tuple[Any, ...]] = {
     "frequency_penalty": (0,),
@@ -32,6 +33,10 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
 }
 """Keys that no engine of a run heeds -> what they may be all the same."""
 MAX_ANSWERS, MAX_STOPS, MAX_TEMPERATURE = 256, 64, 100.0
+COLDEST = 1e-5
+"""Temperatures below it are 0: logits divided by them are no float32 any more. vLLM has the same bound."""
+MAX_REQUEST_BYTES = MAX_MESSAGE_BYTES - 256
+"""Of one as a worker's line takes it, before the number of its try is put behind its name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +61,8 @@ def read_plain_chat(body: Mapping[str, Any]) -> PlainCall:
     if body.get("tool_choice") == "none":
         body, tools = {**body, "tool_choice": None}, ()
     asked = {"messages": messages, "tools": tuple(json.dumps(tool.as_chat()) for tool in tools)}
-    limit = body.get("max_completion_tokens", body.get("max_tokens"))
+    limit = body.get("max_completion_tokens")
+    limit = body.get("max_tokens") if limit is None else limit
     return _call(body, [asked], _sampling(body, limit, least=1), wants_logprobs=_flag(body, "logprobs"))
 
 
@@ -159,10 +165,23 @@ def _call(
         for place, prompt in enumerate(prompts)
         for index in range(num_each)
     ]
+    for request in requests[::num_each]:
+        _check_sent(request)
     model = body.get("model")
     return PlainCall(
         model if isinstance(model, str) else "", tuple(requests), wants_logprobs, echoes, _flag(body, "stream")
     )
+
+
+def _check_sent(request: PlainRequest) -> None:
+    """Raises ChatMistake for what no line to a worker could carry."""
+    try:
+        num_bytes = len(plain_message(request))
+    except UnicodeEncodeError:
+        raise ChatMistake("prompt or stop: text that is not UTF-8: it holds a lone surrogate") from None
+    if num_bytes > MAX_REQUEST_BYTES:
+        words = f"a prompt with its stop texts: {num_bytes:,} bytes; at most {MAX_REQUEST_BYTES:,}"
+        raise ChatMistake(words, code="too_long", status=413)
 
 
 def _sampling(body: Mapping[str, Any], limit: object, *, least: int) -> dict[str, Any]:
@@ -170,8 +189,9 @@ def _sampling(body: Mapping[str, Any], limit: object, *, least: int) -> dict[str
     stops = [stop] if isinstance(stop, str) else [] if stop is None else stop
     if not isinstance(stops, list) or len(stops) > MAX_STOPS or not all(isinstance(one, str) for one in stops):
         raise ChatMistake(f"stop: wanted a text, or at most {MAX_STOPS} of them")
+    temperature = _number(body, "temperature", 0.0, MAX_TEMPERATURE)
     return {
-        "temperature": _number(body, "temperature", 0.0, MAX_TEMPERATURE),
+        "temperature": 0.0 if temperature is not None and temperature < COLDEST else temperature,
         "top_p": _number(body, "top_p", 1e-6, 1.0) or 1.0,
         "max_new_tokens": _whole({"max_tokens": limit}, "max_tokens", least, 1 << 31),
         "stop": tuple(one for one in stops if one),
@@ -209,9 +229,10 @@ def _whole(body: Mapping[str, Any], key: str, least: int, most: int) -> int | No
 
 
 def _flag(body: Mapping[str, Any], key: str) -> bool:
-    if body.get(key) not in (None, True, False):
-        raise ChatMistake(f"{key} {body[key]!r:.40}: wanted true or false")
-    return body.get(key) is True
+    found = body.get(key)
+    if found is not None and found is not True and found is not False:  # 1 == True
+        raise ChatMistake(f"{key} {found!r:.40}: wanted true or false")
+    return found is True
 
 
 def _seed_of(seed: int, index: int) -> int:
@@ -226,17 +247,25 @@ def _as_content(token: PlainToken) -> dict[str, Any]:
 
 def _as_lists(tokens: Sequence[PlainToken]) -> dict[str, Any]:
     """As the older form has it; of a given token beside the likeliest in its place, of a sampled one without."""
-    texts = [token.spelled.decode(errors="replace") for token in tokens]
     offsets = [0]
-    for text in texts[:-1]:
-        offsets.append(offsets[-1] + len(text))
+    for token in tokens[:-1]:
+        offsets.append(offsets[-1] + len(token.spelled.decode(errors="replace")))
+    names = [_name(token.spelled) for token in tokens]
     tops: list[dict[str, float | None] | None] = []
-    for token, text in zip(tokens, texts, strict=True):
-        likeliest = token.likeliest_spelled.decode(errors="replace")
+    for token, name in zip(tokens, names, strict=True):
         has_top = token.likeliest_logprob is not None
-        tops.append({text: token.logprob, likeliest: token.likeliest_logprob} if has_top else None)
+        top = {name: token.logprob, _name(token.likeliest_spelled): token.likeliest_logprob}
+        tops.append(top if has_top else None)
     logprobs = [token.logprob for token in tokens]
-    return {"tokens": texts, "token_logprobs": logprobs, "top_logprobs": tops, "text_offset": offsets}
+    return {"tokens": names, "token_logprobs": logprobs, "top_logprobs": tops, "text_offset": offsets}
+
+
+def _name(spelled: bytes) -> str:
+    """The text of a token; of one that is no whole text its bytes, as OpenAI has it: many would read alike."""
+    try:
+        return spelled.decode()
+    except UnicodeDecodeError:
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in spelled)
 
 
 def _usage(answers: Sequence[PlainAnswer]) -> dict[str, int]:

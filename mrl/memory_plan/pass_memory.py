@@ -22,7 +22,7 @@ from mrl.learner.packing import COLUMNS, PackedBatch
 from mrl.learner.sharding import checkpoint_blocks, transformer_blocks
 from mrl.models.number_formats import ComputedIn, NumberFormat
 from mrl.models.row_attention import RowLayout, use_row_attention
-from mrl.models.scoring import next_token_logprobs, rows_at_once
+from mrl.models.scoring import beside_likeliest, next_token_logprobs, rows_at_once
 from mrl.models.size import Microbatch, PassPeaks
 from mrl.models.skeleton import PreTrainedConfig, PreTrainedModel, skeleton
 
@@ -107,6 +107,20 @@ def scoring_peak(
                 next_token_logprobs(model, torch.zeros(at_once, tokens, dtype=torch.int64))
             peaks.append(live.take_peak())
     return max(peaks)
+
+
+def given_text_peak(config: PreTrainedConfig, *, dtype: str, tokens: int) -> int:
+    """The most memory in bytes that scoring one given text of so many tokens needs, beyond parameters of type `dtype`.
+
+    Raises ModelFolderError as `skeleton`.
+    """
+    model = skeleton(config, 2, getattr(torch, dtype))
+    with FakeTensorMode(), torch.no_grad():
+        _on_cpu(model)
+        live = LiveBytes([*model.parameters(), *model.buffers()])
+        with live:
+            beside_likeliest(model, torch.zeros(1, tokens, dtype=torch.int64))
+        return live.take_peak()
 
 
 def _traced(

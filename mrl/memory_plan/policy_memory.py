@@ -167,8 +167,8 @@ class PolicyMemory:
         return process_parts(self._size)
 
     def _engine(self, answers: int) -> Need:
-        scoring = self._scoring(self.table.rollout.engine_dtype, is_learner=False)
-        prompt_tokens = self._prompt_tokens
+        scoring = max(self._scoring(self.table.rollout.engine_dtype, is_learner=False), self._scoring_given)
+        prompt_tokens = max(self._prompt_tokens, self._plain_tokens)
         return engine_need(
             self._size, self.table, answers_at_once=answers, prompt_tokens=prompt_tokens, scoring=scoring
         )
@@ -189,6 +189,25 @@ class PolicyMemory:
                 scoring_peak(self._model_config, dtype=dtype, rows=rows, tokens=tokens, number_format=number_format)
             )
         return self._scored[dtype, is_learner]
+
+    @cached_property
+    def _plain_tokens(self) -> int:
+        """Of the longest prompt outside of episodes; 0 where it answers none."""
+        from mrl.models.skeleton import episode_row_tokens
+
+        if self.table.frozen or not self._config.gateway.serve:
+            return 0
+        return min(self._config.gateway.max_prompt_tokens, episode_row_tokens(self.table, self._model_config))
+
+    @cached_property
+    def _scoring_given(self) -> float:
+        """Bytes of a pass over so long a text."""
+        from mrl.memory_plan.pass_memory import given_text_peak
+
+        if self._plain_tokens < 2:
+            return 0.0
+        dtype = self.table.rollout.engine_dtype
+        return float(given_text_peak(self._model_config, dtype=dtype, tokens=self._plain_tokens))
 
     @cached_property
     def _folder(self) -> Path | None:

@@ -8,6 +8,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
+from mrl.models.heads import head_shape
+
 MAX_LOGITS = 1 << 26
 """Logits that one forward may make: 256 MiB of float32."""
 
@@ -60,13 +62,40 @@ def next_token_logprobs(model: nn.Module, ids: Tensor) -> Tensor:
 @torch.inference_mode()
 def score_beside_likeliest(model: nn.Module, token_ids: Sequence[int]) -> list[tuple[float, int, float]]:
     """Of every token after the first: log-probability in nats at temperature 1, the likeliest token and its own."""
-    ids = torch.tensor([list(token_ids)], device=next(model.parameters()).device)
-    output: Any = model(input_ids=ids, use_cache=False)
-    logits: Tensor = output.logits[0, :-1].float()
+    found = beside_likeliest(model, torch.tensor([list(token_ids)], device=next(model.parameters()).device))
+    return list(zip(*(values.tolist() for values in found), strict=True))
+
+
+def beside_likeliest(model: nn.Module, ids: Tensor, *, max_logits: int = MAX_LOGITS) -> tuple[Tensor, Tensor, Tensor]:
+    """[T - 1] each, of the tokens of [1, T] after the first: log-probabilities, likeliest tokens, and theirs.
+
+    One pass through the blocks; through the head go as many places at a time as make `max_logits`, one at least.
+    """
+    hidden: Tensor = model.get_decoder()(input_ids=ids, use_cache=False).last_hidden_state[0, :-1]  # type: ignore[operator]
+    at_once = rows_at_once(1, _vocab_size(model), max_logits)
+    parts = [
+        _beside_likeliest(model, some, given)
+        for some, given in zip(hidden.split(at_once), ids[0, 1:].split(at_once), strict=True)
+    ]
+    logprobs, places, likeliest = (torch.cat(values) for values in zip(*parts, strict=True))
+    return logprobs, places, likeliest
+
+
+def _beside_likeliest(model: nn.Module, hidden: Tensor, ids: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Of [N] tokens behind [N, D] hidden states."""
+    logits = _logits(model, hidden).float()
     norms = logits.logsumexp(-1)
     likeliest, places = logits.max(-1)
-    given = logits.gather(-1, ids[0, 1:, None]).squeeze(-1)
-    return list(zip((given - norms).tolist(), places.tolist(), (likeliest - norms).tolist(), strict=True))
+    return logits.gather(-1, ids[:, None]).squeeze(-1) - norms, places, likeliest - norms
+
+
+def _logits(model: nn.Module, hidden: Tensor) -> Tensor:
+    """[N, V] as the model itself makes them of [N, D], in its own number format."""
+    shape = head_shape(model)
+    logits: Tensor = model.get_output_embeddings()(hidden)  # type: ignore[operator]
+    if shape.divisor != 1:
+        logits = logits / shape.divisor
+    return logits if shape.softcap is None else (logits / shape.softcap).tanh() * shape.softcap
 
 
 def _vocab_size(model: nn.Module) -> int:

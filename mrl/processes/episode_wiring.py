@@ -98,6 +98,7 @@ def plain_voice(config: RunConfig, policy: str, receiver: Receiver) -> PlainVoic
         temperature=table.rollout.temperature,
         max_new_tokens=table.rollout.max_new_tokens,
         row_tokens=_row_tokens(table),
+        max_prompt_tokens=config.gateway.max_prompt_tokens,
     )
 
 

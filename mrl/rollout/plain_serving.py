@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -47,6 +48,10 @@ from mrl.tasks.environments.tool_syntax import ToolSyntax
 SCORING_S = 0.05
 """Sampling goes on after this long, whatever is still to be scored."""
 
+MAX_TOKEN_BYTES = 16
+"""Bytes of text for each token that a prompt may have: text has about four. A tokenizer takes seconds for a long word,
+and sampling waits for it."""
+
 Int32s = npt.NDArray[np.int32]
 
 
@@ -75,9 +80,16 @@ class PlainVoice:
     max_new_tokens: int
     row_tokens: int
     """Tokens that a prompt and its answer may have together."""
+    max_prompt_tokens: int
+    """Tokens that a prompt, or a text to score, may have: what the memory plan counted."""
 
     def prompt(self, request: PlainRequest) -> Int32s:
         """What is sampled behind, or scored. Raises ValueError in words for whoever asks."""
+        most = min(self.max_prompt_tokens, self.row_tokens - self.limit(request))
+        if (num_bytes := _num_bytes(request)) > MAX_TOKEN_BYTES * most:  # before anything is tokenized
+            raise ValueError(
+                f"prompt: {num_bytes:,} bytes; at most {most} tokens, and {MAX_TOKEN_BYTES} bytes for each"
+            )
         if request.messages:
             if request.tools and self.syntax is None:
                 raise ValueError(f"tools: the chat template of {self.policy} shows no calls that can be read")
@@ -94,9 +106,9 @@ class PlainVoice:
                 raise ValueError(f"prompt: {self.policy} has no token {int(found[~known][0])}")
         if not found.size:
             raise ValueError("prompt: it has no token")
-        room = self.row_tokens - self.limit(request)
-        if found.size > room:
-            raise ValueError(f"prompt: {found.size} tokens; at most {room} with this max_tokens")
+        if found.size > most:
+            why = "gateway.max_prompt_tokens" if most == self.max_prompt_tokens else "with this max_tokens"
+            raise ValueError(f"prompt: {found.size} tokens; at most {most} ({why})")
         return found.astype(np.int32)
 
     def limit(self, request: PlainRequest) -> int:
@@ -128,6 +140,14 @@ class PlainVoice:
         return (*self.stop, *(text.encode(errors="replace") for text in request.stop))
 
 
+def _num_bytes(request: PlainRequest) -> int:
+    """Of all that is to be tokenized, before a chat template puts its own words around."""
+    texts = [request.text or "", *request.tools]
+    for message in request.messages:
+        texts += [message.content, *(call.arguments for call in message.tool_calls)]
+    return sum(len(text.encode()) for text in texts)
+
+
 @dataclass(frozen=True)
 class _Asked:
     request: PlainRequest
@@ -157,6 +177,7 @@ class PlainServing:
         self._held: list[tuple[_Asked, Generation]] = []
         self._score_due_s = clock()
         self._room: WorkerRoom | None = None
+        self._newest: tuple[PlainRequest, Int32s | str] | None = None
         self._num_answers = self._num_tokens = self._num_scored = 0
 
     @property
@@ -180,7 +201,10 @@ class PlainServing:
         version = self._engine.version
         if version is None or not is_good(version):
             return
-        self._tell(WorkerRoom(self._voice.policy, max(1, int(self._share * max_answers)), version.step))
+        room = max(1, int(self._share * max_answers)) if max_answers else 0  # 0: its places are another one's now
+        self._tell(WorkerRoom(self._voice.policy, room, version.step))
+        if not room:
+            return
         self._score(version, beside=any(in_flight[:2]))
         others = InFlight(in_flight.of_groups + in_flight.held_out, self.in_flight)
         room = self._places.room(max_answers, others).beside
@@ -230,12 +254,23 @@ class PlainServing:
             if isinstance(message, WithdrawnRequest):
                 self._withdraw(message.request_id)
                 continue
-            try:
-                asked = _Asked(message, self._voice.prompt(message))
-            except (ValueError, RecordError) as error:
-                self._refuse(message, "invalid_request", str(error))
+            prompt = self._prompt(message)
+            if isinstance(prompt, str):
+                self._refuse(message, "invalid_request", prompt)
                 continue
+            asked = _Asked(message, prompt)
             (self._to_score if message.scores_given else self._ready).append(asked)
+
+    def _prompt(self, request: PlainRequest) -> Int32s | str:
+        """Its tokens, or why there are none; made once for the answers that one client wants to one prompt."""
+        alike = msgspec.structs.replace(request, request_id="", seed=0)
+        if self._newest is None or self._newest[0] != alike:
+            try:
+                found: Int32s | str = self._voice.prompt(request)
+            except (ValueError, RecordError) as error:
+                found = str(error)
+            self._newest = alike, found
+        return self._newest[1]
 
     def _withdraw(self, request_id: str) -> None:
         def stays(asked: _Asked) -> bool:

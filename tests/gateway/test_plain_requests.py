@@ -11,13 +11,21 @@ from aiohttp import web
 from openai import AsyncOpenAI
 
 from mrl.files import replace_file
-from mrl.gateway import plain_desk
+from mrl.gateway import plain_desk, plain_wire
 from mrl.gateway.gateway_line import GatewayLine
 from mrl.gateway.plain_desk import PlainDesk
 from mrl.gateway.routes import Gateway
 from mrl.gateway.session_book import SessionBook
 from mrl.records.episodes import Message, ToolCall
-from mrl.records.plain_requests import LOST, PlainAnswer, PlainRefusal, PlainToken, WithdrawnRequest, WorkerRoom
+from mrl.records.plain_requests import (
+    LOST,
+    PlainAnswer,
+    PlainRefusal,
+    PlainToken,
+    WithdrawnRequest,
+    WorkerRoom,
+    plain_message,
+)
 from mrl.tasks.environments.agent_meeting import ENDPOINT, SEAT_KEY
 from mrl.transport.endpoints import publish_endpoint
 
@@ -221,6 +229,15 @@ def test_token_ids_go_in_and_out(tmp_path):
         ("completions", {"prompt": ["a"] * 20, "n": 20}, "400 answers in one request; at most 256"),
         ("completions", {"prompt": "a", "stop": [1]}, "stop: wanted a text, or at most 64"),
         ("completions", {"prompt": "a", "echo": "yes"}, "echo 'yes': wanted true or false"),
+        ("completions", {"prompt": "a", "stream": 1}, "stream 1: wanted true or false"),
+        ("chat/completions", {"messages": TALK, "logprobs": 1}, "logprobs 1: wanted true or false"),
+        (
+            "completions",
+            {"prompt": ["a", "\ud800"]},
+            "prompt or stop: text that is not UTF-8: it holds a lone surrogate",
+        ),
+        ("completions", {"prompt": "a", "stop": "\ud800"}, "prompt or stop: text that is not UTF-8"),
+        ("chat/completions", {"messages": [{"role": "user", "content": "\ud800"}]}, "it holds a lone surrogate"),
     ],
 )
 def test_what_no_engine_does_is_refused_in_one_line(tmp_path, path, body, words):
@@ -231,6 +248,80 @@ def test_what_no_engine_does_is_refused_in_one_line(tmp_path, path, body, words)
         status, found = await rig.post(http, f"/v1/{path}", {"model": "qwen"} | body)
         assert (status, worker.asked) == (400, [])
         assert words in found["error"]["message"]
+
+    run(tmp_path, script)
+
+
+def test_what_a_workers_line_cannot_carry_is_told_before_any_worker_hears_of_it(tmp_path, monkeypatch):
+    """413 with the bound; what just fits is answered."""
+    body = {"model": "qwen", "prompt": "a" * 500}
+
+    async def script(rig, http):
+        worker = await rig.worker(says())
+        assert (await rig.post(http, "/v1/completions", body))[0] == 200
+        (request,) = worker.asked
+        size = len(plain_message(request)) - len("-1")
+        monkeypatch.setattr(plain_wire, "MAX_REQUEST_BYTES", size - 1)
+        status, found = await rig.post(http, "/v1/completions", body | {"seed": request.seed})
+        assert (status, found["error"]["code"], len(worker.asked)) == (413, "too_long", 1)
+        assert f"{size:,} bytes; at most {size - 1:,}" in found["error"]["message"]
+
+    run(tmp_path, script)
+
+
+def test_a_line_that_cannot_be_spoken_to_is_hung_up(tmp_path, monkeypatch):
+    """Whatever went wrong: the worker's requests go to others, and it calls anew."""
+
+    async def script(rig, _):
+        send = web.WebSocketResponse.send_bytes
+
+        async def broken(socket, message, *more):
+            monkeypatch.setattr(web.WebSocketResponse, "send_bytes", send)
+            raise ValueError("none of the errors of a line")
+
+        monkeypatch.setattr(web.WebSocketResponse, "send_bytes", broken)
+        await rig.worker(says(), room=1)
+        found = await rig.client.chat.completions.create(model="qwen", messages=TALK, timeout=20)
+        assert (found.choices[0].message.content, rig.desk.counts["tried_again"]) == ("3", 1)
+
+    run(tmp_path, script)
+
+
+@pytest.mark.parametrize(("limits", "limit"), [({"max_completion_tokens": None}, 7), ({"max_completion_tokens": 3}, 3)])
+def test_the_newer_name_of_the_limit_counts_where_it_says_one(tmp_path, limits, limit):
+    """A null says nothing."""
+
+    async def script(rig, http):
+        worker = await rig.worker(says())
+        body = {"model": "qwen", "messages": TALK, "max_tokens": 7} | limits
+        await rig.post(http, "/v1/chat/completions", body)
+        assert worker.asked[0].max_new_tokens == limit
+
+    run(tmp_path, script)
+
+
+@pytest.mark.parametrize(("temperature", "sampled_at"), [(1e-38, 0.0), (9e-6, 0.0), (1e-5, 1e-5), (None, None)])
+def test_a_temperature_that_no_logit_can_be_divided_by_is_0(tmp_path, temperature, sampled_at):
+    """Else log-probabilities would be NaN."""
+
+    async def script(rig, http):
+        worker = await rig.worker(says())
+        await rig.post(http, "/v1/completions", {"model": "qwen", "prompt": "a", "temperature": temperature})
+        assert worker.asked[0].temperature == sampled_at
+
+    run(tmp_path, script)
+
+
+def test_tokens_that_are_no_whole_text_are_named_by_their_bytes(tmp_path):
+    """Two of them would read alike, and stand in one place."""
+    given = (PlainToken(1, b"a"), PlainToken(2, b"\xe4", -2.0, b"\xe5\x0a", -1.0), PlainToken(3, b"\xbd\xa0"))
+
+    async def script(rig, _):
+        await rig.worker(says("", given=given))
+        found = await rig.client.completions.create(model="qwen", prompt="a", echo=True, logprobs=1, max_tokens=0)
+        logprobs = found.choices[0].logprobs
+        assert logprobs.top_logprobs[1] == {"bytes:\\xe4": -2.0, "bytes:\\xe5\\x0a": -1.0}
+        assert logprobs.tokens[:2] == ["a", "bytes:\\xe4"]
 
     run(tmp_path, script)
 
@@ -256,6 +347,29 @@ def test_a_version_that_is_passed_while_it_answers_is_no_answer(tmp_path):
             await rig.client.chat.completions.create(model="qwen@5", messages=TALK)
 
     run(tmp_path, script)
+
+
+def test_a_version_that_is_passed_while_a_request_waits_is_told_at_once(tmp_path):
+    """As long as one worker has it, or none has another one, it waits."""
+
+    async def script(rig, _):
+        one, other = [await rig.worker(lambda request: None, room=room) for room in (0, 1)]
+        busy = asyncio.ensure_future(rig.client.chat.completions.create(model="qwen", messages=TALK))
+        await until(lambda: other.asked)
+        waiting = asyncio.ensure_future(rig.client.chat.completions.create(model="qwen@5", messages=TALK))
+        await until(lambda: rig.desk.num_waiting == 2)
+        for worker, room in ((one, WorkerRoom("qwen", 0, 6)), (other, WorkerRoom("qwen", 0, 5))):
+            worker.line.send(room)
+            await until(lambda room=room: any(one.room == room for one in rig.desk._workers))
+        assert not waiting.done()
+        assert rig.desk.num_waiting == 2
+        other.line.send(WorkerRoom("qwen", 0, 7))
+        with pytest.raises(openai.ConflictError, match="qwen went on to qwen@6 and qwen@7 while it waited"):
+            await waiting
+        assert rig.desk.num_waiting == 1
+        busy.cancel()
+
+    run(tmp_path, lambda *site: asyncio.wait_for(script(*site), 15))
 
 
 def test_a_request_of_a_lost_worker_goes_to_another_one(tmp_path):

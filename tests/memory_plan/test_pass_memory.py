@@ -11,11 +11,11 @@ from mrl.config.policy_tables import LoraTable, MakeTable
 from mrl.learner.forward import ForwardSettings, answer_logprobs
 from mrl.learner.packing import pack
 from mrl.learner.sharding import checkpoint_blocks, transformer_blocks
-from mrl.memory_plan.pass_memory import LiveBytes, pass_peaks, scoring_peak
+from mrl.memory_plan.pass_memory import LiveBytes, given_text_peak, pass_peaks, scoring_peak
 from mrl.models.architectures import init_model
 from mrl.models.lora import add_adapters
 from mrl.models.row_attention import use_row_attention
-from mrl.models.scoring import rows_at_once, score_tokens
+from mrl.models.scoring import MAX_LOGITS, rows_at_once, score_beside_likeliest, score_tokens
 from mrl.models.size import Microbatch
 from mrl.models.skeleton import config_of_number, config_of_recipe, model_size
 from mrl.objectives.specs import Clipped
@@ -198,3 +198,16 @@ def test_a_canary_over_no_data_tells_what_a_real_one_needs(dtype, number_format)
     assert scoring_peak(config_of_recipe(made), rows=20 * most, **rounds) == scoring_peak(
         config_of_recipe(made), rows=2 * most, **rounds
     )
+
+
+def test_a_given_text_over_no_data_tells_what_a_real_one_needs() -> None:
+    """And a long one through a large head no more than a part of its logits at once."""
+    made = recipe("qwen3").model_copy(update={"vocab_size": 30_000})
+    model = init_model(made, vocab_size=30_000, eos_id=0, pad_id=0).eval()
+    with LiveBytes([*model.parameters(), *model.buffers()]) as live:
+        score_beside_likeliest(model, [0] * 20)
+    found = given_text_peak(config_of_recipe(made), dtype="float32", tokens=20)
+    assert found == pytest.approx(live.take_peak(), rel=0.02)
+    assert found > 19 * 30_000 * 4
+    longer = given_text_peak(config_of_recipe(made), dtype="float32", tokens=2 * MAX_LOGITS // 30_000)
+    assert 4 * MAX_LOGITS < longer < 3 * 4 * MAX_LOGITS

@@ -10,6 +10,7 @@ from mrl.config.schema import RunConfig
 from mrl.engines.sglang_launch import SPARE_TOKENS
 from mrl.errors import ConfigError
 from mrl.memory_plan.needs import FLOAT_BYTES, MIB, SERVER_MIB, TORCH_MIB, TRACKER_MIB, VOCABULARY_BYTES
+from mrl.memory_plan.policy_memory import PolicyMemory
 from mrl.memory_plan.run_memory import ProcessNeed, by_device, check_sleepers, memory_plan
 from mrl.metrics.trackers.kinds import TRACKERS
 from mrl.processes.planning.plan import Plan, build_plan
@@ -172,6 +173,22 @@ def test_what_sleeps_and_all_that_runs_beside_it_have_to_fit(config: Path) -> No
     with pytest.raises(ConfigError, match=rf"r.toml: .*got '{wanted_mib:.0f} MiB, {leased_mib:.0f} of them on units"):
         check_sleepers(*asleep, host_mib=0.99 * wanted_mib, where="r.toml")
     check_sleepers(*ending, host_mib=1.0, where="r.toml")
+
+
+def test_requests_outside_of_episodes_count_where_a_run_answers_them(config: Path) -> None:
+    """The longest that one may be makes the cache of all rows wider, and has a pass of its own to score it."""
+
+    def parts(*overrides: str) -> dict[str, float]:
+        return PolicyMemory(load_config(config, list(overrides)), "large").engine().parts
+
+    def served(tokens: int) -> dict[str, float]:
+        return parts("--gateway.serve", "true", "--gateway.max_prompt_tokens", str(tokens))
+
+    alone, long = parts("--gateway.max_prompt_tokens", "2000"), served(2000)
+    assert alone == served(1)
+    assert long["key-value cache"] > 3 * alone["key-value cache"]
+    assert long["canary"] > alone["canary"]
+    assert served(1_000_000) == served(2048), "no more than the model can read"
 
 
 @pytest.mark.parametrize("command", [["train"], ["launch", "--dry-run"]])

@@ -74,7 +74,9 @@ def voice(tmp_path_factory):
     (folder / "model.safetensors").touch()
     receiver = load_receiver(folder)
     spelling = TurnSpelling(folder, eos_ids=receiver.eos_ids)
-    return PlainVoice("qwen", receiver, spelling, HERMES, (b"##",), 0.9, max_new_tokens=16, row_tokens=64)
+    return PlainVoice(
+        "qwen", receiver, spelling, HERMES, (b"##",), 0.9, max_new_tokens=16, row_tokens=64, max_prompt_tokens=55
+    )
 
 
 class Rig:
@@ -242,7 +244,11 @@ def test_scores_over_a_change_of_weights_are_made_again(rig):
     ("asked", "words"),
     [
         ({"text": None, "token_ids": (100000,)}, "has no token 100000"),
-        ({"text": "one " * 60}, r"tokens; at most 48 with this max_tokens"),
+        ({"text": "one " * 60}, r"tokens; at most 48 \(with this max_tokens\)"),
+        ({"text": "one " * 60, "max_new_tokens": 1}, r"tokens; at most 55 \(gateway.max_prompt_tokens\)"),
+        ({"text": " " * 769}, "769 bytes; at most 48 tokens, and 16 bytes for each"),
+        ({"text": None, "messages": (Message("user", "x" * 400), Message("user", "é" * 185))}, "770 bytes"),
+        ({"text": None, "messages": (Message("user", "x"),), "tools": ("[" + "1," * 400 + "1]",)}, "804 bytes"),
         ({"text": ""}, "it has no token"),
     ],
 )
@@ -253,6 +259,28 @@ def test_what_cannot_be_asked_is_refused_in_words(rig, asked, words):
     (refusal,) = rig.line.answers()
     assert (refusal.code, rig.engine.held) == ("invalid_request", [])
     assert re.search(words, refusal.words)
+
+
+@pytest.mark.parametrize("text", ["one two", "one " * 60])
+def test_a_prompt_is_tokenized_once_for_all_answers_to_it(rig, monkeypatch, text):
+    """Other than names and seeds, all is the same; also where it is refused."""
+    seen, plain = [], TurnSpelling.plain
+    monkeypatch.setattr(TurnSpelling, "plain", lambda self, text: [seen.append(text), plain(self, text)][1])
+    for name in "abc":
+        rig.ask(name, text=text)
+    rig.ask("d", text="three")
+    rig.serve()
+    assert seen == [text, "three"]
+
+
+def test_a_worker_whose_places_are_others_now_takes_none(rig):
+    """A lease that has lapsed: it says so, scores nothing and hands nothing in."""
+    rig.ask("a")
+    rig.ask("b", scores_given=True, max_new_tokens=0)
+    assert rig.serve(0) == []
+    assert (rig.engine.scored, rig.line.said) == ([], [WorkerRoom("qwen", 0, 3)])
+    assert len(rig.serve()) == 1
+    assert rig.line.said[1] == WorkerRoom("qwen", 4, 3)
 
 
 def test_what_the_engine_does_not_take_is_refused(rig):
