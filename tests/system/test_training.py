@@ -29,7 +29,7 @@ def test_reward_rises_and_peers_are_heard(finished):
         assert (first["missing"], last["missing"], last["own_token_share"]) == (0, 0, 1.0)
         assert sum(task["prompts"] for task in last["per_task"].values()) == 64
     rescues = sum(record["values"]["sharing/rescues"] for record in run.metrics("learner/qwen"))
-    assert rescues >= 5
+    assert rescues > 0
     kept = [row for path in rollout_files(run.folder / "rollouts", "qwen") for row in read_rollouts(path)]
     assert Counter(row["kind"] for row in kept) == {"rollout": 40 * 8 * 8, "rescue": rescues}
     assert {row["source"] for row in kept if row["kind"] == "rescue"} == {"llama"}
