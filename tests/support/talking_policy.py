@@ -6,7 +6,6 @@ turns, and misspells some calls.
 
 import random
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 
 import torch
@@ -81,8 +80,9 @@ def _rows(game: str, turns: Sequence[GameTurn], spelling: TurnSpelling, end: int
     found = []
     for turn, following in zip(turns, [*turns[1:], None], strict=True):
         said = PLAIN.read(turn.completion)
-        spelled = partial(spelling.turn, eos_id=end)(said.content, said.tool_calls)
-        assert spelled is not None
+        text = spelling.said(said.content, said.tool_calls)
+        assert text is not None
+        spelled = spelling.turn(text, eos_id=end)
         found.append((row, spelled.tolist()))
         if following:
             answer = Message("tool" if said.tool_calls else "user", following.prompt)
