@@ -46,6 +46,8 @@ STEPS, RESUMED_STEPS = 3, 4
 RUN_BOUND_S = 3600.0
 """Against a run that hangs: a slow one takes a quarter of it."""
 LOGIT_STD = 2.5
+END_LOGIT_STD = 7.5
+"""Of tokens that end an answer: without it, random weights would all but never sample one of them."""
 MOST_NEEDED = 1.15
 """Times what was planned."""
 MOST_PLANNED = 1.5
@@ -128,11 +130,12 @@ def make_model(name: str, root: Path) -> Path:
     torch.manual_seed(0)
     model: Any = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
     width = math.sqrt(config.hidden_size) * config.initializer_range
-    with torch.no_grad():
-        model.model.norm.weight.fill_(LOGIT_STD / width)
-    model.save_pretrained(making, max_shard_size=SHARD)
     tokenizer = json.loads((source / "tokenizer.json").read_text(encoding="utf-8"))
     ids = {token["content"]: token["id"] for token in tokenizer["added_tokens"]}
+    with torch.no_grad():
+        model.model.norm.weight.fill_(LOGIT_STD / width)
+        model.get_input_embeddings().weight[[ids[end] for end in ends]] *= END_LOGIT_STD / LOGIT_STD
+    model.save_pretrained(making, max_shard_size=SHARD)
     (making / "tokenizer.json").write_bytes((source / "tokenizer.json").read_bytes())
     about = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": ends[0], "chat_template": template}
     (making / "tokenizer_config.json").write_text(json.dumps(about), encoding="utf-8")

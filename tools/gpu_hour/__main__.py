@@ -15,6 +15,7 @@ STAGES = {
     "contact": "versions and memory, the GPU tests, the noise of one set of weights, a whole quickstart; 10 minutes",
     "learner": "the Trainer at 0.6B, 1.7B and 8B: tokens/s, MFU, peak memory beside the plan's; 10 minutes",
     "weights": "the way of new weights part by part, in bytes/s, beside plain copies; 3 minutes",
+    "run": "a whole run of two policies in the shapes of Qwen3-1.7B and SmolLM2-360M; 5 minutes",
     "resume": "kill -9 of a learner: the same parameters after a resume; the supervisor's restart; 6 minutes",
     "vllm": "a vLLM server beside a learner's model: start, tokens/s, new weights, restart; 5 minutes",
 }
@@ -81,6 +82,7 @@ def run(wanted: str, device: str, folder: Path) -> int:
     from gpu_hour.learner import learner_parts
     from gpu_hour.parts import Part, asked, run_stage
     from gpu_hour.resume import resume_parts
+    from gpu_hour.run import run_parts
     from gpu_hour.vllm import vllm_parts
     from gpu_hour.weights import weights_parts
 
@@ -88,6 +90,7 @@ def run(wanted: str, device: str, folder: Path) -> int:
         "contact": contact_parts,
         "learner": learner_parts,
         "weights": weights_parts,
+        "run": run_parts,
         "resume": resume_parts,
         "vllm": vllm_parts,
     }

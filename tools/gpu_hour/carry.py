@@ -1,15 +1,17 @@
 """Wheels for a machine that has torch and no network: fetched here into one folder, installed there from it.
 
 What is fetched is what a run needs beside torch and what torch itself brings, in the versions of constraints.txt, and
-pytest with what the tests in `tests/gpu` need.
+pytest with what the tests in `tests/gpu` need. The vocabularies of two families go along, packed.
 """
 
 import importlib.metadata
+import lzma
 import os
 import re
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -19,19 +21,23 @@ PYTHON = "3.12"
 MAX_BYTES = 60_000_000
 GLIBC = (17, 24, 26, 27, 28, 31, 34)
 """Minor versions of glibc 2 whose wheels the other machine can take; a name for each, as pip matches them exactly."""
-ROOTS = ("mrl[lora]", "pytest", "pytest-timeout")
+ROOTS = ("mrl[lora]", "pytest", "pytest-timeout", "hypothesis", "sentencepiece")
 """Without reasoning-gym, which needs a package that has no wheels: the quickstart then goes without its tasks."""
 THERE = ("torch", "triton", "numpy", "setuptools", "pip")
 """Of the machine, with all that torch needs."""
+VOCABULARIES = "vocabularies"
+"""Below the folder: tokenizer files for the stage `run`."""
 LEFT_OUT = ("hf-xet",)
 """Of no use without network."""
 INSTALLED = "MRL_GPU_HOUR_SITE"
 
 
 def carry(folder: Path = FOLDER, python: str = PYTHON) -> int:
-    """Fetch the wheels; 1 when they are more than 60 MB."""
+    """Fetch the wheels and pack the vocabularies; 1 when they are more than 60 MB."""
     wheels = folder / "wheels"
-    shutil.rmtree(wheels, ignore_errors=True)
+    for earlier in (wheels, folder / VOCABULARIES, *folder.glob("site-*")):
+        shutil.rmtree(earlier, ignore_errors=True)
+    _pack_vocabularies(folder / VOCABULARIES)
     wheels.mkdir(parents=True)
     pins = [
         f"{name}=={importlib.metadata.version(name)}"
@@ -44,11 +50,21 @@ def carry(folder: Path = FOLDER, python: str = PYTHON) -> int:
     done = _said(words)
     if done.returncode:
         print(f"gpu_hour: pip failed: {done.stderr.strip()[-500:]}", file=sys.stderr)
-    size = sum(wheel.stat().st_size for wheel in wheels.glob("*.whl"))
-    print(f"gpu_hour: {len(pins)} wheels, {size / 1e6:.1f} MB, for Python {python} in {wheels}")
+    size = sum(file.stat().st_size for file in (*wheels.iterdir(), *(folder / VOCABULARIES).iterdir()))
+    print(f"gpu_hour: {len(pins)} wheels and the vocabularies, {size / 1e6:.1f} MB, for Python {python} in {folder}")
     if size > MAX_BYTES:
         print(f"gpu_hour: more than {MAX_BYTES / 1e6:.0f} MB", file=sys.stderr)
     return int(size > MAX_BYTES or done.returncode != 0)
+
+
+def _pack_vocabularies(folder: Path) -> None:
+    import real_vocabularies  # which needs packages that only the tests bring
+
+    folder.mkdir(parents=True)
+    with tempfile.TemporaryDirectory() as scratch:
+        for name in ("qwen", "tekken"):
+            made = real_vocabularies.make_folder(name, Path(scratch)) / "tokenizer.json"
+            (folder / f"{name}.json.xz").write_bytes(lzma.compress(made.read_bytes()))
 
 
 def needed(roots: Iterable[str], beside: Iterable[str] = ()) -> set[str]:
@@ -81,10 +97,14 @@ def install(argv: list[str]) -> None:
     if not wheels or os.environ.get(INSTALLED) or _has_environment():
         return
     site = FOLDER / f"site-{sys.version_info.major}.{sys.version_info.minor}"
-    options = ("--no-index", "--no-deps", "--no-compile", "--upgrade", "--target", str(site))
-    done = _said((sys.executable, "-m", "pip", "install", "-q", *options, *wheels))
-    if done.returncode:
-        sys.exit(f"gpu_hour: the carried wheels cannot be installed: {done.stderr.strip()[-500:]}")
+    if not site.exists():
+        with tempfile.TemporaryDirectory(dir=FOLDER) as scratch:
+            making = Path(scratch) / "site"
+            options = ("--no-index", "--no-deps", "--no-compile", "--target", str(making))
+            done = _said((sys.executable, "-m", "pip", "install", "-q", *options, *wheels))
+            if done.returncode:
+                sys.exit(f"gpu_hour: the carried wheels cannot be installed: {done.stderr.strip()[-500:]}")
+            making.rename(site)
     path = os.pathsep.join([os.environ.get("PYTHONPATH", ""), str(site)])
     os.execve(
         sys.executable, [sys.executable, "-m", "gpu_hour", *argv], os.environ | {"PYTHONPATH": path, INSTALLED: "1"}

@@ -92,6 +92,9 @@ def run_quickstart(bench: Bench) -> None:
     tables = tomllib.loads(QUICKSTART.read_text())
     if importlib.util.find_spec("reasoning_gym") is None:
         tables["tasks"] = {name: task for name, task in tables["tasks"].items() if task["source"] != "reasoning_gym"}
+        operations = {task["operation"] for task in tables["tasks"].values()}
+        for policy in tables["policies"].values():
+            policy["make"]["skilled_in"] = [one for one in policy["make"]["skilled_in"] if one in operations]
     config = bench.scratch / "quickstart.toml"
     config.write_text(tomli_w.dumps(tables))
     bench.tell("tasks", len(tables["tasks"]), "tasks")
