@@ -119,8 +119,8 @@ def overrides(folder: Path) -> list[str]:
     return words
 
 
-def make_model(name: str, root: Path) -> Path:
-    """The Hugging Face folder `root/name`."""
+def make_model(name: str, root: Path, device: str = "cpu") -> Path:
+    """The Hugging Face folder `root/name`, its weights drawn on a device."""
     folder = root / name
     if folder.exists():
         return folder
@@ -128,7 +128,8 @@ def make_model(name: str, root: Path) -> Path:
     making = root / f".{name}"
     source = real_vocabularies.make_folder(vocabulary, root / "vocabularies")
     torch.manual_seed(0)
-    model: Any = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+    with torch.device(device):
+        model: Any = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
     width = math.sqrt(config.hidden_size) * config.initializer_range
     tokenizer = json.loads((source / "tokenizer.json").read_text(encoding="utf-8"))
     ids = {token["content"]: token["id"] for token in tokenizer["added_tokens"]}

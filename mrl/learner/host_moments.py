@@ -2,20 +2,30 @@
 
 Parameters, gradients and their norm stay on the device, and so does the arithmetic: torch's own fused AdamW over ranges
 of elements. So the parameters are, bit for bit, those that moments on the device would give, however ranks share them
-out. An update moves 16 bytes for each trained parameter of the rank: two moments there, and back.
+out. An update moves 16 bytes for each trained parameter of the rank: two moments there, and back. On a GPU the next
+piece comes while the last one leaves, and both from memory that is locked where it is, which copies several times as
+fast.
 """
 
+import weakref
 from collections.abc import Iterable
 from typing import Any
 
+import structlog
 import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.optim import AdamW
 from torch.optim.adamw import adamw
 
-PIECE_ELEMENTS = 1 << 24
-"""Elements whose moments are on the device at once: 128 MiB. A power of two, so that no vector of a CPU is cut."""
+PIECE_ELEMENTS = 1 << 23
+"""Elements of a piece. A power of two, so that no vector of a CPU is cut."""
+VISITORS = 2
+"""Pieces whose moments are on the device at once, 64 MiB each: one comes while the other leaves."""
+LOCKED_BYTES = 1 << 20
+"""Moments from this size on are locked: such memory has pages of its own."""
+
+log = structlog.get_logger()
 
 
 class HostMomentsAdamW(AdamW):
@@ -40,36 +50,107 @@ class HostMomentsAdamW(AdamW):
                 moments = {key: torch.zeros_like(parameter, device="cpu") for key in ("exp_avg", "exp_avg_sq")}
                 self.state[parameter] = {"step": torch.zeros(()), **moments}
 
+        on_gpu = [state for parameter, state in self.state.items() if parameter.device.type == "cuda"]
+        _lock([_elements(moment) for state in on_gpu for moment in _moments(state)], holder=self)
+
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
         """One update of all parameters that have a gradient; a closure is not called."""
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                if parameter.grad is not None:
-                    self._update(parameter, parameter.grad, group)
+        trained = [
+            (parameter, group)
+            for group in self.param_groups
+            for parameter in group["params"]
+            if parameter.grad is not None
+        ]
+        visits = _visits([parameter for parameter, _ in trained], self._piece_elements)
+        for parameter, group in trained:
+            state = self.state[parameter]
+            held = (_elements(one) for one in (parameter, parameter.grad, *_moments(state)))
+            for weights_E, gradient_E, *moments_E in zip(
+                *(one.split(self._piece_elements) for one in held), strict=True
+            ):
+                visits.update(weights_E, gradient_E, moments_E, step=state["step"], group=group)
+            state["step"] += 1
+        visits.end()
 
-    def _update(self, parameter: Tensor, gradient: Tensor, group: dict[str, Any]) -> None:
-        state = self.state[parameter]
-        held = (_elements(one) for one in (parameter, gradient, state["exp_avg"], state["exp_avg_sq"]))
-        for piece in zip(*(one.split(self._piece_elements) for one in held), strict=True):
-            _update_piece(*piece, step=state["step"], group=group)
-        state["step"] += 1
+
+class _Visits:
+    """Pieces one after the other."""
+
+    def update(
+        self, weights_E: Tensor, gradient_E: Tensor, moments_E: list[Tensor], *, step: Tensor, group: dict[str, Any]
+    ) -> None:
+        """torch's fused kernel on E elements of a parameter, whose moments come to their device and leave it again."""
+        visiting_E = [moment_E.to(weights_E.device, copy=True) for moment_E in moments_E]
+        _update(weights_E, gradient_E, visiting_E, step=step.to(weights_E.device, copy=True), group=group)
+        for moment_E, visitor_E in zip(moments_E, visiting_E, strict=True):
+            moment_E.copy_(visitor_E)
+
+    def end(self) -> None:
+        """Moments are where they were."""
 
 
-def _update_piece(
-    weights_E: Tensor, gradient_E: Tensor, mean_E: Tensor, square_E: Tensor, *, step: Tensor, group: dict[str, Any]
+class _VisitsToGpu(_Visits):
+    """Copies run beside the arithmetic, in both directions at once."""
+
+    def __init__(self, device: torch.device, piece_elements: int) -> None:
+        self._main = torch.cuda.current_stream(device)
+        self._coming, self._leaving = torch.cuda.Stream(device), torch.cuda.Stream(device)
+        self._places = [_Place(device, piece_elements) for _ in range(VISITORS)]
+        self._coming.wait_stream(self._main)  # of whose memory the places are
+
+    def update(
+        self, weights_E: Tensor, gradient_E: Tensor, moments_E: list[Tensor], *, step: Tensor, group: dict[str, Any]
+    ) -> None:
+        place = self._places.pop(0)
+        self._places.append(place)
+        visiting_E = [moment_M[: len(weights_E)] for moment_M in place.moments_M]
+        with torch.cuda.stream(self._coming):
+            self._coming.wait_event(place.left)
+            for moment_E, visitor_E in zip(moments_E, visiting_E, strict=True):
+                visitor_E.copy_(moment_E, non_blocking=True)
+            place.came.record()
+        self._main.wait_event(place.came)
+        device_step = torch.full_like(step, float(step), device=weights_E.device)
+        _update(weights_E, gradient_E, visiting_E, step=device_step, group=group)
+        place.updated.record(self._main)
+        with torch.cuda.stream(self._leaving):
+            self._leaving.wait_event(place.updated)
+            for moment_E, visitor_E in zip(moments_E, visiting_E, strict=True):
+                moment_E.copy_(visitor_E, non_blocking=True)
+            place.left.record()
+
+    def end(self) -> None:
+        self._leaving.synchronize()
+
+
+class _Place:
+    """Where both moments of a piece of at most M elements are on a GPU."""
+
+    def __init__(self, device: torch.device, piece_elements: int) -> None:
+        self.moments_M = [torch.empty(piece_elements, device=device) for _ in range(2)]
+        self.came, self.updated, self.left = (torch.cuda.Event() for _ in range(3))
+
+
+def _visits(trained: list[Tensor], piece_elements: int) -> _Visits:
+    devices = {parameter.device for parameter in trained}
+    if not torch.cuda.is_available() or {device.type for device in devices} != {"cuda"}:
+        return _Visits()
+    (device,) = devices
+    return _VisitsToGpu(device, min(piece_elements, max(_elements(one).numel() for one in trained)))
+
+
+def _update(
+    weights_E: Tensor, gradient_E: Tensor, moments_E: list[Tensor], *, step: Tensor, group: dict[str, Any]
 ) -> None:
-    """torch's fused kernel on E elements of a parameter, whose moments come to their device and leave it again."""
-    visiting_mean_E, visiting_square_E, visiting_step = (
-        one.to(weights_E.device, copy=True) for one in (mean_E, square_E, step)
-    )
+    mean_E, square_E = moments_E
     adamw(
         [weights_E],
         [gradient_E],
-        [visiting_mean_E],
-        [visiting_square_E],
+        [mean_E],
+        [square_E],
         [],
-        [visiting_step],  # which it counts itself
+        [step],  # which it counts itself
         lr=group["lr"],
         beta1=group["betas"][0],
         beta2=group["betas"][1],
@@ -79,8 +160,27 @@ def _update_piece(
         maximize=False,
         fused=True,
     )
-    mean_E.copy_(visiting_mean_E)
-    square_E.copy_(visiting_square_E)
+
+
+def _moments(state: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+    return state["exp_avg"], state["exp_avg_sq"]
+
+
+def _lock(tensors: list[Tensor], *, holder: object) -> None:
+    """Keep the pages of large tensors where they are as long as `holder` lives, so that a GPU can read them itself."""
+    if not torch.cuda.is_available():
+        return
+    large = [tensor for tensor in tensors if tensor.nbytes >= LOCKED_BYTES]
+    cuda = torch.cuda.cudart()
+    locked = [tensor for tensor in large if not int(cuda.cudaHostRegister(tensor.data_ptr(), tensor.nbytes, 0))]
+    if len(locked) < len(large):
+        log.warning("moments in main memory cannot be locked: updates take longer", tensors=len(large) - len(locked))
+    weakref.finalize(holder, _unlock, locked).atexit = False
+
+
+def _unlock(tensors: list[Tensor]) -> None:
+    for tensor in tensors:
+        torch.cuda.cudart().cudaHostUnregister(tensor.data_ptr())
 
 
 def _elements(tensor: Tensor) -> Tensor:

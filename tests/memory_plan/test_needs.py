@@ -8,7 +8,7 @@ import pytest
 from mrl.config.memory_savings import all_cures, shortest_cure
 from mrl.config.policy_tables import LearnerTable, LoraTable, PolicyTable, RolloutTable
 from mrl.config.schema import RunConfig
-from mrl.learner.host_moments import PIECE_ELEMENTS
+from mrl.learner.host_moments import PIECE_ELEMENTS, VISITORS
 from mrl.memory_plan.needs import (
     FLOAT_BYTES,
     MIB,
@@ -141,8 +141,8 @@ def test_moments_on_the_host_leave_the_device_but_for_a_visit() -> None:
 
 
 def test_what_visits_the_device_is_what_the_optimizer_moves() -> None:
-    """Two moments of a piece; the plan cannot import the learner, and knows the number by itself."""
-    assert VISITING_MOMENTS == 2 * FLOAT_BYTES * PIECE_ELEMENTS
+    """Two moments of each piece that is there; the plan cannot import the learner, and knows the number by itself."""
+    assert VISITING_MOMENTS == VISITORS * 2 * FLOAT_BYTES * PIECE_ELEMENTS
 
 
 def test_shards_divide_what_is_held_and_gather_blocks() -> None:

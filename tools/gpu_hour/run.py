@@ -107,7 +107,7 @@ def measure_run(bench: Bench) -> None:
     began_s = time.monotonic()
     for name, (family, shape) in SHAPES.items():
         real_sizes.MODELS[name] = (family(**shape | bench.of({}, SMALL)), *real_sizes.MODELS[name][1:])
-        real_sizes.make_model(name, bench.scratch / "models")
+        real_sizes.make_model(name, bench.scratch / "models", bench.device)
     bench.tell("making the models", time.monotonic() - began_s, "s")
     config = write_config(bench, tomllib.loads(real_sizes.CONFIG.read_text()))
     _mrl(bench, "check", str(config))
