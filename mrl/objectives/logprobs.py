@@ -3,7 +3,6 @@
 Shapes: T tokens, C tokens of one chunk, D hidden width, V vocabulary.
 """
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
@@ -14,10 +13,6 @@ from torch.autograd.function import once_differentiable
 from mrl.objectives.liger import fused_logprobs, fused_logprobs_and_entropy
 
 Kernel: TypeAlias = Literal["chunked", "liger"]
-ChunkOutputs: TypeAlias = tuple[Tensor, ...]
-"""[C] each."""
-OutputsOf: TypeAlias = Callable[[Tensor, Tensor], ChunkOutputs]
-"""([C, V] scaled logits, [C] targets) -> outputs."""
 
 
 def token_logprobs(
@@ -42,8 +37,10 @@ def token_logprobs(
     """
     if kernel == "liger" and len(targets_T):
         return fused_logprobs(hidden_TD, head_VD, targets_T, temperature)
-    softmax = _Softmax(temperature, softcap)
-    (logprobs_T,) = _in_chunks(_logprobs, hidden_TD, head_VD, targets_T, softmax=softmax, chunk_tokens=chunk_tokens)
+    logprobs_T: Tensor
+    (logprobs_T,) = _Chunked.apply(  # type: ignore[no-untyped-call]
+        False, _Scale(temperature, softcap), chunk_tokens, targets_T, hidden_TD, head_VD
+    )
     return logprobs_T
 
 
@@ -65,111 +62,152 @@ def token_logprobs_and_entropy(
     """
     if kernel == "liger" and len(targets_T):
         return fused_logprobs_and_entropy(hidden_TD, head_VD, targets_T, temperature)
-    softmax = _Softmax(temperature, softcap)
-    logprobs_T, entropy_T = _in_chunks(
-        _logprobs_and_entropy, hidden_TD, head_VD, targets_T, softmax=softmax, chunk_tokens=chunk_tokens
+    logprobs_T, entropy_T = _Chunked.apply(  # type: ignore[no-untyped-call]
+        True, _Scale(temperature, softcap), chunk_tokens, targets_T, hidden_TD, head_VD
     )
     return logprobs_T, entropy_T
 
 
 @dataclass(frozen=True, slots=True)
-class _Softmax:
+class _Scale:
+    """What makes logits of the head's products x:  z = softcap * tanh(x / softcap) / tau."""
+
     temperature: float
     softcap: float | None
 
-    def scaled(self, logits_CV: Tensor) -> Tensor:
-        """[C, V] in float32 at least."""
-        logits_CV = logits_CV.to(torch.promote_types(logits_CV.dtype, torch.float32))
+    def scaled(self, products_CV: Tensor) -> Tensor:
+        """[C, V], in float32 at least where it is not the products themselves."""
+        if self.softcap is None and self.temperature == 1.0:
+            return products_CV
+        wide_CV = products_CV.to(_wide(products_CV))
         if self.softcap is not None:
-            logits_CV = self.softcap * torch.tanh(logits_CV / self.softcap)
-        return logits_CV / self.temperature
+            wide_CV.div_(self.softcap).tanh_().mul_(self.softcap)
+        return wide_CV.div_(self.temperature)
 
-
-def _in_chunks(
-    outputs_of: OutputsOf,
-    hidden_TD: Tensor,
-    head_VD: Tensor,
-    targets_T: Tensor,
-    *,
-    softmax: _Softmax,
-    chunk_tokens: int,
-) -> ChunkOutputs:
-    outputs: ChunkOutputs = _Chunked.apply(  # type: ignore[no-untyped-call]
-        outputs_of, softmax, chunk_tokens, targets_T, hidden_TD, head_VD
-    )
-    return outputs
+    def bend(self, logits_CV: Tensor) -> Tensor | None:
+        """tau dz/dx, of z:  1 - (tau z / softcap)^2; None where it is 1."""
+        if self.softcap is None:
+            return None
+        return (logits_CV * (self.temperature / self.softcap)).square_().neg_().add_(1.0)
 
 
 class _Chunked(torch.autograd.Function):
     """Every chunk's logits live once in the forward pass and once more in the backward pass.
 
     The gradient of the head grows in one tensor of its size; autograd itself would make another one for every chunk.
+    It would also read and write the logits three times as often as the formulas of `_logits_gradient` do, which take
+    most of the time of a large vocabulary.
     """
 
     @staticmethod
     def forward(
         ctx: Any,
-        outputs_of: OutputsOf,
-        softmax: _Softmax,
+        with_entropy: bool,
+        scale: _Scale,
         chunk_tokens: int,
         targets_T: Tensor,
         hidden_TD: Tensor,
         head_VD: Tensor,
-    ) -> ChunkOutputs:
-        ctx.save_for_backward(targets_T, hidden_TD, head_VD)
-        ctx.outputs_of, ctx.softmax, ctx.chunk_tokens = outputs_of, softmax, chunk_tokens
-        ctx.set_materialize_grads(False)
+    ) -> tuple[Tensor, ...]:
         chunks = zip(torch.split(hidden_TD, chunk_tokens), torch.split(targets_T, chunk_tokens), strict=True)
-        pieces = [outputs_of(softmax.scaled(hidden_CD @ head_VD.T), targets_C) for hidden_CD, targets_C in chunks]
-        return tuple(torch.cat(outputs) for outputs in zip(*pieces, strict=True))
+        pieces = [
+            _outputs(scale.scaled(hidden_CD @ head_VD.T), targets_C, with_entropy) for hidden_CD, targets_C in chunks
+        ]
+        normaliser_T, *outputs_T = (torch.cat(outputs) for outputs in zip(*pieces, strict=True))
+        ctx.save_for_backward(targets_T, hidden_TD, head_VD, normaliser_T, outputs_T[-1])
+        ctx.scale, ctx.chunk_tokens = scale, chunk_tokens
+        ctx.set_materialize_grads(False)
+        return tuple(outputs_T)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *gradients_T: Tensor | None) -> tuple[Tensor | None, ...]:
-        targets_T, hidden_TD, head_VD = ctx.saved_tensors
+    def backward(
+        ctx: Any, by_logprobs_T: Tensor | None, by_entropy_T: Tensor | None = None
+    ) -> tuple[Tensor | None, ...]:
+        targets_T, hidden_TD, head_VD, normaliser_T, entropy_T = ctx.saved_tensors
         hidden_gradient_TD = torch.empty_like(hidden_TD)
         sum_dtype = torch.promote_types(head_VD.dtype, torch.float32)
         head_gradient_VD = torch.zeros_like(head_VD, dtype=sum_dtype) if ctx.needs_input_grad[-1] else None
         for start in range(0, len(targets_T), ctx.chunk_tokens):
             rows = slice(start, start + ctx.chunk_tokens)
             hidden_CD = hidden_TD[rows]
-            of_logits_CV = _logits_gradient(ctx, hidden_CD @ head_VD.T, targets_T[rows], gradients_T, rows)
-            torch.mm(of_logits_CV, head_VD, out=hidden_gradient_TD[rows])
+            of_products_CV = _products_gradient(
+                ctx.scale,
+                hidden_CD @ head_VD.T,
+                targets_T[rows],
+                normaliser_T[rows],
+                None if by_logprobs_T is None else by_logprobs_T[rows],
+                None if by_entropy_T is None else (by_entropy_T[rows], entropy_T[rows]),
+            )
+            torch.mm(of_products_CV, head_VD, out=hidden_gradient_TD[rows])
             if head_gradient_VD is not None:
-                _add_product(head_gradient_VD, of_logits_CV, hidden_CD)
+                _add_product(head_gradient_VD, of_products_CV, hidden_CD)
         head_gradient_VD = None if head_gradient_VD is None else head_gradient_VD.to(head_VD.dtype)
         return None, None, None, None, hidden_gradient_TD, head_gradient_VD
 
 
-def _logits_gradient(
-    ctx: Any, logits_CV: Tensor, targets_C: Tensor, gradients_T: Sequence[Tensor | None], rows: slice
+def _outputs(logits_CV: Tensor, targets_C: Tensor, with_entropy: bool) -> tuple[Tensor, ...]:
+    """[C] normalisers log sum_v exp z[v], log-probabilities, and entropies if asked for; overwrites the logits.
+
+    H = log sum_v exp s[v] - sum_v s[v] exp s[v] / sum_v exp s[v],   s = z - max z
+    """
+    dtype = _wide(logits_CV)
+    largest_C1 = logits_CV.amax(-1, keepdim=True).to(dtype)
+    picked_C = logits_CV.gather(-1, targets_C.unsqueeze(-1)).squeeze(-1).to(dtype)
+    shifted_CV = _minus(logits_CV, largest_C1)
+    weight_CV = shifted_CV.exp() if with_entropy else shifted_CV.exp_()
+    total_C = weight_CV.sum(-1)
+    normaliser_C = largest_C1.squeeze(-1) + total_C.log()
+    if not with_entropy:
+        return normaliser_C, picked_C - normaliser_C
+    entropy_C = total_C.log() - weight_CV.mul_(shifted_CV).sum(-1) / total_C
+    return normaliser_C, picked_C - normaliser_C, entropy_C
+
+
+def _products_gradient(
+    scale: _Scale,
+    products_CV: Tensor,
+    targets_C: Tensor,
+    normaliser_C: Tensor,
+    by_logprobs_C: Tensor | None,
+    entropy_C: tuple[Tensor, Tensor] | None,
 ) -> Tensor:
-    """[C, V] gradient of a chunk's logits, given those [T] of all outputs; None of an output that nobody used."""
-    with torch.enable_grad():
-        logits_CV.requires_grad_()
-        outputs = ctx.outputs_of(ctx.softmax.scaled(logits_CV), targets_C)
-    used = [
-        (one, gradient_T[rows]) for one, gradient_T in zip(outputs, gradients_T, strict=True) if gradient_T is not None
-    ]
-    (of_logits_CV,) = torch.autograd.grad([one for one, _ in used], logits_CV, [gradient for _, gradient in used])
-    return of_logits_CV
+    """[C, V] gradient of the head's products, which are overwritten, in their dtype.
 
+    By the outputs' gradients g (log-probabilities) and h (entropies H, beside them), p = exp(z - normaliser):
 
-def _add_product(sum_VD: Tensor, of_logits_CV: Tensor, hidden_CD: Tensor) -> None:
-    """sum += gradient^T h; what has fewer bits is multiplied as it is, and added up in the bits of the sum."""
-    if of_logits_CV.dtype == sum_VD.dtype:
-        sum_VD.addmm_(of_logits_CV.T, hidden_CD)
+        dL/dz[v] = g (1[v = y] - p[v]) - h p[v] (log p[v] + H)
+    """
+    logits_CV = scale.scaled(products_CV)
+    bend_CV = scale.bend(logits_CV)
+    logprobs_CV = _minus(logits_CV, normaliser_C.unsqueeze(-1))
+    by_logprobs_C1 = None if by_logprobs_C is None else by_logprobs_C.unsqueeze(-1) / scale.temperature
+    if entropy_C is None:
+        assert by_logprobs_C1 is not None
+        of_logits_CV = logprobs_CV.exp_().mul_(-by_logprobs_C1)
     else:
-        sum_VD.add_(of_logits_CV.T @ hidden_CD)
+        by_entropy_C1, entropy_C1 = (one_C.unsqueeze(-1) for one_C in entropy_C)
+        by_entropy_C1 = by_entropy_C1 / scale.temperature
+        same_for_all_C1 = by_entropy_C1 * entropy_C1 + (0.0 if by_logprobs_C1 is None else by_logprobs_C1)
+        of_logits_CV = logprobs_CV.exp()
+        of_logits_CV.mul_(torch.addcmul(same_for_all_C1, logprobs_CV, by_entropy_C1, out=logprobs_CV)).neg_()
+    if by_logprobs_C1 is not None:
+        of_logits_CV.scatter_add_(-1, targets_C.unsqueeze(-1), by_logprobs_C1)
+    return (of_logits_CV if bend_CV is None else of_logits_CV.mul_(bend_CV)).to(products_CV.dtype)
 
 
-def _logprobs(logits_CV: Tensor, targets_C: Tensor) -> ChunkOutputs:
-    picked_C = logits_CV.gather(-1, targets_C.unsqueeze(-1)).squeeze(-1)
-    return (picked_C - torch.logsumexp(logits_CV, dim=-1),)
+def _minus(logits_CV: Tensor, row_C1: Tensor) -> Tensor:
+    """Of each row the same; what has fewer bits than float32 gets those, other logits are overwritten."""
+    return logits_CV.sub_(row_C1) if logits_CV.dtype == row_C1.dtype else logits_CV - row_C1
 
 
-def _logprobs_and_entropy(logits_CV: Tensor, targets_C: Tensor) -> ChunkOutputs:
-    picked_C = logits_CV.gather(-1, targets_C.unsqueeze(-1)).squeeze(-1)
-    normaliser_C = torch.logsumexp(logits_CV, dim=-1)
-    mean_logit_C = (torch.softmax(logits_CV, dim=-1) * logits_CV).sum(-1)
-    return picked_C - normaliser_C, normaliser_C - mean_logit_C
+def _wide(tensor: Tensor) -> torch.dtype:
+    return torch.promote_types(tensor.dtype, torch.float32)
+
+
+def _add_product(sum_VD: Tensor, of_products_CV: Tensor, hidden_CD: Tensor) -> None:
+    """sum += gradient^T h; what has fewer bits is multiplied as it is, and added up in the bits of the sum."""
+    if of_products_CV.dtype == sum_VD.dtype:
+        sum_VD.addmm_(of_products_CV.T, hidden_CD)
+    else:
+        sum_VD.add_(of_products_CV.T @ hidden_CD)
