@@ -168,13 +168,13 @@ def test_a_number_alone_stands_for_a_middling_model() -> None:
 
 
 def test_larger_chunks_of_logits_are_counted() -> None:
-    """Three of float32 at least are there at once: the logits, their log-probabilities, the gradient."""
+    """Those of float32 are there at once, and become log-probabilities and their gradient where they are."""
     config = LlamaConfig(vocab_size=50_000, hidden_size=64, intermediate_size=128, num_attention_heads=4)
     batch = Microbatch(16, 4, 32, 128)
     few, many = (
         pass_peaks(config, precision="float32", batch=batch, chunk_logits=chunk) for chunk in (1 << 22, 1 << 26)
     )
-    assert max(astuple(many)) - max(astuple(few)) > 2 * 4 * ((1 << 26) - (1 << 22))
+    assert max(astuple(many)) - max(astuple(few)) > 0.9 * 4 * ((1 << 26) - (1 << 22))
 
 
 @pytest.mark.parametrize(
