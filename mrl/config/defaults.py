@@ -135,6 +135,12 @@ def _on_gpu(policy: PolicyTable) -> Iterator[tuple[str, Any, str]]:
             yield "learner.attention_kernel", "auto", "varlen where the GPU and the model can, proved at the start"
         if _left_out(learner, "chunk_logits"):
             yield "learner.chunk_logits", GPU_CHUNK_LOGITS, "the head's gradient is read and written once a chunk"
+    if rollout.engine == "embedded" and learner.lora is not None and _left_out(rollout, "weights"):
+        yield (
+            "rollout.weights",
+            "adapters",
+            "they round where the learner does, beside weights that are there once",
+        )
     if rollout.engine == "embedded" and _left_out(rollout, "embedded_dtype"):
         yield "rollout.embedded_dtype", "bfloat16", "on a GPU half the memory, and several times as fast"
     if rollout.engine != "embedded" and _left_out(rollout.server, "dtype"):

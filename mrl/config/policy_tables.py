@@ -120,7 +120,7 @@ class RolloutTable(Table):
     """Engine that generates: transformers in the worker's process, or a server of its own environment."""
     weights: Literal["files", "broadcast", "adapters"] = "files"
     """How new weights reach the engines: in files, broadcast from the learner's memory, or, of a learner with `lora`,
-    as files of the adapters alone."""
+    as files of the adapters alone. Left out on "cuda": "adapters" for an embedded engine of a learner with `lora`."""
     weights_in: Literal["auto", "memory", "disk"] = "auto"
     """Where these files lie: in the learner's memory, which its host's processes can open, or in the run folder. "auto"
     takes memory in a run of one host (`exchange.host` is no wildcard), but for a server by its `url`."""
@@ -207,7 +207,8 @@ class ObjectiveTable(Table):
 class LoraTable(Table):
     """Low-rank adapters in place of training the weights (LoRA, arXiv 2106.09685); needs the extra `lora`.
 
-    Engines are given the merged weights, which every engine serves, or with `rollout.weights` the adapters alone.
+    Engines are given the merged weights, which every engine serves, or with `rollout.weights` the adapters alone. In 16
+    bits a merge loses every change smaller than half a unit of its weight; adapters round where the learner does.
     """
 
     rank: int = Field(default=16, ge=1)

@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from mrl.engines.attached_adapters import AttachedAdapters
 from mrl.engines.continuous import ContinuousBatch
 from mrl.engines.engine import EngineUsage, Finished, GenerationRequest, Sampling, ScoringRequest, TokenScore
-from mrl.engines.merged_adapters import MergedAdapters
 from mrl.errors import WeightsError
 from mrl.models.device_memory import PLAN, enough_memory
 from mrl.models.load_policy import load_policy
@@ -99,16 +99,12 @@ class EmbeddedEngine:
         self._take_over(str(folder), version, lambda place: read_folder(folder, place, digests))
 
     def load_adapters(self, folder: Path, version: Version, digests: Mapping[str, str] | None = None) -> None:
-        """As `load`, of adapters for the weights of the model folder, which stay beside those that they change.
-
-        Sampling pauses while they are merged.
-        """
+        """As `load`, of adapters beside the weights of the model folder."""
         with self._enough_memory("while adapters are read", ELSEWHERE):
             adapters = self._adapters.read(folder, digests)
-        with self._between_forwards(), self._enough_memory("while adapters are merged", ELSEWHERE):
+        with self._between_forwards():
             began_s = time.monotonic()
-            self._adapters.merge(adapters)
-            self._is_rounded = self._dtype != torch.float32
+            self._adapters.attach(adapters)
             self._serve(version)
             self.paused_s = time.monotonic() - began_s
 
@@ -134,7 +130,7 @@ class EmbeddedEngine:
             began_s = time.monotonic()
             for name, tensor in own.items():
                 self._spare[name], tensor.data = tensor.data, fresh[name]
-            self._adapters = MergedAdapters(self._model, self._model_folder)
+            self._adapters.detach()
             self._is_rounded = reading.is_rounded
             self._serve(version)
             self.paused_s = time.monotonic() - began_s
@@ -177,10 +173,11 @@ class EmbeddedEngine:
 
         None of them where they were rounded as they came. Only this thread changes them, so sampling goes on.
         """
+        if attached := self._adapters.checksums():
+            return attached
         if self._is_rounded:
             return {}
-        merged = self._adapters.checksums()
-        return merged or {name: digest(tensor) for name, tensor in named_weights(self._model).items()}
+        return {name: digest(tensor) for name, tensor in named_weights(self._model).items()}
 
     def usage(self) -> EngineUsage:
         """How full it is; every answer that it samples has a row of the cache to its end."""
@@ -191,7 +188,7 @@ class EmbeddedEngine:
         self.close()
         with self._between_forwards():
             self._spare.clear()
-            self._adapters.undo()
+            self._adapters.detach()
             torch.nn.Module.to(self._model, "cpu")
             if self._device != "cpu":
                 torch.cuda.empty_cache()
@@ -216,7 +213,7 @@ class EmbeddedEngine:
 
     def _start(self) -> None:
         self._model: PreTrainedModel = load_policy(self._model_folder, self._device, dtype=self._dtype)
-        self._adapters = MergedAdapters(self._model, self._model_folder)
+        self._adapters = AttachedAdapters(self._model, self._model_folder)
         self._is_rounded = False
         """Whether the engine's number format is another one than that of the weights which it was given."""
         self._spare: dict[str, Tensor] = {}

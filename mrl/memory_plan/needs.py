@@ -143,20 +143,28 @@ def staged_bytes(size: ModelSize, policy: PolicyTable, *, is_first: bool, in_mem
 
 
 def engine_need(
-    size: ModelSize, policy: PolicyTable, *, answers_at_once: int, prompt_tokens: int, scoring: float = 0.0
+    size: ModelSize,
+    policy: PolicyTable,
+    *,
+    answers_at_once: int,
+    prompt_tokens: int,
+    scoring: float = 0.0,
+    adapters: int = 0,
 ) -> Need:
     """An embedded engine: weights twice (served, and the next ones), the key-value cache, and drawing a token.
 
-    Beside that it scores the canary, which needs `scoring` bytes.
+    Where it is given adapters alone, that many elements, it has those twice, and the weights once. Beside that it
+    scores the canary, which needs `scoring` bytes.
     """
     answer = policy.rollout.max_new_tokens
     rows = _allocated_rows(answers_at_once, policy.rollout.group_size)
     cache = element_bytes(policy) * size.cached_per_token * rows * _allocated_columns(prompt_tokens, answer)
     block = cache / size.num_blocks
+    stays, comes = (size.parameters, adapters) if adapters else (0, size.parameters)
     return Need(
         "sampling",
         {
-            "weights": 2.0 * element_bytes(policy) * size.parameters,
+            "weights": element_bytes(policy) * (stays + 2.0 * comes),
             "key-value cache": cache + block * max(0.5, size.query_heads_per_cached),
             "sampling": SAMPLING_BYTES * size.vocab_size * answers_at_once,
         }

@@ -170,7 +170,12 @@ class PolicyMemory:
         scoring = max(self._scoring(self.table.rollout.engine_dtype, is_learner=False), self._scoring_given)
         prompt_tokens = max(self._prompt_tokens, self._plain_tokens)
         return engine_need(
-            self._size, self.table, answers_at_once=answers, prompt_tokens=prompt_tokens, scoring=scoring
+            self._size,
+            self.table,
+            answers_at_once=answers,
+            prompt_tokens=prompt_tokens,
+            scoring=scoring,
+            adapters=self._adapters,
         )
 
     def _scoring(self, dtype: str, *, is_learner: bool) -> float:
@@ -235,6 +240,15 @@ class PolicyMemory:
         from mrl.models.skeleton import model_size
 
         return model_size(self._model_config)
+
+    @cached_property
+    def _adapters(self) -> int:
+        """Elements of what its engines are given in place of all weights; 0 where they are given those."""
+        from mrl.models.skeleton import model_size
+
+        return (
+            self.table.rollout.weights == "adapters" and model_size(self._model_config, self.table.learner.lora).trained
+        )
 
     @cached_property
     def longest_row_tokens(self) -> int:

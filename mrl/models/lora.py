@@ -81,7 +81,7 @@ def merged(
         return weight_OI
     first_RI, second_OR = (whole(weights[f"{module_name}{part}weight"]) for part in (FIRST, SECOND))
     layer: Any = model.get_submodule(module_name)
-    return merge(weight_OI, second_OR, first_RI, layer.scaling[ADAPTER])
+    return torch.addmm(weight_OI, second_OR, first_RI, alpha=layer.scaling[ADAPTER])
 
 
 @contextmanager
@@ -127,11 +127,6 @@ def read_scale(folder: Path) -> float:
         return float(described["lora_alpha"] / described["r"])
     except (OSError, ValueError, KeyError, TypeError, ZeroDivisionError) as error:
         raise WeightsError(f"{folder}: no description of adapters: {error}") from error
-
-
-def merge(weight_OI: Tensor, second_OR: Tensor, first_RI: Tensor, scale: float, out: Tensor | None = None) -> Tensor:
-    """W + scale * B A, put into `out` if that is given; learner and engine get the same bits on one kind of device."""
-    return torch.addmm(weight_OI, second_OR, first_RI, alpha=scale, out=out)
 
 
 def _peft_config(table: LoraTable, targets: list[str]) -> Any:

@@ -3,7 +3,8 @@
 Two things give other weights away. Scores that are off by several times what rounding makes of them, on average or in
 the tail: tensors that were exchanged, or are another model's. And scores that are off in the direction of the version
 before: an update that was lost, as a whole or in part. The second finds steps that are far smaller than rounding is,
-as rounding has no reason to point there; where it cannot be told from chance, that is said and nothing is refused.
+as rounding has no reason to point there, or, with adapters, points there in the learner's own pass as well; where it
+cannot be told from chance, that is said and nothing is refused.
 """
 
 import math
@@ -106,8 +107,12 @@ class CanaryGap:
         return abs(self.missing_share) + TELLING_ERRORS * self.missing_error <= TELLING_SHARE
 
 
-def gap_nats(canary: Canary, scored: Sequence[Sequence[float]]) -> CanaryGap:
-    """How far an engine's scores are from the reference. Raises ValueError when the shapes differ."""
+def gap_nats(canary: Canary, scored: Sequence[Sequence[float]], *, of_adapters: bool = False) -> CanaryGap:
+    """How far an engine's scores are from the reference. Raises ValueError when the shapes differ.
+
+    Adapters in 16 bits add to sums that are rounded before, and so all that changes less than half a unit is lost, in
+    the learner's rounded pass as well: there it is what that pass has and the engine lacks that counts.
+    """
     reference, rows = _flat(canary.logprobs), [len(row) for row in canary.logprobs]
     if [len(row) for row in scored] != rows:
         raise ValueError("the engine scored other texts than the canary's")
@@ -117,7 +122,11 @@ def gap_nats(canary: Canary, scored: Sequence[Sequence[float]]) -> CanaryGap:
         return CanaryGap(math.inf, math.inf, mean_noise, problem="its log-probabilities are not numbers")
     share, error = math.nan, math.inf
     if canary.previous:
-        share, error = _missing(off, noise, _flat(canary.previous) - reference, rows)
+        update = _flat(canary.previous) - reference
+        if of_adapters:
+            share, error = _missing(off - noise, [], update, rows)
+        else:
+            share, error = _missing(off, [noise], update, rows)
     problem = excess(off, noise)
     if not problem and abs(share) > max(MIN_MISSING_SHARE, SURE_ERRORS * error):
         problem = f"it lacks {share:.0%} of the last update, give or take {error:.0%}"
@@ -138,15 +147,15 @@ def excess(off_T: npt.NDArray[np.floating], noise_T: npt.NDArray[np.floating]) -
     return ""
 
 
-def _missing(off_T: Floats, noise_T: Floats, update_T: Floats, rows: Sequence[int]) -> tuple[float, float]:
+def _missing(off_T: Floats, apart: Sequence[Floats], update_T: Floats, rows: Sequence[int]) -> tuple[float, float]:
     """Share of the update (old minus new) in what an engine is off by, and its standard error; by least squares.
 
-    What rounding does to this model on average, and a shift of all tokens, is taken out before. The error is the larger
+    A shift of all tokens, and what is off in the directions `apart` [T], is taken out before. The error is the larger
     of two that hold for noise of any size (MacKinnon and White 1985, HC3): one for noise that differs from token to
     token, one for noise that tokens of a row have in common.
     """
-    of_rounding = np.stack([np.ones_like(noise_T), noise_T], axis=1)
-    off, update = (part - of_rounding @ np.linalg.lstsq(of_rounding, part)[0] for part in (off_T, update_T))
+    other = np.stack([np.ones_like(off_T), *apart], axis=1)
+    off, update = (part - other @ np.linalg.lstsq(other, part)[0] for part in (off_T, update_T))
     size = float(update @ update)
     if size <= update.size * np.finfo(np.float32).eps ** 2:  # of float32 numbers of about one nat
         return math.nan, math.inf

@@ -92,6 +92,23 @@ def test_rows_stay_where_float32_was_chosen():
     assert "policies.a.learner.attention_kernel" not in chosen(resolved)
 
 
+def test_an_embedded_engine_on_a_gpu_gets_adapters_alone():
+    """Of a learner that trains some; whoever wants them merged says so, and servers get what they got."""
+    lora = {"device": "cuda", "learner": {"lora": {}}}
+    resolved = by_device(
+        config_of(
+            a=lora,
+            b={"device": "cuda"},
+            teacher=lora | {"rollout": {"weights": "files"}},
+            cores={"learner": {"lora": {}}},
+            server=lora | {"rollout": {"engine": "vllm"}},
+        )
+    )
+    policies = resolved.config.policies
+    assert [name for name in policies if policies[name].rollout.weights == "adapters"] == ["a"]
+    assert "policies.a.rollout.weights" in chosen(resolved)
+
+
 def test_rules_are_held_against_what_was_chosen(tmp_path: Path):
     """A kernel for bfloat16 needs no word on it; a choice is none that anybody can be blamed for."""
     more = 'device = "cuda"\nlearner = { attention_kernel = "varlen" }'

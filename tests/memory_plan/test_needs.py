@@ -265,6 +265,13 @@ def test_an_engine_scores_its_canary_beside_what_it_samples() -> None:
     assert need.mib - engine_need(SIZE, PolicyTable(), answers_at_once=32, prompt_tokens=10).mib == 300
 
 
+def test_an_engine_holds_the_weights_once_beside_adapters() -> None:
+    """Of which the next ones come beside those that are served."""
+    policy = PolicyTable.model_validate({"rollout": {"embedded_dtype": "bfloat16"}})
+    need = engine_need(SIZE, policy, answers_at_once=32, prompt_tokens=10, adapters=1000)
+    assert need.parts["weights"] == 2 * (SIZE.parameters + 2 * 1000)
+
+
 def test_an_engine_holds_the_weights_twice_and_a_cache() -> None:
     """The cache has twice the columns in use and 64, and one block of it for all heads while it is read."""
     policy = PolicyTable.model_validate({"rollout": {"group_size": 8, "max_new_tokens": 30}})

@@ -137,6 +137,11 @@ class Learner:
         self._publisher = Publisher(folder, "p", model_folder=start, adapters=adapters, keep=100)
         self._published = adapter_sources if adapters else weight_sources
 
+    @property
+    def model(self) -> Any:
+        """What is trained."""
+        return self._trainer.model
+
     def learn(self, steps: int) -> Learnt:
         """So many steps of AdamW at a usual learning rate; then publish."""
         for step in range(self._steps, self._steps + steps):

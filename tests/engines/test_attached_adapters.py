@@ -10,14 +10,18 @@ import torch
 from mrl.engines.embedded import EmbeddedEngine
 from mrl.engines.engine import Sampling
 from mrl.errors import WeightsError, WeightsUnproved
+from mrl.models.load_policy import load_policy
 from mrl.models.parameters import named_weights
+from mrl.models.scoring import score_tokens
 from mrl.rollout.updates import Route, install, prove
-from mrl.weights.manifest import read_manifest
+from mrl.weights.canary import CanaryGap, gap_nats, make_canary, reference_logprobs
+from mrl.weights.manifest import differing, read_manifest
 from tests.support.engine_rig import EOS_IDS, Rig, Weights, full_forward
 from tests.support.family_rig import Learner, Learnt, make_family
 
 LORA = {"rank": 3, "alpha": 7}
-ADAPTED = "model.layers.1.mlp.up_proj.weight"
+ADAPTED = "model.layers.1.mlp.up_proj"
+Factors = dict[str, tuple[torch.Tensor, torch.Tensor]]
 FIRST = "base_model.model.model.layers.{}.self_attn.q_proj.lora_A.weight"
 
 
@@ -32,21 +36,24 @@ def engine(learner, tmp_path) -> EmbeddedEngine:
     return EmbeddedEngine(tmp_path / "start", Sampling(0.7, 40, EOS_IDS[:1]), device="cpu", max_running=16)
 
 
-def served(engine: EmbeddedEngine) -> dict[str, torch.Tensor]:
+def weights(engine: EmbeddedEngine) -> dict[str, torch.Tensor]:
     return {name: tensor.detach().clone() for name, tensor in named_weights(engine._model).items()}
 
 
 def check_serves(engine: EmbeddedEngine, learnt: Learnt) -> None:
-    """What the learner would have published whole, to the bit."""
-    wanted = named_weights(learnt.model)
-    assert all(torch.equal(tensor, wanted[name]) for name, tensor in served(engine).items())
+    """What the learner's model gives with its adapters merged; the weights stay those of the folder."""
+    texts = [[7, 8, 9, 300], [5, 6, 250]]
+    np.testing.assert_allclose(
+        np.concatenate(engine.score(texts)), np.concatenate(score_tokens(learnt.model, texts)), atol=2e-5, rtol=0
+    )
+    start = named_weights(load_policy(learnt.start))
+    assert all(torch.equal(tensor, start[name]) for name, tensor in weights(engine).items())
     assert engine.version == learnt.version
 
 
 def test_versions_take_each_others_place(learner, engine):
     """The first one, whose adapters do nothing yet, too; an older one again, and after a restart the newest."""
     versions = [learner.learn(steps) for steps in (0, 2, 2)]
-    assert all(torch.equal(tensor, served(engine)[name]) for name, tensor in named_weights(versions[0].model).items())
 
     for learnt in (*versions, versions[1], versions[2]):
         installed = install(engine, learnt.manifest, learnt.version)
@@ -65,8 +72,9 @@ def test_sleep_keeps_the_weights_of_the_folder_and_nothing_else(learner, engine)
     install(engine, second.manifest, second.version)
     engine.sleep()
 
-    assert all(torch.equal(tensor, served(engine)[name]) for name, tensor in named_weights(first.model).items())
-    assert not engine._adapters._base
+    engine.label(first.version)
+    check_serves(engine, first)
+    assert not engine._adapters.checksums()
     engine.wake()
     install(engine, second.manifest, second.version)
     check_serves(engine, second)
@@ -96,32 +104,38 @@ def test_an_update_in_mid_answer_gives_spans_that_are_right(learner, engine, tmp
     np.testing.assert_allclose(engine.score([text])[0], full_forward([(weights, text)], 1.0), atol=1e-4, rtol=0)
 
 
-def stale(engine: EmbeddedEngine, before: dict[str, torch.Tensor]) -> None:
+def factors(engine: EmbeddedEngine) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
+    """Those that the engine computes with."""
+    return {name: (first.tensor, second.tensor) for name, (first, second) in engine._adapters._attached.factors.items()}
+
+
+def stale(engine: EmbeddedEngine, before: Factors) -> None:
     """What is computed with is that of the version before."""
-    for name, tensor in named_weights(engine._model).items():
-        tensor.data.copy_(before[name])
+    for name, pair in factors(engine).items():
+        for tensor, old in zip(pair, before[name], strict=True):
+            tensor.copy_(old)
 
 
-def half_applied(engine: EmbeddedEngine, before: dict[str, torch.Tensor]) -> None:
+def half_applied(engine: EmbeddedEngine, before: Factors) -> None:
     """One layer was left out."""
-    named_weights(engine._model)[ADAPTED].data.copy_(before[ADAPTED])
+    for tensor, old in zip(factors(engine)[ADAPTED], before[ADAPTED], strict=True):
+        tensor.copy_(old)
 
 
-def applied_twice(engine: EmbeddedEngine, before: dict[str, torch.Tensor]) -> None:
-    """To what was merged already."""
-    engine._adapters._base[ADAPTED].copy_(named_weights(engine._model)[ADAPTED].data)
-    engine._adapters.merge(engine._adapters._merged)
+def applied_twice(engine: EmbeddedEngine, before: Factors) -> None:
+    """To what has them already."""
+    first, second = factors(engine)[ADAPTED]
+    named_weights(engine._model)[f"{ADAPTED}.weight"].add_(second @ first)
 
 
-def swapped(engine: EmbeddedEngine, before: dict[str, torch.Tensor]) -> None:
+def swapped(engine: EmbeddedEngine, before: Factors) -> None:
     """Two adapters of one shape."""
-    factors = engine._adapters._merged.factors
-    one, other = (f"model.layers.{layer}.mlp.up_proj.weight" for layer in range(2))
-    factors[one], factors[other] = factors[other], factors[one]
-    engine._adapters.merge(engine._adapters._merged)
+    held = engine._adapters._attached.factors
+    one, other = (f"model.layers.{layer}.mlp.up_proj" for layer in range(2))
+    held[one], held[other] = held[other], held[one]
 
 
-def other_base(engine: EmbeddedEngine, before: dict[str, torch.Tensor]) -> None:
+def other_base(engine: EmbeddedEngine, before: Factors) -> None:
     """A weight that nothing adapts differs in one bit, which no canary shows."""
     norm = named_weights(engine._model)["model.norm.weight"].data
     norm[0] = torch.nextafter(norm[0], torch.tensor(9.0))
@@ -142,7 +156,7 @@ def test_an_engine_that_serves_others_than_were_published_is_found_out(learner, 
     """By the bytes, and the tensor is named; by the canary where nobody can tell the bytes."""
     first, second = learner.learn(2), learner.learn(2)
     install(engine, first.manifest, first.version)
-    before = served(engine)
+    before = {name: tuple(tensor.clone() for tensor in pair) for name, pair in factors(engine).items()}
     install(engine, second.manifest, second.version)
     manifest = read_manifest(second.manifest)
 
@@ -175,7 +189,7 @@ def leave_out(tensors: dict[str, torch.Tensor]) -> None:
 
 @pytest.mark.parametrize(("change", "why"), [(swap_files, "checksum"), (leave_out, "lacks")])
 def test_files_that_changed_after_they_were_published_are_refused(learner, engine, tmp_path, change, why):
-    """Before anything is merged."""
+    """Before anything is served."""
     first, second = learner.learn(2), learner.learn(2)
     install(engine, first.manifest, first.version)
     planted = second.planted(tmp_path / "planted", change)
@@ -232,3 +246,31 @@ def test_adapters_on_whole_weights_of_another_version_are_found_out(learner, eng
     monkeypatch.setattr(engine, "checksums", lambda: None)
     with pytest.raises(WeightsUnproved, match="canary"):
         prove(engine, read_manifest(learnt.manifest))
+
+
+def test_an_engine_in_16_bits_is_held_to_what_the_learner_keeps_of_a_small_step(tmp_path):
+    """Of one that is below the units of the sums that it is added to, most is lost, in the learner's pass too."""
+    start = make_family(tmp_path / "start", "qwen3")
+    load_policy(start, dtype=torch.bfloat16).save_pretrained(start)
+    learner = Learner(tmp_path / "published", start, lr=6e-4, lora=LORA)
+    engine = EmbeddedEngine(start, Sampling(0.7, 40, EOS_IDS[:1]), device="cpu", max_running=16, dtype="bfloat16")
+    texts = [row.tolist() for row in torch.randint(10, 300, (512, 60), generator=torch.Generator().manual_seed(1))]
+    first = learner.learn(1)
+    before = reference_logprobs(learner.model, texts, "bfloat16")
+    second = learner.learn(1)
+    canary = make_canary(learner.model, texts, "bfloat16", before)
+
+    def gap_of(learnt: Learnt, *, of_adapters: bool = True) -> CanaryGap:
+        manifest = read_manifest(learnt.manifest)
+        engine.load_adapters(learnt.manifest.parent, learnt.version, manifest.tensors)
+        held = engine.checksums()
+        assert held.keys() == manifest.served.keys()
+        assert not differing(manifest, held)
+        return gap_nats(canary, engine.score(texts), of_adapters=of_adapters)
+
+    assert "lacks" in gap_of(second, of_adapters=False).problem
+    assert "lacks" in gap_of(first).problem
+    gap = gap_of(second)
+    assert not gap.problem
+    assert abs(gap.missing_share) < 0.1
+    assert gap.tells_versions

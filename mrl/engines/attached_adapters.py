@@ -1,0 +1,155 @@
+"""Adapters beside the weights of the model in this process, y = W x + alpha / rank * B A x (arXiv 2106.09685).
+
+W stays what it is, and lies in memory once. In 16 bits the engine then rounds where the learner's pass does; a merge
+would round weights instead, and lose every change smaller than half a unit of one.
+
+Nothing but W, B and A decides what is computed with. So two things prove it: W is that of the policy's folder, and B
+and A are those that were published.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.utils.hooks import RemovableHandle
+
+from mrl.errors import WeightsError
+from mrl.models.lora import WRAPPED, read_scale
+from mrl.models.parameters import named_weights
+from mrl.models.tensor_file import digest, read_folder, read_tensors
+
+FIRST, SECOND = ".lora_A.weight", ".lora_B.weight"
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A tensor as the model computes with it."""
+
+    tensor: Tensor
+    as_read: str
+    """Digest that it has as long as nothing changes it."""
+    published: str
+    """Digest of what it was rounded from."""
+
+    def digest(self) -> str:
+        """That of what was published, or another one where something else is held."""
+        found = digest(self.tensor)
+        return self.published if found == self.as_read else found
+
+
+@dataclass(frozen=True, slots=True)
+class Adapters:
+    """Those of one version: name of an adapted layer -> A [R, I] and B [O, R]."""
+
+    factors: Mapping[str, tuple[Held, Held]]
+    scale: float
+
+
+class AttachedAdapters:
+    """The adapters of a model which was loaded from `folder`."""
+
+    def __init__(self, model: nn.Module, folder: Path) -> None:
+        self._model, self._folder = model, folder
+        self._attached: Adapters | None = None
+        self._hooks: list[RemovableHandle] = []
+        self._of_folder: dict[str, tuple[str, str]] = {}
+        """Name in the folder -> digest of the tensor as this model has to hold it, and as it lies there."""
+
+    def read(self, folder: Path, digests: Mapping[str, str] | None) -> Adapters:
+        """What a folder holds, beside what is served.
+
+        Raises WeightsError when it cannot be read, does not fit or has other `digests`.
+        """
+        tensors: dict[str, Tensor] = {}
+
+        def place(name: str, dtype: torch.dtype, shape: list[int]) -> Tensor:
+            return tensors.setdefault(name, torch.empty(shape, dtype=dtype))
+
+        published = read_folder(folder, place, digests)
+        weights = named_weights(self._model)
+        factors = {}
+        for name in [name for name in tensors if name.endswith(FIRST)]:
+            wrapped = name.removesuffix(FIRST)
+            layer = wrapped.removeprefix(WRAPPED)
+            pair = tensors.pop(name), tensors.pop(wrapped + SECOND, None)
+            weight_OI = weights.get(f"{layer}.weight")
+            rounded = _fitting(str(folder), layer, weight_OI, *pair)
+            names = name, wrapped + SECOND
+            factors[layer] = tuple(
+                Held(one, digest(one), published[its]) for one, its in zip(rounded, names, strict=True)
+            )
+        known = factors.keys() if self._attached is None else self._attached.factors.keys()
+        if tensors or factors.keys() != known:
+            odd = sorted(tensors) or sorted(factors.keys() ^ known)
+            raise WeightsError(f"{folder}: not the adapters of this model: {odd[:5]}")
+        return Adapters(factors, read_scale(folder))  # type: ignore[arg-type]
+
+    def attach(self, adapters: Adapters) -> None:
+        """Compute with these from now on. No forward may run meanwhile."""
+        self._attached = adapters
+        if not self._hooks:
+            layers = ((name, self._model.get_submodule(name)) for name in adapters.factors)
+            self._hooks = [layer.register_forward_hook(partial(self._add, name)) for name, layer in layers]
+
+    def detach(self) -> None:
+        """Compute with the weights alone again, and keep nothing beside them. No forward may run meanwhile."""
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks, self._attached = [], None
+
+    @torch.no_grad()
+    def checksums(self) -> dict[str, str]:
+        """Name -> digest of adapters and of the folder's tensors, as published where those are what is served.
+
+        Empty where nothing is attached.
+        """
+        if self._attached is None:
+            return {}
+        if not self._of_folder:
+            self._of_folder = self._read_folder()
+        held = self._model.state_dict()
+        found = {name: Held(held[name], *digests).digest() for name, digests in self._of_folder.items()}
+        for layer, factors in self._attached.factors.items():
+            found |= {WRAPPED + layer + part: one.digest() for part, one in zip((FIRST, SECOND), factors, strict=True)}
+        return found
+
+    def _add(self, layer: str, _module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
+        """To a layer's output [..., O] what its adapter makes of the input [..., I]."""
+        assert self._attached is not None
+        first, second = self._attached.factors[layer]
+        low = functional.linear(inputs[0], first.tensor).flatten(0, -2)
+        added = torch.addmm(output.flatten(0, -2), low, second.tensor.T, alpha=self._attached.scale)
+        return added.view_as(output)
+
+    def _read_folder(self) -> dict[str, tuple[str, str]]:
+        """One tensor in memory at a time; those that the model holds by other names are left out."""
+        held, found = self._model.state_dict(), {}
+        staged: dict[str, Tensor] = {}
+
+        def place(name: str, dtype: torch.dtype, shape: list[int]) -> Tensor:
+            staged[name] = torch.empty(shape, dtype=dtype)
+            return staged[name]
+
+        for path in sorted(self._folder.glob("*.safetensors")):
+            for name, in_folder in read_tensors(path, place):
+                tensor = staged.pop(name)
+                if name in held:
+                    found[name] = digest(tensor.to(held[name].dtype)), in_folder
+        return found
+
+
+def _fitting(
+    where: str, layer: str, weight_OI: Tensor | None, first_RI: Tensor, second_OR: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """Both factors where and as the weight is."""
+    if weight_OI is None or second_OR is None or first_RI.ndim != 2 or second_OR.ndim != 2:
+        raise WeightsError(f"{where}: no adapter for {layer}")
+    wanted = (second_OR.shape[0], first_RI.shape[1])
+    if first_RI.shape[0] != second_OR.shape[1] or tuple(weight_OI.shape) != wanted:
+        got = f"{tuple(second_OR.shape)} and {tuple(first_RI.shape)}"
+        raise WeightsError(f"{where}: an adapter of {got} does not fit {layer}, which is {tuple(weight_OI.shape)}")
+    return first_RI.to(weight_OI), second_OR.to(weight_OI)
