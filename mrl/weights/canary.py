@@ -110,8 +110,8 @@ class CanaryGap:
 def gap_nats(canary: Canary, scored: Sequence[Sequence[float]], *, of_adapters: bool = False) -> CanaryGap:
     """How far an engine's scores are from the reference. Raises ValueError when the shapes differ.
 
-    Adapters in 16 bits add to sums that are rounded before, and so all that changes less than half a unit is lost, in
-    the learner's rounded pass as well: there it is what that pass has and the engine lacks that counts.
+    Adapters in 16 bits add to sums that are rounded before, so part of a step is lost, in the learner's rounded pass as
+    well. There an engine may keep as much as the exact reference, as little as that pass, or anything between.
     """
     reference, rows = _flat(canary.logprobs), [len(row) for row in canary.logprobs]
     if [len(row) for row in scored] != rows:
@@ -124,13 +124,20 @@ def gap_nats(canary: Canary, scored: Sequence[Sequence[float]], *, of_adapters: 
     if canary.previous:
         update = _flat(canary.previous) - reference
         if of_adapters:
-            share, error = _missing(off - noise, [], update, rows)
+            share, error = _nearer(_missing(off, [], update, rows), _missing(off - noise, [], update, rows))
         else:
             share, error = _missing(off, [noise], update, rows)
     problem = excess(off, noise)
     if not problem and abs(share) > max(MIN_MISSING_SHARE, SURE_ERRORS * error):
         problem = f"it lacks {share:.0%} of the last update, give or take {error:.0%}"
     return CanaryGap(_mean(off), float(np.abs(off).max()), mean_noise, share, error, problem)
+
+
+def _nearer(of_exact: tuple[float, float], of_rounded: tuple[float, float]) -> tuple[float, float]:
+    """The smaller of two shares with its error; none is missing where they have different signs."""
+    if of_exact[0] * of_rounded[0] < 0.0:
+        return 0.0, max(of_exact[1], of_rounded[1])
+    return min(of_exact, of_rounded, key=lambda one: abs(one[0]))
 
 
 def excess(off_T: npt.NDArray[np.floating], noise_T: npt.NDArray[np.floating]) -> str:

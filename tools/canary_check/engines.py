@@ -10,6 +10,7 @@ from canary_check.cases import Case
 from canary_check.learner import Published
 from torch import Tensor, nn
 
+from mrl.engines.attached_adapters import AttachedAdapters
 from mrl.engines.bounds import Bounds
 from mrl.engines.dialect import Launch
 from mrl.engines.engine import Sampling
@@ -93,12 +94,12 @@ def late(now: Tensors, before: Tensors) -> None:
 
 
 def swapped_queries(now: Tensors, before: Tensors) -> None:
-    first, second = (f"model.layers.{layer}.self_attn.q_proj.weight" for layer in (1, 2))
+    first, second = (f"model.layers.{layer}.self_attn.q_proj" for layer in (1, 2))
     _swap(now, first, second)
 
 
 def gate_for_up(now: Tensors, before: Tensors) -> None:
-    _swap(now, "model.layers.1.mlp.gate_proj.weight", "model.layers.1.mlp.up_proj.weight")
+    _swap(now, "model.layers.1.mlp.gate_proj", "model.layers.1.mlp.up_proj")
 
 
 FAULTS: dict[str, Callable[[Tensors, Tensors], None]] = {
@@ -116,20 +117,25 @@ def _keep(now: Tensors, before: Tensors, names: Sequence[str]) -> None:
 
 
 def _swap(now: Tensors, first: str, second: str) -> None:
-    kept = now[first].clone()
-    now[first].copy_(now[second])
-    now[second].copy_(kept)
+    """The weights of two layers, or both factors of their adapters."""
+    for name in [name for name in now if name.startswith(f"{first}.")]:
+        other = second + name.removeprefix(first)
+        kept = now[name].clone()
+        now[name].copy_(now[other])
+        now[other].copy_(kept)
 
 
 class InProcess:
     """What `install` needs of an engine: it loads folders, scores texts, and cannot say what bytes it holds."""
 
-    def __init__(self, case: Case, *, kind: str, fault: str = "") -> None:
-        """The fault is planted at the second load."""
+    def __init__(self, case: Case, start: Path, *, kind: str, fault: str = "") -> None:
+        """The fault is planted at the second load, of what was loaded: weights, or adapters over those of `start`."""
         self._dtype = getattr(torch, case.engine)
         self._logits, self._batch = HEALTHY[kind]
         self._fault = FAULTS.get(fault)
         self._model: nn.Module | None = None
+        self._start = start
+        self._adapters: tuple[AttachedAdapters, Tensors] | None = None
         self.version: Version | None = None
 
     def load(self, folder: Path, version: Version, digests: Mapping[str, str] | None = None) -> None:
@@ -139,6 +145,24 @@ class InProcess:
             with torch.no_grad():
                 self._fault(dict(self._model.named_parameters()), dict(before.named_parameters()))
         self.version = version
+
+    def load_adapters(self, folder: Path, version: Version, digests: Mapping[str, str] | None = None) -> None:
+        """The same, of adapters beside the weights of the start."""
+        if self._adapters is None:
+            self._model = load_policy(self._start, dtype=self._dtype)
+            self._adapters = AttachedAdapters(self._model, self._start), {}
+        attached, before = self._adapters
+        adapters = attached.read(folder, digests)
+        now = {
+            f"{layer}.{place}": held.tensor
+            for layer, factors in adapters.factors.items()
+            for place, held in enumerate(factors)
+        }
+        kept = {name: tensor.clone() for name, tensor in now.items()}
+        if before and self._fault is not None:
+            self._fault(now, before)
+        attached.attach(adapters)
+        self._adapters, self.version = (attached, kept), version
 
     @torch.no_grad()
     def score(self, token_ids: Sequence[Sequence[int]]) -> list[list[float]]:

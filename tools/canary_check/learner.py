@@ -11,17 +11,18 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from mrl.config.policy_tables import LearnerTable
+from mrl.config.policy_tables import LearnerTable, LoraTable
 from mrl.learner.ranks.world import World
 from mrl.learner.references import CanaryReferences
 from mrl.learner.step_order import StepOrder
 from mrl.learner.trainer import Trainer, check_forward
 from mrl.models.load_policy import load_policy
-from mrl.models.parameters import whole_weights
+from mrl.models.parameters import adapter_sources, weight_sources
 from mrl.models.scoring import score_tokens
 from mrl.objectives.specs import Clipped
 from mrl.records.version import Version
 from mrl.sharing.regime import Component, TrainingExample
+from mrl.weights.adapters import AdapterFormat
 from mrl.weights.publish import Publisher
 
 VOCAB_SIZE, HIDDEN_SIZE = 1024, 64
@@ -45,17 +46,21 @@ class Published:
 def publish_two(case: Case, folder: Path) -> Published:
     """Manifests of a random policy, before and after a step."""
     start = _save(case, folder / "start")
-    table = LearnerTable(precision=case.precision, lr=case.lr, max_grad_norm=1e9)
+    lora = LoraTable(rank=8) if case.adapters else None
+    table = LearnerTable(precision=case.precision, lr=case.lr, max_grad_norm=1e9, lora=lora)
     world = World(0, 1, torch.device("cpu"))
     examples = _rows(case.num_layers, case.logit_std, case.is_released)
     trainer = Trainer(load_policy(start), table, (OWN,), temperature=1.0, seed=3, total_steps=10, world=world)
     prompts = [example.prompt_token_ids.tolist() for example in examples]
     references = CanaryReferences(trainer, prompts, engine_format=case.engine)
     check_forward(trainer.model, references.texts, trainer.precision)
-    publisher = Publisher(folder / "weights", "p", model_folder=start)
+    adapters = AdapterFormat(lora, start) if lora else None
+    publisher = Publisher(folder / "weights", "p", model_folder=start, adapters=adapters)
 
     def publish(version: Version) -> Path:
-        return publisher.publish_weights(whole_weights(trainer.model), version, references.make())
+        sources = (adapter_sources if adapters else weight_sources)(trainer.model)
+        whole = ((source.name, source.whole()) for source in sources)
+        return publisher.publish_weights(whole, version, references.make())
 
     first = publish(FIRST)
     references.before_step(StepOrder(examples * ROWS_OF_A_STEP, {}))
