@@ -14,6 +14,8 @@ LIFE = "{life}"
 """Stands in a command for a word that differs in every life of a process; a rendezvous is never used twice."""
 ALLOCATOR_WORDS = frozenset({"PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"})
 """The variable's name, and the one that torch knew it by before, and still reads."""
+LARGE_PAGES = "THP_MEM_ALLOC_ENABLE"
+"""torch asks for them where it takes 2 MiB or more."""
 LOCAL = "{local}"
 """Stands in a command for the host's local folder, which there is only once the run begins."""
 # The file only grows, by one record per interval; nobody else's heartbeat is ever looked at.
@@ -55,9 +57,12 @@ def nccl_environment(crash: Path, policy: str) -> dict[str, str]:
 
 
 def allocator_environment(user: Mapping[str, str]) -> dict[str, str]:
-    """Has CUDA's memory grow in place, which lengths that vary would cut to pieces, unless the user's words are there.
+    """Has a GPU's memory grow in place, which lengths that vary would cut to pieces, and main memory in large pages.
 
-    What lies in such memory is shared between processes by file descriptors (`pidfd_getfd`), which containers often
-    forbid: what is to be shared by CUDA IPC has to be allocated apart.
+    The user's own words for either are left alone. A checkpoint is first copied to main memory, which takes half as
+    long with large pages (3.4 in place of 1.5 GB/s beside an H200). What lies in memory that grows is shared between
+    processes by file descriptors (`pidfd_getfd`), which containers often forbid: what is to be shared by CUDA IPC has
+    to be allocated apart.
     """
-    return {} if ALLOCATOR_WORDS & user.keys() else {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}
+    growing = {} if ALLOCATOR_WORDS & user.keys() else {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}
+    return growing if LARGE_PAGES in user else growing | {LARGE_PAGES: "1"}

@@ -12,7 +12,7 @@ from mrl.errors import ConfigError
 from mrl.processes.planning.dry_run import describe
 from mrl.processes.planning.hosts import Host, counting_gpus
 from mrl.processes.planning.plan import build_plan, shared_gpus
-from mrl.processes.planning.torchrun import ALLOCATOR_WORDS
+from mrl.processes.planning.torchrun import ALLOCATOR_WORDS, LARGE_PAGES, allocator_environment
 
 RECIPE = {"architecture": "llama", "tokenizer": "metaspace", "vocab_size": 512, "hidden_size": 128, "num_layers": 4}
 
@@ -142,9 +142,16 @@ def test_a_learner_on_a_gpu_has_memory_that_grows_in_place_unless_the_user_said_
         monkeypatch.delenv(name)
 
 
-def test_torch_knows_the_variable_by_these_names() -> None:
+def test_torch_knows_the_variables_by_these_names() -> None:
     library = (Path(torch.__file__).parent / "lib" / "libc10.so").read_bytes()
-    assert all(name.encode() in library for name in ALLOCATOR_WORDS)
+    assert all(name.encode() in library for name in (*ALLOCATOR_WORDS, LARGE_PAGES))
+
+
+def test_a_learner_on_a_gpu_takes_main_memory_in_large_pages_unless_the_user_said_otherwise() -> None:
+    """Whatever is said of the GPU's memory."""
+    assert allocator_environment({})[LARGE_PAGES] == "1"
+    assert LARGE_PAGES in allocator_environment({"PYTORCH_ALLOC_CONF": "max_split_size_mb:512"})
+    assert LARGE_PAGES not in allocator_environment({LARGE_PAGES: "0"})
 
 
 def tables(**policy: Any) -> RunConfig:
