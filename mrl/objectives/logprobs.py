@@ -135,9 +135,9 @@ class _Chunked(torch.autograd.Function):
                 ctx.scale,
                 hidden_CD @ head_VD.T,
                 targets_T[rows],
-                normaliser_T[rows],
-                None if by_logprobs_T is None else by_logprobs_T[rows],
-                None if by_entropy_T is None else (by_entropy_T[rows], entropy_T[rows]),
+                normaliser_C=normaliser_T[rows],
+                by_logprobs_C=None if by_logprobs_T is None else by_logprobs_T[rows],
+                entropy_C=None if by_entropy_T is None else (by_entropy_T[rows], entropy_T[rows]),
             )
             torch.mm(of_products_CV, head_VD, out=hidden_gradient_TD[rows])
             if head_gradient_VD is not None:
@@ -168,6 +168,7 @@ def _products_gradient(
     scale: _Scale,
     products_CV: Tensor,
     targets_C: Tensor,
+    *,
     normaliser_C: Tensor,
     by_logprobs_C: Tensor | None,
     entropy_C: tuple[Tensor, Tensor] | None,

@@ -26,6 +26,7 @@ from mrl.processes.planning.placement import Key, Seat, least_gpus, most_gpus, s
 from mrl.processes.planning.torchrun import (
     LOCAL,
     allocator_environment,
+    engine_environment,
     nccl_environment,
     torchrun_argv,
     torchrun_environment,
@@ -346,7 +347,7 @@ def _worker(
         policy=name,
         index=index,
         argv=role_argv("worker", run_folder, python=python, policy=name, index=index),
-        env=environment(policy.rollout.threads, gpus),
+        env=environment(policy.rollout.threads, gpus) | engine_environment(policy, os.environ),
     )
 
 
@@ -368,6 +369,7 @@ def unit_worker(
     is_cpu = unit.kind == "cpu"
     threads = len(unit.devices) if is_cpu else config.policies[policy].rollout.threads
     env = environment(threads, [gpus[device] for device in unit.devices] if gpus and not is_cpu else [])
+    env |= engine_environment(config.policies[policy], os.environ)
     env |= {UNIT: unit.name, UNIT_EPOCH: str(epoch), UNIT_RUN: str(run_folder.absolute()), UNIT_POLICY: policy}
     env[KEEPS_ENVIRONMENT] = "1"
     sleeps = may_sleep(config, policy)

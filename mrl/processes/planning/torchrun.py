@@ -10,6 +10,8 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+from mrl.config.policy_tables import PolicyTable
+
 LIFE = "{life}"
 """Stands in a command for a word that differs in every life of a process; a rendezvous is never used twice."""
 ALLOCATOR_WORDS = frozenset({"PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"})
@@ -57,12 +59,20 @@ def nccl_environment(crash: Path, policy: str) -> dict[str, str]:
 
 
 def allocator_environment(user: Mapping[str, str]) -> dict[str, str]:
-    """Has a GPU's memory grow in place, which lengths that vary would cut to pieces, and main memory in large pages.
+    """Of a learner on a GPU: memory there grows in place, which lengths that vary would cut to pieces; large pages.
 
-    The user's own words for either are left alone. A checkpoint is first copied to main memory, which takes half as
-    long with large pages (3.4 in place of 1.5 GB/s beside an H200). What lies in memory that grows is shared between
-    processes by file descriptors (`pidfd_getfd`), which containers often forbid: what is to be shared by CUDA IPC has
-    to be allocated apart.
+    The user's own words for either are left alone. What lies in memory that grows is shared between processes by file
+    descriptors (`pidfd_getfd`), which containers often forbid: what is to be shared by CUDA IPC is allocated apart.
     """
     growing = {} if ALLOCATOR_WORDS & user.keys() else {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}
-    return growing if LARGE_PAGES in user else growing | {LARGE_PAGES: "1"}
+    return growing | _large_pages(user)
+
+
+def engine_environment(policy: PolicyTable, user: Mapping[str, str]) -> dict[str, str]:
+    """Of a worker: large pages, where its engine runs in its process and on a GPU."""
+    return _large_pages(user) if policy.device == "cuda" and policy.rollout.engine == "embedded" else {}
+
+
+def _large_pages(user: Mapping[str, str]) -> dict[str, str]:
+    """New memory comes twice as fast (3.4 in place of 1.5 GB/s beside an H200), which a checkpoint waits for."""
+    return {} if LARGE_PAGES in user else {LARGE_PAGES: "1"}

@@ -12,7 +12,7 @@ from mrl.errors import ConfigError
 from mrl.processes.planning.dry_run import describe
 from mrl.processes.planning.hosts import Host, counting_gpus
 from mrl.processes.planning.plan import build_plan, shared_gpus
-from mrl.processes.planning.torchrun import ALLOCATOR_WORDS, LARGE_PAGES, allocator_environment
+from mrl.processes.planning.torchrun import ALLOCATOR_WORDS, LARGE_PAGES
 
 RECIPE = {"architecture": "llama", "tokenizer": "metaspace", "vocab_size": 512, "hidden_size": 128, "num_layers": 4}
 
@@ -147,11 +147,18 @@ def test_torch_knows_the_variables_by_these_names() -> None:
     assert all(name.encode() in library for name in (*ALLOCATOR_WORDS, LARGE_PAGES))
 
 
-def test_a_learner_on_a_gpu_takes_main_memory_in_large_pages_unless_the_user_said_otherwise() -> None:
-    """Whatever is said of the GPU's memory."""
-    assert allocator_environment({})[LARGE_PAGES] == "1"
-    assert LARGE_PAGES in allocator_environment({"PYTORCH_ALLOC_CONF": "max_split_size_mb:512"})
-    assert LARGE_PAGES not in allocator_environment({LARGE_PAGES: "0"})
+def test_who_copies_between_a_gpu_and_main_memory_takes_it_in_large_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Learners and embedded engines; a server has an environment of its own, and the user's word counts."""
+    config = config_of(a={"device": "cuda"}, b={}, c={"device": "cuda", "rollout": {"engine": "vllm"}})
+    monkeypatch.delenv(LARGE_PAGES, raising=False)
+
+    def said() -> set[str]:
+        specs = build_plan(config, Path("/r"), gpus=["0", "1", "2", "3"]).processes
+        return {spec.name for spec in specs if spec.env.get(LARGE_PAGES) == "1"}
+
+    assert said() == {"learner/a", "worker/a/0", "learner/c"}
+    monkeypatch.setenv(LARGE_PAGES, "0")
+    assert said() == set()
 
 
 def tables(**policy: Any) -> RunConfig:
