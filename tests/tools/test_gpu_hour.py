@@ -7,15 +7,19 @@ import signal
 import subprocess
 import sys
 import time
+import tomllib
 from pathlib import Path
 
 import pytest
 import torch
 from gpu_hour.bench import FILE, Bench, SkippedError
 from gpu_hour.carry import needed
+from gpu_hour.contact import QUICKSTART, leave_out_reasoning_gym
 from gpu_hour.learner import COMBINATIONS
 from gpu_hour.parts import run_stage
 from gpu_hour.resume import apart
+
+from mrl.config.load import validate
 
 ROOT = Path(__file__).parents[2]
 LEARNER = {"planned memory", "speed", "step", "work", "peak memory", "planned / measured memory"}
@@ -145,6 +149,7 @@ def test_without_a_stage_all_of_them_are_listed():
         "contact",
         "learner",
         "weights",
+        "run",
         "resume",
         "vllm",
         "all",
@@ -156,6 +161,16 @@ def test_what_is_carried_is_what_a_run_needs_beside_torch():
     carried = needed(["mrl[lora]"], beside=needed(["torch"]))
     assert {"pyzmq", "msgspec", "transformers", "tokenizers", "peft", "pydantic-core"} <= carried
     assert not {"torch", "sympy", "mrl", "ruff"} & carried
+
+
+def test_the_quickstart_goes_without_tasks_that_were_not_carried():
+    """Nobody is made skilled in what no task is left for."""
+    tables = tomllib.loads(QUICKSTART.read_text())
+    leave_out_reasoning_gym(tables)
+    config = validate(tables, where="quickstart")
+    operations = {task.operation for task in config.tasks.values()}
+    assert len(operations) == 6
+    assert all(policy.make.skilled_in and {*policy.make.skilled_in} < operations for policy in config.policies.values())
 
 
 def test_runs_are_compared_by_every_tensor():
@@ -199,6 +214,16 @@ def test_first_contact_is_made(tmp_path):
         "qwen: trained tokens",
         "llama: learner against engine",
     }
+
+
+@pytest.mark.system
+@pytest.mark.timeout(1800)
+def test_two_policies_of_released_shapes_make_a_whole_run(tmp_path):
+    """One of them with adapters; what learner and worker told, a resume, and an export that loads."""
+    found = measured("run", tmp_path)["two policies"]
+    assert found >= {"mrl train", "mrl train --resume"}
+    for name in ("qwen", "smol"):
+        assert found >= {f"{name}: {what}" for what in ("a step", "canary", "bytes compared", "exported and loaded")}
 
 
 @pytest.mark.system

@@ -91,10 +91,7 @@ def run_quickstart(bench: Bench) -> None:
     """
     tables = tomllib.loads(QUICKSTART.read_text())
     if importlib.util.find_spec("reasoning_gym") is None:
-        tables["tasks"] = {name: task for name, task in tables["tasks"].items() if task["source"] != "reasoning_gym"}
-        operations = {task["operation"] for task in tables["tasks"].values()}
-        for policy in tables["policies"].values():
-            policy["make"]["skilled_in"] = [one for one in policy["make"]["skilled_in"] if one in operations]
+        leave_out_reasoning_gym(tables)
     config = bench.scratch / "quickstart.toml"
     config.write_text(tomli_w.dumps(tables))
     bench.tell("tasks", len(tables["tasks"]), "tasks")
@@ -111,6 +108,14 @@ def run_quickstart(bench: Bench) -> None:
         _tell_policy(bench, policy, [one for one in of_policy if "tokens/trained" in one])
     if code:
         raise RuntimeError(f"mrl train ended with {code}; see {bench.stage}.log")
+
+
+def leave_out_reasoning_gym(tables: dict[str, Any]) -> None:
+    """Its tasks, and what policies would be made skilled in for their sake."""
+    tables["tasks"] = {name: task for name, task in tables["tasks"].items() if task["source"] != "reasoning_gym"}
+    operations = {task["operation"] for task in tables["tasks"].values()}
+    for policy in tables["policies"].values():
+        policy["make"]["skilled_in"] = [one for one in policy["make"]["skilled_in"] if one in operations]
 
 
 def _tell_policy(bench: Bench, policy: str, steps: list[dict[str, Any]]) -> None:
