@@ -9,6 +9,7 @@ fast.
 
 import weakref
 from collections.abc import Iterable
+from contextlib import suppress
 from typing import Any
 
 import structlog
@@ -174,6 +175,8 @@ def _lock(tensors: list[Tensor], *, holder: object) -> None:
     cuda = torch.cuda.cudart()
     locked = [tensor for tensor in large if not int(cuda.cudaHostRegister(tensor.data_ptr(), tensor.nbytes, 0))]
     if len(locked) < len(large):
+        with suppress(RuntimeError):  # CUDA tells the next kernel of what failed here, and then forgets it
+            torch.zeros((), device="cuda").add_(1)
         log.warning("moments in main memory cannot be locked: updates take longer", tensors=len(large) - len(locked))
     weakref.finalize(holder, _unlock, locked).atexit = False
 
