@@ -24,7 +24,7 @@ PIECE_ELEMENTS = 1 << 23
 VISITORS = 2
 """Pieces whose moments are on the device at once, 64 MiB each: one comes while the other leaves."""
 LOCKED_BYTES = 1 << 20
-"""Moments from this size on are locked: such memory has pages of its own."""
+"""Moments from this size on are locked."""
 
 log = structlog.get_logger()
 
@@ -168,17 +168,23 @@ def _moments(state: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
 
 
 def _lock(tensors: list[Tensor], *, holder: object) -> None:
-    """Keep the pages of large tensors where they are as long as `holder` lives, so that a GPU can read them itself."""
+    """Keep the pages of large tensors where they are as long as `holder` lives, so that a GPU can read them itself.
+
+    Few tensors may share a page with another one, and are then left as they are.
+    """
     if not torch.cuda.is_available():
         return
     large = [tensor for tensor in tensors if tensor.nbytes >= LOCKED_BYTES]
     cuda = torch.cuda.cudart()
     locked = [tensor for tensor in large if not int(cuda.cudaHostRegister(tensor.data_ptr(), tensor.nbytes, 0))]
-    if len(locked) < len(large):
-        with suppress(RuntimeError):  # CUDA tells the next kernel of what failed here, and then forgets it
-            torch.zeros((), device="cuda").add_(1)
-        log.warning("moments in main memory cannot be locked: updates take longer", tensors=len(large) - len(locked))
     weakref.finalize(holder, _unlock, locked).atexit = False
+    if len(locked) == len(large):
+        return
+    with suppress(RuntimeError):  # CUDA tells the next kernel of what failed here, and then forgets it
+        torch.zeros((), device="cuda").add_(1)
+    share = sum(tensor.nbytes for tensor in locked) / sum(tensor.nbytes for tensor in large)
+    if share < 0.5:
+        log.warning("moments in main memory cannot be locked: updates take longer", locked=f"{share:.0%}")
 
 
 def _unlock(tensors: list[Tensor]) -> None:
