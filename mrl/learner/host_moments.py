@@ -7,6 +7,7 @@ piece comes while the last one leaves, and both from memory that is locked where
 fast.
 """
 
+import mmap
 import weakref
 from collections.abc import Iterable
 from contextlib import suppress
@@ -23,8 +24,9 @@ PIECE_ELEMENTS = 1 << 23
 """Elements of a piece. A power of two, so that no vector of a CPU is cut."""
 VISITORS = 2
 """Pieces whose moments are on the device at once, 64 MiB each: one comes while the other leaves."""
-LOCKED_BYTES = 1 << 20
-"""Moments from this size on are locked."""
+LARGE_BYTES, MAPPED_BYTES = 2 << 20, 32 << 20
+"""Moments from the first size on are locked where they begin with a page, as in large pages they do, and from the second
+one on anyway: malloc maps them by themselves."""
 
 log = structlog.get_logger()
 
@@ -170,21 +172,23 @@ def _moments(state: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
 def _lock(tensors: list[Tensor], *, holder: object) -> None:
     """Keep the pages of large tensors where they are as long as `holder` lives, so that a GPU can read them itself.
 
-    Few tensors may share a page with another one, and are then left as they are.
+    One that might share a page with another one is left as it is.
     """
     if not torch.cuda.is_available():
         return
-    large = [tensor for tensor in tensors if tensor.nbytes >= LOCKED_BYTES]
+    own_pages = [
+        tensor
+        for tensor in tensors
+        if tensor.nbytes >= MAPPED_BYTES or (tensor.nbytes >= LARGE_BYTES and not tensor.data_ptr() % mmap.PAGESIZE)
+    ]
     cuda = torch.cuda.cudart()
-    locked = [tensor for tensor in large if not int(cuda.cudaHostRegister(tensor.data_ptr(), tensor.nbytes, 0))]
+    locked = [tensor for tensor in own_pages if not int(cuda.cudaHostRegister(tensor.data_ptr(), tensor.nbytes, 0))]
     weakref.finalize(holder, _unlock, locked).atexit = False
-    if len(locked) == len(large):
+    if len(locked) == len(own_pages):
         return
     with suppress(RuntimeError):  # CUDA tells the next kernel of what failed here, and then forgets it
         torch.zeros((), device="cuda").add_(1)
-    share = sum(tensor.nbytes for tensor in locked) / sum(tensor.nbytes for tensor in large)
-    if share < 0.5:
-        log.warning("moments in main memory cannot be locked: updates take longer", locked=f"{share:.0%}")
+    log.warning("moments in main memory cannot be locked: updates take longer", tensors=len(own_pages) - len(locked))
 
 
 def _unlock(tensors: list[Tensor]) -> None:
