@@ -25,8 +25,8 @@ PIECE_ELEMENTS = 1 << 23
 VISITORS = 2
 """Pieces whose moments are on the device at once, 64 MiB each: one comes while the other leaves."""
 LARGE_BYTES, MAPPED_BYTES = 2 << 20, 32 << 20
-"""Moments from the first size on are locked where they begin with a page, as in large pages they do, and from the second
-one on anyway: malloc maps them by themselves."""
+"""Moments of the first size are locked where they begin with a page, as in large pages they do. From the second on they
+are anyway: malloc maps each of them apart."""
 
 log = structlog.get_logger()
 
