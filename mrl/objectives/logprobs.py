@@ -95,8 +95,8 @@ class _Chunked(torch.autograd.Function):
     """Every chunk's logits live once in the forward pass and once more in the backward pass.
 
     The gradient of the head grows in one tensor of its size; autograd itself would make another one for every chunk.
-    It would also read and write the logits three times as often as the formula of `_products_gradient` does, and they take
-    most of the time of a large vocabulary.
+    It would also read and write the logits three times as often as the formula of `_products_gradient`, and with a
+    large vocabulary that is most of the time.
     """
 
     @staticmethod

@@ -107,3 +107,26 @@ def test_gradients_are_those_of_finite_differences(temperature, softcap):
     (found,) = torch.autograd.grad(alone.sum(), head)
     (expected,) = torch.autograd.grad(outputs(hidden, head)[0].sum(), head)
     assert torch.equal(found, expected)
+
+
+@pytest.mark.parametrize("softcap", [None, 1.5])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_gradients_of_both_outputs_are_those_of_all_logits(dtype, softcap):
+    """Together, as a loss with an entropy bonus has them; in 16 bits as near as a product in these is."""
+    hidden, head, targets = make_inputs(dtype)
+    of_logprobs, of_entropy = torch.linspace(-1, 1, 13), torch.linspace(0.5, -0.25, 13)
+    logits = hidden.double() @ head.double().T
+    logits = (logits if softcap is None else softcap * torch.tanh(logits / softcap)) / 0.6
+    full = torch.distributions.Categorical(logits=logits)
+    loss = (full.log_prob(targets) * of_logprobs + full.entropy() * of_entropy).sum()
+    expected = torch.autograd.grad(loss, (hidden, head))
+
+    options = {"temperature": 0.6, "chunk_tokens": 5, "softcap": softcap}
+    logprobs, entropy = token_logprobs_and_entropy(hidden, head, targets, **options)
+    found = torch.autograd.grad((logprobs * of_logprobs + entropy * of_entropy).sum(), (hidden, head))
+
+    for one, other in zip(found, expected, strict=True):
+        assert one.dtype == dtype
+        assert float((one.double() - other.double()).norm() / other.double().norm()) < (
+            1e-6 if dtype == torch.float32 else 1e-2
+        )
