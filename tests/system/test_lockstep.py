@@ -73,7 +73,7 @@ def test_equal_seeds_give_equal_bits_under_every_regime(make_run, regime):
 def test_a_policy_that_is_only_slow_ends_no_run(make_run):
     """Its evaluation takes longer than the bound of the meeting at which its peer waits, whose own is long over.
 
-    Its worker runs a tenth of the time from its first held-out answer on, and never stands still as long as the bound.
+    Its worker runs a twentieth of the time from its first held-out answer on, and never stands still as long as the bound.
     """
     run, bound_s = make_run(steps=2, name="slow"), 8.0
     run.start("--run.sync=true", f"--run.sync_timeout_s={bound_s}", "--pool.held_out_prompts=1600")
@@ -83,9 +83,9 @@ def test_a_policy_that_is_only_slow_ends_no_run(make_run):
 
     while run.process.poll() is None and not 0 < is_over_s < time.monotonic() - bound_s - 6.0:
         os.kill(worker, signal.SIGSTOP)
-        time.sleep(1.8)
+        time.sleep(1.9)
         os.kill(worker, signal.SIGCONT)
-        time.sleep(0.2)
+        time.sleep(0.1)
         if not is_over_s and (run.folder / "evaluation" / "qwen-0.json").exists():
             is_over_s = time.monotonic()
 
