@@ -271,7 +271,7 @@ def measure_adapters(times: Times, folder: Path, rounds: int) -> None:
         path = folder / "adapters" / str(version) / "manifest.json"
         manifest = read_manifest(path)
         seen.measure(
-            "adapters: check and merge",
+            "adapters: check and load",
             lambda p=path, v=version, m=manifest: engine.load_adapters(p.parent, v, m.tensors),
         )
         seen.note("adapters: paused", engine.paused_s)
@@ -353,7 +353,7 @@ def rows_of(times: Times) -> Iterator[Row]:
     yield Row("embedded engine still", paused_s, "s", "its update", paused_s / embedded, f"<={PAUSE_SHARE}")
     broadcast = times.best("broadcast: keep", "broadcast: meet and receive")
     yield Row("update by broadcast", broadcast, "s", "by files in memory", broadcast / embedded)
-    adapters = times.best("adapters: publish", "adapters: check and merge")
+    adapters = times.best("adapters: publish", "adapters: check and load")
     yield Row("update by adapters alone", adapters, "s", "by files in memory", adapters / embedded)
 
 

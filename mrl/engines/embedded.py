@@ -203,6 +203,9 @@ class EmbeddedEngine:
         """Start anew with the weights of the model folder, serving none. Raises ModelFolderError, DeviceError."""
         with self._between_forwards():
             self._version = None
+            self._adapters.detach()
+            self._spare.clear()
+            self._model.to("meta")  # type: ignore[arg-type]  # no second set of weights while the first is still there
             self._start()
 
     def close(self) -> None:

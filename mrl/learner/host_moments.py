@@ -174,7 +174,7 @@ def _lock(tensors: list[Tensor], *, holder: object) -> None:
 
     One that might share a page with another one is left as it is.
     """
-    if not torch.cuda.is_available():
+    if not tensors or not torch.cuda.is_available():
         return
     own_pages = [
         tensor

@@ -8,7 +8,7 @@ from mrl.learner.sharding import is_wrapped
 from mrl.learner.step_order import StepOrder
 from mrl.learner.trainer import Trainer
 from mrl.models.number_formats import COARSENESS, NumberFormat, coarser
-from mrl.weights.canary import make_canary, reference_logprobs
+from mrl.weights.canary import make_canary, reference_logprobs, rounded_logprobs
 from mrl.weights.canary_texts import MAX_ROW_TOKENS, texts_of_prompts, texts_of_step
 from mrl.weights.manifest import Canary
 
@@ -26,9 +26,13 @@ class CanaryReferences:
         *,
         engine_format: NumberFormat = "float32",
         merges_adapters: bool = False,
+        sends_adapters: bool = False,
         max_row_tokens: int = MAX_ROW_TOKENS,
     ) -> None:
-        """`engine_format` is the number format of the engines; they get adapters merged with `merges_adapters`."""
+        """`engine_format` is the number format of the engines.
+
+        They get adapters merged with `merges_adapters`, and alone with `sends_adapters`.
+        """
         self._trainer, self._max_row_tokens = trainer, max_row_tokens
         ids = [np.asarray(prompt, dtype=np.int32) for prompt in prompts]
         self.texts = texts_of_prompts(ids, max_row_tokens=max_row_tokens)
@@ -38,7 +42,9 @@ class CanaryReferences:
         # It does not where it computes with coarser ones than its engines, or where they round sums that it never made.
         engine_rounds_more = COARSENESS.index(engine_format) >= COARSENESS.index(precision)
         self._can_compare = engine_rounds_more and not (merges_adapters and engine_format != "float32")
+        self._rounds_sums = sends_adapters and self._format in ("float16", "bfloat16")
         self._previous: list[list[float]] = []
+        self._previous_rounded: list[list[float]] = []
 
     def before_step(self, order: StepOrder) -> None:
         """Score what is about to be trained on under the weights that were published last; of all ranks."""
@@ -50,13 +56,16 @@ class CanaryReferences:
             )
         if self._can_compare and self._takes_part:
             self._previous = reference_logprobs(self._trainer.model, self.texts, self._arithmetic)
+            if self._rounds_sums:
+                self._previous_rounded = rounded_logprobs(self._trainer.model, self.texts, self._arithmetic)
 
     def make(self) -> Canary | None:
         """The canary of the weights of now; of all ranks. None for a rank that has no part in it."""
         if not self._takes_part:
             return None
-        previous, self._previous = self._previous, []
-        return make_canary(self._trainer.model, self.texts, self._arithmetic, previous)
+        before = self._previous, self._previous_rounded
+        self._previous, self._previous_rounded = [], []
+        return make_canary(self._trainer.model, self.texts, self._arithmetic, *before)
 
     @property
     def _takes_part(self) -> bool:

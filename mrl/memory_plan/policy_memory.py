@@ -246,9 +246,9 @@ class PolicyMemory:
         """Elements of what its engines are given in place of all weights; 0 where they are given those."""
         from mrl.models.skeleton import model_size
 
-        return (
-            self.table.rollout.weights == "adapters" and model_size(self._model_config, self.table.learner.lora).trained
-        )
+        if self.table.rollout.weights != "adapters":
+            return 0
+        return model_size(self._model_config, self.table.learner.lora).trained
 
     @cached_property
     def longest_row_tokens(self) -> int:

@@ -114,7 +114,7 @@ class _Chunked(torch.autograd.Function):
             _outputs(scale.scaled(hidden_CD @ head_VD.T), targets_C, with_entropy) for hidden_CD, targets_C in chunks
         ]
         normaliser_T, *outputs_T = (torch.cat(outputs) for outputs in zip(*pieces, strict=True))
-        ctx.save_for_backward(targets_T, hidden_TD, head_VD, normaliser_T, outputs_T[-1])
+        ctx.save_for_backward(targets_T, hidden_TD, head_VD, normaliser_T, outputs_T[-1] if with_entropy else None)
         ctx.scale, ctx.chunk_tokens = scale, chunk_tokens
         ctx.set_materialize_grads(False)
         return tuple(outputs_T)

@@ -252,6 +252,7 @@ def _canary(config: RunConfig, policy: str, trainer: Trainer, first: FirstRank |
         engine_format=table.rollout.engine_dtype,
         max_row_tokens=longest_row(table.rollout.server.context_tokens),
         merges_adapters=table.learner.lora is not None and table.rollout.weights != "adapters",
+        sends_adapters=table.rollout.weights == "adapters",
     )
 
 

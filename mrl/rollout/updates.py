@@ -162,8 +162,7 @@ def prove(engine: Engine, manifest: Manifest) -> Proof:
     """
     version = manifest.version
     try:
-        scored = engine.score(manifest.canary.token_ids)
-        gap = gap_nats(manifest.canary, scored, of_adapters=bool(manifest.base))
+        gap = gap_nats(manifest.canary, engine.score(manifest.canary.token_ids))
         held = engine.checksums() or {}
     except (WeightsError, ValueError) as error:  # it has them by now: as long as nobody knows what, they are no good
         raise WeightsUnproved(f"version {version} cannot be proved: {error}") from error

@@ -50,17 +50,19 @@ def make_canary(
     token_ids: Sequence[Sequence[int]],
     number_format: NumberFormat = "float32",
     previous: Sequence[Sequence[float]] = (),
+    previous_rounded: Sequence[Sequence[float]] = (),
 ) -> Canary:
     """What the learner writes into the manifest, for an engine that computes in `number_format`.
 
-    `previous` are the `reference_logprobs` of the same texts under the version that was published before. Where the
-    model is sharded, all ranks have to make it.
+    `previous` are the `reference_logprobs` of the same texts under the version that was published before, and
+    `previous_rounded` its `rounded_logprobs`. Where the model is sharded, all ranks have to make it.
     """
     return Canary(
         [list(row) for row in token_ids],
         reference_logprobs(model, token_ids, number_format),
         rounded_logprobs(model, token_ids, number_format),
         [list(row) for row in previous],
+        [list(row) for row in previous_rounded],
     )
 
 
@@ -107,12 +109,8 @@ class CanaryGap:
         return abs(self.missing_share) + TELLING_ERRORS * self.missing_error <= TELLING_SHARE
 
 
-def gap_nats(canary: Canary, scored: Sequence[Sequence[float]], *, of_adapters: bool = False) -> CanaryGap:
-    """How far an engine's scores are from the reference. Raises ValueError when the shapes differ.
-
-    Adapters in 16 bits add to sums that are rounded before, so part of a step is lost, in the learner's rounded pass as
-    well. There an engine may keep as much as the exact reference, as little as that pass, or anything between.
-    """
+def gap_nats(canary: Canary, scored: Sequence[Sequence[float]]) -> CanaryGap:
+    """How far an engine's scores are from the reference. Raises ValueError when the shapes differ."""
     reference, rows = _flat(canary.logprobs), [len(row) for row in canary.logprobs]
     if [len(row) for row in scored] != rows:
         raise ValueError("the engine scored other texts than the canary's")
@@ -121,23 +119,32 @@ def gap_nats(canary: Canary, scored: Sequence[Sequence[float]], *, of_adapters: 
     if not np.isfinite(off).all():
         return CanaryGap(math.inf, math.inf, mean_noise, problem="its log-probabilities are not numbers")
     share, error = math.nan, math.inf
-    if canary.previous:
-        update = _flat(canary.previous) - reference
-        if of_adapters:
-            share, error = _nearer(_missing(off, [], update, rows), _missing(off - noise, [], update, rows))
-        else:
-            share, error = _missing(off, [noise], update, rows)
+    if canary.previous_rounded:
+        share, error = _missing_of_adapters(canary, off, noise, rows)
+    elif canary.previous:
+        share, error = _missing(off, [noise], _flat(canary.previous) - reference, rows)
     problem = excess(off, noise)
     if not problem and abs(share) > max(MIN_MISSING_SHARE, SURE_ERRORS * error):
         problem = f"it lacks {share:.0%} of the last update, give or take {error:.0%}"
     return CanaryGap(_mean(off), float(np.abs(off).max()), mean_noise, share, error, problem)
 
 
-def _nearer(of_exact: tuple[float, float], of_rounded: tuple[float, float]) -> tuple[float, float]:
-    """The smaller of two shares with its error; none is missing where they have different signs."""
-    if of_exact[0] * of_rounded[0] < 0.0:
-        return 0.0, max(of_exact[1], of_rounded[1])
-    return min(of_exact, of_rounded, key=lambda one: abs(one[0]))
+def _missing_of_adapters(canary: Canary, off_T: Floats, noise_T: Floats, rows: Sequence[int]) -> tuple[float, float]:
+    """Share of what 16 bits keep of an update that an engine lacks, and its standard error.
+
+    Adapters add to sums that are rounded before, so that of a small step much is lost, and of those before it as well.
+    The learner's rounded passes of both versions tell how much is kept; the engine is held to that of the new one. One
+    that keeps more is held to the exact reference, and where it keeps less than that, nothing can be told.
+    """
+    update = _flat(canary.previous) - _flat(canary.logprobs)
+    kept, kept_error = _missing(_flat(canary.previous_rounded) - _flat(canary.rounded), [], update, rows)
+    lacks, error = _missing(off_T - noise_T, [], update, rows)
+    if not kept > SURE_ERRORS * kept_error:  # a stale engine would look like this one
+        return math.nan, math.inf
+    if lacks < -SURE_ERRORS * error:
+        lacks, error = _missing(off_T, [], update, rows)
+        return (lacks, error) if lacks <= SURE_ERRORS * error else (math.nan, math.inf)
+    return lacks / kept, math.hypot(error, kept_error * lacks / kept) / kept
 
 
 def excess(off_T: npt.NDArray[np.floating], noise_T: npt.NDArray[np.floating]) -> str:

@@ -25,6 +25,8 @@ class Canary(msgspec.Struct, frozen=True):
     """By another kernel and in other batches, in the engine's number format: off by what a healthy engine is off."""
     previous: list[list[float]] = []
     """As `logprobs`, under the version that was published before; empty where there is none to compare with."""
+    previous_rounded: list[list[float]] = []
+    """As `rounded`, under that version, of adapters in 16 bits, which keep less of a step than the reference."""
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):

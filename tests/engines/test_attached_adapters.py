@@ -15,7 +15,7 @@ from mrl.models.load_policy import load_policy
 from mrl.models.parameters import named_weights
 from mrl.models.scoring import score_tokens
 from mrl.rollout.updates import Route, install, prove
-from mrl.weights.canary import gap_nats, make_canary, reference_logprobs
+from mrl.weights.canary import gap_nats, make_canary, reference_logprobs, rounded_logprobs
 from mrl.weights.manifest import read_manifest
 from tests.support.engine_rig import EOS_IDS, Rig, Weights, full_forward
 from tests.support.family_rig import Learner, Learnt, make_family
@@ -258,9 +258,9 @@ def test_an_engine_in_16_bits_is_held_to_what_the_learner_keeps_of_a_small_step(
     engine = EmbeddedEngine(start, Sampling(0.7, 40, EOS_IDS[:1]), device="cpu", max_running=16, dtype="bfloat16")
     texts = [row.tolist() for row in torch.randint(10, 300, (512, 60), generator=torch.Generator().manual_seed(1))]
     first = learner.learn(1)
-    before = reference_logprobs(learner.model, texts, "bfloat16")
+    before = [scores(learner.model, texts, "bfloat16") for scores in (reference_logprobs, rounded_logprobs)]
     second = learner.learn(1)
-    canary = make_canary(learner.model, texts, "bfloat16", before)
+    canary = make_canary(learner.model, texts, "bfloat16", *before)
     for learnt in (first, second):
         manifest = msgspec.structs.replace(read_manifest(learnt.manifest), canary=canary)
         learnt.manifest.write_bytes(msgspec.json.encode(manifest))
@@ -270,6 +270,7 @@ def test_an_engine_in_16_bits_is_held_to_what_the_learner_keeps_of_a_small_step(
     assert installed.compared_share == 1.0
     assert abs(installed.gap.missing_share) < 0.1
     assert installed.gap.tells_versions
-    assert "lacks" in gap_nats(canary, engine.score(texts)).problem, "by the exact pass alone"
+    by_exact = msgspec.structs.replace(canary, previous_rounded=[])
+    assert "lacks" in gap_nats(by_exact, engine.score(texts)).problem
     with pytest.raises(WeightsUnproved, match="lacks"):
         install(engine, first.manifest, first.version)

@@ -76,8 +76,9 @@ class BytesOnGpu(TorchDispatchMode):
 
 
 @pytest.fixture
-def fake_gpu() -> Iterator[None]:
-    """Tensors have no data, and may say that they are on a GPU."""
+def fake_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Tensors have no data, and may say that they are on a GPU, of which this process knows nothing."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     torch._C._ensureCUDADeviceGuardSet()
     with FakeTensorMode(), torch.no_grad():
         yield
@@ -85,7 +86,10 @@ def fake_gpu() -> Iterator[None]:
 
 @pytest.mark.usefixtures("fake_gpu")
 def test_one_piece_is_on_the_gpu_at_a_time() -> None:
-    """Two moments of 65,536 elements, of a parameter that has 16 times as many, and a count of steps."""
+    """Two moments of 65,536 elements, of a parameter that has 16 times as many, and a count of steps.
+
+    Where copies cannot run beside arithmetic; `tests/gpu` has the other way.
+    """
     parameter = torch.empty(1024, 1024, device="cuda")
     optimizer = HostMomentsAdamW([parameter], **SETTINGS, piece_elements=1 << 16)
     parameter.grad = torch.empty_like(parameter)
@@ -98,6 +102,8 @@ def test_one_piece_is_on_the_gpu_at_a_time() -> None:
 @pytest.fixture
 def mesh() -> Iterator[DeviceMesh]:
     """Two ranks with a GPU each, of which this process is the first; they never speak."""
+    if dist.is_initialized():  # by another test of this process
+        dist.destroy_process_group()
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
     yield DeviceMesh("cuda", [0, 1], _init_backend=False, _rank=0)
     dist.destroy_process_group()

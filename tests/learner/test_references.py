@@ -12,7 +12,7 @@ from mrl.learner.references import CanaryReferences
 from mrl.learner.sharding import place
 from mrl.learner.step_order import StepOrder
 from mrl.models.row_attention import use_row_attention
-from mrl.weights.canary import gap_nats, reference_logprobs
+from mrl.weights.canary import gap_nats, reference_logprobs, rounded_logprobs
 
 PROMPTS = [[3, 5, 9, 2, 7], [4, 4, 8]]
 
@@ -103,6 +103,26 @@ def test_versions_are_compared_where_the_learner_knows_how_the_engine_rounds_wei
     references.before_step(StepOrder(make_rows(2), {}))
 
     assert bool(references.make().previous) == is_compared
+
+
+@pytest.mark.parametrize(
+    ("engine", "sends", "is_rounded"), [("bfloat16", True, True), ("bfloat16", False, False), ("float32", True, False)]
+)
+def test_adapters_in_16_bits_are_compared_with_the_rounded_pass_of_the_version_before(
+    trainer, make_rows, engine, sends, is_rounded
+):
+    """Whole weights and wider numbers are not."""
+    learner = trainer()
+    references = CanaryReferences(learner, PROMPTS, engine_format=engine, sends_adapters=sends)
+    references.before_step(StepOrder(make_rows(2), {}))
+    before = rounded_logprobs(learner.model, references.texts, "bfloat16")
+    shift(learner.model)
+
+    canary = references.make()
+
+    assert canary.previous
+    assert canary.previous_rounded == (before if is_rounded else [])
+    assert references.make().previous_rounded == []
 
 
 @pytest.mark.parametrize(

@@ -73,7 +73,7 @@ def test_equal_seeds_give_equal_bits_under_every_regime(make_run, regime):
 def test_a_policy_that_is_only_slow_ends_no_run(make_run):
     """Its evaluation takes longer than the bound of the meeting at which its peer waits, whose own is long over.
 
-    Its worker runs a twentieth of the time from its first held-out answer on, and never stands still as long as the bound.
+    From its first held-out answer on its worker runs a twentieth of the time, and never stands still for so long.
     """
     run, bound_s = make_run(steps=2, name="slow"), 8.0
     run.start("--run.sync=true", f"--run.sync_timeout_s={bound_s}", "--pool.held_out_prompts=1600")

@@ -2,6 +2,7 @@
 
 import math
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -82,6 +83,34 @@ def test_an_engine_that_stayed_several_versions_behind_is_found_by_the_last_step
         assert gap.missing_share == pytest.approx(1.0 + follows, abs=5 * gap.missing_error)
         assert not gap.tells_versions
         assert "the last update" in gap.problem
+
+
+@pytest.mark.parametrize(
+    ("lost", "kept", "off_by", "wanted"),
+    [
+        (0.6, 0.8, 0.6, "told"),  # as the learner's rounded pass
+        (0.6, 0.8, 0.0, "told"),  # as the exact one
+        (0.6, 0.8, 0.3, "untold"),  # between them
+        (0.6, 0.8, 1.4, "refused"),  # stale, in 16 bits
+        (0.6, 0.8, 1.0, "refused"),  # a half of what is kept
+        (0.6, 0.8, -0.5, "refused"),  # beyond the exact one
+        (1.3, 0.0, 1.3, "untold"),  # 16 bits keep nothing of the step
+        (1.3, 0.5, 1.8, "refused"),  # they do, and lose what came before
+    ],
+)
+def test_adapters_are_held_to_what_16_bits_keep_of_a_step(lost, kept, off_by, wanted):
+    """Shares of the update, by which the rounded pass of now is off, that of the version before it, and the engine."""
+    rng = np.random.default_rng(8)
+    for _ in range(20):
+        update = 0.3 * rng.normal(size=(ROWS, TOKENS))
+        plain = canary_of(lost * update + drawn(rng, tails=0.5, per_row=0.0), update)
+        before = scores(np.asarray(plain.rounded) + kept * update + drawn(rng, tails=0.5, per_row=0.0))
+        canary = msgspec.structs.replace(plain, previous_rounded=before)
+
+        gap = gap_nats(canary, engine_of(canary, off_by * update + drawn(rng, tails=0.5, per_row=0.0)))
+
+        found = "refused" if gap.problem else "told" if gap.tells_versions else "untold"
+        assert found == wanted, gap
 
 
 def test_an_update_that_drowns_in_the_noise_is_neither_found_nor_told():

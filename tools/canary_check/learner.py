@@ -52,7 +52,7 @@ def publish_two(case: Case, folder: Path) -> Published:
     examples = _rows(case.num_layers, case.logit_std, case.is_released)
     trainer = Trainer(load_policy(start), table, (OWN,), temperature=1.0, seed=3, total_steps=10, world=world)
     prompts = [example.prompt_token_ids.tolist() for example in examples]
-    references = CanaryReferences(trainer, prompts, engine_format=case.engine)
+    references = CanaryReferences(trainer, prompts, engine_format=case.engine, sends_adapters=case.adapters)
     check_forward(trainer.model, references.texts, trainer.precision)
     adapters = AdapterFormat(lora, start) if lora else None
     publisher = Publisher(folder / "weights", "p", model_folder=start, adapters=adapters)

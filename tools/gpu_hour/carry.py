@@ -4,6 +4,7 @@ What is fetched is what a run needs beside torch and what torch itself brings, i
 pytest with what the tests in `tests/gpu` need. The vocabularies of two families go along, packed.
 """
 
+import hashlib
 import importlib.metadata
 import lzma
 import os
@@ -13,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -96,7 +98,8 @@ def install(argv: list[str]) -> None:
     wheels = sorted(map(str, (FOLDER / "wheels").glob("*.whl")))
     if not wheels or os.environ.get(INSTALLED) or _has_environment():
         return
-    site = FOLDER / f"site-{sys.version_info.major}.{sys.version_info.minor}"
+    names = hashlib.sha256(" ".join(wheels).encode()).hexdigest()[:8]
+    site = FOLDER / f"site-{sys.version_info.major}.{sys.version_info.minor}-{names}"
     if not site.exists():
         with tempfile.TemporaryDirectory(dir=FOLDER) as scratch:
             making = Path(scratch) / "site"
@@ -104,7 +107,8 @@ def install(argv: list[str]) -> None:
             done = _said((sys.executable, "-m", "pip", "install", "-q", *options, *wheels))
             if done.returncode:
                 sys.exit(f"gpu_hour: the carried wheels cannot be installed: {done.stderr.strip()[-500:]}")
-            making.rename(site)
+            with suppress(OSError):  # another stage was faster
+                making.rename(site)
     path = os.pathsep.join([os.environ.get("PYTHONPATH", ""), str(site)])
     os.execve(
         sys.executable, [sys.executable, "-m", "gpu_hour", *argv], os.environ | {"PYTHONPATH": path, INSTALLED: "1"}

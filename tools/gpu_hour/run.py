@@ -1,8 +1,8 @@
 """A whole run of two policies in released shapes, as `mrl train` makes it: check, steps, resume, export.
 
 Random weights and the real vocabularies of two families: the shape of Qwen3-1.7B with adapters beside all weights of
-the shape of SmolLM2-360M, both with the defaults of the device. Random weights know nothing; so a verifier that calls
-an answer right by its letters alone gives both policies right and wrong answers to share.
+the shape of SmolLM2-360M, with the number formats and kernels that the device gets by default. Random weights know
+nothing; so a verifier that calls an answer right by its letters alone gives both right and wrong answers to share.
 """
 
 import importlib.util
@@ -146,9 +146,7 @@ def write_config(bench: Bench, tables: dict[str, Any]) -> Path:
     for name, policy in tables["policies"].items():
         del policy["source"]
         policy |= {"model": str(bench.scratch / "models" / name), "device": bench.device}
-        policy["rollout"] |= bench.of(
-            {"group_size": 8, "max_new_tokens": 256, "answers_at_once": 64}, {"max_new_tokens": 8}
-        )
+        policy["rollout"] |= bench.of(ROLLOUT, {"max_new_tokens": 8})
         policy["learner"] |= {"prompts_per_step": bench.of(8, 2)}
         for key in bench.of(("microbatch_tokens", "precision"), ()):
             policy["learner"].pop(key, None)  # for those of the device
@@ -178,6 +176,7 @@ class DevicePeak:
 
     def __enter__(self) -> "DevicePeak":
         if self._thread:
+            self._free_before = torch.cuda.mem_get_info()[0]
             self._thread.start()
         return self
 
@@ -187,9 +186,8 @@ class DevicePeak:
             self._thread.join()
 
     def _watch(self) -> None:
-        before = torch.cuda.mem_get_info()[0]
         while not self._ends.wait(POLL_S):
-            self.mib = max(self.mib, (before - torch.cuda.mem_get_info()[0]) / MIB)
+            self.mib = max(self.mib, (self._free_before - torch.cuda.mem_get_info()[0]) / MIB)
 
 
 def _is_of(record: dict[str, Any], role: str) -> bool:
