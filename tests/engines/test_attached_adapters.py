@@ -81,6 +81,24 @@ def test_sleep_keeps_the_weights_of_the_folder_and_nothing_else(learner, engine)
     check_serves(engine, second)
 
 
+def test_a_restart_lets_go_of_the_weights_before_it_reads_them(learner, engine, monkeypatch):
+    """There may be no memory for both, whoever still holds the old model."""
+    learnt = learner.learn(1)
+    install(engine, learnt.manifest, learnt.version)
+    old, seen = engine._model, []
+
+    def read(*arguments, **named):
+        seen.append({parameter.device.type for parameter in old.parameters()})
+        return load_policy(*arguments, **named)
+
+    monkeypatch.setattr("mrl.engines.embedded.load_policy", read)
+    engine.restart()
+
+    assert seen == [{"meta"}]
+    install(engine, learnt.manifest, learnt.version)
+    check_serves(engine, learnt)
+
+
 def test_an_update_in_mid_answer_gives_spans_that_are_right(learner, engine, tmp_path):
     """Each span has the log-probabilities of its own adapters."""
     first, second = learner.learn(1), learner.learn(3)

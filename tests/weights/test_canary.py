@@ -93,6 +93,7 @@ def test_an_engine_that_stayed_several_versions_behind_is_found_by_the_last_step
         (0.6, 0.8, 0.3, "untold"),  # between them
         (0.6, 0.8, 1.4, "refused"),  # stale, in 16 bits
         (0.6, 0.8, 1.0, "refused"),  # a half of what is kept
+        (0.6, 0.3, 0.67, "refused"),  # a quarter of the little that is kept
         (0.6, 0.8, -0.5, "refused"),  # beyond the exact one
         (1.3, 0.0, 1.3, "untold"),  # 16 bits keep nothing of the step
         (1.3, 0.5, 1.8, "refused"),  # they do, and lose what came before
