@@ -27,8 +27,8 @@ ROOTS = ("mrl[lora]", "pytest", "pytest-timeout", "hypothesis", "sentencepiece")
 """Without reasoning-gym, which needs a package that has no wheels: the quickstart then goes without its tasks."""
 THERE = ("torch", "triton", "numpy", "setuptools", "pip")
 """Of the machine, with all that torch needs."""
-VOCABULARIES = "vocabularies"
-"""Below the folder: tokenizer files for the stage `run`."""
+VOCABULARIES, PACKED = "vocabularies", ".json.xz"
+"""Below the folder, and how they end there: tokenizer files for the stage `run`."""
 LEFT_OUT = ("hf-xet",)
 """Of no use without network."""
 INSTALLED = "MRL_GPU_HOUR_SITE"
@@ -66,7 +66,7 @@ def _pack_vocabularies(folder: Path) -> None:
     with tempfile.TemporaryDirectory() as scratch:
         for name in ("qwen", "tekken"):
             made = real_vocabularies.make_folder(name, Path(scratch)) / "tokenizer.json"
-            (folder / f"{name}.json.xz").write_bytes(lzma.compress(made.read_bytes()))
+            (folder / f"{name}{PACKED}").write_bytes(lzma.compress(made.read_bytes()))
 
 
 def needed(roots: Iterable[str], beside: Iterable[str] = ()) -> set[str]:

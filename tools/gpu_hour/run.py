@@ -24,7 +24,7 @@ import torch
 from transformers import LlamaConfig, PreTrainedConfig, Qwen3Config
 
 from gpu_hour.bench import Bench, SkippedError
-from gpu_hour.carry import FOLDER, VOCABULARIES
+from gpu_hour.carry import FOLDER, PACKED, VOCABULARIES
 from gpu_hour.shapes import COMMON, RELEASED
 from mrl import parent_death
 from mrl.config.load import load_config
@@ -61,7 +61,6 @@ SMALL = {
 """On a CPU, in place of the shapes' own."""
 SOURCES = ("dashscope", "mistral_common")
 """Packages with the vocabularies of both."""
-PACKED = ".json.xz"
 STEPS, RESUMED_STEPS = 4, 5
 POLL_S = 0.2
 ROLLOUT = {"group_size": 8, "max_new_tokens": 256, "answers_at_once": 64}
