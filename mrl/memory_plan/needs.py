@@ -34,6 +34,10 @@ KEPT_WHOLE, KEPT_IN_GAPS = 0.2, 0.5
 
 Measured with glibc (`tools/check_memory_plan.py`). Blocks that are gathered and let go (FSDP2) leave more gaps, and so
 do the short-lived products of adapters."""
+CUDA_CONTEXT_MIB = 640
+"""Of a GPU, of every process that opened it: its context, kernels, and what products of matrices work in."""
+KEPT_BY_CUDA = 0.05
+"""Share of its tensors at their peak that torch's allocator takes of a GPU beside them, in segments that grow."""
 SOON_WRITTEN = 1024**3
 """Bytes of a checkpoint's copies up to which they are on the disk before the next pass needs its memory."""
 PUBLISHED_AT_ONCE = 512 * 1024**2
@@ -119,6 +123,12 @@ def rank_needs(
     ]
     need = _with(process, together)
     return need, need
+
+
+def on_gpu_with(tensors: Need) -> Need:
+    """What a process of torch takes of a GPU for its tensors."""
+    beside = {"CUDA context": CUDA_CONTEXT_MIB * MIB, "kept by the allocator": KEPT_BY_CUDA * tensors.mib * MIB}
+    return Need(tensors.moment, tensors.parts | beside)
 
 
 def process_parts(size: ModelSize) -> dict[str, float]:

@@ -17,6 +17,7 @@ from mrl.memory_plan.needs import (
     TRACKER_MIB,
     Need,
     at_worst_turn,
+    on_gpu_with,
 )
 from mrl.memory_plan.policy_memory import PolicyMemory
 from mrl.processes.planning.placement import least_gpus, most_gpus
@@ -126,7 +127,7 @@ def _need(config: RunConfig, spec: ProcessSpec, policies: Mapping[str, PolicyMem
     if spec.role == "learner":
         policy = policies[spec.policy]
         (host, device), (other, _) = policy.ranks(policy.table.learner)
-        on_gpu = device if policy.table.device == "cuda" else None
+        on_gpu = on_gpu_with(device) if policy.table.device == "cuda" else None
         first = other if spec.index and other else host  # the first rank of all is on the first of its hosts
         return ProcessNeed(spec, first, policy.table.learner.ranks_per_host, AGENT_MIB, on_gpu, other)
     if spec.role == "worker":
@@ -146,6 +147,8 @@ def _worker(spec: ProcessSpec, policy: PolicyMemory) -> ProcessNeed:
     on_gpu, processes = policy.table.device == "cuda", policy.server_processes(gpus)
     host |= processes if on_gpu else processes | engine
     device = Need("sampling", engine) if on_gpu and engine else None
+    if device and not processes:
+        device = on_gpu_with(device)
     return ProcessNeed(spec, Need("sampling", host), device=device)
 
 
@@ -168,7 +171,8 @@ def _cure(config: RunConfig, need: ProcessNeed, room_mib: float, *, on_device: b
         policy = PolicyMemory(config, need.spec.policy)
 
         def needed_mib(table: LearnerTable) -> float:
-            return policy.ranks(table)[0][on_device].mib
+            host, device = policy.ranks(table)[0]
+            return on_gpu_with(device).mib if on_device else host.mib
 
         cure = shortest_cure(needed_mib, policy.table.learner, room_mib, on_device=on_device)
         return f"policies.{policy.name}: {cure}"

@@ -21,6 +21,7 @@ import torch
 from gpu_hour.bench import Bench
 from gpu_hour.noise import measure_noise
 from mrl import parent_death
+from mrl.memory_plan.needs import CUDA_CONTEXT_MIB, MIB
 from mrl.metrics.jsonl import read_metrics
 
 ROOT = Path(__file__).parents[2]
@@ -61,6 +62,7 @@ def probe(bench: Bench) -> None:
     bench.tell("free main memory", psutil.virtual_memory().available / GIB, "GiB")
     bench.tell("free on disk", psutil.disk_usage(str(bench.folder)).free / GIB, "GiB")
     if bench.device == "cuda":
+        before_mib = _used_mib()
         free, total = torch.cuda.mem_get_info()
         bench.tell("free GPU memory", free / GIB, "GiB", total_gib=total / GIB)
         bench.tell("compute capability", ".".join(map(str, torch.cuda.get_device_capability())), "version")
@@ -69,6 +71,9 @@ def probe(bench: Bench) -> None:
     width = bench.of(8192, 256)
     first = torch.randn(width, width, device=bench.device, dtype=torch.bfloat16)
     bench.tell("matrix product in bfloat16", 2 * width**3 / bench.seconds(lambda: first @ first) / 1e12, "TFLOP/s")
+    if bench.device == "cuda":
+        beside_mib = _used_mib() - before_mib - torch.cuda.memory_reserved() / MIB
+        bench.tell("CUDA context", beside_mib, "MiB", planned_mib=CUDA_CONTEXT_MIB)
 
 
 def run_tests(bench: Bench) -> None:
@@ -141,10 +146,19 @@ def _call(bench: Bench, words: tuple[str, ...]) -> int:
 
 def _driver() -> str:
     try:
-        words = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
-        return subprocess.run(words, capture_output=True, text=True, timeout=30, check=True).stdout.split()[0]
+        return _of_gpu("driver_version")
     except (OSError, subprocess.SubprocessError, IndexError):
         return "none"
+
+
+def _used_mib() -> float:
+    """Of the first GPU, by all processes; asked without opening it here."""
+    return float(_of_gpu("memory.used"))
+
+
+def _of_gpu(figure: str) -> str:
+    words = ["nvidia-smi", f"--query-gpu={figure}", "--format=csv,noheader,nounits"]
+    return subprocess.run(words, capture_output=True, text=True, timeout=30, check=True).stdout.split()[0]
 
 
 def _version(name: str) -> str:

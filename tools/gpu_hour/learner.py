@@ -22,7 +22,7 @@ from mrl.learner.ranks.world import World
 from mrl.learner.step_order import StepOrder
 from mrl.learner.step_timing import training_flops
 from mrl.learner.trainer import Trainer
-from mrl.memory_plan.needs import MIB, Need, largest_microbatch, rank_needs
+from mrl.memory_plan.needs import CUDA_CONTEXT_MIB, MIB, Need, largest_microbatch, on_gpu_with, rank_needs
 from mrl.memory_plan.pass_memory import pass_peaks
 from mrl.models.skeleton import model_size
 from mrl.objectives.liger import PACKAGES
@@ -31,8 +31,6 @@ from mrl.sharing.regime import Component, TrainingExample
 
 GRPO = Component("own", Clipped(0.2, 0.2, correction=Correction()), 1.0, "rows", "own")
 TIMED_STEPS = 3
-CONTEXT_MIB = 1024
-"""What a process takes of a GPU beside its tensors."""
 RESERVED_S = 60.0
 """A combination is not begun when less is left."""
 LEAN = {"activation_checkpointing": True, "microbatch_tokens": 8192}
@@ -64,7 +62,7 @@ def _measure(shape: str, keys: dict[str, Any], bench: Bench) -> None:
     config = config_of(bench.of(shape, "tiny"))
     policy = _policy(keys, bench)
     need = plan_of(config, policy, bench)
-    bench.tell("planned memory", need.mib, "MiB", moment=need.moment)
+    bench.tell("planned memory", need.mib, "MiB", moment=need.moment, with_context_mib=on_gpu_with(need).mib)
     _check_room(config, policy, need, bench)
     _check(policy, bench)
     world = World(0, 1, torch.device(bench.device, 0) if bench.device == "cuda" else torch.device("cpu"))
@@ -78,6 +76,9 @@ def _measure(shape: str, keys: dict[str, Any], bench: Bench) -> None:
         total_steps=100,
         world=world,
     )
+    if bench.device == "cuda":  # what was taken to make the model with random weights
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
     order = StepOrder(rows(policy, config.vocab_size, bench), {"own": 1.0})
     trainer.train(order, 0)
     bench.settle()
@@ -107,7 +108,9 @@ def _tell(
     bench.tell("peak memory", peak_mib, "MiB", planned_mib=need.mib, planned_parts_mib=_in_mib(need))
     bench.tell("planned / measured memory", need.mib / peak_mib, "ratio")
     if bench.device == "cuda":
-        bench.tell("reserved memory", torch.cuda.max_memory_reserved() / MIB, "MiB")
+        taken_mib = torch.cuda.memory_reserved() / MIB + CUDA_CONTEXT_MIB
+        bench.tell("taken memory", taken_mib, "MiB", context_mib=CUDA_CONTEXT_MIB)
+        bench.tell("planned / taken memory", on_gpu_with(need).mib / taken_mib, "ratio")
 
 
 def _policy(keys: dict[str, Any], bench: Bench) -> PolicyTable:
@@ -172,7 +175,8 @@ def _check_room(config: Any, policy: PolicyTable, need: Need, bench: Bench) -> N
     """Raises SkippedError for what would not fit."""
     room_mib = host_mib = psutil.virtual_memory().available / MIB
     if bench.device == "cuda":
-        room_mib = torch.cuda.mem_get_info()[0] / MIB - CONTEXT_MIB
+        room_mib = torch.cuda.mem_get_info()[0] / MIB + CUDA_CONTEXT_MIB  # that of this process is there already
+        need = on_gpu_with(need)
     if need.mib > room_mib:
         raise SkippedError(f"the plan says {need.mib:.0f} MiB, and {room_mib:.0f} MiB are free")
     moments_mib = 8 * model_size(config, policy.learner.lora).trained / MIB
