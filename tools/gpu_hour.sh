@@ -12,5 +12,6 @@ python=${PYTHON:-}
 if [ -z "$python" ]; then
     if [ -x "$root/.venv/bin/python" ]; then python="$root/.venv/bin/python"; else python=python3; fi
 fi
+unset PYTHONDONTWRITEBYTECODE  # with it every process compiles torch and transformers anew
 export PYTHONPATH="$root:$root/tools${PYTHONPATH:+:$PYTHONPATH}" TOKENIZERS_PARALLELISM=false
 exec "$python" -m gpu_hour "$@"

@@ -115,6 +115,7 @@ def machine() -> list[str]:
         + (f"{len(gpus)} GPUs" if gpus else "no GPU"),
         f"answers that are evaluated as code: {described_seal()}",
         f"metrics of GPUs: {gpu_metrics(gpus)}",
+        *(["PYTHONDONTWRITEBYTECODE is set: each process compiles its modules anew"] * sys.dont_write_bytecode),
     ]
 
 

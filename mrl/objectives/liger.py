@@ -18,8 +18,8 @@ from mrl.errors import ConfigError, MissingError
 
 HOPPER = (9, 0)
 """CUDA compute capability of the only GPUs that it is written for."""
-PACKAGES = ("liger_kernel", "triton", "cutlass", "tvm_ffi")
-"""What the extra brings."""
+PACKAGES = ("liger_kernel", "triton", "cutlass.cute", "tvm_ffi")
+"""What the extra brings; CUTLASS comes in several packages, of which another one may be missing."""
 KEY, CURE = "learner.logprob_kernel", 'learner.logprob_kernel = "chunked"'
 
 
@@ -31,11 +31,22 @@ def check_liger(device: torch.device, softcap: float | None) -> None:
     if capability != HOPPER:
         name = "a CPU" if capability is None else torch.cuda.get_device_name(device)
         raise ConfigError(f"{KEY}: the kernel is for Hopper GPUs", got=name, wanted="compute capability 9.0", cure=CURE)
-    missing = [name for name in PACKAGES if importlib.util.find_spec(name) is None]
-    if missing:
+    if missing := missing_packages():
         raise MissingError(
             f"the package {missing[0]} is not there", where=KEY, cure=f"pip install 'mrl[liger]', or {CURE}"
         )
+
+
+def missing_packages() -> list[str]:
+    """Those of `PACKAGES` that cannot be imported here."""
+    return [name for name in PACKAGES if not _is_there(name)]
+
+
+def _is_there(name: str) -> bool:
+    try:
+        return importlib.util.find_spec(name) is not None
+    except ModuleNotFoundError:  # what it is a part of
+        return False
 
 
 def fused_logprobs(hidden_TD: Tensor, head_VD: Tensor, targets_T: Tensor, temperature: float) -> Tensor:

@@ -124,6 +124,13 @@ def test_why_no_gpu_is_measured_is_told(monkeypatch) -> None:
     assert any(line.startswith("metrics of GPUs: ") for line in machine())
 
 
+@pytest.mark.parametrize("is_set", [False, True])
+def test_a_python_that_keeps_no_compiled_modules_is_told_of(monkeypatch, is_set: bool) -> None:
+    """As in many container images; every start of a process takes longer."""
+    monkeypatch.setattr("sys.dont_write_bytecode", is_set)
+    assert any("PYTHONDONTWRITEBYTECODE" in line for line in machine()) == is_set
+
+
 def test_packages_that_are_not_here_are_told_with_their_extra(monkeypatch) -> None:
     """And those that are here are not."""
     monkeypatch.setattr(doctor_module, "OPTIONAL", (("no_such_module", "lora", "x"), ("pytest", "dev", "y")))

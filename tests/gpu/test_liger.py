@@ -1,12 +1,10 @@
 """Liger's fused kernel on a Hopper GPU, held to what float64 gives: no further from it than bfloat16 explains."""
 
-import importlib.util
-
 import pytest
 import torch
 from torch import Tensor
 
-from mrl.objectives.liger import HOPPER, PACKAGES
+from mrl.objectives.liger import HOPPER, missing_packages
 from mrl.objectives.logprobs import token_logprobs, token_logprobs_and_entropy
 
 pytestmark = [
@@ -15,10 +13,7 @@ pytestmark = [
     pytest.mark.skipif(
         not torch.cuda.is_available() or torch.cuda.get_device_capability() != HOPPER, reason="no Hopper GPU"
     ),
-    pytest.mark.skipif(
-        any(importlib.util.find_spec(name) is None for name in PACKAGES),
-        reason="no liger-kernel: pip install 'mrl[liger]'",
-    ),
+    pytest.mark.skipif(bool(missing_packages()), reason="no liger-kernel: pip install 'mrl[liger]'"),
 ]
 SHAPES = [(1, 64, 256), (13, 128, 1000), (1500, 1024, 32003)]
 """Tokens, width, vocabulary: alone, of no tile's size, and over several waves with a tail."""

@@ -18,6 +18,7 @@ from mrl.memory_plan.needs import (
     at_worst_turn,
     engine_need,
     largest_microbatch,
+    on_gpu_with,
     rank_needs,
     server_need,
     staged_bytes,
@@ -98,6 +99,18 @@ def test_files_lie_in_memory_on_one_host_unless_somebody_says_otherwise(rollout,
     tables = {"policies": {"a": {"rollout": rollout}}, "exchange": {"host": host}, "run": {"name": "r", "steps": 1}}
     config = RunConfig.model_validate(tables | {"tasks": {"trim": {"source": "words", "dataset": "trim"}}})
     assert is_in_memory(config, "a") == wanted
+
+
+def test_a_gpu_holds_more_than_tensors() -> None:
+    """Of each process its context, and what the allocator has not in use."""
+    found = on_gpu_with(Need("update", {"parameters": 4000.0 * MIB, "optimizer": 8000.0 * MIB}))
+    assert found.moment == "update"
+    assert mib(found.parts) == {
+        "parameters": 4000,
+        "optimizer": 8000,
+        "CUDA context": 640,
+        "kept by the allocator": 600,
+    }
 
 
 def test_gradients_count_when_they_are_there() -> None:

@@ -77,6 +77,7 @@ def test_its_packages_have_to_be_there(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
     monkeypatch.setattr(liger, "PACKAGES", ("torch",))
     check_liger(torch.device("cuda"), None)
-    monkeypatch.setattr(liger, "PACKAGES", ("torch", "no_such_package"))
-    with pytest.raises(MissingError, match=r"no_such_package is not there; cure: pip install 'mrl\[liger\]'"):
-        check_liger(torch.device("cuda"), None)
+    for missing in ("no_such_package", "torch.no_such_part", "no_such_package.part"):
+        monkeypatch.setattr(liger, "PACKAGES", ("torch", missing))
+        with pytest.raises(MissingError, match=rf"{missing} is not there; cure: pip install 'mrl\[liger\]'"):
+            check_liger(torch.device("cuda"), None)

@@ -3,7 +3,6 @@
 Random weights, rows of equal length, whole steps of `mrl.learner.trainer.Trainer` as a run makes them.
 """
 
-import importlib.util
 import time
 from collections.abc import Callable
 from functools import partial
@@ -25,7 +24,7 @@ from mrl.learner.trainer import Trainer
 from mrl.memory_plan.needs import CUDA_CONTEXT_MIB, MIB, Need, largest_microbatch, on_gpu_with, rank_needs
 from mrl.memory_plan.pass_memory import pass_peaks
 from mrl.models.skeleton import model_size
-from mrl.objectives.liger import PACKAGES
+from mrl.objectives.liger import missing_packages
 from mrl.objectives.specs import Clipped, Correction
 from mrl.sharing.regime import Component, TrainingExample
 
@@ -188,8 +187,7 @@ def _check(policy: PolicyTable, bench: Bench) -> None:
     """Raises SkippedError for what lacks a package, or would not be done in time."""
     if bench.left_s < bench.of(RESERVED_S, 0.0):
         raise SkippedError("the stage's time is used up")
-    missing = [name for name in PACKAGES if importlib.util.find_spec(name) is None]
-    if policy.learner.logprob_kernel == "liger" and missing:
+    if policy.learner.logprob_kernel == "liger" and (missing := missing_packages()):
         raise SkippedError(f"the package {missing[0]} is not there (extra `liger`)")
 
 
