@@ -20,7 +20,7 @@ from torch.utils.hooks import RemovableHandle
 from mrl.errors import WeightsError
 from mrl.models.lora import WRAPPED, read_scale
 from mrl.models.parameters import named_weights
-from mrl.models.tensor_file import digest, read_folder, read_tensors
+from mrl.models.tensor_file import digest, digests, read_folder, read_tensors
 
 FIRST, SECOND = ".lora_A.weight", ".lora_B.weight"
 
@@ -34,11 +34,6 @@ class Held:
     """Digest that it has as long as nothing changes it."""
     published: str
     """Digest of what it was rounded from."""
-
-    def digest(self) -> str:
-        """That of what was published, or another one where something else is held."""
-        found = digest(self.tensor)
-        return self.published if found == self.as_read else found
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,11 +106,12 @@ class AttachedAdapters:
             return {}
         if not self._of_folder:
             self._of_folder = self._read_folder()
-        held = self._model.state_dict()
-        found = {name: Held(held[name], *digests).digest() for name, digests in self._of_folder.items()}
+        state = self._model.state_dict()
+        held = {name: Held(state[name], *known) for name, known in self._of_folder.items()}
         for layer, factors in self._attached.factors.items():
-            found |= {WRAPPED + layer + part: one.digest() for part, one in zip((FIRST, SECOND), factors, strict=True)}
-        return found
+            held |= {WRAPPED + layer + part: one for part, one in zip((FIRST, SECOND), factors, strict=True)}
+        found = digests({name: one.tensor for name, one in held.items()})
+        return {name: one.published if found[name] == one.as_read else found[name] for name, one in held.items()}
 
     def _add(self, layer: str, _module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
         """To a layer's output [..., O] what its adapter makes of the input [..., I]."""

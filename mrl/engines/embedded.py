@@ -25,7 +25,7 @@ from mrl.models.load_policy import load_policy
 from mrl.models.parameters import named_weights
 from mrl.models.scoring import score_answers, score_beside_likeliest, score_tokens, writes_in_forwards
 from mrl.models.tensor_broadcast import IncomingTensors, Seats, gpu_id, numbered, receive_tensors
-from mrl.models.tensor_file import Place, digest, read_folder
+from mrl.models.tensor_file import Place, digests, read_folder
 from mrl.records.version import Version
 
 FEWER_ANSWERS = f"set answers_at_once of the policy's [rollout] table to fewer answers; {PLAN}"
@@ -177,7 +177,7 @@ class EmbeddedEngine:
             return attached
         if self._is_rounded:
             return {}
-        return {name: digest(tensor) for name, tensor in named_weights(self._model).items()}
+        return digests(named_weights(self._model))
 
     def usage(self) -> EngineUsage:
         """How full it is; every answer that it samples has a row of the cache to its end."""

@@ -24,6 +24,8 @@ from mrl.errors import WeightsError
 
 CHUNK_BYTES = 1024 * 1024
 MAX_HEADER_BYTES = 100 * 1024 * 1024
+FROM_GPU_BYTES = 64 * 1024 * 1024
+"""Of a tensor on a GPU that are in main memory at once while it is hashed."""
 ALIGNMENT_BYTES = 64
 MAX_REASON_CHARS = 200
 DTYPES = {
@@ -67,7 +69,33 @@ def digest(tensor: Tensor) -> str:
     It finds what storage, transfer and mistakes do to weights, at the speed of memory. It is no protection from
     somebody who can write into the run folder.
     """
-    return xxhash.xxh3_128_hexdigest(_raw(tensor.detach().cpu().contiguous()))
+    return digests({"": tensor})[""]
+
+
+def digests(tensors: Mapping[str, Tensor]) -> dict[str, str]:
+    """Name -> `digest`. Those on a GPU are read beside what it computes, once what was queued there before is done."""
+    streams = {one.device: torch.cuda.Stream(one.device) for one in tensors.values() if one.is_cuda}
+    for device, stream in streams.items():
+        stream.wait_stream(torch.cuda.current_stream(device))
+    room = torch.empty(FROM_GPU_BYTES, dtype=torch.uint8, pin_memory=True) if streams else None
+    found = {}
+    for name, tensor in tensors.items():
+        if room is None or not tensor.is_cuda:
+            found[name] = xxhash.xxh3_128_hexdigest(_raw(tensor.detach().contiguous()))
+            continue
+        with torch.cuda.stream(streams[tensor.device]):
+            found[name] = _digest_by_way_of(room, tensor.detach(), streams[tensor.device].synchronize)
+    return found
+
+
+def _digest_by_way_of(room: Tensor, tensor: Tensor, wait: Callable[[], object]) -> str:
+    """Of what lies elsewhere: it comes into `room` piece by piece, and is there after each `wait`."""
+    hashing = xxhash.xxh3_128()
+    for piece in tensor.contiguous().reshape(-1).view(torch.uint8).split(room.numel()):
+        room[: piece.numel()].copy_(piece, non_blocking=True)
+        wait()
+        hashing.update(_raw(room[: piece.numel()]))
+    return hashing.hexdigest()
 
 
 def write_tensors(

@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from mrl.errors import WeightsError
-from mrl.models.tensor_file import digest, read_folder, read_tensors, write_tensors
+from mrl.models.tensor_file import _digest_by_way_of, digest, read_folder, read_tensors, write_tensors
 
 TENSORS = {
     "a": torch.arange(6, dtype=torch.float32).reshape(2, 3),
@@ -49,6 +49,17 @@ def test_what_the_library_writes_is_read_into_its_places(tmp_path):
 
     assert found == {name: digest(tensor) for name, tensor in TENSORS.items()}
     assert all(torch.equal(tensor, TENSORS[name]) for name, tensor in places.items())
+
+
+@pytest.mark.parametrize("room_bytes", [1, 7, 24, 1000])
+def test_what_comes_piece_by_piece_has_the_digest_of_the_whole(room_bytes: int) -> None:
+    """As from a GPU; each piece is hashed once it is there."""
+    waits = []
+    for tensor in (*TENSORS.values(), TENSORS["a"].T, torch.empty(0, 4), torch.tensor([True, False])):
+        waits.clear()
+        room = torch.empty(room_bytes, dtype=torch.uint8)
+        assert _digest_by_way_of(room, tensor, lambda: waits.append(1)) == digest(tensor)
+        assert len(waits) == max(1, -(-tensor.nbytes // room_bytes))
 
 
 @pytest.mark.parametrize(
