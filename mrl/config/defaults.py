@@ -135,7 +135,8 @@ def _on_gpu(policy: PolicyTable) -> Iterator[tuple[str, Any, str]]:
             yield "learner.attention_kernel", "auto", "varlen where the GPU and the model can, proved at the start"
         if _left_out(learner, "chunk_logits"):
             yield "learner.chunk_logits", GPU_CHUNK_LOGITS, "the head's gradient is read and written once a chunk"
-    if rollout.engine == "embedded" and learner.lora is not None and _left_out(rollout, "weights"):
+    has_adapters = rollout.engine != "sglang" and not rollout.server.url and learner.lora is not None
+    if has_adapters and _left_out(rollout, "weights"):
         yield (
             "rollout.weights",
             "adapters",

@@ -484,6 +484,8 @@ NOTES = [
             r"note: policies\.qwen\.learner\.lr = 0\.0003 is large, and may ruin the model.*1e-06 is usual for all weights of 0\.2B"),
     Mistake("short answers of a released model", "check large.toml --policies.qwen.rollout.max_new_tokens 32",
             r"note: policies\.qwen\.rollout\.max_new_tokens = 32 is short for a released model"),
+    Mistake("adapters merged in 16 bits", "check small.toml --policies.qwen.learner.lora.rank 4 --policies.qwen.rollout.embedded_dtype bfloat16",
+            r"note: policies\.qwen\.rollout\.weights = 'files' merges adapters into weights in bfloat16, where changes below half a unit"),
     Mistake("a group of one that shares", "check small.toml --policies.qwen.rollout.group_size 1",
             r"note: policies\.qwen\.rollout\.group_size = 1: an own answer is compared with nothing but what sgt takes from peers"),
     Mistake("trackers", "check small.toml", r"tracker trackio: project games tracker wandb: project mrl, files in /.*runs/small/trackers/wandb prompts",

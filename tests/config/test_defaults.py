@@ -92,8 +92,8 @@ def test_rows_stay_where_float32_was_chosen():
     assert "policies.a.learner.attention_kernel" not in chosen(resolved)
 
 
-def test_an_embedded_engine_on_a_gpu_gets_adapters_alone():
-    """Of a learner that trains some; whoever wants them merged says so, and servers get what they got."""
+def test_engines_that_apply_adapters_on_a_gpu_get_those_alone():
+    """Of a learner that trains some; whoever wants them merged says so."""
     lora = {"device": "cuda", "learner": {"lora": {}}}
     resolved = by_device(
         config_of(
@@ -102,10 +102,12 @@ def test_an_embedded_engine_on_a_gpu_gets_adapters_alone():
             teacher=lora | {"rollout": {"weights": "files"}},
             cores={"learner": {"lora": {}}},
             server=lora | {"rollout": {"engine": "vllm"}},
+            other=lora | {"rollout": {"engine": "sglang"}},
+            elsewhere=lora | {"rollout": {"engine": "vllm", "server": {"url": "http://h:1"}}},
         )
     )
     policies = resolved.config.policies
-    assert [name for name in policies if policies[name].rollout.weights == "adapters"] == ["a"]
+    assert [name for name in policies if policies[name].rollout.weights == "adapters"] == ["a", "server"]
     assert "policies.a.rollout.weights" in chosen(resolved)
 
 

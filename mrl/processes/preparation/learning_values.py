@@ -91,6 +91,12 @@ def warnings(config: RunConfig, parameters: Mapping[str, int]) -> Iterator[str]:
                 f"policies.{name}.rollout.max_new_tokens = {policy.rollout.max_new_tokens} is short for a released"
                 " model: answers that are cut off count as they stand, mostly as wrong"
             )
+        if policy.learner.lora and policy.rollout.weights != "adapters" and policy.rollout.engine_dtype != "float32":
+            yield (
+                f"policies.{name}.rollout.weights = {policy.rollout.weights!r} merges adapters into weights in"
+                f" {policy.rollout.engine_dtype}, where changes below half a unit of a weight are lost, most of the"
+                ' first steps among them: "adapters", for an embedded engine or an own server of vLLM, keeps them'
+            )
         if policy.rollout.group_size == 1:
             yield (
                 f"policies.{name}.rollout.group_size = 1: an own answer is compared with nothing but what {regime}"
