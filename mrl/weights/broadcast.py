@@ -176,14 +176,15 @@ class BroadcastPublisher:
         self._number += 1
         name = f"{self._files.policy}-{held.version}-{self._number}"
         file = self._meets_in / f"broadcast-{name}" if self._meets_in else None
+        host = reachable_host(self._host)
         try:
-            store = file_store(file) if file else open_store("127.0.0.1" if self._host == "localhost" else self._host)
+            store = file_store(file) if file else open_store("127.0.0.1" if host == "localhost" else host)
         except (OSError, RuntimeError) as error:
             self._held.release(held)
             log.warning("no place for a broadcast", version=str(held.version), reason=str(error))
             return [_route(one, notice) for one in party]
         meeting = Meeting(
-            host=reachable_host(self._host),
+            host=host,
             port=store.port if isinstance(store, dist.TCPStore) else 0,
             file=str(file or ""),
             name=name,

@@ -14,6 +14,7 @@ from mrl.models.tensor_broadcast import IncomingTensors, receive_each
 from mrl.models.tensor_file import digest, read_folder
 from mrl.records.rollouts import WeightsNotice, WeightsRequest, WeightsRoute
 from mrl.records.version import Version
+from mrl.transport.endpoints import ADDRESS
 from mrl.weights import broadcast
 from mrl.weights.broadcast import BroadcastPublisher
 from mrl.weights.canary import canary_sequences, make_canary
@@ -26,9 +27,9 @@ CANARY = canary_sequences(64)
 class Learner:
     """A publisher with one version, and the words of workers."""
 
-    def __init__(self, folder: Path, model, *, meets_in: Path | None = None) -> None:
+    def __init__(self, folder: Path, model, *, meets_in: Path | None = None, host: str = "127.0.0.1") -> None:
         self.files = Publisher(folder, "a")
-        self.publisher = BroadcastPublisher(self.files, host="127.0.0.1", meets_in=meets_in)
+        self.publisher = BroadcastPublisher(self.files, host=host, meets_in=meets_in)
         self.model = model
 
     def publish(self, step: int) -> WeightsNotice:
@@ -106,6 +107,23 @@ def test_on_one_host_members_meet_in_a_file_and_no_store_listens(tiny_model, tmp
     finally:
         learner.publisher.close()
     assert list((tmp_path / "private").iterdir()) == []
+
+
+def test_over_hosts_members_meet_at_one_address_and_not_at_all_of_them(tiny_model, tmp_path, monkeypatch):
+    """At this host's own, by which the others reach it."""
+    opened, open_store = [], broadcast.open_store
+    monkeypatch.setenv(ADDRESS, "127.0.0.1")
+    monkeypatch.setattr(broadcast, "open_store", lambda host: open_store(opened.append(host) or host))
+    learner = Learner(tmp_path, tiny_model(seed=1), host="0.0.0.0")
+    try:
+        learner.publish(1)
+        learner.ask("meets", num_ranks=1)
+        route = learner.answers(1)[b"meets"]
+        assert route.meeting is not None
+        assert ([route.meeting.host], learner.receive(route)) == (opened, published(learner))
+    finally:
+        learner.publisher.close()
+    assert opened == ["127.0.0.1"]
 
 
 def test_nobody_is_invited_while_files_are_written(learner, monkeypatch):
