@@ -15,8 +15,17 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
+PIECE_BYTES = 1 << 25
+"""torch takes a power of two of bytes wherever it locks memory: in pieces of one, little is lost, and passes of other
+lengths use the same pieces again."""
 LEAVING = 2
 """Inputs on their way to main memory, which are still on the device; the block after waits for the oldest of them."""
+
+
+def locked_bytes(size: int) -> int:
+    """What is taken of main memory for an input of so many bytes."""
+    whole, rest = divmod(size, PIECE_BYTES)
+    return whole * PIECE_BYTES + (1 << (rest - 1).bit_length() if rest else 0)
 
 
 class OffloadedInputs:
@@ -50,11 +59,11 @@ class _Waiting:
     """One input, copied there and back at once."""
 
     def __init__(self, tensor: Tensor, host: torch.device) -> None:
-        self.device, self.kept = tensor.device, tensor.detach().to(host, copy=True)
+        self._device, self._kept = tensor.device, tensor.detach().to(host, copy=True)
 
     def come_back(self) -> Tensor:
         """On its device again."""
-        return self.kept.to(self.device, copy=True)
+        return self._kept.to(self._device, copy=True)
 
 
 class _WaitingForGpu(_Waiting):
@@ -62,23 +71,24 @@ class _WaitingForGpu(_Waiting):
 
     def __init__(self, tensor: Tensor, copies: "_GpuCopies", before: _Waiting | None) -> None:
         self._copies, self._before = copies, weakref.ref(before) if before is not None else None
+        self._device, self._shape = tensor.device, tensor.shape
+        self._pieces = copies.away(tensor.detach().contiguous().view(-1))
         self._fetched: tuple[Tensor, torch.cuda.Event] | None = None
-        self.device, self.kept = tensor.device, copies.away(tensor.detach())
 
     def come_back(self) -> Tensor:
         self.fetch()
         assert self._fetched is not None
-        (tensor, came), self._fetched = self._fetched, None
-        torch.cuda.current_stream(self.device).wait_event(came)
+        (flat, came), self._fetched = self._fetched, None
+        torch.cuda.current_stream(self._device).wait_event(came)
         before = self._before() if self._before is not None else None
         if isinstance(before, _WaitingForGpu):
             before.fetch()
-        return tensor
+        return flat.view(self._shape)
 
     def fetch(self) -> None:
         """Begin to copy it back."""
         if self._fetched is None:
-            self._fetched = self._copies.back(self.kept, self.device)
+            self._fetched = self._copies.back(self._pieces, self._device)
 
 
 class _GpuCopies:
@@ -88,26 +98,29 @@ class _GpuCopies:
         self._beside = torch.cuda.Stream(device)
         self._leaving: deque[tuple[Tensor, torch.cuda.Event]] = deque()
 
-    def away(self, tensor: Tensor) -> Tensor:
-        """In locked main memory, once what the stream has to do is done."""
-        computing = torch.cuda.current_stream(tensor.device)
+    def away(self, flat: Tensor) -> list[Tensor]:
+        """Pieces in locked main memory, once what the stream that computes has to do is done."""
+        computing = torch.cuda.current_stream(flat.device)
         self._free(LEAVING - 1, computing)
-        kept = torch.empty_like(tensor, device="cpu", pin_memory=True)
+        pieces = flat.split(PIECE_BYTES // flat.element_size())
+        kept = [torch.empty(len(piece), dtype=flat.dtype, pin_memory=True) for piece in pieces]
         self._beside.wait_stream(computing)
         with torch.cuda.stream(self._beside):
-            kept.copy_(tensor, non_blocking=True)
-            self._leaving.append((tensor, self._beside.record_event()))
+            for there, piece in zip(kept, pieces, strict=True):
+                there.copy_(piece, non_blocking=True)
+            self._leaving.append((flat, self._beside.record_event()))
         return kept
 
-    def back(self, kept: Tensor, device: torch.device) -> tuple[Tensor, torch.cuda.Event]:
-        """On the device, once the event has come to pass."""
+    def back(self, kept: list[Tensor], device: torch.device) -> tuple[Tensor, torch.cuda.Event]:
+        """On the device in one row, once the event has come to pass."""
         computing = torch.cuda.current_stream(device)
         self._free(0, computing)
-        tensor = torch.empty_like(kept, device=device)
+        flat = torch.empty(sum(map(len, kept)), dtype=kept[0].dtype, device=device)
         self._beside.wait_stream(computing)  # which may still use what lay in this memory
         with torch.cuda.stream(self._beside):
-            tensor.copy_(kept, non_blocking=True)
-            return tensor, self._beside.record_event()
+            for piece, there in zip(flat.split(PIECE_BYTES // flat.element_size()), kept, strict=True):
+                piece.copy_(there, non_blocking=True)
+            return flat, self._beside.record_event()
 
     def _free(self, still_leaving: int, computing: torch.cuda.Stream) -> None:
         while len(self._leaving) > still_leaving:

@@ -48,8 +48,9 @@ float32."""
 ROUNDED_ELEMENTS, ROUNDING_BYTES = 1 << 23, 22
 """Elements of a parameter whose moments are rounded at once, and bytes for each: two moments, random bits, results."""
 
-INPUTS_ON_THEIR_WAY = 2
-"""Of blocks, on the device where all others wait on the host (`mrl.learner.activation_offload`)."""
+INPUTS_LEAVING = 2
+"""Of blocks, still on the device where the others wait on the host (`mrl.learner.activation_offload`). In the backward
+pass one comes while another is used."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,18 +261,19 @@ class _Rank:
         block = FLOAT_BYTES * size.trained_block / self._table.num_shards
         trained_outer = size.trained - size.num_blocks * size.trained_block
         gathered, reduced = self._communication()
-        moving = INPUTS_ON_THEIR_WAY * peaks.offloaded / size.num_blocks
+        one = peaks.offloaded / size.num_blocks
+        leaving = INPUTS_LEAVING * one
         windows = {
-            "forward": (peaks.forward, 0.0, gathered),
-            "backward of the head": (peaks.head, 0.0, gathered),
-            "backward of the last block": (peaks.blocks, block, gathered + reduced * size.trained_block),
+            "forward": (peaks.forward + leaving, 0.0, gathered),
+            "backward of the head": (peaks.head + leaving, 0.0, gathered),
+            "backward of the last block": (peaks.blocks + one, block, gathered + reduced * size.trained_block),
             "backward of the embedding": (peaks.bottom, size.num_blocks * block, gathered + reduced * trained_outer),
         }
         return [
             Need(
                 moment,
                 state
-                | {"gradients": self.trained if self._accumulates else so_far, "activations": activations + moving}
+                | {"gradients": self.trained if self._accumulates else so_far, "activations": activations}
                 | ({"gathered blocks": gathered_bytes} if gathered_bytes else {}),
             )
             for moment, (activations, so_far, gathered_bytes) in windows.items()

@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from mrl.config.policy_tables import LoraTable
-from mrl.learner.activation_offload import OffloadedInputs
+from mrl.learner.activation_offload import OffloadedInputs, locked_bytes
 from mrl.learner.forward import CHUNK_LOGITS, ForwardSettings, answer_logprobs, answer_logprobs_and_entropy
 from mrl.learner.packing import COLUMNS, PackedBatch
 from mrl.learner.sharding import checkpoint_blocks, transformer_blocks
@@ -50,7 +50,7 @@ class LiveBytes(TorchDispatchMode):
         made = func(*args, **(kwargs or {}))
         for one in tree_leaves(made):
             if isinstance(one, Tensor) and one.device == AWAY:
-                self.offloaded += _pinned_bytes(one.untyped_storage().nbytes())
+                self.offloaded += locked_bytes(one.untyped_storage().nbytes())
             elif isinstance(one, Tensor):
                 self._count(one.untyped_storage())
         self._peak = max(self._peak, self._bytes)
@@ -186,11 +186,6 @@ def _on_cpu(model: nn.Module) -> None:
                     made[tensor] = nn.Parameter(like, tensor.requires_grad) if is_parameter else like
                 if tensor is not None:
                     held[name] = made[tensor]  # type: ignore[assignment]
-
-
-def _pinned_bytes(size: int) -> int:
-    """What torch takes of main memory for a tensor that is locked there: the next power of two."""
-    return 1 << max(0, size - 1).bit_length()
 
 
 def _drop_gradient(parameter: Tensor) -> None:

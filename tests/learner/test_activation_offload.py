@@ -8,7 +8,7 @@ from torch import Tensor
 
 from mrl.config.policy_tables import LearnerTable, MakeTable
 from mrl.learner import sharding
-from mrl.learner.activation_offload import OffloadedInputs
+from mrl.learner.activation_offload import PIECE_BYTES, OffloadedInputs, locked_bytes
 from mrl.learner.ranks.world import World
 from mrl.learner.step_order import StepOrder
 from mrl.learner.trainer import Trainer
@@ -72,3 +72,11 @@ def test_the_bits_are_those_of_inputs_that_stay(
     assert rest == 0
     assert counted.came_back == len(counted.left)
     assert {(shape[0], shape[2]) for shape in counted.left} == {(1, 32)}, "hidden states"
+
+
+@pytest.mark.parametrize(
+    ("size", "pieces", "rest"), [(0, 0, 0), (1, 0, 1), (3, 0, 4), (PIECE_BYTES, 1, 0), (5 * PIECE_BYTES + 9, 5, 16)]
+)
+def test_locked_memory_is_whole_pieces_and_a_power_of_two(size: int, pieces: int, rest: int) -> None:
+    """As torch's allocator of locked memory rounds them."""
+    assert locked_bytes(size) == pieces * PIECE_BYTES + rest

@@ -13,7 +13,7 @@ from mrl.learner.activation_offload import LEAVING
 from mrl.learner.piecewise_adamw import PIECE_ELEMENTS, VISITORS, PiecewiseAdamW
 from mrl.memory_plan.needs import (
     FLOAT_BYTES,
-    INPUTS_ON_THEIR_WAY,
+    INPUTS_LEAVING,
     MIB,
     ROUNDED_ELEMENTS,
     ROUNDING_BYTES,
@@ -168,11 +168,13 @@ def test_moments_of_16_bits_take_half() -> None:
 
 
 def test_offloaded_inputs_lie_on_the_host() -> None:
-    """And two of ten on their way."""
+    """And two of ten still on the device, or one again."""
     peaks = replace(LARGE, offloaded=500 * MIB)
     host, device = rank_needs(SIZE, peaks, LearnerTable(), on_gpu=True, **ALONE)
     assert mib(host.parts)["offloaded inputs"] == 500
-    assert mib(device.parts)["activations"] == 9400 + 2 * 50
+    assert (device.moment, mib(device.parts)["activations"]) == ("backward of the last block", 9400 + 50)
+    device = rank_needs(SIZE, peaks, LearnerTable(), on_gpu=True, **ALONE | {"num_passes": 2})[1]
+    assert (device.moment, mib(device.parts)["activations"]) == ("backward of the head", 9500 + 2 * 50)
 
 
 def test_rounding_needs_what_the_plan_says() -> None:
@@ -190,7 +192,7 @@ def test_what_visits_the_device_is_what_the_optimizer_moves() -> None:
     """Two moments of each piece that is there; the plan cannot import the learner, and knows the number by itself."""
     assert VISITING_MOMENTS == VISITORS * 2 * FLOAT_BYTES * PIECE_ELEMENTS
     assert ROUNDED_ELEMENTS == PIECE_ELEMENTS
-    assert INPUTS_ON_THEIR_WAY == LEAVING
+    assert INPUTS_LEAVING == LEAVING
 
 
 def test_shards_divide_what_is_held_and_gather_blocks() -> None:
