@@ -5,7 +5,8 @@ machine (or, with --device cuda, on NCCL ranks, one GPU each). The difference is
 max|a - b| / max|b|, b being what one rank trains that holds everything; the norms of the gradients count as tensors
 too. Every layout runs twice; "again" says whether both runs gave the same bits. Of "A, then B", A trains the first
 three steps and saves, and B goes on from the checkpoint: where B is A, "again" compares with A unbroken. Layouts in
-bfloat16 are shown, and are held to agreement between ranks and to equal bits alone; compiled ones to 1e-4.
+bfloat16, or with moments in it, are shown, and are held to agreement between ranks and to equal bits alone; compiled
+ones to 1e-4.
 
     .venv/bin/python tools/check_layouts.py [--ranks N] [--family F] [--steps N] [--device cpu|cuda]
 
@@ -81,7 +82,7 @@ class Layout:
     @property
     def bound(self) -> float:
         """How far its parameters may be from those of the first layout."""
-        if self.table.precision != "float32":
+        if "bfloat16" in (self.table.precision, self.table.optimizer_dtype):
             return float("inf")
         return COMPILED_BOUND if self.table.compile else BOUND
 
@@ -100,14 +101,14 @@ def layouts(max_ranks: int) -> list[Layout]:
     packings = ({}, {"microbatch_tokens": 32}, {"microbatch_tokens": 4096})
     shard, bf16 = {"sharding": "shard"}, {"precision": "bfloat16"}
     context = {"context_parallel": 2}
-    compiled, host = {"compile": True}, {"optimizer_memory": "host"}
+    compiled, host, small = {"compile": True}, {"optimizer_memory": "host"}, {"optimizer_dtype": "bfloat16"}
     found = [Layout(1, packing) for packing in packings] + [Layout(1, shard), Layout(1, compiled), Layout(1, bf16)]
-    found.append(Layout(1, host))
+    found += [Layout(1, host), Layout(1, small), Layout(1, small | host)]
     if max_ranks >= 2:
         found += [Layout(2, way | packing) for way in ({}, shard) for packing in packings]
         found += [Layout(2, shard | compiled), Layout(2, shard | compiled | {"activation_checkpointing": True})]
         found += [Layout(2, shard | {"activation_checkpointing": True}), Layout(2, shard | bf16), Layout(2, bf16)]
-        found += [Layout(2, host), Layout(2, shard | host)]
+        found += [Layout(2, host), Layout(2, shard | host), Layout(2, small), Layout(2, shard | small)]
         found += [Layout(2, context | packing) for packing in packings]
         found += [Layout(2, context | shard | {"activation_checkpointing": True}), Layout(2, context | shard | bf16)]
     if max_ranks >= 4:
@@ -132,7 +133,9 @@ def handovers(max_ranks: int) -> list[tuple[Layout, Layout]]:
     found = [(alone, alone), (alone, Layout(1, {"optimizer_memory": "host"}))]
     if max_ranks >= 2:
         host = Layout(2, {"sharding": "shard", "optimizer_memory": "host"})
+        small = Layout(2, {"sharding": "shard", "optimizer_dtype": "bfloat16"})
         found += [(pair, pair), (pair, alone), (alone, pair), (pair, host), (host, pair)]
+        found += [(small, small), (small, pair), (pair, small), (Layout(1, {"optimizer_dtype": "bfloat16"}), small)]
     if max_ranks >= 4:
         four = Layout(4, {"sharding": "shard", "shard_size": 2})
         found += [(four, pair), (pair, four), (Layout(4, {"sharding": "shard"}), alone)]
@@ -354,7 +357,12 @@ def main() -> int:
         Line(layout.name, layout.bound, ranks, twice[len(wanted) + index])
         for index, (layout, ranks) in enumerate(zip(wanted, twice, strict=False))
     ] + [
-        Line(f"{one.name}, then {other.name}", BOUND, ranks, unbroken[one.name] if one == other else None)
+        Line(
+            f"{one.name}, then {other.name}",
+            max(one.bound, other.bound),
+            ranks,
+            unbroken.get(one.name * (one == other)),
+        )
         for (one, other), ranks in zip(handed, joined, strict=True)
     ]
     print(f"{'layout':<84} {'difference':>10}  {'ranks agree':<11}  again")

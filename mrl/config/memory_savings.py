@@ -36,7 +36,10 @@ def shortest_cure(
 
 def all_cures(table: LearnerTable, *, on_device: bool) -> str:
     """Every setting with which a learner's process would need less, the cheapest first; how much less is not said."""
-    return ", ".join([*map(_told, _savings(table, on_device)), LARGER_CURE])
+    changes: dict[str, Any] = {}
+    for change in _savings(table, on_device):
+        changes |= change
+    return ", ".join([*([_told(changes)] if changes else []), LARGER_CURE])
 
 
 def _savings(table: LearnerTable, on_device: bool) -> Iterator[dict[str, Any]]:
@@ -52,8 +55,13 @@ def _savings(table: LearnerTable, on_device: bool) -> Iterator[dict[str, Any]]:
     short, other = ("device", "host") if on_device else ("host", "device")
     if table.optimizer_memory == short:
         yield {"optimizer_memory": other}
+    if table.activation_offload != on_device:
+        needed = {"activation_checkpointing": True} if on_device else {}
+        yield needed | {"activation_offload": on_device}
     if table.precision != "bfloat16":
         yield {"precision": "bfloat16"}
+    if table.optimizer_dtype != "bfloat16":
+        yield {"optimizer_dtype": "bfloat16"}
 
 
 def _told(change: dict[str, Any]) -> str:

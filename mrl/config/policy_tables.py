@@ -236,16 +236,22 @@ class LearnerTable(Table):
     """Neighbouring ranks that share the places of each pass, for answers too long for one of them; attention exchanges
     places for heads (Ulysses). `microbatch_tokens` counts what they hold together."""
     precision: Literal["float32", "bfloat16"] = "float32"
-    """Number format of forward and backward; parameters, gradient sums and moments are float32 in any case. Left out
-    on "cuda": "bfloat16"."""
+    """Number format of forward and backward; parameters and gradient sums are float32 in any case. Left out on "cuda":
+    "bfloat16"."""
     optimizer_memory: Literal["device", "host"] = "device"
     """Where the moments of AdamW lie. On the host they visit the GPU piece by piece in each update: half the memory of
     a rank between its passes, for a slower update and the same parameters."""
+    optimizer_dtype: Literal["float32", "bfloat16"] = "float32"
+    """Number format that the moments of AdamW are kept in: in bfloat16, rounded at random, they take 4 bytes for each
+    trained parameter in place of 8. May be changed at a resume."""
     lora: LoraTable | None = None
     """Train adapters and leave the weights as they are; the reference policy is then the model without them."""
     activation_checkpointing: bool = False
     """Blocks keep their inputs alone and run again in the backward pass: less memory, a third more compute. Left out on
     "cpu": true, where a large model would not fit into main memory else."""
+    activation_offload: bool = False
+    """The inputs that `activation_checkpointing` keeps wait in main memory, and are copied there and back beside the
+    arithmetic; the bits stay the same. On "cpu" it saves nothing."""
     compile: bool = False
     """Blocks go through torch.compile: faster passes, after a minute of compiling (a compiler of C++ is needed)."""
     attention_kernel: Literal["rows", "varlen", "auto"] = "rows"

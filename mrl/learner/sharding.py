@@ -7,8 +7,9 @@ one host where `shard_size` does not say otherwise; then gradients alone travel 
 
 import functools
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -20,6 +21,7 @@ from torch.utils.checkpoint import checkpoint
 
 from mrl.config.policy_tables import LearnerTable
 from mrl.errors import ConfigError, ModelFolderError
+from mrl.learner.activation_offload import OffloadedInputs
 from mrl.learner.forward import enter_by_answers
 from mrl.learner.ranks.world import World
 from mrl.models.compiled_blocks import compile_blocks
@@ -57,15 +59,21 @@ def place(model: nn.Module, table: LearnerTable, world: World) -> nn.Module:
     if table.compile:
         compile_blocks(blocks)
     if table.activation_checkpointing:
-        checkpoint_blocks(blocks)
+        checkpoint_blocks(blocks, OffloadedInputs() if table.activation_offload else None)
     return _wrap(model, blocks, table, world) if wrapped else nn.Module.to(model, world.device)
 
 
-def checkpoint_blocks(blocks: Sequence[nn.Module]) -> None:
-    """Have blocks keep their inputs alone, and run again in the backward pass."""
+def checkpoint_blocks(blocks: Sequence[nn.Module], offloaded: OffloadedInputs | None = None) -> None:
+    """Have blocks keep their inputs alone, or have them `offloaded`, and run again in the backward pass."""
     for block in blocks:
         # Inside the gathering of the block's parameters, which the backward pass repeats before it runs this again.
-        block.forward = functools.partial(checkpoint, block.forward, use_reentrant=False, preserve_rng_state=False)
+        forward = functools.partial(checkpoint, block.forward, use_reentrant=False, preserve_rng_state=False)
+        block.forward = functools.partial(_with_hooks, offloaded, forward) if offloaded is not None else forward
+
+
+def _with_hooks(offloaded: OffloadedInputs, forward: Callable[..., Any], *arguments: Any, **keys: Any) -> Any:
+    with offloaded.hooks():
+        return forward(*arguments, **keys)
 
 
 def is_wrapped(model: nn.Module) -> bool:

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -13,10 +14,10 @@ from torch.optim import AdamW
 from mrl.config.policy_tables import LearnerTable
 from mrl.errors import ConfigError, ModelFolderError
 from mrl.learner.forward import ForwardSettings, answer_logprobs, frozen_logprobs
-from mrl.learner.host_moments import HostMomentsAdamW
 from mrl.learner.loss import needs_reference
 from mrl.learner.packing import PackedBatch, pack
 from mrl.learner.peer_logprobs import Float32s, PeerLogprobs
+from mrl.learner.piecewise_adamw import PiecewiseAdamW
 from mrl.learner.ranks.context_group import ContextGroup, context_group
 from mrl.learner.ranks.world import World
 from mrl.learner.sharding import place
@@ -176,9 +177,11 @@ def agreed_kernel(wanted: str, model: nn.Module, world: World) -> str:
 
 def _optimizer(model: nn.Module, table: LearnerTable) -> AdamW:
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    if table.optimizer_memory == "host":
-        return HostMomentsAdamW(trained, lr=table.lr, betas=table.betas, weight_decay=table.weight_decay)
-    return AdamW(trained, lr=table.lr, betas=table.betas, weight_decay=table.weight_decay, fused=True)
+    settings: dict[str, Any] = {"lr": table.lr, "betas": table.betas, "weight_decay": table.weight_decay}
+    if table.optimizer_memory == "device" and table.optimizer_dtype == "float32":
+        return AdamW(trained, **settings, fused=True)
+    dtype: torch.dtype = getattr(torch, table.optimizer_dtype)
+    return PiecewiseAdamW(trained, **settings, on_host=table.optimizer_memory == "host", dtype=dtype)
 
 
 def learning_rate(table: LearnerTable, step: int, total_steps: int) -> float:

@@ -47,7 +47,14 @@ COPIES_IN_MEMORY, COPIES_FOR_DISK, COPIES_TO_SEND = 2, 1, 2
 has a third made, for which nothing is set aside."""
 
 VISITING_MOMENTS = 128 * 1024**2
-"""Bytes of moments that are on the device at once where they lie on the host (`mrl.learner.host_moments`)."""
+"""Bytes of moments that are on the device at once where they lie on the host (`mrl.learner.piecewise_adamw`), in
+float32."""
+ROUNDED_ELEMENTS, ROUNDING_BYTES = 1 << 23, 22
+"""Elements of a parameter whose moments are rounded at once, and bytes for each: two moments, random bits, results."""
+
+INPUTS_LEAVING = 2
+"""Of blocks, still on the device where the others wait on the host (`mrl.learner.activation_offload`). In the backward
+pass one comes while another is used."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +117,7 @@ def rank_needs(
     gathered = {"gathered weights": min(PUBLISHED_AT_ONCE, rank.whole) if rank.is_sharded else 0.0}
     beside = copies if saves_beside_training and copies["checkpoint copy"] > SOON_WRITTEN else {}
     if on_gpu:
-        process |= {"optimizer": rank.moments - rank.moments_on_device}
+        process |= {"optimizer": rank.moments - rank.moments_on_device, "offloaded inputs": float(peaks.offloaded)}
         host = [loading, Need("saving", copies)]
         return _with(process, host), _with({}, [*rank.training(), rank.update(), rank.canary(scoring)])
     together = [
@@ -246,7 +253,8 @@ class _Rank:
         self.whole = float(FLOAT_BYTES * size.parameters)
         self.held = self.whole / table.num_shards
         self.trained = FLOAT_BYTES * size.trained / table.num_shards
-        self.moments = 2 * self.trained
+        self._moment_bytes = ELEMENT_BYTES[table.optimizer_dtype]
+        self.moments = 2 * self.trained * self._moment_bytes / FLOAT_BYTES
         self.moments_on_device = 0.0 if on_gpu and table.optimizer_memory == "host" else self.moments
         self.is_sharded = table.num_shards > 1
         self.read = self.whole if is_first or not self.is_sharded else 0.0
@@ -263,10 +271,12 @@ class _Rank:
         block = FLOAT_BYTES * size.trained_block / self._table.num_shards
         trained_outer = size.trained - size.num_blocks * size.trained_block
         gathered, reduced = self._communication()
+        one = peaks.offloaded / size.num_blocks
+        leaving = INPUTS_LEAVING * one
         windows = {
-            "forward": (peaks.forward, 0.0, gathered),
-            "backward of the head": (peaks.head, 0.0, gathered),
-            "backward of the last block": (peaks.blocks, block, gathered + reduced * size.trained_block),
+            "forward": (peaks.forward + leaving, 0.0, gathered),
+            "backward of the head": (peaks.head + leaving, 0.0, gathered),
+            "backward of the last block": (peaks.blocks + one, block, gathered + reduced * size.trained_block),
             "backward of the embedding": (peaks.bottom, size.num_blocks * block, gathered + reduced * trained_outer),
         }
         return [
@@ -280,10 +290,13 @@ class _Rank:
         ]
 
     def update(self) -> Need:
-        """Gradients of several whole copies are summed in one flat tensor; fused AdamW needs nothing of its own."""
+        """Gradients of several whole copies are summed in one flat tensor; fused AdamW of float32 needs nothing."""
         flat = self.trained if self._table.processes > 1 and not self._is_wrapped else 0.0
-        visiting = min(VISITING_MOMENTS, self.moments) if self._table.optimizer_memory == "host" else 0.0
-        return Need("update", self.state() | {"summed gradients": flat, "visiting moments": visiting})
+        at_once = VISITING_MOMENTS * self._moment_bytes / FLOAT_BYTES
+        visiting = min(at_once, self.moments) if self._table.optimizer_memory == "host" else 0.0
+        rounded = min(float(ROUNDED_ELEMENTS), self.trained / FLOAT_BYTES) if self._moment_bytes < FLOAT_BYTES else 0.0
+        parts = {"summed gradients": flat, "visiting moments": visiting, "rounding": ROUNDING_BYTES * rounded}
+        return Need("update", self.state() | parts)
 
     def canary(self, scoring: float) -> Need:
         """Its passes come between two steps, and keep nothing."""

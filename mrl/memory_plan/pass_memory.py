@@ -17,6 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from mrl.config.policy_tables import LoraTable
+from mrl.learner.activation_offload import OffloadedInputs, locked_bytes
 from mrl.learner.forward import CHUNK_LOGITS, ForwardSettings, answer_logprobs, answer_logprobs_and_entropy
 from mrl.learner.packing import COLUMNS, PackedBatch
 from mrl.learner.sharding import checkpoint_blocks, transformer_blocks
@@ -26,6 +27,9 @@ from mrl.models.scoring import beside_likeliest, next_token_logprobs, rows_at_on
 from mrl.models.size import Microbatch, PassPeaks
 from mrl.models.skeleton import PreTrainedConfig, PreTrainedModel, skeleton
 
+AWAY = torch.device("meta")
+"""Stands for the host of a GPU, where what is offloaded waits."""
+
 
 class LiveBytes(TorchDispatchMode):
     """Counts the bytes of storages that operations made inside and that somebody still holds."""
@@ -33,7 +37,7 @@ class LiveBytes(TorchDispatchMode):
     def __init__(self, given: Iterable[Tensor] = ()) -> None:
         """What was `given` is not counted, nor are views of it: a model's parameters and buffers."""
         super().__init__()
-        self._bytes = self._peak = 0
+        self._bytes = self._peak = self.offloaded = 0
         self._counted = {tensor.untyped_storage()._cdata for tensor in given}
 
     def take_peak(self) -> int:
@@ -45,7 +49,9 @@ class LiveBytes(TorchDispatchMode):
         """Run an operation and count what it returns."""
         made = func(*args, **(kwargs or {}))
         for one in tree_leaves(made):
-            if isinstance(one, Tensor):
+            if isinstance(one, Tensor) and one.device == AWAY:
+                self.offloaded += locked_bytes(one.untyped_storage().nbytes())
+            elif isinstance(one, Tensor):
                 self._count(one.untyped_storage())
         self._peak = max(self._peak, self._bytes)
         return made
@@ -69,16 +75,19 @@ def pass_peaks(
     batch: Microbatch,
     with_entropy: bool = False,
     checkpointing: bool = False,
+    offload: bool = False,
     lora: LoraTable | None = None,
     chunk_logits: int = CHUNK_LOGITS,
 ) -> PassPeaks:
     """The peaks of one microbatch, the head of which has so many logits at once in memory.
 
-    Gradients of parameters count until they are added to what is there. Raises ModelFolderError as `skeleton`.
+    Gradients of parameters count until they are added to what is there. With `offload` the inputs of checkpointed
+    blocks are on another device. Raises ModelFolderError as `skeleton`.
     """
     dtype = getattr(torch, precision)
+    how = {"checkpointing": checkpointing, "offload": offload}
     two, three = (
-        _traced(skeleton_of, batch, with_entropy=with_entropy, checkpointing=checkpointing, chunk_logits=chunk_logits)
+        _traced(skeleton_of, batch, with_entropy=with_entropy, chunk_logits=chunk_logits, **how)
         for skeleton_of in (partial(skeleton, config, blocks, dtype, lora) for blocks in (2, 3))
     )
     return two.extrapolated(three, config.num_hidden_layers - 3)
@@ -129,6 +138,7 @@ def _traced(
     *,
     with_entropy: bool,
     checkpointing: bool,
+    offload: bool,
     chunk_logits: int,
 ) -> PassPeaks:
     peaks: list[int] = []
@@ -140,7 +150,7 @@ def _traced(
             parameter.register_post_accumulate_grad_hook(_drop_gradient)
         blocks = transformer_blocks(model)
         if checkpointing:
-            checkpoint_blocks(blocks)
+            checkpoint_blocks(blocks, OffloadedInputs(AWAY) if offload else None)
         live = LiveBytes([*model.parameters(), *model.buffers()])
 
         def close_window(_gradient: Tensor | None = None) -> None:
@@ -160,7 +170,8 @@ def _traced(
             close_window()
             loss.backward()
             close_window()
-    return PassPeaks(*peaks)
+    forward, head, of_blocks, bottom = peaks
+    return PassPeaks(forward, head, of_blocks, bottom, live.offloaded)
 
 
 def _on_cpu(model: nn.Module) -> None:

@@ -79,7 +79,8 @@ class PolicyMemory:
         policy = self.table.model_copy(update={"learner": table})
         on_gpu = policy.device == "cuda"
         batch, num_passes = largest_microbatch(policy, self._prompt_tokens)
-        traced = (table.precision, batch, table.activation_checkpointing, table.chunk_logits)
+        offload = table.activation_offload and on_gpu
+        traced = (table.precision, batch, table.activation_checkpointing, offload, table.chunk_logits)
         if traced not in self._passes:
             self._passes[traced] = pass_peaks(
                 self._model_config,
@@ -87,6 +88,7 @@ class PolicyMemory:
                 batch=batch,
                 with_entropy=policy.objective.entropy_coefficient > 0,
                 checkpointing=table.activation_checkpointing,
+                offload=offload,
                 lora=table.lora,
                 chunk_logits=table.chunk_logits,
             )

@@ -1,7 +1,7 @@
 """The numbers of a policy and of its passes that the memory plan needs; no tensor in it."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 
 
 def equal_parts(num_heads: int, num_cached: int) -> list[int]:
@@ -55,12 +55,13 @@ class PassPeaks:
     """Backward of all blocks but the first; it needs most at its beginning, with the last block."""
     bottom: int
     """Backward of the first block and the embedding."""
+    offloaded: int = 0
+    """What all blocks together keep on the host of a GPU in its stead."""
 
     def extrapolated(self, other: "PassPeaks", more: int) -> "PassPeaks":
         """The peaks of a model that has `more` blocks than `other`, which has one block more than this one."""
-        own, one_more = (self.forward, self.head, self.blocks, self.bottom), (
-            other.forward, other.head, other.blocks, other.bottom)  # fmt: skip
-        return PassPeaks(*(b + more * (b - a) for a, b in zip(own, one_more, strict=True)))
+        pairs = zip(astuple(self), astuple(other), strict=True)
+        return PassPeaks(*(two + more * (two - one) for one, two in pairs))
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,6 +36,7 @@ def config_with(steps=10, device="cpu", **learner):
         ),
         ({"microbatch_tokens": 300}, "microbatch_tokens: smaller than one row; got 300; .*max_new_tokens = 300"),
         ({"warmup_steps": 10}, "warmup_steps: the run ends before.*; got 10; wanted < run.steps = 10"),
+        ({"activation_offload": True}, "activation_offload: only what .*; cure: .*activation_checkpointing = true"),
         ({"precision": "float16"}, "learner.precision: not valid"),
         ({"logprob_kernel": "liger", "precision": "bfloat16"}, "logprob_kernel: .*; got 'cpu, bfloat16'; .*chunked"),
         ({"logprob_kernel": "liger", "device": "cuda"}, "logprob_kernel: the kernel liger .*; got 'cuda, float32'; "),
@@ -58,7 +59,8 @@ def test_keys_that_contradict_each_other_are_refused(learner, words):
         {"warmup_steps": 9},
         {"logprob_kernel": "liger", "device": "cuda", "precision": "bfloat16"},
         {"attention_kernel": "varlen", "device": "cuda", "precision": "bfloat16"},
-        {"optimizer_memory": "host"},
+        {"optimizer_memory": "host", "optimizer_dtype": "bfloat16"},
+        {"activation_checkpointing": True, "activation_offload": True},
     ],
 )
 def test_keys_that_fit_each_other_pass(learner):

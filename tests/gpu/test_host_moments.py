@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.optim import AdamW, Optimizer
 
-from mrl.learner.host_moments import VISITORS, HostMomentsAdamW
+from mrl.learner.piecewise_adamw import VISITORS, PiecewiseAdamW
 
 pytestmark = [
     pytest.mark.gpu,
@@ -40,7 +40,7 @@ def trained(make_optimizer: Callable[..., Optimizer]) -> tuple[list[torch.Tensor
 def test_a_gpu_holds_no_moments_and_trains_the_same_parameters() -> None:
     """Bit for bit; eight bytes less for each parameter."""
     given, held_with, _ = trained(partial(AdamW, fused=True))
-    own, held, most = trained(partial(HostMomentsAdamW, piece_elements=PIECE_ELEMENTS))
+    own, held, most = trained(partial(PiecewiseAdamW, on_host=True, piece_elements=PIECE_ELEMENTS))
     assert all(torch.equal(one, other) for one, other in zip(own, given, strict=True))
     assert held <= held_with - 8 * sum(one.numel() for one in own) + SLACK_BYTES
     assert most <= held + VISITORS * 8 * PIECE_ELEMENTS + SLACK_BYTES

@@ -45,6 +45,13 @@ OWN_TERMS = {
 LAYOUTS = {
     "two updates": {"minibatches": 2},
     "checkpointing, moments on the host": {"activation_checkpointing": True, "optimizer_memory": "host"},
+    "inputs of blocks and small moments on the host": {
+        "activation_checkpointing": True,
+        "activation_offload": True,
+        "optimizer_memory": "host",
+        "optimizer_dtype": "bfloat16",
+    },
+    "small moments": {"optimizer_dtype": "bfloat16"},
     "adapters": {"lora": {"rank": 4}},
 }
 

@@ -4,14 +4,19 @@ import random
 from dataclasses import replace
 
 import pytest
+import torch
 
 from mrl.config.memory_savings import all_cures, shortest_cure
 from mrl.config.policy_tables import LearnerTable, LoraTable, PolicyTable, RolloutTable
 from mrl.config.schema import RunConfig
-from mrl.learner.host_moments import PIECE_ELEMENTS, VISITORS
+from mrl.learner.activation_offload import LEAVING
+from mrl.learner.piecewise_adamw import PIECE_ELEMENTS, VISITORS, PiecewiseAdamW
 from mrl.memory_plan.needs import (
     FLOAT_BYTES,
+    INPUTS_LEAVING,
     MIB,
+    ROUNDED_ELEMENTS,
+    ROUNDING_BYTES,
     TORCH_MIB,
     VISITING_MOMENTS,
     Need,
@@ -23,6 +28,7 @@ from mrl.memory_plan.needs import (
     server_need,
     staged_bytes,
 )
+from mrl.memory_plan.pass_memory import LiveBytes
 from mrl.models.size import ModelSize, PassPeaks
 from mrl.processes.planning.hosts import is_in_memory
 
@@ -37,6 +43,12 @@ SIZE = ModelSize(
 )
 SMALL, LARGE = PassPeaks(MIB, MIB, MIB, MIB), PassPeaks(9000 * MIB, 9500 * MIB, 9400 * MIB, 500 * MIB)
 HUGE = PassPeaks(*[40000 * MIB] * 4)
+LEAST = {
+    "activation_checkpointing": True,
+    "precision": "bfloat16",
+    "optimizer_dtype": "bfloat16",
+    "microbatch_tokens": 256,
+}
 ALONE = {"num_passes": 1, "holds_reference": False, "saves_beside_training": False}
 
 
@@ -153,9 +165,47 @@ def test_moments_on_the_host_leave_the_device_but_for_a_visit() -> None:
     assert mib(update.parts)["visiting moments"] == 8, "all there are"
 
 
+def test_moments_of_16_bits_take_half() -> None:
+    """Where they lie and in checkpoints; an update has random bits and float32 for a piece of them."""
+    table = LearnerTable(optimizer_dtype="bfloat16")
+    host, device = rank_needs(SIZE, SMALL, table, on_gpu=True, **ALONE)
+    assert (device.moment, mib(device.parts)) == (
+        "update",
+        {"parameters": 4000, "optimizer": 4000, "gradients": 4000, "rounding": 176},
+    )
+    assert mib(host.parts)["checkpoint copy"] == 4000 + 4000
+    table = table.model_copy(update={"optimizer_memory": "host"})
+    host, device = rank_needs(SIZE, SMALL, table, on_gpu=True, **ALONE)
+    assert mib(device.parts) == {"parameters": 4000, "gradients": 4000, "visiting moments": 64, "rounding": 176}
+    assert mib(host.parts)["optimizer"] == 4000
+
+
+def test_offloaded_inputs_lie_on_the_host() -> None:
+    """And two of ten still on the device, or one again."""
+    peaks = replace(LARGE, offloaded=500 * MIB)
+    host, device = rank_needs(SIZE, peaks, LearnerTable(), on_gpu=True, **ALONE)
+    assert mib(host.parts)["offloaded inputs"] == 500
+    assert (device.moment, mib(device.parts)["activations"]) == ("backward of the last block", 9400 + 50)
+    device = rank_needs(SIZE, peaks, LearnerTable(), on_gpu=True, **ALONE | {"num_passes": 2})[1]
+    assert (device.moment, mib(device.parts)["activations"]) == ("backward of the head", 9500 + 2 * 50)
+
+
+def test_rounding_needs_what_the_plan_says() -> None:
+    """Of a piece, on a device that counts."""
+    parameter = torch.nn.Parameter(torch.zeros(ROUNDED_ELEMENTS + 1000))
+    parameter.grad = torch.ones_like(parameter)
+    how = {"lr": 1e-3, "betas": (0.9, 0.999), "weight_decay": 0.0, "on_host": False, "dtype": torch.bfloat16}
+    optimizer = PiecewiseAdamW([parameter], **how)
+    with LiveBytes([parameter, parameter.grad, *optimizer.state[parameter].values()]) as live:
+        optimizer.step()
+    assert live.take_peak() == pytest.approx(ROUNDING_BYTES * ROUNDED_ELEMENTS, rel=0.001)
+
+
 def test_what_visits_the_device_is_what_the_optimizer_moves() -> None:
     """Two moments of each piece that is there; the plan cannot import the learner, and knows the number by itself."""
     assert VISITING_MOMENTS == VISITORS * 2 * FLOAT_BYTES * PIECE_ELEMENTS
+    assert ROUNDED_ELEMENTS == PIECE_ELEMENTS
+    assert INPUTS_LEAVING == LEAVING
 
 
 def test_shards_divide_what_is_held_and_gather_blocks() -> None:
@@ -318,19 +368,18 @@ def test_the_cure_is_the_first_setting_that_fits() -> None:
     told = cure(LearnerTable(processes=3), 100.0)
     assert 'learner.sharding = "shard"' in told
     assert "would still need 300 MiB; more ranks in shards" in told
-    small = LearnerTable(activation_checkpointing=True, precision="bfloat16", microbatch_tokens=256)
+    small = LearnerTable.model_validate(LEAST)
     assert cure(small, 100.0).startswith("more ranks")
 
 
 def test_moments_go_where_there_is_room() -> None:
     """To the host where the device is short of memory, and back where the host is; never to where they are."""
-    least = {"activation_checkpointing": True, "precision": "bfloat16", "microbatch_tokens": 256}
 
     def cure(where: str, *, on_device: bool) -> str:
         def needed_mib(table: LearnerTable) -> float:
             return 900.0 if (table.optimizer_memory == "device") == on_device else 100.0
 
-        table = LearnerTable.model_validate(least | {"optimizer_memory": where})
+        table = LearnerTable.model_validate(LEAST | {"optimizer_memory": where, "activation_offload": on_device})
         return shortest_cure(needed_mib, table, 500.0, on_device=on_device)
 
     assert cure("device", on_device=True) == 'learner.optimizer_memory = "host" would need 100 MiB'
@@ -345,9 +394,10 @@ def test_all_cures_are_those_that_are_left() -> None:
     assert on_gpu == (
         "learner.microbatch_tokens = 2048, learner.activation_checkpointing = true, "
         'learner.sharding = "shard", learner.optimizer_memory = "host", '
+        'learner.activation_offload = true, learner.optimizer_dtype = "bfloat16", '
         "more ranks in shards (learner.processes), or adapters alone (learner.lora)"
     )
-    least = LearnerTable(activation_checkpointing=True, precision="bfloat16", microbatch_tokens=256)
+    least = LearnerTable.model_validate(LEAST)
     assert all_cures(least, on_device=False).startswith("more ranks")
 
 

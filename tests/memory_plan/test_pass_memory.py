@@ -1,5 +1,6 @@
 """What a pass needs in memory, told from tensors without data, against the same pass over real ones."""
 
+import math
 from dataclasses import astuple
 
 import numpy as np
@@ -94,6 +95,19 @@ def test_checkpointing_and_entropy_change_what_a_pass_needs() -> None:
     plain = pass_peaks(config, **TOLD)
     assert pass_peaks(config, **TOLD, checkpointing=True).forward < 0.5 * plain.forward
     assert pass_peaks(config, **TOLD, with_entropy=True).forward > plain.forward
+
+
+@pytest.mark.parametrize("family", ["qwen3", "llama", "gemma3"])
+def test_offloaded_inputs_are_on_the_host_and_not_on_the_device(family: str) -> None:
+    """One for each block: as many bytes there, in powers of two, as are missing here at the end of the forward."""
+    deep = recipe(family).model_copy(update={"num_layers": 40})
+    config = config_of_recipe(deep)
+    stays, leaves = (pass_peaks(config, **TOLD, checkpointing=True, offload=offload) for offload in (False, True))
+    inputs = 40 * 4 * BATCH.places * 32
+    assert stays.offloaded == 0
+    assert leaves.offloaded == 40 * 2 ** math.ceil(math.log2(inputs / 40))
+    assert stays.head - leaves.head == inputs
+    assert stays.blocks - leaves.blocks == pytest.approx(inputs, rel=0.06)
 
 
 def test_live_bytes_count_a_storage_once_and_until_it_is_let_go() -> None:

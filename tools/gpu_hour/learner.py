@@ -37,6 +37,8 @@ COMBINATIONS: dict[str, tuple[str, dict[str, Any]]] = {
     "1.7B": ("1.7B", {}),
     "8B-adapters": ("8B", LEAN | {"lora": {"rank": 16}}),
     "8B-host-moments": ("8B", LEAN | {"optimizer_memory": "host"}),
+    "8B-small-moments": ("8B", LEAN | {"optimizer_dtype": "bfloat16"}),
+    "8B-offload": ("8B", LEAN | {"optimizer_dtype": "bfloat16", "activation_offload": True}),
     "1.7B-liger": ("1.7B", {"logprob_kernel": "liger"}),
     "1.7B-checkpointing": ("1.7B", {"activation_checkpointing": True}),
     "1.7B-host-moments": ("1.7B", {"optimizer_memory": "host"}),
@@ -139,6 +141,7 @@ def plan_of(config: Any, policy: PolicyTable, bench: Bench) -> Need:
         precision=table.precision,
         batch=batch,
         checkpointing=table.activation_checkpointing,
+        offload=table.activation_offload and bench.device == "cuda",
         lora=table.lora,
         chunk_logits=table.chunk_logits,
     )

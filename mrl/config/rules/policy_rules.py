@@ -197,6 +197,13 @@ def _check_learner(key: str, policy: PolicyTable, where: str) -> None:
         raise ConfigError(
             f"{key}.learner.betas: not valid", where=where, got=list(learner.betas), wanted="0 <= beta < 1"
         )
+    if learner.activation_offload and not learner.activation_checkpointing:
+        raise ConfigError(
+            f"{key}.learner.activation_offload: only what activation checkpointing keeps is offloaded",
+            where=where,
+            got="true, with activation_checkpointing = false",
+            cure=f"{key}.learner.activation_checkpointing = true",
+        )
     _check_kernels(key, policy, where)
     _check_hosts(key, policy, where)
     _check_sharding(key, learner, where)

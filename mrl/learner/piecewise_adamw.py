@@ -1,16 +1,20 @@
-"""AdamW whose moments lie in main memory, and visit the device of their parameters piece by piece in an update.
+"""AdamW whose moments come to an update piece by piece: from main memory, or out of 16 bits, or both.
 
 Parameters, gradients and their norm stay on the device, and so does the arithmetic: torch's own fused AdamW over ranges
-of elements. So the parameters are, bit for bit, those that moments on the device would give, however ranks share them
-out. An update moves 16 bytes for each trained parameter of the rank: two moments there, and back. On a GPU the next
-piece comes while the last one leaves, and both from memory that is locked where it is, which copies several times as
-fast.
+of elements, in float32. So with moments of float32 the parameters are, bit for bit, those that moments on the device
+would give, however ranks share them out. Moments of bfloat16 are rounded at random (`stochastic_rounding`).
+
+From main memory an update moves 16 bytes for each trained parameter of the rank, or 8: two moments there, and back. On
+a GPU the next piece comes while the last one leaves, and both from memory that is locked where it is, which copies
+several times as fast.
 """
 
+import math
 import mmap
 import weakref
 from collections.abc import Iterable
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
 
 import structlog
@@ -19,6 +23,9 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.optim import AdamW
 from torch.optim.adamw import adamw
+
+from mrl.learner.stochastic_rounding import rounding_bits, rounding_key, to_bfloat16
+from mrl.weights.tensor_pieces import held_piece
 
 PIECE_ELEMENTS = 1 << 23
 """Elements of a piece. A power of two, so that no vector of a CPU is cut."""
@@ -31,7 +38,7 @@ are anyway: malloc maps each of them apart."""
 log = structlog.get_logger()
 
 
-class HostMomentsAdamW(AdamW):
+class PiecewiseAdamW(AdamW):
     """Takes its place; the moments of all parameters are there, as zeros, from the start.
 
     `load_state_dict` would take them to the device: they are to be filled where they are.
@@ -44,82 +51,116 @@ class HostMomentsAdamW(AdamW):
         lr: float,
         betas: tuple[float, float],
         weight_decay: float,
+        on_host: bool,
+        dtype: torch.dtype = torch.float32,
         piece_elements: int = PIECE_ELEMENTS,
     ) -> None:
+        """Moments are of `dtype`, float32 or bfloat16, in main memory or beside their parameters."""
         super().__init__(parameters, lr=lr, betas=betas, weight_decay=weight_decay, fused=True)
-        self._piece_elements = piece_elements
+        self._piece_elements, self._on_host, self._dtype = piece_elements, on_host, dtype
         for group in self.param_groups:
             for parameter in group["params"]:
-                moments = {key: torch.zeros_like(parameter, device="cpu") for key in ("exp_avg", "exp_avg_sq")}
+                at = torch.device("cpu") if on_host else parameter.device
+                moments = {
+                    key: torch.zeros_like(parameter, dtype=dtype, device=at) for key in ("exp_avg", "exp_avg_sq")
+                }
                 self.state[parameter] = {"step": torch.zeros(()), **moments}
 
-        on_gpu = [state for parameter, state in self.state.items() if parameter.device.type == "cuda"]
-        _lock([_elements(moment) for state in on_gpu for moment in _moments(state)], holder=self)
+        visiting = [state for one, state in self.state.items() if on_host and one.device.type == "cuda"]
+        _lock([_elements(moment) for state in visiting for moment in _moments(state)], holder=self)
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
         """One update of all parameters that have a gradient; a closure is not called."""
         trained = [
-            (parameter, group)
+            (number, parameter, group)
             for group in self.param_groups
-            for parameter in group["params"]
+            for number, parameter in enumerate(group["params"])
             if parameter.grad is not None
         ]
-        visits = _visits([parameter for parameter, _ in trained], self._piece_elements)
-        for parameter, group in trained:
-            state = self.state[parameter]
+        visits = self._visits([parameter for _, parameter, _ in trained])
+        for number, parameter, group in trained:
+            state, first = self.state[parameter], 0 if self._dtype == torch.float32 else _first_element(parameter)
             held = (_elements(one) for one in (parameter, parameter.grad, *_moments(state)))
             for weights_E, gradient_E, *moments_E in zip(
                 *(one.split(self._piece_elements) for one in held), strict=True
             ):
-                visits.update(weights_E, gradient_E, moments_E, step=state["step"], group=group)
+                visits.update(_Piece(weights_E, gradient_E, moments_E, state["step"], group, number, first))
+                first += len(weights_E)
             state["step"] += 1
         visits.end()
+
+    def _visits(self, trained: list[Tensor]) -> "_Visits":
+        devices = {parameter.device for parameter in trained}
+        if not self._on_host:
+            return _InPlace()
+        if not torch.cuda.is_available() or {device.type for device in devices} != {"cuda"}:
+            return _Visits()
+        (device,) = devices
+        largest = min(self._piece_elements, max(_elements(one).numel() for one in trained))
+        return _VisitsToGpu(device, largest, self._dtype)
+
+
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    """E elements of a parameter, from its element `first` on, with what is theirs."""
+
+    weights_E: Tensor
+    gradient_E: Tensor
+    moments_E: list[Tensor]
+    step: Tensor
+    group: dict[str, Any]
+    parameter: int
+    """Its number, which is the same on every rank and after a resume."""
+    first: int
 
 
 class _Visits:
     """Pieces one after the other."""
 
-    def update(
-        self, weights_E: Tensor, gradient_E: Tensor, moments_E: list[Tensor], *, step: Tensor, group: dict[str, Any]
-    ) -> None:
-        """torch's fused kernel on E elements of a parameter, whose moments come to their device and leave it again."""
-        visiting_E = [moment_E.to(weights_E.device, copy=True) for moment_E in moments_E]
-        _update(weights_E, gradient_E, visiting_E, step=step.to(weights_E.device, copy=True), group=group)
-        for moment_E, visitor_E in zip(moments_E, visiting_E, strict=True):
+    def update(self, piece: _Piece) -> None:
+        """torch's fused kernel on a piece, whose moments come to its device and leave it again."""
+        device = piece.weights_E.device
+        visiting_E = [moment_E.to(device, copy=True) for moment_E in piece.moments_E]
+        _update(piece, visiting_E, step=piece.step.to(device, copy=True))
+        for moment_E, visitor_E in zip(piece.moments_E, visiting_E, strict=True):
             moment_E.copy_(visitor_E)
 
     def end(self) -> None:
         """Moments are where they were."""
 
 
+class _InPlace(_Visits):
+    """Moments are on the device already."""
+
+    def update(self, piece: _Piece) -> None:
+        _update(piece, piece.moments_E, step=piece.step.to(piece.weights_E.device, copy=True))
+
+
 class _VisitsToGpu(_Visits):
     """Copies run beside the arithmetic, in both directions at once."""
 
-    def __init__(self, device: torch.device, piece_elements: int) -> None:
+    def __init__(self, device: torch.device, piece_elements: int, dtype: torch.dtype) -> None:
         self._main = torch.cuda.current_stream(device)
         self._coming, self._leaving = torch.cuda.Stream(device), torch.cuda.Stream(device)
-        self._places = [_Place(device, piece_elements) for _ in range(VISITORS)]
+        self._places = [_Place(device, piece_elements, dtype) for _ in range(VISITORS)]
         self._coming.wait_stream(self._main)  # of whose memory the places are
 
-    def update(
-        self, weights_E: Tensor, gradient_E: Tensor, moments_E: list[Tensor], *, step: Tensor, group: dict[str, Any]
-    ) -> None:
+    def update(self, piece: _Piece) -> None:
         place = self._places.pop(0)
         self._places.append(place)
-        visiting_E = [moment_M[: len(weights_E)] for moment_M in place.moments_M]
+        visiting_E = [moment_M[: len(piece.weights_E)] for moment_M in place.moments_M]
         with torch.cuda.stream(self._coming):
             self._coming.wait_event(place.left)
-            for moment_E, visitor_E in zip(moments_E, visiting_E, strict=True):
+            for moment_E, visitor_E in zip(piece.moments_E, visiting_E, strict=True):
                 visitor_E.copy_(moment_E, non_blocking=True)
             place.came.record()
         self._main.wait_event(place.came)
-        device_step = torch.full_like(step, float(step), device=weights_E.device)
-        _update(weights_E, gradient_E, visiting_E, step=device_step, group=group)
+        _update(piece, visiting_E, step=torch.full_like(piece.step, float(piece.step), device=piece.weights_E.device))
         place.updated.record(self._main)
         with torch.cuda.stream(self._leaving):
             self._leaving.wait_event(place.updated)
-            for moment_E, visitor_E in zip(moments_E, visiting_E, strict=True):
+            for moment_E, visitor_E in zip(piece.moments_E, visiting_E, strict=True):
                 moment_E.copy_(visitor_E, non_blocking=True)
             place.left.record()
 
@@ -130,26 +171,18 @@ class _VisitsToGpu(_Visits):
 class _Place:
     """Where both moments of a piece of at most M elements are on a GPU."""
 
-    def __init__(self, device: torch.device, piece_elements: int) -> None:
-        self.moments_M = [torch.empty(piece_elements, device=device) for _ in range(2)]
+    def __init__(self, device: torch.device, piece_elements: int, dtype: torch.dtype) -> None:
+        self.moments_M = [torch.empty(piece_elements, dtype=dtype, device=device) for _ in range(2)]
         self.came, self.updated, self.left = (torch.cuda.Event() for _ in range(3))
 
 
-def _visits(trained: list[Tensor], piece_elements: int) -> _Visits:
-    devices = {parameter.device for parameter in trained}
-    if not torch.cuda.is_available() or {device.type for device in devices} != {"cuda"}:
-        return _Visits()
-    (device,) = devices
-    return _VisitsToGpu(device, min(piece_elements, max(_elements(one).numel() for one in trained)))
-
-
-def _update(
-    weights_E: Tensor, gradient_E: Tensor, moments_E: list[Tensor], *, step: Tensor, group: dict[str, Any]
-) -> None:
-    mean_E, square_E = moments_E
+def _update(piece: _Piece, moments_E: list[Tensor], *, step: Tensor) -> None:
+    """In float32; moments of 16 bits are rounded to what they keep."""
+    group, held_E = piece.group, [moment_E.float() for moment_E in moments_E]
+    mean_E, square_E = held_E
     adamw(
-        [weights_E],
-        [gradient_E],
+        [piece.weights_E],
+        [piece.gradient_E],
         [mean_E],
         [square_E],
         [],
@@ -163,6 +196,12 @@ def _update(
         maximize=False,
         fused=True,
     )
+    if moments_E[0].dtype == torch.float32:  # and is what was updated
+        return
+    key = rounding_key(piece.parameter, int(piece.step))
+    bits_E = rounding_bits(len(mean_E), first=piece.first, key=key, device=mean_E.device)
+    moments_E[0].copy_(to_bfloat16(mean_E, bits_E))
+    moments_E[1].copy_(to_bfloat16(square_E, bits_E >> 16))
 
 
 def _moments(state: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
@@ -199,3 +238,8 @@ def _unlock(tensors: list[Tensor]) -> None:
 def _elements(tensor: Tensor) -> Tensor:
     """What this rank holds of it, in one row that shares its memory."""
     return (tensor.to_local() if isinstance(tensor, DTensor) else tensor).view(-1)
+
+
+def _first_element(parameter: Tensor) -> int:
+    """Of the whole parameter, the number of the first element that this rank holds."""
+    return held_piece(parameter, 0).first_row * math.prod(parameter.shape[1:])
