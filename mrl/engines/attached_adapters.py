@@ -19,7 +19,7 @@ from torch.utils.hooks import RemovableHandle
 
 from mrl.errors import WeightsError
 from mrl.models.lora import WRAPPED, read_scale
-from mrl.models.parameters import named_weights
+from mrl.models.parameters import named_weights, released
 from mrl.models.tensor_file import digest, read_folder, read_tensors
 
 FIRST, SECOND = ".lora_A.weight", ".lora_B.weight"
@@ -111,7 +111,7 @@ class AttachedAdapters:
             return {}
         if not self._of_folder:
             self._of_folder = self._read_folder()
-        held = self._model.state_dict()
+        held = self._held()
         found = {name: Held(held[name], *digests).digest() for name, digests in self._of_folder.items()}
         for layer, factors in self._attached.factors.items():
             found |= {WRAPPED + layer + part: one.digest() for part, one in zip((FIRST, SECOND), factors, strict=True)}
@@ -125,9 +125,12 @@ class AttachedAdapters:
         added = torch.addmm(output.flatten(0, -2), low, second.tensor.T, alpha=self._attached.scale)
         return added.view_as(output)
 
+    def _held(self) -> dict[str, Tensor]:
+        return dict(released(self._model, self._model.state_dict().items()))
+
     def _read_folder(self) -> dict[str, tuple[str, str]]:
         """One tensor in memory at a time; those that the model holds by other names are left out."""
-        held, found = self._model.state_dict(), {}
+        held, found = self._held(), {}
         staged: dict[str, Tensor] = {}
 
         def place(name: str, dtype: torch.dtype, shape: list[int]) -> Tensor:

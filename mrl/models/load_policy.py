@@ -51,6 +51,7 @@ def _loaded(folder: Path, dtype: torch.dtype) -> PreTrainedModel:
             wanted="weights for every layer that config.json names",
             cure="fetch the folder anew, or mend its config.json",
         )
+    model.__dict__.pop("_weight_conversions", None)  # what is published has names that ranks without the folder know
     return model
 
 
