@@ -41,7 +41,7 @@ from mrl.learner.ranks.rank_place import LEARNER_HOSTS, LEARNER_PLACE
 from mrl.learner.ranks.world import World, join_world
 from mrl.learner.step_order import StepOrder
 from mrl.learner.trainer import Trainer
-from mrl.models.architectures import init_model
+from mrl.models.architectures import ARCHITECTURES, init_model
 from mrl.models.parameters import whole_weights
 from mrl.objectives.specs import Clipped, Correction, Imitation
 from mrl.sharing.regime import Component, TrainingExample
@@ -344,7 +344,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ranks", type=int, default=4, help="layouts of up to so many ranks")
     parser.add_argument("--hosts", type=int, default=1, help="some of them over so many network namespaces")
-    parser.add_argument("--family", default="qwen3", choices=["qwen3", "llama", "gemma3"])
+    parser.add_argument("--family", default="qwen3", choices=list(ARCHITECTURES))
     parser.add_argument("--steps", type=int, default=5)
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
     options = parser.parse_args()

@@ -1,9 +1,10 @@
 """Runs policies of several shapes for a few real steps and compares their peak memory with what `mrl check` predicts.
 
 One run of `mrl train` has a policy per shape: whole and in float32; in shards on two ranks, held to a reference; in
-bfloat16 with activation checkpointing and a large vocabulary; with moments in bfloat16; adapters alone; and one whose
-passes are many. Weights are random, so that answers go on to their limit, which is what the plan reckons with. Peaks
-are the high-water marks of resident memory that the kernel keeps of every process (VmHWM).
+bfloat16 with activation checkpointing and a large vocabulary; with moments in bfloat16; adapters alone; a mixture of
+experts, whole and in shards; and one whose passes are many. Weights are random, so that answers go on to their limit,
+which is what the plan reckons with. Peaks are the high-water marks of resident memory that the kernel keeps of every
+process (VmHWM).
 
     .venv/bin/python tools/check_memory_plan.py [--shapes NAME,NAME] [--folder FOLDER]
 
@@ -96,6 +97,24 @@ SHAPES = {
             "rollout": {"group_size": 4, "max_new_tokens": 48, "answers_at_once": 32},
             "learner": {"prompts_per_step": 8, "microbatch_tokens": 2048, "lora": {"rank": 16}},
             "objective": {"kl_coefficient": 0.01},
+        },
+    ),
+    "experts": Shape(
+        {"architecture": "qwen3_moe", "hidden_size": 384, "num_layers": 8, "num_heads": 6},
+        8192,
+        {
+            "rollout": {"group_size": 4, "max_new_tokens": 48, "answers_at_once": 32},
+            "learner": {"prompts_per_step": 8, "microbatch_tokens": 2048},
+            "objective": TRAINS,
+        },
+    ),
+    "expert_shards": Shape(
+        {"architecture": "qwen3_moe", "hidden_size": 384, "num_layers": 8, "num_heads": 6},
+        8192,
+        {
+            "rollout": {"group_size": 4, "max_new_tokens": 48, "answers_at_once": 32},
+            "learner": {"prompts_per_step": 8, "microbatch_tokens": 1024, "processes": 2, "sharding": "shard"},
+            "objective": TRAINS,
         },
     ),
     "passes": Shape(

@@ -23,6 +23,7 @@ from transformers import LlamaConfig, PreTrainedConfig
 from mrl.config.defaults import by_device
 from mrl.config.policy_tables import LearnerTable
 from mrl.config.schema import RunConfig
+from mrl.memory_plan.needs import on_gpu_with
 from mrl.memory_plan.policy_memory import PolicyMemory
 
 GIB = 1024**3
@@ -96,7 +97,8 @@ def cell(shape: str, keys: dict[str, Any], answer_tokens: int) -> Cell:
     """One rank of a learner with such a table on GPUs, as `mrl check` plans it, whose rows are of full length."""
     memory = policy_memory(shape, answer_tokens)
     table = LearnerTable.model_validate(memory.table.learner.model_dump(exclude_unset=True) | keys)
-    host, device = memory.ranks(table)[1]
+    host, tensors = memory.ranks(table)[1]
+    device = on_gpu_with(tensors)
     locked = host.parts.get("optimizer", 0.0) + host.parts.get("offloaded inputs", 0.0)
     return Cell(device.mib / 1024, device.parts.get("activations", 0.0) / GIB, locked / GIB)
 

@@ -13,7 +13,7 @@ StopString = Annotated[str, Field(min_length=1, max_length=200)]
 class MakeTable(Table):
     """How `mrl policies make` builds a small policy locally."""
 
-    architecture: Literal["qwen3", "llama", "gemma3"]
+    architecture: Literal["qwen3", "llama", "gemma3", "qwen3_moe"]
     """Architecture of the policy."""
     tokenizer: Literal["byte_level", "metaspace"]
     """Kind of tokenizer trained for it."""

@@ -19,7 +19,7 @@ from torch.utils.hooks import RemovableHandle
 
 from mrl.errors import WeightsError
 from mrl.models.lora import WRAPPED, read_scale
-from mrl.models.parameters import named_weights
+from mrl.models.parameters import named_weights, released
 from mrl.models.tensor_file import digest, digests, read_folder, read_tensors
 
 FIRST, SECOND = ".lora_A.weight", ".lora_B.weight"
@@ -106,8 +106,8 @@ class AttachedAdapters:
             return {}
         if not self._of_folder:
             self._of_folder = self._read_folder()
-        state = self._model.state_dict()
-        held = {name: Held(state[name], *known) for name, known in self._of_folder.items()}
+        own = self._held()
+        held = {name: Held(own[name], *known) for name, known in self._of_folder.items()}
         for layer, factors in self._attached.factors.items():
             held |= {WRAPPED + layer + part: one for part, one in zip((FIRST, SECOND), factors, strict=True)}
         found = digests({name: one.tensor for name, one in held.items()})
@@ -121,9 +121,12 @@ class AttachedAdapters:
         added = torch.addmm(output.flatten(0, -2), low, second.tensor.T, alpha=self._attached.scale)
         return added.view_as(output)
 
+    def _held(self) -> dict[str, Tensor]:
+        return dict(released(self._model, self._model.state_dict().items()))
+
     def _read_folder(self) -> dict[str, tuple[str, str]]:
         """One tensor in memory at a time; those that the model holds by other names are left out."""
-        held, found = self._model.state_dict(), {}
+        held, found = self._held(), {}
         staged: dict[str, Tensor] = {}
 
         def place(name: str, dtype: torch.dtype, shape: list[int]) -> Tensor:

@@ -22,7 +22,7 @@ from mrl.engines.engine import EngineUsage, Finished, GenerationRequest, Samplin
 from mrl.errors import WeightsError
 from mrl.models.device_memory import PLAN, enough_memory
 from mrl.models.load_policy import load_policy
-from mrl.models.parameters import named_weights
+from mrl.models.parameters import named_weights, parts_of, released
 from mrl.models.scoring import score_answers, score_beside_likeliest, score_tokens, writes_in_forwards
 from mrl.models.tensor_broadcast import IncomingTensors, Seats, gpu_id, numbered, receive_tensors
 from mrl.models.tensor_file import Place, digests, read_folder
@@ -177,7 +177,7 @@ class EmbeddedEngine:
             return attached
         if self._is_rounded:
             return {}
-        return digests(named_weights(self._model))
+        return digests(dict(released(self._model, named_weights(self._model).items())))
 
     def usage(self) -> EngineUsage:
         """How full it is; every answer that it samples has a row of the cache to its end."""
@@ -245,8 +245,12 @@ class _Reading:
 
     def __init__(self, where: str, model: PreTrainedModel, fresh: dict[str, Tensor]) -> None:
         listed = {tensor.data_ptr(): name for name, tensor in named_weights(model).items()}
-        self._own_names = {name: listed[tensor.data_ptr()] for name, tensor in model.state_dict().items()}
-        self._where, self._fresh = where, fresh
+        self._own_names: dict[str, str] = {}
+        """Name in a folder -> the same, or of what it is tied to."""
+        for name, tensor in model.state_dict().items():
+            tied = parts_of(model, listed[tensor.data_ptr()], tensor)
+            self._own_names |= {a.name: b.name for a, b in zip(parts_of(model, name, tensor), tied, strict=True)}
+        self._where, self._fresh = where, dict(released(model, fresh.items()))
         self._staged: dict[str, Tensor] = {}
         self.is_rounded = False
 

@@ -4,14 +4,13 @@ The canary would find each of them, at the first version and after every new sta
 Seen on vLLM 0.32 and SGLang 0.5.23 by tests/engines/test_families.py.
 """
 
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from mrl.engines.tensor_folder import tensor_names
 from mrl.errors import EngineError
 from mrl.models.size import equal_parts
-from mrl.models.skeleton import PreTrainedConfig
+from mrl.models.skeleton import PreTrainedConfig, published_names
 
 WITHOUT_WINDOW = {"sglang": ("mistral", "phi3", "cohere2"), "vllm": ("cohere2",)}
 """Server -> families whose sliding window it leaves out, or takes for one token longer."""
@@ -37,17 +36,28 @@ def check_family(server: str, folder: Path, config: PreTrainedConfig, *, device:
         raise EngineError(f"sglang on a CPU does not soft-cap the scores of {family}", where=where, cure=CURE)
 
 
-def check_names(server: str, folder: Path, published: Iterable[str]) -> None:
-    """Raises EngineError where experts are published by names that the folder, and so the server, does not have."""
+def check_learning(server: str, folder: Path, config: PreTrainedConfig, *, adapters: bool) -> None:
+    """Raises EngineError for a policy whose new weights the server cannot be given, or does not compute with.
+
+    `adapters`: they are published alone, beside the folder's weights.
+    """
+    where, cure = str(folder), "the embedded engine"
+    if getattr(config, "kv_lora_rank", None):  # no parameters, so neither bytes nor a swap of parameters see them
+        raise EngineError(
+            f"{server} cannot be given new weights of latent attention: it computes with products of the old ones",
+            where=where,
+            got=f"{config.model_type}, kv_lora_rank {config.kv_lora_rank}",
+            cure=cure,
+        )
     known = tensor_names(folder)
-    odd = [name for name in published if ".experts." in name and name not in known]
+    odd = [] if adapters else [name for name in published_names(config) if ".experts." in name and name not in known]
     if odd:
         raise EngineError(
-            f"{server} cannot be given the weights of this mixture of experts",
-            where=str(folder),
-            got=f"{odd[0]}, which holds several experts",
-            wanted="an expert per tensor, as in the folder",
-            cure='the embedded engine, or weights = "adapters"' if server == "vllm" else "the embedded engine",
+            f"{server} cannot be given the weights of this mixture of experts by the names of its folder",
+            where=where,
+            got=f"{odd[0]}, which the folder does not have",
+            wanted="experts as transformers' save_pretrained writes them",
+            cure=f'{cure}, or weights = "adapters"' if server == "vllm" else cure,
         )
 
 

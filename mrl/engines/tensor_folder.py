@@ -1,8 +1,9 @@
 """What a Hugging Face folder holds, compared with what an inference server has or says that it has."""
 
 import hashlib
+import itertools
 import json
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,8 @@ from mrl.models.tensor_file import digest
 
 FUSED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
 """Modules that servers make of several, whose rows lie behind each other in this order."""
+EXPERTS = {"w13_weight": (("gate_proj", "up_proj"), ("w1", "w3")), "w2_weight": (("down_proj",), ("w2",))}
+"""Parameters that servers make of a layer's experts: of each expert these modules, as its family calls them."""
 TURNED = (".c_attn.weight", ".c_proj.weight", ".c_fc.weight")
 """Matrices that GPT-2 keeps the other way round than a server's linear layers; other families have these names too."""
 TIED_HEAD = "lm_head.weight"
@@ -58,7 +61,7 @@ def digests_held(folder: Path, sums: Mapping[str, str], dtype: str) -> dict[str,
         if not files:
             raise WeightsError(f"{folder}: has no tensors to compare with")
         for served in sums:
-            for part in [served] if served in files else _parts(served):
+            for part in [served] if served in files else _parts(served, files):
                 if part in files:
                     tensor = files[part].get_tensor(part)
                     ours.add(served, part, tensor, digest(tensor))
@@ -96,7 +99,7 @@ class TensorSums:
         digests: dict[str, str] = {}
         for served, held in sums.items():
             parts = self._digests.get(served, {})
-            if list(parts) not in ([served], _parts(served)):
+            if list(parts) not in ([served], _parts(served, parts)):
                 continue
             known = (self._rows, self._filled_up, self._turned)
             ours = {sums_of[served].hexdigest()[:16] for sums_of in known if served in sums_of}
@@ -106,6 +109,10 @@ class TensorSums:
 
 def served_name(name: str) -> str:
     """The tensor that servers make of this one, and of others."""
+    layer, experts, its = name.partition(".experts.")
+    for fused, spellings in EXPERTS.items() if experts else ():
+        if its.split(".")[1:] in [[module, "weight"] for modules in spellings for module in modules]:
+            return f"{layer}.experts.{fused}"
     for fused, modules in FUSED.items():
         for module in modules:
             if f".{module}." in name:
@@ -113,12 +120,23 @@ def served_name(name: str) -> str:
     return name
 
 
-def _parts(served: str) -> list[str]:
-    """The tensors of the folder whose rows a server's tensor is made of, unless they lie together there, too."""
+def _parts(served: str, known: Container[str]) -> list[str]:
+    """The tensors whose rows a server's tensor is made of, unless they lie together in the folder, too.
+
+    Those of experts as far as they are `known`.
+    """
     for fused, modules in FUSED.items():
         if f".{fused}." in served:
             return [served.replace(f".{fused}.", f".{module}.") for module in modules]
-    return [served]
+    layer, _, fused = served.rpartition(".")
+    parts: list[str] = []
+    for modules in EXPERTS.get(fused, ()):
+        for expert in itertools.count():
+            its = [f"{layer}.{expert}.{module}.weight" for module in modules]
+            if not all(one in known for one in its):
+                break
+            parts += its
+    return parts or [served]
 
 
 def _open(stack: ExitStack, folder: Path) -> dict[str, Any]:

@@ -4,6 +4,7 @@ import resource
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import nn
@@ -62,20 +63,27 @@ def training_flops(model: nn.Module, examples: Sequence[TrainingExample], places
 
         6 N L  +  6 V D sum(S)  +  6 A sum(n^2)
 
-    N parameters besides embedding and head, L places, where a prompt that rows share counts once, V D those of the
-    head, which sees trained tokens alone, A the width of all heads of all layers; n tokens of a row, S of them trained.
-    Of n^2 causal attention needs half (arXiv 2204.02311, B).
+    N parameters besides embedding and head, of experts those that a token chooses, L places, where a prompt that rows
+    share counts once, V D those of the head, which sees trained tokens alone, A the width of all heads of all layers;
+    n tokens of a row, S of them trained. Of n^2 causal attention needs half (arXiv 2204.02311, B).
     """
     head = model.get_output_embeddings().weight  # type: ignore[operator]
     embedding = model.get_input_embeddings().weight  # type: ignore[operator]
     config = model.config.get_text_config()  # type: ignore[operator, union-attr]
     outside = {id(head): head.numel(), id(embedding): embedding.numel()}
-    inner = sum(parameter.numel() for parameter in model.parameters()) - sum(outside.values())
+    met = sum(parameter.numel() * _share(name, parameter, config) for name, parameter in model.named_parameters())
+    inner = met - sum(outside.values())
     head_width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     attention = config.num_hidden_layers * config.num_attention_heads * head_width
     lengths = [row_tokens(example) for example in examples]
     answers = sum(example.num_trained_tokens for example in examples)
     return 6.0 * (inner * places + head.numel() * answers + attention * sum(n * n for n in lengths))
+
+
+def _share(name: str, parameter: nn.Parameter, config: Any) -> float:
+    """Of a parameter, what one token meets."""
+    is_shared_out = ".experts." in name and parameter.ndim == 3
+    return getattr(config, "num_experts_per_tok", len(parameter)) / len(parameter) if is_shared_out else 1.0
 
 
 def peak_flops(device: torch.device) -> float | None:

@@ -11,15 +11,27 @@ from transformers import (
     PreTrainedModel,
     Qwen3Config,
     Qwen3ForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
 )
 
 from mrl.config.policy_tables import MakeTable
 
+EXPERTS, EXPERTS_PER_TOKEN = 8, 2
+"""Of a mixture; an expert is as wide as the hidden states."""
 ARCHITECTURES: dict[str, Callable[..., PreTrainedModel]] = {
     "qwen3": lambda **shape: Qwen3ForCausalLM(Qwen3Config(**shape)),
     "llama": lambda **shape: LlamaForCausalLM(LlamaConfig(**shape)),
     "gemma3": lambda **shape: Gemma3ForCausalLM(
         Gemma3TextConfig(**shape, sliding_window=shape["max_position_embeddings"])
+    ),
+    "qwen3_moe": lambda **shape: Qwen3MoeForCausalLM(
+        Qwen3MoeConfig(
+            **shape,
+            num_experts=EXPERTS,
+            num_experts_per_tok=EXPERTS_PER_TOKEN,
+            moe_intermediate_size=shape["intermediate_size"] // MLP_FACTOR,
+        )
     ),
 }
 """Name -> constructor from a shape. The embeddings are tied in all of them."""

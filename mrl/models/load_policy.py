@@ -14,6 +14,7 @@ from transformers.utils import logging
 
 from mrl.errors import ModelFolderError
 from mrl.models.device_memory import PLAN, check_device, enough_memory, lacks_memory
+from mrl.models.parameters import named_weights, parts_of
 
 CURE = "mrl policies make CONFIG builds the policies of a configuration that have a recipe"
 
@@ -51,7 +52,17 @@ def _loaded(folder: Path, dtype: torch.dtype) -> PreTrainedModel:
             wanted="weights for every layer that config.json names",
             cure="fetch the folder anew, or mend its config.json",
         )
+    model.__dict__.pop("_weight_conversions", None)  # what is published has names that ranks without the folder know
+    _leave_file(model)
     return model
+
+
+def _leave_file(model: PreTrainedModel) -> None:
+    """Experts are put together outside of the mapped file, which stays in memory while another tensor lies in it."""
+    weights = named_weights(model)
+    apart = [tensor for name, tensor in weights.items() if len(parts_of(model, name, tensor)) == 1]
+    for tensor in apart if len(apart) < len(weights) else ():
+        tensor.data = tensor.data.clone()
 
 
 def hollow_policy(folder: Path) -> PreTrainedModel:

@@ -1,12 +1,20 @@
-"""The weights of a model by name: listing them, and gathering them from their shards."""
+"""The weights of a model by name: listing them, gathering them from their shards, and their names in a folder.
+
+In memory transformers holds the experts of a layer in one tensor. A released folder, and so what is published, has an
+expert per tensor: views of that one, by transformers' own conversion.
+"""
 
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
+from torch.overrides import TorchFunctionMode
+from transformers import PreTrainedModel
+from transformers.core_model_loading import revert_weight_conversion
 
 from mrl.models.lora import is_adapter, merged, name_in_file, name_without_adapter
 
@@ -25,27 +33,83 @@ def trained_weights(model: nn.Module) -> dict[str, Tensor]:
     return {name: tensor for name, tensor in weights.items() if is_adapter(name)} or weights
 
 
+class ReleasedTensor(NamedTuple):
+    """A tensor of a folder, within a tensor of the model that lies in one piece."""
+
+    name: str
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    offset: int
+
+    def of(self, whole: Tensor) -> Tensor:
+        """This part; shares the memory of `whole`."""
+        if self.shape == tuple(whole.shape):
+            return whole.detach()
+        assert whole.is_contiguous()
+        return whole.detach().as_strided(self.shape, self.stride, whole.storage_offset() + self.offset)
+
+
+_PARTS: WeakKeyDictionary[nn.Module, dict[str, list[ReleasedTensor]]] = WeakKeyDictionary()
+"""Model -> name -> its parts, which cost a millisecond each to find."""
+
+
+def released(model: nn.Module, weights: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
+    """Weights of a model by the names that its folder has, as views of the same memory."""
+    for name, tensor in weights:
+        yield from ((part.name, part.of(tensor)) for part in parts_of(model, name, tensor))
+
+
+def parts_of(model: nn.Module, name: str, tensor: Tensor) -> list[ReleasedTensor]:
+    """What a folder has of the weight `name`, which is like `tensor`, in the order of the memory.
+
+    A family of which a folder has other numbers, and no views, keeps its own name for them.
+    """
+    known = _PARTS.setdefault(model, {})
+    if name not in known:
+        like = torch.empty(tensor.shape, device="meta")
+        own = {name: like}
+        with _WithoutCopies():
+            found = revert_weight_conversion(model, own) if isinstance(model, PreTrainedModel) else own
+        if any(one.untyped_storage()._cdata != like.untyped_storage()._cdata for one in found.values()):
+            found = own
+        parts = [
+            ReleasedTensor(its, tuple(one.shape), one.stride(), int(one.storage_offset())) for its, one in found.items()
+        ]
+        known[name] = sorted(parts, key=lambda part: part.offset)
+    return known[name]
+
+
+class _WithoutCopies(TorchFunctionMode):
+    """Where transformers would copy a view to save it, the view stays."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return args[0] if func is Tensor.contiguous else func(*args, **(kwargs or {}))
+
+
 class TensorSource(NamedTuple):
     """A tensor of a model, by the name under which it is published."""
 
     name: str
     like: Tensor
-    """Has its shape and type, and may be a shard."""
+    """Has its shape and type, and may be a shard, or lack values."""
     whole: Callable[[], Tensor]
     """Gathers it; where the model is sharded all ranks have to call it, in the same order."""
 
 
 def weight_sources(model: nn.Module) -> list[TensorSource]:
-    """`named_weights`, adapters merged into theirs."""
+    """`named_weights` as a folder has them, adapters merged into theirs."""
     weights = named_weights(model)
 
     def whole(name: str, tensor: Tensor) -> Tensor:
         return merged(model, name, weights, _whole(tensor), _whole)
 
     return [
-        TensorSource(name_without_adapter(name), tensor, partial(whole, name, tensor))
+        source
         for name, tensor in weights.items()
         if not is_adapter(name)
+        for source in _sources(
+            parts_of(model, name_without_adapter(name), tensor), tensor, partial(whole, name, tensor)
+        )
     ]
 
 
@@ -69,6 +133,31 @@ def whole_weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """`weight_sources` one by one, each gathered from its shards when its turn comes."""
     for source in weight_sources(model):
         yield source.name, source.whole()
+
+
+def _sources(parts: list[ReleasedTensor], tensor: Tensor, whole: Callable[[], Tensor]) -> list[TensorSource]:
+    if len(parts) == 1:
+        return [TensorSource(parts[0].name, tensor, whole)]
+    gathered = _Gathered(whole, len(parts))
+    likes = (torch.empty(part.shape, dtype=tensor.dtype, device="meta") for part in parts)
+    return [
+        TensorSource(part.name, like, partial(gathered.part, part)) for part, like in zip(parts, likes, strict=True)
+    ]
+
+
+class _Gathered:
+    """A tensor whose parts are asked for one after the other: gathered for the first, kept until the last."""
+
+    def __init__(self, whole: Callable[[], Tensor], num_parts: int) -> None:
+        self._whole, self._num_parts = whole, num_parts
+        self._kept: Tensor | None = None
+        self._asked = 0
+
+    def part(self, part: ReleasedTensor) -> Tensor:
+        whole = self._whole() if self._kept is None else self._kept
+        self._asked += 1
+        self._kept = whole if self._asked % self._num_parts else None
+        return part.of(whole)
 
 
 def _whole(tensor: Tensor) -> Tensor:

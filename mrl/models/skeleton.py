@@ -14,7 +14,7 @@ from mrl.config.policy_tables import LoraTable, MakeTable, PolicyTable
 from mrl.errors import ModelFolderError
 from mrl.models.architectures import init_model
 from mrl.models.lora import adapted_modules, add_adapters
-from mrl.models.parameters import named_weights
+from mrl.models.parameters import named_weights, released
 from mrl.models.size import ModelSize
 
 MIDDLING_BLOCKS, MIDDLING_HEAD_DIM = 24, 64
@@ -109,7 +109,8 @@ def model_size(config: PreTrainedConfig, lora: LoraTable | None = None) -> Model
 
 def published_names(config: PreTrainedConfig) -> list[str]:
     """What a learner calls the weights that it publishes. Raises as `skeleton`."""
-    return list(named_weights(skeleton(config, config.num_hidden_layers, torch.float32)))
+    model = skeleton(config, config.num_hidden_layers, torch.float32)
+    return [name for name, _ in released(model, named_weights(model).items())]
 
 
 def adapted_layers(config: PreTrainedConfig, lora: LoraTable) -> tuple[str, ...]:

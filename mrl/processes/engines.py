@@ -15,13 +15,13 @@ from mrl.engines.dialect import AdapterShape, Dialect, Launch
 from mrl.engines.embedded import EmbeddedEngine
 from mrl.engines.engine import Decoding, Engine, Sampling, StopStrings
 from mrl.engines.environment import engine_python
-from mrl.engines.family_limits import check_names
+from mrl.engines.family_limits import check_learning
 from mrl.engines.server_engine import ServerEngine
 from mrl.engines.sglang import SGLang
 from mrl.engines.sglang_launch import SPARE_TOKENS
 from mrl.engines.vllm import VLLM
 from mrl.errors import ConfigError
-from mrl.models.skeleton import adapted_layers, config_of_folder, most_positions, published_names
+from mrl.models.skeleton import adapted_layers, config_of_folder, most_positions
 from mrl.processes.planning.unit_workers import UNIT
 from mrl.tasks.pool import TaskPool
 from mrl.tasks.source import Turn
@@ -36,8 +36,9 @@ def build_engine(config: RunConfig, policy: str, receiver: Receiver, folder: Run
     if table.rollout.engine == "embedded":
         return build_embedded(config, policy, receiver)
     server = table.rollout.server
-    if not table.frozen and table.rollout.weights != "adapters":
-        check_names(table.rollout.engine, Path(table.model), published_names(config_of_folder(Path(table.model))))
+    if not table.frozen:
+        described, adapters = config_of_folder(Path(table.model)), table.rollout.weights == "adapters"
+        check_learning(table.rollout.engine, Path(table.model), described, adapters=adapters)
     return ServerEngine(
         DIALECTS[table.rollout.engine](),
         _sampling(table, receiver),

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from mrl.errors import RoleFailed
 from mrl.models.lora import FILE
 from mrl.models.number_formats import NumberFormat
-from mrl.models.parameters import TensorSource, named_weights, plain_sources
+from mrl.models.parameters import TensorSource, named_weights, plain_sources, released
 from mrl.models.tensor_file import write_tensors
 from mrl.records.version import Version
 from mrl.weights.adapters import AdapterFormat
@@ -104,7 +104,7 @@ class Publisher:
     ) -> Path:
         """Publish a model that this process holds whole, and wait for it; returns the manifest's path."""
         canary = make_canary(model, canary_ids, number_format)
-        return self.publish_weights(named_weights(model).items(), version, canary)
+        return self.publish_weights(released(model, named_weights(model).items()), version, canary)
 
     def publish_weights(self, weights: Iterable[tuple[str, Tensor]], version: Version, canary: Canary) -> Path:
         """As `publish`, of tensors."""

@@ -6,11 +6,13 @@ from pathlib import Path
 import peft
 import pytest
 import torch
+from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from mrl.cli.main import main
 from mrl.config.load import validate
 from mrl.config.run_folder import RunFolder, create_run_folder
+from mrl.config.schema import RunConfig
 from mrl.models.load_policy import load_policy
 from mrl.models.lora import add_adapters
 from mrl.models.parameters import named_weights, trained_weights
@@ -18,6 +20,7 @@ from mrl.models.probe import save_probe
 from mrl.weights.checkpoint_store import CheckpointStore
 from mrl.weights.tensor_pieces import Piece
 from mrl.weights.training_state import training_tensors
+from tests.support.family_rig import make_family
 
 
 @pytest.fixture(scope="module")
@@ -61,6 +64,25 @@ def run(tmp_path, model_folder) -> RunFolder:
     return folder
 
 
+def begun(tmp_path: Path, policy: dict[str, object]) -> tuple[RunConfig, RunFolder]:
+    """A run of one policy, "qwen"."""
+    tables = {
+        "run": {"name": "r", "steps": 9, "folder": str(tmp_path)},
+        "tasks": {"reverse": {"source": "words", "dataset": "reverse"}},
+        "policies": {"qwen": policy},
+    }
+    config = validate(tables, where="test")
+    return config, create_run_folder(config)
+
+
+def save(run: RunFolder, tensors: dict[str, torch.Tensor]) -> None:
+    """Its checkpoint of step 2."""
+    pieces = {name: Piece(one.detach(), 0, tuple(one.shape), is_first_copy=True) for name, one in tensors.items()}
+    store = CheckpointStore(run.checkpoints("qwen"), "qwen")
+    store.write_pieces(2, pieces, rank=0, life=0)
+    store.complete(2, b"{}", life=0)
+
+
 @pytest.mark.parametrize(("step", "arguments"), [(8, []), (4, ["--step", "4"])])
 def test_transformers_loads_what_was_exported(run, model_folder, step, arguments, capsys):
     """Weights of that step, tokenizer, chat template, and a card that says where they come from."""
@@ -80,6 +102,21 @@ def test_transformers_loads_what_was_exported(run, model_folder, step, arguments
     assert "trained from: Qwen/Qwen3-test" in card
     assert json.loads((exported / "config.json").read_text())["model_type"] == "qwen3"
     assert [path.name for path in (run.path / "exports").iterdir()] == [exported.name]
+
+
+def test_a_mixture_is_exported_by_the_names_of_its_folder(tmp_path, capsys):
+    """An expert per tensor, as servers read it; in a checkpoint they lie together, as in memory."""
+    model_folder = make_family(tmp_path / "model", "mixtral")
+    model = load_policy(model_folder)
+    _, run = begun(tmp_path, {"model": str(model_folder)})
+    save(run, training_tensors(model, torch.optim.AdamW(model.parameters())))
+
+    assert main(["export", str(run.path), "--policy", "qwen"]) == 0
+
+    exported = load_file(Path(capsys.readouterr().out.strip()) / "model.safetensors")
+    wanted = load_file(model_folder / "model.safetensors")
+    assert exported.keys() == wanted.keys()
+    assert all(torch.equal(exported[name], tensor) for name, tensor in wanted.items())
 
 
 def test_how_a_policy_was_asked_goes_with_it(run, capsys):
@@ -132,23 +169,13 @@ def test_a_damaged_checkpoint_is_not_exported(run, capsys):
 def test_adapters_are_exported_merged_and_alone(tmp_path, model_folder) -> None:
     """Both load and say the same as the model that was trained; the checkpoint holds adapters only."""
     lora = {"rank": 4, "target_modules": ["q_proj", "up_proj"]}
-    tables = {
-        "run": {"name": "r", "steps": 9, "folder": str(tmp_path)},
-        "tasks": {"reverse": {"source": "words", "dataset": "reverse"}},
-        "policies": {"qwen": {"model": str(model_folder), "learner": {"lora": lora}}},
-    }
-    config = validate(tables, where="test")
-    folder = create_run_folder(config)
+    config, folder = begun(tmp_path, {"model": str(model_folder), "learner": {"lora": lora}})
     model = load_policy(model_folder)
     add_adapters(model, config.policies["qwen"].learner.lora, seed=1)
     with torch.no_grad():
         for tensor in trained_weights(model).values():
             tensor.add_(0.05)
-    tensors = training_tensors(model, torch.optim.AdamW(trained_weights(model).values()))
-    pieces = {name: Piece(one.detach(), 0, tuple(one.shape), is_first_copy=True) for name, one in tensors.items()}
-    store = CheckpointStore(folder.checkpoints("qwen"), "qwen")
-    store.write_pieces(2, pieces, rank=0, life=0)
-    store.complete(2, b"{}", life=0)
+    save(folder, training_tensors(model, torch.optim.AdamW(trained_weights(model).values())))
 
     assert main(["export", str(folder.path), "--policy", "qwen"]) == 0
 

@@ -6,10 +6,12 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from transformers import AutoModelForCausalLM
 
 from mrl.engines import sglang_launch, vllm_launch
 from mrl.engines.dialect import Launch
-from mrl.engines.family_limits import check_names, check_parts
+from mrl.engines.family_limits import check_learning, check_parts
+from mrl.engines.tensor_folder import tensor_names
 from mrl.errors import EngineError
 from mrl.models.skeleton import config_of_folder, published_names
 from tests.support.family_rig import FAMILIES, MIXTURES, make_family
@@ -48,19 +50,41 @@ def test_families_and_a_soft_cap_that_sglang_computes_otherwise_are_refused(tmp_
     assert vllm_launch.command(launch(tmp_path, 128, model_type="gemma2"))
 
 
-@pytest.mark.parametrize("family", ["qwen3", "phi3", *MIXTURES])
-def test_experts_that_servers_know_by_other_names_are_refused(tmp_path, family):
-    """A server has them one by one, as the folder; the learner has them together."""
-    assert family in FAMILIES
+@pytest.mark.parametrize("family", FAMILIES)
+def test_what_is_published_has_the_names_of_the_folder(tmp_path, family):
+    """Also of experts, which transformers holds together and saves one by one."""
     folder = make_family(tmp_path, family)
-    names = published_names(config_of_folder(folder))
+    tied = {"lm_head.weight"} if config_of_folder(folder).tie_word_embeddings else set()
+
+    assert set(published_names(config_of_folder(folder))) | tied == tensor_names(folder) | tied
+
+
+@pytest.mark.parametrize("family", ["qwen3", "phi3", *MIXTURES[:2]])
+def test_experts_that_a_folder_has_by_other_names_are_refused(tmp_path, family):
+    """One may hold them together, as transformers does in memory; a server then knows no others."""
+    folder = make_family(tmp_path, family)
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    config = config_of_folder(folder)
+    check_learning("vllm", folder, config, adapters=False)
+    model.save_pretrained(folder, save_original_format=False)
+
+    check_learning("vllm", folder, config, adapters=True)
     if family not in MIXTURES:
-        check_names("vllm", folder, names)
+        check_learning("vllm", folder, config, adapters=False)
         return
-    with pytest.raises(EngineError, match=r"vllm cannot be given .*experts.gate_up_proj.*adapters"):
-        check_names("vllm", folder, names)
+    with pytest.raises(EngineError, match=r"vllm cannot be given .*experts.0.*adapters"):
+        check_learning("vllm", folder, config, adapters=False)
     with pytest.raises(EngineError, match=r"sglang cannot be given .*the embedded engine$"):
-        check_names("sglang", folder, names)
+        check_learning("sglang", folder, config, adapters=False)
+
+
+@pytest.mark.parametrize("server", SERVERS)
+def test_a_policy_with_latent_attention_learns_on_no_server(tmp_path, server):
+    """It would go on with what it made of the old weights, which no proof of bytes looks at."""
+    folder = make_family(tmp_path, "deepseek_v3")
+    for adapters in (False, True):
+        with pytest.raises(EngineError, match=rf"{server} cannot .*latent attention.*deepseek_v3, kv_lora_rank 32"):
+            check_learning(server, folder, config_of_folder(folder), adapters=adapters)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from mrl.engines.tensor_folder import check_same_tensors, digests_held
+from mrl.engines.tensor_folder import TensorSums, check_same_tensors, digests_held, served_name
 from mrl.errors import WeightsError
 from mrl.models.tensor_file import digest
 
@@ -67,6 +67,43 @@ def test_what_is_held_has_the_digest_of_the_folders_tensor(tmp_path, dtype):
     held = digests_held(folder, served(weights, dtype), str(dtype).removeprefix("torch."))
 
     assert held == {name: digest(tensor) for name, tensor in weights.items()}
+
+
+@pytest.mark.parametrize("modules", [("gate_proj", "up_proj", "down_proj"), ("w1", "w3", "w2")])
+def test_experts_that_a_server_holds_together_are_known_one_by_one(tmp_path, modules):
+    """As they come in a broadcast, too; an expert at another one's place is seen, and so is one that is missing."""
+    gate, up, down = modules
+    experts = f"{LAYER}.mlp.experts"
+    weights = {
+        f"{experts}.{expert}.{module}.weight": torch.randn(2, 3, generator=torch.Generator().manual_seed(expert))
+        for expert in range(11)
+        for module in (gate, up)
+    }
+    weights |= {f"{experts}.{expert}.{down}.weight": torch.full((3, 2), float(expert)) for expert in range(11)}
+    folder = write(tmp_path / "a", weights)
+    wanted = {name: digest(tensor) for name, tensor in weights.items()}
+
+    def sums(order: list[int]) -> dict[str, str]:
+        held = {
+            "w13_weight": torch.stack(
+                [weights[f"{experts}.{expert}.{module}.weight"] for expert in order for module in (gate, up)]
+            ),
+            "w2_weight": torch.stack([weights[f"{experts}.{expert}.{down}.weight"] for expert in range(11)]),
+        }
+        return {
+            f"{experts}.{name}": hashlib.sha256(tensor.view(torch.uint8).numpy().tobytes()).hexdigest()[:16]
+            for name, tensor in held.items()
+        }
+
+    assert digests_held(folder, sums([*range(11)]), "float32") == wanted
+    held = digests_held(folder, sums([1, 0, *range(2, 11)]), "float32")
+    assert {name for name in wanted if held[name] != wanted[name]} == {one for one in wanted if f".{down}." not in one}
+    assert digests_held(folder, sums([*range(10)]), "float32")[f"{experts}.0.{up}.weight"].startswith("sha256:")
+
+    coming = TensorSums("float32")
+    for name, tensor in weights.items():
+        coming.add(served_name(name), name, tensor, wanted[name])
+    assert coming.held(sums([*range(11)])) == wanted
 
 
 @pytest.mark.parametrize("turned", [True, False])

@@ -6,17 +6,22 @@ import sys
 from concurrent.futures import Future
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 import torch
 from safetensors.torch import save_file
 from torch import nn
+from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeConfig, Qwen3MoeExperts
 
 from mrl.models.tensor_file import digest
 
 INSIDE = Path(__file__).parents[2] / "mrl" / "engines" / "inside"
 MODULES = ("vllm_cpu_worker", "arriving_weights", "broadcast_member", "vllm_adapters")
-STUBS = ("vllm", "vllm.model_executor", "vllm.model_executor.layers", "vllm.model_executor.layers.utils")
+LAYERS = "vllm.model_executor.layers"
+MIXTURE = f"{LAYERS}.fused_moe"
+STUBS = ("vllm", "vllm.model_executor", LAYERS, f"{LAYERS}.utils", MIXTURE, f"{MIXTURE}.activation")
+STUBS += (f"{MIXTURE}.experts", f"{MIXTURE}.experts.cpu_moe")
 
 
 class Fused(nn.Module):
@@ -32,15 +37,25 @@ class Fused(nn.Module):
             places[name].data.copy_(tensor)
 
 
+def silu_and_multiply(activation, output, gate_up, *, activation_config) -> None:
+    """As vLLM's own."""
+    gate, up = gate_up.chunk(2, dim=-1)
+    output.copy_(nn.functional.silu(gate) * up)
+
+
 @pytest.fixture
 def worker(monkeypatch):
     """Makes the extension around a model, as vLLM's worker inherits it."""
     monkeypatch.syspath_prepend(str(INSIDE))
     for name in STUBS:
         monkeypatch.setitem(sys.modules, name, ModuleType(name))
-    layers = sys.modules[STUBS[-1]]
+    layers = sys.modules[f"{LAYERS}.utils"]
     layers.dispatch_cpu_unquantized_gemm = lambda layer, remove_weight: None
-    sys.modules[STUBS[-2]].utils = layers
+    sys.modules[LAYERS].utils = layers
+    sys.modules[f"{MIXTURE}.activation"].ApplyMoEActivationConfig = Mock()
+    sys.modules[f"{MIXTURE}.activation"].apply_moe_activation = silu_and_multiply
+    experts = {"process_weights_after_loading": print, "apply": print}
+    sys.modules[f"{MIXTURE}.experts.cpu_moe"].CPUUnquantizedExperts = type("CPUUnquantizedExperts", (), experts)
     for name in MODULES:
         monkeypatch.delitem(sys.modules, name, raising=False)
     module = importlib.import_module("vllm_cpu_worker")
@@ -223,3 +238,38 @@ def test_a_broadcast_is_received_in_a_thread_of_its_own(worker):
 
     with pytest.raises(RuntimeError, match="memory"):
         one.mrl_arriving.result(120.0)
+
+
+@pytest.mark.parametrize("weighed", [False, True])
+def test_experts_compute_with_the_parameters_as_they_are(worker, weighed):
+    """As transformers does; nothing packs them. With one expert a token its input may be weighed before."""
+    worker()
+    cpu_moe = sys.modules[f"{MIXTURE}.experts.cpu_moe"].CPUUnquantizedExperts
+    torch.manual_seed(5)
+    config = Qwen3MoeConfig(hidden_size=6, moe_intermediate_size=4, num_experts=5, experts_implementation="eager")
+    experts = Qwen3MoeExperts(config)
+    for parameter in experts.parameters():
+        nn.init.normal_(parameter)
+    per_token = 1 if weighed else 3
+    hidden, chosen = torch.randn(7, 6), torch.stack([torch.randperm(5)[:per_token] for _ in range(7)])
+    weights, output = torch.rand(7, per_token), torch.full((7, 6), torch.nan)
+    wanted = experts(hidden, chosen, torch.ones_like(weights) if weighed else weights)
+    before = [parameter.clone() for parameter in experts.parameters()]
+    kernel = cpu_moe()
+    kernel.moe_config = kernel.quant_config = kernel.w1_bias = kernel.w2_bias = None
+
+    kernel.process_weights_after_loading(experts)
+    kernel.apply(
+        output=output,
+        hidden_states=hidden,
+        w1=experts.gate_up_proj.detach(),
+        w2=experts.down_proj.detach(),
+        topk_weights=weights,
+        topk_ids=chosen.to(torch.int32),
+        activation="silu",
+        apply_router_weight_on_input=weighed,
+        expert_map=None,
+    )
+
+    torch.testing.assert_close(output, wanted.detach())
+    assert all(torch.equal(one, other) for one, other in zip(experts.parameters(), before, strict=True))

@@ -16,7 +16,8 @@ from mrl.models.tensor_file import digest
 INSIDE = Path(__file__).parents[2] / "mrl" / "engines" / "inside"
 MODULES = ("vllm_gpu_worker", "arriving_weights", "broadcast_member")
 QKV, MLP, HEAD = "layers.0.attn.qkv_proj.weight", "layers.0.mlp.gate_up_proj.weight", "lm_head.weight"
-SHAPES = {QKV: (8, 3), MLP: (6, 3), HEAD: (64, 3), "layers.0.norm.weight": (3,)}
+W13, W2 = (f"layers.0.mlp.experts.routed_experts.{name}_weight" for name in ("w13", "w2"))
+SHAPES = {QKV: (8, 3), MLP: (6, 3), HEAD: (64, 3), "layers.0.norm.weight": (3,), W13: (2, 8, 3), W2: (2, 3, 4)}
 PLACES = {
     "lm_head.weight": (HEAD, 0, 5),  # filled up with zeros
     "layers.0.mlp.up_proj.weight": (MLP, 3, 3),
@@ -25,6 +26,15 @@ PLACES = {
     "layers.0.attn.k_proj.weight": (QKV, 4, 2),
     "layers.0.attn.q_proj.weight": (QKV, 0, 4),
     "layers.0.norm.weight": ("layers.0.norm.weight", 0, 3),
+}
+EXPERTS = {
+    f"layers.0.mlp.experts.{expert}.{module}.weight": (served, expert, rows, shape)
+    for expert in (0, 1)
+    for module, served, rows, shape in (
+        ("gate_proj", W13, slice(0, 4), (4, 3)),
+        ("up_proj", W13, slice(4, 8), (4, 3)),
+        ("down_proj", W2, slice(0, 3), (3, 4)),
+    )
 }
 
 
@@ -40,8 +50,12 @@ class Served(nn.Module):
 
     def load(self, tensors) -> None:
         for name, tensor in tensors:
-            served, first, count = PLACES[name]
-            self.parts[served].data[first : first + count].copy_(tensor)
+            if name in EXPERTS:
+                served, expert, rows, _ = EXPERTS[name]
+                self.parts[served].data[expert][rows].copy_(tensor)
+            else:
+                served, first, count = PLACES[name]
+                self.parts[served].data[first : first + count].copy_(tensor)
 
 
 @pytest.fixture
@@ -66,7 +80,8 @@ def worker(monkeypatch):
 
 def drawn(seed: int) -> dict[str, torch.Tensor]:
     torch.manual_seed(seed)
-    return {name: torch.randn(count, *SHAPES[served][1:]) for name, (served, _, count) in PLACES.items()}
+    experts = {name: torch.randn(shape) for name, (*_, shape) in EXPERTS.items()}
+    return experts | {name: torch.randn(count, *SHAPES[served][1:]) for name, (served, _, count) in PLACES.items()}
 
 
 def digests(tensors: dict[str, torch.Tensor]) -> dict[str, str]:
@@ -123,7 +138,7 @@ def test_planted_faults_are_named(worker, tmp_path, fault, wrong):
 
     found, wanted = held(one), digests(tensors)
     assert {name for name in wanted if found[name] != wanted[name]} == {
-        name for name in wanted if name in wrong or name.split(".")[-2] in wrong
+        name for name in wanted if name in wrong or (name.split(".")[-2] in wrong and name not in EXPERTS)
     }
 
 
@@ -136,3 +151,19 @@ def test_what_is_split_over_gpus_is_left_out(worker, tmp_path):
     parts[HEAD] = nn.Parameter(parts[HEAD].data[:3])
 
     assert held(one).keys() == digests(tensors).keys() - {HEAD}
+
+
+@pytest.mark.parametrize(
+    "moved", [lambda one: one.roll(4, 1), lambda one: one.flip(0), lambda one: one.mT.contiguous()]
+)
+def test_experts_that_a_kernel_has_moved_are_left_out(worker, tmp_path, moved):
+    """Whether they are wrong or lie otherwise, their bytes do not tell: the canary decides."""
+    one, tensors = worker(), drawn(1)
+    assert taken(one, tmp_path / "1", tensors) == {}
+    assert one.mrl_serve_arrived() == {}
+    assert held(one) == digests(tensors)
+    parts = one.model_runner.get_model().parts
+    parts[W13] = nn.Parameter(moved(parts[W13].data))
+
+    first = {name for name, (served, *_) in EXPERTS.items() if served == W13}
+    assert held(one) == {name: its for name, its in digests(tensors).items() if name not in first}

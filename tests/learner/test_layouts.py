@@ -84,3 +84,17 @@ def test_compiled_shards_train_the_same_parameters(tmp_path):
     (alone,), (first, second) = check_layouts.train_all([check_layouts.Layout(1), layout], [], tmp_path)[0]
     assert check_layouts.difference(first, alone) <= layout.bound
     assert check_layouts.same_bits(first, second)
+
+
+@pytest.mark.thorough
+def test_a_mixture_of_experts_trains_the_same_parameters_in_shards(tmp_path):
+    """To 3e-5, also with activation checkpointing and by copies on two ranks; exactly between ranks."""
+    keys = ({}, {"sharding": "shard"}, {"sharding": "shard", "activation_checkpointing": True})
+    wanted = [check_layouts.Layout(1), *(check_layouts.Layout(2, one) for one in keys)]
+
+    (alone,), *others = check_layouts.train_all(wanted, [], tmp_path, family="qwen3_moe")[0]
+
+    assert any(".experts.7." in name for name in alone)
+    for first, second in others:
+        assert check_layouts.difference(first, alone) <= check_layouts.BOUND
+        assert check_layouts.same_bits(first, second)

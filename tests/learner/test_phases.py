@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 import torch
 
+from mrl.config.policy_tables import MakeTable
 from mrl.learner.step_timing import PhaseClock, peak_flops, peak_memory_mib, training_flops
+from mrl.models.architectures import init_model
 from mrl.sharing.regime import TrainingExample
 
 CPU = torch.device("cpu")
@@ -48,6 +50,18 @@ def test_operations_of_a_training_pass_are_counted_layer_by_layer(tiny_model, ti
     assert training_flops(model, rows, 8 + 1 + 9) == pytest.approx(3 * forward, rel=1e-9)
     shared = 3 * 2 * 2 * (projections + norms) * 2 + 3 * 2 * 2 * 32
     assert training_flops(model, rows, 8 + 1 + 7) == pytest.approx(3 * forward - shared, rel=1e-9)
+
+
+def test_of_experts_those_count_that_a_token_chooses():
+    """Two of eight; the rest of the model as ever."""
+    recipe = MakeTable(architecture="qwen3_moe", tokenizer="byte_level", hidden_size=32, num_layers=2, num_heads=4)
+    model = init_model(recipe, vocab_size=64, eos_id=0, pad_id=0)
+    experts = sum(one.numel() for name, one in model.named_parameters() if ".experts." in name)
+    assert experts == 2 * 8 * 3 * 32 * 32
+    of_places = training_flops(model, [row(3, 5)], 1008) - training_flops(model, [row(3, 5)], 8)
+
+    everything = model.num_parameters() - model.get_input_embeddings().weight.numel()
+    assert of_places == pytest.approx(6 * 1000 * (everything - experts * 6 / 8), rel=1e-9)
 
 
 def test_memory_is_measured_and_a_cpu_has_no_known_peak():

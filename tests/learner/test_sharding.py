@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
+from safetensors.torch import load_file, save_file
 
 from mrl.config.policy_tables import LearnerTable, MakeTable
 from mrl.errors import ModelFolderError
@@ -15,6 +16,12 @@ from mrl.learner.ranks.world import World
 from mrl.learner.sharding import place
 from mrl.learner.step_order import StepOrder
 from mrl.models.architectures import init_model
+from mrl.models.parameters import named_weights, released, weight_sources
+from mrl.models.tensor_file import read_folder
+from mrl.records.version import Version
+from mrl.weights.canary import canary_sequences, make_canary
+from mrl.weights.manifest import read_manifest
+from mrl.weights.publish import Publisher
 
 
 def _rank(rank: int, store: str, out: str) -> None:
@@ -80,3 +87,39 @@ def test_replicas_sum_gradients_once_for_each_update(tmp_path: Path, monkeypatch
         one, many = (line.split() for line in (tmp_path / f"told.{rank}").read_text().splitlines())
         assert (one[1], int(many[1]) > 3) == ("1", True), "passes"
         assert int(many[0]) == int(one[0]) > 0
+
+
+def _publish(rank: int, store: str, out: str) -> None:
+    """Two ranks with shards of a mixture publish what they began with."""
+    torch.set_num_threads(1)
+    dist.init_process_group(
+        "gloo", init_method=f"file://{store}", rank=rank, world_size=2, timeout=timedelta(seconds=60)
+    )
+    world = World(rank, 2, torch.device("cpu"))
+    layouts = [check_layouts.Layout(2, {"sharding": "shard"}), check_layouts.Layout(1)]
+    model, whole = (check_layouts.make_trainer(layout, "qwen3_moe", world, 1).model for layout in layouts)
+    publisher = Publisher(Path(out), "a", rank=rank, num_ranks=2)
+    canary = make_canary(model, canary_sequences(check_layouts.VOCAB))
+    publisher.begin(weight_sources(model), Version(0, 1), canary if rank == 0 else None)
+    publisher.finish()
+    if rank == 0:
+        wanted = released(whole, named_weights(whole).items())
+        save_file({name: tensor.clone() for name, tensor in wanted}, f"{out}.wanted")
+    publisher.close()
+    world.close()
+
+
+@pytest.mark.thorough
+def test_ranks_with_shards_publish_an_expert_per_tensor(tmp_path: Path, monkeypatch) -> None:
+    """Each in one file of one rank, with the bytes and the digest that the whole model has of it."""
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2]))  # the ranks import this very module
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "tools"))
+
+    mp.spawn(_publish, args=(str(tmp_path / "store"), str(tmp_path / "weights")), nprocs=2)
+
+    folder, wanted = tmp_path / "weights" / "0.1", load_file(tmp_path / "weights.wanted")
+    files = [load_file(path) for path in sorted(folder.glob("*.safetensors"))]
+    assert [any(".experts.7." in name for name in file) for file in files] == [True, True]
+    assert sum(map(len, files)) == len(wanted)
+    assert all(torch.equal(tensor, wanted[name]) for file in files for name, tensor in file.items())
+    assert read_folder(folder) == read_manifest(folder / "manifest.json").tensors

@@ -58,7 +58,7 @@ def real_peak(family: str, *, checkpointing: bool, dtype: torch.dtype) -> int:
         return live.take_peak()
 
 
-@pytest.mark.parametrize("family", ["qwen3", "llama", "gemma3"])
+@pytest.mark.parametrize("family", ["qwen3", "llama", "gemma3", "qwen3_moe"])
 def test_a_model_of_a_single_block_is_counted_too(family):
     """It has fewer blocks, and fewer kinds of them, than the models that are looked at."""
     made = recipe(family).model_copy(update={"num_layers": 1})
@@ -74,6 +74,8 @@ def test_a_model_of_a_single_block_is_counted_too(family):
         ("llama", False, "bfloat16"),
         ("gemma3", False, "float32"),
         ("qwen3", True, "float32"),
+        ("qwen3_moe", False, "float32"),
+        ("qwen3_moe", True, "bfloat16"),
     ],
 )
 def test_a_pass_over_no_data_tells_what_a_real_one_needs(family: str, checkpointing: bool, precision: str) -> None:
@@ -135,7 +137,7 @@ def test_what_was_there_before_is_not_counted() -> None:
         assert live.take_peak() == product.nbytes == 7 * 300 * 4
 
 
-@pytest.mark.parametrize("family", ["qwen3", "llama", "gemma3"])
+@pytest.mark.parametrize("family", ["qwen3", "llama", "gemma3", "qwen3_moe"])
 def test_the_size_of_a_model_is_counted_without_making_it(family: str) -> None:
     """All parameters, those of a block, and what a token leaves in the cache."""
     made = recipe(family)

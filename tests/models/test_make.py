@@ -14,7 +14,7 @@ def ignore(step, loss):
     """Nobody watches."""
 
 
-@pytest.mark.parametrize("architecture", ["qwen3", "llama", "gemma3"])
+@pytest.mark.parametrize("architecture", ["qwen3", "llama", "gemma3", "qwen3_moe"])
 def test_a_made_folder_is_an_ordinary_model_folder(tmp_path, recipe, examples, architecture):
     """It loads like a downloaded one, with matching vocabulary and EOS, and says how it was made."""
     changed = recipe.model_copy(update={"architecture": architecture, "skilled_in": ["copy"]})

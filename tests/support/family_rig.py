@@ -16,7 +16,7 @@ from mrl.learner.ranks.world import World
 from mrl.learner.step_order import StepOrder
 from mrl.learner.trainer import Trainer, check_forward
 from mrl.models.load_policy import load_policy
-from mrl.models.parameters import adapter_sources, named_weights, weight_sources
+from mrl.models.parameters import adapter_sources, named_weights, released, weight_sources
 from mrl.objectives.specs import Clipped
 from mrl.records.version import Version
 from mrl.sharing.regime import Component, TrainingExample
@@ -100,8 +100,6 @@ class Learnt:
     version: Version
     model: PreTrainedModel
     """What an engine has to serve: the learner's weights, with its adapters merged."""
-    is_above_experts: bool
-    """Whether these are adapters of a mixture, of whose folder an engine cannot compare every tensor."""
 
     def planted(self, folder: Path, change: Callable[[dict[str, torch.Tensor]], object]) -> "Learnt":
         """The same adapters with other tensors in their file, of which their manifest does not know."""
@@ -153,12 +151,10 @@ class Learner:
         manifest = self._publisher.publish_weights(weights, version, canary)
         served = load_policy(self._start)
         with torch.no_grad():
-            own = named_weights(served)
+            own = dict(released(served, named_weights(served).items()))
             for source in weight_sources(model):
                 own[source.name].copy_(source.whole())
-        is_mixture = served.config.model_type in MIXTURES
-        is_above_experts = is_mixture and self._published is adapter_sources
-        return Learnt(self._start, manifest, version, served, is_above_experts)
+        return Learnt(self._start, manifest, version, served)
 
 
 def rows(seed: int) -> list[TrainingExample]:

@@ -183,6 +183,20 @@ ANSWERS = [
         cpu="cf240c6cb447",
         gpu="cf240c6cb447",
     ),
+    Contract(
+        "the experts of a layer are two parameters, w13_weight and w2_weight",
+        f"{SRT}/layers/quantization/unquant.py",
+        Says(("w13_weight", "w2_weight"), "UnquantizedFusedMoEMethod.create_weights"),
+        "mrl/engines/tensor_folder.py, EXPERTS",
+    ),
+    *meaning(
+        "an expert's gate lies before its up projection, and its down projection apart",
+        f"{SRT}/layers/moe/fused_moe_triton/layer.py",
+        ("FusedMoE._load_w13", "FusedMoE._load_w2"),
+        "mrl/engines/tensor_folder.py, EXPERTS",
+        cpu="ebaf03f1bb2e",
+        gpu="ebaf03f1bb2e",
+    ),
     Contract("/weights_checker answers with ranks", HTTP, Says(("ranks",), "check_weights"), f"{SERVING}, checksums"),
     *(
         Contract(

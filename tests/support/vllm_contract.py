@@ -26,6 +26,7 @@ CALLS = "mrl/engines/vllm_calls.py"
 LAUNCHING = "mrl/engines/vllm_launch.py"
 SEGMENTS = "mrl/engines/segments.py and tests/engines/test_paused_server.py"
 INSIDE = "mrl/engines/inside/vllm_cpu_worker.py"
+MIXTURE = "vllm/model_executor/layers/fused_moe"
 ADAPTERS = "mrl/engines/inside/vllm_adapters.py"
 
 ROUTES = [
@@ -449,6 +450,40 @@ CPU_WORKER = [
             CPU,
         )
         for file in ("vllm/model_executor/layers/linear.py", "vllm/model_executor/layers/vocab_parallel_embedding.py")
+    ),
+    *meaning(
+        "experts on a CPU are packed and computed with here",
+        f"{MIXTURE}/experts/cpu_moe.py",
+        ("CPUUnquantizedExperts.process_weights_after_loading", "CPUUnquantizedExperts.apply"),
+        f"{INSIDE}, _compute_with_experts",
+        cpu="cbe25bda268a",
+    ),
+    *meaning(
+        "experts are prepared for their kernel in this order, so that on a CPU nothing else moves them",
+        f"{MIXTURE}/unquantized_fused_moe_method.py",
+        ("UnquantizedFusedMoEMethod._setup_kernel",),
+        f"{INSIDE}, _keep_experts",
+        cpu="2c20b0a3367d",
+    ),
+    *meaning(
+        "an expert's gate lies before its up projection, and its down projection apart",
+        f"{MIXTURE}/routed_experts.py",
+        ("RoutedExperts._load_w13", "RoutedExperts._load_w2"),
+        "mrl/engines/inside/vllm_gpu_worker.py, EXPERTS",
+        cpu="89f674ec835d",
+        gpu="89f674ec835d",
+    ),
+    Contract(
+        "the experts of a layer are two parameters, w13_weight and w2_weight",
+        f"{MIXTURE}/unquantized_fused_moe_method.py",
+        Says(("w13_weight", "w2_weight"), "UnquantizedFusedMoEMethod.create_weights"),
+        "mrl/engines/inside/vllm_gpu_worker.py, EXPERTS",
+    ),
+    Contract(
+        "latent attention computes with products of its weights, which are no parameters",
+        "vllm/model_executor/layers/attention/mla_attention.py",
+        Uses(("W_UK_T", "W_UV"), "MLAAttention.process_weights_after_loading"),
+        "mrl/engines/family_limits.py, check_learning",
     ),
     Contract(
         "a runner gives its model", "vllm/v1/worker/cpu_model_runner.py", Takes("CPUModelRunner.get_model"), INSIDE, CPU

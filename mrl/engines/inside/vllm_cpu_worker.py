@@ -1,11 +1,13 @@
 """What makes vLLM on a CPU take new weights in place; imported by vLLM's worker before it makes the model.
 
 On a CPU vLLM packs the weight of each linear layer for its kernels and empties the parameter, so a later load has
-nothing to write into: `reload_weights` answers OK and the packed copies of the old weights are served on. Here nothing
-is packed; layers compute with their parameters as they are, and so there is one copy of the weights to be right.
+nothing to write into: `reload_weights` answers OK and the packed copies of the old weights are served on. The experts
+of a mixture it packs within their parameters, and a later load writes plain rows over them, which it computes with as
+if they were packed. Here nothing is packed; layers compute with their parameters as they are, and so there is one copy
+of the weights to be right.
 
-This replaces a private function of vLLM (seen in 0.32) and is for CPU only. If vLLM moves that function, the import
-fails and the server does not start; if it no longer calls it, parameters are empty and the first weights are refused.
+This replaces private functions of vLLM (seen in 0.32) and is for CPU only. If vLLM moves one, the import fails and the
+server does not start; if it no longer calls it, the first weights are refused, or the canary is off.
 """
 
 from collections.abc import Iterable, Iterator
@@ -23,6 +25,8 @@ from arriving_weights import (  # type: ignore[import-not-found]
 from broadcast_member import digest  # type: ignore[import-not-found]
 from torch.utils._python_dispatch import TorchDispatchMode
 from vllm.model_executor.layers import utils as layers
+from vllm.model_executor.layers.fused_moe.activation import ApplyMoEActivationConfig, apply_moe_activation
+from vllm.model_executor.layers.fused_moe.experts.cpu_moe import CPUUnquantizedExperts
 from vllm_adapters import held_adapters  # type: ignore[import-not-found]
 
 
@@ -30,8 +34,45 @@ def _compute_with_parameters(layer: Any, remove_weight: bool) -> None:
     layer.cpu_linear = torch.nn.functional.linear
 
 
+def _keep_experts(self: Any, layer: Any) -> None:
+    """In the place of packing."""
+
+
+def _compute_with_experts(
+    self: Any,
+    *,
+    output: torch.Tensor,
+    hidden_states: torch.Tensor,
+    w1: torch.Tensor,
+    w2: torch.Tensor,
+    topk_weights: torch.Tensor,
+    topk_ids: torch.Tensor,
+    activation: Any,
+    apply_router_weight_on_input: bool,
+    **_: Any,
+) -> None:
+    """Into output [T, H]: of w1 [E, 2I, H] and w2 [E, H, I] the experts that a token chose, one after the other."""
+    config = ApplyMoEActivationConfig.from_configs(self.moe_config, self.quant_config)
+    summed = torch.zeros_like(output, dtype=torch.float32)
+    for expert in topk_ids.unique().tolist():
+        rows, chosen = torch.where(topk_ids == expert)
+        biases = [None if bias is None else bias[expert] for bias in (self.w1_bias, self.w2_bias)]
+        inner = torch.nn.functional.linear(hidden_states[rows], w1[expert], biases[0])
+        active = inner.new_empty(len(inner), w2.shape[2])
+        apply_moe_activation(activation, active, inner, activation_config=config)
+        outer = torch.nn.functional.linear(active, w2[expert], biases[1]).float()
+        # with one expert a token vLLM may have weighed the input
+        weights = 1.0 if apply_router_weight_on_input else topk_weights[rows, chosen, None]
+        summed.index_add_(0, rows, outer * weights)
+    output.copy_(summed)
+
+
 assert callable(layers.dispatch_cpu_unquantized_gemm)
 layers.dispatch_cpu_unquantized_gemm = _compute_with_parameters
+assert callable(CPUUnquantizedExperts.process_weights_after_loading)
+assert callable(CPUUnquantizedExperts.apply)
+CPUUnquantizedExperts.process_weights_after_loading = _keep_experts
+CPUUnquantizedExperts.apply = _compute_with_experts
 
 
 class CpuWeightsExtension(ArrivingWeights):

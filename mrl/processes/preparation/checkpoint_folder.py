@@ -47,15 +47,15 @@ def write_folder(part: Path, table: PolicyTable, checkpoint: "Checkpoint") -> No
 
 
 def _write_weights(folder: Path, table: PolicyTable, checkpoint: "Checkpoint") -> None:
-    from mrl.models.load_policy import load_policy
+    from mrl.models.load_policy import hollow_policy, load_policy
     from mrl.models.lora import add_adapters, write_adapters
-    from mrl.models.parameters import trained_weights, whole_weights
+    from mrl.models.parameters import released, trained_weights, whole_weights
     from mrl.weights.publish import write_weights
     from mrl.weights.training_state import restore_weights, saved_weights
 
     lora = table.learner.lora
     if lora is None:
-        write_weights(folder, saved_weights(checkpoint))
+        write_weights(folder, released(hollow_policy(Path(table.model)), saved_weights(checkpoint)))
         return
     model = load_policy(Path(table.model))
     add_adapters(model, lora, seed=0)
