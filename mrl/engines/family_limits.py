@@ -16,6 +16,8 @@ WITHOUT_WINDOW = {"sglang": ("mistral", "phi3", "cohere2"), "vllm": ("cohere2",)
 """Server -> families whose sliding window it leaves out, or takes for one token longer."""
 OTHERWISE = {"sglang": ("gemma", "olmo3")}
 """Server -> families that it computes otherwise: Gemma's GELU is the exact one, OLMo 3's canary was off by nats."""
+UNTIED = {"sglang": ("mixtral", "qwen2_moe", "qwen3_moe")}
+"""Server -> families that it computes with a head of its own, which nothing fills where the folder ties it."""
 CURE = "another engine for this policy"
 
 
@@ -32,6 +34,13 @@ def check_family(server: str, folder: Path, config: PreTrainedConfig, *, device:
         )
     if family in OTHERWISE.get(server, ()):
         raise EngineError(f"{server} computes {family} otherwise than transformers", where=where, cure=CURE)
+    if family in UNTIED.get(server, ()) and config.tie_word_embeddings:
+        raise EngineError(
+            f"{server} does not tie the head of {family} to its embedding",
+            where=where,
+            got="tie_word_embeddings true",
+            cure=CURE,
+        )
     if server == "sglang" and device == "cpu" and getattr(config, "attn_logit_softcapping", None):
         raise EngineError(f"sglang on a CPU does not soft-cap the scores of {family}", where=where, cure=CURE)
 

@@ -20,7 +20,7 @@ EXPERTS = {"w13_weight": (("gate_proj", "up_proj"), ("w1", "w3")), "w2_weight": 
 """Parameters that servers make of a layer's experts: of each expert these modules, as its family calls them."""
 TURNED = (".c_attn.weight", ".c_proj.weight", ".c_fc.weight")
 """Matrices that GPT-2 keeps the other way round than a server's linear layers; other families have these names too."""
-TIED_HEAD = "lm_head.weight"
+TIED_HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
 VOCAB_ROWS = 64
 """Servers fill the rows of embeddings and heads up with zeros to a multiple of this."""
 
@@ -95,16 +95,22 @@ class TensorSums:
         self._digests.setdefault(served, {})[name] = its_digest
 
     def held(self, sums: Mapping[str, str]) -> dict[str, str]:
-        """As `digests_held`; tensors that came in another order than the server's are left out, too."""
+        """As `digests_held`; tensors that came in another order than the server's are left out, too.
+
+        A head that the server has and that never came is held to the embedding.
+        """
         digests: dict[str, str] = {}
-        for served, held in sums.items():
+        wrong: dict[str, str] = {}
+        for name, held in sums.items():
+            served = EMBEDDING if name == TIED_HEAD and name not in self._digests else name
             parts = self._digests.get(served, {})
             if list(parts) not in ([served], _parts(served, parts)):
                 continue
             known = (self._rows, self._filled_up, self._turned)
             ours = {sums_of[served].hexdigest()[:16] for sums_of in known if served in sums_of}
-            digests |= parts if held in ours else dict.fromkeys(parts, f"sha256:{held}")
-        return digests
+            digests |= parts
+            wrong |= {} if held in ours else dict.fromkeys(parts, f"sha256:{held}")
+        return digests | wrong
 
 
 def served_name(name: str) -> str:

@@ -29,11 +29,11 @@ FLOAT_BYTES = 4
 NEW_WEIGHTS = "new weights"
 SAMPLING_BYTES = 20
 """Per row and token of the vocabulary while tokens are drawn: logits, scaled, softmax, and its sum in float64."""
-KEPT_WHOLE, KEPT_IN_GAPS = 0.2, 0.5
+KEPT_WHOLE, KEPT_IN_GAPS, KEPT_BY_EXPERTS = 0.2, 0.5, 1.25
 """Share of a pass's memory that malloc holds beyond it, between what was freed and what is needed next.
 
-Measured with glibc (`tools/check_memory_plan.py`). Blocks that are gathered and let go (FSDP2) leave more gaps, and so
-do the short-lived products of adapters."""
+Measured with glibc (`tools/check_memory_plan.py`). Blocks that are gathered and let go (FSDP2) leave more gaps, most
+where the experts of a layer are one tensor, and so do the short-lived products of adapters."""
 CUDA_CONTEXT_MIB = 640
 """Of a GPU, of every process that opened it: its context, kernels, and what products of matrices work in."""
 KEPT_BY_CUDA = 0.05
@@ -306,6 +306,7 @@ class _Rank:
     def kept(self, need: Need) -> dict[str, float]:
         """What malloc holds on to: gaps, and what was whole before it was shared out, on every rank (as measured)."""
         share = KEPT_IN_GAPS if self._is_wrapped or self._table.lora else KEPT_WHOLE
+        share = KEPT_BY_EXPERTS if self._is_wrapped and self._size.has_experts else share
         was_whole = self.whole * (1 + self._holds_reference) if self.is_sharded else 0.0
         passes = need.parts["activations"] + need.parts.get("gathered blocks", 0.0)
         return {"kept by malloc": share * passes + was_whole}

@@ -29,6 +29,8 @@ class ModelSize:
     """Keys and values that one token leaves in the cache, over all blocks."""
     query_heads_per_cached: int
     """Attention heads that share one head of keys and values."""
+    has_experts: bool = False
+    """Whether a tensor holds several matrices of a block."""
 
     @property
     def outer(self) -> int:

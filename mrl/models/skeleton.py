@@ -104,6 +104,7 @@ def model_size(config: PreTrainedConfig, lora: LoraTable | None = None) -> Model
         vocab_size=config.vocab_size,
         cached_per_token=2 * config.num_hidden_layers * cached_heads * head_dim(config),
         query_heads_per_cached=heads // cached_heads,
+        has_experts=any(parameter.ndim > 2 for parameter in three.parameters()),
     )
 
 

@@ -50,6 +50,17 @@ def test_families_and_a_soft_cap_that_sglang_computes_otherwise_are_refused(tmp_
     assert vllm_launch.command(launch(tmp_path, 128, model_type="gemma2"))
 
 
+@pytest.mark.parametrize("family", ["mixtral", "qwen3_moe"])
+def test_a_mixture_whose_head_is_tied_is_refused_by_sglang(tmp_path, family):
+    """It would compute with a head that nothing fills; vLLM ties it."""
+    config = {"model_type": family, "tie_word_embeddings": True}
+    with pytest.raises(EngineError, match=rf"sglang does not tie the head of {family}"):
+        sglang_launch.command(launch(tmp_path, 128, **config))
+
+    assert vllm_launch.command(launch(tmp_path, 128, **config))
+    assert sglang_launch.command(launch(tmp_path, 128, **config | {"tie_word_embeddings": False}))
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_what_is_published_has_the_names_of_the_folder(tmp_path, family):
     """Also of experts, which transformers holds together and saves one by one."""

@@ -106,6 +106,22 @@ def test_experts_that_a_server_holds_together_are_known_one_by_one(tmp_path, mod
     assert coming.held(sums([*range(11)])) == wanted
 
 
+@pytest.mark.parametrize("first", ["lm_head.weight", "model.embed_tokens.weight"])
+def test_a_head_that_no_folder_fills_is_held_to_the_embedding(tmp_path, first):
+    """A server that has one where the folder ties it computes with it; whichever it names first."""
+    weights = tensors()
+    del weights["lm_head.weight"]
+    folder = write(tmp_path / "a", weights, tied=True)
+    sums = served(weights | {"lm_head.weight": weights["model.embed_tokens.weight"]})
+    wanted = {name: digest(tensor) for name, tensor in weights.items()}
+    order = sorted(sums, key=lambda name: name != first)
+
+    assert digests_held(folder, {name: sums[name] for name in order}, "float32") == wanted
+    sums["lm_head.weight"] = "0" * 16
+    held = digests_held(folder, {name: sums[name] for name in order}, "float32")
+    assert {name for name in wanted if held[name] != wanted[name]} == {"model.embed_tokens.weight"}
+
+
 @pytest.mark.parametrize("turned", [True, False])
 def test_a_matrix_that_gpt2_keeps_the_other_way_round_is_known_either_way(tmp_path, turned):
     """Servers turn it, and families that use the same names do not; what is neither is seen."""

@@ -252,16 +252,15 @@ def test_a_server_of_several_gpus_needs_its_part_on_each() -> None:
 
 
 def test_malloc_keeps_a_share_of_what_a_pass_needs() -> None:
-    """More of it where blocks come and go; and what was read whole before it was shared out."""
+    """More of it where blocks come and go, most of experts; and what was read whole before it was shared out."""
     whole = rank_needs(SIZE, HUGE, LearnerTable(), **ALONE)[0]
     assert mib(whole.parts)["kept by malloc"] == round(0.2 * mib(whole.parts)["activations"])
     adapters = rank_needs(SIZE, HUGE, LearnerTable(lora=LoraTable()), **ALONE)[0]
     assert mib(adapters.parts)["kept by malloc"] == round(0.5 * mib(adapters.parts)["activations"])
-    shards = rank_needs(SIZE, HUGE, LearnerTable(processes=2, sharding="shard"), **ALONE)[0]
-    parts = mib(shards.parts)
-    assert parts["kept by malloc"] == pytest.approx(
-        4000 + 0.5 * (parts["activations"] + parts["gathered blocks"]), abs=1
-    )
+    for size, share in ((SIZE, 0.5), (replace(SIZE, has_experts=True), 1.25)):
+        parts = mib(rank_needs(size, HUGE, LearnerTable(processes=2, sharding="shard"), **ALONE)[0].parts)
+        passes = parts["activations"] + parts["gathered blocks"]
+        assert parts["kept by malloc"] == pytest.approx(4000 + share * passes, abs=1)
 
 
 def test_ranks_that_are_given_their_shards_read_no_model() -> None:

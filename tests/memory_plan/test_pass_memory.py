@@ -144,6 +144,7 @@ def test_the_size_of_a_model_is_counted_without_making_it(family: str) -> None:
     model = init_model(made, vocab_size=made.vocab_size, eos_id=0, pad_id=0)
     size = model_size(model.config)
     assert size.parameters == size.trained == model.num_parameters()
+    assert size.has_experts == (family == "qwen3_moe")
     assert size.block == sum(parameter.numel() for parameter in transformer_blocks(model)[0].parameters())
     assert size.outer == size.parameters - NUM_BLOCKS * size.block
     assert (size.cached_per_token, size.query_heads_per_cached) == (NUM_BLOCKS * 2 * 2 * 8, 2)
