@@ -21,6 +21,7 @@ from mrl.config.run_folder import RunFolder, run_folder_of
 from mrl.config.schema import RunConfig
 from mrl.config.shipped_configs import config_file
 from mrl.errors import ConfigError, MissingError
+from mrl.gateway.agent_network import described_network
 from mrl.host_memory import host_memory_bytes
 from mrl.memory_plan.fitting import by_memory
 from mrl.memory_plan.needs import MIB, Need
@@ -108,15 +109,21 @@ def run(arguments: argparse.Namespace) -> int:
         parts = (f"cuda {device} {mib / 1024:.0f} GiB" for device, mib in memory.items())
         print(f"GPU memory (estimate, without the caches of servers): {', '.join(parts)}")
     print(f"this host: {len(os.sched_getaffinity(0))} cores, {len(here)} GPUs, {host_mib / 1024:.0f} GiB of memory")
-    if any(table.evaluator or table.trusted_answers for table in config.tasks.values()):
-        print(f"answers that are evaluated as code: {described_seal()}")
-    for line in shared_gpus(plan):
+    for line in (*_confined(config), *shared_gpus(plan)):
         print(line)
     for line in too_little(config, needs, host_mib, sizes_mib(here)):
         print(line)
     for line in _still_needed(missing, config, len(here)):
         print(line)
     return 0
+
+
+def _confined(config: RunConfig) -> Iterator[str]:
+    """What becomes here of answers that are run, and what agents reach."""
+    if any(table.evaluator or table.trusted_answers for table in config.tasks.values()):
+        yield f"answers that are evaluated as code: {described_seal()}"
+    if any(table.is_fenced for table in config.tasks.values()):
+        yield f"agents that the run starts reach {described_network()}"
 
 
 def _show_trials(console: Console, config: RunConfig, trials: Sequence[Trial]) -> None:

@@ -21,6 +21,7 @@ from mrl.config.shipped_configs import config_file
 from mrl.engines.environment import is_made, making_command
 from mrl.engines.wheel_limits import GLIBC, lacks, this_machine
 from mrl.errors import ConfigError
+from mrl.gateway.agent_network import described_network
 from mrl.metrics.gpu_load import GpuLoad
 from mrl.processes.engines import DIALECTS
 from mrl.processes.planning.devices import visible_gpus
@@ -114,6 +115,7 @@ def machine() -> list[str]:
         f"{len(os.sched_getaffinity(0))} cores, {memory_gib:.0f} GiB of memory, {free_gib:.0f} GiB of disk free, "
         + (f"{len(gpus)} GPUs" if gpus else "no GPU"),
         f"answers that are evaluated as code: {described_seal()}",
+        f"agents that a run starts reach {described_network()}",
         f"metrics of GPUs: {gpu_metrics(gpus)}",
         *(["PYTHONDONTWRITEBYTECODE is set: each process compiles its modules anew"] * sys.dont_write_bytecode),
     ]

@@ -1,6 +1,6 @@
 """The tables of tasks: where prompts come from, how answers are judged, in which order prompts are taken."""
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
@@ -128,6 +128,9 @@ class TaskTable(Table):
     """Processor time of an environment for one episode."""
     agent_processes: int = Field(default=1, ge=1, le=64)
     """Processes that the run starts for the function of an `agent`, each with many episodes at once."""
+    agent_network: Literal["gateway", "host"] = "gateway"
+    """What an `agent` that the run starts reaches: the gateway alone, by a network namespace of its own where the host
+    has one to give, or all that the host does, as an agent needs that searches, say."""
     environment_processes: int = Field(default=2, ge=1, le=64)
     """Processes in which each worker keeps episodes of an environment, any number in each."""
     environment_memory_mib: int = Field(default=4096, ge=256)
@@ -142,6 +145,11 @@ class TaskTable(Table):
     def is_outside(self) -> bool:
         """Whether its agents come by themselves."""
         return self.source == "agent" and self.dataset == OUTSIDE
+
+    @property
+    def is_fenced(self) -> bool:
+        """Whether its agents are started here and are to reach the gateway alone."""
+        return self.source == "agent" and not self.is_outside and self.agent_network == "gateway"
 
     @model_validator(mode="before")
     @classmethod

@@ -16,6 +16,7 @@ completion. So a group of episodes is granted, leased, dated, verified and share
 - `plain_desk`       where they wait for a worker with room
 - `gateway_line`     a worker's line to it
 - `agent_process`    a process that runs the user's function for many episodes at once
+- `agent_network`    what it reaches: the gateway alone, in a network namespace
 - `agent_children`   these processes from outside: started, watched, started again
 - `agent_trial`      the function looked at before a run
 """

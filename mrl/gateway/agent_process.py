@@ -10,9 +10,11 @@ own episodes. The address and the key come by the environment.
 """
 
 import asyncio
+import errno
 import inspect
 import math
 import os
+import socket
 import sys
 import traceback
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -22,20 +24,20 @@ from typing import TYPE_CHECKING, Any
 import aiohttp
 import setproctitle
 
+from mrl.gateway.agent_network import FENCED, KEY, URL
 from mrl.gateway.session import OVER
 from mrl.tasks.environments.doors import named_object
 from mrl.tasks.environments.user_class import ClassMistake
 from mrl.tasks.rewards import CodeLine, place_of
 
-URL, KEY = "MRL_GATEWAY_URL", "MRL_GATEWAY_KEY"
-"""Environment variables of an agent process: the address up to /v1, and the run's key."""
 TAKERS, AT_ONCE = 16, 4096
 """Requests of one process that wait for an episode, and episodes that it plays at once: all that a synchronous run has,
 which samples no turn before every episode has asked for one."""
 PAUSE_S = 0.5
 """Before the gateway is asked again after it could not be reached."""
 REQUEST_S = 120.0
-MAX_WORDS = 500
+MAX_WORDS = 300
+UNREACHABLE = (errno.ENETUNREACH, errno.EHOSTUNREACH, errno.ECONNREFUSED, errno.EADDRNOTAVAIL)
 ALL = "clients"
 """Name of the first argument of a function that plays with all policies at once."""
 
@@ -72,7 +74,7 @@ class Player:
         self._agent, self._task, self._client = agent, task, client
         self._url, self._key = str(client.base_url).rstrip("/"), client.api_key
         self._plays_with_all = plays_with_all(agent)
-        self._has_shown = False
+        self._has_shown = self._has_told_network = False
         self._episodes: set[asyncio.Future[None]] = set()
 
     async def play(self, http: aiohttp.ClientSession, *, takers: int = TAKERS) -> None:
@@ -133,14 +135,33 @@ class Player:
         return 0, {}
 
     def _told(self, error: Exception) -> str:
-        """In one line, with the line of code; the first one also goes whole to the log."""
+        """In one line, with the line of code; the first one also goes whole to the log. Where it is for want of a
+        network, the key that gives one stands behind it."""
         if not self._has_shown:
             self._has_shown = True
             traceback.print_exception(error)
         frames = traceback.extract_tb(error.__traceback__)
         lines = [CodeLine(one.filename, one.lineno or 0, one.name) for one in frames if one.filename != __file__]
         place = f" ({place_of(lines)})" * bool(lines)
-        return f"{type(error).__name__}: {error}{place}"[:MAX_WORDS]
+        told = f"{type(error).__name__}: {error}{place}"[:MAX_WORDS]
+        if not os.environ.get(FENCED) or not is_for_want_of_network(error):
+            return told
+        cure = f'agents reach the gateway and nothing else; tasks.{self._task}.agent_network = "host" changes that'
+        if not self._has_told_network:
+            self._has_told_network = True
+            print(f"{told}; {cure}", file=sys.stderr, flush=True)
+        return f"{told}; {cure}"
+
+
+def is_for_want_of_network(error: BaseException | None) -> bool:
+    """Whether something was not to be reached: by the error, or by one that it was raised from."""
+    while error is not None:
+        if isinstance(error, socket.gaierror) or (isinstance(error, OSError) and error.errno in UNREACHABLE):
+            return True
+        if isinstance(error, BaseExceptionGroup):
+            return any(map(is_for_want_of_network, error.exceptions))
+        error = error.__cause__ or error.__context__
+    return False
 
 
 def _by_name(returned: object, names: Sequence[str]) -> dict[str, float]:

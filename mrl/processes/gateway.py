@@ -26,6 +26,7 @@ from mrl.config.schema import GatewayTable, RunConfig
 from mrl.errors import AddressError
 from mrl.files import replace_file
 from mrl.gateway.agent_children import AgentChildren
+from mrl.gateway.agent_network import BACKLOG
 from mrl.gateway.plain_desk import PlainDesk
 from mrl.gateway.routes import Gateway
 from mrl.gateway.session_book import SessionBook
@@ -42,8 +43,6 @@ UNSERVED_S = 30.0
 """Episodes that no agent has taken for this long are told of, and again after as long."""
 MIB = 1024**2
 PLAIN_COUNTS = ("requests", "answers", "tokens", "scored_tokens", "tried_again")
-BACKLOG = 1024
-"""Connections that wait to be taken: a process of agents makes hundreds at once."""
 
 log = structlog.get_logger()
 
@@ -88,7 +87,7 @@ async def _run(
         address = await listen(runner, config.gateway, folder.endpoints)
         url = address.replace("tcp://", "http://") + "/v1"
         log.info("the gateway listens", url=url, key=str(folder.keys / AGENT_KEY))
-        children = AgentChildren(config.tasks, url=url, key=keys[AGENT_KEY])
+        children = AgentChildren(config.tasks, runner, url=url, key=keys[AGENT_KEY])
         telemetry.doing("serving agents")
         await _watch(_Watched(book, desk, children, partial(gateway.send_strangers_away, runner)), telemetry, stop)
     finally:
@@ -126,8 +125,8 @@ class _Watched:
     children: AgentChildren
     send_strangers_away: Callable[[], None]
 
-    def tend(self) -> None:
-        self.children.tend()
+    async def tend(self) -> None:
+        await self.children.tend()
         self.send_strangers_away()
         if self.desk is not None:
             self.desk.tend()
@@ -140,7 +139,7 @@ async def _watch(watched: _Watched, telemetry: Telemetry, stop: threading.Event)
     book = watched.book
     next_report_s = told_s = time.monotonic()
     while not stop.is_set():
-        watched.tend()
+        await watched.tend()
         for session in book.expire():
             log.warning("an agent gave its episode up without a word", task=session.task, policy=session.policy)
         now_s = time.monotonic()

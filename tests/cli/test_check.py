@@ -11,6 +11,7 @@ import pytest
 
 from mrl.cli.main import main
 from mrl.config.load import load_config
+from mrl.gateway.agent_network import described_network
 from mrl.memory_plan.needs import MIB
 from mrl.memory_plan.run_memory import by_device, memory_plan, too_little
 from mrl.processes.planning.placement import least_gpus, most_gpus
@@ -278,6 +279,20 @@ def test_configurations_of_papers_pass(
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,3,4")
     assert main(["train", str(path), *FEW]) == 2
     assert re.search(r" is not (there|on this machine)", capsys.readouterr().err)
+
+
+def test_check_tells_what_agents_reach(
+    config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of those that are kept to the gateway; what a task says itself is not repeated."""
+    (tmp_path / "my_agents.py").write_text("async def play(client, row): ...\n")
+    monkeypatch.setenv("MRL_MODULES", str(tmp_path))
+    with config.open("a") as file:
+        file.write('[tasks.talk]\nsource = "agent"\ndataset = "my_agents:play"\n')
+    for network in ("gateway", "host"):
+        assert main(["check", str(config), *FEW, "--tasks.talk.agent_network", network]) == 0
+        out = capsys.readouterr().out
+        assert (f"agents that the run starts reach {described_network()}\n" in out) == (network == "gateway")
 
 
 CONFIGURATIONS = sorted((ROOT / "configs").rglob("*.toml"))

@@ -15,6 +15,7 @@ from mrl.config.load import load_config
 from mrl.engines.bounds import Bounds
 from mrl.engines.wheel_limits import Machine
 from mrl.errors import ConfigError
+from mrl.gateway.agent_network import described_network
 from mrl.processes.preparation.engine_examination import Finding, Subject, examine
 
 TABLES = """
@@ -122,6 +123,7 @@ def test_why_no_gpu_is_measured_is_told(monkeypatch) -> None:
     told = {"absent": "", "driver": lambda: "580.1", "values": lambda: [{"power_w": 9.0}, {}]}
     assert gpu_metrics(["0", "1"]) == "by the driver 580.1, for 1 of 2"
     assert any(line.startswith("metrics of GPUs: ") for line in machine())
+    assert f"agents that a run starts reach {described_network()}" in machine()
 
 
 @pytest.mark.parametrize("is_set", [False, True])

@@ -1,9 +1,11 @@
 """Processes of agents: started once each, started again, and given up where they end again and again."""
 
+import asyncio
 import time
 from pathlib import Path
 
 import pytest
+from aiohttp import web
 
 from mrl.config.load import validate
 from mrl.config.overrides import apply_overrides, parse_overrides
@@ -11,7 +13,7 @@ from mrl.config.task_tables import TaskTable
 from mrl.errors import TaskError
 from mrl.gateway import agent_children
 from mrl.gateway.agent_children import MAX_ENDS_IN_A_ROW, AgentChildren
-from mrl.gateway.agent_process import KEY, URL
+from mrl.gateway.agent_network import KEY, URL
 from mrl.gateway.agent_trial import check_agent, check_agents
 
 
@@ -27,12 +29,29 @@ def folder(tmp_path, monkeypatch) -> Path:
     return tmp_path
 
 
-def until(condition, what):
+async def until(condition, what):
     """Look again and again."""
     deadline_s = time.monotonic() + 120
     while not condition():
         assert time.monotonic() < deadline_s, what
-        time.sleep(0.05)
+        await asyncio.sleep(0.05)
+
+
+def tended(tasks, work):
+    """What `work` does with the processes of these tasks, over a gateway that answers nothing."""
+
+    async def whole():
+        runner = web.AppRunner(web.Application())
+        await runner.setup()
+        children = AgentChildren(tasks, runner, url="http://127.0.0.1:9/v1", key="secret")
+        try:
+            await work(children)
+        finally:
+            children.close()
+            await runner.cleanup()
+        assert children.num_alive == 0
+
+    asyncio.run(whole())
 
 
 def test_processes_are_told_where_the_gateway_is_and_end_with_it(folder):
@@ -41,37 +60,31 @@ def test_processes_are_told_where_the_gateway_is_and_end_with_it(folder):
         f"import os\nopen(f'{folder}/{{os.getpid()}}', 'w').write(os.environ['{URL}'] + ' ' + os.environ['{KEY}'])\n"
         "async def play(client, row): ...\n"
     )
-    children = AgentChildren(
-        tasks_of("my_agents:play", agent_processes=2) | {"quiz": TaskTable(source="agent", dataset="outside")},
-        url="http://127.0.0.1:9/v1",
-        key="secret",
-    )
-    try:
-        children.tend()
-        until(lambda: len(list(folder.glob("[0-9]*"))) == 2, "both start")
-        children.tend()
+    tasks = tasks_of("my_agents:play", agent_processes=2) | {"quiz": TaskTable(source="agent", dataset="outside")}
+    told = "http://127.0.0.1:9/v1 secret"
+
+    async def work(children):
+        await children.tend()
+        await until(lambda: len(list(folder.glob("[0-9]*"))) == 2, "both start")
+        await children.tend()
         assert children.num_alive == 2
-        until(lambda: {file.read_text() for file in folder.glob("[0-9]*")} == {"http://127.0.0.1:9/v1 secret"}, "told")
-    finally:
-        children.close()
-    assert children.num_alive == 0
+        await until(lambda: {file.read_text() for file in folder.glob("[0-9]*")} == {told}, "told")
+
+    tended(tasks, work)
 
 
 def test_one_that_ends_is_started_again_and_at_last_given_up(folder, monkeypatch):
     """The run ends with the task, and not with silence."""
     (folder / "my_agents.py").write_text("raise SystemExit(3)\nasync def play(client, row): ...\n")
     monkeypatch.setattr(agent_children, "PAUSE_S", 0.01)
-    children = AgentChildren(tasks_of("my_agents:play"), url="http://127.0.0.1:9/v1", key="secret")
 
-    def tend():
-        children.tend()
-        return False
+    async def work(children):
+        while True:
+            await children.tend()
+            await asyncio.sleep(0.05)
 
-    try:
-        with pytest.raises(TaskError, match=f"ended {MAX_ENDS_IN_A_ROW} times in a row"):
-            until(tend, "it is given up")
-    finally:
-        children.close()
+    with pytest.raises(TaskError, match=f"ended {MAX_ENDS_IN_A_ROW} times in a row"):
+        tended(tasks_of("my_agents:play"), work)
 
 
 @pytest.mark.parametrize(
