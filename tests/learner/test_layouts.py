@@ -32,6 +32,7 @@ WANTED = [
     shards(2, context_parallel=2, activation_checkpointing=True),
     shards(4, context_parallel=2),
     (4, {"context_parallel": 4}),
+    shards(2, activation_checkpointing=True, activation_offload=True),
     (1, SMALL),
     shards(2, **SMALL),
     (2, {"optimizer_memory": "host"}),
@@ -39,7 +40,7 @@ WANTED = [
     shards(2),
 ]
 """The last one is there twice: the same bits."""
-SMALL_ALONE, SMALL_PAIR, HOST, AGAIN = -5, -4, -2, -1
+OFFLOADED, SMALL_ALONE, SMALL_PAIR, HOST, AGAIN = -6, -5, -4, -2, -1
 
 
 HANDED = [
@@ -80,6 +81,7 @@ def test_every_layout_trains_the_same_parameters(tmp_path):
     assert check_layouts.same_bits(trained[2][0], alone), "one shard is the whole"
     assert check_layouts.same_bits(trained[AGAIN][0], pair)
     assert check_layouts.same_bits(trained[HOST][0], pair), "wherever the moments lie"
+    assert check_layouts.same_bits(trained[OFFLOADED][0], pair), "wherever the inputs of blocks wait"
     small, small_pair = trained[SMALL_ALONE][0], trained[SMALL_PAIR][0]
     assert check_layouts.difference(small_pair, small) <= check_layouts.BOUND
     assert check_layouts.difference(small, alone) > check_layouts.BOUND, "which is not that of float32"
