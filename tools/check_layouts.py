@@ -103,13 +103,14 @@ def layouts(max_ranks: int) -> list[Layout]:
     context = {"context_parallel": 2}
     compiled, host, small = {"compile": True}, {"optimizer_memory": "host"}, {"optimizer_dtype": "bfloat16"}
     found = [Layout(1, packing) for packing in packings] + [Layout(1, shard), Layout(1, compiled), Layout(1, bf16)]
-    found += [Layout(1, host), Layout(1, small), Layout(1, small | host)]
+    offload = {"activation_checkpointing": True, "activation_offload": True}
+    found += [Layout(1, host), Layout(1, small), Layout(1, small | host), Layout(1, offload)]
     if max_ranks >= 2:
         found += [Layout(2, way | packing) for way in ({}, shard) for packing in packings]
         found += [Layout(2, shard | compiled), Layout(2, shard | compiled | {"activation_checkpointing": True})]
         found += [Layout(2, shard | {"activation_checkpointing": True}), Layout(2, shard | bf16), Layout(2, bf16)]
         found += [Layout(2, host), Layout(2, shard | host), Layout(2, small), Layout(2, shard | small)]
-        found += [Layout(2, context | packing) for packing in packings]
+        found += [Layout(2, shard | offload), *(Layout(2, context | packing) for packing in packings)]
         found += [Layout(2, context | shard | {"activation_checkpointing": True}), Layout(2, context | shard | bf16)]
     if max_ranks >= 4:
         found += [Layout(4), Layout(4, shard), Layout(4, shard | {"shard_size": 2})]

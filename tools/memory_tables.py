@@ -12,6 +12,7 @@ Cells are GiB on each GPU, and behind a plus what lies in locked main memory in 
 import argparse
 import json
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from tempfile import TemporaryDirectory
@@ -79,10 +80,10 @@ def long_table() -> list[list[str]]:
     return table
 
 
-def sizes_table() -> list[list[str]]:
+def sizes_table(shapes: Sequence[str] = tuple(SHAPES)) -> list[list[str]]:
     """Rows with what the first one says of columns."""
     table = [["model", "beside that", *map(str, GPUS)]]
-    for shape in SHAPES:
+    for shape in shapes:
         for name, keys in OPTIONS.items():
             cells = []
             for gpus in GPUS:

@@ -27,8 +27,9 @@ from torch.optim.adamw import adamw
 from mrl.learner.stochastic_rounding import rounding_bits, rounding_key, to_bfloat16
 from mrl.weights.tensor_pieces import held_piece
 
-PIECE_ELEMENTS = 1 << 23
-"""Elements of a piece. A power of two, so that no vector of a CPU is cut."""
+PIECE_ELEMENTS, CPU_PIECE_ELEMENTS = 1 << 23, 1 << 18
+"""Elements of a piece on a GPU, and where it is to stay in the caches of a CPU. Powers of two, so that no vector of a
+CPU is cut."""
 VISITORS = 2
 """Pieces whose moments are on the device at once, 64 MiB each: one comes while the other leaves."""
 LARGE_BYTES, MAPPED_BYTES = 2 << 20, 32 << 20
@@ -53,9 +54,12 @@ class PiecewiseAdamW(AdamW):
         weight_decay: float,
         on_host: bool,
         dtype: torch.dtype = torch.float32,
-        piece_elements: int = PIECE_ELEMENTS,
+        piece_elements: int = 0,
     ) -> None:
-        """Moments are of `dtype`, float32 or bfloat16, in main memory or beside their parameters."""
+        """Moments are of `dtype`, float32 or bfloat16, in main memory or beside their parameters.
+
+        `piece_elements` 0 takes what suits the device.
+        """
         super().__init__(parameters, lr=lr, betas=betas, weight_decay=weight_decay, fused=True)
         self._piece_elements, self._on_host, self._dtype = piece_elements, on_host, dtype
         for group in self.param_groups:
@@ -82,13 +86,15 @@ class PiecewiseAdamW(AdamW):
         for number, parameter, group in trained:
             state, first = self.state[parameter], 0 if self._dtype == torch.float32 else _first_element(parameter)
             held = (_elements(one) for one in (parameter, parameter.grad, *_moments(state)))
-            for weights_E, gradient_E, *moments_E in zip(
-                *(one.split(self._piece_elements) for one in held), strict=True
-            ):
+            at_once = self._piece_size(parameter)
+            for weights_E, gradient_E, *moments_E in zip(*(one.split(at_once) for one in held), strict=True):
                 visits.update(_Piece(weights_E, gradient_E, moments_E, state["step"], group, number, first))
                 first += len(weights_E)
             state["step"] += 1
         visits.end()
+
+    def _piece_size(self, parameter: Tensor) -> int:
+        return self._piece_elements or (CPU_PIECE_ELEMENTS if parameter.device.type == "cpu" else PIECE_ELEMENTS)
 
     def _visits(self, trained: list[Tensor]) -> "_Visits":
         devices = {parameter.device for parameter in trained}
@@ -97,7 +103,7 @@ class PiecewiseAdamW(AdamW):
         if not torch.cuda.is_available() or {device.type for device in devices} != {"cuda"}:
             return _Visits()
         (device,) = devices
-        largest = min(self._piece_elements, max(_elements(one).numel() for one in trained))
+        largest = min(self._piece_size(trained[0]), max(_elements(one).numel() for one in trained))
         return _VisitsToGpu(device, largest, self._dtype)
 
 

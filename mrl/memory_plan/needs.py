@@ -46,12 +46,11 @@ COPIES_IN_MEMORY, COPIES_FOR_DISK, COPIES_TO_SEND = 2, 1, 2
 """Versions in a learner's memory: the newest, and the next one. An engine that reads one for longer than two steps take
 has a third made, for which nothing is set aside."""
 
-VISITING_MOMENTS = 128 * 1024**2
-"""Bytes of moments that are on the device at once where they lie on the host (`mrl.learner.piecewise_adamw`), in
-float32."""
-ROUNDED_ELEMENTS, ROUNDING_BYTES = 1 << 23, 22
-"""Elements of a parameter whose moments are rounded at once, and bytes for each: two moments, random bits, results."""
-
+UPDATED_ELEMENTS = {"gpu": 1 << 23, "cpu": 1 << 18}
+"""Elements of a parameter whose moments are updated at once (`mrl.learner.piecewise_adamw`)."""
+VISITORS, ROUNDING_BYTES = 2, 22
+"""Pieces of so many elements that are on the device where moments lie on the host; and bytes for each element of one
+whose moments are rounded: two moments, random bits, results."""
 INPUTS_LEAVING = 2
 """Of blocks, still on the device where the others wait on the host (`mrl.learner.activation_offload`). In the backward
 pass one comes while another is used."""
@@ -253,6 +252,7 @@ class _Rank:
         self.whole = float(FLOAT_BYTES * size.parameters)
         self.held = self.whole / table.num_shards
         self.trained = FLOAT_BYTES * size.trained / table.num_shards
+        self._updated = UPDATED_ELEMENTS["gpu" if on_gpu else "cpu"]
         self._moment_bytes = ELEMENT_BYTES[table.optimizer_dtype]
         self.moments = 2 * self.trained * self._moment_bytes / FLOAT_BYTES
         self.moments_on_device = 0.0 if on_gpu and table.optimizer_memory == "host" else self.moments
@@ -292,10 +292,9 @@ class _Rank:
     def update(self) -> Need:
         """Gradients of several whole copies are summed in one flat tensor; fused AdamW of float32 needs nothing."""
         flat = self.trained if self._table.processes > 1 and not self._is_wrapped else 0.0
-        at_once = VISITING_MOMENTS * self._moment_bytes / FLOAT_BYTES
-        visiting = min(at_once, self.moments) if self._table.optimizer_memory == "host" else 0.0
-        rounded = min(float(ROUNDED_ELEMENTS), self.trained / FLOAT_BYTES) if self._moment_bytes < FLOAT_BYTES else 0.0
-        parts = {"summed gradients": flat, "visiting moments": visiting, "rounding": ROUNDING_BYTES * rounded}
+        visiting = VISITORS * 2 * self._moment_bytes * self._updated if self._table.optimizer_memory == "host" else 0.0
+        rounding = ROUNDING_BYTES * min(self._updated, self.trained / FLOAT_BYTES) * (self._moment_bytes < FLOAT_BYTES)
+        parts = {"summed gradients": flat, "visiting moments": min(visiting, self.moments), "rounding": rounding}
         return Need("update", self.state() | parts)
 
     def canary(self, scoring: float) -> Need:

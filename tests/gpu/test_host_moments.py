@@ -44,3 +44,12 @@ def test_a_gpu_holds_no_moments_and_trains_the_same_parameters() -> None:
     assert all(torch.equal(one, other) for one, other in zip(own, given, strict=True))
     assert held <= held_with - 8 * sum(one.numel() for one in own) + SLACK_BYTES
     assert most <= held + VISITORS * 8 * PIECE_ELEMENTS + SLACK_BYTES
+
+
+def test_small_moments_take_half_and_are_the_same_wherever_they_lie() -> None:
+    """Bit for bit; four bytes for each parameter, on the GPU or not."""
+    small = partial(PiecewiseAdamW, dtype=torch.bfloat16, piece_elements=PIECE_ELEMENTS)
+    given, held_with, _ = trained(partial(small, on_host=False))
+    own, held, _ = trained(partial(small, on_host=True))
+    assert all(torch.equal(one, other) for one, other in zip(own, given, strict=True))
+    assert abs(held_with - held - 4 * sum(one.numel() for one in own)) <= SLACK_BYTES

@@ -9,16 +9,16 @@ import torch
 from mrl.config.memory_savings import all_cures, shortest_cure
 from mrl.config.policy_tables import LearnerTable, LoraTable, PolicyTable, RolloutTable
 from mrl.config.schema import RunConfig
+from mrl.learner import piecewise_adamw
 from mrl.learner.activation_offload import LEAVING
-from mrl.learner.piecewise_adamw import PIECE_ELEMENTS, VISITORS, PiecewiseAdamW
+from mrl.learner.piecewise_adamw import CPU_PIECE_ELEMENTS, PIECE_ELEMENTS, PiecewiseAdamW
 from mrl.memory_plan.needs import (
-    FLOAT_BYTES,
     INPUTS_LEAVING,
     MIB,
-    ROUNDED_ELEMENTS,
     ROUNDING_BYTES,
     TORCH_MIB,
-    VISITING_MOMENTS,
+    UPDATED_ELEMENTS,
+    VISITORS,
     Need,
     at_worst_turn,
     engine_need,
@@ -192,19 +192,20 @@ def test_offloaded_inputs_lie_on_the_host() -> None:
 
 def test_rounding_needs_what_the_plan_says() -> None:
     """Of a piece, on a device that counts."""
-    parameter = torch.nn.Parameter(torch.zeros(ROUNDED_ELEMENTS + 1000))
+    elements = UPDATED_ELEMENTS["cpu"]
+    parameter = torch.nn.Parameter(torch.zeros(elements + 1000))
     parameter.grad = torch.ones_like(parameter)
     how = {"lr": 1e-3, "betas": (0.9, 0.999), "weight_decay": 0.0, "on_host": False, "dtype": torch.bfloat16}
     optimizer = PiecewiseAdamW([parameter], **how)
     with LiveBytes([parameter, parameter.grad, *optimizer.state[parameter].values()]) as live:
         optimizer.step()
-    assert live.take_peak() == pytest.approx(ROUNDING_BYTES * ROUNDED_ELEMENTS, rel=0.001)
+    assert live.take_peak() == pytest.approx(ROUNDING_BYTES * elements, rel=0.001)
 
 
 def test_what_visits_the_device_is_what_the_optimizer_moves() -> None:
-    """Two moments of each piece that is there; the plan cannot import the learner, and knows the number by itself."""
-    assert VISITING_MOMENTS == VISITORS * 2 * FLOAT_BYTES * PIECE_ELEMENTS
-    assert ROUNDED_ELEMENTS == PIECE_ELEMENTS
+    """Of each piece that is there; the plan's arithmetic does not import torch, and knows the numbers by itself."""
+    assert UPDATED_ELEMENTS == {"gpu": PIECE_ELEMENTS, "cpu": CPU_PIECE_ELEMENTS}
+    assert VISITORS == piecewise_adamw.VISITORS
     assert INPUTS_LEAVING == LEAVING
 
 
