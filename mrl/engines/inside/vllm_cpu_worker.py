@@ -7,7 +7,8 @@ if they were packed. Here nothing is packed; layers compute with their parameter
 of the weights to be right.
 
 This replaces private functions of vLLM (seen in 0.32) and is for CPU only. If vLLM moves one, the import fails and the
-server does not start; if it no longer calls it, the first weights are refused, or the canary is off.
+server does not start. If it no longer calls the one of linear layers, parameters are empty and the first weights are
+refused; of experts the canary alone would be off, so contracts hold those (tests/support/vllm_contract.py).
 """
 
 from collections.abc import Iterable, Iterator
