@@ -45,28 +45,31 @@ def check_family(server: str, folder: Path, config: PreTrainedConfig, *, device:
         raise EngineError(f"sglang on a CPU does not soft-cap the scores of {family}", where=where, cure=CURE)
 
 
-def check_learning(server: str, folder: Path, config: PreTrainedConfig, *, adapters: bool) -> None:
+def check_learning(server: str, folder: Path, config: PreTrainedConfig, *, device: str, adapters: bool) -> None:
     """Raises EngineError for a policy whose new weights the server cannot be given, or does not compute with.
 
     `adapters`: they are published alone, beside the folder's weights.
     """
-    where, cure = str(folder), "the embedded engine"
+    where = str(folder)
     if getattr(config, "kv_lora_rank", None):  # no parameters, so neither bytes nor a swap of parameters see them
         raise EngineError(
             f"{server} cannot be given new weights of latent attention: it computes with products of the old ones",
             where=where,
             got=f"{config.model_type}, kv_lora_rank {config.kv_lora_rank}",
-            cure=cure,
+            cure=CURE,
         )
-    known = tensor_names(folder)
-    odd = [] if adapters else [name for name in published_names(config) if ".experts." in name and name not in known]
+    experts = [name for name in published_names(config) if ".experts." in name]
+    if adapters and experts and device == "cpu":
+        what = f"{server} on a CPU has no kernel for experts of a model with adapters"
+        raise EngineError(what, where=where, got=config.model_type, cure=f'weights = "files", or {CURE}')
+    odd = sorted({*experts} - tensor_names(folder)) if experts and not adapters else []
     if odd:
         raise EngineError(
             f"{server} cannot be given the weights of this mixture of experts by the names of its folder",
             where=where,
             got=f"{odd[0]}, which the folder does not have",
             wanted="experts as transformers' save_pretrained writes them",
-            cure=f'{cure}, or weights = "adapters"' if server == "vllm" else cure,
+            cure=CURE,
         )
 
 

@@ -37,8 +37,13 @@ def build_engine(config: RunConfig, policy: str, receiver: Receiver, folder: Run
         return build_embedded(config, policy, receiver)
     server = table.rollout.server
     if not table.frozen:
-        described, adapters = config_of_folder(Path(table.model)), table.rollout.weights == "adapters"
-        check_learning(table.rollout.engine, Path(table.model), described, adapters=adapters)
+        check_learning(
+            table.rollout.engine,
+            Path(table.model),
+            config_of_folder(Path(table.model)),
+            device=table.device,
+            adapters=table.rollout.weights == "adapters",
+        )
     return ServerEngine(
         DIALECTS[table.rollout.engine](),
         _sampling(table, receiver),

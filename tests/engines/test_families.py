@@ -103,7 +103,7 @@ def test_the_embedded_engine_serves_the_adapters_of_a_learner_of_the_family(lear
 
 def check_startable(dialect: Dialect, folder: Path) -> None:
     """What a worker looks at before it starts a server for a policy that learns. Raises EngineError."""
-    check_learning(dialect.name, folder, config_of_folder(folder), adapters=False)
+    check_learning(dialect.name, folder, config_of_folder(folder), device="cpu", adapters=False)
     dialect.command(Launch(Path("python"), folder, "127.0.0.1", 0, "cpu", "float32", 1, 16, 128, 0))
 
 
