@@ -342,6 +342,16 @@ def test_collect_gives_what_it_has_when_the_time_is_over(make):
     assert engine.collect(60.0) == []
 
 
+def test_a_nudge_ends_one_collect_after_one_token(make):
+    """Whatever its time is; the next one goes on to the end of an answer."""
+    engine = make(max_new_tokens=5, eos_ids=(99,))
+    engine.submit(requests(2))
+    engine.nudge()
+    assert engine.collect(3600.0) == []
+    assert engine.usage().generated_tokens == 8
+    assert len(engine.collect(3600.0)) == 8
+
+
 def test_usage_counts_what_is_handed_in_until_it_ends(make):
     """Waiting, then running, then nothing; aborted answers count no more."""
     engine = make(max_new_tokens=5, eos_ids=(99,), max_running=8)

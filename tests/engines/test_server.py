@@ -184,6 +184,17 @@ def members() -> list[psutil.Process]:
     return [child for child in psutil.Process().children(recursive=True) if child.is_running()]
 
 
+def test_a_nudge_ends_one_wait_for_answers(make, weights):
+    """It counts as no answer: what is in flight still comes."""
+    engine = make(token_s=0.2)
+    engine.load(weights(3), Version(0, 3))
+    engine.submit([ask("a", 1)])
+    engine.nudge()
+    assert engine.collect(3600.0) == []
+    assert [one.request_id for one in collect(engine, 1)] == ["a"]
+    assert engine.collect(3600.0) == [], "nothing is in flight"
+
+
 def test_answers_come_as_they_end_with_the_version_that_sampled_them(make, weights):
     """Two prompts, the second with two answers; the EOS is the last token."""
     engine = make()

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import threading
 from contextlib import asynccontextmanager
 
 import aiohttp
@@ -44,7 +45,9 @@ class Worker:
     """One at the other end of a real line, which answers by a function of a request; None: not at all."""
 
     def __init__(self, folder, answer, *, policy="qwen", room=8, version=5):
-        self.line, self.answer, self.room = GatewayLine(folder), answer, WorkerRoom(policy, room, version)
+        self.woken = threading.Semaphore(0)
+        self.line = GatewayLine(folder, self.woken.release)
+        self.answer, self.room = answer, WorkerRoom(policy, room, version)
         self.asked, self.withdrawn = [], []
         self.line.send(self.room)
         self.serving = asyncio.ensure_future(self.serve())
@@ -265,6 +268,18 @@ def test_what_a_workers_line_cannot_carry_is_told_before_any_worker_hears_of_it(
         status, found = await rig.post(http, "/v1/completions", body | {"seed": request.seed})
         assert (status, found["error"]["code"], len(worker.asked)) == (413, "too_long", 1)
         assert f"{size:,} bytes; at most {size - 1:,}" in found["error"]["message"]
+
+    run(tmp_path, script)
+
+
+def test_a_worker_is_woken_by_each_thing_that_comes(tmp_path):
+    """It may be waiting for its engine, or for other work."""
+
+    async def script(rig, http):
+        worker = await rig.worker(says())
+        for _ in range(3):
+            assert (await rig.post(http, "/v1/completions", {"model": "qwen", "prompt": "1"}))[0] == 200
+        assert [worker.woken.acquire(blocking=False) for _ in range(4)] == [True, True, True, False]
 
     run(tmp_path, script)
 

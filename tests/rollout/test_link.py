@@ -110,6 +110,19 @@ def test_other_weights_end_the_wait_and_the_request_says_what_would_sample():
     assert [message.serving for message in wire.sent] == [Version(0, 4), Version(0, 4)]
 
 
+def test_a_nudge_ends_one_wait_for_work():
+    """For something else that the worker has to look at; one that came before the wait ends it, too."""
+    wire = Wire()
+    timer = threading.Timer(0.05, wire.link.nudge)
+    timer.start()
+    assert wire.link.take_work(2, 3600.0) == []
+    timer = threading.Timer(0.05, wire.grant, args=("a",))
+    timer.start()
+    assert [item.ticket for item in wire.link.take_work(2, 3600.0)] == ["a"]
+    wire.link.nudge()
+    assert wire.link.take_work(2, 3600.0) == []
+
+
 def test_an_unanswered_request_is_repeated_and_a_late_double_grant_counts_once():
     """After a second the worker asks again; the same ticket granted twice is one piece of work."""
     wire = Wire()
