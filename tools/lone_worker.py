@@ -48,11 +48,18 @@ def make_policy(folder: Path, model: PreTrainedModel, tables: dict[str, Any]) ->
 
 
 def run_tables(
-    folder: Path, model_folder: Path, *, group_size: int, max_new_tokens: int, at_once: int, prompts: int
+    folder: Path,
+    model_folder: Path,
+    *,
+    group_size: int,
+    max_new_tokens: int,
+    at_once: int,
+    prompts: int,
+    engine: str = "vllm",
 ) -> dict[str, Any]:
-    """The configuration: vLLM samples `at_once` answers, and the worker keeps up to two groups ready behind them."""
+    """The configuration: it samples `at_once` answers, and the worker keeps up to two groups ready behind them."""
     rollout = {
-        "engine": "vllm",
+        "engine": engine,
         "group_size": group_size,
         "max_new_tokens": max_new_tokens,
         "answers_at_once": at_once,
@@ -92,8 +99,14 @@ class LoneWorker:
         publisher = Publisher(self._folder.weights(POLICY), POLICY, model_folder=Path(config.policies[POLICY].model))
         path = publisher.publish(model, Version(0, 0), canary_sequences(model.config.vocab_size))
         self._intake.announce(WeightsNotice(version=Version(0, 0), manifest_path=str(path)))
-        for role, policy in (("exchange", ""), ("allocator", ""), ("worker", POLICY)):
+        gateway = [("gateway", "")] * config.gateway.serve
+        for role, policy in (("exchange", ""), ("allocator", ""), *gateway, ("worker", POLICY)):
             self._start(role_argv(role, self._folder.path, python=sys.executable, policy=policy), rollout.threads)  # type: ignore[arg-type]
+
+    @property
+    def folder(self) -> Path:
+        """Of the run."""
+        return self._folder.path
 
     def round(self) -> tuple[list[ScoredGroup], float]:
         """One more round of groups, and the seconds from the first grant to the arrival of the last group."""

@@ -49,6 +49,7 @@ class EmbeddedEngine:
         # Whoever comes between two forwards holds the turn while it waits for the model, which the loop then lacks:
         # a lock alone would go to the loop again and again.
         self._turn, self._in_use = threading.Lock(), threading.Lock()
+        self._is_nudged = threading.Event()
         self._version: Version | None = None
         self.paused_s = 0.0
         """How long no forward could run because of the last load."""
@@ -68,7 +69,7 @@ class EmbeddedEngine:
     def collect(self, timeout_s: float) -> list[Finished]:
         """Sample until an answer ends, at least one token and at most `timeout_s`; returns the answers that ended.
 
-        Raises DeviceError when memory does not suffice.
+        A `nudge` ends it after the token that is being sampled. Raises DeviceError when memory does not suffice.
         """
         deadline_s = time.monotonic() + timeout_s
         while self._batch.in_flight:
@@ -79,9 +80,14 @@ class EmbeddedEngine:
                     finished = self._batch.step()
             finally:
                 self._in_use.release()
-            if finished or time.monotonic() >= deadline_s:
+            if finished or self._is_nudged.is_set() or time.monotonic() >= deadline_s:
+                self._is_nudged.clear()
                 return finished
         return []
+
+    def nudge(self) -> None:
+        """See Engine."""
+        self._is_nudged.set()
 
     def abort(self, request_ids: Iterable[str]) -> None:
         """Forget requests: none of their answers is collected any more."""

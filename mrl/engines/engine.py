@@ -219,6 +219,9 @@ class Engine(Protocol):
         Waits for the first of them, at most `timeout_s`, and not at all when nothing is in flight.
         """
 
+    def nudge(self) -> None:
+        """Have a `collect` that waits return as soon as it can, for something else to be handed in. From any thread."""
+
     def abort(self, request_ids: Iterable[str]) -> None:
         """Forget requests: none of their answers is collected any more."""
 

@@ -107,6 +107,10 @@ class ServerEngine:
         self._check()
         return found
 
+    def nudge(self) -> None:
+        """See Engine."""
+        self._finished.put(GivenUp("", 0))
+
     def abort(self, request_ids: Iterable[str]) -> None:
         """See Engine."""
         names = set(request_ids)

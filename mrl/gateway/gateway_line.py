@@ -3,7 +3,7 @@
 import asyncio
 import queue
 import threading
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -31,8 +31,9 @@ log = structlog.get_logger()
 class GatewayLine:
     """What one worker hears and says. A break of the line withdraws all that was asked over it."""
 
-    def __init__(self, run_folder: Path) -> None:
-        self._run_folder = run_folder
+    def __init__(self, run_folder: Path, on_heard: Callable[[], None] = lambda: None) -> None:
+        """`on_heard` is called in the line's thread when there is something to `take`."""
+        self._run_folder, self._on_heard = run_folder, on_heard
         self._heard: queue.SimpleQueue[FromGateway] = queue.SimpleQueue()
         self._room: WorkerRoom | None = None
         self._loop = asyncio.new_event_loop()
@@ -72,6 +73,7 @@ class GatewayLine:
             with suppress(OSError, ValueError, KeyError, aiohttp.ClientError, TimeoutError, msgspec.DecodeError):
                 await self._once()
             self._heard.put(WithdrawnRequest(""))
+            self._on_heard()
             await asyncio.sleep(RETRY_S)
 
     async def _once(self) -> None:
@@ -93,6 +95,7 @@ class GatewayLine:
                 async for message in socket:
                     if message.type is aiohttp.WSMsgType.BINARY:
                         self._heard.put(read_gateway(message.data))
+                        self._on_heard()
             finally:
                 self._socket = None
 

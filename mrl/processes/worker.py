@@ -124,6 +124,7 @@ def _work(config: RunConfig, folder: RunFolder, closing: ExitStack, policy: str,
         life = FrozenLife(scorer, sampler.engine, telemetry, manifest=own, evaluation=evaluation)
         life.run(stop.is_set)
         return 0
+    assert link is not None, "a policy that learns"
     regime = build_regime(config.sharing, sharing_context(config, policy, receiver))
     lease = LeaseHolder(role, policy, unit=os.environ.get(UNIT, ""), unit_epoch=int(os.environ.get(UNIT_EPOCH, 0)))
     line = WorkerLine.of_this_process()
@@ -135,11 +136,10 @@ def _work(config: RunConfig, folder: RunFolder, closing: ExitStack, policy: str,
         publish=_publisher(regime, receiver, policy, _sender(config, exchange, telemetry, stop)),
         scorer=scorer,
         max_staleness_versions=table.learner.max_staleness_versions,
-        plain=_plain_serving(config, folder, sampler, receiver, closing),
+        plain=_plain_serving(config, folder, sampler, receiver, closing, wake=link.nudge),
         held_out_share=None if config.evaluation.every == NO_EVALUATION else config.evaluation.share,
         in_step=config.run.sync,
     )
-    assert link is not None, "a policy that learns"
     loop = RolloutLoop(
         sampler,
         link,
@@ -234,13 +234,24 @@ def _scorer(config: RunConfig, sampler: Sampler, receiver: Receiver, exchange: E
 
 
 def _plain_serving(
-    config: RunConfig, folder: RunFolder, sampler: Sampler, receiver: Receiver, closing: ExitStack
+    config: RunConfig,
+    folder: RunFolder,
+    sampler: Sampler,
+    receiver: Receiver,
+    closing: ExitStack,
+    *,
+    wake: Callable[[], None],
 ) -> PlainServing | None:
-    """What answers requests outside of episodes, where the run does."""
+    """What answers requests outside of episodes, where the run does; each one that comes wakes the worker."""
     if not config.gateway.serve:
         return None
     voice = plain_voice(config, sampler.policy, receiver)
-    line = GatewayLine(folder.path)
+
+    def heard() -> None:
+        sampler.engine.nudge()
+        wake()
+
+    line = GatewayLine(folder.path, heard)
     closing.callback(line.close)
     group_size = config.policies[sampler.policy].rollout.group_size
     return PlainServing(line, voice, sampler.engine, share=config.gateway.share, group_size=group_size)

@@ -57,6 +57,7 @@ class WorkerLink:
     ) -> None:
         self._worker, self._clock = worker, clock
         self._changed = threading.Condition()
+        self._is_nudged = False
         # Numbers are none that an earlier life of this worker had: one may still be on its way to an answer.
         self._requests = RequestLink(learner, Requests(first_number=1 + secrets.randbits(40)))
         self._work: dict[str, WorkItem | HeldOutItem] = {}
@@ -104,16 +105,17 @@ class WorkerLink:
 
         Held-out prompts come first, and take the places of groups.
 
-        Waits at most `timeout_s`, and no longer than until the learner tells of other weights. There is one unanswered
-        request at a time: the learner would take a second one for that of a worker that lost what the first one was
-        granted.
+        Waits at most `timeout_s`, and no longer than until the learner tells of other weights, or a `nudge`. There is
+        one unanswered request at a time: the learner would take a second one for that of a worker that lost what the
+        first one was granted.
         """
         with self._changed:
             self._wanted, self._wanted_held_out = max_groups, held_out
             self._serving, told = serving, self._notice
             if not (self._is_asking or self._fresh() or self.is_over):
                 self._ask()
-            self._changed.wait_for(lambda: bool(self._fresh()) or self._notice != told, timeout_s)
+            self._changed.wait_for(lambda: bool(self._fresh()) or self._notice != told or self._is_nudged, timeout_s)
+            self._is_nudged = False
             taken, self._wanted, self._wanted_held_out = self._within(max_groups), 0, HeldOutRoom()
             self._taken.update(item.ticket for item in taken)
             return taken
@@ -200,6 +202,12 @@ class WorkerLink:
     def wake(self) -> None:
         """Have whoever waits for weights look whether they are still wanted."""
         with self._changed:
+            self._changed.notify_all()
+
+    def nudge(self) -> None:
+        """Have whoever waits for work look at other things that have come. From any thread."""
+        with self._changed:
+            self._is_nudged = True
             self._changed.notify_all()
 
     def end(self) -> None:

@@ -230,7 +230,9 @@ class RolloutLoop:
                 return []
             # Where nothing more is to be had under what is still served, there is as soon as the newer is loaded.
             slice_s = QUICK_SLICE_S if self._updates.is_loading else self._idle_slice_s
-            items = self._take(PROOF_SLICE_S if self._plain and self._plain.has_work else slice_s)
+            if self._plain is not None and self._plain.has_work:
+                slice_s = 0.0 if self._plain.in_flight else PROOF_SLICE_S
+            items = self._take(slice_s)
         if items and not self._may_sample():  # the grant told of weights that are not served yet
             self._following.follow(to_the_end=True)
             if not self._may_sample():

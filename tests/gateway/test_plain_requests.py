@@ -44,7 +44,9 @@ class Worker:
     """One at the other end of a real line, which answers by a function of a request; None: not at all."""
 
     def __init__(self, folder, answer, *, policy="qwen", room=8, version=5):
-        self.line, self.answer, self.room = GatewayLine(folder), answer, WorkerRoom(policy, room, version)
+        loop, self.came = asyncio.get_running_loop(), asyncio.Event()
+        self.line = GatewayLine(folder, lambda: loop.call_soon_threadsafe(self.came.set))
+        self.answer, self.room = answer, WorkerRoom(policy, room, version)
         self.asked, self.withdrawn = [], []
         self.line.send(self.room)
         self.serving = asyncio.ensure_future(self.serve())
@@ -59,7 +61,8 @@ class Worker:
                 self.asked.append(message)
                 if (answer := self.answer(message)) is not None:
                     self.line.send(answer)
-            await asyncio.sleep(0.005)
+            await self.came.wait()
+            self.came.clear()
 
     def close(self):
         """Its end."""

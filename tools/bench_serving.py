@@ -1,0 +1,262 @@
+#!/usr/bin/env python3
+"""What requests outside of episodes get through the gateway of a run (`gateway.serve`), beside the engine alone.
+
+A Qwen3 with random weights samples in float32 with one thread; by default it has 113 million parameters, so that
+sampling costs something. 64 clients ask for chat at once, each for one answer after another. The same clients with the
+same messages ask vLLM's own server of the same model, which need not give log-probabilities, as that of a run does. The
+embedded engine samples behind the same prompts in this process. The ways take turns, and the best round of each counts,
+by the clock and by CPU seconds of all processes; the second is the stricter, and what else runs matters less to it.
+Then a lone client asks each server of vLLM in turn for one token, and the medians are compared.
+
+    mrl engine-env vllm --cpu      # once; without it the rows of vLLM are left out
+    .venv/bin/python tools/bench_serving.py [--rounds N] [--layers N] [--calls N]
+
+Prints a table; the last line is JSON. Ends with 1 when less than nine tenths of the tokens come through the gateway, or
+it adds more than 3 ms to the answer of a lone client.
+"""
+
+import argparse
+import asyncio
+import itertools
+import json
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Coroutine
+from contextlib import ExitStack, closing
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+import aiohttp
+import numpy as np
+import psutil
+import torch
+from bench_row import Row
+from bench_server import launch_of, start_with_text
+from lone_worker import POLICY, LoneWorker, make_policy, run_tables
+from transformers import AutoTokenizer, Qwen3Config, Qwen3ForCausalLM
+
+from mrl.engines.embedded import EmbeddedEngine
+from mrl.engines.engine import GenerationRequest, Sampling, generate_all
+from mrl.engines.environment import is_made, making_command
+from mrl.engines.server_process import free_port
+from mrl.records.version import Version
+from mrl.tasks.environments.agent_meeting import AGENT_KEY, ENDPOINT
+from mrl.transport.endpoints import read_endpoint
+
+CLIENTS, GROUP_SIZE, ANSWER_TOKENS, VOCAB, WIDTH = 64, 8, 32, 512, 768
+START_S, LEAST_SHARE, MOST_ADDED_MS = 300.0, ">=0.9", 3.0
+TEMPLATE = (
+    "{% for one in messages %}{{ one['role'] }}: {{ one['content'] }}\n{% endfor %}"
+    "{% if add_generation_prompt %}assistant: {% endif %}"
+)
+Round = Callable[[], int]
+"""Returns the tokens of one round."""
+T = TypeVar("T")
+
+
+def make_model(layers: int) -> Qwen3ForCausalLM:
+    """9.4 million parameters a layer."""
+    torch.manual_seed(0)
+    config = Qwen3Config(
+        vocab_size=VOCAB,
+        hidden_size=WIDTH,
+        intermediate_size=4 * WIDTH,
+        num_hidden_layers=layers,
+        num_attention_heads=12,
+        num_key_value_heads=12,
+        head_dim=64,
+        max_position_embeddings=512,
+        tie_word_embeddings=True,
+    )
+    return Qwen3ForCausalLM(config).eval()
+
+
+def numbers(calls: int) -> range:
+    """Of the answers of a round."""
+    return range(1000, 1000 + CLIENTS * calls)
+
+
+def talk_of(number: int) -> list[dict[str, str]]:
+    """What is asked for one of them."""
+    return [{"role": "user", "content": f"Trim the ends: {number} {number + 1}"}]
+
+
+def spelled(talk: list[dict[str, str]]) -> str:
+    """As TEMPLATE has it."""
+    return "".join(f"{one['role']}: {one['content']}\n" for one in talk) + "assistant: "
+
+
+class Client:
+    """Asks one server."""
+
+    def __init__(self, url: str, key: str, model: str) -> None:
+        self._url, self._headers, self._model = f"{url}/v1/chat/completions", {"Authorization": f"Bearer {key}"}, model
+
+    async def ask(self, http: aiohttp.ClientSession, number: int, max_tokens: int) -> int:
+        """The tokens of an answer."""
+        body = {"model": self._model, "messages": talk_of(number), "max_tokens": max_tokens, "temperature": 1.0}
+        async with http.post(self._url, json=body, headers=self._headers) as found:
+            answer = await found.json()
+            if found.status != 200:
+                raise RuntimeError(f"{self._url}: {found.status} {answer}")
+            return int(answer["usage"]["completion_tokens"])
+
+    def all_at_once(self, calls: int) -> int:
+        """The tokens of all clients, each with so many answers after another."""
+
+        async def whole(http: aiohttp.ClientSession) -> int:
+            async def one(client: int) -> int:
+                asked = numbers(calls)[client::CLIENTS]
+                return sum([await self.ask(http, number, ANSWER_TOKENS) for number in asked])
+
+            return sum(await asyncio.gather(*(one(client) for client in range(CLIENTS))))
+
+        return within(whole)
+
+
+def within(work: Callable[[aiohttp.ClientSession], Coroutine[Any, Any, T]]) -> T:
+    """What `work` gives with a session for any number of connections."""
+
+    async def whole() -> T:
+        timeout, connector = aiohttp.ClientTimeout(total=None), aiohttp.TCPConnector(limit=0)
+        async with aiohttp.ClientSession(timeout=timeout, connector=connector) as http:
+            return await work(http)
+
+    return asyncio.run(whole())
+
+
+def latencies_ms(clients: dict[str, Client], calls: int) -> dict[str, float]:
+    """Medians of a lone client's answers of one token, from each server in turn."""
+
+    async def whole(http: aiohttp.ClientSession) -> dict[str, float]:
+        times: dict[str, list[float]] = {name: [] for name in clients}
+        for number in range(calls):
+            for name, client in clients.items():
+                began_s = time.perf_counter()
+                await client.ask(http, number, 1)
+                times[name].append(1000 * (time.perf_counter() - began_s))
+        return {name: statistics.median(found) for name, found in times.items()}
+
+    return within(whole)
+
+
+def served(folder: Path, engine: str, model: Qwen3ForCausalLM) -> tuple[LoneWorker, Client]:
+    """A worker over an engine, behind a gateway that answers for it; both end with the worker."""
+    shape = {"group_size": GROUP_SIZE, "max_new_tokens": ANSWER_TOKENS, "at_once": CLIENTS, "prompts": 64}
+    tables = run_tables(folder / "runs", folder / "policy", **shape, engine=engine)  # type: ignore[arg-type]
+    places = tables["allocation"]["slots"]
+    tables |= {"gateway": {"serve": True, "share": CLIENTS / places, "max_prompt_tokens": 128}}
+    make_policy(folder / "policy", model, tables)
+    tokenizer = AutoTokenizer.from_pretrained(folder / "policy")
+    tokenizer.chat_template = TEMPLATE
+    tokenizer.save_pretrained(folder / "policy")
+    worker = LoneWorker(tables, model, groups_a_round=CLIENTS // GROUP_SIZE)
+    deadline_s = time.monotonic() + START_S
+    while (address := read_endpoint(worker.folder / "endpoints", ENDPOINT)) is None:
+        if time.monotonic() > deadline_s:
+            worker.close()
+            raise RuntimeError("the gateway does not start")
+        time.sleep(0.1)
+    key = (worker.folder / "keys" / AGENT_KEY).read_text().strip()
+    return worker, Client(address.replace("tcp://", "http://"), key, POLICY)
+
+
+def cpu_s() -> float:
+    """Of this process and all below it; those whose turn it is not hardly count."""
+    own = psutil.Process()
+    times = [process.cpu_times() for process in (own, *own.children(recursive=True))]
+    return sum(one.user + one.system for one in times)
+
+
+def measured(ways: dict[str, Round], rounds: int) -> list[Row]:
+    """Of two ways, the best rounds by the clock and by processors; a first one, which is not counted, warms up."""
+    of_clock, of_cpu = dict.fromkeys(ways, 0.0), dict.fromkeys(ways, 0.0)
+    for number in range(rounds + 1):
+        for name, way in ways.items():
+            began_s, began_cpu_s = time.perf_counter(), cpu_s()
+            tokens = way()
+            clock, cpu = tokens / (time.perf_counter() - began_s), tokens / (cpu_s() - began_cpu_s)
+            print(f"round {number}: {name} {clock:.0f} tokens/s, {cpu:.0f} per CPU second", flush=True)
+            if number:
+                of_clock[name], of_cpu[name] = max(of_clock[name], clock), max(of_cpu[name], cpu)
+    own, through = ways
+    rows = []
+    for best, unit, required in ((of_clock, "tokens/s", None), (of_cpu, "tokens/CPU s", LEAST_SHARE)):
+        rows.append(Row(f"{own}, {CLIENTS} at once", best[own], unit))
+        ratio = best[through] / best[own]
+        rows.append(Row(f"{through}, {CLIENTS} at once", best[through], unit, own, ratio, required))
+    return rows
+
+
+def of_vllm(folder: Path, model: Qwen3ForCausalLM, arguments: argparse.Namespace) -> list[Row]:
+    """Through the gateway, beside vLLM's own server."""
+    own, through = "vLLM's own server", "vLLM through the gateway"
+    with ExitStack() as stack:
+        worker, client = served(folder, "vllm", model)
+        stack.enter_context(closing(worker))
+        launch = launch_of(folder / "policy", free_port("127.0.0.1"))
+        stack.callback(start_with_text(launch, folder / "own.log").end)
+        clients = {own: Client(f"http://{launch.host}:{launch.port}", "", "policy"), through: client}
+        ways = {name: partial(one.all_at_once, arguments.calls) for name, one in clients.items()}
+        rows = measured(ways, arguments.rounds)
+        lone = latencies_ms(clients, arguments.lone_calls)
+    most = f"<={(lone[own] + MOST_ADDED_MS) / lone[own]:.3f}"
+    return [
+        *rows,
+        Row(f"{own}, one client", lone[own], "ms"),
+        Row(f"{through}, one client", lone[through], "ms", own, lone[through] / lone[own], most),
+    ]
+
+
+def of_embedded(folder: Path, model: Qwen3ForCausalLM, arguments: argparse.Namespace) -> list[Row]:
+    """Through the gateway, beside the engine in this process."""
+    own, through = "embedded engine alone", "embedded engine through the gateway"
+    worker, client = served(folder, "embedded", model)
+    with ExitStack() as stack:
+        stack.enter_context(closing(worker))
+        tokenizer = AutoTokenizer.from_pretrained(folder / "policy")
+        sampling = Sampling(1.0, ANSWER_TOKENS, (tokenizer.eos_token_id,))
+        engine = EmbeddedEngine(folder / "policy", sampling, device="cpu", max_running=CLIENTS)
+        stack.enter_context(closing(engine)).label(Version(0, 0))
+        texts = [spelled(talk_of(number)) for number in numbers(arguments.calls)]
+        prompts = [np.array(tokenizer(text, add_special_tokens=False)["input_ids"], dtype=np.int32) for text in texts]
+        names = itertools.count()
+
+        def alone() -> int:
+            seeds = np.random.default_rng(next(names)).integers(0, 2**63, (len(prompts), 1), dtype=np.uint64)
+            asked = [GenerationRequest(str(next(names)), *each) for each in zip(prompts, seeds, strict=True)]
+            return sum(one.token_ids.size for (one,) in generate_all(engine, asked))
+
+        return measured({own: alone, through: partial(client.all_at_once, arguments.calls)}, arguments.rounds)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=3, help="rounds of every way")
+    parser.add_argument("--layers", type=int, default=12, help="of 9.4 million parameters each")
+    parser.add_argument("--calls", type=int, default=2, help="answers of a client in a round")
+    parser.add_argument("--engines", nargs="+", choices=["vllm", "embedded"], default=["vllm", "embedded"])
+    parser.add_argument("--lone-calls", type=int, default=60, help="answers of the lone client, of each server")
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    model, rows = make_model(arguments.layers), list[Row]()
+    with tempfile.TemporaryDirectory(prefix="bench-serving-") as folder:
+        if "vllm" in arguments.engines and is_made("vllm", "cpu"):
+            rows += of_vllm(Path(folder) / "vllm", model, arguments)
+        elif "vllm" in arguments.engines:
+            print(f"vLLM is left out: its environment is not there; cure: {making_command('vllm', 'cpu')}")
+        if "embedded" in arguments.engines:
+            rows += of_embedded(Path(folder) / "embedded", model, arguments)
+    for row in rows:
+        verdict = f"   required {row.required}: {'ok' if row.ok else 'MISSED'}" if row.required else ""
+        ratio = f"{row.ratio:7.2f}" if row.ratio is not None else " " * 7
+        print(f"{row.name:48}{row.value:8.1f} {row.unit:13}{ratio}{verdict}")
+    print(json.dumps({"bench": "serving", "rows": [row.fields for row in rows]}))
+    return 0 if all(row.ok for row in rows) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
