@@ -73,6 +73,7 @@ class GatewayLine:
             with suppress(OSError, ValueError, KeyError, aiohttp.ClientError, TimeoutError, msgspec.DecodeError):
                 await self._once()
             self._heard.put(WithdrawnRequest(""))
+            self._on_heard()
             await asyncio.sleep(RETRY_S)
 
     async def _once(self) -> None:

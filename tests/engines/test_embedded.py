@@ -474,3 +474,12 @@ def test_an_engine_in_bfloat16_rounds_what_it_is_given_and_claims_no_bytes_of_it
     save_file(rounded, other / WEIGHTS, metadata={"format": "pt"})
     engine.load(other, Version(0, 5))
     assert engine.checksums().keys() == exact.checksums().keys()
+
+
+def test_a_nudge_ends_a_collect_after_a_token_and_no_later_one(make):
+    """What was being sampled goes on in the next."""
+    engine = make(eos_ids=())
+    engine.submit(requests(1))
+    engine.nudge()
+    assert engine.collect(3600.0) == []
+    assert len(engine.collect(3600.0)) == 4

@@ -6,6 +6,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 import urllib.request
 from collections.abc import Iterator, Sequence
@@ -623,3 +624,15 @@ def test_a_request_that_may_be_refused_costs_itself_alone(tmp_path):
 
     assert (found["a"].token_ids.size, found["a"].versions, found["a"].finished) == (0, [], False)
     assert found["b"].token_ids.size > 0
+
+
+def test_a_nudge_ends_a_collect_that_waits(make, weights):
+    """From another thread, long before an answer ends."""
+    engine = make(token_s=0.2)
+    engine.load(weights(3), Version(0, 3))
+    engine.submit([ask("a", 1)])
+    nudging = threading.Timer(0.05, engine.nudge)
+    nudging.start()
+    assert engine.collect(3600.0) == []
+    nudging.join()
+    assert [one.request_id for one in collect(engine, 1)] == ["a"]

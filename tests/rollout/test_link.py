@@ -413,3 +413,17 @@ def test_a_flood_of_held_out_answers_goes_as_fast_as_the_learner_takes_them() ->
         wire.link.on_message(encode(GroupsAck(tickets=[f"x{number}"], weights=NOTICE)))
     told = [message.answers[0].ticket for message in wire.sent]  # type: ignore[union-attr]
     assert told == [f"x{number}" for number in range(2 * WINDOW_REQUESTS)]
+
+
+def test_a_nudge_ends_the_wait_for_work():
+    """One that comes before the wait does, too, and one wait alone."""
+    wire = Wire()
+    wire.link.nudge()
+    assert wire.link.take_work(2, 3600.0) == []
+    waiting = threading.Thread(target=wire.link.take_work, args=(2, 3600.0))
+    waiting.start()
+    waiting.join(0.05)
+    assert waiting.is_alive()
+    wire.link.nudge()
+    waiting.join(60)
+    assert not waiting.is_alive()
