@@ -55,7 +55,11 @@ class AgentChildren:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`runner` is the gateway, which listens at `url` and is made to listen in the networks of agents as well."""
-        self._environment = os.environ | {URL: url, KEY: key, BASE_URL: url, "OPENAI_API_KEY": key}
+        # Through no proxy: the gateway is of this run, and may listen at an address that nobody else reaches.
+        others = os.environ.get("NO_PROXY") or os.environ.get("no_proxy")
+        direct = ",".join(filter(None, (urlsplit(url).hostname, "127.0.0.1", others)))
+        own = {URL: url, KEY: key, BASE_URL: url, "OPENAI_API_KEY": key, "NO_PROXY": direct, "no_proxy": direct}
+        self._environment = os.environ | own
         self._runner, self._port, self._clock = runner, urlsplit(url).port or 80, clock
         self._told: set[str] = set()
         """Tasks of whose network something was said."""

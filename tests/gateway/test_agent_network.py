@@ -99,6 +99,22 @@ def place(tmp_path, monkeypatch):
     thread.join()
 
 
+@pytest.mark.parametrize("network", ["gateway", "host"])
+def test_an_agent_asks_the_gateway_through_no_proxy(tmp_path, place, monkeypatch, network):
+    """Whatever the host's variables say of other places."""
+    for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"):
+        monkeypatch.setenv(name, place)
+    monkeypatch.setenv("NO_PROXY", "example.org")
+
+    async def whole():
+        async with playing(tmp_path, agent_network=network) as (book, _):
+            for way in ("client", "variables"):
+                _, last = await episode(book, **{"from": way})
+                assert (last.reason, last.reward) == (DONE, 1.0)
+
+    asyncio.run(whole())
+
+
 @needs_namespaces
 def test_an_agent_reaches_the_gateway_and_nothing_else(tmp_path, place):
     """By its client and by one of its own; what wants another place fails, with the key that changes it."""
