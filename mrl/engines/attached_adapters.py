@@ -54,34 +54,36 @@ class AttachedAdapters:
         self._of_folder: dict[str, tuple[str, str]] = {}
         """Name in the folder -> digest of the tensor as this model has to hold it, and as it lies there."""
 
-    def read(self, folder: Path, digests: Mapping[str, str] | None) -> Adapters:
+    def read(self, folder: Path, wanted: Mapping[str, str] | None) -> Adapters:
         """What a folder holds, beside what is served.
 
-        Raises WeightsError when it cannot be read, does not fit or has other `digests`.
+        Raises WeightsError when it cannot be read, does not fit or has other digests than are `wanted`.
         """
         tensors: dict[str, Tensor] = {}
 
         def place(name: str, dtype: torch.dtype, shape: list[int]) -> Tensor:
             return tensors.setdefault(name, torch.empty(shape, dtype=dtype))
 
-        published = read_folder(folder, place, digests)
+        published = read_folder(folder, place, wanted)
         weights = named_weights(self._model)
-        factors = {}
+        factors: dict[str, dict[str, Tensor]] = {}
         for name in [name for name in tensors if name.endswith(FIRST)]:
             wrapped = name.removesuffix(FIRST)
             layer = wrapped.removeprefix(WRAPPED)
             pair = tensors.pop(name), tensors.pop(wrapped + SECOND, None)
             weight_OI = weights.get(f"{layer}.weight")
             rounded = _fitting(str(folder), layer, weight_OI, *pair)
-            names = name, wrapped + SECOND
-            factors[layer] = tuple(
-                Held(one, digest(one), published[its]) for one, its in zip(rounded, names, strict=True)
-            )
+            factors[layer] = dict(zip((name, wrapped + SECOND), rounded, strict=True))
         known = factors.keys() if self._attached is None else self._attached.factors.keys()
         if tensors or factors.keys() != known:
             odd = sorted(tensors) or sorted(factors.keys() ^ known)
             raise WeightsError(f"{folder}: not the adapters of this model: {odd[:5]}")
-        return Adapters(factors, read_scale(folder))  # type: ignore[arg-type]
+        as_read = digests({name: one for pair in factors.values() for name, one in pair.items()})
+        held = {
+            layer: tuple(Held(one, as_read[name], published[name]) for name, one in pair.items())
+            for layer, pair in factors.items()
+        }
+        return Adapters(held, read_scale(folder))  # type: ignore[arg-type]
 
     def attach(self, adapters: Adapters) -> None:
         """Compute with these from now on. No forward may run meanwhile."""

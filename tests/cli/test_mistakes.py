@@ -486,6 +486,8 @@ NOTES = [
             r"note: policies\.qwen\.rollout\.max_new_tokens = 32 is short for a released model"),
     Mistake("adapters merged in 16 bits", "check small.toml --policies.qwen.learner.lora.rank 4 --policies.qwen.rollout.embedded_dtype bfloat16",
             r"note: policies\.qwen\.rollout\.weights = 'files' merges adapters into weights in bfloat16, where changes below half a unit"),
+    Mistake("inputs offloaded without a GPU", "check small.toml --policies.qwen.learner.activation_checkpointing true --policies.qwen.learner.activation_offload true",
+            r'note: policies\.qwen\.learner\.activation_offload saves nothing on "cpu"'),
     Mistake("a group of one that shares", "check small.toml --policies.qwen.rollout.group_size 1",
             r"note: policies\.qwen\.rollout\.group_size = 1: an own answer is compared with nothing but what sgt takes from peers"),
     Mistake("trackers", "check small.toml", r"tracker trackio: project games tracker wandb: project mrl, files in /.*runs/small/trackers/wandb prompts",

@@ -97,6 +97,8 @@ def warnings(config: RunConfig, parameters: Mapping[str, int]) -> Iterator[str]:
                 f" {policy.rollout.engine_dtype}, where changes below half a unit of a weight are lost, most of the"
                 ' first steps among them: "adapters", for an embedded engine or an own server of vLLM, keeps them'
             )
+        if policy.learner.activation_offload and policy.device == "cpu":
+            yield f'policies.{name}.learner.activation_offload saves nothing on "cpu", and copies all the same'
         if policy.rollout.group_size == 1:
             yield (
                 f"policies.{name}.rollout.group_size = 1: an own answer is compared with nothing but what {regime}"
