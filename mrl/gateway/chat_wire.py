@@ -11,8 +11,8 @@ from typing import Any
 
 from mrl.errors import RecordError
 from mrl.records.canonical_json import canonical_json
-from mrl.records.episodes import Message, ToolCall
-from mrl.tasks.environments.contract import PolicyTurn, ToolSpec
+from mrl.records.episodes import Message, ToolCall, ToolSpec
+from mrl.tasks.environments.contract import PolicyTurn
 
 SAMPLING = (
     "temperature", "top_p", "max_tokens", "max_completion_tokens", "stop", "seed", "logprobs", "top_logprobs",

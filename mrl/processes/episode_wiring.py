@@ -14,7 +14,7 @@ from mrl.engines.engine import Engine, before_stop
 from mrl.errors import ModelFolderError
 from mrl.models.skeleton import config_of_folder, episode_row_tokens
 from mrl.models.turn_spelling import TurnSpelling
-from mrl.records.episodes import Message, ToolCall
+from mrl.records.episodes import Message, Opening, ToolCall
 from mrl.records.experience import SharedTurn
 from mrl.rollout.episode import EpisodeRules
 from mrl.rollout.plain_serving import PlainVoice
@@ -114,6 +114,13 @@ class OwnWords:
     eos_id: int | None
     max_turn_tokens: int
     max_episode_tokens: int
+
+    def opening(self, opening: Opening) -> Int32s | str:
+        """[P] the prompt of an episode that begins so; "no_opening" where the template refuses it."""
+        try:
+            return self.spelling.opening(opening.messages, [tool.as_chat() for tool in opening.tools])
+        except ModelFolderError:
+            return "no_opening"
 
     def spell(self, turns: Sequence[SharedTurn]) -> SpelledEpisode | str:
         """The episode behind its prompt, or why not.

@@ -17,6 +17,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -230,7 +231,17 @@ def _scorer(config: RunConfig, sampler: Sampler, receiver: Receiver, exchange: E
     exchange.subscribe(["score_request"])
     longest = max(table.rollout.max_new_tokens for table in config.policies.values())
     keeps_step = config.run.sync and not config.policies[policy].frozen
-    return Scorer(sampler, receiver, exchange, max_answer_tokens=TOKENS_PER_TOKEN * longest, keeps_step=keeps_step)
+    words = own_words(config, policy, receiver)
+    if words is not None:  # the engine knows what is too long for it
+        words = replace(words, max_episode_tokens=TOKENS_PER_TOKEN * words.max_episode_tokens)
+    return Scorer(
+        sampler,
+        receiver,
+        exchange,
+        max_answer_tokens=TOKENS_PER_TOKEN * longest,
+        keeps_step=keeps_step,
+        spelling=words,
+    )
 
 
 def _plain_serving(

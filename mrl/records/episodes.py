@@ -15,6 +15,8 @@ from mrl.records.version import Count
 MAX_TURN_BYTES = 1 << 20
 """Text of all messages of a turn with their tool calls, as UTF-8."""
 MAX_TURN_MESSAGES, MAX_TURN_CALLS, MAX_NAME_CHARS = 256, 64, 64
+MAX_TOOLS, MAX_SCHEMA_BYTES = 128, 1 << 16
+"""What an environment may offer, and one tool's description and schema as canonical JSON."""
 MAX_SEGMENTS = 2000
 CUT = "cut"
 """How an episode ends whose last turn reached the policy's token limit."""
@@ -86,6 +88,43 @@ class Message(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 Messages = Annotated[tuple[Message, ...], msgspec.Meta(max_length=MAX_TURN_MESSAGES)]
+
+
+class ToolSpec(msgspec.Struct, frozen=True):
+    """A tool that an environment offers. `parameters` is the JSON schema of its arguments, as canonical text."""
+
+    name: str
+    description: str
+    parameters: str
+
+    def __post_init__(self) -> None:
+        check_name("a tool's name", self.name)
+        if bytes_of(self.description) + bytes_of(self.parameters) > MAX_SCHEMA_BYTES:
+            raise RecordError(f"schema of {self.name}: at most {MAX_SCHEMA_BYTES:,} bytes")
+        try:
+            value = parse_json(self.parameters)
+        except ValueError as error:
+            raise RecordError(f"schema of {self.name}: {error}") from None
+        if not isinstance(value, dict) or value.get("type") != "object":
+            raise RecordError(f"schema of {self.name}: no object of arguments")
+
+    def as_chat(self) -> dict[str, Any]:
+        """As chat templates take it."""
+        described = {"name": self.name, "description": self.description, "parameters": parse_json(self.parameters)}
+        return {"type": "function", "function": described}
+
+
+class Opening(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What an environment begins an episode with, spelled for no family."""
+
+    messages: Annotated[tuple[Message, ...], msgspec.Meta(min_length=1, max_length=MAX_TURN_MESSAGES)]
+    tools: Annotated[tuple[ToolSpec, ...], msgspec.Meta(max_length=MAX_TOOLS)] = ()
+
+    @property
+    def num_bytes(self) -> int:
+        """Length of its messages and tools, as UTF-8."""
+        tools = "".join(tool.name + tool.description + tool.parameters for tool in self.tools)
+        return sum(message.num_bytes for message in self.messages) + bytes_of(tools)
 
 
 class EpisodeSegment(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -9,12 +9,14 @@ from typing import Annotated, Literal
 import msgspec
 
 from mrl.records.codec import SCHEMA, decoder
-from mrl.records.episodes import MAX_SEGMENTS, Messages
+from mrl.records.episodes import MAX_SEGMENTS, Messages, Opening
 from mrl.records.finish import FinishReason
 from mrl.records.version import Name, Version
 
 MAX_COMPLETION_BYTES = 256 * 1024
 MAX_GROUP = 1024
+MAX_SCORES = 64 * 1024
+"""Turns of all answers of one group that are scored."""
 MAX_DIGEST_BYTES = 16
 TokenBytes = Annotated[bytes, msgspec.Meta(max_length=4 * MAX_COMPLETION_BYTES)]
 Reward = Annotated[float, msgspec.Meta(ge=-1e7, le=1e7)]
@@ -35,7 +37,7 @@ class Experience(msgspec.Struct, frozen=True, kw_only=True, gc=False, tag_field=
     schema: Annotated[int, msgspec.Meta(ge=SCHEMA, le=SCHEMA)] = SCHEMA
 
 
-class TokenTrace(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+class TokenTrace(msgspec.Struct, frozen=True, kw_only=True, gc=False, omit_defaults=True):
     """How a tokenizer cut a completion of T tokens, EOS included, and what each token was worth to its policy.
 
     Bytes and nats mean the same to every tokenizer; `token_ids` mean something under equal fingerprints only, and are
@@ -52,6 +54,9 @@ class TokenTrace(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Whether the source's tokenizer gives the text other ids than were sampled."""
     token_ids: TokenBytes | None = None
     """[T] int32 under the source's tokenizer."""
+    written: Annotated[bytes, msgspec.Meta(max_length=MAX_DIGEST_BYTES)] = b""
+    """Of a turn of an episode: digest of the text, where that is more than the turn's content. Who writes calls alike,
+    knows it by that; the text itself means nothing to others, and does not cross."""
 
 
 class OutcomeRecord(Experience, frozen=True, kw_only=True, gc=False, tag="outcome"):
@@ -99,9 +104,6 @@ class TracedTurn(SharedTurn, frozen=True, kw_only=True, gc=False, omit_defaults=
     trace: TokenTrace | None = None
     """Of all that was sampled in a turn of the policy: its content, then what calls tools, then its end. None when the
     sampled ids do not begin with the content's bytes."""
-    written: Annotated[bytes, msgspec.Meta(max_length=MAX_DIGEST_BYTES)] = b""
-    """Digest of the text that was sampled, where that is more than the content: who writes calls alike, knows it by
-    that. The text itself means nothing to others, and does not cross."""
 
 
 class SharedAnswer(msgspec.Struct, frozen=True, kw_only=True, gc=False, omit_defaults=True):
@@ -140,11 +142,20 @@ class ValueRecord(Experience, frozen=True, kw_only=True, gc=False, tag="value"):
     rewards: Annotated[list[Reward], msgspec.Meta(min_length=1, max_length=MAX_GROUP)]
 
 
-class GivenAnswer(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """A text to be scored."""
+class GivenAnswer(msgspec.Struct, frozen=True, kw_only=True, gc=False, omit_defaults=True):
+    """A text to be scored, or an episode."""
 
     completion: Annotated[bytes, msgspec.Meta(max_length=MAX_COMPLETION_BYTES)]
+    """Empty of an episode."""
     finish_reason: FinishReason
+    """Of an episode: how its last turn ended."""
+    turns: Annotated[list[SharedTurn], msgspec.Meta(max_length=MAX_SEGMENTS)] = []
+    """Of an episode: its turns, up to the policy's last."""
+
+    @property
+    def num_scores(self) -> int:
+        """Scores that it gets: one, or one for each turn of the policy."""
+        return sum(turn.is_sampled for turn in self.turns) or 1
 
     @property
     def finished(self) -> bool:
@@ -157,6 +168,8 @@ class ScoreRequestRecord(Experience, frozen=True, kw_only=True, gc=False, tag="s
 
     scorer: Name
     answers: Annotated[list[GivenAnswer], msgspec.Meta(min_length=1, max_length=MAX_GROUP)]
+    opening: Opening | msgspec.UnsetType = msgspec.UNSET
+    """What the episodes begin with. Not there where the answers are of one turn: the prompt's task says it."""
 
 
 class ScoreRecord(Experience, frozen=True, kw_only=True, gc=False, tag="score"):
@@ -166,8 +179,9 @@ class ScoreRecord(Experience, frozen=True, kw_only=True, gc=False, tag="score"):
     """`record_id` of the request."""
     receiver: Name
     """The policy that asked."""
-    scores: Annotated[list[TokenTrace | None], msgspec.Meta(min_length=1, max_length=MAX_GROUP)]
-    """One per answer of the request; None for an answer that the source cannot express in its tokens."""
+    scores: Annotated[list[TokenTrace | None], msgspec.Meta(min_length=1, max_length=MAX_SCORES)]
+    """One per answer of the request, of an episode one per turn of the policy. None for a text that the source cannot
+    express in its tokens."""
 
 
 ExperienceRecord = OutcomeRecord | EpisodeRecord | RolloutRecord | ValueRecord | ScoreRequestRecord | ScoreRecord

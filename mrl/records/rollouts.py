@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mrl.records.codec import decoder
-from mrl.records.episodes import MAX_SEGMENTS, EpisodeSegment, Segments
+from mrl.records.episodes import MAX_SEGMENTS, EpisodeSegment, Opening, Segments
 from mrl.records.experience import Reward, SharedTurn
 from mrl.records.finish import FinishReason
 from mrl.records.told_turns import ToldTurn
@@ -109,7 +109,7 @@ class Continuation(msgspec.Struct, frozen=True, kw_only=True):
         return sum(message.num_bytes for turn in self.turns for message in turn.messages)
 
 
-class ScoredGroup(msgspec.Struct, frozen=True, kw_only=True):
+class ScoredGroup(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The G verified answers that one policy gave to one prompt, or in one state to go on from."""
 
     ticket: Name
@@ -121,6 +121,8 @@ class ScoredGroup(msgspec.Struct, frozen=True, kw_only=True):
     answers: Annotated[list[Answer], msgspec.Meta(min_length=1, max_length=4096)]
     continuation: Continuation | None = None
     """Where its episodes begin, if not at the prompt's start state."""
+    opening: Opening | None = None
+    """Of episodes: what `prompt_token_ids` spells, in the words of no family."""
 
     @property
     def oldest(self) -> Version:

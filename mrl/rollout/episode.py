@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from mrl.engines.engine import Generation, GenerationRequest
 from mrl.engines.segments import append_span
-from mrl.records.episodes import EpisodeSegment, Message, shortened
+from mrl.records.episodes import EpisodeSegment, Message, Opening, shortened
 from mrl.records.experience import SharedTurn
 from mrl.records.finish import FinishReason
 from mrl.records.version import VersionSpan
@@ -75,6 +75,8 @@ class PlayedEpisode(Generation):
     verdict: Verdict
     ending: str
     """A name of `ENDS` or `FAILURES` of the contract."""
+    opening: Opening | None
+    """None where the environment did not begin."""
     given: tuple[SharedTurn, ...] = ()
     """Turns of a peer that it went on from."""
 
@@ -93,6 +95,8 @@ class EpisodeInPlay:
     """The given turns, while they are played and behind it; None where there are none."""
     prompt_token_ids: Int32s | None = None
     """Of an episode in which it is the policy's turn, or was."""
+    opening: Opening | None = None
+    """Of an episode whose environment has begun."""
     token_ids: list[Int32s] = field(default_factory=list)
     logprobs: list[npt.NDArray[np.float32]] = field(default_factory=list)
     versions: list[VersionSpan] = field(default_factory=list)
@@ -171,5 +175,6 @@ class EpisodeInPlay:
             segments=self.segments,
             verdict=verdict,
             ending=ending,
+            opening=self.opening,
             given=self.request.given,
         )

@@ -1,8 +1,9 @@
 """Scoring for peers: what this policy's engine thinks of answers that others wrote.
 
-A request holds texts. They are expressed in own tokens, scored behind the prompt as this policy renders it, and sent
-back as byte lengths and log-probs, which mean the same under every tokenizer. A text that own tokens cannot express
-byte for byte gets no score. Every request is one call of the engine, so no score depends on what else was asked.
+A request holds texts, or episodes as turns. They are expressed in own tokens, scored behind the prompt as this policy
+renders it, and sent back as byte lengths and log-probs, which mean the same under every tokenizer; those of an episode
+turn by turn. A text that own tokens cannot express byte for byte gets no score. Every request is one call of the
+engine, so no score depends on what else was asked.
 """
 
 import time
@@ -14,16 +15,17 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from mrl.alignment.flags import Flag
 from mrl.alignment.peer_answer import MIN_LOGPROB_NATS
 from mrl.alignment.receiver import Receiver
-from mrl.alignment.translate import translate_texts
 from mrl.engines.engine import ScoringRequest
 from mrl.errors import TaskError
 from mrl.records.codec import pack_array
+from mrl.records.episodes import Opening
 from mrl.records.experience import ExperienceRecord, Received, ScoreRecord, ScoreRequestRecord, TokenTrace
 from mrl.records.version import Version
+from mrl.rollout.foreign_answers import ForeignAnswer, ForeignText, foreign_answers, foreign_episode
 from mrl.rollout.sampling import Sampler
+from mrl.sharing.peer_episodes import EpisodeSpelling
 
 MAX_WAITING = 4096
 SERVE_S = 0.5
@@ -60,10 +62,19 @@ class Scorer:
     """Answers score requests with the engine of one worker, between its batches."""
 
     def __init__(
-        self, sampler: Sampler, receiver: Receiver, exchange: ScoreLink, *, max_answer_tokens: int, keeps_step: bool
+        self,
+        sampler: Sampler,
+        receiver: Receiver,
+        exchange: ScoreLink,
+        *,
+        max_answer_tokens: int,
+        keeps_step: bool,
+        spelling: EpisodeSpelling | None = None,
     ) -> None:
-        """`keeps_step`: score nothing of a step before the engine serves that step's version."""
-        self._sampler, self._receiver, self._exchange = sampler, receiver, exchange
+        """`keeps_step`: score nothing of a step before the engine serves that step's version. `spelling` says episodes;
+        without one they get no score.
+        """
+        self._sampler, self._receiver, self._exchange, self._spelling = sampler, receiver, exchange, spelling
         self._max_answer_tokens, self._keeps_step = max_answer_tokens, keeps_step
         self._waiting: deque[ScoreRequestRecord] = deque()
         self.totals = ScoringTotals()
@@ -115,12 +126,10 @@ class Scorer:
     def _answer(self, request: ScoreRequestRecord, version: Version) -> bool:
         """Whether the request is done with; it is not when the engine went on to another version meanwhile."""
         try:
-            prompt = self._sampler.pool.prompt(request.prompt_id)
+            scores = self._score(request)
         except TaskError:
             self.totals.dropped += 1
             return True
-        prompt_token_ids = self._sampler.prompt_token_ids(prompt.content)
-        scores = self._score(request, prompt_token_ids)
         if self._sampler.engine.version != version:
             return False
         self._exchange.publish([self._record(request, version, scores)])
@@ -131,20 +140,43 @@ class Scorer:
         totals.newest_step = max(totals.newest_step, request.newest.step)
         return True
 
-    def _score(self, request: ScoreRequestRecord, prompt_token_ids: Int32s) -> list[TokenTrace | None]:
-        texts = [answer.completion for answer in request.answers]
-        finished = [answer.finished for answer in request.answers]
-        own = translate_texts(texts, finished, self._receiver, max_tokens=self._max_answer_tokens)
-        rows = np.flatnonzero(own.is_exact & ((own.flags & Flag.RECV_TRUNC) == 0)).tolist()
-        answers = [own.token_ids[own.row_offsets[row] : own.row_offsets[row + 1]] for row in rows]
-        scored = self._sampler.engine.score_answers(ScoringRequest(prompt_token_ids, answers))
-        traces: list[TokenTrace | None] = [None] * len(texts)
-        for row, token_ids, logprobs in zip(rows, answers, scored, strict=True):
-            if logprobs is None:
+    def _score(self, request: ScoreRequestRecord) -> list[TokenTrace | None]:
+        """The scores of all answers. Raises TaskError for a prompt that does not exist."""
+        prompt_token_ids, answers = self._said(request)
+        given = [answer for answer in answers if answer is not None]
+        scoring = ScoringRequest(prompt_token_ids, [answer.token_ids for answer in given])
+        scored = iter(self._sampler.engine.score_answers(scoring) if given else ())
+        traces = list[TokenTrace | None]()
+        for asked, answer in zip(request.answers, answers, strict=True):
+            logprobs = None if answer is None else next(scored)
+            if answer is None or logprobs is None:
+                traces += [None] * asked.num_scores
                 continue
-            byte_lengths = own.token_bytes[own.row_offsets[row] : own.row_offsets[row + 1]]
-            traces[row] = _trace(byte_lengths, self._receiver.table.is_special(token_ids), logprobs)
+            ends = np.cumsum([text.token_ids.size for text in answer.texts])[:-1]
+            parts = np.split(logprobs[answer.is_scored], ends)
+            traces += [self._trace(text, part) for text, part in zip(answer.texts, parts, strict=True)]
         return traces
+
+    def _said(self, request: ScoreRequestRecord) -> tuple[Int32s, Sequence[ForeignAnswer | None]]:
+        """[P] the prompt, and the answers behind it; None for those that cannot be said."""
+        nothing = [None] * len(request.answers)
+        if not isinstance(request.opening, Opening):
+            prompt = self._sampler.prompt_token_ids(self._sampler.pool.prompt(request.prompt_id).content)
+            return prompt, foreign_answers(request.answers, self._receiver, max_tokens=self._max_answer_tokens)
+        spelling = self._spelling
+        opening = "no_spelling" if spelling is None else spelling.opening(request.opening)
+        if spelling is None or isinstance(opening, str):
+            return np.zeros(0, np.int32), nothing
+        return opening, [foreign_episode(answer, self._receiver, spelling) for answer in request.answers]
+
+    def _trace(self, text: ForeignText, logprobs: npt.NDArray[np.float32]) -> TokenTrace:
+        """The wire form; log-probs are held within what a receiver believes."""
+        return TokenTrace(
+            byte_lengths=pack_array(text.byte_lengths, "i4"),
+            logprobs=pack_array(np.clip(logprobs, MIN_LOGPROB_NATS, 0.0), "f4"),
+            special=pack_array(self._receiver.table.is_special(text.token_ids), "u1"),
+            written=text.written,
+        )
 
     def _record(self, request: ScoreRequestRecord, version: Version, scores: list[TokenTrace | None]) -> ScoreRecord:
         policy = self._sampler.policy
@@ -161,12 +193,3 @@ class Scorer:
             receiver=request.source,
             scores=scores,
         )
-
-
-def _trace(byte_lengths: Int32s, special: npt.NDArray[np.bool_], logprobs: npt.NDArray[np.float32]) -> TokenTrace:
-    """The wire form; log-probs are held within what a receiver believes."""
-    return TokenTrace(
-        byte_lengths=pack_array(byte_lengths, "i4"),
-        logprobs=pack_array(np.clip(logprobs, MIN_LOGPROB_NATS, 0.0), "f4"),
-        special=pack_array(special, "u1"),
-    )

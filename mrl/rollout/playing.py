@@ -20,7 +20,7 @@ import numpy as np
 
 from mrl.engines.engine import Engine, Finished, Generation, GenerationRequest
 from mrl.errors import ModelFolderError, RecordError
-from mrl.records.episodes import CUT
+from mrl.records.episodes import CUT, Opening
 from mrl.records.finish import FinishReason
 from mrl.rollout.episode import NOTHING, EpisodeInPlay, EpisodeRequest, EpisodeRules, Int32s, PlayedSession
 from mrl.rollout.replaying import OwnVoice, TurnReplay
@@ -193,6 +193,7 @@ class EpisodeEngine:
             self._end(episode, EnvironmentTurn.failed(WRONG_TYPE, words))
             return False
         episode.has_tools = bool(said.tools)
+        episode.opening = Opening(said.messages, said.tools)
         prompt = self._stage.voice.spelling.opening(said.messages, [tool.as_chat() for tool in said.tools])
         if episode.request.given:
             episode.prompt_token_ids = prompt

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from mrl.engines.engine import Decoding, Engine, Generation, GenerationRequest, before_stop
 from mrl.engines.token_sampling import answer_seeds
 from mrl.records.codec import pack_array
-from mrl.records.episodes import transcript
+from mrl.records.episodes import Opening, transcript
 from mrl.records.rollouts import MAX_SHOWN_CHARS, Answer, HeldOutAnswer, HeldOutItem, ScoredGroup, WorkItem
 from mrl.records.told_turns import told_turns
 from mrl.rollout.episode import EpisodeRequest, PlayedEpisode
@@ -77,8 +77,15 @@ class Sampler:
             turns=told_turns(episode.segments, MAX_SHOWN_CHARS) if episode else [],
         )
 
-    def group(self, item: WorkItem, prompt_token_ids: npt.NDArray[np.int32], answers: Sequence[Answer]) -> ScoredGroup:
-        """The scored group of a finished item."""
+    def group(
+        self,
+        item: WorkItem,
+        prompt_token_ids: npt.NDArray[np.int32],
+        answers: Sequence[Answer],
+        *,
+        opening: Opening | None = None,
+    ) -> ScoredGroup:
+        """The scored group of a finished item; `opening` is that of its episodes."""
         return ScoredGroup(
             ticket=item.ticket,
             prompt_id=item.prompt_id,
@@ -86,6 +93,7 @@ class Sampler:
             prompt_token_ids=pack_array(prompt_token_ids, "i4"),
             answers=list(answers),
             continuation=item.continuation,
+            opening=opening,
         )
 
     def verdicts(self, prompt_id: str, generations: Sequence[Generation], *, rank: int) -> "Future[list[Verdict]]":

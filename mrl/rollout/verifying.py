@@ -87,8 +87,9 @@ class Verifying:
             return self._held_out(flight.item, flight.generations[0], verdicts)
         answers = self._sampler.answers(flight.generations, verdicts.result())
         first = flight.generations[0]
-        prompt = first.prompt_token_ids if isinstance(first, PlayedEpisode) else flight.prompt_token_ids
-        return self._sampler.group(flight.item, prompt, answers)
+        if isinstance(first, PlayedEpisode):
+            return self._sampler.group(flight.item, first.prompt_token_ids, answers, opening=first.opening)
+        return self._sampler.group(flight.item, flight.prompt_token_ids, answers)
 
     def _tell_failures(self, flight: Flight, verdicts: Sequence[Verdict]) -> None:
         """Show the first failure of every kind, with the answer that it came of."""

@@ -5,6 +5,7 @@ Episodes cross turn by turn: messages and calls as structure, and of each turn o
 
 import hashlib
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -18,7 +19,18 @@ from mrl.records.experience import MAX_COMPLETION_BYTES, RolloutRecord, SharedAn
 from mrl.records.finish import FinishReason
 from mrl.records.rollouts import Answer, ScoredGroup
 from mrl.sharing.advantages import Float32s
-from mrl.sharing.regime import Author
+from mrl.sharing.regime import Author, Int32s
+
+
+class OwnTurn(NamedTuple):
+    """A turn of the policy in one of its episodes, of T tokens."""
+
+    token_ids: Int32s
+    """[T]"""
+    logprobs: Float32s
+    """[T]"""
+    content: bytes
+    finish_reason: FinishReason
 
 
 def traces_of(answers: Sequence[Answer], receiver: Receiver) -> list[TokenTrace | None]:
@@ -73,30 +85,41 @@ def _shared_episode(answer: Answer, advantage: float, receiver: Receiver) -> Sha
     size = sum(message.num_bytes for turn in turns for message in turn.messages)
     return SharedAnswer(
         completion=b"",
-        finish_reason=_last_reason(answer),
+        finish_reason=last_reason(answer),
         reward=answer.reward,
         advantage=advantage,
         turns=turns if size <= MAX_COMPLETION_BYTES else [],
     )
 
 
-def _last_reason(answer: Answer) -> FinishReason:
+def last_reason(answer: Answer) -> FinishReason:
     """How the last turn of an episode ended."""
     return FinishReason.LENGTH if answer.ending == CUT else FinishReason.STOP
 
 
-def _traced_turns(answer: Answer, receiver: Receiver) -> list[TracedTurn]:
-    """The turns of an episode; those of the policy with the trace of all that it sampled there."""
+def own_turns(answer: Answer) -> list[OwnTurn]:
+    """The policy's own turns of an episode."""
     bounds = np.cumsum([segment.num_tokens for segment in answer.segments])[:-1]
     ids = np.split(unpack_array(answer.token_ids, "i4"), bounds)
     own = [place for place, segment in enumerate(answer.segments) if segment.is_sampled]
     sizes = np.cumsum([answer.segments[place].num_tokens for place in own])[:-1]
     logprobs = np.split(unpack_array(answer.logprobs, "f4"), sizes)
-    reasons = [FinishReason.STOP] * len(own[:-1]) + [_last_reason(answer)] * len(own[-1:])
-    described = iter(describe_answers(receiver, [ids[place] for place in own], logprobs, reasons))
+    reasons = [FinishReason.STOP] * len(own[:-1]) + [last_reason(answer)] * len(own[-1:])
+    return [
+        OwnTurn(ids[place], nats, answer.segments[place].messages[0].content.encode(), reason)
+        for place, nats, reason in zip(own, logprobs, reasons, strict=True)
+    ]
+
+
+def _traced_turns(answer: Answer, receiver: Receiver) -> list[TracedTurn]:
+    """The turns of an episode; those of the policy with the trace of all that it sampled there."""
+    turns = own_turns(answer)
+    ids, logprobs, _, reasons = zip(*turns, strict=True) if turns else ((), (), (), ())
+    described = iter(describe_answers(receiver, ids, logprobs, reasons))
+    last = max((place for place, segment in enumerate(answer.segments) if segment.is_sampled), default=-1)
     return [
         _traced_turn(segment, next(described) if segment.is_sampled else None)
-        for segment in answer.segments[: max(own, default=-1) + 1]
+        for segment in answer.segments[: last + 1]
     ]
 
 
@@ -105,15 +128,14 @@ def _traced_turn(segment: EpisodeSegment, sampled: PeerAnswer | None) -> TracedT
     if sampled is None:
         return TracedTurn(is_sampled=False, messages=segment.messages)
     content = segment.messages[0].content.encode()
-    trace = _trace(sampled) if sampled.completion.startswith(content) else None
-    has_more = trace is not None and sampled.completion != content
-    written = digest_of(sampled.completion) if has_more else b""
-    return TracedTurn(is_sampled=True, messages=segment.messages, trace=trace, written=written)
+    written = b"" if sampled.completion == content else digest_of(sampled.completion)
+    trace = _trace(sampled, written) if sampled.completion.startswith(content) else None
+    return TracedTurn(is_sampled=True, messages=segment.messages, trace=trace)
 
 
-def _trace(described: PeerAnswer) -> TokenTrace | None:
+def _trace(described: PeerAnswer, written: bytes = b"") -> TokenTrace | None:
     fields = described.fields()
     if isinstance(validate(**fields), Rejected):
         return None
     names = ("byte_lengths", "logprobs", "special", "noncanonical", "token_ids")
-    return TokenTrace(**{name: fields[name] for name in names})
+    return TokenTrace(**{name: fields[name] for name in names}, written=written)

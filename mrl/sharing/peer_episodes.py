@@ -11,7 +11,7 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from mrl.records.episodes import Message, transcript
+from mrl.records.episodes import Message, Opening, transcript
 from mrl.records.experience import EpisodeRecord, SharedTurn
 from mrl.records.rollouts import Answer
 from mrl.sharing.advantages import Float32s
@@ -29,6 +29,10 @@ class SpelledEpisode(NamedTuple):
 
 class EpisodeSpelling(Protocol):
     """The own way to say what others have said."""
+
+    def opening(self, opening: Opening) -> Int32s | str:
+        """[P] the prompt of an episode that begins so; why not: "no_opening" where the template refuses it."""
+        ...
 
     def spell(self, turns: Sequence[SharedTurn]) -> SpelledEpisode | str:
         """The episode behind its prompt, or why it cannot be said: a word to count."""

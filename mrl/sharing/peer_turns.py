@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mrl.alignment.aligned_batch import AlignedBatch
-from mrl.alignment.flags import Flag, Rejected
+from mrl.alignment.flags import Flag, Reason, Rejected
 from mrl.alignment.peer_answer import PeerAnswer, bare_text, validate
 from mrl.alignment.selection import RowPart, join_rows
 from mrl.alignment.translate import translate_batch
@@ -111,6 +111,11 @@ def aligned_episodes(
     return found
 
 
+def is_written_alike(trace: TokenTrace, text: bytes, content: bytes) -> bool:
+    """Whether the trace of a turn with this content is one of this text."""
+    return trace.written == digest_of(text) if trace.written else text == content
+
+
 def believed(
     completion: bytes, trace: TokenTrace | None, *, finish_reason: FinishReason, fingerprint: str
 ) -> tuple[PeerAnswer, str]:
@@ -155,17 +160,17 @@ def _read(answer: SharedAnswer, fingerprint: str, spelling: EpisodeSpelling | No
 def _turn(turn: TracedTurn, text: bytes, *, finish_reason: FinishReason, fingerprint: str) -> PeerTurn:
     """A turn that the policy itself would write as `text`."""
     content = turn.messages[0].content.encode()
-    if turn.trace is None or (turn.written == digest_of(text) if turn.written else text == content):
+    if turn.trace is None or is_written_alike(turn.trace, text, content):
         whole, fault = believed(text, turn.trace, finish_reason=finish_reason, fingerprint=fingerprint)
         return PeerTurn(whole, fault=fault)
-    split = _split(turn.trace, content if text.startswith(content) else b"", fingerprint=fingerprint)
+    split = split_trace(turn.trace, content if text.startswith(content) else b"", fingerprint=fingerprint)
     if isinstance(split, str):
         return PeerTurn(bare_text(text, finished=finish_reason is FinishReason.STOP), fault=split)
     shared, unsaid = split
     return PeerTurn(shared, unsaid, text[0 if shared is None else len(shared.completion) :])
 
 
-def _split(trace: TokenTrace, common: bytes, *, fingerprint: str) -> tuple[PeerAnswer | None, PeerAnswer] | str:
+def split_trace(trace: TokenTrace, common: bytes, *, fingerprint: str) -> tuple[PeerAnswer | None, PeerAnswer] | Reason:
     """The tokens that lie within `common`, up to the end of a character, and the others; or what is wrong with them."""
     try:
         lengths, logprobs = unpack_array(trace.byte_lengths, "i4"), unpack_array(trace.logprobs, "f4")

@@ -1,20 +1,30 @@
-"""Scores of own answers by another policy, laid on the own tokens that were sampled. These are never cut anew."""
+"""Scores of own answers by another policy, laid on the own tokens that were sampled. These are never cut anew.
 
+Episodes are scored turn by turn. Of a turn in which the two families write calls otherwise, the content is laid on: own
+tokens behind it have no score, and what the teacher gave to its own spelling of the calls is dropped.
+"""
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
 
-from mrl.alignment.aligned_batch import AlignedBatch
+from mrl.alignment.aligned_batch import AlignedBatch, Float64s
 from mrl.alignment.flags import Flag, Rejected
 from mrl.alignment.peer_answer import PeerAnswer, validate
 from mrl.alignment.ragged import offsets_of, sums_at
 from mrl.alignment.receiver import Receiver
-from mrl.alignment.shared_spans import Spans, align_batch
+from mrl.alignment.shared_spans import align_batch
 from mrl.records.codec import unpack_array
 from mrl.records.experience import ScoreRecord, TokenTrace
+from mrl.records.finish import FinishReason
 from mrl.records.rollouts import Answer, ScoredGroup
 from mrl.sharing.advantages import Float32s
 from mrl.sharing.context import SharingContext
+from mrl.sharing.own_traces import OwnTurn, own_turns
+from mrl.sharing.peer_turns import is_written_alike, split_trace
 from mrl.sharing.regime import ExaminedAnswer, Int32s
 
 UNSCORED = "unscored"
@@ -22,12 +32,12 @@ UNSCORED = "unscored"
 
 
 class TeacherTrace(NamedTuple):
-    """The score of one own answer of T tokens."""
+    """The score of one own answer of S sampled tokens."""
 
     logprobs: Float32s
-    """[T] sum over the token's common span, in nats; NaN where the teacher says nothing, as of an end that it lacks."""
+    """[S] sum over the token's common span, in nats; NaN where the teacher says nothing, as of an end that it lacks."""
     spans: Int32s
-    """[T]"""
+    """[S]"""
     aligned: AlignedBatch
     """The same as one row. An end that only one side has is not in it: the row is flagged EOS_UNMAPPED, the own token
     is left out, the teacher's is dropped."""
@@ -41,85 +51,206 @@ class ExaminedScore(NamedTuple):
     """None for a score that is rejected."""
 
 
+class _LaidOn(NamedTuple):
+    """An own answer, or one own turn, of T tokens. Its score of P tokens covers the first A of them in S spans."""
+
+    token_ids: Int32s
+    """[T]"""
+    token_bytes: Int32s
+    """[T]"""
+    span_of_token: Int32s
+    """[A]"""
+    told_logprobs: Float32s
+    """[P]"""
+    told_bytes: Int32s
+    """[P]"""
+    told_span: Int32s
+    """[P] -1 where it is dropped."""
+    num_spans: int
+    flags: Flag
+
+    @property
+    def span_logprob(self) -> Float64s:
+        """[S]"""
+        is_kept = self.told_span >= 0
+        return sums_at(self.told_span[is_kept], self.told_logprobs[is_kept].astype(np.float64), self.num_spans)
+
+
 def teacher_traces(group: ScoredGroup, record: ScoreRecord, context: SharingContext) -> list[ExaminedScore]:
-    """The scores of the answers of an own group, one for each. The recorder hears of every one."""
-    scores = []
-    for number, (answer, score) in enumerate(zip(group.answers, record.scores, strict=True)):
+    """The scores of the answers of an own group, one for each. The recorder hears of every one.
+
+    `record` has as many scores as `num_scores` says.
+    """
+    found, scores = [], iter(record.scores)
+    for number, answer in enumerate(group.answers):
         tags = record.source, record.prompt_id, record.record_id, number
-        match teacher_trace(answer, score, record.fingerprint, context.receiver):
+        of_answer = list(itertools.islice(scores, num_scores([answer])))
+        match teacher_trace(answer, of_answer, record.fingerprint, context.receiver):
             case TeacherTrace() as trace:
-                scores.append(ExaminedScore(ExaminedAnswer(*tags, batch=trace.aligned), trace))
+                found.append(ExaminedScore(ExaminedAnswer(*tags, batch=trace.aligned), trace))
             case Rejected(reason):
-                scores.append(ExaminedScore(ExaminedAnswer(*tags, rejected=reason, trace_fault=reason), None))
+                found.append(ExaminedScore(ExaminedAnswer(*tags, rejected=reason, trace_fault=reason), None))
             case None:
-                scores.append(ExaminedScore(ExaminedAnswer(*tags, rejected=UNSCORED), None))
-    context.recorder.examine(score.examined for score in scores)
-    return scores
+                found.append(ExaminedScore(ExaminedAnswer(*tags, rejected=UNSCORED), None))
+    context.recorder.examine(score.examined for score in found)
+    return found
+
+
+def num_scores(answers: Sequence[Answer]) -> int:
+    """Scores that a teacher gives to own answers: one to each, to an episode one for every own turn."""
+    return sum(sum(segment.is_sampled for segment in answer.segments) or 1 for answer in answers)
 
 
 def teacher_trace(
-    answer: Answer, score: TokenTrace | None, fingerprint: str, receiver: Receiver
+    answer: Answer, scores: Sequence[TokenTrace | None], fingerprint: str, receiver: Receiver
 ) -> TeacherTrace | Rejected | None:
-    """The score of one own answer, aligned with its own tokens.
+    """The scores of one own answer, aligned with its own tokens.
 
-    None when the teacher could not express the text, or own ids do not stand for it; Rejected when the score lies.
+    None when the teacher could express nothing of it, or own ids do not stand for it; Rejected when a score lies.
     """
+    if answer.segments:
+        parts = [_turn(own, score, fingerprint, receiver) for own, score in zip(own_turns(answer), scores, strict=True)]
+    else:
+        parts = [_whole(answer, scores[0], fingerprint, receiver)]
+    laid = list[_LaidOn]()
+    for part in parts:
+        if isinstance(part, Rejected):
+            return part
+        laid.append(part)
+    if not any(part.num_spans for part in laid):
+        return None
+    logprobs, spans, num_spans = list[Float32s](), list[Int32s](), 0
+    for part in laid:
+        size, num_scored = len(part.token_ids), len(part.span_of_token)
+        of_token, nats = np.full(size, part.num_spans, np.int32), np.full(size, np.nan, np.float32)
+        of_token[:num_scored], nats[:num_scored] = part.span_of_token, part.span_logprob[part.span_of_token]
+        spans.append(of_token + np.int32(num_spans))
+        logprobs.append(nats)
+        num_spans += part.num_spans + (num_scored < size)
+    return TeacherTrace(np.concatenate(logprobs), np.concatenate(spans), _book(laid))
+
+
+def _whole(answer: Answer, score: TokenTrace | None, fingerprint: str, receiver: Receiver) -> _LaidOn | Rejected:
     own_ids = unpack_array(answer.token_ids, "i4")
     if score is None or not answer.completion or receiver.completion_bytes(own_ids) != answer.completion:
-        return None
-    own_lengths = receiver.byte_lengths(own_ids, offsets_of(np.array([len(own_ids)])))
-    told = validate(
-        completion=answer.completion,
+        return _silent(own_ids, receiver)
+    told = _believed(answer.completion, score, answer.finish_reason, fingerprint)
+    return told if isinstance(told, Rejected) else _lay_on(own_ids, told, receiver)
+
+
+def _turn(own: OwnTurn, score: TokenTrace | None, fingerprint: str, receiver: Receiver) -> _LaidOn | Rejected:
+    """The score of one own turn: of all of it where both write it alike, else of its content."""
+    text = receiver.completion_bytes(own.token_ids)
+    if score is None:
+        return _silent(own.token_ids, receiver)
+    if is_written_alike(score, text, own.content):
+        told = _believed(text, score, own.finish_reason, fingerprint)
+        return told if isinstance(told, Rejected) else _lay_on(own.token_ids, told, receiver)
+    parts = split_trace(score, own.content if text.startswith(own.content) else b"", fingerprint=fingerprint)
+    return Rejected(parts) if isinstance(parts, str) else _lay_on_content(own.token_ids, *parts, receiver)
+
+
+def _believed(text: bytes, score: TokenTrace, finish_reason: FinishReason, fingerprint: str) -> PeerAnswer | Rejected:
+    return validate(
+        completion=text,
         byte_lengths=score.byte_lengths,
         logprobs=score.logprobs,
         special=score.special,
-        finish_reason=answer.finish_reason,
+        finish_reason=finish_reason,
         fingerprint=fingerprint,
     )
-    return told if isinstance(told, Rejected) else _lay_on(own_ids, own_lengths, told, receiver)
 
 
-def _lay_on(own_ids: Int32s, own_lengths: Int32s, told: PeerAnswer, receiver: Receiver) -> TeacherTrace:
-    """The score on own tokens. An end on both sides is one virtual byte. An own end alone has no score."""
-    num_own, num_told = len(own_ids), len(told.byte_lengths)
+def _silent(own_ids: Int32s, receiver: Receiver) -> _LaidOn:
+    """Own tokens of which the teacher says nothing."""
+    none, no_logprobs = np.zeros(0, np.int32), np.zeros(0, np.float32)
+    return _LaidOn(own_ids, _lengths(own_ids, receiver), none, no_logprobs, none, none, 0, Flag(0))
+
+
+def _lay_on(own_ids: Int32s, told: PeerAnswer, receiver: Receiver) -> _LaidOn:
+    """A score of the same text. An end on both sides is one virtual byte. An own end alone has no score."""
+    own_lengths, num_own, num_told = _lengths(own_ids, receiver), len(own_ids), len(told.byte_lengths)
     has_own_end = int(own_ids[-1]) in receiver.eos_ids
     lengths, told_lengths = own_lengths.copy(), told.byte_lengths.copy()
     if has_own_end and told.ends_with_eos:
         lengths[-1] = told_lengths[-1] = 1
     num_own -= has_own_end and not told.ends_with_eos
     num_told -= told.ends_with_eos and not has_own_end
-    spans = align_batch(told_lengths[:num_told], np.array([0, num_told]), lengths[:num_own], np.array([0, num_own]))
     flags = Flag(0) if told.finished else Flag.TAIL
     flags |= Flag.EOS_UNMAPPED if has_own_end != told.ends_with_eos else Flag(0)
-    aligned = _book(own_ids[:num_own], own_lengths[:num_own], told, spans, flags)
-    logprobs = np.full(len(own_ids), np.nan, dtype=np.float32)
-    logprobs[:num_own] = aligned.span_logprob[spans.of_receiver]
-    of_token = np.full(len(own_ids), spans.num_spans, dtype=np.int32)
-    of_token[:num_own] = spans.of_receiver
-    return TeacherTrace(logprobs, of_token, aligned)
+    return _laid(own_ids, own_lengths, told, lengths[:num_own], told_lengths[:num_told], flags)
 
 
-def _book(own_ids: Int32s, own_lengths: Int32s, told: PeerAnswer, spans: Spans, flags: Flag) -> AlignedBatch:
-    """One row with every log-prob of the teacher in a span. That of an end that `spans` lacks is dropped."""
-    num_told, num_spans = len(spans.of_peer), spans.num_spans
-    nats, dropped = told.logprobs.astype(np.float64), len(told.logprobs) - num_told
+def _lay_on_content(own_ids: Int32s, content: PeerAnswer | None, unsaid: PeerAnswer, receiver: Receiver) -> _LaidOn:
+    """A score of a turn whose `content` alone both write alike: up to the last place where both cut it."""
+    own_lengths = _lengths(own_ids, receiver)
+    lengths = np.zeros(0, np.int32) if content is None else content.byte_lengths
+    own_ends, ends = np.cumsum(own_lengths), np.cumsum(lengths)
+    common = max(np.intersect1d(own_ends, ends).tolist(), default=0)
+    num_own, num_told = ((np.searchsorted(of, common) + 1 if common else 0) for of in (own_ends, ends))
+    told = unsaid if content is None else _joined(content, unsaid)
+    return _laid(own_ids, own_lengths, told, own_lengths[:num_own], lengths[:num_told], Flag(0))
+
+
+def _joined(first: PeerAnswer, second: PeerAnswer) -> PeerAnswer:
+    return replace(
+        second,
+        completion=first.completion + second.completion,
+        byte_lengths=np.concatenate([first.byte_lengths, second.byte_lengths]),
+        logprobs=np.concatenate([first.logprobs, second.logprobs]),
+        special=np.concatenate([first.special, second.special]),
+    )
+
+
+def _laid(
+    own_ids: Int32s, own_lengths: Int32s, told: PeerAnswer, lengths: Int32s, told_lengths: Int32s, flags: Flag
+) -> _LaidOn:
+    """The first tokens of both sides, of these `lengths`, in common spans; the score's others are dropped."""
+    spans = align_batch(
+        told_lengths, offsets_of(np.array([told_lengths.size])), lengths, offsets_of(np.array([lengths.size]))
+    )
+    num_dropped = len(told.byte_lengths) - told_lengths.size
+    told_span = np.append(spans.of_peer, np.full(num_dropped, -1, dtype=np.int32))
+    return _LaidOn(
+        own_ids, own_lengths, spans.of_receiver, told.logprobs, told.byte_lengths, told_span, spans.num_spans, flags
+    )
+
+
+def _lengths(own_ids: Int32s, receiver: Receiver) -> Int32s:
+    return receiver.byte_lengths(own_ids, offsets_of(np.array([len(own_ids)])))
+
+
+def _book(parts: Sequence[_LaidOn]) -> AlignedBatch:
+    """The parts end to end as one row. Own tokens without a span are not in it."""
+    own_ids = np.concatenate([part.token_ids[: len(part.span_of_token)] for part in parts])
+    own_bytes = np.concatenate([part.token_bytes[: len(part.span_of_token)] for part in parts])
+    before = offsets_of(np.array([part.num_spans for part in parts])).astype(np.int32)
+    span_of_token = np.concatenate([part.span_of_token + first for part, first in zip(parts, before, strict=False)])
+    peer_span = np.concatenate(
+        [np.where(part.told_span < 0, -1, part.told_span + first) for part, first in zip(parts, before, strict=False)]
+    ).astype(np.int32)
+    peer_logprobs = np.concatenate([part.told_logprobs for part in parts])
+    nats, is_dropped, num_spans = peer_logprobs.astype(np.float64), peer_span < 0, int(before[-1])
+    flags = Flag(0)
+    for part in parts:
+        flags |= part.flags
     return AlignedBatch(
         token_ids=own_ids,
         row_offsets=np.array([0, len(own_ids)]),
-        token_bytes=own_lengths,
-        span_of_token=spans.of_receiver,
+        token_bytes=own_bytes,
+        span_of_token=span_of_token,
         peer_offsets=np.array([0, len(nats)]),
-        peer_logprobs=told.logprobs,
-        peer_token_bytes=told.byte_lengths,
-        peer_span_of_token=np.append(spans.of_peer, np.full(dropped, -1, dtype=np.int32)),
+        peer_logprobs=peer_logprobs,
+        peer_token_bytes=np.concatenate([part.told_bytes for part in parts]),
+        peer_span_of_token=peer_span,
         span_row=np.zeros(num_spans, dtype=np.int32),
-        span_logprob=sums_at(spans.of_peer, nats[:num_told], num_spans),
-        span_peer_tokens=np.bincount(spans.of_peer, minlength=num_spans).astype(np.int32),
-        span_receiver_tokens=np.bincount(spans.of_receiver, minlength=num_spans).astype(np.int32),
-        span_bytes=sums_at(spans.of_receiver, own_lengths, num_spans).astype(np.int32),
+        span_logprob=np.concatenate([part.span_logprob for part in parts]),
+        span_peer_tokens=np.bincount(peer_span[~is_dropped], minlength=num_spans).astype(np.int32),
+        span_receiver_tokens=np.bincount(span_of_token, minlength=num_spans).astype(np.int32),
+        span_bytes=sums_at(span_of_token, own_bytes, num_spans).astype(np.int32),
         flags=np.array([flags], dtype=np.int32),
         reject_reason=("",),
-        dropped_logprob=np.array([nats[num_told:].sum()]),
-        dropped_tokens=np.array([dropped]),
+        dropped_logprob=np.array([nats[is_dropped].sum()]),
+        dropped_tokens=np.array([is_dropped.sum()]),
         peer_logprob=np.array([nats.sum()]),
     )

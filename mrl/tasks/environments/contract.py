@@ -9,16 +9,16 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from mrl.errors import RecordError
-from mrl.records.canonical_json import parse_json
 from mrl.records.episodes import (
     CUT,
+    MAX_TOOLS,
     MAX_TURN_BYTES,
     MAX_TURN_CALLS,
     MAX_TURN_MESSAGES,
     Message,
     ToolCall,
+    ToolSpec,
     bytes_of,
-    check_name,
 )
 from mrl.tasks.rewards import MAX_REWARD
 
@@ -31,9 +31,7 @@ class EpisodeLimits:
     """Text of all messages of a turn with their tool calls, as UTF-8."""
     messages: int = MAX_TURN_MESSAGES
     calls: int = MAX_TURN_CALLS
-    tools: int = 128
-    schema_bytes: int = 1 << 16
-    """One tool's schema as canonical JSON."""
+    tools: int = MAX_TOOLS
     reward: float = MAX_REWARD
 
 
@@ -74,31 +72,6 @@ BROKEN = {
     TOO_MANY: "beyond the calls that a turn may hold",
 }
 """Kind of a tool call that cannot be read -> what it is."""
-
-
-@dataclass(frozen=True, slots=True)
-class ToolSpec:
-    """A tool that an environment offers. `parameters` is the JSON schema of its arguments, as canonical text."""
-
-    name: str
-    description: str
-    parameters: str
-
-    def __post_init__(self) -> None:
-        check_name("a tool's name", self.name)
-        if bytes_of(self.description) + bytes_of(self.parameters) > LIMITS.schema_bytes:
-            raise RecordError(f"schema of {self.name}: at most {LIMITS.schema_bytes:,} bytes")
-        try:
-            value = parse_json(self.parameters)
-        except ValueError as error:
-            raise RecordError(f"schema of {self.name}: {error}") from None
-        if not isinstance(value, dict) or value.get("type") != "object":
-            raise RecordError(f"schema of {self.name}: no object of arguments")
-
-    def as_chat(self) -> dict[str, Any]:
-        """As chat templates take it."""
-        described = {"name": self.name, "description": self.description, "parameters": parse_json(self.parameters)}
-        return {"type": "function", "function": described}
 
 
 @dataclass(frozen=True, slots=True)

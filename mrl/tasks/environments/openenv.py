@@ -15,7 +15,7 @@ from urllib.parse import parse_qs, urlsplit, urlunsplit
 import aiohttp
 
 from mrl.records.canonical_json import canonical_json
-from mrl.records.episodes import Message
+from mrl.records.episodes import Message, ToolSpec
 from mrl.tasks.environments.contract import (
     DONE,
     LIMITS,
@@ -25,7 +25,6 @@ from mrl.tasks.environments.contract import (
     WRONG_TYPE,
     EnvironmentTurn,
     PolicyTurn,
-    ToolSpec,
 )
 from mrl.tasks.environments.shared_loop import SharedLoop
 from mrl.tasks.environments.user_class import BadReturn

@@ -14,8 +14,7 @@ import msgspec
 
 from mrl.errors import RecordError
 from mrl.records.canonical_json import canonical_json
-from mrl.records.episodes import ToolCall
-from mrl.tasks.environments.contract import ToolSpec
+from mrl.records.episodes import ToolCall, ToolSpec
 
 _SECTION = re.compile(r"^\s*(Args|Arguments|Parameters|Returns|Raises|Yields|Examples?)\s*:\s*$")
 _ARGUMENT = re.compile(r"^\s*\*{0,2}(\w+)\s*(?:\([^)]*\))?\s*:\s*(.*)$")

@@ -8,8 +8,8 @@ import pytest
 
 from mrl.errors import RecordError
 from mrl.records.canonical_json import canonical_json, parse_json
-from mrl.records.episodes import Message, ToolCall, as_chat
-from mrl.tasks.environments.contract import LIMITS, BrokenCall, EnvironmentTurn, PolicyTurn, ToolSpec
+from mrl.records.episodes import Message, ToolCall, ToolSpec, as_chat
+from mrl.tasks.environments.contract import LIMITS, BrokenCall, EnvironmentTurn, PolicyTurn
 
 
 @pytest.mark.parametrize(
