@@ -88,20 +88,28 @@ def behaviour_by_token(batch: PackedBatch, components: Sequence[Component], prox
 
     Spans are read by what the policy gave to their tokens when the step began, so that all its updates see the same.
     """
-    found_T = batch.behaviour_logprobs_T
-    if batch.behaviour_span_T is None:
+    return _by_token(batch.behaviour_logprobs_T, batch.behaviour_span_T, batch.component_T, components, proximal_T)
+
+
+def teacher_by_token(batch: PackedBatch, components: Sequence[Component], proximal_T: Tensor) -> Tensor:
+    """[T] log-probs of a teacher, read as `behaviour_by_token` reads those of the sampler."""
+    return _by_token(batch.teacher_logprobs_T, batch.teacher_span_T, batch.component_T, components, proximal_T)
+
+
+def _by_token(
+    logprobs_T: Tensor,
+    span_T: Tensor | None,
+    component_T: Tensor,
+    components: Sequence[Component],
+    proximal_T: Tensor,
+) -> Tensor:
+    found_T = logprobs_T
+    if span_T is None:
         return found_T
     for index, component in enumerate(components):
-        of_rule_T = spread(batch.behaviour_logprobs_T, proximal_T, batch.behaviour_span_T, component.spreading)
-        found_T = torch.where(batch.component_T == index, of_rule_T, found_T)
+        of_rule_T = spread(logprobs_T, proximal_T, span_T, component.spreading)
+        found_T = torch.where(component_T == index, of_rule_T, found_T)
     return found_T
-
-
-def teacher_by_token(batch: PackedBatch, proximal_T: Tensor) -> Tensor:
-    """[T] a teacher's log-probs, those of spans divided in proportion to the policy's own when the step began."""
-    if batch.teacher_span_T is None:
-        return batch.teacher_logprobs_T
-    return spread(batch.teacher_logprobs_T, proximal_T, batch.teacher_span_T)
 
 
 def shares(components: Sequence[Component], denominators: Mapping[str, float]) -> list[float]:

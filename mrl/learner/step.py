@@ -100,7 +100,7 @@ class Updater:
             logprobs_T,
             proximal_T,
             behaviour_by_token(batch, self._components, proximal_T),
-            teacher_by_token(batch, proximal_T),
+            teacher_by_token(batch, self._components, proximal_T),
             reference_T,
             entropy_T,
         )

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from mrl.objectives.ratios import bounded_ratio
-from mrl.objectives.specs import Cispo, Clipped, Dppo, Filtered, Grafted, Term, Trrd
-from mrl.objectives.terms import TermInputs, term_losses
+from mrl.objectives.specs import Cispo, Clipped, Distilled, Dppo, Filtered, Grafted, Term, Trrd
+from mrl.objectives.terms import TermInputs, distilled_advantages, term_losses
 
 
 @torch.no_grad()
@@ -35,7 +35,8 @@ def clipped_tokens(spec: Term, inputs: TermInputs) -> Tensor:
         logprobs_T = inputs.logprobs_T.detach().requires_grad_()
         losses_T = term_losses(_bare(spec), replace(inputs, logprobs_T=logprobs_T))
         (gradient_T,) = torch.autograd.grad(losses_T.sum(), logprobs_T)
-    return (gradient_T == 0) & (inputs.advantages_T != 0)
+    advantages_T = distilled_advantages(spec, inputs) if isinstance(spec, Distilled) else inputs.advantages_T
+    return (gradient_T == 0) & (advantages_T != 0)
 
 
 @torch.no_grad()
@@ -49,6 +50,8 @@ def _bare(spec: Term) -> Term:
     match spec:
         case Clipped() | Cispo() | Trrd():
             return replace(spec, correction=None)
+        case Distilled():
+            return replace(spec, clipped=replace(spec.clipped, correction=None))
         case Dppo():
             return replace(spec, penalty=0.0)
         case Grafted() | Filtered():

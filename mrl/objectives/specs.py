@@ -109,13 +109,27 @@ class Trrd:
 
 
 @dataclass(frozen=True, slots=True)
+class Distilled:
+    """A clipped term in which a teacher's opinion is the advantage of the tokens that it scored (arXiv 2604.27083).
+
+    Tokens without a teacher log-prob (NaN) keep their own advantage.
+    """
+
+    clipped: Clipped
+    coefficient: float = 1.0
+    """beta, of a nat."""
+    max_gap_nats: float | None = None
+    """Bound of |log teacher - log pi_prox| of a token."""
+
+
+@dataclass(frozen=True, slots=True)
 class Shaped:
     """-A f(pi_theta), f(x) = x / (x + gamma): LUFFY's policy shaping of off-policy rows (arXiv 2504.14945)."""
 
     gamma: float = 0.1
 
 
-Term: TypeAlias = Clipped | Cispo | Dppo | Imitation | CrossSequence | Grafted | Filtered | Trrd | Shaped
+Term: TypeAlias = Clipped | Cispo | Dppo | Imitation | CrossSequence | Grafted | Filtered | Trrd | Distilled | Shaped
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ Shapes: T tokens.
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -20,6 +20,7 @@ from mrl.objectives.specs import (
     Clipped,
     Correction,
     CrossSequence,
+    Distilled,
     Dppo,
     Filtered,
     Grafted,
@@ -222,6 +223,27 @@ def mixed_log_ratio(spec: Trrd, logprobs_T: Tensor, proximal_T: Tensor, teacher_
     return torch.where(teacher_T.isfinite(), spec.alpha * own_T + (1 - spec.alpha) * teacher_gap_T, own_T)
 
 
+def distilled(spec: Distilled, inputs: TermInputs) -> Tensor:
+    """The clipped term with `distilled_advantages`. Gradient flows through the ratio only. Returns [T]."""
+    return clipped(spec.clipped, replace(inputs, advantages_T=distilled_advantages(spec, inputs)))
+
+
+@torch.no_grad()
+def distilled_advantages(spec: Distilled, inputs: TermInputs) -> Tensor:
+    """Advantages of tokens that a teacher scored; the others keep theirs.
+
+        A_t = beta clamp(log pi_teacher(y_t) - log pi_prox(y_t))
+
+    arXiv 2604.27083, eq. 8 and the line below it, at the parameters of the step's start. On tokens that pi_prox drew,
+    -A_t is the k1 estimate of KL(pi_prox || pi_teacher) at their states, and -A_t grad log pi estimates its gradient,
+    states held fixed: what a token does to the divergence further on is left out. Returns [T].
+    """
+    gap_T = inputs.teacher_T - inputs.proximal_T
+    if spec.max_gap_nats is not None:
+        gap_T = gap_T.clamp(-spec.max_gap_nats, spec.max_gap_nats)
+    return torch.where(inputs.teacher_T.isfinite(), spec.coefficient * gap_T, inputs.advantages_T)
+
+
 def shaped(spec: Shaped, inputs: TermInputs) -> Tensor:
     """Per-token shaped likelihood, neither ratio nor clip.
 
@@ -242,6 +264,7 @@ TERMS: dict[type[Any], Callable[[Any, TermInputs], Tensor]] = {
     Grafted: grafted,
     Filtered: filtered,
     Trrd: trrd,
+    Distilled: distilled,
     Shaped: shaped,
 }
 """Spec -> its function, which takes the spec and the tokens of one component and returns [T] losses."""

@@ -164,7 +164,7 @@ class GivenAnswer(msgspec.Struct, frozen=True, kw_only=True, gc=False, omit_defa
 
 
 class ScoreRequestRecord(Experience, frozen=True, kw_only=True, gc=False, tag="score_request"):
-    """Asks the engine of policy `scorer` what it thinks of these answers to the prompt. Written by RLAD's students."""
+    """Asks the engine of policy `scorer` what it thinks of these answers to the prompt (RLAD, CoPD)."""
 
     scorer: Name
     answers: Annotated[list[GivenAnswer], msgspec.Meta(min_length=1, max_length=MAX_GROUP)]

@@ -19,6 +19,7 @@ The regimes
 - `hacpo`        capability-weighted advantages, stepwise clipped rows of others (arXiv 2603.02604)
 - `graft`        failed groups replaced by a peer's
 - `rlad`         a teacher's log-probs in the ratio (arXiv 2602.22495)
+- `copd`         in turn rewards and what peers think of own answers (arXiv 2604.27083)
 
 Own rows
 - `own_objective`  what a policy maximises on them, resolved

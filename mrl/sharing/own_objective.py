@@ -7,7 +7,7 @@ from typing import Any, Literal, TypeGuard
 import numpy as np
 
 from mrl.config.policy_tables import CorrectionTable, ObjectiveTable
-from mrl.objectives.specs import Cispo, Clipped, Correction, Dppo, Regularizer, Term
+from mrl.objectives.specs import Cispo, Clipped, Correction, Dppo, Regularizer, Spreading, Term
 from mrl.records.finish import FinishReason
 from mrl.records.rollouts import Answer, ScoredGroup
 from mrl.sharing.advantages import AdvantageKind, Float32s, Float64s, group_advantages, overlong_penalties
@@ -85,10 +85,16 @@ class OwnObjective:
     drop_uniform_groups: bool
     max_resampling: float
 
-    def component(self, name: str = POLICY_GRADIENT, *, term: Term | None = None) -> Component:
-        """The component of own rows. A regime may give it another term."""
+    def component(
+        self,
+        name: str = POLICY_GRADIENT,
+        *,
+        term: Term | None = None,
+        spreading: Spreading = "receiver_multiplicative",
+    ) -> Component:
+        """The component of own rows. A regime may give it another term, and say how a teacher's spans are read."""
         kind = DENOMINATORS[self.aggregation]
-        return Component(name, term or self.term, 1.0, kind, "own", self.regularizer)
+        return Component(name, term or self.term, 1.0, kind, "own", self.regularizer, spreading)
 
     def token_clip(self) -> Clipped:
         """A term that clips ratios of tokens: the own one where it does, else one at 0.2 with the own correction.

@@ -39,7 +39,7 @@ class Component:
     """Who wrote the answers."""
     regularizer: Regularizer | None = None
     spreading: Spreading = "receiver_multiplicative"
-    """How `behaviour_logprobs` of spans are read by token."""
+    """How `behaviour_logprobs` and `teacher_logprobs` of spans are read by token."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -22,6 +22,7 @@ from mrl.errors import ConfigError
 from mrl.plugins import REGIME, find_plugin, is_entry_point, load_plugin, short_name
 from mrl.records.experience import RecordKind
 from mrl.sharing.context import SharingContext
+from mrl.sharing.copd import CopdParameters, CopdRegime
 from mrl.sharing.graft import GraftParameters, GraftRegime
 from mrl.sharing.hacpo import HacpoParameters, HacpoRegime
 from mrl.sharing.independent import IndependentParameters, IndependentRegime
@@ -51,9 +52,9 @@ class RegimeKind(NamedTuple):
     goes_on_in_episodes: bool = False
     """Whether own episodes begin where those of peers had come: then all tasks have several turns, and environments
     say the same again."""
-    teacher_of: Callable[[Any, str, Sequence[str]], str | None] = lambda parameters, policy, policies: None
-    """(Its parameters, a policy, all policies) -> the policy that scores texts of that one; None where nobody does.
-    The teacher's ratio stands in a clip of tokens, so the objective of a policy with a teacher needs one."""
+    teachers_of: Callable[[Any, str, Sequence[str]], tuple[str, ...]] = lambda parameters, policy, policies: ()
+    """(Its parameters, a policy, all policies) -> the policies that score texts of that one.
+    What a teacher says stands in a clip of tokens, so the objective of a policy with a teacher needs one."""
 
 
 REGIMES: dict[str, RegimeKind] = {
@@ -79,7 +80,10 @@ REGIMES: dict[str, RegimeKind] = {
     "graft": RegimeKind(
         GraftParameters, GraftRegime, learns_of_uniform_groups=True, carries_episodes=True, replays=("rollout",)
     ),
-    "rlad": RegimeKind(RladParameters, RladRegime, teacher_of=RladParameters.teacher_of),
+    "rlad": RegimeKind(RladParameters, RladRegime, teachers_of=RladParameters.teachers_of),
+    "copd": RegimeKind(
+        CopdParameters, CopdRegime, learns_of_uniform_groups=True, teachers_of=CopdParameters.teachers_of
+    ),
 }
 """Every regime of mrl; a new one is added here and nowhere else. Those of other packages are plug-ins."""
 
@@ -121,7 +125,7 @@ def replayed_kinds(table: Mapping[str, Any]) -> tuple[RecordKind, ...]:
 def scorers(table: Mapping[str, Any], policies: Mapping[str, PolicyTable]) -> frozenset[str]:
     """The policies whose engines score texts of learning policies, under this `[sharing]` table."""
     learning = [name for name, policy in policies.items() if not policy.frozen]
-    return frozenset(teacher for name in learning if (teacher := _teacher_of(table, name, policies)))
+    return frozenset(teacher for name in learning for teacher in _teachers_of(table, name, policies))
 
 
 def check_sharing(table: Mapping[str, Any], where: str) -> Table:
@@ -163,9 +167,9 @@ def check_objectives(table: Mapping[str, Any], policies: Mapping[str, PolicyTabl
                 got=True,
                 cure=f"set policies.{policy}.objective.drop_uniform_groups = false",
             )
-        if _teacher_of(table, policy, policies) and not clips_tokens(objective.term):
+        if _teachers_of(table, policy, policies) and not clips_tokens(objective.term):
             raise ConfigError(
-                f"policies.{policy}.objective.method: the teacher's ratio stands in a clip of tokens",
+                f"policies.{policy}.objective.method: what a teacher says stands in a clip of tokens",
                 where=where,
                 got=of_policy.objective.method,
                 wanted="grpo, dr_grpo or dapo",
@@ -240,8 +244,8 @@ def _check(name: str, kind: type[Table], parameters: object, where: str) -> Tabl
         raise _explain(mistakes[0], name, kind, where) from error
 
 
-def _teacher_of(table: Mapping[str, Any], policy: str, policies: Mapping[str, PolicyTable]) -> str | None:
-    return regime_kind(table).teacher_of(check_sharing(table, ""), policy, list(policies))
+def _teachers_of(table: Mapping[str, Any], policy: str, policies: Mapping[str, PolicyTable]) -> tuple[str, ...]:
+    return regime_kind(table).teachers_of(check_sharing(table, ""), policy, list(policies))
 
 
 def _name(table: Mapping[str, Any]) -> str:

@@ -56,41 +56,43 @@ class RladParameters(Table):
     peer_wait_s: float = Field(2.0, ge=0)
     """Longest wait of a batch for its scores; a synchronous run waits `run.sync_timeout_s` and ends without them."""
 
-    def teacher_of(self, policy: str, policies: Sequence[str]) -> str | None:
-        """The policy that scores for `policy`. None where nobody does, as for the teacher itself."""
+    def teachers_of(self, policy: str, policies: Sequence[str]) -> tuple[str, ...]:
+        """The policy that scores for `policy`, alone. Empty where nobody does, as for the teacher itself."""
         others = sorted(set(policies) - {policy})
         wanted = self.teacher or (others[0] if others else "")
-        return wanted if wanted in others else None
+        return (wanted,) if wanted in others else ()
 
 
-class RladRegime:
-    """Own rows with a teacher's log-probs."""
+class ScoreReader:
+    """Asks teachers for the scores of own groups, and keeps what they say until the groups are trained."""
 
-    def __init__(self, parameters: RladParameters, context: SharingContext) -> None:
-        self.parameters = parameters
+    def __init__(self, context: SharingContext, teachers: Sequence[str], patience: Patience) -> None:
         self.context = context
-        self._teacher = parameters.teacher_of(context.policy, context.others)
-        self.components = (context.objective.component(term=_term(parameters, context) if self._teacher else None),)
+        self.teachers = tuple(teachers)
         self.asking: Asking | None = None
         self.patience: Patience | None = None
-        if self._teacher is not None:
-            self.asking = Asking(("score",), SCORES_PER_ASK, None, watch=True, scorer=self._teacher)
-            self.patience = Patience(parameters.peer_hold_versions, parameters.peer_wait_s)
+        if teachers:
+            self.asking = Asking(("score",), SCORES_PER_ASK, None, watch=True, scorer=", ".join(teachers))
+            self.patience = patience
         self._open: dict[str, str] = {}
         self._scores: dict[str, ScoreRecord] = {}
         self._forget: dict[str, None] = {}
         self._ignored: Counter[str] = Counter()
         self._totals: Counter[str] = Counter()
 
+    def teacher_of(self, group: ScoredGroup) -> str | None:
+        """The teacher that is asked about a group, by what worker and learner both know of it; None for nobody."""
+        raise NotImplementedError
+
     def publish(self, group: ScoredGroup, author: Author) -> list[ExperienceRecord]:
-        """A request to score the group. A group that moves nothing, or has an oversized text, is not sent."""
-        if not self._is_scored(group):
+        """A request to score the group. A group without a teacher, or with an oversized text, is not sent."""
+        teacher = self._scorer_of(group)
+        if teacher is None:
             return []
-        assert self._teacher is not None
         return [
             ScoreRequestRecord(
                 **author.tags(group) | {"record_id": request_id(author.policy, group.ticket)},
-                scorer=self._teacher,
+                scorer=teacher,
                 answers=[
                     GivenAnswer(completion=one.completion, finish_reason=one.finish_reason) for one in group.answers
                 ],
@@ -99,7 +101,7 @@ class RladRegime:
 
     def asks(self, group: ScoredGroup) -> list[str]:
         """The prompt of a group that was sent to the teacher."""
-        if not self._is_scored(group):
+        if self._scorer_of(group) is None:
             return []
         self._open[request_id(self.context.policy, group.ticket)] = group.prompt_id
         while len(self._open) > MAX_OPEN:
@@ -114,7 +116,7 @@ class RladRegime:
         """Keep the scores of open requests."""
         for item in received:
             record = item.record
-            if not isinstance(record, ScoreRecord) or record.source != self._teacher:
+            if not isinstance(record, ScoreRecord) or record.source not in self.teachers:
                 self._ignored["other"] += 1
             elif record.request_id not in self._open:
                 self._ignored["late"] += 1
@@ -126,25 +128,6 @@ class RladRegime:
         request = request_id(self.context.policy, group.ticket)
         return request not in self._open or request in self._scores
 
-    def absorb(self, groups: Sequence[ScoredGroup], *, step: int, rng: np.random.Generator) -> Absorbed:
-        """Own rows. Rows of scored answers have the teacher's log-probs."""
-        counts: Counter[str] = Counter(asked=0, scored=0, absent=0, unscored=0)
-        examples: list[TrainingExample] = []
-        lengths: list[int] = []
-        for group in groups:
-            own = own_examples([group], self.context, keep_masked=True)  # a row for each score
-            lengths += own.lengths
-            request = request_id(self.context.policy, group.ticket)
-            rows = self._with_scores(own.examples, group, self._scores.get(request), counts)
-            examples += [row for row in rows if row.weights.any()]
-            self._close(request)
-        return Absorbed(
-            examples,
-            {POLICY_GRADIENT: self.context.objective.denominator(lengths)},
-            forget=self._take_forgotten(),
-            counts=self._values(counts),
-        )
-
     def state(self) -> dict[str, Any]:
         """The totals behind the cumulative rate. Open groups are sampled again."""
         return {"totals": dict(self._totals)}
@@ -153,28 +136,17 @@ class RladRegime:
         """Continue from `state()`."""
         self._totals = Counter(state["totals"])
 
-    def _is_scored(self, group: ScoredGroup) -> bool:
-        fits = all(len(answer.completion) <= MAX_COMPLETION_BYTES for answer in group.answers)
-        return self._teacher is not None and fits and bool(own_advantages(group, self.context.objective).any())
-
-    def _close(self, request: str) -> None:
-        self._scores.pop(request, None)
-        prompt_id = self._open.pop(request, None)
-        if prompt_id is not None:
-            self._forget[prompt_id] = None
-
-    def _take_forgotten(self) -> list[str]:
-        """Prompts of requests that were closed since the last call. Prompts with another open request are left out."""
-        still_open = set(self._open.values())
-        forgotten = [prompt_id for prompt_id in self._forget if prompt_id not in still_open]
-        self._forget.clear()
-        return forgotten
-
-    def _with_scores(
-        self, rows: list[TrainingExample], group: ScoredGroup, record: ScoreRecord | None, counts: Counter[str]
+    def with_scores(
+        self, rows: list[TrainingExample], group: ScoredGroup, counts: Counter[str]
     ) -> list[TrainingExample]:
-        """The own rows of a group, with the teacher's log-probs where it was asked and gave sound ones."""
-        if not self._is_scored(group):
+        """The own rows of a group, with the teacher's log-probs where it was asked and gave sound ones.
+
+        Its request is closed: each group is read once.
+        """
+        request = request_id(self.context.policy, group.ticket)
+        record = self._scores.get(request)
+        self._close(request)
+        if self._scorer_of(group) is None:
             return rows
         counts["asked"] += len(rows)
         if record is None or len(record.scores) != len(rows):
@@ -189,6 +161,32 @@ class RladRegime:
             scored.append(row)
         return scored
 
+    def absorbed(self, examples: list[TrainingExample], lengths: list[int], counts: Counter[str]) -> Absorbed:
+        """A step of own rows without those that are masked; `lengths` in tokens of all that are not."""
+        return Absorbed(
+            [row for row in examples if row.weights.any()],
+            {POLICY_GRADIENT: self.context.objective.denominator(lengths)},
+            forget=self._take_forgotten(),
+            counts=self._values(counts),
+        )
+
+    def _scorer_of(self, group: ScoredGroup) -> str | None:
+        fits = all(len(answer.completion) <= MAX_COMPLETION_BYTES for answer in group.answers)
+        return self.teacher_of(group) if self.teachers and fits else None
+
+    def _close(self, request: str) -> None:
+        self._scores.pop(request, None)
+        prompt_id = self._open.pop(request, None)
+        if prompt_id is not None:
+            self._forget[prompt_id] = None
+
+    def _take_forgotten(self) -> list[str]:
+        """Prompts of requests that were closed since the last call. Prompts with another open request are left out."""
+        still_open = set(self._open.values())
+        forgotten = [prompt_id for prompt_id in self._forget if prompt_id not in still_open]
+        self._forget.clear()
+        return forgotten
+
     def _values(self, counts: Counter[str]) -> dict[str, float]:
         """Metrics of a step with these counts of rows."""
         ignored, self._ignored = self._ignored, Counter()
@@ -198,6 +196,31 @@ class RladRegime:
         if self._totals["asked"]:
             values["sharing/hit_rate"] = self._totals["scored"] / self._totals["asked"]
         return values
+
+
+class RladRegime(ScoreReader):
+    """Own rows with a teacher's log-probs."""
+
+    def __init__(self, parameters: RladParameters, context: SharingContext) -> None:
+        teachers = parameters.teachers_of(context.policy, context.others)
+        super().__init__(context, teachers, Patience(parameters.peer_hold_versions, parameters.peer_wait_s))
+        self.parameters = parameters
+        self.components = (context.objective.component(term=_term(parameters, context) if teachers else None),)
+
+    def teacher_of(self, group: ScoredGroup) -> str | None:
+        """The one teacher. A group that moves nothing has none."""
+        return self.teachers[0] if own_advantages(group, self.context.objective).any() else None
+
+    def absorb(self, groups: Sequence[ScoredGroup], *, step: int, rng: np.random.Generator) -> Absorbed:
+        """Own rows. Rows of scored answers have the teacher's log-probs."""
+        counts: Counter[str] = Counter(asked=0, scored=0, absent=0, unscored=0)
+        examples: list[TrainingExample] = []
+        lengths: list[int] = []
+        for group in groups:
+            own = own_examples([group], self.context, keep_masked=True)  # a row for each score
+            lengths += own.lengths
+            examples += self.with_scores(own.examples, group, counts)
+        return self.absorbed(examples, lengths, counts)
 
 
 def request_id(policy: str, ticket: str) -> str:

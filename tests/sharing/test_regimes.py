@@ -122,7 +122,7 @@ def test_a_teacher_needs_a_clip_of_tokens(method):
     with pytest.raises(ConfigError) as caught:
         check_objectives(rlad, policies, "run.toml")
     assert str(caught.value) == (
-        "run.toml: policies.a.objective.method: the teacher's ratio stands in a clip of tokens; "
+        "run.toml: policies.a.objective.method: what a teacher says stands in a clip of tokens; "
         f"got '{method}'; wanted grpo, dr_grpo or dapo"
     )
 

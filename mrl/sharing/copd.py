@@ -1,0 +1,160 @@
+"""Co-evolving policy distillation (CoPD, arXiv 2604.27083) across tokenizers: policies train by rewards, and in between
+distil into each other on their own answers.
+
+    A_u = beta (log pi_peer(u) - log pi_theta(u))   for a common span u of an own answer      distilled groups (eq. 8)
+    A   = that of the policy's own objective                                                  all other groups (eq. 7)
+
+in the policy's own clipped objective, at every token of u. A common span is what both tokenizers can end at: DPCA's
+chunk (arXiv 2606.09456), SimCT's minimal unit (arXiv 2605.07711). A group belongs to the phase of the version that
+sampled it: `rl_steps` versions by rewards, then `distil_steps` versions in which groups on a peer's tasks are distilled
+from it and the others are trained by rewards, as in Algorithm 1. The paper has one domain for each policy, which
+`teaches` names; it merges the policies afterwards, which those of different families cannot be.
+
+Estimator: one sampled token, or span, for each divergence (k1), its gradient by the score function without a baseline.
+Bias: with one tokenizer and on-policy rows it is unbiased for the sum of the states' reverse divergences with the
+states held fixed; what a token does to later states is left out. With two tokenizers a span's log-prob is that of one
+segmentation on each side, not of all, and where a span ends is known only behind it.
+
+Gate: a teacher whose log-prob of a span lies within `agreement_nats` of the policy's own on less than `min_agreement`
+of a step's spans teaches nothing in that step. It stands for the paper's top-k overlap, which engines would have to
+send. Groups of such a teacher, and answers that were not scored in time, are trained by rewards, and counted.
+
+Reads of a peer: log-probs of own answers (score records). On the wire, per prompt of a distilled group: to the teacher
+about 270 bytes, and for every answer 35 and its text; back 280, and for every answer 65 and 9 per token of the
+teacher's. Costs: one forward pass of the teacher per answer of a distilled group.
+"""
+
+import zlib
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Annotated
+
+import numpy as np
+from pydantic import Field, model_validator
+
+from mrl.alignment.ragged import sums_at
+from mrl.config.table import Table
+from mrl.objectives.specs import Distilled, Spreading
+from mrl.records.rollouts import ScoredGroup
+from mrl.sharing.context import SharingContext
+from mrl.sharing.own_examples import own_examples
+from mrl.sharing.own_objective import clips_tokens
+from mrl.sharing.regime import Absorbed, Bools, Patience, TrainingExample
+from mrl.sharing.rlad import ScoreReader
+
+
+class CopdParameters(Table):
+    """The `[sharing.copd]` table."""
+
+    rl_steps: int = Field(3, ge=0)
+    """Versions in a row whose groups are all trained by rewards."""
+    distil_steps: int = Field(2, ge=0)
+    """Versions behind them whose groups are distilled; 0 is `independent`. The paper found 1.5 to 1 best."""
+    teaches: dict[str, Annotated[list[str], Field(min_length=1)]] = Field(default_factory=dict)
+    """Policy -> the tasks on which the others distil from it; those left out teach nobody. Empty: all, on all tasks."""
+    coefficient: float = Field(1.0, gt=0)
+    """beta: the advantage of a nat."""
+    max_gap_nats: float | None = Field(5.0, gt=0)
+    """Bound of |log pi_peer - log pi_theta| per token; the paper has none."""
+    spreading: Spreading = "none"
+    """How a span's difference falls to its own tokens: `none` the whole of it to each, which is the gradient of the
+    span's log-prob; `receiver_multiplicative` in proportion to own log-probs, as DPCA; `receiver_additive` evenly."""
+    agreement_nats: float = Field(1.0, gt=0)
+    """A teacher agrees on a span whose log-prob is within this of the own one."""
+    min_agreement: float = Field(0.5, ge=0, le=1)
+    """Least share of a step's spans on which a teacher has to agree."""
+    peer_hold_versions: int = Field(1, ge=0)
+    """Steps for which an own group without its scores may be passed over."""
+    peer_wait_s: float = Field(2.0, ge=0)
+    """Longest wait of a batch for its scores; a synchronous run waits `run.sync_timeout_s` and ends without them."""
+
+    @model_validator(mode="after")
+    def _has_a_phase(self) -> "CopdParameters":
+        if not self.rl_steps + self.distil_steps:
+            raise ValueError("rl_steps and distil_steps are both 0; got no step; wanted one of them >= 1")
+        return self
+
+    def teachers_of(self, policy: str, policies: Sequence[str]) -> tuple[str, ...]:
+        """The policies that `policy` distils from on some task."""
+        others = sorted(set(policies) - {policy}) if self.distil_steps else []
+        return tuple(other for other in others if not self.teaches or other in self.teaches)
+
+    def distils(self, step: int) -> bool:
+        """Whether groups that the version of `step` sampled are distilled."""
+        return step % (self.rl_steps + self.distil_steps) >= self.rl_steps
+
+
+class CopdRegime(ScoreReader):
+    """Own rows, in turn by rewards and by what peers think of their spans."""
+
+    def __init__(self, parameters: CopdParameters, context: SharingContext) -> None:
+        teachers = parameters.teachers_of(context.policy, context.others)
+        super().__init__(context, teachers, Patience(parameters.peer_hold_versions, parameters.peer_wait_s))
+        self.parameters = parameters
+        own = context.objective.term
+        if teachers:
+            assert clips_tokens(own), "others are refused before a run starts"
+            term = Distilled(own, parameters.coefficient, parameters.max_gap_nats)
+            self.components = (context.objective.component(term=term, spreading=parameters.spreading),)
+        else:
+            self.components = (context.objective.component(),)
+
+    def teacher_of(self, group: ScoredGroup) -> str | None:
+        """A policy that teaches the group's task, where the group is of a distilling version.
+
+        Several take turns, by prompt and version.
+        """
+        if not self.parameters.distils(group.newest.step):
+            return None
+        teaches = self.parameters.teaches
+        able = [one for one in self.teachers if not teaches or group.task in teaches[one]]
+        return able[zlib.crc32(f"{group.prompt_id}@{group.newest.step}".encode()) % len(able)] if able else None
+
+    def absorb(self, groups: Sequence[ScoredGroup], *, step: int, rng: np.random.Generator) -> Absorbed:
+        """Own rows. Rows of scored answers have the teacher's log-probs, and 0 where it says nothing."""
+        counts: Counter[str] = Counter(asked=0, scored=0, absent=0, unscored=0, gated=0)
+        lengths: list[int] = []
+        rows_of: list[tuple[ScoredGroup, list[TrainingExample]]] = []
+        units: dict[str, list[Bools]] = defaultdict(list)
+        for group in groups:
+            own = own_examples([group], self.context, keep_idle=True)  # a teacher moves groups of equal rewards too
+            lengths += own.lengths
+            rows = self.with_scores(own.examples, group, counts)
+            rows_of.append((group, rows))
+            for row in rows:
+                if row.examined is not None:
+                    units[row.examined.source].append(agreeing(row, self.parameters.agreement_nats))
+        told = {source: np.concatenate(found) for source, found in sorted(units.items())}
+        agreement = {source: float(found.mean()) for source, found in told.items() if found.size}
+        taught = {source for source, share in agreement.items() if share >= self.parameters.min_agreement}
+        examples = [row for group, rows in rows_of for row in self._taught_by(taught, group, rows, counts)]
+        absorbed = self.absorbed(examples, lengths, counts)
+        shares = {f"sharing/agreement/{source}": share for source, share in agreement.items()}
+        return replace(absorbed, counts={**absorbed.counts, **shares})
+
+    def _taught_by(
+        self, teachers: set[str], group: ScoredGroup, rows: list[TrainingExample], counts: Counter[str]
+    ) -> list[TrainingExample]:
+        """The rows of a group; without one that these teachers scored, they are those of the own objective."""
+        scored = [row.examined is not None and row.examined.source in teachers for row in rows]
+        counts["gated"] += sum(row.examined is not None for row in rows) - sum(scored)
+        if not any(scored):
+            return own_examples([group], self.context).examples
+        return [
+            replace(row, advantages=np.zeros_like(row.advantages)) if is_scored else row
+            for row, is_scored in zip(rows, scored, strict=True)
+        ]
+
+
+def agreeing(row: TrainingExample, within_nats: float) -> Bools:
+    """[U] whether the teacher of a scored row agrees with its sampler, for every common span that it scored."""
+    assert row.teacher_logprobs is not None
+    assert row.teacher_spans is not None
+    assert row.behaviour_logprobs is not None
+    spans, first = np.unique(row.teacher_spans, return_index=True)
+    told = row.teacher_logprobs[first].astype(np.float64)
+    own = sums_at(row.teacher_spans, row.behaviour_logprobs.astype(np.float64), int(spans[-1]) + 1)[spans]
+    is_told = np.isfinite(told)
+    agrees: Bools = np.abs(told - own)[is_told] <= within_nats
+    return agrees
