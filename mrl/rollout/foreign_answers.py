@@ -59,7 +59,7 @@ def foreign_answers(
 
 
 def foreign_episode(answer: GivenAnswer, receiver: Receiver, spelling: EpisodeSpelling) -> ForeignAnswer | None:
-    """An episode; None for one that own tokens, template or syntax of calls cannot say, or with more text than crosses."""
+    """An episode; None for one with more text than crosses, or that own tokens or template cannot say."""
     own = [turn for turn in answer.turns if turn.is_sampled]
     num_bytes = sum(message.num_bytes for turn in answer.turns for message in turn.messages)
     if not own or num_bytes > MAX_COMPLETION_BYTES:

@@ -82,14 +82,21 @@ def digest_of(text: bytes) -> bytes:
 def _shared_episode(answer: Answer, advantage: float, receiver: Receiver) -> SharedAnswer:
     """One episode, up to the policy's last turn. One with more text than may cross gives its reward alone."""
     turns = _traced_turns(answer, receiver)
-    size = sum(message.num_bytes for turn in turns for message in turn.messages)
     return SharedAnswer(
         completion=b"",
         finish_reason=last_reason(answer),
         reward=answer.reward,
         advantage=advantage,
-        turns=turns if size <= MAX_COMPLETION_BYTES else [],
+        turns=turns if answer_bytes(answer) <= MAX_COMPLETION_BYTES else [],
     )
+
+
+def answer_bytes(answer: Answer) -> int:
+    """Text of an own answer that crosses; of an episode that of its turns, up to the policy's last."""
+    if not answer.segments:
+        return len(answer.completion)
+    last = max((place for place, segment in enumerate(answer.segments) if segment.is_sampled), default=-1)
+    return sum(message.num_bytes for segment in answer.segments[: last + 1] for message in segment.messages)
 
 
 def last_reason(answer: Answer) -> FinishReason:

@@ -80,9 +80,13 @@ REGIMES: dict[str, RegimeKind] = {
     "graft": RegimeKind(
         GraftParameters, GraftRegime, learns_of_uniform_groups=True, carries_episodes=True, replays=("rollout",)
     ),
-    "rlad": RegimeKind(RladParameters, RladRegime, teachers_of=RladParameters.teachers_of),
+    "rlad": RegimeKind(RladParameters, RladRegime, carries_episodes=True, teachers_of=RladParameters.teachers_of),
     "copd": RegimeKind(
-        CopdParameters, CopdRegime, learns_of_uniform_groups=True, teachers_of=CopdParameters.teachers_of
+        CopdParameters,
+        CopdRegime,
+        learns_of_uniform_groups=True,
+        carries_episodes=True,
+        teachers_of=CopdParameters.teachers_of,
     ),
 }
 """Every regime of mrl; a new one is added here and nowhere else. Those of other packages are plug-ins."""

@@ -19,24 +19,28 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+from msgspec import UNSET
 from pydantic import Field
 
 from mrl.config.table import Table
 from mrl.objectives.specs import Trrd
 from mrl.records.experience import (
     MAX_COMPLETION_BYTES,
+    MAX_SCORES,
     ExperienceRecord,
     GivenAnswer,
     Received,
     ScoreRecord,
     ScoreRequestRecord,
 )
-from mrl.records.rollouts import ScoredGroup
+from mrl.records.rollouts import Answer, ScoredGroup
 from mrl.sharing.context import SharingContext
 from mrl.sharing.own_examples import own_advantages, own_examples
 from mrl.sharing.own_objective import POLICY_GRADIENT, clips_tokens
+from mrl.sharing.own_traces import answer_bytes, last_reason
+from mrl.sharing.peer_episodes import shared_turns
 from mrl.sharing.regime import Absorbed, Asking, Author, Patience, TrainingExample
-from mrl.sharing.teacher_traces import UNSCORED, teacher_traces
+from mrl.sharing.teacher_traces import UNSCORED, num_scores, teacher_traces
 
 MAX_OPEN = 4096
 SCORES_PER_ASK = 4
@@ -93,9 +97,8 @@ class ScoreReader:
             ScoreRequestRecord(
                 **author.tags(group) | {"record_id": request_id(author.policy, group.ticket)},
                 scorer=teacher,
-                answers=[
-                    GivenAnswer(completion=one.completion, finish_reason=one.finish_reason) for one in group.answers
-                ],
+                answers=[_given(answer) for answer in group.answers],
+                opening=UNSET if group.opening is None else group.opening,
             )
         ]
 
@@ -149,7 +152,7 @@ class ScoreReader:
         if self._scorer_of(group) is None:
             return rows
         counts["asked"] += len(rows)
-        if record is None or len(record.scores) != len(rows):
+        if record is None or len(record.scores) != num_scores(group.answers):
             counts["absent"] += len(rows)
             return rows
         scored = []
@@ -171,7 +174,8 @@ class ScoreReader:
         )
 
     def _scorer_of(self, group: ScoredGroup) -> str | None:
-        fits = all(len(answer.completion) <= MAX_COMPLETION_BYTES for answer in group.answers)
+        fits = all(answer_bytes(answer) <= MAX_COMPLETION_BYTES for answer in group.answers)
+        fits = fits and num_scores(group.answers) <= MAX_SCORES
         return self.teacher_of(group) if self.teachers and fits else None
 
     def _close(self, request: str) -> None:
@@ -221,6 +225,13 @@ class RladRegime(ScoreReader):
             lengths += own.lengths
             examples += self.with_scores(own.examples, group, counts)
         return self.absorbed(examples, lengths, counts)
+
+
+def _given(answer: Answer) -> GivenAnswer:
+    """An own answer as it is sent to a teacher."""
+    if not answer.segments:
+        return GivenAnswer(completion=answer.completion, finish_reason=answer.finish_reason)
+    return GivenAnswer(completion=b"", finish_reason=last_reason(answer), turns=shared_turns(answer))
 
 
 def request_id(policy: str, ticket: str) -> str:

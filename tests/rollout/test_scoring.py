@@ -1,5 +1,6 @@
 """A scorer says what its policy gives to foreign texts, in bytes and nats, and leaves out what it cannot say."""
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -11,12 +12,14 @@ from mrl.engines.engine import Sampling
 from mrl.errors import EngineLost
 from mrl.metrics.telemetry import Telemetry
 from mrl.records.codec import unpack_array
+from mrl.records.episodes import Message, Opening, ToolCall, ToolSpec
 from mrl.records.experience import (
     ExperienceRecord,
     GivenAnswer,
     Received,
     ScoreRecord,
     ScoreRequestRecord,
+    SharedTurn,
     TokenTrace,
 )
 from mrl.records.finish import FinishReason
@@ -24,7 +27,9 @@ from mrl.records.version import Version
 from mrl.rollout.frozen import FROZEN, FrozenLife
 from mrl.rollout.peer_scoring import Scorer
 from mrl.rollout.sampling import Sampler
+from mrl.sharing.own_traces import digest_of
 from mrl.tasks.pool import TaskPool
+from tests.support.plain_voice import PlainVoice
 from tests.support.retokenizing import retokenize
 
 PROMPT_IDS = np.array([3, 5, 9], dtype=np.int32)
@@ -46,10 +51,11 @@ class Wire:
 
 
 @pytest.fixture
-def make_scorer(tiny_model, pool, receiver, tmp_path):
-    """A scorer at a version, its wire and its model."""
+def make_scorer(tiny_model, pool, receiver, tmp_path, monkeypatch):
+    """A scorer at a version, its wire and its model; it serves all that is asked, on a busy machine too."""
+    monkeypatch.setattr("mrl.rollout.peer_scoring.SERVE_S", 100.0)
 
-    def make(*, step: int = 0, temperature: float = 0.7, keeps_step: bool = False):
+    def make(*, step: int = 0, temperature: float = 0.7, keeps_step: bool = False, spelling=None):
         model = tiny_model(vocab_size=1000)
         model.save_pretrained(tmp_path / "model")
         (tmp_path / "model" / "tokenizer.json").write_text("{}")
@@ -58,7 +64,7 @@ def make_scorer(tiny_model, pool, receiver, tmp_path):
         engine.label(Version(0, step))
         sampler = Sampler("teacher", 1, engine, pool, lambda text: PROMPT_IDS, receiver.completion_bytes)
         wire = Wire()
-        scorer = Scorer(sampler, receiver, wire, max_answer_tokens=64, keeps_step=keeps_step)
+        scorer = Scorer(sampler, receiver, wire, max_answer_tokens=64, keeps_step=keeps_step, spelling=spelling)
         return scorer, wire, model
 
     return make
@@ -75,7 +81,9 @@ def request(pool: TaskPool, *texts: tuple[bytes, bool], number: int = 0, step: i
         task="trim",
         created_unix_s=0.0,
         scorer=fields.pop("scorer", "teacher"),
-        answers=[GivenAnswer(completion=text, finish_reason=reason_of(finished)) for text, finished in texts],
+        answers=fields.pop("answers", None)
+        or [GivenAnswer(completion=text, finish_reason=reason_of(finished)) for text, finished in texts],
+        **fields,
     )
     return Received(record, 0)
 
@@ -118,6 +126,83 @@ def test_scores_are_the_policys_own_logprobs_of_the_text_at_its_temperature(make
             logprobs = (model(row[None]).logits[0] / 0.7).log_softmax(-1)
         expected = logprobs[2:-1].gather(-1, row[3:, None]).squeeze(-1).numpy()
         np.testing.assert_allclose(answer.logprobs, expected, atol=1e-4)
+
+
+OPENING = Opening((Message("user", "guess"),), (ToolSpec("look_up", "Looks.", '{"type":"object"}'),))
+CALLING = Message("assistant", "one", tool_calls=(ToolCall("look_up", '{"key":"b"}'),))
+PLAYED = (CALLING, Message("user", "7"), Message("assistant", "yah"))
+
+
+def episode(*messages: Message, finished: bool = True) -> GivenAnswer:
+    turns = [SharedTurn(is_sampled=one.role == "assistant", messages=(one,)) for one in messages]
+    return GivenAnswer(completion=b"", finish_reason=reason_of(finished), turns=turns)
+
+
+@pytest.mark.parametrize("finished", [True, False])
+def test_an_episode_is_scored_as_the_policy_itself_would_say_it(make_scorer, pool, receiver, finished):
+    """Opening and turns in own words, one forward of the whole row; a score for each turn, none for what is told."""
+    voice = PlainVoice(receiver)
+    scorer, wire, model = make_scorer(temperature=0.7, spelling=voice)
+    wire.asked = [request(pool, answers=[episode(*PLAYED, finished=finished)], opening=OPENING, prompt_id="of no task")]
+
+    assert scorer.serve() == 1
+    (said,) = wire.said
+    first, last = (
+        believed(one, text, end)
+        for one, text, end in zip(said.scores, (voice.text([CALLING]), b"yah"), (True, finished), strict=True)
+    )
+    assert (said.scores[0].written, said.scores[1].written) == (digest_of(voice.text([CALLING])), b"")
+    parts = [
+        voice.opening(OPENING),
+        voice.rest(voice.text([CALLING]), is_begun=False, is_ended=True),
+        voice.bridge([PLAYED[1]]),
+        voice.rest(b"yah", is_begun=False, is_ended=finished),
+    ]
+    row, ends = torch.tensor(np.concatenate(parts).astype(np.int64)), np.cumsum([part.size for part in parts])
+    with torch.no_grad():
+        logprobs = (model(row[None]).logits[0] / 0.7).log_softmax(-1)
+    expected = logprobs[:-1].gather(-1, row[1:, None]).squeeze(-1).numpy()
+    np.testing.assert_allclose(first.logprobs, expected[ends[0] - 1 : ends[1] - 1], atol=1e-4)
+    np.testing.assert_allclose(last.logprobs, expected[ends[2] - 1 :], atol=1e-4)
+    assert scorer.totals.tokens == parts[1].size + parts[3].size
+
+
+@pytest.mark.parametrize(
+    ("answer", "refuses"),
+    [
+        (episode(*PLAYED), "tool_calls"),
+        (episode(*PLAYED), "no_bridge"),
+        (episode(*PLAYED), "no_opening"),
+        (episode(Message("user", "7")), ""),
+        (episode(), ""),
+        (episode(Message("assistant", "x" * 200_000), PLAYED[1], Message("assistant", "y" * 200_000)), ""),
+        (episode(PLAYED[0], PLAYED[1], Message("assistant", "")), ""),
+    ],
+)
+def test_an_episode_that_cannot_be_said_has_no_scores_and_the_others_have(make_scorer, pool, receiver, answer, refuses):
+    """One place for each of its turns: a peer counts on it. Nothing that a peer sends ends the worker."""
+    voice = PlainVoice(receiver)
+    voice.refuses = refuses
+    scorer, wire, _ = make_scorer(spelling=voice)
+    good = episode(Message("assistant", "yah"))
+    finished = answer.num_scores != 2 or bool(refuses) or len(answer.turns[0].messages[0].content) > 9
+    answer = answer if finished else msgspec.structs.replace(answer, finish_reason=FinishReason.LENGTH)
+    wire.asked = [request(pool, answers=[answer, good], opening=OPENING)]
+
+    assert scorer.serve() == 1
+
+    *refused, last = wire.said[0].scores
+    assert refused == [None] * answer.num_scores
+    assert (last is None) is bool(refuses in ("no_opening", "no_bridge", "tool_calls"))
+
+
+def test_who_has_no_episodes_gives_them_no_scores(make_scorer, pool):
+    """A teacher whose own tasks are of one turn."""
+    scorer, wire, _ = make_scorer()
+    wire.asked = [request(pool, answers=[episode(*PLAYED)], opening=OPENING)]
+
+    assert scorer.serve() == 1
+    assert wire.said[0].scores == [None, None]
 
 
 def test_what_own_tokens_cannot_say_has_no_score_and_the_rest_has(make_scorer, pool):

@@ -38,11 +38,12 @@ AGGREGATIONS = ["sequence_mean", "token_mean", "constant"]
 MAX_ANSWER_TOKENS = 64
 PROMPTS = st.sampled_from(["p", "q", "elsewhere"])
 CALLS = st.sampled_from([(), (), (ToolCall("f", "{}"),)])
+NO_DIGEST = st.just(b"")
 MESSAGES = st.builds(Message, st.just("assistant"), st.sampled_from(["", "yah", "caf\u00e9", "z" * 80]), CALLS)
 
 
 @st.composite
-def traces(draw):
+def traces(draw, digests=NO_DIGEST):
     """None, bytes at random, or arrays that may or may not fit the text."""
     kind = draw(st.sampled_from(["none", "torn", "arrays"]))
     if kind == "none":
@@ -60,6 +61,7 @@ def traces(draw):
         special=pack_array([length == 0 for length in lengths], "u1"),
         noncanonical=draw(st.booleans()),
         token_ids=None if ids is None else pack_array(ids, "i4"),
+        written=draw(digests),
     )
 
 
@@ -70,9 +72,7 @@ def played(draw):
     digests = st.sampled_from([b"", b"?", digest_of(b"yah<f {}>"), digest_of(b"<f {}>")])
     size = draw(st.sampled_from([1, 1, 3, 3, 2]))
     return [
-        TracedTurn(
-            is_sampled=True, messages=draw(said | st.tuples(MESSAGES)), trace=draw(traces()), written=draw(digests)
-        )
+        TracedTurn(is_sampled=True, messages=draw(said | st.tuples(MESSAGES)), trace=draw(traces(digests)))
         if place % 2 == 0
         else TracedTurn(is_sampled=draw(st.sampled_from([False] * 9 + [True])), messages=(Message("user", "so"),))
         for place in range(size)

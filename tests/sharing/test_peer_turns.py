@@ -231,8 +231,8 @@ def test_turns_cross_as_structure_and_each_with_its_trace(share, voices):
     assert (looked_up.completion, looked_up.trace, looked_up.finish_reason) == (b"", None, FinishReason.STOP)
     first, between, last = looked_up.turns
     assert unpack_array(first.trace.byte_lengths, "i4").sum() == len(voices["bytes"].text([LOOKED_UP[0]]))
-    assert first.written == digest_of(voices["bytes"].text([LOOKED_UP[0]]))
-    assert (between.trace, between.written, last.written) == (None, b"", b"")
+    assert first.trace.written == digest_of(voices["bytes"].text([LOOKED_UP[0]]))
+    assert (between.trace, last.trace.written) == (None, b"")
     assert unpack_array(last.trace.byte_lengths, "i4").sum() == len("reverse: 7")
     logprobs = b"".join(turn.trace.logprobs for turn in looked_up.turns if turn.is_sampled)
     assert logprobs == voices["bytes"].played(LOOKED_UP, seed=0).logprobs
@@ -374,8 +374,8 @@ def test_content_that_the_ids_do_not_begin_with_has_no_trace(share, voices):
         share("bytes", structs.replace(answer, segments=[one, *answer.segments[1:]])).answers[0].turns[0]
         for one in (first, other)
     )
-    assert (cut.trace is not None, cut.written) == (True, digest_of(b"copy: hay"))
-    assert (none.trace, none.written) == (None, b"")
+    assert (cut.trace is not None, cut.trace.written) == (True, digest_of(b"copy: hay"))
+    assert none.trace is None
 
 
 def test_a_text_before_a_stop_string_is_aligned_up_to_it(share, read, voices):

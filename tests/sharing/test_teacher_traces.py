@@ -42,7 +42,7 @@ def sampled(make, receiver):
 def test_sampled_ids_are_never_cut_anew(receiver, sampled):
     """The answer was sampled byte by byte: it has four own tokens, though the tokenizer would write it in fewer."""
     assert retokenize(receiver, b"yah", finished=True, max_tokens=9).token_ids.size < 4
-    view = teacher_trace(sampled(pieces=[b"y", b"a", b"h"]), told([1, 1, 1, 0]), "f", receiver)
+    view = teacher_trace(sampled(pieces=[b"y", b"a", b"h"]), [told([1, 1, 1, 0])], "f", receiver)
     assert view.logprobs.tolist() == [-1, -2, -3, -4]
     assert view.spans.tolist() == [0, 1, 2, 3]
     assert (view.logprobs.dtype, view.spans.dtype) == (np.float32, np.int32)
@@ -50,7 +50,7 @@ def test_sampled_ids_are_never_cut_anew(receiver, sampled):
 
 def test_spans_hold_the_sum_at_each_own_token(receiver, sampled):
     """ "y|a|h" against "ya|h": the first two own tokens share what the teacher gave to "ya"."""
-    view = teacher_trace(sampled(pieces=[b"y", b"a", b"h"]), told([2, 1, 0]), "f", receiver)
+    view = teacher_trace(sampled(pieces=[b"y", b"a", b"h"]), [told([2, 1, 0])], "f", receiver)
     assert view.logprobs.tolist() == [-1, -1, -2, -3]
     assert view.spans.tolist() == [0, 0, 1, 2]
 
@@ -60,7 +60,7 @@ def test_a_view_books_every_log_prob_of_the_teacher(receiver, sampled):
     text = b"reverse: yah"
     answer = sampled(text)
     score = told([3, 4, 2, 3, 0])
-    view = teacher_trace(answer, score, "f", receiver).aligned
+    view = teacher_trace(answer, [score], "f", receiver).aligned
     shared = SharedAnswer(completion=text, finish_reason=FinishReason.STOP, reward=0.0, advantage=0.0, trace=score)
     wanted, _ = in_own_tokens([shared], ["f"], receiver, max_tokens=99)
     assert (view.span_peer_tokens.tolist(), view.span_receiver_tokens.tolist()) == ([2, 2, 1], [1, 2, 1])
@@ -80,7 +80,7 @@ def test_a_view_books_every_log_prob_of_the_teacher(receiver, sampled):
 def test_an_end_that_one_side_lacks_is_in_no_span(receiver, sampled, finished, lengths, own_tokens, dropped, flags):
     """The own token is left out, the teacher's is dropped with its log-prob."""
     answer = structs.replace(sampled(pieces=[b"y", b"a", b"h"], finished=finished), finish_reason=FinishReason.STOP)
-    row = teacher_trace(answer, told(lengths), "f", receiver).aligned.row(0)
+    row = teacher_trace(answer, [told(lengths)], "f", receiver).aligned.row(0)
     assert (len(row.token_ids), row.flags, row.span_logprob[:2].tolist()) == (own_tokens, flags, [-1, -2])
     assert (row.dropped_logprob, row.dropped_tokens) == (dropped, int(dropped < 0))
     assert (row.peer_span_of_token < 0).sum() == row.dropped_tokens
@@ -91,7 +91,7 @@ def test_coarse_own_tokens_get_the_sum(receiver, sampled):
     """What the teacher cut finer is added up."""
     answer = sampled(b"reverse: yah")
     own = unpack_array(answer.token_ids, "i4")
-    view = teacher_trace(answer, told([1] * 12 + [0]), "f", receiver)
+    view = teacher_trace(answer, [told([1] * 12 + [0])], "f", receiver)
     assert len(view.logprobs) == len(own) < 13
     assert view.logprobs.sum() == -sum(range(1, 14))
     assert view.logprobs[-1] == -13
@@ -99,7 +99,7 @@ def test_coarse_own_tokens_get_the_sum(receiver, sampled):
 
 def test_end_without_counterpart_is_silent(receiver, sampled):
     """A teacher without an EOS says nothing of the own one: NaN, in a span of its own."""
-    view = teacher_trace(sampled(pieces=[b"y", b"a", b"h"]), told([2, 1]), "f", receiver)
+    view = teacher_trace(sampled(pieces=[b"y", b"a", b"h"]), [told([2, 1])], "f", receiver)
     assert view.logprobs[:-1].tolist() == [-1, -1, -2]
     assert np.isnan(view.logprobs[-1])
     assert view.spans.tolist() == [0, 0, 1, 2]
@@ -108,7 +108,7 @@ def test_end_without_counterpart_is_silent(receiver, sampled):
 def test_end_of_the_teacher_alone_is_left_out(receiver, sampled):
     """An own answer that ended otherwise than by its EOS gets nothing of the teacher's EOS."""
     answer = structs.replace(sampled(pieces=[b"y", b"a", b"h"], finished=False), finish_reason=FinishReason.STOP)
-    view = teacher_trace(answer, told([1, 1, 1, 0]), "f", receiver)
+    view = teacher_trace(answer, [told([1, 1, 1, 0])], "f", receiver)
     assert view.logprobs.tolist() == [-1, -2, -3]
 
 
@@ -122,17 +122,17 @@ def test_answer_cut_inside_a_character(receiver, sampled):
         token_ids=pack_array([*retokenize(receiver, b"y", finished=False, max_tokens=9).token_ids, whole[0]], "i4"),
         logprobs=pack_array([-1, -1], "f4"),
     )
-    view = teacher_trace(cut, told([2]), "f", receiver)
+    view = teacher_trace(cut, [told([2])], "f", receiver)
     assert view.logprobs.tolist() == [-1, -1]
     assert view.aligned.flags.tolist() == [Flag.TAIL]
-    assert teacher_trace(cut, None, "f", receiver) is None
+    assert teacher_trace(cut, [None], "f", receiver) is None
 
 
 @pytest.mark.parametrize("completion", [b"hay", b"ya", b""])
 def test_ids_that_are_another_text_have_no_view(receiver, sampled, completion):
     """Also where the other text is as long."""
     answer = structs.replace(sampled(b"yah"), completion=completion)
-    assert teacher_trace(answer, told([len(completion), 0]), "f", receiver) is None
+    assert teacher_trace(answer, [told([len(completion), 0])], "f", receiver) is None
 
 
 @pytest.mark.parametrize(
@@ -147,4 +147,4 @@ def test_ids_that_are_another_text_have_no_view(receiver, sampled, completion):
 )
 def test_lying_scores_are_rejected(receiver, sampled, score, reason):
     """As a value, with its reason."""
-    assert teacher_trace(sampled(b"yah"), score, "f", receiver) == Rejected(reason)
+    assert teacher_trace(sampled(b"yah"), [score], "f", receiver) == Rejected(reason)

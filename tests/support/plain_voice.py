@@ -6,7 +6,7 @@ import numpy as np
 
 from mrl.alignment import Receiver, translate_texts
 from mrl.records.codec import pack_array
-from mrl.records.episodes import CUT, EpisodeSegment, Message
+from mrl.records.episodes import CUT, EpisodeSegment, Message, Opening
 from mrl.records.experience import SharedTurn
 from mrl.records.finish import FinishReason
 from mrl.records.rollouts import Answer
@@ -20,6 +20,13 @@ class PlainVoice:
     def __init__(self, receiver: Receiver, call: str = "<{name} {arguments}>", *, max_tokens: int = 999) -> None:
         self.receiver, self._call, self._max_tokens = receiver, call, max_tokens
         self.refuses = ""
+
+    def opening(self, opening: Opening) -> np.ndarray | str:
+        """A line for each of its messages, and the names of its tools; why not, where it is told to refuse."""
+        if self.refuses == "no_opening":
+            return self.refuses
+        tools = [Message("user", tool.name) for tool in opening.tools]
+        return self.bridge([*tools, *opening.messages])
 
     def text(self, messages: Sequence[Message]) -> bytes | str:
         """Content and calls, or why not."""
