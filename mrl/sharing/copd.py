@@ -20,7 +20,7 @@ of a step's spans teaches nothing in that step. It stands for the paper's top-k 
 send. Groups of such a teacher, and answers that were not scored in time, are trained by rewards, and counted.
 
 Reads of a peer: log-probs of own answers (score records). On the wire, per prompt of a distilled group: to the teacher
-about 270 bytes, and for every answer 35 and its text; back 280, and for every answer 65 and 9 per token of the
+about 270 bytes, and for every answer 35 and its text; back 280, and for every answer 40 and 9 per token of the
 teacher's. Costs: one forward pass of the teacher per answer of a distilled group.
 """
 

@@ -15,7 +15,7 @@ know, that is the EOS of every turn. Where verifiers give negative rewards, omeg
 least one: the paper's are never below 0. Own rows get the policy's own objective: set `method = "gspo"` for the
 paper's.
 
-Reads of a peer: whole groups (rollout records). On the wire, per prompt: about 240 bytes, and for every answer 140, its
+Reads of a peer: whole groups (rollout records). On the wire, per prompt: about 240 bytes, and for every answer 125, its
 text and 13 per token; for an episode 30, and for each of its turns 160, its texts and 13 per token.
 Costs: forward and backward over every peer answer, twice the training work with one peer.
 """

@@ -34,7 +34,7 @@ The paper's formulas are not published; these are a reconstruction. `behaviour` 
 peer's row holds the peer's log-probs. `decoupled` is what we recommend: across tokenizers, token ratios hold noise that
 a clip takes for a change of the policy.
 
-Reads of a peer: whole groups (rollout records). On the wire, per prompt: about 240 bytes, and for every answer 140, its
+Reads of a peer: whole groups (rollout records). On the wire, per prompt: about 240 bytes, and for every answer 125, its
 text and 13 per token; for an episode 30, and for each of its turns 160, its texts and 13 per token.
 Costs: forward and backward over every peer answer, twice the training work with one peer; the residual of alignment.
 """

@@ -9,7 +9,7 @@ has to clip ratios of tokens (grpo, dr_grpo, dapo). Groups that move nothing are
 policy's own objective; the paper's have the population's deviation, which `objective.std_correction = 0` sets.
 
 Reads of a peer: log-probs of own answers (score records). On the wire, per prompt with a mixed group: to the teacher
-about 270 bytes, and for every answer 35 and its text; back 280, and for every answer 65 and 9 per token of the
+about 270 bytes, and for every answer 35 and its text; back 280, and for every answer 40 and 9 per token of the
 teacher's. Costs: one forward pass of the teacher per answer of a mixed group.
 """
 

@@ -146,8 +146,14 @@ def _turn(own: OwnTurn, score: TokenTrace | None, fingerprint: str, receiver: Re
     if is_written_alike(score, text, own.content):
         told = _believed(text, score, own.finish_reason, fingerprint)
         return told if isinstance(told, Rejected) else _lay_on(own.token_ids, told, receiver)
-    parts = split_trace(score, own.content if text.startswith(own.content) else b"", fingerprint=fingerprint)
+    parts = split_trace(score, _common(text, own.content), fingerprint=fingerprint)
     return Rejected(parts) if isinstance(parts, str) else _lay_on_content(own.token_ids, *parts, receiver)
+
+
+def _common(text: bytes, content: bytes) -> bytes:
+    """What both begin with; less than the content where the text is no valid UTF-8."""
+    both = zip(text, content, strict=False)
+    return text[: next((place for place, (one, other) in enumerate(both) if one != other), len(content))]
 
 
 def _believed(text: bytes, score: TokenTrace, finish_reason: FinishReason, fingerprint: str) -> PeerAnswer | Rejected:

@@ -11,17 +11,19 @@ from mrl.models.load_policy import load_tokenizer
 from mrl.models.turn_spelling import TurnSpelling
 from mrl.processes.episode_wiring import OwnWords, read_turn
 from mrl.records.codec import pack_array
-from mrl.records.episodes import EpisodeSegment, Message, ToolCall
-from mrl.records.experience import SharedTurn
+from mrl.records.episodes import EpisodeSegment, Message, Opening, ToolCall, ToolSpec
+from mrl.records.experience import GivenAnswer, SharedTurn, TokenTrace
 from mrl.records.finish import FinishReason
 from mrl.records.rollouts import Answer, ScoredGroup
 from mrl.records.version import Version, VersionSpan
+from mrl.rollout.foreign_answers import foreign_episode
 from mrl.rollout.replaying import OwnVoice, TurnReplay
 from mrl.sharing.context import SharingContext
 from mrl.sharing.own_objective import own_objective
 from mrl.sharing.own_traces import rollout_record
 from mrl.sharing.peer_traces import peer_traces
 from mrl.sharing.regime import Author
+from mrl.sharing.teacher_traces import teacher_trace
 from mrl.tasks.environments.contract import EnvironmentTurn
 from mrl.tasks.environments.tool_syntax import HERMES, NONE, PLAIN, syntax_of
 
@@ -244,6 +246,67 @@ def test_the_page_shows_what_is_aligned(aligned, words, folder):
     page = (ROOT / "docs" / "episodes.md").read_text(encoding="utf-8")
     for what, line in lines.items():
         assert f"\n{what:<19}{line}\n" in page
+
+
+def test_the_page_shows_what_a_teacher_scores(words, folder):
+    """The own row, the teacher's, and the own tokens that have its log-probs by that."""
+    tokenizer, receiver = load_tokenizer(folder), load_receiver(folder)
+    said = [own("hm", CALL), given("7", "tool"), own("7")]
+    spelled = words(HERMES_TEMPLATE).spell(said)
+    parts = np.split(spelled.token_ids, np.flatnonzero(np.diff(spelled.is_sampled)) + 1)
+    answer = Answer(
+        token_ids=pack_array(spelled.token_ids, "i4"),
+        logprobs=pack_array(-np.ones(spelled.is_sampled.sum()), "f4"),
+        versions=[],
+        completion=b"",
+        finish_reason=FinishReason.STOP,
+        reward=1.0,
+        segments=[
+            EpisodeSegment(num_tokens=part.size, is_sampled=turn.is_sampled, messages=turn.messages)
+            for part, turn in zip(parts, said, strict=True)
+        ],
+        ending="done",
+    )
+    asked = GivenAnswer(completion=b"", finish_reason=FinishReason.STOP, turns=said)
+    scored = foreign_episode(asked, receiver, words())
+    scores = [
+        TokenTrace(
+            byte_lengths=pack_array(text.byte_lengths, "i4"),
+            logprobs=pack_array(-np.ones(text.token_ids.size), "f4"),
+            special=pack_array(receiver.table.is_special(text.token_ids), "u1"),
+            written=text.written,
+        )
+        for text in scored.texts
+    ]
+    trace = teacher_trace(answer, scores, receiver.fingerprint, receiver)
+
+    def shown(ids) -> str:
+        return tokenizer.decode(list(ids)).replace("\n", "⏎").replace(tokenizer.eos_token, "<end>")
+
+    own_ids = spelled.token_ids[spelled.is_sampled]
+    lines = {
+        "the policy sampled": "   ".join(shown(part) for part in _parts(spelled.token_ids, spelled.is_sampled, True)),
+        "the teacher scored": shown(scored.token_ids),
+        "has its log-probs": shown(own_ids[np.isfinite(trace.logprobs)]).replace("hm", "hm   "),
+    }
+    page = (ROOT / "docs" / "episodes.md").read_text(encoding="utf-8")
+    for what, line in lines.items():
+        assert f"\n{what:<21}{line}\n" in page
+
+
+def test_an_opening_is_the_prompt_that_the_policy_itself_would_have(words):
+    """With its tools; one that the template refuses has none, in a word to count."""
+    opening = Opening((Message("user", "guess"),), (ToolSpec("look_up", "Looks.", '{"type":"object"}'),))
+    for template in ("", CHATML):
+        voice = words(template)
+        expected = voice.spelling.opening(opening.messages, [opening.tools[0].as_chat()])
+        assert voice.opening(opening).tolist() == expected.tolist()
+    assert (
+        words(
+            "{{ raise_exception('no') if messages|length == 1 and messages[0].content == 'guess' }}" + CHATML
+        ).opening(opening)
+        == "no_opening"
+    )
 
 
 def test_the_rest_of_a_turn_is_closed_where_the_turn_had_ended(words, folder):

@@ -45,13 +45,13 @@ def test_every_regime_builds_and_says_what_it_is(name, build):
 
 
 WIRE = {
-    "prp": (240, 140, 13),
-    "hacpo": (240, 140, 13),
-    "graft": (240, 140, 13),
+    "prp": (240, 125, 13),
+    "hacpo": (240, 125, 13),
+    "graft": (240, 125, 13),
     "xgrpo": (240, 9, 0),
     "sgt": (360, 0, 13),
     "rlad": (270, 35, 0),
-    "score": (280, 65, 9),
+    "score": (280, 40, 9),
 }
 """Bytes per prompt, per answer and per token, as the regimes' modules say; texts come on top. SGT sends one answer."""
 

@@ -190,6 +190,29 @@ def test_a_call_that_the_teacher_writes_otherwise_has_no_score(played, request_o
     assert trace.aligned.dropped_tokens.tolist() == [call + 1]
 
 
+def test_what_is_no_text_ends_what_is_scored_of_its_turn(played, request_of, voices, receiver):
+    """The message has a mark in its place, and the teacher scores that; own tokens before it have their scores."""
+    text, half = "reverse: \ufffd yah", voices["own"].rest("é".encode(), is_begun=False, is_ended=False)[:1]
+    group = played(LOOKED_UP, [own(text), told("7"), own("h")])
+    scores = scores_of(request_of(group)[1], voices["bytes"])[2:]
+    begun = voices["own"].rest(b"reverse: ", is_begun=False, is_ended=False)
+    first = np.concatenate([begun, half, voices["own"].rest(b" yah", is_begun=False, is_ended=True)])
+    answer = group.answers[1]
+    rest = unpack_array(answer.token_ids, "i4")[answer.segments[0].num_tokens :]
+    segments = [structs.replace(answer.segments[0], num_tokens=first.size), *answer.segments[1:]]
+    ids, sampled = np.concatenate([first, rest]), first.size + segments[2].num_tokens
+    torn = structs.replace(
+        answer,
+        token_ids=pack_array(ids, "i4"),
+        logprobs=pack_array([-1.0] * sampled, "f4"),
+        segments=segments,
+    )
+    trace = teacher_trace(torn, scores, "f", receiver)
+    assert np.isfinite(trace.logprobs).tolist() == [n < begun.size or n >= first.size for n in range(sampled)]
+    expected = unpack_array(scores[0].logprobs, "f4")[: len(b"reverse: ")].astype(float).sum()
+    assert trace.aligned.span_logprob[: trace.spans[begun.size - 1] + 1].sum() == pytest.approx(expected)
+
+
 def test_a_turn_without_a_score_costs_itself(played, request_of, voices, receiver):
     """The others keep theirs; where all are missing, the answer has none."""
     group = played(LOOKED_UP, LOOKED_UP)

@@ -201,7 +201,7 @@ def test_peers_episodes_are_trained_on_where_ratios_are_formed(trained):
 
 
 def test_a_peer_scores_own_episodes_turn_by_turn(trained):
-    """Between two tokenizers, in lockstep: every episode of a group that moves is scored, and its spans are counted."""
+    """Between two tokenizers, in lockstep: every group that moves is scored, but for turns that begin with no text."""
     records = read_metrics(trained("g", "true", regime="rlad") / "metrics.jsonl")
 
     steps = [(one["policy"], one["values"]) for one in records if "loss/total" in one.get("values", {})]
@@ -209,12 +209,11 @@ def test_a_peer_scores_own_episodes_turn_by_turn(trained):
     assert sum(values["sharing/scored_rows"] for _, values in steps) > 0
     for policy, values in steps:
         peer = {"qwen": "llama", "llama": "qwen"}[policy]
-        assert values["sharing/scored_rows"] == values["sharing/asked_rows"]
-        assert values["sharing/absent_rows"] == values["sharing/unscored_rows"] == 0
-        assert values.get(f"align/rows/{peer}", 0) == values["sharing/scored_rows"]
-        if values["sharing/scored_rows"]:
-            assert values[f"align/spans/{peer}"] > values["sharing/scored_rows"]
-            assert 0 < values[f"align/one_to_one_tokens/{peer}"] < 1
+        assert values["sharing/absent_rows"] == 0
+        assert values["sharing/scored_rows"] + values["sharing/unscored_rows"] == values["sharing/asked_rows"]
+        assert values["sharing/unscored_rows"] < values["sharing/asked_rows"] / 4
+        assert values.get(f"align/rows/{peer}", 0) == values["sharing/asked_rows"]
+        assert values[f"align/spans/{peer}"] > values["sharing/scored_rows"]
 
 
 def test_groups_go_on_from_where_a_peer_had_come_and_equal_runs_do_so_equally(trained):
