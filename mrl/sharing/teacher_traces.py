@@ -184,7 +184,7 @@ def _lay_on(own_ids: Int32s, told: PeerAnswer, receiver: Receiver) -> _LaidOn:
     num_told -= told.ends_with_eos and not has_own_end
     flags = Flag(0) if told.finished else Flag.TAIL
     flags |= Flag.EOS_UNMAPPED if has_own_end != told.ends_with_eos else Flag(0)
-    return _laid(own_ids, own_lengths, told, lengths[:num_own], told_lengths[:num_told], flags)
+    return _laid(own_ids, own_lengths, told, lengths[:num_own], told_lengths[:num_told], flags=flags)
 
 
 def _lay_on_content(own_ids: Int32s, content: PeerAnswer | None, unsaid: PeerAnswer, receiver: Receiver) -> _LaidOn:
@@ -195,7 +195,7 @@ def _lay_on_content(own_ids: Int32s, content: PeerAnswer | None, unsaid: PeerAns
     common = max(np.intersect1d(own_ends, ends).tolist(), default=0)
     num_own, num_told = ((np.searchsorted(of, common) + 1 if common else 0) for of in (own_ends, ends))
     told = unsaid if content is None else _joined(content, unsaid)
-    return _laid(own_ids, own_lengths, told, own_lengths[:num_own], lengths[:num_told], Flag(0))
+    return _laid(own_ids, own_lengths, told, own_lengths[:num_own], lengths[:num_told], flags=Flag(0))
 
 
 def _joined(first: PeerAnswer, second: PeerAnswer) -> PeerAnswer:
@@ -209,7 +209,7 @@ def _joined(first: PeerAnswer, second: PeerAnswer) -> PeerAnswer:
 
 
 def _laid(
-    own_ids: Int32s, own_lengths: Int32s, told: PeerAnswer, lengths: Int32s, told_lengths: Int32s, flags: Flag
+    own_ids: Int32s, own_lengths: Int32s, told: PeerAnswer, lengths: Int32s, told_lengths: Int32s, *, flags: Flag
 ) -> _LaidOn:
     """The first tokens of both sides, of these `lengths`, in common spans; the score's others are dropped."""
     spans = align_batch(
