@@ -3,7 +3,7 @@
 import importlib.util
 import json
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
@@ -286,20 +286,25 @@ def _check_says_again(config: RunConfig, task: str, first: "EnvironmentTurn") ->
 
 
 def check_teacher(config: RunConfig, *, where: str) -> None:
-    """Raises ConfigError when the regime's teacher is no policy of the run, which would be plain GRPO unsaid."""
+    """Raises ConfigError when a teacher is no policy of the run, or teaches what is no task: plain GRPO unsaid."""
+    from mrl.sharing.copd import CopdParameters
     from mrl.sharing.regimes import check_sharing
     from mrl.sharing.rlad import RladParameters
 
+    def check(what: str, got: str, known: Collection[str]) -> None:
+        if got not in known:
+            near = nearest(got, known)
+            wanted, cure = "one of " + ", ".join(known), f"did you mean {near!r}?" if near else ""
+            raise ConfigError(what, where=where, got=got, wanted=wanted, cure=cure)
+
     parameters = check_sharing(config.sharing, where)
-    if isinstance(parameters, RladParameters) and parameters.teacher and parameters.teacher not in config.policies:
-        near = nearest(parameters.teacher, config.policies)
-        raise ConfigError(
-            "sharing.rlad.teacher: no such policy",
-            where=where,
-            got=parameters.teacher,
-            wanted="one of " + ", ".join(config.policies),
-            cure=f"did you mean {near!r}?" if near else "",
-        )
+    if isinstance(parameters, RladParameters) and parameters.teacher:
+        check("sharing.rlad.teacher: no such policy", parameters.teacher, config.policies)
+    if isinstance(parameters, CopdParameters):
+        for policy, tasks in parameters.teaches.items():
+            check("sharing.copd.teaches: no such policy", policy, config.policies)
+            for task in tasks:
+                check(f"sharing.copd.teaches.{policy}: no such task", task, config.tasks)
 
 
 def check_frozen(config: RunConfig, *, where: str) -> None:
