@@ -291,20 +291,26 @@ def check_teacher(config: RunConfig, *, where: str) -> None:
     from mrl.sharing.regimes import check_sharing
     from mrl.sharing.rlad import RladParameters
 
-    def check(what: str, got: str, known: Collection[str]) -> None:
-        if got not in known:
-            near = nearest(got, known)
-            wanted, cure = "one of " + ", ".join(known), f"did you mean {near!r}?" if near else ""
-            raise ConfigError(what, where=where, got=got, wanted=wanted, cure=cure)
+    def check(key: str, what: str, got: str, known: Collection[str]) -> None:
+        if got in known:
+            return
+        near = nearest(got, known)
+        raise ConfigError(
+            f"sharing.{key}: no such {what}",
+            where=where,
+            got=got,
+            wanted="one of " + ", ".join(known),
+            cure=f"did you mean {near!r}?" if near else "",
+        )
 
     parameters = check_sharing(config.sharing, where)
     if isinstance(parameters, RladParameters) and parameters.teacher:
-        check("sharing.rlad.teacher: no such policy", parameters.teacher, config.policies)
+        check("rlad.teacher", "policy", parameters.teacher, config.policies)
     if isinstance(parameters, CopdParameters):
         for policy, tasks in parameters.teaches.items():
-            check("sharing.copd.teaches: no such policy", policy, config.policies)
+            check("copd.teaches", "policy", policy, config.policies)
             for task in tasks:
-                check(f"sharing.copd.teaches.{policy}: no such task", task, config.tasks)
+                check(f"copd.teaches.{policy}", "task", task, config.tasks)
 
 
 def check_frozen(config: RunConfig, *, where: str) -> None:
