@@ -88,8 +88,9 @@ def inputs_of(own, teacher, advantages):
 
 def test_clipped_tokens_are_counted_by_the_teacher_s_advantage():
     """A row whose own advantages are 0 is moved all the same, and clipped."""
-    own, teacher = torch.tensor([-1.0, -1.0]), torch.tensor([-0.5, -1.0])
-    inputs = replace(inputs_of(own, teacher, torch.zeros(2)), proximal_T=torch.tensor([-2.0, -1.0]))
-    assert distilled_advantages(Distilled(Clipped()), inputs).tolist() == [1.5, 0.0]
-    spec = Distilled(Clipped(correction=Correction()))
-    assert clipped_tokens(spec, inputs).tolist() == [True, False]
+    own, teacher = torch.tensor([-1.0, -1.0, -1.0]), torch.tensor([-0.5, -1.0, -0.5])
+    inputs = inputs_of(own, teacher, torch.zeros(3))
+    inputs = replace(inputs, proximal_T=torch.tensor([-2.0, -1.0, -1.0]), behaviour_T=torch.tensor([-2.0, -1.0, -9.0]))
+    assert distilled_advantages(Distilled(Clipped()), inputs).tolist() == [1.5, 0.0, 0.5]
+    spec = Distilled(Clipped(correction=Correction(action="mask")))
+    assert clipped_tokens(spec, inputs).tolist() == [True, False, False], "the mask of the last one is no clip"
