@@ -51,7 +51,7 @@ class CopdParameters(Table):
     """Versions in a row whose groups are all trained by rewards."""
     distil_steps: int = Field(2, ge=0)
     """Versions behind them whose groups are distilled; 0 is `independent`. The paper found 1.5 to 1 best."""
-    teaches: dict[str, Annotated[list[str], Field(min_length=1)]] = Field(default_factory=dict)
+    teaches: dict[str, Annotated[list[str], Field(min_length=1)]] = Field(default={})
     """Policy -> the tasks on which the others distil from it; those left out teach nobody. Empty: all, on all tasks."""
     coefficient: float = Field(1.0, gt=0)
     """beta: the advantage of a nat."""

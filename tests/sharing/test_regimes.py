@@ -51,6 +51,7 @@ WIRE = {
     "xgrpo": (240, 9, 0),
     "sgt": (360, 0, 13),
     "rlad": (270, 35, 0),
+    "copd": (270, 35, 0),
     "score": (280, 40, 9),
 }
 """Bytes per prompt, per answer and per token, as the regimes' modules say; texts come on top. SGT sends one answer."""
@@ -69,7 +70,7 @@ def test_records_are_as_large_as_the_modules_say(build, make, receiver, name, nu
         traces = [structs.replace(one, token_ids=None) for one in traces_of(group.answers, receiver)]
         record = structs.replace(make.score("policy:0.1234:score", traces).record, fingerprint=receiver.fingerprint)
     else:
-        (record,) = build(name).publish(group, author)
+        (record,) = build(name, **{"copd": {"rl_steps": 0}}.get(name, {})).publish(group, author)
     fixed, per_answer, per_token = WIRE[name]
     num_sent, num_texts = (1 if name == "sgt" else num_answers), 0 if name in ("xgrpo", "score") else num_bytes
     said = fixed + num_sent * (per_answer + num_texts + per_token * len(group.answers[0].token_ids) // 4)
@@ -89,6 +90,10 @@ def test_scorers_are_the_teachers_of_those_that_learn():
     assert scorers(rlad | {"rlad": {"teacher": "c"}}, policies("a", "b", "c")) == {"c"}
     assert scorers(rlad | {"rlad": {"teacher": "nobody"}}, policies("a", "b")) == frozenset()
     assert scorers(rlad, policies("a")) == frozenset()
+    copd = {"regime": "copd"}
+    assert scorers(copd, policies("a", "b", "t", frozen=["t"])) == {"a", "b", "t"}
+    assert scorers(copd | {"copd": {"teaches": {"b": ["trim"]}}}, policies("a", "b", "c")) == {"b"}
+    assert scorers(copd | {"copd": {"distil_steps": 0}}, policies("a", "b")) == frozenset()
 
 
 def maximising(**objective):
@@ -164,6 +169,13 @@ def test_a_teacher_needs_a_clip_of_tokens(method):
             r"sharing.graft.flor: unknown key; .*did you mean sharing.graft.floor",
         ),
         ({"regime": "rlad", "rlad": {"alpha": -1}}, "sharing.rlad.alpha: not valid; got -1"),
+        ({"regime": "copd", "copd": {"rl_steps": -1}}, "sharing.copd.rl_steps: not valid; got -1"),
+        ({"regime": "copd", "copd": {"min_agreement": 1.5}}, "sharing.copd.min_agreement: not valid; got 1.5"),
+        ({"regime": "copd", "copd": {"teaches": {"a": []}}}, "sharing.copd.teaches: not valid; got"),
+        (
+            {"regime": "copd", "copd": {"rl_steps": 0, "distil_steps": 0}},
+            "sharing.copd: rl_steps and distil_steps are both 0; got no step; wanted one of them >= 1",
+        ),
     ],
 )
 def test_mistakes_are_told_in_one_line(table, message):

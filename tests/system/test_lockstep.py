@@ -49,6 +49,7 @@ HEARD = {
     "hacpo": "sharing/peer_rows",
     "graft": "sharing/hit_prompts",
     "rlad": "sharing/scored_rows",
+    "copd": "sharing/scored_rows",
 }
 """Regime -> what counts that a peer was heard, or, in the first steps of sgt, asked. That of episodes alone is repeated
 in `test_episodes`."""
@@ -59,7 +60,7 @@ STEPS = 3
 @pytest.mark.parametrize("regime", HEARD)
 def test_equal_seeds_give_equal_bits_under_every_regime(make_run, regime):
     """Groups of a peer that learns too, their rewards, and its scores, given under the weights of the same step."""
-    sharing = f'[sharing]\nregime = "{regime}"\n'
+    sharing = f'[sharing]\nregime = "{regime}"\n[sharing.copd]\nrl_steps = 1\n'
     runs = [make_run(steps=STEPS, name=name, more=sharing) for name in ("first", "second")]
     for run in runs:
         run.start(*SYNC)

@@ -3,7 +3,7 @@
 import importlib.util
 import json
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
@@ -286,20 +286,31 @@ def _check_says_again(config: RunConfig, task: str, first: "EnvironmentTurn") ->
 
 
 def check_teacher(config: RunConfig, *, where: str) -> None:
-    """Raises ConfigError when the regime's teacher is no policy of the run, which would be plain GRPO unsaid."""
+    """Raises ConfigError when a teacher is no policy of the run, or teaches what is no task: plain GRPO unsaid."""
+    from mrl.sharing.copd import CopdParameters
     from mrl.sharing.regimes import check_sharing
     from mrl.sharing.rlad import RladParameters
 
-    parameters = check_sharing(config.sharing, where)
-    if isinstance(parameters, RladParameters) and parameters.teacher and parameters.teacher not in config.policies:
-        near = nearest(parameters.teacher, config.policies)
+    def check(key: str, what: str, got: str, known: Collection[str]) -> None:
+        if got in known:
+            return
+        near = nearest(got, known)
         raise ConfigError(
-            "sharing.rlad.teacher: no such policy",
+            f"sharing.{key}: no such {what}",
             where=where,
-            got=parameters.teacher,
-            wanted="one of " + ", ".join(config.policies),
+            got=got,
+            wanted="one of " + ", ".join(known),
             cure=f"did you mean {near!r}?" if near else "",
         )
+
+    parameters = check_sharing(config.sharing, where)
+    if isinstance(parameters, RladParameters) and parameters.teacher:
+        check("rlad.teacher", "policy", parameters.teacher, config.policies)
+    if isinstance(parameters, CopdParameters):
+        for policy, tasks in parameters.teaches.items():
+            check("copd.teaches", "policy", policy, config.policies)
+            for task in tasks:
+                check(f"copd.teaches.{policy}", "task", task, config.tasks)
 
 
 def check_frozen(config: RunConfig, *, where: str) -> None:

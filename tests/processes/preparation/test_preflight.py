@@ -79,6 +79,25 @@ def test_a_teacher_that_is_no_policy_is_refused() -> None:
     check_teacher(config_with({"regime": "sgt", "rlad": {"teacher": "teachr"}}), where="test")
 
 
+@pytest.mark.parametrize(
+    ("teaches", "message"),
+    [
+        ({"b": ["trim"], "bb": ["trim"]}, "test: sharing.copd.teaches: no such policy; got 'bb'; wanted one of a, b,"),
+        (
+            {"b": ["trim", "trin"]},
+            "test: sharing.copd.teaches.b: no such task; got 'trin'; wanted one of trim; .*'trim'",
+        ),
+    ],
+)
+def test_who_teaches_what_is_of_the_run(teaches: dict[str, list[str]], message: str) -> None:
+    """Else the peers would be asked nothing, unsaid."""
+    with pytest.raises(ConfigError, match=message) as caught:
+        check_teacher(config_with({"regime": "copd", "copd": {"teaches": teaches}}), where="test")
+    assert "\n" not in str(caught.value)
+    check_teacher(config_with({"regime": "copd", "copd": {"teaches": {"b": ["trim"]}}}), where="test")
+    check_teacher(config_with({"regime": "sgt", "copd": {"teaches": teaches}}), where="test")
+
+
 @pytest.mark.parametrize("is_made", [True, False])
 def test_ranks_that_cannot_share_out_the_heads_are_refused(tmp_path: Path, is_made: bool) -> None:
     """Eight heads, four of keys and values, whether the policy is made here or read."""
