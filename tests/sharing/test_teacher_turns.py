@@ -1,6 +1,7 @@
 """RLAD on episodes: what is sent of them, and a teacher's scores laid on own turns."""
 
 from dataclasses import fields, replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -10,9 +11,10 @@ from mrl.alignment.aligned_batch import AlignedBatch
 from mrl.alignment.flags import Flag, Rejected
 from mrl.records.codec import decode, encode, pack_array, unpack_array
 from mrl.records.episodes import CUT, Message, Opening, ToolCall, ToolSpec
-from mrl.records.experience import MAX_COMPLETION_BYTES, TokenTrace, experience_decoder
+from mrl.records.experience import MAX_COMPLETION_BYTES, GivenAnswer, TokenTrace, experience_decoder
 from mrl.records.finish import FinishReason
 from mrl.rollout.foreign_answers import foreign_episode
+from mrl.sharing.peer_episodes import shared_turns
 from mrl.sharing.rlad import request_id
 from mrl.sharing.teacher_traces import teacher_trace
 from tests.support.plain_voice import PlainVoice
@@ -145,6 +147,10 @@ def test_scores_of_turns_equal_their_slow_twin(played, request_of, voices, recei
                 continue
             assert [None if np.isnan(x) else pytest.approx(x, rel=1e-6) for x in trace.logprobs] == expected
             assert (np.diff(trace.spans) >= 0).all()
+            sizes = np.cumsum([segment.num_tokens for segment in answer.segments if segment.is_sampled])
+            turns = np.repeat(np.arange(sizes.size), np.diff(sizes, prepend=0))
+            held = {(span, turn, str(x)) for span, turn, x in zip(trace.spans, turns, trace.logprobs, strict=True)}
+            assert len(held) == trace.spans[-1] + 1, "a span lies in one turn, and its tokens have one score"
             nats = sum(unpack_array(score.logprobs, "f4").astype(float).sum() for score in of_answer)
             assert trace.aligned.peer_logprob.item() == pytest.approx(nats)
             spans, dropped = trace.aligned.span_logprob.sum(), trace.aligned.dropped_logprob.item()
@@ -188,6 +194,20 @@ def test_a_call_that_the_teacher_writes_otherwise_has_no_score(played, request_o
     assert np.isfinite(trace.logprobs).tolist() == [n < content or n >= first for n in range(trace.logprobs.size)]
     call = len(voices["bytes_other_calls"].text([LOOKED_UP[0]])) - len("hay")
     assert trace.aligned.dropped_tokens.tolist() == [call + 1]
+
+
+def test_a_token_across_the_end_of_the_content_has_no_score(peer, receiver):
+    """ "copy:| hay" has its content "copy: h" end within a token: what the teacher gave behind "copy:" is dropped."""
+    voice, teacher = PlainVoice(receiver, "ay{name}{arguments}"), PlainVoice(peer)
+    answer = voice.played([own("copy: h", CALL)])
+    given = GivenAnswer(completion=b"", finish_reason=FinishReason.STOP, turns=shared_turns(answer))
+    scores = scores_of(SimpleNamespace(answers=[given]), teacher)
+    trace = teacher_trace(answer, scores, "f", receiver)
+    ends = np.cumsum([len(receiver.completion_bytes([token])) for token in unpack_array(answer.token_ids, "i4")])
+    assert 5 in ends
+    assert 7 not in ends
+    assert np.isfinite(trace.logprobs).tolist() == (ends <= 5).tolist()
+    assert trace.aligned.dropped_tokens.tolist() == [len(unpack_array(scores[0].byte_lengths, "i4")) - 5]
 
 
 def test_what_is_no_text_ends_what_is_scored_of_its_turn(played, request_of, voices, receiver):
