@@ -14,7 +14,7 @@ from mrl.records.episodes import transcript
 from mrl.records.rollouts import MAX_SHOWN_CHARS, Answer, HeldOutAnswer, HeldOutItem, ScoredGroup, WorkItem
 from mrl.records.told_turns import told_turns
 from mrl.rollout.episode import EpisodeRequest, PlayedEpisode
-from mrl.tasks.extract import digest_of
+from mrl.tasks.extract import choice_of
 from mrl.tasks.pool import TaskPool
 from mrl.tasks.source import Turn
 from mrl.tasks.verify import Verdict
@@ -72,7 +72,7 @@ class Sampler:
             versions=generation.versions,
             completion=self.completion(generation),
             reward=verdict.reward,
-            choice=digest_of(verdict.extracted),
+            choice=choice_of(verdict.extracted),
             opening=self._opening(episode) if episode else "",
             turns=told_turns(episode.segments, MAX_SHOWN_CHARS) if episode else [],
         )
@@ -110,7 +110,7 @@ class Sampler:
                 finish_reason=generation.finish_reason,
                 reward=verdict.reward,
                 rewards=dict(verdict.rewards),
-                choice=digest_of(verdict.extracted) if verdict.is_voted else "",
+                choice=choice_of(verdict.extracted) if verdict.is_voted else "",
                 failure=f"{verdict.failure}: {verdict.words}" if verdict.failure else "",
                 segments=generation.segments if isinstance(generation, PlayedEpisode) else [],
                 ending=generation.ending if isinstance(generation, PlayedEpisode) else "",

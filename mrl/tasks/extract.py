@@ -62,7 +62,7 @@ def stated_answer(text: str) -> str:
     return SENTENCE_END.split(rest, maxsplit=1)[0].strip().strip("*").strip()
 
 
-def digest_of(extracted: str) -> str:
+def choice_of(extracted: str) -> str:
     """16 hex digits: equal for answers that read the same; "" for one that is empty."""
     return hashlib.blake2b(extracted.encode(errors="replace"), digest_size=8).hexdigest() if extracted else ""
 
