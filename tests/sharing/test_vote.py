@@ -65,9 +65,11 @@ def test_the_vote_by_hand(votes, elected):
 
 
 def test_a_tie_is_a_tie_where_rounding_would_see_a_winner():
-    """1/2 * 1/2 + 2/3 * 2/3 is 5/6 * 5/6, though not as floats."""
-    assert (1 / 2) * (1 / 2) + (2 / 3) * (2 / 3) != (5 / 6) * (5 / 6)
-    assert winner([["a", ""], ["a", "a", ""], ["b"] * 5 + [""]]) == ""
+    """1/49 + 4/49 + 4/49 is 9/49, though not as floats, however they are added."""
+    blank = [""] * 7
+    votes = [(["a"] * number + blank)[:7] for number in (1, 2, 2)]
+    assert 1 / 49 + 4 / 49 + 4 / 49 != 9 / 49
+    assert winner([*votes, (["b"] * 3 + blank)[:7]]) == ""
 
 
 @given(choices=CHOICES, elected=st.sampled_from(["", "a", "b"]))

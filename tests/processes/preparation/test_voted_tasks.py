@@ -1,5 +1,9 @@
 """What goes by rewards before the vote is refused beside a verifier "collective", each with its cure."""
 
+import json
+import re
+import tomllib
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +15,9 @@ from mrl.errors import ConfigError, TaskError
 from mrl.processes.preparation.learning_values import check_learning
 from mrl.processes.preparation.preflight import check_tasks
 from mrl.sharing.regimes import check_sharing
+from mrl.tasks.pool import build_pool
+
+PAGE = (Path(__file__).parents[3] / "docs" / "collective.md").read_text(encoding="utf-8")
 
 
 def config_with(task: dict[str, Any] | None = None, **tables: Any) -> RunConfig:
@@ -84,3 +91,20 @@ def test_keys_of_the_vote_are_checked():
     """A misspelt one is told with the nearest."""
     with pytest.raises(ConfigError, match=r"sharing\.collective\.peer_wait: unknown key.*peer_wait_s"):
         check_sharing({"regime": "independent", "collective": {"peer_wait": 3.0}}, "test")
+
+
+def test_the_page_s_configuration_votes_on_prompts_without_labels(tmp_path, monkeypatch):
+    """It passes every rule, and rows whose references are empty give verdicts that are left to the vote."""
+    [toml] = re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL)
+    rows = [{"prompt": f"question {number}", "reference": ""} for number in range(40)]
+    (tmp_path / "questions.jsonl").write_text("\n".join(json.dumps(row) for row in rows), encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    config = validate(tomllib.loads(toml), where="test")
+    check_rules(config, where="test")
+    check_learning(config, where="test")
+    pool = build_pool(config.tasks, config.pool)
+    try:
+        verdict = pool.verify(pool.prompt_at(0).prompt_id, "so <answer> 7 </answer>")
+    finally:
+        pool.close()
+    assert (verdict.reward, verdict.extracted, verdict.is_voted) == (0.0, "7", True)
