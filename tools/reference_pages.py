@@ -24,7 +24,9 @@ import mrl.errors
 from mrl.cli.main import COMMANDS, Parser
 from mrl.config.replay_table import REPLAY, ReplayTable
 from mrl.config.schema import RunConfig
+from mrl.config.task_tables import COLLECTIVE
 from mrl.metrics.names import METRICS
+from mrl.sharing.collective import CollectiveParameters
 from mrl.sharing.regimes import REGIMES
 
 ROOT = Path(__file__).parents[1]
@@ -154,7 +156,7 @@ def configuration_page() -> list[str]:
     )  # fmt: skip
     found = [(name, kind) for name, kind in tables_of(RunConfig, "") if name]
     found += [(f"sharing.{name}", kind.parameters) for name, kind in REGIMES.items()]
-    found += [(f"sharing.{REPLAY}", ReplayTable)]
+    found += [(f"sharing.{REPLAY}", ReplayTable), (f"sharing.{COLLECTIVE}", CollectiveParameters)]
     lines += ["## [sharing]", "", RunConfig.model_fields["sharing"].description or "", ""]
     regimes = ", ".join(code(f'"{name}"') for name in REGIMES)
     lines += rows(

@@ -11,6 +11,8 @@ REWARD_NAME = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$"
 SOURCE_NAMES = ("reasoning_gym", "words", "math", "jsonl", "environment", "agent", "benchmark")
 RewardName = Annotated[str, Field(pattern=REWARD_NAME)]
 
+COLLECTIVE = "collective"
+"""The verifier that has no label: what the policies agree on is rewarded."""
 OUTSIDE = "outside"
 """The data set of a task whose agents the run does not start."""
 JUDGE = "mrl.tasks.judging.judge_model:judge"
@@ -91,7 +93,10 @@ class TaskTable(Table):
     (reference, answer), both text, and with the `prompt` and the `row` of the data where it has arguments of these
     names. It returns a number, or several by name.
 
-    It runs in processes of its own, and may take long, hang or die. Empty: the source's own.
+    "collective" is no function: policies vote on what their answers say, and who says what is elected is rewarded. No
+    label is read in training; held-out answers are judged by the source's own verifier.
+
+    Your own runs in processes of its own, and may take long, hang or die. Empty: the source's own.
     """
     reward_weights: dict[RewardName, Annotated[float, Field(allow_inf_nan=False)]] = Field(default={})
     """Weights of the rewards that your verifier returns by name; the answer's reward is their weighted sum. It has to
@@ -135,6 +140,16 @@ class TaskTable(Table):
     """Processes in which each worker keeps episodes of an environment, any number in each."""
     environment_memory_mib: int = Field(default=4096, ge=256)
     """Address space of one such process, in MiB; an episode that wants more counts as failed."""
+
+    @property
+    def is_voted(self) -> bool:
+        """Whether the answers to its training prompts are voted on."""
+        return self.verifier == COLLECTIVE
+
+    @property
+    def own_verifier(self) -> str:
+        """The function that judges its answers in place of the source's own; "" where there is none."""
+        return "" if self.is_voted else self.verifier
 
     @property
     def is_played(self) -> bool:

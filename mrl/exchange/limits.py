@@ -79,7 +79,8 @@ class Limits:
     def quota(self, kind: RecordKind) -> int:
         """Records kept of a type, source and prompt. Of groups the newest is enough: it is the least stale."""
         most = self.successes_per_prompt
-        return {"outcome": most, "episode": most, "rollout": 1, "value": 1, "score_request": 4, "score": 4}[kind]
+        of_groups: dict[RecordKind, int] = {"rollout": 1, "value": 1, "vote": 1}
+        return ({"outcome": most, "episode": most, "score_request": 4, "score": 4} | of_groups)[kind]
 
     def window_of(self, num_clients: int) -> int:
         """What each of so many clients may have unacknowledged."""

@@ -59,6 +59,7 @@ class BatchMaker:
         if self._peers and absorbed.forget:
             self._peers.unwatch(absorbed.forget)
         self._intake.offer(absorbed.continuations)
+        groups = list(absorbed.groups) or groups
         values = (
             batch_values(groups, step, success_reward=self._run.success_reward)
             | dict(absorbed.counts)

@@ -292,7 +292,7 @@ def _first_rank(
     held_out = None if config.evaluation.every == NO_EVALUATION else HeldOutLedger(policy, measure_of(config))
     intake = Intake(server, ledger, held_out=held_out, evaluates_alone=config.run.sync, courier=courier)
     closing.callback(intake.close)
-    is_sharing = shares(config.sharing)
+    is_sharing = shares(config.sharing) or bool(context.voted)
     peers = wiring.connect_exchange(folder, f"learner/{policy}", policy, closing) if is_sharing else None
     batching = _batching(life, intake, regime, peers)
     return FirstRank(

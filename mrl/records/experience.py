@@ -18,6 +18,8 @@ MAX_GROUP = 1024
 MAX_SCORES = 64 * 1024
 """Turns of all answers of one group that are scored."""
 MAX_DIGEST_BYTES = 16
+Choice = Annotated[str, msgspec.Meta(max_length=16)]
+"""Digest of what was read out of an answer: equal where two answers say the same, empty where nothing was read."""
 TokenBytes = Annotated[bytes, msgspec.Meta(max_length=4 * MAX_COMPLETION_BYTES)]
 Reward = Annotated[float, msgspec.Meta(ge=-1e7, le=1e7)]
 """Also of an advantage: wider than what a verifier may give, by which rewards of one group can differ."""
@@ -142,6 +144,16 @@ class ValueRecord(Experience, frozen=True, kw_only=True, gc=False, tag="value"):
     rewards: Annotated[list[Reward], msgspec.Meta(min_length=1, max_length=MAX_GROUP)]
 
 
+class VoteRecord(Experience, frozen=True, kw_only=True, gc=False, tag="vote"):
+    """What the answers of one group say, as digests. Read where a task's verifier is the collective.
+
+    How consistent the source is follows from them, and is not its to claim. 17 bytes per answer.
+    """
+
+    choices: Annotated[list[Choice], msgspec.Meta(min_length=1, max_length=MAX_GROUP)]
+    """One per answer."""
+
+
 class GivenAnswer(msgspec.Struct, frozen=True, kw_only=True, gc=False, omit_defaults=True):
     """A text to be scored, or an episode."""
 
@@ -184,10 +196,12 @@ class ScoreRecord(Experience, frozen=True, kw_only=True, gc=False, tag="score"):
     express in its tokens."""
 
 
-ExperienceRecord = OutcomeRecord | EpisodeRecord | RolloutRecord | ValueRecord | ScoreRequestRecord | ScoreRecord
+ExperienceRecord = (
+    OutcomeRecord | EpisodeRecord | RolloutRecord | ValueRecord | VoteRecord | ScoreRequestRecord | ScoreRecord
+)
 """The union of record types; a new type is added here, and its kind below."""
 
-RecordKind = Literal["outcome", "episode", "rollout", "value", "score_request", "score"]
+RecordKind = Literal["outcome", "episode", "rollout", "value", "vote", "score_request", "score"]
 
 
 def kind_of(record: ExperienceRecord) -> RecordKind:

@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from mrl.records.codec import decoder
 from mrl.records.episodes import MAX_SEGMENTS, EpisodeSegment, Opening, Segments
-from mrl.records.experience import Reward, SharedTurn
+from mrl.records.experience import Choice, Reward, SharedTurn
 from mrl.records.finish import FinishReason
 from mrl.records.told_turns import ToldTurn
 from mrl.records.version import Count, Name, Version, VersionSpan
@@ -58,6 +58,8 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     reward: Reward
     rewards: NamedRewards = {}
     """Its parts by name, where the verifier gave several."""
+    choice: Choice = ""
+    """What it says, where the collective votes on that; its reward is the learner's to find then."""
     failure: Failure = ""
     """Kind of the verifier's failure on it and how it came, as "raised: KeyError: 'n' (judges.py:7 in judge)"."""
     segments: Segments = []
@@ -217,8 +219,8 @@ class HeldOutAnswer(msgspec.Struct, frozen=True, kw_only=True):
     completion: TextBytes = b""
     """The bytes of the answer without EOS."""
     reward: Reward = 0.0
-    choice: Annotated[str, msgspec.Meta(max_length=32)] = ""
-    """Hash of what was read out of it and judged: equal where two answers say the same, empty where nothing was."""
+    choice: Choice = ""
+    """Of what was read out of it and judged."""
     opening: Annotated[str, msgspec.Meta(max_length=MAX_SHOWN_CHARS)] = ""
     """Of an episode: its first messages as the policy was shown them, special tokens included."""
     turns: Annotated[list[ToldTurn], msgspec.Meta(max_length=MAX_SEGMENTS)] = []

@@ -1,6 +1,5 @@
 """What one policy samples: prompts become requests, finished answers become verified ones, and those scored groups."""
 
-import hashlib
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from mrl.records.episodes import Opening, transcript
 from mrl.records.rollouts import MAX_SHOWN_CHARS, Answer, HeldOutAnswer, HeldOutItem, ScoredGroup, WorkItem
 from mrl.records.told_turns import told_turns
 from mrl.rollout.episode import EpisodeRequest, PlayedEpisode
+from mrl.tasks.extract import choice_of
 from mrl.tasks.pool import TaskPool
 from mrl.tasks.source import Turn
 from mrl.tasks.verify import Verdict
@@ -72,7 +72,7 @@ class Sampler:
             versions=generation.versions,
             completion=self.completion(generation),
             reward=verdict.reward,
-            choice=_choice(verdict.extracted),
+            choice=choice_of(verdict.extracted),
             opening=self._opening(episode) if episode else "",
             turns=told_turns(episode.segments, MAX_SHOWN_CHARS) if episode else [],
         )
@@ -118,6 +118,7 @@ class Sampler:
                 finish_reason=generation.finish_reason,
                 reward=verdict.reward,
                 rewards=dict(verdict.rewards),
+                choice=choice_of(verdict.extracted) if verdict.is_voted else "",
                 failure=f"{verdict.failure}: {verdict.words}" if verdict.failure else "",
                 segments=generation.segments if isinstance(generation, PlayedEpisode) else [],
                 ending=generation.ending if isinstance(generation, PlayedEpisode) else "",
@@ -146,7 +147,3 @@ class Sampler:
         """
         text = before_stop(self.completion_bytes(generation.token_ids), self.stop)
         return text.decode("utf-8", errors="replace")
-
-
-def _choice(extracted: str) -> str:
-    return hashlib.blake2b(extracted.encode(errors="replace"), digest_size=8).hexdigest() if extracted else ""

@@ -21,6 +21,9 @@ The regimes
 - `rlad`         a teacher's log-probs in the ratio (arXiv 2602.22495)
 - `copd`         in turn rewards and what peers think of own answers (arXiv 2604.27083)
 
+Around a regime
+- `collective`   rewards by the policies' vote, where no label is to be read (arXiv 2508.12338)
+
 Own rows
 - `own_objective`  what a policy maximises on them, resolved
 - `advantages`     group-relative advantages, overlong penalties

@@ -1,6 +1,7 @@
 """The context of a sharing regime: the policy that it serves, and who else is in the run."""
 
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from mrl.alignment.receiver import Receiver
@@ -27,6 +28,8 @@ class SharingContext:
     """Sources of a run that ended: their records are there from the beginning, and no more come."""
     success_reward: float = 1.0
     """An answer is a success when its reward is at least this."""
+    voted: Mapping[str, float] = field(default_factory=dict)
+    """Tasks whose answers are voted on -> the reward of an answer that says nothing."""
     max_turn_tokens: int = 0
     """Of an answer of one turn, where the objective's limit is that of episodes; 0: the objective's."""
     spelling: EpisodeSpelling | None = None
@@ -49,6 +52,7 @@ def sharing_context(
         others=others,
         replayed=replay.sources if replay is not None else (),
         success_reward=config.run.success_reward,
+        voted={name: task.failed_reward for name, task in config.tasks.items() if task.is_voted},
         max_turn_tokens=table.rollout.max_new_tokens,
         spelling=spelling,
     )

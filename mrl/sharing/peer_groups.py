@@ -125,7 +125,7 @@ class PeerGroups:
         record = item.record
         if record.source == self._policy:
             return "own"
-        if kind_of(record) != self._kind:
+        if kind_of(record) != self._kind or record.source not in self._peers:
             return "other"
         if item.age_versions > self._max_age_versions:
             return "stale"

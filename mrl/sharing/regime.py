@@ -148,6 +148,8 @@ class Absorbed:
     rescued: Sequence[Rescue] = ()
     continuations: Sequence[Continuation] = ()
     """States that workers are to sample groups from; these come as own groups, in place of as many others."""
+    groups: Sequence[ScoredGroup] = ()
+    """The own groups, where their rewards are other than they came with; empty where they are the same."""
     expansion: float = 1.0
     """Optimizer updates of the step, as a multiple of the policy's minibatches: 2 for a batch twice as large."""
 

@@ -15,12 +15,14 @@ from pydantic_core import ErrorDetails
 from mrl.config.nearest_key import nearest
 from mrl.config.policy_tables import PolicyTable
 from mrl.config.replay_table import REPLAY, ReplayTable
+from mrl.config.schema import RunConfig
 from mrl.config.table import Table, known_or_plugin
-from mrl.config.task_tables import TaskTable
+from mrl.config.task_tables import COLLECTIVE, TaskTable
 from mrl.config.validation_errors import wanted_by
 from mrl.errors import ConfigError
 from mrl.plugins import REGIME, find_plugin, is_entry_point, load_plugin, short_name
 from mrl.records.experience import RecordKind
+from mrl.sharing.collective import CollectiveParameters, CollectiveRegime
 from mrl.sharing.context import SharingContext
 from mrl.sharing.copd import CopdParameters, CopdRegime
 from mrl.sharing.graft import GraftParameters, GraftRegime
@@ -47,6 +49,8 @@ class RegimeKind(NamedTuple):
     """Whether the regime uses own groups whose answers all have one reward. Dynamic sampling drops these."""
     carries_episodes: bool = False
     """Whether the regime shares answers of several turns."""
+    takes_voted_rewards: bool = False
+    """Whether workers publish nothing that rewards decide, so that these may come late: by the collective's vote."""
     replays: tuple[RecordKind, ...] = ()
     """Kinds of records that it can read of a run that ended (`sharing.replay`); empty where it can read none."""
     goes_on_in_episodes: bool = False
@@ -58,7 +62,9 @@ class RegimeKind(NamedTuple):
 
 
 REGIMES: dict[str, RegimeKind] = {
-    "independent": RegimeKind(IndependentParameters, IndependentRegime, carries_text=False, carries_episodes=True),
+    "independent": RegimeKind(
+        IndependentParameters, IndependentRegime, carries_text=False, carries_episodes=True, takes_voted_rewards=True
+    ),
     "prp": RegimeKind(
         PrpParameters, PrpRegime, learns_of_uniform_groups=True, carries_episodes=True, replays=("rollout",)
     ),
@@ -68,6 +74,7 @@ REGIMES: dict[str, RegimeKind] = {
         carries_text=False,
         learns_of_uniform_groups=True,
         carries_episodes=True,
+        takes_voted_rewards=True,
         replays=("value",),
     ),
     "sgt": RegimeKind(SgtParameters, SgtRegime, carries_episodes=True, replays=("outcome", "episode")),
@@ -108,7 +115,10 @@ def regime_kind(table: Mapping[str, Any], where: str = "") -> RegimeKind:
 
 def build_regime(table: Mapping[str, Any], context: SharingContext) -> Regime:
     """The regime of one policy. Raises ConfigError as `check_sharing` does."""
-    return regime_kind(table).build(check_sharing(table, ""), context)
+    regime = regime_kind(table).build(check_sharing(table, ""), context)
+    if not context.voted:
+        return regime
+    return CollectiveRegime(regime, CollectiveParameters.model_validate(table.get(COLLECTIVE, {})), context)
 
 
 def shares(table: Mapping[str, Any]) -> bool:
@@ -142,10 +152,13 @@ def check_sharing(table: Mapping[str, Any], where: str) -> Table:
     kinds = REGIMES | {name: regime_kind(table, where)}
     for key, value in table.items():
         is_other_plugin = isinstance(value, Mapping) and is_entry_point(REGIME, key)
-        if key not in ("regime", REPLAY) and key not in kinds and not is_other_plugin:
-            raise _unknown(f"sharing.{key}: unknown key", key, ["regime", *kinds, REPLAY], where, prefix="sharing.")
+        if key not in ("regime", REPLAY, COLLECTIVE) and key not in kinds and not is_other_plugin:
+            raise _unknown(
+                f"sharing.{key}: unknown key", key, ["regime", *kinds, REPLAY, COLLECTIVE], where, prefix="sharing."
+            )
     if REPLAY in table:
         _check(REPLAY, ReplayTable, table[REPLAY], where)
+    _check(COLLECTIVE, CollectiveParameters, table.get(COLLECTIVE, {}), where)
     checked = {
         key: _check(key, kinds[key].parameters, table.get(key, {}), where) for key in {*table, name} if key in kinds
     }
@@ -199,6 +212,39 @@ def check_episodes(table: Mapping[str, Any], tasks: Mapping[str, TaskTable], whe
         )
 
 
+def check_votes(config: RunConfig, where: str) -> None:
+    """Raises ConfigError where answers are voted on and something would go by their rewards before the vote."""
+    voted = next((name for name, task in config.tasks.items() if task.is_voted), None)
+    if voted is None:
+        return
+    name, pool = _name(config.sharing), config.pool
+    known = ", ".join(regime for regime, kind in REGIMES.items() if kind.takes_voted_rewards)
+    xgrpo = config.sharing.get("xgrpo", {})
+    mistakes = [
+        ("sharing.regime", name, not regime_kind(config.sharing, where).takes_voted_rewards, f"one of {known}"),
+        (f"sharing.{REPLAY}", "a table", bool(replayed_kinds(config.sharing)), "no such table: that run has no votes"),
+        *((f"pool.{key}", getattr(pool, key), getattr(pool, key) < 1, "1") for key in ("keep_solved", "keep_hopeless")),
+        *(
+            (f"sharing.xgrpo.{key}", xgrpo[key], True, f"sharing.{COLLECTIVE}.{key}, which bounds all waits then")
+            for key in ("peer_hold_versions", "peer_wait_s")
+            if name == "xgrpo" and key in xgrpo
+        ),
+        *(
+            (f"policies.{policy}.objective.drop_uniform_groups", True, _drops_uniform(config, policy), "false")
+            for policy in config.learning
+        ),
+    ]
+    for key, got, is_mistaken, wanted in mistakes:
+        if is_mistaken:
+            raise ConfigError(
+                f"{key}: the answers of tasks.{voted} have no rewards before the vote",
+                where=where,
+                got=got,
+                wanted=wanted,
+                cure=f"set {key} so, or give tasks.{voted} another verifier than {COLLECTIVE}",
+            )
+
+
 def goes_on_in_episodes(table: Mapping[str, Any]) -> bool:
     """Whether own episodes begin where those of peers had come, under this `[sharing]` table."""
     return regime_kind(table).goes_on_in_episodes
@@ -212,6 +258,7 @@ def sharing_schema() -> dict[str, Any]:
         "description": "Name of the regime that runs; or a plug-in's.",
     }
     tables[REPLAY] = ReplayTable.model_json_schema()
+    tables[COLLECTIVE] = CollectiveParameters.model_json_schema()
     others = {"type": "object", "description": "Parameters of a regime that is a plug-in."}
     return {"type": "object", "properties": {"regime": regime, **tables}, "additionalProperties": others}
 
@@ -246,6 +293,11 @@ def _check(name: str, kind: type[Table], parameters: object, where: str) -> Tabl
     except ValidationError as error:
         mistakes = sorted(error.errors(include_url=False), key=lambda one: one["type"] != "extra_forbidden")
         raise _explain(mistakes[0], name, kind, where) from error
+
+
+def _drops_uniform(config: RunConfig, policy: str) -> bool:
+    table = config.policies[policy]
+    return own_objective(table.objective, max_answer_tokens=table.rollout.max_new_tokens).drop_uniform_groups
 
 
 def _teachers_of(table: Mapping[str, Any], policy: str, policies: Mapping[str, PolicyTable]) -> tuple[str, ...]:

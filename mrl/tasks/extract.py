@@ -3,6 +3,7 @@ r"""Where in a completion the answer stands: in tags, in \boxed{}, or after "the
 Every function takes time linear in the completion, which may be a megabyte of anything.
 """
 
+import hashlib
 import re
 
 ANSWER = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
@@ -59,6 +60,11 @@ def stated_answer(text: str) -> str:
         if rest.startswith(opening) and closing in rest[len(opening) :]:
             return rest[len(opening) :].split(closing, 1)[0].strip()
     return SENTENCE_END.split(rest, maxsplit=1)[0].strip().strip("*").strip()
+
+
+def choice_of(extracted: str) -> str:
+    """16 hex digits: equal for answers that read the same; "" for one that is empty."""
+    return hashlib.blake2b(extracted.encode(errors="replace"), digest_size=8).hexdigest() if extracted else ""
 
 
 def _braced(text: str) -> str:

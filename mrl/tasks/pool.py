@@ -70,6 +70,7 @@ class TaskPool:
     ) -> None:
         self._train = [one.prompt for one in train]
         self._held_out = [one.prompt for one in held_out]
+        self._trained_ids = {prompt.prompt_id for prompt in self._train}
         self._by_id = {one.prompt.prompt_id: one for one in (*train, *held_out)}
         self._order_seed, self._judge, self._environments = order_seed, judge, environments
         self._epoch, self._order = 0, self._permutation(0)
@@ -147,7 +148,16 @@ class TaskPool:
 
     def _questions(self, completions: Sequence[tuple[str, str]]) -> list[VerificationRequest]:
         found = [(self._find(prompt_id), text) for prompt_id, text in completions]
-        return [VerificationRequest(one.prompt.task, one.source, one.item, text) for one, text in found]
+        return [
+            VerificationRequest(
+                one.prompt.task,
+                one.source,
+                one.item,
+                text,
+                is_voted=self._judge.is_voted(one.prompt.task) and one.prompt.prompt_id in self._trained_ids,
+            )
+            for one, text in found
+        ]
 
     def _find(self, prompt_id: str) -> _Verifiable:
         try:

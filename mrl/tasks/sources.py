@@ -51,7 +51,7 @@ def open_source(task: str, table: TaskTable, *, seed: int) -> Source:
         make = partial(BenchmarkSource, benchmark_of(table.dataset, where=f"tasks.{task}.dataset"))
     given = {"seed": seed, "where": f"tasks.{task}", "get": table.get}
     source = make(dataset, table.options, **given) if make else _of_plugin(task, table, given)
-    source.verifier = table.verifier or source.verifier
+    source.verifier = table.own_verifier or source.verifier
     sealing_of(task, table, evaluates=source.evaluates)
     return source
 

@@ -49,6 +49,8 @@ class Verdict:
     """The parts of the reward that have names."""
     failure: str = ""
     words: str = ""
+    is_voted: bool = False
+    """Whether the collective votes on what was extracted; then there is no reward yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +61,8 @@ class VerificationRequest:
     source: Source
     item: Item
     completion: str
+    is_voted: bool = False
+    """Whether the collective votes on it: of a training prompt alone. Held-out ones are judged by the data set."""
 
 
 class Judge:
@@ -80,9 +84,9 @@ class Judge:
         Where completions queue for a process, those of a lower `rank` come first.
         The future raises RoleFailed when the task's verifier cannot be started.
         """
-        if not questions or not questions[0].source.verifier:
+        if not questions or questions[0].is_voted or not questions[0].source.verifier:
             self._quick = self._quick or ThreadPoolExecutor(1, thread_name_prefix="scoring")
-            return self._quick.submit(lambda: [judge(one.source, one.item, one.completion) for one in questions])
+            return self._quick.submit(lambda: [self._at_once(one) for one in questions])
         task, source = questions[0].task, questions[0].source
         answers = [(question.item, source.extract(question.completion)) for question in questions]
         return self.submit_answers(task, source, answers, rank=rank)
@@ -97,13 +101,13 @@ class Judge:
 
     def judge(self, questions: Sequence[VerificationRequest]) -> list[Verdict]:
         """One verdict per question of any tasks, in order; waits. Raises RoleFailed as `submit`."""
-        places: defaultdict[str, list[int]] = defaultdict(list)
+        places: defaultdict[tuple[str, bool], list[int]] = defaultdict(list)
         for index, question in enumerate(questions):
-            places[question.task].append(index)
-        futures = {task: self.submit([questions[index] for index in found]) for task, found in places.items()}
+            places[question.task, question.is_voted].append(index)
+        futures = {kind: self.submit([questions[index] for index in found]) for kind, found in places.items()}
         verdicts: dict[int, Verdict] = {}
-        for task, future in futures.items():
-            verdicts.update(zip(places[task], future.result(), strict=True))
+        for kind, future in futures.items():
+            verdicts.update(zip(places[kind], future.result(), strict=True))
         return [verdicts[index] for index in range(len(questions))]
 
     def values(self) -> dict[str, float]:
@@ -131,13 +135,24 @@ class Judge:
             self._quick.shutdown(cancel_futures=True)
             self._quick = None
 
+    def is_voted(self, task: str) -> bool:
+        """Whether the collective votes on answers to the task's training prompts."""
+        return self._tasks[task].is_voted
+
+    def _at_once(self, question: VerificationRequest) -> Verdict:
+        """The verdict of the data set's scorer; of what is voted on only the extracted answer, and no label is read."""
+        if not question.is_voted:
+            return judge(question.source, question.item, question.completion)
+        extracted = question.source.extract(question.completion).strip()
+        return Verdict(0.0 if extracted else self._tasks[question.task].failed_reward, extracted, is_voted=True)
+
     def _call(self, task: str, source: Source, item: Item, answer: str) -> VerifierCall:
         """What the verifier is given; a person's own one gets the reference that the data set states."""
         reference = item.reference if self._is_own(task) else source.verifier_reference(item)
         return VerifierCall(reference, answer, item.text, item.row)
 
     def _is_own(self, task: str) -> bool:
-        return bool(self._tasks[task].verifier)
+        return bool(self._tasks[task].own_verifier)
 
     def _verdicts(self, task: str, answers: Sequence[str], outcomes: Sequence[Outcome]) -> list[Verdict]:
         """Verdicts on extracted answers; of the outcomes there is one for each that is not empty."""

@@ -15,8 +15,10 @@ from mrl.cli.main import COMMANDS, Parser
 from mrl.config.nearest_key import is_named_collection, table_keys
 from mrl.config.overrides import parse_overrides
 from mrl.config.replay_table import REPLAY, ReplayTable
+from mrl.config.task_tables import COLLECTIVE
 from mrl.errors import ConfigError
 from mrl.metrics.names import METRICS, is_known
+from mrl.sharing.collective import CollectiveParameters
 from mrl.sharing.regimes import REGIMES
 from tests.support.pages import PAGES, ROOT, blocks, inline_code, prose
 
@@ -92,6 +94,7 @@ def unknown_keys(table: Mapping[str, Any], path: tuple[str, ...] = ()) -> list[s
     if path == ("sharing",):
         regimes = {name: set(_names(kind.parameters)) for name, kind in REGIMES.items()}
         regimes[REPLAY] = set(_names(ReplayTable))
+        regimes[COLLECTIVE] = set(_names(CollectiveParameters))
         below = {name: value for name, value in table.items() if isinstance(value, dict)}
         return [f"sharing.{name}.{key}" for name, keys in below.items() for key in keys if key not in regimes[name]]
     keys = table_keys(path)

@@ -24,6 +24,7 @@ from mrl.records.experience import (
     TokenTrace,
     TracedTurn,
     ValueRecord,
+    VoteRecord,
     experience_decoder,
     kind_of,
 )
@@ -76,6 +77,7 @@ RECORDS = {
         ],
     ),
     "value": ValueRecord(**TAGS, rewards=[0.0, 1.0, 0.5]),
+    "vote": VoteRecord(**TAGS, choices=["0123456789abcdef", "", "0123456789abcdef"]),
     "score_request": ScoreRequestRecord(
         **TAGS, scorer="llama", answers=[GivenAnswer(completion=b"yah", finish_reason=FinishReason.STOP)]
     ),
@@ -112,6 +114,10 @@ def changed(kind, **changes):
         ("value", {"rewards": [0.0] * (MAX_GROUP + 1)}, r"\$\.rewards"),
         ("value", {"rewards": [float("nan")]}, r"\$\.rewards\["),
         ("value", {"rewards": [1e8]}, r"\$\.rewards\["),
+        ("vote", {"choices": []}, r"\$\.choices"),
+        ("vote", {"choices": ["a"] * (MAX_GROUP + 1)}, r"\$\.choices"),
+        ("vote", {"choices": ["x" * 17]}, r"\$\.choices\["),
+        ("vote", {"choices": [1]}, r"\$\.choices\["),
         ("score_request", {"scorer": ""}, r"\$\.scorer"),
         (
             "score_request",

@@ -4,7 +4,9 @@ import pytest
 
 from mrl.config.task_tables import PoolTable, TaskTable
 from mrl.errors import TaskError
+from mrl.tasks.operations import OPERATIONS
 from mrl.tasks.pool import build_pool
+from mrl.tasks.words import WordSource
 
 
 def test_pool_has_the_sizes_asked_for_spread_over_tasks(tables, pool_table):
@@ -115,3 +117,23 @@ def test_unknown_prompt_id_is_refused(tables, pool_table):
     """An id that the pool does not hold is an error of its own, not a KeyError."""
     with pytest.raises(TaskError, match="not in the pool"):
         build_pool(tables, pool_table).prompt("swap:0000000000000000")
+
+
+def test_no_label_is_read_where_the_collective_votes(tables, pool_table, monkeypatch):
+    """Of a training prompt a right and a wrong answer have one verdict, and no scorer is asked; held-out ones are."""
+    voted = {name: table.model_copy(update={"verifier": "collective"}) for name, table in tables.items()}
+    pool = build_pool(voted, pool_table)
+    held_out = next(prompt for prompt in pool.held_out if prompt.task == "swap")
+    trained = next(pool.prompt_at(n) for n in range(31) if pool.prompt_at(n).task == "swap")
+    try:
+        right = {one.prompt_id: OPERATIONS["swap"](one.text.rpartition(": ")[2], "") for one in (held_out, trained)}
+        asked = [(held_out.prompt_id, right[held_out.prompt_id]), (held_out.prompt_id, "wrong")]
+        assert [one.reward for one in pool.verify_all(asked)] == [1.0, 0.0]
+        assert not any(one.is_voted for one in pool.verify_all(asked))
+        monkeypatch.setattr(WordSource, "score", lambda *_: pytest.fail("a label was read"))
+        answers = [right[trained.prompt_id], " <answer> wrong</answer>", "<answer> </answer>"]
+        verdicts = pool.submit([(trained.prompt_id, answer) for answer in answers]).result()
+        assert [(one.reward, one.is_voted) for one in verdicts] == [(0.0, True)] * 3
+        assert [one.extracted for one in verdicts] == [right[trained.prompt_id], "wrong", ""]
+    finally:
+        pool.close()

@@ -38,7 +38,7 @@ def check_rewards(config: RunConfig, where: str) -> None:
                 wanted="get_reward of the environment's class",
                 cure=f"leave out tasks.{name}.verifier",
             )
-        if not task.verifier and not task.is_played and not 0 < bound <= 1:
+        if not task.own_verifier and not task.is_played and not 0 < bound <= 1:
             raise ConfigError(
                 f"run.success_reward: the answers of tasks.{name} get 0 or 1",
                 where=where,
@@ -46,7 +46,7 @@ def check_rewards(config: RunConfig, where: str) -> None:
                 wanted="above 0, and at most 1",
                 cure=f"give tasks.{name} a verifier of your own, or leave run.success_reward at 1",
             )
-        if not task.verifier and task.reward_weights:
+        if not task.own_verifier and task.reward_weights:
             raise ConfigError(
                 f"tasks.{name}.reward_weights: the data set's own scorer names no rewards",
                 where=where,

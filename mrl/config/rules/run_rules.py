@@ -87,8 +87,8 @@ def _check_names(config: RunConfig, where: str) -> None:
     for task, table in config.tasks.items():
         if table.source not in SOURCE_NAMES:
             find_plugin(SOURCE, table.source, SOURCE_NAMES, where=f"{where}: tasks.{task}.source")
-        if table.verifier:
-            find_plugin(VERIFIER, table.verifier, (), where=f"{where}: tasks.{task}.verifier")
+        if table.own_verifier:
+            find_plugin(VERIFIER, table.own_verifier, (), where=f"{where}: tasks.{task}.verifier")
 
 
 def _check_exchange(config: RunConfig, where: str) -> None:

@@ -10,7 +10,7 @@ from mrl.config.rules.evaluation_rules import greedy_note
 from mrl.config.schema import RunConfig
 from mrl.config.table import Table
 from mrl.errors import ConfigError
-from mrl.sharing.regimes import check_episodes, replayed_kinds
+from mrl.sharing.regimes import check_episodes, check_votes, replayed_kinds
 from mrl.tasks.games.game_names import GAMES
 
 SANE_FACTOR = 20.0
@@ -46,6 +46,7 @@ def check_learning(config: RunConfig, *, where: str) -> None:
             cure="for prompts of your own give model = FOLDER; `mrl policies make quickstart` prints two small ones",
         )
     check_episodes(config.sharing, config.tasks, where)
+    check_votes(config, where)
     regime = str(config.sharing.get("regime"))
     if len(config.policies) == 1 and regime != "independent" and not replayed_kinds(config.sharing):
         (name,) = config.policies

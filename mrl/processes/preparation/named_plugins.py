@@ -30,7 +30,7 @@ def _names(config: RunConfig) -> Iterator[tuple[PluginKind, str, tuple[str, ...]
     yield REGIME, str(config.sharing.get("regime", "independent")), tuple(REGIMES), "sharing.regime"
     for task, table in config.tasks.items():
         yield SOURCE, table.source, SOURCE_NAMES, f"tasks.{task}.source"
-        if table.verifier:
-            yield VERIFIER, table.verifier, (), f"tasks.{task}.verifier"
+        if table.own_verifier:
+            yield VERIFIER, table.own_verifier, (), f"tasks.{task}.verifier"
     for place, tracker in enumerate(config.trackers):
         yield TRACKER, tracker.kind, TRACKER_NAMES, f"trackers.{place}.kind"

@@ -258,7 +258,7 @@ def check_tasks(
     if on_trial is not None:
         check_agents(config, on_missing)
     for task, table in config.tasks.items():
-        if table.verifier and on_trial is not None:
+        if table.own_verifier and on_trial is not None:
             with suppress(MissingError):  # which was told above
                 on_trial(try_verifier(task, table, seed=config.pool.seed))
         if table.source == "environment" and on_trial is not None:

@@ -36,11 +36,11 @@ def sealing_of(task: str, table: TaskTable, *, evaluates: bool) -> Sealing | Non
     `evaluates`: whether the source's own scorer takes answers for code. Raises TaskError where answers are evaluated,
     this host has no seal, and the task does not say that they may be all the same.
     """
-    if table.evaluator and not table.verifier:
+    if table.evaluator and not table.own_verifier:
         raise TaskError(
             "an evaluator without a verifier", where=f"tasks.{task}.evaluator", cure=f"give tasks.{task}.verifier"
         )
-    if not table.evaluator and (table.verifier or not evaluates):
+    if not table.evaluator and (table.own_verifier or not evaluates):
         return None
     if not table.trusted_answers and (reason := unsealed_reason()):
         raise TaskError(
