@@ -131,6 +131,7 @@ def test_every_regime_tries_the_same_rates_and_penalties(tmp_path):
             assert {key: loaded.sharing[row][key] for key in own} == own
     factors = [one.settings["lr_factor"] for one in tried["sgt"][1:]]
     assert 0.25 <= min(factors) < 0.5 < 2 < max(factors) < 4
+    assert 1.0 not in factors, "the file's own rate is that of the first"
     assert {one.settings["kl_coefficient"] for one in tried["sgt"][1:]} == {0.0, 0.01}
     for key, values in tuned_fields(SgtParameters).items():
         assert {one.settings[key] for one in tried["sgt"][1:]} == set(values)
