@@ -3,7 +3,8 @@
 Every run is CONFIG with `--sharing.regime R --run.seed S`, written to `FOLDER/R-S.toml` and trained in `FOLDER/R-S`:
 same prompts, same initial policies, same number of steps and own answers; synchronous unless `--async`. A frozen policy
 is left out of the runs whose regime never asks it. Finished runs are not repeated and begun ones are resumed, so that
-the command can be called again after anything. Table, figure and numbers are written beside the runs.
+the command can be called again after anything. Table, figure and numbers are written beside the runs. With `--tune N`
+each regime first chooses among as many configurations, on other seeds.
 """
 
 import argparse

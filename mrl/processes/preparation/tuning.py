@@ -143,7 +143,9 @@ def tune(
         train([one for found in runs.values() for one in found])
         missing = [one for found in runs.values() for one in found if not one.state().is_done]
         if missing:
-            raise RoleFailed(f"tuning has not come to its end: {missing[0].folder} and {len(missing) - 1} others lack")
+            raise RoleFailed(
+                f"tuning did not come to its end, runs to go: {len(missing)}, the first is {missing[0].folder}"
+            )
         scores: dict[str, dict[int, Score]] = {row: {} for row in tuning.tried}
         for (row, place), found in runs.items():
             scores[row][place] = scored(found)

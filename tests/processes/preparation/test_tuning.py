@@ -173,7 +173,9 @@ def test_final_runs_have_what_was_chosen_and_other_seeds(tmp_path, capsys):
     for name in ("a", "b"):
         text = text.replace(f'[policies.{name}]\nmodel = "models/{name}"\n', make.format(name))
     asked.config.write_text(text)
-    with pytest.raises(RoleFailed, match=r"tuning has not come to its end: \S+/tuning/independent-0-8-5"):
+    with pytest.raises(
+        RoleFailed, match=r"did not come to its end, runs to go: 4, the first is \S+/tuning/independent-0-8-5"
+    ):
         run(asked)
     trainer = Trainer([0.2, 0.4])
     tuned = tune(asked, trainer, on_rung=lambda line: None)
