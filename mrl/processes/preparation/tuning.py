@@ -171,7 +171,9 @@ def rung_runs(arguments: argparse.Namespace, tuning: Tuning) -> dict[tuple[str, 
 def scored(runs: Sequence[PlannedRun]) -> Score:
     """Of one candidate, from its runs, which are done."""
     outcomes = [read_outcome(one.folder) for one in runs]
-    return Score(mean(one.end() for one in outcomes), mean(one.shared_bytes for one in outcomes))
+    # What was added up in another order is a tie.
+    accuracy = round(mean(one.end() for one in outcomes), 9)
+    return Score(accuracy, mean(one.shared_bytes for one in outcomes))
 
 
 def candidates(config: RunConfig, row: str, number: int) -> list[Candidate]:

@@ -232,3 +232,10 @@ def test_eight_fresh_seeds_are_usual_after_tuning(tmp_path):
     )
     assert final_seeds(asked) == list(range(1, 9))
     assert final_seeds(arguments(tmp_path)) == [1, 2, 3]
+
+
+def test_accuracies_that_differ_by_rounding_alone_are_a_tie(tmp_path):
+    """What a machine adds up in another order is no gain: the lower number is chosen."""
+    asked = arguments(tmp_path, *ASKED, "--tune", "2", "--tune-seeds", "5,")
+    tuned = tune(asked, Trainer([0.3, 0.1 + 0.2]), on_rung=lambda line: None)
+    assert {one.place for one in tuned.chosen().values()} == {0}
