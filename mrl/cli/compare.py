@@ -3,13 +3,15 @@
 Every run is CONFIG with `--sharing.regime R --run.seed S`, written to `FOLDER/R-S.toml` and trained in `FOLDER/R-S`:
 same prompts, same initial policies, same number of steps and own answers; synchronous unless `--async`. A frozen policy
 is left out of the runs whose regime never asks it. Finished runs are not repeated and begun ones are resumed, so that
-the command can be called again after anything. Table, figure and numbers are written beside the runs.
+the command can be called again after anything. Table, figure and numbers are written beside the runs. With `--tune N`
+each regime first chooses among as many configurations, on other seeds.
 """
 
 import argparse
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,6 +25,7 @@ from mrl.processes.preparation.comparison_plan import PlannedRun, check_earlier,
 
 if TYPE_CHECKING:
     from mrl.report.comparison import Comparison
+    from mrl.report.comparison_table import Grid
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -34,8 +37,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="names, the first one is the baseline; sgt-reported is sgt with the lambda that papers report",
     )
     parser.add_argument(
-        "--seeds", default="3", help="how many (1, 2, ...), or the seeds themselves: 11,12,13 (11, is one)"
+        "--seeds",
+        default=None,
+        help="how many (1, 2, ...), or the seeds themselves: 11,12,13 (11, is one); default 3, with --tune 8",
     )
+    parser.add_argument(
+        "--tune",
+        type=int,
+        nargs="?",
+        const=16,
+        default=None,
+        metavar="N",
+        help="first choose among N configurations of each regime (default 16), by successive halving",
+    )
+    parser.add_argument("--tune-seeds", default=None, help="seeds of the tuning, as --seeds; default 1001,1002")
     parser.add_argument("--folder", type=Path, default=None, help="where the runs go; default runs/compare-NAME")
     parser.add_argument("--jobs", type=int, default=0, help="runs at once; default: what cores, memory and GPUs allow")
     parser.add_argument("--async", dest="is_async", action="store_true", help="policies go at their own pace")
@@ -46,13 +61,30 @@ def run(arguments: argparse.Namespace) -> int:
     """Train what is missing, then write and print the comparison; what is there is shown without models and GPUs."""
     if arguments.jobs < 0:
         raise ConfigError("not a number of runs", where="--jobs", got=arguments.jobs, wanted=">= 1, or 0 to choose")
-    runs = plan_runs(arguments)
-    if not arguments.only_table:
-        _train(runs, jobs=arguments.jobs, where=str(arguments.config))
-    return conclude(runs)
+    if arguments.tune_seeds is not None and arguments.tune is None:
+        raise ConfigError("says nothing without --tune", where="--tune-seeds", cure="add --tune, or leave it out")
+    train = partial(_train, jobs=arguments.jobs, where=str(arguments.config), is_only_table=arguments.only_table)
+    chosen, tables, told = _tuned(arguments, train) if arguments.tune is not None else ({}, [], [])
+    runs = plan_runs(arguments, chosen)
+    train(runs)
+    return conclude(runs, tables, told)
 
 
-def _train(runs: Sequence[PlannedRun], *, jobs: int, where: str) -> None:
+def _tuned(
+    arguments: argparse.Namespace, train: Callable[[Sequence[PlannedRun]], None]
+) -> tuple[dict[str, tuple[str, ...]], list["Grid"], list[str]]:
+    """What tuning chose for each row, as overrides; its table; what a reader must know of it."""
+    from mrl.processes.preparation import tuning
+
+    tuned = tuning.tune(arguments, train, on_rung=lambda line: print(line, flush=True))
+    chosen = tuned.chosen()
+    told = [f"tuned by {tuning.RULE}", *(f"{row}: {tuning.told(one)}" for row, one in chosen.items())]
+    return {row: one.words for row, one in chosen.items()}, [tuning.grid(tuned)], told
+
+
+def _train(runs: Sequence[PlannedRun], *, jobs: int, where: str, is_only_table: bool = False) -> None:
+    if is_only_table:
+        return
     from mrl.memory_plan.fitting import by_memory
     from mrl.memory_plan.needs import MIB
     from mrl.memory_plan.run_memory import run_need
@@ -62,7 +94,7 @@ def _train(runs: Sequence[PlannedRun], *, jobs: int, where: str) -> None:
 
     host_mib = host_memory_bytes() / MIB
     # Each run fits itself to this host when it starts, so that its folder and its file have none of that.
-    plain = {one.regime: one.config for one in runs}.values()
+    plain = {one.folder.name.rpartition("-")[0]: one.config for one in runs}.values()
     configs = [by_memory(config, planned(config), host_mib).config for config in plain]
     for config in configs:
         preflight(config, where=where)
@@ -70,7 +102,7 @@ def _train(runs: Sequence[PlannedRun], *, jobs: int, where: str) -> None:
     train_missing(runs, lanes(FreeMachine.here(), [run_need(config) for config in configs], jobs=jobs))
 
 
-def conclude(runs: Sequence[PlannedRun]) -> int:
+def conclude(runs: Sequence[PlannedRun], before: Sequence["Grid"] = (), told_before: Sequence[str] = ()) -> int:
     """Read what came to its end, write and print tables; 1 when something did not. Raises RoleFailed for nothing."""
     from mrl.report.comparison import Comparison, read_outcome
     from mrl.report.comparison_table import as_json, grids, markdown, rich_table
@@ -84,7 +116,7 @@ def conclude(runs: Sequence[PlannedRun]) -> int:
         for regime in dict.fromkeys(one.regime for one in runs if one in done)
     }
     comparison = Comparison(outcomes, baseline=runs[0].regime)
-    tables, told = grids(comparison), notes(runs, done)
+    tables, told = [*before, *grids(comparison)], [*told_before, *notes(runs, done)]
     console = Console(width=None if sys.stdout.isatty() else 140)
     for grid in tables:
         console.print(rich_table(grid))

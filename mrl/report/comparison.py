@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from mrl.config.run_folder import RunFolder
 from mrl.metrics.jsonl import read_metrics
 from mrl.report.run_data import RunData, read_run
-from mrl.report.student_t import two_sided_quantile
+from mrl.report.student_t import two_sided_quantile, two_sided_tail
 
 PAUSE_S = 60.0
 """A supervisor writes every few seconds; where nobody wrote for longer than this, no attempt was going on."""
@@ -23,6 +23,9 @@ AVERAGE = "average"
 CONFIDENCE = 0.95
 DROPPED_GROUPS = ("staleness/dropped_groups", "groups/uniform_dropped")
 DROPPED_TOKENS = ("staleness/dropped_tokens", "groups/uniform_dropped_tokens")
+
+TRAINED_PASSES = 3
+"""Forward, and backward at twice its cost."""
 
 Curve = dict[int, float]
 """Step -> held-out accuracy."""
@@ -98,6 +101,11 @@ class RunOutcome:
     scored_tokens: float = 0.0
     """Answer tokens that engines scored for other policies."""
 
+    @property
+    def passed_tokens(self) -> float:
+        """Compute in tokens of a forward pass: own and scored ones once, trained ones three times."""
+        return self.own_tokens + self.scored_tokens + TRAINED_PASSES * self.trained_tokens
+
     def start(self, name: str = AVERAGE) -> float:
         """Accuracy at the first evaluation."""
         return self.curves[name][min(self.curves[name])]
@@ -149,9 +157,17 @@ class Comparison:
 
     def against_baseline(self, regime: str, what: str, name: str = AVERAGE) -> Interval:
         """Differences to the baseline, paired by seed; NaN where no seed has both."""
+        return interval(self._differences(regime, what, name))
+
+    def p_values(self, what: str = "end") -> dict[str, float]:
+        """Of a paired two-sided t-test for every other regime; NaN where fewer than two seeds have both."""
+        others = [regime for regime in self.regimes if regime != self.baseline]
+        return {regime: p_value(self._differences(regime, what, AVERAGE)) for regime in others}
+
+    def _differences(self, regime: str, what: str, name: str) -> list[float]:
         base = self.outcomes.get(self.baseline, {})
         pairs = [(one, base[seed]) for seed, one in self.of(regime).items() if seed in base]
-        return interval([getattr(one, what)(name) - getattr(other, what)(name) for one, other in pairs])
+        return [getattr(one, what)(name) - getattr(other, what)(name) for one, other in pairs]
 
     def spent(self, regime: str, field: str) -> float:
         """Mean over seeds of a field of `RunOutcome`."""
@@ -170,6 +186,29 @@ def interval(values: Sequence[float]) -> Interval:
         return Interval(values[0] if values else math.nan, math.nan)
     quantile = two_sided_quantile(CONFIDENCE, len(values) - 1)
     return Interval(mean(values), quantile * stdev(values) / math.sqrt(len(values)))
+
+
+def p_value(differences: Sequence[float]) -> float:
+    """Of Student's two-sided test that their mean is 0; NaN for fewer than two."""
+    if len(differences) < 2:
+        return math.nan
+    error = stdev(differences) / math.sqrt(len(differences))
+    if not error:
+        return 0.0 if differences[0] else 1.0
+    return two_sided_tail(mean(differences) / error, len(differences) - 1)
+
+
+def holm(p_values: Mapping[str, float]) -> dict[str, float]:
+    """Adjusted for their number (Holm 1979): the i-th smallest of m times m - i + 1, never less than one before it.
+
+    The chance that any true null has one below a bound is at most that bound. NaN stays, and counts among the m.
+    """
+    adjusted, least = dict(p_values), 0.0
+    known = [name for name in p_values if not math.isnan(p_values[name])]
+    for place, name in enumerate(sorted(known, key=lambda name: p_values[name])):
+        least = max(least, min(1.0, p_values[name] * (len(p_values) - place)))
+        adjusted[name] = least
+    return adjusted
 
 
 def read_outcome(folder: Path) -> RunOutcome:

@@ -8,7 +8,7 @@ from rich.table import Table
 
 from mrl.records.evaluation_file import EvaluationFile
 from mrl.records.evaluation_messages import Estimate, EvaluationResult, Together
-from mrl.report.comparison import AVERAGE, Comparison, Interval
+from mrl.report.comparison import AVERAGE, Comparison, Interval, holm
 
 SHOWN = ("start", "end", "best", "area")
 """Of a learning curve."""
@@ -25,8 +25,9 @@ class Grid(NamedTuple):
 
 
 def grids(comparison: Comparison) -> list[Grid]:
-    """Average over policies; each policy; what was spent."""
-    return [_averages(comparison), _policies(comparison), _spendings(comparison)]
+    """Average over policies; each policy; what was spent; gain beside cost where there is a baseline to gain on."""
+    gains = [_gains(comparison)] if set(comparison.regimes) > {comparison.baseline} else []
+    return [_averages(comparison), _policies(comparison), _spendings(comparison), *gains]
 
 
 def rich_table(grid: Grid) -> Table:
@@ -47,12 +48,16 @@ def markdown(grid: Grid) -> str:
 
 def as_json(comparison: Comparison) -> dict[str, Any]:
     """Every number of the comparison, with the curves of each seed."""
+    p_values = comparison.p_values()
+    adjusted = holm(p_values)
     return {
         regime: {
             "average": _told(comparison, regime, AVERAGE),
             "policies": {name: _told(comparison, regime, name) for name in comparison.policies},
             "end_against_baseline": _pair(comparison.against_baseline(regime, "end")),
             "area_against_baseline": _pair(comparison.against_baseline(regime, "area")),
+            "p": _known(p_values.get(regime, math.nan)),
+            "p_holm": _known(adjusted.get(regime, math.nan)),
             "seeds": {
                 str(seed): {
                     "curves": {name: {str(step): a for step, a in c.items()} for name, c in outcome.curves.items()},
@@ -63,6 +68,7 @@ def as_json(comparison: Comparison) -> dict[str, Any]:
                     "shared_bytes": outcome.shared_bytes,
                     "wall_s": outcome.wall_s,
                     "scored_tokens": outcome.scored_tokens,
+                    "passed_tokens": outcome.passed_tokens,
                 }
                 for seed, outcome in comparison.of(regime).items()
             },
@@ -116,6 +122,29 @@ def _spendings(comparison: Comparison) -> Grid:
     return Grid("Spent per run, all policies, mean over seeds", head, rows)
 
 
+def _gains(comparison: Comparison) -> Grid:
+    """Cost as multiples of the baseline's, but for bytes, of which it may share none."""
+    base, p_values = comparison.baseline, comparison.p_values()
+    adjusted = holm(p_values)
+    head = ["regime", f"end - {base}", "p", f"p of {len(p_values)} (Holm)", "trained tokens", "compute", "MiB shared"]
+    rows = [
+        [
+            regime,
+            _difference(comparison, regime, "end"),
+            *(NOTHING if math.isnan(p) else f"{p:.4f}" for p in (p_values[regime], adjusted[regime])),
+            *(f"x {_multiple(comparison, regime, field):.2f}" for field in ("trained_tokens", "passed_tokens")),
+            f"{comparison.spent(regime, 'shared_bytes') / MEBIBYTE:.2f}",
+        ]
+        for regime in p_values
+    ]
+    return Grid(f"Gain on {base}, paired by seed, and what it cost", head, rows)
+
+
+def _multiple(comparison: Comparison, regime: str, field: str) -> float:
+    base = comparison.spent(comparison.baseline, field)
+    return comparison.spent(regime, field) / base if base else math.nan
+
+
 def _spent(comparison: Comparison, regime: str) -> list[str]:
     trained, peers = (comparison.spent(regime, field) for field in ("trained_tokens", "peer_tokens"))
     return [
@@ -159,10 +188,11 @@ def _told(comparison: Comparison, regime: str, name: str) -> dict[str, dict[str,
 
 def _pair(found: Interval) -> dict[str, float | None]:
     """JSON knows no NaN: what does not exist is null."""
-    return {
-        "mean": None if math.isnan(found.mean) else found.mean,
-        "half": None if math.isnan(found.half) else found.half,
-    }
+    return {"mean": _known(found.mean), "half": _known(found.half)}
+
+
+def _known(value: float) -> float | None:
+    return None if math.isnan(value) else value
 
 
 def evaluation_grids(evaluation: EvaluationFile) -> list[Grid]:

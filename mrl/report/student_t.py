@@ -1,4 +1,4 @@
-"""Quantiles of Student's t for any whole number of degrees of freedom.
+"""Quantiles and tails of Student's t for any whole number of degrees of freedom.
 
 With t = sqrt(n) tan(theta), the probability between -t and t is a finite sum of powers of cos(theta) (Abramowitz and
 Stegun 26.7.3 and 26.7.4), so that a bisection over theta finds a quantile to the last digits.
@@ -17,6 +17,11 @@ def two_sided_quantile(probability: float, degrees: int) -> float:
         middle = (low + high) / 2
         low, high = (middle, high) if _within(middle, degrees) < probability else (low, middle)
     return math.sqrt(degrees) * math.tan((low + high) / 2)
+
+
+def two_sided_tail(t: float, degrees: int) -> float:
+    """P(|T| > |t|): the p-value of a two-sided test."""
+    return max(0.0, 1.0 - _within(math.atan(abs(t) / math.sqrt(degrees)), degrees))
 
 
 def _within(theta: float, degrees: int) -> float:

@@ -17,10 +17,12 @@ Costs: forward and backward over the grafted rows, where the failed groups that 
 
 from collections.abc import Collection, Sequence
 from dataclasses import replace
+from typing import Annotated
 
 import numpy as np
 from pydantic import Field
 
+from mrl.config.table import Tuned
 from mrl.objectives.specs import Grafted
 from mrl.records.experience import RolloutRecord
 from mrl.records.rollouts import ScoredGroup
@@ -38,9 +40,9 @@ GRAFTED = "grafted"
 class GraftParameters(PeerGroupParameters):
     """The `[sharing.graft]` table."""
 
-    floor: float = Field(0.8, ge=0)
+    floor: Annotated[float, Tuned((0.5, 0.8, 0.95))] = Field(0.8, ge=0)
     """Rows whose ratio of mean likelihoods is not above this are not trained on (delta)."""
-    balance: bool = True
+    balance: Annotated[bool, Tuned((True, False))] = True
     """Both directions of a pair graft about equally many prompts."""
 
 

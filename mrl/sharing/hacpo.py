@@ -24,11 +24,12 @@ import itertools
 from collections import defaultdict, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 from pydantic import Field
 
+from mrl.config.table import Tuned
 from mrl.objectives.specs import CrossSequence
 from mrl.records.rollouts import ScoredGroup
 from mrl.sharing.advantages import Float32s, Float64s, against
@@ -49,9 +50,9 @@ RATIO_BOUNDS = (0.1, 10.0)
 class HacpoParameters(PeerGroupParameters):
     """The `[sharing.hacpo]` table."""
 
-    alpha: float = Field(1.0, ge=0)
+    alpha: Annotated[float, Tuned((0.5, 1.0, 2.0))] = Field(1.0, ge=0)
     """Exponent of the detached ratio: how much likelier rows count for more."""
-    lower: float = Field(0.8, ge=0, le=1)
+    lower: Annotated[float, Tuned((0.6, 0.8, 0.9))] = Field(0.8, ge=0, le=1)
     """Lower bound of the cross ratio at the first update of a step (1 - delta); the upper one is 1."""
     lower_step: float = Field(0.025, ge=0)
     """Rise of the lower bound with every further update of the step."""

@@ -28,12 +28,12 @@ no further pass over any token.
 
 from collections import Counter, defaultdict, deque
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from pydantic import Field
 
-from mrl.config.table import Table
+from mrl.config.table import Table, Tuned
 from mrl.records.experience import MAX_COMPLETION_BYTES, EpisodeRecord, ExperienceRecord, Received
 from mrl.records.rollouts import Answer, Continuation, ScoredGroup
 from mrl.sharing.context import SharingContext
@@ -53,12 +53,12 @@ GROWTH_GROUPS = 8
 class PrefixParameters(Table):
     """The `[sharing.prefix]` table."""
 
-    start: Literal["drawn", "backwards"] = "drawn"
+    start: Annotated[Literal["drawn", "backwards"], Tuned(("drawn", "backwards"))] = "drawn"
     """Where the policy goes on: behind any number of the peer's turns, drawn evenly, or first before its last one, and
     ever further from the end as the policy succeeds."""
     growth_success_share: float = Field(0.5, gt=0, le=1)
     """`backwards`: the policy plays one turn more itself once this share of the groups from there had a success."""
-    max_share: float = Field(0.5, gt=0, le=1)
+    max_share: Annotated[float, Tuned((0.25, 0.5, 0.75))] = Field(0.5, gt=0, le=1)
     """States handed out for one batch, as a part of its groups; others wait."""
     gate_age_versions: int = Field(8, ge=0)
     """A failure is answered only while the learner is at most this many versions past the one that failed."""

@@ -49,6 +49,7 @@ from pydantic import Field, model_validator
 
 from mrl.alignment.aligned_batch import AlignedTrace
 from mrl.alignment.spreading import SPREADING
+from mrl.config.table import Tuned
 from mrl.objectives.specs import Cispo, Clipped, Correction, Filtered, Shaped, Spreading, Term
 from mrl.records.experience import RolloutRecord
 from mrl.records.rollouts import ScoredGroup
@@ -80,9 +81,9 @@ READERS: Mapping[str, tuple[Variant, ...]] = {
 class PrpParameters(PeerGroupParameters):
     """The `[sharing.prp]` table."""
 
-    variant: Variant = "behaviour"
+    variant: Annotated[Variant, Tuned(("behaviour", "recompute", "decoupled"))] = "behaviour"
     """How a peer's token enters the loss."""
-    advantages: Literal["pooled", "source"] = "pooled"
+    advantages: Annotated[Literal["pooled", "source"], Tuned(("pooled", "source"))] = "pooled"
     """Advantages over own and peers' answers together, or each within its own group."""
     spreading: Spreading | Literal["bytes", "uniform"] = "receiver_multiplicative"
     """Of "behaviour" and "decoupled", how a span's log-prob is read at own tokens: own log-probs scaled to it; moved to

@@ -16,13 +16,13 @@ teacher's. Costs: one forward pass of the teacher per answer of a mixed group.
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 from msgspec import UNSET
 from pydantic import Field
 
-from mrl.config.table import Table
+from mrl.config.table import Table, Tuned
 from mrl.objectives.specs import Trrd
 from mrl.records.experience import (
     MAX_COMPLETION_BYTES,
@@ -51,9 +51,9 @@ class RladParameters(Table):
 
     teacher: str = ""
     """The policy that scores; empty for the first other policy by name."""
-    alpha: float = Field(0.5, ge=0, le=1)
+    alpha: Annotated[float, Tuned((0.25, 0.5, 0.75))] = Field(0.5, ge=0, le=1)
     """Weight of the policy's own past in the ratio's base; 1 is the policy's own objective, grpo, dr_grpo or dapo."""
-    teacher_clamp: float | None = Field(1.0, gt=0)
+    teacher_clamp: Annotated[float | None, Tuned((0.5, 1.0, 2.0))] = Field(1.0, gt=0)
     """Bound of |log pi_theta - log pi_teacher| per token, in nats."""
     peer_hold_versions: int = Field(1, ge=0)
     """Steps for which an own group without its scores may be passed over."""

@@ -20,12 +20,12 @@ backward pass over the rescue's tokens; no density ratio.
 from collections import Counter, defaultdict, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import numpy as np
 from pydantic import ConfigDict, Field
 
-from mrl.config.table import Table
+from mrl.config.table import Table, Tuned
 from mrl.objectives.specs import Imitation
 from mrl.records.experience import MAX_COMPLETION_BYTES, EpisodeRecord, ExperienceRecord, OutcomeRecord, Received
 from mrl.records.finish import FinishReason
@@ -68,9 +68,9 @@ class SgtParameters(Table):
 
     model_config = ConfigDict(validate_by_name=True, validate_by_alias=True, serialize_by_alias=True)
 
-    lambda_: float = Field(0.1, alias="lambda", ge=0, allow_inf_nan=False)
+    lambda_: Annotated[float, Tuned((0.1, 0.3, 0.6, 1.0))] = Field(0.1, alias="lambda", ge=0, allow_inf_nan=False)
     """Coefficient of the rescue term."""
-    normaliser: Literal["prompts", "rescues", "tokens"] = "prompts"
+    normaliser: Annotated[Literal["prompts", "rescues", "tokens"], Tuned(("prompts", "rescues"))] = "prompts"
     """What divides the rescue term: all prompts of the batch, its rescued prompts, or the tokens of its rescues."""
     gate_success_share: float = Field(0.0, ge=0, lt=1)
     """A group counts as failed when at most this share of its answers succeeded; 0 asks that all failed."""

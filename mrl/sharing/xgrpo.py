@@ -20,11 +20,12 @@ Costs: nothing; no text crosses, so nothing is aligned and nothing is lost.
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from pydantic import Field, model_validator
 
+from mrl.config.table import Tuned
 from mrl.records.experience import ExperienceRecord, ValueRecord
 from mrl.records.rollouts import ScoredGroup
 from mrl.sharing.advantages import EPS, Float32s, Float64s
@@ -41,7 +42,7 @@ Baseline = Literal["pooled", "peer_only", "rescaled", "mean_only", "leave_one_ou
 class XgrpoParameters(PeerGroupParameters):
     """The `[sharing.xgrpo]` table."""
 
-    baseline: Baseline = "pooled"
+    baseline: Annotated[Baseline, Tuned(("pooled", "rescaled", "mean_only", "leave_one_out"))] = "pooled"
     """What an own reward is measured against."""
     peer_weight: float | None = Field(None, ge=0, le=1)
     """Weight w of the peers' mean; without it, their share of the answers (1 for peer_only)."""

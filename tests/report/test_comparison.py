@@ -5,10 +5,11 @@ import math
 import statistics
 
 import pytest
+from scipy import stats
 
 from mrl.metrics.jsonl import MetricsWriter, read_metrics
 from mrl.records.telemetry_messages import MetricsRecord
-from mrl.report.comparison import AVERAGE, Comparison, RunOutcome, interval, outcome_of, read_outcome
+from mrl.report.comparison import AVERAGE, Comparison, RunOutcome, holm, interval, outcome_of, p_value, read_outcome
 from mrl.report.comparison_figure import drawn, learning_curves
 from mrl.report.comparison_table import as_json, grids, markdown
 from mrl.report.run_data import RunData
@@ -77,6 +78,35 @@ def test_differences_are_paired_by_seed():
     assert math.isnan(partial.against_baseline("sgt", "end").half)
 
 
+def test_p_values_are_those_of_a_paired_t_test():
+    """As scipy has them; equal differences leave no doubt, and one seed says nothing."""
+    found = comparison()
+    ends = [[one.end() for one in found.of(regime).values()] for regime in ("sgt", "independent")]
+    assert found.p_values() == pytest.approx({"sgt": stats.ttest_rel(*ends).pvalue}, rel=1e-9)
+    assert (p_value([0.25, 0.25]), p_value([0.0, 0.0])) == (0.0, 1.0)
+    assert math.isnan(p_value([0.3]))
+    assert as_json(found)["sgt"]["p"] == as_json(found)["sgt"]["p_holm"] == found.p_values()["sgt"]
+    assert as_json(found)["independent"]["p_holm"] is None
+
+
+def test_holm_is_that_of_a_table_by_hand():
+    """0.01 x 4, 0.02 x 3, 0.022 x 2 raised to the one before, 0.4 x 1; never above 1; an unknown one counts."""
+    by_hand = {"c": 0.4, "a": 0.01, "d": 0.022, "b": 0.02}
+    assert holm(by_hand) == pytest.approx({"c": 0.4, "a": 0.04, "d": 0.06, "b": 0.06})
+    assert list(holm(by_hand)) == ["c", "a", "d", "b"]
+    assert holm({"a": 0.6, "b": 0.7}) == {"a": 1.0, "b": 1.0}
+    unknown = holm({"a": 0.01, "b": math.nan})
+    assert (unknown["a"], math.isnan(unknown["b"])) == (0.02, True)
+
+
+def test_a_gain_stands_beside_what_it_cost():
+    """Three passes for a trained token, one for a sampled or scored one, as multiples of the baseline."""
+    dear = {1: outcome(0.5, trained_tokens=750.0, scored_tokens=100.0, shared_bytes=3 * 2.0**20)}
+    found = Comparison({"independent": {1: outcome(0.4)}, "rlad": dear}, "independent")
+    assert dear[1].passed_tokens == 400 + 100 + 3 * 750
+    assert list(grids(found)[3].rows[0]) == ["rlad", "+0.100", "-", "-", "x 1.50", "x 1.45", "3.00"]
+
+
 def test_mean_curve_takes_the_steps_that_every_seed_has():
     """A seed that was evaluated at other steps does not bend the curve."""
     shorter = RunOutcome({AVERAGE: {0: 0.0, 20: 1.0}}, 1, 1, 1, 1, 1, 1)
@@ -123,7 +153,7 @@ def test_outcome_counts_what_a_run_spent():
 
 def test_tables_say_what_was_found():
     """Averages with intervals and differences, every policy, what was spent."""
-    averages, policies, spent = grids(comparison())
+    averages, policies, spent, gains = grids(comparison())
     assert list(averages.rows[1][:2]) == ["sgt", "0.200 ± 0.000"]
     assert averages.rows[1][2].startswith("0.733 ± ")
     assert averages.rows[0][5] == ""
@@ -132,6 +162,10 @@ def test_tables_say_what_was_found():
     assert policies.head[1:5] == ["p0 start", "p0 end", "p0 best", "p0 area"]
     assert all(" ± " in cell for cell in policies.rows[1][1:])
     assert spent.rows[0][1:] == ["80", "400", "500", "10.0%", "1.00", "1.0"]
+    assert gains.title == "Gain on independent, paired by seed, and what it cost"
+    assert [row[0] for row in gains.rows] == ["sgt"]
+    assert gains.rows[0][1] == averages.rows[1][5]
+    assert gains.rows[0][4:] == ["x 1.00", "x 1.00", "1.00"]
     text = markdown(averages)
     assert text.count("\n| ") == 4
     assert "| sgt | 0.200 ± 0.000 |" in text

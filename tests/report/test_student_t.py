@@ -3,7 +3,7 @@
 import pytest
 from scipy import stats
 
-from mrl.report.student_t import two_sided_quantile
+from mrl.report.student_t import two_sided_quantile, two_sided_tail
 
 KNOWN = {
     0.95: {1: 12.7062, 2: 4.3027, 3: 3.1824, 4: 2.7764, 15: 2.1314, 16: 2.1199, 17: 2.1098, 30: 2.0423, 120: 1.9799},
@@ -29,3 +29,10 @@ def test_quantiles_are_those_of_scipy(degrees):
     for probability in (0.08, 0.5, 0.8, 0.999):
         wanted = stats.t.ppf((1 + probability) / 2, degrees)
         assert two_sided_quantile(probability, degrees) == pytest.approx(wanted, rel=1e-9)
+
+
+@pytest.mark.parametrize("degrees", [1, 2, 7, 40])
+def test_tails_are_those_of_scipy(degrees):
+    """On both sides of 0."""
+    for t in (0.0, 0.3, -2.0, 9.0):
+        assert two_sided_tail(t, degrees) == pytest.approx(2 * stats.t.sf(abs(t), degrees), rel=1e-9, abs=1e-14)

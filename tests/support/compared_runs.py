@@ -34,7 +34,9 @@ def arguments(folder: Path, *words: str) -> argparse.Namespace:
     config.write_text(CONFIG)
     parser = argparse.ArgumentParser()
     add_arguments(parser)
-    own, overrides = split_overrides(words, {"--regimes", "--seeds", "--async", "--jobs", "--only-table"})
+    own, overrides = split_overrides(
+        words, {"--regimes", "--seeds", "--async", "--jobs", "--only-table", "--tune", "--tune-seeds"}
+    )
     found = parser.parse_args([str(config), "--folder", str(folder / "runs"), *own])
     found.overrides = ["--run.steps", "3", *overrides]
     return found

@@ -1,11 +1,11 @@
 """The runs of a comparison: which there are, and what is left of an earlier call."""
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from mrl.config.load import load_config
 from mrl.config.policy_tables import PolicyTable
@@ -16,9 +16,22 @@ from mrl.plugins import short_name
 
 FITTED = {"learner": ("microbatch_tokens", "activation_checkpointing"), "rollout": ("answers_at_once",)}
 """Table of a policy -> keys that follow from the memory of the host where they are left out."""
+SEEDS, TUNED_SEEDS = "3", "8"
+"""Unless told otherwise, without and with tuning."""
 REPORTED = {"sgt-reported": ("sgt", ("--sharing.sgt.lambda", "0.1", "--sharing.sgt.normaliser", "prompts"))}
 """Name of a row -> a regime and the settings that papers report of it, whatever the configuration says. Shipped
 configurations tune SGT; its lambda is reported by GRAFT, and the normaliser is the one in which rescues fade."""
+
+
+class Planned(NamedTuple):
+    """What the runs of one row have in common."""
+
+    row: str
+    """Name of a regime, or one of `REPORTED`."""
+    label: str
+    """Its folders are LABEL-SEED."""
+    words: tuple[str, ...] = ()
+    """Overrides, after those of the command line."""
 
 
 @dataclass(frozen=True)
@@ -76,17 +89,49 @@ class State:
     """The folder holds a run of another configuration."""
 
 
-def plan_runs(arguments: argparse.Namespace) -> list[PlannedRun]:
-    """All runs, seed by seed, so that every regime has some early. Raises ConfigError for mistaken arguments."""
-    regimes, seeds = arguments.regimes.split(","), _seeds(arguments.seeds)
-    name = load_config(arguments.config, [*arguments.overrides, *_settings(regimes[0])]).run.name
-    folder = arguments.folder or Path("runs") / f"compare-{name}"
-    runs: list[PlannedRun] = []
+def plan_runs(arguments: argparse.Namespace, chosen: Mapping[str, tuple[str, ...]] | None = None) -> list[PlannedRun]:
+    """All runs, each row with the overrides `chosen` for it. Raises ConfigError for mistaken arguments."""
+    planned = [Planned(row, short_name(row), (chosen or {}).get(row, ())) for row in rows_of(arguments)]
+    return plan_rows(arguments, folder_of(arguments), planned, final_seeds(arguments))
+
+
+def plan_rows(
+    arguments: argparse.Namespace, folder: Path, planned: Sequence[Planned], seeds: Sequence[int]
+) -> list[PlannedRun]:
+    """Runs seed by seed, so that every row has some early; `--tune` has each seed make policies of its own."""
+    names = [f"{one.label}-{seed}" for one in planned for seed in seeds]
+    earlier, runs = _earlier(folder, names), list[PlannedRun]()
+    makes: dict[str, int] = {}
+    if arguments.tune is not None:
+        tables = base_config(arguments).policies
+        makes = {name: table.make.seed for name, table in tables.items() if table.make is not None}
     for seed in seeds:
-        for regime in dict.fromkeys(regimes):
-            earlier = runs[0].config if runs else _earlier(folder, regimes, seeds)
-            runs.append(_plan_one(arguments, folder, regime, seed, earlier))
+        made = [word for name, first in makes.items() for word in (f"--policies.{name}.make.seed", str(first + seed))]
+        for one in planned:
+            begun = runs[0].config if runs else earlier
+            runs.append(_plan_one(arguments, folder, one._replace(words=(*one.words, *made)), seed, begun))
     return runs
+
+
+def rows_of(arguments: argparse.Namespace) -> list[str]:
+    """The rows asked for, each once; the first one is the baseline."""
+    return list(dict.fromkeys(arguments.regimes.split(",")))
+
+
+def final_seeds(arguments: argparse.Namespace) -> list[int]:
+    """The seeds that the tables are over."""
+    usual = SEEDS if arguments.tune is None else TUNED_SEEDS
+    return seeds_in(usual if arguments.seeds is None else arguments.seeds, where="--seeds")
+
+
+def base_config(arguments: argparse.Namespace) -> RunConfig:
+    """The configuration under the first row, before anything else is changed for a run."""
+    return load_config(arguments.config, [*arguments.overrides, *settings_of(rows_of(arguments)[0])])
+
+
+def folder_of(arguments: argparse.Namespace) -> Path:
+    """Where the runs lie."""
+    return arguments.folder or Path("runs") / f"compare-{base_config(arguments).run.name}"
 
 
 def check_earlier(runs: Sequence[PlannedRun]) -> None:
@@ -98,26 +143,23 @@ def check_earlier(runs: Sequence[PlannedRun]) -> None:
         )
 
 
-def _earlier(folder: Path, regimes: Sequence[str], seeds: Sequence[int]) -> RunConfig | None:
+def _earlier(folder: Path, names: Sequence[str]) -> RunConfig | None:
     """A run of this comparison that was begun before: the others are held to the same commits of their models."""
-    for regime in regimes:
-        for seed in seeds:
-            if RunFolder(folder / f"{short_name(regime)}-{seed}").config_json.is_file():
-                return read_run_config(folder / f"{short_name(regime)}-{seed}")
-    return None
+    begun = (folder / name for name in names if RunFolder(folder / name).config_json.is_file())
+    return next((read_run_config(path) for path in begun), None)
 
 
 def _plan_one(
-    arguments: argparse.Namespace, folder: Path, regime: str, seed: int, earlier: RunConfig | None
+    arguments: argparse.Namespace, folder: Path, planned: Planned, seed: int, earlier: RunConfig | None
 ) -> PlannedRun:
     from mrl.processes.preparation.completion import complete
     from mrl.processes.preparation.hub_models import pinned
     from mrl.processes.preparation.preflight import unasked
     from mrl.processes.preparation.replayed_run import with_replay
 
-    name = f"{short_name(regime)}-{seed}"
-    chosen = ["--run.folder", str(folder), "--run.name", name, "--run.seed", str(seed), *_settings(regime)]
-    chosen += ["--run.sync", "false" if arguments.is_async else "true"]
+    name = f"{planned.label}-{seed}"
+    chosen = ["--run.folder", str(folder), "--run.name", name, "--run.seed", str(seed), *settings_of(planned.row)]
+    chosen += ["--run.sync", "false" if arguments.is_async else "true", *planned.words]
     config = load_config(arguments.config, [*arguments.overrides, *chosen])
     config = pinned(config, where=str(arguments.config), earlier=earlier, on_note=lambda _: None)
     config = with_replay(complete(config).config)  # as the run itself fills it in, or it would be another one
@@ -130,22 +172,23 @@ def _plan_one(
         )
     left_out = tuple(unasked(config, where=str(arguments.config)))
     policies = {policy: table for policy, table in config.policies.items() if policy not in left_out}
-    return PlannedRun(regime, seed, folder / name, config.model_copy(update={"policies": policies}), left_out)
+    return PlannedRun(planned.row, seed, folder / name, config.model_copy(update={"policies": policies}), left_out)
 
 
-def _settings(row: str) -> list[str]:
+def settings_of(row: str) -> list[str]:
     """What makes of a configuration the runs of this row."""
     regime, settings = REPORTED.get(row, (row, ()))
     return ["--sharing.regime", regime, *settings]
 
 
-def _seeds(text: str) -> list[int]:
+def seeds_in(text: str, *, where: str) -> list[int]:
+    """`3` is 1, 2 and 3; `11,12` and `11,` are lists. Raises ConfigError for anything else."""
     try:
         numbers = [int(part) for part in text.removesuffix(",").split(",")]
     except ValueError:
         numbers = [-1]
     if min(numbers) < 0 or numbers == [0]:
-        raise ConfigError("not a number of seeds", where="--seeds", got=text, wanted="3, or a list as 11,12,13 or 11,")
+        raise ConfigError("not a number of seeds", where=where, got=text, wanted="3, or a list as 11,12,13 or 11,")
     return list(dict.fromkeys(numbers)) if "," in text else list(range(1, numbers[0] + 1))
 
 

@@ -1,0 +1,268 @@
+"""Equal tuning of regimes by successive halving (arXiv 1502.07943), before `mrl compare` measures them on fresh seeds.
+
+Every regime tries as many configurations, on the same tuning seeds, for as many steps. Configuration 0 is the file's
+own; configuration i has the learning rate and the KL coefficient at place i + 1 of a Halton sequence (place 1 has the
+file's rate), the same for all regimes, and behind them the values of what the regime's own table marks with `Tuned`. At
+the end of a rung the better half goes on to the next one, which trains longer and from the start, so that every score
+is that of a whole schedule. What was tried lies in the run folders alone: a call after anything reads them and goes on.
+"""
+
+import argparse
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import mean
+from typing import Any, NamedTuple
+
+from mrl.config.schema import RunConfig
+from mrl.config.table import tuned_fields
+from mrl.errors import ConfigError, RoleFailed
+from mrl.files import replace_file
+from mrl.plugins import short_name
+from mrl.processes.preparation.comparison_plan import (
+    REPORTED,
+    Planned,
+    PlannedRun,
+    base_config,
+    final_seeds,
+    folder_of,
+    plan_rows,
+    rows_of,
+    seeds_in,
+)
+from mrl.report.comparison import read_outcome
+from mrl.report.comparison_table import MEBIBYTE, Grid
+from mrl.sharing.regimes import regime_kind
+
+RULE = (
+    "mean over tuning seeds of the held-out accuracy at the rung's end, mean over policies; "
+    "ties by fewer shared bytes, then by the lower number"
+)
+RUNG_SHARES = (0.25, 0.5, 1.0)
+"""Of `run.steps`; with fewer than 8 configurations the first ones are left out, so that the last has two or more."""
+LR_RANGE = 4.0
+"""Learning rates lie between this part and this multiple of the file's, evenly in their logarithm."""
+KL_COEFFICIENTS = (0.0, 0.01)
+BASES = (2, 3, 5, 7, 11, 13)
+"""Of the Halton sequence: learning rate, KL coefficient, then the regime's own parameters."""
+TUNING_SEEDS = "1001,1002"
+
+
+class Candidate(NamedTuple):
+    """One configuration of a regime."""
+
+    place: int
+    settings: Mapping[str, Any]
+    """Name -> value, for a reader; empty as the file has it."""
+    words: tuple[str, ...]
+    """The same as overrides of `mrl train`."""
+
+
+class Score(NamedTuple):
+    """Of one candidate at the end of a rung."""
+
+    accuracy: float
+    shared_bytes: float
+
+
+@dataclass(frozen=True, slots=True)
+class Rung:
+    """Candidates that trained equally long: row -> place -> score."""
+
+    steps: int
+    scores: Mapping[str, Mapping[int, Score]]
+
+
+@dataclass(frozen=True, slots=True)
+class Tuning:
+    """What is tried of every row, and what came of it so far."""
+
+    seeds: Sequence[int]
+    steps: Sequence[int]
+    """Of each rung."""
+    tried: Mapping[str, Sequence[Candidate]]
+    rungs: Sequence[Rung] = ()
+
+    def going_on(self) -> dict[str, list[int]]:
+        """Row -> places that the next rung trains, the best first; after the last rung the best is the choice."""
+        if not self.rungs:
+            return {row: [one.place for one in tried] for row, tried in self.tried.items()}
+        return {row: better_half(scores) for row, scores in self.rungs[-1].scores.items()}
+
+    def chosen(self) -> dict[str, Candidate]:
+        """Row -> its choice; empty before the last rung came to its end."""
+        if len(self.rungs) < len(self.steps):
+            return {}
+        return {row: self.tried[row][places[0]] for row, places in self.going_on().items()}
+
+
+def better_half(scores: Mapping[int, Score]) -> list[int]:
+    """The half of the places that `RULE` prefers, rounded up, the best first."""
+    order = sorted(scores, key=lambda place: (-scores[place].accuracy, scores[place].shared_bytes, place))
+    return order[: math.ceil(len(order) / 2)]
+
+
+def rung_steps(steps: int, number: int) -> list[int]:
+    """Steps of each rung for so many configurations."""
+    rungs = min(len(RUNG_SHARES), int(math.log2(number)))
+    return [max(1, math.ceil(steps * share)) for share in RUNG_SHARES[-rungs:]]
+
+
+def planned_tuning(arguments: argparse.Namespace) -> Tuning:
+    """What `--tune` asks for. Raises ConfigError for a mistaken argument or a regime that says of nothing to tune."""
+    if arguments.tune < 2:
+        raise ConfigError("too few configurations to choose from", where="--tune", got=arguments.tune, wanted=">= 2")
+    seeds = seeds_in(TUNING_SEEDS if arguments.tune_seeds is None else arguments.tune_seeds, where="--tune-seeds")
+    for seed in seeds:
+        if seed in final_seeds(arguments):
+            raise ConfigError(
+                "a seed of the final runs cannot tune them",
+                where="--tune-seeds",
+                got=seed,
+                wanted="seeds that --seeds does not have",
+                cure="--tune-seeds 1001,1002",
+            )
+    config = base_config(arguments)
+    tried = {row: candidates(config, row, arguments.tune) for row in rows_of(arguments)}
+    return Tuning(seeds, rung_steps(config.run.steps, arguments.tune), tried)
+
+
+def tune(
+    arguments: argparse.Namespace, train: Callable[[Sequence[PlannedRun]], None], *, on_rung: Callable[[str], None]
+) -> Tuning:
+    """Train rung by rung what is not done, and write `tuning.json` after each. Raises RoleFailed for a run that failed.
+
+    `train` leaves what is done as it is; one that trains nothing asks what there is.
+    """
+    tuning = planned_tuning(arguments)
+    while len(tuning.rungs) < len(tuning.steps):
+        runs = rung_runs(arguments, tuning)
+        steps, told = tuning.steps[len(tuning.rungs)], {row: len(found) for row, found in tuning.going_on().items()}
+        on_rung(f"tuning: {steps} steps of " + ", ".join(f"{number} x {row}" for row, number in told.items()))
+        train([one for found in runs.values() for one in found])
+        missing = [one for found in runs.values() for one in found if not one.state().is_done]
+        if missing:
+            raise RoleFailed(
+                f"tuning did not come to its end, runs to go: {len(missing)}, the first is {missing[0].folder}"
+            )
+        scores: dict[str, dict[int, Score]] = {row: {} for row in tuning.tried}
+        for (row, place), found in runs.items():
+            scores[row][place] = scored(found)
+        tuning = Tuning(tuning.seeds, tuning.steps, tuning.tried, (*tuning.rungs, Rung(steps, scores)))
+        text = json.dumps(as_json(tuning), indent=1, allow_nan=False)
+        replace_file(folder_of(arguments) / "tuning.json", f"{text}\n".encode())
+    return tuning
+
+
+def rung_runs(arguments: argparse.Namespace, tuning: Tuning) -> dict[tuple[str, int], list[PlannedRun]]:
+    """(Row, place) -> its runs of the next rung, one for each tuning seed."""
+    steps, config = tuning.steps[len(tuning.rungs)], base_config(arguments)
+    shared = ("--run.steps", str(steps), "--evaluation.every", "0", "--pool.seed", str(config.pool.seed + 1))
+    planned = {
+        (row, place): Planned(row, f"{short_name(row)}-{place}-{steps}", (*tuning.tried[row][place].words, *shared))
+        for row, places in tuning.going_on().items()
+        for place in places
+    }
+    runs = plan_rows(arguments, folder_of(arguments) / "tuning", list(planned.values()), tuning.seeds)
+    return {whose: runs[place :: len(planned)] for place, whose in enumerate(planned)}
+
+
+def scored(runs: Sequence[PlannedRun]) -> Score:
+    """Of one candidate, from its runs, which are done."""
+    outcomes = [read_outcome(one.folder) for one in runs]
+    # What was added up in another order is a tie.
+    accuracy = round(mean(one.end() for one in outcomes), 9)
+    return Score(accuracy, mean(one.shared_bytes for one in outcomes))
+
+
+def candidates(config: RunConfig, row: str, number: int) -> list[Candidate]:
+    """So many configurations of a row. Raises ConfigError for one that has parameters and marks none with `Tuned`."""
+    if row in REPORTED:
+        raise ConfigError("has its settings fixed", where=f"--tune: {row}", cure=f"tune {REPORTED[row][0]}")
+    parameters = regime_kind({"regime": row}, where="--tune").parameters
+    own, most = tuned_fields(parameters), len(BASES) - 2
+    if (parameters.model_fields and not own) or len(own) > most:
+        raise ConfigError(
+            "does not say which of its parameters to tune",
+            where=f"--tune: {row}",
+            got=len(own),
+            wanted=f"1 to {most}",
+            cure=f"mark one or two fields of {parameters.__name__} with mrl.config.table.Tuned",
+        )
+    return [_candidate(config, row, own, place) for place in range(number)]
+
+
+def _candidate(config: RunConfig, row: str, own: Mapping[str, Sequence[Any]], place: int) -> Candidate:
+    if not place:
+        return Candidate(0, {}, ())
+    at = [radical_inverse(place + 1, base) for base in BASES[: 2 + len(own)]]
+    factor = LR_RANGE ** (2 * at[0] - 1)
+    kl = KL_COEFFICIENTS[int(at[1] * len(KL_COEFFICIENTS))]
+    chosen = {key: values[int(part * len(values))] for (key, values), part in zip(own.items(), at[2:], strict=True)}
+    words: list[str] = []
+    for name, table in config.policies.items():
+        if not table.frozen:
+            words += [f"--policies.{name}.learner.lr", f"{table.learner.lr * factor:.3g}"]
+            words += [f"--policies.{name}.objective.kl_coefficient", str(kl)]
+    for key, value in chosen.items():
+        words += [f"--sharing.{short_name(row)}.{key}", str(value).lower() if isinstance(value, bool) else str(value)]
+    return Candidate(place, {"lr_factor": float(f"{factor:.3g}"), "kl_coefficient": kl, **chosen}, tuple(words))
+
+
+def radical_inverse(number: int, base: int) -> float:
+    """The digits of a number >= 0 mirrored at the point, in [0, 1): the van der Corput sequence."""
+    inverse, weight = 0.0, 1.0
+    while number:
+        number, digit = divmod(number, base)
+        weight /= base
+        inverse += digit * weight
+    return inverse
+
+
+def as_json(tuning: Tuning) -> dict[str, Any]:
+    """The rule, what was tried, every rung with its scores, and the choices."""
+    chosen = tuning.chosen()
+    return {
+        "rule": RULE,
+        "tuning_seeds": list(tuning.seeds),
+        "rung_steps": list(tuning.steps),
+        "regimes": {
+            row: {
+                "chosen": chosen[row].place if chosen else None,
+                "steps_trained": sum(rung.steps * len(rung.scores[row]) * len(tuning.seeds) for rung in tuning.rungs),
+                "configurations": [one._asdict() for one in tried],
+                "rungs": [
+                    {
+                        "steps": rung.steps,
+                        "scores": {str(place): score._asdict() for place, score in rung.scores[row].items()},
+                        "go_on": better_half(rung.scores[row]),
+                    }
+                    for rung in tuning.rungs
+                ],
+            }
+            for row, tried in tuning.tried.items()
+        },
+    }
+
+
+def grid(tuning: Tuning) -> Grid:
+    """Every configuration, with its score at the end of each rung that it reached; the chosen ones are marked."""
+    chosen = tuning.chosen()
+    head = ["regime", "number", "configuration", *(f"step {rung.steps}" for rung in tuning.rungs), "MiB shared", ""]
+    lines = []
+    for row, tried in tuning.tried.items():
+        for one in tried:
+            found = [rung.scores[row].get(one.place) for rung in tuning.rungs]
+            cells = ["" if score is None else f"{score.accuracy:.3f}" for score in found]
+            shared = [score.shared_bytes / MEBIBYTE for score in found if score is not None]
+            mark = "chosen" if chosen and chosen[row] is one else ""
+            lines.append([row, str(one.place), told(one), *cells, f"{shared[-1]:.2f}", mark])
+    seeds = ", ".join(map(str, tuning.seeds))
+    return Grid(f"Tuning: held-out accuracy, mean over policies and seeds {seeds}", head, lines)
+
+
+def told(one: Candidate) -> str:
+    """Its settings in one line."""
+    named = {"lr_factor": "lr x", "kl_coefficient": "KL"}
+    return ", ".join(f"{named.get(key, key)} {value}" for key, value in one.settings.items()) or "as configured"

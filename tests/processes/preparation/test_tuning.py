@@ -1,0 +1,241 @@
+"""Equal tuning: what is tried of each regime, successive halving against a slow twin, budgets, a call after a stop."""
+
+import json
+import math
+import random
+from collections.abc import Sequence
+
+import pytest
+
+from mrl.cli.compare import run
+from mrl.config.load import load_config
+from mrl.config.table import tuned_fields
+from mrl.errors import ConfigError, RoleFailed
+from mrl.metrics.jsonl import MetricsWriter
+from mrl.processes.preparation import tuning
+from mrl.processes.preparation.comparison_plan import PlannedRun, final_seeds, plan_runs
+from mrl.processes.preparation.tuning import Score, better_half, candidates, planned_tuning, rung_steps, tune
+from mrl.records.telemetry_messages import MetricsRecord
+from mrl.sharing.independent import IndependentParameters
+from mrl.sharing.regimes import REGIMES, RegimeKind, check_sharing
+from mrl.sharing.sgt import SgtParameters
+from tests.support.compared_runs import arguments, finish
+
+ASKED = ("--regimes", "independent,sgt", "--seeds", "2", "--run.steps", "8")
+
+
+def measured(one: PlannedRun, accuracy: float, shared_bytes: float = 0.0) -> None:
+    """A run that came to its end with this accuracy of both policies."""
+    finish(one)
+    steps = one.config.run.steps
+    for name in ("a", "b"):
+        (one.folder / "evaluation" / f"{name}-{steps}.json").write_text("{}")
+    writer = MetricsWriter(one.folder / "metrics.jsonl")
+    for step, found in ((0, 0.1), (steps, accuracy)):
+        for name in ("a", "b"):
+            told = {"eval/accuracy": found}
+            writer.write(MetricsRecord(role=f"learner/{name}", policy=name, step=step, time_unix_s=1e9, values=told))
+    writer.close()
+
+
+def place_of(one: PlannedRun) -> int:
+    """Which configuration of its regime a run of the tuning is."""
+    return int(one.folder.name.split("-")[-3])
+
+
+class Trainer:
+    """Ends what is not done with the accuracy that `accuracies` says; stops after so many runs."""
+
+    def __init__(self, accuracies: Sequence[float], stop_after: float = math.inf) -> None:
+        self.accuracies, self.stop_after, self.trained = accuracies, stop_after, list[PlannedRun]()
+
+    def __call__(self, runs: Sequence[PlannedRun]) -> None:
+        for one in runs:
+            if not one.state().is_done:
+                if len(self.trained) >= self.stop_after:
+                    raise KeyboardInterrupt
+                measured(one, self.accuracies[place_of(one)])
+                self.trained.append(one)
+
+
+def slow_half(scores: dict[int, Score]) -> list[int]:
+    """By choosing the best again and again, each by comparing with every other."""
+
+    def beats(one: int, other: int) -> bool:
+        mine, others = scores[one], scores[other]
+        if mine.accuracy != others.accuracy:
+            return mine.accuracy > others.accuracy
+        if mine.shared_bytes != others.shared_bytes:
+            return mine.shared_bytes < others.shared_bytes
+        return one < other
+
+    left, chosen = set(scores), list[int]()
+    while 2 * len(chosen) < len(scores):
+        best = next(one for one in left if all(beats(one, other) for other in left - {one}))
+        chosen.append(best)
+        left.remove(best)
+    return chosen
+
+
+def test_the_better_half_is_that_of_a_slow_twin():
+    """With many ties of accuracy and of bytes, whatever the order of the table."""
+    drawn = random.Random(1)
+    for _ in range(500):
+        places = drawn.sample(range(40), drawn.randint(1, 12))
+        scores = {place: Score(drawn.choice((0.2, 0.5)), drawn.choice((0.0, 7.0))) for place in places}
+        assert better_half(scores) == slow_half(scores)
+
+
+@pytest.mark.parametrize(
+    ("number", "steps"),
+    [(2, [100]), (3, [100]), (4, [50, 100]), (7, [50, 100]), (8, [25, 50, 100]), (16, [25, 50, 100])],
+)
+def test_the_last_rung_trains_all_steps_of_two_or_more(number, steps):
+    """Fewer configurations have fewer rungs."""
+    assert rung_steps(100, number) == steps
+    left = number
+    for _ in steps[:-1]:
+        left = math.ceil(left / 2)
+    assert left >= 2
+    assert rung_steps(1, number) == [1] * len(steps)
+
+
+def test_regimes_say_what_is_tried_of_them():
+    """One or two fields each, with values that their tables take."""
+    for name, kind in REGIMES.items():
+        marked = tuned_fields(kind.parameters)
+        assert len(marked) in (0, 1, 2)
+        assert bool(marked) == bool(kind.parameters.model_fields), name
+        for key, values in marked.items():
+            assert len(set(values)) == len(values) > 1
+            for value in values:
+                check_sharing({"regime": name, name: {key: value}}, "test")
+
+
+def test_every_regime_tries_the_same_rates_and_penalties(tmp_path):
+    """The first as the file has it; then one for one, all different, each a configuration that loads as it is told."""
+    asked = arguments(tmp_path)
+    config = load_config(asked.config)
+    tried = {row: candidates(config, row, 16) for row in ("independent", "sgt", "prp")}
+    for row, found in tried.items():
+        assert (found[0].settings, found[0].words) == ({}, ())
+        assert len({one.words for one in found}) == len({one.settings.get("lr_factor") for one in found}) == 16
+        for one, base in zip(found[1:], tried["independent"][1:], strict=True):
+            assert base.settings.items() <= one.settings.items()
+            loaded = load_config(asked.config, [*one.words, "--sharing.regime", row])
+            for name in ("a", "b"):
+                lr = config.policies[name].learner.lr
+                assert loaded.policies[name].learner.lr == pytest.approx(lr * one.settings["lr_factor"], rel=0.01)
+                assert loaded.policies[name].objective.kl_coefficient == one.settings["kl_coefficient"]
+            own = {key: one.settings[key] for key in tuned_fields(REGIMES[row].parameters)}
+            assert {key: loaded.sharing[row][key] for key in own} == own
+    factors = [one.settings["lr_factor"] for one in tried["sgt"][1:]]
+    assert 0.25 <= min(factors) < 0.5 < 2 < max(factors) < 4
+    assert 1.0 not in factors, "the file's own rate is that of the first"
+    assert {one.settings["kl_coefficient"] for one in tried["sgt"][1:]} == {0.0, 0.01}
+    for key, values in tuned_fields(SgtParameters).items():
+        assert {one.settings[key] for one in tried["sgt"][1:]} == set(values)
+
+
+def test_all_rows_have_one_budget_and_a_stop_changes_nothing(tmp_path):
+    """As many runs of as many steps for each; after a stop at any run the same choice, and no run is repeated."""
+    accuracies = [0.3, 0.5, 0.2, 0.4, 0.6, 0.1, 0.6, 0.3]
+    asked = arguments(tmp_path, *ASKED, "--tune", "8", "--tune-seeds", "5,6")
+    whole = Trainer(accuracies)
+    wanted = tune(asked, whole, on_rung=lambda line: None)
+    assert {row: one.place for row, one in wanted.chosen().items()} == {"independent": 4, "sgt": 4}
+    spent = {row: sorted((one.config.run.steps, one.seed) for one in whole.trained if one.regime == row)
+             for row in ("independent", "sgt")}  # fmt: skip
+    assert spent["independent"] == spent["sgt"]
+    assert [spent["sgt"].count((steps, 5)) for steps in (2, 4, 8)] == [8, 4, 2]
+    written = (tmp_path / "runs" / "tuning.json").read_text()
+    found = json.loads(written)
+    assert {one["steps_trained"] for one in found["regimes"].values()} == {2 * (8 * 2 + 4 * 4 + 2 * 8)}
+    assert [rung["go_on"] for rung in found["regimes"]["sgt"]["rungs"]] == [[4, 6, 1, 3], [4, 6], [4]]
+
+    for stop in (0, 17):
+        again = tmp_path / f"stop{stop}"
+        again.mkdir()
+        asked = arguments(again, *ASKED, "--tune", "8", "--tune-seeds", "5,6")
+        first, second = Trainer(accuracies, stop), Trainer(accuracies)
+        with pytest.raises(KeyboardInterrupt):
+            tune(asked, first, on_rung=lambda line: None)
+        tune(asked, second, on_rung=lambda line: None)
+        assert len(first.trained) + len(second.trained) == len(whole.trained)
+        assert (again / "runs" / "tuning.json").read_text() == written
+
+
+def test_final_runs_have_what_was_chosen_and_other_seeds(tmp_path, capsys):
+    """Made policies are others with every seed, the same for all rows; the tables say what was tried and chosen."""
+    asked = arguments(tmp_path, *ASKED, "--tune", "2", "--tune-seeds", "5,", "--only-table")
+    make = "\n[policies.{}.make]\narchitecture = 'llama'\ntokenizer = 'metaspace'\nseed = 3\n"
+    text = asked.config.read_text()
+    for name in ("a", "b"):
+        text = text.replace(f'[policies.{name}]\nmodel = "models/{name}"\n', make.format(name))
+    asked.config.write_text(text)
+    with pytest.raises(
+        RoleFailed, match=r"did not come to its end, runs to go: 4, the first is \S+/tuning/independent-0-8-5"
+    ):
+        run(asked)
+    trainer = Trainer([0.2, 0.4])
+    tuned = tune(asked, trainer, on_rung=lambda line: None)
+    assert {one.config.policies["a"].make.seed for one in trainer.trained} == {3 + 5}
+    assert {one.config.pool.seed for one in trainer.trained} == {load_config(asked.config).pool.seed + 1}
+    final = plan_runs(asked, {row: one.words for row, one in tuned.chosen().items()})
+    assert [(one.regime, one.seed, one.config.policies["b"].make.seed) for one in final] == [
+        ("independent", 1, 4), ("sgt", 1, 4), ("independent", 2, 5), ("sgt", 2, 5)
+    ]  # fmt: skip
+    assert {one.config.run.steps for one in final} == {8}
+    chosen = tuned.tried["sgt"][1].settings
+    assert {one.config.sharing["sgt"]["lambda"] for one in final if one.regime == "sgt"} == {chosen["lambda"]}
+    for one in final:
+        measured(one, 0.3)
+    capsys.readouterr()
+    assert run(asked) == 0
+    shown = capsys.readouterr().out
+    assert "chosen" in shown
+    assert f"sgt: {tuning.told(tuned.tried['sgt'][1])}" in shown
+    assert f"tuned by {tuning.RULE}" in (tmp_path / "runs" / "comparison.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("--tune", "0"), r"--tune: too few configurations to choose from; got 0; wanted >= 2"),
+        (("--tune", "1"), r"--tune: too few configurations to choose from; got 1; wanted >= 2"),
+        (("--tune", "4", "--tune-seeds", "7,2"), r"--tune-seeds: a seed of the final runs cannot tune them; got 2;"),
+        (("--tune", "4", "--tune-seeds", "x"), r"--tune-seeds: not a number of seeds; got 'x'"),
+        (("--tune-seeds", "7,"), r"--tune-seeds: says nothing without --tune"),
+        (("--tune", "--regimes", "sgt,sgt-reported"), r"--tune: sgt-reported: has its settings fixed; cure: tune sgt"),
+        (("--tune", "--regimes", "silent"), r"--tune: silent: does not say .* tune; got 0; .* fields of SilentParam"),
+    ],
+)
+def test_what_cannot_be_tuned_is_refused(tmp_path, monkeypatch, words, told):
+    """In one line, before anything is trained."""
+
+    class SilentParameters(IndependentParameters):
+        strength: float = 1.0
+
+    monkeypatch.setitem(REGIMES, "silent", RegimeKind(SilentParameters, REGIMES["independent"].build))
+    with pytest.raises(ConfigError, match=told):
+        run(arguments(tmp_path, *ASKED, *words))
+    assert not (tmp_path / "runs").exists()
+
+
+def test_eight_fresh_seeds_are_usual_after_tuning(tmp_path):
+    """Of a tuning without further words, 16 configurations and two seeds that no usual count of seeds reaches."""
+    asked = arguments(tmp_path, "--tune")
+    found = planned_tuning(asked)
+    assert (list(found.seeds), {row: len(tried) for row, tried in found.tried.items()}) == (
+        [1001, 1002],
+        {"independent": 16, "sgt": 16},
+    )
+    assert final_seeds(asked) == list(range(1, 9))
+    assert final_seeds(arguments(tmp_path)) == [1, 2, 3]
+
+
+def test_accuracies_that_differ_by_rounding_alone_are_a_tie(tmp_path):
+    """What a machine adds up in another order is no gain: the lower number is chosen."""
+    asked = arguments(tmp_path, *ASKED, "--tune", "2", "--tune-seeds", "5,")
+    tuned = tune(asked, Trainer([0.3, 0.1 + 0.2]), on_rung=lambda line: None)
+    assert {one.place for one in tuned.chosen().values()} == {0}

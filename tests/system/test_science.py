@@ -1,0 +1,80 @@
+"""The miniature of the science programme: killed in the middle of a tuning, it goes on, and repeats nothing."""
+
+import json
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+pytestmark = [pytest.mark.system, pytest.mark.timeout(1800)]
+ROOT = Path(__file__).parents[2]
+SETTING = "families"
+
+
+def start(out: Path, log: Path) -> "subprocess.Popen[bytes]":
+    """The script in a session of its own."""
+    argv = ["bash", str(ROOT / "tools" / "science.sh"), "--quick", SETTING]
+    with log.open("ab") as file:
+        return subprocess.Popen(
+            argv, env={**os.environ, "OUT": str(out)}, stdout=file, stderr=file, start_new_session=True
+        )
+
+
+def ended(out: Path) -> dict[Path, int]:
+    """The results at the end of runs, and when these were written."""
+    return {path: path.stat().st_mtime_ns for path in out.glob("**/evaluation/*-2.json")}
+
+
+def kill(process: "subprocess.Popen[bytes]") -> None:
+    """The script and all below it, by SIGKILL; then wait until nothing of it lives."""
+    below = psutil.Process(process.pid).children(recursive=True)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    for one in below:
+        if one.is_running() and "mrl::" not in one.name():
+            one.kill()
+    psutil.wait_procs(below, timeout=120)
+
+
+def test_the_miniature_goes_on_after_a_kill(tmp_path: Path) -> None:
+    """Both regimes have a choice, their budgets are equal, and what was done before the kill was left alone."""
+    out, log = tmp_path / "science", tmp_path / "log"
+    process = start(out, log)
+    try:
+        while process.poll() is None and len(ended(out)) < 3:
+            time.sleep(0.1)
+    finally:
+        kill(process)
+    before = ended(out)
+    assert len(before) >= 3, log.read_text()
+    assert not (out / "summary.md").exists()
+
+    process = start(out, log)
+    try:
+        code = process.wait(1500)
+    finally:
+        if process.poll() is None:
+            kill(process)
+    assert code == 0, log.read_text()
+    after = ended(out)
+    assert before.items() <= after.items()
+    tuned = json.loads((out / SETTING / "tuning.json").read_text())["regimes"]
+    assert list(tuned) == ["independent", "sgt"]
+    assert {one["steps_trained"] for one in tuned.values()} == {2 * 2}
+    assert all(one["chosen"] in (0, 1) for one in tuned.values())
+    assert len(list((out / SETTING / "tuning").glob("*/config.json"))) == 4
+    tables = (out / SETTING / "comparison.md").read_text()
+    assert "Gain on independent, paired by seed, and what it cost" in tables
+    assert tables in (out / "summary.md").read_text()
+
+
+def test_a_setting_that_does_not_exist_is_refused(tmp_path: Path) -> None:
+    """Before anything is trained, with the names of those that do."""
+    argv = ["bash", str(ROOT / "tools" / "science.sh"), "--quick", "staged", "stagd"]
+    done = subprocess.run(argv, env={**os.environ, "OUT": str(tmp_path / "out")}, capture_output=True, text=True)
+    assert (done.returncode, list(tmp_path.iterdir())) == (2, [])
+    assert done.stderr.startswith("science: no such setting: stagd; wanted staged,")

@@ -1,0 +1,61 @@
+#!/usr/bin/env bash
+# The science programme: regimes tuned with equal budgets and compared on fresh seeds, setting by setting. The same command
+# goes on after anything; every run stays in runs/science/SETTING, and the tables are gathered in runs/science/summary.md.
+#   bash tools/science.sh                     all settings: several hours on 2 cores
+#   bash tools/science.sh --quick [SETTING...]  a miniature that shows that everything runs, in runs/science-quick
+#   bash tools/science.sh SETTING...          staged, overlapping, unequal, families, or dose-RARE_SHARE
+# REGIMES (default independent,sgt; the first is the baseline) and OUT name other regimes and another folder.
+# See docs/sharing/comparison.md.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+python=${PYTHON:-.venv/bin/python}
+export OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false
+quick=""
+if [ "${1:-}" = --quick ]; then quick=yes; shift; fi
+out=${OUT:-runs/science${quick:+-quick}}
+regimes=${REGIMES:-independent,sgt}
+doses=(0.005 0.01 0.02 0.05 0.125)  # with 0.125 each of the eight operations is as likely as the others
+settings=(staged overlapping unequal families)
+if [ -n "$quick" ]; then doses=(0.01 0.125); fi
+for share in "${doses[@]}"; do settings+=("dose-$share"); done
+if [ $# -gt 0 ]; then settings=("$@"); fi
+
+words_of() {  # one word a line: configuration, then overrides
+    local config=configs/quickstart.toml
+    local budget=(--tune 8 --tune-seeds 1001,1002 --seeds 8 --run.steps 80 --evaluation.every 20) policies=(qwen llama)
+    case $1 in
+        staged) ;;
+        overlapping)  # six operations each, four of them in common, the others not rare
+            budget+=(--policies.qwen.make.skilled_in '["reverse","capital","trim","double","count","swap"]')
+            budget+=(--policies.llama.make.skilled_in '["count","swap","rotate","front","trim","double"]')
+            for name in qwen llama; do budget+=("--policies.$name.make.rare_share" 0.05); done ;;
+        unequal)  # a strong policy is skilled in all that a weak one is, and more; the weak one is half as wide
+            budget+=(--policies.qwen.make.skilled_in '["reverse","capital","trim","double","count","swap"]')
+            budget+=(--policies.llama.make.skilled_in '["count","swap"]' --policies.llama.make.hidden_size 64) ;;
+        families) config=configs/three_families.toml policies+=(gemma) ;;
+        dose-0.*)
+            budget=(--tune 4 --tune-seeds 1001, --seeds 4 --run.steps 80 --evaluation.every 20)
+            for name in qwen llama; do budget+=("--policies.$name.make.rare_share" "${1#dose-}"); done ;;
+        *) echo "science: no such setting: $1; wanted staged, overlapping, unequal, families or dose-0.05" >&2; return 2 ;;
+    esac
+    if [ -n "$quick" ]; then
+        budget+=(--tune 2 --tune-seeds 1001, --seeds 1 --run.steps 2 --evaluation.every 0)
+        budget+=(--pool.train_prompts 64 --pool.held_out_prompts 16)
+        for name in "${policies[@]}"; do
+            budget+=("--policies.$name.make.hidden_size" 32 "--policies.$name.make.num_layers" 1)
+            budget+=("--policies.$name.make.warm_start_steps" 20 "--policies.$name.learner.prompts_per_step" 8)
+        done
+    fi
+    printf '%s\n' "$config" "${budget[@]}"
+}
+
+for setting in "${settings[@]}"; do words_of "$setting" >/dev/null; done  # before anything is trained
+for setting in "${settings[@]}"; do
+    mapfile -t words < <(words_of "$setting")
+    echo "== $setting"
+    "$python" -m mrl compare "${words[0]}" --regimes "$regimes" --folder "$out/$setting" "${words[@]:1}"
+    { for done in "$out"/*/comparison.md; do echo "# $(basename "$(dirname "$done")")"; echo; cat "$done"; echo; done; } \
+        >"$out/.summary.md"
+    mv "$out/.summary.md" "$out/summary.md"
+done
+echo "wrote $out/summary.md"
