@@ -34,7 +34,7 @@ import numpy as np
 from pydantic import Field, model_validator
 
 from mrl.alignment.ragged import sums_at
-from mrl.config.table import Table
+from mrl.config.table import Table, Tuned
 from mrl.objectives.specs import Distilled, Spreading
 from mrl.records.rollouts import ScoredGroup
 from mrl.sharing.context import SharingContext
@@ -49,11 +49,11 @@ class CopdParameters(Table):
 
     rl_steps: int = Field(3, ge=0)
     """Versions in a row whose groups are all trained by rewards."""
-    distil_steps: int = Field(2, ge=0)
+    distil_steps: Annotated[int, Tuned((1, 2, 4))] = Field(2, ge=0)
     """Versions behind them whose groups are distilled; 0 is `independent`. The paper found 1.5 to 1 best."""
     teaches: dict[str, Annotated[list[str], Field(min_length=1)]] = Field(default={})
     """Policy -> the tasks on which the others distil from it; those left out teach nobody. Empty: all, on all tasks."""
-    coefficient: float = Field(1.0, gt=0)
+    coefficient: Annotated[float, Tuned((0.3, 1.0, 3.0))] = Field(1.0, gt=0)
     """beta: the advantage of a nat."""
     max_gap_nats: float | None = Field(5.0, gt=0)
     """Bound of |log pi_peer - log pi_theta| per token; the paper has none."""
