@@ -132,7 +132,7 @@ def _gains(comparison: Comparison) -> Grid:
             regime,
             _difference(comparison, regime, "end"),
             *(NOTHING if math.isnan(p) else f"{p:.4f}" for p in (p_values[regime], adjusted[regime])),
-            *(f"x {_multiple(comparison, regime, field):.2f}" for field in ("trained_tokens", "passed_tokens")),
+            *(_multiple(comparison, regime, field) for field in ("trained_tokens", "passed_tokens")),
             f"{comparison.spent(regime, 'shared_bytes') / MEBIBYTE:.2f}",
         ]
         for regime in p_values
@@ -140,9 +140,9 @@ def _gains(comparison: Comparison) -> Grid:
     return Grid(f"Gain on {base}, paired by seed, and what it cost", head, rows)
 
 
-def _multiple(comparison: Comparison, regime: str, field: str) -> float:
+def _multiple(comparison: Comparison, regime: str, field: str) -> str:
     base = comparison.spent(comparison.baseline, field)
-    return comparison.spent(regime, field) / base if base else math.nan
+    return f"x {comparison.spent(regime, field) / base:.2f}" if base else NOTHING
 
 
 def _spent(comparison: Comparison, regime: str) -> list[str]:

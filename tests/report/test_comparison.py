@@ -105,6 +105,8 @@ def test_a_gain_stands_beside_what_it_cost():
     found = Comparison({"independent": {1: outcome(0.4)}, "rlad": dear}, "independent")
     assert dear[1].passed_tokens == 400 + 100 + 3 * 750
     assert list(grids(found)[3].rows[0]) == ["rlad", "+0.100", "-", "-", "x 1.50", "x 1.45", "3.00"]
+    idle = Comparison({"independent": {1: outcome(0.4, trained_tokens=0.0)}, "rlad": dear}, "independent")
+    assert grids(idle)[3].rows[0][4] == "-", "no multiple of nothing"
 
 
 def test_mean_curve_takes_the_steps_that_every_seed_has():
