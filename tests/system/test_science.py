@@ -12,7 +12,7 @@ import pytest
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(1800)]
 ROOT = Path(__file__).parents[2]
-SETTING = "families"
+SETTING = "staged"
 
 
 def start(out: Path, log: Path) -> "subprocess.Popen[bytes]":
