@@ -33,10 +33,16 @@ def test_descriptors_go_up_to_the_hard_limit_and_compiled_code_lies_in_the_user_
 
 def test_nobody_looks_for_garbage_while_modules_are_imported():
     """Afterwards as before, whatever came of it."""
-    with pytest.raises(ImportError), importing():
-        during = gc.isenabled()
-        raise ImportError
-    assert (during, gc.isenabled()) == (False, True)
+    seen = []
+
+    def failing() -> None:
+        with importing():
+            seen.append(gc.isenabled())
+            raise ImportError
+
+    with pytest.raises(ImportError):
+        failing()
+    assert (seen, gc.isenabled()) == ([False], True)
     gc.disable()
     with importing():
         pass

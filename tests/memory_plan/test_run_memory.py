@@ -241,6 +241,6 @@ def test_the_process_of_each_tracker_counts_on_the_first_host(config: Path) -> N
 def test_torchrun_counts_where_several_ranks_need_it(config: Path) -> None:
     """A rank that is alone has none beside it."""
     two = load_config(config, ["--policies.small.learner.processes=2"])
-    plan = build_plan(two, Path("/r"), gpus=["a"])
+    plan = build_plan(two, Path("/r"), gpus="abc")
     agents = {need.spec.name: need.agent_mib for need in memory_plan(two, plan) if need.spec.role == "learner"}
     assert (agents["learner/large"], agents["learner/small"]) == (0.0, AGENT_MIB)
