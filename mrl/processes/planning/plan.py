@@ -274,11 +274,9 @@ def role_argv(role: Role, run_folder: Path, *, python: str, policy: str = "", in
 
 
 def learner_argv(run_folder: Path, *, python: str, policy: str, processes: int) -> tuple[str, ...]:
-    """The command of one learner on this host: its rank, or torchrun, where `LIFE` and `LOCAL` are to be filled in."""
-    start = (
-        torchrun_argv(Path(LOCAL), python=python, policy=policy, processes=processes) if processes > 1 else (python,)
-    )
-    return (*start, "-m", "mrl", "learner", "--run-folder", str(run_folder), "--policy", policy)
+    """The command of one learner on this host; what torchrun needs, `LIFE` and `LOCAL`, is filled in at every start."""
+    torchrun = torchrun_argv(Path(LOCAL), python=python, policy=policy, processes=processes)
+    return (*torchrun, "-m", "mrl", "learner", "--run-folder", str(run_folder), "--policy", policy)
 
 
 def environment(threads: int, gpus: Sequence[str] = ()) -> dict[str, str]:
