@@ -1,7 +1,9 @@
 """Small real models and values that tests of several rooms share."""
 
+import gc
 import logging
 import os
+import tempfile
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
@@ -14,6 +16,8 @@ os.environ["HF_HUB_OFFLINE"] = "1"  # no test asks a hub but one of its own
 # A busy machine is slow for longer than any time limit on one example.
 settings.register_profile("mrl", deadline=None)
 settings.load_profile("mrl")
+# What is imported and collected stays: to look through it for garbage, again and again, takes a fifth of all.
+gc.disable()
 
 LATER = ("thorough", "system", "engines")
 """What tools/test.sh runs by its mark alone; a file with such tests says `mark.thorough`, or another, in full."""
@@ -40,6 +44,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 raise pytest.UsageError(f"{item.nodeid}: the file has to say mark.{name} in full")
 
 
+def pytest_collection_finish() -> None:
+    """From here on garbage is looked for, in what the tests themselves make."""
+    gc.freeze()
+    gc.enable()
+
+
 @pytest.fixture(autouse=True)
 def _logging_as_before() -> Iterator[None]:
     """A command that sets up the logging of its process leaves none of it to the tests behind."""
@@ -53,6 +63,13 @@ def _logging_as_before() -> Iterator[None]:
     logging.captureWarnings(False)
     structlog.reset_defaults()
     structlog.contextvars.clear_contextvars()
+
+
+@pytest.fixture
+def temporary() -> Iterator[dict[str, str]]:
+    """The environment, with a temporary folder in which also processes that are killed leave nothing."""
+    with tempfile.TemporaryDirectory(prefix="t-") as folder:  # paths of sockets have to be short
+        yield {**os.environ, "TMPDIR": folder}
 
 
 @pytest.fixture(scope="session")

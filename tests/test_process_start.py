@@ -1,9 +1,12 @@
 """What every process of mrl does first."""
 
+import gc
 import subprocess
 import sys
 
 import pytest
+
+from mrl.process_start import importing
 
 CODE = """
 import os, resource
@@ -26,3 +29,23 @@ def test_descriptors_go_up_to_the_hard_limit_and_compiled_code_lies_in_the_user_
     """Whatever the command; who has said where the code lies keeps that."""
     done = subprocess.run([sys.executable, "-c", CODE], env=variables, capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == f"(512, 512) {compiled}"
+
+
+def test_nobody_looks_for_garbage_while_modules_are_imported():
+    """Afterwards as before, whatever came of it."""
+    seen = []
+
+    def failing() -> None:
+        with importing():
+            seen.append(gc.isenabled())
+            raise ImportError
+
+    with pytest.raises(ImportError):
+        failing()
+    assert (seen, gc.isenabled()) == ([False], True)
+    gc.disable()
+    with importing():
+        pass
+    after = gc.isenabled()
+    gc.enable()
+    assert not after

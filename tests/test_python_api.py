@@ -75,6 +75,7 @@ def _sending_to(sent: Path) -> object:
     return child
 
 
+@pytest.mark.thorough
 def test_a_run_that_cannot_begin_raises_what_the_command_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A real `mrl train`, which ends with exit code 2; its lines were told before."""
     monkeypatch.chdir(tmp_path)

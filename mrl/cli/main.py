@@ -10,7 +10,7 @@ from typing import NamedTuple, NoReturn
 
 from mrl.config.nearest_key import nearest
 from mrl.errors import ConfigError, MRLError, RunFolderError, UserError
-from mrl.process_start import prepare
+from mrl.process_start import importing, prepare
 
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 
@@ -54,7 +54,7 @@ COMMANDS: dict[str, Command] = {
     "exchange": Command("mrl.cli.roles", "the exchange daemon", is_role=True),
     "allocator": Command("mrl.cli.roles", "the allocator", is_role=True),
     "gateway": Command("mrl.cli.roles", "where agents ask policies over HTTP", is_role=True),
-    "learner": Command("mrl.cli.roles", "one rank of a policy's learner (under torchrun)", is_role=True),
+    "learner": Command("mrl.cli.roles", "one rank of a policy's learner", is_role=True),
     "worker": Command("mrl.cli.roles", "one rollout worker", is_role=True),
 }
 MEANT: dict[str, str] = {
@@ -117,7 +117,8 @@ def _run(words: list[str]) -> int:
         cure = f"did you mean `mrl {near}`?" if near else "see `mrl --help`"
         raise ConfigError("no such command", where="mrl", got=name, cure=cure)
     command = COMMANDS[name]
-    module = importlib.import_module(command.module)
+    with importing():
+        module = importlib.import_module(command.module)
     parser = Parser(prog=f"mrl {name}", description=command.summary, allow_abbrev=False)
     parser.set_defaults(command=name, overrides=[])
     if command.takes_overrides:

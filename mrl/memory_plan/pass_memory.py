@@ -25,7 +25,7 @@ from mrl.models.number_formats import ComputedIn, NumberFormat
 from mrl.models.row_attention import RowLayout, use_row_attention
 from mrl.models.scoring import beside_likeliest, next_token_logprobs, rows_at_once
 from mrl.models.size import Microbatch, PassPeaks
-from mrl.models.skeleton import PreTrainedConfig, PreTrainedModel, skeleton
+from mrl.models.skeleton import PreTrainedConfig, PreTrainedModel, once_per_model, skeleton
 
 AWAY = torch.device("meta")
 """Stands for the host of a GPU, where what is offloaded waits."""
@@ -68,6 +68,7 @@ class LiveBytes(TorchDispatchMode):
         self._bytes -= size
 
 
+@once_per_model
 def pass_peaks(
     config: PreTrainedConfig,
     *,
@@ -93,6 +94,7 @@ def pass_peaks(
     return two.extrapolated(three, config.num_hidden_layers - 3)
 
 
+@once_per_model
 def scoring_peak(
     config: PreTrainedConfig, *, dtype: str, rows: int, tokens: int, number_format: NumberFormat | None = None
 ) -> int:
@@ -118,6 +120,7 @@ def scoring_peak(
     return max(peaks)
 
 
+@once_per_model
 def given_text_peak(config: PreTrainedConfig, *, dtype: str, tokens: int) -> int:
     """The most memory in bytes that scoring one given text of so many tokens needs, beyond parameters of type `dtype`.
 

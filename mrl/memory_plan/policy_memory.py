@@ -25,7 +25,7 @@ from mrl.memory_plan.needs import (
     server_need,
     staged_bytes,
 )
-from mrl.models.size import ModelSize, PassPeaks
+from mrl.models.size import ModelSize
 from mrl.processes.planning.hosts import is_in_memory
 from mrl.processes.preparation.made_policies import cached_folder, is_made, recipe_of
 from mrl.processes.preparation.model_bytes import named_parameters
@@ -43,13 +43,9 @@ class PolicyMemory:
 
     def __init__(self, config: RunConfig, name: str) -> None:
         self.name, self.table, self._config = name, config.policies[name], config
-        self._scored: dict[tuple[str, bool], float] = {}
-        """Number format, and whether it is the learner's -> bytes of a canary's pass."""
-        self._passes: dict[tuple[Any, ...], PassPeaks] = {}
 
     def under(self, config: RunConfig) -> "PolicyMemory":
-        """The same under a configuration that differs in its microbatches and its answers at once; nothing is traced
-        again."""
+        """The same under a configuration that differs in its microbatches and its answers at once."""
         other = copy(self)
         other.table, other._config = config.policies[self.name], config
         return other
@@ -79,20 +75,16 @@ class PolicyMemory:
         policy = self.table.model_copy(update={"learner": table})
         on_gpu = policy.device == "cuda"
         batch, num_passes = largest_microbatch(policy, self._prompt_tokens)
-        offload = table.activation_offload and on_gpu
-        traced = (table.precision, batch, table.activation_checkpointing, offload, table.chunk_logits)
-        if traced not in self._passes:
-            self._passes[traced] = pass_peaks(
-                self._model_config,
-                precision=table.precision,
-                batch=batch,
-                with_entropy=policy.objective.entropy_coefficient > 0,
-                checkpointing=table.activation_checkpointing,
-                offload=offload,
-                lora=table.lora,
-                chunk_logits=table.chunk_logits,
-            )
-        peaks = self._passes[traced]
+        peaks = pass_peaks(
+            self._model_config,
+            precision=table.precision,
+            batch=batch,
+            with_entropy=policy.objective.entropy_coefficient > 0,
+            checkpointing=table.activation_checkpointing,
+            offload=table.activation_offload and on_gpu,
+            lora=table.lora,
+            chunk_logits=table.chunk_logits,
+        )
         size = model_size(self._model_config, table.lora)
         return [
             rank_needs(
@@ -185,17 +177,15 @@ class PolicyMemory:
         from mrl.memory_plan.pass_memory import scoring_peak
         from mrl.models.number_formats import coarser
 
-        if (dtype, is_learner) not in self._scored:
-            rollout, learner = self.table.rollout, self.table.learner
-            num_rows = learner.prompts_per_step * rollout.group_size
-            rows, tokens = largest_canary(num_rows, self._prompt_tokens, rollout.max_new_tokens)
-            number_format: Any = coarser(dtype, rollout.engine_dtype) if is_learner else None  # type: ignore[arg-type]
-            if number_format == "float32" and self.table.device == "cuda":
-                number_format = "tf32"
-            self._scored[dtype, is_learner] = float(
-                scoring_peak(self._model_config, dtype=dtype, rows=rows, tokens=tokens, number_format=number_format)
-            )
-        return self._scored[dtype, is_learner]
+        rollout, learner = self.table.rollout, self.table.learner
+        num_rows = learner.prompts_per_step * rollout.group_size
+        rows, tokens = largest_canary(num_rows, self._prompt_tokens, rollout.max_new_tokens)
+        number_format: Any = coarser(dtype, rollout.engine_dtype) if is_learner else None  # type: ignore[arg-type]
+        if number_format == "float32" and self.table.device == "cuda":
+            number_format = "tf32"
+        return float(
+            scoring_peak(self._model_config, dtype=dtype, rows=rows, tokens=tokens, number_format=number_format)
+        )
 
     @cached_property
     def _plain_tokens(self) -> int:

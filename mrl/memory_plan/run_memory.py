@@ -129,7 +129,8 @@ def _need(config: RunConfig, spec: ProcessSpec, policies: Mapping[str, PolicyMem
         (host, device), (other, _) = policy.ranks(policy.table.learner)
         on_gpu = on_gpu_with(device) if policy.table.device == "cuda" else None
         first = other if spec.index and other else host  # the first rank of all is on the first of its hosts
-        return ProcessNeed(spec, first, policy.table.learner.ranks_per_host, AGENT_MIB, on_gpu, other)
+        ranks = policy.table.learner.ranks_per_host
+        return ProcessNeed(spec, first, ranks, AGENT_MIB if ranks > 1 else 0.0, on_gpu, other)
     if spec.role == "worker":
         return _worker(spec, policies[spec.policy])
     return ProcessNeed(spec, Need("", {"process": DAEMON_MIB * MIB}))

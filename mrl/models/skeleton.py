@@ -3,8 +3,10 @@
 import copy
 import math
 import sys
+from collections.abc import Callable
+from functools import wraps
 from pathlib import Path
-from typing import Any
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import torch
 from torch import nn
@@ -18,6 +20,24 @@ from mrl.models.parameters import named_weights, released
 from mrl.models.size import ModelSize
 
 MIDDLING_BLOCKS, MIDDLING_HEAD_DIM = 24, 64
+_Asked = ParamSpec("_Asked")
+_Found = TypeVar("_Found")
+
+
+def once_per_model(
+    find: Callable[Concatenate[PreTrainedConfig, _Asked], _Found],
+) -> Callable[Concatenate[PreTrainedConfig, _Asked], _Found]:
+    """What a process finds of a model's configuration it finds once: a trace takes a second, and is asked for often."""
+    known: dict[tuple[str, str], _Found] = {}
+
+    @wraps(find)
+    def found(config: PreTrainedConfig, *args: _Asked.args, **more: _Asked.kwargs) -> _Found:
+        key = config.to_json_string(use_diff=False), repr((args, sorted(more.items())))
+        if key not in known:
+            known[key] = find(config, *args, **more)
+        return known[key]
+
+    return found
 
 
 def config_of_folder(folder: Path) -> PreTrainedConfig:
@@ -89,6 +109,7 @@ def skeleton(
     return model
 
 
+@once_per_model
 def model_size(config: PreTrainedConfig, lora: LoraTable | None = None) -> ModelSize:
     """Counted on skeletons of two and of three blocks, all blocks being like the third."""
     two, three = (skeleton(config, blocks, torch.float32, lora) for blocks in (2, 3))

@@ -298,6 +298,7 @@ GPUS_PROMISED = re.compile(r"(\d+) GPUs of (\d+) GB")
 HOST_PROMISED = re.compile(r"(\d+) GiB of memory")
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("path", CONFIGURATIONS, ids=lambda path: path.stem)
 def test_a_configuration_needs_no_more_than_it_promises(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """So many GPUs of that size, as its head says, or so much memory of a machine without: the plan fits into it."""

@@ -82,6 +82,7 @@ def test_without_a_run_of_the_baseline_there_are_no_differences(tmp_path):
     assert not any("no differences" in note for note in notes(runs, runs[:1]))
 
 
+@pytest.mark.thorough
 def test_runs_are_checked_and_planned_as_they_will_fit_this_host(tmp_path, monkeypatch):
     """What a run will choose for its memory is no part of its configuration before it starts."""
     checked, needed = [], []

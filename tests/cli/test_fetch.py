@@ -175,6 +175,7 @@ def sizeless(line: str) -> str:
     return re.sub(r"\b[\d.]+(?= of| files|/| [kMG]B)|[kMG]B|(?<=/)\d+(?= )", "N", line)
 
 
+@pytest.mark.thorough
 def test_check_shows_id_commit_and_folder_and_writes_nothing(desk: Desk, hub: Hub) -> None:
     """Before it is there with the command that gets it, then with the folder; never by writing into the cache."""
     commit = hub.repositories[ID].refs["main"]
@@ -202,6 +203,7 @@ def test_a_revision_is_a_branch_a_tag_or_a_commit(desk: Desk, hub: Hub, model: P
         assert f"one: {ID}@{commit}: " in said.out, said.err
 
 
+@pytest.mark.thorough
 def test_without_a_network_the_last_fetch_counts(desk: Desk, hub: Hub) -> None:
     """By a branch as by a commit; and what was never fetched is one line with the command."""
     cold = desk.mrl("train", "named.toml", HF_HUB_OFFLINE="1")
@@ -247,6 +249,7 @@ REFUSED: dict[Mood, str] = {
 }
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("mood", "line"), REFUSED.items(), ids=list(REFUSED))
 def test_what_the_hub_refuses_is_one_line(desk: Desk, hub: Hub, mood: Mood, line: str) -> None:
     """Of each the reason and the cure; and when the hub gives in, the fetch goes on to its end."""
@@ -384,6 +387,7 @@ def data(desk: Desk, hub: Hub) -> Repository:
     return repository
 
 
+@pytest.mark.thorough
 def test_a_data_set_by_name_is_pinned_and_the_splits_that_are_read_are_fetched(
     desk: Desk, hub: Hub, data: Repository
 ) -> None:
@@ -414,6 +418,7 @@ def test_a_data_set_by_name_is_pinned_and_the_splits_that_are_read_are_fetched(
     assert hub.fetched == []
 
 
+@pytest.mark.thorough
 def test_mistaken_names_of_data_are_one_line(desk: Desk, data: Repository) -> None:
     """A data set, a revision, a split, a subset that do not exist; a revision of a file."""
     mistakes = {
@@ -430,6 +435,7 @@ def test_mistaken_names_of_data_are_one_line(desk: Desk, data: Repository) -> No
         assert said.err.count("\n") == 1
 
 
+@pytest.mark.thorough
 def test_a_data_file_that_breaks_off_is_fetched_anew(desk: Desk, hub: Hub, data: Repository) -> None:
     """What has not come is missing, whatever else of the data set is here."""
     desk.mrl("fetch", "rows.toml")
@@ -441,6 +447,7 @@ def test_a_data_file_that_breaks_off_is_fetched_anew(desk: Desk, hub: Hub, data:
     assert file.is_file()
 
 
+@pytest.mark.thorough
 def test_a_run_fetches_its_data_set_before_it_starts(desk: Desk, hub: Hub, data: Repository) -> None:
     """Into an empty cache, with its model; the run's configuration has the commit of both."""
     before = "import mrl.cli.train as train; train._supervise = lambda *_: 0"
@@ -451,6 +458,7 @@ def test_a_run_fetches_its_data_set_before_it_starts(desk: Desk, hub: Hub, data:
     assert kept["tasks"]["sums"]["commit"] == data.refs["main"]
 
 
+@pytest.mark.thorough
 def test_an_evaluation_fetches_the_data_set_of_its_configuration(desk: Desk, data: Repository) -> None:
     """As it fetches a model by name; the result tells the commit."""
     words = ["eval", ID, "--config", "rows.toml", "--prompts", "2", "--max-new-tokens", "2", "--out", "told.json"]
@@ -471,6 +479,7 @@ hub._download = until_full
 """
 
 
+@pytest.mark.thorough
 def test_a_fetch_that_broke_off_between_two_files_of_a_split_goes_on(desk: Desk, hub: Hub, data: Repository) -> None:
     """Whose names do not say how many there are; of what others put there, what is there counts."""
     files = data.commits[data.refs["main"]]

@@ -23,6 +23,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@pytest.mark.thorough
 def test_what_is_written_is_checked_and_means_what_follows_anyway(
     place: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -43,6 +44,7 @@ def test_what_is_written_is_checked_and_means_what_follows_anyway(
     assert "still needed" not in out
 
 
+@pytest.mark.thorough
 def test_every_key_has_its_comment_and_chosen_values_their_reason(place: Path) -> None:
     """In words of the reference; what the machine decides says so."""
     write_weights(place / "models/qwen/model.safetensors", num_elements=200_000_000)
@@ -68,6 +70,7 @@ def test_policies_are_called_by_their_family() -> None:
     assert policy_names(["Qwen/Qwen3-0.6B", "Qwen/Qwen3-1.7B"]) == ["qwen", "qwen-2"]
 
 
+@pytest.mark.thorough
 def test_columns_of_other_names_are_said(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Without them the line says how; with them the file has them, and the check reads the data."""
     rows = ({"question": f"{n} + 1 = ?", "sum": str(n + 1)} for n in range(80))

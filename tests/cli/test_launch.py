@@ -65,6 +65,7 @@ def test_a_dry_run_prints_everything_and_writes_nothing(config: str, capsys: pyt
     assert os.listdir(Path(config).parent) == ["c.toml"]
 
 
+@pytest.mark.thorough
 def test_a_dry_run_is_of_what_would_be_trained(
     config: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

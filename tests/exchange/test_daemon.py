@@ -56,13 +56,16 @@ def run(tmp_path, keys):
 
 
 @pytest.fixture
-def start(run):
+def start(run, temporary):
     """Starts daemon processes; returns (process, records found in its file)."""
     processes = []
 
     def start_daemon(max_file_bytes=0):
         process = subprocess.Popen(
-            [sys.executable, "-c", DAEMON, str(run), str(max_file_bytes)], stdout=subprocess.PIPE, text=True
+            [sys.executable, "-c", DAEMON, str(run), str(max_file_bytes)],
+            stdout=subprocess.PIPE,
+            env=temporary,
+            text=True,
         )
         processes.append(process)
         return process, int(process.stdout.readline())

@@ -122,6 +122,7 @@ def test_deep_nesting_is_refused(stage, opener, depth, wrap):
     assert len(stage.say(*CLIENTS[0], packed(type="ping", client="w"))) == 1
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("marker", [ARRAY_32, MAP_32, BIN_32], ids=["array", "map", "bytes"])
 @pytest.mark.parametrize("before", [b"", DONE], ids=["bare", "in a Done"])
 def test_a_count_that_is_not_true_costs_nothing(stage, marker, before):
@@ -154,6 +155,7 @@ AMPLIFIERS = {
 }  # fmt: skip
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", AMPLIFIERS)
 def test_small_things_in_great_number_cost_little(stage, name):
     """A megabyte becomes no more than four, within half a second."""

@@ -131,6 +131,7 @@ def train(tiny_model, make_rows, monkeypatch, *, keys: dict[str, Any], own: Comp
     return losses
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("no_data")
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_every_layout_keeps_a_step_on_its_device(tiny_model, make_rows, monkeypatch, layout):

@@ -6,7 +6,7 @@ from dataclasses import astuple
 import numpy as np
 import pytest
 import torch
-from transformers import LlamaConfig
+from transformers import LlamaConfig, PreTrainedConfig
 
 from mrl.config.policy_tables import LoraTable, MakeTable
 from mrl.learner.forward import ForwardSettings, answer_logprobs
@@ -18,7 +18,7 @@ from mrl.models.lora import add_adapters
 from mrl.models.row_attention import use_row_attention
 from mrl.models.scoring import MAX_LOGITS, rows_at_once, score_beside_likeliest, score_tokens
 from mrl.models.size import Microbatch
-from mrl.models.skeleton import config_of_number, config_of_recipe, model_size
+from mrl.models.skeleton import config_of_number, config_of_recipe, model_size, once_per_model
 from mrl.objectives.specs import Clipped
 from mrl.sharing.regime import Component, TrainingExample
 from mrl.weights.canary import make_canary
@@ -228,3 +228,19 @@ def test_a_given_text_over_no_data_tells_what_a_real_one_needs() -> None:
     assert found > 19 * 30_000 * 4
     longer = given_text_peak(config_of_recipe(made), dtype="float32", tokens=2 * MAX_LOGITS // 30_000)
     assert 4 * MAX_LOGITS < longer < 3 * 4 * MAX_LOGITS
+
+
+def test_what_a_model_needs_is_found_once() -> None:
+    """Of equal configurations and arguments; whatever else is asked is found too."""
+    asked = []
+
+    @once_per_model
+    def find(config: PreTrainedConfig, *, rows: int, lora: LoraTable | None = None) -> int:
+        asked.append((config.hidden_size, rows, lora and lora.rank))
+        return len(asked)
+
+    small, same = (config_of_recipe(recipe("llama")) for _ in range(2))
+    large = config_of_recipe(recipe("llama").model_copy(update={"hidden_size": 64}))
+    assert [find(small, rows=1), find(same, rows=1), find(same, rows=2), find(large, rows=1)] == [1, 1, 2, 3]
+    assert [find(small, rows=1, lora=LoraTable(rank=rank)) for rank in (2, 2, 4)] == [4, 4, 5]
+    assert len(asked) == 5

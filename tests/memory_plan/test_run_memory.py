@@ -9,7 +9,7 @@ from mrl.config.load import load_config
 from mrl.config.schema import RunConfig
 from mrl.engines.sglang_launch import SPARE_TOKENS
 from mrl.errors import ConfigError
-from mrl.memory_plan.needs import FLOAT_BYTES, MIB, SERVER_MIB, TORCH_MIB, TRACKER_MIB, VOCABULARY_BYTES
+from mrl.memory_plan.needs import AGENT_MIB, FLOAT_BYTES, MIB, SERVER_MIB, TORCH_MIB, TRACKER_MIB, VOCABULARY_BYTES
 from mrl.memory_plan.policy_memory import PolicyMemory
 from mrl.memory_plan.run_memory import ProcessNeed, by_device, check_sleepers, memory_plan
 from mrl.metrics.trackers.kinds import TRACKERS
@@ -236,3 +236,11 @@ def test_the_process_of_each_tracker_counts_on_the_first_host(config: Path) -> N
     }
     assert {need.spec.host for need in found.values()} == {plan.first_host}
     assert TRACKER_MIB.keys() == TRACKERS.keys()
+
+
+def test_torchrun_counts_where_several_ranks_need_it(config: Path) -> None:
+    """A rank that is alone has none beside it."""
+    two = load_config(config, ["--policies.small.learner.processes=2"])
+    plan = build_plan(two, Path("/r"), gpus="abc")
+    agents = {need.spec.name: need.agent_mib for need in memory_plan(two, plan) if need.spec.role == "learner"}
+    assert (agents["learner/large"], agents["learner/small"]) == (0.0, AGENT_MIB)

@@ -68,12 +68,12 @@ def keys(run: Path) -> RunKeys:
 
 
 @pytest.fixture
-def start(run: Path, keys: RunKeys) -> Iterator[Start]:
+def start(run: Path, keys: RunKeys, temporary: dict[str, str]) -> Iterator[Start]:
     """Starts the role in a process of its own."""
     processes: list[subprocess.Popen[bytes]] = []
 
     def start_role() -> subprocess.Popen[bytes]:
-        processes.append(subprocess.Popen([sys.executable, "-c", ROLE, str(run)]))
+        processes.append(subprocess.Popen([sys.executable, "-c", ROLE, str(run)], env=temporary))
         return processes[-1]
 
     yield start_role

@@ -57,12 +57,14 @@ def run(tmp_path):
 
 
 @pytest.fixture
-def start(run):
+def start(run, temporary):
     """Starts the role in a process of its own."""
     processes = []
 
     def start_role():
-        process = subprocess.Popen([sys.executable, "-c", ROLE, str(run)], stderr=subprocess.PIPE, text=True)
+        process = subprocess.Popen(
+            [sys.executable, "-c", ROLE, str(run)], stderr=subprocess.PIPE, env=temporary, text=True
+        )
         processes.append(process)
         return process
 

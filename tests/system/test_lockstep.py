@@ -103,7 +103,9 @@ def has_answered_held_out(run, policy: str) -> bool:
 SKIPPING = ["--pool.train_prompts=24", "--pool.keep_solved=0.25", "--pool.keep_hopeless=0.25"]
 
 
-@pytest.mark.parametrize("options", [[], SKIPPING], ids=["every prompt", "skipping prompts"])
+@pytest.mark.parametrize(
+    "options", [pytest.param([], marks=pytest.mark.slow), SKIPPING], ids=["every prompt", "skipping prompts"]
+)
 def test_equal_seeds_give_equal_bits_also_across_the_loss_of_a_learner(make_run, options):
     """A learner dies by SIGKILL, which ends its run by name; resumed, the run equals one that nothing happened to."""
     broken = make_run(steps=100_000, name="broken")

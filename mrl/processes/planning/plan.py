@@ -274,7 +274,7 @@ def role_argv(role: Role, run_folder: Path, *, python: str, policy: str = "", in
 
 
 def learner_argv(run_folder: Path, *, python: str, policy: str, processes: int) -> tuple[str, ...]:
-    """The command of one learner: torchrun on this host, with `LIFE` and `LOCAL` to be filled in at every start."""
+    """The command of one learner on this host; what torchrun needs, `LIFE` and `LOCAL`, is filled in at every start."""
     torchrun = torchrun_argv(Path(LOCAL), python=python, policy=policy, processes=processes)
     return (*torchrun, "-m", "mrl", "learner", "--run-folder", str(run_folder), "--policy", policy)
 

@@ -25,7 +25,9 @@ _STORE = "store_type=file,keep_alive_interval=600"
 
 
 def torchrun_argv(rendezvous: Path, *, python: str, policy: str, processes: int) -> tuple[str, ...]:
-    """The command up to what each rank runs; torchrun never restarts by itself."""
+    """The command up to what each rank runs; torchrun never restarts by itself. A rank that is alone needs none."""
+    if processes == 1:
+        return (python,)
     meeting = f"{policy}-{LIFE}"
     where = ("--rdzv-backend", "c10d", "--rdzv-conf", _STORE, "--rdzv-endpoint", str(rendezvous / meeting))
     options = ("--rdzv-id", meeting, "--max-restarts", "0", "--nproc-per-node", str(processes))

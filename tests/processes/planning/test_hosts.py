@@ -109,7 +109,7 @@ def test_a_dry_run_shows_hosts_commands_devices_and_environments() -> None:
     plan = build_plan(config, Path("/r"), gpus=["5"], hosts=parse_hosts("h0,h1"), remote=["ssh", "{host}"], python="py")
     lines = list(describe(plan, config))
     assert lines[0] == "host h0, owns the run folder"
-    assert lines[lines.index("  learner/a, GPUs 5") + 1].startswith("    py -m torch.distributed.run")
+    assert lines[lines.index("  learner/a, GPUs 5") + 1].startswith("    py -m mrl learner")
     there = lines.index("host h1")
     assert "  learner/b, GPUs that the host shows" in lines[there:]
     assert "  supervisor/h1" in lines[:there]

@@ -35,7 +35,7 @@ def test_every_role_has_its_process_in_starting_order() -> None:
 
 
 def test_commands_and_environments_follow_the_contract() -> None:
-    """Roles run as `python -m mrl ROLE`, learners under torchrun without restarts of its own; threads per role."""
+    """Roles run as `python -m mrl ROLE`, several ranks under torchrun without restarts of its own; threads per role."""
     config = config_of(a={"learner": {"processes": 2, "threads": 3}, "rollout": {"threads": 4}})
     specs = {spec.role: spec for spec in build_plan(config, Path("/r"), python="py").processes}
     assert specs["worker"].argv == ("py", "-m", "mrl", "worker", "--run-folder", "/r", "--policy", "a", "--index", "0")
@@ -51,6 +51,8 @@ def test_commands_and_environments_follow_the_contract() -> None:
     assert threads == {"exchange": "1", "allocator": "1", "learner": "3", "worker": "4"}
     assert specs["worker"].env["HF_HUB_OFFLINE"] == "1"
     assert specs["worker"].log_name == "worker-a-0.log"
+    alone = next(spec for spec in build_plan(config_of(a={}), Path("/r"), python="py").processes if spec.policy)
+    assert alone.argv == ("py", "-m", "mrl", "learner", "--run-folder", "/r", "--policy", "a")
 
 
 def test_learners_live_on_the_hosts_in_turn() -> None:

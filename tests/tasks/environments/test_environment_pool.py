@@ -107,6 +107,7 @@ def test_one_that_waits_delays_nobody_and_is_ended():
         assert pool.counts.processes == 1
 
 
+@pytest.mark.thorough
 def test_code_that_holds_the_interpreter_ends_alone(monkeypatch):
     """Its process is silent and killed; the innocent is played again, the culprit alone, and ends by the clock."""
     monkeypatch.setattr(environment_child, "SILENCE_S", 2.0)
