@@ -96,3 +96,17 @@ def test_quick_tasks_start_no_process():
     judges = Judge({})
     assert judges.judge([VerificationRequest("quick", words, Item("p", "abc", "", 0, "bca"), "bca")])[0].reward == 1.0
     assert judges.values() == {}
+
+
+def test_what_is_voted_on_reaches_no_verifier_process():
+    """Not even of a data set that judges in one."""
+    outside = Scores(0.5, verifier="tests.support.hard_verifiers:by_text")
+    judges = Judge({"slow": TaskTable(source="math", dataset="", verifier="collective", failed_reward=-1.0)})
+    item = Item("p", "", "", 0, reference="right")
+    questions = [VerificationRequest("slow", outside, item, text, is_voted=True) for text in ("right", " ")]
+    try:
+        verdicts = judges.judge(questions)
+        assert judges.values() == {}
+    finally:
+        judges.close()
+    assert verdicts == [Verdict(0.0, "right", is_voted=True), Verdict(-1.0, "", is_voted=True)]
