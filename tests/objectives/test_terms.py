@@ -6,10 +6,10 @@ from typing import get_args
 import pytest
 import torch
 
-from mrl.objectives.specs import Clipped, Filtered, Grafted, Term
+from mrl.objectives.specs import Clipped, Distilled, Filtered, Grafted, Term
 from mrl.objectives.terms import TERMS, term_losses
 
-WRAPPED = {Grafted: Grafted(Clipped()), Filtered: Filtered(Clipped(), 0.5)}
+WRAPPED = {Grafted: Grafted(Clipped()), Filtered: Filtered(Clipped(), 0.5), Distilled: Distilled(Clipped())}
 SPECS = [WRAPPED[kind] if kind in WRAPPED else kind() for kind in get_args(Term)]
 
 
