@@ -10,26 +10,17 @@ from msgspec import structs
 
 from mrl.alignment.aligned_batch import AlignedBatch
 from mrl.records.codec import encode, pack_array, unpack_array
-from mrl.records.episodes import CUT, Message, ToolCall
+from mrl.records.episodes import CUT
 from mrl.records.experience import MAX_COMPLETION_BYTES, Received, SharedAnswer
 from mrl.records.finish import FinishReason
 from mrl.sharing.own_traces import digest_of
 from mrl.sharing.peer_rollouts import peer_rewards
 from mrl.sharing.peer_traces import behaviour_of, ended_text, peer_traces
 from mrl.sharing.peer_turns import NOTHING_SHARED, UNTRACED
+from tests.support.drawn_episodes import CALL, OTHER_CALLS, drawn, own, told
 from tests.support.plain_voice import PlainVoice
 
-CALL = ToolCall(name="look_up", arguments='{"key":"b"}')
-OTHER_CALLS = "[{name}({arguments})]"
 PROMPT = np.array([1, 2, 3], np.int32)
-
-
-def own(content, *calls):
-    return Message("assistant", content, tool_calls=calls)
-
-
-def told(content):
-    return Message("user", content)
 
 
 GUESSED = [own("copy: hay"), told("higher"), own("reverse: yah"), told("right")]
@@ -129,18 +120,6 @@ def slow_row(answer, voice, *, source):
     iterator = iter(spans)
     of_row = [next(iterator) if is_own else None for is_own in sampled]
     return ids, sampled, of_row
-
-
-CONTENTS = ["reverse: yah", "copy: hay", "h", "naïve café", "a reverse: hay yah 12"]
-
-
-def drawn(rng):
-    """An episode of one to three turns."""
-    said = []
-    for _ in range(rng.integers(1, 4)):
-        content = str(rng.choice(CONTENTS))
-        said += [own(content, *[CALL] * int(rng.integers(0, 2))), told(str(rng.choice(["7", "higher"])))]
-    return said[:-1]
 
 
 @pytest.mark.parametrize("source", ["bytes", "bytes_other_calls", "own", "own_other_calls"])

@@ -10,26 +10,17 @@ from msgspec import UNSET, structs
 from mrl.alignment.aligned_batch import AlignedBatch
 from mrl.alignment.flags import Flag, Rejected
 from mrl.records.codec import decode, encode, pack_array, unpack_array
-from mrl.records.episodes import CUT, Message, Opening, ToolCall, ToolSpec
+from mrl.records.episodes import CUT, Message, Opening, ToolSpec
 from mrl.records.experience import MAX_COMPLETION_BYTES, GivenAnswer, TokenTrace, experience_decoder
 from mrl.records.finish import FinishReason
 from mrl.rollout.foreign_answers import foreign_episode
 from mrl.sharing.peer_episodes import shared_turns
 from mrl.sharing.rlad import request_id
 from mrl.sharing.teacher_traces import teacher_trace
+from tests.support.drawn_episodes import CALL, OTHER_CALLS, drawn, own, told
 from tests.support.plain_voice import PlainVoice
 
-CALL = ToolCall(name="look_up", arguments='{"key":"b"}')
-OTHER_CALLS = "[{name}({arguments})]"
 OPENING = Opening((Message("user", "guess"),), (ToolSpec("look_up", "Looks.", '{"type":"object"}'),))
-
-
-def own(content, *calls):
-    return Message("assistant", content, tool_calls=calls)
-
-
-def told(content):
-    return Message("user", content)
 
 
 LOOKED_UP = [own("hay", CALL), told("7"), own("reverse: 7"), told("right")]
@@ -115,18 +106,6 @@ def slow_logprobs(answer, scores, student, teacher):
             told = zip(logprobs, np.cumsum(lengths).tolist(), lengths, strict=True)
             found.append(None if stop is None else sum(float(x) for x, e, n in told if n and start < e <= stop))
     return found
-
-
-CONTENTS = ["reverse: yah", "copy: hay", "h", "naïve café", "a reverse: hay yah 12"]
-
-
-def drawn(rng):
-    """An episode of one to three turns."""
-    said = []
-    for _ in range(rng.integers(1, 4)):
-        content = str(rng.choice(CONTENTS))
-        said += [own(content, *[CALL] * int(rng.integers(0, 2))), told(str(rng.choice(["7", "higher"])))]
-    return said[:-1]
 
 
 @pytest.mark.parametrize("teacher", ["bytes", "bytes_other_calls", "own", "own_other_calls"])
