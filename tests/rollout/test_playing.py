@@ -15,7 +15,7 @@ from mrl.engines.engine import Finished, GenerationRequest, Sampling
 from mrl.engines.token_sampling import answer_seeds
 from mrl.models.load_policy import load_tokenizer
 from mrl.models.turn_spelling import TurnSpelling
-from mrl.records.episodes import Message, ToolCall
+from mrl.records.episodes import Message, Opening, ToolCall
 from mrl.records.experience import SharedTurn
 from mrl.records.finish import FinishReason
 from mrl.records.version import Version
@@ -145,6 +145,7 @@ def test_turns_stand_in_the_row_as_they_were_sampled(make_player, always_ends, f
         texts.append(tokenizer.decode(played.token_ids[start : start + segment.num_tokens].tolist()))
         start += segment.num_tokens
     assert tokenizer.decode(played.prompt_token_ids.tolist()) == "seed 7\n"
+    assert played.opening == Opening((Message("user", "seed 7"),))
     assert [text for text, segment in zip(texts, played.segments, strict=True) if not segment.is_sampled] == [
         "left 2\n",
         "left 1\n",

@@ -14,10 +14,13 @@ from mrl.config.task_tables import PoolTable, TaskTable
 from mrl.engines.engine import Generation
 from mrl.errors import RoleFailed
 from mrl.metrics.telemetry import Telemetry
+from mrl.records.codec import unpack_array
+from mrl.records.episodes import EpisodeSegment, Message, Opening
 from mrl.records.finish import FinishReason
 from mrl.records.rollouts import HeldOutItem, ScoredGroup, WorkItem
 from mrl.records.telemetry_messages import SampleRecord, SpansRecord
 from mrl.records.version import Version, VersionSpan
+from mrl.rollout.episode import PlayedEpisode
 from mrl.rollout.groups_in_flight import Flight
 from mrl.rollout.sampling import Sampler
 from mrl.rollout.verifying import Verifying
@@ -190,3 +193,20 @@ def test_a_verifier_is_not_given_what_ended_an_answer(sampler):
     verifying = Verifying(replace(sampler, stop=(b"\n\n",)), Telemetry("worker/a/0", "a", lambda record: True))
     verifying.hand_in([flight(sampler, 0, "right\n\nQ", "right Q")])
     assert told(verifying.done(to_the_last=True)) == [("0.0", [(b"right\n\nQ", 1.0), (b"right Q", 0.0)])]
+
+
+def test_a_group_of_episodes_says_what_they_began_with(sampler):
+    """In the words of no family, for who scores them; their prompt is the one that they were played behind."""
+    verifying, opening = Verifying(sampler, Telemetry("w", "a", lambda record: True)), Opening((Message("user", "go"),))
+    plain = flight(sampler, 0, "hm")
+    played = PlayedEpisode(
+        *(getattr(plain.answers[0], name) for name in ("token_ids", "logprobs", "versions", "finish_reason")),
+        prompt_token_ids=np.arange(7, dtype=np.int32),
+        segments=[EpisodeSegment(num_tokens=2, is_sampled=True, messages=(Message("assistant", "hm"),))],
+        verdict=Verdict(1.0, "hm"),
+        ending="done",
+        opening=opening,
+    )
+    verifying.hand_in([replace(plain, answers={0: played})])
+    (group,) = until_done(verifying)
+    assert (group.opening, unpack_array(group.prompt_token_ids, "i4").tolist()) == (opening, list(range(7)))
