@@ -89,10 +89,10 @@ METRICS: dict[str, Metric] = {
         "answers", "peers' answers of this step that a filter left without a term: bad ones, too far from the policy"
     ),
     "sharing/grafted_prompts": Metric("prompts", "own groups replaced by a peer's group in this step"),
-    "vote/complete_share": Metric("share", "voted groups of this step on which every peer had voted in time", True),
+    "vote/complete_share": Metric("share", "voted groups of this step on which every peer had voted in time"),
     "vote/tied_share": Metric("share", "voted groups of this step that elected no answer, and were rewarded nothing"),
     "vote/overruled_share": Metric("share", "voted groups of this step whose own majority was not elected"),
-    "vote/self_consistency": Metric("share", "mean share of the own answers to a prompt that say the same", True),
+    "vote/self_consistency": Metric("share", "mean share of the own answers to a prompt that say the same"),
     "prefix/continuations": Metric("groups", "states handed to workers in this step, to go on from a peer's turns"),
     "prefix/groups": Metric("groups", "own groups of the batch that went on from a peer's turns"),
     "prefix/reward_mean": Metric("reward", "mean reward over the own answers of these groups"),
@@ -110,7 +110,7 @@ METRICS: dict[str, Metric] = {
     "sharing/absent_rows": Metric("answers", "of these, not scored in time"),
     "sharing/unscored_rows": Metric("answers", "of these, not expressible in the teacher's tokens"),
     "sharing/gated_rows": Metric("answers", "scored answers not distilled, as their teacher agrees with too few units"),
-    "sharing/agreement/{source}": Metric("share", "units of the scored answers on which this teacher agrees", True),
+    "sharing/agreement/{source}": Metric("share", "units of the scored answers on which this teacher agrees"),
     "regime/{count}": Metric("count", "a count of this step that the sharing regime defines itself"),
     "align/rejected": Metric("records", "peer answers of this step that own tokens cannot express, or not whole"),
     # learner: what sharing costs, per peer that an answer came from in this step

@@ -28,11 +28,12 @@ def once_per_model(
     find: Callable[Concatenate[PreTrainedConfig, _Asked], _Found],
 ) -> Callable[Concatenate[PreTrainedConfig, _Asked], _Found]:
     """What a process finds of a model's configuration it finds once: a trace takes a second, and is asked for often."""
-    known: dict[tuple[str, str], _Found] = {}
+    known: dict[tuple[str, str | None, str], _Found] = {}
 
     @wraps(find)
     def found(config: PreTrainedConfig, *args: _Asked.args, **more: _Asked.kwargs) -> _Found:
-        key = config.to_json_string(use_diff=False), repr((args, sorted(more.items())))
+        attention = config._attn_implementation  # which its JSON lacks
+        key = config.to_json_string(use_diff=False), attention, repr((args, sorted(more.items())))
         if key not in known:
             known[key] = find(config, *args, **more)
         return known[key]

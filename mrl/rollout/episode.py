@@ -75,7 +75,7 @@ class PlayedEpisode(Generation):
     verdict: Verdict
     ending: str
     """A name of `ENDS` or `FAILURES` of the contract."""
-    opening: Opening | None
+    opening: Opening | None = None
     """None where the environment did not begin."""
     given: tuple[SharedTurn, ...] = ()
     """Turns of a peer that it went on from."""

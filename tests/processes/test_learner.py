@@ -95,7 +95,7 @@ def test_a_learner_that_never_evaluates_has_neither_books_nor_a_plan(
     create_keys(folder.keys, [Grant("worker", "qwen")])
     telemetry = Telemetry("learner/qwen", "qwen", lambda record: True)
     with ExitStack() as closing:
-        regime, context = SimpleNamespace(), SimpleNamespace(recorder=SharingRecorder(), spelling=None)
+        regime, context = SimpleNamespace(), SimpleNamespace(recorder=SharingRecorder(), spelling=None, voted=())
         life = learner_role._Life(config, folder, "qwen", telemetry, closing)
         first = FIRST_RANK(life, regime, context, start=Version(0, 0), checkpoint=None, courier=None)
     assert (first.evaluations is not None, first.intake._held_out is not None) == (evaluates, evaluates)

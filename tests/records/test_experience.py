@@ -4,6 +4,7 @@ from typing import get_args
 
 import msgpack
 import pytest
+from msgspec import structs
 
 from mrl.errors import RecordError
 from mrl.records.codec import decode, encode, pack_array, unpack_array
@@ -68,8 +69,7 @@ RECORDS = {
                     TracedTurn(
                         is_sampled=True,
                         messages=(Message(role="assistant", content="4", tool_calls=(CALL,)),),
-                        trace=TRACE,
-                        written=b"digest",
+                        trace=structs.replace(TRACE, written=b"digest"),
                     ),
                     TracedTurn(is_sampled=False, messages=(Message(role="tool", content="higher", name="guess"),)),
                 ],

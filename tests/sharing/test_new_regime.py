@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from mrl.config.policy_tables import LearnerTable, PolicyTable
+from mrl.config.task_tables import TaskTable
 from mrl.errors import ConfigError
 from mrl.learner.ranks.world import World
 from mrl.learner.step_order import StepOrder
@@ -19,7 +20,7 @@ from mrl.learner.trainer import Trainer
 from mrl.metrics.names import is_known
 from mrl.records.codec import decode, encode
 from mrl.records.experience import Received, experience_decoder
-from mrl.sharing.regimes import REGIMES, build_regime, check_objectives, check_sharing, sharing_schema
+from mrl.sharing.regimes import REGIMES, build_regime, check_episodes, check_objectives, check_sharing, sharing_schema
 
 PAGE = Path(__file__).parents[2] / "docs" / "new-regime.md"
 MODULE, LINE = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
@@ -66,6 +67,17 @@ def test_it_is_as_short_as_the_page_says():
     lines = [line for line in MODULE.splitlines() if line.strip() and not line.startswith(("from ", "import "))]
     assert len(lines) <= 40
     assert max(map(len, MODULE.splitlines())) <= 120
+
+
+def test_it_shares_no_episodes_until_it_says_so():
+    """A task of several turns is refused before a run, with the regimes that can."""
+    tasks = {"game": TaskTable(source="environment", dataset="higher_lower")}
+    with pytest.raises(ConfigError) as caught:
+        check_episodes({"regime": "imitate"}, tasks, "a.toml")
+    line = str(caught.value)
+    assert line.startswith("a.toml: sharing.regime: imitate shares answers of one turn, and no episodes; got ")
+    assert "tasks.game.source" in line
+    assert "wanted one of independent, prp, xgrpo, sgt" in line
 
 
 def test_weak_groups_are_helped(met):

@@ -48,7 +48,7 @@ def start(tmp_path: Path) -> Iterator[Callable[[int, str], subprocess.Popen[byte
     def launch(processes: int, life: str) -> subprocess.Popen[bytes]:
         argv = torchrun_argv(rendezvous, python=sys.executable, policy="a", processes=processes)
         argv = (*(word.replace(LIFE, life) for word in argv), str(tmp_path / "rank.py"), str(tmp_path))
-        variables = {**os.environ, **environment(1), **torchrun_environment(), "PYTHONPATH": str(ROOT)}
+        variables = {**os.environ, **environment(1), **torchrun_environment(processes), "PYTHONPATH": str(ROOT)}
         variables |= {LOCAL_FOLDER: str(rendezvous)}
         started.append(subprocess.Popen(argv, env=variables))
         return started[-1]

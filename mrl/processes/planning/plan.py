@@ -244,7 +244,8 @@ def _no_gpu(policy: str, num_leased: int, first: str) -> ConfigError:
 def _reach(config: RunConfig, policy: str, index: int, seated: Mapping[Key, Seat]) -> dict[str, str]:
     """How far the ranks of a learner on one of its hosts speak, and to whom."""
     own = [seat.host for (role, name, _), seat in sorted(seated.items()) if (role, name) == ("learner", policy)]
-    variables = torchrun_environment(reaches_out=_broadcasts_far(config, policy, seated), is_spread=len(own) > 1)
+    reaches_out, ranks = _broadcasts_far(config, policy, seated), config.policies[policy].learner.ranks_per_host
+    variables = torchrun_environment(ranks, reaches_out=reaches_out, is_spread=len(own) > 1)
     return variables | ({LEARNER_HOSTS: ",".join(own), LEARNER_PLACE: str(index)} if len(own) > 1 else {})
 
 
@@ -267,10 +268,9 @@ def shared_gpus(plan: Plan) -> Iterator[str]:
 
 def role_argv(role: Role, run_folder: Path, *, python: str, policy: str = "", index: int = 0) -> tuple[str, ...]:
     """The command of one role process."""
-    argv: tuple[str, ...] = (python, "-m", "mrl", role, "--run-folder", str(run_folder))
-    if policy:
-        argv = (*argv, "--policy", policy)
-    return (*argv, "--index", str(index)) if policy or index else argv
+    whose = ("--policy", policy) if policy else ()
+    place = ("--index", str(index)) if policy or index else ()
+    return (python, "-m", "mrl", role, "--run-folder", str(run_folder), *whose, *place)
 
 
 def learner_argv(run_folder: Path, *, python: str, policy: str, processes: int) -> tuple[str, ...]:

@@ -36,13 +36,17 @@ def torchrun_argv(rendezvous: Path, *, python: str, policy: str, processes: int)
     return (python, "-m", "torch.distributed.run", *where, *options, *logs)
 
 
-def torchrun_environment(*, reaches_out: bool = False, is_spread: bool = False) -> dict[str, str]:
-    """What agent and ranks need in their environment.
+LONE_RANK = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}
+"""What torchrun would say to a rank that is alone, in place of what the user's environment says of ranks of its own."""
+
+
+def torchrun_environment(processes: int, *, reaches_out: bool = False, is_spread: bool = False) -> dict[str, str]:
+    """What agent and ranks need in their environment, where so many ranks are on a host.
 
     `reaches_out`: the learner broadcasts to other hosts. NCCL chooses its interface once in a process, so that it may
     not be loopback then; gloo is told one for each group. `is_spread`: the learner lives on several.
     """
-    variables = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+    variables = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"} | (LONE_RANK if processes == 1 else {})
     if sys.platform == "linux" and not is_spread:
         variables |= {"GLOO_SOCKET_IFNAME": "lo"} | ({} if reaches_out else {"NCCL_SOCKET_IFNAME": "lo"})
     return variables

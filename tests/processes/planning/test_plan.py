@@ -9,6 +9,7 @@ import torch
 from mrl.config.load import validate
 from mrl.config.schema import RunConfig
 from mrl.errors import ConfigError
+from mrl.learner.ranks.rank_place import rank_place
 from mrl.processes.planning.dry_run import describe
 from mrl.processes.planning.hosts import Host, counting_gpus
 from mrl.processes.planning.plan import build_plan, shared_gpus
@@ -53,6 +54,10 @@ def test_commands_and_environments_follow_the_contract() -> None:
     assert specs["worker"].log_name == "worker-a-0.log"
     alone = next(spec for spec in build_plan(config_of(a={}), Path("/r"), python="py").processes if spec.policy)
     assert alone.argv == ("py", "-m", "mrl", "learner", "--run-folder", "/r", "--policy", "a")
+    of_user = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "3"}
+    place = rank_place(of_user | dict(alone.env))
+    assert (place.rank, place.size, alone.env["LOCAL_RANK"]) == (0, 1, "0"), "it has the ranks of nobody else"
+    assert not of_user.keys() & specs["learner"].env.keys(), "torchrun says them"
 
 
 def test_learners_live_on_the_hosts_in_turn() -> None:
