@@ -26,11 +26,26 @@ make_engines() {
 num_arguments=$#
 beside_log=$(mktemp)  # what goes on in the background; shown at its end
 beside=""
-trap 'rm -f "$beside_log"; if [ -n "$beside" ]; then kill "$beside" 2>/dev/null || true; fi' EXIT
+
+leave() {  # what is under way is interrupted as by Ctrl-C, so that it ends what it has started
+    if [ -n "$beside" ]; then
+        kill -INT -- "-$beside" 2>/dev/null || true
+        wait "$beside" || true
+        cat "$beside_log"
+    fi
+    rm -f "$beside_log"
+}
+trap leave EXIT
+set -m  # each background job is a group of its own, and hears signals
 run -n 3 -m "not system and not thorough and not engines and not slow and not gpu" "$@"
 if [ "$num_arguments" -eq 0 ]; then make_engines >"$beside_log" 2>&1 & beside=$!; fi
 run -n 2 -m "thorough and not system and not engines and not slow and not gpu" "$@"
-if [ -n "$beside" ]; then wait "$beside" || { cat "$beside_log" >&2; exit 1; }; fi
+if [ -n "$beside" ]; then
+    made=0
+    wait "$beside" || made=$?
+    beside=""
+    if [ "$made" -ne 0 ]; then cat "$beside_log" >&2; exit 1; fi
+fi
 
 "${tests[@]}" -m "engines and not slow and not gpu" "$@" >"$beside_log" 2>&1 & beside=$!
 code=0

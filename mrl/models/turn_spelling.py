@@ -135,10 +135,11 @@ class TurnSpelling:
         try:
             asked = self._render([ASKED], to_be_answered=True)
             said = self._render([ASKED, _turn(tool_calls)], to_be_answered=False)
+            behind = self._behind_turn(said) if TURN in said else ""  # calls may hold the placeholder themselves
         except ModelFolderError:
             return None
         if TURN in said:
-            said = content + self._behind_turn(said)
+            said = content + behind
         elif said.startswith(asked):  # the template drops what is said beside calls
             said = said.removeprefix(asked)
         else:

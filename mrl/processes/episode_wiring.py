@@ -21,6 +21,7 @@ from mrl.rollout.plain_serving import PlainVoice
 from mrl.rollout.playing import EpisodeEngine, Stage
 from mrl.rollout.replaying import OwnVoice
 from mrl.sharing.peer_episodes import SpelledEpisode
+from mrl.sharing.regimes import scorers
 from mrl.tasks.environments.contract import PolicyTurn
 from mrl.tasks.environments.tool_syntax import NONE, ToolSyntax, plain_calls, syntax_of
 from mrl.tasks.pool import TaskPool
@@ -40,7 +41,7 @@ def with_episodes(engine: Engine, config: RunConfig, policy: str, pool: TaskPool
     assert words is not None, "a task has an environment"
     spelling = words.spelling
     spelling.check(has_tools=False)
-    syntax, room = syntax_of(spelling.template), _row_tokens(config.policies[policy])
+    syntax, room = syntax_of(spelling.template), row_tokens(config.policies[policy])
 
     def rules(prompt_id: str) -> EpisodeRules:
         task = config.tasks[pool.prompt(prompt_id).task]
@@ -57,6 +58,7 @@ def with_episodes(engine: Engine, config: RunConfig, policy: str, pool: TaskPool
         max_turn_tokens=table.rollout.max_new_tokens,
         row_tokens=room,
         in_step=config.run.sync,
+        tells_opening=bool(scorers(config.sharing, config.policies)),
     )
     playing: Engine = EpisodeEngine(engine, stage)  # what it lacks, the engine within has
     return playing
@@ -74,7 +76,7 @@ def own_words(config: RunConfig, policy: str, receiver: Receiver) -> "OwnWords |
     tasks = [task for task in config.tasks.values() if task.is_played]
     if not tasks:
         return None
-    table, room = config.policies[policy], _row_tokens(config.policies[policy])
+    table, room = config.policies[policy], row_tokens(config.policies[policy])
     spelling = TurnSpelling(Path(table.model), table.prompt, eos_ids=receiver.eos_ids)
     return OwnWords(
         spelling,
@@ -97,12 +99,13 @@ def plain_voice(config: RunConfig, policy: str, receiver: Receiver) -> PlainVoic
         stop=table.prompt.stop_bytes,
         temperature=table.rollout.temperature,
         max_new_tokens=table.rollout.max_new_tokens,
-        row_tokens=_row_tokens(table),
+        row_tokens=row_tokens(table),
         max_prompt_tokens=config.gateway.max_prompt_tokens,
     )
 
 
-def _row_tokens(table: PolicyTable) -> int:
+def row_tokens(table: PolicyTable) -> int:
+    """Tokens that a prompt and its episode may have under this policy."""
     return episode_row_tokens(table, config_of_folder(Path(table.model)))
 
 

@@ -36,7 +36,7 @@ from mrl.metrics.telemetry import Telemetry
 from mrl.models.prompting import PromptEncoder
 from mrl.processes import wiring
 from mrl.processes.engines import answers_at_once, build_engine, check_lengths, held_out_decoding
-from mrl.processes.episode_wiring import own_words, plain_voice, with_episodes
+from mrl.processes.episode_wiring import own_words, plain_voice, row_tokens, with_episodes
 from mrl.processes.planning.unit_workers import UNIT, UNIT_EPOCH
 from mrl.processes.sleep_line import WorkerLine
 from mrl.records.evaluation_messages import result_name
@@ -231,16 +231,15 @@ def _scorer(config: RunConfig, sampler: Sampler, receiver: Receiver, exchange: E
     exchange.subscribe(["score_request"])
     longest = max(table.rollout.max_new_tokens for table in config.policies.values())
     keeps_step = config.run.sync and not config.policies[policy].frozen
-    words = own_words(config, policy, receiver)
-    if words is not None:  # the engine knows what is too long for it
-        words = replace(words, max_episode_tokens=TOKENS_PER_TOKEN * words.max_episode_tokens)
+    words, most = own_words(config, policy, receiver), row_tokens(config.policies[policy])
     return Scorer(
         sampler,
         receiver,
         exchange,
         max_answer_tokens=TOKENS_PER_TOKEN * longest,
         keeps_step=keeps_step,
-        spelling=words,
+        spelling=None if words is None else replace(words, max_episode_tokens=most),
+        row_tokens=most,
     )
 
 

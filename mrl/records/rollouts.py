@@ -124,7 +124,7 @@ class ScoredGroup(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     continuation: Continuation | None = None
     """Where its episodes begin, if not at the prompt's start state."""
     opening: Opening | None = None
-    """Of episodes: what `prompt_token_ids` spells, in the words of no family."""
+    """Of episodes that a teacher may score: what `prompt_token_ids` spells, in the words of no family."""
 
     @property
     def oldest(self) -> Version:

@@ -76,7 +76,7 @@ class PlayedEpisode(Generation):
     ending: str
     """A name of `ENDS` or `FAILURES` of the contract."""
     opening: Opening | None = None
-    """None where the environment did not begin."""
+    """None where it is not to be told, or the environment did not begin."""
     given: tuple[SharedTurn, ...] = ()
     """Turns of a peer that it went on from."""
 
@@ -96,7 +96,7 @@ class EpisodeInPlay:
     prompt_token_ids: Int32s | None = None
     """Of an episode in which it is the policy's turn, or was."""
     opening: Opening | None = None
-    """Of an episode whose environment has begun."""
+    """What its environment began it with, where that is to be told."""
     token_ids: list[Int32s] = field(default_factory=list)
     logprobs: list[npt.NDArray[np.float32]] = field(default_factory=list)
     versions: list[VersionSpan] = field(default_factory=list)

@@ -6,6 +6,7 @@ turn by turn. A text that own tokens cannot express byte for byte gets no score.
 engine, so no score depends on what else was asked.
 """
 
+import sys
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -70,12 +71,13 @@ class Scorer:
         max_answer_tokens: int,
         keeps_step: bool,
         spelling: EpisodeSpelling | None = None,
+        row_tokens: int = sys.maxsize,
     ) -> None:
         """`keeps_step`: score nothing of a step before the engine serves that step's version. `spelling` says episodes;
-        without one they get no score.
+        without one they get no score. Nor has one that is longer than `row_tokens`, its opening included.
         """
         self._sampler, self._receiver, self._exchange, self._spelling = sampler, receiver, exchange, spelling
-        self._max_answer_tokens, self._keeps_step = max_answer_tokens, keeps_step
+        self._max_answer_tokens, self._keeps_step, self._row_tokens = max_answer_tokens, keeps_step, row_tokens
         self._waiting: deque[ScoreRequestRecord] = deque()
         self.totals = ScoringTotals()
 
@@ -167,7 +169,11 @@ class Scorer:
         opening = "no_spelling" if spelling is None else spelling.opening(request.opening)
         if spelling is None or isinstance(opening, str):
             return np.zeros(0, np.int32), nothing
-        return opening, [foreign_episode(answer, self._receiver, spelling) for answer in request.answers]
+        room = self._row_tokens - opening.size
+        found = (
+            [foreign_episode(answer, self._receiver, spelling) for answer in request.answers] if room > 0 else nothing
+        )
+        return opening, [None if answer is None or answer.token_ids.size > room else answer for answer in found]
 
     def _trace(self, text: ForeignText, logprobs: npt.NDArray[np.float32]) -> TokenTrace:
         """The wire form; log-probs are held within what a receiver believes."""

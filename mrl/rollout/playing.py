@@ -56,6 +56,8 @@ class Stage:
     in_step: bool = False
     """Whether all environments answer before any turn is sampled, as a synchronous run must: what is sampled together
     decides every bit."""
+    tells_opening: bool = False
+    """Whether an episode holds what its environment began it with, as one does that is to be scored by a teacher."""
 
 
 class EpisodeEngine:
@@ -193,7 +195,7 @@ class EpisodeEngine:
             self._end(episode, EnvironmentTurn.failed(WRONG_TYPE, words))
             return False
         episode.has_tools = bool(said.tools)
-        episode.opening = Opening(said.messages, said.tools)
+        episode.opening = Opening(said.messages, said.tools) if self._stage.tells_opening else None
         prompt = self._stage.voice.spelling.opening(said.messages, [tool.as_chat() for tool in said.tools])
         if episode.request.given:
             episode.prompt_token_ids = prompt

@@ -20,6 +20,7 @@ policy's total and for nothing else, and a tie decides nothing.
 Shapes: G choices per policy, one for each answer: a digest of what was read out of it, or "" for nothing.
 """
 
+import itertools
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -68,10 +69,10 @@ class CollectiveRegime(PeerGroupReader):
         return list(dict.fromkeys([*super().awaited(), *self._regime.awaited()]))
 
     def hear(self, received: Sequence[Received], *, step: int) -> None:
-        """Keep the newest vote of every peer; the rest is the regime's."""
-        votes = [item for item in received if kind_of(item.record) == "vote"]
-        super().hear(votes, step=step)
-        self._regime.hear([item for item in received if kind_of(item.record) != "vote"], step=step)
+        """Keep the newest vote of every peer; the rest is the regime's. Rewards that are told for votes are ignored."""
+        is_own = [kind_of(item.record) == "vote" or item.record.task in self.context.voted for item in received]
+        super().hear(list(itertools.compress(received, is_own)), step=step)
+        self._regime.hear([item for item, is_vote in zip(received, is_own, strict=True) if not is_vote], step=step)
 
     def is_settled(self, group: ScoredGroup) -> bool:
         """Whether every peer has voted on the prompt; of another task, as the regime says."""
@@ -83,11 +84,13 @@ class CollectiveRegime(PeerGroupReader):
         settled = [self._settled(group, step, counts) if self._is_voted(group) else group for group in groups]
         absorbed = self._regime.absorb(settled, step=step, rng=rng)
         shares = {f"vote/{name}": counts[name] / counts["groups"] for name in SHARES if counts["groups"]}
+        own = self.peer_groups.take_counts()
+        ignored = {name: own[name] + absorbed.counts.get(name, 0.0) for name in own if "/ignored_" in name}
         return replace(
             absorbed,
             groups=settled,
             forget=list(dict.fromkeys([*absorbed.forget, *self.peer_groups.take_forgotten()])),
-            counts={**absorbed.counts, **self.peer_groups.take_counts(), **shares},
+            counts={**own, **absorbed.counts, **ignored, **shares},  # of a regime that asks itself, its own
         )
 
     def state(self) -> dict[str, Any]:
@@ -157,7 +160,12 @@ def winner(votes: Iterable[Sequence[str]]) -> str:
 
 
 def agreement(choices_G: Sequence[str], elected: str, *, failed_reward: float) -> list[float]:
-    """[G] rewards: 1 for the elected choice, 0 for another, `failed_reward` for an answer that says nothing."""
+    """[G] rewards: 1 for the elected choice, 0 for another, `failed_reward` for an answer that says nothing.
+
+    Where none is elected, all are rewarded alike.
+    """
+    if not elected:
+        return [0.0] * len(choices_G)
     return [float(choice == elected) if choice else failed_reward for choice in choices_G]
 
 

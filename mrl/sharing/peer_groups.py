@@ -7,7 +7,7 @@ Peers are optional: a prompt that nobody answered is trained alone. Of all this 
 restart, since own groups that were not trained are sampled again, and asked for again.
 """
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -34,7 +34,8 @@ class PeerGroupParameters(Table):
 class PeerGroups:
     """The newest record of every peer for each open prompt.
 
-    At most `max_prompts` are open. Beyond that the least recently opened one is closed.
+    At most `max_prompts` are open. Beyond that the least recently opened one is closed. Where several own groups are
+    open on a prompt, records that are trained on go to the first alone; rewards and votes go to all of them.
     """
 
     def __init__(
@@ -49,6 +50,9 @@ class PeerGroups:
         self._kind, self._policy, self._peers = kind, policy, frozenset(peers)
         self._max_age_versions, self._max_prompts = max_age_versions, max_prompts
         self._open: dict[str, dict[str, Received]] = {}
+        self._waiting: defaultdict[str, dict[str, int]] = defaultdict(dict)
+        """Open prompt -> tickets of its own groups that were not trained yet, and the step of the version of each."""
+        self._newest_step = 0
         self._forget: dict[str, None] = {}
         self._counts: Counter[str] = Counter()
         self._totals: Counter[str] = Counter()
@@ -61,6 +65,8 @@ class PeerGroups:
     def open(self, group: ScoredGroup) -> list[str]:
         """Open the prompt of an own group that has arrived. Returns the prompts to ask for."""
         self._open[group.prompt_id] = self._open.pop(group.prompt_id, {})
+        self._waiting[group.prompt_id][group.ticket] = group.newest.step
+        self._newest_step = max(self._newest_step, group.newest.step)
         while len(self._open) > self._max_prompts:
             self._close(next(iter(self._open)))
         return [group.prompt_id]
@@ -82,7 +88,11 @@ class PeerGroups:
         return prompt_id not in self._open or self._peers <= self._open[prompt_id].keys()
 
     def take(self, prompt_id: str) -> list[Received]:
-        """Close the prompt and return its records, by name of the peer. Counts whether any peer answered."""
+        """The records of the prompt for one own group, by name of the peer. Counts whether any peer answered.
+
+        The prompt is closed, unless another own group waits for the same rewards or votes. One that is older than
+        records may be was dropped, and waits no more.
+        """
         found = self._open.get(prompt_id, {})
         self._totals["asked"] += 1
         self._counts["asked"] += 1
@@ -90,7 +100,11 @@ class PeerGroups:
         self._totals["hit"] += bool(found)
         self._counts.update(f"hit_from/{source}" for source in found)
         self._totals.update(f"hit_from/{source}" for source in found)
-        self._close(prompt_id)
+        oldest = self._newest_step - self._max_age_versions
+        waiting = sorted(self._waiting[prompt_id].items(), key=lambda one: one[1])[1:]
+        self._waiting[prompt_id] = {ticket: step for ticket, step in waiting if step >= oldest}
+        if self._kind not in ("value", "vote") or not self._waiting[prompt_id]:
+            self._close(prompt_id)
         return [found[source] for source in sorted(found)]
 
     def take_forgotten(self) -> list[str]:
@@ -132,6 +146,7 @@ class PeerGroups:
         return "" if record.prompt_id in self._open else "late"
 
     def _close(self, prompt_id: str) -> None:
+        self._waiting.pop(prompt_id, None)
         if self._open.pop(prompt_id, None) is not None:
             self._forget[prompt_id] = None
 

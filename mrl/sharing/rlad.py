@@ -78,7 +78,8 @@ class ScoreReader:
         if teachers:
             self.asking = Asking(("score",), SCORES_PER_ASK, None, watch=True, scorer=", ".join(teachers))
             self.patience = patience
-        self._open: dict[str, str] = {}
+        self._open: dict[str, tuple[str, str]] = {}
+        """Request -> its prompt, and the teacher that was asked."""
         self._scores: dict[str, ScoreRecord] = {}
         self._forget: dict[str, None] = {}
         self._ignored: Counter[str] = Counter()
@@ -104,16 +105,17 @@ class ScoreReader:
 
     def asks(self, group: ScoredGroup) -> list[str]:
         """The prompt of a group that was sent to the teacher."""
-        if self._scorer_of(group) is None:
+        teacher = self._scorer_of(group)
+        if teacher is None:
             return []
-        self._open[request_id(self.context.policy, group.ticket)] = group.prompt_id
+        self._open[request_id(self.context.policy, group.ticket)] = group.prompt_id, teacher
         while len(self._open) > MAX_OPEN:
             self._close(next(iter(self._open)))
         return [group.prompt_id]
 
     def awaited(self) -> list[str]:
         """Prompts whose groups have no scores yet."""
-        return list(dict.fromkeys(p for request, p in self._open.items() if request not in self._scores))
+        return list(dict.fromkeys(p for request, (p, _) in self._open.items() if request not in self._scores))
 
     def hear(self, received: Sequence[Received], *, step: int) -> None:
         """Keep the scores of open requests."""
@@ -123,6 +125,8 @@ class ScoreReader:
                 self._ignored["other"] += 1
             elif record.request_id not in self._open:
                 self._ignored["late"] += 1
+            elif record.source != self._open[record.request_id][1]:
+                self._ignored["other"] += 1
             else:
                 self._scores[record.request_id] = record
 
@@ -180,13 +184,13 @@ class ScoreReader:
 
     def _close(self, request: str) -> None:
         self._scores.pop(request, None)
-        prompt_id = self._open.pop(request, None)
-        if prompt_id is not None:
-            self._forget[prompt_id] = None
+        asked = self._open.pop(request, None)
+        if asked is not None:
+            self._forget[asked[0]] = None
 
     def _take_forgotten(self) -> list[str]:
         """Prompts of requests that were closed since the last call. Prompts with another open request are left out."""
-        still_open = set(self._open.values())
+        still_open = {prompt_id for prompt_id, _ in self._open.values()}
         forgotten = [prompt_id for prompt_id in self._forget if prompt_id not in still_open]
         self._forget.clear()
         return forgotten

@@ -182,6 +182,8 @@ def _lay_on(own_ids: Int32s, told: PeerAnswer, receiver: Receiver) -> _LaidOn:
         lengths[-1] = told_lengths[-1] = 1
     num_own -= has_own_end and not told.ends_with_eos
     num_told -= told.ends_with_eos and not has_own_end
+    if not lengths[:num_own].any() or not told_lengths[:num_told].any():  # specials alone stand for nothing
+        num_own = num_told = 0
     flags = Flag(0) if told.finished else Flag.TAIL
     flags |= Flag.EOS_UNMAPPED if has_own_end != told.ends_with_eos else Flag(0)
     return _laid(own_ids, own_lengths, told, lengths[:num_own], told_lengths[:num_told], flags=flags)

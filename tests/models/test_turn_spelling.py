@@ -216,3 +216,11 @@ def test_a_turn_reads_without_its_end(spelling, folder):
     assert spelling().text(ids) == "6"
     assert spelling().text(ids[:-1]) == "6"
     assert spelling(eos_ids=[]).text(ids) == "6" + tokenizer.eos_token
+
+
+@pytest.mark.parametrize("template", [CHATML, HEADERS, ""])
+def test_a_call_that_holds_the_placeholder_of_turns_cannot_be_said(spelling, template):
+    """Nothing that a peer writes raises; a policy without a template has no way to say calls at all."""
+    own = spelling(template)
+    for call in (ToolCall(name="f", arguments='{"x":"XqTURNqX"}'), ToolCall(name="XqTURNqX", arguments="{}")):
+        assert own.said("hm", (call,)) is None

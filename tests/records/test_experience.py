@@ -134,11 +134,14 @@ def test_groups_and_names_are_bounded(kind, changes, field):
         decode(changed(kind, **changes), experience_decoder)
 
 
+TOO_LONG_DIGEST = {"byte_lengths": b"", "logprobs": b"", "special": b"", "written": b"x" * 17}
+
+
 @pytest.mark.parametrize(
     ("changes", "field"),
     [
         ({"turns": [{"is_sampled": False, "messages": []}] * (MAX_SEGMENTS + 1)}, r"turns"),
-        ({"turns": [{"is_sampled": True, "messages": [], "written": b"x" * 17}]}, r"written"),
+        ({"turns": [{"is_sampled": True, "messages": [], "trace": TOO_LONG_DIGEST}]}, r"written"),
         ({"turns": [{"is_sampled": True, "messages": [{"role": "king", "content": ""}]}]}, r"role"),
         ({"turns": [{"is_sampled": True, "messages": [], "trace": {"byte_lengths": b""}}]}, r"trace"),
     ],

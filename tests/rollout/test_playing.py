@@ -70,6 +70,7 @@ def make_player(folder, environments):
             max_turn_tokens=TURN_TOKENS,
             row_tokens=row_tokens,
             in_step=in_step,
+            tells_opening=True,
         )
         return EpisodeEngine(engine, stage)
 

@@ -55,7 +55,7 @@ def make_scorer(tiny_model, pool, receiver, tmp_path, monkeypatch):
     """A scorer at a version, its wire and its model; it serves all that is asked, on a busy machine too."""
     monkeypatch.setattr("mrl.rollout.peer_scoring.SERVE_S", 100.0)
 
-    def make(*, step: int = 0, temperature: float = 0.7, keeps_step: bool = False, spelling=None):
+    def make(*, step: int = 0, temperature: float = 0.7, keeps_step: bool = False, **episodes):
         model = tiny_model(vocab_size=1000)
         model.save_pretrained(tmp_path / "model")
         (tmp_path / "model" / "tokenizer.json").write_text("{}")
@@ -64,7 +64,7 @@ def make_scorer(tiny_model, pool, receiver, tmp_path, monkeypatch):
         engine.label(Version(0, step))
         sampler = Sampler("teacher", 1, engine, pool, lambda text: PROMPT_IDS, receiver.completion_bytes)
         wire = Wire()
-        scorer = Scorer(sampler, receiver, wire, max_answer_tokens=64, keeps_step=keeps_step, spelling=spelling)
+        scorer = Scorer(sampler, receiver, wire, max_answer_tokens=64, keeps_step=keeps_step, **episodes)
         return scorer, wire, model
 
     return make
@@ -194,6 +194,17 @@ def test_an_episode_that_cannot_be_said_has_no_scores_and_the_others_have(make_s
     *refused, last = wire.said[0].scores
     assert refused == [None] * answer.num_scores
     assert (last is None) is bool(refuses in ("no_opening", "no_bridge", "tool_calls"))
+
+
+def test_an_episode_longer_than_the_policy_s_rows_has_no_scores(make_scorer, pool, receiver):
+    """Its opening counts; one that fits has them."""
+    voice = PlainVoice(receiver)
+    opening, row = voice.opening(OPENING).size, voice.rest(b"yah", is_begun=False, is_ended=True).size
+    for room, is_scored in ((opening + row, True), (opening + row - 1, False), (opening - 1, False)):
+        scorer, wire, _ = make_scorer(spelling=voice, row_tokens=room)
+        wire.asked = [request(pool, answers=[episode(Message("assistant", "yah"))], opening=OPENING)]
+        assert scorer.serve() == 1
+        assert [trace is not None for trace in wire.said[0].scores] == [is_scored]
 
 
 def test_who_has_no_episodes_gives_them_no_scores(make_scorer, pool):

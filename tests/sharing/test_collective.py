@@ -142,6 +142,38 @@ def test_xgrpo_measures_against_the_rewards_that_peers_votes_come_to(build, vote
 
 
 @pytest.mark.parametrize("name", ["independent", "xgrpo"])
+def test_all_own_groups_on_a_prompt_are_rewarded_by_one_vote(build, voted, said, step_of, name):
+    """In one step and in two: what the peer said holds for each of them."""
+    regime, groups = build(name, voted()), [said(["a", "a", "a", "b"]) for _ in range(3)]
+    for group in groups[2:]:
+        regime.asks(group)
+    absorbed = step_of(regime, groups[:2], [vote(["b"] * 4)])
+    assert rewards_of(absorbed) == [[0.0, 0.0, 0.0, 1.0]] * 2
+    assert absorbed.counts["sharing/hit_rate"] == absorbed.counts["vote/complete_share"] == 1.0
+    last = regime.absorb(groups[2:], step=1, rng=np.random.default_rng(0))
+    assert rewards_of(last) == [[0.0, 0.0, 0.0, 1.0]]
+    assert list(last.forget) == ["p"]
+
+
+def test_rewards_that_a_peer_tells_of_a_voted_task_are_ignored(build, voted, said, make, step_of):
+    """However new: those that follow from its votes hold."""
+    told = make.value([1.0] * 8, step=9)
+    absorbed, alone = (
+        step_of(build("xgrpo", voted()), [said(["a", "b", "c", "c"])], [vote(["b", "b", "b", "a"]), *more])
+        for more in ([told], [])
+    )
+    assert [row.advantages[0] for row in absorbed.examples] == [row.advantages[0] for row in alone.examples]
+    assert absorbed.counts["regime/ignored_other"] == 1.0
+
+
+def test_a_tie_moves_nothing_also_where_failures_are_punished(build, make_context, said, step_of):
+    """Whoever says nothing has no other reward than the rest."""
+    regime = build("independent", replace(make_context(), voted={"words": -1.0}))
+    assert step_of(regime, [said(["a", "b", ""])]).examples == []
+    assert rewards_of(step_of(regime, [said(["a", "a", ""], "q")])) == [[1.0, 1.0, -1.0]]
+
+
+@pytest.mark.parametrize("name", ["independent", "xgrpo"])
 def test_nothing_that_rewards_decide_is_published(build, voted, said, make, name):
     """One vote, and no value record; it says what was read out of the answers, and nothing of them."""
     [record] = build(name, voted()).publish(said(["a", "", "a"], step=3), make.author("qwen"))
@@ -162,12 +194,14 @@ def test_tasks_with_a_verifier_of_their_own_pass_through(build, voted, said, mak
     assert regime.asks(other) == ["q"]
     assert not regime.is_settled(other)
     value = make.value([1.0, 1.0], "q")
+    value = msgspec.structs.replace(value, record=msgspec.structs.replace(value.record, task="sums"))
     absorbed = step_of(regime, [said(["a", "a", "b"]), other], [vote(["a"]), value])
     assert rewards_of(absorbed) == [[1.0, 1.0, 0.0], [1.0, 0.0, 0.0]]
     alone = step_of(plain, [other], [value])
     rows = [row for row in absorbed.examples if row.prompt_id == "q"]
     assert [row.advantages.tolist() for row in rows] == [row.advantages.tolist() for row in alone.examples]
     assert sorted(absorbed.forget) == ["p", "q"]
+    assert (absorbed.counts["sharing/asked_prompts"], absorbed.counts["sharing/hit_prompts"]) == (2.0, 2.0)
 
 
 def test_without_a_voted_task_the_regime_is_the_plain_one(build):

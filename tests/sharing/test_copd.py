@@ -237,6 +237,19 @@ def test_the_gate_is_one_for_each_teacher(build, make_context, make, receiver, s
     assert (counts["sharing/agreement/a"], counts["sharing/agreement/b"], counts["sharing/gated_rows"]) == (1, 0, 2)
 
 
+def test_only_the_policy_that_was_asked_teaches(build, make_context, make, receiver, step_of):
+    """A score that another one sends of itself is ignored, also after the asked one's."""
+    regime = build(
+        "copd", make_context(peers=("a", "b")), **DISTIL, min_agreement=0, teaches={"a": ["words"], "b": ["x"]}
+    )
+    group = make.sampled(receiver, [1, 0])
+    assert regime.publish(group, make.author())[0].scorer == "a"
+    scores = [scored_by(make, receiver, group, -0.6, source=source) for source in "ab"]
+    absorbed = step_of(regime, [group], scores)
+    assert {row.examined.source for row in absorbed.examples} == {"a"}
+    assert absorbed.counts["regime/ignored_other"] == 1.0
+
+
 def test_who_teaches_on_which_task(build, make_context, make, receiver, step_of):
     """Those who are named on a group's task; several take turns; no task of anybody's is trained by rewards."""
     context = make_context(peers=("a", "b", "c"))

@@ -83,6 +83,34 @@ def test_taking_closes_and_forgets(table, make):
     assert groups.prompt_ids == ["q"]
 
 
+@pytest.mark.parametrize(("kind", "rewards"), [("value", [[1]]), ("rollout", [])])
+def test_two_own_groups_on_a_prompt_get_the_same_rewards_and_no_answer_twice(make, receiver, kind, rewards):
+    """Rewards are measured against, by every group that waits; answers are trained on, once."""
+    groups = PeerGroups(kind, policy="own", peers=("a",), max_age_versions=3)
+    for step in (1, 2):
+        groups.open(make.group([0], step=step))
+    shared = make.sampled(receiver, [1.0])
+    groups.hear([make.value([1], source="a") if kind == "value" else make.rollout(shared, receiver, source="a")])
+    assert len(groups.take("p")) == 1
+    assert groups.prompt_ids == (["p"] if rewards else [])
+    assert [item.record.rewards for item in groups.take("p")] == rewards
+    assert (groups.prompt_ids, groups.take_forgotten()) == ([], ["p"])
+
+
+def test_an_own_group_that_was_dropped_keeps_no_prompt_open(table, make):
+    """Older than records may be: nobody trains on it."""
+    groups = table()
+    for step in (1, 2, 5):
+        groups.open(make.group([0], step=step))
+    groups.take("p")
+    assert groups.prompt_ids == ["p"], "the groups of versions 2 and 5 wait"
+    groups.open(make.group([0], "q", step=6))
+    groups.take("p")
+    assert groups.prompt_ids == ["q", "p"] or groups.prompt_ids == ["p", "q"]
+    groups.take("p")
+    assert groups.prompt_ids == ["q"]
+
+
 def test_table_is_bounded(table, make):
     """The least recently opened goes first; opening again makes a prompt young and keeps what was heard."""
     groups = table(max_prompts=2)

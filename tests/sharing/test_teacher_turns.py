@@ -212,6 +212,47 @@ def test_what_is_no_text_ends_what_is_scored_of_its_turn(played, request_of, voi
     assert trace.aligned.span_logprob[: trace.spans[begun.size - 1] + 1].sum() == pytest.approx(expected)
 
 
+def test_nothing_that_a_teacher_sends_ends_the_learner(receiver, voices):
+    """Arrays that fit the text or do not: a trace, a reason, or none."""
+    rng = np.random.default_rng(1)
+    seen = set()
+    for number in range(1500):
+        said = [own(content) for content in rng.choice(["", "h", "reverse: yah", "naïve"], size=2)]
+        answer = voices["own"].played([said[0], told("7"), said[1]], ending=CUT if number % 3 == 0 else "done")
+        scores = []
+        for message in said:
+            lengths = rng.integers(0, 4, rng.integers(0, 5))
+            if lengths.size and rng.random() < 0.7:
+                lengths[:] = 0
+                lengths[rng.integers(lengths.size)] = len(message.content.encode())
+            scores.append(
+                TokenTrace(
+                    byte_lengths=pack_array(lengths, "i4"),
+                    logprobs=pack_array(-rng.exponential(size=lengths.size), "f4"),
+                    special=pack_array(rng.integers(0, 2, lengths.size), "u1"),
+                    written=bytes(rng.integers(0, 2)),
+                )
+            )
+        seen.add(type(teacher_trace(answer, scores, "f", receiver)).__name__)
+    assert seen == {"TeacherTrace", "Rejected", "NoneType"}
+
+
+@pytest.mark.parametrize(("lengths", "special"), [([0], [0]), ([0, 0], [0, 1]), ([], [])])
+def test_a_score_of_an_empty_turn_is_dropped_whatever_it_holds(receiver, voices, lengths, special):
+    """An end alone stands for no text: nothing that a peer tells of it can be laid on it, or end the learner."""
+    answer = voices["own"].played([own(""), told("7"), own("hay")])
+    empty = TokenTrace(
+        byte_lengths=pack_array(lengths, "i4"),
+        logprobs=pack_array([-1.0] * len(lengths), "f4"),
+        special=pack_array(special, "u1"),
+    )
+    trace = teacher_trace(answer, [empty, None], "f", receiver)
+    if lengths == [0, 0]:  # a special and an end: the end is scored
+        assert np.isfinite(trace.logprobs).tolist() == [True] + [False] * (answer.num_sampled_tokens - 1)
+    else:
+        assert trace in (None, Rejected("lengths"))
+
+
 def test_a_turn_without_a_score_costs_itself(played, request_of, voices, receiver):
     """The others keep theirs; where all are missing, the answer has none."""
     group = played(LOOKED_UP, LOOKED_UP)

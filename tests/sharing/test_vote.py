@@ -74,9 +74,10 @@ def test_a_tie_is_a_tie_where_rounding_would_see_a_winner():
 
 @given(choices=CHOICES, elected=st.sampled_from(["", "a", "b"]))
 def test_rewards_are_agreement_and_nothing_where_nobody_is_elected(choices, elected):
-    """An answer that says nothing has the reward of a failure, whoever is elected."""
+    """An answer that says nothing has the reward of a failure, where anyone is elected."""
     rewards = agreement(choices, elected, failed_reward=-0.5)
-    assert rewards == [-0.5 if not choice else 1.0 if choice == elected else 0.0 for choice in choices]
+    failed = -0.5 if elected else 0.0
+    assert rewards == [failed if not choice else float(choice == elected) for choice in choices]
     assert elected or 1.0 not in rewards
 
 

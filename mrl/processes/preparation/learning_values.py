@@ -75,6 +75,13 @@ def warnings(config: RunConfig, parameters: Mapping[str, int]) -> Iterator[str]:
         yield f"evaluation.{note}"
     if REPLAY in config.sharing and not replayed_kinds(config.sharing):
         yield f"sharing.replay: {regime} reads no records of a run that ended, and none are taken up for it"
+    sizes = {name: config.policies[name].rollout.group_size for name in config.learning}
+    if any(task.is_voted for task in config.tasks.values()) and len(set(sizes.values())) > 1:
+        told = ", ".join(f"{name} {size}" for name, size in sizes.items())
+        yield (
+            f"policies.X.rollout.group_size differs ({told}), and answers are voted on: a small group agrees with"
+            " itself more often, and its vote counts for more"
+        )
     for name in config.learning:
         policy = config.policies[name]
         is_released = policy.make is None and parameters.get(name, 0) >= RELEASED_PARAMETERS

@@ -12,7 +12,7 @@ from mrl.config.load import validate
 from mrl.config.rules.run_rules import check_rules
 from mrl.config.schema import RunConfig
 from mrl.errors import ConfigError, TaskError
-from mrl.processes.preparation.learning_values import check_learning
+from mrl.processes.preparation.learning_values import check_learning, warnings
 from mrl.processes.preparation.preflight import check_tasks
 from mrl.sharing.regimes import check_sharing
 from mrl.tasks.pool import build_pool
@@ -108,3 +108,11 @@ def test_the_page_s_configuration_votes_on_prompts_without_labels(tmp_path, monk
     finally:
         pool.close()
     assert (verdict.reward, verdict.extracted, verdict.is_voted) == (0.0, "7", True)
+
+
+def test_groups_of_different_sizes_that_vote_are_told_of():
+    """The smaller one agrees with itself by chance."""
+    sizes = {name: {"model": "m", "rollout": {"group_size": size}} for name, size in (("a", 2), ("b", 16))}
+    (told,) = (line for line in warnings(config_with(policies=sizes), {}) if "voted" in line)
+    assert told.startswith("policies.X.rollout.group_size differs (a 2, b 16), and answers are voted on")
+    assert not any("voted" in line for line in warnings(config_with(), {}))
