@@ -141,7 +141,7 @@ def _whole(answer: Answer, score: TokenTrace | None, fingerprint: str, receiver:
 def _turn(own: OwnTurn, score: TokenTrace | None, fingerprint: str, receiver: Receiver) -> _LaidOn | Rejected:
     """The score of one own turn: of all of it where both write it alike, else of its content."""
     text = receiver.completion_bytes(own.token_ids)
-    if score is None:
+    if score is None or not own.token_ids.size:
         return _silent(own.token_ids, receiver)
     if is_written_alike(score, text, own.content):
         told = _believed(text, score, own.finish_reason, fingerprint)
