@@ -9,6 +9,7 @@ from mrl.config.replay_table import REPLAY
 from mrl.config.rules.evaluation_rules import greedy_note
 from mrl.config.schema import RunConfig
 from mrl.config.table import Table
+from mrl.config.task_tables import COLLECTIVE
 from mrl.errors import ConfigError
 from mrl.sharing.regimes import check_episodes, check_votes, replayed_kinds
 from mrl.tasks.games.game_names import GAMES
@@ -75,8 +76,11 @@ def warnings(config: RunConfig, parameters: Mapping[str, int]) -> Iterator[str]:
         yield f"evaluation.{note}"
     if REPLAY in config.sharing and not replayed_kinds(config.sharing):
         yield f"sharing.replay: {regime} reads no records of a run that ended, and none are taken up for it"
+    is_voted = any(task.is_voted for task in config.tasks.values())
+    if COLLECTIVE in config.sharing and not is_voted:
+        yield f'sharing.{COLLECTIVE}: no task has verifier = "{COLLECTIVE}", and nothing waits for votes'
     sizes = {name: config.policies[name].rollout.group_size for name in config.learning}
-    if any(task.is_voted for task in config.tasks.values()) and len(set(sizes.values())) > 1:
+    if is_voted and len(set(sizes.values())) > 1:
         told = ", ".join(f"{name} {size}" for name, size in sizes.items())
         yield (
             f"policies.X.rollout.group_size differs ({told}), and answers are voted on: a small group agrees with"
