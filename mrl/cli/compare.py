@@ -88,7 +88,7 @@ def _tuned(arguments: argparse.Namespace, train: Callable[[Sequence[PlannedRun]]
 
 
 def _train(runs: Sequence[PlannedRun], *, jobs: int, where: str, is_only_table: bool = False) -> None:
-    if is_only_table:
+    if is_only_table or not runs:
         return
     from mrl.memory_plan.fitting import by_memory
     from mrl.memory_plan.needs import MIB

@@ -139,9 +139,8 @@ def base_config(arguments: argparse.Namespace) -> RunConfig:
 
 def given_keys(arguments: argparse.Namespace) -> list[str]:
     """Keys that the command line overrides, as `--run.steps`; those of a table one by one."""
-    return [
-        key for path, value in parse_overrides(arguments.overrides) for key in _leaves("--" + ".".join(path), value)
-    ]
+    pairs = parse_overrides(arguments.overrides)
+    return [key for path, value in pairs for key in _leaves("--" + ".".join(path), value)]
 
 
 def _leaves(key: str, value: Any) -> Iterator[str]:
@@ -156,7 +155,7 @@ def check_given(arguments: argparse.Namespace) -> None:
     """Raises ConfigError for an override that no run would have."""
     for key in given_keys(arguments):
         if key in REPLACED:
-            raise ConfigError("every run of a comparison has its own", where=WHERE, got=key, cure=REPLACED[key])
+            raise ConfigError("is replaced in every run of a comparison", where=WHERE, got=key, cure=REPLACED[key])
 
 
 def folder_of(arguments: argparse.Namespace) -> Path:

@@ -138,13 +138,14 @@ def planned_tuning(arguments: argparse.Namespace) -> Tuning:
     final = final_seeds(arguments)
     for seed in seeds:
         if seed in final:
-            others = itertools.islice((one for one in itertools.count(1001) if one not in final), max(2, len(seeds)))
+            others = (str(one) for one in itertools.count(1001) if one not in final)
+            free = ",".join(itertools.islice(others, max(2, len(seeds))))
             raise ConfigError(
                 "a seed of the final runs cannot tune them",
                 where="--tune-seeds",
                 got=seed,
                 wanted="seeds that --seeds does not have",
-                cure=f"--tune-seeds {','.join(map(str, others))}",
+                cure=f"--tune-seeds {free}",
             )
     config = base_config(arguments)
     tried = {row: candidates(config, row, arguments.tune) for row in rows_of(arguments)}
@@ -185,11 +186,14 @@ def tune(
         scores: dict[str, dict[int, Score]] = {row: {} for row in tuning.tried}
         for (row, place), found in runs.items():
             scores[row][place] = scored(found)
-        left = _to_go(runs)
+        failed = [one for found in runs.values() for one in found if not one.state().is_done]
         if any(all(score.accuracy is None for score in found.values()) for found in scores.values()):
-            raise RoleFailed(f"tuning did not come to its end, runs to go: {len(left)}, the first is {left[0].folder}")
-        for one in left:
+            raise RoleFailed(
+                f"tuning did not come to its end, runs to go: {len(failed)}, the first is {failed[0].folder}"
+            )
+        for one in failed:
             replace_file(_mark(one), config_toml(one.config).encode())
+            on_rung(f"tuning: {one.folder} counts as failed; delete {_mark(one)} to have it tried again")
         tuning = Tuning(tuning.seeds, tuning.steps, tuning.tried, (*tuning.rungs, Rung(steps, scores)))
         text = json.dumps(as_json(tuning), indent=1, allow_nan=False)
         replace_file(folder_of(arguments) / "tuning.json", f"{text}\n".encode())
@@ -221,15 +225,8 @@ def runs_to_go(arguments: argparse.Namespace, tuning: Tuning) -> int:
 
 def rung_runs(arguments: argparse.Namespace, tuning: Tuning) -> dict[tuple[str, int], list[PlannedRun]]:
     """(Row, place) -> its runs of the next rung, one for each tuning seed."""
-    steps, config = tuning.steps[len(tuning.rungs)], base_config(arguments)
-    shared = (
-        "--run.steps",
-        str(steps),
-        "--evaluation.every",
-        "0",
-        "--pool.seed",
-        str(config.pool.seed + POOL_SEED_OFFSET),
-    )
+    steps, seed = tuning.steps[len(tuning.rungs)], base_config(arguments).pool.seed + POOL_SEED_OFFSET
+    shared = ("--run.steps", str(steps), "--evaluation.every", "0", "--pool.seed", str(seed))
     planned = {
         (row, place): Planned(row, f"{short_name(row)}-{place}-{steps}", (*tuning.tried[row][place].words, *shared))
         for row, places in tuning.going_on().items()

@@ -218,8 +218,14 @@ def test_final_runs_have_what_was_chosen_and_other_seeds(tmp_path, capsys):
             r"is tuned, .*; got '--policies\.a\.objective\.kl_coef",
         ),
         (("--tune", "--evaluation.every", "-1"), r"runs that evaluate nothing cannot be compared"),
-        (("--run.seed", "4"), r"command line: every run of a comparison has its own; got '--run\.seed'; cure: --seeds"),
-        (("--sharing", "{regime = 'prp'}"), r"has its own; got '--sharing\.regime'; cure: --regimes"),
+        (
+            ("--run.seed", "4"),
+            r"command line: is replaced in every run of a comparison; got '--run\.seed'; cure: --seeds",
+        ),
+        (
+            ("--sharing", "{regime = 'prp'}"),
+            r"is replaced in every run of a comparison; got '--sharing\.regime'; cure: --regimes",
+        ),
         (("--tune", "4", "--tune-seeds", "x"), r"--tune-seeds: not a number of seeds; got 'x'"),
         (("--tune-seeds", "7,"), r"--tune-seeds: says nothing without --tune"),
         (("--tune", "--regimes", "sgt,sgt-reported"), r"--tune: sgt-reported: has its settings fixed; cure: tune sgt"),
@@ -280,6 +286,8 @@ def test_a_configuration_that_cannot_finish_is_the_last(tmp_path, capsys):
     told = list[str]()
     tuned = tune(asked, trainer, on_rung=told.append)
     assert told[1] == "tuning: once more, what did not come to its end: 4"
+    mark = tmp_path / "runs" / "tuning" / "sgt-2-4-6.failed"
+    assert f"tuning: {mark.with_suffix('')} counts as failed; delete {mark} to have it tried again" in told
     assert [sum(place_of(one) == place for one in trainer.trained) for place in range(4)] == [8, 4, 8, 8]
     assert {row: one.place for row, one in tuned.chosen().items()} == {"independent": 3, "sgt": 3}
     written = json.loads((tmp_path / "runs" / "tuning.json").read_text())["regimes"]["sgt"]
@@ -292,7 +300,12 @@ def test_a_configuration_that_cannot_finish_is_the_last(tmp_path, capsys):
     assert not again.trained
     asked.only_table = True
     assert tune(asked, lambda runs: None, on_rung=told.append) == tuned, "shown as it was"
-    assert tune(changed(asked, "--run.steps", "6"), lambda runs: None, on_rung=told.append).rungs == ()
+    other = changed(asked, "--pool.train_prompts", "9")
+    assert tuning.runs_to_go(other, planned_tuning(other)) == 2 * (4 + 2) * 2, "what failed is of this configuration"
+    asked.only_table = False
+    mark.unlink()
+    tune(asked, again, on_rung=told.append)
+    assert [one.folder for one in again.trained] == [mark.with_suffix("")]
 
 
 def changed(asked, *words):
@@ -320,6 +333,14 @@ def test_a_regime_that_cannot_finish_at_all_ends_the_tuning(tmp_path):
     trainer = Trainer([0.1, 0.2])
     tune(asked, trainer, on_rung=lambda line: None)
     assert len(trainer.trained) == 4
+
+
+def test_a_call_whose_configurations_all_failed_before_says_so(tmp_path):
+    """As one with fewer configurations in the same folder: there is nothing to train, and nothing to choose."""
+    longer = arguments(tmp_path, *ASKED, "--tune", "4", "--tune-seeds", "5,")
+    tune(longer, Trainer([None, None, 0.3, 0.4]), on_rung=lambda line: None)
+    with pytest.raises(RoleFailed, match=r"runs to go: 4, the first is \S+/independent-0-4-5"):
+        run(arguments(tmp_path, *ASKED, "--run.steps", "4", "--tune", "2", "--tune-seeds", "5,"))
 
 
 def test_a_tuning_that_is_not_done_is_shown_as_far_as_it_came(tmp_path, capsys):
