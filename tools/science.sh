@@ -61,7 +61,7 @@ for setting in "${settings[@]}"; do
     echo "== $setting"
     "$python" -m mrl compare "${words[0]}" --regimes "$regimes" --folder "$out/$setting" "${words[@]:1}" || {
         code=$?
-        if [ $code -gt 128 ]; then exit $code; fi  # interrupted
+        if [ $code -eq 130 ]; then exit 130; fi  # interrupted
         echo "science: $setting failed with exit code $code" >&2
         failed+=("$setting")
     }
