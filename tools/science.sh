@@ -5,6 +5,7 @@
 #   bash tools/science.sh --quick [SETTING...]  a miniature that shows that everything runs, in runs/science-quick
 #   bash tools/science.sh SETTING...          staged, overlapping, unequal, families, or dose-RARE_SHARE
 # REGIMES (default independent,sgt; the first is the baseline) and OUT name other regimes and another folder.
+# A setting that fails does not keep the next ones from their turn; it is named at the end, with exit code 1.
 # See docs/sharing/comparison.md.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -33,7 +34,11 @@ words_of() {  # one word a line: configuration, then overrides
             budget+=(--policies.qwen.make.skilled_in '["reverse","capital","trim","double","count","swap"]')
             budget+=(--policies.llama.make.skilled_in '["count","swap"]' --policies.llama.make.hidden_size 64) ;;
         families) config=configs/three_families.toml policies+=(gemma) ;;
-        dose-0.*)
+        dose-*)
+            if ! [[ ${1#dose-} =~ ^(0?\.[0-9]+|[01]|1\.0*)$ ]]; then
+                echo "science: no share of rare operations: $1; wanted dose-X with X from 0 to 1, as dose-0.05" >&2
+                return 2
+            fi
             budget=(--tune 4 --tune-seeds 1001, --seeds 4 --run.steps 80 --evaluation.every 20)
             for name in qwen llama; do budget+=("--policies.$name.make.rare_share" "${1#dose-}"); done ;;
         *) echo "science: no such setting: $1; wanted staged, overlapping, unequal, families or dose-0.05" >&2; return 2 ;;
@@ -50,12 +55,21 @@ words_of() {  # one word a line: configuration, then overrides
 }
 
 for setting in "${settings[@]}"; do words_of "$setting" >/dev/null; done  # before anything is trained
+failed=()
 for setting in "${settings[@]}"; do
     mapfile -t words < <(words_of "$setting")
     echo "== $setting"
-    "$python" -m mrl compare "${words[0]}" --regimes "$regimes" --folder "$out/$setting" "${words[@]:1}"
-    { for done in "$out"/*/comparison.md; do echo "# $(basename "$(dirname "$done")")"; echo; cat "$done"; echo; done; } \
-        >"$out/.summary.md"
+    "$python" -m mrl compare "${words[0]}" --regimes "$regimes" --folder "$out/$setting" "${words[@]:1}" || {
+        code=$?
+        if [ $code -eq 130 ]; then exit 130; fi  # interrupted
+        echo "science: $setting failed with exit code $code" >&2
+        failed+=("$setting")
+    }
+    mkdir -p "$out"
+    for done in "$out"/*/comparison.md; do
+        if [ -e "$done" ]; then echo "# $(basename "$(dirname "$done")")"; echo; cat "$done"; echo; fi
+    done >"$out/.summary.md"
     mv "$out/.summary.md" "$out/summary.md"
 done
 echo "wrote $out/summary.md"
+if [ ${#failed[@]} -gt 0 ]; then echo "science: failed: ${failed[*]}" >&2; exit 1; fi

@@ -21,7 +21,7 @@ from mrl.config.shipped_configs import config_file
 from mrl.errors import ConfigError, RoleFailed
 from mrl.files import replace_file
 from mrl.host_memory import host_memory_bytes
-from mrl.processes.preparation.comparison_plan import PlannedRun, check_earlier, plan_runs
+from mrl.processes.preparation.comparison_plan import PlannedRun, check_earlier, check_given, plan_runs
 
 if TYPE_CHECKING:
     from mrl.report.comparison import Comparison
@@ -63,27 +63,32 @@ def run(arguments: argparse.Namespace) -> int:
         raise ConfigError("not a number of runs", where="--jobs", got=arguments.jobs, wanted=">= 1, or 0 to choose")
     if arguments.tune_seeds is not None and arguments.tune is None:
         raise ConfigError("says nothing without --tune", where="--tune-seeds", cure="add --tune, or leave it out")
+    check_given(arguments)
     train = partial(_train, jobs=arguments.jobs, where=str(arguments.config), is_only_table=arguments.only_table)
-    chosen, tables, told = _tuned(arguments, train) if arguments.tune is not None else ({}, [], [])
-    runs = plan_runs(arguments, chosen)
-    train(runs)
-    return conclude(runs, tables, told)
+    if arguments.tune is None:
+        runs = plan_runs(arguments)
+        train(runs)
+        return conclude(runs)
+    return _tuned(arguments, train)
 
 
-def _tuned(
-    arguments: argparse.Namespace, train: Callable[[Sequence[PlannedRun]], None]
-) -> tuple[dict[str, tuple[str, ...]], list["Grid"], list[str]]:
-    """What tuning chose for each row, as overrides; its table; what a reader must know of it."""
+def _tuned(arguments: argparse.Namespace, train: Callable[[Sequence[PlannedRun]], None]) -> int:
+    """Tune, then compare what was chosen; of a tuning that is not done, the table so far and 1."""
     from mrl.processes.preparation import tuning
 
     tuned = tuning.tune(arguments, train, on_rung=lambda line: print(line, flush=True))
     chosen = tuned.chosen()
-    told = [f"tuned by {tuning.RULE}", *(f"{row}: {tuning.told(one)}" for row, one in chosen.items())]
-    return {row: one.words for row, one in chosen.items()}, [tuning.grid(tuned)], told
+    tables, told = [tuning.grid(tuned)], [f"tuned by {tuning.RULE}"]
+    if not chosen:
+        _show(tables, [f"tuning is not done, runs to go before the final ones: {tuning.runs_to_go(arguments, tuned)}"])
+        return 1
+    runs = plan_runs(arguments, {row: one.words for row, one in chosen.items()})
+    train(runs)
+    return conclude(runs, tables, told + [f"{row}: {tuning.told(one)}" for row, one in chosen.items()])
 
 
 def _train(runs: Sequence[PlannedRun], *, jobs: int, where: str, is_only_table: bool = False) -> None:
-    if is_only_table:
+    if is_only_table or not runs:
         return
     from mrl.memory_plan.fitting import by_memory
     from mrl.memory_plan.needs import MIB
@@ -105,7 +110,7 @@ def _train(runs: Sequence[PlannedRun], *, jobs: int, where: str, is_only_table: 
 def conclude(runs: Sequence[PlannedRun], before: Sequence["Grid"] = (), told_before: Sequence[str] = ()) -> int:
     """Read what came to its end, write and print tables; 1 when something did not. Raises RoleFailed for nothing."""
     from mrl.report.comparison import Comparison, read_outcome
-    from mrl.report.comparison_table import as_json, grids, markdown, rich_table
+    from mrl.report.comparison_table import as_json, grids, markdown
 
     folder = runs[0].folder.parent
     done = [one for one in runs if one.state().is_done]
@@ -117,17 +122,23 @@ def conclude(runs: Sequence[PlannedRun], before: Sequence["Grid"] = (), told_bef
     }
     comparison = Comparison(outcomes, baseline=runs[0].regime)
     tables, told = [*before, *grids(comparison)], [*told_before, *notes(runs, done)]
-    console = Console(width=None if sys.stdout.isatty() else 140)
-    for grid in tables:
-        console.print(rich_table(grid))
-    for note in told:
-        print(note)
+    _show(tables, told)
     texts = [*map(markdown, tables), *(f"{note}\n" for note in told)]
     replace_file(folder / "comparison.md", "\n".join(texts).encode())
     replace_file(folder / "comparison.json", json.dumps(as_json(comparison), indent=1, allow_nan=False).encode())
     written = ["comparison.md", "comparison.json", *_draw(comparison, folder)]
     print("wrote " + ", ".join(str(folder / name) for name in written))
     return 0 if len(done) == len(runs) else 1
+
+
+def _show(tables: Sequence["Grid"], told: Sequence[str]) -> None:
+    from mrl.report.comparison_table import rich_table
+
+    console = Console(width=None if sys.stdout.isatty() else 140)
+    for grid in tables:
+        console.print(rich_table(grid))
+    for note in told:
+        print(note)
 
 
 def notes(runs: Sequence[PlannedRun], done: Sequence[PlannedRun]) -> list[str]:

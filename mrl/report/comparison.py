@@ -24,6 +24,8 @@ CONFIDENCE = 0.95
 DROPPED_GROUPS = ("staleness/dropped_groups", "groups/uniform_dropped")
 DROPPED_TOKENS = ("staleness/dropped_tokens", "groups/uniform_dropped_tokens")
 
+ROUNDING = 1e-12
+"""Accuracies that differ by less are equal."""
 TRAINED_PASSES = 3
 """Forward, and backward at twice its cost."""
 
@@ -165,13 +167,21 @@ class Comparison:
         return {regime: p_value(self._differences(regime, what, AVERAGE)) for regime in others}
 
     def _differences(self, regime: str, what: str, name: str) -> list[float]:
+        return [getattr(one, what)(name) - getattr(other, what)(name) for one, other in self._pairs(regime)]
+
+    def _pairs(self, regime: str) -> list[tuple[RunOutcome, RunOutcome]]:
+        """Of the regime and of the baseline, for every seed that both have."""
         base = self.outcomes.get(self.baseline, {})
-        pairs = [(one, base[seed]) for seed, one in self.of(regime).items() if seed in base]
-        return [getattr(one, what)(name) - getattr(other, what)(name) for one, other in pairs]
+        return [(one, base[seed]) for seed, one in self.of(regime).items() if seed in base]
 
     def spent(self, regime: str, field: str) -> float:
         """Mean over seeds of a field of `RunOutcome`."""
         return mean(getattr(outcome, field) for outcome in self.of(regime).values())
+
+    def paired_spent(self, regime: str, field: str) -> tuple[float, float]:
+        """The same of the regime and of the baseline, over the seeds that both have; NaN where there is none."""
+        pairs = [(getattr(one, field), getattr(other, field)) for one, other in self._pairs(regime)]
+        return (mean(one for one, _ in pairs), mean(other for _, other in pairs)) if pairs else (math.nan, math.nan)
 
     def mean_curve(self, regime: str, name: str = AVERAGE) -> dict[int, Interval]:
         """Step -> accuracy over seeds, at steps that every seed has."""
@@ -189,12 +199,15 @@ def interval(values: Sequence[float]) -> Interval:
 
 
 def p_value(differences: Sequence[float]) -> float:
-    """Of Student's two-sided test that their mean is 0; NaN for fewer than two."""
+    """Of Student's two-sided test that their mean is 0; NaN for fewer than two, and for equal ones that are not 0.
+
+    Equal ones say nothing of how far the next would be off.
+    """
     if len(differences) < 2:
         return math.nan
     error = stdev(differences) / math.sqrt(len(differences))
-    if not error:
-        return 0.0 if differences[0] else 1.0
+    if error < ROUNDING:
+        return math.nan if abs(mean(differences)) >= ROUNDING else 1.0
     return two_sided_tail(mean(differences) / error, len(differences) - 1)
 
 

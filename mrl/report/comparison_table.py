@@ -133,7 +133,9 @@ def _gains(comparison: Comparison) -> Grid:
             _difference(comparison, regime, "end"),
             *(NOTHING if math.isnan(p) else f"{p:.4f}" for p in (p_values[regime], adjusted[regime])),
             *(_multiple(comparison, regime, field) for field in ("trained_tokens", "passed_tokens")),
-            f"{comparison.spent(regime, 'shared_bytes') / MEBIBYTE:.2f}",
+            NOTHING
+            if math.isnan(shared := comparison.paired_spent(regime, "shared_bytes")[0])
+            else f"{shared / MEBIBYTE:.2f}",
         ]
         for regime in p_values
     ]
@@ -141,8 +143,8 @@ def _gains(comparison: Comparison) -> Grid:
 
 
 def _multiple(comparison: Comparison, regime: str, field: str) -> str:
-    base = comparison.spent(comparison.baseline, field)
-    return f"x {comparison.spent(regime, field) / base:.2f}" if base else NOTHING
+    own, base = comparison.paired_spent(regime, field)
+    return NOTHING if math.isnan(base) or not base else f"x {own / base:.2f}"
 
 
 def _spent(comparison: Comparison, regime: str) -> list[str]:

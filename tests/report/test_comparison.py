@@ -79,12 +79,13 @@ def test_differences_are_paired_by_seed():
 
 
 def test_p_values_are_those_of_a_paired_t_test():
-    """As scipy has them; equal differences leave no doubt, and one seed says nothing."""
+    """As scipy has them; one seed says nothing, nor do differences that are equal, but for those of nothing."""
     found = comparison()
     ends = [[one.end() for one in found.of(regime).values()] for regime in ("sgt", "independent")]
     assert found.p_values() == pytest.approx({"sgt": stats.ttest_rel(*ends).pvalue}, rel=1e-9)
-    assert (p_value([0.25, 0.25]), p_value([0.0, 0.0])) == (0.0, 1.0)
-    assert math.isnan(p_value([0.3]))
+    assert p_value([0.0, 0.0]) == p_value([1e-17, -1e-17]) == 1.0
+    for unknown in ([0.3], [0.25, 0.25], [0.3 - 0.2, 0.1, 0.4 - 0.3]):
+        assert math.isnan(p_value(unknown))
     assert as_json(found)["sgt"]["p"] == as_json(found)["sgt"]["p_holm"] == found.p_values()["sgt"]
     assert as_json(found)["independent"]["p_holm"] is None
 
@@ -105,6 +106,10 @@ def test_a_gain_stands_beside_what_it_cost():
     found = Comparison({"independent": {1: outcome(0.4)}, "rlad": dear}, "independent")
     assert dear[1].passed_tokens == 400 + 100 + 3 * 750
     assert list(grids(found)[3].rows[0]) == ["rlad", "+0.100", "-", "-", "x 1.50", "x 1.45", "3.00"]
+    unequal = {"independent": {1: outcome(0.4), 2: outcome(0.4, trained_tokens=9e9)}, "rlad": dear | {3: outcome(0.5)}}
+    assert grids(Comparison(unequal, "independent"))[3].rows == grids(found)[3].rows, "over seeds that both have"
+    apart = Comparison({"independent": {1: outcome(0.4)}, "rlad": {2: outcome(0.5)}}, "independent")
+    assert list(grids(apart)[3].rows[0]) == ["rlad", *"------"]
     idle = Comparison({"independent": {1: outcome(0.4, trained_tokens=0.0)}, "rlad": dear}, "independent")
     assert grids(idle)[3].rows[0][4] == "-", "no multiple of nothing"
 

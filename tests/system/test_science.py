@@ -25,8 +25,9 @@ def start(out: Path, log: Path) -> "subprocess.Popen[bytes]":
 
 
 def ended(out: Path) -> dict[Path, int]:
-    """The results at the end of runs, and when these were written."""
-    return {path: path.stat().st_mtime_ns for path in out.glob("**/evaluation/*-2.json")}
+    """The results of runs that came to their end, of both policies, and when these were written."""
+    results = [path for path in out.glob("**/evaluation/*-2.json") if len(list(path.parent.glob("*-2.json"))) == 2]
+    return {path: path.stat().st_mtime_ns for path in results}
 
 
 def kill(process: "subprocess.Popen[bytes]") -> None:
@@ -45,12 +46,12 @@ def test_the_miniature_goes_on_after_a_kill(tmp_path: Path) -> None:
     out, log = tmp_path / "science", tmp_path / "log"
     process = start(out, log)
     try:
-        while process.poll() is None and len(ended(out)) < 3:
+        while process.poll() is None and not ended(out):
             time.sleep(0.1)
     finally:
         kill(process)
     before = ended(out)
-    assert len(before) >= 3, log.read_text()
+    assert before, log.read_text()
     assert not (out / "summary.md").exists()
 
     process = start(out, log)
@@ -72,9 +73,36 @@ def test_the_miniature_goes_on_after_a_kill(tmp_path: Path) -> None:
     assert tables in (out / "summary.md").read_text()
 
 
-def test_a_setting_that_does_not_exist_is_refused(tmp_path: Path) -> None:
+def done_with(out: Path, *settings: str, **environment: str) -> "subprocess.CompletedProcess[str]":
+    """The miniature of these settings, at its end."""
+    argv = ["bash", str(ROOT / "tools" / "science.sh"), "--quick", *settings]
+    return subprocess.run(argv, env={**os.environ, "OUT": str(out), **environment}, capture_output=True, text=True)
+
+
+@pytest.mark.parametrize(
+    ("setting", "told"),
+    [
+        ("stagd", "science: no such setting: stagd; wanted staged,"),
+        ("dose-0.0x", "science: no share of rare operations: dose-0.0x; wanted dose-X with X from 0 to 1"),
+        ("dose-1.5", "science: no share of rare operations: dose-1.5;"),
+        ("dose-", "science: no share of rare operations: dose-;"),
+        ("dose--0.1", "science: no share of rare operations: dose--0.1;"),
+    ],
+)
+def test_a_setting_that_does_not_exist_is_refused(tmp_path: Path, setting: str, told: str) -> None:
     """Before anything is trained, with the names of those that do."""
-    argv = ["bash", str(ROOT / "tools" / "science.sh"), "--quick", "staged", "stagd"]
-    done = subprocess.run(argv, env={**os.environ, "OUT": str(tmp_path / "out")}, capture_output=True, text=True)
+    done = done_with(tmp_path / "out", "staged", setting)
     assert (done.returncode, list(tmp_path.iterdir())) == (2, [])
-    assert done.stderr.startswith("science: no such setting: stagd; wanted staged,")
+    assert done.stderr.startswith(told)
+
+
+def test_a_setting_that_fails_does_not_stop_the_others(tmp_path: Path) -> None:
+    """Each has its turn, the summary has what there is, and the end names those that failed."""
+    (tmp_path / "families").mkdir()
+    (tmp_path / "families" / "comparison.md").write_text("as it was\n")
+    done = done_with(tmp_path, "staged", "dose-0.02", REGIMES="independent,nobody")
+    assert done.returncode == 1
+    assert done.stdout.startswith("== staged\n== dose-0.02\n")
+    assert done.stderr.count("no such regime; got 'nobody'") == 2
+    assert done.stderr.endswith("science: failed: staged dose-0.02\n")
+    assert (tmp_path / "summary.md").read_text() == "# families\n\nas it was\n\n"

@@ -1,13 +1,14 @@
 """The runs of a comparison: which there are, and what is left of an earlier call."""
 
 import argparse
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from mrl.config.load import load_config
+from mrl.config.overrides import WHERE, parse_overrides
 from mrl.config.policy_tables import PolicyTable
 from mrl.config.run_folder import RunFolder, read_run_config
 from mrl.config.schema import NO_EVALUATION, RunConfig
@@ -16,6 +17,13 @@ from mrl.plugins import short_name
 
 FITTED = {"learner": ("microbatch_tokens", "activation_checkpointing"), "rollout": ("answers_at_once",)}
 """Table of a policy -> keys that follow from the memory of the host where they are left out."""
+REPLACED = {
+    "--run.seed": "--seeds",
+    "--run.folder": "--folder",
+    "--run.sync": "leave it out, or --async",
+    "--sharing.regime": "--regimes",
+}
+"""Overrides that every run of a comparison would replace -> what says the same of all of them."""
 SEEDS, TUNED_SEEDS = "3", "8"
 """Unless told otherwise, without and with tuning."""
 REPORTED = {"sgt-reported": ("sgt", ("--sharing.sgt.lambda", "0.1", "--sharing.sgt.normaliser", "prompts"))}
@@ -100,7 +108,7 @@ def plan_rows(
 ) -> list[PlannedRun]:
     """Runs seed by seed, so that every row has some early; `--tune` has each seed make policies of its own."""
     names = [f"{one.label}-{seed}" for one in planned for seed in seeds]
-    earlier, runs = _earlier(folder, names), list[PlannedRun]()
+    earlier, runs = _earlier([folder / name for name in names], folder_of(arguments)), list[PlannedRun]()
     makes: dict[str, int] = {}
     if arguments.tune is not None:
         tables = base_config(arguments).policies
@@ -129,9 +137,44 @@ def base_config(arguments: argparse.Namespace) -> RunConfig:
     return load_config(arguments.config, [*arguments.overrides, *settings_of(rows_of(arguments)[0])])
 
 
+def given_keys(arguments: argparse.Namespace) -> list[str]:
+    """Keys that the command line overrides, as `--run.steps`; those of a table one by one."""
+    pairs = parse_overrides(arguments.overrides)
+    return [key for path, value in pairs for key in _leaves("--" + ".".join(path), value)]
+
+
+def _leaves(key: str, value: Any) -> Iterator[str]:
+    if not isinstance(value, dict):
+        yield key
+        return
+    for name, below in value.items():
+        yield from _leaves(f"{key}.{name}", below)
+
+
+def check_given(arguments: argparse.Namespace) -> None:
+    """Raises ConfigError for an override that no run would have."""
+    for key in given_keys(arguments):
+        if key in REPLACED:
+            raise ConfigError("is replaced in every run of a comparison", where=WHERE, got=key, cure=REPLACED[key])
+
+
 def folder_of(arguments: argparse.Namespace) -> Path:
     """Where the runs lie."""
     return arguments.folder or Path("runs") / f"compare-{base_config(arguments).run.name}"
+
+
+def tuning_folder(whole: Path) -> Path:
+    """Where the runs of its tuning lie."""
+    return whole / "tuning"
+
+
+def check_untuned(runs: Sequence[PlannedRun]) -> None:
+    """Raises ConfigError where final runs lie that no tuning came before."""
+    folder = runs[0].folder.parent
+    if not tuning_folder(folder).is_dir() and any(RunFolder(one.folder).config_json.is_file() for one in runs):
+        raise ConfigError(
+            "holds runs of a comparison that was not tuned", where=str(folder), cure="name another --folder"
+        )
 
 
 def check_earlier(runs: Sequence[PlannedRun]) -> None:
@@ -143,10 +186,19 @@ def check_earlier(runs: Sequence[PlannedRun]) -> None:
         )
 
 
-def _earlier(folder: Path, names: Sequence[str]) -> RunConfig | None:
-    """A run of this comparison that was begun before: the others are held to the same commits of their models."""
-    begun = (folder / name for name in names if RunFolder(folder / name).config_json.is_file())
-    return next((read_run_config(path) for path in begun), None)
+def _earlier(named: Sequence[Path], whole: Path) -> RunConfig | None:
+    """A run of the comparison in `whole` that was begun before, of its tuning too, one of those named if there is any.
+
+    The others are held to the same commits of their models.
+    """
+    begun = [path.parent for place in (whole, tuning_folder(whole)) for path in sorted(place.glob("*/config.json"))]
+    for path in (*named, *begun):
+        if RunFolder(path).config_json.is_file():
+            try:
+                return read_run_config(path)
+            except RunFolderError:
+                continue  # begun anew, if it is one of this comparison
+    return None
 
 
 def _plan_one(

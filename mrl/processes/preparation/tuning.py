@@ -4,19 +4,24 @@ Every regime tries as many configurations, on the same tuning seeds, for as many
 own; configuration i has the learning rate and the KL coefficient at place i + 1 of a Halton sequence (place 1 has the
 file's rate), the same for all regimes, and behind them the values of what the regime's own table marks with `Tuned`. At
 the end of a rung the better half goes on to the next one, which trains longer and from the start, so that every score
-is that of a whole schedule. What was tried lies in the run folders alone: a call after anything reads them and goes on.
+is that of a whole schedule. What was tried lies in the run folders, with a file NAME.failed beside those that failed: a
+call after anything reads them and goes on.
 """
 
 import argparse
+import itertools
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from statistics import mean
 from typing import Any, NamedTuple
 
+from mrl.config.overrides import WHERE
 from mrl.config.schema import RunConfig
 from mrl.config.table import tuned_fields
+from mrl.config.toml_text import config_toml
 from mrl.errors import ConfigError, RoleFailed
 from mrl.files import replace_file
 from mrl.plugins import short_name
@@ -25,14 +30,18 @@ from mrl.processes.preparation.comparison_plan import (
     Planned,
     PlannedRun,
     base_config,
+    check_untuned,
     final_seeds,
     folder_of,
+    given_keys,
     plan_rows,
+    plan_runs,
     rows_of,
     seeds_in,
+    tuning_folder,
 )
 from mrl.report.comparison import read_outcome
-from mrl.report.comparison_table import MEBIBYTE, Grid
+from mrl.report.comparison_table import MEBIBYTE, NOTHING, Grid
 from mrl.sharing.regimes import regime_kind
 
 RULE = (
@@ -43,10 +52,14 @@ RUNG_SHARES = (0.25, 0.5, 1.0)
 """Of `run.steps`; with fewer than 8 configurations the first ones are left out, so that the last has two or more."""
 LR_RANGE = 4.0
 """Learning rates lie between this part and this multiple of the file's, evenly in their logarithm."""
+RELATIVE = ".learner.lr"
+"""End of the key that is tuned as a multiple of what was given."""
 KL_COEFFICIENTS = (0.0, 0.01)
 BASES = (2, 3, 5, 7, 11, 13)
 """Of the Halton sequence: learning rate, KL coefficient, then the regime's own parameters."""
 TUNING_SEEDS = "1001,1002"
+POOL_SEED_OFFSET = 1_000_003
+"""From the final runs' `pool.seed` to that of tuning: tasks whose entry i depends on seed + i share none of theirs."""
 
 
 class Candidate(NamedTuple):
@@ -60,10 +73,10 @@ class Candidate(NamedTuple):
 
 
 class Score(NamedTuple):
-    """Of one candidate at the end of a rung."""
+    """Of one candidate at the end of a rung; None where a run of it failed."""
 
-    accuracy: float
-    shared_bytes: float
+    accuracy: float | None
+    shared_bytes: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,8 +111,13 @@ class Tuning:
 
 
 def better_half(scores: Mapping[int, Score]) -> list[int]:
-    """The half of the places that `RULE` prefers, rounded up, the best first."""
-    order = sorted(scores, key=lambda place: (-scores[place].accuracy, scores[place].shared_bytes, place))
+    """The half of the places that `RULE` prefers, rounded up, the best first; those that failed are the last."""
+
+    def rank(place: int) -> tuple[bool, float, float, int]:
+        accuracy, shared_bytes = scores[place]
+        return accuracy is None, -(accuracy or 0.0), shared_bytes or 0.0, place
+
+    order = sorted(scores, key=rank)
     return order[: math.ceil(len(order) / 2)]
 
 
@@ -110,66 +128,118 @@ def rung_steps(steps: int, number: int) -> list[int]:
 
 
 def planned_tuning(arguments: argparse.Namespace) -> Tuning:
-    """What `--tune` asks for. Raises ConfigError for a mistaken argument or a regime that says of nothing to tune."""
+    """What `--tune` asks for.
+
+    Raises ConfigError for a mistaken argument, a regime that says of nothing to tune, and a given key that is tuned.
+    """
     if arguments.tune < 2:
         raise ConfigError("too few configurations to choose from", where="--tune", got=arguments.tune, wanted=">= 2")
     seeds = seeds_in(TUNING_SEEDS if arguments.tune_seeds is None else arguments.tune_seeds, where="--tune-seeds")
+    final = final_seeds(arguments)
     for seed in seeds:
-        if seed in final_seeds(arguments):
+        if seed in final:
+            others = (str(one) for one in itertools.count(1001) if one not in final)
+            free = ",".join(itertools.islice(others, max(2, len(seeds))))
             raise ConfigError(
                 "a seed of the final runs cannot tune them",
                 where="--tune-seeds",
                 got=seed,
                 wanted="seeds that --seeds does not have",
-                cure="--tune-seeds 1001,1002",
+                cure=f"--tune-seeds {free}",
             )
     config = base_config(arguments)
     tried = {row: candidates(config, row, arguments.tune) for row in rows_of(arguments)}
+    tuned = {word for found in tried.values() for word in found[1].words[::2] if not word.endswith(RELATIVE)}
+    for key in given_keys(arguments):
+        if key in tuned:
+            raise ConfigError(
+                "is tuned, so that it would count for configuration 0 alone",
+                where=WHERE,
+                got=key,
+                cure="leave it out, or compare without --tune",
+            )
     return Tuning(seeds, rung_steps(config.run.steps, arguments.tune), tried)
 
 
 def tune(
     arguments: argparse.Namespace, train: Callable[[Sequence[PlannedRun]], None], *, on_rung: Callable[[str], None]
 ) -> Tuning:
-    """Train rung by rung what is not done, and write `tuning.json` after each. Raises RoleFailed for a run that failed.
+    """Train rung by rung what is not done, and write `tuning.json` after each.
 
-    `train` leaves what is done as it is; one that trains nothing asks what there is.
+    `train` leaves what is done as it is. A run that did not come to its end is trained once more, and then counts as
+    failed. With `--only-table` none does that did not before, and what there is is told, whole or not. Raises
+    ConfigError for what the final runs would be refused for, RoleFailed for a row of which all configurations failed.
     """
     tuning = planned_tuning(arguments)
+    check_untuned(plan_runs(arguments))
     while len(tuning.rungs) < len(tuning.steps):
         runs = rung_runs(arguments, tuning)
         steps, told = tuning.steps[len(tuning.rungs)], {row: len(found) for row, found in tuning.going_on().items()}
         on_rung(f"tuning: {steps} steps of " + ", ".join(f"{number} x {row}" for row, number in told.items()))
-        train([one for found in runs.values() for one in found])
-        missing = [one for found in runs.values() for one in found if not one.state().is_done]
-        if missing:
-            raise RoleFailed(
-                f"tuning did not come to its end, runs to go: {len(missing)}, the first is {missing[0].folder}"
-            )
+        train([one for found in runs.values() for one in found if not _has_failed(one)])
+        left = _to_go(runs)
+        if left and arguments.only_table:
+            return tuning
+        if left:
+            on_rung(f"tuning: once more, what did not come to its end: {len(left)}")
+            train(left)
         scores: dict[str, dict[int, Score]] = {row: {} for row in tuning.tried}
         for (row, place), found in runs.items():
             scores[row][place] = scored(found)
+        failed = [one for found in runs.values() for one in found if not one.state().is_done]
+        if any(all(score.accuracy is None for score in found.values()) for found in scores.values()):
+            raise RoleFailed(
+                f"tuning did not come to its end, runs to go: {len(failed)}, the first is {failed[0].folder}"
+            )
+        for one in failed:
+            replace_file(_mark(one), config_toml(one.config).encode())
+            on_rung(f"tuning: {one.folder} counts as failed; delete {_mark(one)} to have it tried again")
         tuning = Tuning(tuning.seeds, tuning.steps, tuning.tried, (*tuning.rungs, Rung(steps, scores)))
         text = json.dumps(as_json(tuning), indent=1, allow_nan=False)
         replace_file(folder_of(arguments) / "tuning.json", f"{text}\n".encode())
     return tuning
 
 
+def _to_go(runs: Mapping[tuple[str, int], Sequence[PlannedRun]]) -> list[PlannedRun]:
+    return [one for found in runs.values() for one in found if not one.state().is_done and not _has_failed(one)]
+
+
+def _mark(one: PlannedRun) -> Path:
+    return one.folder.with_name(f"{one.folder.name}.failed")
+
+
+def _has_failed(one: PlannedRun) -> bool:
+    """As this very configuration; what failed once is not tried again, or a later call might choose otherwise."""
+    mark = _mark(one)
+    return mark.is_file() and mark.read_bytes() == config_toml(one.config).encode()
+
+
+def runs_to_go(arguments: argparse.Namespace, tuning: Tuning) -> int:
+    """Of the rung that is not done and of those after it, where there is one."""
+    number, left = len(_to_go(rung_runs(arguments, tuning))), [len(found) for found in tuning.going_on().values()]
+    for _ in tuning.steps[len(tuning.rungs) + 1 :]:
+        left = [math.ceil(places / 2) for places in left]
+        number += sum(left) * len(tuning.seeds)
+    return number
+
+
 def rung_runs(arguments: argparse.Namespace, tuning: Tuning) -> dict[tuple[str, int], list[PlannedRun]]:
     """(Row, place) -> its runs of the next rung, one for each tuning seed."""
-    steps, config = tuning.steps[len(tuning.rungs)], base_config(arguments)
-    shared = ("--run.steps", str(steps), "--evaluation.every", "0", "--pool.seed", str(config.pool.seed + 1))
+    steps, seed = tuning.steps[len(tuning.rungs)], base_config(arguments).pool.seed + POOL_SEED_OFFSET
+    shared = ("--run.steps", str(steps), "--evaluation.every", "0", "--pool.seed", str(seed))
     planned = {
         (row, place): Planned(row, f"{short_name(row)}-{place}-{steps}", (*tuning.tried[row][place].words, *shared))
         for row, places in tuning.going_on().items()
         for place in places
     }
-    runs = plan_rows(arguments, folder_of(arguments) / "tuning", list(planned.values()), tuning.seeds)
+    runs = plan_rows(arguments, tuning_folder(folder_of(arguments)), list(planned.values()), tuning.seeds)
     return {whose: runs[place :: len(planned)] for place, whose in enumerate(planned)}
 
 
 def scored(runs: Sequence[PlannedRun]) -> Score:
-    """Of one candidate, from its runs, which are done."""
+    """Of one candidate, from its runs; those that are not done failed."""
+    if any(_has_failed(one) or not one.state().is_done for one in runs):
+        return Score(None, None)
     outcomes = [read_outcome(one.folder) for one in runs]
     # What was added up in another order is a tie.
     accuracy = round(mean(one.end() for one in outcomes), 9)
@@ -254,12 +324,17 @@ def grid(tuning: Tuning) -> Grid:
     for row, tried in tuning.tried.items():
         for one in tried:
             found = [rung.scores[row].get(one.place) for rung in tuning.rungs]
-            cells = ["" if score is None else f"{score.accuracy:.3f}" for score in found]
-            shared = [score.shared_bytes / MEBIBYTE for score in found if score is not None]
+            cells = ["" if score is None else _shown(score.accuracy) for score in found]
+            sizes = [score.shared_bytes for score in found if score is not None and score.shared_bytes is not None]
+            shared = f"{sizes[-1] / MEBIBYTE:.2f}" if sizes else NOTHING
             mark = "chosen" if chosen and chosen[row] is one else ""
-            lines.append([row, str(one.place), told(one), *cells, f"{shared[-1]:.2f}", mark])
+            lines.append([row, str(one.place), told(one), *cells, shared, mark])
     seeds = ", ".join(map(str, tuning.seeds))
     return Grid(f"Tuning: held-out accuracy, mean over policies and seeds {seeds}", head, lines)
+
+
+def _shown(accuracy: float | None) -> str:
+    return "failed" if accuracy is None else f"{accuracy:.3f}"
 
 
 def told(one: Candidate) -> str:

@@ -9,9 +9,13 @@ from mrl.config.load import load_config
 from mrl.config.run_folder import dump_config
 from mrl.config.toml_text import config_toml
 from mrl.errors import ConfigError
+from mrl.hub_names import Name, snapshot
 from mrl.processes.preparation.comparison_plan import FITTED, check_earlier, plan_runs
 from mrl.processes.preparation.replayed_run import with_replay
+from mrl.processes.preparation.tuning import planned_tuning, rung_runs
 from tests.support.compared_runs import CONFIG, TEACHER, arguments, finish
+
+OLD, NEW = "0123456789" * 4, "9876543210" * 4
 
 
 def test_every_regime_meets_every_seed_and_seeds_come_first(tmp_path):
@@ -117,6 +121,34 @@ def test_a_run_is_done_when_every_learning_policy_was_evaluated_at_its_end(tmp_p
     assert first.state().is_done
     check_earlier([first, second])
     assert not second.state().is_done
+
+
+def test_models_of_the_hub_are_those_of_any_run_that_was_begun(tmp_path):
+    """Of the tuning for the final runs and the other way round; one of the same name comes first, a torn one last."""
+    asked = arguments(tmp_path, "--regimes", "sgt", "--seeds", "1", "--tune", "2", "--tune-seeds", "5,")
+    asked.config.write_text(CONFIG.replace("models/a", "maker/One-2B"))
+    rung = rung_runs(asked, planned_tuning(asked))["sgt", 1][0]
+    (run,) = plan_runs(asked)
+    assert run.config.policies["a"].source == rung.config.policies["a"].source == ""
+
+    def begin(one, commit):
+        name = Name("maker/One-2B").at(commit)
+        table = {"model": str(snapshot(name)), "source": str(name), "model_revision": Name("maker/One-2B").revision}
+        tables = dump_config(one.config)["policies"]
+        one.folder.mkdir(parents=True)
+        (one.folder / "config.json").write_text(
+            json.dumps(dump_config(one.config) | {"policies": tables | {"a": tables["a"] | table}})
+        )
+
+    begin(rung, OLD)
+    (tmp_path / "runs" / "broken").mkdir()
+    (tmp_path / "runs" / "broken" / "config.json").write_text("{")
+    (found,) = plan_runs(asked)
+    assert found.config.policies["a"].source == f"maker/One-2B@{OLD}"
+    begin(run, NEW)
+    assert plan_runs(asked)[0].config.policies["a"].source == f"maker/One-2B@{NEW}"
+    others = rung_runs(asked, planned_tuning(asked))
+    assert {one.config.policies["a"].source for found in others.values() for one in found} == {f"maker/One-2B@{OLD}"}
 
 
 def test_a_run_of_another_configuration_is_not_done(tmp_path):

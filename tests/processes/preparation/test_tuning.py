@@ -1,5 +1,6 @@
 """Equal tuning: what is tried of each regime, successive halving against a slow twin, budgets, a call after a stop."""
 
+import argparse
 import json
 import math
 import random
@@ -14,11 +15,12 @@ from mrl.errors import ConfigError, RoleFailed
 from mrl.metrics.jsonl import MetricsWriter
 from mrl.processes.preparation import tuning
 from mrl.processes.preparation.comparison_plan import PlannedRun, final_seeds, plan_runs
-from mrl.processes.preparation.tuning import Score, better_half, candidates, planned_tuning, rung_steps, tune
+from mrl.processes.preparation.tuning import Score, better_half, candidates, planned_tuning, rung_runs, rung_steps, tune
 from mrl.records.telemetry_messages import MetricsRecord
 from mrl.sharing.independent import IndependentParameters
 from mrl.sharing.regimes import REGIMES, RegimeKind, check_sharing
 from mrl.sharing.sgt import SgtParameters
+from mrl.tasks.pool import build_pool
 from tests.support.compared_runs import arguments, finish
 
 ASKED = ("--regimes", "independent,sgt", "--seeds", "2", "--run.steps", "8")
@@ -44,9 +46,9 @@ def place_of(one: PlannedRun) -> int:
 
 
 class Trainer:
-    """Ends what is not done with the accuracy that `accuracies` says; stops after so many runs."""
+    """Ends what is not done with the accuracy that `accuracies` says, None not at all; stops after so many runs."""
 
-    def __init__(self, accuracies: Sequence[float], stop_after: float = math.inf) -> None:
+    def __init__(self, accuracies: Sequence[float | None], stop_after: float = math.inf) -> None:
         self.accuracies, self.stop_after, self.trained = accuracies, stop_after, list[PlannedRun]()
 
     def __call__(self, runs: Sequence[PlannedRun]) -> None:
@@ -54,7 +56,9 @@ class Trainer:
             if not one.state().is_done:
                 if len(self.trained) >= self.stop_after:
                     raise KeyboardInterrupt
-                measured(one, self.accuracies[place_of(one)])
+                accuracy = self.accuracies[place_of(one)]
+                if accuracy is not None:
+                    measured(one, accuracy)
                 self.trained.append(one)
 
 
@@ -63,6 +67,8 @@ def slow_half(scores: dict[int, Score]) -> list[int]:
 
     def beats(one: int, other: int) -> bool:
         mine, others = scores[one], scores[other]
+        if None in (mine.accuracy, others.accuracy):
+            return others.accuracy is None and (mine.accuracy is not None or one < other)
         if mine.accuracy != others.accuracy:
             return mine.accuracy > others.accuracy
         if mine.shared_bytes != others.shared_bytes:
@@ -82,7 +88,8 @@ def test_the_better_half_is_that_of_a_slow_twin():
     drawn = random.Random(1)
     for _ in range(500):
         places = drawn.sample(range(40), drawn.randint(1, 12))
-        scores = {place: Score(drawn.choice((0.2, 0.5)), drawn.choice((0.0, 7.0))) for place in places}
+        scores = {place: Score(drawn.choice((0.0, 0.5)), drawn.choice((0.0, 7.0))) for place in places}
+        scores |= {place: Score(None, None) for place in places if drawn.random() < 0.2}
         assert better_half(scores) == slow_half(scores)
 
 
@@ -173,14 +180,10 @@ def test_final_runs_have_what_was_chosen_and_other_seeds(tmp_path, capsys):
     for name in ("a", "b"):
         text = text.replace(f'[policies.{name}]\nmodel = "models/{name}"\n', make.format(name))
     asked.config.write_text(text)
-    with pytest.raises(
-        RoleFailed, match=r"did not come to its end, runs to go: 4, the first is \S+/tuning/independent-0-8-5"
-    ):
-        run(asked)
     trainer = Trainer([0.2, 0.4])
     tuned = tune(asked, trainer, on_rung=lambda line: None)
     assert {one.config.policies["a"].make.seed for one in trainer.trained} == {3 + 5}
-    assert {one.config.pool.seed for one in trainer.trained} == {load_config(asked.config).pool.seed + 1}
+    assert {one.config.pool.seed for one in trainer.trained} == {load_config(asked.config).pool.seed + 1_000_003}
     final = plan_runs(asked, {row: one.words for row, one in tuned.chosen().items()})
     assert [(one.regime, one.seed, one.config.policies["b"].make.seed) for one in final] == [
         ("independent", 1, 4), ("sgt", 1, 4), ("independent", 2, 5), ("sgt", 2, 5)
@@ -204,6 +207,25 @@ def test_final_runs_have_what_was_chosen_and_other_seeds(tmp_path, capsys):
         (("--tune", "0"), r"--tune: too few configurations to choose from; got 0; wanted >= 2"),
         (("--tune", "1"), r"--tune: too few configurations to choose from; got 1; wanted >= 2"),
         (("--tune", "4", "--tune-seeds", "7,2"), r"--tune-seeds: a seed of the final runs cannot tune them; got 2;"),
+        (("--tune", "--seeds", "1001,1003", "--tune-seeds", "1001,"), r"got 1001; .* cure: --tune-seeds 1002,1004"),
+        (
+            ("--tune", "--sharing.sgt.lambda", "0.6"),
+            r"command line: is tuned, .*; got '--sharing\.sgt\.lambda'; cure: leave",
+        ),
+        (("--tune", "--sharing.sgt", "{lambda = 0.6}"), r"is tuned, .*; got '--sharing\.sgt\.lambda"),
+        (
+            ("--tune", "--policies.a.objective.kl_coefficient=0.1"),
+            r"is tuned, .*; got '--policies\.a\.objective\.kl_coef",
+        ),
+        (("--tune", "--evaluation.every", "-1"), r"runs that evaluate nothing cannot be compared"),
+        (
+            ("--run.seed", "4"),
+            r"command line: is replaced in every run of a comparison; got '--run\.seed'; cure: --seeds",
+        ),
+        (
+            ("--sharing", "{regime = 'prp'}"),
+            r"is replaced in every run of a comparison; got '--sharing\.regime'; cure: --regimes",
+        ),
         (("--tune", "4", "--tune-seeds", "x"), r"--tune-seeds: not a number of seeds; got 'x'"),
         (("--tune-seeds", "7,"), r"--tune-seeds: says nothing without --tune"),
         (("--tune", "--regimes", "sgt,sgt-reported"), r"--tune: sgt-reported: has its settings fixed; cure: tune sgt"),
@@ -220,6 +242,122 @@ def test_what_cannot_be_tuned_is_refused(tmp_path, monkeypatch, words, told):
     with pytest.raises(ConfigError, match=told):
         run(arguments(tmp_path, *ASKED, *words))
     assert not (tmp_path / "runs").exists()
+
+
+def test_a_rate_and_steps_that_were_given_count_for_all(tmp_path):
+    """The rate as that of which multiples are tried."""
+    given = ("--policies.a.learner.lr", "1e-3", "--evaluation.every", "2")
+    asked = arguments(tmp_path, *ASKED, *given, "--tune", "2", "--tune-seeds", "5,")
+    found = [runs[0].config for runs in rung_runs(asked, planned_tuning(asked)).values()]
+    assert [one.policies["a"].learner.lr for one in found] == [1e-3, 5e-4] * 2
+    assert {one.run.steps for one in found} == {8}
+    assert {one.config.evaluation.every for one in plan_runs(asked)} == {2}
+
+
+def test_a_comparison_that_was_not_tuned_is_left_alone(tmp_path):
+    """Nothing is trained in its folder, before its runs would turn out to be others; one that was tuned goes on."""
+    finish(plan_runs(arguments(tmp_path, *ASKED))[0])
+    asked = arguments(tmp_path, *ASKED, "--tune", "2", "--tune-seeds", "5,")
+    trainer = Trainer([0.2, 0.4])
+    with pytest.raises(ConfigError, match=r"runs: holds runs of a comparison that was not tuned; cure: name another"):
+        tune(asked, trainer, on_rung=lambda line: None)
+    assert not trainer.trained
+    (tmp_path / "runs" / "tuning").mkdir()
+    tune(asked, trainer, on_rung=lambda line: None)
+    assert len(trainer.trained) == 4
+
+
+def test_tuning_and_final_runs_hold_out_other_problems(tmp_path):
+    """Where entry i of a task depends on seed + i, a near seed would have nearly the same ones."""
+    asked = arguments(tmp_path, *ASKED, "--tune", "2", "--tune-seeds", "5,")
+    asked.overrides += ["--pool.train_prompts", "80", "--pool.held_out_prompts", "80"]
+    task = "source = 'reasoning_gym'\ndataset = 'chain_sum'"
+    asked.config.write_text(asked.config.read_text().replace('source = "words"\ndataset = "trim"', task))
+    tuned, final = rung_runs(asked, planned_tuning(asked))["sgt", 0][0].config, plan_runs(asked)[0].config
+    held_out = [{one.prompt_id for one in build_pool(of.tasks, of.pool).held_out} for of in (tuned, final)]
+    assert [len(found) for found in held_out] == [80, 80]
+    assert not held_out[0] & held_out[1]
+
+
+def test_a_configuration_that_cannot_finish_is_the_last(tmp_path, capsys):
+    """After a second try; its steps count, tables and numbers say so, and a later call tries nothing again."""
+    asked = arguments(tmp_path, *ASKED, "--tune", "4", "--tune-seeds", "5,6")
+    trainer = Trainer([0.3, 0.2, None, 0.4])
+    told = list[str]()
+    tuned = tune(asked, trainer, on_rung=told.append)
+    assert told[1] == "tuning: once more, what did not come to its end: 4"
+    mark = tmp_path / "runs" / "tuning" / "sgt-2-4-6.failed"
+    assert f"tuning: {mark.with_suffix('')} counts as failed; delete {mark} to have it tried again" in told
+    assert [sum(place_of(one) == place for one in trainer.trained) for place in range(4)] == [8, 4, 8, 8]
+    assert {row: one.place for row, one in tuned.chosen().items()} == {"independent": 3, "sgt": 3}
+    written = json.loads((tmp_path / "runs" / "tuning.json").read_text())["regimes"]["sgt"]
+    assert written["rungs"][0]["scores"]["2"] == {"accuracy": None, "shared_bytes": None}
+    assert written["steps_trained"] == 2 * (4 * 4 + 2 * 8)
+    assert list(tuning.grid(tuned).rows[2])[3:] == ["failed", "", "-", ""]
+
+    again = Trainer([0.3, 0.2, 0.9, 0.4])
+    assert tune(asked, again, on_rung=told.append) == tuned
+    assert not again.trained
+    asked.only_table = True
+    assert tune(asked, lambda runs: None, on_rung=told.append) == tuned, "shown as it was"
+    other = changed(asked, "--pool.train_prompts", "9")
+    assert tuning.runs_to_go(other, planned_tuning(other)) == 2 * (4 + 2) * 2, "what failed is of this configuration"
+    asked.only_table = False
+    mark.unlink()
+    tune(asked, again, on_rung=told.append)
+    assert [one.folder for one in again.trained] == [mark.with_suffix("")]
+
+
+def changed(asked, *words):
+    """The same call with other overrides."""
+    return argparse.Namespace(**vars(asked) | {"overrides": [*asked.overrides, *words]})
+
+
+def test_a_second_try_that_succeeds_counts(tmp_path):
+    """As a run that was out of memory beside others."""
+    asked = arguments(tmp_path, *ASKED, "--tune", "2", "--tune-seeds", "5,")
+    tries = [Trainer([0.3, None]), Trainer([0.3, 0.5])]
+    tuned = tune(asked, lambda runs: tries.pop(0)(runs), on_rung=lambda line: None)
+    assert {row: one.place for row, one in tuned.chosen().items()} == {"independent": 1, "sgt": 1}
+    assert not list((tmp_path / "runs" / "tuning").glob("*.failed"))
+
+
+def test_a_regime_that_cannot_finish_at_all_ends_the_tuning(tmp_path):
+    """What is at fault may lie elsewhere, so nothing is marked as failed."""
+    asked = arguments(tmp_path, *ASKED, "--tune", "2", "--tune-seeds", "5,")
+    with pytest.raises(
+        RoleFailed, match=r"did not come to its end, runs to go: 4, the first is \S+/tuning/independent-0-8-5"
+    ):
+        tune(asked, Trainer([None, None]), on_rung=lambda line: None)
+    assert not (tmp_path / "runs").exists()
+    trainer = Trainer([0.1, 0.2])
+    tune(asked, trainer, on_rung=lambda line: None)
+    assert len(trainer.trained) == 4
+
+
+def test_a_call_whose_configurations_all_failed_before_says_so(tmp_path):
+    """As one with fewer configurations in the same folder: there is nothing to train, and nothing to choose."""
+    longer = arguments(tmp_path, *ASKED, "--tune", "4", "--tune-seeds", "5,")
+    tune(longer, Trainer([None, None, 0.3, 0.4]), on_rung=lambda line: None)
+    with pytest.raises(RoleFailed, match=r"runs to go: 4, the first is \S+/independent-0-4-5"):
+        run(arguments(tmp_path, *ASKED, "--run.steps", "4", "--tune", "2", "--tune-seeds", "5,"))
+
+
+def test_a_tuning_that_is_not_done_is_shown_as_far_as_it_came(tmp_path, capsys):
+    """With `--only-table`: rungs that there are, runs to go, exit code 1; none of them counts as failed."""
+    asked = arguments(tmp_path, *ASKED, "--tune", "8", "--tune-seeds", "5,6", "--only-table")
+    assert run(asked) == 1
+    assert "runs to go before the final ones: 56" in capsys.readouterr().out
+    stopped = Trainer([0.3, 0.5, 0.2, 0.4, 0.6, 0.1, 0.6, 0.3], stop_after=35)
+    with pytest.raises(KeyboardInterrupt):
+        tune(changed(arguments(tmp_path, *ASKED, "--tune", "8", "--tune-seeds", "5,6")), stopped, on_rung=print)
+    capsys.readouterr()
+    assert run(asked) == 1
+    shown = capsys.readouterr().out
+    assert "step 2" in shown
+    assert "step 4" not in shown
+    assert "runs to go before the final ones: 21" in shown
+    assert "failed" not in shown
 
 
 def test_eight_fresh_seeds_are_usual_after_tuning(tmp_path):
