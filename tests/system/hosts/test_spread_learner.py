@@ -111,7 +111,7 @@ def test_ranks_on_two_hosts_train_what_one_rank_trains(namespaces, tmp_path):
 def test_a_host_that_is_cut_off_is_named_and_may_come_back(make_run, namespaces):
     """The ranks on both sides end within the bound with a line that names whom they lack, the supervisor over there
     ends with them, and once the network is whole all of it begins again from the checkpoint."""
-    run = make_run(steps=24)
+    run = make_run(steps=60)
     bounds = ["--supervision.silence_s=10", "--launch.alone_s=6", "--supervision.stop_s=2"]
     start(run, namespaces, *SPREAD, *OFTEN, *bounds, "--supervision.max_restarts=40")
     run.until(lambda: min(run.step("qwen"), run.step("llama")) >= 2, "two steps of both")
@@ -123,5 +123,5 @@ def test_a_host_that_is_cut_off_is_named_and_may_come_back(make_run, namespaces)
     run.until(lambda: f"host {second} is back" in run.log.read_text(), "the second host again")
     run.until(lambda: lives(run, "qwen") >= 2 and lives(run, "llama") >= 2, "another life")
     assert run.finish() == 0, run.tail()
-    assert [run.step(policy) for policy in ("qwen", "llama")] == [24, 24]
+    assert [run.step(policy) for policy in ("qwen", "llama")] == [60, 60]
     assert not run.left_over()
