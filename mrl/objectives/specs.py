@@ -4,6 +4,7 @@ A sharing regime names its terms with these; `mrl.objectives.terms` holds the fu
 policy in training, prox its parameters at the start of the step, behaviour the policy (own or peer) that sampled.
 """
 
+import math
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
@@ -118,7 +119,7 @@ class Distilled:
     clipped: Clipped
     coefficient: float = 1.0
     """beta, of a nat."""
-    max_gap_nats: float | None = None
+    max_gap_nats: float = math.inf
     """Bound of |log teacher - log pi_prox| of a token."""
 
 

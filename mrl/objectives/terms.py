@@ -238,9 +238,7 @@ def distilled_advantages(spec: Distilled, inputs: TermInputs) -> Tensor:
     -A_t is the k1 estimate of KL(pi_prox || pi_teacher) at their states, and -A_t grad log pi estimates its gradient,
     states held fixed: what a token does to the divergence further on is left out. Returns [T].
     """
-    gap_T = inputs.teacher_T - inputs.proximal_T
-    if spec.max_gap_nats is not None:
-        gap_T = gap_T.clamp(-spec.max_gap_nats, spec.max_gap_nats)
+    gap_T = (inputs.teacher_T - inputs.proximal_T).clamp(-spec.max_gap_nats, spec.max_gap_nats)
     return torch.where(inputs.teacher_T.isfinite(), spec.coefficient * gap_T, inputs.advantages_T)
 
 

@@ -120,12 +120,6 @@ class Opening(msgspec.Struct, frozen=True, omit_defaults=True):
     messages: Annotated[tuple[Message, ...], msgspec.Meta(min_length=1, max_length=MAX_TURN_MESSAGES)]
     tools: Annotated[tuple[ToolSpec, ...], msgspec.Meta(max_length=MAX_TOOLS)] = ()
 
-    @property
-    def num_bytes(self) -> int:
-        """Length of its messages and tools, as UTF-8."""
-        tools = "".join(tool.name + tool.description + tool.parameters for tool in self.tools)
-        return sum(message.num_bytes for message in self.messages) + bytes_of(tools)
-
 
 class EpisodeSegment(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A stretch of an episode behind its prompt: one turn of the policy, or what the environment says to it."""

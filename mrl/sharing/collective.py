@@ -107,11 +107,11 @@ class CollectiveRegime(PeerGroupReader):
 
     def _settled(self, group: ScoredGroup, step: int, counts: defaultdict[str, float]) -> ScoredGroup:
         """The group with rewards. A regime that reads peers' rewards hears those that follow from their votes."""
-        is_complete, own = super().is_settled(group), _choices(group)
+        own = _choices(group)
         votes = [item.record for item in self.peer_groups.take(group.prompt_id) if isinstance(item.record, VoteRecord)]
         elected, failed_reward = winner([own, *(vote.choices for vote in votes)]), self.context.voted[group.task]
         counts["groups"] += 1
-        counts["complete_share"] += is_complete
+        counts["complete_share"] += {vote.source for vote in votes} >= set(self.context.peers)
         counts["tied_share"] += not elected
         counts["overruled_share"] += winner([own]) not in ("", elected)
         counts["self_consistency"] += float(self_consistency(own))

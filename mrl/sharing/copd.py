@@ -55,7 +55,7 @@ class CopdParameters(Table):
     """Policy -> the tasks on which the others distil from it; those left out teach nobody. Empty: all, on all tasks."""
     coefficient: Annotated[float, Tuned((0.3, 1.0, 3.0))] = Field(1.0, gt=0)
     """beta: the advantage of a nat."""
-    max_gap_nats: float | None = Field(5.0, gt=0)
+    max_gap_nats: float = Field(5.0, gt=0)
     """Bound of |log pi_peer - log pi_theta| per token; the paper has none."""
     spreading: Spreading = "none"
     """How a span's difference falls to its own tokens: `none` the whole of it to each, which is the gradient of the

@@ -11,7 +11,7 @@ the paper removes them. Without `balance` a direction keeps all its prompts, and
 which has no other (`sharing.replay`).
 
 Reads of a peer: whole groups (rollout records). On the wire, per prompt: about 240 bytes, and for every answer 125, its
-text and 13 per token; for an episode 30, and for each of its turns 160, its texts and 13 per token.
+text and 13 per token; for an episode 30, and for each of its turns 145, its texts and 13 per token.
 Costs: forward and backward over the grafted rows, where the failed groups that they replace were left out of training.
 """
 

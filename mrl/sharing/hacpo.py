@@ -16,7 +16,7 @@ least one: the paper's are never below 0. Own rows get the policy's own objectiv
 paper's.
 
 Reads of a peer: whole groups (rollout records). On the wire, per prompt: about 240 bytes, and for every answer 125, its
-text and 13 per token; for an episode 30, and for each of its turns 160, its texts and 13 per token.
+text and 13 per token; for an episode 30, and for each of its turns 145, its texts and 13 per token.
 Costs: forward and backward over every peer answer, twice the training work with one peer.
 """
 

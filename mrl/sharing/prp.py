@@ -35,7 +35,7 @@ peer's row holds the peer's log-probs. `decoupled` is what we recommend: across 
 a clip takes for a change of the policy.
 
 Reads of a peer: whole groups (rollout records). On the wire, per prompt: about 240 bytes, and for every answer 125, its
-text and 13 per token; for an episode 30, and for each of its turns 160, its texts and 13 per token.
+text and 13 per token; for an episode 30, and for each of its turns 145, its texts and 13 per token.
 Costs: forward and backward over every peer answer, twice the training work with one peer; the residual of alignment.
 """
 

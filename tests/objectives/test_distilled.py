@@ -27,8 +27,7 @@ def twin(spec):
             advantage = a
             if not math.isnan(teacher):
                 delta = teacher - prox
-                if spec.max_gap_nats is not None:
-                    delta = max(-spec.max_gap_nats, min(spec.max_gap_nats, delta))
+                delta = max(-spec.max_gap_nats, min(spec.max_gap_nats, delta))
                 advantage = spec.coefficient * delta
             own = spec.clipped
             r = math.exp(max(-20.0, min(20.0, lp - prox)))

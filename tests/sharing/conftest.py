@@ -30,6 +30,8 @@ from mrl.sharing.recorder import StepRecord
 from mrl.sharing.regime import Absorbed, Author, Regime
 from mrl.sharing.regimes import build_regime
 from mrl.sharing.sgt import SgtRegime
+from tests.support.drawn_episodes import OTHER_CALLS
+from tests.support.plain_voice import PlainVoice
 from tests.support.retokenizing import retokenize
 
 _tickets = itertools.count()
@@ -221,6 +223,17 @@ def receiver(tmp_path_factory) -> Receiver:
 def peer(tmp_path_factory) -> Receiver:
     """Another tokenizer, which cuts every byte apart."""
     return _byte_level(tmp_path_factory.mktemp("peer"), vocab_size=257, eos="<eos>", corpus=["z"])
+
+
+@pytest.fixture
+def voices(receiver, peer) -> dict[str, PlainVoice]:
+    """By name: tokenizer and syntax of calls of a policy; the policy itself is "own"."""
+    return {
+        "own": PlainVoice(receiver),
+        "bytes": PlainVoice(peer),
+        "bytes_other_calls": PlainVoice(peer, OTHER_CALLS),
+        "own_other_calls": PlainVoice(receiver, OTHER_CALLS),
+    }
 
 
 @pytest.fixture

@@ -78,6 +78,13 @@ def test_without_a_vote_in_time_the_own_majority_decides_and_is_counted(build, v
     assert late.counts["regime/ignored_late"] == 1.0
 
 
+def test_a_group_whose_prompt_was_closed_is_not_counted_as_voted_on(build, voted, said):
+    """Nobody was asked about it any more: its own majority decides."""
+    absorbed = build("independent", voted()).absorb([said(["a", "a", "b"])], step=0, rng=np.random.default_rng(0))
+    assert rewards_of(absorbed) == [[1.0, 1.0, 0.0]]
+    assert absorbed.counts["vote/complete_share"] == 0.0
+
+
 def test_one_policy_alone_waits_for_nobody(build, voted, said, step_of):
     """Its rewards are the majority of its own group."""
     regime, group = build("independent", voted(peers=())), said(["a", "b", "b"])

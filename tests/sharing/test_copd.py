@@ -15,7 +15,7 @@ from mrl.records.codec import unpack_array
 from mrl.sharing.own_traces import trace_of
 from mrl.sharing.rlad import request_id
 
-DISTIL = {"rl_steps": 0, "max_gap_nats": None}
+DISTIL = {"rl_steps": 0, "max_gap_nats": 1e9}
 
 
 def scored_by(make, tokenizer, group, logprobs, *, source="peer"):

@@ -18,24 +18,12 @@ from mrl.sharing.peer_rollouts import peer_rewards
 from mrl.sharing.peer_traces import behaviour_of, ended_text, peer_traces
 from mrl.sharing.peer_turns import NOTHING_SHARED, UNTRACED
 from tests.support.drawn_episodes import CALL, OTHER_CALLS, drawn, own, told
-from tests.support.plain_voice import PlainVoice
 
 PROMPT = np.array([1, 2, 3], np.int32)
 
 
 GUESSED = [own("copy: hay"), told("higher"), own("reverse: yah"), told("right")]
 LOOKED_UP = [own("hay", CALL), told("7"), own("reverse: 7")]
-
-
-@pytest.fixture
-def voices(receiver, peer):
-    """By name: tokenizer and syntax of calls of a policy; the receiver is "own"."""
-    return {
-        "own": PlainVoice(receiver),
-        "bytes": PlainVoice(peer),
-        "bytes_other_calls": PlainVoice(peer, OTHER_CALLS),
-        "own_other_calls": PlainVoice(receiver, OTHER_CALLS),
-    }
 
 
 @pytest.fixture

@@ -17,24 +17,13 @@ from mrl.rollout.foreign_answers import foreign_episode
 from mrl.sharing.peer_episodes import shared_turns
 from mrl.sharing.rlad import request_id
 from mrl.sharing.teacher_traces import teacher_trace
-from tests.support.drawn_episodes import CALL, OTHER_CALLS, drawn, own, told
+from tests.support.drawn_episodes import CALL, drawn, own, told
 from tests.support.plain_voice import PlainVoice
 
 OPENING = Opening((Message("user", "guess"),), (ToolSpec("look_up", "Looks.", '{"type":"object"}'),))
 
 
 LOOKED_UP = [own("hay", CALL), told("7"), own("reverse: 7"), told("right")]
-
-
-@pytest.fixture
-def voices(receiver, peer):
-    """By name: tokenizer and syntax of calls of a policy; the student is "own"."""
-    return {
-        "own": PlainVoice(receiver),
-        "bytes": PlainVoice(peer),
-        "bytes_other_calls": PlainVoice(peer, OTHER_CALLS),
-        "own_other_calls": PlainVoice(receiver, OTHER_CALLS),
-    }
 
 
 @pytest.fixture
