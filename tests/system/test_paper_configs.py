@@ -157,7 +157,8 @@ def test_grpo_against_rlad_is_one_command_that_goes_on_after_a_kill(models, prob
     folder, log = tmp_path / "compare", tmp_path / "log"
     words = ["--regimes", "independent,rlad", "--seeds", "1", "--jobs", "1", "--folder", str(folder)]
     argv = [sys.executable, "-m", "mrl", "compare", str(path), *words]
-    argv += tiny(load_config(path), models, problems, tmp_path)
+    tiny_words = tiny(load_config(path), models, problems, tmp_path)
+    argv += [word for word in tiny_words if not word.startswith("--run.folder=")]  # each run of it has its own
     with log.open("wb") as out:
         process = subprocess.Popen(argv, env=ENVIRONMENT, stdout=out, stderr=out)
     lock = folder / "rlad-1" / "lock"
