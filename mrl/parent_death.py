@@ -44,7 +44,7 @@ def command(supervisor_pid: int, argv: tuple[str, ...]) -> list[str]:
     return [sys.executable, "-I", "-S", os.path.abspath(__file__), str(supervisor_pid), *argv]
 
 
-def _bind(cores: set[int]) -> None:
+def bind(cores: set[int]) -> None:
     """Bind this process to these cores; ends it with a line when it may not run on one of them."""
     lacking = sorted(cores - os.sched_getaffinity(0))
     if lacking:  # the kernel would take the others, or name none
@@ -59,7 +59,7 @@ def _main(supervisor_pid: int, argv: list[str]) -> None:
         os._exit(1)
     try:
         if os.environ.get(CORES):
-            _bind({int(core) for core in os.environ[CORES].split(",")})
+            bind({int(core) for core in os.environ[CORES].split(",")})
         os.execvp(argv[0], argv)
     except OSError as error:
         sys.stderr.write(f"mrl: error: cannot start {argv[0]} ({error.strerror})\n")

@@ -21,6 +21,7 @@ from mrl.errors import MissingError, MRLError
 from mrl.host_memory import host_memory_bytes
 
 if TYPE_CHECKING:
+    from mrl.fork_server import ForkServer
     from mrl.processes.planning.hosts import Host
     from mrl.processes.planning.plan import Plan
     from mrl.report.run_display import RunDisplay
@@ -87,22 +88,34 @@ def train(
     gpus = visible_gpus(os.environ)
     config = counting_gpus(config, hosts, len(gpus))
     planned = partial(build_plan, gpus=gpus, hosts=hosts, remote=remote)
-    config = _checked(config, planned, {"clean": clean, "resume": resume, "from_start": from_start}, where)
-    plan = planned(config, run_folder_of(config).path)
-    check_sleepers(config, plan, host_mib=host_memory_bytes() / MIB, where=where)
-    on_terminal = sys.stdout.isatty()
-    # FORCE_COLOR, which notebooks and CI set, makes no terminal out of a pipe: a live view there is lines without end.
-    console = Console(width=None if on_terminal else 120, force_terminal=on_terminal)
-    config = with_replay(resolve_policies(config, console=console))
-    check_made(config)
     with ExitStack() as closing:
+        forks = _forks(config, closing)
+        config = _checked(config, planned, {"clean": clean, "resume": resume, "from_start": from_start}, where)
+        plan = planned(config, run_folder_of(config).path)
+        check_sleepers(config, plan, host_mib=host_memory_bytes() / MIB, where=where)
+        on_terminal = sys.stdout.isatty()
+        # FORCE_COLOR, which notebooks and CI set, makes no terminal of a pipe: a live view there is lines without end.
+        console = Console(width=None if on_terminal else 120, force_terminal=on_terminal)
+        config = with_replay(resolve_policies(config, console=console))
+        check_made(config)
         closing.callback(os.umask, limit_modes(config))
         folder = create_run_folder(config, clean=clean, resume=resume, from_start=from_start, closing=closing)
         os.environ.update(host_environment(hosts[0]) if hosts else {})
         plan = planned(config, folder.path)
         print("\n".join(shared_gpus(plan)), end="\n" * any(shared_gpus(plan)))
         with local_folder_of(config):
-            return _supervise(config, folder, plan, console)
+            return _supervise(config, folder, plan, console, forks)
+
+
+def _forks(config: RunConfig, closing: ExitStack) -> "ForkServer | None":
+    """What roles on the CPU are forks of; it imports while this process looks at everything."""
+    from mrl.processes.children import start_forks
+
+    if all(policy.device != "cpu" for policy in config.policies.values()):
+        return None
+    forks = start_forks(1)
+    closing.callback(forks.close)
+    return forks
 
 
 def _checked(config: RunConfig, planned: "Callable[..., Plan]", how: dict[str, Any], where: str) -> RunConfig:
@@ -137,7 +150,7 @@ def _checked(config: RunConfig, planned: "Callable[..., Plan]", how: dict[str, A
     return config
 
 
-def _supervise(config: RunConfig, folder: RunFolder, plan: "Plan", console: Console) -> int:
+def _supervise(config: RunConfig, folder: RunFolder, plan: "Plan", console: Console, forks: "ForkServer | None") -> int:
     from mrl.metrics.jsonl import read_metrics, set_damage_aside
     from mrl.metrics.logging import configure_logging
     from mrl.processes.display import Display
@@ -151,7 +164,7 @@ def _supervise(config: RunConfig, folder: RunFolder, plan: "Plan", console: Cons
         if told := set_damage_aside(folder.metrics_jsonl):
             print(f"mrl: {told}", flush=True)
         earlier = read_metrics(folder.metrics_jsonl)
-        supervisor = Supervisor(config, folder, plan, inbox=inbox, display=Display(board, console))
+        supervisor = Supervisor(config, folder, plan, inbox=inbox, display=Display(board, console), forks=forks)
         configure_logging("supervisor", stream=(supervisor.attempt / "supervisor.log").open("a", buffering=1))
         if earlier:
             board.replay(earlier, time.monotonic())

@@ -10,18 +10,23 @@ from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import IO
 
 import psutil
 
 from mrl.config.run_folder import LOCAL_FOLDER
+from mrl.fork_server import ForkedProcess, ForkServer
 from mrl.parent_death import SUPERVISOR_PID, command
 from mrl.processes import sleep_line
 from mrl.processes.planning.devices import DEVICE_ORDER
 from mrl.processes.planning.log_lines import rank_code, reason_in
-from mrl.processes.planning.plan import ProcessSpec
+from mrl.processes.planning.plan import ProcessSpec, environment
 from mrl.processes.planning.restarts import USER_ERROR
 from mrl.processes.planning.torchrun import LIFE, LOCAL
+from mrl.processes.planning.unit_workers import UNIT
 
+FORKED = {"learner": "mrl.processes.learner", "worker": "mrl.processes.worker"}
+"""Roles that import torch -> what they import."""
 MAX_READ_BYTES = 1024 * 1024
 TAIL_LINES = 60
 
@@ -48,7 +53,7 @@ class Child:
         self.line: socket.socket | None = None
         """This side of the line to it, where it has one."""
         self._life = life or log.parent.name
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: subprocess.Popen[bytes] | ForkedProcess | None = None
         self._num_lives = 0
         self._earlier_account: tuple[int, int] | None = None
         self._read_bytes = log.stat().st_size if log.exists() else 0  # written under another supervisor
@@ -64,8 +69,8 @@ class Child:
         """Process id, 0 when it does not live."""
         return self._process.pid if self._process else 0
 
-    def start(self, environment: Mapping[str, str], *, now_s: float, crash: Path) -> None:
-        """Start it; accounts of its crashes will lie in `crash`.
+    def start(self, around: Mapping[str, str], *, now_s: float, crash: Path, forks: ForkServer | None = None) -> None:
+        """Start it, as one of `forks` where it may be one; accounts of its crashes will lie in `crash`.
 
         Raises OSError when the log cannot be written or no process can be made.
         """
@@ -74,13 +79,15 @@ class Child:
         self.tail.clear()
         self._num_lives += 1
         life = f"{self._life}-{self._num_lives}"
-        local = environment.get(LOCAL_FOLDER, "")
+        local = around.get(LOCAL_FOLDER, "")
         argv = tuple(word.replace(LIFE, life).replace(LOCAL, local) for word in self.spec.argv)
-        bound = {**DEVICE_ORDER, **environment, **self.spec.env, SUPERVISOR_PID: str(os.getpid())}
+        bound = {**DEVICE_ORDER, **around, **self.spec.env, SUPERVISOR_PID: str(os.getpid())}
         with self.log.open("ab") as log, self._stdin() as stdin:
-            self._process = subprocess.Popen(
+            if forks is not None and is_forked(self.spec):
+                self._process = forks.fork(argv, bound, stdin.fileno(), log.fileno())
+            self._process = self._process or subprocess.Popen(
                 command(os.getpid(), argv),
-                stdin=stdin,
+                stdin=stdin.fileno(),
                 stdout=log,
                 stderr=log,
                 env=bound,
@@ -88,20 +95,21 @@ class Child:
             )
 
     @contextmanager
-    def _stdin(self) -> Iterator[int]:
+    def _stdin(self) -> Iterator[socket.socket | IO[bytes]]:
         if not self.spec.has_line:
-            yield subprocess.DEVNULL
+            with open(os.devnull, "rb") as nothing:
+                yield nothing
             return
         self.line, its_end = sleep_line.line()
         with its_end:
-            yield its_end.fileno()
+            yield its_end
 
     def poll(self) -> int | None:
         """Its exit code if it has just been found ended, else None. What was left of its group is killed first."""
         if self._process is None:
             return None
         # The zombie keeps its pid, and so its group id, until it is reaped: nothing else can be hit here.
-        if os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
+        if not _has_ended(self._process):
             return None
         self._signal_group(signal.SIGKILL)
         code = self._process.wait()
@@ -178,6 +186,25 @@ class Child:
             os.killpg(self._process.pid, number)
         except (ProcessLookupError, PermissionError):  # not yet its leader, or all of it gone
             self._process.send_signal(number)
+
+
+def start_forks(threads: int) -> ForkServer:
+    """A process of which ranks and workers on the CPU are forks. Raises OSError when none can be made."""
+    return ForkServer(tuple(FORKED.values()), {**DEVICE_ORDER, **os.environ, **environment(threads)})
+
+
+def is_forked(spec: ProcessSpec) -> bool:
+    """Whether a process may be a fork of one that has imported torch: a rank or a worker that is shown no GPU.
+
+    Not on a unit, whose processes are found by the environment that they were started with.
+    """
+    return spec.role in FORKED and not {"CUDA_VISIBLE_DEVICES", UNIT} & spec.env.keys()
+
+
+def _has_ended(process: "subprocess.Popen[bytes] | ForkedProcess") -> bool:
+    if isinstance(process, ForkedProcess):
+        return process.has_ended()
+    return os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
 
 def _mark(path: Path) -> tuple[int, int] | None:

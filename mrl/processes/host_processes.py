@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Protocol
 
 from mrl.config.schema import SupervisionTable
+from mrl.fork_server import ForkServer
 from mrl.processes import sleep_line
-from mrl.processes.children import Child
+from mrl.processes.children import Child, is_forked
 from mrl.processes.planning.lifecycle import Lifecycle
 from mrl.processes.planning.log_lines import ERROR_PREFIX, loud_line, without_launcher
 from mrl.processes.planning.plan import HOST_ROLE, ProcessSpec
@@ -56,11 +57,15 @@ class HostProcesses:
         crash: Path,
         told: Told,
         life: str = "",
+        forks: ForkServer | None = None,
     ) -> None:
-        """Logs go to `attempt`, accounts of crashes to `crash`. `life` names this supervisor among those of a run."""
+        """Logs go to `attempt`, accounts of crashes to `crash`. `life` names this supervisor among those of a run.
+
+        Processes that `is_forked` says so of wait for `forks`, and are forks of it.
+        """
         self._table, self._lifecycle, self._told = table, lifecycle, told
         self._attempt, self._crash = attempt, crash
-        self._life = life
+        self._life, self._forks = life, forks
         self._children = {spec.name: Child(spec, attempt / spec.log_name, life=life) for spec in specs}
         self._restarts = RestartPolicy(table, sync=is_sync)
         self._due_s: dict[str, float] = dict.fromkeys(self._children, 0.0)
@@ -265,11 +270,24 @@ class HostProcesses:
 
     def _start_due(self, now_s: float) -> None:
         for name in [name for name, at_s in self._due_s.items() if at_s <= now_s]:
-            del self._due_s[name]
             child = self._children[name]
+            if is_forked(child.spec) and self._awaits_forks(now_s):
+                continue
+            del self._due_s[name]
             if name not in self._lifecycle.done and self._lifecycle.restarts(child.spec.role, child.spec.policy):
-                child.start(os.environ, now_s=now_s, crash=self._crash)
+                child.start(os.environ, now_s=now_s, crash=self._crash, forks=self._forks)
                 self._restarts.started(name, now_s)
+
+
+    def _awaits_forks(self, now_s: float) -> bool:
+        if self._forks is None:
+            return False
+        if not self._forks.is_settled(self._table.start_s):
+            return True
+        if not self._forks.is_ready:
+            self._told.event("what roles are forks of has died, or hangs: each imports by itself from now on", now_s)
+            self._forks = None
+        return False
 
 
 def _extra_s(child: Child) -> float:

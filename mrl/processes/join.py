@@ -24,6 +24,7 @@ from mrl.errors import PeerLost, RecordError
 from mrl.metrics.host_load import HostLoad
 from mrl.metrics.telemetry import Telemetry
 from mrl.processes import wiring
+from mrl.processes.children import is_forked, start_forks
 from mrl.processes.host_processes import HostProcesses
 from mrl.processes.memory_use import footprint_of
 from mrl.processes.planning.devices import visible_gpus
@@ -193,6 +194,10 @@ class JoinedHost:
         os.environ.update(host_environment(next(one for one in plan.hosts if one.name == host)))
         os.environ[wiring.TELEMETRY] = inbox_name
         attempt = folder.logs / order.attempt
+        forks = None
+        if any(map(is_forked, plan.started_by(host))):
+            forks = start_forks(1)
+            closing.callback(forks.close)
         self._processes = HostProcesses(
             plan.started_by(host),
             table=config.supervision,
@@ -202,6 +207,7 @@ class JoinedHost:
             crash=folder.crash,
             told=uplink,
             life=f"{order.attempt}-{uplink.session}",
+            forks=forks,
         )
         lease_units(config, folder, self._processes, self._lifecycle, host=host, is_first=False, closing=closing)
         self._measure_s = 0.0

@@ -20,6 +20,7 @@ from mrl.config.run_folder import RunFolder, socket_file, start_attempt
 from mrl.config.schema import RunConfig
 from mrl.config.stop_request import StopRequest, clear_requests, is_ended, note_ended, take_requests
 from mrl.errors import RecordError
+from mrl.fork_server import ForkServer
 from mrl.metrics.host_load import HostLoad
 from mrl.metrics.waits import WaitWatch
 from mrl.processes.display import Display
@@ -95,7 +96,14 @@ class Supervisor:
     """Runs one plan to its end. `run` returns the exit code; `reason` then says why, empty when all went well."""
 
     def __init__(
-        self, config: RunConfig, folder: RunFolder, plan: Plan, *, inbox: TelemetryInbox, display: Display
+        self,
+        config: RunConfig,
+        folder: RunFolder,
+        plan: Plan,
+        *,
+        inbox: TelemetryInbox,
+        display: Display,
+        forks: ForkServer | None = None,
     ) -> None:
         self._folder, self._inbox, self._display = folder, inbox, display
         self._policies = set(config.policies)
@@ -115,6 +123,7 @@ class Supervisor:
             attempt=self._attempt,
             crash=folder.crash,
             told=display,
+            forks=forks,
         )
         self._closing = ExitStack()
         every_s = config.supervision.host_metrics_s

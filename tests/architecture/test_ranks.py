@@ -11,7 +11,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 
 RANK = {
-    "errors": 0, "files": 0, "host_memory": 0, "hub_names": 0, "parent_death": 0,
+    "errors": 0, "files": 0, "fork_server": 1, "host_memory": 0, "hub_names": 0, "parent_death": 0,
     "plugins": 0, "process_start": 0, "records": 0,
     "plots": 1, "config": 1, "metrics": 1, "objectives": 1, "alignment": 1, "transport": 1,
     "tasks": 2, "models": 2, "exchange": 2, "allocation": 2, "sharing": 2, "bandit": 2,

@@ -24,14 +24,16 @@ from mrl.config.load import validate
 from mrl.config.run_folder import RunFolder, create_run_folder
 from mrl.config.schema import RunConfig, TrackerTable
 from mrl.config.stop_request import file_stop_request
+from mrl.fork_server import ForkServer
 from mrl.metrics.jsonl import read_metrics
 from mrl.metrics.timeline import read_timeline
 from mrl.processes import host_processes, supervisor
-from mrl.processes.children import Child
+from mrl.processes.children import Child, is_forked
 from mrl.processes.display import Display
 from mrl.processes.host_processes import STACKS_S
 from mrl.processes.planning import restarts
 from mrl.processes.planning.plan import Plan, ProcessSpec
+from mrl.processes.planning.unit_workers import UNIT
 from mrl.processes.supervisor import STOPPED, Supervisor, open_inbox
 from mrl.processes.trackers import Trackers
 from mrl.records.codec import encode
@@ -135,6 +137,7 @@ class Run:
         each_turn: Callable[[], list[TelemetryRecord]] = list,
         sender: Grant | None = None,
         resume: bool = False,
+        forks: ForkServer | None = None,
         **supervision: float,
     ) -> None:
         config = config_in(folder, **supervision)
@@ -143,7 +146,7 @@ class Run:
         display = Display(self.board, Console(file=self.output, width=200))
         plan = Plan(tuple(specs))
         self.inbox = Script(each_turn, sender)
-        self.supervisor = Supervisor(config, self.folder, plan, inbox=self.inbox, display=display)
+        self.supervisor = Supervisor(config, self.folder, plan, inbox=self.inbox, display=display, forks=forks)
 
     def __call__(self) -> int:
         return self.supervisor.run()
@@ -184,6 +187,67 @@ def test_a_crashed_worker_is_started_again(tmp_path: Path) -> None:
     assert any("worker/a/0 exited with code 1 (ValueError: first life)" in note for note in run.board.notes)
     crash = json.loads((run.folder.crash / "worker-a-0.json").read_text())
     assert (crash["exit_code"], crash["reason"]) == (1, "ValueError: first life")
+
+
+IMPORTED = """
+import os, sys, time
+import mrl.cli.main
+
+def main(words):
+    with open(os.environ["TOLD"], "a") as file:
+        print(words[0], os.getppid() == server, "CUDA_VISIBLE_DEVICES" in os.environ, file=file)
+    if words[0] == "worker":
+        time.sleep(600)
+    if "lives" in words:
+        return 1 if len(open(os.environ["TOLD"]).readlines()) < 4 else 0
+    while len(open(os.environ["TOLD"]).readlines()) < 3:
+        time.sleep(0.01)
+    return 0
+
+server = os.getpid()
+mrl.cli.main.main = main
+"""
+"""In place of mrl's commands: each process says whether it is a fork of the one that imported this."""
+
+
+def role(name: str, *words: str, **env: str) -> ProcessSpec:
+    spec = python(name, "", restart="until_done" if name.startswith("learner") else "always")
+    return replace(spec, argv=(sys.executable, "-m", "mrl", spec.role, *words), env=env)
+
+
+@pytest.fixture
+def forks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ForkServer]:
+    """What roles are forks of; roles that are none import the same by `sitecustomize`."""
+    (tmp_path / "planted").mkdir()
+    (tmp_path / "planted" / "sitecustomize.py").write_text(IMPORTED)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "planted"))
+    monkeypatch.setenv("TOLD", str(tmp_path / "told"))
+    server = ForkServer([], os.environ)
+    yield server
+    server.close()
+
+
+def test_ranks_and_workers_on_the_cpu_are_forks(tmp_path: Path, forks: ForkServer) -> None:
+    """In every life; what is shown a GPU, or is on a unit, starts by itself."""
+    specs = role("learner/a", "lives"), role("worker/a/0"), role("worker/b/0", CUDA_VISIBLE_DEVICES="0")
+    run = Run(tmp_path / "runs", *specs, forks=forks)
+    assert run() == 0
+    told = sorted((tmp_path / "told").read_text().splitlines())
+    assert told == ["learner True False"] * (len(told) - 2) + ["worker False True", "worker True False"]
+    assert len(told) >= 4
+    on_unit = replace(specs[1], env={UNIT: "cpu:0"})
+    assert [is_forked(spec) for spec in (*specs, on_unit)] == [True, True, False, False]
+
+
+def test_roles_start_without_what_they_would_be_forks_of(tmp_path: Path, forks: ForkServer) -> None:
+    """Where it has died they import by themselves, and a person is told."""
+    forks.close()
+    run = Run(tmp_path / "runs", role("learner/a"), role("worker/a/0"), role("worker/b/0"), forks=forks)
+    assert run() == 0
+    assert sorted((tmp_path / "told").read_text().splitlines()) == ["learner False False"] + ["worker False False"] * 2
+    assert [note for note in run.board.notes if "forks" in note] == [
+        "what roles are forks of has died, or hangs: each imports by itself from now on"
+    ]
 
 
 def test_exit_code_2_ends_the_run_with_that_line(tmp_path: Path) -> None:

@@ -51,7 +51,7 @@ class SimulatedChild:
         """Whether it was started and has not been found ended."""
         return self._process is not None
 
-    def start(self, environment: Mapping[str, str], *, now_s: float, crash: Path) -> None:
+    def start(self, around: Mapping[str, str], *, now_s: float, crash: Path, forks: None = None) -> None:
         """Start it."""
         self.started_s, self.born_s, self.beat_s = now_s, now_s, None
         run, spec = self.run, self.spec

@@ -1,0 +1,200 @@
+"""A process that has imported what roles import; each role is a fork of it.
+
+torch and transformers take four seconds of a core to import. A run on a CPU has two processes or more for each policy,
+and all of them would import the same. A fork takes a tenth of a second, and shares the memory of what was imported.
+
+Roles on a GPU start by themselves: CUDA, and what torch reads of the environment for it, do not outlive a fork.
+
+The server is one thread that forks and nothing else. It dies with the supervisor, and its forks with it.
+"""
+
+import gc
+import importlib
+import json
+import os
+import runpy
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+import traceback
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+
+from mrl.parent_death import CORES, bind, command, die_with_parent
+from mrl.process_start import importing
+
+MAX_MESSAGE_BYTES = 128 * 1024
+ANSWER_S = 60.0
+"""A fork takes a tenth of a second; on a machine that swaps, longer."""
+MODULE = ("-m", "mrl")
+"""What a fork may become: a command line of mrl."""
+READY = b"ready"
+
+
+class ForkedProcess:
+    """A fork, as `subprocess.Popen` has a process. It stays a zombie until `wait`: its pid means nobody else."""
+
+    def __init__(self, server: "ForkServer", pid: int) -> None:
+        """Raises OSError when the process is gone already, with its server."""
+        self.pid = pid
+        self._server = server
+        self._ends = os.pidfd_open(pid)
+
+    def has_ended(self) -> bool:
+        """Whether it has ended, by itself or with its server."""
+        return bool(select.select([self._ends], [], [], 0)[0])
+
+    def wait(self) -> int:
+        """The exit code of a process that has ended, less than 0 for a signal."""
+        os.close(self._ends)
+        try:
+            return self._server.ask({"reap": self.pid})["code"]
+        except OSError:
+            return -signal.SIGKILL  # what the server's death does to it
+
+    def send_signal(self, number: signal.Signals) -> None:
+        """To it alone."""
+        with suppress(ProcessLookupError):
+            os.kill(self.pid, number)
+
+
+class ForkServer:
+    """The supervisor's end."""
+
+    def __init__(self, modules: Sequence[str], environment: Mapping[str, str]) -> None:
+        """Start it; it imports `modules` and is then ready. Raises OSError when it cannot be started."""
+        self._environment = dict(environment)
+        self._end, its_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._end.settimeout(ANSWER_S)
+        self._is_ready = self._is_over = False
+        self._began_s = time.monotonic()
+        with its_end:
+            self._process = subprocess.Popen(
+                command(os.getpid(), (sys.executable, "-m", "mrl.fork_server", *modules)),
+                stdin=its_end.fileno(),
+                stdout=2,  # what an import has to say is no part of what a command prints
+                env=self._environment,
+                start_new_session=True,
+            )
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether it can fork, as far as is known."""
+        return self._is_ready and not self._is_over
+
+    def is_settled(self, patience_s: float) -> bool:
+        """Whether it is ready, or never will be: it has died, or has imported for longer than that."""
+        if self._is_over or self._process.poll() is not None:
+            self._is_over = True
+        elif not self._is_ready and select.select([self._end], [], [], 0)[0]:
+            self._is_ready = self._end.recv(MAX_MESSAGE_BYTES) == READY
+        elif not self._is_ready and time.monotonic() - self._began_s > patience_s:
+            self.close()
+        return self._is_ready or self._is_over
+
+    def fork(self, argv: Sequence[str], environment: Mapping[str, str], stdin: int, log: int) -> ForkedProcess | None:
+        """A process that runs `python -m mrl ...`, and leads a session of its own.
+
+        None where that cannot be: for another program, such as torchrun, and once the server is gone.
+        """
+        if not self.is_ready or (argv[0], *argv[1:3]) != (sys.executable, *MODULE):
+            return None
+        values = {name: value for name, value in environment.items() if self._environment.get(name) != value}
+        request = {"argv": argv[3:], "set": values, "drop": sorted(self._environment.keys() - environment.keys())}
+        try:
+            return ForkedProcess(self, int(self.ask(request, [stdin, log])["pid"]))
+        except OSError:
+            self.close()
+            return None
+
+    def ask(self, request: Mapping[str, object], descriptors: Sequence[int] = ()) -> dict[str, int]:
+        """What it answers. Raises OSError when it does not."""
+        if self._is_over:
+            raise ConnectionResetError
+        socket.send_fds(self._end, [json.dumps(request).encode()], descriptors)
+        answer = self._end.recv(MAX_MESSAGE_BYTES)
+        if not answer:
+            raise ConnectionResetError
+        return dict(json.loads(answer))
+
+    def close(self) -> None:
+        """End it, and with it all that is left of its forks."""
+        self._is_over = True
+        self._end.close()
+        self._process.kill()
+        self._process.wait()
+
+
+def _become(request: Mapping[str, object], descriptors: Sequence[int], server_pid: int) -> int:
+    """Be what was asked for, as far as a process differs that was started anew. Returns its exit code."""
+    os.setsid()
+    stdin, log = descriptors
+    for number, place in ((stdin, 0), (log, 1), (log, 2)):
+        os.dup2(number, place)
+    for number in descriptors:
+        os.close(number)
+    die_with_parent()
+    if os.getppid() != server_pid:  # it died before the request was made
+        return 1
+    for name in request["drop"]:  # type: ignore[attr-defined]
+        os.environ.pop(name, None)
+    os.environ.update(request["set"])  # type: ignore[call-overload]
+    if os.environ.get(CORES):
+        bind({int(core) for core in os.environ[CORES].split(",")})
+    if torch := sys.modules.get("torch"):
+        torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", 1)))
+    gc.enable()
+    sys.argv = ["mrl", *request["argv"]]  # type: ignore[misc]
+    try:
+        runpy.run_module("mrl", run_name="__main__", alter_sys=True)
+    except SystemExit as ended:
+        return ended.code if isinstance(ended.code, int) else int(ended.code is not None)
+    except BaseException:  # noqa: BLE001 - the outer edge of a process
+        traceback.print_exc()
+        return 1
+    return 0
+
+
+def _serve(end: socket.socket) -> None:
+    pid = os.getpid()
+    while True:
+        message, descriptors, *_ = socket.recv_fds(end, MAX_MESSAGE_BYTES, 2)
+        if not message:
+            return
+        request = json.loads(message)
+        if "reap" in request:
+            _, status = os.waitpid(request["reap"], 0)
+            answer = {"code": os.waitstatus_to_exitcode(status)}
+        else:
+            child = os.fork()
+            if child == 0:
+                end.close()
+                code = _become(request, descriptors, pid)
+                sys.stdout.flush()
+                sys.stderr.flush()
+                os._exit(code)
+            answer = {"pid": child}
+        for number in descriptors:
+            os.close(number)
+        end.send(json.dumps(answer).encode())
+
+
+def _main(modules: Sequence[str]) -> None:
+    end = socket.socket(fileno=os.dup(0))
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.close(nothing)
+    with importing():
+        for name in modules:
+            importlib.import_module(name)
+    gc.collect()
+    gc.freeze()  # nobody looks through these objects, so their pages stay shared
+    end.send(READY)
+    _serve(end)
+
+
+if __name__ == "__main__":
+    _main(sys.argv[1:])
