@@ -73,23 +73,23 @@ def train(
     hosts: "Sequence[Host]" = (),
 ) -> int:
     """Check everything, fetch and make missing policies, then supervise the run to its end; returns the exit code."""
-    from mrl.memory_plan.needs import MIB
-    from mrl.memory_plan.run_memory import check_sleepers
-    from mrl.processes.planning.devices import visible_gpus
-    from mrl.processes.planning.hosts import check_hosts, counting_gpus, host_environment, remote_words
-    from mrl.processes.planning.local_folder import local_folder_of
-    from mrl.processes.planning.plan import build_plan, shared_gpus
-    from mrl.processes.preparation.made_policies import resolve_policies
-    from mrl.processes.preparation.preflight import check_made
-    from mrl.processes.preparation.replayed_run import with_replay
-
-    check_hosts(config, [host.name for host in hosts], where=where)
-    remote = remote_words(config, hosts, os.environ, where=where)
-    gpus = visible_gpus(os.environ)
-    config = counting_gpus(config, hosts, len(gpus))
-    planned = partial(build_plan, gpus=gpus, hosts=hosts, remote=remote)
     with ExitStack() as closing:
-        forks = _forks(config, closing)
+        forks = _forks(config, closing)  # imports what roles import, beside the imports and checks of this process
+        from mrl.memory_plan.needs import MIB
+        from mrl.memory_plan.run_memory import check_sleepers
+        from mrl.processes.planning.devices import visible_gpus
+        from mrl.processes.planning.hosts import check_hosts, counting_gpus, host_environment, remote_words
+        from mrl.processes.planning.local_folder import local_folder_of
+        from mrl.processes.planning.plan import build_plan, shared_gpus
+        from mrl.processes.preparation.made_policies import resolve_policies
+        from mrl.processes.preparation.preflight import check_made
+        from mrl.processes.preparation.replayed_run import with_replay
+
+        check_hosts(config, [host.name for host in hosts], where=where)
+        remote = remote_words(config, hosts, os.environ, where=where)
+        gpus = visible_gpus(os.environ)
+        config = counting_gpus(config, hosts, len(gpus))
+        planned = partial(build_plan, gpus=gpus, hosts=hosts, remote=remote)
         config = _checked(config, planned, {"clean": clean, "resume": resume, "from_start": from_start}, where)
         plan = planned(config, run_folder_of(config).path)
         check_sleepers(config, plan, host_mib=host_memory_bytes() / MIB, where=where)
