@@ -171,10 +171,19 @@ def in_fixed_order(
 ) -> list[Received]:
     """What was asked for and is not of a later step, the newest `limit` per prompt, in an order that equal runs share.
 
-    Record ids carry the run epoch, so after a resume only those of one step can be compared.
+    Record ids carry the run epoch, so after a resume only those of one step can be compared. What was sampled at the step
+    of a resume may have been published before it as well; that is left out, or it would take the place of older records.
     """
     once = {item.record.record_id: item for item in received}
-    wanted = [i for i in once.values() if i.record.prompt_id in prompt_ids and i.record.newest.step <= step]
+    asked = [i for i in once.values() if i.record.prompt_id in prompt_ids and i.record.newest.step <= step]
+    epochs: dict[tuple[str, str, int], int] = {}
+    for item in asked:
+        epochs[_place(item)] = max(item.record.newest.run_epoch, epochs.get(_place(item), 0))
+    wanted = [item for item in asked if item.record.newest.run_epoch == epochs[_place(item)]]
     wanted.sort(key=lambda i: (i.record.prompt_id, -i.record.newest.step, i.record.source, i.record.record_id))
     by_prompt = itertools.groupby(wanted, key=lambda i: i.record.prompt_id)
     return [item for _, items in by_prompt for item in itertools.islice(items, limit)]
+
+
+def _place(item: Received) -> tuple[str, str, int]:
+    return item.record.prompt_id, item.record.source, item.record.newest.step

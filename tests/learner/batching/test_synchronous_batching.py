@@ -270,3 +270,12 @@ def test_the_order_is_that_of_prompts_and_steps_and_not_of_arrival(outcome):
     resumed = [outcome("b:0.9:0", "b", "p1", 3), outcome("b:1.10:0", "b", "p1", 4, 1)]
     steps = [i.record.newest.step for i in in_fixed_order([Received(r, 0) for r in resumed], asked, 4, limit=4)]
     assert steps == [4, 3]
+
+
+def test_what_was_published_before_a_resume_as_well_is_there_once(outcome):
+    """Sampled again at the step of the resume, it takes no older record's place."""
+    again = [outcome("b:0.7:0", "b", "p1", 4, 0), outcome("b:1.7:0", "b", "p1", 4, 1)]
+    others = [outcome("b:0.3:0", "b", "p1", 2, 0), outcome("c:0.7:0", "c", "p1", 4, 0)]
+    for order in ([*again, *others], [*others, *again[::-1]]):
+        found = in_fixed_order([Received(record, 0) for record in order], {"p1"}, 5, limit=3)
+        assert [item.record.record_id for item in found] == ["b:1.7:0", "c:0.7:0", "b:0.3:0"]
