@@ -171,8 +171,8 @@ def in_fixed_order(
 ) -> list[Received]:
     """What was asked for and is not of a later step, the newest `limit` per prompt, in an order that equal runs share.
 
-    Record ids carry the run epoch, so after a resume only those of one step can be compared. What was sampled at the step
-    of a resume may have been published before it as well; that is left out, or it would take the place of older records.
+    Record ids carry the run epoch, so after a resume only those of one step can be compared. What was sampled at the
+    step of a resume may have been published before it as well: that is left out, or older records would have no place.
     """
     once = {item.record.record_id: item for item in received}
     asked = [i for i in once.values() if i.record.prompt_id in prompt_ids and i.record.newest.step <= step]
