@@ -14,6 +14,7 @@ from mrl.records.plain_requests import (
     FromGateway,
     FromWorker,
     PlainAnswer,
+    PlainPiece,
     PlainRefusal,
     PlainRequest,
     WithdrawnRequest,
@@ -36,7 +37,10 @@ class _Pending:
     request: PlainRequest
     answer: "asyncio.Future[PlainAnswer]"
     asked_s: float
+    on_piece: Callable[[PlainPiece], None]
     num_tries: int = 0
+    is_begun: bool = False
+    """Whether a piece of its answer has been passed on: nobody can take that back, so no other worker begins anew."""
 
 
 @dataclass(eq=False)
@@ -82,12 +86,21 @@ class PlainDesk:
             status=404,
         )
 
-    async def ask(self, policy: str, step: int | None, request: PlainRequest) -> PlainAnswer:
-        """The answer. Whoever does not wait for it any more withdraws the request. Raises ChatMistake."""
+    async def ask(
+        self,
+        policy: str,
+        step: int | None,
+        request: PlainRequest,
+        on_piece: Callable[[PlainPiece], None] = lambda piece: None,
+    ) -> PlainAnswer:
+        """The answer; of one that streams, each piece is given to `on_piece` first.
+
+        Whoever does not wait for it any more withdraws the request. Raises ChatMistake.
+        """
         if self.num_waiting >= MAX_PENDING:
             raise ChatMistake("too many requests wait for answers; come later", code="too_many", status=429)
         answer: asyncio.Future[PlainAnswer] = asyncio.get_running_loop().create_future()
-        pending = _Pending(policy, step, request, answer, self._clock())
+        pending = _Pending(policy, step, request, answer, self._clock(), on_piece)
         self._waiting.append(pending)
         self._hand_out()
         try:
@@ -95,8 +108,7 @@ class PlainDesk:
         finally:
             self._forget(pending)
         if step not in (None, found.version):
-            words = f"{policy} went on to {policy}{VERSION_MARK}{found.version} while it answered"
-            raise ChatMistake(words, code="version_gone", status=409)
+            raise _gone(policy, found.version)
         return found
 
     def join(self, send: Callable[[FromGateway], None]) -> ServingWorker:
@@ -110,6 +122,10 @@ class PlainDesk:
         if isinstance(message, WorkerRoom):
             worker.room = message
             self._seen_s[message.policy] = self._clock()
+        elif isinstance(message, PlainPiece):
+            if (pending := worker.holding.get(message.request_id)) is not None:
+                self._grew(pending, message)
+            return
         elif (pending := worker.holding.pop(message.request_id, None)) is not None:
             self._answered(pending, message)
         self._hand_out()
@@ -170,6 +186,15 @@ class PlainDesk:
         self._fail(pending, words, "version_gone", status=409)
         return True
 
+    def _grew(self, pending: _Pending, piece: PlainPiece) -> None:
+        if pending.answer.done():
+            return
+        if pending.step not in (None, piece.version):
+            pending.answer.set_exception(_gone(pending.policy, piece.version))
+            return
+        pending.is_begun = True
+        pending.on_piece(piece)
+
     def _answered(self, pending: _Pending, message: PlainAnswer | PlainRefusal) -> None:
         if pending.answer.done():
             return
@@ -178,6 +203,8 @@ class PlainDesk:
             self.counts["tokens"] += len(message.sampled)
             self.counts["scored_tokens"] += max(0, len(message.given) - 1)
             pending.answer.set_result(message)
+        elif message.code == LOST and pending.is_begun:
+            self._fail(pending, f"its worker was lost in the middle of an answer: {message.words}", "lost")
         elif message.code == LOST and pending.num_tries < MAX_TRIES:
             self.counts["tried_again"] += 1
             self._waiting.appendleft(pending)
@@ -197,3 +224,8 @@ class PlainDesk:
             for name in [name for name, one in worker.holding.items() if one is pending]:
                 del worker.holding[name]
                 worker.send(WithdrawnRequest(name))
+
+
+def _gone(policy: str, step: int) -> ChatMistake:
+    words = f"{policy} went on to {policy}{VERSION_MARK}{step} while it answered"
+    return ChatMistake(words, code="version_gone", status=409)
