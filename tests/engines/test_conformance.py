@@ -442,6 +442,7 @@ def test_an_answer_that_streams_is_told_as_it_grows(endless, weights):
         came = endless.engine.grown()
         if came and not grown:
             assert not ended
+            assert endless.engine.grown() == [], "each is told once"
             endless.serve(weights("b"))
         grown += came
 

@@ -144,7 +144,7 @@ def test_a_refusal_before_the_first_piece_is_an_answer_of_its_own_and_later_the_
             await anext(stream)
         assert (len(worker.asked), rig.desk.num_waiting) == (3, 0)
 
-    run(tmp_path, script)
+    run(tmp_path, lambda *site: asyncio.wait_for(script(*site), 30))
 
 
 def test_a_version_that_is_passed_in_the_middle_ends_a_stream_of_one_version(tmp_path):
