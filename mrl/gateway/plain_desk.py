@@ -1,10 +1,12 @@
 """Requests outside of episodes on their way: they wait for a worker with room, and go to another one if it is lost."""
 
 import asyncio
+import shlex
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import msgspec
 
@@ -27,6 +29,28 @@ MAX_TRIES = 3
 ANSWER_S, NO_WORKER_S = 600.0, 60.0
 """Until a request is given up; and where no worker of the policy has been there for so long."""
 VERSION_MARK = "@"
+
+
+@dataclass(frozen=True)
+class Checkpoints:
+    """What is kept of policies of a run, and how to ask it. It is not served here: that takes an engine of its own."""
+
+    run_folder: Path
+    steps: Callable[[str], Collection[int]]
+    """Policy -> steps of which there is a checkpoint now."""
+
+    def told(self, policy: str, wanted: str) -> str:
+        """A line that names them, and the commands for the step that is `wanted`, or the nearest there is."""
+        steps = sorted(self.steps(policy))
+        if not steps:
+            return f"there is no checkpoint of {policy} yet"
+        kept = ", ".join(map(str, steps))
+        near = min(steps, key=lambda step: abs(step - int(wanted))) if wanted.isdecimal() else steps[-1]
+        run = shlex.quote(str(self.run_folder))
+        return (
+            f"checkpoints of {policy} are there of step {kept}: `mrl export {run} --policy {policy} --step {near}` "
+            f"makes a folder of one for a server of your own, `mrl eval {run}@{near} --policy {policy}` evaluates it"
+        )
 
 
 @dataclass(eq=False)
@@ -62,8 +86,10 @@ class ServingWorker:
 class PlainDesk:
     """All of them, in one event loop."""
 
-    def __init__(self, policies: Sequence[str], clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
+    def __init__(
+        self, policies: Sequence[str], checkpoints: Checkpoints, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._checkpoints, self._clock = checkpoints, clock
         self._workers: list[ServingWorker] = []
         self._waiting: deque[_Pending] = deque()
         self._seen_s = dict.fromkeys(policies, clock())
@@ -80,11 +106,10 @@ class PlainDesk:
         policy, mark, step = name.partition(VERSION_MARK)
         if policy in self._seen_s and (not mark or step in map(str, self._served(policy))):
             return policy, int(step) if mark else None
-        raise ChatMistake(
-            f"model {name!r:.80}: there are {self._told()}; other versions are not served",
-            code="model_not_found",
-            status=404,
-        )
+        words = f"model {name!r:.80}: there are {self._told()}; other versions are not served"
+        if policy in self._seen_s:
+            words = f"{words}; {self._checkpoints.told(policy, step)}"
+        raise ChatMistake(words, code="model_not_found", status=404)
 
     async def ask(
         self,
@@ -108,7 +133,7 @@ class PlainDesk:
         finally:
             self._forget(pending)
         if step not in (None, found.version):
-            raise _gone(policy, found.version)
+            raise self._gone(pending, f"{policy}{VERSION_MARK}{found.version} while it answered")
         return found
 
     def join(self, send: Callable[[FromGateway], None]) -> ServingWorker:
@@ -182,15 +207,19 @@ class PlainDesk:
         served = self._served(pending.policy)
         if pending.step is None or not served or pending.step in served:
             return False
-        words = f"{pending.policy} went on to {self._named(pending.policy)} while it waited"
-        self._fail(pending, words, "version_gone", status=409)
+        self._refuse(pending, self._gone(pending, f"{self._named(pending.policy)} while it waited"))
         return True
+
+    def _gone(self, pending: _Pending, newer: str) -> ChatMistake:
+        kept = self._checkpoints.told(pending.policy, str(pending.step))
+        return ChatMistake(f"{pending.policy} went on to {newer}; {kept}", code="version_gone", status=409)
 
     def _grew(self, pending: _Pending, piece: PlainPiece) -> None:
         if pending.answer.done():
             return
         if pending.step not in (None, piece.version):
-            pending.answer.set_exception(_gone(pending.policy, piece.version))
+            newer = f"{pending.policy}{VERSION_MARK}{piece.version} while it answered"
+            self._refuse(pending, self._gone(pending, newer))
             return
         pending.is_begun = True
         pending.on_piece(piece)
@@ -211,11 +240,14 @@ class PlainDesk:
         elif message.code == LOST:
             self._fail(pending, f"its worker was lost {MAX_TRIES} times: {message.words}", "lost")
         else:
-            pending.answer.set_exception(ChatMistake(message.words, code=message.code))
+            self._refuse(pending, ChatMistake(message.words, code=message.code))
 
-    def _fail(self, pending: _Pending, words: str, code: str, status: int = 503) -> None:
+    def _fail(self, pending: _Pending, words: str, code: str) -> None:
+        self._refuse(pending, ChatMistake(words, code=code, status=503))
+
+    def _refuse(self, pending: _Pending, mistake: ChatMistake) -> None:
         if not pending.answer.done():
-            pending.answer.set_exception(ChatMistake(words, code=code, status=status))
+            pending.answer.set_exception(mistake)
 
     def _forget(self, pending: _Pending) -> None:
         if pending in self._waiting:
@@ -224,8 +256,3 @@ class PlainDesk:
             for name in [name for name, one in worker.holding.items() if one is pending]:
                 del worker.holding[name]
                 worker.send(WithdrawnRequest(name))
-
-
-def _gone(policy: str, step: int) -> ChatMistake:
-    words = f"{policy} went on to {policy}{VERSION_MARK}{step} while it answered"
-    return ChatMistake(words, code="version_gone", status=409)

@@ -75,7 +75,7 @@ def test_a_run_that_trains_answers_plain_requests_and_trains_on_none_of_them(mak
             for own, top in zip(scored.token_logprobs[1:-1], scored.top_logprobs[1:-1], strict=True)
         )
         num_streamed = check_streams(client, "qwen")
-        with pytest.raises(openai.NotFoundError, match=r"qwen@999999.*there are qwen \(now qwen@\d+\), llama"):
+        with pytest.raises(openai.NotFoundError, match=r"there are qwen \(now qwen@\d+\), llama.*checkpoint"):
             client.chat.completions.create(model="qwen@999999", messages=talk)
     status, found = post(f"{url}/inference/v1/generate", key, {"model": "llama", "token_ids": [5, 6, 7]})
     assert (status, len(found["choices"][0]["token_ids"]) > 0) == (200, True)
@@ -114,7 +114,8 @@ def check_streams(client, model):
     assert "".join(choice.text for choice in choices) == whole.text
     parts = [choice.logprobs for choice in choices if choice.logprobs]
     assert [token for part in parts for token in part.tokens] == whole.logprobs.tokens
-    assert [one for part in parts for one in part.token_logprobs] == whole.logprobs.token_logprobs
+    logprobs = [one for part in parts for one in part.token_logprobs]
+    assert logprobs == pytest.approx(whole.logprobs.token_logprobs, abs=1e-4)  # others in a batch change roundings
     assert [one for part in parts for one in part.text_offset] == whole.logprobs.text_offset
     assert [choice.finish_reason for choice in choices] == [None] * (len(choices) - 1) + [whole.finish_reason]
     options = {"stream_options": {"include_usage": True}}
