@@ -137,6 +137,11 @@ class RunFolder:
         """Checkpoints of one policy, step_N below it."""
         return self.path / "checkpoints" / policy
 
+    def checkpoint_steps(self, policy: str) -> set[int]:
+        """Steps of which a policy has a whole checkpoint."""
+        names = (found.name.removeprefix("step_") for found in self.checkpoints(policy).glob("step_*"))
+        return {int(name) for name in names if name.isdecimal()}
+
     def lives(self, policy: str) -> Lives:
         """How often the learner of one policy lived; noted in lives/<policy>.json and beside its checkpoints."""
         file = self.path / "lives" / f"{policy}.json"
@@ -302,16 +307,10 @@ def _check_resumed(folder: RunFolder, config: RunConfig, from_start: Collection[
     where = str(folder.path)
     check_writers(folder.path)
     check_same_meaning(read_run_config(folder.path), config, where=where)
-    saved = {name: _saved_steps(folder.path, name) for name in config.learning if name not in from_start}
+    saved = {name: folder.checkpoint_steps(name) for name in config.learning if name not in from_start}
     for name, steps in saved.items():
         folder.lives(name).check_not_lost(steps, together=config.learning if config.run.sync else ())
     check_steps_left(saved, config, where=where)
-
-
-def _saved_steps(path: Path, policy: str) -> set[int]:
-    """Steps of which `policy` has a whole checkpoint."""
-    names = (found.name.removeprefix("step_") for found in RunFolder(path).checkpoints(policy).glob("step_*"))
-    return {int(name) for name in names if name.isdecimal()}
 
 
 def is_run(path: Path) -> bool:

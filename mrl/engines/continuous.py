@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
-from mrl.engines.engine import Decoding, Finished, Generation, GenerationRequest, Sampling, StopWatch
+from mrl.engines.engine import Decoding, Finished, Generation, GenerationRequest, Grown, Sampling, StopWatch
 from mrl.engines.slot_cache import ReadPrompt, SlotCache
 from mrl.engines.token_sampling import sample, sample_decoded, uniforms
 from mrl.records.finish import FinishReason
@@ -44,16 +44,19 @@ class _Answer:
     watch: StopWatch
     decoding: Decoding | None = None
     """None: as the engine samples."""
+    streams: bool = False
+    num_told: int = 0
+    """Tokens that were told of while it grew."""
     spans: list[VersionSpan] = field(default_factory=list)
     """Of the versions before the present one."""
 
-    def close_span(self, num_tokens: int, version: Version) -> None:
-        """The first `num_tokens` tokens are there, the newest of them by `version`."""
-        fresh = num_tokens - sum(span.num_tokens for span in self.spans)
-        if fresh and self.spans and self.spans[-1].version == version:
-            fresh += self.spans.pop().num_tokens
-        if fresh:
-            self.spans.append(VersionSpan(fresh, version))
+    def spans_at(self, num_tokens: int, version: Version) -> list[VersionSpan]:
+        """Those of its first `num_tokens` tokens, the newest of them by `version`."""
+        spans = list(self.spans)
+        fresh = num_tokens - sum(span.num_tokens for span in spans)
+        if fresh and spans and spans[-1].version == version:
+            fresh += spans.pop().num_tokens
+        return [*spans, VersionSpan(fresh, version)] if fresh else spans
 
 
 class ContinuousBatch:
@@ -95,6 +98,21 @@ class ContinuousBatch:
         """Answers that were handed in and have not ended."""
         return self.running + self.waiting
 
+    @property
+    def streams(self) -> bool:
+        """Whether any answer that is being sampled does."""
+        return any(answer.streams for answer in self._answers)
+
+    def grown(self) -> list[Grown]:
+        """See Engine."""
+        found = []
+        for row, answer in enumerate(self._answers):
+            length = int(self._rows["length"][row])
+            if answer.streams and row not in self._dead and length > answer.num_told:
+                answer.num_told = length
+                found.append(Grown(answer.request_id, answer.index, self._sampled(row, FinishReason.ABORT)))
+        return found
+
     def submit(self, requests: Sequence[GenerationRequest]) -> None:
         """Hand in requests."""
         self._waiting.extend(_Waiting(request) for request in requests if request.seeds.size)
@@ -113,7 +131,7 @@ class ContinuousBatch:
         """The weights have changed: tokens are of `version` from now on, and prompts are read anew."""
         for row, answer in enumerate(self._answers):
             if self._version is not None:
-                answer.close_span(int(self._rows["length"][row]), self._version)
+                answer.spans = answer.spans_at(int(self._rows["length"][row]), self._version)
         self._version = version
         self._epoch += 1
 
@@ -174,11 +192,14 @@ class ContinuousBatch:
         return [self._finish(row, FinishReason.STOP if stopped[row] else FinishReason.LENGTH) for row in self._dead]
 
     def _finish(self, row: int, reason: FinishReason) -> Finished:
-        answer, length = self._answers[row], int(self._rows["length"][row])
+        answer = self._answers[row]
+        return Finished(answer.request_id, answer.index, self._sampled(row, reason))
+
+    def _sampled(self, row: int, reason: FinishReason) -> Generation:
+        length = int(self._rows["length"][row])
         assert self._version is not None, "nothing is handed in before there are weights"
-        answer.close_span(length, self._version)
         tokens, logprobs = self._rows["tokens"][row, :length].copy(), self._rows["logprobs"][row, :length].copy()
-        return Finished(answer.request_id, answer.index, Generation(tokens, logprobs, answer.spans, reason))
+        return Generation(tokens, logprobs, self._answers[row].spans_at(length, self._version), reason)
 
     def _refill(self) -> None:
         """Give free rows to waiting answers, ended rows first; drop the ended rows that are left."""
@@ -211,7 +232,7 @@ class ContinuousBatch:
         self._answers.extend(_Answer("", 0, StopWatch(None)) for _ in range(max(rows) + 1 - len(self._answers)))
         for row, place in zip(rows, index, strict=True):
             watch = StopWatch(sampling.stop)
-            self._answers[row] = _Answer(request.request_id, place, watch, request.decoding)
+            self._answers[row] = _Answer(request.request_id, place, watch, request.decoding, request.streams)
 
     def _drop(self, row: int) -> None:
         """The last row takes the place of this one."""

@@ -1,6 +1,6 @@
 """What one kind of inference server has to say for itself: how it is started, and what its routes take and give."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -124,6 +124,21 @@ class Dialect(Protocol):
         """Sample behind `token_ids`; ends at an EOS (its last token then), at the limit, or when it is aborted.
 
         The server gives it up when the call is cancelled, which closes its connection. Raises Paused.
+        """
+
+    def stream(
+        self,
+        http: Http,
+        token_ids: Sequence[int],
+        sampling: Sampling,
+        *,
+        max_new_tokens: int,
+        seed: int,
+        request_id: str,
+    ) -> AsyncGenerator[Segment, None]:
+        """The same answer as that of `generate`, in parts as it is sampled; all but the last end by ABORT.
+
+        `labels` may come with the last one alone. Whoever wants no more closes it, which closes its connection.
         """
 
     async def abort_all(self, http: Http) -> None:

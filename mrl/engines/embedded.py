@@ -18,7 +18,7 @@ from transformers import PreTrainedModel
 
 from mrl.engines.attached_adapters import AttachedAdapters
 from mrl.engines.continuous import ContinuousBatch
-from mrl.engines.engine import EngineUsage, Finished, GenerationRequest, Sampling, ScoringRequest, TokenScore
+from mrl.engines.engine import EngineUsage, Finished, GenerationRequest, Grown, Sampling, ScoringRequest, TokenScore
 from mrl.errors import WeightsError
 from mrl.models.device_memory import PLAN, enough_memory
 from mrl.models.load_policy import load_policy
@@ -69,7 +69,8 @@ class EmbeddedEngine:
     def collect(self, timeout_s: float) -> list[Finished]:
         """Sample until an answer ends, at least one token and at most `timeout_s`; returns the answers that ended.
 
-        A `nudge` ends it after the token that is being sampled. Raises DeviceError when memory does not suffice.
+        A `nudge`, or an answer that streams, ends it after the token that is being sampled. Raises DeviceError when
+        memory does not suffice.
         """
         deadline_s = time.monotonic() + timeout_s
         while self._batch.in_flight:
@@ -80,10 +81,16 @@ class EmbeddedEngine:
                     finished = self._batch.step()
             finally:
                 self._in_use.release()
-            if finished or self._is_nudged.is_set() or time.monotonic() >= deadline_s:
+            is_told = self._is_nudged.is_set() or self._batch.streams
+            if finished or is_told or time.monotonic() >= deadline_s:
                 self._is_nudged.clear()
                 return finished
         return []
+
+    def grown(self) -> list[Grown]:
+        """See Engine."""
+        with self._between_forwards():
+            return self._batch.grown()
 
     def nudge(self) -> None:
         """See Engine."""

@@ -137,6 +137,8 @@ class GenerationRequest:
     """Whether an engine that does not take it gives answers without a token in place of EngineError."""
     decoding: Decoding | None = None
     """None: as the engine samples."""
+    streams: bool = False
+    """Whether `grown` tells how far its answers have come."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,6 +167,16 @@ class Finished:
     index: int
     """Which of the request's answers: the place of its seed."""
     generation: Generation
+
+
+@dataclass(frozen=True, slots=True)
+class Grown:
+    """How far one answer of a request with `streams` has come: what is here stays, and more will follow."""
+
+    request_id: str
+    index: int
+    generation: Generation
+    """Its reason is ABORT, which it will not end by."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,7 +228,14 @@ class Engine(Protocol):
     def collect(self, timeout_s: float) -> list[Finished]:
         """Answers that ended since the last call, in the order in which they ended.
 
-        Waits for the first of them, at most `timeout_s`, and not at all when nothing is in flight.
+        Waits for the first of them, at most `timeout_s`, and not at all when nothing is in flight. Returns for tokens
+        of a request with `streams`, too.
+        """
+
+    def grown(self) -> list[Grown]:
+        """Answers of requests with `streams` that had more tokens by the last `collect`, and have not ended.
+
+        Call it from the thread that collects.
         """
 
     def nudge(self) -> None:

@@ -1,6 +1,7 @@
 """A small HTTP client for inference servers: every call has a time limit, every answer a size limit."""
 
 import json
+from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +53,28 @@ class Http:
     ) -> Any:
         """The decoded JSON of a POST. Raises HttpFailure."""
         return _decoded(route, await self.post(route, body, within_s=within_s, **parameters))
+
+    async def post_events(self, route: str, body: object) -> AsyncGenerator[Any, None]:
+        """The decoded JSON of the server-sent events that answer a POST, up to [DONE]. Raises HttpFailure."""
+        rest, is_done = b"", False
+        try:
+            async with self._session.post(route, json=body, timeout=aiohttp.ClientTimeout(total=None)) as answer:
+                if answer.status >= 400:
+                    raise HttpFailure(route, answer.status, await _bounded_text(route, answer))
+                async for data in answer.content.iter_any():
+                    *events, rest = (rest + data).split(b"\n\n")
+                    if len(rest) > MAX_ANSWER_BYTES:
+                        raise HttpFailure(route, answer.status, f"an event of more than {MAX_ANSWER_BYTES} bytes")
+                    for event in events:
+                        said = event.decode(errors="replace").removeprefix("data:").strip()
+                        if said == "[DONE]":
+                            is_done = True  # the connection is good for another call once its end has come
+                        elif said:
+                            yield _decoded(route, said)
+        except (aiohttp.ClientError, OSError) as error:
+            raise HttpFailure(route, 0, str(error) or type(error).__name__) from error
+        if not is_done:
+            raise HttpFailure(route, 0, "the answer broke off")
 
     async def close(self) -> None:
         """Close all connections."""

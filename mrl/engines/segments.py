@@ -7,17 +7,17 @@ in flight or to those that come meanwhile, and no cached state of old weights me
 
 import asyncio
 import hashlib
-from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
+from contextlib import aclosing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import structlog
 
 from mrl.engines.dialect import Dialect, HalfUpdated, Paused, Segment
-from mrl.engines.engine import Finished, Generation, GenerationRequest, Sampling, StopWatch, TokenScore
+from mrl.engines.engine import Finished, Generation, GenerationRequest, Grown, Sampling, StopWatch, TokenScore
 from mrl.engines.http import Http, HttpFailure
 from mrl.errors import EngineError, EngineLost, PeerLost, WeightsError
 from mrl.models.tensor_broadcast import IncomingTensors
@@ -89,8 +89,10 @@ class Segments:
         """Tokens are of `version` from now on; the server itself calls it `reported`."""
         self._version, self._reported = version, reported
 
-    async def answer(self, request: GenerationRequest, index: int) -> Finished:
-        """Sample one answer to its end, over as many versions as come."""
+    async def answer(
+        self, request: GenerationRequest, index: int, tell: Callable[[Grown], None] = lambda grown: None
+    ) -> Finished:
+        """Sample one answer to its end, over as many versions as come; `tell` how far it is, if it streams."""
         prompt = request.prompt_token_ids.tolist()
         sampling = self._sampling.decoded(request.decoding)
         answer = _Answer(sampling)
@@ -101,14 +103,22 @@ class Segments:
             assert version is not None, "nothing is handed in before there are weights"
             name = f"{request.request_id}/{index}/{answer.num_segments}"
             before, wanted = prompt + answer.token_ids, answer.tokens_wanted
-            part_seed = _seed_of(seed, answer.num_segments)
-            segment = await self._call(before, sampling, max_new_tokens=wanted, seed=part_seed, name=name)
-            self._check(segment, version)
-            if segment.finish_reason is FinishReason.LENGTH and len(segment.token_ids) < wanted:
-                got = f"{len(before)} tokens before it, {wanted} to sample"
-                raise EngineError("an answer exceeds the server's context", got=got, cure="raise server.context_tokens")
-            answer.add(segment, version)
-            self.generated_tokens += len(segment.token_ids)
+            asked = {"max_new_tokens": wanted, "seed": _seed_of(seed, answer.num_segments), "request_id": name}
+            parts = self._parts(before, sampling, streams=request.streams, **asked)
+            answer.num_segments, num_sampled = answer.num_segments + 1, 0
+            with self._refusals(len(before), wanted), self._in_flight(name):
+                async with aclosing(parts):
+                    async for part in parts:
+                        self._check(part, version)
+                        num_sampled += len(part.token_ids)
+                        if part.finish_reason is FinishReason.LENGTH and num_sampled < wanted:
+                            raise _too_long(len(before), wanted)
+                        answer.add(part, version)
+                        self.generated_tokens += len(part.token_ids)
+                        if answer.finish_reason is not FinishReason.ABORT:
+                            break  # by a stop string, perhaps, of which the server does not know
+                        if request.streams and part.token_ids:
+                            tell(Grown(request.request_id, index, answer.generation()))
             self._check_remembered()
         return Finished(request.request_id, index, answer.generation())
 
@@ -206,22 +216,29 @@ class Segments:
                     ) from None
                 await self._dialect.abort_all(self._http)
 
-    async def _call(
-        self, token_ids: list[int], sampling: Sampling, *, max_new_tokens: int, seed: int, name: str
-    ) -> Segment:
-        with self._in_flight(name):
-            try:
-                return await self._dialect.generate(
-                    self._http, token_ids, sampling, max_new_tokens=max_new_tokens, seed=seed, request_id=name
-                )
-            except Paused:
-                if self._gate.is_set():  # it opens behind every call that an update has met: this pause is not ours
-                    raise
-                return Segment([], [], FinishReason.ABORT)
-            except HttpFailure as failure:
-                if 400 <= failure.status < 500 and failure.status not in PASSING:
-                    raise self._refused(failure, len(token_ids), max_new_tokens) from failure
+    async def _parts(
+        self, token_ids: list[int], sampling: Sampling, *, streams: bool, **asked: Any
+    ) -> AsyncGenerator[Segment, None]:
+        """What one call samples: as it comes, or at its end."""
+        if not streams:
+            yield await self._dialect.generate(self._http, token_ids, sampling, **asked)
+            return
+        async with aclosing(self._dialect.stream(self._http, token_ids, sampling, **asked)) as parts:
+            async for part in parts:
+                yield part
+
+    @contextmanager
+    def _refusals(self, num_tokens: int, max_new_tokens: int) -> Iterator[None]:
+        """A pause for an update ends a call as one that has sampled nothing more. Raises EngineError."""
+        try:
+            yield
+        except Paused:
+            if self._gate.is_set():  # it opens behind every call that an update has met: this pause is not ours
                 raise
+        except HttpFailure as failure:
+            if 400 <= failure.status < 500 and failure.status not in PASSING:
+                raise self._refused(failure, num_tokens, max_new_tokens) from failure
+            raise
 
     @contextmanager
     def _in_flight(self, name: str) -> Iterator[None]:
@@ -271,6 +288,7 @@ class _Answer:
         self.token_ids: list[int] = []
         self.finish_reason = FinishReason.ABORT
         self.num_segments = 0
+        """That were begun."""
         self._logprobs: list[float] = []
         self._versions: list[VersionSpan] = []
 
@@ -284,7 +302,6 @@ class _Answer:
         return self.tokens_left if self._sampling.stop is None else min(self.tokens_left, TOKENS_BETWEEN_STOPS)
 
     def add(self, segment: Segment, version: Version) -> None:
-        self.num_segments += 1
         end = self._watch.ends_at(segment.token_ids)
         self.token_ids += segment.token_ids[:end]
         self._logprobs += segment.logprobs[:end]
@@ -315,6 +332,11 @@ def append_span(versions: list[VersionSpan], num_tokens: int, version: Version) 
     if versions and versions[-1].version == version:
         return [*versions[:-1], VersionSpan(versions[-1].num_tokens + num_tokens, version)]
     return [*versions, VersionSpan(num_tokens, version)]
+
+
+def _too_long(num_tokens: int, max_new_tokens: int) -> EngineError:
+    got = f"{num_tokens} tokens before it, {max_new_tokens} to sample"
+    return EngineError("an answer exceeds the server's context", got=got, cure="raise server.context_tokens")
 
 
 def _seed_of(seed: int, segment: int) -> int:

@@ -26,6 +26,7 @@ from mrl.engines.engine import (
     Finished,
     Generation,
     GenerationRequest,
+    Grown,
     Sampling,
     ScoringRequest,
     TokenScore,
@@ -33,7 +34,7 @@ from mrl.engines.engine import (
 from mrl.engines.http import Http, HttpFailure
 from mrl.engines.segments import GivenUp, Segments
 from mrl.engines.server_process import ServerProcess, free_port
-from mrl.engines.server_start import PortTaken, await_ready, check_answers, why_ended
+from mrl.engines.server_start import PortTaken, await_ready, check_answers, soon, why_ended
 from mrl.engines.temporary_folder import TemporaryFolder
 from mrl.errors import EngineError, EngineLost, PeerLost, WeightsError
 from mrl.models.tensor_broadcast import IncomingTensors, Seats
@@ -106,6 +107,10 @@ class ServerEngine:
                 self._keep(self._finished.get_nowait(), found)
         self._check()
         return found
+
+    def grown(self) -> list[Grown]:
+        """See Engine."""
+        return [self._grown.pop(at) for at in list(self._grown)]
 
     def nudge(self) -> None:
         """See Engine."""
@@ -210,7 +215,8 @@ class ServerEngine:
         self._lost: EngineLost | EngineError | None = None
         self._in_flight = 0
         self._forgotten: set[str] = set()
-        self._finished: queue.Queue[Finished | GivenUp] = queue.Queue()
+        self._finished: queue.Queue[Finished | GivenUp | Grown] = queue.Queue()
+        self._grown: dict[tuple[str, int], Grown] = {}
         self._tasks: dict[str, set[asyncio.Task[None]]] = {}
         self._usage = EngineUsage(0, 0, 0.0, 0)
         self._awaited: set[Future[Any]] = set()
@@ -282,7 +288,7 @@ class ServerEngine:
 
     async def _finish(self, request: GenerationRequest, index: int) -> Finished:
         try:
-            return await self._current().answer(request, index)
+            return await self._current().answer(request, index, self._finished.put)
         except EngineError as error:
             if not request.may_be_refused:
                 raise
@@ -303,14 +309,14 @@ class ServerEngine:
     async def _watchdog(self) -> None:
         clock = self._loop.time
         heard_s = moved_s = clock()
-        tokens = -1
+        tokens, patience_s = -1, max(WATCH_S, self._bounds.silence_s / 4)
         while self._lost is None:
             await asyncio.sleep(WATCH_S)
             if self._process is not None and (code := self._process.exit_code()) is not None:
                 self._lose(EngineLost(str(why_ended(self._dialect, self._process, code))))
             updating = self._current().is_updating  # a server may be deaf while it loads, which has a bound of its own
-            lives = updating or await self._asked(self._dialect.alive(self._link()))
-            self._usage = await self._asked(self._dialect.usage(self._link())) or self._usage
+            lives = updating or await soon(self._dialect.alive(self._link()), patience_s)
+            self._usage = await soon(self._dialect.usage(self._link()), patience_s) or self._usage
             updating |= self._current().is_updating  # it may have fallen asleep since it was asked
             if lives or updating:
                 heard_s = clock()
@@ -320,12 +326,6 @@ class ServerEngine:
                 tokens, moved_s = self._usage.generated_tokens, clock()
             if clock() - moved_s > self._bounds.stall_s:
                 self._lose(f"answers are in flight and no token came for {self._bounds.stall_s:g} s")
-
-    async def _asked(self, call: Coroutine[Any, Any, T]) -> T | None:
-        """What a quick question brings; None when nothing comes in time."""
-        with contextlib.suppress(HttpFailure, TimeoutError):
-            return await asyncio.wait_for(call, max(WATCH_S, self._bounds.silence_s / 4))
-        return None
 
     def _lose_by(self, error: BaseException | None) -> None:
         if error is not None:
@@ -385,11 +385,15 @@ class ServerEngine:
             raise self._lost or EngineLost(f"{self._dialect.name}: the engine is closed")
         return self._http
 
-    def _keep(self, item: Finished | GivenUp, found: list[Finished]) -> None:
+    def _keep(self, item: Finished | GivenUp | Grown, found: list[Finished]) -> None:
+        if isinstance(item, Grown):
+            self._grown[item.request_id, item.index] = item
+            return
         if isinstance(item, GivenUp):
             self._in_flight -= item.num_answers
             self._forgotten.discard(item.request_id)
             return
         self._in_flight -= 1
+        self._grown.pop((item.request_id, item.index), None)
         if item.request_id not in self._forgotten:
             found.append(item)

@@ -4,14 +4,18 @@ A server may bind its port only once it has loaded. Until it does, whoever answe
 """
 
 import asyncio
+import contextlib
 import re
 import signal
+from collections.abc import Coroutine
+from typing import Any, TypeVar
 
 from mrl.engines.dialect import Dialect
 from mrl.engines.http import Http, HttpFailure
 from mrl.engines.server_process import ServerProcess
 from mrl.errors import EngineError
 
+T = TypeVar("T")
 READY_POLL_S = 0.25
 IN_USE = "address already in use"
 KILLED = (-signal.SIGKILL, 128 + signal.SIGKILL)
@@ -45,6 +49,13 @@ async def await_ready(
         if asyncio.get_running_loop().time() > deadline_s:
             raise _too_slow(dialect, http, process, start_s)
         await asyncio.sleep(READY_POLL_S)
+
+
+async def soon(call: Coroutine[Any, Any, T], within_s: float) -> T | None:
+    """What a quick question brings; None when nothing comes in time."""
+    with contextlib.suppress(HttpFailure, TimeoutError):
+        return await asyncio.wait_for(call, within_s)
+    return None
 
 
 async def check_answers(dialect: Dialect, http: Http) -> None:

@@ -11,7 +11,8 @@ The way of a GPU (sleeping, its own backends) is written from the sources and ha
 
 import asyncio
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
+from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 
@@ -55,7 +56,7 @@ class SGLang:
     def __init__(self) -> None:
         """What it can do is known after `probe`."""
         self._routes: frozenset[str] = frozenset()
-        self._hashes_bytes = False
+        self._hashes_bytes = self._sends_parts = False
         self._dtype = ""
         self._first_folder = Path()
         self._num_processes = 1
@@ -94,6 +95,7 @@ class SGLang:
         info = await http.get_json("/server_info")
         self._first_folder, self._dtype = Path(info["model_path"]), str(info["dtype"])
         self._num_processes = int(info["tp_size"]) * int(info["pp_size"])
+        self._sends_parts = bool(info.get("incremental_streaming_output"))
         can_hash = info["device"] == "cpu" and info["tp_size"] == 1 and self._dtype in DTYPES
         self._hashes_bytes = can_hash and "/weights_checker" in self._routes
         if hides_temperature([await _lead_nats(http, one) for one in PROBED_TEMPERATURES]):
@@ -114,16 +116,29 @@ class SGLang:
 
         An answer that the model's own EOS ended, and none of ours, goes on as one that was aborted.
         """
-        sampling_params = {"max_new_tokens": max_new_tokens, "temperature": sampling.temperature, "sampling_seed": seed}
-        sampling_params |= {} if sampling.top_p == 1 else {"top_p": sampling.top_p}
-        answer = await _ask(http, token_ids, sampling_params | {"stop_token_ids": list(sampling.eos_ids)})
-        sampled, meta = answer["output_ids"], answer["meta_info"]
-        reason = REASONS[meta["finish_reason"]["type"]]
-        if reason is FinishReason.STOP and sampled[-1] not in sampling.eos_ids:
-            reason = FinishReason.ABORT
-        versions = dict.fromkeys(span["version"] for span in meta.get("weight_versions") or () if span["end"])
-        labels = tuple("" if version == FIRST_WEIGHTS else version for version in versions)
-        return Segment(sampled, [entry[0] for entry in meta["output_token_logprobs"]], reason, labels)
+        asked = _sampling_params(sampling) | {"max_new_tokens": max_new_tokens, "sampling_seed": seed}
+        return _segment(await _ask(http, token_ids, asked), sampling.eos_ids)
+
+    async def stream(
+        self,
+        http: Http,
+        token_ids: Sequence[int],
+        sampling: Sampling,
+        *,
+        max_new_tokens: int,
+        seed: int,
+        request_id: str,
+    ) -> AsyncGenerator[Segment, None]:
+        """See Dialect. Each event has all of the answer so far, but where the server was started to send parts."""
+        asked = _sampling_params(sampling) | {"max_new_tokens": max_new_tokens, "sampling_seed": seed}
+        body, num_before = _body(token_ids, asked) | {"stream": True}, 0
+        async with aclosing(http.post_events("/generate", body)) as answers:
+            async for answer in answers:
+                if error := answer.get("error"):
+                    raise HttpFailure("/generate", int(error.get("code") or 500), str(error))
+                part = _segment(_checked(answer), sampling.eos_ids, num_before)
+                num_before += 0 if self._sends_parts else len(part.token_ids)
+                yield part
 
     async def abort_all(self, http: Http) -> None:
         """See Dialect. Without a pause, which would wait for a whole second: the caller begins nothing, and a load
@@ -247,13 +262,40 @@ class SGLang:
 
 async def _ask(http: Http, token_ids: Sequence[int], sampling_params: dict[str, Any], **options: int) -> Any:
     """One call of /generate; HttpFailure when the server gave it up for a fault of its own."""
+    return _checked(await http.post_json("/generate", _body(token_ids, sampling_params, **options), within_s=None))
+
+
+def _body(token_ids: Sequence[int], sampling_params: dict[str, Any], **options: int) -> dict[str, Any]:
     sampling_params = WHOLE_DISTRIBUTION | sampling_params
-    body = {"input_ids": list(token_ids), "sampling_params": sampling_params, "return_logprob": True, **options}
-    answer = await http.post_json("/generate", body, within_s=None)
+    return {"input_ids": list(token_ids), "sampling_params": sampling_params, "return_logprob": True, **options}
+
+
+def _checked(answer: Any) -> Any:
     reason = answer["meta_info"]["finish_reason"]
-    if reason.get("status_code"):
+    if reason and reason.get("status_code"):
         raise HttpFailure("/generate", int(reason["status_code"]), str(reason))
     return answer
+
+
+def _sampling_params(sampling: Sampling) -> dict[str, Any]:
+    top_p = {} if sampling.top_p == 1 else {"top_p": sampling.top_p}
+    return {"temperature": sampling.temperature, "stop_token_ids": list(sampling.eos_ids)} | top_p
+
+
+def _segment(answer: Any, eos_ids: Collection[int], num_before: int = 0) -> Segment:
+    """What it says of the tokens behind the first `num_before`; one that goes on ends by ABORT.
+
+    The ids of one that goes on are a list that SGLang adds to, and may be ahead of their log-probabilities.
+    """
+    sampled, meta = answer["output_ids"], answer["meta_info"]
+    reason = REASONS[meta["finish_reason"]["type"]] if meta["finish_reason"] else FinishReason.ABORT
+    if reason is FinishReason.STOP and sampled[-1] not in eos_ids:
+        reason = FinishReason.ABORT
+    versions = dict.fromkeys(span["version"] for span in meta.get("weight_versions") or () if span["end"])
+    labels = tuple("" if version == FIRST_WEIGHTS else version for version in versions)
+    end = None if meta["finish_reason"] else min(len(sampled), len(meta["output_token_logprobs"]))
+    logprobs = [entry[0] for entry in meta["output_token_logprobs"][num_before:end]]
+    return Segment(sampled[num_before:end], logprobs, reason, labels)
 
 
 async def _await_idle(http: Http) -> None:

@@ -12,7 +12,8 @@ by vLLM's own routes; requests name those that they want.
 
 import asyncio
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from mrl.engines.vllm_calls import (
     GENERATE,
     answers,
     ask,
+    ask_parts,
     call_workers,
     check_taken,
     count_workers,
@@ -46,6 +48,7 @@ ADAPTER_ROUTES = ("/v1/load_lora_adapter", "/v1/unload_lora_adapter")
 BELOW = ".base_layer."
 """In names of weights below adapters."""
 REASONS = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH, "abort": FinishReason.ABORT}
+PART_REASONS: dict[Any, FinishReason] = {None: FinishReason.ABORT, **REASONS}
 
 
 class VLLM:
@@ -120,23 +123,40 @@ class VLLM:
         request_id: str,
     ) -> Segment:
         """See Dialect."""
-        answer = await ask(
-            http,
-            token_ids,
-            request_id=request_id,
-            adapters=self._adapters[0] if self._adapters else "",
-            max_tokens=max_new_tokens,
-            temperature=sampling.temperature,
+        asked = self._asked(sampling) | {"max_tokens": max_new_tokens, "seed": seed, "request_id": request_id}
+        return self._segment(await ask(http, token_ids, **asked), REASONS)
+
+    async def stream(
+        self,
+        http: Http,
+        token_ids: Sequence[int],
+        sampling: Sampling,
+        *,
+        max_new_tokens: int,
+        seed: int,
+        request_id: str,
+    ) -> AsyncGenerator[Segment, None]:
+        """See Dialect."""
+        asked = self._asked(sampling) | {"max_tokens": max_new_tokens, "seed": seed, "request_id": request_id}
+        async with aclosing(ask_parts(http, token_ids, **asked)) as parts:
+            async for part in parts:
+                yield self._segment(part, PART_REASONS)
+
+    def _asked(self, sampling: Sampling) -> dict[str, Any]:
+        return {
+            "adapters": self._adapters[0] if self._adapters else "",
+            "temperature": sampling.temperature,
             **({} if sampling.top_p == 1 else {"top_p": sampling.top_p}),
-            seed=seed,
-            stop_token_ids=list(sampling.eos_ids),
-            logprobs=0,
-        )
+            "stop_token_ids": list(sampling.eos_ids),
+            "logprobs": 0,
+        }
+
+    def _segment(self, answer: Any, reasons: Mapping[Any, FinishReason]) -> Segment:
         choice = answer["choices"][0]
-        if choice["finish_reason"] not in REASONS:
+        if choice["finish_reason"] not in reasons:
             raise HttpFailure(GENERATE, 200, f"finish reason {choice['finish_reason']!r}")
-        logprobs = [sampled["logprob"] for sampled in choice["logprobs"]["content"]]
-        return Segment(choice["token_ids"], logprobs, REASONS[choice["finish_reason"]], self._labels(choice))
+        logprobs = [sampled["logprob"] for sampled in choice["logprobs"]["content"]] if choice["logprobs"] else []
+        return Segment(choice["token_ids"] or [], logprobs, reasons[choice["finish_reason"]], self._labels(choice))
 
     async def abort_all(self, http: Http) -> None:
         """See Dialect."""

@@ -1,7 +1,8 @@
 """Single calls to a vLLM server."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from mrl.engines.dialect import Paused
@@ -17,21 +18,40 @@ RETRYABLE = "ServiceUnavailableError"
 ANSWER_S = 5.0
 
 
-async def ask(
-    http: Http, token_ids: Sequence[int], *, request_id: str = "", adapters: str = "", **sampling: Any
-) -> Any:
-    """One generation or scoring, with `adapters` of this name.
+async def ask(http: Http, token_ids: Sequence[int], **asked: Any) -> Any:
+    """One generation or scoring, of what `body_of` takes. Raises Paused, HttpFailure."""
+    with _pauses():
+        return await http.post_json(GENERATE, body_of(token_ids, **asked), within_s=None)
 
-    Where `sampling` is silent vLLM's own values are neutral: top_p 1, no penalties. Raises Paused, HttpFailure.
+
+async def ask_parts(http: Http, token_ids: Sequence[int], **asked: Any) -> AsyncGenerator[Any, None]:
+    """One generation as it grows. Raises Paused, HttpFailure; what fails behind its first line is an event, too."""
+    with _pauses():
+        async for part in http.post_events(GENERATE, body_of(token_ids, **asked) | {"stream": True}):
+            if error := part.get("error"):
+                code = error.get("code")
+                raise HttpFailure(GENERATE, code if isinstance(code, int) else 503, json.dumps(part))
+            yield part
+
+
+def body_of(token_ids: Sequence[int], *, request_id: str = "", adapters: str = "", **sampling: Any) -> dict[str, Any]:
+    """What is posted, for `adapters` of this name.
+
+    Where `sampling` is silent vLLM's own values are neutral: top_p 1, no penalties.
     """
     parameters = {"detokenize": False, "ignore_eos": True, **sampling}
-    body = {"token_ids": list(token_ids), "sampling_params": parameters}
+    body: dict[str, Any] = {"token_ids": list(token_ids), "sampling_params": parameters}
     if adapters:
         body["model"] = adapters
     if request_id:
         body["request_id"] = request_id
+    return body
+
+
+@contextmanager
+def _pauses() -> Iterator[None]:
     try:
-        return await http.post_json(GENERATE, body, within_s=None)
+        yield
     except HttpFailure as failure:
         if _is_pause(failure):
             raise Paused(failure.route, failure.status, failure.text) from failure

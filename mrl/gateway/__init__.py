@@ -13,6 +13,7 @@ completion. So a group of episodes is granted, leased, dated, verified and share
 - `strangers`        connections without a key, which are few and short
 - `plain_routes`     the same for requests outside of episodes, which rollout workers answer beside their sampling
 - `plain_wire`       their forms <-> messages to workers
+- `plain_stream`     answers as they grow
 - `plain_desk`       where they wait for a worker with room
 - `gateway_line`     a worker's line to it
 - `agent_process`    a process that runs the user's function for many episodes at once

@@ -1,10 +1,12 @@
 """Requests outside of episodes on their way: they wait for a worker with room, and go to another one if it is lost."""
 
 import asyncio
+import shlex
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import msgspec
 
@@ -14,6 +16,7 @@ from mrl.records.plain_requests import (
     FromGateway,
     FromWorker,
     PlainAnswer,
+    PlainPiece,
     PlainRefusal,
     PlainRequest,
     WithdrawnRequest,
@@ -28,6 +31,28 @@ ANSWER_S, NO_WORKER_S = 600.0, 60.0
 VERSION_MARK = "@"
 
 
+@dataclass(frozen=True)
+class Checkpoints:
+    """What is kept of policies of a run, and how to ask it. It is not served here: that takes an engine of its own."""
+
+    run_folder: Path
+    steps: Callable[[str], Collection[int]]
+    """Policy -> steps of which there is a checkpoint now."""
+
+    def told(self, policy: str, wanted: str) -> str:
+        """A line that names them, and the commands for the step that is `wanted`, or the nearest there is."""
+        steps = sorted(self.steps(policy))
+        if not steps:
+            return f"there is no checkpoint of {policy} yet"
+        kept = ", ".join(map(str, steps))
+        near = min(steps, key=lambda step: abs(step - int(wanted))) if wanted.isdecimal() else steps[-1]
+        run = shlex.quote(str(self.run_folder))
+        return (
+            f"checkpoints of {policy} are there of step {kept}: `mrl export {run} --policy {policy} --step {near}` "
+            f"makes a folder of one for a server of your own, `mrl eval {run}@{near} --policy {policy}` evaluates it"
+        )
+
+
 @dataclass(eq=False)
 class _Pending:
     policy: str
@@ -36,7 +61,10 @@ class _Pending:
     request: PlainRequest
     answer: "asyncio.Future[PlainAnswer]"
     asked_s: float
+    on_piece: Callable[[PlainPiece], None]
     num_tries: int = 0
+    is_begun: bool = False
+    """Whether a piece of its answer has been passed on: nobody can take that back, so no other worker begins anew."""
 
 
 @dataclass(eq=False)
@@ -58,8 +86,10 @@ class ServingWorker:
 class PlainDesk:
     """All of them, in one event loop."""
 
-    def __init__(self, policies: Sequence[str], clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
+    def __init__(
+        self, policies: Sequence[str], checkpoints: Checkpoints, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._checkpoints, self._clock = checkpoints, clock
         self._workers: list[ServingWorker] = []
         self._waiting: deque[_Pending] = deque()
         self._seen_s = dict.fromkeys(policies, clock())
@@ -76,18 +106,26 @@ class PlainDesk:
         policy, mark, step = name.partition(VERSION_MARK)
         if policy in self._seen_s and (not mark or step in map(str, self._served(policy))):
             return policy, int(step) if mark else None
-        raise ChatMistake(
-            f"model {name!r:.80}: there are {self._told()}; other versions are not served",
-            code="model_not_found",
-            status=404,
-        )
+        words = f"model {name!r:.80}: there are {self._told()}; other versions are not served"
+        if policy in self._seen_s:
+            words = f"{words}; {self._checkpoints.told(policy, step)}"
+        raise ChatMistake(words, code="model_not_found", status=404)
 
-    async def ask(self, policy: str, step: int | None, request: PlainRequest) -> PlainAnswer:
-        """The answer. Whoever does not wait for it any more withdraws the request. Raises ChatMistake."""
+    async def ask(
+        self,
+        policy: str,
+        step: int | None,
+        request: PlainRequest,
+        on_piece: Callable[[PlainPiece], None] = lambda piece: None,
+    ) -> PlainAnswer:
+        """The answer; of one that streams, each piece is given to `on_piece` first.
+
+        Whoever does not wait for it any more withdraws the request. Raises ChatMistake.
+        """
         if self.num_waiting >= MAX_PENDING:
             raise ChatMistake("too many requests wait for answers; come later", code="too_many", status=429)
         answer: asyncio.Future[PlainAnswer] = asyncio.get_running_loop().create_future()
-        pending = _Pending(policy, step, request, answer, self._clock())
+        pending = _Pending(policy, step, request, answer, self._clock(), on_piece)
         self._waiting.append(pending)
         self._hand_out()
         try:
@@ -95,8 +133,7 @@ class PlainDesk:
         finally:
             self._forget(pending)
         if step not in (None, found.version):
-            words = f"{policy} went on to {policy}{VERSION_MARK}{found.version} while it answered"
-            raise ChatMistake(words, code="version_gone", status=409)
+            raise self._gone(pending, f"{policy}{VERSION_MARK}{found.version} while it answered")
         return found
 
     def join(self, send: Callable[[FromGateway], None]) -> ServingWorker:
@@ -110,6 +147,10 @@ class PlainDesk:
         if isinstance(message, WorkerRoom):
             worker.room = message
             self._seen_s[message.policy] = self._clock()
+        elif isinstance(message, PlainPiece):
+            if (pending := worker.holding.get(message.request_id)) is not None:
+                self._grew(pending, message)
+            return
         elif (pending := worker.holding.pop(message.request_id, None)) is not None:
             self._answered(pending, message)
         self._hand_out()
@@ -166,9 +207,22 @@ class PlainDesk:
         served = self._served(pending.policy)
         if pending.step is None or not served or pending.step in served:
             return False
-        words = f"{pending.policy} went on to {self._named(pending.policy)} while it waited"
-        self._fail(pending, words, "version_gone", status=409)
+        self._refuse(pending, self._gone(pending, f"{self._named(pending.policy)} while it waited"))
         return True
+
+    def _gone(self, pending: _Pending, newer: str) -> ChatMistake:
+        kept = self._checkpoints.told(pending.policy, str(pending.step))
+        return ChatMistake(f"{pending.policy} went on to {newer}; {kept}", code="version_gone", status=409)
+
+    def _grew(self, pending: _Pending, piece: PlainPiece) -> None:
+        if pending.answer.done():
+            return
+        if pending.step not in (None, piece.version):
+            newer = f"{pending.policy}{VERSION_MARK}{piece.version} while it answered"
+            self._refuse(pending, self._gone(pending, newer))
+            return
+        pending.is_begun = True
+        pending.on_piece(piece)
 
     def _answered(self, pending: _Pending, message: PlainAnswer | PlainRefusal) -> None:
         if pending.answer.done():
@@ -178,17 +232,22 @@ class PlainDesk:
             self.counts["tokens"] += len(message.sampled)
             self.counts["scored_tokens"] += max(0, len(message.given) - 1)
             pending.answer.set_result(message)
+        elif message.code == LOST and pending.is_begun:
+            self._fail(pending, f"its worker was lost in the middle of an answer: {message.words}", "lost")
         elif message.code == LOST and pending.num_tries < MAX_TRIES:
             self.counts["tried_again"] += 1
             self._waiting.appendleft(pending)
         elif message.code == LOST:
             self._fail(pending, f"its worker was lost {MAX_TRIES} times: {message.words}", "lost")
         else:
-            pending.answer.set_exception(ChatMistake(message.words, code=message.code))
+            self._refuse(pending, ChatMistake(message.words, code=message.code))
 
-    def _fail(self, pending: _Pending, words: str, code: str, status: int = 503) -> None:
+    def _fail(self, pending: _Pending, words: str, code: str) -> None:
+        self._refuse(pending, ChatMistake(words, code=code, status=503))
+
+    def _refuse(self, pending: _Pending, mistake: ChatMistake) -> None:
         if not pending.answer.done():
-            pending.answer.set_exception(ChatMistake(words, code=code, status=status))
+            pending.answer.set_exception(mistake)
 
     def _forget(self, pending: _Pending) -> None:
         if pending in self._waiting:

@@ -7,23 +7,24 @@ GET  /worker                         WebSocket of a rollout worker
 """
 
 import asyncio
-import json
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import msgspec
 import structlog
 from aiohttp import WSMsgType, web
 
-from mrl.gateway.chat_wire import ChatMistake, chunks
+from mrl.gateway.chat_wire import ChatMistake
 from mrl.gateway.plain_desk import VERSION_MARK, PlainDesk
+from mrl.gateway.plain_stream import Wording, chat_choices, completion_choices, generate_choices, stream_answers
 from mrl.gateway.plain_wire import (
     PlainCall,
     chat_answer,
     completion_answer,
-    completion_chunk,
     generate_answer,
     read_completion,
     read_generate,
@@ -43,19 +44,15 @@ class PlainRoutes:
 
     async def chat(self, request: web.Request, body: Mapping[str, Any]) -> web.StreamResponse:
         """`/v1/chat/completions`. Raises ChatMistake."""
-        call, call_id, answers, head = await self._answers(body, read_plain_chat)
-        return await answered(request, chat_answer(call_id, call, answers, head), call.is_streamed and chunks)
+        return await self._answer(request, body, CHAT)
 
     async def completions(self, request: web.Request, body: Mapping[str, Any]) -> web.StreamResponse:
         """`/v1/completions`. Raises ChatMistake."""
-        call, call_id, answers, head = await self._answers(body, read_completion)
-        whole = completion_answer(call_id, call, answers, head)
-        return await answered(request, whole, call.is_streamed and completion_chunk)
+        return await self._answer(request, body, COMPLETIONS)
 
     async def generate(self, request: web.Request, body: Mapping[str, Any]) -> web.StreamResponse:
         """`/inference/v1/generate`. Raises ChatMistake."""
-        _, call_id, answers, head = await self._answers(body, read_generate)
-        return await answered(request, generate_answer(call_id, answers, head), False)
+        return await self._answer(request, body, GENERATE)
 
     async def serve_worker(self, request: web.Request) -> web.WebSocketResponse:
         """The line of one worker, until it hangs up."""
@@ -77,24 +74,27 @@ class PlainRoutes:
             desk.leave(worker)
         return socket
 
-    async def _answers(
-        self, body: Mapping[str, Any], read: Callable[[Mapping[str, Any]], PlainCall]
-    ) -> tuple[PlainCall, str, Sequence[PlainAnswer], dict[str, Any]]:
-        """Call, its name, its answers in order, and what stands at the head of what is said of them."""
-        desk = self._need()
-        call = read(body)
+    async def _answer(self, request: web.Request, body: Mapping[str, Any], form: "_Form") -> web.StreamResponse:
+        desk, call = self._need(), form.read(body)
+        call_id = call.requests[0].request_id.partition("-")[0]
         policy, step = desk.model(call.model)
-        asking = [asyncio.ensure_future(desk.ask(policy, step, one)) for one in call.requests]
-        try:
-            answers = await asyncio.gather(*asking)
-        finally:
-            for one in asking:
-                one.cancel()
+        asking = [partial(desk.ask, policy, step, one) for one in call.requests]
+        created = {"created": int(time.time()), "model": call.model}
+
+        def head(version: int) -> dict[str, Any]:
+            return created | {"system_fingerprint": f"{policy}{VERSION_MARK}{version}"}
+
+        if call.is_streamed:
+            named = {form.id_key: call_id} | form.of_chunk
+            found = await stream_answers(
+                request, call, asking, wording=form.wording, head=lambda version: named | head(version)
+            )
+        else:
+            answers = await _all(asking)
+            newest = max(answer.version for answer in answers)
+            found = web.json_response(form.whole(call_id, call, answers, head(newest)))
         desk.counts["requests"] += 1
-        newest = max(answer.version for answer in answers)
-        head = {"created": int(time.time()), "model": call.model}
-        head["system_fingerprint"] = f"{policy}{VERSION_MARK}{newest}"
-        return call, call.requests[0].request_id.partition("-")[0], answers, head
+        return found
 
     def _need(self) -> PlainDesk:
         if self._desk is None:
@@ -106,18 +106,30 @@ class PlainRoutes:
         return self._desk
 
 
-async def answered(
-    request: web.Request, whole: Mapping[str, Any], pieces: Callable[[Mapping[str, Any]], Sequence[Any]] | bool
-) -> web.StreamResponse:
-    """The response to a client, in `pieces` as server-sent events where it wants a stream."""
-    if not callable(pieces):
-        return web.json_response(whole)
-    stream = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
-    await stream.prepare(request)
-    for piece in pieces(whole):
-        await stream.write(b"data: " + json.dumps(piece).encode() + b"\n\n")
-    await stream.write(b"data: [DONE]\n\n")
-    return stream
+@dataclass(frozen=True)
+class _Form:
+    """How one kind of request is read, and how its answers are told."""
+
+    read: Callable[[Mapping[str, Any]], PlainCall]
+    whole: Callable[[str, PlainCall, Sequence[PlainAnswer], Mapping[str, Any]], Mapping[str, Any]]
+    wording: Wording
+    of_chunk: dict[str, str]
+    id_key: str = "id"
+
+
+CHAT = _Form(read_plain_chat, chat_answer, chat_choices, {"object": "chat.completion.chunk"})
+COMPLETIONS = _Form(read_completion, completion_answer, completion_choices, {"object": "text_completion"})
+GENERATE = _Form(read_generate, generate_answer, generate_choices, {}, "request_id")
+
+
+async def _all(asking: Sequence[Callable[[], Awaitable[PlainAnswer]]]) -> list[PlainAnswer]:
+    """In their order; when one is refused nobody waits for the others."""
+    tasks = [asyncio.ensure_future(ask()) for ask in asking]
+    try:
+        return list(await asyncio.gather(*tasks))
+    finally:
+        for one in tasks:
+            one.cancel()
 
 
 async def _send(socket: web.WebSocketResponse, outgoing: "asyncio.Queue[bytes]") -> None:

@@ -48,6 +48,8 @@ class PlainCall:
     wants_logprobs: bool
     echoes: bool
     is_streamed: bool
+    includes_usage: bool
+    """In a last chunk of a stream."""
 
 
 def read_plain_chat(body: Mapping[str, Any]) -> PlainCall:
@@ -82,7 +84,7 @@ def read_generate(body: Mapping[str, Any]) -> PlainCall:
     parameters = body.get("sampling_params") or {}
     if not isinstance(parameters, Mapping):
         raise ChatMistake("sampling_params: wanted an object")
-    whole = {**parameters, "model": body.get("model")}
+    whole = {**parameters, **{key: body.get(key) for key in ("model", "stream", "stream_options")}}
     asked = _asked(body.get("token_ids"))
     if "token_ids" not in asked:
         raise ChatMistake("token_ids: wanted a list of ids of the policy's tokenizer")
@@ -98,10 +100,10 @@ def chat_answer(
         said = Message("assistant", one.text, one.tool_calls)
         choice = answered_choice(f"{call_id}-{index}", said, is_cut=one.is_cut) | {"index": index}
         if call.wants_logprobs:
-            choice["logprobs"] = {"content": [_as_content(token) for token in one.sampled], "refusal": None}
+            choice["logprobs"] = as_contents(one.sampled) | {"refusal": None}
         choices.append(choice)
     kind = {"id": call_id, "object": "chat.completion"}
-    return kind | dict(head) | {"choices": choices, "usage": _usage(answers)}
+    return kind | dict(head) | {"choices": choices, "usage": usage_of(answers)}
 
 
 def completion_answer(
@@ -113,29 +115,26 @@ def completion_answer(
         given = one.given if call.echoes else ()
         text = b"".join(token.spelled for token in given).decode(errors="replace") + one.text
         reason = "length" if one.is_cut else "stop"
-        logprobs = _as_lists((*given, *one.sampled)) if call.wants_logprobs else None
+        logprobs = as_lists((*given, *one.sampled)) if call.wants_logprobs else None
         choices.append({"index": index, "text": text, "finish_reason": reason, "logprobs": logprobs})
     kind = {"id": call_id, "object": "text_completion"}
-    return kind | dict(head) | {"choices": choices, "usage": _usage(answers)}
+    return kind | dict(head) | {"choices": choices, "usage": usage_of(answers)}
 
 
-def generate_answer(call_id: str, answers: Sequence[PlainAnswer], head: Mapping[str, Any]) -> dict[str, Any]:
+def generate_answer(
+    call_id: str, call: PlainCall, answers: Sequence[PlainAnswer], head: Mapping[str, Any]
+) -> dict[str, Any]:
     """What a request with token ids is answered."""
     choices = [
         {
             "index": index,
             "token_ids": [token.token_id for token in one.sampled],
-            "logprobs": {"content": [_as_content(token) for token in one.sampled]},
+            "logprobs": as_contents(one.sampled),
             "finish_reason": "length" if one.is_cut else "stop",
         }
         for index, one in enumerate(answers)
     ]
-    return {"request_id": call_id} | dict(head) | {"choices": choices, "usage": _usage(answers)}
-
-
-def completion_chunk(whole: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Completions for a client that wants a stream: all in one piece."""
-    return [dict(whole)]
+    return {"request_id": call_id} | dict(head) | {"choices": choices, "usage": usage_of(answers)}
 
 
 def _call(
@@ -155,10 +154,12 @@ def _call(
     seed, call_id = body.get("seed"), secrets.token_hex(8)
     if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int)):
         raise ChatMistake(f"seed {seed!r:.40}: wanted a whole number")
+    is_streamed, includes_usage = _flag(body, "stream"), _includes_usage(body)
     requests = [
         PlainRequest(
             request_id=f"{call_id}-{place}-{index}",
             seed=secrets.randbits(64) if seed is None else _seed_of(seed, index),
+            streams=is_streamed and not echoes,  # what is given stands first, and comes with the end
             **prompt,
             **sampling,
         )
@@ -167,10 +168,17 @@ def _call(
     ]
     for request in requests[::num_each]:
         _check_sent(request)
-    model = body.get("model")
-    return PlainCall(
-        model if isinstance(model, str) else "", tuple(requests), wants_logprobs, echoes, _flag(body, "stream")
-    )
+    model = body.get("model") if isinstance(body.get("model"), str) else ""
+    return PlainCall(str(model), tuple(requests), wants_logprobs, echoes, is_streamed, includes_usage)
+
+
+def _includes_usage(body: Mapping[str, Any]) -> bool:
+    options = body.get("stream_options")
+    if options is None:
+        return False
+    if body.get("stream") is not True or not isinstance(options, Mapping):
+        raise ChatMistake("stream_options: wanted an object, beside stream = true")
+    return _flag(options, "include_usage")
 
 
 def _check_sent(request: PlainRequest) -> None:
@@ -240,16 +248,24 @@ def _seed_of(seed: int, index: int) -> int:
     return int.from_bytes(hashlib.blake2b(f"plain|{seed}|{index}".encode(), digest_size=8).digest(), "little")
 
 
-def _as_content(token: PlainToken) -> dict[str, Any]:
-    text = token.spelled.decode(errors="replace")
-    return {"token": text, "logprob": token.logprob, "bytes": list(token.spelled), "top_logprobs": []}
+def as_contents(tokens: Sequence[PlainToken]) -> dict[str, Any]:
+    """Log-probabilities of sampled tokens."""
+    spelled = [(token.spelled.decode(errors="replace"), token) for token in tokens]
+    content = [
+        {"token": text, "logprob": token.logprob, "bytes": list(token.spelled), "top_logprobs": []}
+        for text, token in spelled
+    ]
+    return {"content": content}
 
 
-def _as_lists(tokens: Sequence[PlainToken]) -> dict[str, Any]:
-    """As the older form has it; of a given token beside the likeliest in its place, of a sampled one without."""
-    offsets = [0]
+def as_lists(tokens: Sequence[PlainToken], start: int = 0) -> dict[str, Any]:
+    """As the older form has it; of a given token beside the likeliest in its place, of a sampled one without.
+
+    The first stands behind `start` characters.
+    """
+    offsets = [start]
     for token in tokens[:-1]:
-        offsets.append(offsets[-1] + len(token.spelled.decode(errors="replace")))
+        offsets.append(offsets[-1] + num_chars(token))
     names = [_name(token.spelled) for token in tokens]
     tops: list[dict[str, float | None] | None] = []
     for token, name in zip(tokens, names, strict=True):
@@ -260,6 +276,11 @@ def _as_lists(tokens: Sequence[PlainToken]) -> dict[str, Any]:
     return {"tokens": names, "token_logprobs": logprobs, "top_logprobs": tops, "text_offset": offsets}
 
 
+def num_chars(token: PlainToken) -> int:
+    """Of a token by itself."""
+    return len(token.spelled.decode(errors="replace"))
+
+
 def _name(spelled: bytes) -> str:
     """The text of a token; of one that is no whole text its bytes, as OpenAI has it: many would read alike."""
     try:
@@ -268,6 +289,7 @@ def _name(spelled: bytes) -> str:
         return "bytes:" + "".join(f"\\x{byte:02x}" for byte in spelled)
 
 
-def _usage(answers: Sequence[PlainAnswer]) -> dict[str, int]:
+def usage_of(answers: Sequence[PlainAnswer]) -> dict[str, int]:
+    """Tokens of all answers to a request."""
     given, sampled = sum(one.num_given_tokens for one in answers), sum(len(one.sampled) for one in answers)
     return {"prompt_tokens": given, "completion_tokens": sampled, "total_tokens": given + sampled}

@@ -27,7 +27,8 @@ from aiohttp import WSMsgType, web
 
 from mrl.gateway.chat_wire import ChatMistake, chunks, completion, read_chat
 from mrl.gateway.plain_desk import PlainDesk
-from mrl.gateway.plain_routes import PlainRoutes, answered
+from mrl.gateway.plain_routes import PlainRoutes
+from mrl.gateway.plain_stream import events
 from mrl.gateway.session import AgentSession
 from mrl.gateway.session_book import MAX_WAIT_S, SessionBook
 from mrl.gateway.strangers import Strangers
@@ -128,7 +129,7 @@ class Gateway:
         self._book.counts["turns"] += 1
         call_id = f"{session.session_id}-{session.num_turns}"
         whole = completion(call_id, session.policy, turn, said, created_s=int(time.time()))
-        return await answered(request, whole, call.is_streamed and chunks)
+        return await events(request, chunks(whole)) if call.is_streamed else web.json_response(whole)
 
     async def _outside(
         self, answer: Callable[[web.Request, dict[str, Any]], Awaitable[web.StreamResponse]], request: web.Request

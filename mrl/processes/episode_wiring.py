@@ -17,7 +17,7 @@ from mrl.models.turn_spelling import TurnSpelling
 from mrl.records.episodes import Message, Opening, ToolCall
 from mrl.records.experience import SharedTurn
 from mrl.rollout.episode import EpisodeRules
-from mrl.rollout.plain_serving import PlainVoice
+from mrl.rollout.plain_voice import PlainVoice
 from mrl.rollout.playing import EpisodeEngine, Stage
 from mrl.rollout.replaying import OwnVoice
 from mrl.sharing.peer_episodes import SpelledEpisode

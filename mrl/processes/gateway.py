@@ -27,7 +27,7 @@ from mrl.errors import AddressError
 from mrl.files import replace_file
 from mrl.gateway.agent_children import AgentChildren
 from mrl.gateway.agent_network import BACKLOG
-from mrl.gateway.plain_desk import PlainDesk
+from mrl.gateway.plain_desk import Checkpoints, PlainDesk
 from mrl.gateway.routes import Gateway
 from mrl.gateway.session_book import SessionBook
 from mrl.metrics.telemetry import Telemetry
@@ -71,7 +71,8 @@ async def _run(
     config: RunConfig, folder: RunFolder, telemetry: Telemetry, stop: threading.Event, keys: dict[str, str]
 ) -> None:
     book = SessionBook(idle_s=config.gateway.idle_s)
-    desk = PlainDesk(config.learning) if config.gateway.serve else None
+    checkpoints = Checkpoints(folder.path, folder.checkpoint_steps)
+    desk = PlainDesk(config.learning, checkpoints) if config.gateway.serve else None
     gateway = Gateway(
         book,
         desk=desk,

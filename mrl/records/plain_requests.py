@@ -2,7 +2,7 @@
 
 Nothing of them is trained on. Every request is for one answer. Messages are msgpack over a WebSocket of the worker's:
 
-    worker ──▶ WorkerRoom, PlainAnswer, PlainRefusal        gateway ──▶ PlainRequest, WithdrawnRequest
+    worker ──▶ WorkerRoom, PlainPiece, PlainAnswer, PlainRefusal        gateway ──▶ PlainRequest, WithdrawnRequest
 """
 
 from typing import Annotated
@@ -36,6 +36,8 @@ class PlainRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     """Of 64 bits."""
     scores_given: bool = False
     """Whether the given tokens are scored, too."""
+    streams: bool = False
+    """Whether pieces of the answer are told before its end."""
 
 
 class PlainToken(msgspec.Struct, frozen=True, array_like=True):
@@ -49,6 +51,17 @@ class PlainToken(msgspec.Struct, frozen=True, array_like=True):
     likeliest_spelled: bytes = b""
     """Of a given one: the token that is likeliest in its place."""
     likeliest_logprob: float | None = None
+
+
+class PlainPiece(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="piece"):
+    """What an answer has more than at its last piece; the whole answer comes at the end all the same."""
+
+    request_id: str
+    version: int
+    """The step of the weights that sampled its end."""
+    text: str = ""
+    """May lag behind its tokens: what a character, a stop text or a call may still be made of is not in it."""
+    sampled: tuple[PlainToken, ...] = ()
 
 
 class PlainAnswer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="answer"):
@@ -91,7 +104,7 @@ class WithdrawnRequest(msgspec.Struct, frozen=True, tag="withdrawn"):
     request_id: str
 
 
-FromWorker = PlainAnswer | PlainRefusal | WorkerRoom
+FromWorker = PlainPiece | PlainAnswer | PlainRefusal | WorkerRoom
 FromGateway = PlainRequest | WithdrawnRequest
 _from_worker: msgspec.msgpack.Decoder[FromWorker] = msgspec.msgpack.Decoder(FromWorker)
 _from_gateway: msgspec.msgpack.Decoder[FromGateway] = msgspec.msgpack.Decoder(FromGateway)

@@ -8,6 +8,7 @@
 - `following`  which weights an engine serves, and which are next
 - `verifying` verification beside sampling
 - `peer_scoring`  what this policy gives to answers of its peers
+- `plain_voice`    how a policy is asked outside of episodes, and read
 - `plain_serving`  requests outside of episodes, beside the groups
 - `frozen`    the life of a worker whose policy does not learn
 - `worker_counters`  what a worker counts

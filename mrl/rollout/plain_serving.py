@@ -1,6 +1,7 @@
 """Requests outside of episodes, answered by a worker's engine beside its groups: a bounded share, never trained on.
 
-They wait here for places that groups leave free, and are answered once the versions that sampled them are proved.
+They wait here for places that groups leave free, and are answered once the versions that sampled them are proved; those
+that stream in pieces, each under the same condition.
 """
 
 import itertools
@@ -14,20 +15,8 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from mrl.alignment.receiver import Receiver
-from mrl.engines.engine import (
-    Decoding,
-    Engine,
-    Finished,
-    Generation,
-    GenerationRequest,
-    StopStrings,
-    TokenScore,
-    before_stop,
-)
-from mrl.errors import ModelFolderError, RecordError
-from mrl.models.turn_spelling import TurnSpelling
-from mrl.records.canonical_json import parse_json
+from mrl.engines.engine import Engine, Finished, Generation, GenerationRequest, TokenScore
+from mrl.errors import RecordError
 from mrl.records.episodes import ToolCall
 from mrl.records.finish import FinishReason
 from mrl.records.plain_requests import (
@@ -35,6 +24,7 @@ from mrl.records.plain_requests import (
     FromGateway,
     FromWorker,
     PlainAnswer,
+    PlainPiece,
     PlainRefusal,
     PlainRequest,
     PlainToken,
@@ -43,14 +33,10 @@ from mrl.records.plain_requests import (
 )
 from mrl.records.version import Version
 from mrl.rollout.held_out_answers import HeldOutShare, InFlight
-from mrl.tasks.environments.tool_syntax import ToolSyntax
+from mrl.rollout.plain_voice import PlainVoice
 
 SCORING_S = 0.05
 """Sampling goes on after this long, whatever is still to be scored."""
-
-MAX_TOKEN_BYTES = 16
-"""Bytes of text for each token that a prompt may have: text has about four. A tokenizer takes seconds for a long word,
-and sampling waits for it."""
 
 Int32s = npt.NDArray[np.int32]
 
@@ -65,94 +51,14 @@ class PlainLine(Protocol):
         """Say it as soon as the line is there; never waits."""
 
 
-@dataclass(frozen=True)
-class PlainVoice:
-    """How one policy is asked and read."""
-
-    policy: str
-    receiver: Receiver
-    spelling: TurnSpelling
-    syntax: ToolSyntax | None
-    """Of its calls; None where its template shows none that can be read."""
-    stop: tuple[bytes, ...]
-    """What ends its answers beside EOS."""
-    temperature: float
-    max_new_tokens: int
-    row_tokens: int
-    """Tokens that a prompt and its answer may have together."""
-    max_prompt_tokens: int
-    """Tokens that a prompt, or a text to score, may have: what the memory plan counted."""
-
-    def prompt(self, request: PlainRequest) -> Int32s:
-        """What is sampled behind, or scored. Raises ValueError in words for whoever asks."""
-        most = min(self.max_prompt_tokens, self.row_tokens - self.limit(request))
-        if (num_bytes := _num_bytes(request)) > MAX_TOKEN_BYTES * most:  # before anything is tokenized
-            raise ValueError(
-                f"prompt: {num_bytes:,} bytes; at most {most} tokens, and {MAX_TOKEN_BYTES} bytes for each"
-            )
-        if request.messages:
-            if request.tools and self.syntax is None:
-                raise ValueError(f"tools: the chat template of {self.policy} shows no calls that can be read")
-            try:
-                found = self.spelling.opening(request.messages, [parse_json(tool) for tool in request.tools])
-            except ModelFolderError as error:
-                raise ValueError(f"messages: {error}") from None
-        elif request.text is not None:
-            found = self.spelling.plain(request.text)
-        else:
-            found = np.array(request.token_ids, dtype=np.int64)
-            known = self.receiver.table.is_known(found)
-            if not known.all():
-                raise ValueError(f"prompt: {self.policy} has no token {int(found[~known][0])}")
-        if not found.size:
-            raise ValueError("prompt: it has no token")
-        if found.size > most:
-            why = "gateway.max_prompt_tokens" if most == self.max_prompt_tokens else "with this max_tokens"
-            raise ValueError(f"prompt: {found.size} tokens; at most {most} ({why})")
-        return found.astype(np.int32)
-
-    def limit(self, request: PlainRequest) -> int:
-        """Tokens of its answer."""
-        wanted = request.max_new_tokens
-        return self.max_new_tokens if wanted is None else min(wanted, self.max_new_tokens)
-
-    def decoding(self, request: PlainRequest) -> Decoding:
-        """How its answer is sampled."""
-        texts = self._ends(request)
-        stop = StopStrings(texts, self.receiver.completion_bytes, self.receiver.table.join) if texts else None
-        temperature = self.temperature if request.temperature is None else request.temperature
-        return Decoding(temperature, request.top_p, self.limit(request), stop)
-
-    def read(self, request: PlainRequest, sampled: Int32s, *, is_cut: bool) -> tuple[str, tuple[ToolCall, ...]]:
-        """Text and calls of an answer; a text cut in mid-character has a replacement mark in its place."""
-        if not request.tools or self.syntax is None:
-            spelled = before_stop(self.receiver.completion_bytes(sampled), self._ends(request))
-            return spelled.decode(errors="replace"), ()
-        whole = before_stop(self.spelling.text(sampled.tolist()).encode(errors="replace"), self._ends(request))
-        turn = self.syntax.read(whole.decode(errors="replace"), is_cut=is_cut)
-        return (turn.text, ()) if turn.broken else (turn.content, turn.tool_calls)
-
-    def spelled(self, token_id: int) -> bytes:
-        """The bytes of a token; of a special one its name."""
-        return self.receiver.table.join([token_id]) or self.spelling.name(token_id).encode(errors="replace")
-
-    def _ends(self, request: PlainRequest) -> tuple[bytes, ...]:
-        return (*self.stop, *(text.encode(errors="replace") for text in request.stop))
-
-
-def _num_bytes(request: PlainRequest) -> int:
-    """Of all that is to be tokenized, before a chat template puts its own words around."""
-    texts = [request.text or "", *request.tools]
-    for message in request.messages:
-        texts += [message.content, *(call.arguments for call in message.tool_calls)]
-    return sum(len(text.encode()) for text in texts)
-
-
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class _Asked:
     request: PlainRequest
     prompt: Int32s
     given: tuple[PlainToken, ...] = ()
+    num_told_tokens: int = 0
+    num_told_chars: int = 0
+    """What pieces have told."""
 
 
 class PlainServing:
@@ -175,6 +81,8 @@ class PlainServing:
         self._to_score, self._ready = deque[_Asked](), deque[_Asked]()
         self._flying: dict[str, _Asked] = {}
         self._held: list[tuple[_Asked, Generation]] = []
+        self._grown: dict[str, Generation] = {}
+        """How far answers in flight have come that stream, where not all of that is told."""
         self._score_due_s = clock()
         self._room: WorkerRoom | None = None
         self._newest: tuple[PlainRequest, Int32s | str] | None = None
@@ -198,6 +106,7 @@ class PlainServing:
         """
         self._hear()
         self._answer(is_good)
+        self._tell_grown(is_good)
         version = self._engine.version
         if version is None or not is_good(version):
             return
@@ -239,6 +148,7 @@ class PlainServing:
         self._ready.clear()
         self._flying.clear()
         self._held.clear()
+        self._grown.clear()
         return flying
 
     def values(self) -> dict[str, float]:
@@ -324,7 +234,35 @@ class PlainServing:
         self._flying[name] = asked
         seeds = np.array([asked.request.seed], dtype=np.uint64)
         decoding = self._voice.decoding(asked.request)
-        return GenerationRequest(name, asked.prompt, seeds, may_be_refused=True, decoding=decoding)
+        streams = asked.request.streams
+        return GenerationRequest(name, asked.prompt, seeds, may_be_refused=True, decoding=decoding, streams=streams)
+
+    def _tell_grown(self, is_good: Callable[[Version], bool]) -> None:
+        """Of answers that stream, the tokens up to the first one whose version is not proved."""
+        if any(asked.request.streams for asked in self._flying.values()):
+            self._grown |= {one.request_id: one.generation for one in self._engine.grown()}
+        grown, self._grown = self._grown, {}
+        for name, generation in grown.items():
+            asked = self._flying.get(name)
+            if asked is None:  # it has ended, or is given up
+                continue
+            proved = list(itertools.takewhile(lambda span: is_good(span.version), generation.versions))
+            if len(proved) < len(generation.versions):
+                self._grown[name] = generation
+            if (num_tokens := sum(span.num_tokens for span in proved)) > asked.num_told_tokens:
+                self._tell_piece(asked, generation, num_tokens, proved[-1].version)
+
+    def _tell_piece(self, asked: _Asked, generation: Generation, num_tokens: int, version: Version) -> None:
+        text = self._voice.read_so_far(asked.request, generation.token_ids[:num_tokens])
+        fresh = slice(asked.num_told_tokens, num_tokens)
+        more, sampled = text[asked.num_told_chars :], self._sampled(generation, fresh)
+        asked.num_told_tokens, asked.num_told_chars = num_tokens, max(asked.num_told_chars, len(text))
+        piece = PlainPiece(request_id=asked.request.request_id, version=version.step, text=more, sampled=sampled)
+        self._line.send(piece)
+
+    def _sampled(self, generation: Generation, which: slice) -> tuple[PlainToken, ...]:
+        pairs = zip(generation.token_ids[which].tolist(), generation.logprobs[which].tolist(), strict=True)
+        return tuple(PlainToken(token_id, self._voice.spelled(token_id), logprob) for token_id, logprob in pairs)
 
     def _answer(self, is_good: Callable[[Version], bool]) -> None:
         held, self._held = self._held, []
@@ -342,8 +280,7 @@ class PlainServing:
         if generation is not None:
             is_cut = generation.finish_reason is FinishReason.LENGTH
             text, calls = self._voice.read(request, generation.token_ids, is_cut=is_cut)
-            pairs = zip(generation.token_ids.tolist(), generation.logprobs.tolist(), strict=True)
-            sampled = tuple(PlainToken(token_id, self._voice.spelled(token_id), logprob) for token_id, logprob in pairs)
+            sampled = self._sampled(generation, slice(None))
         self._num_answers += 1
         self._num_tokens += len(sampled)
         self._line.send(

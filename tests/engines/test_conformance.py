@@ -31,6 +31,7 @@ from mrl.engines.engine import (
     EngineUsage,
     Finished,
     GenerationRequest,
+    Grown,
     Sampling,
     ScoringRequest,
     StopStrings,
@@ -430,9 +431,43 @@ def test_what_is_aborted_is_not_collected(rig, weights):
     assert rig.engine.collect(1.0) == []
 
 
-def test_the_server_itself_gives_up_what_is_aborted(endless, weights):
+def test_an_answer_that_streams_is_told_as_it_grows(endless, weights):
+    """Over an update, too: each time the beginning of what it is at its end, which comes later."""
+    streamed, other = replace(endless.ask(answers=2), streams=True), endless.ask(answers=2)
+    endless.served[endless.engine.version] = weights("a")
+    endless.engine.submit([streamed, other])
+    grown, ended = list[Grown](), list[Finished]()
+    while len(ended) < 4:
+        ended += endless.engine.collect(1.0)
+        came = endless.engine.grown()
+        if came and not grown:
+            assert not ended
+            assert endless.engine.grown() == [], "each is told once"
+            endless.serve(weights("b"))
+        grown += came
+
+    assert {one.request_id for one in grown} == {streamed.request_id}
+    assert all(len(one.generation.versions) == 2 for one in ended if one.request_id == streamed.request_id)
+    for told in grown:
+        (whole,) = [one.generation for one in ended if (one.request_id, one.index) == (told.request_id, told.index)]
+        size = told.generation.token_ids.size
+        assert (told.generation.finish_reason, 0 < size < ENDLESS_TOKENS) == (FinishReason.ABORT, True)
+        assert told.generation.token_ids.tolist() == whole.token_ids[:size].tolist()
+        assert told.generation.logprobs.tolist() == whole.logprobs[:size].tolist()
+        assert [one.version for one in told.generation.versions] == [one.version for one in whole.versions][
+            : len(told.generation.versions)
+        ]
+        assert sum(one.num_tokens for one in told.generation.versions) == size
+    for index in (0, 1):
+        sizes = [told.generation.token_ids.size for told in grown if told.index == index]
+        assert sizes == sorted(set(sizes))
+        assert len(sizes) > 1
+
+
+@pytest.mark.parametrize("streams", [False, True])
+def test_the_server_itself_gives_up_what_is_aborted(endless, weights, streams):
     """By its own metrics nothing runs any more, and most of what was asked was never sampled."""
-    asked = endless.ask(answers=32)
+    asked = replace(endless.ask(answers=32), streams=streams)
     before = server_usage(endless.engine)
     endless.engine.submit([asked])
     while (running := server_usage(endless.engine)).generated_tokens < before.generated_tokens + 100:

@@ -157,6 +157,42 @@ def test_what_a_server_samples_behind_a_stop_string_is_not_the_answers(monkeypat
     assert server.asked == [3, 3]
 
 
+def test_a_stream_ends_at_its_stop_string(monkeypatch):
+    """The server is asked for no more of it, and nobody is told of what it sampled behind."""
+    monkeypatch.setattr(segments, "TOKENS_BETWEEN_STOPS", 6)
+    server, told = Streaming(), []
+    asked = Segments(server, None, Sampling(1.0, 10, (99,), stop_at(b"ab")), drain_s=5.0)
+    asked.label(OLD, "")
+    request = GenerationRequest("r", np.array([6], dtype=np.int32), np.array([7], dtype=np.uint64), streams=True)
+
+    answer = asyncio.run(asked.answer(request, 0, told.append)).generation
+
+    assert answer.token_ids.tolist() == [7, 8, 9, 10, 11]
+    assert answer.finish_reason is FinishReason.STOP
+    assert [one.generation.token_ids.tolist() for one in told] == [[7, 8], [7, 8, 9, 10]]
+    assert {one.generation.finish_reason for one in told} == {FinishReason.ABORT}
+    assert (server.num_parts, server.num_closed) == (3, 1)
+
+
+class Streaming(Counting):
+    """Two tokens at a time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.num_parts = self.num_closed = 0
+
+    async def stream(self, http, token_ids, sampling, **asked):
+        try:
+            whole = await self.generate(http, token_ids, sampling, **asked)
+            for start in range(0, len(whole.token_ids), 2):
+                self.num_parts += 1
+                is_last = start + 2 >= len(whole.token_ids)
+                reason = whole.finish_reason if is_last else FinishReason.ABORT
+                yield Segment(whole.token_ids[start : start + 2], whole.logprobs[start : start + 2], reason)
+        finally:
+            self.num_closed += 1
+
+
 def test_a_server_that_meets_no_stop_string_samples_to_the_limit(monkeypatch):
     """In as many calls as that takes."""
     monkeypatch.setattr(segments, "TOKENS_BETWEEN_STOPS", 3)

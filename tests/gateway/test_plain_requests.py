@@ -2,8 +2,10 @@
 
 import asyncio
 import json
+import re
 import threading
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import aiohttp
 import openai
@@ -14,7 +16,7 @@ from openai import AsyncOpenAI
 from mrl.files import replace_file
 from mrl.gateway import plain_desk, plain_wire
 from mrl.gateway.gateway_line import GatewayLine
-from mrl.gateway.plain_desk import PlainDesk
+from mrl.gateway.plain_desk import Checkpoints, PlainDesk
 from mrl.gateway.routes import Gateway
 from mrl.gateway.session_book import SessionBook
 from mrl.records.episodes import Message, ToolCall
@@ -104,7 +106,9 @@ class Rig:
 @asynccontextmanager
 async def serving(folder, *, serves=True):
     """A rig."""
-    book, desk = SessionBook(idle_s=60.0), PlainDesk(["qwen", "llama"])
+    kept = {"qwen": [40, 80, 120], "llama": []}
+    book = SessionBook(idle_s=60.0)
+    desk = PlainDesk(["qwen", "llama"], Checkpoints(Path("runs/my run"), kept.__getitem__))
     policies = ["qwen", "llama"]
     server = Gateway(
         book, policies=policies, key=KEY, seat_key=OF_SEATS, max_body_bytes=1 << 20, desk=desk if serves else None
@@ -353,12 +357,36 @@ def test_an_unknown_model_is_told_what_there_is(tmp_path):
     run(tmp_path, script)
 
 
+@pytest.mark.parametrize(
+    ("model", "words"),
+    [
+        ("qwen@40", "mrl export 'runs/my run' --policy qwen --step 40` makes"),
+        (
+            "qwen@95",
+            "checkpoints of qwen are there of step 40, 80, 120: `mrl export 'runs/my run' --policy qwen --step 80`",
+        ),
+        ("qwen@95", "`mrl eval 'runs/my run'@80 --policy qwen` evaluates it"),
+        ("qwen@", "--policy qwen --step 120` makes"),
+        ("llama@5", "other versions are not served; there is no checkpoint of llama yet"),
+    ],
+)
+def test_whoever_wants_a_version_that_is_not_served_is_told_which_are_kept(tmp_path, model, words):
+    """With the commands for the one that is wanted, or the nearest."""
+
+    async def script(rig, _):
+        await rig.worker(says())
+        with pytest.raises(openai.NotFoundError, match=re.escape(words)):
+            await rig.client.chat.completions.create(model=model, messages=TALK)
+
+    run(tmp_path, script)
+
+
 def test_a_version_that_is_passed_while_it_answers_is_no_answer(tmp_path):
     """Whoever asks for one version does not get another."""
 
     async def script(rig, _):
         await rig.worker(says(version=6))
-        with pytest.raises(openai.ConflictError, match="qwen went on to qwen@6 while it answered"):
+        with pytest.raises(openai.ConflictError, match=r"qwen went on to qwen@6 while it answered; .*--step 40`"):
             await rig.client.chat.completions.create(model="qwen@5", messages=TALK)
 
     run(tmp_path, script)

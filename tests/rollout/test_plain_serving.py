@@ -7,15 +7,24 @@ import numpy as np
 import pytest
 
 from mrl.alignment.receiver import load_receiver
-from mrl.engines.engine import Finished, Generation, TokenScore
+from mrl.engines.engine import Finished, Generation, Grown, TokenScore
 from mrl.models.tokenizers import train_byte_level
 from mrl.models.turn_spelling import TurnSpelling
 from mrl.records.episodes import Message
 from mrl.records.finish import FinishReason
-from mrl.records.plain_requests import LOST, PlainAnswer, PlainRefusal, PlainRequest, WithdrawnRequest, WorkerRoom
+from mrl.records.plain_requests import (
+    LOST,
+    PlainAnswer,
+    PlainPiece,
+    PlainRefusal,
+    PlainRequest,
+    WithdrawnRequest,
+    WorkerRoom,
+)
 from mrl.records.version import Version, VersionSpan
 from mrl.rollout.held_out_answers import InFlight
-from mrl.rollout.plain_serving import PlainServing, PlainVoice
+from mrl.rollout.plain_serving import PlainServing
+from mrl.rollout.plain_voice import PlainVoice
 from mrl.tasks.environments.tool_syntax import HERMES
 
 OLD, NEW = Version(0, 3), Version(0, 4)
@@ -50,6 +59,11 @@ class ScriptedEngine:
     def __init__(self):
         self.version, self.held, self.aborted, self.scored = OLD, [], [], []
         self.on_score = lambda: None
+        self.growing = []
+
+    def grown(self):
+        found, self.growing = self.growing, []
+        return found
 
     def submit(self, requests):
         self.held += requests
@@ -334,3 +348,118 @@ def test_nothing_is_sampled_without_proved_weights(rig):
     rig.engine.version = OLD
     assert len(rig.serve()) == 1
     assert not any(isinstance(one, PlainRefusal | PlainAnswer) for one in rig.line.said)
+
+
+def ids_of(rig, *texts):
+    """Of each by itself, one behind the other."""
+    return np.concatenate([rig.voice.spelling.plain(text) for text in texts])
+
+
+def grow(rig, request, text, *, versions=None):
+    """The engine has sampled so much of an answer that goes on."""
+    ids = ids_of(rig, text) if isinstance(text, str) else np.array(text, dtype=np.int32)
+    spans = versions or [VersionSpan(ids.size, OLD)]
+    generation = Generation(ids, np.full(ids.size, -0.5, dtype=np.float32), spans, FinishReason.ABORT)
+    rig.engine.growing.append(Grown(request.request_id, 0, generation))
+
+
+def test_an_answer_that_streams_is_told_as_it_grows(rig):
+    """What is new of it each time; at its end the whole; of one that does not stream, nothing before."""
+    rig.ask("a", streams=True)
+    rig.ask("b")
+    one, two = rig.serve()
+    assert (one.streams, two.streams) == (True, False)
+    grow(rig, one, ids_of(rig, "one"))
+    rig.serve()
+    grow(rig, one, ids_of(rig, "one", " two"))
+    rig.serve()
+    rig.serve()
+    first, second = rig.line.answers()
+    assert [(piece.request_id, piece.version, piece.text) for piece in (first, second)] == [
+        ("a", 3, "one"),
+        ("a", 3, " two"),
+    ]
+    assert b"".join(token.spelled for token in second.sampled) == b" two"
+    assert [token.logprob for token in second.sampled] == [-0.5] * len(second.sampled)
+    rig.end(one, "one two three")
+    grow(rig, one, ids_of(rig, "one", " two", " three"))
+    rig.serve()
+    assert [type(one) for one in rig.line.answers()] == [PlainPiece, PlainPiece, PlainAnswer]
+    assert rig.line.answers()[2].text == "one two three"
+
+
+def test_no_piece_is_told_before_the_proof_of_its_weights(rig):
+    """What older weights sampled is told meanwhile; the rest at once when the proof is there, with nothing new."""
+    rig.ask("a", streams=True)
+    (request,) = rig.serve()
+    num_old, num_new = ids_of(rig, "one").size, ids_of(rig, " two").size
+    grow(rig, request, ids_of(rig, "one", " two"), versions=[VersionSpan(num_old, OLD), VersionSpan(num_new, NEW)])
+    rig.serve(good=[OLD])
+    rig.serve(good=[OLD])
+    assert [(piece.text, piece.version) for piece in rig.line.answers()] == [("one", 3)]
+    rig.serve()
+    assert [(piece.text, piece.version) for piece in rig.line.answers()] == [("one", 3), (" two", 4)]
+
+
+@pytest.mark.parametrize(
+    ("texts", "told"),
+    [
+        (["one#", "one# "], ["one", "one# "]),
+        (["one#", "one##"], ["one", "one"]),
+        (["one\n", "one\nE", "one\nEx"], ["one", "one", "one\nEx"]),
+    ],
+)
+def test_text_that_a_stop_string_would_take_back_is_not_told(rig, texts, told):
+    """Its tokens are: they are in the whole answer, too."""
+    rig.ask("a", streams=True, stop=("\nEnd",))
+    (request,) = rig.serve()
+    said = []
+    for text in texts:
+        grow(rig, request, text)
+        rig.serve()
+        said.append("".join(piece.text for piece in rig.line.answers()))
+    assert said == told
+    sampled = b"".join(token.spelled for piece in rig.line.answers() for token in piece.sampled)
+    assert sampled == texts[-1].encode()
+
+
+def test_half_a_character_is_not_told(rig):
+    """Its tokens are bytes; a byte that can begin none is a replacement mark, as in the whole."""
+    ids = [rig.voice.receiver.table.pieces.index(bytes([byte])) for byte in "aß€".encode() + b"\xff"]
+    rig.ask("a", streams=True)
+    (request,) = rig.serve()
+    said = []
+    for end in range(1, len(ids) + 1):
+        grow(rig, request, ids[:end])
+        rig.serve()
+        said.append(rig.line.answers()[-1].text)
+    assert said == ["a", "", "ß", "", "", "€", "\ufffd"]
+
+
+def test_what_may_be_a_call_is_not_told_before_its_end(rig):
+    """The text before it is, and what only looked like one."""
+    tool = '{"function":{"name":"add","parameters":{"type":"object"}},"type":"function"}'
+    rig.ask("a", streams=True, messages=(Message("user", "one?"),), tools=(tool,))
+    (request,) = rig.serve()
+    whole = 'yah <tool> <tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
+    for end in range(1, len(whole)):
+        grow(rig, request, whole[:end])
+        rig.serve()
+    assert "".join(piece.text for piece in rig.line.answers()) == "yah <tool> "
+    rig.end(request, whole)
+    rig.serve()
+    answer = rig.line.answers()[-1]
+    assert (answer.text, answer.tool_calls[0].arguments) == ("yah <tool> ", '{"a":1}')
+
+
+def test_what_is_lost_or_withdrawn_is_told_no_more(rig):
+    """Also where it waited for a proof."""
+    for name in "ab":
+        rig.ask(name, streams=True)
+    for request in rig.serve():
+        grow(rig, request, "one", versions=[VersionSpan(1, NEW)])
+    rig.serve(good=[OLD])
+    rig.line.coming.append(WithdrawnRequest("a"))
+    rig.serving.lose()
+    rig.serve()
+    assert not any(isinstance(one, PlainPiece) for one in rig.line.said)

@@ -170,6 +170,12 @@ ANSWERS = [
         f"{SERVING}, generate",
     ),
     Contract(
+        "a stream has all of an answer in each event, unless the server was started to send parts",
+        f"{SRT}/arg_groups/field_order.py",
+        Says(("incremental_streaming_output",)),
+        f"{SERVING}, stream",
+    ),
+    Contract(
         "it has log-probabilities of tokens and prompts",
         TOKENIZER,
         Says(("output_token_logprobs", "input_token_logprobs", "output_top_logprobs")),

@@ -179,6 +179,11 @@ ANSWERS = [
     Contract(f"an answer has {owner}.{field}", f"{TOKENS}/protocol.py", Field(owner, field), f"{SERVING}, generate")
     for owner, field in (
         ("GenerateTokensResponse", "choices"),
+        ("GenerateTokensStreamResponse", "choices"),
+        ("GenerateStreamChoiceBase", "finish_reason"),
+        ("GenerateStreamChoiceBase", "token_ids"),
+        ("GenerateStreamChoiceBase", "weight_versions"),
+        ("GenerateTokensStreamChoice", "logprobs"),
         ("GenerateResponseBase", "prompt_logprobs"),
         ("GenerateChoiceBase", "finish_reason"),
         ("GenerateChoiceBase", "token_ids"),
@@ -194,6 +199,12 @@ ANSWERS = [
         f"{TOKENS}/protocol.py",
         Field("GenerateRequest", "output_mode", "tokens"),
         f"{CALLS}, ask",
+    ),
+    Contract(
+        "a stream has tokens as they come, ends with [DONE], and says a failure as an event",
+        f"{TOKENS}/serving.py",
+        Says(("data: [DONE]\n\n",), "ServingTokens.serve_tokens_stream_generator"),
+        f"{CALLS}, ask_parts",
     ),
     Contract("tokens name their weights", "vllm/outputs.py", Field("WeightVersionSpan", "version"), SERVING),
     Contract("a score has a logprob", "vllm/logprobs.py", Field("Logprob", "logprob"), f"{SERVING}, score"),

@@ -8,7 +8,7 @@ from functools import partial
 import openai
 import pytest
 
-from tests.system.test_plain_requests import MARK, post, url_and_key
+from tests.system.test_plain_requests import MARK, check_streams, post, url_and_key
 
 pytestmark = [pytest.mark.engines, pytest.mark.timeout(900)]
 STEPS = 8
@@ -85,4 +85,4 @@ def asked_for(base_url, key):
             assert max(top.values()) >= own
         with pytest.raises(openai.BadRequestError, match="prompt: "):
             client.completions.create(model="qwen", prompt=f"{MARK} " * 60, max_tokens=1)
-    return 5
+        return 5 + check_streams(client, "qwen")

@@ -43,7 +43,7 @@ def test_harnesses_evaluate_a_policy_that_trains(make_run, tmp_path):
     (tmp_path / "letters.yaml").write_text(letters)
     (tmp_path / "choices.yaml").write_text(choices)
     (tmp_path / "letters.jsonl").write_text(blocks(PAGE, "json")[0])
-    (tmp_path / "letters.py").write_text(blocks(PAGE, "python")[0])
+    (tmp_path / "letters.py").write_text(blocks(PAGE, "python")[1])
     model = json.loads((run.folder / "config.json").read_text())["policies"]["qwen"]["model"]
     offline = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "HF_HOME": str(tmp_path / "hf"), "NO_COLOR": "1"}
     environment = os.environ | offline | {"MODEL": model, "PATH": f"{home / 'bin'}:{os.environ['PATH']}"}

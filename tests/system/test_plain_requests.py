@@ -1,15 +1,22 @@
 """A whole run that answers requests outside of episodes while it trains, as OpenAI's API does."""
 
 import gzip
+import itertools
 import json
 import math
+import os
+import subprocess
+import sys
 import urllib.error
 import urllib.request
 
 import openai
 import pytest
 
+from tests.support.pages import ROOT, blocks
+
 pytestmark = pytest.mark.system
+PAGE = (ROOT / "docs" / "serving.md").read_text(encoding="utf-8")
 
 SERVING = """
 [sharing]
@@ -67,17 +74,54 @@ def test_a_run_that_trains_answers_plain_requests_and_trains_on_none_of_them(mak
             max(top.values()) >= own
             for own, top in zip(scored.token_logprobs[1:-1], scored.top_logprobs[1:-1], strict=True)
         )
-        with pytest.raises(openai.NotFoundError, match=r"qwen@999999.*there are qwen \(now qwen@\d+\), llama"):
+        num_streamed = check_streams(client, "qwen")
+        with pytest.raises(openai.NotFoundError, match=r"there are qwen \(now qwen@\d+\), llama.*checkpoint"):
             client.chat.completions.create(model="qwen@999999", messages=talk)
     status, found = post(f"{url}/inference/v1/generate", key, {"model": "llama", "token_ids": [5, 6, 7]})
     assert (status, len(found["choices"][0]["token_ids"]) > 0) == (200, True)
+    environment = os.environ | {"URL": f"{url}/v1", "OPENAI_API_KEY": key}
+    subprocess.run([sys.executable, "-c", blocks(PAGE, "python")[0]], env=environment, check=True, timeout=120)
     assert min(run.step("qwen"), run.step("llama")) < 60, "they were answered while it trained"
     assert run.finish(600) == 0, run.tail()
 
     counted = run.metrics("gateway")[-1]["values"]
-    assert counted["gateway/plain/answers"] == 9
+    assert counted["gateway/plain/answers"] == 10 + num_streamed
     assert counted["gateway/plain/scored_tokens"] == len(scored.tokens) - 2
     kept = list(run.folder.glob("rollouts/step_*/*.jsonl.gz"))
     assert kept
     assert not any(MARK.encode() in gzip.decompress(file.read_bytes()) for file in kept)
     assert not run.left_over()
+
+
+def check_streams(client, model):
+    """Chat and completions in pieces are, together, what they are in one; returns how many answers came.
+
+    Weights go on meanwhile: what two versions say is compared only where they are one. Of an answer that has ended
+    there is one piece, so a second one says that the first was under way while the answer was sampled.
+    """
+    asked = {"temperature": 0, "max_tokens": 12}
+    talk = [{"role": "user", "content": f"Trim the ends: {MARK}"}]
+    for count in itertools.count(1):
+        assert count < 50, "no answer came in pieces under the weights of the one before"
+        before = client.completions.create(model=model, prompt=MARK, logprobs=1, **asked)
+        with client.completions.create(model=model, prompt=MARK, logprobs=1, stream=True, **asked) as stream:
+            chunks = list(stream)
+        choices = [chunk.choices[0] for chunk in chunks]
+        is_same = {chunk.system_fingerprint for chunk in chunks} == {before.system_fingerprint}
+        if is_same and sum(choice.logprobs is not None for choice in choices) > 1:
+            break
+    whole = before.choices[0]
+    assert "".join(choice.text for choice in choices) == whole.text
+    parts = [choice.logprobs for choice in choices if choice.logprobs]
+    assert [token for part in parts for token in part.tokens] == whole.logprobs.tokens
+    logprobs = [one for part in parts for one in part.token_logprobs]
+    assert logprobs == pytest.approx(whole.logprobs.token_logprobs, abs=1e-4)  # others in a batch change roundings
+    assert [one for part in parts for one in part.text_offset] == whole.logprobs.text_offset
+    assert [choice.finish_reason for choice in choices] == [None] * (len(choices) - 1) + [whole.finish_reason]
+    options = {"stream_options": {"include_usage": True}}
+    with client.chat.completions.create(model=model, messages=talk, stream=True, **options, **asked) as stream:
+        *chunks, last = stream
+    assert chunks[0].choices[0].delta.role == "assistant"
+    assert chunks[-1].choices[0].finish_reason in ("stop", "length")
+    assert (last.choices, 1 <= last.usage.completion_tokens <= 12) == ([], True)
+    return 2 * count + 1

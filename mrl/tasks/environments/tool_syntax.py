@@ -13,7 +13,7 @@ import json
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, AnyStr
 
 from mrl.errors import RecordError
 from mrl.records.canonical_json import parse_json
@@ -26,6 +26,7 @@ PYTHON, MISTRAL, ARGS = "<|python_tag|>", "[TOOL_CALLS]", "[ARGS]"
 _LLAMA_CALL = re.compile(r'\{\s*"(name|type|function|parameters|arguments)"')
 _NAMED = re.compile(r"\s*([\w.-]+)(?:\[CALL_ID\]\w+)?\[ARGS\]")
 _PLAIN = re.compile(r"(?:^|\n)call ([\w.-]+) ")
+_PLAIN_BEGUN = re.compile(r"(?:^|\n)(?:c|ca|cal|call(?: [\w.-]*)?)?\Z")
 _decoder = json.JSONDecoder()
 
 Call = ToolCall | BrokenCall
@@ -40,6 +41,8 @@ class ToolSyntax:
     """A text -> what stands before its calls, and what from the first one on; "" where it makes none."""
     calls: Callable[[str], list[Call]]
     """What `split` gives second -> the calls in it, in order."""
+    undecided: Callable[[str], int]
+    """A text without calls that goes on -> how many characters at its end may be the beginning of one."""
 
     def read(self, text: str, *, is_cut: bool = False) -> PolicyTurn:
         """What a policy said in a turn. Of a turn that was cut, the call that it ends in counts as cut, whole or not.
@@ -57,6 +60,22 @@ class ToolSyntax:
         calls = tuple(one for one in found if isinstance(one, ToolCall))
         broken = tuple(one for one in found if isinstance(one, BrokenCall))
         return PolicyTurn(text, calls, broken, is_cut, content=thought + mark + before)
+
+    def content_so_far(self, text: str) -> str:
+        """What of a text that goes on stands before its calls, whatever comes."""
+        thought, mark, said = text.partition(THOUGHT) if THOUGHT in text else ("", "", text)
+        before, rest = self.split(said)
+        return thought + mark + (before if rest else said[: len(said) - self.undecided(said)])
+
+
+def begun_at_end(text: AnyStr, mark: AnyStr) -> int:
+    """How much of a mark, but not all of it, a text ends in."""
+    start = max(0, len(text) - len(mark) + 1)
+    while (start := text.find(mark[:1], start)) >= 0:
+        if mark.startswith(text[start:]):
+            return len(text) - start
+        start += 1
+    return 0
 
 
 def syntax_of(template: str) -> ToolSyntax:
@@ -118,6 +137,10 @@ def _at(mark: str) -> Callable[[str], tuple[str, str]]:
     return split
 
 
+def _undecided(mark: str) -> Callable[[str], int]:
+    return lambda text: begun_at_end(text, mark)
+
+
 def _hermes_calls(text: str) -> list[Call]:
     found: list[Call] = []
     while text.startswith(OPEN) and len(found) <= LIMITS.calls:
@@ -138,6 +161,11 @@ def _llama_split(text: str) -> tuple[str, str]:
     if mark:
         return before, mark + after
     return ("", text) if _LLAMA_CALL.match(text.lstrip()) else (text, "")
+
+
+def _llama_undecided(text: str) -> int:
+    """All of a text that begins as JSON."""
+    return len(text) if text.lstrip()[:1] in ("", "{") else begun_at_end(text, PYTHON)
 
 
 def _llama_calls(text: str) -> list[Call]:
@@ -173,6 +201,11 @@ def _plain_split(text: str) -> tuple[str, str]:
     return (text[: found.start()], text[found.start() :]) if found else (text, "")
 
 
+def _plain_undecided(text: str) -> int:
+    found = _PLAIN_BEGUN.search(text)
+    return len(text) - found.start() if found else 0
+
+
 def _plain_calls(text: str) -> list[Call]:
     found: list[Call] = []
     one = _PLAIN.search(text)
@@ -195,8 +228,8 @@ def plain_calls(calls: Sequence[ToolCall]) -> str:
     return "\n".join(f"call {one.name} {one.arguments}" for one in calls)
 
 
-HERMES = ToolSyntax("hermes", _at(OPEN), _hermes_calls)
-LLAMA3 = ToolSyntax("llama3", _llama_split, _llama_calls)
-MISTRAL_CALLS = ToolSyntax("mistral", _at(MISTRAL), _mistral_calls)
-PLAIN = ToolSyntax("plain", _plain_split, _plain_calls)
-NONE = ToolSyntax("none", lambda text: (text, ""), lambda _: [])
+HERMES = ToolSyntax("hermes", _at(OPEN), _hermes_calls, _undecided(OPEN))
+LLAMA3 = ToolSyntax("llama3", _llama_split, _llama_calls, _llama_undecided)
+MISTRAL_CALLS = ToolSyntax("mistral", _at(MISTRAL), _mistral_calls, _undecided(MISTRAL))
+PLAIN = ToolSyntax("plain", _plain_split, _plain_calls, _plain_undecided)
+NONE = ToolSyntax("none", lambda text: (text, ""), lambda _: [], lambda _: 0)

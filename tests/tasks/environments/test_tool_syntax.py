@@ -4,7 +4,7 @@ import json
 from collections.abc import Sequence
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from mrl.records.episodes import ToolCall
@@ -125,6 +125,26 @@ def test_what_cannot_be_read_is_counted(syntax, text, kind):
     assert kinds(syntax, text) == [kind]
     assert kinds(syntax, text, is_cut=True) == ["cut_call"]
     assert not syntax.read(text).tool_calls
+
+
+@pytest.mark.parametrize("syntax", [*FAMILIES, NONE], ids=lambda one: one.name)
+@given(text=st.lists(st.sampled_from([*PIECES, "a", " ", "<|python_tag|>", "<", "[", "call"])).map("".join))
+@example(text='a{"name":')
+@example(text='</think> {"name":')
+@example(text="so\ncall f {")
+def test_what_is_read_of_a_text_that_goes_on_stays(syntax, text):
+    """Whatever comes behind: it is the beginning of what is read of the whole."""
+    turn = syntax.read(text)
+    said = turn.text if turn.broken else turn.content
+    for end in range(len(text) + 1):
+        assert said.startswith(syntax.content_so_far(text[:end]))
+
+
+@pytest.mark.parametrize("syntax", FAMILIES, ids=lambda one: one.name)
+def test_no_more_is_held_back_of_a_text_than_may_be_a_call(syntax):
+    """What turns out to be none comes, too."""
+    text = "a <tool [TOOL <|pyt\ncalling"
+    assert syntax.content_so_far(text) == text
 
 
 def test_calls_before_a_cut_one_count():

@@ -1,0 +1,182 @@
+"""Answers outside of episodes as they grow: server-sent events as OpenAI's API has them, or vLLM's for token ids.
+
+What a client has not yet taken is merged, so a slow one gets fewer and longer pieces and never more than its answers.
+One that takes nothing for `STALL_S` is hung up on.
+"""
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any
+
+from aiohttp import web
+
+from mrl.gateway.chat_wire import ChatMistake, answered_choice
+from mrl.gateway.plain_wire import PlainCall, as_contents, as_lists, num_chars, usage_of
+from mrl.records.episodes import Message
+from mrl.records.plain_requests import PlainAnswer, PlainPiece, PlainToken
+
+STALL_S = 60.0
+DONE = b"data: [DONE]\n\n"
+OnPiece = Callable[[PlainPiece], None]
+
+
+class GrowingAnswer:
+    """One answer of a call: what of it has come, and the client was not yet sent."""
+
+    def __init__(self, index: int) -> None:
+        self.index, self.version = index, 0
+        self.text, self.sampled = "", list[PlainToken]()
+        self.is_first = True
+        self.answer: PlainAnswer | None = None
+        """The whole, once it has come."""
+        self.num_sent_chars = 0
+        """Those of tokens by themselves."""
+        self._num_chars = self._num_tokens = 0
+
+    def add(self, piece: PlainPiece) -> None:
+        """It has grown by this."""
+        self.version = piece.version
+        self.text += piece.text
+        self.sampled += piece.sampled
+        self._num_chars += len(piece.text)
+        self._num_tokens += len(piece.sampled)
+
+    def end(self, answer: PlainAnswer) -> None:
+        """It has ended; pieces may have told a part of it."""
+        self.version, self.answer = answer.version, answer
+        self.text += answer.text[self._num_chars :]
+        self.sampled += answer.sampled[self._num_tokens :]
+
+    def sent(self) -> None:
+        """All that had come."""
+        self.num_sent_chars += sum(map(num_chars, self.sampled))
+        self.text, self.sampled, self.is_first = "", [], False
+
+
+Wording = Callable[[PlainCall, str, GrowingAnswer], list[dict[str, Any]]]
+"""A call, its name and an answer -> choices, each a chunk of its own, for what the client was not yet sent."""
+
+
+def chat_choices(call: PlainCall, call_id: str, one: GrowingAnswer) -> list[dict[str, Any]]:
+    """Of chat: text as it grows, and each call whole, at the end."""
+    delta: dict[str, Any] = {"role": "assistant"} if one.is_first else {}
+    delta |= {"content": one.text} if one.text or one.is_first else {}
+    logprobs = as_contents(one.sampled) if call.wants_logprobs and one.sampled else None
+    choice = {"index": one.index, "delta": delta, "finish_reason": None, "logprobs": logprobs}
+    found = [choice] if delta or logprobs else []
+    if one.answer is not None:
+        said = Message("assistant", one.answer.text, one.answer.tool_calls)
+        whole = answered_choice(f"{call_id}-{one.index}", said, is_cut=one.answer.is_cut)
+        if calls := whole["message"].get("tool_calls"):
+            delta = {"tool_calls": [{"index": place, **made} for place, made in enumerate(calls)]}
+            found.append(choice | {"delta": delta, "logprobs": None})
+        found.append(choice | {"delta": {}, "logprobs": None, "finish_reason": whole["finish_reason"]})
+    return found
+
+
+def completion_choices(call: PlainCall, call_id: str, one: GrowingAnswer) -> list[dict[str, Any]]:
+    """Of completions; with `echo` all of an answer comes at its end."""
+    given = one.answer.given if one.answer is not None and call.echoes else ()
+    text = b"".join(token.spelled for token in given).decode(errors="replace") + one.text
+    tokens = (*given, *one.sampled)
+    logprobs = as_lists(tokens, one.num_sent_chars) if call.wants_logprobs and tokens else None
+    choice = {"index": one.index, "text": text, "finish_reason": None, "logprobs": logprobs}
+    return ([choice] if text or logprobs else []) + [
+        choice | {"text": "", "logprobs": None, "finish_reason": "length" if answer.is_cut else "stop"}
+        for answer in (one.answer,)
+        if answer is not None
+    ]
+
+
+def generate_choices(call: PlainCall, call_id: str, one: GrowingAnswer) -> list[dict[str, Any]]:
+    """Of token ids."""
+    reason = None if one.answer is None else "length" if one.answer.is_cut else "stop"
+    ids, logprobs = [token.token_id for token in one.sampled], as_contents(one.sampled)
+    choice = {"index": one.index, "token_ids": ids, "logprobs": logprobs, "finish_reason": reason}
+    return [choice] if ids or reason else []
+
+
+async def stream_answers(
+    request: web.Request,
+    call: PlainCall,
+    asking: Sequence[Callable[[OnPiece], Awaitable[PlainAnswer]]],
+    *,
+    wording: Wording,
+    head: Callable[[int], Mapping[str, Any]],
+) -> web.StreamResponse:
+    """Ask for all answers and pass on what comes; `head` is what stands in a chunk of a version.
+
+    Raises ChatMistake for what is refused before the first piece; later it is the last event.
+    """
+    growing, news = [GrowingAnswer(index) for index in range(len(asking))], asyncio.Event()
+    tasks = [asyncio.ensure_future(_grow(one, ask, news)) for one, ask in zip(growing, asking, strict=True)]
+    call_id, stream, left = call.requests[0].request_id.partition("-")[0], None, growing
+    usage = {"usage": None} if call.includes_usage else {}
+    try:
+        while left:
+            await news.wait()
+            news.clear()
+            chunks, ended = [], [one for one in left if one.answer is not None]
+            for one in left:
+                choices = wording(call, call_id, one)
+                chunks += [{**head(one.version), "choices": [choice], **usage} for choice in choices]
+                one.sent()
+            left = [one for one in left if one not in ended]
+            if not left and call.includes_usage:
+                counted = usage_of([one.answer for one in growing if one.answer is not None])
+                chunks.append({**head(growing[-1].version), "choices": [], "usage": counted})
+            if chunks:
+                stream = stream or await _begin(request)
+                await _send(request, stream, b"".join(map(_event, chunks)) + (b"" if left else DONE))
+            for task in tasks:
+                if task.done():
+                    task.result()
+    except ChatMistake as mistake:
+        if stream is None:
+            raise
+        await _send(request, stream, _event(mistake.as_json()))
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+    assert stream is not None, "a call is for one answer at least"
+    return stream
+
+
+async def events(request: web.Request, chunks: Sequence[Mapping[str, Any]]) -> web.StreamResponse:
+    """All of a stream at once."""
+    stream = await _begin(request)
+    await _send(request, stream, b"".join(map(_event, chunks)) + DONE)
+    return stream
+
+
+async def _grow(one: GrowingAnswer, ask: Callable[[OnPiece], Awaitable[PlainAnswer]], news: asyncio.Event) -> None:
+    def grew(piece: PlainPiece) -> None:
+        one.add(piece)
+        news.set()
+
+    try:
+        one.end(await ask(grew))
+    finally:
+        news.set()
+
+
+async def _begin(request: web.Request) -> web.StreamResponse:
+    stream = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
+    await stream.prepare(request)
+    return stream
+
+
+def _event(said: Mapping[str, Any]) -> bytes:
+    return b"data: " + json.dumps(said).encode() + b"\n\n"
+
+
+async def _send(request: web.Request, stream: web.StreamResponse, data: bytes) -> None:
+    """Raises ConnectionError where the client takes nothing for too long."""
+    try:
+        await asyncio.wait_for(stream.write(data), STALL_S)
+    except TimeoutError:
+        if request.transport is not None:
+            request.transport.abort()
+        raise ConnectionError(f"a client has taken nothing for {STALL_S:g} s") from None

@@ -1,0 +1,124 @@
+"""How one policy is asked outside of episodes, and how what it says is read: whole, or as it grows."""
+
+import codecs
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from mrl.alignment.receiver import Receiver
+from mrl.engines.engine import Decoding, StopStrings, before_stop
+from mrl.errors import ModelFolderError
+from mrl.models.turn_spelling import TurnSpelling
+from mrl.records.canonical_json import parse_json
+from mrl.records.episodes import ToolCall
+from mrl.records.plain_requests import PlainRequest
+from mrl.tasks.environments.tool_syntax import ToolSyntax, begun_at_end
+
+MAX_TOKEN_BYTES = 16
+"""Bytes of text for each token that a prompt may have: text has about four. A tokenizer takes seconds for a long word,
+and sampling waits for it."""
+
+Int32s = npt.NDArray[np.int32]
+
+
+@dataclass(frozen=True)
+class PlainVoice:
+    """How one policy is asked and read."""
+
+    policy: str
+    receiver: Receiver
+    spelling: TurnSpelling
+    syntax: ToolSyntax | None
+    """Of its calls; None where its template shows none that can be read."""
+    stop: tuple[bytes, ...]
+    """What ends its answers beside EOS."""
+    temperature: float
+    max_new_tokens: int
+    row_tokens: int
+    """Tokens that a prompt and its answer may have together."""
+    max_prompt_tokens: int
+    """Tokens that a prompt, or a text to score, may have: what the memory plan counted."""
+
+    def prompt(self, request: PlainRequest) -> Int32s:
+        """What is sampled behind, or scored. Raises ValueError in words for whoever asks."""
+        most = min(self.max_prompt_tokens, self.row_tokens - self.limit(request))
+        if (num_bytes := _num_bytes(request)) > MAX_TOKEN_BYTES * most:  # before anything is tokenized
+            raise ValueError(
+                f"prompt: {num_bytes:,} bytes; at most {most} tokens, and {MAX_TOKEN_BYTES} bytes for each"
+            )
+        if request.messages:
+            if request.tools and self.syntax is None:
+                raise ValueError(f"tools: the chat template of {self.policy} shows no calls that can be read")
+            try:
+                found = self.spelling.opening(request.messages, [parse_json(tool) for tool in request.tools])
+            except ModelFolderError as error:
+                raise ValueError(f"messages: {error}") from None
+        elif request.text is not None:
+            found = self.spelling.plain(request.text)
+        else:
+            found = np.array(request.token_ids, dtype=np.int64)
+            known = self.receiver.table.is_known(found)
+            if not known.all():
+                raise ValueError(f"prompt: {self.policy} has no token {int(found[~known][0])}")
+        if not found.size:
+            raise ValueError("prompt: it has no token")
+        if found.size > most:
+            why = "gateway.max_prompt_tokens" if most == self.max_prompt_tokens else "with this max_tokens"
+            raise ValueError(f"prompt: {found.size} tokens; at most {most} ({why})")
+        return found.astype(np.int32)
+
+    def limit(self, request: PlainRequest) -> int:
+        """Tokens of its answer."""
+        wanted = request.max_new_tokens
+        return self.max_new_tokens if wanted is None else min(wanted, self.max_new_tokens)
+
+    def decoding(self, request: PlainRequest) -> Decoding:
+        """How its answer is sampled."""
+        texts = self._ends(request)
+        stop = StopStrings(texts, self.receiver.completion_bytes, self.receiver.table.join) if texts else None
+        temperature = self.temperature if request.temperature is None else request.temperature
+        return Decoding(temperature, request.top_p, self.limit(request), stop)
+
+    def read(self, request: PlainRequest, sampled: Int32s, *, is_cut: bool) -> tuple[str, tuple[ToolCall, ...]]:
+        """Text and calls of an answer; a text cut in mid-character has a replacement mark in its place."""
+        text = before_stop(self._said(request, sampled), self._ends(request)).decode(errors="replace")
+        if not request.tools or self.syntax is None:
+            return text, ()
+        turn = self.syntax.read(text, is_cut=is_cut)
+        return (turn.text, ()) if turn.broken else (turn.content, turn.tool_calls)
+
+    def read_so_far(self, request: PlainRequest, sampled: Int32s) -> str:
+        """What the text of an answer that goes on begins with, whatever comes."""
+        said, ends = self._said(request, sampled), self._ends(request)
+        if (before := before_stop(said, ends)) == said:
+            before = said[: len(said) - max((begun_at_end(said, end) for end in ends), default=0)]
+        text = codecs.getincrementaldecoder("utf-8")(errors="replace").decode(before)  # without half a character
+        return self.syntax.content_so_far(text) if request.tools and self.syntax is not None else text
+
+    def spelled(self, token_id: int) -> bytes:
+        """The bytes of a token; of a special one its name."""
+        return self.receiver.table.join([token_id]) or self.spelling.name(token_id).encode(errors="replace")
+
+    def _said(self, request: PlainRequest, sampled: Int32s) -> bytes:
+        """Where there are tools, special tokens are named: calls are written with them."""
+        if not request.tools:
+            return self.receiver.completion_bytes(sampled)
+        table = self.receiver.table
+        is_ended = bool(sampled.size) and int(sampled[-1]) in self.receiver.eos_ids
+        ids = sampled[: sampled.size - is_ended]
+        (places,) = np.nonzero(table.is_special(ids))
+        parts = np.split(ids, places)
+        named = [self.spelled(int(part[0])) + table.join(part[1:]) for part in parts[1:]]
+        return self.receiver.completion_bytes(parts[0]) + b"".join(named)
+
+    def _ends(self, request: PlainRequest) -> tuple[bytes, ...]:
+        return (*self.stop, *(text.encode(errors="replace") for text in request.stop))
+
+
+def _num_bytes(request: PlainRequest) -> int:
+    """Of all that is to be tokenized, before a chat template puts its own words around."""
+    texts = [request.text or "", *request.tools]
+    for message in request.messages:
+        texts += [message.content, *(call.arguments for call in message.tool_calls)]
+    return sum(len(text.encode()) for text in texts)
