@@ -27,7 +27,7 @@ from mrl.models.load_policy import load_policy
 from mrl.models.memory_file import read_shared, shared_tensors
 from mrl.models.parameters import named_weights, parts_of, released
 from mrl.models.scoring import score_answers, score_beside_likeliest, score_tokens, writes_in_forwards
-from mrl.models.tensor_broadcast import IncomingTensors, Seats, gpu_id, numbered, receive_tensors
+from mrl.models.tensor_broadcast import IncomingTensors, Seats, gpu_id, nccl_version, numbered, receive_tensors
 from mrl.models.tensor_file import Place, digests, read_folder
 from mrl.records.version import Version
 
@@ -131,7 +131,8 @@ class EmbeddedEngine:
 
     def broadcast_seats(self) -> Seats:
         """One, of this process."""
-        return Seats(1, gpu_id(numbered(self._device)))
+        device = numbered(self._device)
+        return Seats(1, gpu_id(device), nccl_version(device))
 
     def receive(self, incoming: IncomingTensors, version: Version) -> None:
         """As `load`, from a broadcast. Raises PeerLost when its members do not meet, or it comes apart."""
