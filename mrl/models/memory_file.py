@@ -247,7 +247,10 @@ def _opened(shared: SharedTensors, device: torch.device) -> Iterator[Callable[[i
         return
     _enter(device)
     address, stream = ctypes.c_uint64(), torch.cuda.Stream(device)
-    handle = _IpcHandle.from_buffer_copy(bytes.fromhex(shared.handle))
+    try:
+        handle = _IpcHandle.from_buffer_copy(bytes.fromhex(shared.handle))
+    except ValueError as error:
+        raise OSError(f"no handle of CUDA IPC: {error}") from error
     call_driver("cuIpcOpenMemHandle_v2", ctypes.byref(address), handle, ctypes.c_uint(PEER_ACCESS))
 
     def copy(start: int, target: Tensor) -> None:
