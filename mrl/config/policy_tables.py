@@ -122,9 +122,10 @@ class RolloutTable(Table):
     """How new weights reach the engines: in files, broadcast from the learner's memory, or, of a learner with `lora`,
     as files of the adapters alone. Left out on "cuda": "adapters" of a learner with `lora`, for an embedded engine or a
     vLLM that the run starts."""
-    weights_in: Literal["auto", "memory", "disk"] = "auto"
+    weights_in: Literal["auto", "memory", "disk", "gpu"] = "auto"
     """Where these files lie: in the learner's memory, which its host's processes can open, or in the run folder. "auto"
-    takes memory in a run of one host (`exchange.host` is no wildcard), but for a server by its `url`."""
+    takes memory in a run of one host (`exchange.host` is no wildcard), but for a server by its `url`. "gpu" is memory,
+    and two versions more on the learner's GPU, from which an embedded engine or an own vLLM copies by CUDA IPC."""
     embedded_dtype: Literal["float32", "bfloat16"] = "float32"
     """Number format of the weights in the embedded engine. Left out on "cuda": "bfloat16"."""
     server: ServerTable = ServerTable()

@@ -8,10 +8,12 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
+import structlog
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
@@ -22,14 +24,18 @@ from mrl.engines.engine import EngineUsage, Finished, GenerationRequest, Grown, 
 from mrl.errors import WeightsError
 from mrl.models.device_memory import PLAN, enough_memory
 from mrl.models.load_policy import load_policy
+from mrl.models.memory_file import read_shared, shared_tensors
 from mrl.models.parameters import named_weights, parts_of, released
 from mrl.models.scoring import score_answers, score_beside_likeliest, score_tokens, writes_in_forwards
-from mrl.models.tensor_broadcast import IncomingTensors, Seats, gpu_id, numbered, receive_tensors
+from mrl.models.tensor_broadcast import IncomingTensors, Seats, gpu_id, nccl_version, numbered, receive_tensors
 from mrl.models.tensor_file import Place, digests, read_folder
 from mrl.records.version import Version
 
 FEWER_ANSWERS = f"set answers_at_once of the policy's [rollout] table to fewer answers; {PLAN}"
 ELSEWHERE = f"a smaller model, another device, or fewer processes beside it; {PLAN}"
+
+
+log = structlog.get_logger()
 
 
 class EmbeddedEngine:
@@ -106,9 +112,18 @@ class EmbeddedEngine:
 
         They are read into the tensors that were served before the present ones: memory that is there already takes
         them several times faster than new memory, and the device holds the weights twice from the second load on.
+        They come from the learner's GPU where they lie there and it lets this process see them, else from files.
         Raises WeightsError, serving what it served before, when they cannot be read, do not fit or have other
         `digests`, and DeviceError when there is no memory for them beside those.
         """
+        device = numbered(self._device)
+        if shared := shared_tensors(folder):
+            try:
+                reads = partial(read_shared, shared, wanted=digests or {}, device=device)
+                self._take_over(str(folder), version, reads, arrive_on=device.type)
+                return
+            except OSError as error:
+                log.warning("weights taken from files, not from the learner's GPU", reason=str(error))
         self._take_over(str(folder), version, lambda place: read_folder(folder, place, digests))
 
     def load_adapters(self, folder: Path, version: Version, digests: Mapping[str, str] | None = None) -> None:
@@ -123,21 +138,24 @@ class EmbeddedEngine:
 
     def broadcast_seats(self) -> Seats:
         """One, of this process."""
-        return Seats(1, gpu_id(numbered(self._device)))
+        device = numbered(self._device)
+        return Seats(1, gpu_id(device), nccl_version(device))
 
     def receive(self, incoming: IncomingTensors, version: Version) -> None:
         """As `load`, from a broadcast. Raises PeerLost when its members do not meet, or it comes apart."""
         device = numbered(self._device)
         self._take_over(incoming.meeting.name, version, lambda place: receive_tensors(incoming, place, device=device))
 
-    def _take_over(self, where: str, version: Version, read: Callable[[Place], dict[str, str]]) -> None:
+    def _take_over(
+        self, where: str, version: Version, read: Callable[[Place], dict[str, str]], *, arrive_on: str = "cpu"
+    ) -> None:
         own = named_weights(self._model)
         with self._enough_memory("while new weights are read beside the old ones", ELSEWHERE):
             fresh = {
                 name: self._spare[name] if name in self._spare else torch.empty_like(tensor)
                 for name, tensor in own.items()
             }
-            reading = _Reading(where, self._model, fresh)
+            reading = _Reading(where, self._model, fresh, arrive_on)
             reading.take(read)
         with self._between_forwards():
             began_s = time.monotonic()
@@ -256,7 +274,8 @@ class EmbeddedEngine:
 class _Reading:
     """Tensors that come from somewhere on their way into the tensors of a model."""
 
-    def __init__(self, where: str, model: PreTrainedModel, fresh: dict[str, Tensor]) -> None:
+    def __init__(self, where: str, model: PreTrainedModel, fresh: dict[str, Tensor], arrive_on: str) -> None:
+        """They arrive in memory of this type of device."""
         listed = {tensor.data_ptr(): name for name, tensor in named_weights(model).items()}
         self._own_names: dict[str, str] = {}
         """Name in a folder -> the same, or of what it is tied to."""
@@ -265,6 +284,7 @@ class _Reading:
             self._own_names |= {a.name: b.name for a, b in zip(parts_of(model, name, tensor), tied, strict=True)}
         self._where, self._fresh = where, dict(released(model, fresh.items()))
         self._staged: dict[str, Tensor] = {}
+        self._arrive_on = arrive_on
         self.is_rounded = False
 
     def take(self, read: Callable[[Place], dict[str, str]]) -> None:
@@ -282,16 +302,16 @@ class _Reading:
             self._fresh[self._own_names[name]].copy_(tensor)
 
     def _place(self, name: str, dtype: torch.dtype, shape: list[int]) -> Tensor:
-        """The tensor itself where it is like the file's; else one that is copied, with a change of device or type."""
+        """The tensor itself where it is like what comes; else one that is copied, with a change of device or type."""
         if name not in self._own_names:
             raise self._misfit(f"differing names {[name]}")
         tensor = self._fresh[self._own_names[name]]
         if list(tensor.shape) != shape:
             raise self._misfit(f"{name} is {tuple(shape)}, wanted {tuple(tensor.shape)}")
-        if tensor.device.type == "cpu" and tensor.dtype == dtype and tensor.is_contiguous():
+        if tensor.device.type == self._arrive_on and tensor.dtype == dtype and tensor.is_contiguous():
             return tensor
         self.is_rounded |= tensor.dtype != dtype
-        self._staged[name] = torch.empty(shape, dtype=dtype)
+        self._staged[name] = torch.empty(shape, dtype=dtype, device=self._arrive_on)
         return self._staged[name]
 
     def _misfit(self, why: str) -> WeightsError:

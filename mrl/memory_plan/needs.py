@@ -94,12 +94,13 @@ def rank_needs(
     on_gpu: bool = False,
     is_first: bool = True,
     staged: float = 0.0,
+    staged_on_device: float = 0.0,
     scoring: float = 0.0,
 ) -> tuple[Need, Need]:
     """What one rank of a learner needs on its host, and on its device; they are the same memory without a GPU.
 
     Where ranks have shards, the first one alone reads the model, and gives the others theirs. `staged` are bytes of
-    published versions (`staged_bytes`), `scoring` those that a pass of a canary needs.
+    published versions on the host (`staged_bytes`), `scoring` those that a pass of a canary needs.
     """
     rank = _Rank(
         size,
@@ -118,7 +119,8 @@ def rank_needs(
     if on_gpu:
         process |= {"optimizer": rank.moments - rank.moments_on_device, "offloaded inputs": float(peaks.offloaded)}
         host = [loading, Need("saving", copies)]
-        return _with(process, host), _with({}, [*rank.training(), rank.update(), rank.canary(scoring)])
+        versions = {"published weights": staged_on_device} if staged_on_device else {}
+        return _with(process, host), _with(versions, [*rank.training(), rank.update(), rank.canary(scoring)])
     together = [
         loading,
         *(Need(need.moment, need.parts | rank.kept(need) | beside) for need in rank.training()),

@@ -86,6 +86,7 @@ class PolicyMemory:
             chunk_logits=table.chunk_logits,
         )
         size = model_size(self._model_config, table.lora)
+        in_memory, on_device = is_in_memory(self._config, self.name), policy.rollout.weights_in == "gpu"
         return [
             rank_needs(
                 size,
@@ -97,7 +98,8 @@ class PolicyMemory:
                 on_gpu=on_gpu,
                 is_first=is_first,
                 scoring=self._scoring(table.precision, is_learner=True),
-                staged=staged_bytes(size, policy, is_first=is_first, in_memory=is_in_memory(self._config, self.name)),
+                staged=staged_bytes(size, policy, is_first=is_first, in_memory=in_memory),
+                staged_on_device=on_device * staged_bytes(size, policy, is_first=is_first, in_memory=True),
             )
             for is_first in (True, False)
         ]

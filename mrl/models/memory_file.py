@@ -1,26 +1,40 @@
-"""A safetensors file in the memory of a process, which every process of its host and its user can open by its path.
+"""Memory of a process that others of its host and its user open: safetensors files, and the same tensors on a GPU.
 
-It has no name in a file system: it needs no room in /dev/shm, and is gone with the last process that has it open,
+A file has no name in a file system: it needs no room in /dev/shm, and is gone with the last process that has it open,
 however that ends. What limits it is the memory of the host, or of its control group. Memory that is there already takes
 bytes several times faster than new memory, so a file is written over by one version after another.
+
+What lies on a GPU is opened by CUDA IPC, through functions of the driver, which are the same in every environment
+(https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__MEM.html). Torch's own way has private functions, and pickle.
+That has not run on a GPU; its twin on a CPU is a file without a name again.
 """
 
+import ctypes
 import fcntl
 import mmap
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import structlog
 import torch
 from torch import Tensor
 
-from mrl.errors import DeviceError
+from mrl.errors import DeviceError, WeightsError
 from mrl.host_memory import free_memory_bytes
 from mrl.models.device_memory import PLAN
-from mrl.models.tensor_file import TYPES, TensorShape, header_of
+from mrl.models.tensor_broadcast import gpu_id
+from mrl.models.tensor_file import TYPES, Place, TensorShape, check_digests, digests, header_of
 
+SHARED = ".gpu"
+"""Suffix of the file beside a file of tensors that says where the same tensors lie on a GPU."""
+IPC_PAGE_BYTES = 2 * 1024**2
+"""Of whole pages the driver shares nothing else with whoever opens them."""
+PEER_ACCESS = 1
+"""CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS: the GPU of who opens it may be another one."""
 GB = 1e9
 CURE = f'fewer copies (rollout.weights_in = "disk"), engines that compute in bfloat16, or more memory; {PLAN}'
 
@@ -98,3 +112,159 @@ class MemoryFile:
     def _unpin(self) -> None:
         if self._pinned and self._mapped.size:
             torch.cuda.cudart().cudaHostUnregister(self._mapped.ctypes.data)
+
+
+class SharedTensors(msgspec.Struct, frozen=True):
+    """Where tensors lie on a device of their owner, one behind the other."""
+
+    gpu: str
+    """Unique id of the GPU; empty for memory of the host."""
+    handle: str
+    """Of CUDA IPC as hex digits, or the path of the memory of the host."""
+    num_bytes: int
+    tensors: list[TensorShape]
+
+
+class SharedMemory:
+    """Bytes on a device, which other processes open. They go with this process, or when it closes them."""
+
+    def __init__(self, num_bytes: int, device: torch.device) -> None:
+        """Raises OSError where the device has no room, or its driver does not share it."""
+        self.num_bytes, self._device = num_bytes, device
+        if device.type == "cpu":
+            descriptor = os.memfd_create("shared tensors")
+            os.ftruncate(descriptor, num_bytes)
+            self._address, self._handle = descriptor, f"/proc/{os.getpid()}/fd/{descriptor}"
+            self.flat = torch.from_numpy(np.frombuffer(mmap.mmap(descriptor, num_bytes), np.uint8))
+            """[num_bytes] uint8, to be written to."""
+            return
+        address, handle = ctypes.c_uint64(), _IpcHandle()
+        _enter(device)
+        # apart from torch's allocator: where memory grows in place (expandable segments) CUDA IPC cannot share it
+        call_driver("cuMemAlloc_v2", ctypes.byref(address), ctypes.c_size_t(-(-num_bytes // IPC_PAGE_BYTES) << 21))
+        self._address = address.value
+        try:
+            call_driver("cuIpcGetMemHandle", ctypes.byref(handle), address)
+        except OSError:
+            self.close()
+            raise
+        self._handle = bytes(handle).hex()
+        self.flat = torch.as_tensor(_OnGpu(self._address, num_bytes), device=device)
+
+    def described(self, tensors: Sequence[TensorShape]) -> SharedTensors:
+        """What others need to open it, when these tensors lie in it."""
+        return SharedTensors(gpu_id(self._device), self._handle, self.num_bytes, list(tensors))
+
+    def close(self) -> None:
+        """Give the memory back; nobody may use it any more."""
+        if self._device.type == "cpu":
+            os.close(self._address)
+            return
+        _enter(self._device)
+        call_driver("cuMemFree_v2", ctypes.c_uint64(self._address))
+
+
+class _IpcHandle(ctypes.Structure):
+    """CUipcMemHandle."""
+
+    _fields_ = (("reserved", ctypes.c_ubyte * 64),)
+
+
+class _OnGpu:
+    """What torch makes a tensor of."""
+
+    def __init__(self, address: int, num_bytes: int) -> None:
+        about = {"shape": (num_bytes,), "typestr": "|u1", "data": (address, False), "version": 3}
+        self.__cuda_array_interface__ = about
+
+
+def call_driver(function: str, *arguments: object) -> None:
+    """Call a function of the CUDA driver. Raises OSError with the name of what it answers but success."""
+    driver = ctypes.CDLL("libcuda.so.1")
+    if code := getattr(driver, function)(*arguments):
+        said = ctypes.c_char_p()
+        driver.cuGetErrorName(code, ctypes.byref(said))
+        raise OSError(f"{function}: {said.value.decode() if said.value else code}")
+
+
+def _enter(device: torch.device) -> None:
+    """Let the driver's functions mean the context in which torch uses this GPU."""
+    torch.cuda.set_device(device)
+    torch.cuda.mem_get_info(device)
+
+
+def shared_tensors(folder: Path) -> list[SharedTensors]:
+    """Where the tensors of a published version lie on GPUs; empty where they lie in files alone.
+
+    Raises WeightsError for what says nothing of the kind.
+    """
+    files = sorted(folder.glob("*.safetensors"))
+    told = [file.with_suffix(SHARED) for file in files if file.with_suffix(SHARED).exists()]
+    try:
+        found = [msgspec.json.decode(path.read_bytes(), type=SharedTensors) for path in told]
+    except (OSError, msgspec.DecodeError) as error:
+        raise WeightsError(f"{folder}: no word of tensors on a GPU: {error}") from error
+    for one in found:
+        if sum(tensor.num_bytes for tensor in one.tensors) != one.num_bytes:
+            raise WeightsError(f"{folder}: tensors on a GPU have other sizes than their memory")
+    return found if len(told) == len(files) else []
+
+
+def read_shared(
+    shared: Sequence[SharedTensors], place: Place, wanted: Mapping[str, str], device: torch.device
+) -> dict[str, str]:
+    """Copy tensors to their places on `device`; returns name -> digest of what lies there then.
+
+    Raises OSError where they cannot be opened, WeightsError when `wanted` names others.
+    """
+    found: dict[str, Tensor] = {}
+    for one in shared:
+        with _opened(one, device) as copy:
+            start = 0
+            for shape in one.tensors:
+                target = place(shape.name, TYPES[shape.dtype], shape.shape)
+                assert target is not None, "every tensor has a place"
+                copy(start, target)
+                found[shape.name] = target
+                start += shape.num_bytes
+    digests_found = digests(found)
+    check_digests(digests_found, wanted, where="tensors on a GPU")
+    return digests_found
+
+
+@contextmanager
+def _opened(shared: SharedTensors, device: torch.device) -> Iterator[Callable[[int, Tensor], None]]:
+    """Copies what begins at a byte into a contiguous tensor on `device`, and waits for it. Raises OSError.
+
+    `mrl/engines/inside/shared_memory.py` does the same in an engine's own environment.
+    """
+    if (device.type == "cuda") != bool(shared.gpu):
+        raise OSError(f"they lie on {shared.gpu or 'the host'}, and are wanted on {device}")
+    if not shared.gpu:
+        with Path(shared.handle).open("rb") as file:
+            mapped = np.frombuffer(mmap.mmap(file.fileno(), shared.num_bytes, prot=mmap.PROT_READ), np.uint8)
+        yield lambda start, target: np.copyto(_bytes_of(target), mapped[start : start + target.nbytes])
+        return
+    _enter(device)
+    address, stream = ctypes.c_uint64(), torch.cuda.Stream(device)
+    try:
+        handle = _IpcHandle.from_buffer_copy(bytes.fromhex(shared.handle))
+    except ValueError as error:
+        raise OSError(f"no handle of CUDA IPC: {error}") from error
+    call_driver("cuIpcOpenMemHandle_v2", ctypes.byref(address), handle, ctypes.c_uint(PEER_ACCESS))
+
+    def copy(start: int, target: Tensor) -> None:
+        stream.wait_stream(torch.cuda.current_stream(device))
+        there, here = ctypes.c_uint64(address.value + start), ctypes.c_uint64(target.data_ptr())
+        queue = ctypes.c_void_p(stream.cuda_stream)
+        call_driver("cuMemcpyAsync", here, there, ctypes.c_size_t(target.nbytes), queue)
+        stream.synchronize()
+
+    try:
+        yield copy
+    finally:
+        call_driver("cuIpcCloseMemHandle", address)
+
+
+def _bytes_of(tensor: Tensor) -> np.ndarray:
+    return tensor.reshape(-1).view(torch.uint8).numpy()

@@ -79,6 +79,8 @@ class Seats:
     num_ranks: int
     gpu: str = ""
     """Unique id of the GPU of a single rank that could use NCCL."""
+    nccl: str = ""
+    """Its version of NCCL."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +138,11 @@ def numbered(device: str) -> torch.device:
 def gpu_id(device: torch.device) -> str:
     """Unique id of a GPU, empty for the CPU."""
     return str(torch.cuda.get_device_properties(device).uuid) if device.type == "cuda" else ""
+
+
+def nccl_version(device: torch.device) -> str:
+    """Of this process's NCCL, such as "2.30.7"; empty for the CPU."""
+    return ".".join(map(str, torch.cuda.nccl.version())) if device.type == "cuda" else ""
 
 
 def open_store(host: str) -> dist.TCPStore:

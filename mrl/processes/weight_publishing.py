@@ -34,6 +34,7 @@ def publisher_of(
         dtype=dtype,
         in_memory=is_in_memory(config, policy) and not broadcasts,
         on_gpu=world.device.type == "cuda",
+        shares_on=world.device if table.rollout.weights_in == "gpu" else None,
         rank=world.rank,
         num_ranks=1 if table.rollout.weights == "broadcast" else table.learner.ranks_per_host,
     )

@@ -271,6 +271,8 @@ class WeightsRequest(msgspec.Struct, frozen=True, kw_only=True, tag_field="type"
     num_ranks: Annotated[int, msgspec.Meta(ge=0, le=1024)]
     gpu: Annotated[str, msgspec.Meta(max_length=100)] = ""
     """Unique id of the GPU that takes them in; empty where that is the processor's memory."""
+    nccl: Annotated[str, msgspec.Meta(max_length=100)] = ""
+    """Version of NCCL beside that GPU."""
 
 
 class Meeting(msgspec.Struct, frozen=True, kw_only=True):

@@ -175,6 +175,7 @@ class WorkerLink:
         *,
         num_ranks: int,
         gpu: str = "",
+        nccl: str = "",
         within_s: float,
         is_wanted: Callable[[], bool] = lambda: True,
     ) -> WeightsRoute | None:
@@ -189,7 +190,7 @@ class WorkerLink:
                 return None
             attempt = self._requests.core.next_number
             request = WeightsRequest(
-                worker=self._worker, version=version, attempt=attempt, num_ranks=num_ranks, gpu=gpu
+                worker=self._worker, version=version, attempt=attempt, num_ranks=num_ranks, gpu=gpu, nccl=nccl
             )
             self._weights_route = None
             self._requests.post(encode(request), self._clock())

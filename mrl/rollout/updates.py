@@ -121,7 +121,12 @@ def _by_broadcast(engine: Engine, manifest: Manifest, link: WorkerLink | None, i
     assert link is not None, "who is told of a broadcast has a link to ask for it"
     seats = engine.broadcast_seats()
     route = link.ask_weights(
-        manifest.version, num_ranks=seats.num_ranks, gpu=seats.gpu, within_s=ROUTE_S, is_wanted=is_wanted
+        manifest.version,
+        num_ranks=seats.num_ranks,
+        gpu=seats.gpu,
+        nccl=seats.nccl,
+        within_s=ROUTE_S,
+        is_wanted=is_wanted,
     )
     if route is None:
         raise NotOffered(f"no answer about version {manifest.version} within {ROUTE_S:g} s")

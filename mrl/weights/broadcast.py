@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 import structlog
@@ -19,11 +20,18 @@ from torch import Tensor
 
 from mrl.errors import PeerLost, RoleFailed
 from mrl.models.parameters import TensorSource
-from mrl.models.tensor_broadcast import BroadcastGroup, file_store, gpu_id, numbered, open_store
+from mrl.models.tensor_broadcast import (
+    BroadcastGroup,
+    file_store,
+    gpu_id,
+    nccl_version,
+    numbered,
+    open_store,
+)
 from mrl.records.rollouts import Meeting, WeightsNotice, WeightsRequest, WeightsRoute
 from mrl.records.version import Version
 from mrl.transport.endpoints import reachable_host
-from mrl.weights.broadcast_requests import BroadcastRequests, WaitingWorker, backend_of
+from mrl.weights.broadcast_requests import BroadcastRequests, WaitingWorker, backend_of, other_nccl
 from mrl.weights.manifest import Canary, Manifest
 from mrl.weights.publish import Publisher, WhenWhole
 from mrl.weights.weight_buffers import VersionBuffer, WeightBuffers
@@ -55,6 +63,8 @@ class BroadcastPublisher:
         """Where the last meeting was."""
         self._held, self._requests = WeightBuffers(), BroadcastRequests()
         self._number = 0
+        self._told_nccl: set[str] = set()
+        """Versions of NCCL of engines that were told to be others."""
         self._last: tuple[BroadcastGroup, dist.Store] | None = None
         self._failure: Exception | None = None
         self._lasts: threading.Event | None = None
@@ -188,7 +198,7 @@ class BroadcastPublisher:
             port=store.port if isinstance(store, dist.TCPStore) else 0,
             file=str(file or ""),
             name=name,
-            backend=backend_of(party, gpu_id(self._device)),
+            backend=self._backend_for(party),
             first_rank=0,
             world_size=1 + sum(one.request.num_ranks for one in party),
         )
@@ -200,6 +210,13 @@ class BroadcastPublisher:
             answers.append(_route(one, notice, meeting=own))
             rank += one.request.num_ranks
         return answers
+
+    def _backend_for(self, party: list[WaitingWorker]) -> Literal["gloo", "nccl"]:
+        own_gpu, own_nccl = gpu_id(self._device), nccl_version(self._device)
+        if new := other_nccl(party, own_gpu, own_nccl) - self._told_nccl:
+            log.warning("weights are sent by gloo: engines have another NCCL", learner=own_nccl, engines=sorted(new))
+            self._told_nccl |= new
+        return backend_of(party, own_gpu, own_nccl)
 
     def _begin(self, job: Callable[[], None]) -> None:
         with self._counting:

@@ -87,7 +87,13 @@ class BroadcastRequests:
         return any(one.request.version == newest and not one.request.num_ranks for one in self._asking.values())
 
 
-def backend_of(party: list[WaitingWorker], own_gpu: str) -> Literal["gloo", "nccl"]:
-    """NCCL where every member, the learner too, has a GPU of its own; otherwise gloo."""
+def backend_of(party: list[WaitingWorker], own_gpu: str, own_nccl: str) -> Literal["gloo", "nccl"]:
+    """NCCL where every member, the learner too, has a GPU of its own, and the same NCCL; otherwise gloo."""
     gpus = [own_gpu, *(one.request.gpu for one in party)]
-    return "nccl" if all(gpus) and len(set(gpus)) == len(gpus) else "gloo"
+    is_apart = all(gpus) and len(set(gpus)) == len(gpus)
+    return "nccl" if is_apart and not other_nccl(party, own_gpu, own_nccl) else "gloo"
+
+
+def other_nccl(party: list[WaitingWorker], own_gpu: str, own_nccl: str) -> set[str]:
+    """Versions of NCCL beside GPUs of a party that are not the learner's: NCCL refuses those that differ."""
+    return {one.request.nccl for one in party if own_gpu and one.request.gpu} - {own_nccl}

@@ -10,14 +10,17 @@ import shutil
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import wait
 from contextlib import suppress
 from pathlib import Path
 
 import msgspec
+import torch
 from torch import Tensor, nn
 
 from mrl.errors import RoleFailed
 from mrl.models.lora import FILE
+from mrl.models.memory_file import SHARED
 from mrl.models.number_formats import NumberFormat
 from mrl.models.parameters import TensorSource, named_weights, plain_sources, released
 from mrl.models.tensor_file import write_tensors
@@ -65,6 +68,7 @@ class Publisher:
         dtype: str = "",
         in_memory: bool = False,
         on_gpu: bool = False,
+        shares_on: torch.device | None = None,
         rank: int = 0,
         num_ranks: int = 1,
         keep: int = 2,
@@ -72,7 +76,8 @@ class Publisher:
         """Weights are published as they are, or as torch's `dtype`; the other files of `model_folder` lie beside them.
 
         With `adapters` what is published are adapters alone, as they are. What is published `in_memory` can be read as
-        long as this process lives. A rank beyond `num_ranks` gathers with the others, and copies nothing.
+        long as this process lives, and then on the device `shares_on`, if it is given, as well. A rank beyond
+        `num_ranks` gathers with the others, and copies nothing.
         """
         self.folder, self.policy, self._model_folder = folder, policy, model_folder
         self._adapters, self._in_memory, self._keep = adapters, in_memory, keep
@@ -84,6 +89,7 @@ class Publisher:
             num_ranks=self._num_ranks,
             pinned=on_gpu,
             num_kept=keep - 1 if in_memory else 0,
+            shares_on=shares_on if in_memory else None,
         )
         self._thread: threading.Thread | None = None
         self._parts = folder
@@ -205,7 +211,11 @@ class Publisher:
         try:
             if name and as_link:
                 (parts / name).symlink_to(staged.file.path)
+                if staged.shared is not None:
+                    (parts / name).with_suffix(SHARED).write_bytes(msgspec.json.encode(staged.shared))
             elif name:
+                if staged.shared is not None:  # its file is whole when the digests are known
+                    wait(staged.digests.values())
                 shutil.copyfile(staged.file.path, parts / name)
             digests = {}
             for tensor, its_digest in staged.digests.items():

@@ -3,21 +3,29 @@
 Every rank of a learner copies its part of the tensors, by several threads on a CPU, into memory from which engines of
 its host read them, or from which they are written to a disk while training goes on. One XXH3 of a tensor is all that
 is computed of it: on a CPU as its bytes are copied, on a GPU beside training.
+
+A rank may keep the same tensors on its device, for engines to open: then the copy of the model is made there, and
+memory of the host is filled from it beside training.
 """
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 
+import structlog
 import torch
+from torch import Tensor
 
-from mrl.models.memory_file import MemoryFile
+from mrl.models.memory_file import MemoryFile, SharedMemory, SharedTensors
 from mrl.models.parameters import TensorSource
+from mrl.models.tensor_broadcast import size_bytes, views
 from mrl.models.tensor_file import DTYPES, MOST_THREADS, TYPES, TensorShape, copy_tensor, digest
 
 GATHERED_BYTES = 512 * 1024**2
 """Of gathered tensors that wait to be copied, beside one more."""
+
+log = structlog.get_logger()
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,17 +36,34 @@ class Staged:
     names: Sequence[str]
     """Of its tensors, in the order of the file."""
     digests: dict[str, Future[str]] = field(default_factory=dict)
-    """By name, as they become known."""
+    """By name, as they become known; in the file a tensor is whole by then."""
+    shared: SharedTensors | None = None
+    """Where the same tensors lie on the rank's device; as long as the file, and claimed with it."""
 
 
 class Staging:
     """The part of one rank. Files that nobody reads any more are written over."""
 
-    def __init__(self, name: str, *, dtype: str, rank: int, num_ranks: int, pinned: bool, num_kept: int) -> None:
-        """Floating-point tensors become `dtype`, if it is given; the newest `num_kept` files stay as they are."""
+    def __init__(
+        self,
+        name: str,
+        *,
+        dtype: str,
+        rank: int,
+        num_ranks: int,
+        pinned: bool,
+        num_kept: int,
+        shares_on: torch.device | None = None,
+    ) -> None:
+        """Floating-point tensors become `dtype`, if it is given; the newest `num_kept` files stay as they are.
+
+        Tensors are kept on the device `shares_on` as well, if it is given.
+        """
         self._name, self._rank, self._num_ranks = name, rank, num_ranks
         self._dtype: torch.dtype | None = getattr(torch, dtype) if dtype else None
-        self._pinned, self._num_kept = pinned, num_kept
+        self._pinned, self._num_kept, self._shares_on = pinned, num_kept, shares_on
+        self._shared: dict[MemoryFile, SharedMemory] = {}
+        """What lies on the device beside a file."""
         self._files: list[MemoryFile] = []
         """In the order in which they were written."""
         self._threads = ThreadPoolExecutor(min(MOST_THREADS, max(2, torch.get_num_threads())), "staging")
@@ -51,33 +76,72 @@ class Staging:
         """
         shapes = self._own_shapes(sources)
         file = self._free_file()
-        views = file.lay_out(shapes)
-        staged, waiting = Staged(file, list(views)), deque[tuple[Future[str], int]]()
+        targets = file.lay_out(shapes)
+        if (shared := self._beside(file, shapes)) is not None:
+            return self._take_by_way_of(shared, sources, shapes, file=file, targets=targets)
+        staged, waiting = Staged(file, list(targets)), deque[tuple[Future[str], int]]()
         for source in sources:
             whole = source.whole()
-            if source.name not in views:
+            if source.name not in targets:
                 continue
-            view = views[source.name]
+            target = targets[source.name]
             if whole.is_cuda:
-                view.copy_(whole.to(view.dtype), non_blocking=True)
+                target.copy_(whole.to(target.dtype), non_blocking=True)
                 continue
-            staged.digests[source.name] = self._threads.submit(copy_tensor, whole, view)
+            staged.digests[source.name] = self._threads.submit(copy_tensor, whole, target)
             waiting.append((staged.digests[source.name], whole.nbytes))
             while sum(nbytes for _, nbytes in waiting) > GATHERED_BYTES:
                 waiting.popleft()[0].result()
-        if len(staged.digests) < len(views):
+        if len(staged.digests) < len(targets):
             torch.cuda.synchronize()
-            staged.digests.update({name: self._threads.submit(digest, view) for name, view in views.items()})
+            staged.digests.update({name: self._threads.submit(digest, target) for name, target in targets.items()})
         else:
             for its_digest in staged.digests.values():
                 its_digest.result()
         return staged
 
     def close(self) -> None:
-        """Give the memory back once its readers have ended."""
+        """Give the memory back once its readers have ended; what one still reads on a device goes with this process."""
         self._threads.shutdown()
-        while self._files:
-            self._files.pop().close()
+        for file in self._files:
+            if file in self._shared and file.claim():
+                self._shared[file].close()
+            file.close()
+        self._files.clear()
+
+    def _take_by_way_of(
+        self,
+        shared: SharedMemory,
+        sources: Sequence[TensorSource],
+        shapes: Sequence[TensorShape],
+        *,
+        file: MemoryFile,
+        targets: Mapping[str, Tensor],
+    ) -> Staged:
+        """Copy this rank's part on the device, and begin to bring it from there into the file."""
+        parts = {shape.name: part for shape, part in views(shapes, shared.flat)}
+        for source in sources:
+            whole = source.whole()
+            if source.name in parts:
+                parts[source.name].copy_(whole)
+        if shared.flat.is_cuda:
+            torch.cuda.current_stream(shared.flat.device).synchronize()
+        brought = {name: self._threads.submit(_bring, part, targets[name]) for name, part in parts.items()}
+        return Staged(file, list(targets), brought, shared.described(shapes))
+
+    def _beside(self, file: MemoryFile, shapes: Sequence[TensorShape]) -> SharedMemory | None:
+        """Memory on the device for what goes into this file, if there is any for it."""
+        if self._shares_on is None or not shapes or file in self._shared:
+            return self._shared.get(file)
+        if len(self._shared) > self._num_kept:
+            log.info("a version goes by memory of the host alone: engines still read those on the GPU")
+            return None
+        try:
+            self._shared[file] = SharedMemory(size_bytes(shapes), self._shares_on)
+        except OSError as error:
+            log.warning("weights go by memory of the host alone: the GPU shares none", reason=str(error))
+            self._shares_on = None
+        return self._shared.get(file)
 
     def _own_shapes(self, sources: Sequence[TensorSource]) -> list[TensorShape]:
         """Those of this rank, dealt so that all ranks have about as much to copy; wide types first: all are aligned."""
@@ -107,3 +171,9 @@ class Staging:
             assert file.claim(), "nobody knows it yet"
         self._files.append(file)
         return file
+
+
+def _bring(part: Tensor, target: Tensor) -> str:
+    """Copy a tensor from the device, beside what is computed there; returns its digest."""
+    with torch.cuda.stream(torch.cuda.Stream(part.device) if part.is_cuda else None):
+        return copy_tensor(part, target)

@@ -40,6 +40,14 @@ def check(rollout, **policy) -> None:
         ({"engine": "sglang", "weights": "broadcast"}, {"device": "cuda"}, r"sglang on cuda"),
         ({"weights": "broadcast", "weights_in": "memory"}, {}, r"llama\.rollout\.weights_in: .*got 'memory'.*\"disk\""),
         ({"weights": "adapters"}, {}, r"llama\.rollout\.weights: .*no adapters.*llama\.learner\.lora"),
+        ({"weights_in": "gpu"}, {}, r"llama\.rollout\.weights_in: .*got '\"gpu\" for files, embedded on cpu'"),
+        ({"weights_in": "gpu", "engine": "sglang"}, {"device": "cuda"}, r"weights_in: .*for files, sglang on cuda"),
+        ({"weights_in": "gpu", "weights": "broadcast"}, {"device": "cuda"}, r"weights_in: .*for broadcast, embedded"),
+        (
+            {"weights_in": "gpu", "engine": "vllm", "server": {"url": "http://h:1"}},
+            {"device": "cuda"},
+            r"weights_in: .*for files, vllm on cuda by its url",
+        ),
         (
             {"engine": "sglang", "weights": "adapters"},
             {"learner": {"lora": {}}},

@@ -12,9 +12,12 @@ from safetensors.torch import save_file
 from torch import nn
 
 from mrl.models.tensor_file import digest
+from mrl.records.version import Version
+from mrl.weights.manifest import Canary
+from mrl.weights.publish import Publisher
 
 INSIDE = Path(__file__).parents[2] / "mrl" / "engines" / "inside"
-MODULES = ("vllm_gpu_worker", "arriving_weights", "broadcast_member")
+MODULES = ("vllm_gpu_worker", "arriving_weights", "broadcast_member", "shared_memory")
 QKV, MLP, HEAD = "layers.0.attn.qkv_proj.weight", "layers.0.mlp.gate_up_proj.weight", "lm_head.weight"
 W13, W2 = (f"layers.0.mlp.experts.routed_experts.{name}_weight" for name in ("w13", "w2"))
 SHAPES = {QKV: (8, 3), MLP: (6, 3), HEAD: (64, 3), "layers.0.norm.weight": (3,), W13: (2, 8, 3), W2: (2, 3, 4)}
@@ -96,6 +99,17 @@ def taken(worker, folder: Path, tensors: dict[str, torch.Tensor]) -> dict[str, s
     return worker.mrl_arrival()
 
 
+def shared(worker, folder: Path, tensors: dict[str, torch.Tensor]) -> Publisher:
+    """As `taken`, of tensors that lie on their learner's device; the files have no bytes of them."""
+    publisher = Publisher(folder, "a", in_memory=True, shares_on=torch.device("cpu"))
+    path = publisher.publish_weights(tensors.items(), Version(0, 1), Canary([], [], []))
+    (path.parent / "model.safetensors").unlink()
+    (path.parent / "model.safetensors").write_bytes(b"")
+    worker.mrl_take(json.dumps({"folder": str(path.parent), "digests": digests(tensors)}))
+    worker.mrl_arriving.exception(20.0)
+    return publisher
+
+
 def held(worker) -> dict[str, str]:
     worker.mrl_look()
     worker.mrl_looking.result(120.0)
@@ -167,3 +181,53 @@ def test_experts_that_a_kernel_has_moved_are_left_out(worker, tmp_path, moved):
 
     first = {name for name, (served, *_) in EXPERTS.items() if served == W13}
     assert held(one) == {name: its for name, its in digests(tensors).items() if name not in first}
+
+
+def test_what_lies_on_the_learners_device_is_reloaded_from_there(worker, tmp_path):
+    """No file is read and no memory of the host taken; once it was looked at, the learner may write over it."""
+    one, tensors = worker(), drawn(1)
+    shared(one, tmp_path / "1", tensors)
+    assert one.mrl_arrival() == {}
+    assert one.mrl_serve_arrived() == {}
+    assert held(one) == digests(tensors)
+    assert held(one) == {}, "nobody compares with what may be another version by now"
+    assert not hasattr(one, "mrl_host")
+
+    later = drawn(2)
+    assert taken(one, tmp_path / "2", later) == {}
+    assert one.mrl_serve_arrived() == {}
+    assert held(one) == digests(later), "files, after it"
+
+
+def test_faults_behind_a_reload_from_the_learners_device_are_named(worker, tmp_path):
+    """As of files."""
+    one, tensors = worker(), drawn(1)
+    shared(one, tmp_path / "1", tensors)
+    assert one.mrl_serve_arrived() == {}
+    one.model_runner.get_model().parts[QKV].data[4].add_(1e-6)
+    found, wanted = held(one), digests(tensors)
+    assert {name for name in wanted if found[name] != wanted[name]} == {"layers.0.attn.k_proj.weight"}
+
+
+def test_other_bytes_on_the_learners_device_are_refused(worker, tmp_path):
+    """Before any of them is served."""
+    one, tensors = worker(), drawn(1)
+    shared(one, tmp_path / "1", tensors)
+    lying = digests(drawn(2))
+    one.mrl_take(json.dumps({"folder": str(tmp_path / "1" / "0.1"), "digests": lying}))
+    one.mrl_arriving.exception(20.0)
+    assert "other bytes than were published" in one.mrl_arrival()["refused"]
+
+
+def test_a_worker_that_cannot_see_the_learners_device_says_so_and_reads_files(worker, tmp_path, caplog):
+    """In the server's log."""
+    one, tensors = worker(), drawn(1)
+    (tmp_path / "1").mkdir()
+    (tmp_path / "1" / "model.gpu").write_text('{"gpu": "GPU-1", "handle": "", "num_bytes": 0, "tensors": []}')
+    save_file(tensors, tmp_path / "1" / "model.safetensors")
+    one.mrl_take(json.dumps({"folder": str(tmp_path / "1"), "digests": digests(tensors)}))
+    one.mrl_arriving.exception(20.0)
+    assert one.mrl_arrival() == {}
+    assert one.mrl_serve_arrived() == {}
+    assert held(one) == digests(tensors)
+    assert "from files, not from the learner's GPU: the tensors lie on GPU-1, and are wanted on cpu" in caplog.text

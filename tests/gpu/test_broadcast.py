@@ -41,7 +41,8 @@ def test_an_engine_on_a_gpu_serves_what_was_broadcast(tiny_model, tmp_path, back
         canary = make_canary(learner, canary_sequences(64))
         path = publisher.publish_weights(named_weights(learner).items(), version, canary)
         seats, manifest = engine.broadcast_seats(), read_manifest(path)
-        publisher.ask(b"", WeightsRequest(worker="w", version=version, attempt=step, num_ranks=1, gpu=seats.gpu))
+        asked = WeightsRequest(worker="w", version=version, attempt=step, num_ranks=1, gpu=seats.gpu, nccl=seats.nccl)
+        publisher.ask(b"", asked)
         route = _answer(publisher, WeightsNotice(version=version, manifest_path=str(path)))
         assert route.meeting is not None
         assert route.meeting.backend == backend

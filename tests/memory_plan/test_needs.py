@@ -105,6 +105,7 @@ def test_versions_are_copied_in_the_engines_format_by_all_ranks_together(rollout
         ({"engine": "vllm", "server": {"url": "http://h:1"}}, "127.0.0.1", False),
         ({"weights_in": "disk"}, "127.0.0.1", False),
         ({"weights_in": "memory"}, "0.0.0.0", True),
+        ({"weights_in": "gpu"}, "127.0.0.1", True),
     ],
 )
 def test_files_lie_in_memory_on_one_host_unless_somebody_says_otherwise(rollout, host, wanted) -> None:
@@ -123,6 +124,15 @@ def test_a_gpu_holds_more_than_tensors() -> None:
         "CUDA context": 640,
         "kept by the allocator": 600,
     }
+
+
+def test_versions_on_the_learners_gpu_are_counted_there() -> None:
+    """Beside those on the host."""
+    both = {"staged": 700.0 * MIB, "staged_on_device": 500.0 * MIB}
+    host, device = rank_needs(SIZE, LARGE, LearnerTable(), on_gpu=True, **ALONE | both)
+    assert mib(host.parts)["published weights"] == 700
+    assert mib(device.parts)["published weights"] == 500
+    assert "published weights" not in rank_needs(SIZE, LARGE, LearnerTable(), on_gpu=True, **ALONE)[1].parts
 
 
 def test_gradients_count_when_they_are_there() -> None:

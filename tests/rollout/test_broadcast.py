@@ -7,6 +7,7 @@ from pathlib import Path
 import msgspec
 import pytest
 import torch
+from structlog.testing import capture_logs
 
 from mrl.engines.embedded import EmbeddedEngine
 from mrl.engines.engine import Sampling
@@ -15,6 +16,7 @@ from mrl.learner.intake import Intake
 from mrl.learner.ledger import Pace, WorkLedger
 from mrl.models import tensor_broadcast
 from mrl.models.parameters import named_weights
+from mrl.models.tensor_broadcast import Seats
 from mrl.records.rollouts import WeightsNotice
 from mrl.records.version import Version
 from mrl.rollout import updates
@@ -25,6 +27,7 @@ from mrl.transport.client_socket import ClientSocket
 from mrl.transport.grants import Grant
 from mrl.transport.keys import create_keys, load_client_keys
 from mrl.transport.server import ServerSocket
+from mrl.weights import broadcast
 from mrl.weights.broadcast import BroadcastPublisher
 from mrl.weights.canary import canary_sequences, make_canary
 from mrl.weights.publish import Publisher
@@ -125,6 +128,21 @@ def test_engines_serve_what_was_broadcast_and_nothing_is_written(site):
         assert worker.engine.version == Version(0, step)
         assert worker.holds(site.model)
     assert files_of(site) == []
+
+
+def test_an_engine_with_another_nccl_is_sent_weights_by_gloo_and_the_log_names_both(site, monkeypatch):
+    """Once for each version of NCCL; learner and engine say theirs as if they had a GPU each."""
+    monkeypatch.setattr(broadcast, "gpu_id", lambda device: "GPU-0")
+    monkeypatch.setattr(broadcast, "nccl_version", lambda device: "2.30.7")
+    worker = site.worker()
+    monkeypatch.setattr(worker.engine, "broadcast_seats", lambda: Seats(1, "GPU-1", "2.29.1"))
+    with capture_logs() as lines:
+        for step in (1, 2):
+            site.publish(step)
+            assert worker.follow().route is Route.BROADCAST
+            assert worker.holds(site.model)
+    told = [(line["learner"], line["engines"]) for line in lines if "by gloo" in line["event"]]
+    assert told == [("2.30.7", ["2.29.1"])]
 
 
 def test_workers_that_ask_together_meet_in_one_broadcast_and_latecomers_get_their_own(site):

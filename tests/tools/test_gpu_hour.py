@@ -131,7 +131,7 @@ def test_nothing_is_begun_when_the_time_is_used_up(tmp_path, monkeypatch):
     ("words", "said"),
     [
         (["nonsense"], "wanted contact"),
-        pytest.param(["weights/x", "--cpu"], "wanted steps, way", marks=pytest.mark.thorough),
+        pytest.param(["weights/x", "--cpu"], "wanted steps, way, sharing", marks=pytest.mark.thorough),
     ],
 )
 def test_a_stage_that_is_not_there_is_refused(words, said):
@@ -198,6 +198,7 @@ def test_the_way_of_weights_is_measured(tmp_path):
     found = measured("weights", tmp_path)
     assert found["steps"] >= STEPS
     assert found["way"] >= WAY
+    assert found["sharing"] >= {"learner still", "publish", "load", "read back and hash", "learner to proved"}
 
 
 @pytest.mark.system

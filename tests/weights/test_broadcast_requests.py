@@ -2,9 +2,18 @@
 
 from typing import Any
 
+from msgspec import structs
+
 from mrl.records.rollouts import Meeting, WeightsRequest
 from mrl.records.version import Version
-from mrl.weights.broadcast_requests import WINDOW_S, BroadcastRequests, DueAnswers, WaitingWorker, backend_of
+from mrl.weights.broadcast_requests import (
+    WINDOW_S,
+    BroadcastRequests,
+    DueAnswers,
+    WaitingWorker,
+    backend_of,
+    other_nccl,
+)
 
 V1, V2 = Version(0, 1), Version(0, 2)
 MEETING = Meeting(host="h", port=1, name="m", backend="gloo", first_rank=1, world_size=2)
@@ -107,13 +116,18 @@ def test_readers_wait_for_the_files_and_for_nothing_else():
     assert not requests.wants_files(V1)
 
 
-def test_nccl_needs_a_gpu_for_every_member():
-    """On a processor, or with two members on one GPU, it is gloo."""
+def test_nccl_needs_a_gpu_for_every_member_and_one_version():
+    """On a processor, with two members on one GPU, or with another NCCL beside one of them, it is gloo."""
 
-    def party(*gpus: str) -> list[WaitingWorker]:
-        return [WaitingWorker(b"", request(f"w{index}", gpu=gpu), 0.0) for index, gpu in enumerate(gpus)]
+    def party(*gpus: str, nccl: str = "2.30.7") -> list[WaitingWorker]:
+        asked = [request(f"w{index}", gpu=gpu) for index, gpu in enumerate(gpus)]
+        return [WaitingWorker(b"", structs.replace(one, nccl=nccl if one.gpu else ""), 0.0) for one in asked]
 
-    assert backend_of(party("g1", "g2"), "g0") == "nccl"
-    assert backend_of(party("g1", ""), "g0") == "gloo"
-    assert backend_of(party("g1", "g0"), "g0") == "gloo"
-    assert backend_of(party("g1"), "") == "gloo"
+    own = "g0", "2.30.7"
+    assert backend_of(party("g1", "g2"), *own) == "nccl"
+    assert backend_of(party("g1", ""), *own) == "gloo"
+    assert backend_of(party("g1", "g0"), *own) == "gloo"
+    assert backend_of(party("g1"), "", "") == "gloo"
+    others = party("g1") + party("g2", nccl="2.29.1")
+    assert (backend_of(others, *own), other_nccl(others, *own)) == ("gloo", {"2.29.1"})
+    assert other_nccl(party("g1", ""), *own) == other_nccl(party("g1", nccl="2.29.1"), "", "") == set()

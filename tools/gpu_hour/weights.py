@@ -27,7 +27,9 @@ T = TypeVar("T")
 
 def weights_parts() -> dict[str, Callable[[Bench], None]]:
     """What each step of the way can do at best, and the way that runs take."""
-    return {"steps": measure_steps, "way": measure_way}
+    from gpu_hour.shared_weights import measure_sharing
+
+    return {"steps": measure_steps, "way": measure_way, "sharing": measure_sharing}
 
 
 def measure_steps(bench: Bench) -> None:
@@ -75,15 +77,15 @@ def measure_way(bench: Bench) -> None:
     ids = canary_sequences(config.vocab_size)
     spent: dict[str, float] = {}
     for step in range(3):  # the first two make the memory that all others use
-        _change(model)
+        change(model)
         version, spent = Version(0, step), {}
-        canary = _timed(bench, spent, "make the canary", partial(make_canary, model, ids, DTYPE))
-        path = _timed(bench, spent, "publish", partial(_publish, publisher, model, version, canary))
+        canary = timed(bench, spent, "make the canary", partial(make_canary, model, ids, DTYPE))
+        path = timed(bench, spent, "publish", partial(_publish, publisher, model, version, canary))
         manifest = read_manifest(path)
-        _timed(bench, spent, "load", partial(engine.load, path.parent, version, manifest.tensors))
+        timed(bench, spent, "load", partial(engine.load, path.parent, version, manifest.tensors))
         spent["engine still while loading"] = engine.paused_s
-        scored = _timed(bench, spent, "score the canary", partial(engine.score, ids))
-        held = _timed(bench, spent, "read back and hash", engine.checksums)
+        scored = timed(bench, spent, "score the canary", partial(engine.score, ids))
+        held = timed(bench, spent, "read back and hash", engine.checksums)
         if wrong := differing(manifest, held):
             raise RuntimeError(f"the engine serves other bytes than were published in {wrong[:3]}")
     files = [file for file in path.parent.iterdir() if file.suffix == ".safetensors"]
@@ -108,7 +110,8 @@ def _publish(publisher: Publisher, model: nn.Module, version: Version, canary: C
     return told[0]
 
 
-def _timed(bench: Bench, spent: dict[str, float], name: str, act: Callable[[], T]) -> T:
+def timed(bench: Bench, spent: dict[str, float], name: str, act: Callable[[], T]) -> T:
+    """What it returns; its seconds go to `spent`."""
     bench.settle()
     began_s = time.perf_counter()
     found = act()
@@ -125,7 +128,8 @@ def _tell(bench: Bench, name: str, seconds: float, size_bytes: int, copy_s: floa
 
 
 @torch.no_grad()
-def _change(model: nn.Module) -> None:
+def change(model: nn.Module) -> None:
+    """Another value for every weight."""
     for _, tensor in whole_weights(model):
         if tensor.is_floating_point():
             tensor.mul_(1.0 + 1e-3)

@@ -129,6 +129,16 @@ def _check_weights(key: str, policy: PolicyTable, where: str) -> None:
             got="memory",
             wanted=f'{key}.weights_in = "disk", or nothing; {key}.weights = "files" for files in memory',
         )
+    lies_open = policy.device == "cuda" and rollout.engine != "sglang" and not rollout.server.url
+    if rollout.weights_in == "gpu" and not (lies_open and rollout.weights == "files"):
+        raise ConfigError(
+            f"{key}.weights_in: this engine does not read new weights on its learner's GPU",
+            where=where,
+            got=f'"gpu" for {rollout.weights}, {rollout.engine} on {policy.device}'
+            + (" by its url" if rollout.server.url else ""),
+            wanted=f'{key}.weights_in = "memory", or nothing; for "gpu" {key}.weights = "files", and an embedded '
+            'engine or an own vLLM on device = "cuda"',
+        )
     if rollout.weights == "adapters":
         _check_adapters(key, policy, where)
 
@@ -236,11 +246,11 @@ def _check_hosts(key: str, policy: PolicyTable, where: str) -> None:
             wanted=f"as many ranks on each host; processes counts all of them, such as "
             f"{learner.hosts * max(1, round(learner.processes / learner.hosts))}",
         )
-    if learner.hosts > 1 and rollout.weights_in == "memory":
+    if learner.hosts > 1 and rollout.weights_in in ("memory", "gpu"):
         raise ConfigError(
             f"{key}.rollout.weights_in: a learner over {learner.hosts} hosts has no memory that all engines can open",
             where=where,
-            got="memory",
+            got=rollout.weights_in,
             wanted=f'{key}.rollout.weights_in = "disk", or nothing',
         )
 

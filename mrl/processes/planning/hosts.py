@@ -130,5 +130,5 @@ def is_in_memory(config: RunConfig, policy: str) -> bool:
     """
     rollout = config.policies[policy].rollout
     if rollout.weights_in != "auto":
-        return rollout.weights_in == "memory"
+        return rollout.weights_in != "disk"
     return config.exchange.host not in WILDCARDS and not rollout.server.url

@@ -1,0 +1,130 @@
+"""Tensors on a learner's GPU, opened by CUDA IPC in an engine's own environment, where mrl is not installed.
+
+The other end is `SharedMemory` in `mrl.models.memory_file`, which also says why the driver is called. Written from its
+documentation; it has run on a CPU alone, where the memory is a file without a name.
+"""
+
+import ctypes
+import json
+import math
+import mmap
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+import xxhash
+
+SUFFIX = ".gpu"
+TYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+TYPES |= {"I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8}
+TYPES["BOOL"] = torch.bool
+ROOM_BYTES = 64 * 1024**2
+"""Of main memory, through which a tensor passes to be hashed."""
+PEER_ACCESS = 1
+
+
+class SharedTensor(NamedTuple):
+    """One of them."""
+
+    memory: "OpenMemory"
+    dtype: torch.dtype
+    shape: list[int]
+    start: int
+
+    def here(self) -> torch.Tensor:
+        """A copy on the engine's device."""
+        copy = torch.empty(self.shape, dtype=self.dtype, device=self.memory.device)
+        self.memory.read(self.start, copy.reshape(-1).view(torch.uint8))
+        return copy
+
+    def digest(self, room: torch.Tensor) -> str:
+        """XXH3-128 of its bytes, which pass through `room` on the host."""
+        hashing, end = xxhash.xxh3_128(), self.start + math.prod(self.shape) * self.dtype.itemsize
+        for start in range(self.start, end, len(room)):
+            piece = room[: end - start]
+            self.memory.read(start, piece)
+            hashing.update(piece.numpy().data)
+        return hashing.hexdigest()
+
+
+class OpenMemory:
+    """Bytes of another process, read as long as this is open."""
+
+    def __init__(self, gpu: str, handle: str, num_bytes: int, device: torch.device) -> None:
+        """Raises OSError, ValueError when they cannot be opened from this device."""
+        self.device = device
+        if (device.type == "cuda") != bool(gpu):
+            raise OSError(f"the tensors lie on {gpu or 'the host'}, and are wanted on {device}")
+        if device.type == "cpu":
+            with Path(handle).open("rb") as file:
+                mapped = mmap.mmap(file.fileno(), num_bytes, flags=mmap.MAP_PRIVATE)
+            self._mapped = torch.frombuffer(mapped, dtype=torch.uint8)
+            return
+        torch.cuda.set_device(device)
+        torch.cuda.mem_get_info(device)  # the driver's functions mean torch's context from here on
+        self._address, self._stream = ctypes.c_uint64(), torch.cuda.Stream(device)
+        its = _IpcHandle.from_buffer_copy(bytes.fromhex(handle))
+        call_driver("cuIpcOpenMemHandle_v2", ctypes.byref(self._address), its, ctypes.c_uint(PEER_ACCESS))
+
+    def read(self, start: int, target: torch.Tensor) -> None:
+        """Copy bytes from there into `target`, and wait for it."""
+        if self.device.type == "cpu":
+            target.copy_(self._mapped[start : start + len(target)])
+            return
+        self._stream.wait_stream(torch.cuda.current_stream(self.device))
+        there, here = ctypes.c_uint64(self._address.value + start), ctypes.c_uint64(target.data_ptr())
+        queue = ctypes.c_void_p(self._stream.cuda_stream)
+        call_driver("cuMemcpyAsync", here, there, ctypes.c_size_t(len(target)), queue)
+        self._stream.synchronize()
+
+    def close(self) -> None:
+        """The end of reading."""
+        if self.device.type == "cuda":
+            call_driver("cuIpcCloseMemHandle", self._address)
+
+
+class OpenVersion:
+    """The tensors of a published version on its learner's GPUs."""
+
+    def __init__(self, folder: Path, device: torch.device) -> None:
+        """Empty where they lie in files alone. Raises OSError, ValueError when they cannot be opened."""
+        self.tensors: dict[str, SharedTensor] = {}
+        self._memories: list[OpenMemory] = []
+        files = sorted(folder.glob("*.safetensors"))
+        if not all(file.with_suffix(SUFFIX).exists() for file in files):
+            return
+        try:
+            for file in files:
+                self._open(json.loads(file.with_suffix(SUFFIX).read_bytes()), device)
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """The end of reading."""
+        self.tensors.clear()
+        while self._memories:
+            self._memories.pop().close()
+
+    def _open(self, told: dict[str, Any], device: torch.device) -> None:
+        memory, start = OpenMemory(told["gpu"], told["handle"], told["num_bytes"], device), 0
+        self._memories.append(memory)
+        for one in told["tensors"]:
+            tensor = SharedTensor(memory, TYPES[one["dtype"]], one["shape"], start)
+            self.tensors[one["name"]] = tensor
+            start += math.prod(tensor.shape) * tensor.dtype.itemsize
+
+
+class _IpcHandle(ctypes.Structure):
+    """CUipcMemHandle."""
+
+    _fields_ = (("reserved", ctypes.c_ubyte * 64),)
+
+
+def call_driver(function: str, *arguments: Any) -> None:
+    """Call a function of the CUDA driver. Raises OSError with the name of what it answers but success."""
+    driver = ctypes.CDLL("libcuda.so.1")
+    if code := getattr(driver, function)(*arguments):
+        said = ctypes.c_char_p()
+        driver.cuGetErrorName(code, ctypes.byref(said))
+        raise OSError(f"{function}: {said.value.decode() if said.value else code}")

@@ -1,0 +1,203 @@
+"""New weights that lie on the learner's device: memory of a CPU stands for that of a GPU."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+import torch
+from structlog.testing import capture_logs
+
+from mrl.engines import embedded
+from mrl.engines.embedded import EmbeddedEngine
+from mrl.engines.engine import Sampling
+from mrl.errors import WeightsError
+from mrl.models.memory_file import SHARED, SharedTensors, shared_tensors
+from mrl.models.parameters import plain_sources, weight_sources
+from mrl.models.tensor_file import read_folder
+from mrl.records.version import Version
+from mrl.weights import staging
+from mrl.weights.manifest import Canary, read_manifest
+from mrl.weights.publish import Publisher
+from mrl.weights.read_lock import read_lock
+
+NO_CANARY = Canary([], [], [])
+CPU = torch.device("cpu")
+INSIDE = Path(__file__).parents[2] / "mrl" / "engines" / "inside"
+
+
+@pytest.fixture
+def engine(tiny_model, tmp_path) -> EmbeddedEngine:
+    tiny_model(seed=9).save_pretrained(tmp_path / "model")
+    (tmp_path / "model" / "tokenizer.json").write_text("{}")
+    return EmbeddedEngine(tmp_path / "model", Sampling(1.0, 4, (1,)), device="cpu", max_running=2, dtype="bfloat16")
+
+
+def published(model, folder: Path, step: int, *, num_ranks: int = 1) -> Path:
+    """By a publisher for each rank."""
+    ranks = [
+        Publisher(folder, "a", dtype="bfloat16", in_memory=True, shares_on=CPU, rank=rank, num_ranks=num_ranks)
+        for rank in range(num_ranks)
+    ]
+    for rank in reversed(ranks):
+        rank.begin(weight_sources(model), Version(0, step), NO_CANARY)
+    for rank in ranks:
+        rank.finish()
+    return folder / str(Version(0, step)) / "manifest.json"
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2])
+def test_an_engine_takes_weights_from_the_learners_device(tiny_model, engine, tmp_path, monkeypatch, num_ranks):
+    """No file is read, and the bytes are those of the manifest."""
+    monkeypatch.setattr(embedded, "read_folder", None)
+    for step in (1, 2):
+        path = published(tiny_model(seed=step), tmp_path / "weights", step, num_ranks=num_ranks)
+        manifest = read_manifest(path)
+
+        engine.load(path.parent, Version(0, step), manifest.tensors)
+
+        assert engine.version == Version(0, step)
+        assert engine.checksums() == manifest.tensors
+        assert read_folder(path.parent) == manifest.tensors, "the files say the same"
+
+
+def test_an_engine_that_cannot_see_them_says_so_and_reads_files(tiny_model, engine, tmp_path):
+    """As where the GPU is another container's."""
+    path = published(tiny_model(seed=1), tmp_path / "weights", 1)
+    told = path.with_name(f"model{SHARED}")
+    said = msgspec.json.decode(told.read_bytes(), type=SharedTensors)
+    told.write_bytes(msgspec.json.encode(msgspec.structs.replace(said, handle="/proc/1/fd/999")))
+    with capture_logs() as lines:
+        engine.load(path.parent, Version(0, 1), read_manifest(path).tensors)
+    assert [line["log_level"] for line in lines] == ["warning"]
+    assert "from files, not from the learner's GPU" in lines[0]["event"]
+    assert engine.checksums() == read_manifest(path).tensors
+
+
+@pytest.mark.parametrize("damage", ["bytes", "table", "no JSON"])
+def test_what_is_damaged_there_is_never_served(tiny_model, engine, tmp_path, damage):
+    """One bit of one tensor, or of what is said of it."""
+    path = published(tiny_model(seed=1), tmp_path / "weights", 1)
+    told = path.with_name(f"model{SHARED}")
+    said = msgspec.json.decode(told.read_bytes(), type=SharedTensors)
+    if damage == "bytes":
+        with open(said.handle, "r+b") as memory:
+            memory.seek(said.num_bytes // 2)
+            byte = memory.read(1)[0]
+            memory.seek(said.num_bytes // 2)
+            memory.write(bytes([byte ^ 1]))
+    else:
+        fewer = msgspec.json.encode(msgspec.structs.replace(said, tensors=said.tensors[1:]))
+        told.write_bytes(fewer if damage == "table" else b"{")
+    engine.label(Version(0, 0))
+    before = engine.checksums()
+    with pytest.raises(WeightsError, match=r"checksum of|other sizes|no word"):
+        engine.load(path.parent, Version(0, 1), read_manifest(path).tensors)
+    assert (engine.version, engine.checksums()) == (Version(0, 0), before)
+
+
+def test_what_an_engine_reads_there_is_not_written_over(tmp_path):
+    """The lock of the files holds for both; a version for which there is no room goes by files alone."""
+    publisher = Publisher(tmp_path, "a", in_memory=True, shares_on=CPU)
+
+    def publish(step: int) -> Path:
+        weights = {"w": torch.full((1000,), float(step)), "b": torch.full((3,), step, dtype=torch.int8)}
+        return publisher.publish_weights(weights.items(), Version(0, step), NO_CANARY).parent
+
+    def held(folder: Path) -> float:
+        (shared,) = shared_tensors(folder)
+        return float(torch.frombuffer(bytearray(Path(shared.handle).read_bytes()[:4]), dtype=torch.float32))
+
+    assert [held(publish(step)) for step in (1, 2, 3)] == [1.0, 2.0, 3.0]
+    read = publish(4)
+    with read_lock(read):
+        later = [publish(step) for step in range(5, 9)]
+        assert held(read) == 4.0
+    assert [bool(shared_tensors(folder)) for folder in later if folder.exists()].count(True) == 1
+    assert [held(publish(step)) for step in (9, 10, 11) if step > 9] == [10.0, 11.0]
+    publisher.close()
+
+
+def test_a_version_that_lasts_is_whole_on_the_disk(tmp_path, monkeypatch):
+    """It is copied from memory that is filled from the device only then."""
+    slow = staging._bring
+    began = []
+
+    def bring(part, target):
+        while not began:
+            continue
+        return slow(part, target)
+
+    monkeypatch.setattr(staging, "_bring", bring)
+    publisher = Publisher(tmp_path, "a", in_memory=True, shares_on=CPU)
+    weights = {str(number): torch.randn(1000) for number in range(50)}
+    publisher.begin(plain_sources(weights.items()), Version(0, 1), NO_CANARY, lasts=True)
+    began.append(True)
+    publisher.finish()
+    folder = tmp_path / "0.1"
+    assert read_folder(folder) == read_manifest(folder / "manifest.json").tensors
+    assert not list(folder.glob(f"*{SHARED}"))
+
+
+def test_a_device_that_shares_nothing_is_told_of_once(tmp_path, monkeypatch):
+    """Such as a part of a GPU (MIG): versions go by files."""
+
+    def refuse(*arguments):
+        raise OSError("cuIpcGetMemHandle: CUDA_ERROR_NOT_SUPPORTED")
+
+    monkeypatch.setattr(staging, "SharedMemory", refuse)
+    publisher = Publisher(tmp_path, "a", in_memory=True, shares_on=CPU)
+    with capture_logs() as lines:
+        for step in (1, 2, 3):
+            path = publisher.publish_weights({"w": torch.randn(9)}.items(), Version(0, step), NO_CANARY)
+            assert read_folder(path.parent) == read_manifest(path).tensors
+    assert [line["reason"] for line in lines] == ["cuIpcGetMemHandle: CUDA_ERROR_NOT_SUPPORTED"]
+    publisher.close()
+
+
+DRIVER = """
+typedef struct { unsigned char reserved[64]; } Handle;
+int cuIpcOpenMemHandle_v2(unsigned long long *address, Handle handle, unsigned flags) {
+    for (int i = 0; i < 64; i++) if (handle.reserved[i] != i) return 201;
+    if (flags != 1) return 1;
+    *address = 0x7f0000200000ULL;
+    return 0;
+}
+int cuGetErrorName(int code, const char **name) {
+    *name = code == 201 ? "CUDA_ERROR_INVALID_CONTEXT" : "other";
+    return 0;
+}
+"""
+CALLS = """
+import ctypes
+from {module} import _IpcHandle, call_driver
+address, handle = ctypes.c_uint64(), _IpcHandle.from_buffer_copy(bytes(range(64)))
+call_driver("cuIpcOpenMemHandle_v2", ctypes.byref(address), handle, ctypes.c_uint(1))
+assert (address.value, bytes(handle).hex()) == (0x7F0000200000, bytes(range(64)).hex())
+try:
+    call_driver("cuIpcOpenMemHandle_v2", ctypes.byref(address), _IpcHandle(), ctypes.c_uint(1))
+except OSError as error:
+    print(error)
+"""
+
+
+@pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler")
+@pytest.mark.parametrize("module", ["mrl.models.memory_file", "shared_memory"])
+def test_the_drivers_functions_get_what_its_header_says(tmp_path, module):
+    """A handle goes by value; what is not success has its name. A library with cuda.h's signatures stands for it."""
+    (tmp_path / "driver.c").write_text(DRIVER)
+    library = tmp_path / "libcuda.so.1"
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", library, tmp_path / "driver.c"], check=True)
+    environment = os.environ | {"LD_LIBRARY_PATH": str(tmp_path), "PYTHONPATH": str(INSIDE)}
+    done = subprocess.run(
+        [sys.executable, "-c", CALLS.format(module=module)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stderr == ""
+    assert done.stdout.strip() == "cuIpcOpenMemHandle_v2: CUDA_ERROR_INVALID_CONTEXT"
