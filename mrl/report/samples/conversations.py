@@ -66,7 +66,7 @@ def _said(turn: dict[str, Any]) -> Iterator[Said]:
 
 
 def _dicts(value: object) -> list[dict[str, Any]]:
-    return [one for one in value if isinstance(one, dict)] if isinstance(value, list) else []
+    return [one for one in value if isinstance(one, dict)] if isinstance(value, list | tuple) else []
 
 
 def fate(said: Said, row: dict[str, Any]) -> str:
