@@ -248,6 +248,20 @@ def test_the_turns_of_an_episode_are_those_of_its_row(make_group, segments, is_t
     assert bool(books.accept([group], "w", 0.0)) is is_taken
 
 
+@pytest.mark.parametrize(
+    ("kinds", "is_sound"), [("s|gs", True), ("sgs|gs|ggs", True), ("s|s", False), ("sg|gs", False), ("s|g|gs", False)]
+)
+def test_each_row_of_an_episode_ends_with_a_turn_of_the_policy(make_group, kinds, is_sound):
+    """And begins, behind the first one, with what was given: s is a sampled token, g a given one, | begins a row."""
+    segments = [
+        EpisodeSegment(num_tokens=1, is_sampled=kind == "s", messages=(), begins_row=row > 0 and place == 0)
+        for row, part in enumerate(kinds.split("|"))
+        for place, kind in enumerate(part)
+    ]
+    answer = msgspec.structs.replace(make_group("0.0").answers[0], segments=segments)
+    assert answer.has_sound_rows is is_sound
+
+
 @pytest.mark.parametrize(("epoch", "step", "is_taken"), [(1, 4, True), (0, 9, True), (1, 5, False), (2, 0, False)])
 def test_a_group_of_a_version_that_is_still_to_come_is_refused(make_group, epoch, step, is_taken):
     """By epoch first: a life before may have been further. It would never have counted as stale."""

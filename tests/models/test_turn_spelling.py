@@ -244,5 +244,9 @@ def test_a_conversation_is_rendered_anew_where_the_template_drops_reasoning(spel
     assert own.anew([asked, reasoned, USER], since=2) is None, "it stands in an earlier row"
     assert spelling(CHATML, history="template").anew([asked, reasoned, USER]) is None, "the template keeps it"
     assert spelling(FORGETFUL).anew([asked, reasoned, USER]) is None, "the policy sees all that it sampled"
+    newest = FORGETFUL.replace("loop.index0 < ns.last", "loop.index0 < messages | length - 2")
+    keeps_newest = spelling(newest, history="template")
+    assert keeps_newest.anew([asked, reasoned, USER]) is None
+    assert keeps_newest.anew([asked, reasoned, USER, reasoned, USER]) is not None, "one of two is dropped"
     begun = own.anew([asked, Message("assistant", "hm</think>5"), USER])
     assert begun is not None, "where the template itself begins the reasoning"
