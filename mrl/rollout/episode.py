@@ -128,6 +128,12 @@ class EpisodeInPlay:
         return self.num_given_tokens + sum(ids.size for ids in self.token_ids)
 
     @property
+    def num_pass_tokens(self) -> int:
+        """Of its prompt and all its rows."""
+        assert self.prompt_token_ids is not None, "it has begun"
+        return self.prompt_token_ids.size + sum(ids.size for ids in self.token_ids)
+
+    @property
     def num_turns_in_all(self) -> int:
         """Given ones included."""
         return self.num_turns + sum(turn.is_sampled for turn in self.request.given)

@@ -10,6 +10,7 @@ engine samples the turns of the others meanwhile. What an episode costs is bound
 """
 
 import itertools
+import sys
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
@@ -53,7 +54,9 @@ class Stage:
     voice: OwnVoice
     max_turn_tokens: int
     row_tokens: int
-    """Tokens that a prompt and its episode may have together."""
+    """Tokens that a prompt and its episode may have together, in each row."""
+    pass_tokens: int = sys.maxsize
+    """The same in all rows together, which the learner has in one pass."""
     in_step: bool = False
     """Whether all environments answer before any turn is sampled, as a synchronous run must: what is sampled together
     decides every bit."""
@@ -258,7 +261,11 @@ class EpisodeEngine:
         reason, more = "", self._stage.max_turn_tokens
         if episode.num_turns_in_all >= episode.rules.max_turns:
             reason = MAX_TURNS
-        elif episode.num_tokens + more > episode.rules.max_tokens or episode.past.size + more > self._stage.row_tokens:
+        elif more > min(
+            episode.rules.max_tokens - episode.num_tokens,
+            self._stage.row_tokens - episode.past.size,
+            self._stage.pass_tokens - episode.num_pass_tokens,
+        ):
             reason = MAX_TOKENS
         if reason:
             self._ask_reward(episode, reason)

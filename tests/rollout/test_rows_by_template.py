@@ -81,7 +81,9 @@ def play(folder):
         EnvironmentPool("tests.support.played_environments:Counting", processes=1, wall_s=60.0, cpu_s=60.0)
     ) as pool:
 
-        def played(history="template", *, max_tokens=10_000, row_tokens=10_000, turns=5, given=()) -> PlayedEpisode:
+        def played(
+            history="template", *, max_tokens=10_000, row_tokens=10_000, pass_tokens=10_000, turns=5, given=()
+        ) -> PlayedEpisode:
             end = load_tokenizer(folder).eos_token_id
             spelling = TurnSpelling(folder, PromptTable(history=history), eos_ids=[end])
             voice = OwnVoice(
@@ -98,6 +100,7 @@ def play(folder):
                 voice=voice,
                 max_turn_tokens=TURN_TOKENS,
                 row_tokens=row_tokens,
+                pass_tokens=pass_tokens,
             )
             with closing(EpisodeEngine(engine, stage)) as player:
                 seeds = answer_seeds(1, "a", "7", 0, 1)
@@ -177,7 +180,7 @@ def test_by_default_the_policy_goes_on_seeing_all_that_it_sampled(folder, seen, 
 
 
 def test_a_row_has_room_of_its_own_and_an_episode_counts_all(folder, seen, play):
-    """The model's bound is that of each row; the task's is that of all of them together."""
+    """The model's bound is that of each row; the task's and the learner's are those of all of them together."""
     whole = play()
     longest = max(len(shown) for shown in seen) + TURN_TOKENS
     assert whole.prompt_token_ids.size + whole.token_ids.size > longest
@@ -185,6 +188,11 @@ def test_a_row_has_room_of_its_own_and_an_episode_counts_all(folder, seen, play)
     assert play(row_tokens=longest).ending == "done"
     seen.clear()
     assert play(row_tokens=longest - 1).ending == "max_tokens"
+    seen.clear()
+    before_last = whole.prompt_token_ids.size + whole.token_ids.size - whole.segments[-2].num_tokens
+    assert play(pass_tokens=before_last + TURN_TOKENS).ending == "done"
+    seen.clear()
+    assert play(pass_tokens=before_last + TURN_TOKENS - 1).ending == "max_tokens"
     seen.clear()
     played = play(max_tokens=longest)
     assert played.ending == "max_tokens"
