@@ -73,6 +73,9 @@ class PromptTable(Table):
     refused."""
     assistant_prefill: str = ""
     """Text that every answer begins with, as the end of the prompt: neither verifiers nor peers are given it."""
+    history: Literal["sampled", "template"] = "sampled"
+    """What the policy sees of its earlier turns in an episode: all that it sampled, or what its chat template renders.
+    Where that drops their reasoning (`<think>...</think>`), a new row begins."""
     stop: list[StopString] = Field(default=[], max_length=16)
     """Texts that end an answer as its EOS does. What was sampled is kept whole; a verifier is given the text before
     them."""
@@ -85,7 +88,7 @@ class PromptTable(Table):
     @property
     def has_messages(self) -> bool:
         """Whether it needs a chat template."""
-        return bool(self.system or self.few_shot or self.template_options)
+        return bool(self.system or self.few_shot or self.template_options or self.history == "template")
 
 
 class ServerTable(Table):

@@ -137,6 +137,7 @@ def _episode_values(episodes: Sequence[Answer]) -> dict[str, float]:
     return {
         "episodes/turns_mean": float(np.mean(turns)),
         "episodes/given_tokens_mean": float(np.mean(given)),
+        "episodes/rows_mean": float(np.mean([1 + sum(one.begins_row for one in e.segments) for e in episodes])),
         **{f"episodes/ended/{ending}": count / len(episodes) for ending, count in sorted(endings.items())},
     }
 

@@ -46,6 +46,7 @@ def keep_batch(folder: Path, policy: str, step: int, order: StepOrder) -> Path:
                 "prompt_token_ids": row.prompt_token_ids.tolist(),
                 "answer_token_ids": row.answer_token_ids.tolist(),
                 "is_trained": None if row.is_trained is None else row.is_trained.tolist(),
+                "row_starts": None if row.row_starts is None else row.row_starts.tolist(),
                 "advantages": row.advantages.tolist(),
                 "weights": row.weights.tolist(),
                 "behaviour_logprobs": _listed(row.behaviour_logprobs),

@@ -360,7 +360,7 @@ def _is_usable(answer: Answer) -> bool:
     if num_tokens == 0 or len(answer.token_ids) % 4 or len(answer.logprobs) % 4:
         return False
     is_sampled = answer.is_sampled
-    if is_sampled is not None and (len(is_sampled) != num_tokens or not is_sampled[-1]):
+    if is_sampled is not None and (len(is_sampled) != num_tokens or not is_sampled[-1] or not answer.has_sound_rows):
         return False
     num_sampled = num_tokens if is_sampled is None else int(is_sampled.sum())
     if answer.num_sampled_tokens != num_sampled or sum(span.num_tokens for span in answer.versions) != num_sampled:

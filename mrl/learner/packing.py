@@ -3,7 +3,8 @@
 A pass is a line of places: a prompt, then the answers to it, one behind the other, then the next prompt. Rows with one
 prompt share its places; every answer's positions go on from the prompt's, and none sees another
 (`mrl.models.row_attention`). The last answer token is a target only: an answer takes one place less than it has tokens.
-Tokens that an environment gave in an episode take places, and are no targets.
+Tokens that an environment gave in an episode take places, and are no targets. An episode that goes on as its chat
+template renders it anew is several rows to the model, and one to the loss.
 """
 
 import heapq
@@ -75,7 +76,7 @@ def row_tokens(example: TrainingExample) -> int:
 
 
 def _answer_places(example: TrainingExample) -> int:
-    return example.answer_token_ids.size - 1
+    return example.answer_token_ids.size - example.num_rows
 
 
 def deal(sizes: Sequence[int], num_ranks: int) -> list[list[int]]:
@@ -168,35 +169,52 @@ def _places(examples: Sequence[TrainingExample], rows: Sequence[int]) -> int:
 def _lay_out(examples: Sequence[TrainingExample], rows: list[int], index_of: dict[str, int]) -> PackedBatch:
     packed = [examples[row] for row in rows]
     places_of = list(_places_of_rows(packed))
-    num_places = 1 + max(int(places[-1]) for places in places_of)
+    all_places = list(itertools.chain.from_iterable(places_of))
+    num_places = 1 + max(int(places[-1]) for places in all_places)
     input_ids, position_ids = np.zeros((2, num_places), dtype=np.int64)
-    for row, places in zip(packed, places_of, strict=True):
-        input_ids[places] = np.concatenate([row.prompt_token_ids, row.answer_token_ids[:-1]])
-        position_ids[places] = np.arange(places.size)
+    for row, places_B in zip(packed, places_of, strict=True):
+        for seen, places in zip(_seen(row), places_B, strict=True):
+            input_ids[places], position_ids[places] = seen, np.arange(places.size)
     columns = [
-        _token_columns(row, place, places[row.prompt_token_ids.size - 1 :], index_of[row.component])
-        for row, place, places in zip(packed, rows, places_of, strict=True)
+        _token_columns(row, place, _predict_at(row, places_B), index_of[row.component])
+        for row, place, places_B in zip(packed, rows, places_of, strict=True)
     ]
     sizes = [row.num_trained_tokens for row in packed]
     return PackedBatch(
         input_ids_L=torch.from_numpy(input_ids),
         position_ids_L=torch.from_numpy(position_ids),
-        rows=_row_layout(places_of, num_places),
+        rows=_row_layout(all_places, num_places),
         behaviour_span_T=_spans([row.behaviour_spans for row in packed], sizes),
         teacher_span_T=_spans([row.teacher_spans for row in packed], sizes),
         **{name: torch.from_numpy(np.concatenate([row[name] for row in columns])) for name in columns[0]},
     )
 
 
-def _places_of_rows(rows: Sequence[TrainingExample]) -> Iterator[Int64s]:
-    """Where the tokens of each row are, but for the last one."""
+def _seen(row: TrainingExample) -> list[npt.NDArray[np.int32]]:
+    """What the model reads of each of its rows: all but the last token."""
+    first, *others = np.split(row.answer_token_ids, [] if row.row_starts is None else row.row_starts)
+    return [np.concatenate([row.prompt_token_ids, first[:-1]]), *(other[:-1] for other in others)]
+
+
+def _predict_at(row: TrainingExample, places_B: Sequence[Int64s]) -> Int64s:
+    """[T] the place that predicts each token; of the first one of a later row, which is given, any place."""
+    first, *others = places_B
+    parts = [first[row.prompt_token_ids.size - 1 :], *(np.concatenate([other[:1], other]) for other in others)]
+    return np.concatenate(parts)
+
+
+def _places_of_rows(rows: Sequence[TrainingExample]) -> Iterator[list[Int64s]]:
+    """Where the tokens of each row are, but for the last one, of all rows that the model reads of each."""
     prompt_at = end = 0
     for before, row in zip([None, *rows], rows, strict=False):
         if before is None or not _have_one_prompt(before, row):
             prompt_at, end = end, end + row.prompt_token_ids.size
-        answer_at, end = end, end + _answer_places(row)
         prompt = np.arange(prompt_at, prompt_at + row.prompt_token_ids.size)
-        yield np.concatenate([prompt, np.arange(answer_at, end)])
+        found = []
+        for behind, seen in zip([prompt, *[prompt[:0]] * (row.num_rows - 1)], _seen(row), strict=True):
+            at, end = end, end + seen.size - behind.size
+            found.append(np.concatenate([behind, np.arange(at, end)]))
+        yield found
 
 
 def _row_layout(places_of: Sequence[Int64s], num_places: int) -> RowLayout:

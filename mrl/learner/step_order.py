@@ -38,6 +38,7 @@ class _Row(msgspec.Struct, frozen=True):
     teacher: bytes | None
     teacher_spans: bytes | None
     is_trained: bytes | None
+    row_starts: bytes | None
 
 
 class _Order(msgspec.Struct, frozen=True):
@@ -89,6 +90,7 @@ def _to_row(example: TrainingExample) -> _Row:
         _pack_optional(example.teacher_logprobs, "f4"),
         _pack_optional(example.teacher_spans, "i4"),
         _pack_optional(example.is_trained, "?"),
+        _pack_optional(example.row_starts, "i4"),
     )
 
 
@@ -107,6 +109,7 @@ def _from_row(row: _Row) -> TrainingExample:
         teacher_logprobs=_unpack_optional(row.teacher, "f4"),
         teacher_spans=_unpack_optional(row.teacher_spans, "i4"),
         is_trained=_unpack_optional(row.is_trained, "?"),
+        row_starts=_unpack_optional(row.row_starts, "i4"),
     )
 
 

@@ -67,6 +67,9 @@ METRICS: dict[str, Metric] = {
     "tokens/truncated_share": Metric("share", "own answers cut at the token limit"),
     "episodes/turns_mean": Metric("turns", "mean number of turns of the policy in its own episodes"),
     "episodes/given_tokens_mean": Metric("tokens", "mean number of tokens of an own episode that its environment gave"),
+    "episodes/rows_mean": Metric(
+        "rows", "mean number of rows of an own episode: more than one where the template drops earlier reasoning"
+    ),
     "episodes/ended/{ending}": Metric("share", "own episodes that ended in this way"),
     "sharing/asked_prompts": Metric("prompts", "prompts for which peers were asked in this step"),
     "sharing/hit_prompts": Metric("prompts", "asked prompts that a peer answered in this step"),

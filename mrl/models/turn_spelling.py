@@ -6,7 +6,8 @@ The text between two turns, the bridge, is read off the chat template. With a pl
     bridge  = closing + what render([user, X, *new], to be answered) has more behind X than render([user, X])
 
 so that no turn is ever rendered or tokenized again. A template may drop the reasoning of earlier turns when it renders
-a conversation anew. It never does here: the policy goes on seeing all that it sampled.
+a conversation anew. It does not here: the policy goes on seeing all that it sampled, unless `prompt.history` says that
+it is to see what the template renders. Then `anew` gives the beginning of a new row.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -30,6 +31,7 @@ TURN = "XqTURNqX"
 ASKED = Message(role="user", content="?")
 """What the placeholder answers."""
 PROBE = {"user": Message(role="user", content="A?"), "tool": Message(role="tool", content="B", name="f")}
+BEGIN_REASONING, END_REASONING = "<think>", "</think>"
 PROBE_CALL = ToolCall(name="f", arguments='{"x":"y"}')
 
 
@@ -70,11 +72,28 @@ class TurnSpelling:
         if not self.template:
             text = plain_text(_joined(messages), where=str(self._folder), prefill=self._prompt.assistant_prefill)
             return self._ids(text, add_special_tokens=True)
-        given = {"tools": list(tools)} if tools else {}
-        around = messages_of([(message.role, message.content) for message in messages], self._prompt)
-        own = messages[messages[0].role == "system" :]  # calls and tools' names in them stay
-        text = self._rendered([*around[: len(around) - len(own)], *as_chat(own)], to_be_answered=True, **given)
-        return self._ids(text + self._prompt.assistant_prefill)
+        return self._ids(self._opening_text(messages, tools) + self._prompt.assistant_prefill)
+
+    def anew(
+        self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = (), *, since: int = 0
+    ) -> Int32s | None:
+        """[P] a whole conversation as the template renders it, to be answered, where it drops reasoning of turns.
+
+        The turns are those from message `since` on, which the policy sees in its row of now. None where all of their
+        reasoning stays, and where the policy sees all that it sampled. Raises ModelFolderError as `opening` does.
+        """
+        if self._prompt.history != "template":
+            return None
+        marks = {
+            place: f"XqREASONING{place}qX"
+            for place, message in enumerate(messages)
+            if place >= since and message.role == "assistant" and END_REASONING in message.content
+        }
+        if not marks:
+            return None
+        marked = [_marked(one, marks[place]) if place in marks else one for place, one in enumerate(messages)]
+        rendered = self._opening_text(marked, tools)
+        return None if all(mark in rendered for mark in marks.values()) else self.opening(messages, tools)
 
     def plain(self, text: str) -> Int32s:
         """[P] a text that no template stands around, with the special tokens that the tokenizer itself adds."""
@@ -115,6 +134,12 @@ class TurnSpelling:
         is_ended = bool(len(turn_ids)) and turn_ids[-1] in self._eos_ids
         ids = list(turn_ids[:-1] if is_ended else turn_ids)
         return str(self._tokenizer.decode(ids, clean_up_tokenization_spaces=False))
+
+    def _opening_text(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> str:
+        given = {"tools": list(tools)} if tools else {}
+        around = messages_of([(message.role, message.content) for message in messages], self._prompt)
+        own = messages[messages[0].role == "system" :]  # calls and tools' names in them stay
+        return self._rendered([*around[: len(around) - len(own)], *as_chat(own)], to_be_answered=True, **given)
 
     def _bridge_text(self, tool_calls: Sequence[ToolCall], messages: Sequence[Message]) -> str:
         if not self.template:
@@ -191,6 +216,13 @@ class TurnSpelling:
 
 def _turn(tool_calls: Sequence[ToolCall] = ()) -> Message:
     return Message(role="assistant", content=TURN, tool_calls=tuple(tool_calls))
+
+
+def _marked(message: Message, mark: str) -> Message:
+    """The same turn with `mark` as its reasoning, which a template takes out or leaves in."""
+    reasoning, end, rest = message.content.partition(END_REASONING)
+    begin = f"{BEGIN_REASONING}\n" if BEGIN_REASONING in reasoning else ""
+    return Message(message.role, f"{begin}{mark}\n{end}{rest}", message.tool_calls)
 
 
 def _joined(messages: Sequence[Message]) -> str:

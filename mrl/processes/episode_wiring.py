@@ -1,5 +1,6 @@
 """Episodes of one policy of a run: what its engine plays them with, and its own words for those of its peers."""
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,11 +42,12 @@ def with_episodes(engine: Engine, config: RunConfig, policy: str, pool: TaskPool
     assert words is not None, "a task has an environment"
     spelling = words.spelling
     spelling.check(has_tools=False)
-    syntax, room = syntax_of(spelling.template), row_tokens(config.policies[policy])
+    syntax, room = syntax_of(spelling.template), row_tokens(table)
+    in_a_pass = sys.maxsize if table.frozen else table.learner.microbatch_tokens
 
     def rules(prompt_id: str) -> EpisodeRules:
         task = config.tasks[pool.prompt(prompt_id).task]
-        return EpisodeRules(task.max_turns, task.max_episode_tokens or room, task.failed_reward)
+        return EpisodeRules(task.max_turns, task.max_episode_tokens or in_a_pass, task.failed_reward)
 
     def read(text: str, is_cut: bool, has_tools: bool) -> tuple[PolicyTurn, Message]:
         said = before_stop(text.encode(), table.prompt.stop_bytes).decode(errors="replace")
@@ -57,6 +59,7 @@ def with_episodes(engine: Engine, config: RunConfig, policy: str, pool: TaskPool
         voice=OwnVoice(spelling, read, words.turn, can_call=syntax is not NONE),
         max_turn_tokens=table.rollout.max_new_tokens,
         row_tokens=room,
+        pass_tokens=in_a_pass,
         in_step=config.run.sync,
         tells_opening=bool(scorers(config.sharing, config.policies)),
     )

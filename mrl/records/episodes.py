@@ -129,6 +129,9 @@ class EpisodeSegment(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     is_sampled: bool
     """Whether the policy itself sampled these tokens. Only such tokens are trained on."""
     messages: Messages
+    begins_row: bool = False
+    """Whether the policy saw nothing of what stands before: these tokens, which were given, are the whole conversation
+    as its chat template renders it, the messages among it."""
 
 
 Segments = Annotated[list[EpisodeSegment], msgspec.Meta(max_length=MAX_SEGMENTS)]

@@ -82,6 +82,23 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         """[T] whether the policy sampled each token; None where it sampled all."""
         return sampled_places(self.segments) if self.segments else None
 
+    @property
+    def row_starts(self) -> npt.NDArray[np.int32] | None:
+        """[B] where the rows of its tokens behind the first one begin; None where all are one row."""
+        starts_B = np.cumsum([0, *(segment.num_tokens for segment in self.segments)])[:-1]
+        found_B = starts_B[[segment.begins_row for segment in self.segments]] if self.segments else starts_B
+        return found_B.astype(np.int32) if found_B.size else None
+
+    @property
+    def has_sound_rows(self) -> bool:
+        """Whether each of its rows ends with a sampled token, and those behind the first one begin with a given one."""
+        starts_B, is_sampled_T = self.row_starts, self.is_sampled
+        if starts_B is None or is_sampled_T is None:
+            return True
+        bounds = np.array([0, *starts_B, is_sampled_T.size])
+        is_whole = (np.diff(bounds) > 0).all() and is_sampled_T[bounds[1:] - 1].all()
+        return bool(is_whole and not is_sampled_T[starts_B].any())
+
 
 def are_logprobs(values: npt.ArrayLike) -> bool:
     """Whether all are log-probabilities: finite, above 0 by rounding at most."""

@@ -19,6 +19,8 @@ class ToldTurn(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     tokens: int | None = None
     """That it takes in the row; 0 for what was said when all was over, None for a peer's."""
     messages: Messages
+    begins_row: bool = False
+    """Whether a new row begins with it, in which all that was said stands as the template renders it."""
 
 
 def told_turns(turns: Iterable[EpisodeSegment | SharedTurn], max_chars: int) -> list[ToldTurn]:
@@ -32,8 +34,14 @@ def told_turns(turns: Iterable[EpisodeSegment | SharedTurn], max_chars: int) -> 
             if max_chars > 0:
                 kept.append(_cut(message, max_chars))
                 max_chars -= _chars(message)
-        tokens = turn.num_tokens if isinstance(turn, EpisodeSegment) else None
-        found.append(ToldTurn(is_sampled=turn.is_sampled, tokens=tokens, messages=tuple(kept)))
+        own = turn if isinstance(turn, EpisodeSegment) else None
+        told = ToldTurn(
+            is_sampled=turn.is_sampled,
+            tokens=own.num_tokens if own else None,
+            messages=tuple(kept),
+            begins_row=own.begins_row if own else False,
+        )
+        found.append(told)
     return found
 
 

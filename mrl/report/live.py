@@ -2,6 +2,7 @@
 
 Columns fall away as the terminal narrows; what a policy awaits never does: it moves from the table of policies to the
 table of roles below, learners first. The flow of experience between policies stands beside it where there is room.
+Below stands an episode as a conversation, in a run that has any; on a low terminal it and the flow take turns.
 """
 
 from collections.abc import Iterable
@@ -17,9 +18,12 @@ from mrl.report.console_lines import doing, state
 from mrl.report.number_format import count, elapsed, fixed, is_missing, percent, seconds, signed, size, sparkline
 from mrl.report.palette import colour_of
 from mrl.report.progress import PolicyProgress, Progress, RoleSign, kind_of
+from mrl.report.samples.live_episode import episode_text
 
 WIDE = 118
 MEDIUM = 96
+LOW = 32
+EPISODE_LINES = 10
 QUIET_S = 3.0
 """A heartbeat older than this is coloured; the role is called silent later."""
 
@@ -38,28 +42,48 @@ class LiveView:
         self._progress, self._title, self._now_s, self._has_ended = progress, title, now_s, has_ended
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        width, height = options.max_width, options.height or console.size.height
+        is_low = height < LOW and width < WIDE
+        episode = None if self._has_ended else self._progress.episodes.at(self._now_s, with_pauses=is_low)
+        room = height - 8 - len(self._progress.policies) - (EPISODE_LINES if episode and not is_low else 0)
+        tables = Group(*self._tables(console, options, room, has_flows=not (is_low and episode)))
+        yield tables
+        left = height - len(console.render_lines(tables, options.update(height=None), pad=False))
+        if width < WIDE or self._has_ended:
+            events = list(self._events(min(4, left - 2 - (EPISODE_LINES if episode else 0))))
+            left -= len(events) + bool(events)
+            yield from events
+        if episode:
+            colour = self._name(episode.source or episode.policy)[1]
+            yield Padding(episode_text(episode, width, max(2, left - 1), colour), (1, 0, 0, 0))
+
+    def _tables(
+        self, console: Console, options: ConsoleOptions, room: int, *, has_flows: bool
+    ) -> Iterable[RenderableType]:
+        """All but the episode, in about as many lines as there is `room` for below the policies."""
         width = options.max_width
-        room = (options.height or console.size.height) - 8 - len(self._progress.policies)
         yield self._header()
         yield Padding(self._policies(width), (1, 0, 0, 0))
         if not self._has_ended and (allocation := self._progress.allocation.line(self._now_s)):
             room -= 2
             yield Text(f"\n {allocation}", "dim", overflow="ellipsis", no_wrap=True)
         flows = self._flows(max(3, room // 3))
-        beside = console.measure(flows, options=options).maximum + 4 if width >= WIDE else 0
         if self._has_ended:
             yield Padding(flows, (1, 0, 0, 0))
-            yield from self._events(4)
             return
-        roles = self._roles(max(4, room // 2), width - beside)
+        beside = console.measure(flows, options=options).maximum + 4 if width >= WIDE else 0
+        rows = max(4, min(room // 2, room - 6 - max(3, len(self._progress.flows))))
+        if not has_flows:
+            rows = len(self._progress.policies) + 1
+        roles = self._roles(rows, width - beside)
         if width >= WIDE:
             pair = Table.grid(padding=(0, 4, 0, 0))
             pair.add_row(flows, Group(roles, *self._events(4)))
             yield Padding(pair, (1, 0, 0, 0))
-        else:
-            yield Padding(roles, (1, 0, 0, 0))
+            return
+        yield Padding(roles, (1, 0, 0, 0))
+        if has_flows:
             yield Padding(flows, (1, 0, 0, 0))
-            yield from self._events(max(0, min(3, room - 2 * len(self._progress.flows))))
 
     def _header(self) -> RenderableType:
         progress = self._progress
@@ -153,7 +177,7 @@ class LiveView:
         return Group(table, Text(" " + caption, "dim"))
 
     def _roles(self, rows: int, width: int) -> Table:
-        table = _table("roles")
+        table = _table("roles" + f", {rows} of {len(self._progress.roles)}" * (len(self._progress.roles) > rows))
         table.add_column("", no_wrap=True)
         table.add_column("now", no_wrap=True)
         table.add_column("for", justify="right", no_wrap=True)
@@ -162,8 +186,6 @@ class LiveView:
         name_width = max((len(sign.beat.role) for sign in signs[:rows]), default=0)
         for sign in signs[:rows]:
             self._role(table, sign, max(16, width - name_width - 36))
-        if len(signs) > rows:
-            table.add_row(Text(f"and {len(signs) - rows} more", "dim"), "", "", "")
         return table
 
     def _rank(self, sign: RoleSign) -> tuple[bool, bool, str]:

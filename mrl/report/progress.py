@@ -10,8 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from mrl.records.telemetry_messages import HeartbeatRecord, MetricsRecord, TelemetryRecord
+from mrl.records.telemetry_messages import HeartbeatRecord, MetricsRecord, SampleRecord, TelemetryRecord
 from mrl.report.allocation import Allocation
+from mrl.report.samples.live_episode import LiveEpisodes
 
 STALE_AFTER_S = 10.0
 """A role whose last heartbeat is older than this is shown as silent."""
@@ -94,6 +95,7 @@ class Progress:
         self.exchange: dict[str, float] = {}
         """Of all its daemons together, as the flows are."""
         self.allocation = Allocation()
+        self.episodes = LiveEpisodes()
         self.process: dict[str, float] = {}
         self.roles: dict[tuple[str, str], RoleSign] = {}
         self.events: deque[tuple[float, str]] = deque(maxlen=50)
@@ -101,12 +103,14 @@ class Progress:
         self.now_s = 0.0
 
     def apply(self, record: TelemetryRecord, now_s: float) -> None:
-        """Take in one record that arrived at `now_s`. Samples change nothing."""
+        """Take in one record that arrived at `now_s`. Of samples only episodes change anything."""
         self.see(now_s)
         if isinstance(record, HeartbeatRecord):
             self._heartbeat(record, now_s)
         elif isinstance(record, MetricsRecord):
             self._metrics(record, now_s)
+        elif isinstance(record, SampleRecord):
+            self.episodes.take(record)
 
     def see(self, now_s: float) -> None:
         """Note that time has gone on; the first time seen is the start of the run."""
@@ -157,6 +161,7 @@ class Progress:
     def _step(self, policy: PolicyProgress, record: MetricsRecord) -> None:
         if record.step < policy.step:
             policy.forget_above(record.step)
+            self.episodes.forget_above(record.policy, record.step)
         policy.step = record.step
         policy.rewards[record.step] = record.values.get("reward/mean", math.nan)
         policy.rescues[record.step] = record.values.get("sharing/rescues", 0.0)

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from mrl.engines.engine import Generation, GenerationRequest
 from mrl.engines.segments import append_span
-from mrl.records.episodes import EpisodeSegment, Message, Opening, shortened
+from mrl.records.episodes import EpisodeSegment, Message, Opening, ToolSpec, shortened
 from mrl.records.experience import SharedTurn
 from mrl.records.finish import FinishReason
 from mrl.records.version import VersionSpan
@@ -102,8 +102,20 @@ class EpisodeInPlay:
     versions: list[VersionSpan] = field(default_factory=list)
     segments: list[EpisodeSegment] = field(default_factory=list)
     num_turns: int = 0
-    has_tools: bool = False
+    tools: tuple[ToolSpec, ...] = ()
+    """What its environment offers."""
+    conversation: list[Message] = field(default_factory=list)
+    """All that was said, from the first message on."""
+    row_at: int = 0
+    """Place in `token_ids` at which the row begins that the policy sees now; 0 behind the prompt."""
+    row_since: int = 0
+    """Place in `conversation` behind what that row begins with."""
     last_turn: PolicyTurn | None = None
+
+    @property
+    def has_tools(self) -> bool:
+        """Whether there are tools to call."""
+        return bool(self.tools)
 
     @property
     def num_given_tokens(self) -> int:
@@ -112,8 +124,14 @@ class EpisodeInPlay:
 
     @property
     def num_tokens(self) -> int:
-        """Behind the first message: given, sampled, and said by the environment."""
+        """Behind the first message: given, sampled, and said by the environment, in all rows."""
         return self.num_given_tokens + sum(ids.size for ids in self.token_ids)
+
+    @property
+    def num_pass_tokens(self) -> int:
+        """Of its prompt and all its rows."""
+        assert self.prompt_token_ids is not None, "it has begun"
+        return self.prompt_token_ids.size + sum(ids.size for ids in self.token_ids)
 
     @property
     def num_turns_in_all(self) -> int:
@@ -124,7 +142,8 @@ class EpisodeInPlay:
     def past(self) -> Int32s:
         """All that the policy sees at its next turn."""
         assert self.prompt_token_ids is not None, "it has begun"
-        return np.concatenate([self.prompt_token_ids, *self.token_ids])
+        behind = self.token_ids[self.row_at :]
+        return np.concatenate([*behind] if self.row_at else [self.prompt_token_ids, *behind])
 
     @property
     def seed(self) -> int:
@@ -148,13 +167,18 @@ class EpisodeInPlay:
         for span in generation.versions:
             self.versions = append_span(self.versions, span.num_tokens, span.version)
 
-    def told(self, token_ids: Int32s, messages: Sequence[Message]) -> None:
-        """The environment answered it."""
-        self._put(token_ids, *messages, is_sampled=False)
+    def told(self, token_ids: Int32s, messages: Sequence[Message], *, begins_row: bool = False) -> None:
+        """The environment answered it; `token_ids` are the whole conversation where that begins a row."""
+        if begins_row:
+            self.row_at, self.row_since = len(self.token_ids), len(self.conversation) + len(messages)
+        self._put(token_ids, *messages, is_sampled=False, begins_row=begins_row)
 
-    def _put(self, token_ids: Int32s, *messages: Message, is_sampled: bool) -> None:
+    def _put(self, token_ids: Int32s, *messages: Message, is_sampled: bool, begins_row: bool = False) -> None:
+        self.conversation += messages
         self.token_ids.append(token_ids)
-        self.segments.append(EpisodeSegment(num_tokens=token_ids.size, is_sampled=is_sampled, messages=messages))
+        self.segments.append(
+            EpisodeSegment(num_tokens=token_ids.size, is_sampled=is_sampled, messages=messages, begins_row=begins_row)
+        )
 
     def forget(self) -> None:
         """Nobody may train on it: it was given up in mid-play, by no fault of the policy's."""

@@ -3,12 +3,14 @@
     submit ──▶ environments are reset ──▶ turn in the engine ──▶ environment ──▶ turn in the engine ... ──▶ collect
                                               ▲ prompt, all sampled turns and bridges as they were │
 
-What was sampled is never rendered again. Where turns of a peer are given, they are played first, and are part of the
+What was sampled is never rendered again, but as context of a new row where the policy is to see what its template
+renders. Where turns of a peer are given, they are played first, and are part of the
 prompt of what the policy samples behind them. An environment that takes its time delays its own episode alone: the
 engine samples the turns of the others meanwhile. What an episode costs is bounded by its task in turns and tokens.
 """
 
 import itertools
+import sys
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
@@ -20,7 +22,7 @@ import numpy as np
 
 from mrl.engines.engine import Engine, Finished, Generation, GenerationRequest
 from mrl.errors import ModelFolderError, RecordError
-from mrl.records.episodes import CUT, Opening
+from mrl.records.episodes import CUT, Message, Opening
 from mrl.records.finish import FinishReason
 from mrl.rollout.episode import NOTHING, EpisodeInPlay, EpisodeRequest, EpisodeRules, Int32s, PlayedSession
 from mrl.rollout.replaying import OwnVoice, TurnReplay
@@ -52,7 +54,9 @@ class Stage:
     voice: OwnVoice
     max_turn_tokens: int
     row_tokens: int
-    """Tokens that a prompt and its episode may have together."""
+    """Tokens that a prompt and its episode may have together, in each row."""
+    pass_tokens: int = sys.maxsize
+    """The same in all rows together, which the learner has in one pass."""
     in_step: bool = False
     """Whether all environments answer before any turn is sampled, as a synchronous run must: what is sampled together
     decides every bit."""
@@ -177,14 +181,22 @@ class EpisodeEngine:
                 self._end(episode, said)
                 return False
             assert episode.last_turn is not None, "the policy had its turn"
-            bridge = self._stage.voice.spelling.bridge(
-                episode.token_ids[-1].tolist(), episode.last_turn.tool_calls, said.messages
-            )
+            given = self._anew(episode, said.messages)
+            begins_row = given is not None
+            if given is None:
+                given = self._stage.voice.spelling.bridge(
+                    episode.token_ids[-1].tolist(), episode.last_turn.tool_calls, said.messages
+                )
         except ModelFolderError as error:
             self._end(episode, EnvironmentTurn.failed(WRONG_TYPE, str(error)))
             return False
-        episode.told(bridge, said.messages)
+        episode.told(given, said.messages, begins_row=begins_row)
         return not self._has_ended(episode)
+
+    def _anew(self, episode: EpisodeInPlay, messages: Sequence[Message] = ()) -> Int32s | None:
+        """The beginning of a new row, where one begins with these messages."""
+        tools = [tool.as_chat() for tool in episode.tools]
+        return self._stage.voice.spelling.anew([*episode.conversation, *messages], tools, since=episode.row_since)
 
     def _begin(self, episode: EpisodeInPlay, said: EnvironmentTurn) -> bool:
         if said.done:
@@ -194,7 +206,7 @@ class EpisodeEngine:
             words = "the environment has tools, and the policy's chat template shows no calls that can be read"
             self._end(episode, EnvironmentTurn.failed(WRONG_TYPE, words))
             return False
-        episode.has_tools = bool(said.tools)
+        episode.tools, episode.conversation = said.tools, list(said.messages)
         episode.opening = Opening(said.messages, said.tools) if self._stage.tells_opening else None
         prompt = self._stage.voice.spelling.opening(said.messages, [tool.as_chat() for tool in said.tools])
         if episode.request.given:
@@ -222,7 +234,11 @@ class EpisodeEngine:
             self._replay(episode, replay)
         else:
             assert episode.prompt_token_ids is not None, "it has begun"
-            return self._opens(episode, np.concatenate([episode.prompt_token_ids, *replay.parts]))
+            episode.conversation += [message for turn in replay.turns for message in turn.messages]
+            prompt = self._anew(episode)
+            if prompt is None:
+                prompt = np.concatenate([episode.prompt_token_ids, *replay.parts])
+            return self._opens(episode, prompt)
         return False
 
     def _opens(self, episode: EpisodeInPlay, prompt: Int32s) -> bool:
@@ -245,7 +261,11 @@ class EpisodeEngine:
         reason, more = "", self._stage.max_turn_tokens
         if episode.num_turns_in_all >= episode.rules.max_turns:
             reason = MAX_TURNS
-        elif episode.num_tokens + more > episode.rules.max_tokens or episode.past.size + more > self._stage.row_tokens:
+        elif more > min(
+            episode.rules.max_tokens - episode.num_tokens,
+            self._stage.row_tokens - episode.past.size,
+            self._stage.pass_tokens - episode.num_pass_tokens,
+        ):
             reason = MAX_TOKENS
         if reason:
             self._ask_reward(episode, reason)

@@ -221,6 +221,7 @@ def _without_eos(row: TrainingExample, context: SharingContext) -> TrainingExamp
     if kept.all() or not kept.any():
         return row
     end, behaviour = int(np.flatnonzero(is_text)[-1]) + 1, row.behaviour_logprobs
+    starts_B = row.row_starts
     return replace(
         row,
         answer_token_ids=row.answer_token_ids[:end],
@@ -228,6 +229,7 @@ def _without_eos(row: TrainingExample, context: SharingContext) -> TrainingExamp
         weights=context.objective.weights(int(kept.sum())) * row.weights.any(),
         behaviour_logprobs=None if behaviour is None else behaviour[kept],
         is_trained=None if row.is_trained is None else is_text[:end],
+        row_starts=None if starts_B is None else starts_B[starts_B < end],
     )
 
 

@@ -78,4 +78,5 @@ def _own_row(
         prompt_id=prompt_id,
         source=context.policy,
         is_trained=answer.is_sampled,
+        row_starts=answer.row_starts,
     )

@@ -102,6 +102,14 @@ class TrainingExample:
     rank; other ranks do not get it."""
     is_trained: Bools | None = None
     """[T] whether a token is trained on; the others are context alone. None: all are."""
+    row_starts: Int32s | None = None
+    """[B] places in the answer from which on the policy saw a conversation anew, and nothing of what stands before, nor
+    the prompt. None: all is one row. The loss takes it for one row in any case."""
+
+    @property
+    def num_rows(self) -> int:
+        """Rows that a model reads."""
+        return 1 + (0 if self.row_starts is None else self.row_starts.size)
 
     @property
     def num_trained_tokens(self) -> int:

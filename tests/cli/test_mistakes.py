@@ -332,6 +332,9 @@ PROMPTS = [
             r"policies\.qwen\.prompt\.system: the model has no "
             r"chat template to put it into.*wanted chat_template\.jinja.*cure: policies\.qwen\.prompt\.chat_template = FILE",
             asked('system = "Be brief."', None)),
+    Mistake("a history by template without one", "check small.toml",
+            r"policies\.qwen\.prompt\.history: the model has no chat template to put it into.*or leave history out",
+            asked('history = "template"', None)),
     Mistake("a template that leaves the system message out", "check small.toml",
             r"models/qwen/chat_template\.jinja: policies\.qwen\.prompt\.system: the chat template leaves out the system message.*got .*Be brief",
             asked('system = "Be brief."', "{{ messages[-1].content }}")),

@@ -207,6 +207,11 @@ def _segments(*sizes: int) -> list[EpisodeSegment]:
     return [EpisodeSegment(num_tokens=n, is_sampled=place % 2 == 0, messages=()) for place, n in enumerate(sizes)]
 
 
+def _rows(segments: list[EpisodeSegment], *begun: int) -> list[EpisodeSegment]:
+    """The same turns; with these, rows begin."""
+    return [msgspec.structs.replace(one, begins_row=place in begun) for place, one in enumerate(segments)]
+
+
 @pytest.mark.parametrize(
     ("segments", "is_taken"),
     [
@@ -215,10 +220,18 @@ def _segments(*sizes: int) -> list[EpisodeSegment]:
         (_segments(2, 1), False),
         (_segments(1, 1, 2), False),
         (_segments(2, 0, 1), False),
+        (_rows(_segments(1, 1, 1), 1), True),
+        (_rows(_segments(1, 1, 1), 0), False),
+        (_rows(_segments(1, 1, 1), 2), False),
+        (_rows(_segments(0, 1, 2), 1), False),
+        (_rows(_segments(1, 1, 1, 0), 3), False),
     ],
 )
 def test_the_turns_of_an_episode_are_those_of_its_row(make_group, segments, is_taken):
-    """Tokens, log-probabilities and versions have to agree with them, and the policy has the last turn with tokens."""
+    """Tokens, log-probabilities and versions have to agree with them, and the policy has the last turn with tokens.
+
+    A row begins with what was given, behind a turn.
+    """
     books = ledger()
     item = books.grant(ask(1), 0.0)[0]
     group = make_group(item.ticket)
@@ -233,6 +246,20 @@ def test_the_turns_of_an_episode_are_those_of_its_row(make_group, segments, is_t
     group = msgspec.structs.replace(group, answers=[group.answers[0], episode])
 
     assert bool(books.accept([group], "w", 0.0)) is is_taken
+
+
+@pytest.mark.parametrize(
+    ("kinds", "is_sound"), [("s|gs", True), ("sgs|gs|ggs", True), ("s|s", False), ("sg|gs", False), ("s|g|gs", False)]
+)
+def test_each_row_of_an_episode_ends_with_a_turn_of_the_policy(make_group, kinds, is_sound):
+    """And begins, behind the first one, with what was given: s is a sampled token, g a given one, | begins a row."""
+    segments = [
+        EpisodeSegment(num_tokens=1, is_sampled=kind == "s", messages=(), begins_row=row > 0 and place == 0)
+        for row, part in enumerate(kinds.split("|"))
+        for place, kind in enumerate(part)
+    ]
+    answer = msgspec.structs.replace(make_group("0.0").answers[0], segments=segments)
+    assert answer.has_sound_rows is is_sound
 
 
 @pytest.mark.parametrize(("epoch", "step", "is_taken"), [(1, 4, True), (0, 9, True), (1, 5, False), (2, 0, False)])

@@ -16,6 +16,7 @@ def test_an_order_crosses_ranks_unchanged(make_rows):
     """Every field of every row survives the broadcast, absent arrays and NaN included."""
     rows = make_rows(17, shared=True)
     rows[3] = replace(rows[3], is_trained=np.arange(rows[3].answer_token_ids.size) % 2 == 0)
+    rows[4] = replace(rows[4], row_starts=np.array([1, 3], dtype=np.int32))
     sent = order(rows, 1.5)
 
     received = decode_order(encode_order(sent))

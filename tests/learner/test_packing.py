@@ -1,6 +1,7 @@
 """Packing changes how rows are laid out and nothing else."""
 
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -69,6 +70,46 @@ def test_given_tokens_are_seen_and_not_trained_on(tiny_model, make_rows, family)
     for place, row in enumerate(rows):
         expected = separate_logprobs(plain, row)[torch.from_numpy(row.is_trained)]
         assert torch.allclose(found[place], expected, atol=2e-5)
+
+
+def with_later_rows(rows, seed=3):
+    """The same rows as episodes of up to three rows, each of which begins with given tokens."""
+    rng, found = np.random.default_rng(seed), []
+    for row in with_given_tokens(rows):
+        begins = 1 + np.flatnonzero(~row.is_trained[1:] & row.is_trained[:-1])
+        starts = np.sort(rng.permutation(begins)[:2]).astype(np.int32)
+        found.append(replace(row, row_starts=starts) if starts.size else row)
+    return found
+
+
+@pytest.mark.parametrize("family", ["qwen3", "llama"])
+@pytest.mark.parametrize("microbatch_tokens", [1, 64, 10_000])
+def test_later_rows_of_an_episode_see_nothing_of_what_stands_before(tiny_model, make_rows, family, microbatch_tokens):
+    """Each is scored as by a plain forward over it alone; to the loss they are one row, of the same tokens."""
+    rows = with_later_rows(with_shared_prompts(make_rows(31), 4))
+    assert {row.num_rows for row in rows} == {1, 2, 3}
+    plain, model = tiny_model(family), tiny_model(family)
+    use_row_attention(model)
+
+    found = {}
+    for batch in pack(rows, COMPONENTS, microbatch_tokens=microbatch_tokens):
+        logprobs_T = answer_logprobs(model, batch, SETTINGS)
+        found |= {place: logprobs_T[batch.row_T == place] for place in batch.row_T.unique().tolist()}
+        if microbatch_tokens == 1:
+            (place,) = batch.row_T.unique().tolist()
+            assert batch.input_ids_L.numel() == row_tokens(rows[place])
+
+    assert sorted(found) == list(range(31))
+    for place, row in enumerate(rows):
+        bounds = [0, *([] if row.row_starts is None else row.row_starts.tolist()), row.answer_token_ids.size]
+        expected = []
+        for number, (start, end) in enumerate(pairwise(bounds)):
+            ids = row.answer_token_ids[start:end]
+            prompt, answer = (ids[:1], ids[1:]) if number else (row.prompt_token_ids, ids)
+            alone = replace(row, prompt_token_ids=prompt, answer_token_ids=answer)
+            is_trained = row.is_trained[start + bool(number) : end]
+            expected.append(separate_logprobs(plain, alone)[torch.from_numpy(is_trained)])
+        assert torch.allclose(found[place], torch.cat(expected), atol=2e-5)
 
 
 def test_values_of_a_row_stay_with_its_sampled_tokens(make_rows):

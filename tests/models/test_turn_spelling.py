@@ -10,6 +10,7 @@ from mrl.models.make import make_policy
 from mrl.models.tokenizers import train_metaspace
 from mrl.models.turn_spelling import TurnSpelling
 from mrl.records.episodes import Message, ToolCall
+from tests.support.forgetful_template import FORGETFUL
 
 CALL = ToolCall(name="look_up", arguments='{"key":"b"}')
 USER = Message(role="user", content="lower")
@@ -224,3 +225,28 @@ def test_a_call_that_holds_the_placeholder_of_turns_cannot_be_said(spelling, tem
     own = spelling(template)
     for call in (ToolCall(name="f", arguments='{"x":"XqTURNqX"}'), ToolCall(name="XqTURNqX", arguments="{}")):
         assert own.said("hm", (call,)) is None
+
+
+def test_a_conversation_is_rendered_anew_where_the_template_drops_reasoning(spelling, text):
+    """Behind a user's next message, not behind a tool's answer; nothing else makes a new row."""
+    own = spelling(FORGETFUL, history="template")
+    asked, reasoned = Message("user", "?"), Message("assistant", "<think>\nhm\n</think>\n\n5")
+    anew = own.anew([asked, reasoned, USER])
+    assert anew is not None
+    assert text(anew) == (
+        "<|im_start|>user\n?<|im_end|>\n<|im_start|>assistant\n5<|im_end|>\n"
+        "<|im_start|>user\nlower<|im_end|>\n<|im_start|>assistant\n"
+    )
+    called = Message("assistant", "<think>hm</think>", (CALL,))
+    assert own.anew([asked, called, TOOL]) is None, "reasoning stays while its question is answered"
+    assert own.anew([asked, called, TOOL, Message("assistant", "7"), USER]) is not None
+    assert own.anew([asked, Message("assistant", "5"), USER]) is None, "no reasoning"
+    assert own.anew([asked, reasoned, USER], since=2) is None, "it stands in an earlier row"
+    assert spelling(CHATML, history="template").anew([asked, reasoned, USER]) is None, "the template keeps it"
+    assert spelling(FORGETFUL).anew([asked, reasoned, USER]) is None, "the policy sees all that it sampled"
+    newest = FORGETFUL.replace("loop.index0 < ns.last", "loop.index0 < messages | length - 2")
+    keeps_newest = spelling(newest, history="template")
+    assert keeps_newest.anew([asked, reasoned, USER]) is None
+    assert keeps_newest.anew([asked, reasoned, USER, reasoned, USER]) is not None, "one of two is dropped"
+    begun = own.anew([asked, Message("assistant", "hm</think>5"), USER])
+    assert begun is not None, "where the template itself begins the reasoning"

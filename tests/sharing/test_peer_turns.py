@@ -10,7 +10,7 @@ from msgspec import structs
 
 from mrl.alignment.aligned_batch import AlignedBatch
 from mrl.records.codec import encode, pack_array, unpack_array
-from mrl.records.episodes import CUT
+from mrl.records.episodes import CUT, EpisodeSegment
 from mrl.records.experience import MAX_COMPLETION_BYTES, Received, SharedAnswer
 from mrl.records.finish import FinishReason
 from mrl.sharing.own_traces import digest_of
@@ -449,6 +449,32 @@ def test_own_episodes_lose_the_end_of_every_turn_under_hacpo(build, context, mak
         assert row.behaviour_logprobs.tolist() == full.behaviour_logprobs[kept].tolist()
         assert row.weights.tolist() == [1.0] * kept.sum()
         assert row.answer_token_ids.tolist() == full.answer_token_ids[:-1].tolist()
+
+
+def test_a_row_that_is_nothing_but_an_end_goes_with_it_under_hacpo(build, context, make, step_of, voices):
+    """What is left of the episode are the rows before; one with text in it stays."""
+    eos = voices["own"].receiver.eos_id
+    parts = [("hay", True, False), ("7", False, True), ("yah", True, False), ("8", False, True), ("", True, False)]
+    ids = [[*[5] * len(text), *[eos] * is_sampled] for text, is_sampled, _ in parts]
+    segments = [
+        EpisodeSegment(num_tokens=len(part), is_sampled=is_sampled, messages=(), begins_row=begins)
+        for part, (_, is_sampled, begins) in zip(ids, parts, strict=True)
+    ]
+    num_sampled = sum(one.num_tokens for one in segments if one.is_sampled)
+    answers = [
+        structs.replace(
+            voices["own"].played(GUESSED, reward=float(n), seed=n),
+            token_ids=pack_array(np.concatenate(ids), "i4"),
+            logprobs=pack_array(np.full(num_sampled, -1.0), "f4"),
+            segments=segments,
+        )
+        for n in range(2)
+    ]
+    assert all(answer.has_sound_rows for answer in answers)
+    found = step_of(build("hacpo", context()), [structs.replace(make.group([0.0, 1.0]), answers=answers)])
+    for row in found.examples:
+        assert row.answer_token_ids.tolist() == [*ids[0], *ids[1], *ids[2][:-1]]
+        assert row.row_starts.tolist() == [len(ids[0])]
 
 
 def test_a_group_of_both_kinds_keeps_its_order(share, context, voices):

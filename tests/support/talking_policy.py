@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
+from mrl.config.policy_tables import PromptTable
 from mrl.models.tokenizers import train_byte_level
 from mrl.models.turn_spelling import TurnSpelling
 from mrl.models.warm_start import completion_loss, lr_factor, pad_rows
@@ -21,6 +22,7 @@ from mrl.tasks.environments.user_class import tools_of
 from mrl.tasks.games.demonstrations import GameTurn, demonstrated
 from mrl.tasks.games.game_names import GAMES
 from tests.support.engine_rig import Weights
+from tests.support.forgetful_template import END, FORGETFUL, OPEN
 
 TEMPLATE = (
     '{% if tools %}<|im_start|>system\n{% for t in tools %}{{ t.function.name }}{% endfor %}: <tool_call>{"name": ..., '
@@ -29,21 +31,22 @@ TEMPLATE = (
     "{% for c in m.tool_calls or [] %}<tool_call>{{ c.function | tojson }}</tool_call>{% endfor %}"
     "<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
-OPEN, END = "<|im_start|>", "<|im_end|>"
+THOUGHT = "<think>hm</think>"
 VOCAB = 320
 ROWS, PEAK_LR = 24, 6e-3
 SKILL = {"higher_lower": 0.0, "lookup": 0.8}
 
 
-def talking_policy(folder: Path, *, steps: int) -> Weights:
-    """Make the folder; the policy has learnt for so many steps."""
+def talking_policy(folder: Path, *, steps: int, reasons: bool = False) -> Weights:
+    """Make the folder; the policy has learnt for so many steps. One that `reasons` has a template that drops it."""
     torch.manual_seed(1)
     rng = random.Random(1)
     episodes = [(game, _played(game, seed, rng)) for game in GAMES for seed in range(400)]
-    texts = [f"{turn.prompt}\n{turn.completion}\n" for _, turns in episodes for turn in turns]
+    thought = THOUGHT * reasons
+    texts = [thought * 9] + [f"{turn.prompt}\n{turn.completion}\n" for _, turns in episodes for turn in turns]
     tokenizer = train_byte_level([*texts, '<tool_call>{"name": "lookup", "arguments": {"key": "'] * 2, VOCAB - 2)
     tokenizer.add_special_tokens({"eos_token": END, "additional_special_tokens": [OPEN]})
-    tokenizer.chat_template = TEMPLATE
+    tokenizer.chat_template = FORGETFUL if reasons else TEMPLATE
     tokenizer.save_pretrained(folder)
     end = int(tokenizer.convert_tokens_to_ids(END))
     shape = Qwen3Config(
@@ -61,8 +64,8 @@ def talking_policy(folder: Path, *, steps: int) -> Weights:
     )
     model = Qwen3ForCausalLM(shape)
     model.save_pretrained(folder)
-    spelling = TurnSpelling(folder, eos_ids=[end])
-    rows = [row for game, turns in episodes for row in _rows(game, turns, spelling, end)]
+    spelling = TurnSpelling(folder, PromptTable(history="template" if reasons else "sampled"), eos_ids=[end])
+    rows = [row for game, turns in episodes for row in _rows(game, turns, spelling, end, thought)]
     _learn(model, rows, steps, rng)
     model.eval().save_pretrained(folder)
     return Weights(folder, model)
@@ -72,22 +75,27 @@ def _played(game: str, seed: int, rng: random.Random) -> Sequence[GameTurn]:
     return demonstrated(game, seed, rng, skill=SKILL[game])
 
 
-def _rows(game: str, turns: Sequence[GameTurn], spelling: TurnSpelling, end: int) -> list[tuple[list[int], list[int]]]:
-    """(prompt, completion) of every turn."""
+def _rows(
+    game: str, turns: Sequence[GameTurn], spelling: TurnSpelling, end: int, thought: str
+) -> list[tuple[list[int], list[int]]]:
+    """(prompt, completion) of every turn, of which each begins with a thought."""
     name = GAMES[game]
     tools = [tool.spec.as_chat() for tool in tools_of(named_class(name), name).values()]
-    row = spelling.opening([Message("user", turns[0].prompt)], tools).tolist()
+    conversation = [Message("user", turns[0].prompt)]
+    row = spelling.opening(conversation, tools).tolist()
     found = []
     for turn, following in zip(turns, [*turns[1:], None], strict=True):
         said = PLAIN.read(turn.completion)
-        text = spelling.said(said.content, said.tool_calls)
+        text = spelling.said(thought + said.content, said.tool_calls)
         assert text is not None
         spelled = spelling.turn(text, eos_id=end)
         found.append((row, spelled.tolist()))
         if following:
             answer = Message("tool" if said.tool_calls else "user", following.prompt)
+            conversation += [Message("assistant", thought + said.content, said.tool_calls), answer]
+            anew = spelling.anew(conversation, tools)
             bridge = spelling.bridge(spelled.tolist(), said.tool_calls, [answer])
-            row = [*row, *spelled.tolist(), *bridge.tolist()]
+            row = [*row, *spelled.tolist(), *bridge.tolist()] if anew is None else anew.tolist()
     return found
 
 

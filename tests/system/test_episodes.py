@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from mrl.metrics.jsonl import read_metrics
+from tests.support.talking_policy import talking_policy
 
 pytestmark = pytest.mark.system
 
@@ -241,3 +242,69 @@ def test_groups_go_on_from_where_a_peer_had_come_and_equal_runs_do_so_equally(tr
     shown = [one["completion"] for one in answers_of(first) if "(a peer's turns)" in one["completion"]]
     assert len(shown) == 4 * sum(one["prefix/groups"] for one in values), "a group has four answers"
     assert all(one.startswith("(a peer's turns)\nassistant: ") and "\n(own turns)\nassistant: " in one for one in shown)
+
+
+REASONING = """
+[run]
+name = "r"
+steps = 2
+sync = true
+[sharing]
+regime = "prp"
+[pool]
+train_prompts = 64
+held_out_prompts = 8
+[tasks.higher_lower]
+source = "environment"
+dataset = "higher_lower"
+max_turns = 4
+[tasks.lookup]
+source = "environment"
+dataset = "lookup"
+max_turns = 3
+[evaluation]
+every = 0
+[policies.qwen]
+model = "reasoning"
+[policies.qwen.prompt]
+history = "template"
+[policies.qwen.rollout]
+group_size = 4
+max_new_tokens = 32
+[policies.qwen.learner]
+prompts_per_step = 8
+microbatch_tokens = 1024
+[policies.other]
+model = "reasoning"
+[policies.other.rollout]
+group_size = 4
+max_new_tokens = 32
+[policies.other.learner]
+prompts_per_step = 8
+microbatch_tokens = 1024
+"""
+
+
+def test_a_policy_sees_its_turns_as_its_template_renders_them(tmp_path):
+    """What it sampled in several rows is trained on as it was sampled there; its peer sees all, and both share."""
+    talking_policy(tmp_path / "reasoning", steps=120, reasons=True)
+    (tmp_path / "r.toml").write_text(REASONING)
+    mrl(tmp_path, "train", "r.toml")
+    folder = tmp_path / "runs" / "r"
+
+    records = read_metrics(folder / "metrics.jsonl")
+    steps = {(one["policy"], one["step"]): one["values"] for one in records if "loss/total" in one.get("values", {})}
+    assert len(steps) == 4
+    for (policy, _), values in steps.items():
+        assert (values["episodes/rows_mean"] > 1.2) == (policy == "qwen")
+        assert values["mismatch/k3_nats"] < 1e-6
+        assert values["sharing/peer_rows"] > 0
+    begun = {
+        (one["policy"], len(turn["messages"]), turn["messages"][0]["role"])
+        for one in answers_of(folder)
+        for turn in one["turns"]
+        if turn.get("begins_row")
+    }
+    assert begun == {("qwen", 1, "user")}, "behind a tool's answer the template keeps the reasoning"
+    told = mrl(tmp_path, "samples", "runs/r", "--policy", "qwen", "--limit", "50")
+    assert "(a new row begins here)" in " ".join(told.split())

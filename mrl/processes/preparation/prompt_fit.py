@@ -127,7 +127,8 @@ def _check_plain(
 
 
 def _without_template(name: str, policy: PolicyTable, folder: Path) -> ModelFolderError:
-    keys = [key for key in ("system", "few_shot", "template_options") if getattr(policy.prompt, key)]
+    given = policy.prompt.model_dump(exclude_defaults=True)
+    keys = [key for key in ("system", "few_shot", "template_options", "history") if key in given]
     return ModelFolderError(
         f"policies.{name}.prompt.{keys[0]}: the model has no chat template to put it into",
         where=str(folder),

@@ -39,6 +39,8 @@ class Said(NamedTuple):
     is_sampled: bool
     tokens: int | None
     """Of its turn, told by the first message of it; None of a peer's, and of the others of the turn."""
+    begins_row: bool
+    """Whether the policy saw from here on what its template renders of all that was said."""
     is_behind: bool
     """Whether it was said when all was over, and takes no place in the row."""
 
@@ -61,12 +63,13 @@ def _said(turn: dict[str, Any]) -> Iterator[Said]:
             tuple(f"{call.get('name')}({call.get('arguments')})" for call in calls),
             is_sampled,
             None if place or is_behind else tokens,
+            not place and turn.get("begins_row") is True,
             is_behind,
         )
 
 
 def _dicts(value: object) -> list[dict[str, Any]]:
-    return [one for one in value if isinstance(one, dict)] if isinstance(value, list) else []
+    return [one for one in value if isinstance(one, dict)] if isinstance(value, list | tuple) else []
 
 
 def fate(said: Said, row: dict[str, Any]) -> str:
@@ -74,6 +77,8 @@ def fate(said: Said, row: dict[str, Any]) -> str:
     tokens = "" if said.tokens is None else f", {count(said.tokens)} tokens"
     if said.is_behind:
         return "said behind the last turn, not in the row"
+    if said.begins_row:
+        return f"given{tokens}, a new row with all of before as the template renders it, not trained on"
     if not said.is_sampled:
         return f"given{tokens}, not trained on"
     if row.get("kind") == HELD_OUT:

@@ -1,7 +1,7 @@
 """Answers as lines for a terminal."""
 
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from mrl.report.samples.conversations import Said, conversation, fate
@@ -10,7 +10,7 @@ from mrl.report.samples.wanted_answers import printable, shown_words
 MAX_TEXT_LINES, MAX_MESSAGES = 40, 40
 """Lines of one prompt, answer or message, and messages of one episode; the page has all of them."""
 MARGIN, TALK_MARGIN = 10, 12
-STAR = "*"
+STAR, LEFT_OUT = "*", " [...]"
 
 
 def sample_lines(row: dict[str, Any], width: int) -> Iterator[str]:
@@ -27,21 +27,56 @@ def sample_lines(row: dict[str, Any], width: int) -> Iterator[str]:
     yield ""
 
 
+def talk_within(row: dict[str, Any], width: int, height: int) -> list[str]:
+    """An episode's conversation in at most `height` lines: long messages are cut first, then those in the middle go."""
+    said = conversation(row)
+    blocks = [*_opening(row, ("opening",), width), *(_message(one, width) for one in said)]
+    room = max(1, height - 1)
+    most = next(
+        (most for most in range(MAX_TEXT_LINES, 1, -1) if sum(min(len(one), most) for one in blocks) <= room), 1
+    )
+    lines = [
+        line
+        for block in blocks
+        for line in (block if len(block) <= most else [*block[: most - 1], _cut(block[most - 1], width)])
+    ]
+    if len(lines) > room:
+        num_kept = max(0, room - 2)
+        lines = [lines[0], f"  [... {len(lines) - 1 - num_kept} more messages]", *lines[len(lines) - num_kept :]]
+    return [*lines[:room], _mask(row, said)][:height]
+
+
 def _talk(row: dict[str, Any], said: list[Said], width: int) -> Iterator[str]:
-    for name in ("prompt", "opening"):
-        if text := str(row.get(name) or "").rstrip("\n"):
-            yield from _told(name, text, width, margin=TALK_MARGIN)
-    for one in said[:MAX_MESSAGES]:
-        lines = [f"[{one.tool}] {one.text}" if one.tool else one.text] if one.text or not one.calls else []
-        text = "\n".join([*lines, *(f"-> {call}" for call in one.calls)])
-        text += " (behind the last turn, not in the row)" * one.is_behind
-        yield from _told(one.role, text, width, mark=STAR if one.is_sampled else "", margin=TALK_MARGIN)
+    for block in (*_opening(row, ("prompt", "opening"), width), *(_message(one, width) for one in said[:MAX_MESSAGES])):
+        yield from block
     if len(said) > MAX_MESSAGES:
         yield f"  [... {len(said) - MAX_MESSAGES} more messages]"
+    yield _mask(row, said)
+
+
+def _opening(row: dict[str, Any], names: Sequence[str], width: int) -> Iterator[list[str]]:
+    for name in names:
+        if text := str(row.get(name) or "").rstrip("\n"):
+            yield list(_told(name, text, width, margin=TALK_MARGIN))
+
+
+def _message(said: Said, width: int) -> list[str]:
+    lines = [f"[{said.tool}] {said.text}" if said.tool else said.text] if said.text or not said.calls else []
+    text = "\n".join([*lines, *(f"-> {call}" for call in said.calls)])
+    text += " (a new row begins here)" * said.begins_row
+    text += " (behind the last turn, not in the row)" * said.is_behind
+    return list(_told(said.role, text, width, mark=STAR if said.is_sampled else "", margin=TALK_MARGIN))
+
+
+def _mask(row: dict[str, Any], said: list[Said]) -> str:
     given = sum(one.tokens or 0 for one in said if not one.is_sampled)
     tokens = "" if row.get("tokens") is None else f": {row['tokens']} tokens; {given} given between them"
     fates = {fate(one._replace(tokens=None), row) for one in said if one.is_sampled}
-    yield printable("".join(f"  {STAR} {words}{tokens}" for words in sorted(fates)))
+    return printable("".join(f"  {STAR} {words}{tokens}" for words in sorted(fates)))
+
+
+def _cut(line: str, width: int) -> str:
+    return f"{line[: width - len(LEFT_OUT)]}{LEFT_OUT}"
 
 
 def _told(name: str, text: str, width: int, *, mark: str = "", margin: int = MARGIN) -> Iterator[str]:

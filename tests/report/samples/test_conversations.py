@@ -165,3 +165,19 @@ def test_the_page_of_samples_shows_what_a_terminal_shows(row):
     ]
     shown = row(turns) | {"task": "lookup", "opening": "Look up this word: ab"}
     assert "\n".join(sample_lines(shown, 100)) == example
+
+
+def test_where_a_new_row_begins_is_told(row):
+    """On a terminal and on pages; its tokens are those of all that was said."""
+    segments = [
+        *SEGMENTS[:1],
+        EpisodeSegment(num_tokens=40, is_sampled=False, messages=(Message("user", "and?"),), begins_row=True),
+        SEGMENTS[2],
+    ]
+    found = row(segments)
+    assert "  user      and? (a new row begins here)" in list(sample_lines(found, 100))
+    fates = [what for _, what, _ in told(sample_page("r", [found], ["qwen"], success_reward=1.0))]
+    assert (
+        fates[2] == "user · given, 40 tokens, a new row with all of before as the template renders it, not trained on"
+    )
+    assert sum("new row" in what for what in fates) == 1
