@@ -278,7 +278,6 @@ class HostProcesses:
                 child.start(os.environ, now_s=now_s, crash=self._crash, forks=self._forks)
                 self._restarts.started(name, now_s)
 
-
     def _awaits_forks(self, now_s: float) -> bool:
         if self._forks is None:
             return False
