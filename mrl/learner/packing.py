@@ -173,7 +173,7 @@ def _lay_out(examples: Sequence[TrainingExample], rows: list[int], index_of: dic
     num_places = 1 + max(int(places[-1]) for places in all_places)
     input_ids, position_ids = np.zeros((2, num_places), dtype=np.int64)
     for row, places_B in zip(packed, places_of, strict=True):
-        for seen, places in zip(_seen(row), places_B, strict=True):
+        for seen, places in zip(seen_rows(row), places_B, strict=True):
             input_ids[places], position_ids[places] = seen, np.arange(places.size)
     columns = [
         _token_columns(row, place, _predict_at(row, places_B), index_of[row.component])
@@ -190,7 +190,7 @@ def _lay_out(examples: Sequence[TrainingExample], rows: list[int], index_of: dic
     )
 
 
-def _seen(row: TrainingExample) -> list[npt.NDArray[np.int32]]:
+def seen_rows(row: TrainingExample) -> list[npt.NDArray[np.int32]]:
     """What the model reads of each of its rows: all but the last token."""
     first, *others = np.split(row.answer_token_ids, [] if row.row_starts is None else row.row_starts)
     return [np.concatenate([row.prompt_token_ids, first[:-1]]), *(other[:-1] for other in others)]
@@ -211,7 +211,7 @@ def _places_of_rows(rows: Sequence[TrainingExample]) -> Iterator[list[Int64s]]:
             prompt_at, end = end, end + row.prompt_token_ids.size
         prompt = np.arange(prompt_at, prompt_at + row.prompt_token_ids.size)
         found = []
-        for behind, seen in zip([prompt, *[prompt[:0]] * (row.num_rows - 1)], _seen(row), strict=True):
+        for behind, seen in zip([prompt, *[prompt[:0]] * (row.num_rows - 1)], seen_rows(row), strict=True):
             at, end = end, end + seen.size - behind.size
             found.append(np.concatenate([behind, np.arange(at, end)]))
         yield found

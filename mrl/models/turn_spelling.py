@@ -64,6 +64,12 @@ class TurnSpelling:
             if self._call_text((PROBE_CALL,), "") is None:
                 raise self.refused("does not say what tools a turn calls")
 
+    @property
+    def drops_reasoning(self) -> bool:
+        """Whether a policy that follows its template sees earlier turns without their reasoning."""
+        turn = Message(role="assistant", content=f"{BEGIN_REASONING}\n{TURN}\n{END_REASONING}\n\n{TURN}")
+        return self.anew([ASKED, turn, PROBE["user"]]) is not None
+
     def opening(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()) -> Int32s:
         """[P] the prompt of an episode: its first messages, to be answered, and the tools (as JSON schemas) there are.
 

@@ -494,6 +494,10 @@ NOTES = [
             edit("[run]", "trackers = [{ kind = 'trackio', project = 'games' }, { kind = 'wandb', options = { mode = 'offline' } }]\n[run]")),
     Mistake("no chat template", "check small.toml", r"note: policies\.qwen\.model = 'models/qwen': no chat template; every prompt is "
             r"asked as plain text with a line break behind it"),
+    Mistake("a history by template without episodes", "check small.toml", r"note: policies\.qwen\.prompt\.history: no task has episodes",
+            asked('history = "template"')),
+    Mistake("a history by a template that keeps all", "check small.toml --pool.train_prompts 40 --pool.held_out_prompts 8", r"note: policies\.qwen\.prompt\.history: the chat template keeps the reasoning",
+            both(edit("[run]", "[tasks.game]\nsource = 'environment'\ndataset = 'higher_lower'\noptions = { size = 60 }\n[run]"), asked('history = "template"'))),
     Mistake("no such folder, in a check", "check small.toml --policies.qwen.model ./far/Own",
             r"qwen \./far/Own \(no such folder\).*note: policies\.qwen: the model is not there yet, and its name does not say how large it is"
             r".*still needed.*policies\.qwen\.model = '\./far/Own': no such folder"),

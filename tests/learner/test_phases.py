@@ -1,5 +1,6 @@
 """What a step says of itself: where its time went, and how much of the device it used."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -50,6 +51,13 @@ def test_operations_of_a_training_pass_are_counted_layer_by_layer(tiny_model, ti
     assert training_flops(model, rows, 8 + 1 + 9) == pytest.approx(3 * forward, rel=1e-9)
     shared = 3 * 2 * 2 * (projections + norms) * 2 + 3 * 2 * 2 * 32
     assert training_flops(model, rows, 8 + 1 + 7) == pytest.approx(3 * forward - shared, rel=1e-9)
+
+
+def test_rows_of_an_episode_attend_each_to_itself(tiny_model):
+    """The squares are of each row's places: 8 in the first, 6 in the one behind."""
+    parts = replace(row(5, 11), row_starts=np.array([4], np.int32))
+    found = training_flops(tiny_model(), [parts], 14)
+    assert training_flops(tiny_model(), [row(5, 11)], 14) - found == 6 * 2 * 4 * 8 * (15**2 - 8**2 - 6**2)
 
 
 def test_of_experts_those_count_that_a_token_chooses():

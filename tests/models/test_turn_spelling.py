@@ -248,5 +248,7 @@ def test_a_conversation_is_rendered_anew_where_the_template_drops_reasoning(spel
     keeps_newest = spelling(newest, history="template")
     assert keeps_newest.anew([asked, reasoned, USER]) is None
     assert keeps_newest.anew([asked, reasoned, USER, reasoned, USER]) is not None, "one of two is dropped"
+    assert own.drops_reasoning
+    assert not spelling(CHATML, history="template").drops_reasoning
     begun = own.anew([asked, Message("assistant", "hm</think>5"), USER])
     assert begun is not None, "where the template itself begins the reasoning"

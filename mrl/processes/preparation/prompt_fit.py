@@ -57,7 +57,7 @@ def check_prompts(config: RunConfig, name: str, prompts: Sequence[Asked], on_not
     """
     policy = config.policies[name]
     folder = Path(policy.model)
-    _check_bridges(config, name, prompts)
+    _check_bridges(config, name, prompts, on_note)
     prompts = [prompt for prompt in prompts if not config.tasks[prompt.task].is_played]
     template = read_template(folder, policy.prompt)
     if template is None and policy.prompt.has_messages:
@@ -81,19 +81,24 @@ def check_prompts(config: RunConfig, name: str, prompts: Sequence[Asked], on_not
         _check_lengths(config, name, prompts, template, min(limits, key=lambda limit: limit.tokens))
 
 
-def _check_bridges(config: RunConfig, name: str, prompts: Sequence[Asked]) -> None:
+def _check_bridges(config: RunConfig, name: str, prompts: Sequence[Asked], on_note: Callable[[str], None]) -> None:
     """Whether the policy's template goes on from what environments say first, and calls the tools that they have."""
     states = {prompt.task: prompt for prompt in prompts if config.tasks[prompt.task].is_played}
+    policy = config.policies[name]
+    follows = f"policies.{name}.prompt.history" if policy.prompt.history == "template" else ""
     if not states:
+        if follows:
+            on_note(f"{follows}: no task has episodes, so it changes nothing")
         return
     from mrl.models.turn_spelling import TurnSpelling
     from mrl.tasks.environments.environment_trial import first_turn
     from mrl.tasks.environments.tool_syntax import NONE, syntax_of
 
-    policy = config.policies[name]
     try:
         spelling = TurnSpelling(Path(policy.model), policy.prompt, eos_ids=())
         spelling.check(has_tools=False)
+        if follows and spelling.template and not spelling.drops_reasoning:
+            on_note(f"{follows}: the chat template keeps the reasoning of earlier turns, so it changes nothing")
         for task, state in states.items():
             if config.tasks[task].source == "agent":  # whether it has tools, it says when it asks
                 continue
