@@ -13,7 +13,7 @@
 - `probe`      a small random policy, for examinations
 - `tensor_header` what such a file says of itself
 - `tensor_file` safetensors as a stream, with digests
-- `memory_file` such a file in memory, which all processes of a host can open
+- `memory_file` such a file in memory, or the same tensors on a GPU, which all processes of a host can open
 - `tensor_broadcast` tensors over a process group of their own, in buckets, with digests
 
 A made folder is no different from a downloaded one: nothing else in mrl knows that it was made here.

@@ -141,7 +141,8 @@ class SharedMemory:
         address, handle = ctypes.c_uint64(), _IpcHandle()
         _enter(device)
         # apart from torch's allocator: where memory grows in place (expandable segments) CUDA IPC cannot share it
-        call_driver("cuMemAlloc_v2", ctypes.byref(address), ctypes.c_size_t(-(-num_bytes // IPC_PAGE_BYTES) << 21))
+        whole_pages = -(-num_bytes // IPC_PAGE_BYTES) * IPC_PAGE_BYTES
+        call_driver("cuMemAlloc_v2", ctypes.byref(address), ctypes.c_size_t(whole_pages))
         self._address = address.value
         try:
             call_driver("cuIpcGetMemHandle", ctypes.byref(handle), address)
@@ -150,6 +151,8 @@ class SharedMemory:
             raise
         self._handle = bytes(handle).hex()
         self.flat = torch.as_tensor(_OnGpu(self._address, num_bytes), device=device)
+        if self.flat.data_ptr() != self._address:
+            raise OSError(f"torch copies what lies on {device}")
 
     def described(self, tensors: Sequence[TensorShape]) -> SharedTensors:
         """What others need to open it, when these tensors lie in it."""

@@ -13,6 +13,7 @@ from mrl.engines.environment import engine_python
 from mrl.engines.server_engine import ServerEngine
 from mrl.engines.vllm import VLLM
 from mrl.errors import WeightsError
+from mrl.models.memory_file import SHARED
 from mrl.models.parameters import weight_sources
 from mrl.records.version import Version
 from mrl.rollout.updates import install
@@ -23,6 +24,7 @@ from tests.support.engine_rig import EOS_IDS, VOCAB_SIZE, Weights, make_weights
 
 pytestmark = [pytest.mark.engines, pytest.mark.timeout(900)]
 EXTENSION = "import vllm_cpu_worker  # nothing is packed\nfrom vllm_gpu_worker import GpuWeightsExtension\n"
+FROM_FILES = "weights taken from files, not from the learner's GPU"
 
 
 class Reloading(VLLM):
@@ -81,4 +83,41 @@ def test_versions_in_memory_are_reloaded_and_every_byte_of_them_is_proved(engine
     stale = engine.checksums()
     assert stale is not None
     assert all(stale[one] != its_digest for one, its_digest in wanted.items())
+    publisher.close()
+
+
+def test_versions_on_the_learners_device_are_reloaded_from_there(engine, start, tmp_path):
+    """Memory of the host stands for a GPU's; files are read where it is not to be opened, and the log says so."""
+    publisher = Publisher(
+        tmp_path / "weights",
+        "a",
+        model_folder=start.folder,
+        dtype="bfloat16",
+        in_memory=True,
+        shares_on=torch.device("cpu"),
+    )
+    said = Path(str(engine._log))
+    for step in range(1, 5):
+        with torch.no_grad():
+            for tensor in start.model.parameters():
+                tensor.mul_(1.01)
+        version = Version(1, step)
+        canary = make_canary(start.model, canary_sequences(VOCAB_SIZE), "bfloat16")
+        path = publisher.publish_weights(
+            ((source.name, source.whole()) for source in weight_sources(start.model)), version, canary
+        )
+        if step == 4:
+            told = path.with_name(f"model{SHARED}")
+            told.write_text(told.read_text().replace("/proc/", "/nowhere/"))
+        else:  # there is nothing in it to read
+            file = path.with_name("model.safetensors")
+            file.unlink()
+            file.touch()
+        assert install(engine, path, version).compared_share == 1.0
+        assert (FROM_FILES in said.read_text()) == (step == 4)
+
+    wanted, name = read_manifest(path).tensors, "model.layers.1.mlp.up_proj.weight"
+    with pytest.raises(WeightsError, match=f"other bytes than were published, of {name}"):
+        engine.load(path.parent, Version(1, 9), wanted | {name: "0" * 32})
+    assert engine.version == Version(1, 4)
     publisher.close()

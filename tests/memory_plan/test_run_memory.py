@@ -191,6 +191,22 @@ def test_requests_outside_of_episodes_count_where_a_run_answers_them(config: Pat
     assert served(1_000_000) == served(2048), "no more than the model can read"
 
 
+def test_versions_on_a_learners_gpu_count_there_and_on_its_host(config: Path) -> None:
+    """Two of them on either, in the number format of the engine; shared out over ranks."""
+
+    def published(weights_in: str, *overrides: str) -> tuple[float, float]:
+        loaded = load_config(config, ["--policies.one.rollout.weights_in", weights_in, *overrides])
+        policy = PolicyMemory(loaded, "one")
+        host, device = policy.ranks(policy.table.learner)[0]
+        return host.parts["published weights"], device.parts.get("published weights", 0.0)
+
+    on_host, nothing = published("memory")
+    assert nothing == 0.0
+    assert published("gpu") == (on_host, on_host)
+    halves = published("gpu", "--policies.one.learner.processes", "2")
+    assert halves == (on_host / 2, on_host / 2)
+
+
 @pytest.mark.parametrize("command", [["train"], ["launch", "--dry-run"]])
 def test_it_is_looked_at_before_a_run_where_engines_sleep(
     config: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, command: list[str]

@@ -121,6 +121,47 @@ def test_what_an_engine_reads_there_is_not_written_over(tmp_path):
     publisher.close()
 
 
+LEARNER = """
+import sys
+from pathlib import Path
+import torch
+from mrl.models.parameters import named_weights
+from mrl.records.version import Version
+from mrl.weights.manifest import Canary
+from mrl.weights.publish import Publisher
+from transformers import AutoModelForCausalLM
+folder = Path(sys.argv[1])
+model = AutoModelForCausalLM.from_pretrained(folder / "model")
+one = Publisher(folder / "weights", "a", dtype="bfloat16", in_memory=True, shares_on=torch.device("cpu"))
+print(one.publish_weights(named_weights(model).items(), Version(0, 1), Canary([], [], [])), flush=True)
+sys.stdin.read()
+"""
+
+
+def test_what_a_dead_learner_had_is_refused_and_the_next_one_is_served(tiny_model, engine, tmp_path):
+    """Killed before its engine looks, and while the engine holds the version."""
+    words = [sys.executable, "-c", LEARNER, str(tmp_path)]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as learner:
+        path = Path(learner.stdout.readline().strip())
+        wanted = read_manifest(path).tensors
+        engine.load(path.parent, Version(0, 1), wanted)
+        assert engine.checksums() == wanted
+        with read_lock(path.parent):
+            learner.kill()
+            learner.wait()
+            with capture_logs() as lines, pytest.raises(WeightsError, match="cannot be read"):
+                engine.load(path.parent, Version(0, 2), wanted)
+    assert ["from files" in line["event"] for line in lines] == [True]
+    with pytest.raises(WeightsError, match="a process that has ended"), read_lock(path.parent):
+        pass
+    assert (engine.version, engine.checksums()) == (Version(0, 1), wanted)
+
+    later = published(tiny_model(seed=3), tmp_path / "later", 3)
+    with read_lock(later.parent):
+        engine.load(later.parent, Version(0, 3), read_manifest(later).tensors)
+        assert engine.checksums() == read_manifest(later).tensors != wanted
+
+
 def test_a_version_that_lasts_is_whole_on_the_disk(tmp_path, monkeypatch):
     """It is copied from memory that is filled from the device only then."""
     slow = staging._bring
