@@ -77,6 +77,7 @@ def train(
         forks = _forks(config, closing)  # imports what roles import, beside the imports and checks of this process
         from mrl.memory_plan.needs import MIB
         from mrl.memory_plan.run_memory import check_sleepers
+        from mrl.processes.children import is_forked
         from mrl.processes.planning.devices import visible_gpus
         from mrl.processes.planning.hosts import check_hosts, counting_gpus, host_environment, remote_words
         from mrl.processes.planning.local_folder import local_folder_of
@@ -102,6 +103,8 @@ def train(
         folder = create_run_folder(config, clean=clean, resume=resume, from_start=from_start, closing=closing)
         os.environ.update(host_environment(hosts[0]) if hosts else {})
         plan = planned(config, folder.path)
+        if forks and not any(map(is_forked, plan.started_by(plan.first_host))):
+            forks.close()  # on this host there is none
         print("\n".join(shared_gpus(plan)), end="\n" * any(shared_gpus(plan)))
         with local_folder_of(config):
             return _supervise(config, folder, plan, console, forks)
