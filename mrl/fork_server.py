@@ -168,8 +168,8 @@ def _become(request: Mapping[str, object], descriptors: Sequence[int], server_pi
         bind({int(core) for core in os.environ[CORES].split(",")})
     if torch := sys.modules.get("torch"):
         torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", 1)))
-    if numpy := sys.modules.get("numpy"):
-        numpy.random.seed()  # `random` sees to that by itself
+    if drawn := sys.modules.get("numpy.random"):
+        drawn.seed()  # `random` sees to that by itself
     gc.enable()
     sys.argv = ["mrl", *request["argv"]]  # type: ignore[misc]
     try:
