@@ -165,7 +165,7 @@ def _worker(spec: ProcessSpec, policy: PolicyMemory) -> ProcessNeed:
     gpus = max(1, len(_devices(spec)))
     host, engine = policy.process(), policy.engine(gpus).parts
     if policy.table.turns and policy.table.device == "cuda":
-        waiting = engine | {"weights": policy.resting(is_asleep=True).parts["weights"]}
+        waiting = engine | {"weights": policy.resting(is_asleep=True).parts.get("weights", 0.0)}
         host = _with_waiting(Need("", host), Need("", waiting), ("weights", "key-value cache")).parts
     on_gpu, processes = policy.table.device == "cuda", policy.server_processes(gpus)
     host |= processes if on_gpu else processes | engine

@@ -57,8 +57,9 @@ def build_engine(config: RunConfig, policy: str, receiver: Receiver, folder: Run
 
 def movable(engine: Engine) -> Movable:
     """An engine that can leave its device and come back."""
-    assert isinstance(engine, EmbeddedEngine), "the rules refuse turns of others"
-    return Movable(engine, engine.pause, engine.resume)
+    if isinstance(engine, EmbeddedEngine):
+        return Movable(engine, engine.pause, engine.resume)
+    return Movable(engine, engine.sleep, engine.wake, keeps_weights=False)
 
 
 def build_embedded(config: RunConfig, policy: str, receiver: Receiver) -> EmbeddedEngine:
@@ -171,5 +172,5 @@ def _launch(config: RunConfig, policy: str) -> Launch:
         options=tuple(server.options),
         gpus=_gpus(table),
         adapters=_adapters(table),
-        may_sleep=may_sleep(config, policy),
+        may_sleep=table.turns or may_sleep(config, policy),
     )

@@ -3,7 +3,8 @@
 Whoever calls the engine waits until it is there, `collect` no longer than it may. A thread asks for the turn as soon as
 anything is to be done, and gives it back when somebody waits for it and either nothing is left to do or the engine has
 had it for long enough. Then what is in flight rests: it goes on in the next turn, the embedded engine's with the same
-bits, a server's as at an update of its weights, behind the tokens that it had.
+bits, a server's as at an update of its weights, behind the tokens that it had. A server gives its weights away; what it
+served before is loaded and proved again before anybody hears of its turn.
 """
 
 import threading
@@ -17,9 +18,12 @@ import structlog
 
 from mrl.allocation.device_turn import Ahead, DeviceTurn
 from mrl.engines.engine import Engine, Finished, GenerationRequest, ScoringRequest
-from mrl.errors import EngineLost, MRLError
+from mrl.errors import EngineLost, MRLError, WeightsError
 from mrl.metrics.telemetry import Telemetry
 from mrl.records.version import Version
+from mrl.rollout.updates import prove
+from mrl.weights.manifest import MANIFEST, read_manifest
+from mrl.weights.read_lock import read_lock
 
 LOOK_S = 0.02
 IDLE_S = 0.05
@@ -38,6 +42,16 @@ class Movable(NamedTuple):
     engine: Engine
     leave: Callable[[], None]
     come_back: Callable[[], None]
+    keeps_weights: bool = True
+    """Whether it has its weights when it is back."""
+
+
+class Loaded(NamedTuple):
+    """What an engine was given last."""
+
+    folder: Path
+    version: Version
+    digests: Mapping[str, str] | None
 
 
 class EngineInTurns:
@@ -67,12 +81,16 @@ class EngineInTurns:
         self._gone: set[str] = set()
         """Requests that were given up while the engine was away."""
         self._failure: MRLError | None = None
+        self._loaded: Loaded | None = None
+        self._left_with: Version | None = None
+        self._loads_wanted = 0
+        """Callers with new weights, which make it needless to load the old ones again."""
         self._ending = threading.Event()
         self.turns_seen = 0
         """Grows while whoever has the turn gets on."""
         self._await_first()
         try:
-            self._engine, self._leave, self._come_back = make()
+            self._engine, self._leave, self._come_back, self._keeps_weights = make()
         except BaseException:
             turn.give_back()
             raise
@@ -87,6 +105,11 @@ class EngineInTurns:
     def is_away(self) -> bool:
         """Whether the turn is another's."""
         return not self._is_here
+
+    @property
+    def version(self) -> Version | None:
+        """See Engine; while it is away that which it will have when it is back."""
+        return self._engine.version if self._is_here else self._left_with
 
     def submit(self, requests: Sequence[GenerationRequest]) -> None:
         """See Engine; it may wait for the turn."""
@@ -126,8 +149,15 @@ class EngineInTurns:
 
     def load(self, folder: Path, version: Version, digests: Mapping[str, str] | None = None) -> None:
         """See Engine."""
-        with self._loading():
-            self._engine.load(folder, version, digests)
+        with self._state:
+            self._loads_wanted += 1
+        try:
+            with self._loading():
+                self._engine.load(folder, version, digests)
+                self._loaded = Loaded(folder, version, digests)
+        finally:
+            with self._state:
+                self._loads_wanted -= 1
 
     def load_adapters(self, folder: Path, version: Version, digests: Mapping[str, str] | None = None) -> None:
         """See Engine."""
@@ -166,7 +196,7 @@ class EngineInTurns:
                 self._in_flight.clear()
                 self._gone.clear()
                 self._engine.restart()
-                self._failure = None
+                self._failure = self._loaded = None
         except EngineLost:
             if not self._stopping():
                 raise
@@ -258,6 +288,8 @@ class EngineInTurns:
         began_s = self._clock()
         try:
             self._come_back()
+            if not self._keeps_weights and self._loaded is not None and not self._loads_wanted:
+                self._load_again(self._loaded)
         except MRLError as error:
             self._failure = error
         with self._state:
@@ -265,6 +297,17 @@ class EngineInTurns:
             self._used_s = self._since_s = self._clock()
             self._switch_s = self._switch_s + self._since_s - began_s
             self._state.notify_all()
+
+    def _load_again(self, loaded: Loaded) -> None:
+        """Raises EngineLost where that is not to be had any more, or not proved."""
+        try:
+            with read_lock(loaded.folder):
+                self._engine.load(*loaded)
+                prove(self._engine, read_manifest(loaded.folder / MANIFEST))
+        except WeightsError as error:
+            raise EngineLost(
+                f"version {loaded.version} is not served again behind a turn of others: {error}"
+            ) from error
 
     def _may_leave(self) -> bool:
         now_s = self._clock()
@@ -276,6 +319,7 @@ class EngineInTurns:
         with self._state:
             if not self._may_leave():
                 return
+            self._left_with = self._engine.version
             self._is_here = False  # nobody enters any more, and who is inside comes out
             while self._busy:
                 self._engine.nudge()

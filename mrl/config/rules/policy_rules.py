@@ -105,14 +105,24 @@ def _check_gpus(key: str, policy: PolicyTable, where: str) -> None:
 def _check_turns(key: str, policy: PolicyTable, where: str) -> None:
     """Whoever has a device in turns is a process of this host that can leave it."""
     rollout, learner = policy.rollout, policy.learner
+    is_server = rollout.engine != "embedded"
     refusals = {
         "learner.hosts": (learner.hosts > 1, learner.hosts, "1: devices are shared in turns within one host"),
         "rollout.server.url": (bool(rollout.server.url), rollout.server.url, "no url: nobody moves another's server"),
-        "rollout.engine": (rollout.engine != "embedded", rollout.engine, "'embedded': servers take no turns yet"),
+        "rollout.engine": (
+            policy.frozen and is_server,
+            f"{rollout.engine} of a frozen policy",
+            "'embedded': a server gives its weights away, and nobody publishes those of a frozen policy",
+        ),
         "rollout.weights": (
-            rollout.weights == "broadcast",
+            rollout.weights == "broadcast" or (rollout.weights == "adapters" and is_server),
             rollout.weights,
-            "'files': a learner and an engine that have one device in turns never meet there",
+            "'files': learner and engine never meet on the device, and a server comes back without the model's weights",
+        ),
+        "rollout.gpus": (
+            learner.processes % rollout.gpus > 0,
+            rollout.gpus,
+            f"a divisor of learner.processes = {learner.processes}, whose GPUs it has in turns",
         ),
     }
     for name, (is_refused, got, wanted) in refusals.items():

@@ -75,7 +75,14 @@ def test_turns_over_several_hosts_are_refused() -> None:
             {"rollout": {"engine": "vllm", "server": {"url": "http://h:1"}}},
             r"policies\.a\.rollout\.server\.url: not with turns",
         ),
-        ({"rollout": {"engine": "sglang"}}, r"policies\.a\.rollout\.engine: not with turns = true; got .?sglang"),
+        (
+            {"rollout": {"engine": "vllm", "weights": "adapters"}, "learner": {"lora": {}}},
+            r"policies\.a\.rollout\.weights: not with turns = true; got .?adapters",
+        ),
+        (
+            {"device": "cuda", "rollout": {"engine": "sglang", "gpus": 2}, "learner": {"processes": 3}},
+            r"policies\.a\.rollout\.gpus: not with turns = true; got 2; wanted a divisor of learner\.processes = 3",
+        ),
         ({"rollout": {"weights": "broadcast"}}, r"policies\.a\.rollout\.weights: not with turns"),
     ],
 )
