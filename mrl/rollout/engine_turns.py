@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 import structlog
 
 from mrl.allocation.device_turn import Ahead, DeviceTurn
-from mrl.engines.engine import Engine, Finished, GenerationRequest, ScoringRequest
-from mrl.errors import EngineLost, MRLError, WeightsError
+from mrl.engines.engine import Engine, EngineUsage, Finished, GenerationRequest, ScoringRequest
+from mrl.errors import EngineLost, WeightsError
 from mrl.metrics.telemetry import Telemetry
 from mrl.records.version import Version
 from mrl.rollout.updates import prove
@@ -80,12 +80,14 @@ class EngineInTurns:
         """Request -> its answers that have not come."""
         self._gone: set[str] = set()
         """Requests that were given up while the engine was away."""
-        self._failure: MRLError | None = None
+        self._failure: BaseException | None = None
+        """Why it could not leave, or come back: whoever calls hears of it; until it is restarted it keeps its turn."""
         self._loaded: Loaded | None = None
         self._left_with: Version | None = None
         self._loads_wanted = 0
         """Callers with new weights, which make it needless to load the old ones again."""
         self._ending = threading.Event()
+        self._tokens = -1
         self.turns_seen = 0
         """Grows while whoever has the turn gets on."""
         self._await_first()
@@ -163,6 +165,12 @@ class EngineInTurns:
         """See Engine."""
         with self._loading():
             self._engine.load_adapters(folder, version, digests)
+
+    def usage(self) -> EngineUsage:
+        """See Engine."""
+        if self._failure is not None:
+            raise self._failure
+        return self._engine.usage()
 
     def label(self, version: Version) -> None:
         """See Engine."""
@@ -268,17 +276,27 @@ class EngineInTurns:
                 time.sleep(LOOK_S)
 
     def _take_turns(self) -> None:
-        tokens = -1
         while not self._ending.wait(LOOK_S):
-            if not self._is_here:
-                if self._waiting or self._in_flight:
-                    self._enter()
+            if self._failure is not None:
                 continue
-            if self._loads or (self._busy and self._engine.usage().generated_tokens != tokens):
-                tokens = self._engine.usage().generated_tokens
-                self._turn.got_on()
-            if self._turn.is_awaited():
-                self._leave_if_it_may()
+            try:
+                if self._is_here:
+                    self._look_around()
+                elif self._waiting or self._in_flight:
+                    self._enter()
+            except BaseException as error:  # noqa: BLE001 - it is raised by whoever calls the engine
+                with self._state:
+                    self._failure, self._is_here = error, True
+                    self._state.notify_all()
+
+    def _look_around(self) -> None:
+        """Tell those who wait that it gets on, and leave when it is time."""
+        tokens = self._engine.usage().generated_tokens if self._busy else self._tokens
+        if self._loads or tokens != self._tokens:
+            self._tokens = tokens
+            self._turn.got_on()
+        if self._turn.is_awaited():
+            self._leave_if_it_may()
 
     def _enter(self) -> None:
         ahead = self._turn.ask()
@@ -286,12 +304,9 @@ class EngineInTurns:
             self._look_at(ahead)
             return
         began_s = self._clock()
-        try:
-            self._come_back()
-            if not self._keeps_weights and self._loaded is not None and not self._loads_wanted:
-                self._load_again(self._loaded)
-        except MRLError as error:
-            self._failure = error
+        self._come_back()
+        if not self._keeps_weights and self._loaded is not None and not self._loads_wanted:
+            self._load_again(self._loaded)
         with self._state:
             self._is_here = True
             self._used_s = self._since_s = self._clock()
@@ -325,10 +340,7 @@ class EngineInTurns:
                 self._engine.nudge()
                 self._state.wait(LOOK_S)
         began_s = self._clock()
-        try:
-            self._leave()
-        except MRLError as error:
-            self._failure = error
+        self._leave()
         self._switch_s = self._clock() - began_s
         self._turn.give_back()
 

@@ -41,6 +41,7 @@ class Watched:
     """An engine whose memory really moves, and who has it on the device."""
 
     inside: set[str] = set()
+    faults: list[str] = []
 
     def __init__(self, name: str, folder: Path) -> None:
         self.name, self.moves, self.inside = name, 0, Watched.inside
@@ -48,12 +49,15 @@ class Watched:
         self.come(comes_back=False)
 
     def leave(self) -> None:
+        if self.engine._in_use.locked():
+            self.faults.append(f"{self.name} leaves in the middle of a forward")
         self.inside.discard(self.name)
         self.engine._off_device.leave(self.engine.held())
         self.moves += 1
 
     def come(self, *, comes_back: bool = True) -> None:
-        assert not self.inside, f"{self.name} beside {self.inside}"
+        if self.inside:
+            self.faults.append(f"{self.name} beside {self.inside}")
         self.inside.add(self.name)
         if comes_back:
             self.engine._off_device.come_back()
@@ -100,6 +104,7 @@ def test_two_engines_that_always_have_work_share_a_device_fairly_and_lose_nothin
         one.join(120.0)
 
     assert sorted(found) == ["a", "b"]
+    assert Watched.faults == []
     for group, others, wanted in zip(found["a"], found["b"], expected, strict=True):
         for one, other, own in zip(group, others, wanted, strict=True):
             assert one.token_ids.tolist() == other.token_ids.tolist() == own.token_ids.tolist()
@@ -161,6 +166,33 @@ def test_who_waits_sees_that_whoever_has_the_turn_gets_on(folder, tmp_path, made
     until(lambda: engine.turns_seen > seen)
     other.give_back()
     until(lambda: engine.collect(0.01))
+
+
+def test_an_engine_that_cannot_leave_is_told_of_and_keeps_its_turn_until_it_is_made_anew(folder, tmp_path, made):
+    """An idle worker hears of it as it asks how full its engine is."""
+    Watched.inside = set()
+    engine, _ = in_turns("a", folder, tmp_path)
+    made.append(engine)
+    engine.label(Version(0, 0))
+    leave, left = engine._leave, []
+
+    def fail() -> None:
+        raise EngineLost("it does not sleep")
+
+    engine._leave = fail
+    other = DeviceTurn(tmp_path / "turns", "learner/a", ["cpu"])
+    until(lambda: left.append(other.ask()) or engine._failure is not None)
+    with pytest.raises(EngineLost, match="does not sleep"):
+        engine.usage()
+    with pytest.raises(EngineLost, match="does not sleep"):
+        engine.submit(requests(1))
+    assert other.ask() is not None
+
+    engine._leave = leave
+    engine.restart()
+
+    until(lambda: other.ask() is None)
+    assert engine.usage().running == 0
 
 
 def test_a_worker_that_is_told_to_stop_waits_for_no_turn(folder, tmp_path, made):
