@@ -193,6 +193,7 @@ class Learner:
         self._turn.leave()
         if self._first and prepared:
             end_s = time.monotonic()
+            values |= self._turn.take_times()
             values |= {
                 "time/step_s": end_s - started_s,
                 "time/train_s": published_s - trained_s,

@@ -45,6 +45,7 @@ class LearnerTurn:
         self.shares, self._bound_s = shares, bound_s
         self._held: HeldOnDevice | None = None
         self._waits_on: Callable[[], None] | None = None
+        self._waited_s = self._moved_s = 0.0
 
     def begin(self, stopping: Callable[[], bool]) -> bool:
         """Wait for the turn, all ranks together; False when told to stop."""
@@ -79,6 +80,7 @@ class LearnerTurn:
             return True
         began_s = moved_s = time.monotonic()
         before = None
+        self._waited_s = 0.0
         while (ahead := self._lease.ask()) is not None:
             if ahead != before:
                 before, moved_s = ahead, time.monotonic()
@@ -93,13 +95,23 @@ class LearnerTurn:
                 return False
             with self._telemetry.awaiting("turn", whom=ahead.holder, bound_s=self._bound_s, since_s=began_s):
                 time.sleep(LOOK_S)
+        self._waited_s = time.monotonic() - began_s
         return True
+
+    def take_times(self) -> dict[str, float]:
+        """Metrics of the last turn, and of the moves since the last call; none of a device of its own."""
+        if not self.shares:
+            return {}
+        moved_s, self._moved_s = self._moved_s, 0.0
+        return {"time/wait_for_turn_s": self._waited_s, "time/move_s": moved_s}
 
     def come(self) -> None:
         """All ranks, behind the first one's `take`."""
         if self.shares and self._held is not None:
             self._world.note("coming to the device")
+            began_s = time.monotonic()
             self._held.come_to_device()
+            self._moved_s += time.monotonic() - began_s
             self.got_on()
 
     def leave(self) -> None:
@@ -107,7 +119,9 @@ class LearnerTurn:
         if not self.shares or self._held is None:
             return
         self._world.note("leaving the device")
+        began_s = time.monotonic()
         self._held.leave_device()
+        self._moved_s += time.monotonic() - began_s
         self._world.any(False)  # all have left
         if self._lease is not None:
             self._lease.give_back()

@@ -77,7 +77,7 @@ def test_a_holder_that_is_slow_and_gets_on_is_waited_for(own, other, clock, tele
     clock.whenever = whenever
 
     assert own.take(lambda: False)
-    assert clock.now_s > 10 * BOUND_S
+    assert own.take_times()["time/wait_for_turn_s"] == clock.now_s > 10 * BOUND_S
     assert len(heard) > 20
     assert (beats[3].awaiting, beats[3].whom) == ("turn", "worker/b/0")
 
@@ -99,6 +99,7 @@ def test_memory_has_left_before_the_turn_is_given_back(own, other):
     own.come()
     own.leave()
 
+    assert own.take_times().keys() == {"time/wait_for_turn_s", "time/move_s"}
     assert at == ["comes", "leaves Ahead(holder='learner/a', progress=1)"]
     assert other.ask() is None
 
@@ -111,3 +112,4 @@ def test_a_device_of_its_own_is_there_at_once(telemetry):
     assert alone.take(lambda: True)
     alone.come()
     alone.leave()
+    assert alone.take_times() == {}
