@@ -74,7 +74,9 @@ class OffDevice:
         assert not self._away, "they are away"
         local = [tensor.to_local() if isinstance(tensor, DTensor) else tensor for tensor in tensors]
         found = {storage.data_ptr(): storage for storage in (tensor.untyped_storage() for tensor in local)}
-        storages = [storage for storage in found.values() if storage.nbytes() and storage.resizable()]
+        # Memory that others own, as numpy does, stays on a CPU; on a GPU torch would say that it cannot be freed.
+        own = [storage for storage in found.values() if storage.device.type != "cpu" or storage.resizable()]
+        storages = [storage for storage in own if storage.nbytes()]
         kept: defaultdict[int, list[_Copy]] = defaultdict(list)
         for copy in self._kept:
             kept[copy.held.nbytes].append(copy)
