@@ -81,7 +81,8 @@ def train(
         from mrl.processes.planning.devices import visible_gpus
         from mrl.processes.planning.hosts import check_hosts, counting_gpus, host_environment, remote_words
         from mrl.processes.planning.local_folder import local_folder_of
-        from mrl.processes.planning.plan import build_plan, shared_gpus
+        from mrl.processes.planning.plan import build_plan
+        from mrl.processes.planning.turns import shared_gpus
         from mrl.processes.preparation.made_policies import resolve_policies
         from mrl.processes.preparation.preflight import check_made
         from mrl.processes.preparation.replayed_run import with_replay
@@ -105,7 +106,7 @@ def train(
         plan = planned(config, folder.path)
         if forks and not any(map(is_forked, plan.started_by(plan.first_host))):
             forks.close()  # on this host there is none
-        print("\n".join(shared_gpus(plan)), end="\n" * any(shared_gpus(plan)))
+        print("".join(f"{line}\n" for line in shared_gpus(plan.processes)), end="")
         with local_folder_of(config):
             return _supervise(config, folder, plan, console, forks)
 
