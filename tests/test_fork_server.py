@@ -177,7 +177,8 @@ def fail(pid: int) -> int:
 
 def test_forks_draw_for_themselves(tmp_path: Path) -> None:
     """Also from numpy's global generator, which plug-ins may use."""
-    draw = "\nimport numpy.random, random\ndef main(words):\n    print(random.random(), numpy.random.random())\n    return 0\n"
+    draw = "\nimport numpy.random, random\ndef main(words):\n"
+    draw += "    print(random.random(), numpy.random.random())\n    return 0\n"
     forks = Forks(tmp_path, PLANTED + draw + "mrl.cli.main.main = main\n")
     assert forks.settle()
     assert forks.run("0") == forks.run("0") == 0
