@@ -43,6 +43,7 @@ class DeviceTurn:
         self._file = -1
         self._progress = 0
         self.is_held = False
+        os.register_at_fork(after_in_child=self._leave_to_parent)
 
     def ask(self) -> Ahead | None:
         """Enter the queue, if that is not done, and look: None when it is this process's turn. Waits for nobody."""
@@ -71,6 +72,12 @@ class DeviceTurn:
         self._place.unlink(missing_ok=True)
         self._place = None
         os.close(file)
+
+    def _leave_to_parent(self) -> None:
+        """In a fork, which would else keep the lock beyond the death of its parent."""
+        file, self._file, self._place, self.is_held = self._file, -1, None, False
+        if file >= 0:
+            os.close(file)
 
     def _enter(self) -> bool:
         """Take the next number; False while somebody else takes one."""

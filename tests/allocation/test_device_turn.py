@@ -11,14 +11,16 @@ import pytest
 from mrl.allocation.device_turn import Ahead, DeviceTurn
 
 HOLD = """
-import sys
+import os, sys
 from pathlib import Path
 from mrl.allocation.device_turn import DeviceTurn
 turn = DeviceTurn(Path(sys.argv[1]), "dying", ["cpu"])
 assert turn.ask() is None
-print("held", flush=True)
+if os.fork():
+    print("held", flush=True)
 sys.stdin.read()
 """
+"""With a fork that outlives it."""
 CONTEND = """
 import os, sys, time
 from pathlib import Path
