@@ -107,16 +107,27 @@ def test_policies_and_peers_take_turns(board):
     assert shown(300.0 + 3 * SHOWN_S)[0] == "qwen step 4"
 
 
-def test_on_a_low_terminal_an_episode_and_the_flow_take_turns(board):
+@pytest.mark.parametrize(("width", "height"), [(80, 24), (120, 24), (140, 30)])
+def test_on_a_low_terminal_an_episode_and_the_flow_take_turns(board, width, height):
     """Neither is lost for good, and what is awaited is always there."""
     board.apply(sample(), 300.0)
-    low = {"width": 80, "height": 24}
     for turn, has_episode in enumerate((True, False, True)):
-        tables, talk = view(board, 300.0 + turn * SHOWN_S, **low)
+        tables, talk = view(board, 300.0 + turn * SHOWN_S, width, height)
         text = "\n".join(tables)
         assert bool(talk) == has_episode
-        assert ("qwen → llama" in text) == (not has_episode)
-        assert "groups from worker/llama/0" in text
+        assert ("experience between policies" in text) == (not has_episode)
+        assert "worker/llama/0" in text
+
+
+def test_where_a_few_lines_of_an_episode_would_be_left_the_flow_stays(make_config, make_stream):
+    """Of six policies the tables alone fill a low terminal."""
+    display = RunDisplay(make_config(6))
+    for now_s, record in make_stream(6, until=213):
+        display.apply(record, now_s)
+    display.apply(sample(), 300.0)
+    text = "\n".join(show(display.render(300.0), 80, 24))
+    assert " episode " not in text
+    assert "experience between policies" in text
 
 
 def test_what_a_resume_has_voided_goes(board):
