@@ -3,6 +3,7 @@
 from typing import Any
 
 import pytest
+from rich.cells import cell_len
 
 from mrl.records.episodes import EpisodeSegment, Message
 from mrl.records.telemetry_messages import SampleRecord
@@ -43,7 +44,7 @@ def view(board: RunDisplay, now_s: float, width: int = 100, height: int = 40) ->
     """The tables, and the episode below them."""
     lines = [line.rstrip() for line in show(board.render(now_s), width, height)]
     assert len(lines) <= height
-    assert max(map(len, lines)) <= width
+    assert max(map(cell_len, lines)) <= width
     place = next((place for place, line in enumerate(lines) if line.startswith(" episode ")), len(lines))
     return lines[:place], lines[place:]
 
@@ -128,6 +129,20 @@ def test_where_a_few_lines_of_an_episode_would_be_left_the_flow_stays(make_confi
     text = "\n".join(show(display.render(300.0), 80, 24))
     assert " episode " not in text
     assert "experience between policies" in text
+
+
+@pytest.mark.parametrize("width", [80, 97])
+def test_wide_characters_take_their_two_cells(board, width):
+    """Nothing that is said leaves the screen at its right edge, and what is cut says so."""
+    said = "".join(chr(0x4E00 + place) for place in range(120))
+    board.apply(sample([EpisodeSegment(num_tokens=9, is_sampled=True, messages=(Message("assistant", said),))]), 300.0)
+    _, [_, *talk] = view(board, 300.0, width)
+    assert said in "".join(line[13:].strip() for line in talk)
+
+    segments = [EpisodeSegment(num_tokens=9, is_sampled=True, messages=(Message("assistant", said * 9),))] * 6
+    board.apply(sample(segments, step=4), 300.0)
+    _, [_, *talk] = view(board, 300.0 + SHOWN_S, width)
+    assert sum(line.endswith(" [...]") for line in talk) == len(segments) + 1, "the opening, too"
 
 
 def test_what_a_resume_has_voided_goes(board):
