@@ -73,6 +73,7 @@ def _message(said: Said, width: int) -> list[str]:
 def _mask(row: dict[str, Any], said: list[Said]) -> str:
     given = sum(one.tokens or 0 for one in said if not one.is_sampled)
     tokens = "" if row.get("tokens") is None else f": {row['tokens']} tokens; {given} given between them"
+    tokens += ", beginnings of rows included" * (bool(tokens) and any(one.begins_row for one in said))
     fates = {fate(one._replace(tokens=None), row) for one in said if one.is_sampled}
     return printable("".join(f"  {STAR} {words}{tokens}" for words in sorted(fates)))
 
