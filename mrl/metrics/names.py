@@ -66,7 +66,9 @@ METRICS: dict[str, Metric] = {
     "tokens/answer_mean": Metric("tokens", "mean length of the own answers"),
     "tokens/truncated_share": Metric("share", "own answers cut at the token limit"),
     "episodes/turns_mean": Metric("turns", "mean number of turns of the policy in its own episodes"),
-    "episodes/given_tokens_mean": Metric("tokens", "mean number of tokens of an own episode that its environment gave"),
+    "episodes/given_tokens_mean": Metric(
+        "tokens", "mean number of given tokens of an own episode, with what new rows begin with"
+    ),
     "episodes/rows_mean": Metric(
         "rows", "mean number of rows of an own episode: more than one where the template drops earlier reasoning"
     ),

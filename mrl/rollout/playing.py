@@ -204,7 +204,11 @@ class EpisodeEngine:
     def _anew(self, episode: EpisodeInPlay, messages: Sequence[Message] = ()) -> Int32s | None:
         """The beginning of a new row, where one begins with these messages."""
         tools = [tool.as_chat() for tool in episode.tools]
-        return self._stage.voice.spelling.anew([*episode.conversation, *messages], tools, since=episode.row_since)
+        row = self._stage.voice.spelling.anew([*episode.conversation, *messages], tools, since=episode.row_since)
+        if row is None:
+            return None
+        token_ids, episode.row_since = row
+        return token_ids
 
     def _begin(self, episode: EpisodeInPlay, said: EnvironmentTurn) -> bool:
         if said.done:
