@@ -4,7 +4,8 @@ Whoever calls the engine waits until it is there, `collect` no longer than it ma
 anything is to be done, and gives it back when somebody waits for it and either nothing is left to do or the engine has
 had it for long enough. Then what is in flight rests: it goes on in the next turn, the embedded engine's with the same
 bits, a server's as at an update of its weights, behind the tokens that it had. A server gives its weights away; what it
-served before is loaded and proved again before anybody hears of its turn.
+served before is loaded and proved again before anybody hears of its turn, unless
+new weights wait for it: then these come in first, and alone.
 """
 
 import threading
@@ -72,7 +73,8 @@ class EngineInTurns:
         """
         self._turn, self._telemetry, self._stopping, self._clock = turn, telemetry, stopping, clock
         self._state = threading.Condition()
-        self._is_here = False
+        self._is_here = self._is_bare = False
+        """Whether anybody may enter, and, without weights behind a turn of others, who brings new ones."""
         self._ahead = UNKNOWN
         self._waiting = self._busy = self._loads = 0
         """Callers that wait for the turn, those that are inside the engine, and those of them that prepare it."""
@@ -85,7 +87,7 @@ class EngineInTurns:
         self._loaded: Loaded | None = None
         self._left_with: Version | None = None
         self._loads_wanted = 0
-        """Callers with new weights, which make it needless to load the old ones again."""
+        """Callers with new weights: the old ones are loaded again only where these do not come to be served."""
         self._ending = threading.Event()
         self._tokens = -1
         self.turns_seen = 0
@@ -154,9 +156,10 @@ class EngineInTurns:
         with self._state:
             self._loads_wanted += 1
         try:
-            with self._loading():
+            with self._loading(bare=True):
                 self._engine.load(folder, version, digests)
                 self._loaded = Loaded(folder, version, digests)
+                self._open()
         finally:
             with self._state:
                 self._loads_wanted -= 1
@@ -200,11 +203,12 @@ class EngineInTurns:
     def restart(self) -> None:
         """See Engine. A worker that is told to stop starts nothing."""
         try:
-            with self._loading(anew=True):
+            with self._loading(bare=True, anew=True):
                 self._in_flight.clear()
                 self._gone.clear()
                 self._engine.restart()
                 self._failure = self._loaded = None
+                self._open()
         except EngineLost:
             if not self._stopping():
                 raise
@@ -219,17 +223,21 @@ class EngineInTurns:
     # Callers.
 
     @contextmanager
-    def _inside(self, timeout_s: float | None = None, *, anew: bool = False) -> Iterator[bool]:
-        """Inside it is this engine's turn, unless there is a timeout that ran out, which `False` says."""
+    def _inside(self, timeout_s: float | None = None, *, bare: bool = False, anew: bool = False) -> Iterator[bool]:
+        """Inside it is this engine's turn, unless there is a timeout that ran out, which `False` says.
+
+        It has its weights, but for who enters `bare`.
+        """
         began_s = self._clock()
         with self._state:
             self._waiting += 1
             try:
-                while not self._is_here and not self._is_late(began_s, timeout_s):
+                while not (is_here := self._is_here or (bare and self._is_bare)):
+                    if self._is_late(began_s, timeout_s):
+                        break
                     self._await_change(began_s, timeout_s)
             finally:
                 self._waiting -= 1
-            is_here = self._is_here
             if is_here and self._failure is not None and not anew:
                 raise self._failure
             self._busy += is_here
@@ -242,9 +250,9 @@ class EngineInTurns:
                 self._state.notify_all()
 
     @contextmanager
-    def _loading(self, *, anew: bool = False) -> Iterator[None]:
+    def _loading(self, *, bare: bool = False, anew: bool = False) -> Iterator[None]:
         """The same for what prepares the engine: the turn counts from its end."""
-        with self._inside(anew=anew):
+        with self._inside(bare=bare, anew=anew):
             self._loads += 1
             try:
                 yield
@@ -282,6 +290,8 @@ class EngineInTurns:
             try:
                 if self._is_here:
                     self._look_around()
+                elif self._is_bare:
+                    self._load_again_unless_new_come()
                 elif self._waiting or self._in_flight:
                     self._enter()
             except BaseException as error:  # noqa: BLE001 - it is raised by whoever calls the engine
@@ -305,12 +315,31 @@ class EngineInTurns:
             return
         began_s = self._clock()
         self._come_back()
-        if not self._keeps_weights and self._loaded is not None and not self._loads_wanted:
-            self._load_again(self._loaded)
+        self._since_s = self._clock()
+        self._switch_s += self._since_s - began_s
         with self._state:
-            self._is_here = True
+            self._is_bare = not self._keeps_weights and self._loaded is not None
+            self._state.notify_all()
+        if self._is_bare:
+            self._load_again_unless_new_come()
+        else:
+            self._open()
+
+    def _load_again_unless_new_come(self) -> None:
+        with self._state:
+            if self._loads_wanted or not self._is_bare or self._loaded is None:
+                return
+            self._is_bare = False
+            loaded, began_s = self._loaded, self._clock()
+        self._load_again(loaded)
+        self._switch_s += self._clock() - began_s
+        self._open()
+
+    def _open(self) -> None:
+        """Whoever waits may come in."""
+        with self._state:
+            self._is_here, self._is_bare = True, False
             self._used_s = self._since_s = self._clock()
-            self._switch_s = self._switch_s + self._since_s - began_s
             self._state.notify_all()
 
     def _load_again(self, loaded: Loaded) -> None:

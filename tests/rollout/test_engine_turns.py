@@ -2,6 +2,7 @@
 
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -9,9 +10,9 @@ import pytest
 
 from mrl.allocation.device_turn import DeviceTurn
 from mrl.engines.embedded import EmbeddedEngine
-from mrl.engines.engine import GenerationRequest, Sampling, generate_all
+from mrl.engines.engine import EngineUsage, GenerationRequest, Sampling, generate_all
 from mrl.engines.token_sampling import answer_seeds
-from mrl.errors import EngineLost
+from mrl.errors import EngineLost, WeightsError
 from mrl.metrics.telemetry import Telemetry
 from mrl.records.version import Version
 from mrl.rollout import engine_turns
@@ -211,6 +212,74 @@ def test_a_worker_that_is_told_to_stop_waits_for_no_turn(folder, tmp_path, made)
     engine.restart()
     with pytest.raises(EngineLost, match="told to stop"):
         in_turns("b", folder, tmp_path, stopping=stop.is_set)
+
+
+class Sleeper:
+    """A server gives its weights away as it sleeps, and does not answer without; its loads are told when to end."""
+
+    def __init__(self, refused: set[Version]) -> None:
+        self.version: Version | None = Version(0, 0)
+        self.refused, self.calls, self.may_load = refused, [], threading.Event()
+
+    def sleep(self) -> None:
+        self.version = None
+
+    def wake(self) -> None:
+        self.calls.append("wake")
+
+    def load(self, folder: Path, version: Version, digests=None) -> None:
+        self.calls.append(version)
+        assert self.may_load.wait(60.0)
+        if version in self.refused:
+            raise WeightsError("other bytes")
+        self.version = version
+
+    def score_answers(self, request) -> Version:
+        if self.version is None:
+            raise WeightsError("the engine has no weights to score with")
+        return self.version
+
+    def usage(self) -> EngineUsage:
+        return EngineUsage(0, 0, 0.0, 0)
+
+    def nudge(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize("refused", [set(), {Version(0, 2)}])
+def test_nobody_enters_a_server_before_its_weights_new_or_old(tmp_path, made, monkeypatch, refused):
+    """Where the new ones are refused it serves the old ones on."""
+    monkeypatch.setattr(EngineInTurns, "_load_again", lambda self, loaded: self._engine.load(*loaded))
+    server, found = Sleeper(refused), []
+    turn = DeviceTurn(tmp_path / "turns", "worker/a/0", ["cpu"])
+    movable = Movable(server, server.sleep, server.wake, keeps_weights=False)
+    telemetry = Telemetry("worker/a/0", "a", lambda record: None)
+    engine = EngineInTurns(turn, lambda: movable, telemetry=telemetry, stopping=lambda: False)
+    made.append(engine)
+    server.may_load.set()
+    engine.load(tmp_path, Version(0, 1))
+    server.may_load.clear()
+    other = DeviceTurn(tmp_path / "turns", "learner/a", ["cpu"])
+    until(lambda: other.ask() is None)
+
+    def load() -> None:
+        with suppress(WeightsError):
+            engine.load(tmp_path, Version(0, 2))
+
+    scoring = threading.Thread(target=lambda: found.append(engine.score_answers(None)))
+    for thread in (threading.Thread(target=load), scoring):
+        thread.start()
+    until(lambda: engine._loads_wanted and engine._waiting == 2)
+    other.give_back()
+    until(lambda: server.calls[1:] == ["wake", Version(0, 2)])
+    assert scoring.is_alive()
+    server.may_load.set()
+    scoring.join(60.0)
+
+    assert found == [Version(0, 1 if refused else 2)]
 
 
 def until(condition, timeout_s: float = 60.0) -> None:
