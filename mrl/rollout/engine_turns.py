@@ -294,6 +294,8 @@ class EngineInTurns:
                     self._load_again_unless_new_come()
                 elif self._waiting or self._in_flight:
                     self._enter()
+                else:
+                    self._turn.give_back()  # its place in the queue, too
             except BaseException as error:  # noqa: BLE001 - it is raised by whoever calls the engine
                 with self._state:
                     self._failure, self._is_here = error, True

@@ -148,6 +148,23 @@ def test_requests_that_are_given_up_while_it_is_away_never_come(folder, tmp_path
     assert engine.usage().running == engine.usage().waiting == 0
 
 
+def test_a_place_in_the_queue_that_nobody_needs_any_more_is_given_back(folder, tmp_path, made):
+    """Else it would get the turn, and never take it."""
+    Watched.inside = set()
+    engine, _ = in_turns("a", folder, tmp_path)
+    made.append(engine)
+    engine.label(Version(0, 0))
+    engine.submit(requests(1))
+    first, second = (DeviceTurn(tmp_path / "turns", f"learner/{name}", ["cpu"]) for name in "ab")
+    until(lambda: first.ask() is None)
+    until(first.is_awaited)
+
+    engine.abort(["r0"])
+    first.give_back()
+
+    until(lambda: second.ask() is None)
+
+
 def test_who_waits_sees_that_whoever_has_the_turn_gets_on(folder, tmp_path, made):
     """Else its learner would take a slow neighbour for an engine that hangs."""
     Watched.inside = set()
