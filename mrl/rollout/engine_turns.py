@@ -188,12 +188,16 @@ class EngineInTurns:
     def score_answers(self, request: ScoringRequest) -> Any:
         """See Engine."""
         with self._inside():
-            return self._engine.score_answers(request)
+            scores = self._engine.score_answers(request)
+        self._turn.got_on()
+        return scores
 
     def score_given(self, token_ids: Sequence[int]) -> Any:
         """See Engine."""
         with self._inside():
-            return self._engine.score_given(token_ids)
+            scores = self._engine.score_given(token_ids)
+        self._turn.got_on()
+        return scores
 
     def checksums(self) -> dict[str, str] | None:
         """See Engine."""
@@ -357,8 +361,8 @@ class EngineInTurns:
 
     def _may_leave(self) -> bool:
         now_s = self._clock()
-        if not self._in_flight:
-            return not self._busy and now_s - self._used_s > IDLE_S
+        if not self._in_flight and not self._busy and now_s - self._used_s > IDLE_S:
+            return True
         return not self._loads and now_s - self._since_s > max(MIN_TURN_S, KEPT_PER_SWITCH * self._switch_s)
 
     def _leave_if_it_may(self) -> None:

@@ -186,6 +186,30 @@ def test_who_waits_sees_that_whoever_has_the_turn_gets_on(folder, tmp_path, made
     until(lambda: engine.collect(0.01))
 
 
+def test_an_engine_that_scores_all_the_time_gets_on_and_leaves_all_the_same(folder, tmp_path, made):
+    """Its calls follow each other at once; another one waits."""
+    Watched.inside = set()
+    engine, _ = in_turns("a", folder, tmp_path)
+    made.append(engine)
+    engine.label(Version(0, 0))
+    other, stop, seen = DeviceTurn(tmp_path / "turns", "learner/b", ["cpu"]), threading.Event(), set()
+
+    def score() -> None:
+        while not stop.is_set():
+            engine.score_given([3, 4, 5])
+
+    scoring = threading.Thread(target=score)
+    engine._switch_s = 0.05  # so that it stays for a while
+    scoring.start()
+    try:
+        until(lambda: seen.add(ahead := other.ask()) or ahead is None, 10.0)
+        assert len(seen) > 3
+    finally:
+        stop.set()
+        other.give_back()
+        scoring.join(60.0)
+
+
 def test_an_engine_that_cannot_leave_is_told_of_and_keeps_its_turn_until_it_is_made_anew(folder, tmp_path, made):
     """An idle worker hears of it as it asks how full its engine is."""
     Watched.inside = set()
