@@ -8,8 +8,9 @@ of the queue, so that all members see one order, of several devices too: no two 
 
 import fcntl
 import os
+import threading
 from collections.abc import Collection, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -21,6 +22,7 @@ QUEUE = "queue"
 """File with the last number, whose lock gives the next one. No number comes twice: whoever removes the place of a dead
 process would else remove that of a living one."""
 ARRIVING = ".arriving-"
+TELL_S = 1.0
 
 
 class Ahead(NamedTuple):
@@ -42,6 +44,7 @@ class DeviceTurn:
         self._place: Path | None = None
         self._file = -1
         self._progress = 0
+        self._telling = threading.Lock()
         self.is_held = False
         os.register_at_fork(after_in_child=self._leave_to_parent)
 
@@ -59,22 +62,41 @@ class DeviceTurn:
 
     def got_on(self) -> None:
         """Let those who wait see that whoever has the turn does not stand still. From any thread."""
-        self._progress += 1
-        if (file := self._file) >= 0:
-            with suppress(OSError):  # given back meanwhile
-                os.pwrite(file, _number(self._progress), 0)
+        with self._telling:  # a file that is given back meanwhile may be another by then
+            self._progress += 1
+            if self._file >= 0:
+                os.pwrite(self._file, _number(self._progress), 0)
+
+    @contextmanager
+    def getting_on(self) -> Iterator[None]:
+        """Let them see that all the time, in what tells nothing before its end and has a bound of its own."""
+        ended = threading.Event()
+
+        def tell() -> None:
+            while not ended.wait(TELL_S):
+                self.got_on()
+
+        telling = threading.Thread(target=tell, name="getting on", daemon=True)
+        telling.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            telling.join()
 
     def give_back(self) -> None:
         """Leave the queue, with or without the turn."""
         if self._place is None:
             return
-        file, self._file, self.is_held = self._file, -1, False
-        self._place.unlink(missing_ok=True)
-        self._place = None
-        os.close(file)
+        with self._telling:
+            file, self._file, self.is_held = self._file, -1, False
+            self._place.unlink(missing_ok=True)
+            self._place = None
+            os.close(file)
 
     def _leave_to_parent(self) -> None:
         """In a fork, which would else keep the lock beyond the death of its parent."""
+        self._telling = threading.Lock()  # a thread that is not here may have had the other
         file, self._file, self._place, self.is_held = self._file, -1, None, False
         if file >= 0:
             os.close(file)

@@ -141,7 +141,8 @@ class Learner:
         log.info("learning", start=str(self._version), steps=self._milestones.total)
         if self._first:
             self._first.intake.open()
-        self._publish(resumed=self._version.run_epoch > 0)
+        with self._turn.getting_on():
+            self._publish(resumed=self._version.run_epoch > 0)
         self._turn.leave()
         if self._first:
             self._trainer.at_each_phase(partial(self._train_on, self._first))
@@ -187,9 +188,10 @@ class Learner:
         self._version = Version(self._version.run_epoch, self._version.step + 1)
         structlog.contextvars.bind_contextvars(version=str(self._version))
         published_s = time.monotonic()
-        self._publish(resumed=False)
-        saved_s = time.monotonic()
-        self._save_when_due()
+        with self._turn.getting_on():
+            self._publish(resumed=False)
+            saved_s = time.monotonic()
+            self._save_when_due()
         self._turn.leave()
         if self._first and prepared:
             end_s = time.monotonic()
@@ -335,7 +337,8 @@ class Learner:
         """What lies in main memory is first taken back, in a turn: others stop too, and give theirs back."""
         self._turn.begin(lambda: False)
         self._turn.come()
-        self._save()
+        with self._turn.getting_on():
+            self._save()
         self._turn.leave()
 
     def _save(self) -> None:

@@ -121,7 +121,7 @@ def _learn(config: RunConfig, folder: RunFolder, closing: ExitStack, policy: str
     context = sharing_context(config, policy, receiver, own_words(config, policy, receiver))
     regime = build_regime(config.sharing, context)
     store = _store(config, folder, policy)
-    with _enough_memory("at the start of the learner", policy, table):
+    with _enough_memory("at the start of the learner", policy, table), turn.getting_on():
         trainer = _trainer(config, policy, regime, world)
         start, checkpoint = _start(config, folder, world, store, policy)
         if checkpoint:

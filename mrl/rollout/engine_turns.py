@@ -94,7 +94,8 @@ class EngineInTurns:
         """Grows while whoever has the turn gets on."""
         self._await_first()
         try:
-            self._engine, self._leave, self._come_back, self._keeps_weights = make()
+            with turn.getting_on():
+                self._engine, self._leave, self._come_back, self._keeps_weights = make()
         except BaseException:
             turn.give_back()
             raise
@@ -227,7 +228,9 @@ class EngineInTurns:
     # Callers.
 
     @contextmanager
-    def _inside(self, timeout_s: float | None = None, *, bare: bool = False, anew: bool = False) -> Iterator[bool]:
+    def _inside(
+        self, timeout_s: float | None = None, *, loads: bool = False, bare: bool = False, anew: bool = False
+    ) -> Iterator[bool]:
         """Inside it is this engine's turn, unless there is a timeout that ran out, which `False` says.
 
         It has its weights, but for who enters `bare`.
@@ -245,23 +248,23 @@ class EngineInTurns:
             if is_here and self._failure is not None and not anew:
                 raise self._failure
             self._busy += is_here
+            self._loads += is_here and loads
         try:
             yield is_here
         finally:
             with self._state:
                 self._busy -= is_here
+                self._loads -= is_here and loads
                 self._used_s = self._clock()
                 self._state.notify_all()
 
     @contextmanager
     def _loading(self, *, bare: bool = False, anew: bool = False) -> Iterator[None]:
         """The same for what prepares the engine: the turn counts from its end."""
-        with self._inside(bare=bare, anew=anew):
-            self._loads += 1
+        with self._inside(loads=True, bare=bare, anew=anew):
             try:
                 yield
             finally:
-                self._loads -= 1
                 self._since_s = self._clock()
 
     def _is_late(self, began_s: float, timeout_s: float | None) -> bool:
@@ -289,6 +292,8 @@ class EngineInTurns:
 
     def _take_turns(self) -> None:
         while not self._ending.wait(LOOK_S):
+            if self._loads:
+                self._turn.got_on()
             if self._failure is not None:
                 continue
             try:
@@ -307,8 +312,8 @@ class EngineInTurns:
 
     def _look_around(self) -> None:
         """Tell those who wait that it gets on, and leave when it is time."""
-        tokens = self._engine.usage().generated_tokens if self._busy else self._tokens
-        if self._loads or tokens != self._tokens:
+        tokens = self._engine.usage().generated_tokens if self._busy and not self._loads else self._tokens
+        if tokens != self._tokens:
             self._tokens = tokens
             self._turn.got_on()
         if self._turn.is_awaited():
@@ -320,7 +325,8 @@ class EngineInTurns:
             self._look_at(ahead)
             return
         began_s = self._clock()
-        self._come_back()
+        with self._turn.getting_on():
+            self._come_back()
         self._since_s = self._clock()
         self._switch_s += self._since_s - began_s
         with self._state:
@@ -337,7 +343,8 @@ class EngineInTurns:
                 return
             self._is_bare = False
             loaded, began_s = self._loaded, self._clock()
-        self._load_again(loaded)
+        with self._turn.getting_on():
+            self._load_again(loaded)
         self._switch_s += self._clock() - began_s
         self._open()
 
@@ -375,7 +382,8 @@ class EngineInTurns:
                 self._engine.nudge()
                 self._state.wait(LOOK_S)
         began_s = self._clock()
-        self._leave()
+        with self._turn.getting_on():
+            self._leave()
         self._switch_s = self._clock() - began_s
         self._turn.give_back()
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from mrl.allocation import device_turn
 from mrl.allocation.device_turn import DeviceTurn
 from mrl.engines.embedded import EmbeddedEngine
 from mrl.engines.engine import EngineUsage, GenerationRequest, Sampling, generate_all
@@ -208,6 +209,37 @@ def test_an_engine_that_scores_all_the_time_gets_on_and_leaves_all_the_same(fold
         stop.set()
         other.give_back()
         scoring.join(60.0)
+
+
+@pytest.mark.parametrize("what", ["start", "leave", "come back", "restart"])
+def test_others_see_that_a_slow_move_or_start_gets_on(tmp_path, made, monkeypatch, what):
+    """None of them tells anything before its end; whoever restarts an engine that failed is waited for too."""
+    monkeypatch.setattr(device_turn, "TELL_S", 0.01)
+    other, seen = DeviceTurn(tmp_path / "turns", "learner/b", ["cpu"]), set()
+    server = Sleeper(set())
+    server.may_load.set()
+
+    def wait() -> None:
+        until(lambda: seen.add(other.ask()) or len(seen) > 4, 10.0)
+
+    def make() -> Movable:
+        if what == "start":
+            wait()
+        return movable
+
+    movable = Movable(server, *(wait if what == move else lambda: None for move in ("leave", "come back")))
+    server.restart = wait
+    turn, telemetry = DeviceTurn(tmp_path / "turns", "worker/a/0", ["cpu"]), Telemetry("w", "a", lambda record: None)
+    engine = EngineInTurns(turn, make, telemetry=telemetry, stopping=lambda: False)
+    made.append(engine)
+    if what == "restart":
+        engine._failure = EngineLost("it does not answer")
+        engine.restart()
+    until(lambda: other.ask() is None)
+    threading.Timer(0.1, other.give_back).start()
+    engine.score_answers(None)
+
+    assert len(seen) > 4
 
 
 def test_an_engine_that_cannot_leave_is_told_of_and_keeps_its_turn_until_it_is_made_anew(folder, tmp_path, made):

@@ -6,6 +6,7 @@ all have left is the turn given back. What the learner keeps in main memory betw
 
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Protocol
 
 from mrl.allocation.device_turn import DeviceTurn
@@ -110,9 +111,9 @@ class LearnerTurn:
         if self.shares and self._held is not None:
             self._world.note("coming to the device")
             began_s = time.monotonic()
-            self._held.come_to_device()
+            with self.getting_on():
+                self._held.come_to_device()
             self._moved_s += time.monotonic() - began_s
-            self.got_on()
 
     def leave(self) -> None:
         """All ranks; then the turn is given back."""
@@ -120,9 +121,10 @@ class LearnerTurn:
             return
         self._world.note("leaving the device")
         began_s = time.monotonic()
-        self._held.leave_device()
-        self._moved_s += time.monotonic() - began_s
-        self._world.any(False)  # all have left
+        with self.getting_on():
+            self._held.leave_device()
+            self._moved_s += time.monotonic() - began_s
+            self._world.any(False)  # all have left
         if self._lease is not None:
             self._lease.give_back()
 
@@ -130,3 +132,7 @@ class LearnerTurn:
         """Let those who wait for the turn see that this learner gets on."""
         if self._lease is not None:
             self._lease.got_on()
+
+    def getting_on(self) -> AbstractContextManager[None]:
+        """See DeviceTurn."""
+        return nullcontext() if self._lease is None else self._lease.getting_on()

@@ -1,10 +1,12 @@
 """A learner waits for its turn as long as whoever has it gets on, and no longer than a bound where that one hangs."""
 
+import time
 from types import SimpleNamespace
 
 import pytest
 import torch
 
+from mrl.allocation import device_turn
 from mrl.allocation.device_turn import DeviceTurn
 from mrl.errors import PeerLost
 from mrl.learner.ranks import learner_turn
@@ -100,8 +102,24 @@ def test_memory_has_left_before_the_turn_is_given_back(own, other):
     own.leave()
 
     assert own.take_times().keys() == {"time/wait_for_turn_s", "time/move_s"}
-    assert at == ["comes", "leaves Ahead(holder='learner/a', progress=1)"]
+    assert at == ["comes", "leaves Ahead(holder='learner/a', progress=0)"]
     assert other.ask() is None
+
+
+def test_others_see_that_a_slow_move_gets_on(own, other, monkeypatch):
+    monkeypatch.setattr(device_turn, "TELL_S", 0.01)
+    seen = set()
+
+    def come() -> None:
+        deadline_s = time.monotonic() + 20.0
+        while len(seen) < 3:
+            assert time.monotonic() < deadline_s
+            seen.add(other.ask())
+
+    own.has(SimpleNamespace(leave_device=lambda: None, come_to_device=come), None)
+    other.give_back()
+    assert own.begin(lambda: False)
+    own.come()
 
 
 def test_a_device_of_its_own_is_there_at_once(telemetry):
