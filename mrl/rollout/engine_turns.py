@@ -391,3 +391,4 @@ class EngineInTurns:
         if ahead != self._ahead:
             self._ahead = ahead
             self.turns_seen += 1
+            self._turn.got_on()  # for those behind, who see nobody else

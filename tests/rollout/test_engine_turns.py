@@ -183,6 +183,10 @@ def test_who_waits_sees_that_whoever_has_the_turn_gets_on(folder, tmp_path, made
     other.got_on()
 
     until(lambda: engine.turns_seen > seen)
+    last = DeviceTurn(tmp_path / "turns", "learner/c", ["cpu"])
+    assert last.ask() is not None
+    until(lambda: list(last._others(before=True))[-1].progress > 1)  # it tells whoever waits behind it
+    last.give_back()
     other.give_back()
     until(lambda: engine.collect(0.01))
 

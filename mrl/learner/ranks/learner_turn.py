@@ -9,7 +9,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Protocol
 
-from mrl.allocation.device_turn import DeviceTurn
+from mrl.allocation.device_turn import Ahead, DeviceTurn
 from mrl.errors import PeerLost
 from mrl.learner.ranks.world import World
 from mrl.metrics.telemetry import Telemetry
@@ -46,7 +46,8 @@ class LearnerTurn:
         self.shares, self._bound_s = shares, bound_s
         self._held: HeldOnDevice | None = None
         self._waits_on: Callable[[], None] | None = None
-        self._waited_s = self._moved_s = 0.0
+        self._ahead: Ahead | None = None
+        self._waited_s = self._moved_s = self._saw_move_s = 0.0
 
     def begin(self, stopping: Callable[[], bool]) -> bool:
         """Wait for the turn, all ranks together; False when told to stop."""
@@ -79,15 +80,15 @@ class LearnerTurn:
         """
         if self._lease is None:
             return True
-        began_s = moved_s = time.monotonic()
-        before = None
+        began_s = time.monotonic()
         self._waited_s = 0.0
         while (ahead := self._lease.ask()) is not None:
-            if ahead != before:
-                before, moved_s = ahead, time.monotonic()
+            if ahead != self._ahead:
+                self._ahead, self._saw_move_s = ahead, time.monotonic()
+                self._lease.got_on()  # for those behind, who see nobody else
                 if self._waits_on is not None:
                     self._waits_on()
-            if time.monotonic() - moved_s > self._bound_s:
+            if time.monotonic() - self._saw_move_s > self._bound_s:
                 raise PeerLost(
                     f"{ahead.holder or 'somebody'} has the device that this learner shares with it, "
                     f"and stood still for {self._bound_s:g} s"
@@ -97,6 +98,7 @@ class LearnerTurn:
             with self._telemetry.awaiting("turn", whom=ahead.holder, bound_s=self._bound_s, since_s=began_s):
                 time.sleep(LOOK_S)
         self._waited_s = time.monotonic() - began_s
+        self._ahead = None
         return True
 
     def take_times(self) -> dict[str, float]:

@@ -84,6 +84,35 @@ def test_a_holder_that_is_slow_and_gets_on_is_waited_for(own, other, clock, tele
     assert (beats[3].awaiting, beats[3].whom) == ("turn", "worker/b/0")
 
 
+def test_who_waits_behind_one_that_waits_sees_whether_the_first_of_all_gets_on(other, clock, tmp_path, telemetry):
+    """They share no device; the one between shares one with each."""
+    between, own = (
+        LearnerTurn(World(0, 1, torch.device("cpu")), telemetry, lease, shares=True, bound_s=BOUND_S)
+        for lease in (DeviceTurn(tmp_path, "b", ["cpu", "1"]), DeviceTurn(tmp_path, "c", ["1"]))
+    )
+    assert not between.take(lambda: True)
+
+    def whenever() -> None:
+        if clock.now_s < 10 * BOUND_S:
+            other.got_on()
+        between.take(lambda: True)
+
+    clock.whenever = whenever
+    with pytest.raises(PeerLost, match="has the device"):
+        own.take(lambda: False)
+    assert 10 * BOUND_S < clock.now_s < 12 * BOUND_S + 5.0
+
+
+def test_a_holder_that_stands_still_is_named_however_often_the_wait_is_looked_at(own, other, clock):
+    """As a first turn is: the other ranks hear every minute that it is waited for."""
+    while clock.now_s <= BOUND_S:
+        assert not own.take(lambda: True)
+        clock.sleep(0.0)
+
+    with pytest.raises(PeerLost, match="worker/b/0"):
+        own.take(lambda: True)
+
+
 def test_a_learner_that_is_told_to_stop_waits_no_longer(own, other):
     assert not own.take(lambda: True)
     assert not own.begin(lambda: True)
