@@ -119,6 +119,11 @@ def _check_turns(key: str, policy: PolicyTable, where: str) -> None:
             rollout.weights,
             "'files': learner and engine never meet on the device, and a server comes back without the model's weights",
         ),
+        "rollout.weights_in": (
+            rollout.weights_in == "gpu",
+            "gpu",
+            "'memory': a learner that leaves its GPU leaves nothing there, and engines read new weights behind it",
+        ),
         "rollout.gpus": (
             learner.processes % rollout.gpus > 0,
             rollout.gpus,

@@ -83,6 +83,10 @@ def test_turns_over_several_hosts_are_refused() -> None:
             {"device": "cuda", "rollout": {"engine": "sglang", "gpus": 2}, "learner": {"processes": 3}},
             r"policies\.a\.rollout\.gpus: not with turns = true; got 2; wanted a divisor of learner\.processes = 3",
         ),
+        (
+            {"device": "cuda", "rollout": {"weights_in": "gpu"}},
+            r"rollout\.weights_in: not with turns = true; got .?gpu",
+        ),
         ({"rollout": {"weights": "broadcast"}}, r"policies\.a\.rollout\.weights: not with turns"),
     ],
 )
