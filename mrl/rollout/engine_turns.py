@@ -221,6 +221,8 @@ class EngineInTurns:
     def close(self) -> None:
         """See Engine; then the turn is given back."""
         self._ending.set()
+        with self._state:
+            self._state.notify_all()
         self._thread.join()
         self._engine.close()
         self._turn.give_back()
@@ -268,8 +270,9 @@ class EngineInTurns:
                 self._since_s = self._clock()
 
     def _is_late(self, began_s: float, timeout_s: float | None) -> bool:
-        if self._stopping() and timeout_s is None:
-            raise EngineLost("it waits for its turn on the device, and is told to stop")
+        if timeout_s is None and (self._stopping() or self._ending.is_set()):
+            told = "closed" if self._ending.is_set() else "told to stop"
+            raise EngineLost(f"it waits for its turn on the device, and is {told}")
         return timeout_s is not None and self._clock() - began_s >= timeout_s
 
     def _await_change(self, began_s: float, timeout_s: float | None) -> None:

@@ -359,6 +359,28 @@ def test_nobody_enters_a_server_before_its_weights_new_or_old(tmp_path, made, mo
     assert found == [Version(0, 1 if refused else 2)]
 
 
+def test_a_call_that_waits_for_a_turn_ends_as_the_engine_is_closed(folder, tmp_path):
+    """A worker that ends by an error closes it; nobody told it to stop."""
+    Watched.inside = set()
+    engine, _ = in_turns("a", folder, tmp_path)
+    engine.label(Version(0, 0))
+    other, ended = DeviceTurn(tmp_path / "turns", "learner/a", ["cpu"]), []
+    until(lambda: other.ask() is None)
+
+    def load() -> None:
+        with pytest.raises(EngineLost, match="closed"):
+            engine.load(folder, Version(0, 1))
+        ended.append(True)
+
+    loading = threading.Thread(target=load, daemon=True)
+    loading.start()
+    until(lambda: engine._waiting == 1)
+    engine.close()
+    loading.join(20.0)
+
+    assert ended
+
+
 def until(condition, timeout_s: float = 60.0) -> None:
     deadline_s = time.monotonic() + timeout_s
     while not condition():
