@@ -179,8 +179,8 @@ class Learner:
         if not order:
             return False
         step_order = prepared.order if prepared else decode_order(order)
-        trained_s = time.monotonic()
         self._turn.come()
+        trained_s = time.monotonic()
         self._canary.before_step(step_order)
         values = self._trainer.train(step_order, self._version.step)
         values |= self._trainer.take_measurements(step_order)
@@ -192,17 +192,18 @@ class Learner:
             self._publish(resumed=False)
             saved_s = time.monotonic()
             self._save_when_due()
+        end_s = time.monotonic()
         self._turn.leave()
         if self._first and prepared:
-            end_s = time.monotonic()
+            step_s = time.monotonic() - started_s
             values |= self._turn.take_times()
             values |= {
-                "time/step_s": end_s - started_s,
+                "time/step_s": step_s,
                 "time/train_s": published_s - trained_s,
                 "time/publish_s": saved_s - published_s,
                 "time/checkpoint_s": end_s - saved_s,
-                "rate/trained_tokens_s": values["tokens/trained"] / (end_s - started_s),
-                "rate/steps_per_hour": 3600.0 / (end_s - started_s),
+                "rate/trained_tokens_s": values["tokens/trained"] / step_s,
+                "rate/steps_per_hour": 3600.0 / step_s,
             }
             self._report(self._first, prepared, values, busy_s=end_s - trained_s)
         return True

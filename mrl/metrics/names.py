@@ -151,7 +151,7 @@ METRICS: dict[str, Metric] = {
     "time/wait_for_groups_s": Metric("s", "part of the step spent waiting for own groups", True),
     "time/wait_for_peers_s": Metric("s", "part of the step spent waiting for peers"),
     "time/wait_for_turn_s": Metric("s", "part of the step spent waiting for a turn on a device that others have too"),
-    "time/move_s": Metric("s", "part of the step spent moving memory to such a device, and away before"),
+    "time/move_s": Metric("s", "part of the step spent moving memory to such a device, and behind the step away"),
     "time/form_s": Metric("s", "part of the step spent making training rows of own groups and of what peers sent"),
     "time/train_s": Metric("s", "part of the step spent packing rows, in forward, backward and update", True),
     "time/pack_s": Metric("s", "part of the training spent laying rows out, by the first rank's clock"),

@@ -102,11 +102,10 @@ class LearnerTurn:
         return True
 
     def take_times(self) -> dict[str, float]:
-        """Metrics of the last turn, and of the moves since the last call; none of a device of its own."""
+        """Metrics of the last turn, with the moves at its beginning and end; none of a device of its own."""
         if not self.shares:
             return {}
-        moved_s, self._moved_s = self._moved_s, 0.0
-        return {"time/wait_for_turn_s": self._waited_s, "time/move_s": moved_s}
+        return {"time/wait_for_turn_s": self._waited_s, "time/move_s": self._moved_s}
 
     def come(self) -> None:
         """All ranks, behind the first one's `take`."""
@@ -115,7 +114,7 @@ class LearnerTurn:
             began_s = time.monotonic()
             with self.getting_on():
                 self._held.come_to_device()
-            self._moved_s += time.monotonic() - began_s
+            self._moved_s = time.monotonic() - began_s
 
     def leave(self) -> None:
         """All ranks; then the turn is given back."""
@@ -125,8 +124,8 @@ class LearnerTurn:
         began_s = time.monotonic()
         with self.getting_on():
             self._held.leave_device()
-            self._moved_s += time.monotonic() - began_s
             self._world.any(False)  # all have left
+            self._moved_s += time.monotonic() - began_s
         if self._lease is not None:
             self._lease.give_back()
 
