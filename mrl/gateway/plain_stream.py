@@ -48,6 +48,11 @@ class GrowingAnswer:
         self.text += answer.text[self._num_chars :]
         self.sampled += answer.sampled[self._num_tokens :]
 
+    @property
+    def has_news(self) -> bool:
+        """Whether there is anything that the client was not yet sent."""
+        return bool(self.text or self.sampled) or self.answer is not None
+
     def sent(self) -> None:
         """All that had come."""
         self.num_sent_chars += sum(map(num_chars, self.sampled))
@@ -118,7 +123,7 @@ async def stream_answers(
             await news.wait()
             news.clear()
             chunks, ended = [], [one for one in left if one.answer is not None]
-            for one in left:
+            for one in (one for one in left if one.has_news):
                 choices = wording(call, call_id, one)
                 chunks += [{**head(one.version), "choices": [choice], **usage} for choice in choices]
                 one.sent()
