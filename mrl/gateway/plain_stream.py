@@ -17,6 +17,8 @@ from mrl.records.episodes import Message
 from mrl.records.plain_requests import PlainAnswer, PlainPiece, PlainToken
 
 STALL_S = 60.0
+SLICE_BYTES = 1 << 16
+"""Of which one at least is taken in that time."""
 DONE = b"data: [DONE]\n\n"
 OnPiece = Callable[[PlainPiece], None]
 
@@ -180,7 +182,8 @@ def _event(said: Mapping[str, Any]) -> bytes:
 async def _send(request: web.Request, stream: web.StreamResponse, data: bytes) -> None:
     """Raises ConnectionError where the client takes nothing for too long."""
     try:
-        await asyncio.wait_for(stream.write(data), STALL_S)
+        for start in range(0, len(data), SLICE_BYTES):
+            await asyncio.wait_for(stream.write(data[start : start + SLICE_BYTES]), STALL_S)
     except TimeoutError:
         if request.transport is not None:
             request.transport.abort()

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import time
 
 import aiohttp
 import openai
@@ -222,6 +223,31 @@ def test_a_client_that_takes_nothing_is_hung_up_on_and_holds_nothing(tmp_path, m
         assert rig.desk.num_waiting == 0
         assert len(growing[0].text) > 1_000_000, "merged, and not in a queue of chunks"
         writer.close()
+
+    run(tmp_path, script)
+
+
+def test_a_client_that_takes_slowly_is_not_hung_up_on(tmp_path, monkeypatch):
+    """However much is merged while it does."""
+    monkeypatch.setattr(plain_stream, "STALL_S", stall_s := 2.0)
+
+    async def script(rig, http):
+        worker = await rig.worker(silent)
+        body, headers = {"model": "qwen", "prompt": "1", "stream": True}, {"Authorization": f"Bearer {KEY}"}
+        asking = asyncio.ensure_future(http.post(f"{rig.root}/v1/completions", json=body, headers=headers))
+        request = await asked_of(worker)
+        for _ in range(6):
+            worker.line.send(PlainPiece(request_id=request.request_id, version=5, text="x" * 5_000_000))
+        async with await asking as answer:
+            begun_s, num_taken = time.monotonic(), 0
+            while time.monotonic() - begun_s < 1.5 * stall_s:
+                num_taken += len(await answer.content.readexactly(1 << 20))
+                await asyncio.sleep(stall_s / 10)
+            assert num_taken < 30_000_000
+            worker.line.send(says()(request))
+            async for data in answer.content.iter_any():
+                num_taken += len(data)
+        assert (num_taken > 30_000_000, worker.withdrawn) == (True, [])
 
     run(tmp_path, script)
 
