@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
+from mrl.models.memory_file import shared_tensors
 from mrl.models.tensor_file import digest
 from mrl.records.version import Version
 from mrl.weights.manifest import Canary
@@ -207,6 +208,30 @@ def test_faults_behind_a_reload_from_the_learners_device_are_named(worker, tmp_p
     one.model_runner.get_model().parts[QKV].data[4].add_(1e-6)
     found, wanted = held(one), digests(tensors)
     assert {name for name in wanted if found[name] != wanted[name]} == {"layers.0.attn.k_proj.weight"}
+
+
+def test_bytes_that_change_on_the_learners_device_behind_their_check_are_not_proved(worker, tmp_path):
+    """Layers and the learner's memory agree then, on what nobody published."""
+    one, tensors = worker(), drawn(1)
+    shared(one, tmp_path / "1", tensors)
+    assert one.mrl_arrival() == {}
+    (said,) = shared_tensors(tmp_path / "1" / "0.1")
+    with open(said.handle, "r+b") as memory:
+        memory.write(bytes([7]) * said.num_bytes)
+    assert one.mrl_serve_arrived() == {}
+    found = held(one)
+    assert found.keys() == tensors.keys()
+    assert not set(found.values()) & set(digests(tensors).values())
+
+
+def test_no_tensor_lies_on_the_device_as_a_whole_while_it_is_compared(worker, tmp_path, monkeypatch):
+    """Beside vLLM's steps there is room for pieces alone."""
+    one, tensors = worker(), drawn(1)
+    shared(one, tmp_path / "1", tensors)
+    assert one.mrl_serve_arrived() == {}
+    monkeypatch.setattr(sys.modules["shared_memory"].SharedTensor, "here", None)
+    assert held(one) == digests(tensors)
+    assert one.mrl_room.nbytes == 16
 
 
 def test_other_bytes_on_the_learners_device_are_refused(worker, tmp_path):

@@ -8,6 +8,7 @@ import ctypes
 import json
 import math
 import mmap
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,8 +19,6 @@ SUFFIX = ".gpu"
 TYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 TYPES |= {"I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8}
 TYPES["BOOL"] = torch.bool
-ROOM_BYTES = 64 * 1024**2
-"""Of main memory, through which a tensor passes to be hashed."""
 PEER_ACCESS = 1
 
 
@@ -37,12 +36,18 @@ class SharedTensor(NamedTuple):
         self.memory.read(self.start, copy.reshape(-1).view(torch.uint8))
         return copy
 
-    def digest(self, room: torch.Tensor) -> str:
-        """XXH3-128 of its bytes, which pass through `room` on the host."""
-        hashing, end = xxhash.xxh3_128(), self.start + math.prod(self.shape) * self.dtype.itemsize
+    def pieces(self, room: torch.Tensor) -> Iterator[torch.Tensor]:
+        """Its bytes one behind the other, each piece in `room` until the next one is asked for."""
+        end = self.start + math.prod(self.shape) * self.dtype.itemsize
         for start in range(self.start, end, len(room)):
             piece = room[: end - start]
             self.memory.read(start, piece)
+            yield piece
+
+    def digest(self, room: torch.Tensor) -> str:
+        """XXH3-128 of its bytes, which pass through `room` on the host."""
+        hashing = xxhash.xxh3_128()
+        for piece in self.pieces(room):
             hashing.update(piece.numpy().data)
         return hashing.hexdigest()
 
