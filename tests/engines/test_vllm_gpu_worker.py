@@ -3,6 +3,7 @@
 import importlib
 import json
 import sys
+from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -12,6 +13,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from mrl.models.memory_file import shared_tensors
+from mrl.models.parameters import plain_sources
 from mrl.models.tensor_file import digest
 from mrl.records.version import Version
 from mrl.weights.manifest import Canary
@@ -198,6 +200,38 @@ def test_what_lies_on_the_learners_device_is_reloaded_from_there(worker, tmp_pat
     assert taken(one, tmp_path / "2", later) == {}
     assert one.mrl_serve_arrived() == {}
     assert held(one) == digests(later), "files, after it"
+
+
+def test_tensors_of_a_module_come_together_whichever_rank_published_them(worker, tmp_path):
+    """While vLLM reloads, no more is copied on its GPU than its largest module has: it waits until one is whole."""
+    blocks = [f"layers.{block}.{module}" for block in range(12) for module in ("attn", "mlp")]
+    rows = {"attn": {"q_proj": 32, "k_proj": 8, "v_proj": 8}, "mlp": {"gate_proj": 96, "up_proj": 96}}
+    tensors = {
+        f"{block}.{part}.weight": torch.zeros(count, 4)
+        for block in blocks
+        for part, count in rows[block.rpartition(".")[2]].items()
+    } | {f"layers.{block}.mlp.down_proj.weight": torch.zeros(32, 12) for block in range(12)}
+    ranks = [
+        Publisher(tmp_path, "a", in_memory=True, shares_on=torch.device("cpu"), rank=rank, num_ranks=2)
+        for rank in (0, 1)
+    ]
+    for one in reversed(ranks):
+        one.begin(plain_sources(tensors.items()), Version(0, 1), Canary([], [], []))
+    for one in ranks:
+        one.finish()
+    assert len(shared_tensors(tmp_path / "0.1")) == 2
+
+    opened = sys.modules["shared_memory"].OpenVersion(tmp_path / "0.1", torch.device("cpu"))
+    assert opened.tensors.keys() == tensors.keys()
+    waiting, most = Counter(), 0
+    for name in opened.tensors:
+        module, part = name.removesuffix(".weight").rsplit(".", 1)
+        waiting[module, part == "down_proj"] += len(tensors[name]) * tensors[name].shape[1]
+        most = max(most, sum(waiting.values()))
+        if waiting[module, part == "down_proj"] == {"attn": 48 * 4, "mlp": 192 * 4}[module.rpartition(".")[2]]:
+            del waiting[module, False]
+        del waiting[module, True]
+    assert (waiting, most) == (Counter(), 192 * 4)
 
 
 def test_faults_behind_a_reload_from_the_learners_device_are_named(worker, tmp_path):

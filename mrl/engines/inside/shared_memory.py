@@ -92,7 +92,10 @@ class OpenVersion:
     """The tensors of a published version on its learner's GPUs."""
 
     def __init__(self, folder: Path, device: torch.device) -> None:
-        """Empty where they lie in files alone. Raises OSError, ValueError when they cannot be opened."""
+        """Empty where they lie in files alone; those of a module lie together, whichever ranks published them.
+
+        Raises OSError, ValueError when they cannot be opened.
+        """
         self.tensors: dict[str, SharedTensor] = {}
         self._memories: list[OpenMemory] = []
         files = sorted(folder.glob("*.safetensors"))
@@ -101,6 +104,7 @@ class OpenVersion:
         try:
             for file in files:
                 self._open(json.loads(file.with_suffix(SUFFIX).read_bytes()), device)
+            self.tensors = dict(sorted(self.tensors.items()))  # vLLM keeps what it was given until a module is whole
         except BaseException:
             self.close()
             raise
