@@ -162,7 +162,8 @@ class Staging:
         return TensorShape(source.name, DTYPES[dtype], list(like.shape))
 
     def _free_file(self) -> MemoryFile:
-        for file in self._files[: len(self._files) - self._num_kept]:
+        unkept = self._files[: len(self._files) - self._num_kept]
+        for file in sorted(unkept, key=lambda one: one not in self._shared):
             if file.claim():
                 self._files.remove(file)
                 break
