@@ -15,7 +15,7 @@ from mrl.engines import embedded
 from mrl.engines.embedded import EmbeddedEngine
 from mrl.engines.engine import Sampling
 from mrl.errors import WeightsError
-from mrl.models.memory_file import SHARED, SharedTensors, shared_tensors
+from mrl.models.memory_file import SHARED, SharedMemory, SharedTensors, shared_tensors
 from mrl.models.parameters import plain_sources, weight_sources
 from mrl.models.tensor_file import read_folder
 from mrl.records.version import Version
@@ -198,6 +198,33 @@ def test_a_device_that_shares_nothing_is_told_of_once(tmp_path, monkeypatch):
             path = publisher.publish_weights({"w": torch.randn(9)}.items(), Version(0, step), NO_CANARY)
             assert read_folder(path.parent) == read_manifest(path).tensors
     assert [line["reason"] for line in lines] == ["cuIpcGetMemHandle: CUDA_ERROR_NOT_SUPPORTED"]
+    publisher.close()
+
+
+@pytest.mark.parametrize(("num_failing", "shares"), [(1, [True] * 6), (99, [True] + [False] * 5)])
+def test_a_device_that_has_no_room_for_a_second_version_shares_none(tmp_path, monkeypatch, num_failing, shares):
+    """Once torch has given back what it keeps there is one more try; else the first one's memory is given back too."""
+    made, closed, given_back, failed, close = [], [], [], [], SharedMemory.close
+
+    def make(*arguments):
+        if made and len(failed) < num_failing:
+            failed.append(len(given_back))
+            raise OSError("cuMemAlloc_v2: CUDA_ERROR_OUT_OF_MEMORY")
+        made.append(SharedMemory(*arguments))
+        return made[-1]
+
+    monkeypatch.setattr(staging, "SharedMemory", make)
+    monkeypatch.setattr(SharedMemory, "close", lambda one: closed.append(one) or close(one))
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: given_back.append(True))
+    publisher = Publisher(tmp_path, "a", in_memory=True, shares_on=CPU)
+    with capture_logs() as lines:
+        for step, is_shared in enumerate(shares):
+            path = publisher.publish_weights({"w": torch.randn(9)}.items(), Version(0, step), NO_CANARY)
+            assert bool(shared_tensors(path.parent)) == is_shared
+            assert read_folder(path.parent) == read_manifest(path).tensors
+    assert failed == [0, 1][:num_failing]
+    assert len(lines) == (num_failing > 1)
+    assert closed == (made if num_failing > 1 else [])
     publisher.close()
 
 
