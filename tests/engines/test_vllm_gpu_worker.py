@@ -290,3 +290,32 @@ def test_a_worker_that_cannot_see_the_learners_device_says_so_and_reads_files(wo
     assert one.mrl_serve_arrived() == {}
     assert held(one) == digests(tensors)
     assert "from files, not from the learner's GPU: the tensors lie on GPU-1, and are wanted on cpu" in caplog.text
+
+
+@pytest.mark.parametrize("failing", ["read", "close"])
+def test_a_failure_of_the_device_is_told_and_files_are_read(worker, tmp_path, caplog, monkeypatch, failing):
+    """What was opened is closed, by the next version at the latest."""
+    one, tensors = worker(), drawn(1)
+    memory, closed = sys.modules["shared_memory"].OpenMemory, []
+
+    def fail(*arguments):
+        raise RuntimeError("CUDA error: out of memory")
+
+    def close(opened):
+        closed.append(opened)
+        if failing == "close":
+            fail()
+
+    monkeypatch.setattr(memory, "close", close)
+    shared(one, tmp_path / "1", tensors)
+    if failing == "read":
+        monkeypatch.setattr(memory, "read", fail)
+    publisher = Publisher(tmp_path / "2", "a", in_memory=True, shares_on=torch.device("cpu"))
+    path = publisher.publish_weights(tensors.items(), Version(0, 1), Canary([], [], []))
+    one.mrl_take(json.dumps({"folder": str(path.parent), "digests": digests(tensors)}))
+    one.mrl_arriving.exception(20.0)
+    assert one.mrl_arrival() == {}
+    assert one.mrl_serve_arrived() == {}
+    assert held(one) == digests(tensors)
+    assert "from files, not from the learner's GPU: CUDA error: out of memory" in caplog.text
+    assert len(closed) == {"read": 2, "close": 1}[failing]

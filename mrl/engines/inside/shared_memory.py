@@ -9,6 +9,7 @@ import json
 import math
 import mmap
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -65,8 +66,7 @@ class OpenMemory:
                 mapped = mmap.mmap(file.fileno(), num_bytes, flags=mmap.MAP_PRIVATE)
             self._mapped = torch.frombuffer(mapped, dtype=torch.uint8)
             return
-        torch.cuda.set_device(device)
-        torch.cuda.mem_get_info(device)  # the driver's functions mean torch's context from here on
+        self._enter()
         self._address, self._stream = ctypes.c_uint64(), torch.cuda.Stream(device)
         its = _IpcHandle.from_buffer_copy(bytes.fromhex(handle))
         call_driver("cuIpcOpenMemHandle_v2", ctypes.byref(self._address), its, ctypes.c_uint(PEER_ACCESS))
@@ -85,7 +85,13 @@ class OpenMemory:
     def close(self) -> None:
         """The end of reading."""
         if self.device.type == "cuda":
+            self._enter()
             call_driver("cuIpcCloseMemHandle", self._address)
+
+    def _enter(self) -> None:
+        """Let the driver's functions mean torch's context, in the thread that calls: any may close."""
+        torch.cuda.set_device(self.device)
+        torch.cuda.mem_get_info(self.device)
 
 
 class OpenVersion:
@@ -97,7 +103,7 @@ class OpenVersion:
         Raises OSError, ValueError when they cannot be opened.
         """
         self.tensors: dict[str, SharedTensor] = {}
-        self._memories: list[OpenMemory] = []
+        self._memories = ExitStack()
         files = sorted(folder.glob("*.safetensors"))
         if not all(file.with_suffix(SUFFIX).exists() for file in files):
             return
@@ -110,14 +116,13 @@ class OpenVersion:
             raise
 
     def close(self) -> None:
-        """The end of reading."""
+        """The end of reading. Raises OSError, RuntimeError when one of them cannot be closed; the others are."""
         self.tensors.clear()
-        while self._memories:
-            self._memories.pop().close()
+        self._memories.close()
 
     def _open(self, told: dict[str, Any], device: torch.device) -> None:
         memory, start = OpenMemory(told["gpu"], told["handle"], told["num_bytes"], device), 0
-        self._memories.append(memory)
+        self._memories.callback(memory.close)
         for one in told["tensors"]:
             tensor = SharedTensor(memory, TYPES[one["dtype"]], one["shape"], start)
             self.tensors[one["name"]] = tensor

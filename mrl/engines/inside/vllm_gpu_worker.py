@@ -51,11 +51,11 @@ class GpuWeightsExtension(ArrivingWeights):
 
     def _taken(self, folder: Path, digests: dict[str, str]) -> "Tensors | dict[str, SharedTensor]":
         self.mrl_is_served = False
-        self._close_shared()
         try:
+            self._close_shared()
             self.mrl_shared = OpenVersion(folder, self.device)
             found = {name: one.digest(self.mrl_room) for name, one in self.mrl_shared.tensors.items()}
-        except (OSError, ValueError, KeyError) as error:
+        except (OSError, RuntimeError, ValueError, KeyError) as error:
             logging.getLogger("vllm").warning("weights taken from files, not from the learner's GPU: %s", error)
             self._close_shared()
             found = {}
