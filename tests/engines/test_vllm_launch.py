@@ -91,7 +91,7 @@ def test_nothing_is_reported_or_fetched(tmp_path):
     inside = Path(variables["PYTHONPATH"])
     modules = {file.stem for file in inside.glob("*.py")}
     of_vllm = {"vllm_cpu_worker", "vllm_gpu_worker", "vllm_adapters", "arriving_weights", "broadcast_member"}
-    assert modules == {"__init__", "sitecustomize"} | of_vllm
+    assert modules == {"__init__", "sitecustomize", "shared_memory"} | of_vllm
 
 
 @pytest.mark.parametrize(("device", "may_sleep"), [("cuda", True), ("cuda", False), ("cpu", True), ("cpu", False)])
