@@ -8,6 +8,7 @@ Roles on a GPU start by themselves: CUDA, and what torch reads of the environmen
 The server is one thread that forks and nothing else. It dies with the supervisor, and its forks with it.
 """
 
+import errno
 import gc
 import importlib
 import json
@@ -29,6 +30,9 @@ from mrl.process_start import importing
 MAX_MESSAGE_BYTES = 128 * 1024
 ANSWER_S = 60.0
 """A fork takes a tenth of a second; on a machine that swaps, longer."""
+ENDINGS = {signal.SIGTERM, signal.SIGHUP, signal.SIGINT}
+"""What a batch system sends to every process of a job. Roles save a checkpoint then, and the server must not take them
+along before: it ends when its supervisor does."""
 MODULE = ("-m", "mrl")
 """What a fork may become: a command line of mrl."""
 READY = b"ready"
@@ -38,14 +42,19 @@ class ForkedProcess:
     """A fork, as `subprocess.Popen` has a process. It stays a zombie until `wait`: its pid means nobody else."""
 
     def __init__(self, server: "ForkServer", pid: int) -> None:
-        """Raises OSError when the process is gone already, with its server."""
+        """Raises OSError, with the process killed, when it cannot be watched."""
         self.pid = pid
         self._server = server
-        self._ends = os.pidfd_open(pid)
+        try:
+            self._ends = os.pidfd_open(pid)
+        except OSError:
+            self.send_signal(signal.SIGKILL)
+            server.ask({"reap": pid})
+            raise
 
     def has_ended(self) -> bool:
         """Whether it has ended, by itself or with its server."""
-        return bool(select.select([self._ends], [], [], 0)[0])
+        return _is_readable(self._ends)
 
     def wait(self) -> int:
         """The exit code of a process that has ended, less than 0 for a signal."""
@@ -89,7 +98,7 @@ class ForkServer:
         """Whether it is ready, or never will be: it has died, or has imported for longer than that."""
         if self._is_over or self._process.poll() is not None:
             self._is_over = True
-        elif not self._is_ready and select.select([self._end], [], [], 0)[0]:
+        elif not self._is_ready and _is_readable(self._end.fileno()):
             self._is_ready = self._end.recv(MAX_MESSAGE_BYTES) == READY
         elif not self._is_ready and time.monotonic() - self._began_s > patience_s:
             self.close()
@@ -105,20 +114,26 @@ class ForkServer:
         values = {name: value for name, value in environment.items() if self._environment.get(name) != value}
         request = {"argv": argv[3:], "set": values, "drop": sorted(self._environment.keys() - environment.keys())}
         try:
-            return ForkedProcess(self, int(self.ask(request, [stdin, log])["pid"]))
+            return ForkedProcess(self, self.ask(request, [stdin, log])["pid"])
         except OSError:
-            self.close()
             return None
 
     def ask(self, request: Mapping[str, object], descriptors: Sequence[int] = ()) -> dict[str, int]:
-        """What it answers. Raises OSError when it does not."""
+        """What it answers. Raises OSError where it could not do that, and when it does not answer: then it is ended."""
         if self._is_over:
             raise ConnectionResetError
-        socket.send_fds(self._end, [json.dumps(request).encode()], descriptors)
-        answer = self._end.recv(MAX_MESSAGE_BYTES)
+        try:
+            socket.send_fds(self._end, [json.dumps(request).encode()], descriptors)
+            answer = self._end.recv(MAX_MESSAGE_BYTES)
+        except (ConnectionError, TimeoutError):
+            answer = b""
         if not answer:
+            self.close()  # a late answer would be taken for the next one
             raise ConnectionResetError
-        return dict(json.loads(answer))
+        told: dict[str, int] = json.loads(answer)
+        if "errno" in told:
+            raise OSError(told["errno"], os.strerror(told["errno"]))
+        return told
 
     def close(self) -> None:
         """End it, and with it all that is left of its forks."""
@@ -128,9 +143,16 @@ class ForkServer:
         self._process.wait()
 
 
+def _is_readable(descriptor: int) -> bool:
+    poll = select.poll()  # `select` ends at descriptor 1023
+    poll.register(descriptor, select.POLLIN)
+    return bool(poll.poll(0))
+
+
 def _become(request: Mapping[str, object], descriptors: Sequence[int], server_pid: int) -> int:
     """Be what was asked for, as far as a process differs that was started anew. Returns its exit code."""
     os.setsid()
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDINGS)
     stdin, log = descriptors
     for number, place in ((stdin, 0), (log, 1), (log, 2)):
         os.dup2(number, place)
@@ -146,11 +168,15 @@ def _become(request: Mapping[str, object], descriptors: Sequence[int], server_pi
         bind({int(core) for core in os.environ[CORES].split(",")})
     if torch := sys.modules.get("torch"):
         torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", 1)))
+    if drawn := sys.modules.get("numpy.random"):
+        drawn.seed()  # `random` sees to that by itself
     gc.enable()
     sys.argv = ["mrl", *request["argv"]]  # type: ignore[misc]
     try:
         runpy.run_module("mrl", run_name="__main__", alter_sys=True)
     except SystemExit as ended:
+        if isinstance(ended.code, str):
+            print(ended.code, file=sys.stderr)
         return ended.code if isinstance(ended.code, int) else int(ended.code is not None)
     except BaseException:  # noqa: BLE001 - the outer edge of a process
         traceback.print_exc()
@@ -169,20 +195,24 @@ def _serve(end: socket.socket) -> None:
             _, status = os.waitpid(request["reap"], 0)
             answer = {"code": os.waitstatus_to_exitcode(status)}
         else:
-            child = os.fork()
+            try:
+                child = os.fork()
+                answer = {"pid": child}
+            except OSError as error:  # too many processes, or no memory for one more
+                child, answer = -1, {"errno": error.errno or errno.EAGAIN}
             if child == 0:
                 end.close()
                 code = _become(request, descriptors, pid)
                 sys.stdout.flush()
                 sys.stderr.flush()
                 os._exit(code)
-            answer = {"pid": child}
         for number in descriptors:
             os.close(number)
         end.send(json.dumps(answer).encode())
 
 
 def _main(modules: Sequence[str]) -> None:
+    signal.pthread_sigmask(signal.SIG_BLOCK, ENDINGS)
     end = socket.socket(fileno=os.dup(0))
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)

@@ -26,6 +26,12 @@ def main(words):
         "cores": sorted(os.sched_getaffinity(0)), "descriptors": sorted(map(int, os.listdir("/proc/self/fd")))[:-1],
     }))
     match words:
+        case ["save"]:
+            signal.signal(signal.SIGTERM, lambda *_: sys.exit(5))
+            sys.stdout.flush()
+            time.sleep(600)
+        case ["say why"]:
+            sys.exit("as told")
         case ["raise"]:
             raise RuntimeError("as told")
         case ["wait"]:
@@ -124,6 +130,72 @@ def test_what_a_command_raises_stands_in_its_log(forks: Forks) -> None:
     """And its code is the interpreter's."""
     assert forks.run("raise") == 1
     assert "\nRuntimeError: as told\n" in forks.log.read_text()
+
+
+def test_what_a_command_exits_with_stands_there_too(forks: Forks) -> None:
+    """As the interpreter has it."""
+    assert forks.run("say why") == 1
+    assert forks.log.read_text().startswith("as told\n")
+
+
+def test_what_is_sent_to_every_process_of_a_job_leaves_a_role_its_time(forks: Forks) -> None:
+    """The server goes on, or its death would end the role before it has saved anything."""
+    process = forks.fork("save")
+    assert process is not None
+    while not forks.log.exists() or "save" not in forks.log.read_text():
+        time.sleep(0.01)
+    for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
+        server_of(process).send_signal(number)
+    process.send_signal(signal.SIGTERM)
+    assert ended(process) == 5
+    assert forks.run("0") == 0
+
+
+def test_a_fork_that_cannot_be_made_costs_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As at a limit of processes or descriptors; the next one may be made."""
+    fails = "\nforks, real = iter(range(9)), os.fork\n"
+    fails += (
+        "def fork():\n    if next(forks) == 1:\n        raise BlockingIOError(11, 'as planned')\n    return real()\n"
+    )
+    forks = Forks(tmp_path, PLANTED + fails + "os.fork = fork\n")
+    assert forks.settle()
+    first = forks.fork("wait")
+    assert first is not None
+    assert forks.fork("0") is None
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "pidfd_open", fail)
+        assert forks.fork("wait") is None
+    assert forks.run("7") == 7
+    assert not first.has_ended()
+    assert len(server_of(first).children()) == 1
+    forks.server.close()
+
+
+def fail(pid: int) -> int:
+    raise OSError(24, "no descriptor")
+
+
+def test_forks_draw_for_themselves(tmp_path: Path) -> None:
+    """Also from numpy's global generator, which plug-ins may use."""
+    draw = "\nimport numpy.random, random\ndef main(words):\n"
+    draw += "    print(random.random(), numpy.random.random())\n    return 0\n"
+    forks = Forks(tmp_path, PLANTED + draw + "mrl.cli.main.main = main\n")
+    assert forks.settle()
+    assert forks.run("0") == forks.run("0") == 0
+    drawn = [line.split() for line in forks.log.read_text().splitlines()]
+    assert all(a != b for a, b in zip(*drawn, strict=True))
+    forks.server.close()
+
+
+def test_a_server_that_hangs_is_ended(forks: Forks) -> None:
+    """What it would say later might be taken for the answer to something else."""
+    process = forks.fork("wait")
+    assert process is not None
+    server_of(process).suspend()
+    forks.server._end.settimeout(0.1)
+    assert forks.fork("0") is None
+    assert not forks.server.is_ready
+    assert ended(process) == -signal.SIGKILL
 
 
 def test_a_fork_that_was_killed_keeps_its_pid_until_it_is_waited_for(forks: Forks) -> None:

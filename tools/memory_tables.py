@@ -1,9 +1,10 @@
 """Prints the tables of docs/learner.md that say what fits where, from the memory plan alone.
 
 `long` is one rank's part of an 8B model with an episode of 131,072 tokens; `sizes` are models of three sizes on so many
-GPUs. No weights are read and nothing is trained: shapes are those of released models, passes are traced without data.
+GPUs; `turns` are two policies on one GPU, side by side and in turns (docs/turns.md). No weights are read and nothing is
+trained: shapes are those of released models, passes are traced without data.
 
-    .venv/bin/python tools/memory_tables.py [long|sizes]
+    .venv/bin/python tools/memory_tables.py [long|sizes|turns]
 
 Cells are GiB on each GPU, and behind a plus what lies in locked main memory in its stead. What is more than a GPU of
 80 GB has is in brackets.
@@ -15,17 +16,21 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 from gpu_hour.shapes import config_of
-from transformers import LlamaConfig, PreTrainedConfig
+from transformers import LlamaConfig, PreTrainedConfig, Qwen2Config
 
 from mrl.config.defaults import by_device
 from mrl.config.policy_tables import LearnerTable
 from mrl.config.schema import RunConfig
 from mrl.memory_plan.needs import on_gpu_with
 from mrl.memory_plan.policy_memory import PolicyMemory
+from mrl.memory_plan.run_memory import by_device as gpu_memory
+from mrl.memory_plan.run_memory import memory_plan
+from mrl.processes.planning.plan import build_plan
 
 GIB = 1024**3
 LEAN = {"sharding": "shard", "precision": "bfloat16", "activation_checkpointing": True}
@@ -49,8 +54,21 @@ SHAPES: dict[str, PreTrainedConfig] = {
         num_attention_heads=64,
         num_key_value_heads=8,
     ),
+    "1.5B": Qwen2Config(
+        vocab_size=151936,
+        hidden_size=1536,
+        intermediate_size=8960,
+        num_hidden_layers=28,
+        num_attention_heads=12,
+        num_key_value_heads=2,
+        max_position_embeddings=32768,
+        tie_word_embeddings=True,
+    ),
 }
-"""Of Qwen3 8B and 32B, and of Llama 3 70B."""
+"""Of Qwen3 8B and 32B, of Llama 3 70B, and of Qwen2.5 1.5B."""
+SIZES = ("8B", "32B", "70B")
+TURNS_ROLLOUT = {"group_size": 8, "max_new_tokens": 4096, "answers_at_once": 64}
+TURNS_LEARNER = {"prompts_per_step": 64, "activation_checkpointing": True, "microbatch_tokens": 16384}
 GPUS, GPUS_PER_HOST = (8, 16, 32, 64), 8
 LONG_TOKENS, TOKENS = 131072, 16384
 
@@ -80,7 +98,7 @@ def long_table() -> list[list[str]]:
     return table
 
 
-def sizes_table(shapes: Sequence[str] = tuple(SHAPES)) -> list[list[str]]:
+def sizes_table(shapes: Sequence[str] = SIZES) -> list[list[str]]:
     """Rows with what the first one says of columns."""
     table = [["model", "beside that", *map(str, GPUS)]]
     for shape in shapes:
@@ -121,7 +139,33 @@ def policy_memory(shape: str, answer_tokens: int) -> PolicyMemory:
     return memory
 
 
-TABLES = {"long": long_table, "sizes": sizes_table}
+def turns_table() -> list[list[str]]:
+    """Two policies, all weights trained, on one GPU: what each process has there, and what is there at once."""
+    names = ("a", "b")
+    with TemporaryDirectory() as folder:
+        SHAPES["1.5B"].save_pretrained(folder)
+        own = {"model": folder, "device": "cuda", "rollout": TURNS_ROLLOUT, "learner": TURNS_LEARNER}
+        found = []
+        for turns in (False, True):
+            tables = {
+                "run": {"name": "memory", "steps": 100},
+                "tasks": {"trim": {"source": "words", "dataset": "trim"}},
+                "policies": {name: own | {"turns": turns} for name in names},
+            }
+            config = by_device(RunConfig.model_validate(tables)).config
+            plan = build_plan(config, Path("runs/memory"), gpus=["0"])
+            found.append(memory_plan(config, plan))
+    table = [["on the GPU", "side by side", "in turns"]]
+    on_gpu = [[need for need in needs if need.device] for needs in found]
+    for apart, turn in zip(*on_gpu, strict=True):
+        table.append([apart.spec.name, *(f"{one.device.mib / 1024:.1f}" for one in (apart, turn) if one.device)])
+    at_once = [gpu_memory(needs)["0"] / 1024 for needs in found]
+    table.append(["at once, of 74.5", *(f"{gib:.1f}" if gib < 80e9 / GIB else f"({gib:.1f})" for gib in at_once)])
+    table.append(["main memory", *(f"{sum(need.host_mib for need in needs) / 1024:.1f}" for needs in found)])
+    return table
+
+
+TABLES = {"long": long_table, "sizes": sizes_table, "turns": turns_table}
 
 
 def main() -> int:

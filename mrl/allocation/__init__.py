@@ -4,6 +4,7 @@ Who holds what. Cores are pure: a message and the time in, answers out.
 - `slot_core`        leases of slots: answers requests of workers; `slot_leases` keeps the slots that each may be using
 - `unit_core`        leases of whole units; `unit_leases` keeps their states, `node_guard` is the host's side
 - `lease`            a worker's side of its lease; `learner_reports` a learner's side
+- `device_turn`      turns on devices that learners and engines of one host share: leases that the kernel ends
 - `allocation_limits` every fixed bound of the room
 
 Who should have what. Every step is pure, and the same in the allocator and in the simulator.

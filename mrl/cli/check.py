@@ -29,7 +29,8 @@ from mrl.memory_plan.run_memory import ProcessNeed, by_device, memory_plan, too_
 from mrl.processes.planning.devices import sizes_mib, visible_gpus
 from mrl.processes.planning.dry_run import ranks_told
 from mrl.processes.planning.placement import least_gpus, most_gpus, server_gpus
-from mrl.processes.planning.plan import ProcessSpec, build_plan, planned, shared_gpus
+from mrl.processes.planning.plan import ProcessSpec, build_plan, planned
+from mrl.processes.planning.turns import shared_gpus
 from mrl.processes.planning.unit_workers import UNIT
 from mrl.processes.preparation.completion import complete
 from mrl.processes.preparation.hub_data import shown_data
@@ -109,7 +110,7 @@ def run(arguments: argparse.Namespace) -> int:
         parts = (f"cuda {device} {mib / 1024:.0f} GiB" for device, mib in memory.items())
         print(f"GPU memory (estimate, without the caches of servers): {', '.join(parts)}")
     print(f"this host: {len(os.sched_getaffinity(0))} cores, {len(here)} GPUs, {host_mib / 1024:.0f} GiB of memory")
-    for line in (*_confined(config), *shared_gpus(plan)):
+    for line in (*_confined(config), *shared_gpus(plan.processes)):
         print(line)
     for line in too_little(config, needs, host_mib, sizes_mib(here)):
         print(line)

@@ -77,10 +77,12 @@ def train(
         forks = _forks(config, closing)  # imports what roles import, beside the imports and checks of this process
         from mrl.memory_plan.needs import MIB
         from mrl.memory_plan.run_memory import check_sleepers
+        from mrl.processes.children import is_forked
         from mrl.processes.planning.devices import visible_gpus
         from mrl.processes.planning.hosts import check_hosts, counting_gpus, host_environment, remote_words
         from mrl.processes.planning.local_folder import local_folder_of
-        from mrl.processes.planning.plan import build_plan, shared_gpus
+        from mrl.processes.planning.plan import build_plan
+        from mrl.processes.planning.turns import shared_gpus
         from mrl.processes.preparation.made_policies import resolve_policies
         from mrl.processes.preparation.preflight import check_made
         from mrl.processes.preparation.replayed_run import with_replay
@@ -102,7 +104,9 @@ def train(
         folder = create_run_folder(config, clean=clean, resume=resume, from_start=from_start, closing=closing)
         os.environ.update(host_environment(hosts[0]) if hosts else {})
         plan = planned(config, folder.path)
-        print("\n".join(shared_gpus(plan)), end="\n" * any(shared_gpus(plan)))
+        if forks and not any(map(is_forked, plan.started_by(plan.first_host))):
+            forks.close()  # on this host there is none
+        print("".join(f"{line}\n" for line in shared_gpus(plan.processes)), end="")
         with local_folder_of(config):
             return _supervise(config, folder, plan, console, forks)
 

@@ -338,6 +338,9 @@ class PolicyTable(Table):
     """A frozen policy has engines and no learner: a teacher. Refused unless the sharing regime asks it for scores."""
     device: str = "cpu"
     """Device of learner and embedded engine: "cpu" or "cuda"."""
+    turns: bool = False
+    """Learner and engines have their device in turns, with those of all policies that do: whoever has not the turn is
+    in main memory. For a host without room for all of them; each waits for the others."""
     prompt: PromptTable = PromptTable()
     rollout: RolloutTable = RolloutTable()
     objective: ObjectiveTable = ObjectiveTable()

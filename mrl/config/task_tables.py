@@ -124,8 +124,8 @@ class TaskTable(Table):
     """Turns that a policy has in one episode of an environment, each of at most `rollout.max_new_tokens`; then the
     environment is asked for the reward."""
     max_episode_tokens: int = Field(default=0, ge=0)
-    """Tokens of an episode behind its prompt, the environment's with them; 0: as many as the policy's context and its
-    `learner.microbatch_tokens` hold."""
+    """Tokens of an episode behind its prompt, the environment's with them, in all rows; 0: as many as each row has room
+    for in the policy's context, and all of them in its `learner.microbatch_tokens`."""
     episode_s: float = Field(default=300.0, gt=0)
     """Time that an environment may take for one episode in all, the policy's own turns not counted; then the episode
     counts as failed."""

@@ -127,6 +127,11 @@ class ContinuousBatch:
         self._dead = sorted(dead.union(self._dead))
         self.running = len(self._answers) - len(self._dead)
 
+    def tensors(self) -> list[Tensor]:
+        """All that it holds between two steps: the cache, and prompts that were read ahead."""
+        read = [waiting.prompt.layers for waiting in self._waiting if waiting.prompt is not None]
+        return [*self._cache.tensors(), *(tensor for layers in read for pair in layers for tensor in pair)]
+
     def relabel(self, version: Version) -> None:
         """The weights have changed: tokens are of `version` from now on, and prompts are read anew."""
         for row, answer in enumerate(self._answers):

@@ -22,7 +22,7 @@ from mrl.engines.attached_adapters import AttachedAdapters
 from mrl.engines.continuous import ContinuousBatch
 from mrl.engines.engine import EngineUsage, Finished, GenerationRequest, Grown, Sampling, ScoringRequest, TokenScore
 from mrl.errors import WeightsError
-from mrl.models.device_memory import PLAN, enough_memory
+from mrl.models.device_memory import PLAN, OffDevice, enough_memory
 from mrl.models.load_policy import load_policy
 from mrl.models.memory_file import read_shared, shared_tensors
 from mrl.models.parameters import named_weights, parts_of, released
@@ -230,6 +230,27 @@ class EmbeddedEngine:
             torch.nn.Module.to(self._model, self._device)
             self._batch = self._new_batch()
 
+    def pause(self) -> None:
+        """Free the device, and keep all that is there in main memory, answers in flight too, until `resume`.
+
+        Nothing else may be called meanwhile but what reads counters. On a CPU all of it stays where it is: products
+        depend on how weights are aligned, in their last bits.
+        """
+        with self._between_forwards():
+            if self._device != "cpu":
+                self._spare.clear()
+                self._off_device.leave(self.held())
+
+    def held(self) -> list[Tensor]:
+        """What it has on its device between two forwards, beside weights to be written over."""
+        own = [*self._model.parameters(), *self._model.buffers()]
+        return [*own, *self._adapters.tensors(), *self._batch.tensors()]
+
+    def resume(self) -> None:
+        """Go on where it was paused, with the same bits. Raises DeviceError."""
+        with self._between_forwards(), self._enough_memory("as its turn on the device began", ELSEWHERE):
+            self._off_device.come_back()
+
     def restart(self) -> None:
         """Start anew with the weights of the model folder, serving none. Raises ModelFolderError, DeviceError."""
         with self._between_forwards():
@@ -252,6 +273,7 @@ class EmbeddedEngine:
         """Whether the engine's number format is another one than that of the weights which it was given."""
         self._spare: dict[str, Tensor] = {}
         """The tensors that were served before the last load, to be written over by the next one."""
+        self._off_device = OffDevice()
         self._batch = self._new_batch()
 
     def _new_batch(self) -> ContinuousBatch:

@@ -115,10 +115,11 @@ class Segments:
                             raise _too_long(len(before), wanted)
                         answer.add(part, version)
                         self.generated_tokens += len(part.token_ids)
-                        if answer.finish_reason is not FinishReason.ABORT:
-                            break  # by a stop string, perhaps, of which the server does not know
-                        if request.streams and part.token_ids:
-                            tell(Grown(request.request_id, index, answer.generation()))
+                        if answer.finish_reason is FinishReason.ABORT:
+                            if request.streams and part.token_ids:
+                                tell(Grown(request.request_id, index, answer.generation()))
+                        elif part.finish_reason is FinishReason.ABORT:
+                            break  # at a stop string, of which the server does not know
             self._check_remembered()
         return Finished(request.request_id, index, answer.generation())
 

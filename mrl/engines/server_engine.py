@@ -215,7 +215,7 @@ class ServerEngine:
         self._lost: EngineLost | EngineError | None = None
         self._in_flight = 0
         self._forgotten: set[str] = set()
-        self._finished: queue.Queue[Finished | GivenUp] = queue.Queue()
+        self._finished: queue.SimpleQueue[Finished | GivenUp] = queue.SimpleQueue()
         self._grown: dict[tuple[str, int], Grown] = {}
         self._tasks: dict[str, set[asyncio.Task[None]]] = {}
         self._usage = EngineUsage(0, 0, 0.0, 0)

@@ -130,6 +130,10 @@ class SlotCache(Cache):
         self._slots = [SlotLayer(self._window) for _ in kinds]
         super().__init__(layers=[*self._slots])
 
+    def tensors(self) -> list[Tensor]:
+        """Keys and values of every layer that has any."""
+        return [held for layer in self._slots for held in (layer.keys, layer.values) if held is not None]
+
     def mask(self, device: torch.device) -> Tensor:
         """[rows, columns] which columns belong to a row, that of its next token included."""
         window = self._window

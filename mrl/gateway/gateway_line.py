@@ -3,6 +3,7 @@
 import asyncio
 import queue
 import threading
+from collections import deque
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from pathlib import Path
@@ -35,6 +36,8 @@ class GatewayLine:
         """`on_heard` is called in the line's thread when there is something to `take`."""
         self._run_folder, self._on_heard = run_folder, on_heard
         self._heard: queue.SimpleQueue[FromGateway] = queue.SimpleQueue()
+        self._unsaid: deque[FromWorker] = deque()
+        self._is_saying = False
         self._room: WorkerRoom | None = None
         self._loop = asyncio.new_event_loop()
         self._socket: aiohttp.ClientWebSocketResponse | None = None
@@ -54,7 +57,10 @@ class GatewayLine:
         """Say it; what is said while the line is away is lost, but for the newest room."""
         if isinstance(message, WorkerRoom):
             self._room = message
-        self._in_loop(self._say(message))
+        self._unsaid.append(message)
+        if not self._is_saying:  # else it is said with those before it: waking the line takes longer than saying it
+            self._is_saying = True
+            self._in_loop(self._say_all())
 
     def close(self) -> None:
         """Hang up. May be called twice."""
@@ -98,6 +104,11 @@ class GatewayLine:
                         self._on_heard()
             finally:
                 self._socket = None
+
+    async def _say_all(self) -> None:
+        self._is_saying = False  # first, or what comes behind the last one would wait for the next
+        while self._unsaid:
+            await self._say(self._unsaid.popleft())
 
     async def _say(self, message: FromWorker) -> None:
         if self._socket is not None:

@@ -128,7 +128,7 @@ def batch_values(groups: Sequence[ScoredGroup], step: int, *, success_reward: fl
 
 
 def _episode_values(episodes: Sequence[Answer]) -> dict[str, float]:
-    """Turns of episodes, tokens that environments gave, and how many ended in which way; empty where there are none."""
+    """Turns of episodes, given tokens in them, and how many ended in which way; empty where there are none."""
     if not episodes:
         return {}
     turns = [sum(segment.is_sampled for segment in episode.segments) for episode in episodes]

@@ -10,14 +10,10 @@ several times as fast.
 """
 
 import math
-import mmap
-import weakref
 from collections.abc import Iterable
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-import structlog
 import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
@@ -25,6 +21,7 @@ from torch.optim import AdamW
 from torch.optim.adamw import adamw
 
 from mrl.learner.stochastic_rounding import rounding_bits, rounding_key, to_bfloat16
+from mrl.models.device_memory import lock_pages
 from mrl.weights.tensor_pieces import held_piece
 
 PIECE_ELEMENTS, CPU_PIECE_ELEMENTS = 1 << 23, 1 << 18
@@ -32,11 +29,6 @@ PIECE_ELEMENTS, CPU_PIECE_ELEMENTS = 1 << 23, 1 << 18
 CPU is cut."""
 VISITORS = 2
 """Pieces whose moments are on the device at once, 64 MiB each: one comes while the other leaves."""
-LARGE_BYTES, MAPPED_BYTES = 2 << 20, 32 << 20
-"""Moments of the first size are locked where they begin with a page, as in large pages they do. From the second on they
-are anyway: malloc maps each of them apart."""
-
-log = structlog.get_logger()
 
 
 class PiecewiseAdamW(AdamW):
@@ -71,7 +63,7 @@ class PiecewiseAdamW(AdamW):
                 self.state[parameter] = {"step": torch.zeros(()), **moments}
 
         visiting = [state for one, state in self.state.items() if on_host and one.device.type == "cuda"]
-        _lock([_elements(moment) for state in visiting for moment in _moments(state)], holder=self)
+        lock_pages([_elements(moment) for state in visiting for moment in _moments(state)], holder=self)
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
@@ -212,33 +204,6 @@ def _update(piece: _Piece, moments_E: list[Tensor], *, step: Tensor) -> None:
 
 def _moments(state: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
     return state["exp_avg"], state["exp_avg_sq"]
-
-
-def _lock(tensors: list[Tensor], *, holder: object) -> None:
-    """Keep the pages of large tensors where they are as long as `holder` lives, so that a GPU can read them itself.
-
-    One that might share a page with another one is left as it is.
-    """
-    if not tensors or not torch.cuda.is_available():
-        return
-    own_pages = [
-        tensor
-        for tensor in tensors
-        if tensor.nbytes >= MAPPED_BYTES or (tensor.nbytes >= LARGE_BYTES and not tensor.data_ptr() % mmap.PAGESIZE)
-    ]
-    cuda = torch.cuda.cudart()
-    locked = [tensor for tensor in own_pages if not int(cuda.cudaHostRegister(tensor.data_ptr(), tensor.nbytes, 0))]
-    weakref.finalize(holder, _unlock, locked).atexit = False
-    if len(locked) == len(own_pages):
-        return
-    with suppress(RuntimeError):  # CUDA tells the next kernel of what failed here, and then forgets it
-        torch.zeros((), device="cuda").add_(1)
-    log.warning("moments in main memory cannot be locked: updates take longer", tensors=len(own_pages) - len(locked))
-
-
-def _unlock(tensors: list[Tensor]) -> None:
-    for tensor in tensors:
-        torch.cuda.cudart().cudaHostUnregister(tensor.data_ptr())
 
 
 def _elements(tensor: Tensor) -> Tensor:

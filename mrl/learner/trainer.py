@@ -26,6 +26,7 @@ from mrl.learner.step_order import StepOrder, split_minibatches
 from mrl.learner.step_timing import peak_flops, peak_memory_mib, training_flops
 from mrl.learner.token_diagnostics import Tally
 from mrl.models.compiled_blocks import as_written
+from mrl.models.device_memory import OffDevice
 from mrl.models.heads import head_shape
 from mrl.models.lora import add_adapters
 from mrl.models.number_formats import NumberFormat
@@ -89,6 +90,8 @@ class Trainer:
         self.peer_logprobs: dict[int, Float32s] = {}
         """Of the last step: place among its examples -> [T] log-probs of a peer's row."""
         self.optimizer = _optimizer(self.model, table)
+        self._off_device = OffDevice()
+        self._reference = None if reference is None else place(reference.eval().requires_grad_(False), table, world)
         self._updater = Updater(
             self.model,
             self.optimizer,
@@ -96,7 +99,7 @@ class Trainer:
             world,
             forward=self._forward,
             max_grad_norm=table.max_grad_norm,
-            reference=None if reference is None else place(reference.eval().requires_grad_(False), table, world),
+            reference=self._reference,
             has_adapters=table.lora is not None,
         )
 
@@ -143,6 +146,25 @@ class Trainer:
             flops = training_flops(self.model, order.examples, places) / self.world.size
             values["rate/mfu"] = flops / busy_s / peak
         return values
+
+    def leave_device(self) -> None:
+        """Between two steps: parameters and moments, and a reference, to main memory; gradients are not needed again.
+
+        What lies there anyway stays. Nothing may be computed before `come_to_device`.
+        """
+        self.optimizer.zero_grad(set_to_none=True)
+        self._off_device.leave(tensor for tensor in self.held() if tensor.device.type != "cpu")
+
+    def held(self) -> list[Tensor]:
+        """All that stays between two steps, but for gradients."""
+        models = [self.model] if self._reference is None else [self.model, self._reference]
+        held = [tensor for model in models for tensor in (*model.parameters(), *model.buffers())]
+        held += [one for state in self.optimizer.state.values() for one in state.values() if isinstance(one, Tensor)]
+        return held
+
+    def come_to_device(self) -> None:
+        """All of that again, bit for bit."""
+        self._off_device.come_back()
 
     def _pack(self, part: StepOrder) -> list[PackedBatch]:
         batches = pack(

@@ -23,6 +23,7 @@ from mrl.learner.batches import BatchMaker, PreparedStep
 from mrl.learner.evaluations import Evaluations
 from mrl.learner.intake import Intake
 from mrl.learner.kept_rows import keep_batch
+from mrl.learner.ranks.learner_turn import LearnerTurn
 from mrl.learner.references import CanaryReferences
 from mrl.learner.step_order import StepOrder, decode_order, encode_order
 from mrl.learner.trainer import Trainer, check_forward
@@ -118,9 +119,10 @@ class Learner:
         canary: CanaryReferences,
         publisher: Publisher | BroadcastPublisher,
         published: SourcesOf = weight_sources,
+        turn: LearnerTurn,
     ) -> None:
-        """What is `published` of a model all ranks gather, and give to their `publisher`."""
-        self._publisher, self._published = publisher, published
+        """What is `published` of a model all ranks gather, and give to their `publisher`. It is its `turn`."""
+        self._publisher, self._published, self._turn = publisher, published, turn
         self._trainer, self._milestones, self._first, self._saver = trainer, milestones, first, saver
         self._version, self._seed = start, seed
         self._saved_step = start.step
@@ -140,6 +142,7 @@ class Learner:
         if self._first:
             self._first.intake.open()
         self._publish(resumed=self._version.run_epoch > 0)
+        self._turn.leave()
         if self._first:
             self._trainer.at_each_phase(partial(self._train_on, self._first))
             self._first.batches.begin()
@@ -147,7 +150,7 @@ class Learner:
         while finished and self._version.step < self._milestones.total:
             finished = self._step(stopping)
         if not finished and self._milestones.save_when_stopped and self._version.step > self._saved_step:
-            self._save()
+            self._save_stopped()
         if self._saver:
             self._saver.wait()
         if finished:
@@ -176,6 +179,7 @@ class Learner:
             return False
         step_order = prepared.order if prepared else decode_order(order)
         trained_s = time.monotonic()
+        self._turn.come()
         self._canary.before_step(step_order)
         values = self._trainer.train(step_order, self._version.step)
         values |= self._trainer.take_measurements(step_order)
@@ -186,8 +190,10 @@ class Learner:
         self._publish(resumed=False)
         saved_s = time.monotonic()
         self._save_when_due()
+        self._turn.leave()
         if self._first and prepared:
             end_s = time.monotonic()
+            values |= self._turn.take_times()
             values |= {
                 "time/step_s": end_s - started_s,
                 "time/train_s": published_s - trained_s,
@@ -206,6 +212,8 @@ class Learner:
         self._first.telemetry.doing("forming a batch")
         stopping = self._telling_ranks(self._telling_of_life(self._first, stopping))
         prepared = self._first.batches.prepare(self._version.step, self._rng, stopping)
+        if prepared is not None and not self._turn.take(stopping):
+            return None
         self._first.telemetry.doing("training")
         return prepared
 
@@ -239,6 +247,7 @@ class Learner:
     def _train_on(self, first: FirstRank) -> None:
         first.intake.got_on()
         first.allocator.beat()
+        self._turn.got_on()
 
     def _encode(self, prepared: PreparedStep | None) -> bytes | None:
         if prepared is None:
@@ -321,6 +330,13 @@ class Learner:
         due = step == self._milestones.total or _due(step, self._milestones.checkpoint_every)
         if due:
             self._save()
+
+    def _save_stopped(self) -> None:
+        """What lies in main memory is first taken back, in a turn: others stop too, and give theirs back."""
+        self._turn.begin(lambda: False)
+        self._turn.come()
+        self._save()
+        self._turn.leave()
 
     def _save(self) -> None:
         self._trainer.world.note("saving a checkpoint")

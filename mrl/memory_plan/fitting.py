@@ -68,7 +68,7 @@ def _smaller(needs: list[ProcessNeed], policies: Mapping[str, PolicyMemory], *, 
 
 def _of_learner(policy: PolicyMemory) -> Iterator[tuple[str, Any]]:
     tokens = policy.table.learner.microbatch_tokens // 2
-    if tokens >= max(LEAST_MICROBATCH_TOKENS, policy.longest_row_tokens):
+    if tokens >= max(LEAST_MICROBATCH_TOKENS, policy.longest_example_tokens):
         yield "learner.microbatch_tokens", tokens
     if not policy.table.learner.activation_checkpointing:
         yield "learner.activation_checkpointing", True

@@ -139,6 +139,11 @@ def on_gpu_with(tensors: Need) -> Need:
     return Need(tensors.moment, tensors.parts | beside)
 
 
+def resting_on_gpu() -> Need:
+    """What a process keeps of a GPU that it has in turns, while another has it."""
+    return Need("resting", {"CUDA context": float(CUDA_CONTEXT_MIB * MIB)})
+
+
 def process_parts(size: ModelSize) -> dict[str, float]:
     """A process with the tokenizer of its policy, before it has a model."""
     return {"process": float(TORCH_MIB * MIB), "vocabulary": float(VOCABULARY_BYTES * size.vocab_size)}

@@ -245,8 +245,8 @@ class PolicyMemory:
         return model_size(self._model_config, self.table.learner.lora).trained
 
     @cached_property
-    def longest_row_tokens(self) -> int:
-        """Of the prompt of most bytes, with an answer that takes all it may, or of the longest episode."""
+    def longest_example_tokens(self) -> int:
+        """Of the prompt of most bytes, with an answer that takes all it may, or of the longest episode in all rows."""
         played = [task for task in self._config.tasks.values() if task.is_played]
         answer = self._prompts[1] + self.table.rollout.max_new_tokens
         if not played:
@@ -254,6 +254,8 @@ class PolicyMemory:
         from mrl.models.skeleton import episode_row_tokens
 
         room = episode_row_tokens(self.table, self._model_config)
+        if self.table.prompt.history == "template":  # a pass has all rows together
+            room = self.table.learner.microbatch_tokens
         return max(answer, *(min(room, self._prompts[1] + (task.max_episode_tokens or room)) for task in played))
 
     @property

@@ -1,7 +1,8 @@
 """The memory plan of a configuration: models are looked at (never their weights), each process gets its numbers."""
 
 import itertools
-from collections.abc import Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from mrl.config.memory_savings import shortest_cure
@@ -18,13 +19,18 @@ from mrl.memory_plan.needs import (
     Need,
     at_worst_turn,
     on_gpu_with,
+    resting_on_gpu,
 )
 from mrl.memory_plan.policy_memory import PolicyMemory
 from mrl.processes.planning.placement import least_gpus, most_gpus
 from mrl.processes.planning.plan import Plan, ProcessSpec, planned
+from mrl.processes.planning.turns import turn_devices
 from mrl.processes.planning.unit_workers import UNIT
 from mrl.processes.preparation.comparison_training import RunNeed
 from mrl.processes.trackers import labelled
+
+IN_MAIN_MEMORY = ("parameters", "optimizer", "reference")
+"""Parts of a learner that leave its GPU between two turns; gradients are dropped."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,12 +117,18 @@ def too_little(
 
 
 def by_device(needs: list[ProcessNeed]) -> dict[str, float]:
-    """GPU -> MiB that the plan needs there."""
-    found: dict[str, float] = {}
+    """GPU -> MiB that the plan needs there: of those who have it in turns, the largest, and what the others keep."""
+    beside: defaultdict[str, float] = defaultdict(float)
+    in_turns: defaultdict[str, list[tuple[Need, Need]]] = defaultdict(list)
     for need in needs:
         for device in _devices(need.spec) if need.device else ():
-            found[device] = found.get(device, 0.0) + (need.device.mib if need.device else 0.0)
-    return dict(sorted(found.items()))
+            assert need.device is not None
+            if turn_devices(need.spec.env):
+                in_turns[device].append((need.device, resting_on_gpu()))
+            else:
+                beside[device] += need.device.mib
+    turns = {device: sum(one.mib for one in at_worst_turn(engines)) for device, engines in in_turns.items()}
+    return {device: beside[device] + turns.get(device, 0.0) for device in sorted(beside.keys() | turns.keys())}
 
 
 def _devices(spec: ProcessSpec) -> list[str]:
@@ -128,12 +140,19 @@ def _need(config: RunConfig, spec: ProcessSpec, policies: Mapping[str, PolicyMem
         policy = policies[spec.policy]
         (host, device), (other, _) = policy.ranks(policy.table.learner)
         on_gpu = on_gpu_with(device) if policy.table.device == "cuda" else None
+        if on_gpu and policy.table.turns:
+            host, other = (_with_waiting(need, device, IN_MAIN_MEMORY) for need in (host, other))
         first = other if spec.index and other else host  # the first rank of all is on the first of its hosts
         ranks = policy.table.learner.ranks_per_host
         return ProcessNeed(spec, first, ranks, AGENT_MIB if ranks > 1 else 0.0, on_gpu, other)
     if spec.role == "worker":
         return _worker(spec, policies[spec.policy])
     return ProcessNeed(spec, Need("", {"process": DAEMON_MIB * MIB}))
+
+
+def _with_waiting(host: Need, device: Need, parts: Sequence[str]) -> Need:
+    """With copies of what leaves a GPU between two turns; locked memory, which stays."""
+    return Need(host.moment, host.parts | {"between turns": sum(device.parts.get(part, 0.0) for part in parts)})
 
 
 def _tracker(label: str, table: TrackerTable, first_host: str) -> ProcessNeed:
@@ -145,6 +164,9 @@ def _tracker(label: str, table: TrackerTable, first_host: str) -> ProcessNeed:
 def _worker(spec: ProcessSpec, policy: PolicyMemory) -> ProcessNeed:
     gpus = max(1, len(_devices(spec)))
     host, engine = policy.process(), policy.engine(gpus).parts
+    if policy.table.turns and policy.table.device == "cuda":
+        waiting = engine | {"weights": policy.resting(is_asleep=True).parts.get("weights", 0.0)}
+        host = _with_waiting(Need("", host), Need("", waiting), ("weights", "key-value cache")).parts
     on_gpu, processes = policy.table.device == "cuda", policy.server_processes(gpus)
     host |= processes if on_gpu else processes | engine
     device = Need("sampling", engine) if on_gpu and engine else None

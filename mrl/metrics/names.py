@@ -66,7 +66,9 @@ METRICS: dict[str, Metric] = {
     "tokens/answer_mean": Metric("tokens", "mean length of the own answers"),
     "tokens/truncated_share": Metric("share", "own answers cut at the token limit"),
     "episodes/turns_mean": Metric("turns", "mean number of turns of the policy in its own episodes"),
-    "episodes/given_tokens_mean": Metric("tokens", "mean number of tokens of an own episode that its environment gave"),
+    "episodes/given_tokens_mean": Metric(
+        "tokens", "mean number of given tokens of an own episode, with what new rows begin with"
+    ),
     "episodes/rows_mean": Metric(
         "rows", "mean number of rows of an own episode: more than one where the template drops earlier reasoning"
     ),
@@ -148,6 +150,8 @@ METRICS: dict[str, Metric] = {
     "time/step_s": Metric("s", "whole step, wait included"),
     "time/wait_for_groups_s": Metric("s", "part of the step spent waiting for own groups", True),
     "time/wait_for_peers_s": Metric("s", "part of the step spent waiting for peers"),
+    "time/wait_for_turn_s": Metric("s", "part of the step spent waiting for a turn on a device that others have too"),
+    "time/move_s": Metric("s", "part of the step spent moving memory to such a device, and away before"),
     "time/form_s": Metric("s", "part of the step spent making training rows of own groups and of what peers sent"),
     "time/train_s": Metric("s", "part of the step spent packing rows, in forward, backward and update", True),
     "time/pack_s": Metric("s", "part of the training spent laying rows out, by the first rank's clock"),

@@ -32,6 +32,8 @@ ASKED = Message(role="user", content="?")
 """What the placeholder answers."""
 PROBE = {"user": Message(role="user", content="A?"), "tool": Message(role="tool", content="B", name="f")}
 BEGIN_REASONING, END_REASONING = "<think>", "</think>"
+PROBE_TURNS = 4
+"""So many that a template drops reasoning of the first ones where it keeps that of the newest."""
 PROBE_CALL = ToolCall(name="f", arguments='{"x":"y"}')
 
 
@@ -68,7 +70,7 @@ class TurnSpelling:
     def drops_reasoning(self) -> bool:
         """Whether a policy that follows its template sees earlier turns without their reasoning."""
         turn = Message(role="assistant", content=f"{BEGIN_REASONING}\n{TURN}\n{END_REASONING}\n\n{TURN}")
-        return self.anew([ASKED, turn, PROBE["user"]]) is not None
+        return self.anew([ASKED, *(turn, PROBE["user"]) * PROBE_TURNS]) is not None
 
     def opening(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()) -> Int32s:
         """[P] the prompt of an episode: its first messages, to be answered, and the tools (as JSON schemas) there are.
@@ -82,11 +84,12 @@ class TurnSpelling:
 
     def anew(
         self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = (), *, since: int = 0
-    ) -> Int32s | None:
+    ) -> tuple[Int32s, int] | None:
         """[P] a whole conversation as the template renders it, to be answered, where it drops reasoning of turns.
 
-        The turns are those from message `since` on, which the policy sees in its row of now. None where all of their
-        reasoning stays, and where the policy sees all that it sampled. Raises ModelFolderError as `opening` does.
+        The turns are those from message `since` on, whose reasoning the policy sees in its row of now. With the ids
+        comes the place from which on it sees reasoning in the new row. None where all of it stays, and where the policy
+        sees all that it sampled. Raises ModelFolderError as `opening` does.
         """
         if self._prompt.history != "template":
             return None
@@ -99,7 +102,8 @@ class TurnSpelling:
             return None
         marked = [_marked(one, marks[place]) if place in marks else one for place, one in enumerate(messages)]
         rendered = self._opening_text(marked, tools)
-        return None if all(mark in rendered for mark in marks.values()) else self.opening(messages, tools)
+        kept = [place for place, mark in marks.items() if mark in rendered]
+        return None if len(kept) == len(marks) else (self.opening(messages, tools), min(kept, default=len(messages)))
 
     def plain(self, text: str) -> Int32s:
         """[P] a text that no template stands around, with the special tokens that the tokenizer itself adds."""

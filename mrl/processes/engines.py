@@ -23,6 +23,7 @@ from mrl.engines.vllm import VLLM
 from mrl.errors import ConfigError
 from mrl.models.skeleton import adapted_layers, config_of_folder, most_positions
 from mrl.processes.planning.unit_workers import UNIT
+from mrl.rollout.engine_turns import Movable
 from mrl.tasks.pool import TaskPool
 from mrl.tasks.source import Turn
 
@@ -52,6 +53,13 @@ def build_engine(config: RunConfig, policy: str, receiver: Receiver, folder: Run
         url=server.url,
         bounds=bounds_of(server, Path(table.model)),
     )
+
+
+def movable(engine: Engine) -> Movable:
+    """An engine that can leave its device and come back."""
+    if isinstance(engine, EmbeddedEngine):
+        return Movable(engine, engine.pause, engine.resume)
+    return Movable(engine, engine.sleep, engine.wake, keeps_weights=False)
 
 
 def build_embedded(config: RunConfig, policy: str, receiver: Receiver) -> EmbeddedEngine:
@@ -164,5 +172,5 @@ def _launch(config: RunConfig, policy: str) -> Launch:
         options=tuple(server.options),
         gpus=_gpus(table),
         adapters=_adapters(table),
-        may_sleep=may_sleep(config, policy),
+        may_sleep=table.turns or may_sleep(config, policy),
     )

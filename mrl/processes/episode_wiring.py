@@ -85,7 +85,7 @@ def own_words(config: RunConfig, policy: str, receiver: Receiver) -> "OwnWords |
         spelling,
         receiver.eos_id if receiver.eos_ids else None,
         table.rollout.max_new_tokens,
-        max(task.max_episode_tokens or room for task in tasks),
+        max(min(room, task.max_episode_tokens or room) for task in tasks),  # the task bounds all rows
     )
 
 

@@ -37,6 +37,7 @@ from mrl.learner.kept_rows import sample_writer
 from mrl.learner.ledger import Pace, WorkLedger
 from mrl.learner.loss import needs_reference
 from mrl.learner.prompts.curriculum import curriculum_of
+from mrl.learner.ranks.learner_turn import LearnerTurn
 from mrl.learner.ranks.meeting import MeetingPoint
 from mrl.learner.ranks.rank_place import rank_place
 from mrl.learner.ranks.world import World, join_world
@@ -53,6 +54,7 @@ from mrl.models.prompting import PromptEncoder
 from mrl.processes import wiring
 from mrl.processes.episode_wiring import own_words
 from mrl.processes.planning.plan import rank_role
+from mrl.processes.planning.turns import device_turn
 from mrl.processes.weight_publishing import publisher_of
 from mrl.records.version import Version
 from mrl.sharing.context import SharingContext, sharing_context
@@ -112,6 +114,9 @@ def _learn(config: RunConfig, folder: RunFolder, closing: ExitStack, policy: str
         world = join_world(table.device, timeout_s=_group_timeout_s(config, policy), point=point)
     closing.callback(world.release)
     closing.enter_context(world.naming_hosts())
+    turn = _own_turn(config, folder, world, telemetry)
+    if not turn.begin(stop.is_set):
+        return STOPPED_EARLY
     receiver = load_receiver(Path(table.model))
     context = sharing_context(config, policy, receiver, own_words(config, policy, receiver))
     regime = build_regime(config.sharing, context)
@@ -137,7 +142,9 @@ def _learn(config: RunConfig, folder: RunFolder, closing: ExitStack, policy: str
             canary=_canary(config, policy, trainer, first),
             publisher=publisher,
             published=adapter_sources if table.rollout.weights == "adapters" else weight_sources,
+            turn=turn,
         )
+    turn.has(trainer, first.intake.got_on if first else None)
     if checkpoint:
         learner.restore(checkpoint.state)
     if config.run.sync and first is not None and first.peers is not None:
@@ -153,6 +160,13 @@ def _learn(config: RunConfig, folder: RunFolder, closing: ExitStack, policy: str
         world.part(stop.is_set)
     telemetry.doing("done" if finished else "stopped")
     return 0 if finished else STOPPED_EARLY
+
+
+def _own_turn(config: RunConfig, folder: RunFolder, world: World, telemetry: Telemetry) -> LearnerTurn:
+    """Of the device, which whoever shares it may have for as long as it gets on."""
+    table = config.policies[telemetry.policy]
+    lease = device_turn(folder, telemetry.role) if table.turns and world.is_first else None
+    return LearnerTurn(world, telemetry, lease, shares=table.turns, bound_s=table.learner.data_timeout_s)
 
 
 def _enough_memory(during: str, policy: str, table: PolicyTable) -> AbstractContextManager[None]:

@@ -35,14 +35,16 @@ from mrl.gateway.gateway_line import GatewayLine
 from mrl.metrics.telemetry import Telemetry
 from mrl.models.prompting import PromptEncoder
 from mrl.processes import wiring
-from mrl.processes.engines import answers_at_once, build_engine, check_lengths, held_out_decoding
+from mrl.processes.engines import answers_at_once, build_engine, check_lengths, held_out_decoding, movable
 from mrl.processes.episode_wiring import own_words, plain_voice, row_tokens, with_episodes
+from mrl.processes.planning.turns import device_turn
 from mrl.processes.planning.unit_workers import UNIT, UNIT_EPOCH
 from mrl.processes.sleep_line import WorkerLine
 from mrl.records.evaluation_messages import result_name
 from mrl.records.experience import ExperienceRecord
 from mrl.records.rollouts import ScoredGroup
 from mrl.rollout.duties import Duties
+from mrl.rollout.engine_turns import EngineInTurns
 from mrl.rollout.frozen import FROZEN, FrozenLife
 from mrl.rollout.frozen_evaluation import FrozenEvaluation
 from mrl.rollout.link import WorkerLink
@@ -112,7 +114,7 @@ def _work(config: RunConfig, folder: RunFolder, closing: ExitStack, policy: str,
     own = _own_folder(config, policy) if table.frozen and is_server else None
     with telemetry.awaiting("engine", whom=table.rollout.engine, bound_s=table.rollout.server.start_s):
         pool = build_pool(config.tasks, config.pool, meeting=MeetingPlace(folder.path, policy))
-        engine = partial(build_engine, config, policy, folder=folder, role=role)
+        engine = partial(_engine, config, policy, folder=folder, telemetry=telemetry, stopping=stop.is_set)
         sampler, receiver = build_sampler(config, policy, pool, engine)
     closing.callback(sampler.pool.close)
     closing.callback(sampler.engine.close)
@@ -157,6 +159,24 @@ def _work(config: RunConfig, folder: RunFolder, closing: ExitStack, policy: str,
         sampler.engine.close()
         lease.give_back(time.monotonic())
     return 0
+
+
+def _engine(
+    config: RunConfig,
+    policy: str,
+    receiver: Receiver,
+    *,
+    folder: RunFolder,
+    telemetry: Telemetry,
+    stopping: Callable[[], bool],
+) -> Engine:
+    """Started at once, or in its first turn on a device that it shares."""
+    make = partial(build_engine, config, policy, receiver, folder, telemetry.role)
+    turn = device_turn(folder, telemetry.role)
+    if turn is None:
+        return make()
+    in_turns: Engine = EngineInTurns(turn, lambda: movable(make()), telemetry=telemetry, stopping=stopping)
+    return in_turns
 
 
 def _own_folder(config: RunConfig, policy: str) -> Manifest:

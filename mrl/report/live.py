@@ -22,8 +22,8 @@ from mrl.report.samples.live_episode import episode_text
 
 WIDE = 118
 MEDIUM = 96
-LOW = 32
-EPISODE_LINES = 10
+LOW = 28
+EPISODE_LINES, LEAST_EPISODE_LINES = 10, 5
 QUIET_S = 3.0
 """A heartbeat older than this is coloured; the role is called silent later."""
 
@@ -43,12 +43,11 @@ class LiveView:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         width, height = options.max_width, options.height or console.size.height
-        is_low = height < LOW and width < WIDE
-        episode = None if self._has_ended else self._progress.episodes.at(self._now_s, with_pauses=is_low)
-        room = height - 8 - len(self._progress.policies) - (EPISODE_LINES if episode and not is_low else 0)
-        tables = Group(*self._tables(console, options, room, has_flows=not (is_low and episode)))
+        episode = None if self._has_ended else self._progress.episodes.at(self._now_s, with_pauses=self._is_low(height))
+        tables, left = self._fitted(console, options, height, has_episode=bool(episode))
+        if episode and left < LEAST_EPISODE_LINES:
+            episode, (tables, left) = None, self._fitted(console, options, height, has_episode=False)
         yield tables
-        left = height - len(console.render_lines(tables, options.update(height=None), pad=False))
         if width < WIDE or self._has_ended:
             events = list(self._events(min(4, left - 2 - (EPISODE_LINES if episode else 0))))
             left -= len(events) + bool(events)
@@ -57,11 +56,24 @@ class LiveView:
             colour = self._name(episode.source or episode.policy)[1]
             yield Padding(episode_text(episode, width, max(2, left - 1), colour), (1, 0, 0, 0))
 
+    def _is_low(self, height: int) -> bool:
+        """Whether there is no room for an episode beside the flow: each policy has a line in two tables."""
+        return height < LOW + 2 * len(self._progress.policies)
+
+    def _fitted(
+        self, console: Console, options: ConsoleOptions, height: int, *, has_episode: bool
+    ) -> tuple[Group, int]:
+        """All but the episode, and how many lines are left below."""
+        is_low = self._is_low(height)
+        room = height - 8 - len(self._progress.policies) - (EPISODE_LINES if has_episode and not is_low else 0)
+        tables = Group(*self._tables(console, options, room, has_flows=not (is_low and has_episode)))
+        return tables, height - len(console.render_lines(tables, options.update(height=None), pad=False))
+
     def _tables(
         self, console: Console, options: ConsoleOptions, room: int, *, has_flows: bool
     ) -> Iterable[RenderableType]:
         """All but the episode, in about as many lines as there is `room` for below the policies."""
-        width = options.max_width
+        width = options.max_width if has_flows else min(options.max_width, WIDE - 1)
         yield self._header()
         yield Padding(self._policies(width), (1, 0, 0, 0))
         if not self._has_ended and (allocation := self._progress.allocation.line(self._now_s)):

@@ -109,7 +109,7 @@ class EpisodeInPlay:
     row_at: int = 0
     """Place in `token_ids` at which the row begins that the policy sees now; 0 behind the prompt."""
     row_since: int = 0
-    """Place in `conversation` behind what that row begins with."""
+    """Place in `conversation` from which on that row shows the reasoning of turns."""
     last_turn: PolicyTurn | None = None
 
     @property
@@ -170,7 +170,7 @@ class EpisodeInPlay:
     def told(self, token_ids: Int32s, messages: Sequence[Message], *, begins_row: bool = False) -> None:
         """The environment answered it; `token_ids` are the whole conversation where that begins a row."""
         if begins_row:
-            self.row_at, self.row_since = len(self.token_ids), len(self.conversation) + len(messages)
+            self.row_at = len(self.token_ids)
         self._put(token_ids, *messages, is_sampled=False, begins_row=begins_row)
 
     def _put(self, token_ids: Int32s, *messages: Message, is_sampled: bool, begins_row: bool = False) -> None:

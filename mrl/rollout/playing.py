@@ -12,7 +12,7 @@ engine samples the turns of the others meanwhile. What an episode costs is bound
 import itertools
 import sys
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import FIRST_COMPLETED, wait
 from dataclasses import dataclass
@@ -77,6 +77,8 @@ class EpisodeEngine:
         self._prompts: dict[str, Int32s] = {}
         """Request -> the prompt of the first of its episodes that began."""
         self._ended: list[Finished] = []
+        self._others: Counter[str] = Counter()
+        """Requests of no episode -> answers that the engine samples for them."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._engine, name)
@@ -88,7 +90,9 @@ class EpisodeEngine:
 
     def submit(self, requests: Sequence[GenerationRequest]) -> None:
         """As of an engine; environments of the new episodes are reset meanwhile."""
-        self._engine.submit([request for request in requests if not isinstance(request, EpisodeRequest)])
+        others = [request for request in requests if not isinstance(request, EpisodeRequest)]
+        self._engine.submit(others)
+        self._others.update({request.request_id: request.seeds.size for request in others})
         for request in requests:
             if isinstance(request, EpisodeRequest):
                 rules = self._stage.rules(request.prompt_id)
@@ -108,7 +112,8 @@ class EpisodeEngine:
             episode = self._turns.pop((one.request_id, one.index), None)
             if episode is not None:
                 self._said(episode, one.generation)
-        if not (found or self._ended or self._turns):
+        self._others -= Counter(one.request_id for one in others)  # only those above 0 stay
+        if not (found or self._ended or self._turns or self._others):
             awaited = [episode.awaited for episode in self._waiting if episode.awaited is not None]
             wait(awaited, max(0.0, until_s - time.monotonic()), FIRST_COMPLETED)
         ended, self._ended = self._ended, []
@@ -117,6 +122,8 @@ class EpisodeEngine:
     def abort(self, request_ids: Iterable[str]) -> None:
         """As of an engine."""
         gone = set(request_ids)
+        for name in gone:
+            self._others.pop(name, None)
         turns = {name for (name, _), episode in self._turns.items() if episode.request.request_id in gone}
         self._forget(gone)
         self._engine.abort(turns | gone)
@@ -139,6 +146,7 @@ class EpisodeEngine:
     def _forget_all(self) -> None:
         self._forget({episode.request.request_id for episode in (*self._waiting, *self._turns.values())})
         self._ended.clear()
+        self._others.clear()
 
     def _forget(self, gone: set[str]) -> None:
         """Close the episodes of these requests."""
@@ -196,7 +204,11 @@ class EpisodeEngine:
     def _anew(self, episode: EpisodeInPlay, messages: Sequence[Message] = ()) -> Int32s | None:
         """The beginning of a new row, where one begins with these messages."""
         tools = [tool.as_chat() for tool in episode.tools]
-        return self._stage.voice.spelling.anew([*episode.conversation, *messages], tools, since=episode.row_since)
+        row = self._stage.voice.spelling.anew([*episode.conversation, *messages], tools, since=episode.row_since)
+        if row is None:
+            return None
+        token_ids, episode.row_since = row
+        return token_ids
 
     def _begin(self, episode: EpisodeInPlay, said: EnvironmentTurn) -> bool:
         if said.done:

@@ -353,9 +353,11 @@ class RolloutLoop:
         """For the learner; another thread asks, also while this one waits for its engine."""
         is_loading = self._updates.is_loading or not self._custody.is_good(self._engine.version)
         is_loading = is_loading or getattr(self._engine, "doing", SAMPLING) != SAMPLING  # environments take their time
+        is_loading = is_loading and not getattr(self._engine, "is_away", False)  # it waits for others, who get on
         values = self._sampler.pool.verifier_values()
         judged = values.get("verify/answers", 0.0) + values.get("environment/turns", 0.0)
-        return WorkerProgress(self.totals.engine_tokens + int(judged), is_loading)
+        moves = int(judged) + getattr(self._engine, "turns_seen", 0)
+        return WorkerProgress(self.totals.engine_tokens + moves, is_loading)
 
     @property
     def _in_flight(self) -> InFlight:

@@ -174,12 +174,26 @@ def test_a_stream_ends_at_its_stop_string(monkeypatch):
     assert (server.num_parts, server.num_closed) == (3, 1)
 
 
+def test_a_stream_is_read_to_its_end(monkeypatch):
+    """So its connection is good for another call."""
+    server = Streaming()
+    asked = Segments(server, None, Sampling(1.0, 5, (99,)), drain_s=5.0)
+    asked.label(OLD, "")
+    request = GenerationRequest("r", np.array([6], dtype=np.int32), np.array([7], dtype=np.uint64), streams=True)
+
+    answer = asyncio.run(asked.answer(request, 0)).generation
+
+    assert answer.token_ids.tolist() == [7, 8, 9, 10, 11]
+    assert answer.finish_reason is FinishReason.LENGTH
+    assert (server.num_read, server.num_closed) == (1, 1)
+
+
 class Streaming(Counting):
     """Two tokens at a time."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.num_parts = self.num_closed = 0
+        self.num_parts = self.num_read = self.num_closed = 0
 
     async def stream(self, http, token_ids, sampling, **asked):
         try:
@@ -189,6 +203,7 @@ class Streaming(Counting):
                 is_last = start + 2 >= len(whole.token_ids)
                 reason = whole.finish_reason if is_last else FinishReason.ABORT
                 yield Segment(whole.token_ids[start : start + 2], whole.logprobs[start : start + 2], reason)
+            self.num_read += 1
         finally:
             self.num_closed += 1
 

@@ -183,6 +183,26 @@ def test_a_version_that_is_passed_in_the_middle_ends_a_stream_of_one_version(tmp
     run(tmp_path, script)
 
 
+def test_pieces_that_come_faster_than_a_line_takes_them_arrive_in_order(tmp_path):
+    """None is left behind, whichever comes last."""
+    texts = [f"{number} " for number in range(500)]
+
+    async def script(rig, _):
+        worker = await rig.worker(silent)
+        opening = asyncio.ensure_future(rig.client.completions.create(model="qwen", prompt="1", stream=True))
+        request = await asked_of(worker)
+        for text in texts:
+            worker.line.send(piece(request, text))
+        stream = await opening
+        said = ""
+        while said != "".join(texts):
+            said += (await anext(stream)).choices[0].text
+            assert "".join(texts).startswith(said)
+        await stream.close()
+
+    run(tmp_path, lambda *site: asyncio.wait_for(script(*site), 30))
+
+
 def test_a_client_that_hangs_up_in_the_middle_has_its_request_withdrawn(tmp_path):
     """The engine need not go on for nobody."""
 

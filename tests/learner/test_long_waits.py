@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from mrl.learner import training_loop as loop
+from mrl.learner.ranks.learner_turn import LearnerTurn
 from mrl.learner.references import CanaryReferences
 from mrl.learner.training_loop import STILL_WAITING, Learner, Milestones
 from mrl.models.row_attention import use_row_attention
@@ -62,6 +63,7 @@ def test_the_other_ranks_are_told_that_the_batch_is_still_awaited(tiny_model, mo
             seed=1,
             canary=CanaryReferences(SimpleNamespace(precision="float32"), [[3, 5, 9, 2, 7]]),  # type: ignore[arg-type]
             publisher=quiet,  # type: ignore[arg-type]
+            turn=LearnerTurn(rank, quiet),  # type: ignore[arg-type]
         )
         for rank in ranks
     ]

@@ -87,6 +87,20 @@ def test_no_key_goes_below_what_a_run_can_do_with(tmp_path: Path) -> None:
     assert values.keys() == {f"{table}.{key}" for table, keys in FITTED.items() for key in keys}, "for comparisons"
 
 
+@pytest.mark.parametrize(
+    ("history", "max_episode_tokens", "microbatch_tokens"),
+    [("sampled", 0, 2048), ("template", 0, None), ("template", 3000, 4096)],
+)
+def test_all_rows_of_an_episode_keep_their_pass(
+    tmp_path: Path, history: str, max_episode_tokens: int, microbatch_tokens: int | None
+) -> None:
+    """One row ends where the model does; several have as many tokens together as their task or the pass gives them."""
+    words = ["--tasks.trim.source", "environment", "--tasks.trim.dataset", "higher_lower"]
+    words += ["--tasks.trim.max_episode_tokens", str(max_episode_tokens), "--policies.large.prompt.history", history]
+    _, values = chosen(config_of(tmp_path, *ADAPTERS, *words), 1.0)
+    assert values.get("learner.microbatch_tokens") == microbatch_tokens
+
+
 def test_keys_that_were_given_stay(tmp_path: Path) -> None:
     given = {"rollout.answers_at_once": 64, "learner.activation_checkpointing": "false"}
     words = [word for key, value in given.items() for word in (f"--policies.large.{key}", str(value))]

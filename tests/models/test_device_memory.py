@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from mrl.errors import DeviceError
-from mrl.models.device_memory import check_device, enough_memory
+from mrl.models.device_memory import OffDevice, check_device, enough_memory
 
 TOO_MANY_BYTES = 1 << 50
 
@@ -54,3 +54,46 @@ def test_a_gpu_that_is_not_there_is_named(monkeypatch):
         monkeypatch.setattr(torch.backends.cuda, "is_built", lambda is_built=is_built: is_built)
         with pytest.raises(DeviceError, match=rf"{told}; got 'cuda:0'"):
             check_device("cuda:0")
+
+
+def test_tensors_come_back_bit_for_bit_and_stay_the_same_tensors():
+    """Views share memory, which goes once; a parameter and its optimizer's state go on as they were."""
+    layer = torch.nn.Linear(64, 64)
+    optimizer = torch.optim.AdamW(layer.parameters(), fused=True)
+    layer(torch.ones(2, 64)).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    held = [layer.weight, layer.weight.data[3:5], layer.bias, *optimizer.state[layer.weight].values()]
+    held.append(torch.tensor([float("nan"), float("inf"), -0.0]))
+    before = [tensor.detach().clone() for tensor in held]
+    away = OffDevice()
+
+    away.leave(held)
+    assert {tensor.untyped_storage().nbytes() for tensor in held} == {0}
+    away.come_back()
+
+    assert [tensor.numpy(force=True).tobytes() for tensor in held] == [one.numpy().tobytes() for one in before]
+    layer(torch.ones(2, 64)).sum().backward()
+    optimizer.step()
+    assert not torch.equal(held[0], before[0])
+    assert torch.equal(held[1], held[0][3:5])
+
+
+def test_tensors_leave_again_and_again():
+    weights = torch.arange(5.0)
+    away = OffDevice()
+    for round_number in range(3):
+        away.leave([weights])
+        away.come_back()
+        weights += 1.0
+        assert weights.tolist() == [value + round_number + 1 for value in range(5)]
+
+
+def test_memory_that_others_own_stays():
+    """As that of numpy's arrays, which nobody can free."""
+    lent = torch.from_numpy(np.arange(3))
+    away = OffDevice()
+
+    away.leave([lent])
+    assert lent.tolist() == [0, 1, 2]
+    away.come_back()

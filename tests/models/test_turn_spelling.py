@@ -10,7 +10,7 @@ from mrl.models.make import make_policy
 from mrl.models.tokenizers import train_metaspace
 from mrl.models.turn_spelling import TurnSpelling
 from mrl.records.episodes import Message, ToolCall
-from tests.support.forgetful_template import FORGETFUL
+from tests.support.forgetful_template import FORGETFUL, KEEPS_NEWEST
 
 CALL = ToolCall(name="look_up", arguments='{"key":"b"}')
 USER = Message(role="user", content="lower")
@@ -233,7 +233,7 @@ def test_a_conversation_is_rendered_anew_where_the_template_drops_reasoning(spel
     asked, reasoned = Message("user", "?"), Message("assistant", "<think>\nhm\n</think>\n\n5")
     anew = own.anew([asked, reasoned, USER])
     assert anew is not None
-    assert text(anew) == (
+    assert text(anew[0]) == (
         "<|im_start|>user\n?<|im_end|>\n<|im_start|>assistant\n5<|im_end|>\n"
         "<|im_start|>user\nlower<|im_end|>\n<|im_start|>assistant\n"
     )
@@ -244,11 +244,14 @@ def test_a_conversation_is_rendered_anew_where_the_template_drops_reasoning(spel
     assert own.anew([asked, reasoned, USER], since=2) is None, "it stands in an earlier row"
     assert spelling(CHATML, history="template").anew([asked, reasoned, USER]) is None, "the template keeps it"
     assert spelling(FORGETFUL).anew([asked, reasoned, USER]) is None, "the policy sees all that it sampled"
-    newest = FORGETFUL.replace("loop.index0 < ns.last", "loop.index0 < messages | length - 2")
-    keeps_newest = spelling(newest, history="template")
+    assert anew[1] == 3, "the new row shows no reasoning"
+    keeps_newest = spelling(KEEPS_NEWEST, history="template")
     assert keeps_newest.anew([asked, reasoned, USER]) is None
-    assert keeps_newest.anew([asked, reasoned, USER, reasoned, USER]) is not None, "one of two is dropped"
+    anew = keeps_newest.anew([asked, reasoned, USER, reasoned, USER])
+    assert anew is not None, "one of two is dropped"
+    assert anew[1] == 3, "the other may be later"
     assert own.drops_reasoning
+    assert keeps_newest.drops_reasoning
     assert not spelling(CHATML, history="template").drops_reasoning
     begun = own.anew([asked, Message("assistant", "hm</think>5"), USER])
     assert begun is not None, "where the template itself begins the reasoning"

@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 
 from mrl.alignment.receiver import load_receiver
+from mrl.config.load import validate
 from mrl.config.policy_tables import ObjectiveTable, PromptTable
 from mrl.models.load_policy import load_tokenizer
 from mrl.models.turn_spelling import TurnSpelling
-from mrl.processes.episode_wiring import OwnWords, read_turn
+from mrl.processes.episode_wiring import OwnWords, own_words, read_turn
 from mrl.records.codec import pack_array
 from mrl.records.episodes import EpisodeSegment, Message, Opening, ToolCall, ToolSpec
 from mrl.records.experience import GivenAnswer, SharedTurn, TokenTrace
@@ -27,6 +28,7 @@ from mrl.sharing.teacher_traces import teacher_trace
 from mrl.tasks.environments.contract import EnvironmentTurn
 from mrl.tasks.environments.tool_syntax import HERMES, NONE, PLAIN, syntax_of
 
+POOL = {"train_prompts": 4, "held_out_prompts": 2}
 ROOT = Path(__file__).parents[2]
 CALL = ToolCall(name="look_up", arguments='{"key":"b"}')
 CHATML = (
@@ -121,6 +123,18 @@ def test_a_model_without_a_template_calls_by_a_line(words, folder):
 def test_what_cannot_be_said_has_a_reason(words, template, turns, limits, why):
     """An expected outcome; nothing is cut, for nobody has verified a part."""
     assert words(template, **limits).spell(turns) == why
+
+
+@pytest.mark.parametrize(("max_episode_tokens", "bound"), [(0, 600), (500, 500), (6000, 600)])
+def test_a_peers_episode_has_the_room_of_one_row(folder, max_episode_tokens, bound):
+    """Its task's bound is that of all rows together, and may be more than the model can read."""
+    tasks = {"game": {"source": "environment", "dataset": "higher_lower", "max_episode_tokens": max_episode_tokens}}
+    policy = {"model": str(folder), "rollout": {"max_new_tokens": 64}, "learner": {"microbatch_tokens": 600}}
+    run = {"name": "r", "steps": 1}
+    config = validate({"run": run, "pool": POOL, "tasks": tasks, "policies": {"p": policy}}, where="test")
+    found = own_words(config, "p", load_receiver(folder))
+    assert found is not None
+    assert found.max_episode_tokens == bound
 
 
 @pytest.mark.parametrize(("template", "syntax"), [("", PLAIN), (HERMES_TEMPLATE, HERMES)])

@@ -1,6 +1,7 @@
 """Episodes between a real engine and real environment processes."""
 
 import time
+from concurrent.futures import Future
 from contextlib import closing
 from itertools import pairwise
 from pathlib import Path
@@ -19,6 +20,7 @@ from mrl.records.episodes import Message, Opening, ToolCall
 from mrl.records.experience import SharedTurn
 from mrl.records.finish import FinishReason
 from mrl.records.version import Version
+from mrl.rollout import playing
 from mrl.rollout.episode import EpisodeRequest, EpisodeRules, PlayedEpisode
 from mrl.rollout.playing import EpisodeEngine, Stage
 from mrl.rollout.replaying import OwnVoice
@@ -336,6 +338,25 @@ def test_other_requests_pass_through(make_player):
         found = collected(player, 3)
     assert not isinstance(found["plain", 0], PlayedEpisode)
     assert isinstance(found["r7", 0], PlayedEpisode)
+
+
+def test_others_are_sampled_on_while_environments_take_their_time(make_player, monkeypatch):
+    """The engine's time is theirs; environments alone are waited for when there are none."""
+    waits = []
+    monkeypatch.setattr(playing, "wait", lambda awaited, *bound: waits.append(len(awaited)))
+    with closing(make_player()) as player:
+        player.submit([request("7", 1)])
+        player._waiting[0].awaited = Future()
+        prompt = np.array([5, 6], dtype=np.int32)
+        player.submit([GenerationRequest(name, prompt, np.array([3, 4], dtype=np.uint64)) for name in "ab"])
+        found = []
+        while len(found) < 4:
+            found += player.collect(0.02)
+        assert waits == []
+        assert (player.collect(0.0), waits) == ([], [1])
+        player.submit([GenerationRequest("c", prompt, np.array([3], dtype=np.uint64))])
+        player.abort(["c"])
+        assert (player.collect(0.0), len(waits)) == ([], 2)
 
 
 def test_in_step_the_same_seeds_give_the_same_bits(make_player, always_ends):

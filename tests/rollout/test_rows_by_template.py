@@ -24,8 +24,9 @@ from mrl.rollout.playing import EpisodeEngine, Stage
 from mrl.rollout.replaying import OwnVoice
 from mrl.tasks.environments.contract import PolicyTurn
 from mrl.tasks.environments.environment_pool import EnvironmentPool
-from tests.support.forgetful_template import END, FORGETFUL, OPEN
+from tests.support.forgetful_template import END, FORGETFUL, KEEPS_NEWEST, OPEN
 
+THOUGHTS = ("first", "second", "third", "fourth", "fifth")
 VOCAB, TURN_TOKENS, BOUND_S = 400, 40, 120.0
 SAID = ("<think>first</think>one", "two", "<think>\nthird\n</think>\n\nthree", "four", "<think>fifth</think>five")
 
@@ -134,6 +135,21 @@ def twin(folder, start=(("user", "seed 7"),)) -> list[list[int]]:
     return shown
 
 
+def twin_by_text(folder) -> list[list[int]]:
+    """As `twin`, for any template: all is rendered anew once a thought would go that the row shows."""
+    tokenizer, said, shown = load_tokenizer(folder), [("user", "seed 7")], []
+    row = rendered(folder, said)
+    for place, text in enumerate(SAID):
+        shown.append(row)
+        told = f"left {4 - place}"
+        said += [("assistant", text), ("user", told)]
+        anew = rendered(folder, said)
+        row = row + tokenizer(f"{text}{END}\n{OPEN}user\n{told}{END}\n{OPEN}assistant\n")["input_ids"]
+        kept, now = tokenizer.decode(anew), tokenizer.decode(row)
+        row = row if all(thought in kept for thought in THOUGHTS if thought in now) else anew
+    return shown
+
+
 def rows_of(played: PlayedEpisode) -> list[list[int]]:
     """What stands before each turn in its row, read off what the learner gets."""
     answer = Answer(
@@ -168,6 +184,19 @@ def test_a_row_begins_where_the_template_drops_reasoning(folder, seen, play):
     texts = [one.messages[0].content for one in played.segments if one.is_sampled]
     assert texts == list(SAID), "what was sampled stays what it was"
     assert played.logprobs.size == sum(one.num_tokens for one in played.segments if one.is_sampled)
+
+
+def test_what_a_new_row_still_shows_may_be_dropped_later(folder, seen, play, monkeypatch):
+    """Under a template that keeps the newest reasoning each turn but the second begins a row."""
+    monkeypatch.setattr(f"{__name__}.SAID", [f"<think>{thought}</think>so" for thought in THOUGHTS])
+    tokenizer = load_tokenizer(folder)
+    tokenizer.chat_template = KEEPS_NEWEST
+    tokenizer.save_pretrained(folder)
+    played = play()
+    assert seen == twin_by_text(folder)
+    assert rows_of(played) == seen
+    begins = [segment.begins_row for segment in played.segments if not segment.is_sampled]
+    assert begins == [False, True, True, True, False]
 
 
 def test_by_default_the_policy_goes_on_seeing_all_that_it_sampled(folder, seen, play):
@@ -210,3 +239,15 @@ def test_turns_of_a_peer_are_rendered_as_the_own_ones(folder, seen, play):
     start = (("user", "seed 7"), ("assistant", "<think>peer</think>zero"), ("user", "left 5"))
     assert seen == twin(folder, start)
     assert rows_of(played) == seen
+
+
+def test_a_peers_reasoning_is_dropped_once(folder, seen, play, monkeypatch):
+    """Behind an own turn without reasoning the row goes on."""
+    monkeypatch.setattr(f"{__name__}.SAID", ["one", *SAID[1:]])
+    given = (
+        SharedTurn(is_sampled=True, messages=(Message("assistant", "<think>peer</think>zero"),)),
+        SharedTurn(is_sampled=False, messages=(Message("user", "left 5"),)),
+    )
+    played = play(turns=6, given=given)
+    assert seen == twin(folder, (("user", "seed 7"), ("assistant", "<think>peer</think>zero"), ("user", "left 5")))
+    assert not next(one for one in played.segments if not one.is_sampled).begins_row

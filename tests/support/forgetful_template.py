@@ -10,4 +10,6 @@ FORGETFUL = (
     "{% for c in m.tool_calls or [] %}<tool_call>{{ c.function | tojson }}</tool_call>{% endfor %}"
     "<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
+KEEPS_NEWEST = FORGETFUL.replace("loop.index0 < ns.last", "loop.index0 < messages | length - 2")
+"""Leaves out the reasoning of all turns but the newest."""
 OPEN, END = "<|im_start|>", "<|im_end|>"

@@ -95,7 +95,7 @@ def _rows(
             conversation += [Message("assistant", thought + said.content, said.tool_calls), answer]
             anew = spelling.anew(conversation, tools)
             bridge = spelling.bridge(spelled.tolist(), said.tool_calls, [answer])
-            row = [*row, *spelled.tolist(), *bridge.tolist()] if anew is None else anew.tolist()
+            row = [*row, *spelled.tolist(), *bridge.tolist()] if anew is None else anew[0].tolist()
     return found
 
 

@@ -4,9 +4,6 @@ import gzip
 import itertools
 import json
 import math
-import os
-import subprocess
-import sys
 import urllib.error
 import urllib.request
 
@@ -45,9 +42,9 @@ def post(url, key, body):
         return error.code, json.loads(error.read())
 
 
-def test_a_run_that_trains_answers_plain_requests_and_trains_on_none_of_them(make_run):
+def test_a_run_that_trains_answers_plain_requests_and_trains_on_none_of_them(make_run, monkeypatch):
     """By a raw client and the openai package: chat, completions, scores of given text, ids; the run goes on."""
-    run = make_run(steps=60, more=SERVING)
+    run = make_run(steps=120, more=SERVING)
     run.start()
     run.until(lambda: min(run.step("qwen"), run.step("llama")) >= 1, "both train")
     url, key = url_and_key(run)
@@ -79,9 +76,10 @@ def test_a_run_that_trains_answers_plain_requests_and_trains_on_none_of_them(mak
             client.chat.completions.create(model="qwen@999999", messages=talk)
     status, found = post(f"{url}/inference/v1/generate", key, {"model": "llama", "token_ids": [5, 6, 7]})
     assert (status, len(found["choices"][0]["token_ids"]) > 0) == (200, True)
-    environment = os.environ | {"URL": f"{url}/v1", "OPENAI_API_KEY": key}
-    subprocess.run([sys.executable, "-c", blocks(PAGE, "python")[0]], env=environment, check=True, timeout=120)
-    assert min(run.step("qwen"), run.step("llama")) < 60, "they were answered while it trained"
+    monkeypatch.setenv("URL", f"{url}/v1")
+    monkeypatch.setenv("OPENAI_API_KEY", key)
+    exec(blocks(PAGE, "python")[0], {})
+    assert min(run.step("qwen"), run.step("llama")) < 120, "they were answered while it trained"
     assert run.finish(600) == 0, run.tail()
 
     counted = run.metrics("gateway")[-1]["values"]
@@ -102,7 +100,7 @@ def check_streams(client, model):
     asked = {"temperature": 0, "max_tokens": 12}
     talk = [{"role": "user", "content": f"Trim the ends: {MARK}"}]
     for count in itertools.count(1):
-        assert count < 50, "no answer came in pieces under the weights of the one before"
+        assert count < 100, "no answer came in pieces under the weights of the one before"
         before = client.completions.create(model=model, prompt=MARK, logprobs=1, **asked)
         with client.completions.create(model=model, prompt=MARK, logprobs=1, stream=True, **asked) as stream:
             chunks = list(stream)

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import psutil
 import torch
+from torch.distributed.tensor import DTensor
 
 from gpu_hour.bench import Bench, SkippedError
 from gpu_hour.shapes import config_of, random_model
@@ -23,13 +24,17 @@ from mrl.learner.step_timing import training_flops
 from mrl.learner.trainer import Trainer
 from mrl.memory_plan.needs import CUDA_CONTEXT_MIB, MIB, Need, largest_microbatch, on_gpu_with, rank_needs
 from mrl.memory_plan.pass_memory import pass_peaks
+from mrl.models.device_memory import OffDevice
 from mrl.models.skeleton import model_size
+from mrl.models.tensor_file import digest
 from mrl.objectives.liger import missing_packages
 from mrl.objectives.specs import Clipped, Correction
 from mrl.sharing.regime import Component, TrainingExample
 
 GRPO = Component("own", Clipped(0.2, 0.2, correction=Correction()), 1.0, "rows", "own")
 TIMED_STEPS = 3
+TURNS = 3
+"""The first of which takes and locks main memory."""
 RESERVED_S = 60.0
 """A combination is not begun when less is left."""
 LEAN = {"activation_checkpointing": True, "microbatch_tokens": 8192}
@@ -55,8 +60,9 @@ ON_CPU = {"attention_kernel": "rows", "logprob_kernel": "chunked", "chunk_logits
 
 
 def learner_parts() -> dict[str, Callable[[Bench], None]]:
-    """A part for each combination."""
-    return {name: partial(_measure, *combination) for name, combination in COMBINATIONS.items()}
+    """A part for each combination, and one for turns."""
+    combinations = {name: partial(_measure, *combination) for name, combination in COMBINATIONS.items()}
+    return combinations | {"1.7B-turns": _measure_turns}
 
 
 def _measure(shape: str, keys: dict[str, Any], bench: Bench) -> None:
@@ -66,17 +72,8 @@ def _measure(shape: str, keys: dict[str, Any], bench: Bench) -> None:
     bench.tell("planned memory", need.mib, "MiB", moment=need.moment, with_context_mib=on_gpu_with(need).mib)
     _check_room(config, policy, need, bench)
     _check(policy, bench)
-    world = World(0, 1, torch.device(bench.device, 0) if bench.device == "cuda" else torch.device("cpu"))
     began_s = time.monotonic()
-    trainer = Trainer(
-        random_model(config, bench.device),
-        policy.learner,
-        [GRPO],
-        temperature=1.0,
-        seed=0,
-        total_steps=100,
-        world=world,
-    )
+    trainer = _trainer(config, policy, bench)
     if bench.device == "cuda":  # what was taken to make the model with random weights
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
@@ -91,7 +88,47 @@ def _measure(shape: str, keys: dict[str, Any], bench: Bench) -> None:
     bench.settle()
     seconds = (time.monotonic() - began_s) / TIMED_STEPS
     _tell(bench, trainer, order, seconds, need=need, settings=policy.learner.model_dump(exclude_defaults=True))
-    world.close()
+    trainer.world.close()
+
+
+def _trainer(config: Any, policy: PolicyTable, bench: Bench) -> Trainer:
+    world = World(0, 1, torch.device(bench.device, 0) if bench.device == "cuda" else torch.device("cpu"))
+    model = random_model(config, bench.device)
+    return Trainer(model, policy.learner, [GRPO], temperature=1.0, seed=0, total_steps=100, world=world)
+
+
+def _measure_turns(bench: Bench) -> None:
+    """A learner leaves its device between two steps and comes back, as in turns. Raises RuntimeError for other bits."""
+    config, policy = config_of(bench.of("1.7B", "tiny")), _policy({}, bench)
+    _check_room(config, policy, plan_of(config, policy, bench), bench)
+    _check(policy, bench)
+    trainer, away = _trainer(config, policy, bench), OffDevice()
+    order = StepOrder(rows(policy, config.vocab_size, bench), {"own": 1.0})
+    trainer.train(order, 0)
+    trainer.optimizer.zero_grad(set_to_none=True)
+    local = [tensor.to_local() if isinstance(tensor, DTensor) else tensor for tensor in trainer.held()]
+    held = [tensor.detach() for tensor in local if tensor.device.type == bench.device]
+    before = [digest(tensor.to("cpu", copy=True)) for tensor in held]
+    gib = sum({tensor.data_ptr(): tensor.nbytes for tensor in held}.values()) / MIB / 1024
+    for turn in range(TURNS):
+        left_s = _seconds(bench, lambda: away.leave(held))
+        if bench.device == "cuda":
+            bench.tell("left on the device", torch.cuda.memory_reserved() / MIB, "MiB", turn=turn)
+        came_s = _seconds(bench, away.come_back)
+        bench.tell("leaving", left_s, "s", turn=turn, gib=gib, gib_s=gib / left_s)
+        bench.tell("coming back", came_s, "s", turn=turn, gib=gib, gib_s=gib / came_s)
+    if [digest(tensor.to("cpu", copy=True)) for tensor in held] != before:
+        raise RuntimeError("other bits came back than had left")
+    bench.tell("a step behind it", _seconds(bench, lambda: trainer.train(order, 1)), "s")
+    trainer.world.close()
+
+
+def _seconds(bench: Bench, act: Callable[[], object]) -> float:
+    """Of one call, and what it queued on the device."""
+    began_s = time.monotonic()
+    act()
+    bench.settle()
+    return time.monotonic() - began_s
 
 
 def _tell(

@@ -43,6 +43,8 @@ def check_policy(name: str, policy: PolicyTable, where: str) -> None:
     _check_server(f"{key}.rollout", policy.rollout, where)
     _check_weights(f"{key}.rollout", policy, where)
     _check_gpus(f"{key}.rollout", policy, where)
+    if policy.turns:
+        _check_turns(key, policy, where)
     if not policy.frozen:
         _check_learner(key, policy, where)
         check_objective(name, policy, where=where)
@@ -98,6 +100,40 @@ def _check_gpus(key: str, policy: PolicyTable, where: str) -> None:
         if policy.device == "cuda" and not rollout.server.url
         else "",
     )
+
+
+def _check_turns(key: str, policy: PolicyTable, where: str) -> None:
+    """Whoever has a device in turns is a process of this host that can leave it."""
+    rollout, learner = policy.rollout, policy.learner
+    is_server = rollout.engine != "embedded"
+    refusals = {
+        "learner.hosts": (learner.hosts > 1, learner.hosts, "1: devices are shared in turns within one host"),
+        "rollout.server.url": (bool(rollout.server.url), rollout.server.url, "no url: nobody moves another's server"),
+        "rollout.engine": (
+            policy.frozen and is_server,
+            f"{rollout.engine} of a frozen policy",
+            "'embedded': a server gives its weights away, and nobody publishes those of a frozen policy",
+        ),
+        "rollout.weights": (
+            rollout.weights == "broadcast" or (rollout.weights == "adapters" and is_server),
+            rollout.weights,
+            "'files': learner and engine never meet on the device, and a server comes back without the model's weights",
+        ),
+        "rollout.gpus": (
+            learner.processes % rollout.gpus > 0,
+            rollout.gpus,
+            f"a divisor of learner.processes = {learner.processes}, whose GPUs it has in turns",
+        ),
+    }
+    for name, (is_refused, got, wanted) in refusals.items():
+        if is_refused:
+            raise ConfigError(
+                f"{key}.{name}: not with turns = true",
+                where=where,
+                got=got,
+                wanted=wanted,
+                cure=f"or {key}.turns = false",
+            )
 
 
 def _check_context(key: str, rollout: RolloutTable, where: str) -> None:

@@ -26,6 +26,15 @@ def check_units(config: RunConfig, *, where: str) -> None:
         )
     for name in config.learning:
         _check_policy(config, name, units, where)
+    for name, policy in config.policies.items():
+        if policy.turns:
+            raise ConfigError(
+                f"policies.{name}.turns: units of allocation.units are leased whole",
+                where=where,
+                got="turns = true",
+                wanted="turns, or units",
+                cure=f"leave allocation.units out, or policies.{name}.turns",
+            )
 
 
 def fitting_units(config: RunConfig, policy: str) -> frozenset[str]:

@@ -2,7 +2,7 @@
 
 Learners come first, each whole on one host or with as many ranks on each of its `hosts`, then servers, then embedded
 engines. A server has its GPUs for itself: it takes most of their memory when it starts. A learner shares one with
-others, and an embedded engine does, only where none is left.
+others, and an embedded engine does, only where none is left. With `turns` engines are on the GPUs of their learner.
 """
 
 from collections import Counter
@@ -60,7 +60,12 @@ def rank_gpus(policy: PolicyTable) -> int:
 
 def has_own_gpus(policy: PolicyTable) -> bool:
     """Whether the engines of a policy are servers that share a GPU with nobody."""
-    return policy.rollout.engine != "embedded" and worker_gpus(policy) > 0
+    return policy.rollout.engine != "embedded" and worker_gpus(policy) > 0 and not policy.turns
+
+
+def joins_learner(policy: PolicyTable) -> bool:
+    """Whether its engines are where its learner is, in turns."""
+    return policy.turns and rank_gpus(policy) > 0
 
 
 def seats(config: RunConfig, room: Mapping[str, int], load: Mapping[str, int] | None = None) -> dict[Key, Seat]:
@@ -125,6 +130,12 @@ class _Hall:
         """On the policy's host or another."""
         policy, home = self._config.policies[name], self._homes[name]
         wanted = worker_gpus(policy)
+        if joins_learner(policy):
+            own = self.taken["learner", name, 0].gpus
+            start = index * wanted % len(own)
+            self._load[home] += 1
+            self._take(("worker", name, index), home, own[start : start + wanted])
+            return
         if not policy.frozen or index:  # the first one of a frozen policy stands for it since `seat_home`
             host = home if wanted else min(self._room, key=lambda host: (self._load[host], host != home))
         else:
@@ -252,7 +263,8 @@ def least_gpus(config: RunConfig) -> int:
 def most_gpus(config: RunConfig) -> int:
     """GPUs of a host of which each rank of a learner there and each worker has its own."""
     on_gpu = {name: policy for name, policy in config.policies.items() if policy.device == "cuda"}
-    workers = sum(planned_workers(config, name) * worker_gpus(policy) for name, policy in on_gpu.items())
+    apart = {name: policy for name, policy in on_gpu.items() if not joins_learner(policy)}
+    workers = sum(planned_workers(config, name) * worker_gpus(policy) for name, policy in apart.items())
     learners = sum(map(rank_gpus, on_gpu.values()))
     return max(least_gpus(config), workers + learners + len(_leased_gpus(config)))
 

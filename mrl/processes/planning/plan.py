@@ -31,6 +31,7 @@ from mrl.processes.planning.torchrun import (
     torchrun_argv,
     torchrun_environment,
 )
+from mrl.processes.planning.turns import check_turns, turn_environment
 from mrl.processes.planning.unit_workers import (
     KEEPS_ENVIRONMENT,
     UNIT,
@@ -138,6 +139,7 @@ def build_plan(
     """
     first = hosts[0].name if hosts else ""
     here = here or first
+    check_turns(config, [host.name for host in hosts])
     shown, gpus = gpus, not_leased(config, gpus, here, is_first=here == first)
     seated = _seats(config, [host.name for host in hosts], here=here, shown=shown)
     specs = [_daemon("exchange", run_folder, python), _daemon("allocator", run_folder, python)]
@@ -155,7 +157,7 @@ def build_plan(
     for spec in specs:
         at = seated[spec.role, spec.policy, spec.index].host if spec.policy else first  # type: ignore[index]
         own_host = host_environment(by_name[at]) if at in by_name else {}
-        placed.append(replace(spec, host=at, env=spec.env | own_host))
+        placed.append(replace(spec, host=at, env=spec.env | own_host | turn_environment(config, spec)))
     plan = Plan(tuple(placed), tuple(hosts), unit_hosts(config, [host.name for host in hosts]))
     joins = [
         _join(by_name[name], run_folder, remote, python, is_spared=plan.spares(name))
@@ -253,17 +255,6 @@ def _broadcasts_far(config: RunConfig, policy: str, seated: Mapping[Key, Seat]) 
     """Whether a learner broadcasts weights to workers of other hosts."""
     hosts = {seat.host for (_, name, _), seat in seated.items() if name == policy}
     return config.policies[policy].rollout.weights == "broadcast" and len(hosts) > 1
-
-
-def shared_gpus(plan: Plan) -> Iterator[str]:
-    """A line for every GPU of this host that several processes of the plan are on."""
-    users: dict[str, list[str]] = {}
-    for spec in plan.processes:
-        for gpu in filter(None, spec.env.get("CUDA_VISIBLE_DEVICES", "").split(",")):
-            users.setdefault(gpu, []).append(spec.name)
-    for gpu, names in users.items():
-        if len(names) > 1:
-            yield f"GPU {gpu} is shared by {', '.join(names)}: its memory has to hold all of them"
 
 
 def role_argv(role: Role, run_folder: Path, *, python: str, policy: str = "", index: int = 0) -> tuple[str, ...]:

@@ -45,7 +45,7 @@ class LiveEpisodes:
 
 
 def episode_text(sample: SampleRecord, width: int, height: int, colour: str) -> Text:
-    """At most `height` lines of `width` characters. Turns that a policy sampled have its colour and a star."""
+    """At most `height` lines of `width` cells. Turns that a policy sampled have its colour and a star."""
     row: dict[str, Any] = msgspec.to_builtins(sample)
     text = Text(" episode ", "bold", overflow="ellipsis", no_wrap=True).append(shown_words(row), "default not bold")
     for line in talk_within(row, width - 1, height - 1):

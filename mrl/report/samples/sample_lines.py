@@ -1,8 +1,10 @@
 """Answers as lines for a terminal."""
 
-import textwrap
 from collections.abc import Iterator, Sequence
 from typing import Any
+
+from rich.console import Console
+from rich.text import Text
 
 from mrl.report.samples.conversations import Said, conversation, fate
 from mrl.report.samples.wanted_answers import printable, shown_words
@@ -14,7 +16,7 @@ STAR, LEFT_OUT = "*", " [...]"
 
 
 def sample_lines(row: dict[str, Any], width: int) -> Iterator[str]:
-    """One answer: what there is to say of it, its prompt, and its text, at most `width` characters wide.
+    """One answer: what there is to say of it, its prompt, and its text, at most `width` cells of the terminal wide.
 
     An episode is told message by message; a star marks what was trained on.
     """
@@ -71,21 +73,21 @@ def _message(said: Said, width: int) -> list[str]:
 def _mask(row: dict[str, Any], said: list[Said]) -> str:
     given = sum(one.tokens or 0 for one in said if not one.is_sampled)
     tokens = "" if row.get("tokens") is None else f": {row['tokens']} tokens; {given} given between them"
+    tokens += ", beginnings of rows included" * (bool(tokens) and any(one.begins_row for one in said))
     fates = {fate(one._replace(tokens=None), row) for one in said if one.is_sampled}
     return printable("".join(f"  {STAR} {words}{tokens}" for words in sorted(fates)))
 
 
 def _cut(line: str, width: int) -> str:
-    return f"{line[: width - len(LEFT_OUT)]}{LEFT_OUT}"
+    kept = Text(line)
+    kept.truncate(width - len(LEFT_OUT), overflow="crop")
+    return f"{kept}{LEFT_OUT}"
 
 
 def _told(name: str, text: str, width: int, *, mark: str = "", margin: int = MARGIN) -> Iterator[str]:
     room = max(20, width - margin)
-    lines = [part for line in printable(text).split("\n") for part in textwrap.wrap(line, room, **_AS_IT_IS) or [""]]
+    lines = [line.plain for line in Text(printable(text)).wrap(Console(width=room), room, overflow="fold")]
     if len(lines) > MAX_TEXT_LINES:
         lines = [*lines[:MAX_TEXT_LINES], f"[... {len(lines) - MAX_TEXT_LINES} more lines]"]
     for number, line in enumerate(lines):
         yield f"{mark:<2}{name if number == 0 else '':<{margin - 2}}{line}".rstrip()
-
-
-_AS_IT_IS: dict[str, Any] = {"replace_whitespace": False, "drop_whitespace": False, "break_on_hyphens": False}

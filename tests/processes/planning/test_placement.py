@@ -11,7 +11,7 @@ import pytest
 from mrl.config.load import validate
 from mrl.config.schema import RunConfig
 from mrl.errors import ConfigError
-from mrl.processes.planning.placement import Seat, has_own_gpus, seats
+from mrl.processes.planning.placement import Seat, has_own_gpus, least_gpus, most_gpus, seats
 
 ONE = ""
 
@@ -60,6 +60,22 @@ def test_embedded_engines_take_what_is_left_and_then_share() -> None:
     assert (found["worker/s/0"], found["worker/a/0"]) == ((4,), (5,))
     assert (found["worker/b/0"], found["worker/a/1"]) == ((0,), (1,))
     assert on_one(config_of(a=policy(1, 1, "embedded")), 1) == {"learner/a/0": (0,), "worker/a/0": (0,)}
+
+
+def test_in_turns_engines_are_on_the_gpus_of_their_learner() -> None:
+    """Every policy on as few as its learner has, and two of them on one where there is one."""
+    config = config_of(a=policy(2, 3, "embedded", turns=True), b=policy(1, 1, "embedded", turns=True))
+    assert on_one(config, 3) == {
+        "learner/a/0": (0, 1),
+        "learner/b/0": (2,),
+        "worker/a/0": (0,),
+        "worker/b/0": (2,),
+        "worker/a/1": (1,),
+        "worker/a/2": (0,),
+    }
+    pair = config_of(**{name: policy(1, 1, "embedded", turns=True) for name in "ab"})
+    assert set(on_one(pair, 1).values()) == {(0,)}
+    assert (least_gpus(pair), most_gpus(pair)) == (1, 2)
 
 
 def test_gpus_that_run_out_are_refused_with_counts_that_would_fit() -> None:

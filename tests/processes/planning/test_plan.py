@@ -12,8 +12,9 @@ from mrl.errors import ConfigError
 from mrl.learner.ranks.rank_place import rank_place
 from mrl.processes.planning.dry_run import describe
 from mrl.processes.planning.hosts import Host, counting_gpus
-from mrl.processes.planning.plan import build_plan, shared_gpus
+from mrl.processes.planning.plan import build_plan
 from mrl.processes.planning.torchrun import ALLOCATOR_WORDS, LARGE_PAGES
+from mrl.processes.planning.turns import shared_gpus
 
 RECIPE = {"architecture": "llama", "tokenizer": "metaspace", "vocab_size": 512, "hidden_size": 128, "num_layers": 4}
 
@@ -178,9 +179,9 @@ def test_servers_are_shown_their_gpus_and_shared_ones_are_told() -> None:
     plan = build_plan(config, Path("/r"), gpus=["GPU-a", "GPU-b", "GPU-c", "GPU-d"])
     shown = {spec.name: spec.env.get("CUDA_VISIBLE_DEVICES") for spec in plan.processes}
     assert (shown["learner/a"], shown["worker/a/0"]) == ("GPU-a", "GPU-b,GPU-c")
-    assert list(shared_gpus(plan)) == []
+    assert list(shared_gpus(plan.processes)) == []
     alone = build_plan(tables(), Path("/r"), gpus=["GPU-a"])
-    assert list(shared_gpus(alone)) == [
+    assert list(shared_gpus(alone.processes)) == [
         "GPU GPU-a is shared by learner/a, worker/a/0: its memory has to hold all of them"
     ]
 

@@ -176,6 +176,8 @@ def test_where_a_new_row_begins_is_told(row):
     ]
     found = row(segments)
     assert "  user      and? (a new row begins here)" in list(sample_lines(found, 100))
+    given = "  * sampled, trained on: 16 tokens; 40 given between them, beginnings of rows included"
+    assert given in list(sample_lines(found, 100))
     fates = [what for _, what, _ in told(sample_page("r", [found], ["qwen"], success_reward=1.0))]
     assert (
         fates[2] == "user · given, 40 tokens, a new row with all of before as the template renders it, not trained on"

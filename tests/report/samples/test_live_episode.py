@@ -3,6 +3,7 @@
 from typing import Any
 
 import pytest
+from rich.cells import cell_len
 
 from mrl.records.episodes import EpisodeSegment, Message
 from mrl.records.telemetry_messages import SampleRecord
@@ -43,7 +44,7 @@ def view(board: RunDisplay, now_s: float, width: int = 100, height: int = 40) ->
     """The tables, and the episode below them."""
     lines = [line.rstrip() for line in show(board.render(now_s), width, height)]
     assert len(lines) <= height
-    assert max(map(len, lines)) <= width
+    assert max(map(cell_len, lines)) <= width
     place = next((place for place, line in enumerate(lines) if line.startswith(" episode ")), len(lines))
     return lines[:place], lines[place:]
 
@@ -107,16 +108,41 @@ def test_policies_and_peers_take_turns(board):
     assert shown(300.0 + 3 * SHOWN_S)[0] == "qwen step 4"
 
 
-def test_on_a_low_terminal_an_episode_and_the_flow_take_turns(board):
+@pytest.mark.parametrize(("width", "height"), [(80, 24), (120, 24), (140, 30)])
+def test_on_a_low_terminal_an_episode_and_the_flow_take_turns(board, width, height):
     """Neither is lost for good, and what is awaited is always there."""
     board.apply(sample(), 300.0)
-    low = {"width": 80, "height": 24}
     for turn, has_episode in enumerate((True, False, True)):
-        tables, talk = view(board, 300.0 + turn * SHOWN_S, **low)
+        tables, talk = view(board, 300.0 + turn * SHOWN_S, width, height)
         text = "\n".join(tables)
         assert bool(talk) == has_episode
-        assert ("qwen → llama" in text) == (not has_episode)
-        assert "groups from worker/llama/0" in text
+        assert ("experience between policies" in text) == (not has_episode)
+        assert "worker/llama/0" in text
+
+
+def test_where_a_few_lines_of_an_episode_would_be_left_the_flow_stays(make_config, make_stream):
+    """Of six policies the tables alone fill a low terminal."""
+    display = RunDisplay(make_config(6))
+    for now_s, record in make_stream(6, until=213):
+        display.apply(record, now_s)
+    display.apply(sample(), 300.0)
+    text = "\n".join(show(display.render(300.0), 80, 24))
+    assert " episode " not in text
+    assert "experience between policies" in text
+
+
+@pytest.mark.parametrize("width", [80, 97])
+def test_wide_characters_take_their_two_cells(board, width):
+    """Nothing that is said leaves the screen at its right edge, and what is cut says so."""
+    said = "".join(chr(0x4E00 + place) for place in range(120))
+    board.apply(sample([EpisodeSegment(num_tokens=9, is_sampled=True, messages=(Message("assistant", said),))]), 300.0)
+    _, [_, *talk] = view(board, 300.0, width)
+    assert said in "".join(line[13:].strip() for line in talk)
+
+    segments = [EpisodeSegment(num_tokens=9, is_sampled=True, messages=(Message("assistant", said * 9),))] * 6
+    board.apply(sample(segments, step=4), 300.0)
+    _, [_, *talk] = view(board, 300.0 + SHOWN_S, width)
+    assert sum(line.endswith(" [...]") for line in talk) == len(segments) + 1, "the opening, too"
 
 
 def test_what_a_resume_has_voided_goes(board):

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from mrl.config.policy_tables import PromptTable
 from mrl.config.task_tables import TaskTable
 from mrl.tasks.environments.contract import FAILURES, EnvironmentTurn, PolicyTurn
 from mrl.tasks.environments.environment_pool import EnvironmentPool
@@ -32,8 +33,9 @@ def said(turn: EnvironmentTurn) -> str:
 
 def test_the_game_of_the_page_runs_under_its_configuration(folder):
     """As `mrl check` tries it."""
-    (text,) = blocks(PAGE, "toml")
-    table = TaskTable(**tomllib.loads(text)["tasks"]["parity"])
+    task, history = blocks(PAGE, "toml")
+    assert PromptTable(**tomllib.loads(history)["policies"]["qwen"]["prompt"]).history == "template"
+    table = TaskTable(**tomllib.loads(task)["tasks"]["parity"])
     assert said(try_environment("parity", table, seed=1)).endswith("odd or even?")
 
 

@@ -1,0 +1,118 @@
+"""Turns on devices that processes of one host share: a queue, whose first member for a device has it alone.
+
+A place in the queue is a file that its owner keeps locked. The kernel drops the lock when the process ends, however it
+ends, and whoever looks next removes the file: so a turn is a lease without an expiry, which nobody has to renew, and
+which a process that is only slow never loses. Who comes later has a higher number, and numbers are given under a lock
+of the queue, so that all members see one order, of several devices too: no two of them wait for each other.
+"""
+
+import fcntl
+import os
+from collections.abc import Collection, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+from mrl.config.locks import try_lock
+
+MAX_PLACE_BYTES = 4096
+DIGITS = 18
+QUEUE = "queue"
+"""File with the last number, whose lock gives the next one. No number comes twice: whoever removes the place of a dead
+process would else remove that of a living one."""
+ARRIVING = ".arriving-"
+
+
+class Ahead(NamedTuple):
+    """Who has a device, or is before this process in its queue."""
+
+    holder: str
+    """Name of its role; empty while somebody else is entering the queue."""
+    progress: int
+    """Another number whenever that one has got on."""
+
+
+class DeviceTurn:
+    """The turns of one process on its `devices`. Not thread-safe, but for `got_on`."""
+
+    def __init__(self, folder: Path, role: str, devices: Collection[str]) -> None:
+        """Everybody who shares a device has the same `folder`, which lies on this host."""
+        folder.mkdir(mode=0o700, exist_ok=True)
+        self._folder, self._role, self._devices = folder, role, frozenset(devices)
+        self._place: Path | None = None
+        self._file = -1
+        self._progress = 0
+        self.is_held = False
+        os.register_at_fork(after_in_child=self._leave_to_parent)
+
+    def ask(self) -> Ahead | None:
+        """Enter the queue, if that is not done, and look: None when it is this process's turn. Waits for nobody."""
+        if self._place is None and not self._enter():
+            return Ahead("", 0)
+        before = None if self.is_held else next(self._others(before=True), None)
+        self.is_held = before is None
+        return before
+
+    def is_awaited(self) -> bool:
+        """Whether anybody is behind this process."""
+        return self._place is not None and next(self._others(before=False), None) is not None
+
+    def got_on(self) -> None:
+        """Let those who wait see that whoever has the turn does not stand still. From any thread."""
+        self._progress += 1
+        if (file := self._file) >= 0:
+            with suppress(OSError):  # given back meanwhile
+                os.pwrite(file, _number(self._progress), 0)
+
+    def give_back(self) -> None:
+        """Leave the queue, with or without the turn."""
+        if self._place is None:
+            return
+        file, self._file, self.is_held = self._file, -1, False
+        self._place.unlink(missing_ok=True)
+        self._place = None
+        os.close(file)
+
+    def _leave_to_parent(self) -> None:
+        """In a fork, which would else keep the lock beyond the death of its parent."""
+        file, self._file, self._place, self.is_held = self._file, -1, None, False
+        if file >= 0:
+            os.close(file)
+
+    def _enter(self) -> bool:
+        """Take the next number; False while somebody else takes one."""
+        queue = os.open(self._folder / QUEUE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            if not try_lock(queue, self._folder):
+                return False
+            arriving = self._folder / f"{ARRIVING}{os.getpid()}-{id(self)}"
+            file = os.open(arriving, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+            fcntl.flock(file, fcntl.LOCK_EX)  # nobody else knows its name
+            words = [_number(self._progress).decode(), self._role, *sorted(self._devices)]
+            os.pwrite(file, "\n".join(words).encode(), 0)
+            number = _number(int(os.pread(queue, DIGITS, 0) or 0) + 1)
+            os.pwrite(queue, number, 0)
+            place = self._folder / number.decode()
+            arriving.rename(place)
+            self._place, self._file = place, file
+            return True
+        finally:
+            os.close(queue)
+
+    def _others(self, *, before: bool) -> Iterator[Ahead]:
+        """Who is before this process, or behind it, for any of its devices; places of the dead are removed."""
+        assert self._place is not None
+        own = self._place.name
+        for name in sorted(filter(str.isdigit, os.listdir(self._folder))):
+            if (name < own) if before else (name > own):
+                with suppress(FileNotFoundError), (self._folder / name).open("rb") as place:
+                    if try_lock(place.fileno(), self._folder, is_shared=True):
+                        (self._folder / name).unlink()
+                        continue
+                    progress, role, *devices = place.read(MAX_PLACE_BYTES).decode().split("\n")
+                    if self._devices.intersection(devices):
+                        yield Ahead(role, int(progress))
+
+
+def _number(value: int) -> bytes:
+    return f"{value:0{DIGITS}}".encode()

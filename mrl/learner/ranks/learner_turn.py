@@ -1,0 +1,132 @@
+"""The turn of a learner on devices that it shares: its ranks have their memory there for one step, and only then.
+
+The first rank asks for the turn once a batch is there; all ranks come, train, publish, save and leave, and only when
+all have left is the turn given back. What the learner keeps in main memory between two turns comes back bit for bit.
+"""
+
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+from mrl.allocation.device_turn import DeviceTurn
+from mrl.errors import PeerLost
+from mrl.learner.ranks.world import World
+from mrl.metrics.telemetry import Telemetry
+
+LOOK_S = 0.02
+READY, WAITING, STOPPED = b"turn", b"wait", b""
+SAY_SO_S = 60.0
+
+
+class HeldOnDevice(Protocol):
+    """What a rank has on its device."""
+
+    def leave_device(self) -> None:
+        """Move it to main memory."""
+
+    def come_to_device(self) -> None:
+        """Move it back."""
+
+
+class LearnerTurn:
+    """The turn of one rank, or, without `shares`, a device that it need not share. Only the first has the `lease`."""
+
+    def __init__(
+        self,
+        world: World,
+        telemetry: Telemetry,
+        lease: DeviceTurn | None = None,
+        *,
+        shares: bool = False,
+        bound_s: float = 0.0,
+    ) -> None:
+        """Whoever has the turn may stand still for `bound_s`."""
+        self._world, self._telemetry, self._lease = world, telemetry, lease
+        self.shares, self._bound_s = shares, bound_s
+        self._held: HeldOnDevice | None = None
+        self._waits_on: Callable[[], None] | None = None
+        self._waited_s = self._moved_s = 0.0
+
+    def begin(self, stopping: Callable[[], bool]) -> bool:
+        """Wait for the turn, all ranks together; False when told to stop."""
+        if not self.shares:
+            return True
+        said, told_s = WAITING, time.monotonic()
+        while said == WAITING:
+            if self._lease is not None:
+
+                def is_time(since_s: float = told_s) -> bool:
+                    return stopping() or time.monotonic() - since_s > SAY_SO_S
+
+                is_here = self.take(is_time)
+                told_s = time.monotonic()
+                said = READY if is_here else STOPPED if stopping() else WAITING
+            said = self._world.broadcast_bytes(said if self._lease is not None else None)
+        return said == READY
+
+    def has(self, held: HeldOnDevice, waits_on: Callable[[], None] | None) -> None:
+        """From now on this is what comes and leaves; it is on the device.
+
+        `waits_on` is told while the turn is awaited and whoever has it gets on.
+        """
+        self._held, self._waits_on = held, waits_on
+
+    def take(self, stopping: Callable[[], bool]) -> bool:
+        """Wait until it is this learner's turn; False when told to stop, and its place in the queue stays.
+
+        Of the first rank. Raises PeerLost when whoever has the turn stands still for too long.
+        """
+        if self._lease is None:
+            return True
+        began_s = moved_s = time.monotonic()
+        before = None
+        self._waited_s = 0.0
+        while (ahead := self._lease.ask()) is not None:
+            if ahead != before:
+                before, moved_s = ahead, time.monotonic()
+                if self._waits_on is not None:
+                    self._waits_on()
+            if time.monotonic() - moved_s > self._bound_s:
+                raise PeerLost(
+                    f"{ahead.holder or 'somebody'} has the device that this learner shares with it, "
+                    f"and stood still for {self._bound_s:g} s"
+                )
+            if stopping():
+                return False
+            with self._telemetry.awaiting("turn", whom=ahead.holder, bound_s=self._bound_s, since_s=began_s):
+                time.sleep(LOOK_S)
+        self._waited_s = time.monotonic() - began_s
+        return True
+
+    def take_times(self) -> dict[str, float]:
+        """Metrics of the last turn, and of the moves since the last call; none of a device of its own."""
+        if not self.shares:
+            return {}
+        moved_s, self._moved_s = self._moved_s, 0.0
+        return {"time/wait_for_turn_s": self._waited_s, "time/move_s": moved_s}
+
+    def come(self) -> None:
+        """All ranks, behind the first one's `take`."""
+        if self.shares and self._held is not None:
+            self._world.note("coming to the device")
+            began_s = time.monotonic()
+            self._held.come_to_device()
+            self._moved_s += time.monotonic() - began_s
+            self.got_on()
+
+    def leave(self) -> None:
+        """All ranks; then the turn is given back."""
+        if not self.shares or self._held is None:
+            return
+        self._world.note("leaving the device")
+        began_s = time.monotonic()
+        self._held.leave_device()
+        self._moved_s += time.monotonic() - began_s
+        self._world.any(False)  # all have left
+        if self._lease is not None:
+            self._lease.give_back()
+
+    def got_on(self) -> None:
+        """Let those who wait for the turn see that this learner gets on."""
+        if self._lease is not None:
+            self._lease.got_on()

@@ -1,0 +1,81 @@
+"""Devices that learners and engines of policies with `turns` have one after the other, and GPUs that are shared."""
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Protocol
+
+from mrl.allocation.device_turn import DeviceTurn
+from mrl.config.run_folder import RunFolder, local_folder
+from mrl.config.schema import RunConfig
+from mrl.errors import ConfigError
+
+TURN_DEVICES = "MRL_TURN_DEVICES"
+"""Variable of a process that has its devices in turns: their names, as CUDA takes them, or "cpu"."""
+
+
+class Placed(Protocol):
+    """A process of a plan."""
+
+    @property
+    def name(self) -> str:
+        """Its own in the run."""
+
+    @property
+    def policy(self) -> str:
+        """Whose it is; empty for a daemon."""
+
+    @property
+    def env(self) -> dict[str, str]:
+        """What is added to its environment."""
+
+
+def turn_environment(config: RunConfig, spec: Placed) -> dict[str, str]:
+    """What tells a process that it has its devices in turns; empty for one that has them for itself."""
+    if not spec.policy or not config.policies[spec.policy].turns:
+        return {}
+    on_gpu = config.policies[spec.policy].device == "cuda"
+    return {TURN_DEVICES: spec.env.get("CUDA_VISIBLE_DEVICES", "") if on_gpu else "cpu"}
+
+
+def turn_devices(environment: Mapping[str, str]) -> list[str]:
+    """The devices that a process with this environment has in turns."""
+    return [name for name in environment.get(TURN_DEVICES, "").split(",") if name]
+
+
+def device_turn(folder: RunFolder, role: str) -> DeviceTurn | None:
+    """The turns of this process; None where it has its devices for itself."""
+    devices = turn_devices(os.environ)
+    if not devices:
+        return None
+    shared: Path = local_folder() or folder.path
+    return DeviceTurn(shared / "turns", role, devices)
+
+
+def check_turns(config: RunConfig, hosts: Sequence[str]) -> None:
+    """Raises ConfigError for turns in a run over several hosts: they are kept by the kernel of one."""
+    named = [name for name, policy in config.policies.items() if policy.turns]
+    if named and len(hosts) > 1:
+        raise ConfigError(
+            f"policies.{named[0]}.turns: devices are shared in turns within one host",
+            got=f"{len(hosts)} hosts",
+            wanted="a run on one host",
+            cure=f"policies.{named[0]}.turns = false: several hosts have room for learner and engines",
+        )
+
+
+def shared_gpus(processes: Sequence[Placed]) -> Iterator[str]:
+    """A line for every GPU of this host that several processes of a plan are on."""
+    users: dict[str, list[Placed]] = {}
+    for spec in processes:
+        for gpu in filter(None, spec.env.get("CUDA_VISIBLE_DEVICES", "").split(",")):
+            users.setdefault(gpu, []).append(spec)
+    for gpu, specs in users.items():
+        if len(specs) > 1:
+            names = ", ".join(spec.name for spec in specs)
+            beside = [spec.name for spec in specs if TURN_DEVICES not in spec.env]
+            holds = "all of them" if len(beside) > len(specs) - 2 else "the largest of them"
+            in_turns = holds != "all of them"
+            also = f" beside {', '.join(beside)}" if in_turns and beside else ""
+            told = f"its memory has to hold {holds}{also}"
+            yield f"GPU {gpu} is shared{' in turns' * in_turns} by {names}: {told}"

@@ -1,0 +1,350 @@
+"""An engine on a device that others use in turns: it has its memory there while it has the turn, and only then.
+
+Whoever calls the engine waits until it is there, `collect` no longer than it may. A thread asks for the turn as soon as
+anything is to be done, and gives it back when somebody waits for it and either nothing is left to do or the engine has
+had it for long enough. Then what is in flight rests: it goes on in the next turn, the embedded engine's with the same
+bits, a server's as at an update of its weights, behind the tokens that it had. A server gives its weights away; what it
+served before is loaded and proved again before anybody hears of its turn.
+"""
+
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import structlog
+
+from mrl.allocation.device_turn import Ahead, DeviceTurn
+from mrl.engines.engine import Engine, EngineUsage, Finished, GenerationRequest, ScoringRequest
+from mrl.errors import EngineLost, WeightsError
+from mrl.metrics.telemetry import Telemetry
+from mrl.records.version import Version
+from mrl.rollout.updates import prove
+from mrl.weights.manifest import MANIFEST, read_manifest
+from mrl.weights.read_lock import read_lock
+
+LOOK_S = 0.02
+IDLE_S = 0.05
+"""An engine without work keeps its turn for so long after its last call: the next one often follows at once."""
+MIN_TURN_S, KEPT_PER_SWITCH = 1.0, 10.0
+"""How long an engine that has work keeps its turn at least, and how many times what it took to leave and come back: a
+tenth of the time at most goes into that."""
+UNKNOWN = Ahead("", 0)
+
+log = structlog.get_logger()
+
+
+class Movable(NamedTuple):
+    """A started engine, and how its memory leaves its device and comes back."""
+
+    engine: Engine
+    leave: Callable[[], None]
+    come_back: Callable[[], None]
+    keeps_weights: bool = True
+    """Whether it has its weights when it is back."""
+
+
+class Loaded(NamedTuple):
+    """What an engine was given last."""
+
+    folder: Path
+    version: Version
+    digests: Mapping[str, str] | None
+
+
+class EngineInTurns:
+    """An engine that has its device in turns. What is not here, the engine within has, whose turn it need not be."""
+
+    def __init__(
+        self,
+        turn: DeviceTurn,
+        make: Callable[[], Movable],
+        *,
+        telemetry: Telemetry,
+        stopping: Callable[[], bool],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`make` starts the engine, in its first turn.
+
+        Raises what that raises, and EngineLost when told to stop before.
+        """
+        self._turn, self._telemetry, self._stopping, self._clock = turn, telemetry, stopping, clock
+        self._state = threading.Condition()
+        self._is_here = False
+        self._ahead = UNKNOWN
+        self._waiting = self._busy = self._loads = 0
+        """Callers that wait for the turn, those that are inside the engine, and those of them that prepare it."""
+        self._in_flight: dict[str, int] = {}
+        """Request -> its answers that have not come."""
+        self._gone: set[str] = set()
+        """Requests that were given up while the engine was away."""
+        self._failure: BaseException | None = None
+        """Why it could not leave, or come back: whoever calls hears of it; until it is restarted it keeps its turn."""
+        self._loaded: Loaded | None = None
+        self._left_with: Version | None = None
+        self._loads_wanted = 0
+        """Callers with new weights, which make it needless to load the old ones again."""
+        self._ending = threading.Event()
+        self._tokens = -1
+        self.turns_seen = 0
+        """Grows while whoever has the turn gets on."""
+        self._await_first()
+        try:
+            self._engine, self._leave, self._come_back, self._keeps_weights = make()
+        except BaseException:
+            turn.give_back()
+            raise
+        self._is_here, self._used_s, self._since_s, self._switch_s = True, clock(), clock(), 0.0
+        self._thread = threading.Thread(target=self._take_turns, name="turns", daemon=True)
+        self._thread.start()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.__dict__["_engine"], name)
+
+    @property
+    def is_away(self) -> bool:
+        """Whether the turn is another's."""
+        return not self._is_here
+
+    @property
+    def version(self) -> Version | None:
+        """See Engine; while it is away that which it will have when it is back."""
+        return self._engine.version if self._is_here else self._left_with
+
+    def submit(self, requests: Sequence[GenerationRequest]) -> None:
+        """See Engine; it may wait for the turn."""
+        with self._inside():
+            self._engine.submit(requests)
+        self._in_flight |= {one.request_id: one.seeds.size for one in requests if one.seeds.size}
+
+    def collect(self, timeout_s: float) -> list[Finished]:
+        """See Engine."""
+        if not self._in_flight:
+            return []
+        found: list[Finished] = []
+        with self._inside(timeout_s) as is_here:
+            if is_here:
+                self._forget()
+                found = self._engine.collect(timeout_s)
+        for one in found:
+            left = self._in_flight.pop(one.request_id, 0) - 1
+            if left > 0:
+                self._in_flight[one.request_id] = left
+        return found
+
+    def abort(self, request_ids: Iterable[str]) -> None:
+        """See Engine; while it is away it forgets them when it is asked for answers again."""
+        names = set(request_ids)
+        for name in names:
+            self._in_flight.pop(name, None)
+        self._gone |= names
+        with self._inside(0.0) as is_here:
+            if is_here:
+                self._forget()
+
+    def _forget(self) -> None:
+        gone, self._gone = self._gone, set()
+        if gone:
+            self._engine.abort(gone)
+
+    def load(self, folder: Path, version: Version, digests: Mapping[str, str] | None = None) -> None:
+        """See Engine."""
+        with self._state:
+            self._loads_wanted += 1
+        try:
+            with self._loading():
+                self._engine.load(folder, version, digests)
+                self._loaded = Loaded(folder, version, digests)
+        finally:
+            with self._state:
+                self._loads_wanted -= 1
+
+    def load_adapters(self, folder: Path, version: Version, digests: Mapping[str, str] | None = None) -> None:
+        """See Engine."""
+        with self._loading():
+            self._engine.load_adapters(folder, version, digests)
+
+    def usage(self) -> EngineUsage:
+        """See Engine."""
+        if self._failure is not None:
+            raise self._failure
+        return self._engine.usage()
+
+    def label(self, version: Version) -> None:
+        """See Engine."""
+        with self._inside():
+            self._engine.label(version)
+
+    def score(self, token_ids: Sequence[Sequence[int]]) -> list[list[float]]:
+        """See Engine."""
+        with self._loading():
+            return self._engine.score(token_ids)
+
+    def score_answers(self, request: ScoringRequest) -> Any:
+        """See Engine."""
+        with self._inside():
+            return self._engine.score_answers(request)
+
+    def score_given(self, token_ids: Sequence[int]) -> Any:
+        """See Engine."""
+        with self._inside():
+            return self._engine.score_given(token_ids)
+
+    def checksums(self) -> dict[str, str] | None:
+        """See Engine."""
+        with self._loading():
+            return self._engine.checksums()
+
+    def restart(self) -> None:
+        """See Engine. A worker that is told to stop starts nothing."""
+        try:
+            with self._loading(anew=True):
+                self._in_flight.clear()
+                self._gone.clear()
+                self._engine.restart()
+                self._failure = self._loaded = None
+        except EngineLost:
+            if not self._stopping():
+                raise
+
+    def close(self) -> None:
+        """See Engine; then the turn is given back."""
+        self._ending.set()
+        self._thread.join()
+        self._engine.close()
+        self._turn.give_back()
+
+    # Callers.
+
+    @contextmanager
+    def _inside(self, timeout_s: float | None = None, *, anew: bool = False) -> Iterator[bool]:
+        """Inside it is this engine's turn, unless there is a timeout that ran out, which `False` says."""
+        began_s = self._clock()
+        with self._state:
+            self._waiting += 1
+            try:
+                while not self._is_here and not self._is_late(began_s, timeout_s):
+                    self._await_change(began_s, timeout_s)
+            finally:
+                self._waiting -= 1
+            is_here = self._is_here
+            if is_here and self._failure is not None and not anew:
+                raise self._failure
+            self._busy += is_here
+        try:
+            yield is_here
+        finally:
+            with self._state:
+                self._busy -= is_here
+                self._used_s = self._clock()
+                self._state.notify_all()
+
+    @contextmanager
+    def _loading(self, *, anew: bool = False) -> Iterator[None]:
+        """The same for what prepares the engine: the turn counts from its end."""
+        with self._inside(anew=anew):
+            self._loads += 1
+            try:
+                yield
+            finally:
+                self._loads -= 1
+                self._since_s = self._clock()
+
+    def _is_late(self, began_s: float, timeout_s: float | None) -> bool:
+        if self._stopping() and timeout_s is None:
+            raise EngineLost("it waits for its turn on the device, and is told to stop")
+        return timeout_s is not None and self._clock() - began_s >= timeout_s
+
+    def _await_change(self, began_s: float, timeout_s: float | None) -> None:
+        """A slice of a wait; the state is locked."""
+        slice_s = 1.0 if timeout_s is None else max(0.0, timeout_s - (self._clock() - began_s))
+        with self._telemetry.awaiting("turn", whom=self._ahead.holder, since_s=began_s):
+            self._state.wait(slice_s)
+
+    # The thread of turns.
+
+    def _await_first(self) -> None:
+        began_s = self._clock()
+        while (ahead := self._turn.ask()) is not None:
+            self._look_at(ahead)
+            if self._stopping():
+                self._turn.give_back()
+                raise EngineLost("it waits for its first turn on the device, and is told to stop")
+            with self._telemetry.awaiting("turn", whom=ahead.holder, since_s=began_s):
+                time.sleep(LOOK_S)
+
+    def _take_turns(self) -> None:
+        while not self._ending.wait(LOOK_S):
+            if self._failure is not None:
+                continue
+            try:
+                if self._is_here:
+                    self._look_around()
+                elif self._waiting or self._in_flight:
+                    self._enter()
+            except BaseException as error:  # noqa: BLE001 - it is raised by whoever calls the engine
+                with self._state:
+                    self._failure, self._is_here = error, True
+                    self._state.notify_all()
+
+    def _look_around(self) -> None:
+        """Tell those who wait that it gets on, and leave when it is time."""
+        tokens = self._engine.usage().generated_tokens if self._busy else self._tokens
+        if self._loads or tokens != self._tokens:
+            self._tokens = tokens
+            self._turn.got_on()
+        if self._turn.is_awaited():
+            self._leave_if_it_may()
+
+    def _enter(self) -> None:
+        ahead = self._turn.ask()
+        if ahead is not None:
+            self._look_at(ahead)
+            return
+        began_s = self._clock()
+        self._come_back()
+        if not self._keeps_weights and self._loaded is not None and not self._loads_wanted:
+            self._load_again(self._loaded)
+        with self._state:
+            self._is_here = True
+            self._used_s = self._since_s = self._clock()
+            self._switch_s = self._switch_s + self._since_s - began_s
+            self._state.notify_all()
+
+    def _load_again(self, loaded: Loaded) -> None:
+        """Raises EngineLost where that is not to be had any more, or not proved."""
+        try:
+            with read_lock(loaded.folder):
+                self._engine.load(*loaded)
+                prove(self._engine, read_manifest(loaded.folder / MANIFEST))
+        except WeightsError as error:
+            raise EngineLost(
+                f"version {loaded.version} is not served again behind a turn of others: {error}"
+            ) from error
+
+    def _may_leave(self) -> bool:
+        now_s = self._clock()
+        if not self._in_flight:
+            return not self._busy and now_s - self._used_s > IDLE_S
+        return not self._loads and now_s - self._since_s > max(MIN_TURN_S, KEPT_PER_SWITCH * self._switch_s)
+
+    def _leave_if_it_may(self) -> None:
+        with self._state:
+            if not self._may_leave():
+                return
+            self._left_with = self._engine.version
+            self._is_here = False  # nobody enters any more, and who is inside comes out
+            while self._busy:
+                self._engine.nudge()
+                self._state.wait(LOOK_S)
+        began_s = self._clock()
+        self._leave()
+        self._switch_s = self._clock() - began_s
+        self._turn.give_back()
+
+    def _look_at(self, ahead: Ahead) -> None:
+        if ahead != self._ahead:
+            self._ahead = ahead
+            self.turns_seen += 1

@@ -1,0 +1,99 @@
+"""Who has a device in turns, and what a plan says of it."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mrl.config.load import validate
+from mrl.config.rules.run_rules import check_rules
+from mrl.config.run_folder import LOCAL_FOLDER, RunFolder
+from mrl.config.schema import RunConfig
+from mrl.errors import ConfigError
+from mrl.processes.planning.hosts import Host
+from mrl.processes.planning.plan import build_plan
+from mrl.processes.planning.turns import TURN_DEVICES, device_turn, shared_gpus, turn_devices
+
+
+def config_of(**policies: dict[str, Any]) -> RunConfig:
+    tables = {
+        "run": {"name": "r", "steps": 3},
+        "tasks": {"copy": {"source": "words", "dataset": "copy"}},
+        "policies": {name: {"model": "m", **keys} for name, keys in policies.items()},
+    }
+    return validate(tables, where="test")
+
+
+def test_learners_and_workers_are_told_which_devices_they_have_in_turns() -> None:
+    """All GPUs of a learner's ranks, that of a worker, and on cores one for all; nobody else is told any."""
+    config = config_of(
+        a={"device": "cuda", "turns": True, "learner": {"processes": 2}},
+        b={"turns": True},
+        c={},
+    )
+    plan = build_plan(config, Path("/r"), gpus=["GPU-x", "GPU-y"])
+    told = {spec.name: turn_devices(spec.env) for spec in plan.processes if TURN_DEVICES in spec.env}
+    assert told == {
+        "learner/a": ["GPU-x", "GPU-y"],
+        "worker/a/0": ["GPU-x"],
+        "learner/b": ["cpu"],
+        "worker/b/0": ["cpu"],
+    }
+
+
+def test_a_shared_gpu_is_told_with_who_has_it_in_turns() -> None:
+    pair = config_of(**{name: {"device": "cuda", "turns": True} for name in "ab"})
+    (line,) = shared_gpus(build_plan(pair, Path("/r"), gpus=["0"]).processes)
+    assert line == (
+        "GPU 0 is shared in turns by learner/a, learner/b, worker/a/0, worker/b/0: "
+        "its memory has to hold the largest of them"
+    )
+    mixed = config_of(a={"device": "cuda", "turns": True}, b={"device": "cuda"})
+    (line,) = shared_gpus(build_plan(mixed, Path("/r"), gpus=["0"]).processes)
+    assert line.endswith("its memory has to hold the largest of them beside learner/b, worker/b/0")
+
+
+def test_processes_of_a_host_meet_in_its_own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(LOCAL_FOLDER, str(tmp_path))
+    assert device_turn(RunFolder(tmp_path / "run"), "learner/a") is None
+    monkeypatch.setenv(TURN_DEVICES, "GPU-x,GPU-y")
+    turns = [device_turn(RunFolder(tmp_path / "run"), role) for role in ("learner/a", "worker/a/0")]
+    assert [turn.ask() is None for turn in turns if turn is not None] == [True, False]
+
+
+def test_turns_over_several_hosts_are_refused() -> None:
+    hosts = (Host("h0"), Host("h1"))
+    with pytest.raises(ConfigError, match=r"devices are shared in turns within one host; got .*2 hosts"):
+        build_plan(config_of(a={"turns": True}), Path("/r"), hosts=hosts)
+
+
+@pytest.mark.parametrize(
+    ("keys", "words"),
+    [
+        ({"learner": {"hosts": 2, "processes": 2}}, r"policies\.a\.learner\.hosts: not with turns"),
+        (
+            {"rollout": {"engine": "vllm", "server": {"url": "http://h:1"}}},
+            r"policies\.a\.rollout\.server\.url: not with turns",
+        ),
+        (
+            {"rollout": {"engine": "vllm", "weights": "adapters"}, "learner": {"lora": {}}},
+            r"policies\.a\.rollout\.weights: not with turns = true; got .?adapters",
+        ),
+        (
+            {"device": "cuda", "rollout": {"engine": "sglang", "gpus": 2}, "learner": {"processes": 3}},
+            r"policies\.a\.rollout\.gpus: not with turns = true; got 2; wanted a divisor of learner\.processes = 3",
+        ),
+        ({"rollout": {"weights": "broadcast"}}, r"policies\.a\.rollout\.weights: not with turns"),
+    ],
+)
+def test_what_cannot_leave_a_device_is_refused(keys: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words) as refused:
+        check_rules(config_of(a={"turns": True, **keys}), where="test")
+    assert "cure: or policies.a.turns = false" in str(refused.value)
+
+
+def test_units_are_leased_whole() -> None:
+    config = config_of(a={"turns": True})
+    allocation = config.allocation.model_copy(update={"units": ["cpu:0"]})
+    with pytest.raises(ConfigError, match=r"policies\.a\.turns: units of allocation\.units are leased whole"):
+        check_rules(config.model_copy(update={"allocation": allocation}), where="test")

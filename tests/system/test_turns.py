@@ -1,0 +1,46 @@
+"""Learners and engines of two policies that have one device in turns."""
+
+import os
+import signal
+from itertools import pairwise
+
+import pytest
+
+from mrl.metrics.timeline import read_timeline
+from tests.system.test_lockstep import POLICIES, SYNC, assert_equal_runs
+
+pytestmark = pytest.mark.system
+TURNS = [f"--policies.{name}.turns=true" for name in POLICIES]
+STEPS = 6
+ROUNDED_S = 0.01
+"""By which the ends of spans of two processes may be off."""
+
+
+def test_a_synchronous_run_has_the_same_bits_in_turns(make_run):
+    """All four processes of both policies have the cores one after the other."""
+    apart, in_turns = (make_run(steps=STEPS, name=name) for name in ("apart", "turns"))
+    apart.start(*SYNC)
+    in_turns.start(*SYNC, *TURNS)
+    for run in (apart, in_turns):
+        assert run.finish() == 0, run.tail()
+
+    assert_equal_runs(apart, in_turns, STEPS)
+
+
+def test_holders_that_are_killed_give_their_turn_to_the_others_and_the_run_goes_on(make_run):
+    """Each policy at its own pace: a learner and a worker die by SIGKILL, and both policies come to their last step.
+
+    No two learners ever train at one time.
+    """
+    run = make_run(steps=40, name="killed")
+    run.start(*TURNS)
+    run.until(lambda: min(run.step(policy) for policy in POLICIES) >= 2, "both train")
+    for role in ("learner/qwen", "worker/llama/0"):
+        os.kill(run.pid(role), signal.SIGKILL)
+
+    assert run.finish() == 0, run.tail()
+    assert {policy: run.step(policy) for policy in POLICIES} == dict.fromkeys(POLICIES, 40)
+    spans = [span for span in read_timeline(run.folder / "timeline.jsonl") if not span.is_beside]
+    assert {span.whom for span in spans if span.kind == "awaiting turn"} >= {"learner/qwen", "worker/llama/0"}
+    training = sorted((one.began_unix_s, one.duration_s) for one in spans if one.kind in ("training", "publishing"))
+    assert all(began_s + lasted_s < next_s + ROUNDED_S for (began_s, lasted_s), (next_s, _) in pairwise(training))
