@@ -249,7 +249,7 @@ def test_a_client_that_takes_nothing_is_hung_up_on_and_holds_nothing(tmp_path, m
 
 def test_a_client_that_takes_slowly_is_not_hung_up_on(tmp_path, monkeypatch):
     """However much is merged while it does."""
-    monkeypatch.setattr(plain_stream, "STALL_S", stall_s := 2.0)
+    monkeypatch.setattr(plain_stream, "STALL_S", stall_s := 4.0)
 
     async def script(rig, http):
         worker = await rig.worker(silent)
