@@ -113,9 +113,9 @@ def train(
 
 def _forks(config: RunConfig, closing: ExitStack) -> "ForkServer | None":
     """What roles on the CPU are forks of; it imports while this process looks at everything."""
-    from mrl.processes.children import start_forks
+    from mrl.processes.children import CAN_FORK, start_forks
 
-    if all(policy.device != "cpu" for policy in config.policies.values()):
+    if not CAN_FORK or all(policy.device != "cpu" for policy in config.policies.values()):
         return None
     forks = start_forks(1)
     closing.callback(forks.close)

@@ -215,7 +215,7 @@ class ServerEngine:
         self._lost: EngineLost | EngineError | None = None
         self._in_flight = 0
         self._forgotten: set[str] = set()
-        self._finished: queue.SimpleQueue[Finished | GivenUp | Grown] = queue.SimpleQueue()
+        self._finished: queue.SimpleQueue[Finished | GivenUp] = queue.SimpleQueue()
         self._grown: dict[tuple[str, int], Grown] = {}
         self._tasks: dict[str, set[asyncio.Task[None]]] = {}
         self._usage = EngineUsage(0, 0, 0.0, 0)
@@ -258,8 +258,7 @@ class ServerEngine:
             self._process = None
 
     async def _disconnect(self) -> None:
-        me = asyncio.current_task()
-        tasks = [task for task in asyncio.all_tasks() if task is not me]
+        tasks = asyncio.all_tasks() - {asyncio.current_task()}
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -275,9 +274,8 @@ class ServerEngine:
         return task
 
     def _hand_in(self, requests: Sequence[GenerationRequest]) -> None:
-        for request in requests:
-            tasks = {self._spawn(self._answer(request, index)) for index in range(request.seeds.size)}
-            self._tasks[request.request_id] = tasks
+        for one in requests:
+            self._tasks[one.request_id] = {self._spawn(self._answer(one, index)) for index in range(one.seeds.size)}
 
     async def _answer(self, request: GenerationRequest, index: int) -> None:
         self._finished.put(await self._finish(request, index))
@@ -288,13 +286,19 @@ class ServerEngine:
 
     async def _finish(self, request: GenerationRequest, index: int) -> Finished:
         try:
-            return await self._current().answer(request, index, self._finished.put)
+            return await self._current().answer(request, index, self._grow)
         except EngineError as error:
             if not request.may_be_refused:
                 raise
             log.warning("request refused", reason=str(error))
             nothing = Generation(np.zeros(0, np.int32), np.zeros(0, np.float32), [], FinishReason.ABORT)
             return Finished(request.request_id, index, nothing)
+
+    def _grow(self, grown: Grown) -> None:
+        """The newest alone is kept. Whatever is queued wakes whoever collects; only then is this looked at."""
+        self._grown[grown.request_id, grown.index] = grown
+        if self._finished.empty():
+            self.nudge()
 
     def _cancel(self, request_ids: Iterable[str]) -> None:
         for request_id in request_ids:
@@ -385,10 +389,7 @@ class ServerEngine:
             raise self._lost or EngineLost(f"{self._dialect.name}: the engine is closed")
         return self._http
 
-    def _keep(self, item: Finished | GivenUp | Grown, found: list[Finished]) -> None:
-        if isinstance(item, Grown):
-            self._grown[item.request_id, item.index] = item
-            return
+    def _keep(self, item: Finished | GivenUp, found: list[Finished]) -> None:
         if isinstance(item, GivenUp):
             self._in_flight -= item.num_answers
             self._forgotten.discard(item.request_id)

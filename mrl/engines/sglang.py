@@ -129,16 +129,20 @@ class SGLang:
         seed: int,
         request_id: str,
     ) -> AsyncGenerator[Segment, None]:
-        """See Dialect. Each event has all of the answer so far, but where the server was started to send parts."""
+        """See Dialect. Each event has all of the answer so far, but where the server was started to send parts.
+
+        Its last token comes again when an answer is given up that was waiting for its next turn.
+        """
         asked = _sampling_params(sampling) | {"max_new_tokens": max_new_tokens, "sampling_seed": seed}
-        body, num_before = _body(token_ids, asked) | {"stream": True}, 0
+        body, num_told = _body(token_ids, asked) | {"stream": True}, 0
         async with aclosing(http.post_events("/generate", body)) as answers:
             async for answer in answers:
                 if error := answer.get("error"):
                     raise HttpFailure("/generate", int(error.get("code") or 500), str(error))
-                part = _segment(_checked(answer), sampling.eos_ids, num_before)
-                num_before += 0 if self._sends_parts else len(part.token_ids)
-                yield part
+                num_tokens = _checked(answer)["meta_info"]["completion_tokens"]
+                start = 0 if self._sends_parts else num_told
+                yield _segment(answer, sampling.eos_ids, slice(start, start + num_tokens - num_told))
+                num_told = num_tokens
 
     async def abort_all(self, http: Http) -> None:
         """See Dialect. Without a pause, which would wait for a whole second: the caller begins nothing, and a load
@@ -282,8 +286,8 @@ def _sampling_params(sampling: Sampling) -> dict[str, Any]:
     return {"temperature": sampling.temperature, "stop_token_ids": list(sampling.eos_ids)} | top_p
 
 
-def _segment(answer: Any, eos_ids: Collection[int], num_before: int = 0) -> Segment:
-    """What it says of the tokens behind the first `num_before`; one that goes on ends by ABORT.
+def _segment(answer: Any, eos_ids: Collection[int], here: slice = slice(None)) -> Segment:
+    """What it says of the tokens `here`; one that goes on ends by ABORT.
 
     The ids of one that goes on are a list that SGLang adds to, and may be ahead of their log-probabilities.
     """
@@ -293,9 +297,8 @@ def _segment(answer: Any, eos_ids: Collection[int], num_before: int = 0) -> Segm
         reason = FinishReason.ABORT
     versions = dict.fromkeys(span["version"] for span in meta.get("weight_versions") or () if span["end"])
     labels = tuple("" if version == FIRST_WEIGHTS else version for version in versions)
-    end = None if meta["finish_reason"] else min(len(sampled), len(meta["output_token_logprobs"]))
-    logprobs = [entry[0] for entry in meta["output_token_logprobs"][num_before:end]]
-    return Segment(sampled[num_before:end], logprobs, reason, labels)
+    logprobs = [entry[0] for entry in meta["output_token_logprobs"][here]]
+    return Segment(sampled[here], logprobs, reason, labels)
 
 
 async def _await_idle(http: Http) -> None:

@@ -34,6 +34,7 @@ def command(launch: Launch) -> list[str]:
     words += ["--random-seed", str(launch.seed), "--load-format", "safetensors", "--sampling-defaults", "openai"]
     words += ["--skip-tokenizer-init", "--grammar-backend", "none", "--skip-server-warmup"]
     words += ["--enable-metrics", "--decode-log-interval", "10", "--log-level", "error"]
+    words += ["--incremental-streaming-output"]  # else each event of a stream has the whole answer again
     if launch.device == "cpu":
         words += ["--device", "cpu", "--attention-backend", "torch_native", "--sampling-backend", "pytorch"]
         words += ["--disable-overlap-schedule", "--disable-radix-cache", "--mem-fraction-static", "0.2"]

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import AsyncGenerator, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import aclosing, contextmanager
 from typing import Any
 
 from mrl.engines.dialect import Paused
@@ -27,11 +27,12 @@ async def ask(http: Http, token_ids: Sequence[int], **asked: Any) -> Any:
 async def ask_parts(http: Http, token_ids: Sequence[int], **asked: Any) -> AsyncGenerator[Any, None]:
     """One generation as it grows. Raises Paused, HttpFailure; what fails behind its first line is an event, too."""
     with _pauses():
-        async for part in http.post_events(GENERATE, body_of(token_ids, **asked) | {"stream": True}):
-            if error := part.get("error"):
-                code = error.get("code")
-                raise HttpFailure(GENERATE, code if isinstance(code, int) else 503, json.dumps(part))
-            yield part
+        async with aclosing(http.post_events(GENERATE, body_of(token_ids, **asked) | {"stream": True})) as parts:
+            async for part in parts:
+                if error := part.get("error"):
+                    code = error.get("code")
+                    raise HttpFailure(GENERATE, code if isinstance(code, int) else 503, json.dumps(part))
+                yield part
 
 
 def body_of(token_ids: Sequence[int], *, request_id: str = "", adapters: str = "", **sampling: Any) -> dict[str, Any]:

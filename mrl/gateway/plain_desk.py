@@ -45,7 +45,8 @@ class Checkpoints:
         if not steps:
             return f"there is no checkpoint of {policy} yet"
         kept = ", ".join(map(str, steps))
-        near = min(steps, key=lambda step: abs(step - int(wanted))) if wanted.isdecimal() else steps[-1]
+        is_step = wanted.isdecimal() and len(wanted) < 19  # Python refuses to read thousands of digits
+        near = min(steps, key=lambda step: abs(step - int(wanted))) if is_step else steps[-1]
         run = shlex.quote(str(self.run_folder))
         return (
             f"checkpoints of {policy} are there of step {kept}: `mrl export {run} --policy {policy} --step {near}` "

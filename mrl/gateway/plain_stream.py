@@ -17,6 +17,8 @@ from mrl.records.episodes import Message
 from mrl.records.plain_requests import PlainAnswer, PlainPiece, PlainToken
 
 STALL_S = 60.0
+SLICE_BYTES = 1 << 16
+"""Of which one at least is taken in that time."""
 DONE = b"data: [DONE]\n\n"
 OnPiece = Callable[[PlainPiece], None]
 
@@ -47,6 +49,11 @@ class GrowingAnswer:
         self.version, self.answer = answer.version, answer
         self.text += answer.text[self._num_chars :]
         self.sampled += answer.sampled[self._num_tokens :]
+
+    @property
+    def has_news(self) -> bool:
+        """Whether there is anything that the client was not yet sent."""
+        return bool(self.text or self.sampled) or self.answer is not None
 
     def sent(self) -> None:
         """All that had come."""
@@ -118,7 +125,7 @@ async def stream_answers(
             await news.wait()
             news.clear()
             chunks, ended = [], [one for one in left if one.answer is not None]
-            for one in left:
+            for one in (one for one in left if one.has_news):
                 choices = wording(call, call_id, one)
                 chunks += [{**head(one.version), "choices": [choice], **usage} for choice in choices]
                 one.sent()
@@ -175,7 +182,8 @@ def _event(said: Mapping[str, Any]) -> bytes:
 async def _send(request: web.Request, stream: web.StreamResponse, data: bytes) -> None:
     """Raises ConnectionError where the client takes nothing for too long."""
     try:
-        await asyncio.wait_for(stream.write(data), STALL_S)
+        for start in range(0, len(data), SLICE_BYTES):
+            await asyncio.wait_for(stream.write(data[start : start + SLICE_BYTES]), STALL_S)
     except TimeoutError:
         if request.transport is not None:
             request.transport.abort()

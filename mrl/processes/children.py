@@ -25,6 +25,8 @@ from mrl.processes.planning.restarts import USER_ERROR
 from mrl.processes.planning.torchrun import LIFE, LOCAL
 from mrl.processes.planning.unit_workers import UNIT
 
+CAN_FORK = hasattr(os, "pidfd_open")
+"""Linux alone tells of the end of a process that is another's child."""
 FORKED = {"learner": "mrl.processes.learner", "worker": "mrl.processes.worker"}
 """Roles that import torch -> what they import."""
 MAX_READ_BYTES = 1024 * 1024
@@ -198,7 +200,7 @@ def is_forked(spec: ProcessSpec) -> bool:
 
     Not on a unit, whose processes are found by the environment that they were started with.
     """
-    return spec.role in FORKED and not {"CUDA_VISIBLE_DEVICES", UNIT} & spec.env.keys()
+    return CAN_FORK and spec.role in FORKED and not {"CUDA_VISIBLE_DEVICES", UNIT} & spec.env.keys()
 
 
 def _has_ended(process: "subprocess.Popen[bytes] | ForkedProcess") -> bool:

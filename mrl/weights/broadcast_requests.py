@@ -89,11 +89,14 @@ class BroadcastRequests:
 
 def backend_of(party: list[WaitingWorker], own_gpu: str, own_nccl: str) -> Literal["gloo", "nccl"]:
     """NCCL where every member, the learner too, has a GPU of its own, and the same NCCL; otherwise gloo."""
-    gpus = [own_gpu, *(one.request.gpu for one in party)]
-    is_apart = all(gpus) and len(set(gpus)) == len(gpus)
-    return "nccl" if is_apart and not other_nccl(party, own_gpu, own_nccl) else "gloo"
+    return "nccl" if _is_apart(party, own_gpu) and not other_nccl(party, own_gpu, own_nccl) else "gloo"
 
 
 def other_nccl(party: list[WaitingWorker], own_gpu: str, own_nccl: str) -> set[str]:
-    """Versions of NCCL beside GPUs of a party that are not the learner's: NCCL refuses those that differ."""
-    return {one.request.nccl for one in party if own_gpu and one.request.gpu} - {own_nccl}
+    """Versions of NCCL of a party that are not the learner's, where they alone are in the way: it refuses them."""
+    return {one.request.nccl for one in party} - {own_nccl} if _is_apart(party, own_gpu) else set()
+
+
+def _is_apart(party: list[WaitingWorker], own_gpu: str) -> bool:
+    gpus = [own_gpu, *(one.request.gpu for one in party)]
+    return all(gpus) and len(set(gpus)) == len(gpus)

@@ -101,13 +101,20 @@ class Staging:
         return staged
 
     def close(self) -> None:
-        """Give the memory back once its readers have ended; what one still reads on a device goes with this process."""
+        """Give the memory back once its readers have ended."""
         self._threads.shutdown()
+        self._unshare()
         for file in self._files:
-            if file in self._shared and file.claim():
-                self._shared[file].close()
             file.close()
         self._files.clear()
+
+    def _unshare(self) -> None:
+        """Give back what nobody reads on the device; what one still reads there goes with this process."""
+        for file, shared in self._shared.items():
+            if file.claim():
+                shared.close()
+                file.release()
+        self._shared.clear()
 
     def _take_by_way_of(
         self,
@@ -137,10 +144,11 @@ class Staging:
             log.info("a version goes by memory of the host alone: engines still read those on the GPU")
             return None
         try:
-            self._shared[file] = SharedMemory(size_bytes(shapes), self._shares_on)
+            self._shared[file] = _shared_memory(size_bytes(shapes), self._shares_on)
         except OSError as error:
             log.warning("weights go by memory of the host alone: the GPU shares none", reason=str(error))
             self._shares_on = None
+            self._unshare()
         return self._shared.get(file)
 
     def _own_shapes(self, sources: Sequence[TensorSource]) -> list[TensorShape]:
@@ -162,7 +170,8 @@ class Staging:
         return TensorShape(source.name, DTYPES[dtype], list(like.shape))
 
     def _free_file(self) -> MemoryFile:
-        for file in self._files[: len(self._files) - self._num_kept]:
+        unkept = self._files[: len(self._files) - self._num_kept]
+        for file in sorted(unkept, key=lambda one: one not in self._shared):
             if file.claim():
                 self._files.remove(file)
                 break
@@ -171,6 +180,15 @@ class Staging:
             assert file.claim(), "nobody knows it yet"
         self._files.append(file)
         return file
+
+
+def _shared_memory(num_bytes: int, device: torch.device) -> SharedMemory:
+    """Raises OSError where there is no room for it, whatever torch's allocator gives back."""
+    try:
+        return SharedMemory(num_bytes, device)
+    except OSError:
+        torch.cuda.empty_cache()
+        return SharedMemory(num_bytes, device)
 
 
 def _bring(part: Tensor, target: Tensor) -> str:

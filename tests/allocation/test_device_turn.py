@@ -16,11 +16,11 @@ from pathlib import Path
 from mrl.allocation.device_turn import DeviceTurn
 turn = DeviceTurn(Path(sys.argv[1]), "dying", ["cpu"])
 assert turn.ask() is None
-if os.fork():
+if not os.fork():
     print("held", flush=True)
 sys.stdin.read()
 """
-"""With a fork that outlives it."""
+"""With a fork that outlives it, and says when it has left the lock to it."""
 CONTEND = """
 import os, sys, time
 from pathlib import Path

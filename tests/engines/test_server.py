@@ -107,8 +107,8 @@ def make(tmp_path) -> Iterator:
     """Engines that are closed at the end."""
     made: list[ServerEngine] = []
 
-    def start(*, bounds: Bounds = BOUNDS, **toy) -> ServerEngine:
-        made.append(ServerEngine(Toy(**toy), SAMPLING, launch=launch(tmp_path), log=tmp_path / "log", bounds=bounds))
+    def start(*, bounds: Bounds = BOUNDS, kind: type[Toy] = Toy, **toy) -> ServerEngine:
+        made.append(ServerEngine(kind(**toy), SAMPLING, launch=launch(tmp_path), log=tmp_path / "log", bounds=bounds))
         return made[-1]
 
     yield start
@@ -624,6 +624,31 @@ def test_a_request_that_may_be_refused_costs_itself_alone(tmp_path):
 
     assert (found["a"].token_ids.size, found["a"].versions, found["a"].finished) == (0, [], False)
     assert found["b"].token_ids.size > 0
+
+
+def test_of_an_answer_that_grows_the_newest_alone_is_kept(make, weights):
+    """However long nobody collects; one word that something has grown is enough until the next look."""
+    engine = make(kind=Streaming)
+    engine.load(weights(3), Version(0, 3))
+    for name, looks in (("a", True), ("b", False)):
+        before = engine.usage().generated_tokens
+        engine.submit([replace(ask(name, 1), streams=True)])
+        while engine._tasks or engine.usage().generated_tokens == before:
+            time.sleep(0.001)
+        assert engine._finished.qsize() == 2
+        assert not looks or [grown.generation.token_ids.size for grown in engine.grown()] == [8]
+        assert [one.generation.token_ids.size for one in collect(engine, 1)] == [9]
+        assert engine.grown() == []
+
+
+class Streaming(Toy):
+    """Token by token."""
+
+    async def stream(self, http, token_ids, sampling, **asked):
+        whole = await self.generate(http, token_ids, sampling, **asked)
+        reasons = [FinishReason.ABORT] * (len(whole.token_ids) - 1) + [whole.finish_reason]
+        for token_id, logprob, reason in zip(whole.token_ids, whole.logprobs, reasons, strict=True):
+            yield Segment([token_id], [logprob], reason, whole.labels)
 
 
 def test_a_nudge_ends_a_collect_that_waits(make, weights):

@@ -72,6 +72,11 @@ def test_a_server_whose_weights_are_stale_by_a_millionth_is_seen(rig, llama, tmp
     assert rig.engine.version == version
 
 
+def test_a_server_of_our_own_streams_in_parts(rig):
+    """It says so itself."""
+    assert rig.engine._dialect._sends_parts
+
+
 def test_only_the_eos_of_the_request_ends_an_answer(rig, llama):
     """The model's own is on in SGLang, and is sampled over as if it had been given up there."""
     rig.serve(llama)

@@ -62,6 +62,11 @@ def test_a_gpu_takes_its_own_kernels(launch):
     assert "SGLANG_USE_CPU_ENGINE" not in sglang_launch.environment(dataclasses.replace(launch, device="cuda"))
 
 
+def test_its_streams_send_each_token_once(launch):
+    """By default each event has the whole answer again."""
+    assert "--incremental-streaming-output" in sglang_launch.command(launch)
+
+
 def test_options_of_the_config_come_last_and_so_win(launch):
     """Argument parsers take the last of two."""
     words = sglang_launch.command(dataclasses.replace(launch, options=("--mem-fraction-static", "0.5")))

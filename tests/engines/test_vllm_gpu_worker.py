@@ -3,6 +3,7 @@
 import importlib
 import json
 import sys
+from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -11,6 +12,8 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
+from mrl.models.memory_file import shared_tensors
+from mrl.models.parameters import plain_sources
 from mrl.models.tensor_file import digest
 from mrl.records.version import Version
 from mrl.weights.manifest import Canary
@@ -199,6 +202,38 @@ def test_what_lies_on_the_learners_device_is_reloaded_from_there(worker, tmp_pat
     assert held(one) == digests(later), "files, after it"
 
 
+def test_tensors_of_a_module_come_together_whichever_rank_published_them(worker, tmp_path):
+    """While vLLM reloads, no more is copied on its GPU than its largest module has: it waits until one is whole."""
+    blocks = [f"layers.{block}.{module}" for block in range(12) for module in ("attn", "mlp")]
+    rows = {"attn": {"q_proj": 32, "k_proj": 8, "v_proj": 8}, "mlp": {"gate_proj": 96, "up_proj": 96}}
+    tensors = {
+        f"{block}.{part}.weight": torch.zeros(count, 4)
+        for block in blocks
+        for part, count in rows[block.rpartition(".")[2]].items()
+    } | {f"layers.{block}.mlp.down_proj.weight": torch.zeros(32, 12) for block in range(12)}
+    ranks = [
+        Publisher(tmp_path, "a", in_memory=True, shares_on=torch.device("cpu"), rank=rank, num_ranks=2)
+        for rank in (0, 1)
+    ]
+    for one in reversed(ranks):
+        one.begin(plain_sources(tensors.items()), Version(0, 1), Canary([], [], []))
+    for one in ranks:
+        one.finish()
+    assert len(shared_tensors(tmp_path / "0.1")) == 2
+
+    opened = sys.modules["shared_memory"].OpenVersion(tmp_path / "0.1", torch.device("cpu"))
+    assert opened.tensors.keys() == tensors.keys()
+    waiting, most = Counter(), 0
+    for name in opened.tensors:
+        module, part = name.removesuffix(".weight").rsplit(".", 1)
+        waiting[module, part == "down_proj"] += len(tensors[name]) * tensors[name].shape[1]
+        most = max(most, sum(waiting.values()))
+        if waiting[module, part == "down_proj"] == {"attn": 48 * 4, "mlp": 192 * 4}[module.rpartition(".")[2]]:
+            del waiting[module, False]
+        del waiting[module, True]
+    assert (waiting, most) == (Counter(), 192 * 4)
+
+
 def test_faults_behind_a_reload_from_the_learners_device_are_named(worker, tmp_path):
     """As of files."""
     one, tensors = worker(), drawn(1)
@@ -207,6 +242,30 @@ def test_faults_behind_a_reload_from_the_learners_device_are_named(worker, tmp_p
     one.model_runner.get_model().parts[QKV].data[4].add_(1e-6)
     found, wanted = held(one), digests(tensors)
     assert {name for name in wanted if found[name] != wanted[name]} == {"layers.0.attn.k_proj.weight"}
+
+
+def test_bytes_that_change_on_the_learners_device_behind_their_check_are_not_proved(worker, tmp_path):
+    """Layers and the learner's memory agree then, on what nobody published."""
+    one, tensors = worker(), drawn(1)
+    shared(one, tmp_path / "1", tensors)
+    assert one.mrl_arrival() == {}
+    (said,) = shared_tensors(tmp_path / "1" / "0.1")
+    with open(said.handle, "r+b") as memory:
+        memory.write(bytes([7]) * said.num_bytes)
+    assert one.mrl_serve_arrived() == {}
+    found = held(one)
+    assert found.keys() == tensors.keys()
+    assert not set(found.values()) & set(digests(tensors).values())
+
+
+def test_no_tensor_lies_on_the_device_as_a_whole_while_it_is_compared(worker, tmp_path, monkeypatch):
+    """Beside vLLM's steps there is room for pieces alone."""
+    one, tensors = worker(), drawn(1)
+    shared(one, tmp_path / "1", tensors)
+    assert one.mrl_serve_arrived() == {}
+    monkeypatch.setattr(sys.modules["shared_memory"].SharedTensor, "here", None)
+    assert held(one) == digests(tensors)
+    assert one.mrl_room.nbytes == 16
 
 
 def test_other_bytes_on_the_learners_device_are_refused(worker, tmp_path):
@@ -231,3 +290,32 @@ def test_a_worker_that_cannot_see_the_learners_device_says_so_and_reads_files(wo
     assert one.mrl_serve_arrived() == {}
     assert held(one) == digests(tensors)
     assert "from files, not from the learner's GPU: the tensors lie on GPU-1, and are wanted on cpu" in caplog.text
+
+
+@pytest.mark.parametrize("failing", ["read", "close"])
+def test_a_failure_of_the_device_is_told_and_files_are_read(worker, tmp_path, caplog, monkeypatch, failing):
+    """What was opened is closed, by the next version at the latest."""
+    one, tensors = worker(), drawn(1)
+    memory, closed = sys.modules["shared_memory"].OpenMemory, []
+
+    def fail(*arguments):
+        raise RuntimeError("CUDA error: out of memory")
+
+    def close(opened):
+        closed.append(opened)
+        if failing == "close":
+            fail()
+
+    monkeypatch.setattr(memory, "close", close)
+    shared(one, tmp_path / "1", tensors)
+    if failing == "read":
+        monkeypatch.setattr(memory, "read", fail)
+    publisher = Publisher(tmp_path / "2", "a", in_memory=True, shares_on=torch.device("cpu"))
+    path = publisher.publish_weights(tensors.items(), Version(0, 1), Canary([], [], []))
+    one.mrl_take(json.dumps({"folder": str(path.parent), "digests": digests(tensors)}))
+    one.mrl_arriving.exception(20.0)
+    assert one.mrl_arrival() == {}
+    assert one.mrl_serve_arrived() == {}
+    assert held(one) == digests(tensors)
+    assert "from files, not from the learner's GPU: CUDA error: out of memory" in caplog.text
+    assert len(closed) == {"read": 2, "close": 1}[failing]

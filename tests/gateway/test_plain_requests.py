@@ -367,6 +367,7 @@ def test_an_unknown_model_is_told_what_there_is(tmp_path):
         ),
         ("qwen@95", "`mrl eval 'runs/my run'@80 --policy qwen` evaluates it"),
         ("qwen@", "--policy qwen --step 120` makes"),
+        ("qwen@" + "9" * 5000, "--step 120`"),
         ("llama@5", "other versions are not served; there is no checkpoint of llama yet"),
     ],
 )

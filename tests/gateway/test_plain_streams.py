@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import time
 
 import aiohttp
 import openai
@@ -70,14 +71,17 @@ def test_several_answers_grow_beside_each_other(tmp_path):
         one, two = sorted(worker.asked, key=lambda asked: asked.request_id)
         worker.line.send(piece(one, "a"))
         stream = await opening
+        chunks = [await anext(stream)]
         worker.line.send(says("bc", is_cut=True)(two))
         worker.line.send(says("ab", tool_calls=(ToolCall("add", '{"a":1}'),))(one))
-        found = [chunk.choices[0] async for chunk in stream]
+        chunks += [chunk async for chunk in stream]
+        fingerprints, found = {chunk.system_fingerprint for chunk in chunks}, [chunk.choices[0] for chunk in chunks]
         said = ["".join(choice.delta.content or "" for choice in found if choice.index == index) for index in (0, 1)]
         assert said == ["ab", "bc"]
         (call,) = [call for choice in found for call in choice.delta.tool_calls or ()]
         assert (call.index, call.function.name, call.function.arguments) == (0, "add", '{"a":1}')
         ends = {choice.index: choice.finish_reason for choice in found if choice.finish_reason}
+        assert fingerprints == {"qwen@5"}, "nothing is said of an answer before its first piece"
         assert ends == {0: "tool_calls", 1: "length"}
 
     run(tmp_path, script)
@@ -122,27 +126,31 @@ def test_completions_and_token_ids_stream_too(tmp_path):
     run(tmp_path, script)
 
 
-def test_a_refusal_before_the_first_piece_is_an_answer_of_its_own_and_later_the_last_event(tmp_path):
+@pytest.mark.parametrize("body", [{"messages": TALK}, {"prompt": "1"}])
+def test_a_refusal_before_the_first_piece_is_an_answer_of_its_own_and_later_the_last_event(tmp_path, body):
     """A worker that is lost in the middle cannot be replaced: what was said is said. Before, another one answers."""
 
-    async def script(rig, _):
+    async def script(rig, http):
         worker = await rig.worker(silent)
-        refused = asyncio.ensure_future(rig.client.completions.create(model="qwen", prompt="1", stream=True))
-        request = await asked_of(worker)
+        path = "/v1/chat/completions" if "messages" in body else "/v1/completions"
+        refused = asyncio.ensure_future(rig.post(http, path, {"model": "qwen", "stream": True, "n": 2} | body))
+        request = await asked_of(worker, 2)
         worker.line.send(PlainRefusal(request.request_id, "invalid_request", "prompt: none"))
-        with pytest.raises(openai.BadRequestError, match="prompt: none"):
-            await refused
+        status, found = await refused
+        assert (status, found["error"]["message"]) == (400, "prompt: none")
+        assert (rig.desk.counts["requests"], rig.book.counts["refused/invalid_request"]) == (0, 1)
+        worker.asked.clear()
 
         opening = asyncio.ensure_future(rig.client.completions.create(model="qwen", prompt="1", stream=True))
-        worker.line.send(PlainRefusal((await asked_of(worker, 2)).request_id, LOST, "its engine died"))
-        request = await asked_of(worker, 3)
+        worker.line.send(PlainRefusal((await asked_of(worker, 1)).request_id, LOST, "its engine died"))
+        request = await asked_of(worker, 2)
         worker.line.send(piece(request, "a"))
         stream = await opening
         assert (await anext(stream)).choices[0].text == "a"
         worker.line.send(PlainRefusal(request.request_id, LOST, "its engine died"))
         with pytest.raises(openai.APIError, match="lost in the middle of an answer: its engine died"):
             await anext(stream)
-        assert (len(worker.asked), rig.desk.num_waiting) == (3, 0)
+        assert (len(worker.asked), rig.desk.num_waiting) == (2, 0)
 
     run(tmp_path, lambda *site: asyncio.wait_for(script(*site), 30))
 
@@ -235,6 +243,31 @@ def test_a_client_that_takes_nothing_is_hung_up_on_and_holds_nothing(tmp_path, m
         assert rig.desk.num_waiting == 0
         assert len(growing[0].text) > 1_000_000, "merged, and not in a queue of chunks"
         writer.close()
+
+    run(tmp_path, script)
+
+
+def test_a_client_that_takes_slowly_is_not_hung_up_on(tmp_path, monkeypatch):
+    """However much is merged while it does."""
+    monkeypatch.setattr(plain_stream, "STALL_S", stall_s := 4.0)
+
+    async def script(rig, http):
+        worker = await rig.worker(silent)
+        body, headers = {"model": "qwen", "prompt": "1", "stream": True}, {"Authorization": f"Bearer {KEY}"}
+        asking = asyncio.ensure_future(http.post(f"{rig.root}/v1/completions", json=body, headers=headers))
+        request = await asked_of(worker)
+        for _ in range(6):
+            worker.line.send(PlainPiece(request_id=request.request_id, version=5, text="x" * 5_000_000))
+        async with await asking as answer:
+            begun_s, num_taken = time.monotonic(), 0
+            while time.monotonic() - begun_s < 1.5 * stall_s:
+                num_taken += len(await answer.content.readexactly(1 << 20))
+                await asyncio.sleep(stall_s / 10)
+            assert num_taken < 30_000_000
+            worker.line.send(says()(request))
+            async for data in answer.content.iter_any():
+                num_taken += len(data)
+        assert (num_taken > 30_000_000, worker.withdrawn) == (True, [])
 
     run(tmp_path, script)
 

@@ -44,6 +44,7 @@ def test_an_engine_serves_what_lies_on_its_learners_gpu(tmp_path, device):
             with read_lock(path.parent), capture_logs() as lines:
                 engine.load(path.parent, manifest.version, manifest.tensors)
                 assert engine.checksums() == manifest.tensors
+                assert shared_weights.hash_as_vllm(path.parent, device) == manifest.tensors
             assert lines == []
         learner.stdin.close()
     assert learner.returncode == 0

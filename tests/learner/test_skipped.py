@@ -7,6 +7,7 @@ import pytest
 
 from mrl.errors import RoleFailed
 from mrl.learner.kept_rows import keep_batch
+from mrl.learner.ranks.learner_turn import LearnerTurn
 from mrl.learner.references import CanaryReferences
 from mrl.learner.step_order import StepOrder
 from mrl.learner.training_loop import MAX_SKIPPED_UPDATES, Learner, Milestones
@@ -62,6 +63,7 @@ def learner(tiny_model, tmp_path) -> Learner:
         seed=1,
         canary=canary,
         publisher=publisher,
+        turn=LearnerTurn(None, None),
     )
 
 

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+from mrl.learner.ranks.learner_turn import LearnerTurn
 from mrl.learner.ranks.world import World
 from mrl.learner.references import CanaryReferences
 from mrl.learner.training_loop import Learner, Milestones
@@ -70,6 +71,7 @@ def test_the_last_step_is_saved_once(
         seed=1,
         canary=canary,
         publisher=publisher,
+        turn=LearnerTurn(alone, None),  # type: ignore[arg-type]
     )
     learner.steps_left = steps
 

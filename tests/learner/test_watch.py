@@ -7,6 +7,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from mrl.learner.batches import batch_values
+from mrl.learner.ranks.learner_turn import LearnerTurn
 from mrl.learner.references import CanaryReferences
 from mrl.learner.training_loop import Learner, Milestones
 from mrl.models.row_attention import use_row_attention
@@ -48,7 +49,10 @@ def learner(tiny_model, tmp_path) -> Learner:
     trainer = SimpleNamespace(model=model, precision="float32", kernel="chunked", context=None)
     canary = CanaryReferences(trainer, [[3, 5, 9, 2, 7]])
     publisher = Publisher(tmp_path / "weights", "qwen")
-    return Learner(trainer, milestones, Version(0, 0), None, None, seed=1, canary=canary, publisher=publisher)
+    turn = LearnerTurn(None, None)
+    return Learner(
+        trainer, milestones, Version(0, 0), None, None, seed=1, canary=canary, publisher=publisher, turn=turn
+    )
 
 
 @pytest.mark.parametrize(("k3_nats", "alarms"), [(0.0, 0), (0.2, 0), (0.21, 1), (math.nan, 1)])

@@ -55,6 +55,7 @@ FLAGS = [
         ("serving", "Serving", "api_key", None),
         ("serving", "Serving", "skip_tokenizer_init", False),
         ("serving", "Serving", "skip_server_warmup", False),
+        ("serving", "Serving", "incremental_streaming_output", False),
         ("serving", "Serving", "sampling_defaults", "model"),
         ("schedule", "Schedule", "mem_fraction_static", None),
         ("schedule", "Schedule", "max_running_requests", None),
@@ -170,9 +171,9 @@ ANSWERS = [
         f"{SERVING}, generate",
     ),
     Contract(
-        "a stream has all of an answer in each event, unless the server was started to send parts",
-        f"{SRT}/arg_groups/field_order.py",
-        Says(("incremental_streaming_output",)),
+        "each event of a stream counts all tokens of its answer",
+        TOKENIZER,
+        Says(("completion_tokens",), "TokenizerManager"),
         f"{SERVING}, stream",
     ),
     Contract(

@@ -200,6 +200,7 @@ def test_the_way_of_weights_is_measured(tmp_path):
     assert found["steps"] >= STEPS
     assert found["way"] >= WAY
     assert found["sharing"] >= {"learner still", "publish", "load", "read back and hash", "learner to proved"}
+    assert found["sharing"] >= {"hashed as by vLLM"}
 
 
 @pytest.mark.system

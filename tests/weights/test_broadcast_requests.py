@@ -131,3 +131,5 @@ def test_nccl_needs_a_gpu_for_every_member_and_one_version():
     others = party("g1") + party("g2", nccl="2.29.1")
     assert (backend_of(others, *own), other_nccl(others, *own)) == ("gloo", {"2.29.1"})
     assert other_nccl(party("g1", ""), *own) == other_nccl(party("g1", nccl="2.29.1"), "", "") == set()
+    for gpus in (("g1", ""), ("g1", "g0"), ("g1", "g1")):  # it goes by gloo anyway
+        assert other_nccl(party(*gpus, nccl="2.29.1"), *own) == set()

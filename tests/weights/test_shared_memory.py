@@ -15,7 +15,7 @@ from mrl.engines import embedded
 from mrl.engines.embedded import EmbeddedEngine
 from mrl.engines.engine import Sampling
 from mrl.errors import WeightsError
-from mrl.models.memory_file import SHARED, SharedTensors, shared_tensors
+from mrl.models.memory_file import SHARED, SharedMemory, SharedTensors, shared_tensors
 from mrl.models.parameters import plain_sources, weight_sources
 from mrl.models.tensor_file import read_folder
 from mrl.records.version import Version
@@ -117,7 +117,9 @@ def test_what_an_engine_reads_there_is_not_written_over(tmp_path):
         later = [publish(step) for step in range(5, 9)]
         assert held(read) == 4.0
     assert [bool(shared_tensors(folder)) for folder in later if folder.exists()].count(True) == 1
-    assert [held(publish(step)) for step in (9, 10, 11) if step > 9] == [10.0, 11.0]
+    with capture_logs() as lines:
+        assert [held(publish(step)) for step in range(9, 18)] == [float(step) for step in range(9, 18)]
+    assert lines == [], "the memory is all there again"
     publisher.close()
 
 
@@ -199,46 +201,142 @@ def test_a_device_that_shares_nothing_is_told_of_once(tmp_path, monkeypatch):
     publisher.close()
 
 
+@pytest.mark.parametrize(("num_failing", "shares"), [(1, [True] * 6), (99, [True] + [False] * 5)])
+def test_a_device_that_has_no_room_for_a_second_version_shares_none(tmp_path, monkeypatch, num_failing, shares):
+    """Once torch has given back what it keeps there is one more try; else the first one's memory is given back too."""
+    made, closed, given_back, failed, close = [], [], [], [], SharedMemory.close
+
+    def make(*arguments):
+        if made and len(failed) < num_failing:
+            failed.append(len(given_back))
+            raise OSError("cuMemAlloc_v2: CUDA_ERROR_OUT_OF_MEMORY")
+        made.append(SharedMemory(*arguments))
+        return made[-1]
+
+    monkeypatch.setattr(staging, "SharedMemory", make)
+    monkeypatch.setattr(SharedMemory, "close", lambda one: closed.append(one) or close(one))
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: given_back.append(True))
+    publisher = Publisher(tmp_path, "a", in_memory=True, shares_on=CPU)
+    with capture_logs() as lines:
+        for step, is_shared in enumerate(shares):
+            path = publisher.publish_weights({"w": torch.randn(9)}.items(), Version(0, step), NO_CANARY)
+            assert bool(shared_tensors(path.parent)) == is_shared
+            assert read_folder(path.parent) == read_manifest(path).tensors
+    assert failed == [0, 1][:num_failing]
+    assert len(lines) == (num_failing > 1)
+    assert closed == (made if num_failing > 1 else [])
+    publisher.close()
+
+
 DRIVER = """
+#include <stdlib.h>
+#include <string.h>
+#define IN_CONTEXT if (!has_context) return 201
 typedef struct { unsigned char reserved[64]; } Handle;
-int cuIpcOpenMemHandle_v2(unsigned long long *address, Handle handle, unsigned flags) {
-    for (int i = 0; i < 64; i++) if (handle.reserved[i] != i) return 201;
-    if (flags != 1) return 1;
-    *address = 0x7f0000200000ULL;
+typedef unsigned long long Address;
+static __thread int has_context;
+static Address opened;
+int enter(void) { return !(has_context = 1); }
+int cuMemAlloc_v2(Address *address, size_t size) { IN_CONTEXT; return !(*address = (Address)malloc(size)); }
+int cuMemFree_v2(Address address) { IN_CONTEXT; free((void *)address); return 0; }
+int cuIpcGetMemHandle(Handle *handle, Address address) {
+    IN_CONTEXT;
+    for (int i = 0; i < 64; i++) handle->reserved[i] = i;
+    memcpy(handle->reserved + 56, &address, 8);
+    return 0;
+}
+int cuIpcOpenMemHandle_v2(Address *address, Handle handle, unsigned flags) {
+    IN_CONTEXT;
+    for (int i = 0; i < 56; i++) if (handle.reserved[i] != i) return 1;
+    if (flags != 1 || opened) return 1;
+    memcpy(&opened, handle.reserved + 56, 8);
+    *address = opened;
+    return 0;
+}
+int cuIpcCloseMemHandle(Address address) {
+    IN_CONTEXT;
+    if (address != opened) return 1;
+    opened = 0;
+    return 0;
+}
+int cuMemcpyAsync(Address to, Address from, size_t size, void *stream) {
+    IN_CONTEXT;
+    if (stream != (void *)0x700000005ULL) return 1;
+    memcpy((void *)to, (void *)from, size);
     return 0;
 }
 int cuGetErrorName(int code, const char **name) {
-    *name = code == 201 ? "CUDA_ERROR_INVALID_CONTEXT" : "other";
+    *name = code == 201 ? "CUDA_ERROR_INVALID_CONTEXT" : "CUDA_ERROR_INVALID_VALUE";
     return 0;
 }
 """
 CALLS = """
 import ctypes
-from {module} import _IpcHandle, call_driver
-address, handle = ctypes.c_uint64(), _IpcHandle.from_buffer_copy(bytes(range(64)))
-call_driver("cuIpcOpenMemHandle_v2", ctypes.byref(address), handle, ctypes.c_uint(1))
-assert (address.value, bytes(handle).hex()) == (0x7F0000200000, bytes(range(64)).hex())
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
+import shared_memory
+import torch
+from mrl.models import memory_file
+from mrl.models.tensor_file import TensorShape
+driver, gpu = ctypes.CDLL("libcuda.so.1"), torch.device("cuda:0")
+stream = SimpleNamespace(cuda_stream=0x700000005, wait_stream=lambda other: None, synchronize=lambda: None)
+torch.cuda.set_device, torch.cuda.mem_get_info = lambda device: None, lambda device: driver.enter()
+torch.cuda.Stream = torch.cuda.current_stream = lambda device: stream
+memory_file.gpu_id = lambda device: "GPU-0"
+
+def at(one, device):
+    about = one.__cuda_array_interface__
+    return torch.frombuffer((ctypes.c_ubyte * about["shape"][0]).from_address(about["data"][0]), dtype=torch.uint8)
+
+def in_thread(work):
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(work).result()
+
+def read_as_learner(told):
+    target = torch.zeros(5, dtype=torch.uint8)
+    with memory_file._opened(told, gpu) as copy:
+        copy(2, target)
+    return target.tolist()
+
+def read_as_vllm(told):
+    def read():
+        opened, target = shared_memory.OpenMemory(told.gpu, told.handle, told.num_bytes, gpu), torch.zeros(5).byte()
+        opened.read(2, target)
+        return opened, target.tolist()
+    opened, found = in_thread(read)
+    in_thread(opened.close)
+    return found
+
+torch.as_tensor = at
+module, read = {"learner": (memory_file, read_as_learner), "vllm": (shared_memory, read_as_vllm)}[sys.argv[1]]
+own = in_thread(lambda: memory_file.SharedMemory(7, gpu))
+own.flat.copy_(torch.arange(7))
+told = own.described([TensorShape("w", "U8", [7])])
+for _ in range(2):
+    print(in_thread(lambda: read(told)))
+in_thread(own.close)
 try:
-    call_driver("cuIpcOpenMemHandle_v2", ctypes.byref(address), _IpcHandle(), ctypes.c_uint(1))
+    in_thread(lambda: module.call_driver("cuIpcCloseMemHandle", ctypes.c_uint64(1)))
 except OSError as error:
     print(error)
 """
 
 
 @pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler")
-@pytest.mark.parametrize("module", ["mrl.models.memory_file", "shared_memory"])
-def test_the_drivers_functions_get_what_its_header_says(tmp_path, module):
-    """A handle goes by value; what is not success has its name. A library with cuda.h's signatures stands for it."""
+@pytest.mark.parametrize("reader", ["learner", "vllm"])
+def test_the_drivers_functions_get_what_its_header_says(tmp_path, reader):
+    """In any thread, each of which has to enter torch's context. A library with cuda.h's signatures stands for it."""
     (tmp_path / "driver.c").write_text(DRIVER)
     library = tmp_path / "libcuda.so.1"
     subprocess.run(["cc", "-shared", "-fPIC", "-o", library, tmp_path / "driver.c"], check=True)
     environment = os.environ | {"LD_LIBRARY_PATH": str(tmp_path), "PYTHONPATH": str(INSIDE)}
     done = subprocess.run(
-        [sys.executable, "-c", CALLS.format(module=module)],
+        [sys.executable, "-c", CALLS, reader],
         env=environment,
         capture_output=True,
         text=True,
         check=False,
     )
     assert done.stderr == ""
-    assert done.stdout.strip() == "cuIpcOpenMemHandle_v2: CUDA_ERROR_INVALID_CONTEXT"
+    assert done.stdout.splitlines() == ["[2, 3, 4, 5, 6]"] * 2 + ["cuIpcCloseMemHandle: CUDA_ERROR_INVALID_CONTEXT"]

@@ -7,6 +7,7 @@ import json
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from functools import partial
 from pathlib import Path
@@ -20,8 +21,10 @@ from gpu_hour.shapes import config_of, random_model
 from gpu_hour.weights import DTYPE, change, timed
 from mrl.engines.embedded import EmbeddedEngine
 from mrl.engines.engine import Sampling
+from mrl.engines.inside.shared_memory import OpenVersion
 from mrl.models.memory_file import shared_tensors
 from mrl.models.parameters import weight_sources
+from mrl.models.tensor_broadcast import numbered
 from mrl.records.version import Version
 from mrl.weights.canary import canary_sequences, make_canary
 from mrl.weights.manifest import differing, read_manifest
@@ -31,7 +34,7 @@ from mrl.weights.publish import Publisher
 def measure_sharing(bench: Bench) -> None:
     """Publishing on the device, loading from there into an embedded engine on the same device, proving.
 
-    Raises RuntimeError where the engine took the files instead.
+    Raises RuntimeError where the engine took the files instead, or vLLM's extension would.
     """
     shape = bench.of("1.7B", "tiny")
     words = [sys.executable, "-m", "gpu_hour.shared_weights", str(bench.scratch / "sharing"), bench.device, shape]
@@ -70,8 +73,24 @@ def _take(bench: Bench, engine: EmbeddedEngine, told: dict[str, Any]) -> tuple[d
     held = timed(bench, spent, "read back and hash", engine.checksums)
     if wrong := differing(manifest, held):
         raise RuntimeError(f"the engine serves other bytes than were published in {wrong[:3]}")
+    hashed = timed(bench, spent, "hashed as by vLLM", partial(hash_as_vllm, path.parent, bench.device))
+    if hashed != manifest.tensors:
+        raise RuntimeError("vLLM's extension would not find the bytes that were published")
     spent["learner to proved"] = spent["publish"] + spent["load"] + spent["read back and hash"]
     return spent, size
+
+
+def hash_as_vllm(folder: Path, device: str) -> dict[str, str]:
+    """Name -> XXH3 of each tensor of a version, opened by one thread and closed by another, as in vLLM's extension.
+
+    Empty where they lie in files alone. Raises OSError.
+    """
+    with ThreadPoolExecutor(1) as looking, ThreadPoolExecutor(1) as comparing:
+        room = torch.empty(64 * 1024**2, dtype=torch.uint8, pin_memory=device.startswith("cuda"))
+        opened = looking.submit(OpenVersion, folder, numbered(device)).result()
+        found = looking.submit(lambda: {name: one.digest(room) for name, one in opened.tensors.items()}).result()
+        comparing.submit(opened.close).result()
+    return found
 
 
 def learn(folder: Path, device: str, shape: str) -> None:

@@ -8,6 +8,8 @@ import ctypes
 import json
 import math
 import mmap
+from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,8 +20,6 @@ SUFFIX = ".gpu"
 TYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 TYPES |= {"I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8}
 TYPES["BOOL"] = torch.bool
-ROOM_BYTES = 64 * 1024**2
-"""Of main memory, through which a tensor passes to be hashed."""
 PEER_ACCESS = 1
 
 
@@ -37,12 +37,18 @@ class SharedTensor(NamedTuple):
         self.memory.read(self.start, copy.reshape(-1).view(torch.uint8))
         return copy
 
-    def digest(self, room: torch.Tensor) -> str:
-        """XXH3-128 of its bytes, which pass through `room` on the host."""
-        hashing, end = xxhash.xxh3_128(), self.start + math.prod(self.shape) * self.dtype.itemsize
+    def pieces(self, room: torch.Tensor) -> Iterator[torch.Tensor]:
+        """Its bytes one behind the other, each piece in `room` until the next one is asked for."""
+        end = self.start + math.prod(self.shape) * self.dtype.itemsize
         for start in range(self.start, end, len(room)):
             piece = room[: end - start]
             self.memory.read(start, piece)
+            yield piece
+
+    def digest(self, room: torch.Tensor) -> str:
+        """XXH3-128 of its bytes, which pass through `room` on the host."""
+        hashing = xxhash.xxh3_128()
+        for piece in self.pieces(room):
             hashing.update(piece.numpy().data)
         return hashing.hexdigest()
 
@@ -60,8 +66,7 @@ class OpenMemory:
                 mapped = mmap.mmap(file.fileno(), num_bytes, flags=mmap.MAP_PRIVATE)
             self._mapped = torch.frombuffer(mapped, dtype=torch.uint8)
             return
-        torch.cuda.set_device(device)
-        torch.cuda.mem_get_info(device)  # the driver's functions mean torch's context from here on
+        self._enter()
         self._address, self._stream = ctypes.c_uint64(), torch.cuda.Stream(device)
         its = _IpcHandle.from_buffer_copy(bytes.fromhex(handle))
         call_driver("cuIpcOpenMemHandle_v2", ctypes.byref(self._address), its, ctypes.c_uint(PEER_ACCESS))
@@ -80,35 +85,44 @@ class OpenMemory:
     def close(self) -> None:
         """The end of reading."""
         if self.device.type == "cuda":
+            self._enter()
             call_driver("cuIpcCloseMemHandle", self._address)
+
+    def _enter(self) -> None:
+        """Let the driver's functions mean torch's context, in the thread that calls: any may close."""
+        torch.cuda.set_device(self.device)
+        torch.cuda.mem_get_info(self.device)
 
 
 class OpenVersion:
     """The tensors of a published version on its learner's GPUs."""
 
     def __init__(self, folder: Path, device: torch.device) -> None:
-        """Empty where they lie in files alone. Raises OSError, ValueError when they cannot be opened."""
+        """Empty where they lie in files alone; those of a module lie together, whichever ranks published them.
+
+        Raises OSError, ValueError when they cannot be opened.
+        """
         self.tensors: dict[str, SharedTensor] = {}
-        self._memories: list[OpenMemory] = []
+        self._memories = ExitStack()
         files = sorted(folder.glob("*.safetensors"))
         if not all(file.with_suffix(SUFFIX).exists() for file in files):
             return
         try:
             for file in files:
                 self._open(json.loads(file.with_suffix(SUFFIX).read_bytes()), device)
+            self.tensors = dict(sorted(self.tensors.items()))  # vLLM keeps what it was given until a module is whole
         except BaseException:
             self.close()
             raise
 
     def close(self) -> None:
-        """The end of reading."""
+        """The end of reading. Raises OSError, RuntimeError when one of them cannot be closed; the others are."""
         self.tensors.clear()
-        while self._memories:
-            self._memories.pop().close()
+        self._memories.close()
 
     def _open(self, told: dict[str, Any], device: torch.device) -> None:
         memory, start = OpenMemory(told["gpu"], told["handle"], told["num_bytes"], device), 0
-        self._memories.append(memory)
+        self._memories.callback(memory.close)
         for one in told["tensors"]:
             tensor = SharedTensor(memory, TYPES[one["dtype"]], one["shape"], start)
             self.tensors[one["name"]] = tensor

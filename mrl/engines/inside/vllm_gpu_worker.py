@@ -7,21 +7,23 @@ again, what layers compute with is compared on the GPU with what was read: bytes
 """
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import torch
+import xxhash
 from arriving_weights import ArrivingWeights, InFile, Tensors, check, in_threads  # type: ignore[import-not-found]
 from broadcast_member import digest  # type: ignore[import-not-found]
-from shared_memory import ROOM_BYTES, OpenVersion, SharedTensor  # type: ignore[import-not-found]
+from shared_memory import OpenVersion, SharedTensor  # type: ignore[import-not-found]
 
 FUSED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
 EXPERTS = {"gate_proj": ("w13_weight", 0), "up_proj": ("w13_weight", 1), "down_proj": ("w2_weight", 0)}
 EXPERTS |= {"w1": ("w13_weight", 0), "w3": ("w13_weight", 1), "w2": ("w2_weight", 0)}
 """Module of an expert -> the parameter of all experts of its layer, and which rows of its expert it is there."""
 COMPARED_BYTES = 64 * 1024**2
-"""On the GPU beside what vLLM has there."""
+"""On the GPU beside what vLLM has there, and of memory of the host through which they pass."""
 
 
 class GpuWeightsExtension(ArrivingWeights):
@@ -49,11 +51,11 @@ class GpuWeightsExtension(ArrivingWeights):
 
     def _taken(self, folder: Path, digests: dict[str, str]) -> "Tensors | dict[str, SharedTensor]":
         self.mrl_is_served = False
-        self._close_shared()
         try:
+            self._close_shared()
             self.mrl_shared = OpenVersion(folder, self.device)
-            found = self._looked_at(self.mrl_shared.tensors)
-        except (OSError, ValueError, KeyError) as error:
+            found = {name: one.digest(self.mrl_room) for name, one in self.mrl_shared.tensors.items()}
+        except (OSError, RuntimeError, ValueError, KeyError) as error:
             logging.getLogger("vllm").warning("weights taken from files, not from the learner's GPU: %s", error)
             self._close_shared()
             found = {}
@@ -68,9 +70,10 @@ class GpuWeightsExtension(ArrivingWeights):
             raise
         return self.mrl_came
 
-    def _looked_at(self, tensors: "dict[str, SharedTensor]") -> dict[str, str]:
-        room = torch.empty(ROOM_BYTES if tensors else 0, dtype=torch.uint8, pin_memory=self.device.type == "cuda")
-        return {name: one.digest(room) for name, one in tensors.items()}
+    @cached_property
+    def mrl_room(self) -> torch.Tensor:
+        """Through which a tensor on the learner's GPU passes to be hashed."""
+        return torch.empty(COMPARED_BYTES, dtype=torch.uint8, pin_memory=self.device.type == "cuda")
 
     def _close_shared(self) -> None:
         if hasattr(self, "mrl_shared"):
@@ -96,22 +99,40 @@ class GpuWeightsExtension(ArrivingWeights):
         rows: dict[str, int] = {}
         found = {}
         for name in sorted(self.mrl_came, key=_order):
-            tensor = _here(self.mrl_came[name])
-            expert = _expert(name, len(tensor), held) if tensor.ndim == 2 else None
+            shape = torch.Size(self.mrl_came[name].shape)
+            expert = _expert(name, shape[0], held) if len(shape) == 2 else None
             if expert is not None:  # the kernel may have moved it: what is not equal is not wrong, the canary decides
-                if expert.shape == tensor.shape and _is_equal(expert, tensor):
-                    found[name] = self.mrl_found[name]
+                if expert.shape == shape and (its_digest := self._compared(name, expert)):
+                    found[name] = its_digest
                 continue
             served = _served(name, held)
             first = rows.get(served, 0)
-            rows[served] = first + (len(tensor) if tensor.ndim else 0)
+            rows[served] = first + (shape[0] if shape else 0)
             there = held.get(served)
-            if there is not None and there.ndim == tensor.ndim and there.shape[1:] == tensor.shape[1:]:
-                part = there[first : rows[served]] if tensor.ndim else there
-                if part.shape == tensor.shape:  # else it is split over several GPUs
-                    found[name] = self.mrl_found[name] if _is_equal(part, tensor) else digest(part.cpu())
+            if there is not None and there.ndim == len(shape) and there.shape[1:] == shape[1:]:
+                part = there[first : rows[served]] if shape else there
+                if part.shape == shape:  # else it is split over several GPUs
+                    found[name] = self._compared(name, part) or digest(part.cpu())
         self._close_shared()  # the learner may write over it: nothing is known of it from here on
         return found
+
+    def _compared(self, name: str, part: torch.Tensor) -> str:
+        """XXH3 of the bytes of which a parameter on the device is the rounding; "" if it is of others.
+
+        The learner's memory is hashed once more: the bytes that are compared are to be those that are told.
+        """
+        came, flat, start = self.mrl_came[name], part.reshape(-1), 0
+        is_here = isinstance(came, torch.Tensor)
+        hashing = xxhash.xxh3_128()
+        with torch.cuda.stream(torch.cuda.Stream(part.device) if part.is_cuda else None):
+            for piece in _pieces(came) if is_here else came.pieces(self.mrl_room):
+                wanted = piece.view(came.dtype).to(flat.device).to(flat.dtype)
+                if not torch.equal(flat[start : start + len(wanted)], wanted):
+                    return ""
+                start += len(wanted)
+                if not is_here:
+                    hashing.update(piece.numpy().data)
+        return self.mrl_found[name] if is_here else hashing.hexdigest()
 
 
 def _here(came: "torch.Tensor | SharedTensor") -> torch.Tensor:
@@ -141,13 +162,5 @@ def _order(name: str) -> int:
     return next((parts.index(part) for part in parts if f".{part}." in name), -1)
 
 
-def _is_equal(part: torch.Tensor, tensor: torch.Tensor) -> bool:
-    """Whether a parameter on the device is the rounding of a tensor, on the host or there; in a stream of its own."""
-    stream = torch.cuda.Stream(part.device) if part.is_cuda else None
-    with torch.cuda.stream(stream):
-        flat, wanted = part.reshape(-1), tensor.reshape(-1)
-        size = COMPARED_BYTES // part.element_size()
-        return all(
-            torch.equal(flat[start : start + size], wanted[start : start + size].to(flat.device).to(flat.dtype))
-            for start in range(0, len(flat), size)
-        )
+def _pieces(tensor: torch.Tensor) -> Iterable[torch.Tensor]:
+    return tensor.reshape(-1).split(COMPARED_BYTES // tensor.element_size())
