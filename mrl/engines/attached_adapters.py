@@ -98,12 +98,12 @@ class AttachedAdapters:
             hook.remove()
         self._hooks, self._attached = [], None
 
-    @torch.no_grad()
     def tensors(self) -> list[Tensor]:
         """Those that are attached."""
         factors = {} if self._attached is None else self._attached.factors
         return [factor.tensor for pair in factors.values() for factor in pair]
 
+    @torch.no_grad()
     def checksums(self) -> dict[str, str]:
         """Name -> digest of adapters and of the folder's tensors, as published where those are what is served.
 

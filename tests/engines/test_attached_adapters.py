@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from mrl.engines import attached_adapters
 from mrl.engines.embedded import EmbeddedEngine
 from mrl.engines.engine import Sampling
 from mrl.errors import WeightsError, WeightsUnproved
@@ -265,6 +266,19 @@ def test_adapters_on_whole_weights_of_another_version_are_found_out(learner, eng
     monkeypatch.setattr(engine, "checksums", lambda: None)
     with pytest.raises(WeightsUnproved, match="canary"):
         prove(engine, read_manifest(learnt.manifest))
+
+
+def test_bytes_are_looked_at_without_gradients(learner, engine, monkeypatch):
+    """Attached adapters."""
+    learnt, seen = learner.learn(2), []
+    install(engine, learnt.manifest, learnt.version)
+    digests = attached_adapters.digests
+    monkeypatch.setattr(
+        attached_adapters, "digests", lambda tensors: seen.append(torch.is_grad_enabled()) or digests(tensors)
+    )
+    engine._adapters.checksums()
+
+    assert seen == [False]
 
 
 @pytest.mark.parametrize("released", [torch.bfloat16, torch.float32])
