@@ -35,7 +35,7 @@ class SlowForwards(importlib.abc.MetaPathFinder):
         spec.loader.exec_module = exec_module
         return spec
 
-if "worker" in sys.orig_argv:
+if any("worker" in word for word in sys.orig_argv):  # or what workers are forks of
     sys.meta_path.insert(0, SlowForwards())
 """
 FORWARD_S, TTL_S, DATA_TIMEOUT_S = 6.0, 4.0, 15.0
