@@ -4,7 +4,7 @@ import json
 from collections.abc import Sequence
 
 import pytest
-from hypothesis import example, given
+from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from mrl.records.episodes import ToolCall
