@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # The science programme: regimes tuned with equal budgets and compared on fresh seeds, setting by setting. The same command
 # goes on after anything; every run stays in runs/science/SETTING, and the tables are gathered in runs/science/summary.md.
-#   bash tools/science.sh                     all settings: several hours on 2 cores
+#   bash tools/science.sh                     all settings: about four hours on 2 quiet cores
 #   bash tools/science.sh --quick [SETTING...]  a miniature that shows that everything runs, in runs/science-quick
 #   bash tools/science.sh SETTING...          staged, overlapping, unequal, families, or dose-RARE_SHARE
 # REGIMES (default independent,sgt; the first is the baseline) and OUT name other regimes and another folder.
@@ -23,7 +23,7 @@ if [ $# -gt 0 ]; then settings=("$@"); fi
 
 words_of() {  # one word a line: configuration, then overrides
     local config=configs/quickstart.toml
-    local budget=(--tune 8 --tune-seeds 1001,1002 --seeds 8 --run.steps 80 --evaluation.every 20) policies=(qwen llama)
+    local budget=(--tune 4 --tune-seeds 1001, --seeds 4 --run.steps 80 --evaluation.every 20) policies=(qwen llama)
     case $1 in
         staged) ;;
         overlapping)  # six operations each, four of them in common, the others not rare
@@ -39,7 +39,7 @@ words_of() {  # one word a line: configuration, then overrides
                 echo "science: no share of rare operations: $1; wanted dose-X with X from 0 to 1, as dose-0.05" >&2
                 return 2
             fi
-            budget=(--tune 4 --tune-seeds 1001, --seeds 4 --run.steps 80 --evaluation.every 20)
+            budget=(--tune 2 --tune-seeds 1001, --seeds 4 --run.steps 80 --evaluation.every 20)
             for name in qwen llama; do budget+=("--policies.$name.make.rare_share" "${1#dose-}"); done ;;
         *) echo "science: no such setting: $1; wanted staged, overlapping, unequal, families or dose-0.05" >&2; return 2 ;;
     esac
