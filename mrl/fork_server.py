@@ -138,9 +138,9 @@ class ForkServer:
     def close(self) -> None:
         """End it, and with it all that is left of its forks."""
         self._is_over = True
-        self._end.close()
-        self._process.kill()
+        self._process.kill()  # before it finds the line closed, which it would have something to say about
         self._process.wait()
+        self._end.close()
 
 
 def _is_readable(descriptor: int) -> bool:

@@ -1,5 +1,6 @@
 """A process of which roles are forks: what they share with it, what they do not, and how each of them may end."""
 
+import contextlib
 import json
 import os
 import signal
@@ -262,6 +263,21 @@ time.sleep(600)
     assert server is not None
     gone, alive = psutil.wait_procs([fork, server], timeout=120)
     assert (len(gone), alive) == (2, [])
+
+
+def test_a_server_that_is_ended_says_nothing(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """It writes where a command writes why it ends; so it must not find its line closed before."""
+    process = (server := Forks(tmp_path).server)._process
+    kill = process.kill
+
+    def kill_late() -> None:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(2.0)
+        kill()
+
+    process.kill = kill_late  # type: ignore[method-assign]
+    server.close()
+    assert capfd.readouterr() == ("", "")
 
 
 def test_another_program_is_no_fork(forks: Forks) -> None:
