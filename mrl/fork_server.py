@@ -122,8 +122,11 @@ class ForkServer:
         """What it answers. Raises OSError where it could not do that, and when it does not answer: then it is ended."""
         if self._is_over:
             raise ConnectionResetError
+        message = json.dumps(request).encode()
+        if len(message) > MAX_MESSAGE_BYTES:  # an environment that changed that much since
+            raise OSError(errno.EMSGSIZE, os.strerror(errno.EMSGSIZE))
         try:
-            socket.send_fds(self._end, [json.dumps(request).encode()], descriptors)
+            socket.send_fds(self._end, [message], descriptors)
             answer = self._end.recv(MAX_MESSAGE_BYTES)
         except (ConnectionError, TimeoutError):
             answer = b""
@@ -170,7 +173,6 @@ def _become(request: Mapping[str, object], descriptors: Sequence[int], server_pi
         torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", 1)))
     if drawn := sys.modules.get("numpy.random"):
         drawn.seed()  # `random` sees to that by itself
-    gc.enable()
     sys.argv = ["mrl", *request["argv"]]  # type: ignore[misc]
     try:
         runpy.run_module("mrl", run_name="__main__", alter_sys=True)

@@ -176,6 +176,12 @@ def fail(pid: int) -> int:
     raise OSError(24, "no descriptor")
 
 
+def test_an_environment_that_is_too_large_for_the_line_costs_no_fork(forks: Forks) -> None:
+    """The role starts by itself, and the line is as it was."""
+    assert forks.fork("0", A="x" * 200_000) is None
+    assert forks.run("7") == 7
+
+
 def test_forks_draw_for_themselves(tmp_path: Path) -> None:
     """Also from numpy's global generator, which plug-ins may use."""
     draw = "\nimport numpy.random, random\ndef main(words):\n"

@@ -152,6 +152,7 @@ class SharedMemory:
         self._handle = bytes(handle).hex()
         self.flat = torch.as_tensor(_OnGpu(self._address, num_bytes), device=device)
         if self.flat.data_ptr() != self._address:
+            self.close()
             raise OSError(f"torch copies what lies on {device}")
 
     def described(self, tensors: Sequence[TensorShape]) -> SharedTensors:

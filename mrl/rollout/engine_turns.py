@@ -4,8 +4,8 @@ Whoever calls the engine waits until it is there, `collect` no longer than it ma
 anything is to be done, and gives it back when somebody waits for it and either nothing is left to do or the engine has
 had it for long enough. Then what is in flight rests: it goes on in the next turn, the embedded engine's with the same
 bits, a server's as at an update of its weights, behind the tokens that it had. A server gives its weights away; what it
-served before is loaded and proved again before anybody hears of its turn, unless
-new weights wait for it: then these come in first, and alone.
+served before is loaded and proved again before anybody hears of its turn, unless new weights wait for it: then these
+come in first, and alone.
 """
 
 import threading

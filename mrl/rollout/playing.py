@@ -4,9 +4,9 @@
                                               ▲ prompt, all sampled turns and bridges as they were │
 
 What was sampled is never rendered again, but as context of a new row where the policy is to see what its template
-renders. Where turns of a peer are given, they are played first, and are part of the
-prompt of what the policy samples behind them. An environment that takes its time delays its own episode alone: the
-engine samples the turns of the others meanwhile. What an episode costs is bounded by its task in turns and tokens.
+renders. Where turns of a peer are given, they are played first, and are part of the prompt of what the policy samples
+behind them. An environment that takes its time delays its own episode alone: the engine samples the turns of the others
+meanwhile. What an episode costs is bounded by its task in turns and tokens.
 """
 
 import itertools

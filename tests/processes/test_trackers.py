@@ -452,8 +452,11 @@ def test_a_tracker_that_hangs_loses_points_and_nobody_waits(tmp_path: Path, monk
 )
 def test_a_tracker_that_fails_loses_what_it_has_not_taken(tmp_path: Path, code: str, told: str) -> None:
     """With its reason in one line."""
-    failing = feed(tmp_path, code)
+    offered = tmp_path / "offered"
+    gate = f"import os\nwhile not os.path.exists({str(offered)!r}): time.sleep(0.01)\n"
+    failing = feed(tmp_path, gate + code)
     failing.offer(points())
+    offered.touch()
     failing.end()
     assert failing.has_ended(BOUND_S)
     failing.close()

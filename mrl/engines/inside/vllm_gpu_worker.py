@@ -2,8 +2,8 @@
 
 They are read and checked beside the steps into memory that the GPU copies from by itself, or where their learner shares
 its GPU looked at there; vLLM's own reload then puts them in place, whatever its kernels have made of the layout, so
-that captured graphs stay. Afterwards, beside the steps
-again, what layers compute with is compared on the GPU with what was read: bytes that are equal have its XXH3.
+that captured graphs stay. Afterwards, beside the steps again, what layers compute with is compared on the GPU with what
+was read: bytes that are equal have its XXH3.
 """
 
 import logging
