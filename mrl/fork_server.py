@@ -33,8 +33,6 @@ ANSWER_S = 60.0
 ENDINGS = {signal.SIGTERM, signal.SIGHUP, signal.SIGINT}
 """What a batch system sends to every process of a job. Roles save a checkpoint then, and the server must not take them
 along before: it ends when its supervisor does."""
-MODULE = ("-m", "mrl")
-"""What a fork may become: a command line of mrl."""
 READY = b"ready"
 
 
@@ -104,15 +102,15 @@ class ForkServer:
             self.close()
         return self._is_ready or self._is_over
 
-    def fork(self, argv: Sequence[str], environment: Mapping[str, str], stdin: int, log: int) -> ForkedProcess | None:
-        """A process that runs `python -m mrl ...`, and leads a session of its own.
+    def fork(self, words: Sequence[str], environment: Mapping[str, str], stdin: int, log: int) -> ForkedProcess | None:
+        """A process that runs `python -m mrl` with these words, and leads a session of its own.
 
-        None where that cannot be: for another program, such as torchrun, and once the server is gone.
+        None where that cannot be, as once the server is gone.
         """
-        if not self.is_ready or (argv[0], *argv[1:3]) != (sys.executable, *MODULE):
+        if not self.is_ready:
             return None
         values = {name: value for name, value in environment.items() if self._environment.get(name) != value}
-        request = {"argv": argv[3:], "set": values, "drop": sorted(self._environment.keys() - environment.keys())}
+        request = {"words": list(words), "set": values, "drop": sorted(self._environment.keys() - environment.keys())}
         try:
             return ForkedProcess(self, self.ask(request, [stdin, log])["pid"])
         except OSError:
@@ -173,7 +171,7 @@ def _become(request: Mapping[str, object], descriptors: Sequence[int], server_pi
         torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", 1)))
     if drawn := sys.modules.get("numpy.random"):
         drawn.seed()  # `random` sees to that by itself
-    sys.argv = ["mrl", *request["argv"]]  # type: ignore[misc]
+    sys.argv = ["mrl", *request["words"]]  # type: ignore[misc]
     try:
         runpy.run_module("mrl", run_name="__main__", alter_sys=True)
     except SystemExit as ended:

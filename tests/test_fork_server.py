@@ -44,7 +44,6 @@ pid = os.getpid()
 mrl.cli.main.main = main
 """
 """What the server imports: it stands in for the commands of mrl, and knows in which process it was imported."""
-MRL = (sys.executable, "-m", "mrl")
 
 
 class Forks:
@@ -68,7 +67,7 @@ class Forks:
         os.write(writing, b"hello")
         os.close(writing)
         with self.log.open("ab") as log:
-            process = self.server.fork((*MRL, *words), self.environment | environment, reading, log.fileno())
+            process = self.server.fork(words, self.environment | environment, reading, log.fileno())
         os.close(reading)
         return process
 
@@ -257,7 +256,7 @@ server = ForkServer(["planted"], {{**os.environ, "PYTHONPATH": {str(tmp_path)!r}
 while not server.is_settled(120.0):
     time.sleep(0.01)
 nothing = open(os.devnull)
-process = server.fork((sys.executable, "-m", "mrl", "wait"), os.environ, nothing.fileno(), 2)
+process = server.fork(["wait"], os.environ, nothing.fileno(), 2)
 print(process.pid, flush=True)
 time.sleep(600)
 """
@@ -284,14 +283,6 @@ def test_a_server_that_is_ended_says_nothing(tmp_path: Path, capfd: pytest.Captu
     process.kill = kill_late  # type: ignore[method-assign]
     server.close()
     assert capfd.readouterr() == ("", "")
-
-
-def test_another_program_is_no_fork(forks: Forks) -> None:
-    """Such as torchrun, which starts interpreters of its own, or mrl in another environment."""
-    with open(os.devnull, "rb") as nothing:
-        for argv in ((sys.executable, "-m", "torch.distributed.run", "-m", "mrl"), ("python", "-m", "mrl", "0")):
-            assert forks.server.fork(argv, forks.environment, nothing.fileno(), nothing.fileno()) is None
-    assert forks.server.is_ready
 
 
 def test_an_import_that_fails_is_the_end_of_it(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import os
 import signal
 import socket
 import subprocess
+import sys
 from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -29,6 +30,8 @@ CAN_FORK = hasattr(os, "pidfd_open")
 """Linux alone tells of the end of a process that is another's child."""
 FORKED = {"learner": "mrl.processes.learner", "worker": "mrl.processes.worker"}
 """Roles that import torch -> what they import."""
+MRL = (sys.executable, "-m", "mrl")
+"""What begins the command line of a process that may be a fork; torchrun starts interpreters of its own."""
 MAX_READ_BYTES = 1024 * 1024
 TAIL_LINES = 60
 
@@ -86,7 +89,7 @@ class Child:
         bound = {**DEVICE_ORDER, **around, **self.spec.env, SUPERVISOR_PID: str(os.getpid())}
         with self.log.open("ab") as log, self._stdin() as stdin:
             if forks is not None and is_forked(self.spec):
-                self._process = forks.fork(argv, bound, stdin.fileno(), log.fileno())
+                self._process = forks.fork(argv[len(MRL) :], bound, stdin.fileno(), log.fileno())
             self._process = self._process or subprocess.Popen(
                 command(os.getpid(), argv),
                 stdin=stdin.fileno(),
@@ -200,7 +203,8 @@ def is_forked(spec: ProcessSpec) -> bool:
 
     Not on a unit, whose processes are found by the environment that they were started with.
     """
-    return CAN_FORK and spec.role in FORKED and not {"CUDA_VISIBLE_DEVICES", UNIT} & spec.env.keys()
+    is_mrl = spec.argv[: len(MRL)] == MRL
+    return CAN_FORK and spec.role in FORKED and is_mrl and not {"CUDA_VISIBLE_DEVICES", UNIT} & spec.env.keys()
 
 
 def _has_ended(process: "subprocess.Popen[bytes] | ForkedProcess") -> bool:

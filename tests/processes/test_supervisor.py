@@ -228,7 +228,7 @@ def forks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ForkServe
 
 
 def test_ranks_and_workers_on_the_cpu_are_forks(tmp_path: Path, forks: ForkServer) -> None:
-    """In every life; what is shown a GPU, or is on a unit, starts by itself."""
+    """In every life; what is shown a GPU, is on a unit or another program, such as torchrun, starts by itself."""
     specs = role("learner/a", "lives"), role("worker/a/0"), role("worker/b/0", CUDA_VISIBLE_DEVICES="0")
     run = Run(tmp_path / "runs", *specs, forks=forks)
     assert run() == 0
@@ -237,6 +237,8 @@ def test_ranks_and_workers_on_the_cpu_are_forks(tmp_path: Path, forks: ForkServe
     assert len(told) >= 4
     on_unit = replace(specs[1], env={UNIT: "cpu:0"})
     assert [is_forked(spec) for spec in (*specs, on_unit)] == [True, True, False, False]
+    for argv in ((sys.executable, "-m", "torch.distributed.run", "-m", "mrl"), ("python", "-m", "mrl", "learner")):
+        assert not is_forked(replace(specs[0], argv=argv))
 
 
 def test_roles_start_without_what_they_would_be_forks_of(tmp_path: Path, forks: ForkServer) -> None:
