@@ -119,6 +119,24 @@ def test_a_conversation_that_is_rewritten_is_a_branch(asked):
     assert counts["branches"] == 1
 
 
+def test_whoever_goes_back_begins_a_branch():
+    """Also to where the conversation began, of which all is known."""
+
+    async def script(session, clock):
+        _, asking = await until_asked(session, ASKED)
+        step = session.step(PolicyTurn("7"))
+        await asking
+        asking = asyncio.ensure_future(session.ask(call(ASKED, SAID, TOLD)))
+        await step
+        step = session.step(PolicyTurn("9"))
+        await asking
+        asking = asyncio.ensure_future(session.ask(call(ASKED)))
+        return await step, asking.cancel()
+
+    branch, _ = played(script)
+    assert (branch.messages, branch.begins_row) == ((ASKED,), True)
+
+
 def test_a_conversation_that_goes_on_is_no_branch():
     """White space at the ends of the policy's words is no other conversation."""
 

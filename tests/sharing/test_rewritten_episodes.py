@@ -15,7 +15,8 @@ from tests.support.drawn_episodes import CALL, own, told
 
 ROW_ARRAYS = ("prompt_token_ids", "answer_token_ids", "advantages", "weights", "behaviour_logprobs", "is_trained")
 LOOKED_UP = [own("hay", CALL), told("7"), own("reverse: 7")]
-COMPACTED = (Message("system", "secret so far"), told("go on"))
+COMPACTED = (Message("system", "secret so far " * 20_000), told("go on"))
+"""More text than crosses."""
 
 
 @pytest.fixture
