@@ -11,6 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+import structlog
+
 from mrl.errors import RecordError
 from mrl.gateway.chat_wire import ChatCall, ChatMistake, is_same, said_by
 from mrl.records.canonical_json import canonical_json
@@ -25,6 +27,8 @@ from mrl.tasks.environments.contract import (
     EnvironmentTurn,
     PolicyTurn,
 )
+
+log = structlog.get_logger()
 
 OVER = "episode_over"
 """Code of the answer to whoever asks on when there are no further turns."""
@@ -114,7 +118,8 @@ class AgentSession:
             reply = EnvironmentTurn(call.messages if new is None else new, tools=tools, begins_row=is_branch)
         except RecordError as error:
             raise ChatMistake(str(error), code="too_long") from None
-        self.counts["branches"] += is_branch
+        if is_branch:
+            self._note_branch(call)
         self.said, self._last_call = [*([] if is_branch else self.said), *reply.messages], call
         self._answer = asyncio.get_running_loop().create_future()
         self._tell(reply)
@@ -172,6 +177,16 @@ class AgentSession:
         has_same_tools = self._last_call is None or call.tools == self._last_call.tools
         goes_on = len(known) == len(self.said) and all(map(is_same, self.said, known))
         return new if goes_on and has_same_tools and not is_said else None
+
+    def _note_branch(self, call: ChatCall) -> None:
+        """A person is told of the run's first, and where it left what was said: it may be none that was meant."""
+        if not self.counts["branches"]:
+            common = list(zip(self.said, call.messages, strict=False))
+            place = next((at for at, pair in enumerate(common) if not is_same(*pair)), len(common))
+            has_same_tools = self._last_call is not None and call.tools == self._last_call.tools
+            parting = f"messages[{place}]" if has_same_tools or place < len(common) else "tools"
+            log.info("an agent has rewritten its conversation: a new row begins", task=self.task, at=parting)
+        self.counts["branches"] += 1
 
     def _check_open(self) -> None:
         self.touched_s = self.clock()

@@ -3,6 +3,7 @@
 import asyncio
 
 import pytest
+from structlog.testing import capture_logs
 
 from mrl.gateway.chat_wire import ChatCall, ChatMistake
 from mrl.gateway.session import OVER, AgentSession
@@ -117,6 +118,34 @@ def test_a_conversation_that_is_rewritten_is_a_branch(asked):
     assert (branch.messages, branch.tools, branch.begins_row) == (asked.messages, asked.tools, True)
     assert (behind.messages, behind.tools, behind.begins_row) == ((TOLD,), (), False)
     assert counts["branches"] == 1
+
+
+@pytest.mark.parametrize(
+    ("asked", "at"),
+    [
+        (call(ASKED, Message("assistant", "8"), TOLD), "messages[1]"),
+        (call(ASKED, SAID, Message("assistant", "I"), TOLD), "messages[2]"),
+        (offering(ASKED, SAID, TOLD), "tools"),
+        (offering(SYSTEM, TOLD), "messages[0]"),
+    ],
+)
+def test_the_first_branch_of_a_run_is_told(asked, at):
+    """With where it leaves what was said; a second is only counted."""
+
+    async def script(session, clock):
+        _, asking = await until_asked(session, ASKED)
+        step = session.step(PolicyTurn("7"))
+        await asking
+        for messages in (asked, call(SYSTEM, TOLD)):
+            asking = asyncio.ensure_future(session.ask(messages))
+            await step
+            step = session.step(PolicyTurn("7"))
+            await asking
+        return session.counts["branches"]
+
+    with capture_logs() as logs:
+        assert played(script) == 2
+    assert [(one["task"], one["at"]) for one in logs] == [("guess", at)]
 
 
 def test_whoever_goes_back_begins_a_branch():
