@@ -115,20 +115,6 @@ def answered_choice(call_id: str, said: Message, *, is_cut: bool) -> dict[str, A
     return {"index": 0, "message": message, "finish_reason": reason, "logprobs": None}
 
 
-def chunks(whole: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The same for a client that wants a stream: all of each answer, and then why it ended."""
-    head = {key: whole[key] for key in ("id", "created", "model")} | {"object": "chat.completion.chunk"}
-    found = []
-    for choice in whole["choices"]:
-        delta = dict(choice["message"])
-        if "tool_calls" in delta:
-            delta["tool_calls"] = [{"index": place, **call} for place, call in enumerate(delta["tool_calls"])]
-        first = {"index": choice["index"], "delta": delta, "finish_reason": None, "logprobs": choice["logprobs"]}
-        last = {"index": choice["index"], "delta": {}, "finish_reason": choice["finish_reason"]}
-        found += [head | {"choices": [first]}, head | {"choices": [last]}]
-    return found
-
-
 def said_by(turn: PolicyTurn) -> Message:
     """A turn of the policy as a message: all of its text where a call in it cannot be read."""
     if turn.broken or not turn.tool_calls:

@@ -32,9 +32,10 @@ log = structlog.get_logger()
 class GatewayLine:
     """What one worker hears and says. A break of the line withdraws all that was asked over it."""
 
-    def __init__(self, run_folder: Path, on_heard: Callable[[], None] = lambda: None) -> None:
-        """`on_heard` is called in the line's thread when there is something to `take`."""
-        self._run_folder, self._on_heard = run_folder, on_heard
+    def __init__(self, run_folder: Path) -> None:
+        self._run_folder = run_folder
+        self.on_heard: Callable[[], None] = lambda: None
+        """Called in the line's thread when there is something to `take`."""
         self._heard: queue.SimpleQueue[FromGateway] = queue.SimpleQueue()
         self._unsaid: deque[FromWorker] = deque()
         self._is_saying = False
@@ -78,8 +79,6 @@ class GatewayLine:
         while True:
             with suppress(OSError, ValueError, KeyError, aiohttp.ClientError, TimeoutError, msgspec.DecodeError):
                 await self._once()
-            self._heard.put(WithdrawnRequest(""))
-            self._on_heard()
             await asyncio.sleep(RETRY_S)
 
     async def _once(self) -> None:
@@ -101,9 +100,11 @@ class GatewayLine:
                 async for message in socket:
                     if message.type is aiohttp.WSMsgType.BINARY:
                         self._heard.put(read_gateway(message.data))
-                        self._on_heard()
+                        self.on_heard()
             finally:
                 self._socket = None
+                self._heard.put(WithdrawnRequest(""))
+                self.on_heard()
 
     async def _say_all(self) -> None:
         self._is_saying = False  # first, or what comes behind the last one would wait for the next

@@ -14,10 +14,10 @@ from mrl.gateway.chat_wire import ChatMistake
 from mrl.records.plain_requests import (
     LOST,
     FromGateway,
-    FromWorker,
     PlainAnswer,
     PlainPiece,
     PlainRefusal,
+    PlainReply,
     PlainRequest,
     WithdrawnRequest,
     WorkerRoom,
@@ -143,7 +143,7 @@ class PlainDesk:
         self._workers.append(worker)
         return worker
 
-    def hear(self, worker: ServingWorker, message: FromWorker) -> None:
+    def hear(self, worker: ServingWorker, message: PlainReply) -> None:
         """What a worker says."""
         if isinstance(message, WorkerRoom):
             worker.room = message

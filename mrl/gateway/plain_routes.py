@@ -20,7 +20,14 @@ from aiohttp import WSMsgType, web
 
 from mrl.gateway.chat_wire import ChatMistake
 from mrl.gateway.plain_desk import VERSION_MARK, PlainDesk
-from mrl.gateway.plain_stream import Wording, chat_choices, completion_choices, generate_choices, stream_answers
+from mrl.gateway.plain_stream import (
+    Choices,
+    GrowingAnswer,
+    chat_choices,
+    completion_choices,
+    generate_choices,
+    stream_answers,
+)
 from mrl.gateway.plain_wire import (
     PlainCall,
     chat_answer,
@@ -31,8 +38,9 @@ from mrl.gateway.plain_wire import (
     read_plain_chat,
 )
 from mrl.records.codec import MAX_MESSAGE_BYTES
-from mrl.records.plain_requests import PlainAnswer, plain_message, read_worker
+from mrl.records.plain_requests import PlainAnswer, TurnPiece, plain_message, read_worker
 
+OF_CHAT_CHUNK = {"object": "chat.completion.chunk"}
 log = structlog.get_logger()
 
 
@@ -54,24 +62,29 @@ class PlainRoutes:
         """`/inference/v1/generate`. Raises ChatMistake."""
         return await self._answer(request, body, GENERATE)
 
-    async def serve_worker(self, request: web.Request) -> web.WebSocketResponse:
-        """The line of one worker, until it hangs up."""
-        desk = self._need()
+    async def serve_worker(self, request: web.Request, on_turn: Callable[[TurnPiece], None]) -> web.WebSocketResponse:
+        """The line of one worker, until it hangs up; `on_turn` takes how turns of episodes grow."""
+        desk = self._desk
         socket = web.WebSocketResponse(max_msg_size=MAX_MESSAGE_BYTES, heartbeat=30.0)
         await socket.prepare(request)
         outgoing: asyncio.Queue[bytes] = asyncio.Queue()
-        worker = desk.join(lambda message: outgoing.put_nowait(plain_message(message)))
+        worker = desk and desk.join(lambda message: outgoing.put_nowait(plain_message(message)))
         sending = asyncio.ensure_future(_send(socket, outgoing))
         try:
             async for message in socket:
                 if message.type is not WSMsgType.BINARY:
                     break
-                desk.hear(worker, read_worker(message.data))
+                said = read_worker(message.data)
+                if isinstance(said, TurnPiece):
+                    on_turn(said)
+                elif desk and worker:
+                    desk.hear(worker, said)
         except msgspec.DecodeError:
             log.warning("a worker said what is none of its words")
         finally:
             sending.cancel()
-            desk.leave(worker)
+            if desk and worker:
+                desk.leave(worker)
         return socket
 
     async def _answer(self, request: web.Request, body: Mapping[str, Any], form: "_Form") -> web.StreamResponse:
@@ -87,7 +100,11 @@ class PlainRoutes:
         if call.is_streamed:
             named = {form.id_key: call_id} | form.of_chunk
             found = await stream_answers(
-                request, call, asking, wording=form.wording, head=lambda version: named | head(version)
+                request,
+                asking,
+                wording=partial(form.wording, call, call_id),
+                head=lambda version: named | head(version),
+                includes_usage=call.includes_usage,
             )
         else:
             answers = await _all(asking)
@@ -112,14 +129,25 @@ class _Form:
 
     read: Callable[[Mapping[str, Any]], PlainCall]
     whole: Callable[[str, PlainCall, Sequence[PlainAnswer], Mapping[str, Any]], Mapping[str, Any]]
-    wording: Wording
+    wording: Callable[[PlainCall, str, GrowingAnswer], Choices]
+    """A call, its name, and one of its answers, which grows."""
     of_chunk: dict[str, str]
     id_key: str = "id"
 
 
-CHAT = _Form(read_plain_chat, chat_answer, chat_choices, {"object": "chat.completion.chunk"})
-COMPLETIONS = _Form(read_completion, completion_answer, completion_choices, {"object": "text_completion"})
-GENERATE = _Form(read_generate, generate_answer, generate_choices, {}, "request_id")
+CHAT = _Form(
+    read_plain_chat,
+    chat_answer,
+    lambda call, call_id, one: chat_choices(call_id, one, wants_logprobs=call.wants_logprobs),
+    OF_CHAT_CHUNK,
+)
+COMPLETIONS = _Form(
+    read_completion,
+    completion_answer,
+    lambda call, _, one: completion_choices(call, one),
+    {"object": "text_completion"},
+)
+GENERATE = _Form(read_generate, generate_answer, lambda _, __, one: generate_choices(one), {}, "request_id")
 
 
 async def _all(asking: Sequence[Callable[[], Awaitable[PlainAnswer]]]) -> list[PlainAnswer]:

@@ -1,4 +1,4 @@
-"""Answers outside of episodes as they grow: server-sent events as OpenAI's API has them, or vLLM's for token ids.
+"""Answers as they grow: server-sent events as OpenAI's API has them, or vLLM's for token ids.
 
 What a client has not yet taken is merged, so a slow one gets fewer and longer pieces and never more than its answers.
 One that takes nothing for `STALL_S` is hung up on.
@@ -61,15 +61,15 @@ class GrowingAnswer:
         self.text, self.sampled, self.is_first = "", [], False
 
 
-Wording = Callable[[PlainCall, str, GrowingAnswer], list[dict[str, Any]]]
-"""A call, its name and an answer -> choices, each a chunk of its own, for what the client was not yet sent."""
+Choices = list[dict[str, Any]]
+"""Each a chunk of its own, for what of an answer the client was not yet sent."""
 
 
-def chat_choices(call: PlainCall, call_id: str, one: GrowingAnswer) -> list[dict[str, Any]]:
+def chat_choices(call_id: str, one: GrowingAnswer, *, wants_logprobs: bool = False) -> Choices:
     """Of chat: text as it grows, and each call whole, at the end."""
     delta: dict[str, Any] = {"role": "assistant"} if one.is_first else {}
     delta |= {"content": one.text} if one.text or one.is_first else {}
-    logprobs = as_contents(one.sampled) if call.wants_logprobs and one.sampled else None
+    logprobs = as_contents(one.sampled) if wants_logprobs and one.sampled else None
     choice = {"index": one.index, "delta": delta, "finish_reason": None, "logprobs": logprobs}
     found = [choice] if delta or logprobs else []
     if one.answer is not None:
@@ -82,7 +82,7 @@ def chat_choices(call: PlainCall, call_id: str, one: GrowingAnswer) -> list[dict
     return found
 
 
-def completion_choices(call: PlainCall, call_id: str, one: GrowingAnswer) -> list[dict[str, Any]]:
+def completion_choices(call: PlainCall, one: GrowingAnswer) -> Choices:
     """Of completions; with `echo` all of an answer comes at its end."""
     given = one.answer.given if one.answer is not None and call.echoes else ()
     text = b"".join(token.spelled for token in given).decode(errors="replace") + one.text
@@ -96,7 +96,7 @@ def completion_choices(call: PlainCall, call_id: str, one: GrowingAnswer) -> lis
     ]
 
 
-def generate_choices(call: PlainCall, call_id: str, one: GrowingAnswer) -> list[dict[str, Any]]:
+def generate_choices(one: GrowingAnswer) -> Choices:
     """Of token ids."""
     reason = None if one.answer is None else "length" if one.answer.is_cut else "stop"
     ids, logprobs = [token.token_id for token in one.sampled], as_contents(one.sampled)
@@ -106,11 +106,11 @@ def generate_choices(call: PlainCall, call_id: str, one: GrowingAnswer) -> list[
 
 async def stream_answers(
     request: web.Request,
-    call: PlainCall,
     asking: Sequence[Callable[[OnPiece], Awaitable[PlainAnswer]]],
     *,
-    wording: Wording,
+    wording: Callable[[GrowingAnswer], Choices],
     head: Callable[[int], Mapping[str, Any]],
+    includes_usage: bool = False,
 ) -> web.StreamResponse:
     """Ask for all answers and pass on what comes; `head` is what stands in a chunk of a version.
 
@@ -118,19 +118,19 @@ async def stream_answers(
     """
     growing, news = [GrowingAnswer(index) for index in range(len(asking))], asyncio.Event()
     tasks = [asyncio.ensure_future(_grow(one, ask, news)) for one, ask in zip(growing, asking, strict=True)]
-    call_id, stream, left = call.requests[0].request_id.partition("-")[0], None, growing
-    usage = {"usage": None} if call.includes_usage else {}
+    stream, left = None, growing
+    usage = {"usage": None} if includes_usage else {}
     try:
         while left:
             await news.wait()
             news.clear()
             chunks, ended = [], [one for one in left if one.answer is not None]
             for one in (one for one in left if one.has_news):
-                choices = wording(call, call_id, one)
+                choices = wording(one)
                 chunks += [{**head(one.version), "choices": [choice], **usage} for choice in choices]
                 one.sent()
             left = [one for one in left if one not in ended]
-            if not left and call.includes_usage:
+            if not left and includes_usage:
                 counted = usage_of([one.answer for one in growing if one.answer is not None])
                 chunks.append({**head(growing[-1].version), "choices": [], "usage": counted})
             if chunks:
@@ -148,13 +148,6 @@ async def stream_answers(
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
     assert stream is not None, "a call is for one answer at least"
-    return stream
-
-
-async def events(request: web.Request, chunks: Sequence[Mapping[str, Any]]) -> web.StreamResponse:
-    """All of a stream at once."""
-    stream = await _begin(request)
-    await _send(request, stream, b"".join(map(_event, chunks)) + DONE)
     return stream
 
 

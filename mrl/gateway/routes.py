@@ -25,14 +25,15 @@ import msgspec
 import structlog
 from aiohttp import WSMsgType, web
 
-from mrl.gateway.chat_wire import ChatMistake, chunks, completion, read_chat
+from mrl.gateway.chat_wire import ChatCall, ChatMistake, completion, read_chat
 from mrl.gateway.plain_desk import PlainDesk
-from mrl.gateway.plain_routes import PlainRoutes
-from mrl.gateway.plain_stream import events
+from mrl.gateway.plain_routes import OF_CHAT_CHUNK, PlainRoutes
+from mrl.gateway.plain_stream import OnPiece, chat_choices, stream_answers
 from mrl.gateway.session import AgentSession
 from mrl.gateway.session_book import MAX_WAIT_S, SessionBook
 from mrl.gateway.strangers import Strangers
 from mrl.records.codec import MAX_MESSAGE_BYTES
+from mrl.records.plain_requests import PlainAnswer, PlainPiece
 from mrl.tasks.environments.agent_seat import FinishSeat, OfferSeat, StepSeat, read_seat, seat_reply
 
 ANY_POLICY = "policy"
@@ -125,11 +126,31 @@ class Gateway:
         call = read_chat(await _body(request), models=(session.policy, ANY_POLICY))
         for key in call.unheeded:
             self._tell_unheeded(session.task, key, call.unheeded[key])
+        call_id, created_s = f"{session_id}-{session.number_of(call)}", int(time.time())
+        if call.is_streamed:
+            head = {"id": call_id, "created": created_s, "model": session.policy} | OF_CHAT_CHUNK
+            asking = partial(self._streamed, session, call, call_id)
+            return await stream_answers(
+                request, [asking], wording=partial(chat_choices, call_id), head=lambda version: head
+            )
         turn, said = await session.ask(call)
         self._book.counts["turns"] += 1
-        call_id = f"{session.session_id}-{session.num_turns}"
-        whole = completion(call_id, session.policy, turn, said, created_s=int(time.time()))
-        return await events(request, chunks(whole)) if call.is_streamed else web.json_response(whole)
+        return web.json_response(completion(call_id, session.policy, turn, said, created_s=created_s))
+
+    async def _streamed(self, session: AgentSession, call: ChatCall, call_id: str, on_piece: OnPiece) -> PlainAnswer:
+        def grew(text: str) -> None:
+            on_piece(PlainPiece(request_id=call_id, version=0, text=text))
+
+        turn, said = await session.ask(call, grew)
+        self._book.counts["turns"] += 1
+        return PlainAnswer(
+            request_id=call_id,
+            version=0,
+            num_given_tokens=0,
+            text=said.content,
+            tool_calls=said.tool_calls,
+            is_cut=turn.is_cut,
+        )
 
     async def _outside(
         self, answer: Callable[[web.Request, dict[str, Any]], Awaitable[web.StreamResponse]], request: web.Request
@@ -187,7 +208,7 @@ class Gateway:
 
     async def _worker(self, request: web.Request) -> web.WebSocketResponse:
         self._check_seat_key(request)
-        return await self._plain.serve_worker(request)
+        return await self._plain.serve_worker(request, self._book.grew)
 
     # Within.
 

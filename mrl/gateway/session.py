@@ -17,6 +17,7 @@ from mrl.errors import RecordError
 from mrl.gateway.chat_wire import ChatCall, ChatMistake, is_same, said_by
 from mrl.records.canonical_json import canonical_json
 from mrl.records.episodes import Message
+from mrl.records.plain_requests import TurnPiece
 from mrl.tasks.environments.contract import (
     DONE,
     ENDS,
@@ -32,6 +33,10 @@ log = structlog.get_logger()
 
 OVER = "episode_over"
 """Code of the answer to whoever asks on when there are no further turns."""
+
+
+def _unheard(text: str) -> None:
+    pass
 
 
 @dataclass(eq=False)
@@ -62,6 +67,10 @@ class AgentSession:
     """What the agent waits for."""
     _last: EnvironmentTurn | None = None
     """What the seat is told next, where the agent gave up while the policy had its turn."""
+    _on_grown: Callable[[str], None] = _unheard
+    """Hears what a turn says more, while it is sampled."""
+    _grown: str = ""
+    """What it says so far."""
     _last_call: ChatCall | None = None
     _last_turn: PolicyTurn | None = None
 
@@ -81,6 +90,12 @@ class AgentSession:
         self._give(turn)
         return reply
 
+    def grew(self, piece: TurnPiece) -> None:
+        """A turn goes on. What comes too late, or behind a gap, is left to the whole turn."""
+        if self._answer is not None and (piece.num_turns, piece.start) == (self.num_turns, len(self._grown)):
+            self._grown += piece.text
+            self._on_grown(piece.text)
+
     def finish(self, reason: str, turn: PolicyTurn | None = None) -> "asyncio.Future[EnvironmentTurn]":
         """The reward, where there are no further turns for a reason of `ENDS`; `turn` is the last, where it is new."""
         reply = self._await_agent()
@@ -99,10 +114,19 @@ class AgentSession:
 
     # The agent's side.
 
-    async def ask(self, call: ChatCall) -> tuple[PolicyTurn, Message]:
-        """The policy's next turn. The same request again gets the same turn. Raises ChatMistake."""
+    def number_of(self, call: ChatCall) -> int:
+        """Of the turn that a request gets, from 1 on."""
+        return self.num_turns + (self._answer is not None or not self._is_repeated(call))
+
+    async def ask(self, call: ChatCall, on_grown: Callable[[str], None] = _unheard) -> tuple[PolicyTurn, Message]:
+        """The policy's next turn. The same request again gets the same turn. Raises ChatMistake.
+
+        Of a call that streams, what the turn says more is given to `on_grown` first.
+        """
         if self._is_repeated(call):
             if self._answer is not None:
+                self._on_grown = on_grown
+                on_grown(self._grown)
                 return await self._turn(self._answer)
             assert self._last_turn is not None
             return self._last_turn, said_by(self._last_turn)
@@ -114,13 +138,16 @@ class AgentSession:
         new = self._continued(call)
         is_branch = new is None
         try:
+            messages = call.messages if new is None else new
             tools = call.tools if is_branch or not self.num_turns else ()
-            reply = EnvironmentTurn(call.messages if new is None else new, tools=tools, begins_row=is_branch)
+            stream = self.session_id if call.is_streamed else ""
+            reply = EnvironmentTurn(messages, tools=tools, begins_row=is_branch, stream=stream)
         except RecordError as error:
             raise ChatMistake(str(error), code="too_long") from None
         if is_branch:
             self._note_branch(call)
-        self.said, self._last_call = [*([] if is_branch else self.said), *reply.messages], call
+        self.said = [*([] if is_branch else self.said), *messages]
+        self._last_call, self._on_grown, self._grown = call, on_grown, ""
         self._answer = asyncio.get_running_loop().create_future()
         self._tell(reply)
         return await self._turn(self._answer)

@@ -9,6 +9,7 @@ from typing import Any
 
 from mrl.gateway.chat_wire import ChatMistake
 from mrl.gateway.session import AgentSession
+from mrl.records.plain_requests import TurnPiece
 
 MAX_WAITING_AGENTS = 4096
 """Agents that wait for an episode; further ones are told to come later."""
@@ -87,6 +88,11 @@ class SessionBook:
         if session_id in self._over:
             raise ChatMistake("the session is over", code="episode_over", status=410)
         raise ChatMistake("no such session; POST /v1/sessions gives one", code="no_session", status=404)
+
+    def grew(self, piece: TurnPiece) -> None:
+        """A worker tells how a turn of a session grows, which may be over."""
+        if (session := self._taken.get(piece.session)) is not None:
+            session.grew(piece)
 
     def leave(self, session: AgentSession) -> None:
         """Its seat is gone, or has the last reply."""

@@ -1,7 +1,7 @@
 """Episodes of one policy of a run: what its engine plays them with, and its own words for those of its peers."""
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,8 +17,9 @@ from mrl.models.skeleton import config_of_folder, episode_row_tokens
 from mrl.models.turn_spelling import TurnSpelling
 from mrl.records.episodes import Message, Opening, ToolCall
 from mrl.records.experience import SharedTurn
+from mrl.records.plain_requests import TurnPiece
 from mrl.rollout.episode import EpisodeRules
-from mrl.rollout.plain_voice import PlainVoice
+from mrl.rollout.plain_voice import PlainVoice, text_so_far
 from mrl.rollout.playing import EpisodeEngine, Stage
 from mrl.rollout.replaying import OwnVoice
 from mrl.sharing.peer_episodes import SpelledEpisode
@@ -28,10 +29,20 @@ from mrl.tasks.environments.tool_syntax import NONE, ToolSyntax, plain_calls, sy
 from mrl.tasks.pool import TaskPool
 
 Int32s = npt.NDArray[np.int32]
+HALF = "\N{REPLACEMENT CHARACTER}"
+"""What tokenizers make of half a character."""
 
 
-def with_episodes(engine: Engine, config: RunConfig, policy: str, pool: TaskPool, receiver: Receiver) -> Engine:
-    """The engine itself, or one that plays episodes where a task has an environment.
+def with_episodes(
+    engine: Engine,
+    config: RunConfig,
+    policy: str,
+    pool: TaskPool,
+    receiver: Receiver,
+    *,
+    tell: Callable[[TurnPiece], None] | None = None,
+) -> Engine:
+    """The engine itself, or one that plays episodes where a task has an environment; `tell` takes turns as they grow.
 
     Raises ModelFolderError where the policy's chat template has no way from one turn to the next.
     """
@@ -53,14 +64,19 @@ def with_episodes(engine: Engine, config: RunConfig, policy: str, pool: TaskPool
         said = before_stop(text.encode(), table.prompt.stop_bytes).decode(errors="replace")
         return read_turn(syntax if has_tools else NONE, said, is_cut=is_cut)
 
+    def so_far(text: str, has_tools: bool) -> str:
+        whole = text.rstrip(HALF).encode()
+        return text_so_far(whole, table.prompt.stop_bytes, syntax if has_tools and syntax is not NONE else None)
+
     stage = Stage(
         open=pool.open_episode,
         rules=rules,
-        voice=OwnVoice(spelling, read, words.turn, can_call=syntax is not NONE),
+        voice=OwnVoice(spelling, read, words.turn, can_call=syntax is not NONE, so_far=so_far),
         max_turn_tokens=table.rollout.max_new_tokens,
         row_tokens=room,
         pass_tokens=in_a_pass,
         in_step=config.run.sync,
+        tell=tell,
         tells_opening=bool(scorers(config.sharing, config.policies)),
     )
     playing: Engine = EpisodeEngine(engine, stage)  # what it lacks, the engine within has

@@ -42,6 +42,7 @@ from mrl.processes.planning.unit_workers import UNIT, UNIT_EPOCH
 from mrl.processes.sleep_line import WorkerLine
 from mrl.records.evaluation_messages import result_name
 from mrl.records.experience import ExperienceRecord
+from mrl.records.plain_requests import TurnPiece
 from mrl.records.rollouts import ScoredGroup
 from mrl.rollout.duties import Duties
 from mrl.rollout.engine_turns import EngineInTurns
@@ -80,14 +81,22 @@ def main(run_folder: Path, policy: str, index: int) -> int:
 
 
 def build_sampler(
-    config: RunConfig, policy: str, pool: TaskPool, make_engine: Callable[[Receiver], Engine]
+    config: RunConfig,
+    policy: str,
+    pool: TaskPool,
+    make_engine: Callable[[Receiver], Engine],
+    *,
+    tell: Callable[[TurnPiece], None] | None = None,
 ) -> tuple[Sampler, Receiver]:
-    """What answers the prompts of a pool: engine and tokenizer of one policy, and how it is asked."""
+    """What answers the prompts of a pool: engine and tokenizer of one policy, and how it is asked.
+
+    `tell` takes turns of episodes as they grow.
+    """
     table = config.policies[policy]
     receiver = load_receiver(Path(table.model))
     encoder = PromptEncoder(Path(table.model), table.prompt)
     check_lengths(config, policy, pool, encoder.token_ids)
-    engine = with_episodes(make_engine(receiver), config, policy, pool, receiver)
+    engine = with_episodes(make_engine(receiver), config, policy, pool, receiver, tell=tell)
     words = own_words(config, policy, receiver)
     sampler = Sampler(
         policy,
@@ -110,12 +119,15 @@ def _work(config: RunConfig, folder: RunFolder, closing: ExitStack, policy: str,
     is_server = table.rollout.engine != "embedded"
     telemetry.doing("starting")
     link = None if table.frozen else _connect_learner(folder, policy, role, closing)  # it hears that the engine starts
+    line = GatewayLine(folder.path) if config.has_gateway and not table.frozen else None
+    if line is not None:
+        closing.callback(line.close)
     # Before the engine is there, so that the host never holds the model twice.
     own = _own_folder(config, policy) if table.frozen and is_server else None
     with telemetry.awaiting("engine", whom=table.rollout.engine, bound_s=table.rollout.server.start_s):
         pool = build_pool(config.tasks, config.pool, meeting=MeetingPlace(folder.path, policy))
         engine = partial(_engine, config, policy, folder=folder, telemetry=telemetry, stopping=stop.is_set)
-        sampler, receiver = build_sampler(config, policy, pool, engine)
+        sampler, receiver = build_sampler(config, policy, pool, engine, tell=None if line is None else line.send)
     closing.callback(sampler.pool.close)
     closing.callback(sampler.engine.close)
     exchange = wiring.connect_exchange(folder, role, policy, closing)
@@ -130,16 +142,16 @@ def _work(config: RunConfig, folder: RunFolder, closing: ExitStack, policy: str,
     assert link is not None, "a policy that learns"
     regime = build_regime(config.sharing, sharing_context(config, policy, receiver))
     lease = LeaseHolder(role, policy, unit=os.environ.get(UNIT, ""), unit_epoch=int(os.environ.get(UNIT_EPOCH, 0)))
-    line = WorkerLine.of_this_process()
+    sleep_line = WorkerLine.of_this_process()
     duties = Duties(
-        rest=None if line is None else _UnitRest(line, lease, stop.is_set),
+        rest=None if sleep_line is None else _UnitRest(sleep_line, lease, stop.is_set),
         max_answers=_max_answers(config, policy, lease),
         has_lost_lease=lambda: not config.run.sync and lease.is_lost(time.monotonic()),
         rests_unleased=not is_server,
         publish=_publisher(regime, receiver, policy, _sender(config, exchange, telemetry, stop)),
         scorer=scorer,
         max_staleness_versions=table.learner.max_staleness_versions,
-        plain=_plain_serving(config, folder, sampler, receiver, closing, wake=link.nudge),
+        plain=_plain_serving(config, line, sampler, receiver, wake=link.nudge),
         held_out_share=None if config.evaluation.every == NO_EVALUATION else config.evaluation.share,
         in_step=config.run.sync,
     )
@@ -264,16 +276,10 @@ def _scorer(config: RunConfig, sampler: Sampler, receiver: Receiver, exchange: E
 
 
 def _plain_serving(
-    config: RunConfig,
-    folder: RunFolder,
-    sampler: Sampler,
-    receiver: Receiver,
-    closing: ExitStack,
-    *,
-    wake: Callable[[], None],
+    config: RunConfig, line: GatewayLine | None, sampler: Sampler, receiver: Receiver, *, wake: Callable[[], None]
 ) -> PlainServing | None:
     """What answers requests outside of episodes, where the run does; each one that comes wakes the worker."""
-    if not config.gateway.serve:
+    if line is None or not config.gateway.serve:
         return None
     voice = plain_voice(config, sampler.policy, receiver)
 
@@ -281,8 +287,7 @@ def _plain_serving(
         sampler.engine.nudge()
         wake()
 
-    line = GatewayLine(folder.path, heard)
-    closing.callback(line.close)
+    line.on_heard = heard
     group_size = config.policies[sampler.policy].rollout.group_size
     return PlainServing(line, voice, sampler.engine, share=config.gateway.share, group_size=group_size)
 

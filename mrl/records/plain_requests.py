@@ -3,6 +3,8 @@
 Nothing of them is trained on. Every request is for one answer. Messages are msgpack over a WebSocket of the worker's:
 
     worker ──▶ WorkerRoom, PlainPiece, PlainAnswer, PlainRefusal        gateway ──▶ PlainRequest, WithdrawnRequest
+
+The same line carries how the turns of an episode grow, where an agent streams them (`TurnPiece`).
 """
 
 from typing import Annotated
@@ -90,6 +92,17 @@ class PlainRefusal(msgspec.Struct, frozen=True, tag="refusal"):
     words: str
 
 
+class TurnPiece(msgspec.Struct, frozen=True, kw_only=True, tag="turn_piece"):
+    """What a turn of an episode says more than at its last piece; the turn itself goes to the seat, whole."""
+
+    session: str
+    num_turns: int
+    """Turns of the policy before this one."""
+    start: int
+    """Characters of it that were told before."""
+    text: str
+
+
 class WorkerRoom(msgspec.Struct, frozen=True, tag="room"):
     """A worker of this policy takes so many requests at a time now, and answers them by this step's weights."""
 
@@ -104,7 +117,8 @@ class WithdrawnRequest(msgspec.Struct, frozen=True, tag="withdrawn"):
     request_id: str
 
 
-FromWorker = PlainPiece | PlainAnswer | PlainRefusal | WorkerRoom
+PlainReply = PlainPiece | PlainAnswer | PlainRefusal | WorkerRoom
+FromWorker = PlainReply | TurnPiece
 FromGateway = PlainRequest | WithdrawnRequest
 _from_worker: msgspec.msgpack.Decoder[FromWorker] = msgspec.msgpack.Decoder(FromWorker)
 _from_gateway: msgspec.msgpack.Decoder[FromGateway] = msgspec.msgpack.Decoder(FromGateway)

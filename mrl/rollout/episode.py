@@ -111,6 +111,10 @@ class EpisodeInPlay:
     row_since: int = 0
     """Place in `conversation` from which on that row shows the reasoning of turns."""
     last_turn: PolicyTurn | None = None
+    stream: str = ""
+    """Under which name an agent is told how the turn grows that the policy has now."""
+    streamed: str = ""
+    """What it was told."""
 
     @property
     def has_tools(self) -> bool:

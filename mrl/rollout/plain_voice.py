@@ -1,6 +1,7 @@
 """How one policy is asked outside of episodes, and how what it says is read: whole, or as it grows."""
 
 import codecs
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,6 +21,14 @@ MAX_TOKEN_BYTES = 16
 and sampling waits for it."""
 
 Int32s = npt.NDArray[np.int32]
+
+
+def text_so_far(said: bytes, ends: Sequence[bytes], syntax: ToolSyntax | None) -> str:
+    """What a text that goes on begins with, whatever comes: `ends` end it, calls in this syntax are no part of it."""
+    if (before := before_stop(said, ends)) == said:
+        before = said[: len(said) - max((begun_at_end(said, end) for end in ends), default=0)]
+    text = codecs.getincrementaldecoder("utf-8")(errors="replace").decode(before)  # without half a character
+    return text if syntax is None else syntax.content_so_far(text)
 
 
 @dataclass(frozen=True)
@@ -90,11 +99,8 @@ class PlainVoice:
 
     def read_so_far(self, request: PlainRequest, sampled: Int32s) -> str:
         """What the text of an answer that goes on begins with, whatever comes."""
-        said, ends = self._said(request, sampled), self._ends(request)
-        if (before := before_stop(said, ends)) == said:
-            before = said[: len(said) - max((begun_at_end(said, end) for end in ends), default=0)]
-        text = codecs.getincrementaldecoder("utf-8")(errors="replace").decode(before)  # without half a character
-        return self.syntax.content_so_far(text) if request.tools and self.syntax is not None else text
+        syntax = self.syntax if request.tools else None
+        return text_so_far(self._said(request, sampled), self._ends(request), syntax)
 
     def spelled(self, token_id: int) -> bytes:
         """The bytes of a token; of a special one its name."""

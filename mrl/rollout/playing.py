@@ -20,10 +20,11 @@ from typing import Any
 
 import numpy as np
 
-from mrl.engines.engine import Engine, Finished, Generation, GenerationRequest
+from mrl.engines.engine import Engine, Finished, Generation, GenerationRequest, Grown
 from mrl.errors import ModelFolderError, RecordError
 from mrl.records.episodes import CUT, Message, Opening
 from mrl.records.finish import FinishReason
+from mrl.records.plain_requests import TurnPiece
 from mrl.rollout.episode import NOTHING, EpisodeInPlay, EpisodeRequest, EpisodeRules, Int32s, PlayedSession
 from mrl.rollout.replaying import OwnVoice, TurnReplay
 from mrl.tasks.environments.contract import (
@@ -60,6 +61,8 @@ class Stage:
     in_step: bool = False
     """Whether all environments answer before any turn is sampled, as a synchronous run must: what is sampled together
     decides every bit."""
+    tell: Callable[[TurnPiece], None] | None = None
+    """Takes what agents are told of turns as they grow; None where turns are told whole."""
     tells_opening: bool = False
     """Whether an episode holds what its environment began it with, as one does that is to be scored by a teacher."""
 
@@ -79,6 +82,8 @@ class EpisodeEngine:
         self._ended: list[Finished] = []
         self._others: Counter[str] = Counter()
         """Requests of no episode -> answers that the engine samples for them."""
+        self._grown: list[Grown] = []
+        """How far these have come that stream."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._engine, name)
@@ -112,12 +117,25 @@ class EpisodeEngine:
             episode = self._turns.pop((one.request_id, one.index), None)
             if episode is not None:
                 self._said(episode, one.generation)
+        if any(episode.stream for episode in self._turns.values()):
+            self._grown = self.grown()
         self._others -= Counter(one.request_id for one in others)  # only those above 0 stay
         if not (found or self._ended or self._turns or self._others):
             awaited = [episode.awaited for episode in self._waiting if episode.awaited is not None]
             wait(awaited, max(0.0, until_s - time.monotonic()), FIRST_COMPLETED)
         ended, self._ended = self._ended, []
         return others + ended
+
+    def grown(self) -> list[Grown]:
+        """As of an engine; how far turns have come is told to their agents."""
+        others, self._grown = self._grown, []
+        for one in self._engine.grown():
+            episode = self._turns.get((one.request_id, one.index))
+            if episode is None:
+                others.append(one)
+            elif episode.stream and self._stage.tell is not None:
+                self._tell(episode, one.generation, self._stage.tell)
+        return others
 
     def abort(self, request_ids: Iterable[str]) -> None:
         """As of an engine."""
@@ -178,6 +196,7 @@ class EpisodeEngine:
         """Whether it is the policy's turn now; else the episode has ended, or waits for its reward."""
         assert episode.awaited is not None, "the environment was awaited"
         said, episode.awaited = episode.awaited.result(), None
+        episode.stream, episode.streamed = said.stream if self._stage.tell is not None else "", ""
         try:
             if episode.prompt_token_ids is None:
                 return self._begin(episode, said)
@@ -335,9 +354,22 @@ class EpisodeEngine:
             name = f"{request_id}/{next(self._numbers)}"
             seeds = np.array([episode.seed for episode in episodes], dtype=np.uint64)
             decoding = episodes[0].request.decoding
-            requests.append(GenerationRequest(name, episodes[0].past, seeds, may_be_refused=True, decoding=decoding))
+            streams = any(episode.stream for episode in episodes)
+            requests.append(
+                GenerationRequest(
+                    name, episodes[0].past, seeds, may_be_refused=True, decoding=decoding, streams=streams
+                )
+            )
             self._turns |= {(name, index): episode for index, episode in enumerate(episodes)}
         return requests
+
+    def _tell(self, episode: EpisodeInPlay, generation: Generation, tell: Callable[[TurnPiece], None]) -> None:
+        """What its agent was not told before of a turn that goes on."""
+        voice, told = self._stage.voice, episode.streamed
+        text = voice.so_far(voice.spelling.text(generation.token_ids.tolist()), episode.has_tools)
+        if len(text) > len(told) and text.startswith(told):
+            num_turns, episode.streamed = episode.num_turns_in_all, text
+            tell(TurnPiece(session=episode.stream, num_turns=num_turns, start=len(told), text=text[len(told) :]))
 
     def _said(self, episode: EpisodeInPlay, generation: Generation) -> None:
         """A turn of the policy goes to its environment. One that the engine does not take ends the episode."""

@@ -34,6 +34,8 @@ class OwnVoice:
     """Messages of a turn that others had -> the policy's own ids of it, or why it cannot be said, in a word."""
     can_call: bool
     """Whether the policy's template shows a way to call tools that `read` knows."""
+    so_far: Callable[[str, bool], str]
+    """Text of a turn that goes on, and whether there are tools to call -> what its message begins with."""
 
     def row(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> Int32s:
         """[P] a whole conversation, to be answered. Without a template each turn in it is one of the policy's own.

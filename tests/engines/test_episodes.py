@@ -3,9 +3,11 @@
 They are wired as in a worker: the engine plays what `with_episodes` makes of a configuration.
 """
 
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any
 
@@ -27,9 +29,12 @@ from mrl.engines.vllm import VLLM
 from mrl.models.load_policy import load_policy, load_tokenizer
 from mrl.processes.episode_wiring import read_turn, with_episodes
 from mrl.records.episodes import Message
+from mrl.records.plain_requests import TurnPiece
 from mrl.records.rollouts import sampled_places
 from mrl.records.version import Version
 from mrl.rollout.episode import EpisodeRequest, PlayedEpisode
+from mrl.tasks.environments.contract import EnvironmentTurn, PolicyTurn
+from mrl.tasks.environments.environment_pool import EpisodeSession
 from mrl.tasks.environments.tool_syntax import HERMES, NONE
 from mrl.tasks.pool import TaskPool, build_pool
 from tests.support.engine_rig import Rig, Weights, full_forward
@@ -110,6 +115,40 @@ class Watched:
         return found
 
 
+class Streamed:
+    """A pool whose environments want the turns of every other episode of a group as they grow, as agents may."""
+
+    def __init__(self, pool: TaskPool) -> None:
+        self._pool, self._opened = pool, Counter[str]()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._pool, name)
+
+    def open_episode(self, prompt_id: str) -> "StreamedSession":
+        place = self._opened[prompt_id]
+        self._opened[prompt_id] += 1
+        return StreamedSession(self._pool.open_episode(prompt_id), f"{prompt_id} {place}" if place % 2 else "")
+
+
+class StreamedSession:
+    """An episode of it: whatever is said to the policy asks for its answer under this name."""
+
+    def __init__(self, session: EpisodeSession, stream: str) -> None:
+        self._session, self._stream = session, stream
+        self.first, self.close = self._asked(session.first), session.close
+
+    def step(self, turn: PolicyTurn) -> "Future[EnvironmentTurn]":
+        return self._asked(self._session.step(turn))
+
+    def finish(self, reason: str, turn: PolicyTurn | None = None) -> "Future[EnvironmentTurn]":
+        return self._asked(self._session.finish(reason, turn))
+
+    def _asked(self, said: "Future[EnvironmentTurn]") -> "Future[EnvironmentTurn]":
+        found: Future[EnvironmentTurn] = Future()
+        said.add_done_callback(lambda one: found.set_result(replace(one.result(), stream=self._stream)))
+        return found
+
+
 @dataclass
 class Played:
     """Episodes, and what they were played with."""
@@ -135,7 +174,13 @@ class Played:
 def play(rig, talking, tmp_path) -> Callable[..., Played]:
     """Plays some groups of both games to their ends."""
 
-    def make(*, sync: bool = False, groups: int = 16, on_turns: Callable[[int, int], None] | None = None) -> Played:
+    def make(
+        *,
+        sync: bool = False,
+        groups: int = 16,
+        on_turns: Callable[[int, int], None] | None = None,
+        tell: Callable[[TurnPiece], None] | None = None,
+    ) -> Played:
         run = {"name": "r", "steps": 9, "folder": str(tmp_path), "sync": sync}
         rollout = {"max_new_tokens": TURN_TOKENS}
         policy = {"model": str(talking.folder), "rollout": rollout}
@@ -143,7 +188,8 @@ def play(rig, talking, tmp_path) -> Callable[..., Played]:
         receiver = load_receiver(talking.folder)
         with closing(build_pool(config.tasks, config.pool)) as pool:
             engine: Any = Watched(rig.engine, on_turns or (lambda came, left: None))
-            player = with_episodes(engine, config, "qwen", pool, receiver)
+            heard: Any = pool if tell is None else Streamed(pool)
+            player = with_episodes(engine, config, "qwen", heard, receiver, tell=tell)
             asked = {f"r{place}-{len(rig.served)}-{sync}": pool.prompt_at(place).prompt_id for place in range(groups)}
             player.submit([episodes(name, prompt_id) for name, prompt_id in asked.items()])
             came = Rig(player, TEMPERATURE).collect(groups * GROUP_SIZE)
@@ -244,6 +290,32 @@ def test_episodes_are_rows_of_turns_and_bridges_with_the_logprobs_of_a_full_forw
     assert any(m.content == "nothing" or m.content.isdigit() for m in answers), "a call was read, and the tool ran"
     assert {one.verdict.reward for one in played.found.values()} == {0.0, 1.0}
     assert {one.ending for one in played.found.values()} <= {"done", "cut", "max_turns"}
+
+
+def test_turns_are_told_as_they_grow_to_agents_that_stream_them(rig, talking, play):
+    """Piece by piece and in order, and nothing that their messages do not begin with; the episodes are as ever."""
+    rig.serve(talking)
+    pieces = defaultdict[tuple[str, int], list[TurnPiece]](list)
+
+    played = play(tell=lambda piece: pieces[piece.session, piece.num_turns].append(piece))
+
+    told = dict.fromkeys(pieces, "")
+    for at, found in pieces.items():
+        for piece in found:
+            assert (piece.start, bool(piece.text)) == (len(told[at]), True)
+            told[at] += piece.text
+    said, with_tools = {}, set()
+    for (prompt_id, place), episode in played.found.items():
+        with_tools |= {f"{prompt_id} {place}"} if is_lookup(episode, played) else set()
+        check_row(played, episode)
+        turns = [messages[0].content for _, messages in played.turns(episode, is_sampled=True)]
+        said |= {(f"{prompt_id} {place}", number): content for number, content in enumerate(turns) if place % 2}
+    assert told.keys() <= said.keys(), "the others are told whole"
+    assert all(said[at].startswith(text) for at, text in told.items())
+    assert max(map(len, pieces.values())) > 3
+    assert {number for _, number in told} >= {0, 1, 2}, "first turns and later ones"
+    assert with_tools & {session for session, _ in told}
+    assert all("<tool_call>" not in text for (session, _), text in told.items() if session in with_tools)
 
 
 def test_weights_that_come_between_two_turns_date_the_turns_behind_them(rig, talking, changed, play):

@@ -1,10 +1,8 @@
 """Requests of chat clients are read as they mean it, and answered as they read it."""
 
-import json
-
 import pytest
 
-from mrl.gateway.chat_wire import ChatMistake, chunks, completion, is_same, read_chat, said_by
+from mrl.gateway.chat_wire import ChatMistake, completion, is_same, read_chat, said_by
 from mrl.records.episodes import Message, ToolCall
 from mrl.tasks.environments.contract import NO_CALL, BrokenCall, PolicyTurn
 
@@ -100,17 +98,6 @@ def test_a_broken_call_is_text():
     """Nothing of what the policy said is lost to the agent."""
     turn = PolicyTurn("well <tool_call>{", broken=(BrokenCall(NO_CALL, "no"),), content="well ")
     assert said_by(turn) == Message("assistant", "well <tool_call>{")
-
-
-def test_a_stream_says_the_same():
-    """All of the answer in one chunk, the reason in the next; calls are numbered."""
-    turn = PolicyTurn("x", tool_calls=(ToolCall("add"), ToolCall("sub")), content="so")
-    first, last = chunks(completion("s-1", "qwen", turn, said_by(turn), created_s=5))
-    delta = first["choices"][0]["delta"]
-    assert (delta["content"], [one["index"] for one in delta["tool_calls"]]) == ("so", [0, 1])
-    assert last["choices"][0] == {"index": 0, "delta": {}, "finish_reason": "tool_calls"}
-    assert {first["object"], last["object"]} == {"chat.completion.chunk"}
-    json.dumps([first, last])
 
 
 @pytest.mark.parametrize(

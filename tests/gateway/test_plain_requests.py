@@ -48,7 +48,8 @@ class Worker:
 
     def __init__(self, folder, answer, *, policy="qwen", room=8, version=5):
         self.woken = threading.Semaphore(0)
-        self.line = GatewayLine(folder, self.woken.release)
+        self.line = GatewayLine(folder)
+        self.line.on_heard = self.woken.release
         self.answer, self.room = answer, WorkerRoom(policy, room, version)
         self.asked, self.withdrawn = [], []
         self.line.send(self.room)

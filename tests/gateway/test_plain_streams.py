@@ -111,16 +111,20 @@ def test_completions_and_token_ids_stream_too(tmp_path):
         assert [choice.text for choice in choices] == ["abe", ""]
         assert choices[0].logprobs.token_logprobs == [None, -2.0, -0.5]
         assert [asked.streams for asked in worker.asked] == [True, False]
+        worker.answer = says("e")
+        several = await rig.client.completions.create(model="qwen", prompt=["a", "b"], n=2, stream=True)
+        assert sorted([chunk.choices[0].index async for chunk in several]) == [0, 0, 1, 1, 2, 2, 3, 3]
 
         worker.answer = lambda request: piece(request, "x")
         body = {"model": "qwen", "token_ids": [4], "stream": True, "sampling_params": {"max_tokens": 2}}
         headers = {"Authorization": f"Bearer {KEY}"}
         async with http.post(f"{rig.root}/inference/v1/generate", json=body, headers=headers) as answer:
             lines = [await anext(aiter(answer.content))]
-            worker.line.send(says("xy", is_cut=True)(worker.asked[-1]))
+            worker.line.send(says("xyz", is_cut=True)(worker.asked[-1]))
             lines += [line async for line in answer.content if line.strip()]
         told = [json.loads(line.removeprefix(b"data: "))["choices"][0] for line in lines[:-1]]
-        assert [(one["token_ids"], one["finish_reason"]) for one in told] == [([65], None), ([66], "length")]
+        assert [(one["token_ids"], one["finish_reason"]) for one in told] == [([65], None), ([66, 67], "length")]
+        assert [len(one["logprobs"]["content"]) for one in told] == [1, 2]
         assert lines[-1].strip() == b"data: [DONE]"
 
     run(tmp_path, script)

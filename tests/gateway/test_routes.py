@@ -13,10 +13,12 @@ from openai import AsyncOpenAI
 
 from mrl.files import replace_file
 from mrl.gateway.agent_process import Player
+from mrl.gateway.gateway_line import GatewayLine
 from mrl.gateway.routes import Gateway
 from mrl.gateway.session_book import SessionBook
 from mrl.gateway.strangers import MAX_STRANGERS, NEW_S
 from mrl.records.episodes import Message, ToolCall
+from mrl.records.plain_requests import TurnPiece
 from mrl.tasks.environments.agent_meeting import ENDPOINT, SEAT_KEY, MeetingPlace
 from mrl.tasks.environments.contract import CUT, DONE, GIVEN_UP, RAISED, PolicyTurn
 from mrl.tasks.environments.doors import open_door
@@ -87,6 +89,14 @@ def run(folder, script, **options):
             return await script(rig, http)
 
     return asyncio.run(whole())
+
+
+async def lined(folder):
+    """The line of a worker that plays episodes."""
+    line = GatewayLine(folder)
+    while line._socket is None:
+        await asyncio.sleep(0.005)
+    return line
 
 
 async def elsewhere(work, *arguments):
@@ -163,6 +173,67 @@ def test_an_agent_that_rewrites_its_conversation_begins_a_branch(tmp_path):
     assert [tool.name for tool in branch.tools] == ["add"]
     assert said == {"9"}
     assert (counts["branches"], counts["refused/too_long"]) == (1, 1)
+
+
+def test_an_agent_has_the_beginning_of_a_turn_while_it_goes_on(tmp_path):
+    """From the line of the worker that plays the episode; calls come whole, with the turn."""
+
+    async def script(rig, http):
+        seat, line = rig.seat(), await lined(tmp_path)
+        first = asyncio.ensure_future(elsewhere(seat.reset, 7, {}))
+        _, session = await rig.opened(http)
+        async with rig.client(session["api_key"]) as client:
+            talk = [{"role": "user", "content": "1 + 2?"}]
+            opening = asyncio.ensure_future(
+                client.chat.completions.create(model="policy", messages=talk, tools=[ADD], stream=True)
+            )
+            asked = await first
+            assert asked.stream == session["id"]
+            line.send(TurnPiece(session=asked.stream, num_turns=0, start=0, text="Let me"))
+            stream = await opening
+            chunks = [await anext(stream)]
+            calls = PolicyTurn("-", tool_calls=(ToolCall("add", '{"a":1}'), ToolCall("add")), content="Let me see")
+            second = asyncio.ensure_future(elsewhere(seat.step, calls))
+            chunks += [chunk async for chunk in stream]
+            deltas = [chunk.choices[0].delta for chunk in chunks]
+            assert [delta.content for delta in deltas] == ["Let me", " see", None, None]
+            assert [(one.index, one.function.arguments) for one in deltas[2].tool_calls] == [(0, '{"a":1}'), (1, "{}")]
+            assert [chunk.choices[0].finish_reason for chunk in chunks] == [None, None, None, "tool_calls"]
+            assert {(chunk.id, chunk.model) for chunk in chunks} == {(f"{session['id']}-1", "qwen")}
+            again = await client.chat.completions.create(model="policy", messages=talk, tools=[ADD], stream=True)
+            assert [chunk.choices[0].delta.content async for chunk in again] == ["Let me see", None, None]
+        await rig.post(http, f"/sessions/{session['id']}/fail", {})
+        await second
+        await asyncio.to_thread(line.close)
+
+    run(tmp_path, script)
+
+
+def test_a_turn_that_is_given_up_ends_its_stream_with_the_reason(tmp_path):
+    """As the last event, since the answer has begun; without a beginning it is an answer of its own."""
+
+    async def script(rig, http):
+        seats, line, found = [rig.seat(), rig.seat()], await lined(tmp_path), []
+        for seat, text in zip(seats, ("Le", ""), strict=True):
+            first = asyncio.ensure_future(elsewhere(seat.reset, 7, {}))
+            _, session = await rig.opened(http)
+            body = {"model": "policy", "messages": [{"role": "user", "content": "?"}], "stream": True}
+            headers = {"Authorization": f"Bearer {session['api_key']}"}
+            opening = asyncio.ensure_future(http.post(f"{rig.url}/chat/completions", json=body, headers=headers))
+            asked = await first
+            if text:
+                line.send(TurnPiece(session=asked.stream, num_turns=0, start=0, text=text))
+                await opening
+            await elsewhere(seat.close)
+            async with await opening as answer:
+                found.append((answer.status, (await answer.text()).splitlines()))
+        await asyncio.to_thread(line.close)
+        return found
+
+    (begun, events), (refused, _) = run(tmp_path, script)
+    assert (begun, refused) == (200, 400)
+    assert json.loads(events[0].removeprefix("data: "))["choices"][0]["delta"]["content"] == "Le"
+    assert "given up" in json.loads(events[2].removeprefix("data: "))["error"]["message"]
 
 
 def test_models_are_the_policies(tmp_path):

@@ -8,6 +8,7 @@ from structlog.testing import capture_logs
 from mrl.gateway.chat_wire import ChatCall, ChatMistake
 from mrl.gateway.session import OVER, AgentSession
 from mrl.records.episodes import Message, ToolSpec
+from mrl.records.plain_requests import TurnPiece
 from mrl.tasks.environments.contract import CUT, DONE, GIVEN_UP, MAX_TURNS, RAISED, TIMEOUT, WRONG_TYPE, PolicyTurn
 
 ASKED, SAID, TOLD = Message("user", "guess"), Message("assistant", "7"), Message("user", "higher")
@@ -59,6 +60,35 @@ def test_an_episode_of_two_turns():
 
     last = played(script)
     assert (last.done, last.reward, last.reason) == (True, 0.5, DONE)
+
+
+def test_a_turn_is_told_as_it_grows():
+    """To whoever asked last, from its beginning; what comes late, twice or behind a gap is left to the whole turn."""
+
+    async def script(session, clock):
+        heard, again = [], []
+        opened = session.opened()
+        streaming = ChatCall((ASKED,), (), True, {})
+        asking = asyncio.ensure_future(session.ask(streaming, heard.append))
+        assert (session.number_of(streaming), (await opened).stream) == (1, "s")
+        for start, text in ((0, "se"), (0, "se"), (3, "n"), (2, "v")):
+            session.grew(TurnPiece(session="s", num_turns=0, start=start, text=text))
+        repeated = asyncio.ensure_future(session.ask(streaming, again.append))
+        await asyncio.sleep(0)
+        session.grew(TurnPiece(session="s", num_turns=0, start=3, text="en"))
+        session.grew(TurnPiece(session="s", num_turns=1, start=5, text="!"))
+        step = session.step(PolicyTurn("seven"))
+        assert (await asking)[0] is (await repeated)[0]
+        session.grew(TurnPiece(session="s", num_turns=1, start=0, text="late"))
+        assert (session.number_of(streaming), session.number_of(call(ASKED, SAID, TOLD))) == (1, 2)
+        asking = asyncio.ensure_future(session.ask(call(ASKED, Message("assistant", "seven"), TOLD), heard.append))
+        assert (await step).stream == ""
+        session.grew(TurnPiece(session="s", num_turns=1, start=0, text="8"))
+        session.leave()
+        await asyncio.gather(asking, return_exceptions=True)
+        return heard, again
+
+    assert played(script) == (["se", "v", "8"], ["sev", "en"])
 
 
 def test_a_request_that_is_repeated_gets_the_same_turn():

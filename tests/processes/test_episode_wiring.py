@@ -1,6 +1,8 @@
 """A peer's episode in own tokens is the row that the policy would have had, had it said the same."""
 
+from contextlib import closing
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -10,7 +12,7 @@ from mrl.config.load import validate
 from mrl.config.policy_tables import ObjectiveTable, PromptTable
 from mrl.models.load_policy import load_tokenizer
 from mrl.models.turn_spelling import TurnSpelling
-from mrl.processes.episode_wiring import OwnWords, own_words, read_turn
+from mrl.processes.episode_wiring import OwnWords, own_words, read_turn, with_episodes
 from mrl.records.codec import pack_array
 from mrl.records.episodes import EpisodeSegment, Message, Opening, ToolCall, ToolSpec
 from mrl.records.experience import GivenAnswer, SharedTurn, TokenTrace
@@ -27,6 +29,7 @@ from mrl.sharing.regime import Author
 from mrl.sharing.teacher_traces import teacher_trace
 from mrl.tasks.environments.contract import EnvironmentTurn
 from mrl.tasks.environments.tool_syntax import HERMES, NONE, PLAIN, syntax_of
+from mrl.tasks.pool import build_pool
 
 POOL = {"train_prompts": 4, "held_out_prompts": 2}
 ROOT = Path(__file__).parents[2]
@@ -38,6 +41,10 @@ CHATML = (
 )
 
 HERMES_TEMPLATE = "{# arguments #}" + CHATML.replace("<call>", "<tool_call>").replace("</call>", "</tool_call>")
+
+
+def as_it_is(text, _):
+    return text
 
 
 def own(content, *calls):
@@ -146,7 +153,7 @@ def test_a_peers_calls_are_played_again_in_the_own_syntax(words, template, synta
         return read_turn(syntax_of(template), text, is_cut=is_cut)
 
     assert syntax_of(template) is syntax
-    voice = OwnVoice(voice_of.spelling, read, voice_of.turn, can_call=True)
+    voice = OwnVoice(voice_of.spelling, read, voice_of.turn, can_call=True, so_far=as_it_is)
     replay = TurnReplay([own("", CALL), given("7", "tool"), own("so"), given("on")], voice, has_tools=True)
 
     turn = replay.next_turn()
@@ -165,7 +172,11 @@ def test_calls_in_a_way_that_is_not_read_are_not_played(words):
     """The environment would take them for words."""
     voice_of = words(CHATML)
     voice = OwnVoice(
-        voice_of.spelling, lambda text, is_cut, _: read_turn(NONE, text, is_cut=is_cut), voice_of.turn, can_call=False
+        voice_of.spelling,
+        lambda text, is_cut, _: read_turn(NONE, text, is_cut=is_cut),
+        voice_of.turn,
+        can_call=False,
+        so_far=as_it_is,
     )
     end = TurnReplay([own("", CALL), given("7", "tool")], voice, has_tools=True).next_turn()
     assert isinstance(end, EnvironmentTurn)
@@ -176,7 +187,9 @@ def test_calls_in_a_way_that_is_not_read_are_not_played(words):
 def test_a_turn_that_is_none_of_a_policys_ends_the_replay(words, messages):
     """Whatever the record says: the worker goes on."""
     voice_of = words()
-    voice = OwnVoice(voice_of.spelling, lambda *_: pytest.fail("not said"), voice_of.turn, can_call=True)
+    voice = OwnVoice(
+        voice_of.spelling, lambda *_: pytest.fail("not said"), voice_of.turn, can_call=True, so_far=as_it_is
+    )
     turns = [SharedTurn(is_sampled=True, messages=messages), given("7")]
     assert TurnReplay(turns, voice, has_tools=False).next_turn().reason == "unsaid"
 
@@ -329,3 +342,29 @@ def test_the_rest_of_a_turn_is_closed_where_the_turn_had_ended(words, folder):
     ended, cut = (words().rest(b"answer", is_begun=True, is_ended=one).tolist() for one in (True, False))
     assert tokenizer.decode(cut) == "answer"
     assert ended == [*cut, tokenizer.eos_token_id]
+
+
+@pytest.mark.parametrize(
+    ("text", "has_tools", "begins"),
+    [
+        ("so", False, "so"),
+        ("na\N{REPLACEMENT CHARACTER}\N{REPLACEMENT CHARACTER}", False, "na"),
+        ("so it en", False, "so it "),
+        ("so it ends here", False, "so it "),
+        ("so <tool_", False, "so <tool_"),
+        ("so <tool_", True, "so "),
+        ('so <tool_call>{"na', True, "so "),
+    ],
+)
+def test_of_a_turn_that_goes_on_its_sure_beginning_is_told(folder, tmp_path, text, has_tools, begins):
+    """Without half a character, or what may yet be a text that ends it, or a call."""
+    tables = {
+        "run": {"name": "r", "steps": 1, "folder": str(tmp_path)},
+        "tasks": {"guess": {"source": "environment", "dataset": "higher_lower"}},
+        "policies": {"p": {"model": str(folder), "prompt": {"chat_template": HERMES_TEMPLATE, "stop": ["ends"]}}},
+        "pool": POOL,
+    }
+    config = validate(tables, where="test")
+    with closing(build_pool(config.tasks, config.pool)) as pool:
+        engine = with_episodes(Mock(), config, "p", pool, load_receiver(folder))
+    assert engine._stage.voice.so_far(text, has_tools) == begins

@@ -88,6 +88,7 @@ def voice_of(folder, *, can_call=True) -> OwnVoice:
         read=lambda text, is_cut, has_tools: (PolicyTurn(text), Message(role="assistant", content=text)),
         say=lambda messages: spelling.turn(messages[0].content, eos_id=end),
         can_call=can_call,
+        so_far=lambda text, _: text,
     )
 
 

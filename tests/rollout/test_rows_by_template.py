@@ -92,6 +92,7 @@ def play(folder):
                 read=lambda text, is_cut, has_tools: (PolicyTurn(text), Message(role="assistant", content=text)),
                 say=lambda messages: spelling.turn(messages[0].content, eos_id=end),
                 can_call=True,
+                so_far=lambda text, _: text,
             )
             engine = EmbeddedEngine(folder, Sampling(1.0, TURN_TOKENS, (end,)), device="cpu", max_running=8)
             engine.label(Version(0, 1))

@@ -1,6 +1,7 @@
 """A whole run whose policies are trained by agents: one that the run starts, and one from outside."""
 
 import gzip
+import http.client
 import json
 import os
 import signal
@@ -51,13 +52,14 @@ class Outsider(threading.Thread):
     def __init__(self, folder):
         super().__init__(daemon=True)
         self.folder, self.is_over, self.policies, self.codes = folder, threading.Event(), set(), set()
+        self.num_pieces = set()
 
     def run(self):
         """Until it is over; a gateway that is away is asked again."""
         while not self.is_over.wait(0.01):
             try:
                 self.play()
-            except (OSError, ValueError, KeyError):
+            except (OSError, ValueError, KeyError, http.client.HTTPException):
                 continue
 
     def play(self):
@@ -65,13 +67,16 @@ class Outsider(threading.Thread):
         address = json.loads((self.folder / "endpoints" / "gateway.json").read_text())["address"]
         url = address.replace("tcp://", "http://") + "/v1"
         key = (self.folder / "keys" / "gateway.key").read_text().strip()
-        session = self.post(f"{url}/sessions", key, {"task": "quiz", "wait_s": 2})
-        body = {"model": "policy", "messages": [{"role": "user", "content": "Say a letter: q"}]}
+        session = json.loads(self.post(f"{url}/sessions", key, {"task": "quiz", "wait_s": 2}))
+        body = {"model": "policy", "messages": [{"role": "user", "content": "Say a letter: q"}], "stream": True}
         try:
-            answer = self.post(f"{url}/chat/completions", session["api_key"], body)
+            events = self.post(f"{url}/chat/completions", session["api_key"], body).split(b"\n\n")
         except urllib.error.HTTPError:
             return
-        words = answer["choices"][0]["message"]["content"]
+        chunks = [json.loads(one.removeprefix(b"data: ")) for one in events if one.startswith(b"data: {")]
+        pieces = [one["choices"][0]["delta"].get("content") or "" for one in chunks]  # KeyError for a gateway that died
+        self.num_pieces.add(len(pieces))
+        words = "".join(pieces)
         self.post(f"{url}/sessions/{session['id']}/reward", key, {"reward": float(len(words) % 3 == 0)})
         self.policies.add(session["model"])
 
@@ -82,7 +87,7 @@ class Outsider(threading.Thread):
             urllib.request.Request(url, json.dumps(body).encode(), headers), timeout=60
         ) as found:
             self.codes.add(found.status)
-            return json.loads(found.read())
+            return found.read()
 
 
 def test_agents_train_both_policies_and_a_gateway_that_dies_ends_no_run(make_run):
@@ -105,6 +110,7 @@ def test_agents_train_both_policies_and_a_gateway_that_dies_ends_no_run(make_run
             outsider.join()
 
     assert (key.read_text(), mode) == (before, 0o600)
+    assert max(set().union(*(outsider.num_pieces for outsider in outsiders))) > 3, "turns are streamed as they grow"
     assert set().union(*(outsider.policies for outsider in outsiders)) == {"qwen", "llama"}
     log = (run.folder / "logs" / "latest" / "gateway.log").read_text()
     assert log.count("the gateway listens") == 2

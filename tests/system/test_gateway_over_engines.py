@@ -3,6 +3,7 @@
 import gzip
 import json
 import math
+import re
 from functools import partial
 
 import openai
@@ -18,10 +19,12 @@ async def spell(client, row):
     talk = [{"role": "user", "content": f"Say a letter: {'abcdefgh'[row['seed'] % 8]}"}]
     lengths = []
     for _ in range(2):
-        answer = await client.chat.completions.create(model="policy", messages=talk)
-        said = answer.choices[0].message
-        lengths.append(len(said.content))
-        talk += [said.model_dump(exclude_none=True), {"role": "user", "content": "Another"}]
+        stream = await client.chat.completions.create(model="policy", messages=talk, stream=True)
+        pieces = [chunk.choices[0].delta.content or "" async for chunk in stream]
+        print("pieces of a turn:", len(pieces), flush=True)
+        said = "".join(pieces)
+        lengths.append(len(said))
+        talk += [{"role": "assistant", "content": said}, {"role": "user", "content": "Another"}]
     return float(lengths[0] % 2 == 0) / 2 + float(lengths[1] % 2) / 2
 '''
 GATEWAY = """
@@ -55,6 +58,8 @@ def test_an_agent_trains_a_policy_on_a_server_that_answers_others_beside(make_ru
 
     assert run.metrics("gateway")[-1]["values"]["gateway/plain/answers"] == num_answers + 1
     assert run.metrics("gateway")[-1]["values"]["gateway/ends/done"] > 0
+    log = (run.folder / "logs" / "latest" / "gateway.log").read_text()
+    assert max(map(int, re.findall(r"pieces of a turn: (\d+)", log))) > 3, "turns are streamed as they grow"
     steps = [record["values"] for record in run.metrics("learner/qwen")]
     assert len(steps) == STEPS
     assert max(one["mismatch/k3_nats"] for one in steps if not one["staleness/max_versions"]) < 1e-6

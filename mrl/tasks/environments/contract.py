@@ -122,6 +122,8 @@ class EnvironmentTurn:
     tools: tuple[ToolSpec, ...] = ()
     tool_errors: int = 0
     """Calls of the policy's turn that raised, did not fit the tool, or could not be read."""
+    stream: str = ""
+    """Under which name an agent is told how the policy's next turn grows; "" where it waits for the whole."""
     is_deterministic: bool = True
     """Of the first turn of an episode: whether to equal turns behind it the environment says the same again."""
     begins_row: bool = False
