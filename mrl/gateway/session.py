@@ -6,9 +6,12 @@ agent asks for one turn at a time and waits. All of it happens in one event loop
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
+
+import structlog
 
 from mrl.errors import RecordError
 from mrl.gateway.chat_wire import ChatCall, ChatMistake, is_same, said_by
@@ -25,6 +28,8 @@ from mrl.tasks.environments.contract import (
     EnvironmentTurn,
     PolicyTurn,
 )
+
+log = structlog.get_logger()
 
 OVER = "episode_over"
 """Code of the answer to whoever asks on when there are no further turns."""
@@ -52,6 +57,8 @@ class AgentSession:
     """Why there are no further turns; "" while there may be."""
     is_over: bool = False
     """Whether the seat has its last reply."""
+    counts: Counter[str] = field(default_factory=Counter)
+    """Of its book: "branches" are counted here."""
     start_state: str = field(init=False)
     """The row as one text: equal for the episodes of a group, and for those of peers from the same state."""
     _reply: "asyncio.Future[EnvironmentTurn] | None" = None
@@ -129,13 +136,19 @@ class AgentSession:
         if self._answer is not None or self._reply is None:
             raise ChatMistake("the session waits for a turn already; it has one turn at a time", code="busy")
         new = self._continued(call)
+        is_branch = new is None
         try:
+            tools = call.tools if is_branch or not self.num_turns else ()
             stream = self.session_id if call.is_streamed else ""
-            reply = EnvironmentTurn(new, tools=call.tools if not self.num_turns else (), stream=stream)
+            reply = EnvironmentTurn(
+                call.messages if new is None else new, tools=tools, stream=stream, begins_row=is_branch
+            )
         except RecordError as error:
             raise ChatMistake(str(error), code="too_long") from None
-        self.said += new
-        self._last_call, self._on_grown, self._grown = call, on_grown, ""
+        if is_branch:
+            self._note_branch(call)
+        self.said, self._last_call = [*([] if is_branch else self.said), *reply.messages], call
+        self._on_grown, self._grown = on_grown, ""
         self._answer = asyncio.get_running_loop().create_future()
         self._tell(reply)
         return await self._turn(self._answer)
@@ -178,24 +191,30 @@ class AgentSession:
         last = self._last_call
         return last is not None and call.messages == last.messages and call.tools == last.tools
 
-    def _continued(self, call: ChatCall) -> tuple[Message, ...]:
-        """The new messages of a request. Raises ChatMistake where it is not the conversation that it was."""
-        if self.num_turns and self._last_call is not None and call.tools != self._last_call.tools:
-            raise ChatMistake("tools: other ones than in the first request", code="rewritten")
+    def _continued(self, call: ChatCall) -> tuple[Message, ...] | None:
+        """The new messages of a request; None for a branch, which does not go on from what was said.
+
+        Raises ChatMistake where there is nothing for the policy to answer.
+        """
+        if not call.messages or call.messages[-1].role == "assistant":
+            raise ChatMistake("messages: wanted something for the policy to answer behind what it said itself")
         known, new = call.messages[: len(self.said)], call.messages[len(self.said) :]
-        for place, (before, now) in enumerate(zip(self.said, known, strict=False)):
-            if not is_same(before, now):
-                raise ChatMistake(
-                    f"messages[{place}]: another {before.role} message than before; what was said stays as it was in a "
-                    "session, so that it can be trained on",
-                    code="rewritten",
-                )
-        if not new or any(one.role == "assistant" for one in new):
-            raise ChatMistake(
-                f"messages: wanted the {len(self.said)} of before and something new, none of it by the assistant",
-                code="rewritten",
-            )
-        return new
+        is_said = any(one.role == "assistant" for one in new)
+        if not self.num_turns and is_said:
+            raise ChatMistake("messages: the policy has said nothing yet, and one of them is the assistant's")
+        has_same_tools = self._last_call is None or call.tools == self._last_call.tools
+        goes_on = len(known) == len(self.said) and all(map(is_same, self.said, known))
+        return new if goes_on and has_same_tools and not is_said else None
+
+    def _note_branch(self, call: ChatCall) -> None:
+        """A person is told of the run's first, and where it left what was said: it may be none that was meant."""
+        if not self.counts["branches"]:
+            common = list(zip(self.said, call.messages, strict=False))
+            place = next((at for at, pair in enumerate(common) if not is_same(*pair)), len(common))
+            has_same_tools = self._last_call is not None and call.tools == self._last_call.tools
+            parting = f"messages[{place}]" if has_same_tools or place < len(common) else "tools"
+            log.info("an agent has rewritten its conversation: a new row begins", task=self.task, at=parting)
+        self.counts["branches"] += 1
 
     def _check_open(self) -> None:
         self.touched_s = self.clock()

@@ -49,7 +49,7 @@ class SessionBook:
 
     def offer(self, policy: str, task: str, row: dict[str, Any]) -> AgentSession:
         """An episode that some agent is to play."""
-        session = AgentSession(secrets.token_hex(12), policy, task, row, self._clock)
+        session = AgentSession(secrets.token_hex(12), policy, task, row, self._clock, counts=self.counts)
         self._offered.append(session)
         self._unserved.setdefault(task, self._clock())
         self._came.set()

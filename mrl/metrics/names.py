@@ -83,6 +83,7 @@ METRICS: dict[str, Metric] = {
     "sharing/rescues": Metric("rescues", "peer successes trained on in this step", True),
     "sharing/rescue_tokens": Metric("tokens", "answer tokens of the rescues of this step"),
     "sharing/rescue_age_versions": Metric("versions", "mean age of the rescues of this step"),
+    "sharing/withheld/{reason}": Metric("answers", "own answers of this step whose text peers do not get, by reason"),
     "sharing/withheld_answers": Metric(
         "answers", "own successes of this step kept from peers because they were cut at the token limit"
     ),
@@ -113,7 +114,9 @@ METRICS: dict[str, Metric] = {
     "sharing/asked_rows": Metric("answers", "own answers of this step that a teacher was asked about"),
     "sharing/scored_rows": Metric("answers", "of these, with the teacher's log-probs", True),
     "sharing/absent_rows": Metric("answers", "of these, not scored in time"),
-    "sharing/unscored_rows": Metric("answers", "of these, not expressible in the teacher's tokens"),
+    "sharing/unscored_rows": Metric(
+        "answers", "of these, not expressible in the teacher's tokens, or rewritten by an agent"
+    ),
     "sharing/gated_rows": Metric("answers", "scored answers not distilled, as their teacher agrees with too few units"),
     "sharing/agreement/{source}": Metric("share", "units of the scored answers on which this teacher agrees"),
     "regime/{count}": Metric("count", "a count of this step that the sharing regime defines itself"),
@@ -219,6 +222,7 @@ METRICS: dict[str, Metric] = {
     # gateway: agents that ask policies; totals since it started
     "gateway/offered": Metric("episodes", "episodes that workers have offered to agents"),
     "gateway/turns": Metric("turns", "turns of policies that agents have asked for"),
+    "gateway/branches": Metric("turns", "of these, turns behind a conversation that its agent had rewritten"),
     "gateway/refused/{code}": Metric("requests", "requests that were refused, by the code of the answer"),
     "gateway/ends/{reason}": Metric("episodes", "episodes that an agent took and that ended so"),
     "gateway/playing": Metric("episodes", "episodes that agents play now"),

@@ -99,7 +99,7 @@ class ToolSpec(msgspec.Struct, frozen=True):
 
     def __post_init__(self) -> None:
         check_name("a tool's name", self.name)
-        if bytes_of(self.description) + bytes_of(self.parameters) > MAX_SCHEMA_BYTES:
+        if self.num_bytes > MAX_SCHEMA_BYTES:
             raise RecordError(f"schema of {self.name}: at most {MAX_SCHEMA_BYTES:,} bytes")
         try:
             value = parse_json(self.parameters)
@@ -107,6 +107,11 @@ class ToolSpec(msgspec.Struct, frozen=True):
             raise RecordError(f"schema of {self.name}: {error}") from None
         if not isinstance(value, dict) or value.get("type") != "object":
             raise RecordError(f"schema of {self.name}: no object of arguments")
+
+    @property
+    def num_bytes(self) -> int:
+        """Length of its description and its schema."""
+        return bytes_of(self.description) + bytes_of(self.parameters)
 
     def as_chat(self) -> dict[str, Any]:
         """As chat templates take it."""
@@ -132,6 +137,8 @@ class EpisodeSegment(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     begins_row: bool = False
     """Whether the policy saw nothing of what stands before: these tokens, which were given, are the whole conversation
     as its chat template renders it, the messages among it."""
+    is_rewritten: bool = False
+    """Whether that conversation is another one than it was, of these messages alone: an agent has rewritten it."""
 
 
 Segments = Annotated[list[EpisodeSegment], msgspec.Meta(max_length=MAX_SEGMENTS)]
@@ -156,6 +163,15 @@ def shortened(segment: EpisodeSegment) -> EpisodeSegment:
     first = segment.messages[:MAX_LAST_MESSAGES]
     kept = tuple(Message(one.role, one.content[:MAX_LAST_CHARS], name=one.name) for one in first)
     return EpisodeSegment(num_tokens=0, is_sampled=False, messages=kept)
+
+
+def conversation_to_read(messages: Sequence[Message]) -> tuple[Message, ...]:
+    """Of a whole conversation what a segment has room for: its beginning and its end, cut where they are long."""
+    half = MAX_TURN_MESSAGES // 2
+    kept = tuple(messages if len(messages) <= MAX_TURN_MESSAGES else (*messages[:half], *messages[-half:]))
+    if sum(one.num_bytes for one in kept) <= MAX_TURN_BYTES:
+        return kept
+    return tuple(Message(one.role, one.content[:MAX_LAST_CHARS], name=one.name) for one in kept)
 
 
 def transcript(messages: Sequence[Message]) -> str:

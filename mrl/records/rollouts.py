@@ -90,6 +90,11 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return found_B.astype(np.int32) if found_B.size else None
 
     @property
+    def is_rewritten(self) -> bool:
+        """Whether an agent has rewritten the conversation: no single row of a peer's could say it."""
+        return any(segment.is_rewritten for segment in self.segments)
+
+    @property
     def has_sound_rows(self) -> bool:
         """Whether each of its rows ends with a sampled token, and those behind the first one begin with a given one."""
         starts_B, is_sampled_T = self.row_starts, self.is_sampled

@@ -21,6 +21,8 @@ class ToldTurn(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     messages: Messages
     begins_row: bool = False
     """Whether a new row begins with it, in which all that was said stands as the template renders it."""
+    is_rewritten: bool = False
+    """Whether that row holds these messages alone, as an agent has rewritten the conversation."""
 
 
 def told_turns(turns: Iterable[EpisodeSegment | SharedTurn], max_chars: int) -> list[ToldTurn]:
@@ -40,6 +42,7 @@ def told_turns(turns: Iterable[EpisodeSegment | SharedTurn], max_chars: int) -> 
             tokens=own.num_tokens if own else None,
             messages=tuple(kept),
             begins_row=own.begins_row if own else False,
+            is_rewritten=own.is_rewritten if own else False,
         )
         found.append(told)
     return found

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from mrl.engines.engine import Generation, GenerationRequest
 from mrl.engines.segments import append_span
-from mrl.records.episodes import EpisodeSegment, Message, Opening, ToolSpec, shortened
+from mrl.records.episodes import EpisodeSegment, Message, Opening, ToolSpec, conversation_to_read, shortened
 from mrl.records.experience import SharedTurn
 from mrl.records.finish import FinishReason
 from mrl.records.version import VersionSpan
@@ -166,7 +166,8 @@ class EpisodeInPlay:
     def sampled(self, generation: Generation, message: Message) -> None:
         """The policy had a turn."""
         self.num_turns += 1
-        self._put(generation.token_ids, message, is_sampled=True)
+        self.conversation.append(message)
+        self._put(generation.token_ids, [message], is_sampled=True)
         self.logprobs.append(generation.logprobs)
         for span in generation.versions:
             self.versions = append_span(self.versions, span.num_tokens, span.version)
@@ -175,14 +176,18 @@ class EpisodeInPlay:
         """The environment answered it; `token_ids` are the whole conversation where that begins a row."""
         if begins_row:
             self.row_at = len(self.token_ids)
-        self._put(token_ids, *messages, is_sampled=False, begins_row=begins_row)
-
-    def _put(self, token_ids: Int32s, *messages: Message, is_sampled: bool, begins_row: bool = False) -> None:
         self.conversation += messages
+        self._put(token_ids, messages, is_sampled=False, begins_row=begins_row)
+
+    def rewritten(self, token_ids: Int32s, messages: Sequence[Message]) -> None:
+        """The agent has put these messages in the place of all that was said; `token_ids` are all of them."""
+        self.row_at, self.conversation = len(self.token_ids), list(messages)
+        kept = conversation_to_read(messages)
+        self._put(token_ids, kept, is_sampled=False, begins_row=True, is_rewritten=True)
+
+    def _put(self, token_ids: Int32s, messages: Sequence[Message], **how: bool) -> None:
         self.token_ids.append(token_ids)
-        self.segments.append(
-            EpisodeSegment(num_tokens=token_ids.size, is_sampled=is_sampled, messages=messages, begins_row=begins_row)
-        )
+        self.segments.append(EpisodeSegment(num_tokens=token_ids.size, messages=tuple(messages), **how))
 
     def forget(self) -> None:
         """Nobody may train on it: it was given up in mid-play, by no fault of the policy's."""

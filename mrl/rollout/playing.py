@@ -207,6 +207,8 @@ class EpisodeEngine:
                     episode.told(NOTHING.token_ids, said.messages)
                 self._end(episode, said)
                 return False
+            if said.begins_row:
+                return self._rewritten(episode, said)
             assert episode.last_turn is not None, "the policy had its turn"
             given = self._anew(episode, said.messages)
             begins_row = given is not None
@@ -229,15 +231,33 @@ class EpisodeEngine:
         token_ids, episode.row_since = row
         return token_ids
 
-    def _begin(self, episode: EpisodeInPlay, said: EnvironmentTurn) -> bool:
-        if said.done:
-            self._end(episode, said)
+    def _rewritten(self, episode: EpisodeInPlay, said: EnvironmentTurn) -> bool:
+        """Whether it is the policy's turn behind a conversation that is another one than it was."""
+        if not self._has_tools(episode, said):
             return False
+        episode.conversation, episode.row_since = [], 0
+        row = self._anew(episode, said.messages)
+        if row is None:
+            row = self._stage.voice.row(said.messages, [tool.as_chat() for tool in said.tools])
+        episode.rewritten(row, said.messages)
+        return not self._has_ended(episode)
+
+    def _has_tools(self, episode: EpisodeInPlay, said: EnvironmentTurn) -> bool:
+        """Whether the policy can call the tools that there are from here on; else the episode has ended."""
         if said.tools and not self._stage.voice.can_call:
             words = "the environment has tools, and the policy's chat template shows no calls that can be read"
             self._end(episode, EnvironmentTurn.failed(WRONG_TYPE, words))
             return False
-        episode.tools, episode.conversation = said.tools, list(said.messages)
+        episode.tools = said.tools
+        return True
+
+    def _begin(self, episode: EpisodeInPlay, said: EnvironmentTurn) -> bool:
+        if said.done:
+            self._end(episode, said)
+            return False
+        if not self._has_tools(episode, said):
+            return False
+        episode.conversation = list(said.messages)
         episode.opening = Opening(said.messages, said.tools) if self._stage.tells_opening else None
         prompt = self._stage.voice.spelling.opening(said.messages, [tool.as_chat() for tool in said.tools])
         if episode.request.given:

@@ -5,13 +5,14 @@ hears what the row of the episode says. What the environment answers has to be w
 message; else the episode ends as unequal, and nobody samples anything behind it.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from mrl.errors import RecordError
+from mrl.errors import ModelFolderError, RecordError
 from mrl.models.turn_spelling import TurnSpelling
 from mrl.records.episodes import Message, transcript
 from mrl.records.experience import SharedTurn
@@ -35,6 +36,25 @@ class OwnVoice:
     """Whether the policy's template shows a way to call tools that `read` knows."""
     so_far: Callable[[str, bool], str]
     """Text of a turn that goes on, and whether there are tools to call -> what its message begins with."""
+
+    def row(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> Int32s:
+        """[P] a whole conversation, to be answered. Without a template each turn in it is one of the policy's own.
+
+        Raises ModelFolderError where it cannot be said.
+        """
+        own = [place for place, message in enumerate(messages) if message.role == "assistant"]
+        if self.spelling.template or not own:
+            return self.spelling.opening(messages, tools)
+        parts = [self.spelling.opening(messages[: own[0]])] if own[0] else []
+        for place, end in zip(own, [*own[1:], len(messages)], strict=True):
+            turn = self.say(messages[place : place + 1])
+            if isinstance(turn, str):
+                raise ModelFolderError(
+                    f"a turn of the conversation cannot be said in own tokens: {turn}",
+                    cure="policies.X.prompt.chat_template: a template says turns of any length",
+                )
+            parts += [turn, self.spelling.bridge(turn.tolist(), messages[place].tool_calls, messages[place + 1 : end])]
+        return np.concatenate(parts)
 
 
 @dataclass(slots=True)
@@ -85,7 +105,7 @@ class TurnReplay:
         expected = self.turns[len(self.parts)].messages
         if answer.has_failed:
             return answer
-        if answer.done or answer.messages != expected:
+        if answer.done or answer.begins_row or answer.messages != expected:
             told = "the end" if answer.done else _shown(answer.messages)
             words = f"to a peer's turn it said {told}, and to the peer {_shown(expected)}"
             return EnvironmentTurn.failed(UNEQUAL, words)

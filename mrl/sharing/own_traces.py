@@ -4,7 +4,7 @@ Episodes cross turn by turn: messages and calls as structure, and of each turn o
 """
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -20,6 +20,9 @@ from mrl.records.finish import FinishReason
 from mrl.records.rollouts import Answer, ScoredGroup
 from mrl.sharing.advantages import Float32s
 from mrl.sharing.regime import Author, Int32s
+
+REWRITTEN = "rewritten"
+"""An agent has rewritten the episode's conversation, which no single row of a peer's could say."""
 
 
 class OwnTurn(NamedTuple):
@@ -80,14 +83,17 @@ def digest_of(text: bytes) -> bytes:
 
 
 def _shared_episode(answer: Answer, advantage: float, receiver: Receiver) -> SharedAnswer:
-    """One episode, up to the policy's last turn. One with more text than may cross gives its reward alone."""
-    turns = _traced_turns(answer, receiver)
+    """One episode, up to the policy's last turn.
+
+    One with more text than may cross, or whose conversation was rewritten, gives its reward alone.
+    """
+    crosses = answer_bytes(answer) <= MAX_COMPLETION_BYTES and not answer.is_rewritten
     return SharedAnswer(
         completion=b"",
         finish_reason=last_reason(answer),
         reward=answer.reward,
         advantage=advantage,
-        turns=turns if answer_bytes(answer) <= MAX_COMPLETION_BYTES else [],
+        turns=_traced_turns(answer, receiver) if crosses else [],
     )
 
 
@@ -95,8 +101,16 @@ def answer_bytes(answer: Answer) -> int:
     """Text of an own answer that crosses; of an episode that of its turns, up to the policy's last."""
     if not answer.segments:
         return len(answer.completion)
+    if answer.is_rewritten:
+        return 0
     last = max((place for place, segment in enumerate(answer.segments) if segment.is_sampled), default=-1)
     return sum(message.num_bytes for segment in answer.segments[: last + 1] for message in segment.messages)
+
+
+def withheld_values(answers: Iterable[Answer]) -> dict[str, float]:
+    """Metric -> own answers whose text peers do not get, by reason; empty where there are none."""
+    count = sum(answer.is_rewritten for answer in answers)
+    return {f"sharing/withheld/{REWRITTEN}": float(count)} if count else {}
 
 
 def last_reason(answer: Answer) -> FinishReason:

@@ -37,7 +37,7 @@ from mrl.records.rollouts import Answer, ScoredGroup
 from mrl.sharing.context import SharingContext
 from mrl.sharing.own_examples import own_advantages, own_examples
 from mrl.sharing.own_objective import POLICY_GRADIENT, clips_tokens
-from mrl.sharing.own_traces import answer_bytes, last_reason
+from mrl.sharing.own_traces import REWRITTEN, answer_bytes, last_reason, withheld_values
 from mrl.sharing.peer_episodes import shared_turns
 from mrl.sharing.regime import Absorbed, Asking, Author, Patience, TrainingExample
 from mrl.sharing.teacher_traces import UNSCORED, num_scores, teacher_traces
@@ -90,7 +90,9 @@ class ScoreReader:
         raise NotImplementedError
 
     def publish(self, group: ScoredGroup, author: Author) -> list[ExperienceRecord]:
-        """A request to score the group. A group without a teacher, or with an oversized text, is not sent."""
+        """A request to score the group. One without a teacher, with an oversized text, or with no text that crosses is
+        not sent.
+        """
         teacher = self._scorer_of(group)
         if teacher is None:
             return []
@@ -161,25 +163,27 @@ class ScoreReader:
             return rows
         scored = []
         for row, (examined, trace) in zip(rows, teacher_traces(group, record, self.context), strict=True):
-            counts["unscored"] += examined.rejected == UNSCORED
+            counts["unscored"] += examined.rejected in (UNSCORED, REWRITTEN)
             if trace is not None:
                 counts["scored"] += 1
                 row = replace(row, teacher_logprobs=trace.logprobs, teacher_spans=trace.spans, examined=examined)
             scored.append(row)
         return scored
 
-    def absorbed(self, examples: list[TrainingExample], lengths: list[int], counts: Counter[str]) -> Absorbed:
+    def absorbed(
+        self, groups: Sequence[ScoredGroup], examples: list[TrainingExample], lengths: list[int], counts: Counter[str]
+    ) -> Absorbed:
         """A step of own rows without those that are masked; `lengths` in tokens of all that are not."""
         return Absorbed(
             [row for row in examples if row.weights.any()],
             {POLICY_GRADIENT: self.context.objective.denominator(lengths)},
             forget=self._take_forgotten(),
-            counts=self._values(counts),
+            counts=self._values(counts) | withheld_values(answer for group in groups for answer in group.answers),
         )
 
     def _scorer_of(self, group: ScoredGroup) -> str | None:
         fits = all(answer_bytes(answer) <= MAX_COMPLETION_BYTES for answer in group.answers)
-        fits = fits and num_scores(group.answers) <= MAX_SCORES
+        fits = fits and num_scores(group.answers) <= MAX_SCORES and not all(one.is_rewritten for one in group.answers)
         return self.teacher_of(group) if self.teachers and fits else None
 
     def _close(self, request: str) -> None:
@@ -228,7 +232,7 @@ class RladRegime(ScoreReader):
             own = own_examples([group], self.context, keep_masked=True)  # a row for each score
             lengths += own.lengths
             examples += self.with_scores(own.examples, group, counts)
-        return self.absorbed(examples, lengths, counts)
+        return self.absorbed(groups, examples, lengths, counts)
 
 
 def _given(answer: Answer) -> GivenAnswer:

@@ -23,7 +23,7 @@ from mrl.records.finish import FinishReason
 from mrl.records.rollouts import Answer, ScoredGroup
 from mrl.sharing.advantages import Float32s
 from mrl.sharing.context import SharingContext
-from mrl.sharing.own_traces import OwnTurn, own_turns
+from mrl.sharing.own_traces import REWRITTEN, OwnTurn, own_turns
 from mrl.sharing.peer_turns import is_written_alike, split_trace
 from mrl.sharing.regime import ExaminedAnswer, Int32s
 
@@ -85,6 +85,9 @@ def teacher_traces(group: ScoredGroup, record: ScoreRecord, context: SharingCont
     for number, answer in enumerate(group.answers):
         tags = record.source, record.prompt_id, record.record_id, number
         of_answer = list(itertools.islice(scores, num_scores([answer])))
+        if answer.is_rewritten:
+            found.append(ExaminedScore(ExaminedAnswer(*tags, rejected=REWRITTEN), None))
+            continue
         match teacher_trace(answer, of_answer, record.fingerprint, context.receiver):
             case TeacherTrace() as trace:
                 found.append(ExaminedScore(ExaminedAnswer(*tags, batch=trace.aligned), trace))
@@ -97,8 +100,9 @@ def teacher_traces(group: ScoredGroup, record: ScoreRecord, context: SharingCont
 
 
 def num_scores(answers: Sequence[Answer]) -> int:
-    """Scores that a teacher gives to own answers: one to each, to an episode one for every own turn."""
-    return sum(sum(segment.is_sampled for segment in answer.segments) or 1 for answer in answers)
+    """Scores that a teacher gives to own answers: one to each, to an episode one for every own turn that crosses."""
+    turns = [[] if answer.is_rewritten else answer.segments for answer in answers]
+    return sum(sum(segment.is_sampled for segment in of_answer) or 1 for of_answer in turns)
 
 
 def teacher_trace(

@@ -58,3 +58,23 @@ def test_the_debate_of_the_page_trains_both(tmp_path, monkeypatch):
 
     asked = "What is 7 + 4?"
     assert run(tmp_path, script) == [(asked, "Not 11?", 1.0), (asked, "Not 11?", 0.0)]
+
+
+def test_the_planner_of_the_page_begins_a_row_of_its_own(tmp_path, monkeypatch):
+    """The expert sees the plan and nothing of how it came about."""
+    (tmp_path / "my_agents.py").write_text("\n".join(blocks(PAGE, "python")))
+    monkeypatch.setenv("MRL_MODULES", str(tmp_path))
+    monkeypatch.delitem(sys.modules, "my_agents", raising=False)
+
+    async def script(rig, http):
+        player = Player(named_agent("my_agents:plan_and_answer"), "sums", rig.client(KEY))
+        playing = asyncio.ensure_future(player.play(http))
+        seat = rig.seat("sums")
+        await elsewhere(seat.reset, 47, {})
+        branch = await elsewhere(seat.step, PolicyTurn("by counting"))
+        last = await elsewhere(seat.step, PolicyTurn("11"))
+        playing.cancel()
+        return branch.begins_row, [one.content for one in branch.messages], last.reward, rig.book.counts["branches"]
+
+    told = ["You answer with a number.", "7 + 4? by counting"]
+    assert run(tmp_path, script) == (True, told, 1.0, 1)

@@ -3,10 +3,11 @@
 import asyncio
 
 import pytest
+from structlog.testing import capture_logs
 
 from mrl.gateway.chat_wire import ChatCall, ChatMistake
 from mrl.gateway.session import OVER, AgentSession
-from mrl.records.episodes import Message
+from mrl.records.episodes import Message, ToolSpec
 from mrl.records.plain_requests import TurnPiece
 from mrl.tasks.environments.contract import CUT, DONE, GIVEN_UP, MAX_TURNS, RAISED, TIMEOUT, WRONG_TYPE, PolicyTurn
 
@@ -107,28 +108,165 @@ def test_a_request_that_is_repeated_gets_the_same_turn():
     assert first[0] is behind[0]
 
 
+SYSTEM, ADD = Message("system", "be brief"), ToolSpec("add", "", '{"type":"object"}')
+
+
+def offering(*messages):
+    """A request with a tool, too."""
+    return ChatCall(messages, (ADD,), False, {})
+
+
 @pytest.mark.parametrize(
-    ("messages", "words"),
+    "asked",
     [
-        ((Message("user", "other"), SAID, TOLD), r"messages\[0\]"),
-        ((ASKED, Message("assistant", "8"), TOLD), r"messages\[1\]: another assistant"),
-        ((ASKED, SAID), "something new"),
-        ((ASKED, SAID, Message("assistant", "I"), TOLD), "none of it by the assistant"),
+        call(Message("user", "other"), SAID, TOLD),
+        call(ASKED, Message("assistant", "8"), TOLD),
+        call(ASKED, SAID, Message("assistant", "I"), TOLD),
+        call(SYSTEM, TOLD),
+        call(Message("user", "other")),
+        offering(ASKED, SAID, TOLD),
+        offering(SYSTEM, TOLD),
     ],
 )
-def test_what_was_said_stays(messages, words):
-    """A history that is rewritten is refused, and the episode can go on as it was."""
+def test_a_conversation_that_is_rewritten_is_a_branch(asked):
+    """The seat hears all of it, with the tools of the request, and the next request goes on from there."""
 
     async def script(session, clock):
         _, asking = await until_asked(session, ASKED)
         step = session.step(PolicyTurn("7"))
         await asking
-        with pytest.raises(ChatMistake, match=words):
+        asking = asyncio.ensure_future(session.ask(asked))
+        again = asyncio.ensure_future(session.ask(asked))
+        branch = await step
+        step = session.step(PolicyTurn("9"))
+        assert (await asking)[0].text == (await again)[0].text == "9"
+        further = ChatCall((*asked.messages, Message("assistant", "9"), TOLD), asked.tools, False, {})
+        asking = asyncio.ensure_future(session.ask(further))
+        return branch, await step, asking.cancel(), session.counts
+
+    branch, behind, _, counts = played(script)
+    assert (branch.messages, branch.tools, branch.begins_row) == (asked.messages, asked.tools, True)
+    assert (behind.messages, behind.tools, behind.begins_row) == ((TOLD,), (), False)
+    assert counts["branches"] == 1
+
+
+@pytest.mark.parametrize(
+    ("asked", "at"),
+    [
+        (call(ASKED, Message("assistant", "8"), TOLD), "messages[1]"),
+        (call(ASKED, SAID, Message("assistant", "I"), TOLD), "messages[2]"),
+        (offering(ASKED, SAID, TOLD), "tools"),
+        (offering(SYSTEM, TOLD), "messages[0]"),
+    ],
+)
+def test_the_first_branch_of_a_run_is_told(asked, at):
+    """With where it leaves what was said; a second is only counted."""
+
+    async def script(session, clock):
+        _, asking = await until_asked(session, ASKED)
+        step = session.step(PolicyTurn("7"))
+        await asking
+        for messages in (asked, call(SYSTEM, TOLD)):
+            asking = asyncio.ensure_future(session.ask(messages))
+            await step
+            step = session.step(PolicyTurn("7"))
+            await asking
+        return session.counts["branches"]
+
+    with capture_logs() as logs:
+        assert played(script) == 2
+    assert [(one["task"], one["at"]) for one in logs] == [("guess", at)]
+
+
+def test_whoever_goes_back_begins_a_branch():
+    """Also to where the conversation began, of which all is known."""
+
+    async def script(session, clock):
+        _, asking = await until_asked(session, ASKED)
+        step = session.step(PolicyTurn("7"))
+        await asking
+        asking = asyncio.ensure_future(session.ask(call(ASKED, SAID, TOLD)))
+        await step
+        step = session.step(PolicyTurn("9"))
+        await asking
+        asking = asyncio.ensure_future(session.ask(call(ASKED)))
+        return await step, asking.cancel()
+
+    branch, _ = played(script)
+    assert (branch.messages, branch.begins_row) == ((ASKED,), True)
+
+
+def test_a_conversation_that_goes_on_is_no_branch():
+    """White space at the ends of the policy's words is no other conversation."""
+
+    async def script(session, clock):
+        _, asking = await until_asked(session, ASKED)
+        step = session.step(PolicyTurn("7"))
+        await asking
+        asking = asyncio.ensure_future(session.ask(call(ASKED, Message("assistant", " 7\n"), TOLD)))
+        return await step, asking.cancel(), session.counts
+
+    told, _, counts = played(script)
+    assert (told.messages, told.begins_row, counts["branches"]) == ((TOLD,), False, 0)
+
+
+@pytest.mark.parametrize(
+    ("messages", "words", "code"),
+    [
+        ((ASKED, SAID), "something for the policy to answer", "invalid_request"),
+        ((Message("user", "other"), SAID), "something for the policy to answer", "invalid_request"),
+        ((), "something for the policy to answer", "invalid_request"),
+        (
+            (Message("user", "x" * (1 << 20)),) * 3,
+            "tools of 3,145,728 bytes; at most 2,097,152",
+            "too_long",
+        ),
+        ((ASKED,) * 4097, "4,097 messages and 0 tools are too many; at most 4,096", "too_long"),
+        ((ASKED, SAID, *[TOLD] * 257), "257 messages and 0 tools are too many; at most 256", "too_long"),
+    ],
+)
+def test_what_cannot_be_answered_is_told_and_the_episode_goes_on_as_it_was(messages, words, code):
+    """What is no question, and what is too long for a row, or for one turn of it."""
+
+    async def script(session, clock):
+        _, asking = await until_asked(session, ASKED)
+        step = session.step(PolicyTurn("7"))
+        await asking
+        with pytest.raises(ChatMistake, match=words) as found:
             await session.ask(call(*messages))
         asking = asyncio.ensure_future(session.ask(call(ASKED, SAID, TOLD)))
-        return (await step).messages, asking.cancel()
+        return found.value.code, (await step).messages, asking.cancel(), session.counts
 
-    assert played(script)[0] == (TOLD,)
+    told, heard, _, counts = played(script)
+    assert (told, heard, counts["branches"]) == (code, (TOLD,), 0)
+
+
+def test_a_branch_may_be_longer_than_a_turn():
+    """It is a whole conversation: more messages, and more text, than one turn may bring."""
+    asked = call(*[Message("user", "x" * 4096)] * 300)
+
+    async def script(session, clock):
+        _, asking = await until_asked(session, ASKED)
+        step = session.step(PolicyTurn("7"))
+        await asking
+        asking = asyncio.ensure_future(session.ask(asked))
+        return await step, asking.cancel()
+
+    assert played(script)[0].messages == asked.messages
+
+
+def test_a_first_request_holds_nothing_of_the_policys():
+    """It has said nothing yet."""
+
+    async def script(session, clock):
+        opened = session.opened()
+        with pytest.raises(ChatMistake, match="has said nothing yet"):
+            await session.ask(call(ASKED, SAID, TOLD))
+        asking = asyncio.ensure_future(session.ask(offering(ASKED)))
+        return await opened, asking.cancel()
+
+    opened, _ = played(script)
+    assert (opened.messages, opened.tools, opened.begins_row) == ((ASKED,), (ADD,), False)
 
 
 def test_one_turn_at_a_time():

@@ -17,13 +17,13 @@ from mrl.models.turn_spelling import TurnSpelling
 from mrl.records.episodes import Message
 from mrl.records.experience import SharedTurn
 from mrl.records.finish import FinishReason
-from mrl.records.rollouts import Answer
 from mrl.records.version import Version
 from mrl.rollout.episode import EpisodeRequest, EpisodeRules, PlayedEpisode
 from mrl.rollout.playing import EpisodeEngine, Stage
 from mrl.rollout.replaying import OwnVoice
 from mrl.tasks.environments.contract import PolicyTurn
 from mrl.tasks.environments.environment_pool import EnvironmentPool
+from tests.support.episode_rows import rows_of
 from tests.support.forgetful_template import END, FORGETFUL, KEEPS_NEWEST, OPEN
 
 THOUGHTS = ("first", "second", "third", "fourth", "fifth")
@@ -149,24 +149,6 @@ def twin_by_text(folder) -> list[list[int]]:
         kept, now = tokenizer.decode(anew), tokenizer.decode(row)
         row = row if all(thought in kept for thought in THOUGHTS if thought in now) else anew
     return shown
-
-
-def rows_of(played: PlayedEpisode) -> list[list[int]]:
-    """What stands before each turn in its row, read off what the learner gets."""
-    answer = Answer(
-        token_ids=played.token_ids.tobytes(), logprobs=b"", versions=[], completion=b"", reward=0.0,
-        finish_reason=FinishReason.STOP, segments=played.segments,
-    )  # fmt: skip
-    assert answer.has_sound_rows
-    starts = [] if answer.row_starts is None else answer.row_starts.tolist()
-    found, end = [], 0
-    for segment in played.segments:
-        start = max([0, *(one for one in starts if one <= end)])
-        prompt = [] if start else played.prompt_token_ids.tolist()
-        if segment.is_sampled:
-            found.append([*prompt, *played.token_ids[start:end].tolist()])
-        end += segment.num_tokens
-    return found
 
 
 def test_a_row_begins_where_the_template_drops_reasoning(folder, seen, play):

@@ -11,6 +11,10 @@ import urllib.request
 
 import pytest
 
+from mrl.metrics.jsonl import read_metrics
+from tests.support.talking_policy import talking_policy
+from tests.system.test_episodes import answers_of, mrl
+
 pytestmark = pytest.mark.system
 
 AGENT = '''
@@ -124,3 +128,91 @@ def test_agents_train_both_policies_and_a_gateway_that_dies_ends_no_run(make_run
         assert run.result(policy, 4)["missing"] == 0
     assert trained == {"spell", "quiz"}
     assert not run.left_over()
+
+
+COMPACTING = '''
+import hashlib
+
+LOOKUP = {"type": "function", "function": {"name": "lookup", "parameters": {"type": "object", "properties": {}}}}
+
+
+async def compacts(client, row):
+    """Asks, has an expert with a tool asked what came of it, and goes back to its first conversation."""
+    question = {"role": "user", "content": f"Look up this word: {'abcdefgh'[row['seed'] % 8]}"}
+
+    async def ask(talk, **how):
+        answer = await client.chat.completions.create(model="policy", messages=talk, **how)
+        return answer.choices[0].message.model_dump(exclude_none=True)
+
+    said = await ask([question])
+    expert = [{"role": "system", "content": "Be brief"}, {"role": "user", "content": f"So far: {str(said)[:40]}"}]
+    expert += [await ask(expert, tools=[LOOKUP]), {"role": "user", "content": "And?"}]
+    found = await ask(expert, tools=[LOOKUP])
+    last = await ask([question, said, {"role": "user", "content": f"It is {str(found.get('content'))[:20]}"}])
+    return float(hashlib.blake2b(str((said, found, last)).encode()).digest()[0] % 3 == 0)
+'''
+COMPACTING_RUN = """
+[run]
+name = "r"
+steps = 2
+sync = true
+[sharing]
+regime = "prp"
+[pool]
+train_prompts = 64
+held_out_prompts = 8
+[tasks.compacts]
+source = "agent"
+dataset = "my_agents:compacts"
+options = { size = 400 }
+max_turns = 4
+[tasks.lookup]
+source = "environment"
+dataset = "lookup"
+max_turns = 3
+[evaluation]
+every = 0
+[policies.qwen]
+model = "talking"
+[policies.qwen.rollout]
+group_size = 4
+max_new_tokens = 32
+[policies.qwen.learner]
+prompts_per_step = 8
+microbatch_tokens = 1024
+[policies.other]
+model = "talking"
+[policies.other.prompt]
+history = "template"
+[policies.other.rollout]
+group_size = 4
+max_new_tokens = 32
+[policies.other.learner]
+prompts_per_step = 8
+microbatch_tokens = 1024
+"""
+
+
+def test_an_agent_that_rewrites_its_conversation_trains_both_policies(tmp_path):
+    """Each turn in the row in which it was sampled; peers get the episodes of one row alone, and the count says so."""
+    talking_policy(tmp_path / "talking", steps=120, reasons=True)
+    (tmp_path / "my_agents.py").write_text(COMPACTING)
+    (tmp_path / "r.toml").write_text(COMPACTING_RUN)
+    mrl(tmp_path, "train", "r.toml")
+    folder = tmp_path / "runs" / "r"
+
+    records = read_metrics(folder / "metrics.jsonl")
+    steps = [one["values"] for one in records if "loss/total" in one.get("values", {})]
+    assert len(steps) == 4
+    for values in steps:
+        assert values["episodes/rows_mean"] > 1.2
+        assert values["mismatch/k3_nats"] < 1e-6
+        assert values["sharing/withheld/rewritten"] > 0
+        assert values["sharing/peer_rows"] > 0
+    gateway = [one["values"] for one in records if "gateway/branches" in one.get("values", {})][-1]
+    assert 0 < gateway["gateway/branches"] < gateway["gateway/turns"]
+    begun = [turn for one in answers_of(folder) for turn in one["turns"] if turn.get("is_rewritten")]
+    assert all(turn["begins_row"] and not turn["is_sampled"] for turn in begun)
+    assert {turn["messages"][0]["content"] for turn in begun} > {"Be brief"}
+    told = mrl(tmp_path, "samples", "runs/r", "--task", "compacts", "--limit", "50")
+    assert "(a new row begins here, rewritten by the agent)" in " ".join(told.split())

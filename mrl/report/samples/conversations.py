@@ -41,6 +41,8 @@ class Said(NamedTuple):
     """Of its turn, told by the first message of it; None of a peer's, and of the others of the turn."""
     begins_row: bool
     """Whether the policy saw from here on what its template renders of all that was said."""
+    is_rewritten: bool
+    """Whether it saw from here on this turn alone, as an agent has rewritten the conversation."""
     is_behind: bool
     """Whether it was said when all was over, and takes no place in the row."""
 
@@ -64,6 +66,7 @@ def _said(turn: dict[str, Any]) -> Iterator[Said]:
             is_sampled,
             None if place or is_behind else tokens,
             not place and turn.get("begins_row") is True,
+            turn.get("is_rewritten") is True,
             is_behind,
         )
 
@@ -77,6 +80,8 @@ def fate(said: Said, row: dict[str, Any]) -> str:
     tokens = "" if said.tokens is None else f", {count(said.tokens)} tokens"
     if said.is_behind:
         return "said behind the last turn, not in the row"
+    if said.begins_row and said.is_rewritten:
+        return f"given{tokens}, a new row: the conversation as the agent rewrote it, not trained on"
     if said.begins_row:
         return f"given{tokens}, a new row with all of before as the template renders it, not trained on"
     if not said.is_sampled:

@@ -65,7 +65,8 @@ def _opening(row: dict[str, Any], names: Sequence[str], width: int) -> Iterator[
 def _message(said: Said, width: int) -> list[str]:
     lines = [f"[{said.tool}] {said.text}" if said.tool else said.text] if said.text or not said.calls else []
     text = "\n".join([*lines, *(f"-> {call}" for call in said.calls)])
-    text += " (a new row begins here)" * said.begins_row
+    text += " (a new row begins here)" * (said.begins_row and not said.is_rewritten)
+    text += " (a new row begins here, rewritten by the agent)" * (said.begins_row and said.is_rewritten)
     text += " (behind the last turn, not in the row)" * said.is_behind
     return list(_told(said.role, text, width, mark=STAR if said.is_sampled else "", margin=TALK_MARGIN))
 

@@ -30,6 +30,9 @@ class EpisodeLimits:
     turn_bytes: int = MAX_TURN_BYTES
     """Text of all messages of a turn with their tool calls, as UTF-8."""
     messages: int = MAX_TURN_MESSAGES
+    row_bytes: int = 2 * MAX_TURN_BYTES
+    """The same of a whole conversation that begins a row, with its tools: more than models read at once."""
+    row_messages: int = 16 * MAX_TURN_MESSAGES
     calls: int = MAX_TURN_CALLS
     tools: int = MAX_TOOLS
     reward: float = MAX_REWARD
@@ -108,7 +111,7 @@ class EnvironmentTurn:
     """What an environment gives back: messages to go on with, and at the end the reward.
 
     `reason` is "" while the episode goes on, else a key of `ENDS` or `FAILURES`; `words` tell of a failure in one line.
-    The first turn of an episode carries the `tools`.
+    The first turn of an episode carries the `tools`, and one that begins a row those that there are from there on.
     """
 
     messages: tuple[Message, ...] = ()
@@ -123,16 +126,25 @@ class EnvironmentTurn:
     """Under which name an agent is told how the policy's next turn grows; "" where it waits for the whole."""
     is_deterministic: bool = True
     """Of the first turn of an episode: whether to equal turns behind it the environment says the same again."""
+    begins_row: bool = False
+    """Whether `messages` are a whole conversation, to be rendered anew in the place of all that was said before. Only a
+    seat of agents gives it."""
 
     def __post_init__(self) -> None:
         if bool(self.reason) != self.done or self.reason not in ("", *ENDS, *FAILURES):
             raise RecordError(f"done = {self.done} and reason {self.reason!r:.40} do not fit")
         if self.reward is not None and not abs(self.reward) <= LIMITS.reward:  # NaN is neither
             raise RecordError(f"reward {self.reward}; wanted a finite one, at most {LIMITS.reward:,.0f} either way")
-        if len(self.messages) > LIMITS.messages or len(self.tools) > LIMITS.tools:
-            raise RecordError(f"{len(self.messages)} messages and {len(self.tools)} tools are too many")
-        if (size := total_bytes(self.messages)) > LIMITS.turn_bytes:
-            raise RecordError(f"messages of {size:,} bytes; at most {LIMITS.turn_bytes:,}")
+        if self.begins_row and not self.messages:
+            raise RecordError("a row begins with no message")
+        most = LIMITS.row_messages if self.begins_row else LIMITS.messages
+        if len(self.messages) > most or len(self.tools) > LIMITS.tools:
+            told = f"{len(self.messages):,} messages and {len(self.tools)} tools"
+            raise RecordError(f"{told} are too many; at most {most:,} and {LIMITS.tools}")
+        size, most = total_bytes(self.messages), LIMITS.row_bytes if self.begins_row else LIMITS.turn_bytes
+        size += sum(tool.num_bytes for tool in self.tools) if self.begins_row else 0
+        if size > most:
+            raise RecordError(f"messages{' and tools' * self.begins_row} of {size:,} bytes; at most {most:,}")
 
     @property
     def has_failed(self) -> bool:

@@ -183,3 +183,20 @@ def test_where_a_new_row_begins_is_told(row):
         fates[2] == "user · given, 40 tokens, a new row with all of before as the template renders it, not trained on"
     )
     assert sum("new row" in what for what in fates) == 1
+
+
+def test_a_rewritten_conversation_is_told(row):
+    """Its messages stand where they were given; only the first one tells of the row."""
+    messages = (Message("system", "be brief"), Message("assistant", "so far: 7"), Message("user", "and?"))
+    rewritten = EpisodeSegment(num_tokens=40, is_sampled=False, messages=messages, begins_row=True, is_rewritten=True)
+    found = row([*SEGMENTS[:1], rewritten, SEGMENTS[2]])
+    lines = list(sample_lines(found, 100))
+    assert "  system    be brief (a new row begins here, rewritten by the agent)" in lines
+    assert "  assistant so far: 7" in lines, "no star: it is given here"
+    assert "  * sampled, trained on: 16 tokens; 40 given between them, beginnings of rows included" in lines
+    fates = [what for _, what, _ in told(sample_page("r", [found], ["qwen"], success_reward=1.0))]
+    assert fates[2:5] == [
+        "system · given, 40 tokens, a new row: the conversation as the agent rewrote it, not trained on",
+        "assistant · given, not trained on",
+        "user · given, not trained on",
+    ]
