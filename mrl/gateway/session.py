@@ -138,17 +138,16 @@ class AgentSession:
         new = self._continued(call)
         is_branch = new is None
         try:
+            messages = call.messages if new is None else new
             tools = call.tools if is_branch or not self.num_turns else ()
             stream = self.session_id if call.is_streamed else ""
-            reply = EnvironmentTurn(
-                call.messages if new is None else new, tools=tools, stream=stream, begins_row=is_branch
-            )
+            reply = EnvironmentTurn(messages, tools=tools, begins_row=is_branch, stream=stream)
         except RecordError as error:
             raise ChatMistake(str(error), code="too_long") from None
         if is_branch:
             self._note_branch(call)
-        self.said, self._last_call = [*([] if is_branch else self.said), *reply.messages], call
-        self._on_grown, self._grown = on_grown, ""
+        self.said = [*([] if is_branch else self.said), *messages]
+        self._last_call, self._on_grown, self._grown = call, on_grown, ""
         self._answer = asyncio.get_running_loop().create_future()
         self._tell(reply)
         return await self._turn(self._answer)

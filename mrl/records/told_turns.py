@@ -26,17 +26,24 @@ class ToldTurn(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 def told_turns(turns: Iterable[EpisodeSegment | SharedTurn], max_chars: int) -> list[ToldTurn]:
-    """The turns, up to so many characters of text; the message in which they run out is cut, and none follows."""
+    """The turns, up to so many characters of text; the message in which they run out is cut, and none follows.
+
+    A conversation that was rewritten says again what stands before: all of its messages are cut rather than that it
+    takes more than a quarter of what is left.
+    """
     found: list[ToldTurn] = []
     for turn in turns:
         if max_chars <= 0:
             break
+        own = turn if isinstance(turn, EpisodeSegment) else None
+        messages = list(turn.messages)
+        if own and own.is_rewritten and sum(map(_chars, messages)) > max_chars // 4:
+            messages = [_cut(message, max_chars // (4 * len(messages))) for message in messages]
         kept: list[Message] = []
-        for message in turn.messages:
+        for message in messages:
             if max_chars > 0:
                 kept.append(_cut(message, max_chars))
                 max_chars -= _chars(message)
-        own = turn if isinstance(turn, EpisodeSegment) else None
         told = ToldTurn(
             is_sampled=turn.is_sampled,
             tokens=own.num_tokens if own else None,

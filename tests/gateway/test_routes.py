@@ -139,6 +139,42 @@ def test_an_agent_with_tools_plays_an_episode(tmp_path):
     assert run(tmp_path, script) == (200, 1.0, DONE)
 
 
+def test_an_agent_that_rewrites_its_conversation_begins_a_branch(tmp_path):
+    """All of it reaches the seat, with the tools of the request, however long it is; what is too long is refused."""
+    talk = [{"role": "user", "content": "q"}]
+    sub = [{"role": "system", "content": "look it up"}, *[{"role": "user", "content": "x" * 4096}] * 500]
+
+    async def script(rig, http):
+        seat = rig.seat()
+        opened = asyncio.ensure_future(elsewhere(seat.reset, 7, {}))
+        _, session = await rig.opened(http)
+        async with rig.client(session["api_key"]) as client:
+
+            def ask(messages, **how):
+                return asyncio.ensure_future(client.chat.completions.create(model="policy", messages=messages, **how))
+
+            asking = ask(talk)
+            await opened
+            step = asyncio.ensure_future(elsewhere(seat.step, PolicyTurn("7")))
+            await asking
+            with pytest.raises(openai.BadRequestError, match="at most 2,097,152"):
+                await ask([*sub, *sub[1:20]])
+            asking, again = ask(sub, tools=[ADD]), ask(sub, tools=[ADD])
+            branch = await step
+            step = asyncio.ensure_future(elsewhere(seat.step, PolicyTurn("9")))
+            said = {one.choices[0].message.content for one in (await asking, await again)}
+        await rig.post(http, f"/sessions/{session['id']}/reward", {"reward": 1.0})
+        await step
+        return branch, said, dict(rig.book.counts)
+
+    branch, said, counts = run(tmp_path, script, max_body_bytes=4 << 20)
+    assert branch.begins_row
+    assert [(one.role, one.content) for one in branch.messages] == [(one["role"], one["content"]) for one in sub]
+    assert [tool.name for tool in branch.tools] == ["add"]
+    assert said == {"9"}
+    assert (counts["branches"], counts["refused/too_long"]) == (1, 1)
+
+
 def test_an_agent_has_the_beginning_of_a_turn_while_it_goes_on(tmp_path):
     """From the line of the worker that plays the episode; calls come whole, with the turn."""
 
@@ -198,42 +234,6 @@ def test_a_turn_that_is_given_up_ends_its_stream_with_the_reason(tmp_path):
     assert (begun, refused) == (200, 400)
     assert json.loads(events[0].removeprefix("data: "))["choices"][0]["delta"]["content"] == "Le"
     assert "given up" in json.loads(events[2].removeprefix("data: "))["error"]["message"]
-
-
-def test_an_agent_that_rewrites_its_conversation_begins_a_branch(tmp_path):
-    """All of it reaches the seat, with the tools of the request, however long it is; what is too long is refused."""
-    talk = [{"role": "user", "content": "q"}]
-    sub = [{"role": "system", "content": "look it up"}, *[{"role": "user", "content": "x" * 4096}] * 500]
-
-    async def script(rig, http):
-        seat = rig.seat()
-        opened = asyncio.ensure_future(elsewhere(seat.reset, 7, {}))
-        _, session = await rig.opened(http)
-        async with rig.client(session["api_key"]) as client:
-
-            def ask(messages, **how):
-                return asyncio.ensure_future(client.chat.completions.create(model="policy", messages=messages, **how))
-
-            asking = ask(talk)
-            await opened
-            step = asyncio.ensure_future(elsewhere(seat.step, PolicyTurn("7")))
-            await asking
-            with pytest.raises(openai.BadRequestError, match="at most 2,097,152"):
-                await ask([*sub, *sub[1:20]])
-            asking, again = ask(sub, tools=[ADD]), ask(sub, tools=[ADD])
-            branch = await step
-            step = asyncio.ensure_future(elsewhere(seat.step, PolicyTurn("9")))
-            said = {one.choices[0].message.content for one in (await asking, await again)}
-        await rig.post(http, f"/sessions/{session['id']}/reward", {"reward": 1.0})
-        await step
-        return branch, said, dict(rig.book.counts)
-
-    branch, said, counts = run(tmp_path, script, max_body_bytes=4 << 20)
-    assert branch.begins_row
-    assert [(one.role, one.content) for one in branch.messages] == [(one["role"], one["content"]) for one in sub]
-    assert [tool.name for tool in branch.tools] == ["add"]
-    assert said == {"9"}
-    assert (counts["branches"], counts["refused/too_long"]) == (1, 1)
 
 
 def test_models_are_the_policies(tmp_path):

@@ -150,6 +150,27 @@ def test_a_conversation_that_is_rewritten_is_a_branch(asked):
     assert counts["branches"] == 1
 
 
+def test_a_branch_streams_as_any_turn_does():
+    """From the row that it begins."""
+    heard = []
+
+    async def script(session, clock):
+        _, asking = await until_asked(session, ASKED)
+        step = session.step(PolicyTurn("7"))
+        await asking
+        streamed = ChatCall((SYSTEM, TOLD), (), True, {})
+        assert session.number_of(streamed) == 2
+        asking = asyncio.ensure_future(session.ask(streamed, heard.append))
+        branch = await step
+        session.grew(TurnPiece(session="s", num_turns=1, start=0, text="ni"))
+        session.step(PolicyTurn("nine"))
+        await asking
+        return branch
+
+    branch = played(script)
+    assert (branch.begins_row, branch.stream, heard) == (True, "s", ["ni"])
+
+
 @pytest.mark.parametrize(
     ("asked", "at"),
     [

@@ -183,7 +183,7 @@ def play(ends_early):
         stage = Stage(
             open=lambda prompt_id: next(waiting),
             rules=lambda prompt_id: EpisodeRules(max_turns, bounds["max_tokens"], failed_reward=-1.0),
-            voice=OwnVoice(spelling, read, words.turn, can_call, lambda text, _: text),
+            voice=OwnVoice(spelling, read, words.turn, can_call, so_far=lambda text, _: text),
             max_turn_tokens=TURN_TOKENS,
             row_tokens=bounds["row_tokens"],
             pass_tokens=bounds["pass_tokens"],

@@ -154,6 +154,17 @@ def test_long_episodes_are_cut_where_their_text_runs_out():
     assert [(turn.is_sampled, turn.tokens) for turn in whole] == [(True, 9), (False, 4), (True, 7), (False, 0)]
 
 
+def test_a_rewritten_conversation_leaves_room_for_what_follows_it():
+    """It says again what stands before; each of its messages is there, with its beginning."""
+    messages = tuple(Message("user", f"{number}" * 1000) for number in range(4))
+    rewritten = EpisodeSegment(num_tokens=40, is_sampled=False, messages=messages, begins_row=True, is_rewritten=True)
+    first, told_again, last = told_turns([SEGMENTS[0], rewritten, SEGMENTS[2]], 900)
+    assert (first.messages, last.messages) == (SEGMENTS[0].messages, SEGMENTS[2].messages)
+    room = (900 - 32) // 16
+    assert [one.content for one in told_again.messages] == [f"{number}" * room + " [...]" for number in range(4)]
+    assert told_turns([rewritten], 100_000)[0].messages == messages
+
+
 def test_the_page_of_samples_shows_what_a_terminal_shows(row):
     """Line by line."""
     example = (Path(__file__).parents[3] / "docs/samples.md").read_text().split("```\n")[2].partition("```")[0]
