@@ -80,7 +80,7 @@ def test_of_a_whole_group_only_the_reward_of_such_an_episode_crosses(name, build
     assert b"secret" in encode(group)
     assert b"secret" not in encode(record)
     (traces,) = peer_traces([record], context, needs_trace=True)
-    assert [trace.is_usable for trace in traces] == [True, True, False]
+    assert [trace.rejected for trace in traces] == ["", "", "empty"]
     assert [trace.reward for trace in traces] == rewards
     theirs = [Received(structs.replace(record, source="peer", prompt_id="p"), 0)]
     absorbed = step_of(regime, [group], theirs)
