@@ -239,7 +239,7 @@ def test_a_conversation_that_goes_on_is_no_branch():
         ((), "something for the policy to answer", "invalid_request"),
         (
             (Message("user", "x" * (1 << 20)),) * 3,
-            "tools of 3,145,728 bytes; at most 2,097,152",
+            "messages of 3,145,728 bytes; at most 2,097,152",
             "too_long",
         ),
         ((ASKED,) * 4097, "4,097 messages and 0 tools are too many; at most 4,096", "too_long"),

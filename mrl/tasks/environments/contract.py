@@ -31,10 +31,11 @@ class EpisodeLimits:
     """Text of all messages of a turn with their tool calls, as UTF-8."""
     messages: int = MAX_TURN_MESSAGES
     row_bytes: int = 2 * MAX_TURN_BYTES
-    """The same of a whole conversation that begins a row, with its tools: more than models read at once."""
+    """The same of a whole conversation that begins a row: more than models read at once."""
     row_messages: int = 16 * MAX_TURN_MESSAGES
     calls: int = MAX_TURN_CALLS
     tools: int = MAX_TOOLS
+    tools_bytes: int = MAX_TURN_BYTES
     reward: float = MAX_REWARD
 
 
@@ -141,10 +142,11 @@ class EnvironmentTurn:
         if len(self.messages) > most or len(self.tools) > LIMITS.tools:
             told = f"{len(self.messages):,} messages and {len(self.tools)} tools"
             raise RecordError(f"{told} are too many; at most {most:,} and {LIMITS.tools}")
-        size, most = total_bytes(self.messages), LIMITS.row_bytes if self.begins_row else LIMITS.turn_bytes
-        size += sum(tool.num_bytes for tool in self.tools) if self.begins_row else 0
-        if size > most:
-            raise RecordError(f"messages{' and tools' * self.begins_row} of {size:,} bytes; at most {most:,}")
+        most = LIMITS.row_bytes if self.begins_row else LIMITS.turn_bytes
+        if (size := total_bytes(self.messages)) > most:
+            raise RecordError(f"messages of {size:,} bytes; at most {most:,}")
+        if (size := sum(tool.num_bytes for tool in self.tools)) > LIMITS.tools_bytes:
+            raise RecordError(f"tools of {size:,} bytes; at most {LIMITS.tools_bytes:,}")
 
     @property
     def has_failed(self) -> bool:

@@ -50,10 +50,12 @@ def test_a_call_is_canonical() -> None:
             ToolCall(name)
 
 
-def row_of(messages: int, text_bytes: int, tools: int) -> EnvironmentTurn:
-    """A whole conversation, and tools of 60 kB each."""
-    tool = ToolSpec("f", "x" * 60_000, '{"type":"object"}')
-    return EnvironmentTurn((Message("user", "x" * text_bytes),) * messages, tools=(tool,) * tools, begins_row=True)
+TOOL = ToolSpec("f", "x" * 60_000, '{"type":"object"}')
+
+
+def row_of(messages: int, text_bytes: int) -> EnvironmentTurn:
+    """A whole conversation."""
+    return EnvironmentTurn((Message("user", "x" * text_bytes),) * messages, begins_row=True)
 
 
 @pytest.mark.parametrize(
@@ -65,8 +67,9 @@ def row_of(messages: int, text_bytes: int, tools: int) -> EnvironmentTurn:
         (lambda: Message("user", "x", (ToolCall("f"),)), "role user makes tool calls"),
         (lambda: EnvironmentTurn((Message("user", "x" * 600_000),) * 2), "1,200,000 bytes"),
         (lambda: EnvironmentTurn(begins_row=True), "begins with no message"),
-        (lambda: row_of(3, 600_000, 8), "messages and tools of 2,280,136 bytes; at most 2,097,152"),
-        (lambda: row_of(5000, 0, 0), "5,000 messages and 0 tools are too many; at most 4,096 and 128"),
+        (lambda: row_of(4, 600_000), "messages of 2,400,000 bytes; at most 2,097,152"),
+        (lambda: EnvironmentTurn(tools=(TOOL,) * 20), "tools of 1,200,340 bytes; at most 1,048,576"),
+        (lambda: row_of(5000, 0), "5,000 messages and 0 tools are too many; at most 4,096 and 128"),
         (lambda: EnvironmentTurn(reward=math.nan), "reward nan"),
         (lambda: EnvironmentTurn(reward=2e6), "reward 2000000"),
         (lambda: EnvironmentTurn(done=True), "do not fit"),
@@ -85,7 +88,7 @@ def test_what_breaks_a_limit_is_never_made(made: object, told: str) -> None:
 
 def test_a_row_may_be_longer_than_a_turn() -> None:
     """It is a whole conversation."""
-    assert len(row_of(4096, 400, 7).messages) == 16 * LIMITS.messages
+    assert len(row_of(4096, 400).messages) == 16 * LIMITS.messages
 
 
 def test_a_turn_crosses_processes_and_is_checked_there() -> None:
