@@ -391,6 +391,8 @@ class ServerEngine:
 
     def _keep(self, item: Finished | GivenUp, found: list[Finished]) -> None:
         if isinstance(item, GivenUp):
+            for at in [at for at in list(self._grown) if at[0] == item.request_id]:
+                del self._grown[at]
             self._in_flight -= item.num_answers
             self._forgotten.discard(item.request_id)
             return

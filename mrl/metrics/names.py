@@ -222,7 +222,7 @@ METRICS: dict[str, Metric] = {
     # gateway: agents that ask policies; totals since it started
     "gateway/offered": Metric("episodes", "episodes that workers have offered to agents"),
     "gateway/turns": Metric("turns", "turns of policies that agents have asked for"),
-    "gateway/branches": Metric("turns", "of these, turns behind a conversation that its agent had rewritten"),
+    "gateway/branches": Metric("requests", "requests by which agents rewrote their conversation"),
     "gateway/refused/{code}": Metric("requests", "requests that were refused, by the code of the answer"),
     "gateway/ends/{reason}": Metric("episodes", "episodes that an agent took and that ended so"),
     "gateway/playing": Metric("episodes", "episodes that agents play now"),

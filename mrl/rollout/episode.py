@@ -115,6 +115,8 @@ class EpisodeInPlay:
     """Under which name an agent is told how the turn grows that the policy has now."""
     streamed: str = ""
     """What it was told."""
+    next_piece_tokens: int = 0
+    """Tokens of the turn at which it is told more."""
 
     @property
     def has_tools(self) -> bool:

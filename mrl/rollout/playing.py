@@ -26,6 +26,7 @@ from mrl.records.episodes import CUT, Message, Opening
 from mrl.records.finish import FinishReason
 from mrl.records.plain_requests import TurnPiece
 from mrl.rollout.episode import NOTHING, EpisodeInPlay, EpisodeRequest, EpisodeRules, Int32s, PlayedSession
+from mrl.rollout.plain_voice import MAX_TOKEN_BYTES
 from mrl.rollout.replaying import OwnVoice, TurnReplay
 from mrl.tasks.environments.contract import (
     GIVEN_UP,
@@ -35,12 +36,15 @@ from mrl.tasks.environments.contract import (
     WRONG_TYPE,
     EnvironmentTurn,
     PolicyTurn,
+    total_bytes,
 )
 from mrl.tasks.verify import Verdict
 
 ENVIRONMENT_SLICE_S = 0.01
 """How long the engine samples at most before environments that have answered are asked, while any is awaited."""
 IN_STEP_SLICE_S = 0.5
+PIECES = 32
+"""A turn is told in pieces of which each makes it longer by this part at least."""
 SAMPLING = "sampling"
 
 
@@ -132,7 +136,7 @@ class EpisodeEngine:
         for one in self._engine.grown():
             episode = self._turns.get((one.request_id, one.index))
             if episode is None:
-                others.append(one)
+                others += [one] if one.request_id in self._others else []  # else it is of a turn that was given up
             elif episode.stream and self._stage.tell is not None:
                 self._tell(episode, one.generation, self._stage.tell)
         return others
@@ -165,6 +169,7 @@ class EpisodeEngine:
         self._forget({episode.request.request_id for episode in (*self._waiting, *self._turns.values())})
         self._ended.clear()
         self._others.clear()
+        self._grown.clear()
 
     def _forget(self, gone: set[str]) -> None:
         """Close the episodes of these requests."""
@@ -196,7 +201,8 @@ class EpisodeEngine:
         """Whether it is the policy's turn now; else the episode has ended, or waits for its reward."""
         assert episode.awaited is not None, "the environment was awaited"
         said, episode.awaited = episode.awaited.result(), None
-        episode.stream, episode.streamed = said.stream if self._stage.tell is not None else "", ""
+        episode.stream = said.stream if self._stage.tell is not None else ""
+        episode.streamed, episode.next_piece_tokens = "", 0
         try:
             if episode.prompt_token_ids is None:
                 return self._begin(episode, said)
@@ -216,7 +222,7 @@ class EpisodeEngine:
                 given = self._stage.voice.spelling.bridge(
                     episode.token_ids[-1].tolist(), episode.last_turn.tool_calls, said.messages
                 )
-        except ModelFolderError as error:
+        except (ModelFolderError, RecordError) as error:
             self._end(episode, EnvironmentTurn.failed(WRONG_TYPE, str(error)))
             return False
         episode.told(given, said.messages, begins_row=begins_row)
@@ -233,6 +239,9 @@ class EpisodeEngine:
 
     def _rewritten(self, episode: EpisodeInPlay, said: EnvironmentTurn) -> bool:
         """Whether it is the policy's turn behind a conversation that is another one than it was."""
+        if total_bytes(said.messages) > MAX_TOKEN_BYTES * self._stage.row_tokens:  # before anything is tokenized
+            self._ask_reward(episode, MAX_TOKENS)
+            return False
         if not self._has_tools(episode, said):
             return False
         episode.conversation, episode.row_since = [], 0
@@ -353,19 +362,18 @@ class EpisodeEngine:
         for (request_id, _), episodes in together.items():
             name = f"{request_id}/{next(self._numbers)}"
             seeds = np.array([episode.seed for episode in episodes], dtype=np.uint64)
-            decoding = episodes[0].request.decoding
-            streams = any(episode.stream for episode in episodes)
-            requests.append(
-                GenerationRequest(
-                    name, episodes[0].past, seeds, may_be_refused=True, decoding=decoding, streams=streams
-                )
-            )
+            decoding, streams = episodes[0].request.decoding, any(episode.stream for episode in episodes)
+            how: dict[str, Any] = {"may_be_refused": True, "decoding": decoding, "streams": streams}
+            requests.append(GenerationRequest(name, episodes[0].past, seeds, **how))
             self._turns |= {(name, index): episode for index, episode in enumerate(episodes)}
         return requests
 
     def _tell(self, episode: EpisodeInPlay, generation: Generation, tell: Callable[[TurnPiece], None]) -> None:
         """What its agent was not told before of a turn that goes on."""
-        voice, told = self._stage.voice, episode.streamed
+        voice, told, num_tokens = self._stage.voice, episode.streamed, generation.token_ids.size
+        if num_tokens < episode.next_piece_tokens:
+            return
+        episode.next_piece_tokens = num_tokens + num_tokens // PIECES  # all of the turn is spelled each time
         text = voice.so_far(voice.spelling.text(generation.token_ids.tolist()), episode.has_tools)
         if len(text) > len(told) and text.startswith(told):
             num_turns, episode.streamed = episode.num_turns_in_all, text

@@ -45,7 +45,7 @@ class OwnVoice:
         own = [place for place, message in enumerate(messages) if message.role == "assistant"]
         if self.spelling.template or not own:
             return self.spelling.opening(messages, tools)
-        parts = [self.spelling.opening(messages[: own[0]])] if own[0] else []
+        parts = [self.spelling.opening(messages[: own[0]]) if own[0] else self.spelling.plain("")]
         for place, end in zip(own, [*own[1:], len(messages)], strict=True):
             turn = self.say(messages[place : place + 1])
             if isinstance(turn, str):

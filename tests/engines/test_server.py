@@ -19,7 +19,7 @@ import pytest
 
 from mrl.engines.bounds import Bounds, load_bound_s
 from mrl.engines.dialect import Launch, Segment
-from mrl.engines.engine import EngineUsage, Finished, GenerationRequest, Sampling, ScoringRequest, generate_all
+from mrl.engines.engine import EngineUsage, Finished, GenerationRequest, Grown, Sampling, ScoringRequest, generate_all
 from mrl.engines.http import Http, HttpFailure
 from mrl.engines.server_engine import ServerEngine
 from mrl.engines.server_process import free_port
@@ -639,6 +639,20 @@ def test_of_an_answer_that_grows_the_newest_alone_is_kept(make, weights):
         assert not looks or [grown.generation.token_ids.size for grown in engine.grown()] == [8]
         assert [one.generation.token_ids.size for one in collect(engine, 1)] == [9]
         assert engine.grown() == []
+
+
+def test_of_an_answer_that_is_given_up_nothing_is_kept(make, weights):
+    """Nobody would ask for it any more."""
+    engine = make(kind=Streaming)
+    engine.load(weights(3), Version(0, 3))
+    engine.submit([replace(ask("a", 1), streams=True)])
+    while engine._tasks:
+        time.sleep(0.001)
+    engine._grown["a", 1] = engine._grown["b", 0] = Grown("a", 1, collect(engine, 1)[0].generation)
+    engine.abort(["a"])
+    while ("a", 1) in engine._grown:
+        engine.collect(0.01)
+    assert list(engine._grown) == [("b", 0)]
 
 
 class Streaming(Toy):

@@ -7,6 +7,7 @@ from concurrent.futures import Future
 import numpy as np
 import pytest
 import torch
+from tokenizers.processors import TemplateProcessing
 
 from mrl.alignment.receiver import load_receiver
 from mrl.config.policy_tables import ObjectiveTable, PromptTable
@@ -349,6 +350,34 @@ def test_without_a_template_turns_in_a_branch_are_spelled_as_own_ones(make_folde
     assert played.ending == "done"
     shown = load_tokenizer(folder).decode(rows_of(played)[1])
     assert shown == f'one\nbe brief\nyah\ncall add {{"a":1}}{END}7\nhay{END}on\n'
+
+
+def test_without_a_template_a_row_that_begins_with_a_turn_begins_as_any_other(make_folder, play):
+    """As behind a window that slides: what tokenizers put before a text stands before it."""
+    folder = make_folder("")
+    tokenizer = load_tokenizer(folder)
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
+        single=f"{END} $A", special_tokens=[(END, tokenizer.eos_token_id)]
+    )
+    tokenizer.save_pretrained(folder)
+    (played,) = play(folder, (told(user("one")), branch(assistant("yah"), user("on")), done()))
+    assert load_tokenizer(folder).decode(rows_of(played)[1]) == f"{END}yah{END}on\n"
+
+
+def test_a_branch_of_more_bytes_than_its_row_has_tokens_is_not_spelled(folder, play, monkeypatch):
+    """Tokenizers take seconds for a long word, and all episodes of the worker wait."""
+    monkeypatch.setattr(OwnVoice, "row", lambda *_: pytest.fail("spelled"))
+    (played,) = play(folder, (told(user("one")), branch(user("x" * 3300)), done()), row_tokens=200)
+    assert (played.ending, played.verdict.reward) == ("max_tokens", 0.0)
+    assert not answer_of(played).is_rewritten
+
+
+def test_a_branch_that_grows_beyond_what_a_message_holds_fails_its_episode_alone(folder, play):
+    """Where reasoning is looked for, its place is marked."""
+    thought = assistant("</think>" + "x" * ((1 << 20) - 8))
+    script = (told(user("one")), branch(user("a"), thought, user("b")), done())
+    (played,) = play(folder, script, history="template", row_tokens=1 << 18)
+    assert (played.ending, "at most 1,048,576" in played.verdict.words) == ("wrong_type", True)
 
 
 def test_a_turn_that_own_words_cannot_say_is_told(make_folder, play):
