@@ -159,6 +159,10 @@ class Generation:
         return self.finish_reason is FinishReason.STOP
 
 
+NOTHING = Generation(np.zeros(0, np.int32), np.zeros(0, np.float32), [], FinishReason.ABORT)
+"""No token."""
+
+
 @dataclass(frozen=True, slots=True)
 class Finished:
     """One answer of a request has ended."""

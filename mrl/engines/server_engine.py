@@ -22,9 +22,9 @@ import structlog
 from mrl.engines.bounds import USUAL, Bounds
 from mrl.engines.dialect import Dialect, Launch
 from mrl.engines.engine import (
+    NOTHING,
     EngineUsage,
     Finished,
-    Generation,
     GenerationRequest,
     Grown,
     Sampling,
@@ -39,7 +39,6 @@ from mrl.engines.temporary_folder import TemporaryFolder
 from mrl.errors import EngineError, EngineLost, PeerLost, WeightsError
 from mrl.models.tensor_broadcast import IncomingTensors, Seats
 from mrl.models.tensor_file import read_folder
-from mrl.records.finish import FinishReason
 from mrl.records.version import Version
 
 T = TypeVar("T")
@@ -291,8 +290,7 @@ class ServerEngine:
             if not request.may_be_refused:
                 raise
             log.warning("request refused", reason=str(error))
-            nothing = Generation(np.zeros(0, np.int32), np.zeros(0, np.float32), [], FinishReason.ABORT)
-            return Finished(request.request_id, index, nothing)
+            return Finished(request.request_id, index, NOTHING)
 
     def _grow(self, grown: Grown) -> None:
         """The newest alone is kept. Whatever is queued wakes whoever collects; only then is this looked at."""

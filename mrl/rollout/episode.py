@@ -9,7 +9,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from mrl.engines.engine import Generation, GenerationRequest
+from mrl.engines.engine import NOTHING, Generation, GenerationRequest
 from mrl.engines.segments import append_span
 from mrl.records.episodes import EpisodeSegment, Message, Opening, ToolSpec, conversation_to_read, shortened
 from mrl.records.experience import SharedTurn
@@ -20,8 +20,6 @@ from mrl.tasks.environments.contract import DONE, EnvironmentTurn, PolicyTurn
 from mrl.tasks.verify import Verdict
 
 Int32s = npt.NDArray[np.int32]
-
-NOTHING = Generation(np.zeros(0, np.int32), np.zeros(0, np.float32), [], FinishReason.ABORT)
 
 
 class PlayedSession(Protocol):

@@ -20,12 +20,12 @@ from typing import Any
 
 import numpy as np
 
-from mrl.engines.engine import Engine, Finished, Generation, GenerationRequest, Grown
+from mrl.engines.engine import NOTHING, Engine, Finished, Generation, GenerationRequest, Grown
 from mrl.errors import ModelFolderError, RecordError
 from mrl.records.episodes import CUT, Message, Opening
 from mrl.records.finish import FinishReason
 from mrl.records.plain_requests import TurnPiece
-from mrl.rollout.episode import NOTHING, EpisodeInPlay, EpisodeRequest, EpisodeRules, Int32s, PlayedSession
+from mrl.rollout.episode import EpisodeInPlay, EpisodeRequest, EpisodeRules, Int32s, PlayedSession
 from mrl.rollout.plain_voice import MAX_TOKEN_BYTES
 from mrl.rollout.replaying import OwnVoice, TurnReplay
 from mrl.tasks.environments.contract import (
