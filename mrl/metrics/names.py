@@ -114,18 +114,19 @@ METRICS: dict[str, Metric] = {
     "sharing/asked_rows": Metric("answers", "own answers of this step that a teacher was asked about"),
     "sharing/scored_rows": Metric("answers", "of these, with the teacher's log-probs", True),
     "sharing/absent_rows": Metric("answers", "of these, not scored in time"),
-    "sharing/unscored_rows": Metric(
-        "answers", "of these, not expressible in the teacher's tokens, or rewritten by an agent"
-    ),
+    "sharing/unscored_rows": Metric("answers", "of these, not expressible in the teacher's tokens"),
     "sharing/gated_rows": Metric("answers", "scored answers not distilled, as their teacher agrees with too few units"),
     "sharing/agreement/{source}": Metric("share", "units of the scored answers on which this teacher agrees"),
     "regime/{count}": Metric("count", "a count of this step that the sharing regime defines itself"),
     "align/rejected": Metric("records", "peer answers of this step that own tokens cannot express, or not whole"),
     # learner: what sharing costs, per peer that an answer came from in this step
     "align/rows/{source}": Metric("answers", "answers of the peer that were looked at"),
-    "align/rejected_share/{source}": Metric("share", "of these, not usable: not expressible in own tokens, or cut"),
+    "align/rejected_share/{source}": Metric(
+        "share", "of these, sent and not usable: not expressible in own tokens, or cut"
+    ),
     "align/rejected/{reason}/{source}": Metric(
-        "answers", "answers of the peer rejected for this reason (`cut`: too long here)"
+        "answers",
+        "answers of the peer rejected for this reason (`cut`: too long here; `withheld`: it sent their reward alone)",
     ),
     "align/trace_rejected/{reason}/{source}": Metric("answers", "answers of the peer whose trace was not believed"),
     "align/flagged/{flag}/{source}": Metric("answers", "answers trained on that carry this flag of the alignment"),

@@ -162,7 +162,7 @@ class GivenAnswer(msgspec.Struct, frozen=True, kw_only=True, gc=False, omit_defa
     finish_reason: FinishReason
     """Of an episode: how its last turn ended."""
     turns: Annotated[list[SharedTurn], msgspec.Meta(max_length=MAX_SEGMENTS)] = []
-    """Of an episode: its turns, up to the policy's last."""
+    """Of an episode: its turns, up to the policy's last; empty of one that its author withholds."""
 
     @property
     def num_scores(self) -> int:

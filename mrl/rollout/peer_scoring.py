@@ -138,7 +138,8 @@ class Scorer:
         totals = self.totals
         totals.requests += 1
         totals.tokens += sum(len(trace.special) for trace in scores if trace)
-        totals.refused += sum(trace is None for trace in scores)
+        num_told = sum(one.num_scores for one in request.answers if one.turns or one.completion)
+        totals.refused += num_told - sum(trace is not None for trace in scores)
         totals.newest_step = max(totals.newest_step, request.newest.step)
         return True
 

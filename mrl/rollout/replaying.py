@@ -105,7 +105,7 @@ class TurnReplay:
         expected = self.turns[len(self.parts)].messages
         if answer.has_failed:
             return answer
-        if answer.done or answer.begins_row or answer.messages != expected:
+        if answer.done or answer.messages != expected:
             told = "the end" if answer.done else _shown(answer.messages)
             words = f"to a peer's turn it said {told}, and to the peer {_shown(expected)}"
             return EnvironmentTurn.failed(UNEQUAL, words)

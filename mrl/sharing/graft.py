@@ -8,7 +8,8 @@
 
 The denominator counts all rows, those that the gate closes included, so that it is known before the first backward;
 the paper removes them. Without `balance` a direction keeps all its prompts, and so does that from a run that ended,
-which has no other (`sharing.replay`).
+which has no other (`sharing.replay`). Of A's successes those count that A tells: an episode may be too long to cross,
+or its agent has rewritten it. Without any of them nothing is selected.
 
 Reads of a peer: whole groups (rollout records). On the wire, per prompt: about 240 bytes, and for every answer 125, its
 text and 13 per token; for an episode 30, and for each of its turns 145, its texts and 13 per token.
@@ -24,11 +25,12 @@ from pydantic import Field
 
 from mrl.config.table import Tuned
 from mrl.objectives.specs import Grafted
-from mrl.records.experience import RolloutRecord
-from mrl.records.rollouts import ScoredGroup
+from mrl.records.experience import MAX_COMPLETION_BYTES, RolloutRecord, SharedAnswer
+from mrl.records.rollouts import Answer, ScoredGroup
 from mrl.sharing.context import SharingContext
 from mrl.sharing.own_examples import own_examples, prompt_of
 from mrl.sharing.own_objective import POLICY_GRADIENT
+from mrl.sharing.own_traces import answer_bytes
 from mrl.sharing.peer_groups import PeerGroupParameters
 from mrl.sharing.peer_rollouts import RolloutReader
 from mrl.sharing.peer_traces import PeerTrace, mean_logprobs, peer_traces
@@ -103,30 +105,35 @@ def choose_grafts(
 ) -> dict[int, RolloutRecord]:
     """The peers' groups that replace own ones: place of the own group -> group of a peer.
 
-    An answer succeeded when its reward is at least `success_reward`. Balance is kept per peer, but for those that are
-    `one_way`: nobody grafts onto a run that ended. Where several peers
+    An answer succeeded when its reward is at least `success_reward`; of its source's successes those that cross count.
+    Balance is kept per peer, but for those that are `one_way`: nobody grafts onto a run that ended. Where several peers
     could replace a group, the one with the most successes does, and of equals the first by name.
     """
 
-    def num_passed(group: ScoredGroup | RolloutRecord) -> int:
-        return sum(answer.reward >= success_reward for answer in group.answers)
+    def num_told(group: ScoredGroup | RolloutRecord) -> int:
+        """Successes that cross, of a group in which some and not all succeeded."""
+        passed = [answer for answer in group.answers if answer.reward >= success_reward]
+        return sum(map(_crosses, passed)) if len(passed) < len(group.answers) else 0
+
+    def has_failed(group: ScoredGroup | RolloutRecord) -> bool:
+        return all(answer.reward < success_reward for answer in group.answers)
 
     found: dict[int, list[tuple[int, RolloutRecord]]] = {}
     for source in sorted({record.source for records in heard for record in records}):
         pairs = [(place, one) for place, records in enumerate(heard) for one in records if one.source == source]
-        own_passed = {place: num_passed(groups[place]) for place, _ in pairs}
-        forward = [
-            (passed, place, one)
-            for place, one in pairs
-            if own_passed[place] == 0 and 1 <= (passed := num_passed(one)) < len(one.answers)
-        ]
-        backward = sum(
-            num_passed(one) == 0 and 1 <= own_passed[place] < len(groups[place].answers) for place, one in pairs
-        )
+        forward = [(told, place, one) for place, one in pairs if has_failed(groups[place]) and (told := num_told(one))]
+        backward = sum(has_failed(one) and num_told(groups[place]) > 0 for place, one in pairs)
         limit = min(len(forward), backward) if balance and source not in one_way else len(forward)
         for passed, place, one in _top(forward, limit):
             found.setdefault(place, []).append((passed, one))
     return {place: max(candidates, key=lambda item: item[0])[1] for place, candidates in found.items()}
+
+
+def _crosses(answer: Answer | SharedAnswer) -> bool:
+    """Whether peers get the text of an own answer, or got that of a peer's."""
+    if isinstance(answer, SharedAnswer):
+        return bool(answer.turns or answer.completion)
+    return 0 < answer_bytes(answer) <= MAX_COMPLETION_BYTES
 
 
 def _top(found: list[tuple[int, int, RolloutRecord]], limit: int) -> list[tuple[int, int, RolloutRecord]]:

@@ -25,7 +25,7 @@ from mrl.sharing.advantages import Float32s
 from mrl.sharing.context import SharingContext
 from mrl.sharing.peer_episodes import said_in
 from mrl.sharing.peer_turns import NOTHING_SHARED, EpisodeRow, aligned_episodes, believed
-from mrl.sharing.regime import Bools, ExaminedAnswer, Int32s, TrainingExample
+from mrl.sharing.regime import WITHHELD, Bools, ExaminedAnswer, Int32s, TrainingExample
 
 CUT = "cut"
 """Of a text that is to be imitated only the beginning has room within the own token limit."""
@@ -227,6 +227,11 @@ class _Told(NamedTuple):
         """Those of an episode."""
         return self.answer.turns if isinstance(self.answer, SharedAnswer) else []
 
+    @property
+    def is_withheld(self) -> bool:
+        """Whether its author sent the reward alone."""
+        return not (isinstance(self.answer, OutcomeRecord) or self.turns or self.answer.completion or self.answer.trace)
+
     def examined(self, rejected: str, fault: str, batch: AlignedBatch, row: int) -> ExaminedAnswer:
         """What the recorder hears of it."""
         record = self.record
@@ -241,7 +246,10 @@ def _of_one_turn(told: Sequence[_Told], context: SharingContext, *, needs_trace:
     traces = []
     for row, one in enumerate(told):
         unfit = faults[row] if needs_trace else CUT if is_cut[row] else ""
-        examined = one.examined(batch.reject_reason[row] or unfit, faults[row], batch, row)
+        rejected, fault = batch.reject_reason[row] or unfit, faults[row]
+        if one.is_withheld:
+            rejected, fault = WITHHELD, ""
+        examined = one.examined(rejected, fault, batch, row)
         traces.append(PeerTrace(one.answer, examined, batch.row(row)))
     return traces
 

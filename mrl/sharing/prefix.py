@@ -39,7 +39,6 @@ from mrl.records.rollouts import Answer, Continuation, ScoredGroup
 from mrl.sharing.context import SharingContext
 from mrl.sharing.own_examples import own_examples
 from mrl.sharing.own_objective import POLICY_GRADIENT
-from mrl.sharing.own_traces import withheld_values
 from mrl.sharing.peer_episodes import shared_turns
 from mrl.sharing.regime import Absorbed, Asking, Author, Patience
 from mrl.sharing.rescues import Failure, PendingRescues
@@ -133,7 +132,6 @@ class PrefixRegime:
         own = own_examples(groups, self.context)
         found = self._continuations(max(1, int(self.parameters.max_share * len(groups))), rng, counts)
         values = self._pending.take_counts() | {name: float(count) for name, count in counts.items()}
-        values |= withheld_values(one for group in groups for one in group.answers if self._is_success(one))
         values |= {"prefix/continuations": float(len(found))} | self._values(groups)
         return Absorbed(
             examples=own.examples,
@@ -157,7 +155,7 @@ class PrefixRegime:
 
     def _is_publishable(self, answer: Answer) -> bool:
         num_turns = sum(segment.is_sampled for segment in answer.segments)
-        return answer.finished and not answer.is_rewritten and num_turns > 1 and self._is_success(answer)
+        return answer.finished and num_turns > 1 and self._is_success(answer)
 
     def _continuations(self, room: int, rng: np.random.Generator, counts: Counter[str]) -> list[Continuation]:
         """At most `room` states, of the failures that wait longest. Records that are not looked at stay."""

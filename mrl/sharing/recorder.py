@@ -20,7 +20,7 @@ from mrl.alignment.flags import Flag
 from mrl.alignment.residual import KINDS, RowResiduals, row_residuals, summarise
 from mrl.alignment.selection import first_tokens, select_rows
 from mrl.records.telemetry_messages import RowResidual
-from mrl.sharing.regime import ExaminedAnswer, Float32s, TrainingExample
+from mrl.sharing.regime import WITHHELD, ExaminedAnswer, Float32s, TrainingExample
 
 GAPS = (
     "gap_nats_per_byte",
@@ -85,7 +85,7 @@ def examined_values(examined: Sequence[ExaminedAnswer]) -> dict[str, float]:
         rejected = Counter(answer.rejected for answer in mine if answer.rejected)
         faults = Counter(answer.trace_fault for answer in mine if answer.trace_fault)
         values[f"align/rows/{source}"] = float(len(mine))
-        values[f"align/rejected_share/{source}"] = rejected.total() / len(mine)
+        values[f"align/rejected_share/{source}"] = (rejected.total() - rejected[WITHHELD]) / len(mine)
         values |= {f"align/rejected/{reason}/{source}": float(rows) for reason, rows in rejected.items()}
         values |= {f"align/trace_rejected/{reason}/{source}": float(rows) for reason, rows in faults.items()}
     return values

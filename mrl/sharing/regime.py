@@ -42,6 +42,10 @@ class Component:
     """How `behaviour_logprobs` and `teacher_logprobs` of spans are read by token."""
 
 
+WITHHELD = "withheld"
+"""The author of an answer sent its reward alone."""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class ExaminedAnswer:
     """A peer's answer that was brought into own tokens, or an own answer that a peer has scored.

@@ -264,8 +264,18 @@ def sharing_schema() -> dict[str, Any]:
 
 
 def _check_turns(name: str, tasks: Mapping[str, TaskTable], where: str) -> None:
-    """Raises ConfigError for a task whose answers have one turn: a regime that goes on behind one has nothing there."""
+    """Raises ConfigError for a task whose answers have one turn, behind which nobody can go on, and for one of agents,
+    whose turns cannot be played again.
+    """
     for task, of_task in tasks.items():
+        if of_task.source == "agent":
+            raise ConfigError(
+                f"sharing.regime: {name} plays a peer's turns again, and agents of {task} do not say the same again",
+                where=where,
+                got=f"tasks.{task}.source = agent",
+                wanted="tasks that have an environment, and max_turns >= 2",
+                cure="--sharing.regime sgt, or run this task by itself",
+            )
         if of_task.source != "environment" or of_task.max_turns < 2:
             key = "max_turns" if of_task.source == "environment" else "source"
             raise ConfigError(

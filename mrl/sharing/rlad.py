@@ -37,7 +37,7 @@ from mrl.records.rollouts import Answer, ScoredGroup
 from mrl.sharing.context import SharingContext
 from mrl.sharing.own_examples import own_advantages, own_examples
 from mrl.sharing.own_objective import POLICY_GRADIENT, clips_tokens
-from mrl.sharing.own_traces import REWRITTEN, answer_bytes, last_reason, withheld_values
+from mrl.sharing.own_traces import answer_bytes, last_reason, withheld_values
 from mrl.sharing.peer_episodes import shared_turns
 from mrl.sharing.regime import Absorbed, Asking, Author, Patience, TrainingExample
 from mrl.sharing.teacher_traces import UNSCORED, num_scores, teacher_traces
@@ -157,13 +157,14 @@ class ScoreReader:
         self._close(request)
         if self._scorer_of(group) is None:
             return rows
-        counts["asked"] += len(rows)
+        num_asked = sum(not answer.is_rewritten for answer in group.answers)
+        counts["asked"] += num_asked
         if record is None or len(record.scores) != num_scores(group.answers):
-            counts["absent"] += len(rows)
+            counts["absent"] += num_asked
             return rows
         scored = []
         for row, (examined, trace) in zip(rows, teacher_traces(group, record, self.context), strict=True):
-            counts["unscored"] += examined.rejected in (UNSCORED, REWRITTEN)
+            counts["unscored"] += examined.rejected == UNSCORED
             if trace is not None:
                 counts["scored"] += 1
                 row = replace(row, teacher_logprobs=trace.logprobs, teacher_spans=trace.spans, examined=examined)

@@ -77,7 +77,7 @@ class _LaidOn(NamedTuple):
 
 
 def teacher_traces(group: ScoredGroup, record: ScoreRecord, context: SharingContext) -> list[ExaminedScore]:
-    """The scores of the answers of an own group, one for each. The recorder hears of every one.
+    """The scores of the answers of an own group, one for each. The recorder hears of every one that was asked about.
 
     `record` has as many scores as `num_scores` says.
     """
@@ -95,7 +95,7 @@ def teacher_traces(group: ScoredGroup, record: ScoreRecord, context: SharingCont
                 found.append(ExaminedScore(ExaminedAnswer(*tags, rejected=reason, trace_fault=reason), None))
             case None:
                 found.append(ExaminedScore(ExaminedAnswer(*tags, rejected=UNSCORED), None))
-    context.recorder.examine(score.examined for score in found)
+    context.recorder.examine(score.examined for score in found if score.examined.rejected != REWRITTEN)
     return found
 
 

@@ -24,7 +24,6 @@ from mrl.models.turn_spelling import TurnSpelling
 from mrl.processes.episode_wiring import OwnWords, read_turn
 from mrl.records.codec import pack_array
 from mrl.records.episodes import MAX_LAST_CHARS, Message, ToolCall, ToolSpec
-from mrl.records.experience import SharedTurn
 from mrl.records.finish import FinishReason
 from mrl.records.rollouts import Answer, ScoredGroup
 from mrl.records.version import Version
@@ -165,7 +164,7 @@ def play(ends_early):
     """Plays one episode of each script; all of one request begin alike."""
     players = []
 
-    def play(folder, *scripts, history="sampled", can_call=True, given=(), max_turns=9, **limits) -> Played:
+    def play(folder, *scripts, history="sampled", can_call=True, max_turns=9, **limits) -> Played:
         end = load_tokenizer(folder).eos_token_id
         spelling = TurnSpelling(folder, PromptTable(history=history), eos_ids=[end])
         syntax, found = syntax_of(spelling.template), Played()
@@ -192,7 +191,7 @@ def play(ends_early):
         found.player = EpisodeEngine(engine, stage)
         players.append(found.player)
         seeds = answer_seeds(1, "a", "7", 0, len(scripts))
-        found.player.submit([EpisodeRequest("r", np.zeros(0, np.int32), seeds, prompt_id="7", given=given)])
+        found.player.submit([EpisodeRequest("r", np.zeros(0, np.int32), seeds, prompt_id="7")])
         until_s, ended = time.monotonic() + BOUND_S, []
         while len(ended) < len(scripts) and time.monotonic() < until_s:
             ended += found.player.collect(1.0)
@@ -384,17 +383,6 @@ def test_a_turn_that_own_words_cannot_say_is_told(make_folder, play):
     """Without a template: one longer than own turns may be."""
     (played,) = play(make_folder(""), (told(user("one")), branch(assistant("x" * 500), user("on")), done()))
     assert (played.ending, "cannot be said in own tokens: too_long" in played.verdict.words) == ("wrong_type", True)
-
-
-def test_a_peers_turns_are_not_played_again_before_a_branch(folder, play):
-    """The agent says another conversation than to the peer, of the same newest message."""
-    given = (
-        SharedTurn(is_sampled=True, messages=(assistant("yah"),)),
-        SharedTurn(is_sampled=False, messages=(user("two"),)),
-    )
-    (same,) = play(folder, (told(user("one")), told(user("two")), done()), given=given)
-    (other,) = play(folder, (told(user("one")), branch(user("two")), done()), given=given)
-    assert (same.ending, other.ending) == ("done", "unequal")
 
 
 def test_a_long_conversation_is_kept_in_part_for_people(folder, play):

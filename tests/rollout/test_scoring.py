@@ -196,6 +196,17 @@ def test_an_episode_that_cannot_be_said_has_no_scores_and_the_others_have(make_s
     assert (last is None) is bool(refuses in ("no_opening", "no_bridge", "tool_calls"))
 
 
+def test_an_episode_that_its_author_withholds_is_none_that_was_refused(make_scorer, pool, receiver):
+    """One that cannot be said is, turn by turn."""
+    withheld = msgspec.structs.replace(episode(*PLAYED), turns=[])
+    for voice, num_refused in ((PlainVoice(receiver), 0), (None, 2)):
+        scorer, wire, _ = make_scorer(spelling=voice)
+        wire.asked = [request(pool, answers=[withheld, episode(*PLAYED)], opening=OPENING)]
+        assert scorer.serve() == 1
+        assert wire.said[0].scores[0] is None
+        assert scorer.values()["scoring/refused_answers"] == num_refused
+
+
 def test_an_episode_longer_than_the_policy_s_rows_has_no_scores(make_scorer, pool, receiver):
     """Its opening counts; one that fits has them."""
     voice = PlainVoice(receiver)
@@ -225,7 +236,7 @@ def test_what_own_tokens_cannot_say_has_no_score_and_the_rest_has(make_scorer, p
 
     (said,) = wire.said
     assert [trace is None for trace in said.scores] == [True, True, True, False]
-    assert (scorer.totals.refused, scorer.totals.requests) == (3, 1)
+    assert (scorer.totals.refused, scorer.totals.requests) == (2, 1), "no text is none to refuse"
 
 
 def test_a_score_does_not_depend_on_what_else_is_asked(make_scorer, pool):

@@ -26,7 +26,7 @@ def own(passed):
             token_ids=b"",
             logprobs=b"",
             versions=[],
-            completion=b"",
+            completion=b"x",
             finish_reason=FinishReason.STOP,
             reward=float(i < passed),
         )
@@ -37,7 +37,7 @@ def own(passed):
 
 def theirs(passed, source):
     answers = [
-        SharedAnswer(completion=b"", finish_reason=FinishReason.STOP, reward=float(i < passed), advantage=0.0)
+        SharedAnswer(completion=b"x", finish_reason=FinishReason.STOP, reward=float(i < passed), advantage=0.0)
         for i in range(N)
     ]
     tags = {"record_id": "r", "fingerprint": "f", "prompt_id": "p", "task": "w", "created_unix_s": 0.0}

@@ -329,7 +329,7 @@ def test_more_text_than_may_cross_gives_its_reward_alone(share, read):
     record = share("bytes", long, GUESSED)
     assert [len(one.turns) for one in record.answers] == [0, 3]
     assert [one.reward for one in record.answers] == [0.0, 1.0]
-    assert read(structs.replace(record, answers=record.answers[:1])).rejected == "empty"
+    assert read(structs.replace(record, answers=record.answers[:1])).rejected == "withheld"
 
 
 def test_content_that_the_ids_do_not_begin_with_has_no_trace(share, voices):

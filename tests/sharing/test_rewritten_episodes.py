@@ -9,6 +9,7 @@ from msgspec import structs
 from mrl.records.codec import decode, encode
 from mrl.records.episodes import Message, Opening
 from mrl.records.experience import Received, experience_decoder
+from mrl.sharing.graft import choose_grafts
 from mrl.sharing.peer_traces import peer_traces
 from tests.sharing.test_teacher_turns import scores_of
 from tests.support.drawn_episodes import CALL, own, told
@@ -49,10 +50,9 @@ def published(regime, group, make):
     return [decode(encode(one), experience_decoder) for one in regime.publish(group, make.author())]
 
 
-@pytest.mark.parametrize("name", ["sgt", "prefix"])
-def test_a_success_that_was_rewritten_does_not_cross(name, build, context, make, rows_of, step_of):
+def test_a_success_that_was_rewritten_does_not_cross(build, context, make, rows_of, step_of):
     """The next one does; the withheld ones are counted, and trained on as ever."""
-    regime = build(name, context)
+    regime = build("sgt", context)
     group = rows_of("rrt", [1.0, 1.0, 1.0])
     (record,) = published(regime, group, make)
     (alone,) = published(regime, rows_of("..t", [0.0, 0.0, 1.0]), make)
@@ -80,12 +80,38 @@ def test_of_a_whole_group_only_the_reward_of_such_an_episode_crosses(name, build
     assert b"secret" in encode(group)
     assert b"secret" not in encode(record)
     (traces,) = peer_traces([record], context, needs_trace=True)
-    assert [trace.rejected for trace in traces] == ["", "", "empty"]
+    assert [trace.rejected for trace in traces] == ["", "", "withheld"]
+    values = context.recorder.record([], {}).values
+    assert values == {"align/rows/own": 3, "align/rejected_share/own": 0, "align/rejected/withheld/own": 1}
     assert [trace.reward for trace in traces] == rewards
     theirs = [Received(structs.replace(record, source="peer", prompt_id="p"), 0)]
     absorbed = step_of(regime, [group], theirs)
     assert absorbed.counts["sharing/withheld/rewritten"] == 1.0
     assert "sharing/withheld/rewritten" not in step_of(regime, [rows_of("t..", rewards)], theirs).counts
+
+
+@pytest.mark.parametrize(("kinds", "sources"), [("rr.", ["own"]), ("rt.", ["peer"] * 2), ("tt.", ["peer"] * 3)])
+def test_a_peers_group_is_grafted_for_a_success_that_crosses(kinds, sources, build, context, make, rows_of, step_of):
+    """Without any the own rows stay."""
+    regime = build("graft", context, balance=False)
+    (record,) = published(regime, rows_of(kinds, [1.0, 1.0, 0.0]), make)
+    theirs = [Received(structs.replace(record, source="peer", prompt_id="p"), 0)]
+    absorbed = step_of(regime, [rows_of("..", [0.0, 0.5])], theirs)
+    assert absorbed.counts["sharing/grafted_prompts"] == (sources[0] == "peer")
+    assert sorted({row.source for row in absorbed.examples}) == sorted(set(sources))
+    assert len(absorbed.examples) == (len(sources) if sources[0] == "peer" else 2)
+
+
+@pytest.mark.parametrize(("kind", "is_grafted"), [("r", False), ("t", True)])
+def test_balance_counts_what_the_peer_would_graft(kind, is_grafted, build, context, make, rows_of):
+    """Of two groups of which one was left here and one there, the one that may go back is told."""
+    records = [
+        structs.replace(one, source="peer")
+        for rewards in ([1.0, 0.0], [0.0, 0.0])
+        for one in published(build("graft", context), rows_of("..", rewards), make)
+    ]
+    groups = [rows_of("..", [0.0, 0.0]), rows_of(kind + ".", [1.0, 0.0])]
+    assert choose_grafts(groups, [[one] for one in records], balance=True) == ({0: records[0]} if is_grafted else {})
 
 
 def test_rewards_alone_cross_as_ever(build, context, make, rows_of):
@@ -117,7 +143,7 @@ def test_an_episode_without_a_branch_costs_no_byte_for_it(rows_of):
 def test_a_teacher_is_not_told_of_it_and_scores_the_others(
     name, parameters, build, context, make, rows_of, step_of, voices, record
 ):
-    """It has the plain ratio; why, is counted beside what a teacher cannot say."""
+    """It has the plain ratio, and is none that the teacher was asked about."""
     regime, group = build(name, context, **parameters), rows_of("tr.", [1.0, 0.0, 0.5])
     (request,) = published(regime, group, make)
     (plain,) = published(regime, rows_of("t..", [1.0, 0.0, 0.5]), make)
@@ -130,9 +156,12 @@ def test_a_teacher_is_not_told_of_it_and_scores_the_others(
     assert [row.teacher_logprobs is not None for row in absorbed.examples] == [True, False, True]
     assert [row.num_rows for row in absorbed.examples] == [2, 2, 1]
     counts = absorbed.counts
-    assert (counts["sharing/asked_rows"], counts["sharing/scored_rows"], counts["sharing/unscored_rows"]) == (3, 2, 1)
+    assert (counts["sharing/asked_rows"], counts["sharing/scored_rows"], counts["sharing/unscored_rows"]) == (2, 2, 0)
+    assert counts["sharing/hit_rate"] == 1.0
     assert counts["sharing/withheld/rewritten"] == 1.0
-    assert record(regime, absorbed).values["align/rejected/rewritten/peer"] == 1.0
+    values = record(regime, absorbed).values
+    assert (values["align/rows/peer"], values["align/rejected_share/peer"]) == (2.0, 0.0)
+    assert step_of(regime, [group]).counts["sharing/absent_rows"] == 2.0, "no score came"
 
 
 @pytest.mark.parametrize(("name", "parameters"), [("rlad", {}), ("copd", {"rl_steps": 0})])
