@@ -15,7 +15,7 @@ pytestmark = [pytest.mark.engines, pytest.mark.timeout(900)]
 STEPS = 8
 AGENT = '''
 async def spell(client, row):
-    """Whoever says something of even length, and then of odd, wins."""
+    """Whoever says something of even length, and then of odd, wins. Half of the conversations are rewritten between."""
     talk = [{"role": "user", "content": f"Say a letter: {'abcdefgh'[row['seed'] % 8]}"}]
     lengths = []
     for _ in range(2):
@@ -24,7 +24,8 @@ async def spell(client, row):
         print("pieces of a turn:", len(pieces), flush=True)
         said = "".join(pieces)
         lengths.append(len(said))
-        talk += [{"role": "assistant", "content": said}, {"role": "user", "content": "Another"}]
+        talk = [] if row["seed"] % 2 else [*talk, {"role": "assistant", "content": said}]
+        talk.append({"role": "user", "content": "Another"})
     return float(lengths[0] % 2 == 0) / 2 + float(lengths[1] % 2) / 2
 '''
 GATEWAY = """
@@ -58,10 +59,12 @@ def test_an_agent_trains_a_policy_on_a_server_that_answers_others_beside(make_ru
 
     assert run.metrics("gateway")[-1]["values"]["gateway/plain/answers"] == num_answers + 1
     assert run.metrics("gateway")[-1]["values"]["gateway/ends/done"] > 0
+    assert run.metrics("gateway")[-1]["values"]["gateway/branches"] > 0
     log = (run.folder / "logs" / "latest" / "gateway.log").read_text()
     assert max(map(int, re.findall(r"pieces of a turn: (\d+)", log))) > 3, "turns are streamed as they grow"
     steps = [record["values"] for record in run.metrics("learner/qwen")]
     assert len(steps) == STEPS
+    assert max(one["episodes/rows_mean"] for one in steps) > 1
     assert max(one["mismatch/k3_nats"] for one in steps if not one["staleness/max_versions"]) < 1e-6
     files = list(run.folder.glob("rollouts/step_*/qwen.jsonl.gz"))
     answers = [json.loads(line) for file in files for line in gzip.decompress(file.read_bytes()).splitlines()]
