@@ -72,6 +72,9 @@ METRICS: dict[str, Metric] = {
     "episodes/rows_mean": Metric(
         "rows", "mean number of rows of an own episode: more than one where the template drops earlier reasoning"
     ),
+    "episodes/rewritten_share": Metric(
+        "share", "own episodes whose conversation their agent has rewritten: peers do not get their turns"
+    ),
     "episodes/ended/{ending}": Metric("share", "own episodes that ended in this way"),
     "sharing/asked_prompts": Metric("prompts", "prompts for which peers were asked in this step"),
     "sharing/hit_prompts": Metric("prompts", "asked prompts that a peer answered in this step"),
@@ -83,7 +86,6 @@ METRICS: dict[str, Metric] = {
     "sharing/rescues": Metric("rescues", "peer successes trained on in this step", True),
     "sharing/rescue_tokens": Metric("tokens", "answer tokens of the rescues of this step"),
     "sharing/rescue_age_versions": Metric("versions", "mean age of the rescues of this step"),
-    "sharing/withheld/{reason}": Metric("answers", "own answers of this step whose text peers do not get, by reason"),
     "sharing/withheld_answers": Metric(
         "answers", "own successes of this step kept from peers because they were cut at the token limit"
     ),

@@ -129,7 +129,7 @@ class CopdRegime(ScoreReader):
         agreement = {source: float(found.mean()) for source, found in told.items() if found.size}
         taught = {source for source, share in agreement.items() if share >= self.parameters.min_agreement}
         examples = [row for group, rows in rows_of for row in self._taught_by(taught, group, rows, counts)]
-        absorbed = self.absorbed(groups, examples, lengths, counts)
+        absorbed = self.absorbed(examples, lengths, counts)
         shares = {f"sharing/agreement/{source}": share for source, share in agreement.items()}
         return replace(absorbed, counts={**absorbed.counts, **shares})
 

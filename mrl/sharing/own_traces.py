@@ -4,7 +4,7 @@ Episodes cross turn by turn: messages and calls as structure, and of each turn o
 """
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -20,9 +20,6 @@ from mrl.records.finish import FinishReason
 from mrl.records.rollouts import Answer, ScoredGroup
 from mrl.sharing.advantages import Float32s
 from mrl.sharing.regime import Author, Int32s
-
-REWRITTEN = "rewritten"
-"""An agent has rewritten the episode's conversation, which no single row of a peer's could say."""
 
 
 class OwnTurn(NamedTuple):
@@ -105,12 +102,6 @@ def answer_bytes(answer: Answer) -> int:
         return 0
     last = max((place for place, segment in enumerate(answer.segments) if segment.is_sampled), default=-1)
     return sum(message.num_bytes for segment in answer.segments[: last + 1] for message in segment.messages)
-
-
-def withheld_values(answers: Iterable[Answer]) -> dict[str, float]:
-    """Metric -> own answers whose text peers do not get, by reason; empty where there are none."""
-    count = sum(answer.is_rewritten for answer in answers)
-    return {f"sharing/withheld/{REWRITTEN}": float(count)} if count else {}
 
 
 def last_reason(answer: Answer) -> FinishReason:

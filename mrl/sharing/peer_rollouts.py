@@ -14,7 +14,7 @@ from mrl.records.rollouts import ScoredGroup
 from mrl.sharing.advantages import Float64s
 from mrl.sharing.context import SharingContext
 from mrl.sharing.own_examples import own_advantages
-from mrl.sharing.own_traces import rollout_record, withheld_values
+from mrl.sharing.own_traces import rollout_record
 from mrl.sharing.peer_groups import PeerGroupParameters, PeerGroupReader
 from mrl.sharing.peer_traces import PeerTrace, peer_traces
 from mrl.sharing.regime import Absorbed, Author, TrainingExample
@@ -36,7 +36,6 @@ class RolloutReader(PeerGroupReader):
 
     def __init__(self, parameters: PeerGroupParameters, context: SharingContext) -> None:
         super().__init__("rollout", parameters, context)
-        self._withheld: dict[str, float] = {}
 
     def publish(self, group: ScoredGroup, author: Author) -> list[ExperienceRecord]:
         """Every group, failed ones too: peers need them for their baselines and balance."""
@@ -44,8 +43,7 @@ class RolloutReader(PeerGroupReader):
         return [rollout_record(group, author, context.receiver, own_advantages(group, context.objective))]
 
     def take_rollouts(self, groups: Sequence[ScoredGroup]) -> list[list[RolloutRecord]]:
-        """For each own group of a batch, the groups of peers on its prompt, by name of the peer."""
-        self._withheld = withheld_values(answer for group in groups for answer in group.answers)
+        """For each own group, the groups of peers on its prompt, by name of the peer."""
         taken = [self.peer_groups.take(group.prompt_id) for group in groups]
         return [[item.record for item in of_group if isinstance(item.record, RolloutRecord)] for of_group in taken]
 
@@ -79,6 +77,6 @@ class RolloutReader(PeerGroupReader):
             examples,
             denominators,
             forget=self.peer_groups.take_forgotten(),
-            counts=self.peer_groups.take_counts() | sizes | self._withheld | dict(counts or {}),
+            counts=self.peer_groups.take_counts() | sizes | dict(counts or {}),
             expansion=expansion,
         )

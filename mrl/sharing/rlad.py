@@ -37,7 +37,7 @@ from mrl.records.rollouts import Answer, ScoredGroup
 from mrl.sharing.context import SharingContext
 from mrl.sharing.own_examples import own_advantages, own_examples
 from mrl.sharing.own_objective import POLICY_GRADIENT, clips_tokens
-from mrl.sharing.own_traces import answer_bytes, last_reason, withheld_values
+from mrl.sharing.own_traces import answer_bytes, last_reason
 from mrl.sharing.peer_episodes import shared_turns
 from mrl.sharing.regime import Absorbed, Asking, Author, Patience, TrainingExample
 from mrl.sharing.teacher_traces import UNSCORED, num_scores, teacher_traces
@@ -171,15 +171,13 @@ class ScoreReader:
             scored.append(row)
         return scored
 
-    def absorbed(
-        self, groups: Sequence[ScoredGroup], examples: list[TrainingExample], lengths: list[int], counts: Counter[str]
-    ) -> Absorbed:
+    def absorbed(self, examples: list[TrainingExample], lengths: list[int], counts: Counter[str]) -> Absorbed:
         """A step of own rows without those that are masked; `lengths` in tokens of all that are not."""
         return Absorbed(
             [row for row in examples if row.weights.any()],
             {POLICY_GRADIENT: self.context.objective.denominator(lengths)},
             forget=self._take_forgotten(),
-            counts=self._values(counts) | withheld_values(answer for group in groups for answer in group.answers),
+            counts=self._values(counts),
         )
 
     def _scorer_of(self, group: ScoredGroup) -> str | None:
@@ -233,7 +231,7 @@ class RladRegime(ScoreReader):
             own = own_examples([group], self.context, keep_masked=True)  # a row for each score
             lengths += own.lengths
             examples += self.with_scores(own.examples, group, counts)
-        return self.absorbed(groups, examples, lengths, counts)
+        return self.absorbed(examples, lengths, counts)
 
 
 def _given(answer: Answer) -> GivenAnswer:

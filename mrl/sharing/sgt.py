@@ -33,7 +33,7 @@ from mrl.records.rollouts import Answer, ScoredGroup
 from mrl.sharing.context import SharingContext
 from mrl.sharing.own_examples import own_examples, prompt_of
 from mrl.sharing.own_objective import POLICY_GRADIENT
-from mrl.sharing.own_traces import trace_of, withheld_values
+from mrl.sharing.own_traces import trace_of
 from mrl.sharing.peer_episodes import PeerEpisode, peer_episode, said_in, shared_turns
 from mrl.sharing.peer_traces import PeerTrace, peer_traces
 from mrl.sharing.regime import (
@@ -168,7 +168,6 @@ class SgtRegime:
         counts.update({"sharing/rescues": len(rescues), "sharing/rescue_tokens": num_tokens})
         counts["sharing/withheld_answers"] = sum(self._is_withheld(one) for group in groups for one in group.answers)
         values = self._pending.take_counts() | {name: float(count) for name, count in counts.items()}
-        values |= withheld_values(one for group in groups for one in group.answers if self._is_success(one))
         if used:
             values["sharing/rescue_age_versions"] = sum(one.age_versions for one in used) / len(used)
         return Absorbed(

@@ -23,9 +23,9 @@ from mrl.records.finish import FinishReason
 from mrl.records.rollouts import Answer, ScoredGroup
 from mrl.sharing.advantages import Float32s
 from mrl.sharing.context import SharingContext
-from mrl.sharing.own_traces import REWRITTEN, OwnTurn, own_turns
+from mrl.sharing.own_traces import OwnTurn, own_turns
 from mrl.sharing.peer_turns import is_written_alike, split_trace
-from mrl.sharing.regime import ExaminedAnswer, Int32s
+from mrl.sharing.regime import WITHHELD, ExaminedAnswer, Int32s
 
 UNSCORED = "unscored"
 """The teacher could not express the text, or own ids do not stand for it."""
@@ -86,7 +86,7 @@ def teacher_traces(group: ScoredGroup, record: ScoreRecord, context: SharingCont
         tags = record.source, record.prompt_id, record.record_id, number
         of_answer = list(itertools.islice(scores, num_scores([answer])))
         if answer.is_rewritten:
-            found.append(ExaminedScore(ExaminedAnswer(*tags, rejected=REWRITTEN), None))
+            found.append(ExaminedScore(ExaminedAnswer(*tags, rejected=WITHHELD), None))
             continue
         match teacher_trace(answer, of_answer, record.fingerprint, context.receiver):
             case TeacherTrace() as trace:
@@ -95,7 +95,7 @@ def teacher_traces(group: ScoredGroup, record: ScoreRecord, context: SharingCont
                 found.append(ExaminedScore(ExaminedAnswer(*tags, rejected=reason, trace_fault=reason), None))
             case None:
                 found.append(ExaminedScore(ExaminedAnswer(*tags, rejected=UNSCORED), None))
-    context.recorder.examine(score.examined for score in found if score.examined.rejected != REWRITTEN)
+    context.recorder.examine(score.examined for score in found if score.examined.rejected != WITHHELD)
     return found
 
 
