@@ -56,6 +56,7 @@ COMMANDS: dict[str, Command] = {
     "gateway": Command("mrl.cli.roles", "where agents ask policies over HTTP", is_role=True),
     "learner": Command("mrl.cli.roles", "one rank of a policy's learner", is_role=True),
     "worker": Command("mrl.cli.roles", "one rollout worker", is_role=True),
+    "kept-version": Command("mrl.cli.roles", "a checkpoint, for whoever asks the gateway for it", is_role=True),
 }
 MEANT: dict[str, str] = {
     "run": "train", "start": "train", "resume": "train CONFIG --resume", "continue": "train CONFIG --resume",

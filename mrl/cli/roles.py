@@ -17,15 +17,16 @@ ROLES: dict[str, str] = {
     "gateway": "mrl.processes.gateway",
     "learner": "mrl.processes.learner",
     "worker": "mrl.processes.worker",
+    "kept-version": "mrl.processes.evaluation.kept_serving",
 }
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Run folder, policy and index."""
     parser.add_argument("--run-folder", type=Path, required=True, metavar="FOLDER", help="run folder")
-    needs_policy = parser.get_default("command") in ("learner", "worker")
+    needs_policy = parser.get_default("command") in ("learner", "worker", "kept-version")
     parser.add_argument("--policy", default="", required=needs_policy, metavar="NAME", help="policy that it serves")
-    parser.add_argument("--index", type=int, default=0, metavar="I", help="number among workers")
+    parser.add_argument("--index", type=int, default=0, metavar="I", help="number among workers; a kept version's step")
 
 
 def run(arguments: argparse.Namespace) -> NoReturn:

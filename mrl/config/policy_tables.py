@@ -6,6 +6,8 @@ from pydantic import Field
 
 from mrl.config.table import Table
 
+ELEMENT_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+"""Of one number in each format."""
 SERVER_URL = r"^(https?://[^/\s]+)?$"
 StopString = Annotated[str, Field(min_length=1, max_length=200)]
 

@@ -106,6 +106,9 @@ class GatewayTable(Table):
     share: float = Field(default=0.125, gt=0, lt=1)
     """Part of a worker's answers in flight that such requests may have, at least one; and of its time for scoring given
     text while it samples."""
+    kept_versions: int = Field(default=0, ge=0, le=16)
+    """Checkpoints that are served at a time to whoever asks for one by its step ("qwen@120"), with `serve`: each by a
+    process of its own on the CPU of the gateway's host, while somebody asks."""
 
 
 class AllocationTable(Table):

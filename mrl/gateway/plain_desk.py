@@ -1,16 +1,15 @@
 """Requests outside of episodes on their way: they wait for a worker with room, and go to another one if it is lost."""
 
 import asyncio
-import shlex
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import msgspec
 
 from mrl.gateway.chat_wire import ChatMistake
+from mrl.gateway.kept_versions import KeptVersions, is_step
 from mrl.records.plain_requests import (
     LOST,
     FromGateway,
@@ -29,29 +28,6 @@ MAX_TRIES = 3
 ANSWER_S, NO_WORKER_S = 600.0, 60.0
 """Until a request is given up; and where no worker of the policy has been there for so long."""
 VERSION_MARK = "@"
-
-
-@dataclass(frozen=True)
-class Checkpoints:
-    """What is kept of policies of a run, and how to ask it. It is not served here: that takes an engine of its own."""
-
-    run_folder: Path
-    steps: Callable[[str], Collection[int]]
-    """Policy -> steps of which there is a checkpoint now."""
-
-    def told(self, policy: str, wanted: str) -> str:
-        """A line that names them, and the commands for the step that is `wanted`, or the nearest there is."""
-        steps = sorted(self.steps(policy))
-        if not steps:
-            return f"there is no checkpoint of {policy} yet"
-        kept = ", ".join(map(str, steps))
-        is_step = wanted.isdecimal() and len(wanted) < 19  # Python refuses to read thousands of digits
-        near = min(steps, key=lambda step: abs(step - int(wanted))) if is_step else steps[-1]
-        run = shlex.quote(str(self.run_folder))
-        return (
-            f"checkpoints of {policy} are there of step {kept}: `mrl export {run} --policy {policy} --step {near}` "
-            f"makes a folder of one for a server of your own, `mrl eval {run}@{near} --policy {policy}` evaluates it"
-        )
 
 
 @dataclass(eq=False)
@@ -81,16 +57,16 @@ class ServingWorker:
         room = self.room
         if room is None or room.policy != pending.policy or len(self.holding) >= room.room:
             return False
-        return pending.step in (None, room.version)
+        return pending.step == room.version if pending.step is not None else not room.is_kept
 
 
 class PlainDesk:
     """All of them, in one event loop."""
 
     def __init__(
-        self, policies: Sequence[str], checkpoints: Checkpoints, clock: Callable[[], float] = time.monotonic
+        self, policies: Sequence[str], kept: KeptVersions, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self._checkpoints, self._clock = checkpoints, clock
+        self.kept, self._clock = kept, clock
         self._workers: list[ServingWorker] = []
         self._waiting: deque[_Pending] = deque()
         self._seen_s = dict.fromkeys(policies, clock())
@@ -105,11 +81,14 @@ class PlainDesk:
     def model(self, name: str) -> tuple[str, int | None]:
         """Policy and step of a model's name. Raises ChatMistake where that is not served now."""
         policy, mark, step = name.partition(VERSION_MARK)
-        if policy in self._seen_s and (not mark or step in map(str, self._served(policy))):
-            return policy, int(step) if mark else None
+        is_known = policy in self._seen_s
+        if is_known and not mark:
+            return policy, None
+        if is_known and is_step(step) and int(step) in (*self._served(policy), *self.kept.steps(policy)):
+            return policy, int(step)
         words = f"model {name!r:.80}: there are {self._told()}; other versions are not served"
-        if policy in self._seen_s:
-            words = f"{words}; {self._checkpoints.told(policy, step)}"
+        if is_known:
+            words = f"{words}; {self.kept.told(policy, step)}"
         raise ChatMistake(words, code="model_not_found", status=404)
 
     async def ask(
@@ -133,9 +112,11 @@ class PlainDesk:
             found = await answer
         finally:
             self._forget(pending)
-        if step not in (None, found.version):
-            raise self._gone(pending, f"{policy}{VERSION_MARK}{found.version} while it answered")
-        return found
+        if step in (None, found.version):
+            return found
+        if step in self.kept.steps(policy) and not pending.is_begun:
+            return await self.ask(policy, step, request, on_piece)
+        raise self._gone(pending, f"{policy}{VERSION_MARK}{found.version} while it answered")
 
     def join(self, send: Callable[[FromGateway], None]) -> ServingWorker:
         """A worker is there; what it says goes to `hear`."""
@@ -147,12 +128,15 @@ class PlainDesk:
         """What a worker says."""
         if isinstance(message, WorkerRoom):
             worker.room = message
-            self._seen_s[message.policy] = self._clock()
+            if not message.is_kept:
+                self._seen_s[message.policy] = self._clock()
         elif isinstance(message, PlainPiece):
             if (pending := worker.holding.get(message.request_id)) is not None:
                 self._grew(pending, message)
             return
         elif (pending := worker.holding.pop(message.request_id, None)) is not None:
+            if isinstance(message, PlainAnswer) and worker.room and message.version > (worker.room.version or 0):
+                worker.room = msgspec.structs.replace(worker.room, version=message.version)
             self._answered(pending, message)
         self._hand_out()
 
@@ -165,21 +149,27 @@ class PlainDesk:
         self._hand_out()
 
     def tend(self) -> None:
-        """Give up what nobody has answered for too long."""
+        """Give up what nobody has answered for too long, or will."""
         now_s = self._clock()
+        failed = {(policy, step): words for policy, step, words in self.kept.tend()}
         for worker in self._workers:
-            if worker.room is not None:
+            if worker.room is not None and not worker.room.is_kept:
                 self._seen_s[worker.room.policy] = now_s
         for pending in [*self._waiting, *(one for worker in self._workers for one in worker.holding.values())]:
-            if now_s - max(pending.asked_s, self._seen_s[pending.policy]) > NO_WORKER_S:
-                self._fail(pending, f"no worker of {pending.policy} is there", "no_worker")
+            policy, step = pending.policy, pending.step
+            is_kept = step is not None and self.kept.use(policy, step)
+            if step is not None and (words := failed.get((policy, step))):
+                self._fail(pending, words, "lost")
+            elif not is_kept and now_s - max(pending.asked_s, self._seen_s[policy]) > NO_WORKER_S:
+                self._fail(pending, f"no worker of {policy} is there", "no_worker")
             elif now_s - pending.asked_s > ANSWER_S:
                 self._fail(pending, f"no answer within {ANSWER_S:g} s", "timeout")
+        self._hand_out()
 
     def _served(self, policy: str) -> list[int]:
-        """Steps of the weights that workers of a policy have now."""
+        """Steps of the weights that rollout workers of a policy have now."""
         rooms = [worker.room for worker in self._workers if worker.room and worker.room.policy == policy]
-        return sorted({room.version for room in rooms if room.version is not None})
+        return sorted({room.version for room in rooms if room.version is not None and not room.is_kept})
 
     def _told(self) -> str:
         return ", ".join(f"{policy} (now {self._named(policy) or 'starting'})" for policy in self._seen_s)
@@ -204,15 +194,26 @@ class PlainDesk:
             worker.send(msgspec.structs.replace(pending.request, request_id=name))
 
     def _is_passed(self, pending: _Pending) -> bool:
-        """Fail a request for weights that no worker of its policy serves any more, while some serve others."""
-        served = self._served(pending.policy)
-        if pending.step is None or not served or pending.step in served:
+        """Have the weights that a request wants served from their checkpoint, where no worker has them.
+
+        Fail it where there is none, or no room.
+        """
+        policy, step, served = pending.policy, pending.step, self._served(pending.policy)
+        if step is None or step in served:
             return False
-        self._refuse(pending, self._gone(pending, f"{self._named(pending.policy)} while it waited"))
-        return True
+        if step in self.kept.steps(policy):
+            try:
+                self.kept.want(policy, step)
+            except ChatMistake as mistake:
+                self._refuse(pending, mistake)
+                return True
+            return False
+        if served:
+            self._refuse(pending, self._gone(pending, f"{self._named(policy)} while it waited"))
+        return bool(served)
 
     def _gone(self, pending: _Pending, newer: str) -> ChatMistake:
-        kept = self._checkpoints.told(pending.policy, str(pending.step))
+        kept = self.kept.told(pending.policy, str(pending.step))
         return ChatMistake(f"{pending.policy} went on to {newer}; {kept}", code="version_gone", status=409)
 
     def _grew(self, pending: _Pending, piece: PlainPiece) -> None:

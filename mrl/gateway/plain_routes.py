@@ -50,6 +50,11 @@ class PlainRoutes:
     def __init__(self, desk: PlainDesk | None) -> None:
         self._desk = desk
 
+    def kept(self, policies: Sequence[str]) -> list[str]:
+        """Names of earlier versions that are served for whoever asks."""
+        desk = self._desk
+        return [f"{name}{VERSION_MARK}{step}" for name in policies for step in desk.kept.steps(name)] if desk else []
+
     async def chat(self, request: web.Request, body: Mapping[str, Any]) -> web.StreamResponse:
         """`/v1/chat/completions`. Raises ChatMistake."""
         return await self._answer(request, body, CHAT)

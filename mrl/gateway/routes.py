@@ -1,6 +1,6 @@
 """The HTTP server of the gateway.
 
-    GET  /v1/models                      the policies of the run
+    GET  /v1/models                      the policies of the run, and their versions that are kept and served
     POST /v1/sessions                    an episode to play, or one of each of several policies
     POST /v1/chat/completions            the policy's next turn, under the session's key
                                          (outside of episodes, and more of that kind: see `plain_routes`)
@@ -99,8 +99,8 @@ class Gateway:
     # Agents.
 
     async def _models(self, request: web.Request) -> web.Response:
-        self._check_key(request)
-        models = [{"id": name, "object": "model", "created": 0, "owned_by": "mrl"} for name in self._policies]
+        kept = [] if self._check_key(request) else self._plain.kept(self._policies)
+        models = [{"id": n, "object": "model", "created": 0, "owned_by": "mrl"} for n in (*self._policies, *kept)]
         return web.json_response({"object": "list", "data": models})
 
     async def _open(self, request: web.Request) -> web.Response:

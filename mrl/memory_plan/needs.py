@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from mrl.config.policy_tables import LearnerTable, PolicyTable
+from mrl.config.policy_tables import ELEMENT_BYTES, LearnerTable, PolicyTable
 from mrl.models.size import Microbatch, ModelSize, PassPeaks
 
 MIB = 1024 * 1024
@@ -24,7 +24,6 @@ SERVER_MIB = {"vllm": 1100, "sglang": 1500}
 """Processes of a server beside weights and cache, measured on CPUs (vLLM 0.32, SGLang 0.5.23)."""
 TRACKER_MIB = {"swanlab": 85, "tensorboard": 45, "trackio": 85, "wandb": 125}
 """The process of a tracker and what that starts, measured after 2,000 records of 60 values (swanlab, wandb offline)."""
-ELEMENT_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 FLOAT_BYTES = 4
 NEW_WEIGHTS = "new weights"
 SAMPLING_BYTES = 20

@@ -10,6 +10,7 @@ If it dies: groups that were played are given up; it is started again on the sam
 
 import asyncio
 import secrets
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -27,11 +28,13 @@ from mrl.errors import AddressError
 from mrl.files import replace_file
 from mrl.gateway.agent_children import AgentChildren
 from mrl.gateway.agent_network import BACKLOG
-from mrl.gateway.plain_desk import Checkpoints, PlainDesk
+from mrl.gateway.kept_versions import KeptVersions
+from mrl.gateway.plain_desk import PlainDesk
 from mrl.gateway.routes import Gateway
 from mrl.gateway.session_book import SessionBook
 from mrl.metrics.telemetry import Telemetry
 from mrl.processes import wiring
+from mrl.processes.planning.plan import environment, role_argv
 from mrl.tasks.environments.agent_meeting import AGENT_KEY, ENDPOINT, SEAT_KEY
 from mrl.transport.endpoints import port_of, publish_endpoint, reachable_host, read_endpoint
 from mrl.transport.server import check_address
@@ -71,8 +74,13 @@ async def _run(
     config: RunConfig, folder: RunFolder, telemetry: Telemetry, stop: threading.Event, keys: dict[str, str]
 ) -> None:
     book = SessionBook(idle_s=config.gateway.idle_s)
-    checkpoints = Checkpoints(folder.path, folder.checkpoint_steps)
-    desk = PlainDesk(config.learning, checkpoints) if config.gateway.serve else None
+    kept = KeptVersions(
+        folder.path,
+        folder.checkpoint_steps,
+        most=config.gateway.kept_versions,
+        start=partial(kept_version, config, folder.path),
+    )
+    desk = PlainDesk(config.learning, kept) if config.gateway.serve else None
     gateway = Gateway(
         book,
         desk=desk,
@@ -94,7 +102,14 @@ async def _run(
     finally:
         if children is not None:
             children.close()
+        kept.close()
         await runner.cleanup()
+
+
+def kept_version(config: RunConfig, run_folder: Path, policy: str, step: int) -> tuple[tuple[str, ...], dict[str, str]]:
+    """The command that serves one from its checkpoint, and its environment; GPUs are the run's own."""
+    argv = role_argv("kept-version", run_folder, python=sys.executable, policy=policy, index=step)
+    return argv, environment(config.policies[policy].rollout.threads) | {"CUDA_VISIBLE_DEVICES": ""}
 
 
 async def listen(runner: web.AppRunner, table: GatewayTable, endpoints: Path) -> str:
@@ -169,4 +184,5 @@ def metrics_of(book: SessionBook, children: AgentChildren) -> dict[str, float]:
 def plain_metrics(desk: PlainDesk) -> dict[str, float]:
     """Of requests outside of episodes, totals since the start."""
     counts = {f"gateway/plain/{name}": float(desk.counts[name]) for name in PLAIN_COUNTS}
-    return counts | {"gateway/plain/waiting": float(desk.num_waiting)}
+    now = {"waiting": desk.num_waiting, "kept_versions": desk.kept.num_alive}
+    return counts | {f"gateway/plain/{name}": float(count) for name, count in now.items()}

@@ -109,6 +109,8 @@ class WorkerRoom(msgspec.Struct, frozen=True, tag="room"):
     policy: str
     room: int
     version: int | None
+    is_kept: bool = False
+    """Whether that is an earlier step's, for whoever asks for it by its step."""
 
 
 class WithdrawnRequest(msgspec.Struct, frozen=True, tag="withdrawn"):

@@ -72,10 +72,14 @@ class PlainServing:
         *,
         share: float,
         group_size: int,
+        is_kept: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """At most `share` of the places, at least one of them, and of the time for scores while groups are sampled."""
-        self._line, self._voice, self._engine = line, voice, engine
+        """At most `share` of the places, at least one of them, and of the time for scores while groups are sampled.
+
+        `is_kept` of an engine that serves an earlier step.
+        """
+        self._line, self._voice, self._engine, self._is_kept = line, voice, engine, is_kept
         self._share, self._clock = share, clock
         self._places, self._numbers = HeldOutShare(share, group_size), itertools.count()
         self._to_score, self._ready = deque[_Asked](), deque[_Asked]()
@@ -111,7 +115,7 @@ class PlainServing:
         if version is None or not is_good(version):
             return
         room = max(1, int(self._share * max_answers)) if max_answers else 0  # 0: its places are another one's now
-        self._tell(WorkerRoom(self._voice.policy, room, version.step))
+        self._tell(WorkerRoom(self._voice.policy, room, version.step, self._is_kept))
         if not room:
             return
         self._score(version, beside=any(in_flight[:2]))
@@ -139,7 +143,7 @@ class PlainServing:
 
     def lose(self) -> list[str]:
         """Give everything back to the gateway, for another worker; names of what the engine may still hold."""
-        self._tell(WorkerRoom(self._voice.policy, 0, None))  # first, or it would get the same again
+        self._tell(WorkerRoom(self._voice.policy, 0, None, self._is_kept))  # first, or it would get the same again
         asked = [*self._to_score, *self._ready, *self._flying.values(), *(one for one, _ in self._held)]
         for one in asked:
             self._refuse(one.request, LOST, "the worker lost its engine, or its place")

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import re
+import sys
 import threading
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -16,7 +17,8 @@ from openai import AsyncOpenAI
 from mrl.files import replace_file
 from mrl.gateway import plain_desk, plain_wire
 from mrl.gateway.gateway_line import GatewayLine
-from mrl.gateway.plain_desk import Checkpoints, PlainDesk
+from mrl.gateway.kept_versions import KeptVersions
+from mrl.gateway.plain_desk import PlainDesk
 from mrl.gateway.routes import Gateway
 from mrl.gateway.session_book import SessionBook
 from mrl.records.episodes import Message, ToolCall
@@ -87,8 +89,9 @@ def says(text="3", **more):
 class Rig:
     """A gateway on loopback with its desk, and workers."""
 
-    def __init__(self, folder, root, desk, book):
+    def __init__(self, folder, root, desk, book, checkpoints):
         self.folder, self.root, self.desk, self.book, self.workers = folder, root, desk, book, []
+        self.checkpoints = checkpoints
         self.client = AsyncOpenAI(base_url=f"{root}/v1", api_key=KEY, max_retries=0)
 
     async def worker(self, answer, **options):
@@ -105,11 +108,16 @@ class Rig:
 
 
 @asynccontextmanager
-async def serving(folder, *, serves=True):
-    """A rig."""
-    kept = {"qwen": [40, 80, 120], "llama": []}
-    book = SessionBook(idle_s=60.0)
-    desk = PlainDesk(["qwen", "llama"], Checkpoints(Path("runs/my run"), kept.__getitem__))
+async def serving(folder, *, serves=True, kept_versions=0, process=()):
+    """A rig; the words of `process`, with those of a policy and a step behind, are what serves a kept version."""
+    book, checkpoints = SessionBook(idle_s=60.0), {"qwen": [40, 80, 120], "llama": []}
+    kept = KeptVersions(
+        Path("runs/my run"),
+        checkpoints.__getitem__,
+        most=kept_versions,
+        start=lambda policy, step: ((sys.executable, *process, policy, str(step)), {}),
+    )
+    desk = PlainDesk(["qwen", "llama"], kept)
     policies = ["qwen", "llama"]
     server = Gateway(
         book, policies=policies, key=KEY, seat_key=OF_SEATS, max_body_bytes=1 << 20, desk=desk if serves else None
@@ -121,13 +129,14 @@ async def serving(folder, *, serves=True):
     publish_endpoint(folder / "endpoints", ENDPOINT, f"tcp://127.0.0.1:{port}")
     (folder / "keys").mkdir(exist_ok=True)
     replace_file(folder / "keys" / SEAT_KEY, OF_SEATS.encode())
-    rig = Rig(folder, f"http://127.0.0.1:{port}", desk, book)
+    rig = Rig(folder, f"http://127.0.0.1:{port}", desk, book, checkpoints)
     try:
         yield rig
     finally:
         for worker in rig.workers:
             await asyncio.to_thread(worker.close)
         await rig.client.close()
+        await asyncio.to_thread(kept.close)
         await runner.cleanup()
 
 

@@ -246,7 +246,8 @@ def test_a_client_that_takes_nothing_is_hung_up_on_and_holds_nothing(tmp_path, m
         await until(lambda: request.request_id in worker.withdrawn)
         assert rig.desk.num_waiting == 0
         assert len(growing[0].text) > 1_000_000, "merged, and not in a queue of chunks"
-        writer.close()
+        writer.transport.abort()
+        await asyncio.gather(writer.wait_closed(), return_exceptions=True)
 
     run(tmp_path, script)
 

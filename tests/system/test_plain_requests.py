@@ -9,7 +9,10 @@ import urllib.request
 
 import openai
 import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from mrl.cli.main import main
 from tests.support.pages import ROOT, blocks
 
 pytestmark = pytest.mark.system
@@ -20,6 +23,7 @@ SERVING = """
 regime = "sgt"
 [gateway]
 serve = true
+kept_versions = 1
 """
 MARK = "zebra crossing"
 
@@ -43,9 +47,9 @@ def post(url, key, body):
 
 
 def test_a_run_that_trains_answers_plain_requests_and_trains_on_none_of_them(make_run, monkeypatch):
-    """By a raw client and the openai package: chat, completions, scores of given text, ids; the run goes on."""
-    run = make_run(steps=120, more=SERVING)
-    run.start()
+    """By a raw client and the openai package: chat, completions, scores of given text, ids, a kept version."""
+    run = make_run(steps=200, more=SERVING)
+    run.start("--policies.qwen.learner.keep_checkpoints=50")
     run.until(lambda: min(run.step("qwen"), run.step("llama")) >= 1, "both train")
     url, key = url_and_key(run)
     talk = [{"role": "user", "content": f"Trim the ends: {MARK}"}]
@@ -55,7 +59,7 @@ def test_a_run_that_trains_answers_plain_requests_and_trains_on_none_of_them(mak
     assert raw["system_fingerprint"].startswith("qwen@")
 
     with openai.OpenAI(base_url=f"{url}/v1", api_key=key, max_retries=0) as client:
-        assert [model.id for model in client.models.list()] == ["qwen", "llama"]
+        assert [model.id for model in client.models.list()][:2] == ["qwen", "llama"]
         for model in ("qwen", "llama"):
             found = client.chat.completions.create(
                 model=model, messages=talk, n=3, seed=7, temperature=0.8, logprobs=True
@@ -72,6 +76,7 @@ def test_a_run_that_trains_answers_plain_requests_and_trains_on_none_of_them(mak
             for own, top in zip(scored.token_logprobs[1:-1], scored.top_logprobs[1:-1], strict=True)
         )
         num_streamed = check_streams(client, "qwen")
+        check_kept(client, run)
         with pytest.raises(openai.NotFoundError, match=r"there are qwen \(now qwen@\d+\), llama.*checkpoint"):
             client.chat.completions.create(model="qwen@999999", messages=talk)
     status, found = post(f"{url}/inference/v1/generate", key, {"model": "llama", "token_ids": [5, 6, 7]})
@@ -79,16 +84,32 @@ def test_a_run_that_trains_answers_plain_requests_and_trains_on_none_of_them(mak
     monkeypatch.setenv("URL", f"{url}/v1")
     monkeypatch.setenv("OPENAI_API_KEY", key)
     exec(blocks(PAGE, "python")[0], {})
-    assert min(run.step("qwen"), run.step("llama")) < 120, "they were answered while it trained"
+    assert min(run.step("qwen"), run.step("llama")) < 200, "they were answered while it trained"
     assert run.finish(600) == 0, run.tail()
 
     counted = run.metrics("gateway")[-1]["values"]
-    assert counted["gateway/plain/answers"] == 10 + num_streamed
-    assert counted["gateway/plain/scored_tokens"] == len(scored.tokens) - 2
+    assert counted["gateway/plain/answers"] == 11 + num_streamed
+    assert counted["gateway/plain/scored_tokens"] == len(scored.tokens) - 2 + len(MARK) - 1
     kept = list(run.folder.glob("rollouts/step_*/*.jsonl.gz"))
     assert kept
     assert not any(MARK.encode() in gzip.decompress(file.read_bytes()) for file in kept)
     assert not run.left_over()
+
+
+def check_kept(client, run):
+    """A version that the workers have left says what its exported checkpoint says to transformers."""
+    run.until(lambda: run.step("qwen") > 8, "checkpoints are there that the workers have left")
+    named = next(model.id for model in client.models.list() if model.id.startswith("qwen@"))
+    found = client.completions.create(model=named, prompt=MARK, echo=True, logprobs=1, max_tokens=0)
+    assert found.system_fingerprint == named
+    exported = run.folder.parent / "exported"
+    step = named.removeprefix("qwen@")
+    assert main(["export", str(run.folder), "--policy", "qwen", "--step", step, "--to", str(exported)]) == 0
+    model, tokenizer = (of.from_pretrained(exported) for of in (AutoModelForCausalLM, AutoTokenizer))
+    ids = tokenizer(MARK, return_tensors="pt", add_special_tokens=False)["input_ids"]
+    with torch.no_grad():
+        logprobs = model(ids).logits.log_softmax(-1)[0, :-1].gather(1, ids[0, 1:, None])[:, 0].tolist()
+    assert found.choices[0].logprobs.token_logprobs[1:] == pytest.approx(logprobs, abs=1e-4)
 
 
 def check_streams(client, model):

@@ -80,6 +80,13 @@ def _check_serving(config: RunConfig, where: str) -> None:
             got="run.sync = true",
             cure="--run.sync false, or --gateway.serve false and `mrl export` of its checkpoint",
         )
+    if config.gateway.kept_versions and not config.gateway.serve:
+        raise ConfigError(
+            "gateway.kept_versions: nothing is served outside of episodes",
+            where=where,
+            got=f"{config.gateway.kept_versions}, with gateway.serve = false",
+            cure="--gateway.serve true",
+        )
 
 
 def _check_names(config: RunConfig, where: str) -> None:

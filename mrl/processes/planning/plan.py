@@ -46,7 +46,7 @@ from mrl.processes.planning.unit_workers import (
 
 HOST_ROLE = "supervisor"
 """Role of a process that supervises another host."""
-Role = Literal["exchange", "allocator", "gateway", "learner", "worker"]
+Role = Literal["exchange", "allocator", "gateway", "learner", "worker", "kept-version"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,154 @@
+"""Versions of policies that clients ask for by their step: each is served from its checkpoint by a process of its own.
+
+It starts for the first request, answers over a line as rollout workers do, and ends when nobody has asked for a while.
+"""
+
+import os
+import shlex
+import subprocess
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import structlog
+
+from mrl.gateway.chat_wire import ChatMistake
+from mrl.parent_death import command
+
+IDLE_S = 300.0
+"""A version that nobody has asked for this long ends, and its memory is free again."""
+RESTING_S = 1.0
+"""One that has nothing to answer for this long makes room for another one that is asked for."""
+END_S = 5.0
+MAX_STEP_DIGITS = 18
+
+log = structlog.get_logger()
+
+
+@dataclass(slots=True)
+class _Served:
+    process: "subprocess.Popen[bytes]"
+    wanted_s: float
+    """When it was last asked for, or had something to answer."""
+    is_ending: bool = False
+
+    def end(self) -> None:
+        self.is_ending = True
+        self.process.terminate()
+
+
+class KeptVersions:
+    """The checkpoints of a run's policies, and the processes that serve some of them. They end with this one."""
+
+    def __init__(
+        self,
+        run_folder: Path,
+        steps: Callable[[str], Collection[int]],
+        *,
+        most: int,
+        start: Callable[[str, int], tuple[Sequence[str], Mapping[str, str]]],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`steps` tells of which steps there are checkpoints of a policy now; at most `most` are served at a time.
+
+        `start` gives the command that serves a policy's step, and what it has in its environment beside ours.
+        """
+        self._run_folder, self._steps, self._most = run_folder, steps, most
+        self._start, self._clock = start, clock
+        self._served: dict[tuple[str, int], _Served] = {}
+
+    @property
+    def num_alive(self) -> int:
+        """Processes that live."""
+        return len(self._served)
+
+    def steps(self, policy: str) -> list[int]:
+        """Those that are served for whoever asks; one whose checkpoint is gone as long as its process lives."""
+        served = {step for (of, step), one in self._served.items() if of == policy and not one.is_ending}
+        return sorted(served | set(self._steps(policy))) if self._most else []
+
+    def told(self, policy: str, wanted: str) -> str:
+        """A line that names the checkpoints, and what serves the step that is `wanted`, or the nearest there is."""
+        steps = sorted(self._steps(policy))
+        if not steps:
+            return f"there is no checkpoint of {policy} yet"
+        kept = f"checkpoints of {policy} are there of step {', '.join(map(str, steps))}"
+        if self._most:
+            return kept
+        near = min(steps, key=lambda step: abs(step - int(wanted))) if is_step(wanted) else steps[-1]
+        run = shlex.quote(str(self._run_folder))
+        return (
+            f"{kept}: `mrl export {run} --policy {policy} --step {near}` makes a folder of one for a server of your "
+            f"own, `mrl eval {run}@{near} --policy {policy}` evaluates it, and a run with gateway.kept_versions = 1 "
+            "serves them"
+        )
+
+    def want(self, policy: str, step: int) -> None:
+        """Have it served, now or as soon as there is room. Raises ChatMistake where others take all of it."""
+        if self.use(policy, step):
+            return
+        if len(self._served) >= self._most:
+            self._make_room(f"{policy}@{step}")
+            return
+        argv, environment = self._start(policy, step)
+        process = subprocess.Popen(
+            command(os.getpid(), tuple(argv)), stdin=subprocess.DEVNULL, env={**os.environ, **environment}
+        )
+        self._served[policy, step] = _Served(process, self._clock())
+        log.info("a kept version is asked for, and starts", policy=policy, step=step)
+
+    def use(self, policy: str, step: int) -> bool:
+        """Whether it is served or starts; if so it is in use now."""
+        served = self._served.get((policy, step))
+        if served is None or served.is_ending:
+            return False
+        served.wanted_s = self._clock()
+        return True
+
+    def tend(self) -> list[tuple[str, int, str]]:
+        """End what nobody uses any more; policies and steps that ended by themselves, and a word of it."""
+        failed, now_s = [], self._clock()
+        for (policy, step), served in list(self._served.items()):
+            if (code := served.process.poll()) is not None:
+                del self._served[policy, step]
+                if not served.is_ending:
+                    words = f"what serves {policy}@{step} ended with exit code {code}; the gateway's log tells why"
+                    log.warning("a kept version is not served any more", policy=policy, step=step, code=code)
+                    failed.append((policy, step, words))
+            elif not served.is_ending and now_s - served.wanted_s > IDLE_S:
+                log.info("nobody asks for a kept version any more; it ends", policy=policy, step=step)
+                served.end()
+        return failed
+
+    def close(self) -> None:
+        """End them; one that does not end by itself is killed."""
+        for served in self._served.values():
+            served.end()
+        for served in self._served.values():
+            try:
+                served.process.wait(END_S)
+            except subprocess.TimeoutExpired:
+                served.process.kill()
+                served.process.wait()
+        self._served.clear()
+
+    def _make_room(self, wanted: str) -> None:
+        if any(served.is_ending for served in self._served.values()):
+            return
+        rests_s = {key: self._clock() - served.wanted_s for key, served in self._served.items()}
+        longest = max(rests_s, key=rests_s.__getitem__)
+        if rests_s[longest] < RESTING_S:
+            busy = " and ".join(f"{policy}@{step}" for policy, step in sorted(self._served))
+            raise ChatMistake(
+                f"{wanted} waits for room: {busy} answer now, and gateway.kept_versions = {self._most}; come later",
+                code="too_many",
+                status=429,
+            )
+        log.info("a kept version makes room for another one", policy=longest[0], step=longest[1], wanted=wanted)
+        self._served[longest].end()
+
+
+def is_step(words: str) -> bool:
+    """Whether they are a step; Python refuses to read numbers of thousands of digits."""
+    return words.isdecimal() and len(words) <= MAX_STEP_DIGITS

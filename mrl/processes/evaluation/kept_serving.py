@@ -1,0 +1,107 @@
+"""One kept version of a policy, served beside the run for whoever asks for it by its step.
+
+Owns: an engine of transformers in this process, with the weights of a checkpoint.
+Speaks: answers to the gateway, over a line as rollout workers have.
+Waits for: requests, without a bound: idle, it costs memory alone, and the gateway ends it.
+Unblocked by: the gateway.
+If it dies: the gateway tells those who wait, and starts it again for the next request.
+"""
+
+import threading
+from contextlib import ExitStack
+from pathlib import Path
+
+import psutil
+import structlog
+
+from mrl.alignment.receiver import load_receiver
+from mrl.config.policy_tables import ELEMENT_BYTES, PolicyTable
+from mrl.config.run_folder import RunFolder
+from mrl.config.schema import RunConfig
+from mrl.engines.embedded import EmbeddedEngine
+from mrl.errors import RoleFailed
+from mrl.gateway.gateway_line import GatewayLine
+from mrl.models.tensor_header import read_header
+from mrl.processes import wiring
+from mrl.processes.engines import answers_at_once, build_embedded
+from mrl.processes.episode_wiring import plain_voice
+from mrl.processes.evaluation.measuring import engine_table
+from mrl.processes.evaluation.subjects import EvaluationSubject
+from mrl.processes.preparation.model_folder import weight_files
+from mrl.records.version import Version
+from mrl.rollout.held_out_answers import InFlight
+from mrl.rollout.plain_serving import PlainServing
+
+MAX_AT_ONCE = 16
+"""Answers that are sampled side by side, on the CPU that the run uses too."""
+COLLECT_S, IDLE_SLICE_S = 0.05, 0.5
+SPARE_SHARE = 1.25
+"""Memory that there has to be, in sizes of the weights."""
+MIB = 1024 * 1024
+
+log = structlog.get_logger()
+
+
+def main(run_folder: Path, policy: str, index: int) -> int:
+    """Serve the weights of step `index` until told to stop."""
+    role = f"kept-version/{policy}/{index}"
+
+    def body(config: RunConfig, folder: RunFolder, closing: ExitStack) -> int:
+        stop, woken = wiring.stop_event(), threading.Event()
+        serving, engine = _start(config, folder, policy, step=index, woken=woken, closing=closing)
+        log.info("a kept version is served", step=index)
+        while not stop.is_set():
+            woken.clear()
+            serving.serve(_most(config, policy), InFlight(0, 0), lambda version: True)
+            if serving.in_flight:
+                serving.arrive(engine.collect(COLLECT_S))
+            elif not serving.has_work:
+                woken.wait(IDLE_SLICE_S)
+        return 0
+
+    return wiring.run_role(run_folder, role, policy, body)
+
+
+def _start(
+    config: RunConfig, folder: RunFolder, policy: str, *, step: int, woken: threading.Event, closing: ExitStack
+) -> tuple[PlainServing, EmbeddedEngine]:
+    """Raises CheckpointError, RoleFailed where the weights have no room in memory."""
+    own = config.policies[policy]
+    subject = EvaluationSubject(f"{policy}@{step}", f"{policy}@{step}", own, step, folder.path, policy)
+    with subject.model_folder() as model:
+        table = engine_table(own, engine="embedded", device="cpu", max_new_tokens=0)
+        table = table.model_copy(update={"model": str(model)})
+        _check_memory(model, table)
+        receiver = load_receiver(model)
+        served = config.model_copy(update={"policies": {policy: table}})
+        engine = build_embedded(served, policy, receiver)
+        closing.callback(engine.close)
+        voice = plain_voice(served, policy, receiver)
+    engine.label(Version(0, step))
+    line = GatewayLine(folder.path)
+    closing.callback(line.close)
+
+    def heard() -> None:
+        engine.nudge()
+        woken.set()
+
+    line.on_heard = heard
+    return PlainServing(line, voice, engine, share=1.0, group_size=1, is_kept=True), engine
+
+
+def _most(config: RunConfig, policy: str) -> int:
+    return min(MAX_AT_ONCE, answers_at_once(config, policy))
+
+
+def _check_memory(model: Path, table: PolicyTable) -> None:
+    """The run comes first: a host without room would end one of its processes."""
+    num_elements = sum(read_header(file).num_elements for file in weight_files(model, "", ""))
+    wanted, free = (
+        SPARE_SHARE * ELEMENT_BYTES[table.rollout.engine_dtype] * num_elements,
+        psutil.virtual_memory().available,
+    )
+    if wanted > free:
+        raise RoleFailed(
+            f"{table.rollout.engine_dtype} weights and what comes with them take {wanted / MIB:,.0f} MiB, and "
+            f"{free / MIB:,.0f} MiB are free on this host"
+        )
