@@ -1,7 +1,7 @@
 """One episode between its seat, where the policy is, and the agent that plays it.
 
-The seat asks for one thing at a time and waits: what the agent says first, what it says to a turn, the reward. The
-agent asks for one turn at a time and waits. All of it happens in one event loop.
+The seat asks for one thing at a time and waits: what the agent says first, what it says to a turn, the reward. What the
+agent asks for at the same time takes its turns one after another. All of it happens in one event loop.
 """
 
 import asyncio
@@ -31,6 +31,7 @@ from mrl.tasks.environments.contract import (
 
 log = structlog.get_logger()
 
+MAX_WAITING = 64
 OVER = "episode_over"
 """Code of the answer to whoever asks on when there are no further turns."""
 
@@ -71,6 +72,8 @@ class AgentSession:
     """Hears what a turn says more, while it is sampled."""
     _grown: str = ""
     """What it says so far."""
+    _num_waiting: int = 0
+    """Requests that wait for the turn of another one."""
     _last_call: ChatCall | None = None
     _last_turn: PolicyTurn | None = None
 
@@ -116,13 +119,17 @@ class AgentSession:
 
     def number_of(self, call: ChatCall) -> int:
         """Of the turn that a request gets, from 1 on."""
-        return self.num_turns + (self._answer is not None or not self._is_repeated(call))
+        if self._is_repeated(call):
+            return self.num_turns + (self._answer is not None)
+        return self.num_turns + (self._answer is not None) + self._num_waiting + 1
 
     async def ask(self, call: ChatCall, on_grown: Callable[[str], None] = _unheard) -> tuple[PolicyTurn, Message]:
-        """The policy's next turn. The same request again gets the same turn. Raises ChatMistake.
+        """The policy's next turn, behind those that are asked for. The same request again gets the same turn.
 
-        Of a call that streams, what the turn says more is given to `on_grown` first.
+        Of a call that streams, what the turn says more is given to `on_grown` first. Raises ChatMistake.
         """
+        while self._answer is not None and not self._is_repeated(call):
+            await self._turn_ends(self._answer)
         if self._is_repeated(call):
             if self._answer is not None:
                 self._on_grown = on_grown
@@ -133,8 +140,6 @@ class AgentSession:
         if self.ending or self.is_over or self._last is not None:
             raise ChatMistake(f"there are no further turns: {ENDS.get(self.ending, self.ending)}", code=OVER)
         self.touched_s = self.clock()
-        if self._answer is not None or self._reply is None:
-            raise ChatMistake("the session waits for a turn already; it has one turn at a time", code="busy")
         new = self._continued(call)
         is_branch = new is None
         try:
@@ -224,6 +229,15 @@ class AgentSession:
         self._check_open()
         if self._answer is not None or self._reply is None:
             raise ChatMistake(f"the policy has its turn; {wanted} when it has answered", code="busy")
+
+    async def _turn_ends(self, answer: "asyncio.Future[PolicyTurn]") -> None:
+        if self._num_waiting >= MAX_WAITING:
+            raise ChatMistake(f"{MAX_WAITING} requests of the session wait for turns already", code="busy", status=429)
+        self._num_waiting += 1
+        try:
+            await asyncio.wait([answer])
+        finally:
+            self._num_waiting -= 1
 
     async def _turn(self, answer: "asyncio.Future[PolicyTurn]") -> tuple[PolicyTurn, Message]:
         turn = await asyncio.shield(answer)  # a client that hangs up leaves the turn to its next request

@@ -130,8 +130,8 @@ class PlainServing:
         """Groups were handed in."""
         self._places.departed(groups=True)
 
-    def arrive(self, finished: Iterable[Finished]) -> list[Finished]:
-        """Take answers in; those that are none of these."""
+    def arrive(self, finished: Iterable[Finished], is_good: Callable[[Version], bool]) -> list[Finished]:
+        """Take answers in, and pass on those whose weights are proved; what is none of these comes back."""
         others = []
         for one in finished:
             asked = self._flying.pop(one.request_id, None)
@@ -139,6 +139,7 @@ class PlainServing:
                 others.append(one)
             else:
                 self._held.append((asked, one.generation))
+        self._answer(is_good)
         return others
 
     def lose(self) -> list[str]:

@@ -284,7 +284,7 @@ class RolloutLoop:
         elif self._num_answers:
             self._telemetry.doing(getattr(self._engine, "doing", SAMPLING))
             found = self._engine.collect(QUICK_SLICE_S)
-            return self._plain.arrive(found) if self._plain else found
+            return self._plain.arrive(found, self._custody.is_good) if self._plain else found
         elif self._busy:
             is_verifying = len(self._verifying) > 0
             what, whom = ("verdicts", self._verifying.awaited) if is_verifying else ("proof", "new weights")

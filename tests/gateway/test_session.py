@@ -290,17 +290,60 @@ def test_a_first_request_holds_nothing_of_the_policys():
     assert (opened.messages, opened.tools, opened.begins_row) == ((ASKED,), (ADD,), False)
 
 
-def test_one_turn_at_a_time():
-    """Another request while one waits is refused, and so is a reward."""
+def test_requests_at_the_same_time_get_their_turns_one_after_another():
+    """Each is a branch, unless it goes on from what was said by then; a reward waits for nobody."""
+
+    async def script(session, clock):
+        opened, first = await until_asked(session, ASKED)
+        others = [asyncio.ensure_future(session.ask(call(Message("user", word)))) for word in ("b", "c")]
+        await asyncio.sleep(0)
+        numbers = [session.number_of(one) for one in (call(ASKED), call(TOLD))]
+        with pytest.raises(ChatMistake, match="has its turn"):
+            session.reward(1.0)
+        told = [await opened, *[await session.step(PolicyTurn(said)) for said in ("1", "2")]]
+        last = session.step(PolicyTurn("3"))
+        turns = [turn.text for turn, _ in await asyncio.gather(first, *others)]
+        session.reward(1.0)
+        return numbers, told, turns, await last
+
+    numbers, told, turns, last = played(script)
+    assert (numbers, turns, last.reward) == ([1, 4], ["1", "2", "3"], 1.0)
+    assert [(turn.messages[0].content, turn.begins_row) for turn in told] == [
+        ("guess", False),
+        ("b", True),
+        ("c", True),
+    ]
+
+
+def test_whoever_waits_for_a_turn_hears_that_there_is_none():
+    """Its agent gave up, or the policy has had all its turns."""
 
     async def script(session, clock):
         await until_asked(session, ASKED)
-        with pytest.raises(ChatMistake, match="one turn at a time"):
-            await session.ask(call(TOLD))
-        with pytest.raises(ChatMistake, match="has its turn"):
-            session.reward(1.0)
+        waiting = asyncio.ensure_future(session.ask(call(TOLD)))
+        await asyncio.sleep(0)
+        session.fail("it broke")
+        with pytest.raises(ChatMistake) as found:
+            await waiting
+        return found.value.code
 
-    played(script)
+    assert played(script) == OVER
+
+
+def test_a_crowd_that_waits_for_turns_is_told_to_come_later(monkeypatch):
+    """What waits is bounded."""
+    monkeypatch.setattr("mrl.gateway.session.MAX_WAITING", 1)
+
+    async def script(session, clock):
+        await until_asked(session, ASKED)
+        waiting = asyncio.ensure_future(session.ask(call(TOLD)))
+        await asyncio.sleep(0)
+        with pytest.raises(ChatMistake, match="1 requests of the session wait") as found:
+            await session.ask(call(SAID, TOLD))
+        waiting.cancel()
+        return found.value.status
+
+    assert played(script) == 429
 
 
 def test_a_cut_turn_reaches_the_agent():

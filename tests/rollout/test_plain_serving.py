@@ -114,12 +114,12 @@ class Rig:
         self.serving.serve(max_answers, in_flight, lambda version: version in good)
         return self.engine.held[before:]
 
-    def end(self, request, text="three", *, reason=FinishReason.STOP, versions=None, ids=None):
+    def end(self, request, text="three", *, reason=FinishReason.STOP, versions=None, ids=None, good=(OLD, NEW)):
         """The engine has sampled this for it."""
         found = self.voice.spelling.plain(text) if ids is None else np.array(ids, dtype=np.int32)
         spans = versions or [VersionSpan(found.size, OLD)]
         generation = Generation(found, np.full(found.size, -0.5, dtype=np.float32), spans, reason)
-        return self.serving.arrive([Finished(request.request_id, 0, generation)])
+        return self.serving.arrive([Finished(request.request_id, 0, generation)], lambda version: version in good)
 
 
 @pytest.fixture
@@ -137,7 +137,7 @@ def test_they_have_a_bounded_share_of_the_places_that_groups_leave_free(rig):
     assert len(rig.serve(in_flight=InFlight(4, 0, 1))) == 3
     assert rig.serve(in_flight=InFlight(0, 0, 4)) == [], "its share is used"
     stranger = Finished("group", 0, Generation(np.zeros(0, np.int32), np.zeros(0, np.float32), [], FinishReason.STOP))
-    assert rig.serving.arrive([stranger]) == [stranger]
+    assert rig.serving.arrive([stranger], lambda version: True) == [stranger]
     rig.end(first)
     assert rig.serving.in_flight == 3
     assert len(rig.serve(in_flight=InFlight(8, 0, 3))) == 1
@@ -171,15 +171,19 @@ def test_a_request_is_sampled_as_it_asks_within_the_policys_limits(rig):
 
 
 def test_an_answer_is_told_when_its_versions_are_proved(rig):
-    """Before the proof of the newer weights that sampled its end, nobody hears of it."""
+    """Before the proof of the newer weights that sampled its end, nobody hears of it; else it is told as it comes."""
+    rig.ask("b")
+    (request,) = rig.serve()
+    rig.end(request)
+    assert [answer.request_id for answer in rig.line.answers()] == ["b"]
     rig.ask("a")
     (request,) = rig.serve()
     rig.engine.version = NEW
-    rig.end(request, "one## two", versions=[VersionSpan(1, OLD), VersionSpan(3, NEW)])
+    rig.end(request, "one## two", versions=[VersionSpan(1, OLD), VersionSpan(3, NEW)], good=[OLD])
     rig.serve(good=[OLD])
-    assert rig.line.answers() == []
+    assert len(rig.line.answers()) == 1
     rig.serve()
-    (answer,) = rig.line.answers()
+    _, answer = rig.line.answers()
     assert (answer.request_id, answer.version, answer.text, answer.is_cut) == ("a", 4, "one", False)
     assert b"".join(token.spelled for token in answer.sampled) == b"one## two"
     assert [token.logprob for token in answer.sampled] == [-0.5] * len(answer.sampled)
@@ -311,7 +315,7 @@ def test_a_lost_engine_gives_everything_back(rig):
     rig.ask("a")
     rig.ask("b")
     flying, held = rig.serve()
-    rig.end(held, versions=[VersionSpan(1, NEW)])
+    rig.end(held, versions=[VersionSpan(1, NEW)], good=[OLD])
     rig.ask("c", scores_given=True, max_new_tokens=0)
     rig.serve(good=[OLD], in_flight=InFlight(16, 0))
     rig.ask("d")

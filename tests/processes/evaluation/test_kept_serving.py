@@ -1,0 +1,48 @@
+"""A process that is to serve a kept version, and cannot: it ends with one line, and nothing of the run with it."""
+
+import json
+from types import SimpleNamespace
+
+import psutil
+import pytest
+
+from mrl.config.load import validate
+from mrl.config.run_folder import RunFolder, create_run_folder
+from mrl.models.probe import save_probe
+from mrl.processes.evaluation.kept_serving import main
+from tests.support.evaluated_run import checkpoint
+
+
+@pytest.fixture
+def run(tmp_path) -> RunFolder:
+    """One with a checkpoint of step 4."""
+    save_probe(tmp_path / "model", seed=3)
+    tables = {
+        "run": {"name": "r", "steps": 9, "folder": str(tmp_path)},
+        "tasks": {"reverse": {"source": "words", "dataset": "reverse"}},
+        "policies": {"qwen": {"model": str(tmp_path / "model")}},
+    }
+    folder = create_run_folder(validate(tables, where="test"))
+    checkpoint(folder, "qwen", tmp_path / "model", 4)
+    return folder
+
+
+def ending(run, step):
+    """Exit code and reason."""
+    code = main(run.path, "qwen", step)
+    return code, json.loads((run.crash / f"kept-version-qwen-{step}.json").read_text())["reason"]
+
+
+def test_a_host_without_room_is_told_what_it_lacks(run, monkeypatch):
+    """Before the weights are loaded: it would take the memory of the run."""
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=1000))
+    code, reason = ending(run, 4)
+    assert (code, reason.startswith("float32 weights and what comes with them take ")) == (1, True)
+    assert reason.endswith("0 MiB are free on this host")
+
+
+def test_a_checkpoint_that_is_gone_is_named(run):
+    """The learner removed it meanwhile."""
+    code, reason = ending(run, 8)
+    assert code == 1
+    assert "step_8" in reason
