@@ -1,20 +1,20 @@
 #!/usr/bin/env bash
-# The science programme: regimes tuned with equal budgets and compared on fresh seeds, setting by setting. The same command
-# goes on after anything; every run stays in runs/science/SETTING, and the tables are gathered in runs/science/summary.md.
+# The science programme: regimes tuned with equal budgets and compared on fresh seeds, setting by setting; and doses, in
+# which SGT, at both of its strengths, stands beside its control, over the share of rare operations. The same command goes
+# on after anything; every run stays in runs/science/SETTING, and the tables are gathered in runs/science/summary.md.
 #   bash tools/science.sh                     all settings: about four hours on 2 quiet cores
 #   bash tools/science.sh --quick [SETTING...]  a miniature that shows that everything runs, in runs/science-quick
 #   bash tools/science.sh SETTING...          staged, overlapping, unequal, families, or dose-RARE_SHARE
-# REGIMES (default independent,sgt; the first is the baseline) and OUT name other regimes and another folder.
+# REGIMES (default independent,sgt, and of doses all four; the first is the baseline) and OUT name others and another folder.
 # A setting that fails does not keep the next ones from their turn; it is named at the end, with exit code 1.
 # See docs/sharing/comparison.md.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 python=${PYTHON:-.venv/bin/python}
-export OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false
+export OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false PYTHONPATH=tools
 quick=""
 if [ "${1:-}" = --quick ]; then quick=yes; shift; fi
 out=${OUT:-runs/science${quick:+-quick}}
-regimes=${REGIMES:-independent,sgt}
 doses=(0.005 0.01 0.02 0.05 0.125)  # with 0.125 each of the eight operations is as likely as the others
 settings=(staged overlapping unequal families)
 if [ -n "$quick" ]; then doses=(0.01 0.125); fi
@@ -44,7 +44,8 @@ words_of() {  # one word a line: configuration, then overrides
         *) echo "science: no such setting: $1; wanted staged, overlapping, unequal, families or dose-0.05" >&2; return 2 ;;
     esac
     if [ -n "$quick" ]; then
-        budget+=(--tune 2 --tune-seeds 1001, --seeds 1 --run.steps 2 --evaluation.every 0)
+        if [[ $1 != dose-* ]]; then budget+=(--tune 2 --tune-seeds 1001,); fi
+        budget+=(--seeds 1 --run.steps 2 --evaluation.every 0)
         budget+=(--pool.train_prompts 64 --pool.held_out_prompts 16)
         for name in "${policies[@]}"; do
             budget+=("--policies.$name.make.hidden_size" 32 "--policies.$name.make.num_layers" 1)
@@ -58,8 +59,10 @@ for setting in "${settings[@]}"; do words_of "$setting" >/dev/null; done  # befo
 failed=()
 for setting in "${settings[@]}"; do
     mapfile -t words < <(words_of "$setting")
+    regimes=independent,sgt
+    if [[ $setting = dose-* ]]; then regimes+=,sgt-reported,science_controls:OWN_SUCCESSES; fi
     echo "== $setting"
-    "$python" -m mrl compare "${words[0]}" --regimes "$regimes" --folder "$out/$setting" "${words[@]:1}" || {
+    "$python" -m mrl compare "${words[0]}" --regimes "${REGIMES:-$regimes}" --folder "$out/$setting" "${words[@]:1}" || {
         code=$?
         if [ $code -eq 130 ]; then exit 130; fi  # interrupted
         echo "science: $setting failed with exit code $code" >&2

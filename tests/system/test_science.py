@@ -96,6 +96,15 @@ def test_a_setting_that_does_not_exist_is_refused(tmp_path: Path, setting: str, 
     assert done.stderr.startswith(told)
 
 
+def test_a_dose_has_both_strengths_of_sgt_and_its_control(tmp_path: Path) -> None:
+    """Without tuning; the control is a plug-in that lies among the tools."""
+    done = done_with(tmp_path, "dose-0.01")
+    assert done.returncode == 0, done.stderr
+    rows = json.loads((tmp_path / "dose-0.01" / "comparison.json").read_text())
+    assert list(rows) == ["independent", "sgt", "sgt-reported", "science_controls:OWN_SUCCESSES"]
+    assert not (tmp_path / "dose-0.01" / "tuning").exists()
+
+
 def test_a_setting_that_fails_does_not_stop_the_others(tmp_path: Path) -> None:
     """Each has its turn, the summary has what there is, and the end names those that failed."""
     (tmp_path / "families").mkdir()

@@ -1,0 +1,41 @@
+"""The control of the science programme: as many imitated rows as SGT has, none of them a peer's."""
+
+import numpy as np
+from science_controls import OWN_SUCCESSES
+
+from mrl.config.load import load_config
+from mrl.sharing.regimes import check_sharing
+from mrl.sharing.sgt import SgtParameters
+from tests.support.pages import ROOT
+
+
+def test_rescues_are_own_successes_in_the_same_number(make_context, make_sgt, make_group, make_success, step_of):
+    """Own rows, denominators and counts are those of SGT; of a peer no row is left."""
+    groups = [make_group([0, 0], "failed"), make_group([0, 1, 1], "other"), make_group([0, 0], "failed too")]
+    received = [make_success(prompt_id="failed"), make_success(prompt_id="failed too")]
+    control = OWN_SUCCESSES.build(SgtParameters(), make_context())
+    sgt, found = step_of(make_sgt(), groups, received), step_of(control, groups, received)
+    own, rescues = ([row for row in found.examples if (row.component == "rescue") is kind] for kind in (False, True))
+    assert [row.prompt_id for row in own] == [row.prompt_id for row in sgt.examples if row.component != "rescue"]
+    assert (found.denominators, found.counts, found.rescued) == (sgt.denominators, sgt.counts, ())
+    assert [(row.prompt_id, row.source) for row in rescues] == [("other", "own")] * 2
+    assert {tuple(row.answer_token_ids.tolist()) for row in rescues} <= {(11, 11, 12), (12, 11)}
+    for row in rescues:
+        assert row.weights.tolist() == [np.float32(1 / len(row.answer_token_ids))] * len(row.answer_token_ids)
+        assert (row.behaviour_logprobs, row.advantages.any()) == (None, False)
+
+
+def test_without_an_own_success_there_is_nothing_to_imitate(make_context, make_group, make_success, step_of):
+    """A rescue is left out then."""
+    control = OWN_SUCCESSES.build(SgtParameters(), make_context())
+    found = step_of(control, [make_group([0, 0], "failed")], [make_success(prompt_id="failed")])
+    assert not found.examples
+
+
+def test_it_is_named_as_plug_ins_are():
+    """With the parameters that the quickstart gives SGT, unless told otherwise."""
+    name = "science_controls:OWN_SUCCESSES"
+    quickstart = load_config(ROOT / "configs" / "quickstart.toml").sharing["sgt"]
+    found = check_sharing({"regime": name}, "test")
+    assert (found.lambda_, found.normaliser) == (quickstart["lambda"], quickstart["normaliser"])
+    assert check_sharing({"regime": name, "OWN_SUCCESSES": {"lambda": 0.1}}, "test").lambda_ == 0.1
