@@ -12,7 +12,6 @@ that can judge it is idle. Where answers queue, those of the group that was begu
 import heapq
 import itertools
 import os
-import re
 import selectors
 import signal
 import subprocess
@@ -22,7 +21,6 @@ import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -30,26 +28,22 @@ import msgspec
 
 from mrl.errors import RoleFailed
 from mrl.plugins import VERIFIER, find_plugin
-from mrl.tasks.rewards import EXITED, MEMORY, TIMEOUT, TOO_LONG, CodeLine, Outcome, failed, place_of
+from mrl.records.codec import MAX_MESSAGE_BYTES
+from mrl.tasks.rewards import EXITED, MEMORY, TIMEOUT, TOO_LONG, Outcome, failed
 from mrl.tasks.sealed.sealing import Sealing, sealed_environment
-from mrl.tasks.verifier_process import EXTRAS, LENGTH, WALL_FACTOR, VerifierCall, VerifierReady
+from mrl.tasks.verifier_child import VerifierChild
+from mrl.tasks.verifier_process import EXTRAS, WALL_FACTOR, VerifierCall, VerifierReady
 
 MEMORY_BYTES = 1024**3
 """Address space of one process; sympy with all it imports takes a tenth of it."""
-MAX_REQUEST_BYTES = 128 * 1024
-PIPE_BYTES = 2 * MAX_REQUEST_BYTES
-"""An idle process's pipe takes a whole request at once, so that a write never waits."""
-MAX_REPLY_BYTES = 64 * 1024
+MAX_REQUEST_BYTES = MAX_MESSAGE_BYTES
 START_S = 120.0
-LAST_WORDS_S = 1.0
-"""How long a process that a limit ends has to say at which line it was."""
 OVER_LIMIT = (-signal.SIGPROF, -signal.SIGALRM)
 """Exit codes of a process that ended itself at its limit of CPU time, or of the clock."""
 
 
 _ready = msgspec.msgpack.Decoder(VerifierReady)
 _outcome = msgspec.msgpack.Decoder(Outcome)
-_CODE_LINE = re.compile(r'File "([^"]*)", line (\d+) in (\S+)')
 
 
 @dataclass(slots=True)
@@ -88,6 +82,9 @@ class _Job(NamedTuple):
     group: _Group
     place: int
     call: VerifierCall
+
+
+_Child = VerifierChild[_Job]
 
 
 class VerifierPool:
@@ -160,7 +157,7 @@ class VerifierPool:
         """What the verifier gives for these, in order; waits. Raises RoleFailed when no process can be started."""
         return self.submit(calls).result()
 
-    def children(self) -> list["_Child"]:
+    def children(self) -> list[_Child]:
         """The processes that live now."""
         return list(self._children)
 
@@ -210,10 +207,12 @@ class VerifierPool:
             self._start()
             starting += 1
 
-    def _give(self, child: "_Child", job: _Job) -> None:
+    def _give(self, child: _Child, job: _Job) -> None:
         request = _encoded(job.call, child.extras)
         if len(request) <= MAX_REQUEST_BYTES:
             child.give(job, request, deadline_s=time.monotonic() + self._wall_s)
+            if child.unsent:
+                self._selector.register(child.requests, selectors.EVENT_WRITE, child)
         else:
             what = f"{len(request):,} bytes to judge; a verifier process takes {MAX_REQUEST_BYTES:,}"
             self._settle(job, failed(TOO_LONG, what))
@@ -224,35 +223,39 @@ class VerifierPool:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             bufsize=0,
-            pipesize=PIPE_BYTES,
             env=self._environment,
         )
         child = _Child(process, deadline_s=time.monotonic() + START_S)
         self._children.append(child)
         self._selector.register(child.replies, selectors.EVENT_READ, child)
 
-    def _due(self) -> list[tuple["_Child", bool]]:
+    def _due(self) -> list[tuple[_Child, bool]]:
         """Processes that said something or ended (True), or reached their deadline (False); waits for the first.
 
-        New answers end the wait.
+        New answers end the wait, and so does a process that takes more of a long request.
         """
         awaited = [child for child in self._children if child.job is not None or not child.is_ready]
         left_s = min((child.deadline_s for child in awaited), default=None)
         events = self._selector.select(None if left_s is None else max(0.0, left_s - time.monotonic()))
-        spoken = [key.data for key, _ in events if key.data is not None]
-        if len(spoken) < len(events):
-            os.eventfd_read(self._wake)
+        spoken = list[_Child]()
+        for key, mask in events:
+            if key.data is None:
+                os.eventfd_read(self._wake)
+            elif mask & selectors.EVENT_READ:
+                spoken.append(key.data)
+            elif not key.data.send_on():
+                self._selector.unregister(key.fileobj)
         now_s = time.monotonic()
         late = [child for child in awaited if child.deadline_s <= now_s and child not in spoken]
         return [(child, True) for child in spoken] + [(child, False) for child in late]
 
-    def _attend(self, child: "_Child", has_spoken: bool) -> None:
+    def _attend(self, child: _Child, has_spoken: bool) -> None:
         job = child.job
         outcome = self._hear(child) if has_spoken else self._replace(child, is_late=True)
         if outcome is not None and job is not None:
             self._settle(job, outcome)
 
-    def _hear(self, child: "_Child") -> Outcome | None:
+    def _hear(self, child: _Child) -> Outcome | None:
         """The outcome that `child` reports; None when no answer is concerned."""
         said = child.read()
         try:
@@ -267,7 +270,7 @@ class VerifierPool:
             self._end(child)  # what it holds, and in what state it is, nobody knows
         return outcome
 
-    def _replace(self, child: "_Child", said: bytes = b"", *, is_late: bool = False) -> Outcome | None:
+    def _replace(self, child: _Child, said: bytes = b"", *, is_late: bool = False) -> Outcome | None:
         """End a process that is late or has ended itself; the next answer gets a new one."""
         was_ready, job = child.is_ready, child.job
         place = child.last_words(said, is_late=is_late) if was_ready and (said or is_late) else ""
@@ -305,10 +308,12 @@ class VerifierPool:
         self._take_in()
         return list(self._groups)
 
-    def _end(self, child: "_Child") -> int:
+    def _end(self, child: _Child) -> int:
         """Kill the process and forget it; returns its exit code."""
         self._children.remove(child)
         self._selector.unregister(child.replies)
+        if child.unsent:
+            self._selector.unregister(child.requests)
         return child.end()
 
 
@@ -328,51 +333,6 @@ def verifier_argv(
     return (sys.executable, "-m", "mrl.tasks.sealed.sealed_verifier", verifier, sealing.evaluator, *limits, trust)
 
 
-class _Child:
-    """One process, and the answer that it judges (None when idle)."""
-
-    def __init__(self, process: "subprocess.Popen[bytes]", *, deadline_s: float) -> None:
-        assert process.stdin is not None
-        assert process.stdout is not None
-        self.process, self._requests, self.replies = process, process.stdin, process.stdout
-        self.deadline_s = deadline_s
-        self.is_ready = False
-        self.extras: tuple[str, ...] = ()
-        """What its verifier takes beside reference and answer."""
-        self.job: _Job | None = None
-
-    def give(self, job: _Job, request: bytes, *, deadline_s: float) -> None:
-        """Send one answer. A process that has just died is found by what it does not say."""
-        self.job, self.deadline_s = job, deadline_s
-        try:
-            os.write(self._requests.fileno(), LENGTH.pack(len(request)) + request)
-        except BrokenPipeError:
-            self.process.wait()
-
-    def read(self) -> bytes:
-        """The reply, or b"" from a process that has ended."""
-        return os.read(self.replies.fileno(), MAX_REPLY_BYTES)
-
-    def last_words(self, said: bytes, *, is_late: bool) -> str:
-        """Where a process is that a limit ends, as far as it can say so; `said` came already."""
-        if is_late:
-            self.process.send_signal(signal.SIGALRM)
-        with suppress(subprocess.TimeoutExpired):
-            self.process.wait(LAST_WORDS_S)
-        os.set_blocking(self.replies.fileno(), False)
-        with suppress(BlockingIOError):
-            said += self.read()
-        return _place_in(said.decode(errors="replace"))
-
-    def end(self) -> int:
-        """Kill it unless it has ended."""
-        self.process.kill()
-        code = self.process.wait()
-        self._requests.close()
-        self.replies.close()
-        return code
-
-
 def _encoded(call: VerifierCall, extras: Sequence[str]) -> bytes:
     """A request without the extras that nobody takes. What is no text, such as half a character, becomes "?"."""
     asked = call._replace(**dict.fromkeys(set(EXTRAS) - set(extras), ""))
@@ -380,10 +340,3 @@ def _encoded(call: VerifierCall, extras: Sequence[str]) -> bytes:
         return msgspec.msgpack.encode(asked)
     except UnicodeEncodeError:
         return msgspec.msgpack.encode([part.encode(errors="replace").decode() for part in asked])
-
-
-def _place_in(stack: str) -> str:
-    """The line of a verifier's code in a stack that `faulthandler` wrote, the innermost first."""
-    lines = [CodeLine(file, int(line), function) for file, line, function in _CODE_LINE.findall(stack)]
-    own = itertools.takewhile(lambda line: not line.file.endswith("verifier_process.py"), lines)
-    return place_of([*own][::-1])

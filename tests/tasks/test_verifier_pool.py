@@ -54,6 +54,23 @@ def test_a_bad_answer_costs_itself_only(answer, failure):
         assert outcomes(pool, "right") == [RIGHT]
 
 
+def test_a_long_answer_is_judged_and_one_that_dies_of_it_is_not_waited_for():
+    """Longer than a pipe holds; the process takes it in parts, or ends in the middle."""
+    long = "right" * 500_000
+    with closing(make_pool()) as pool:
+        assert pool.verify([VerifierCall(long, long), VerifierCall("right", long), VerifierCall("", "right")]) == [
+            RIGHT, WRONG, WRONG,
+        ]  # fmt: skip
+        (child,) = pool.children()
+        os.kill(child.process.pid, signal.SIGSTOP)
+        judging = pool.submit([VerifierCall(long, long)] * 2)
+        while not child.unsent:
+            time.sleep(0.01)
+        os.kill(child.process.pid, signal.SIGKILL)
+        died, right = judging.result()
+        assert (is_failure(died, "exited"), right) == (True, RIGHT)
+
+
 def test_a_verifier_that_waits_without_using_cpu_is_ended_too():
     """Sleep uses no CPU time; the limit of the wall clock, a multiple, ends it."""
     with closing(make_pool(timeout_s=0.5)) as pool:
