@@ -54,21 +54,29 @@ def test_a_bad_answer_costs_itself_only(answer, failure):
         assert outcomes(pool, "right") == [RIGHT]
 
 
-def test_a_long_answer_is_judged_and_one_that_dies_of_it_is_not_waited_for():
-    """Longer than a pipe holds; the process takes it in parts, or ends in the middle."""
+def test_a_long_answer_is_judged():
+    """Longer than a pipe holds: the process takes it in parts."""
     long = "right" * 500_000
     with closing(make_pool()) as pool:
-        assert pool.verify([VerifierCall(long, long), VerifierCall("right", long), VerifierCall("", "right")]) == [
-            RIGHT, WRONG, WRONG,
-        ]  # fmt: skip
+        asked = [VerifierCall(long, long), VerifierCall("right", long), VerifierCall("", "right")]
+        assert pool.verify(asked) == [RIGHT, WRONG, WRONG]
+
+
+@pytest.mark.parametrize(("number", "failure"), [(signal.SIGKILL, "exited"), (None, "timeout")])
+def test_a_process_that_takes_half_of_a_long_answer_is_not_waited_for(number, failure):
+    """It ends, or stands still, and nothing of it is watched any more."""
+    with closing(make_pool(timeout_s=2.0, wall_factor=1.0) if number is None else make_pool()) as pool:
+        outcomes(pool, "right")
         (child,) = pool.children()
         os.kill(child.process.pid, signal.SIGSTOP)
-        judging = pool.submit([VerifierCall(long, long)] * 2)
-        while not child.unsent:
+        judging = pool.submit([VerifierCall("", "long" * 500_000)])
+        while not (child.unsent or judging.done()):
             time.sleep(0.01)
-        os.kill(child.process.pid, signal.SIGKILL)
-        died, right = judging.result()
-        assert (is_failure(died, "exited"), right) == (True, RIGHT)
+        if number is not None:
+            os.kill(child.process.pid, number)
+        (outcome,) = judging.result()
+        assert is_failure(outcome, failure)
+        assert len(pool._selector.get_map()) == 1, "what wakes the pool"
 
 
 def test_a_verifier_that_waits_without_using_cpu_is_ended_too():
