@@ -39,8 +39,11 @@ words_of() {  # one word a line: configuration, then overrides
                 echo "science: no share of rare operations: $1; wanted dose-X with X from 0 to 1, as dose-0.05" >&2
                 return 2
             fi
-            budget=(--tune 2 --tune-seeds 1001, --seeds 4 --run.steps 80 --evaluation.every 20)
-            for name in qwen llama; do budget+=("--policies.$name.make.rare_share" "${1#dose-}"); done ;;
+            # without tuning, at the rate that both independent and sgt chose in the settings above
+            budget=(--seeds 4 --run.steps 80 --evaluation.every 20)
+            for name in qwen llama; do
+                budget+=("--policies.$name.make.rare_share" "${1#dose-}" "--policies.$name.learner.lr" 4e-4)
+            done ;;
         *) echo "science: no such setting: $1; wanted staged, overlapping, unequal, families or dose-0.05" >&2; return 2 ;;
     esac
     if [ -n "$quick" ]; then
