@@ -44,6 +44,10 @@ class ChatCall:
     unheeded: dict[str, Any]
     """What it asks for and does not get, by key."""
 
+    def is_same(self, other: "ChatCall") -> bool:
+        """Whether it asks for the same turn."""
+        return self.messages == other.messages and self.tools == other.tools
+
 
 def read_chat(body: object, *, models: Sequence[str]) -> ChatCall:
     """A request for a turn. Raises ChatMistake."""

@@ -16,11 +16,17 @@ import structlog
 from mrl.gateway.chat_wire import ChatMistake
 from mrl.parent_death import command
 
+KEPT_VERSIONS = "kept_versions"
+"""Folder in that of the run: what is written of checkpoints to load it; nobody needs it afterwards."""
 IDLE_S = 300.0
 """A version that nobody has asked for this long ends, and its memory is free again."""
 RESTING_S = 1.0
 """One that has nothing to answer for this long makes room for another one that is asked for."""
-END_S = 5.0
+END_S = 10.0
+CLOSE_S = 1.0
+"""Until one that is told to end is killed; and all of them, where the gateway ends."""
+PAUSE_S = 60.0
+"""After one has failed, before it is tried again."""
 MAX_STEP_DIGITS = 18
 
 log = structlog.get_logger()
@@ -31,10 +37,16 @@ class _Served:
     process: "subprocess.Popen[bytes]"
     wanted_s: float
     """When it was last asked for, or had something to answer."""
-    is_ending: bool = False
+    is_loaded: bool = False
+    ends_s: float | None = None
+    """When it was told to end."""
 
-    def end(self) -> None:
-        self.is_ending = True
+    @property
+    def is_ending(self) -> bool:
+        return self.ends_s is not None
+
+    def end(self, now_s: float) -> None:
+        self.ends_s = now_s
         self.process.terminate()
 
 
@@ -57,6 +69,8 @@ class KeptVersions:
         self._run_folder, self._steps, self._most = run_folder, steps, most
         self._start, self._clock = start, clock
         self._served: dict[tuple[str, int], _Served] = {}
+        self._failed: dict[tuple[str, int], tuple[float, str]] = {}
+        """When they failed, and how."""
 
     @property
     def num_alive(self) -> int:
@@ -72,31 +86,46 @@ class KeptVersions:
         """A line that names the checkpoints, and what serves the step that is `wanted`, or the nearest there is."""
         steps = sorted(self._steps(policy))
         if not steps:
-            return f"there is no checkpoint of {policy} yet"
+            return f"other versions are not served; there is no checkpoint of {policy} yet"
         kept = f"checkpoints of {policy} are there of step {', '.join(map(str, steps))}"
         if self._most:
             return kept
         near = min(steps, key=lambda step: abs(step - int(wanted))) if is_step(wanted) else steps[-1]
         run = shlex.quote(str(self._run_folder))
         return (
-            f"{kept}: `mrl export {run} --policy {policy} --step {near}` makes a folder of one for a server of your "
-            f"own, `mrl eval {run}@{near} --policy {policy}` evaluates it, and a run with gateway.kept_versions = 1 "
-            "serves them"
+            f"other versions are not served; {kept}: `mrl export {run} --policy {policy} --step {near}` makes a folder "
+            f"of one for a server of your own, `mrl eval {run}@{near} --policy {policy}` evaluates it, and a run with "
+            "gateway.kept_versions = 1 serves them"
         )
 
     def want(self, policy: str, step: int) -> None:
-        """Have it served, now or as soon as there is room. Raises ChatMistake where others take all of it."""
-        if self.use(policy, step):
+        """Have it served, as soon as there is room and no other one loads: ask again until `use` says so.
+
+        Raises ChatMistake where others take all the room, or it has just failed.
+        """
+        failed_s, words = self._failed.get((policy, step), (None, ""))
+        if failed_s is not None and self._clock() - failed_s < PAUSE_S:
+            raise ChatMistake(words, code="not_served", status=503)
+        if any(not served.is_loaded or served.is_ending for served in self._served.values()):
             return
         if len(self._served) >= self._most:
             self._make_room(f"{policy}@{step}")
             return
         argv, environment = self._start(policy, step)
-        process = subprocess.Popen(
-            command(os.getpid(), tuple(argv)), stdin=subprocess.DEVNULL, env={**os.environ, **environment}
-        )
+        try:
+            process = subprocess.Popen(
+                command(os.getpid(), tuple(argv)), stdin=subprocess.DEVNULL, env={**os.environ, **environment}
+            )
+        except OSError as error:
+            self._note_failure(policy, step, f"{policy}@{step} cannot be served: {error}")
+            return
         self._served[policy, step] = _Served(process, self._clock())
         log.info("a kept version is asked for, and starts", policy=policy, step=step)
+
+    def is_loaded(self, policy: str, step: int) -> None:
+        """It answers now."""
+        if (served := self._served.get((policy, step))) is not None:
+            served.is_loaded = True
 
     def use(self, policy: str, step: int) -> bool:
         """Whether it is served or starts; if so it is in use now."""
@@ -114,28 +143,33 @@ class KeptVersions:
                 del self._served[policy, step]
                 if not served.is_ending:
                     words = f"what serves {policy}@{step} ended with exit code {code}; the gateway's log tells why"
-                    log.warning("a kept version is not served any more", policy=policy, step=step, code=code)
+                    self._note_failure(policy, step, words)
                     failed.append((policy, step, words))
+            elif served.ends_s is not None and now_s - served.ends_s > END_S:
+                served.process.kill()
             elif not served.is_ending and now_s - served.wanted_s > IDLE_S:
                 log.info("nobody asks for a kept version any more; it ends", policy=policy, step=step)
-                served.end()
+                served.end(now_s)
         return failed
 
     def close(self) -> None:
-        """End them; one that does not end by itself is killed."""
+        """End them; those that do not end by themselves are killed."""
         for served in self._served.values():
-            served.end()
+            served.end(self._clock())
+        deadline_s = time.monotonic() + CLOSE_S
         for served in self._served.values():
             try:
-                served.process.wait(END_S)
+                served.process.wait(max(0.0, deadline_s - time.monotonic()))
             except subprocess.TimeoutExpired:
                 served.process.kill()
                 served.process.wait()
         self._served.clear()
 
+    def _note_failure(self, policy: str, step: int, words: str) -> None:
+        log.warning("a kept version is not served", policy=policy, step=step, why=words)
+        self._failed[policy, step] = self._clock(), words
+
     def _make_room(self, wanted: str) -> None:
-        if any(served.is_ending for served in self._served.values()):
-            return
         rests_s = {key: self._clock() - served.wanted_s for key, served in self._served.items()}
         longest = max(rests_s, key=rests_s.__getitem__)
         if rests_s[longest] < RESTING_S:
@@ -146,7 +180,7 @@ class KeptVersions:
                 status=429,
             )
         log.info("a kept version makes room for another one", policy=longest[0], step=longest[1], wanted=wanted)
-        self._served[longest].end()
+        self._served[longest].end(self._clock())
 
 
 def is_step(words: str) -> bool:

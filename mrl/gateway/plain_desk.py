@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections import Counter, deque
+from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -52,12 +52,17 @@ class ServingWorker:
     room: WorkerRoom | None = None
     holding: dict[str, _Pending] = field(default_factory=dict)
 
-    def may_take(self, pending: _Pending) -> bool:
-        """Whether it has room for a request, and is the right one."""
+    def may_take(self, policy: str, step: int | None) -> bool:
+        """Whether it has room for a request of these weights, and has them."""
         room = self.room
-        if room is None or room.policy != pending.policy or len(self.holding) >= room.room:
+        if room is None or room.policy != policy or len(self.holding) >= room.room:
             return False
-        return pending.step == room.version if pending.step is not None else not room.is_kept
+        return step == room.version if step is not None else not room.is_kept
+
+    def has_gone_on(self, version: int) -> None:
+        """It has these weights now, or newer ones; what it tells of its room may come later."""
+        if self.room is not None and version > (self.room.version or 0):
+            self.room = msgspec.structs.replace(self.room, version=version)
 
 
 class PlainDesk:
@@ -68,7 +73,8 @@ class PlainDesk:
     ) -> None:
         self.kept, self._clock = kept, clock
         self._workers: list[ServingWorker] = []
-        self._waiting: deque[_Pending] = deque()
+        self._waiting: defaultdict[tuple[str, int | None], OrderedDict[_Pending, None]] = defaultdict(OrderedDict)
+        """By policy and step, the oldest first."""
         self._seen_s = dict.fromkeys(policies, clock())
         """When a worker of a policy was there last."""
         self.counts: Counter[str] = Counter()
@@ -76,7 +82,7 @@ class PlainDesk:
     @property
     def num_waiting(self) -> int:
         """Answers that are waited for."""
-        return len(self._waiting) + sum(len(worker.holding) for worker in self._workers)
+        return sum(map(len, self._waiting.values())) + sum(len(worker.holding) for worker in self._workers)
 
     def model(self, name: str) -> tuple[str, int | None]:
         """Policy and step of a model's name. Raises ChatMistake where that is not served now."""
@@ -86,7 +92,7 @@ class PlainDesk:
             return policy, None
         if is_known and is_step(step) and int(step) in (*self._served(policy), *self.kept.steps(policy)):
             return policy, int(step)
-        words = f"model {name!r:.80}: there are {self._told()}; other versions are not served"
+        words = f"model {name!r:.80}: there are {self._told()}"
         if is_known:
             words = f"{words}; {self.kept.told(policy, step)}"
         raise ChatMistake(words, code="model_not_found", status=404)
@@ -106,17 +112,12 @@ class PlainDesk:
             raise ChatMistake("too many requests wait for answers; come later", code="too_many", status=429)
         answer: asyncio.Future[PlainAnswer] = asyncio.get_running_loop().create_future()
         pending = _Pending(policy, step, request, answer, self._clock(), on_piece)
-        self._waiting.append(pending)
-        self._hand_out()
         try:
-            found = await answer
+            self._wait(pending)
+            self._hand_out()
+            return await answer
         finally:
             self._forget(pending)
-        if step in (None, found.version):
-            return found
-        if step in self.kept.steps(policy) and not pending.is_begun:
-            return await self.ask(policy, step, request, on_piece)
-        raise self._gone(pending, f"{policy}{VERSION_MARK}{found.version} while it answered")
 
     def join(self, send: Callable[[FromGateway], None]) -> ServingWorker:
         """A worker is there; what it says goes to `hear`."""
@@ -130,13 +131,15 @@ class PlainDesk:
             worker.room = message
             if not message.is_kept:
                 self._seen_s[message.policy] = self._clock()
+            elif message.version is not None:
+                self.kept.is_loaded(message.policy, message.version)
         elif isinstance(message, PlainPiece):
-            if (pending := worker.holding.get(message.request_id)) is not None:
-                self._grew(pending, message)
-            return
+            if (pending := worker.holding.get(message.request_id)) is None or not self._grew(pending, message):
+                return
+            worker.has_gone_on(message.version)
         elif (pending := worker.holding.pop(message.request_id, None)) is not None:
-            if isinstance(message, PlainAnswer) and worker.room and message.version > (worker.room.version or 0):
-                worker.room = msgspec.structs.replace(worker.room, version=message.version)
+            if isinstance(message, PlainAnswer):
+                worker.has_gone_on(message.version)
             self._answered(pending, message)
         self._hand_out()
 
@@ -155,7 +158,8 @@ class PlainDesk:
         for worker in self._workers:
             if worker.room is not None and not worker.room.is_kept:
                 self._seen_s[worker.room.policy] = now_s
-        for pending in [*self._waiting, *(one for worker in self._workers for one in worker.holding.values())]:
+        holding = [one for worker in self._workers for one in worker.holding.values()]
+        for pending in [*holding, *(one for queue in self._waiting.values() for one in queue)]:
             policy, step = pending.policy, pending.step
             is_kept = step is not None and self.kept.use(policy, step)
             if step is not None and (words := failed.get((policy, step))):
@@ -177,59 +181,77 @@ class PlainDesk:
     def _named(self, policy: str) -> str:
         return " and ".join(f"{policy}{VERSION_MARK}{step}" for step in self._served(policy))
 
+    def _wait(self, pending: _Pending, *, is_first: bool = False) -> None:
+        queue = self._waiting[pending.policy, pending.step]
+        queue[pending] = None
+        if is_first:
+            queue.move_to_end(pending, last=False)
+
     def _hand_out(self) -> None:
-        """The oldest first, each to the worker with the most room."""
-        waiting, self._waiting = self._waiting, deque()
-        for pending in waiting:
-            able = [worker for worker in self._workers if worker.may_take(pending)]
-            if not able:
-                if not self._is_passed(pending):
-                    self._waiting.append(pending)
-                continue
-            worker = max(able, key=lambda one: one.room.room - len(one.holding) if one.room else 0)
-            pending.num_tries += 1
-            # Of another name than at the try before, which an engine may not have forgotten.
-            name = f"{pending.request.request_id}-{pending.num_tries}"
-            worker.holding[name] = pending
-            worker.send(msgspec.structs.replace(pending.request, request_id=name))
+        """Of each policy and step the oldest first, each to the worker with the most room."""
+        for (policy, step), queue in list(self._waiting.items()):
+            while queue and (able := [worker for worker in self._workers if worker.may_take(policy, step)]):
+                pending, _ = queue.popitem(last=False)
+                worker = max(able, key=lambda one: one.room.room - len(one.holding) if one.room else 0)
+                pending.num_tries += 1
+                # Of another name than at the try before, which an engine may not have forgotten.
+                name = f"{pending.request.request_id}-{pending.num_tries}"
+                worker.holding[name] = pending
+                worker.send(msgspec.structs.replace(pending.request, request_id=name))
+            if queue and step is not None and (mistake := self._never(policy, step)):
+                for pending in queue:
+                    self._refuse(pending, mistake)
+                queue.clear()
+            if not queue:
+                del self._waiting[policy, step]
 
-    def _is_passed(self, pending: _Pending) -> bool:
-        """Have the weights that a request wants served from their checkpoint, where no worker has them.
+    def _never(self, policy: str, step: int) -> ChatMistake | None:
+        """Why nobody will serve these weights, where no worker has them: there is no checkpoint, or no room for it.
 
-        Fail it where there is none, or no room.
+        Else they are served from that.
         """
-        policy, step, served = pending.policy, pending.step, self._served(pending.policy)
-        if step is None or step in served:
-            return False
+        served = self._served(policy)
+        if step in served or self.kept.use(policy, step):
+            return None
         if step in self.kept.steps(policy):
             try:
                 self.kept.want(policy, step)
             except ChatMistake as mistake:
-                self._refuse(pending, mistake)
-                return True
-            return False
-        if served:
-            self._refuse(pending, self._gone(pending, f"{self._named(policy)} while it waited"))
-        return bool(served)
+                return mistake
+            return None
+        return self._gone(policy, step, f"{self._named(policy)} while it waited") if served else None
 
-    def _gone(self, pending: _Pending, newer: str) -> ChatMistake:
-        kept = self.kept.told(pending.policy, str(pending.step))
-        return ChatMistake(f"{pending.policy} went on to {newer}; {kept}", code="version_gone", status=409)
+    def _gone(self, policy: str, step: int, newer: str) -> ChatMistake:
+        words = f"{policy} went on to {newer}; {self.kept.told(policy, str(step))}"
+        return ChatMistake(words, code="version_gone", status=409)
 
-    def _grew(self, pending: _Pending, piece: PlainPiece) -> None:
+    def _overtaken(self, pending: _Pending, version: int) -> None:
+        """Newer weights came while it was answered: anew from the checkpoint, if there is one and nothing was told."""
+        policy, step = pending.policy, pending.step
+        assert step is not None, "any weights will do"
+        if step in self.kept.steps(policy) and not pending.is_begun:
+            self._wait(pending, is_first=True)
+        else:
+            self._refuse(pending, self._gone(policy, step, f"{policy}{VERSION_MARK}{version} while it answered"))
+
+    def _grew(self, pending: _Pending, piece: PlainPiece) -> bool:
+        """Whether it is to be handed out anew."""
         if pending.answer.done():
-            return
-        if pending.step not in (None, piece.version):
-            newer = f"{pending.policy}{VERSION_MARK}{piece.version} while it answered"
-            self._refuse(pending, self._gone(pending, newer))
-            return
-        pending.is_begun = True
-        pending.on_piece(piece)
+            return False
+        if pending.step in (None, piece.version):
+            pending.is_begun = True
+            pending.on_piece(piece)
+            return False
+        self._forget(pending)
+        self._overtaken(pending, piece.version)
+        return not pending.answer.done()
 
     def _answered(self, pending: _Pending, message: PlainAnswer | PlainRefusal) -> None:
         if pending.answer.done():
             return
-        if isinstance(message, PlainAnswer):
+        if isinstance(message, PlainAnswer) and pending.step not in (None, message.version):
+            self._overtaken(pending, message.version)
+        elif isinstance(message, PlainAnswer):
             self.counts["answers"] += 1
             self.counts["tokens"] += len(message.sampled)
             self.counts["scored_tokens"] += max(0, len(message.given) - 1)
@@ -238,7 +260,7 @@ class PlainDesk:
             self._fail(pending, f"its worker was lost in the middle of an answer: {message.words}", "lost")
         elif message.code == LOST and pending.num_tries < MAX_TRIES:
             self.counts["tried_again"] += 1
-            self._waiting.appendleft(pending)
+            self._wait(pending, is_first=True)
         elif message.code == LOST:
             self._fail(pending, f"its worker was lost {MAX_TRIES} times: {message.words}", "lost")
         else:
@@ -252,8 +274,8 @@ class PlainDesk:
             pending.answer.set_exception(mistake)
 
     def _forget(self, pending: _Pending) -> None:
-        if pending in self._waiting:
-            self._waiting.remove(pending)
+        if (queue := self._waiting.get((pending.policy, pending.step))) is not None:
+            queue.pop(pending, None)
         for worker in self._workers:
             for name in [name for name, one in worker.holding.items() if one is pending]:
                 del worker.holding[name]

@@ -126,26 +126,31 @@ class Gateway:
         call = read_chat(await _body(request), models=(session.policy, ANY_POLICY))
         for key in call.unheeded:
             self._tell_unheeded(session.task, key, call.unheeded[key])
-        call_id, created_s = f"{session_id}-{session.number_of(call)}", int(time.time())
+        created_s = int(time.time())
         if call.is_streamed:
-            head = {"id": call_id, "created": created_s, "model": session.policy} | OF_CHAT_CHUNK
-            asking = partial(self._streamed, session, call, call_id)
+            head = {"created": created_s, "model": session.policy} | OF_CHAT_CHUNK
             return await stream_answers(
-                request, [asking], wording=partial(chat_choices, call_id), head=lambda version: head
+                request,
+                [partial(self._streamed, session, call)],
+                wording=lambda one: chat_choices(_turn_id(session, one.version), one),
+                head=lambda number: {"id": _turn_id(session, number), **head},
             )
-        turn, said = await session.ask(call)
+        number, turn, said = await session.ask(call)
         self._book.counts["turns"] += 1
+        call_id = _turn_id(session, number)
         return web.json_response(completion(call_id, session.policy, turn, said, created_s=created_s))
 
-    async def _streamed(self, session: AgentSession, call: ChatCall, call_id: str, on_piece: OnPiece) -> PlainAnswer:
-        def grew(text: str) -> None:
-            on_piece(PlainPiece(request_id=call_id, version=0, text=text))
+    async def _streamed(self, session: AgentSession, call: ChatCall, on_piece: OnPiece) -> PlainAnswer:
+        """The turn as an answer; what is a version there is the turn's number here."""
 
-        turn, said = await session.ask(call, grew)
+        def grew(number: int, text: str) -> None:
+            on_piece(PlainPiece(request_id="", version=number, text=text))
+
+        number, turn, said = await session.ask(call, grew)
         self._book.counts["turns"] += 1
         return PlainAnswer(
-            request_id=call_id,
-            version=0,
+            request_id="",
+            version=number,
             num_given_tokens=0,
             text=said.content,
             tool_calls=said.tool_calls,
@@ -282,6 +287,10 @@ class Gateway:
                 log.exception("a request of an agent could not be answered")
         self._book.counts[f"refused/{refusal.code}"] += 1
         return web.json_response(refusal.as_json(), status=refusal.status)
+
+
+def _turn_id(session: AgentSession, number: int) -> str:
+    return f"{session.session_id}-{number}"
 
 
 async def _pass_on(socket: web.WebSocketResponse, reply: "asyncio.Future[Any]") -> None:

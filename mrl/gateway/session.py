@@ -6,7 +6,7 @@ agent asks for at the same time takes its turns one after another. All of it hap
 
 import asyncio
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -32,12 +32,22 @@ from mrl.tasks.environments.contract import (
 log = structlog.get_logger()
 
 MAX_WAITING = 64
+"""Requests of a session that wait for turns, and turns that are kept for clients that hung up before they had them."""
 OVER = "episode_over"
 """Code of the answer to whoever asks on when there are no further turns."""
 
 
-def _unheard(text: str) -> None:
+def _unheard(number: int, text: str) -> None:
     pass
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Asked:
+    """A request, and the turn that it gets."""
+
+    call: ChatCall
+    number: int
+    turn: "asyncio.Future[PolicyTurn]"
 
 
 @dataclass(eq=False)
@@ -66,16 +76,18 @@ class AgentSession:
     """What the seat waits for."""
     _answer: "asyncio.Future[PolicyTurn] | None" = None
     """What the agent waits for."""
-    _last: EnvironmentTurn | None = None
+    _parting: EnvironmentTurn | None = None
     """What the seat is told next, where the agent gave up while the policy had its turn."""
-    _on_grown: Callable[[str], None] = _unheard
+    _on_grown: Callable[[int, str], None] = _unheard
     """Hears what a turn says more, while it is sampled."""
     _grown: str = ""
     """What it says so far."""
     _num_waiting: int = 0
     """Requests that wait for the turn of another one."""
-    _last_call: ChatCall | None = None
-    _last_turn: PolicyTurn | None = None
+    _last: _Asked | None = None
+    """The newest request that has, or had, the policy's turn."""
+    _unread: deque[_Asked] = field(default_factory=lambda: deque(maxlen=MAX_WAITING))
+    """Earlier ones whose clients hung up before they had their turns."""
 
     def __post_init__(self) -> None:
         self.touched_s = self.clock()
@@ -97,7 +109,7 @@ class AgentSession:
         """A turn goes on. What comes too late, or behind a gap, is left to the whole turn."""
         if self._answer is not None and (piece.num_turns, piece.start) == (self.num_turns, len(self._grown)):
             self._grown += piece.text
-            self._on_grown(piece.text)
+            self._on_grown(self.num_turns + 1, piece.text)
 
     def finish(self, reason: str, turn: PolicyTurn | None = None) -> "asyncio.Future[EnvironmentTurn]":
         """The reward, where there are no further turns for a reason of `ENDS`; `turn` is the last, where it is new."""
@@ -117,27 +129,23 @@ class AgentSession:
 
     # The agent's side.
 
-    def number_of(self, call: ChatCall) -> int:
-        """Of the turn that a request gets, from 1 on."""
-        if self._is_repeated(call):
-            return self.num_turns + (self._answer is not None)
-        return self.num_turns + (self._answer is not None) + self._num_waiting + 1
+    async def ask(
+        self, call: ChatCall, on_grown: Callable[[int, str], None] = _unheard
+    ) -> tuple[int, PolicyTurn, Message]:
+        """The policy's next turn, behind those that are asked for, and its number, from 1 on.
 
-    async def ask(self, call: ChatCall, on_grown: Callable[[str], None] = _unheard) -> tuple[PolicyTurn, Message]:
-        """The policy's next turn, behind those that are asked for. The same request again gets the same turn.
-
-        Of a call that streams, what the turn says more is given to `on_grown` first. Raises ChatMistake.
+        A request that is sent again gets the same turn: the newest one does, and one whose client hung up before it had
+        its turn. Of a call that streams, what the turn says more is given to `on_grown` first, with its number.
+        Raises ChatMistake.
         """
-        while self._answer is not None and not self._is_repeated(call):
+        while (asked := self._asked(call)) is None and self._answer is not None:
             await self._turn_ends(self._answer)
-        if self._is_repeated(call):
-            if self._answer is not None:
+        if asked is not None:
+            if asked.turn is self._answer:
                 self._on_grown = on_grown
-                on_grown(self._grown)
-                return await self._turn(self._answer)
-            assert self._last_turn is not None
-            return self._last_turn, said_by(self._last_turn)
-        if self.ending or self.is_over or self._last is not None:
+                on_grown(asked.number, self._grown)
+            return await self._turn(asked)
+        if self.ending or self.is_over or self._parting is not None:
             raise ChatMistake(f"there are no further turns: {ENDS.get(self.ending, self.ending)}", code=OVER)
         self.touched_s = self.clock()
         new = self._continued(call)
@@ -152,10 +160,11 @@ class AgentSession:
         if is_branch:
             self._note_branch(call)
         self.said = [*([] if is_branch else self.said), *messages]
-        self._last_call, self._on_grown, self._grown = call, on_grown, ""
         self._answer = asyncio.get_running_loop().create_future()
+        self._last = asked = _Asked(call, self.num_turns + 1, self._answer)
+        self._on_grown, self._grown = on_grown, ""
         self._tell(reply)
-        return await self._turn(self._answer)
+        return await self._turn(asked)
 
     def reward(self, value: float) -> None:
         """The agent has played to the end. Raises ChatMistake."""
@@ -176,11 +185,11 @@ class AgentSession:
         """
         self._check_open()
         cut_short = EnvironmentTurn(done=True, reward=0.0, reason=self.ending) if self.ending else None
-        self._last = cut_short or EnvironmentTurn.failed(RAISED, words)
+        self._parting = cut_short or EnvironmentTurn.failed(RAISED, words)
         if self._answer is not None:
             self._refuse("its agent gave up")
         if self._reply is not None:
-            self._end(self._last)
+            self._end(self._parting)
 
     def expire(self, idle_s: float) -> bool:
         """Whether the agent has said nothing for too long; the episode is over then."""
@@ -191,9 +200,13 @@ class AgentSession:
 
     # Within.
 
-    def _is_repeated(self, call: ChatCall) -> bool:
-        last = self._last_call
-        return last is not None and call.messages == last.messages and call.tools == last.tools
+    def _asked(self, call: ChatCall) -> _Asked | None:
+        """The earlier request that this one repeats."""
+        for asked in self._unread:
+            if asked.call.is_same(call):
+                self._unread.remove(asked)
+                return asked
+        return self._last if self._last is not None and self._last.call.is_same(call) else None
 
     def _continued(self, call: ChatCall) -> tuple[Message, ...] | None:
         """The new messages of a request; None for a branch, which does not go on from what was said.
@@ -206,7 +219,7 @@ class AgentSession:
         is_said = any(one.role == "assistant" for one in new)
         if not self.num_turns and is_said:
             raise ChatMistake("messages: the policy has said nothing yet, and one of them is the assistant's")
-        has_same_tools = self._last_call is None or call.tools == self._last_call.tools
+        has_same_tools = self._last is None or call.tools == self._last.call.tools
         goes_on = len(known) == len(self.said) and all(map(is_same, self.said, known))
         return new if goes_on and has_same_tools and not is_said else None
 
@@ -215,14 +228,14 @@ class AgentSession:
         if not self.counts["branches"]:
             common = list(zip(self.said, call.messages, strict=False))
             place = next((at for at, pair in enumerate(common) if not is_same(*pair)), len(common))
-            has_same_tools = self._last_call is not None and call.tools == self._last_call.tools
+            has_same_tools = self._last is not None and call.tools == self._last.call.tools
             parting = f"messages[{place}]" if has_same_tools or place < len(common) else "tools"
             log.info("an agent has rewritten its conversation: a new row begins", task=self.task, at=parting)
         self.counts["branches"] += 1
 
     def _check_open(self) -> None:
         self.touched_s = self.clock()
-        if self.is_over or self._last is not None:
+        if self.is_over or self._parting is not None:
             raise ChatMistake(f"the episode is over: {ENDS.get(self.ending, self.ending) or DONE}", code=OVER)
 
     def _check_idle(self, wanted: str) -> None:
@@ -239,16 +252,19 @@ class AgentSession:
         finally:
             self._num_waiting -= 1
 
-    async def _turn(self, answer: "asyncio.Future[PolicyTurn]") -> tuple[PolicyTurn, Message]:
-        turn = await asyncio.shield(answer)  # a client that hangs up leaves the turn to its next request
-        return turn, said_by(turn)
+    async def _turn(self, asked: _Asked) -> tuple[int, PolicyTurn, Message]:
+        try:
+            turn = await asyncio.shield(asked.turn)
+        except asyncio.CancelledError:  # the client has hung up: the turn is there for its next request
+            self._unread.append(asked)
+            raise
+        return asked.number, turn, said_by(turn)
 
     def _give(self, turn: PolicyTurn) -> None:
         """The policy's turn, to the agent that waits for it."""
         self.touched_s = self.clock()
         self.num_turns += 1
         self.said.append(said_by(turn))
-        self._last_turn = turn
         if self._answer is not None:
             self._answer.set_result(turn)
             self._answer = None
@@ -257,13 +273,13 @@ class AgentSession:
         assert self._answer is not None
         self._answer.add_done_callback(asyncio.Future.exception)  # nobody may be there to hear it
         self._answer.set_exception(ChatMistake(words, code=OVER))
-        self._answer, self._last_call = None, None
+        self._answer, self._last = None, None
         self.touched_s = self.clock()
 
     def _await_agent(self) -> "asyncio.Future[EnvironmentTurn]":
         reply = self._reply = asyncio.get_running_loop().create_future()
-        if self._last is not None:
-            self._end(self._last)
+        if self._parting is not None:
+            self._end(self._parting)
         return reply
 
     def _tell(self, turn: EnvironmentTurn) -> None:

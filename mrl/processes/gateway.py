@@ -10,6 +10,7 @@ If it dies: groups that were played are given up; it is started again on the sam
 
 import asyncio
 import secrets
+import shutil
 import sys
 import threading
 import time
@@ -28,7 +29,7 @@ from mrl.errors import AddressError
 from mrl.files import replace_file
 from mrl.gateway.agent_children import AgentChildren
 from mrl.gateway.agent_network import BACKLOG
-from mrl.gateway.kept_versions import KeptVersions
+from mrl.gateway.kept_versions import KEPT_VERSIONS, KeptVersions
 from mrl.gateway.plain_desk import PlainDesk
 from mrl.gateway.routes import Gateway
 from mrl.gateway.session_book import SessionBook
@@ -74,6 +75,7 @@ async def _run(
     config: RunConfig, folder: RunFolder, telemetry: Telemetry, stop: threading.Event, keys: dict[str, str]
 ) -> None:
     book = SessionBook(idle_s=config.gateway.idle_s)
+    shutil.rmtree(folder.path / KEPT_VERSIONS, ignore_errors=True)  # of an earlier life
     kept = KeptVersions(
         folder.path,
         folder.checkpoint_steps,

@@ -7,11 +7,11 @@ import openai
 import pytest
 
 from mrl.gateway import kept_versions
-from mrl.records.plain_requests import WorkerRoom
+from mrl.records.plain_requests import PlainPiece, WorkerRoom
 from tests.gateway.test_plain_requests import TALK, run, says, until
 
 PROCESS = """
-import os, sys, time
+import os, signal, sys, time
 from pathlib import Path
 from mrl.gateway.gateway_line import GatewayLine
 from mrl.records.plain_requests import PlainAnswer, PlainRequest, WorkerRoom
@@ -20,9 +20,15 @@ folder, policy, step = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
 (folder / "starts").open("a").write(f"{os.getpid()} {policy}@{step}\\n")
 if (folder / "fails").exists():
     sys.exit(3)
+if (folder / "stubborn").exists():
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+while (folder / "slow").exists():
+    time.sleep(0.01)
 line = GatewayLine(folder)
 line.send(WorkerRoom(policy, 8, step, True))
 while True:
+    if signal.getsignal(signal.SIGTERM) is signal.SIG_IGN and not (folder / "stubborn").exists():
+        sys.exit()
     for asked in line.take():
         if isinstance(asked, PlainRequest) and not (folder / "silent").exists():
             line.send(PlainAnswer(request_id=asked.request_id, version=step, num_given_tokens=1, text=f"of {step}"))
@@ -178,17 +184,113 @@ def test_one_that_nobody_asks_for_ends(tmp_path, monkeypatch):
     assert [served for _, served in starts(tmp_path)] == ["qwen@40"] * 2
 
 
-def test_one_that_cannot_be_served_is_an_error_of_those_that_wait(tmp_path):
-    """At once, and with where to look; the next request tries again."""
+def test_one_that_cannot_be_served_is_an_error_of_those_that_wait(tmp_path, monkeypatch):
+    """At once, and with where to look; whoever asks on hears the same, until it is tried again after a pause."""
     (tmp_path / "fails").touch()
 
     async def script(rig):
-        with pytest.raises(openai.InternalServerError, match="qwen@40 ended with exit code 3; the gateway's log"):
-            await ask(rig, "qwen@40")
+        words = "qwen@40 ended with exit code 3; the gateway's log"
+        for _ in range(3):
+            with pytest.raises(openai.InternalServerError, match=words):
+                await ask(rig, "qwen@40")
         (tmp_path / "fails").unlink()
+        monkeypatch.setattr(kept_versions, "PAUSE_S", 0.0)
         return await ask(rig, "qwen@40")
 
     assert kept(tmp_path, script) == ("of 40", "qwen@40")
+    assert len(starts(tmp_path)) == 2
+
+
+def test_a_host_that_starts_no_process_costs_those_that_wait(tmp_path, monkeypatch):
+    """And nobody else."""
+
+    async def script(rig):
+        monkeypatch.setattr(kept_versions.subprocess, "Popen", no_process)
+        with pytest.raises(openai.InternalServerError, match=r"qwen@40 cannot be served: .*no more processes"):
+            await ask(rig, "qwen@40")
+        await rig.worker(says("newest"))
+        return await ask(rig, "qwen")
+
+    def no_process(*_, **__):
+        raise OSError("no more processes")
+
+    assert kept(tmp_path, script) == ("newest", "qwen@5")
+
+
+def test_one_that_is_ending_is_not_started_beside_itself(tmp_path):
+    """It starts anew when the other one has gone; one that does not end is killed."""
+    (tmp_path / "stubborn").touch()
+
+    async def script(rig):
+        found = [await ask(rig, "qwen@40")]
+        (served,) = rig.desk.kept._served.values()
+        served.end(0.0)
+        asking = asyncio.ensure_future(ask(rig, "qwen@40"))
+        await until(lambda: rig.desk.num_waiting == 1)
+        assert len(starts(tmp_path)) == 1
+        (tmp_path / "stubborn").unlink()
+        found.append(await asking)
+        return found
+
+    assert kept(tmp_path, script, most=2) == [("of 40", "qwen@40")] * 2
+    (first, _), (second, _) = starts(tmp_path)
+    assert not is_alive(first)
+    assert not is_alive(second)
+
+
+def test_one_starts_after_the_other(tmp_path):
+    """Two that load at the same time would each count the same free memory as theirs."""
+    (tmp_path / "slow").touch()
+
+    async def script(rig):
+        asking = [asyncio.ensure_future(ask(rig, f"qwen@{step}")) for step in (40, 80)]
+        await until(lambda: starts(tmp_path))
+        assert rig.desk.kept.num_alive == 1
+        (tmp_path / "slow").unlink()
+        return await asyncio.gather(*asking)
+
+    assert kept(tmp_path, script, most=2) == [("of 40", "qwen@40"), ("of 80", "qwen@80")]
+    assert [served for _, served in starts(tmp_path)] == ["qwen@40", "qwen@80"]
+
+
+def test_a_stream_that_newer_weights_overtake_before_its_first_piece_is_sampled_anew(tmp_path):
+    """From the checkpoint; the worker is told to forget it, and it counts as one answer."""
+
+    def newer(request):
+        return PlainPiece(request_id=request.request_id, version=41, text="no")
+
+    async def script(rig):
+        worker = await rig.worker(newer, version=40)
+        stream = await rig.client.chat.completions.create(model="qwen@40", messages=TALK, stream=True)
+        said = [chunk.choices[0].delta.content or "" async for chunk in stream]
+        await until(lambda: worker.withdrawn)
+        return "".join(said), worker.withdrawn == [worker.asked[0].request_id], rig.desk.counts["answers"]
+
+    assert kept(tmp_path, script) == ("of 40", True, 1)
+
+
+def test_a_crowd_that_waits_for_one_version_costs_one_look_at_the_checkpoints_each(tmp_path):
+    """And each word of a worker costs none."""
+    (tmp_path / "slow").touch()
+
+    async def script(rig):
+        looks = []
+        rig.desk.kept._steps = lambda policy: looks.append(policy) or {40}
+        asking = [asyncio.ensure_future(ask(rig, "qwen@40")) for _ in range(50)]
+        await until(lambda: rig.desk.num_waiting == 50)
+        num_looks = len(looks)
+        worker = await rig.worker(says())
+        for room in range(20, 40):
+            told = WorkerRoom("qwen", room, 5)
+            worker.line.send(told)
+            await until(lambda told=told: any(one.room == told for one in rig.desk._workers))
+        after = len(looks) - num_looks
+        (tmp_path / "slow").unlink()
+        await asyncio.gather(*asking)
+        return num_looks, after
+
+    looks, after = kept(tmp_path, script)
+    assert (looks <= 52, after) == (True, 0)
 
 
 def test_where_kept_versions_are_served_no_other_way_is_told(tmp_path):

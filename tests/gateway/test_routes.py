@@ -591,7 +591,7 @@ def test_an_agent_that_gives_up_while_the_policy_has_its_turn(tmp_path, capsys):
         seat = rig.seat()
         await elsewhere(seat.reset, 0, {})
         (session,) = rig.book._taken.values()
-        while session._last is None:
+        while session._parting is None:
             await asyncio.sleep(0.01)
         last = await elsewhere(seat.step, PolicyTurn("Hi"))
         playing.cancel()

@@ -50,11 +50,11 @@ def test_an_episode_of_two_turns():
         opened, asking = await until_asked(session, ASKED)
         assert (await opened).messages == (ASKED,)
         step = session.step(PolicyTurn("7"))
-        assert (await asking)[1] == SAID
+        assert (await asking)[2] == SAID
         asking = asyncio.ensure_future(session.ask(call(ASKED, SAID, TOLD)))
         assert (await step).messages == (TOLD,)
         step = session.step(PolicyTurn("9"))
-        assert (await asking)[0].text == "9"
+        assert (await asking)[1].text == "9"
         session.reward(0.5)
         return await step
 
@@ -69,26 +69,26 @@ def test_a_turn_is_told_as_it_grows():
         heard, again = [], []
         opened = session.opened()
         streaming = ChatCall((ASKED,), (), True, {})
-        asking = asyncio.ensure_future(session.ask(streaming, heard.append))
-        assert (session.number_of(streaming), (await opened).stream) == (1, "s")
+        asking = asyncio.ensure_future(session.ask(streaming, lambda *told: heard.append(told)))
+        assert (await opened).stream == "s"
         for start, text in ((0, "se"), (0, "se"), (3, "n"), (2, "v")):
             session.grew(TurnPiece(session="s", num_turns=0, start=start, text=text))
-        repeated = asyncio.ensure_future(session.ask(streaming, again.append))
+        repeated = asyncio.ensure_future(session.ask(streaming, lambda *told: again.append(told)))
         await asyncio.sleep(0)
         session.grew(TurnPiece(session="s", num_turns=0, start=3, text="en"))
         session.grew(TurnPiece(session="s", num_turns=1, start=5, text="!"))
         step = session.step(PolicyTurn("seven"))
-        assert (await asking)[0] is (await repeated)[0]
+        assert (await asking)[:2] == (await repeated)[:2] == (1, PolicyTurn("seven"))
         session.grew(TurnPiece(session="s", num_turns=1, start=0, text="late"))
-        assert (session.number_of(streaming), session.number_of(call(ASKED, SAID, TOLD))) == (1, 2)
-        asking = asyncio.ensure_future(session.ask(call(ASKED, Message("assistant", "seven"), TOLD), heard.append))
+        further = call(ASKED, Message("assistant", "seven"), TOLD)
+        asking = asyncio.ensure_future(session.ask(further, lambda *told: heard.append(told)))
         assert (await step).stream == ""
         session.grew(TurnPiece(session="s", num_turns=1, start=0, text="8"))
         session.leave()
         await asyncio.gather(asking, return_exceptions=True)
         return heard, again
 
-    assert played(script) == (["se", "v", "8"], ["sev", "en"])
+    assert played(script) == ([(1, "se"), (1, "v"), (2, "8")], [(1, "sev"), (1, "en")])
 
 
 def test_a_request_that_is_repeated_gets_the_same_turn():
@@ -105,7 +105,30 @@ def test_a_request_that_is_repeated_gets_the_same_turn():
         return first, behind
 
     first, behind = played(script)
-    assert first[0] is behind[0]
+    assert first[:2] == behind[:2] == (1, PolicyTurn("7"))
+
+
+def test_a_turn_that_nobody_read_is_kept_for_whoever_asks_for_it_again():
+    """Its client hung up, and other requests had their turns since; what was read is not kept, and sampled anew."""
+
+    async def script(session, clock):
+        opened, broken = await until_asked(session, ASKED)
+        other = asyncio.ensure_future(session.ask(call(SYSTEM, TOLD)))
+        await opened
+        broken.cancel()
+        await asyncio.sleep(0)
+        session.step(PolicyTurn("7"))
+        while session.num_turns == 1 and session._answer is None:
+            await asyncio.sleep(0)
+        step = session.step(PolicyTurn("8"))
+        found = [await other, await session.ask(call(ASKED))]
+        assert not step.done()
+        anew = asyncio.ensure_future(session.ask(call(ASKED)))
+        assert (await step).begins_row
+        session.step(PolicyTurn("9"))
+        return [(number, turn.text) for number, turn, _ in [*found, await anew]]
+
+    assert played(script) == [(2, "8"), (1, "7"), (3, "9")]
 
 
 SYSTEM, ADD = Message("system", "be brief"), ToolSpec("add", "", '{"type":"object"}')
@@ -139,7 +162,7 @@ def test_a_conversation_that_is_rewritten_is_a_branch(asked):
         again = asyncio.ensure_future(session.ask(asked))
         branch = await step
         step = session.step(PolicyTurn("9"))
-        assert (await asking)[0].text == (await again)[0].text == "9"
+        assert (await asking)[1].text == (await again)[1].text == "9"
         further = ChatCall((*asked.messages, Message("assistant", "9"), TOLD), asked.tools, False, {})
         asking = asyncio.ensure_future(session.ask(further))
         return branch, await step, asking.cancel(), session.counts
@@ -159,8 +182,7 @@ def test_a_branch_streams_as_any_turn_does():
         step = session.step(PolicyTurn("7"))
         await asking
         streamed = ChatCall((SYSTEM, TOLD), (), True, {})
-        assert session.number_of(streamed) == 2
-        asking = asyncio.ensure_future(session.ask(streamed, heard.append))
+        asking = asyncio.ensure_future(session.ask(streamed, lambda *told: heard.append(told)))
         branch = await step
         session.grew(TurnPiece(session="s", num_turns=1, start=0, text="ni"))
         session.step(PolicyTurn("nine"))
@@ -168,7 +190,7 @@ def test_a_branch_streams_as_any_turn_does():
         return branch
 
     branch = played(script)
-    assert (branch.begins_row, branch.stream, heard) == (True, "s", ["ni"])
+    assert (branch.begins_row, branch.stream, heard) == (True, "s", [(2, "ni")])
 
 
 @pytest.mark.parametrize(
@@ -297,17 +319,16 @@ def test_requests_at_the_same_time_get_their_turns_one_after_another():
         opened, first = await until_asked(session, ASKED)
         others = [asyncio.ensure_future(session.ask(call(Message("user", word)))) for word in ("b", "c")]
         await asyncio.sleep(0)
-        numbers = [session.number_of(one) for one in (call(ASKED), call(TOLD))]
         with pytest.raises(ChatMistake, match="has its turn"):
             session.reward(1.0)
         told = [await opened, *[await session.step(PolicyTurn(said)) for said in ("1", "2")]]
         last = session.step(PolicyTurn("3"))
-        turns = [turn.text for turn, _ in await asyncio.gather(first, *others)]
+        turns = [(number, turn.text) for number, turn, _ in await asyncio.gather(first, *others)]
         session.reward(1.0)
-        return numbers, told, turns, await last
+        return told, turns, await last
 
-    numbers, told, turns, last = played(script)
-    assert (numbers, turns, last.reward) == ([1, 4], ["1", "2", "3"], 1.0)
+    told, turns, last = played(script)
+    assert (turns, last.reward) == ([(1, "1"), (2, "2"), (3, "3")], 1.0)
     assert [(turn.messages[0].content, turn.begins_row) for turn in told] == [
         ("guess", False),
         ("b", True),
@@ -315,14 +336,17 @@ def test_requests_at_the_same_time_get_their_turns_one_after_another():
     ]
 
 
-def test_whoever_waits_for_a_turn_hears_that_there_is_none():
-    """Its agent gave up, or the policy has had all its turns."""
+@pytest.mark.parametrize(
+    "end", [lambda one: one.fail("it broke"), lambda one: one.finish(MAX_TURNS, PolicyTurn("7")), AgentSession.leave]
+)
+def test_whoever_waits_for_a_turn_hears_that_there_is_none(end):
+    """Its agent gave up, the policy has had all its turns, or the engine was lost."""
 
     async def script(session, clock):
         await until_asked(session, ASKED)
         waiting = asyncio.ensure_future(session.ask(call(TOLD)))
         await asyncio.sleep(0)
-        session.fail("it broke")
+        end(session)
         with pytest.raises(ChatMistake) as found:
             await waiting
         return found.value.code
@@ -352,7 +376,7 @@ def test_a_cut_turn_reaches_the_agent():
     async def script(session, clock):
         _, asking = await until_asked(session, ASKED)
         finish = session.finish(CUT, PolicyTurn("7 is", is_cut=True))
-        turn, said = await asking
+        _, turn, said = await asking
         with pytest.raises(ChatMistake, match="cut") as found:
             await session.ask(call(ASKED, said, TOLD))
         session.reward(0.25)

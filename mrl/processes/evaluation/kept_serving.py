@@ -7,11 +7,11 @@ Unblocked by: the gateway.
 If it dies: the gateway tells those who wait, and starts it again for the next request.
 """
 
+import shutil
 import threading
 from contextlib import ExitStack
 from pathlib import Path
 
-import psutil
 import structlog
 
 from mrl.alignment.receiver import load_receiver
@@ -21,12 +21,14 @@ from mrl.config.schema import RunConfig
 from mrl.engines.embedded import EmbeddedEngine
 from mrl.errors import RoleFailed
 from mrl.gateway.gateway_line import GatewayLine
+from mrl.gateway.kept_versions import KEPT_VERSIONS
+from mrl.host_memory import free_memory_bytes
 from mrl.models.tensor_header import read_header
 from mrl.processes import wiring
 from mrl.processes.engines import answers_at_once, build_embedded
 from mrl.processes.episode_wiring import plain_voice
 from mrl.processes.evaluation.measuring import engine_table
-from mrl.processes.evaluation.subjects import EvaluationSubject
+from mrl.processes.preparation.checkpoint_folder import sound_checkpoint, write_folder
 from mrl.processes.preparation.model_folder import weight_files
 from mrl.records.version import Version
 from mrl.rollout.held_out_answers import InFlight
@@ -47,8 +49,9 @@ def main(run_folder: Path, policy: str, index: int) -> int:
     role = f"kept-version/{policy}/{index}"
 
     def body(config: RunConfig, folder: RunFolder, closing: ExitStack) -> int:
-        stop, woken = wiring.stop_event(), threading.Event()
+        woken = threading.Event()
         serving, engine = _start(config, folder, policy, step=index, woken=woken, closing=closing)
+        stop = wiring.stop_event()  # by now: while it loads it ends at once
         log.info("a kept version is served", step=index)
         while not stop.is_set():
             woken.clear()
@@ -67,16 +70,19 @@ def _start(
 ) -> tuple[PlainServing, EmbeddedEngine]:
     """Raises CheckpointError, RoleFailed where the weights have no room in memory."""
     own = config.policies[policy]
-    subject = EvaluationSubject(f"{policy}@{step}", f"{policy}@{step}", own, step, folder.path, policy)
-    with subject.model_folder() as model:
-        table = engine_table(own, engine="embedded", device="cpu", max_new_tokens=0)
-        table = table.model_copy(update={"model": str(model)})
-        _check_memory(model, table)
-        receiver = load_receiver(model)
-        served = config.model_copy(update={"policies": {policy: table}})
-        engine = build_embedded(served, policy, receiver)
-        closing.callback(engine.close)
-        voice = plain_voice(served, policy, receiver)
+    table = engine_table(own, engine="embedded", device="cpu", max_new_tokens=0)
+    _check_memory(table)
+    part = folder.path / KEPT_VERSIONS / f"{policy}-{step}"
+    shutil.rmtree(part, ignore_errors=True)  # of one that was killed while it loaded
+    part.mkdir(parents=True)
+    closing.callback(shutil.rmtree, part, ignore_errors=True)
+    write_folder(part, own, sound_checkpoint(folder, policy, step))
+    served = config.model_copy(update={"policies": {policy: table.model_copy(update={"model": str(part)})}})
+    receiver = load_receiver(part)
+    engine = build_embedded(served, policy, receiver)
+    closing.callback(engine.close)
+    voice = plain_voice(served, policy, receiver)
+    shutil.rmtree(part)
     engine.label(Version(0, step))
     line = GatewayLine(folder.path)
     closing.callback(line.close)
@@ -98,15 +104,14 @@ def _most(config: RunConfig, policy: str) -> int:
     return min(MAX_AT_ONCE, answers_at_once(config, policy))
 
 
-def _check_memory(model: Path, table: PolicyTable) -> None:
+def _check_memory(table: PolicyTable) -> None:
     """The run comes first: a host without room would end one of its processes."""
-    num_elements = sum(read_header(file).num_elements for file in weight_files(model, "", ""))
-    wanted, free = (
-        SPARE_SHARE * ELEMENT_BYTES[table.rollout.engine_dtype] * num_elements,
-        psutil.virtual_memory().available,
-    )
+    num_elements = sum(read_header(file).num_elements for file in weight_files(Path(table.model), "", ""))
+    # Where adapters are trained, they are merged in float32 before the engine has its own.
+    size = ELEMENT_BYTES["float32" if table.learner.lora else table.rollout.engine_dtype]
+    wanted, free = SPARE_SHARE * size * num_elements, free_memory_bytes()
     if wanted > free:
         raise RoleFailed(
-            f"{table.rollout.engine_dtype} weights and what comes with them take {wanted / MIB:,.0f} MiB, and "
-            f"{free / MIB:,.0f} MiB are free on this host"
+            f"the weights and what comes with them take {wanted / MIB:,.0f} MiB, and {free / MIB:,.0f} MiB are free "
+            "on this host"
         )

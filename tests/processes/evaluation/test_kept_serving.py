@@ -1,15 +1,13 @@
 """A process that is to serve a kept version, and cannot: it ends with one line, and nothing of the run with it."""
 
 import json
-from types import SimpleNamespace
 
-import psutil
 import pytest
 
 from mrl.config.load import validate
 from mrl.config.run_folder import RunFolder, create_run_folder
 from mrl.models.probe import save_probe
-from mrl.processes.evaluation.kept_serving import main
+from mrl.processes.evaluation import kept_serving
 from tests.support.evaluated_run import checkpoint
 
 
@@ -29,15 +27,16 @@ def run(tmp_path) -> RunFolder:
 
 def ending(run, step):
     """Exit code and reason."""
-    code = main(run.path, "qwen", step)
+    code = kept_serving.main(run.path, "qwen", step)
     return code, json.loads((run.crash / f"kept-version-qwen-{step}.json").read_text())["reason"]
 
 
 def test_a_host_without_room_is_told_what_it_lacks(run, monkeypatch):
-    """Before the weights are loaded: it would take the memory of the run."""
-    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=1000))
+    """Before the weights are written or loaded: it would take the memory of the run."""
+    monkeypatch.setattr(kept_serving, "free_memory_bytes", lambda: 1000)
+    monkeypatch.setattr(kept_serving, "write_folder", lambda *_: pytest.fail("written"))
     code, reason = ending(run, 4)
-    assert (code, reason.startswith("float32 weights and what comes with them take ")) == (1, True)
+    assert (code, reason.startswith("the weights and what comes with them take ")) == (1, True)
     assert reason.endswith("0 MiB are free on this host")
 
 
@@ -46,3 +45,4 @@ def test_a_checkpoint_that_is_gone_is_named(run):
     code, reason = ending(run, 8)
     assert code == 1
     assert "step_8" in reason
+    assert not list((run.path / "kept_versions").iterdir())
