@@ -16,6 +16,7 @@ from mrl.learner.verifier_limit import VerifierFailures
 from mrl.learner.worker_news import WaitBounds, WorkerNews
 from mrl.records.codec import decode, encode
 from mrl.records.rollouts import (
+    MAX_GROUP_BYTES,
     Continuation,
     Goodbye,
     Groups,
@@ -250,7 +251,7 @@ class Intake:
         """Wait at most `timeout_s` for messages, answer them, do what is due: called by the link's thread alone."""
         for client, body, _grant in self._server.receive(timeout_s):
             try:
-                message = decode(body, worker_message_decoder)
+                message = decode(body, worker_message_decoder, max_bytes=MAX_GROUP_BYTES)
             except RecordError:
                 self.malformed += 1
                 continue

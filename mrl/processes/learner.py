@@ -56,6 +56,7 @@ from mrl.processes.episode_wiring import own_words
 from mrl.processes.planning.plan import rank_role
 from mrl.processes.planning.turns import device_turn
 from mrl.processes.weight_publishing import publisher_of
+from mrl.records.rollouts import MAX_GROUP_BYTES
 from mrl.records.version import Version
 from mrl.sharing.context import SharingContext, sharing_context
 from mrl.sharing.own_objective import own_objective
@@ -301,6 +302,7 @@ def _first_rank(
         admits=lambda grant: grant == workers,
         host=config.exchange.host,
         ipc_path=socket_file(f"learner-{policy}"),
+        max_message_bytes=MAX_GROUP_BYTES,
     )
     publish_endpoint(folder.endpoints, f"learner-{policy}", server.address, server.ipc_path)
     held_out = None if config.evaluation.every == NO_EVALUATION else HeldOutLedger(policy, measure_of(config))

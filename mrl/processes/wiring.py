@@ -30,6 +30,7 @@ from mrl.metrics.logging import configure_logging
 from mrl.metrics.telemetry import Telemetry
 from mrl.metrics.unheard import SUFFIX, UnheardMetrics
 from mrl.processes.preparation.hub_models import located
+from mrl.records.codec import MAX_MESSAGE_BYTES
 from mrl.transport.background import BackgroundClient
 from mrl.transport.client_socket import ClientSocket
 from mrl.transport.endpoints import nearest_endpoint
@@ -42,6 +43,8 @@ BEAT_S = 1.0
 MAX_STACK_BYTES = 1024 * 1024
 """Of earlier lives; beyond that their stacks make room for those of this one."""
 FLUSH_S = 0.5
+QUEUED_MESSAGES = 4
+"""Of the greatest length that a link keeps for a server that is slow to take them."""
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 log = structlog.get_logger()
@@ -118,12 +121,24 @@ def link(
     identity: str,
     on_message: Callable[[bytes], None],
     on_tick: Callable[[float], None] | None = None,
+    max_message_bytes: int = MAX_MESSAGE_BYTES,
     closing: ExitStack,
 ) -> BackgroundClient:
     """A background link to another role, flushed and closed with `closing`; `server` is the name of its endpoint."""
     keys = load_client_keys(folder.keys, grant_of(identity))
-    socket = ClientSocket(keys, lambda: nearest_endpoint(folder.endpoints, server), identity=identity)
-    client = BackgroundClient(socket, on_message=on_message, on_tick=on_tick, name=f"to-{server}")
+    socket = ClientSocket(
+        keys,
+        lambda: nearest_endpoint(folder.endpoints, server),
+        identity=identity,
+        max_message_bytes=max_message_bytes,
+    )
+    client = BackgroundClient(
+        socket,
+        on_message=on_message,
+        on_tick=on_tick,
+        max_queued_bytes=QUEUED_MESSAGES * max_message_bytes,
+        name=f"to-{server}",
+    )
     closing.callback(client.close, FLUSH_S)
     return client
 

@@ -43,7 +43,7 @@ from mrl.processes.sleep_line import WorkerLine
 from mrl.records.evaluation_messages import result_name
 from mrl.records.experience import ExperienceRecord
 from mrl.records.plain_requests import TurnPiece
-from mrl.records.rollouts import ScoredGroup
+from mrl.records.rollouts import MAX_GROUP_BYTES, ScoredGroup
 from mrl.rollout.duties import Duties
 from mrl.rollout.engine_turns import EngineInTurns
 from mrl.rollout.frozen import FROZEN, FrozenLife
@@ -351,9 +351,8 @@ def _sender(
 
 def _connect_learner(folder: RunFolder, policy: str, role: str, closing: ExitStack) -> WorkerLink:
     work = WorkerLink(role, learner=f"learner/{policy}")
-    client = wiring.link(
-        folder, f"learner-{policy}", identity=role, on_message=work.on_message, on_tick=work.on_tick, closing=closing
-    )
+    to_learner = partial(wiring.link, folder, f"learner-{policy}", identity=role, closing=closing)
+    client = to_learner(on_message=work.on_message, on_tick=work.on_tick, max_message_bytes=MAX_GROUP_BYTES)
     work.open(client.post, client.restart)
     return work
 

@@ -24,7 +24,11 @@ from mrl.records.told_turns import ToldTurn
 from mrl.records.version import Count, Name, Version, VersionSpan
 
 TokenBytes = Annotated[bytes, msgspec.Meta(max_length=4 * 1024 * 1024)]
-TextBytes = Annotated[bytes, msgspec.Meta(max_length=1024 * 1024)]
+MAX_TEXT_BYTES = 1024 * 1024
+"""Of an answer; a longer text is cut, its tokens are not."""
+TextBytes = Annotated[bytes, msgspec.Meta(max_length=MAX_TEXT_BYTES)]
+MAX_GROUP_BYTES = 256 * 1024 * 1024
+"""Of one message between a worker and its learner; a group is one."""
 NamedRewards = Annotated[dict[Name, Reward], msgspec.Meta(max_length=16)]
 Failure = Annotated[str, msgspec.Meta(max_length=1000)]
 FIRST_CONTINUATION = -(1 << 40)

@@ -10,9 +10,11 @@ import time
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from mrl.errors import ConfigError
-from mrl.records.codec import MAX_MESSAGE_BYTES, encode
+import structlog
+
+from mrl.records.codec import encode
 from mrl.records.rollouts import (
+    MAX_GROUP_BYTES,
     Goodbye,
     Groups,
     HeldOutAnswer,
@@ -36,6 +38,8 @@ REPEAT_S = 1.0
 """A worker that samples for long says so as often, or the learner would grant its work to others."""
 
 Delivery = ScoredGroup | StaleGroup | HeldOutAnswer
+
+log = structlog.get_logger()
 
 
 class WorkerProgress(NamedTuple):
@@ -123,19 +127,16 @@ class WorkerLink:
     def deliver(self, groups: Sequence[Delivery]) -> None:
         """Send finished groups and held-out answers, or say that groups are given up; repeated until acknowledged.
 
-        Raises ConfigError for a group that no message has room for.
+        One that no message has room for is given up, too.
         """
         with self._changed:
             for group in groups:
                 body = encode(self._message(group))
-                if len(body) > MAX_MESSAGE_BYTES:
-                    raise ConfigError(
-                        "a group is longer than a message may be",
-                        where=self._worker,
-                        got=f"{len(body)} bytes",
-                        wanted=f"at most {MAX_MESSAGE_BYTES}",
-                        cure="lower rollout.group_size or rollout.max_new_tokens of its policy",
-                    )
+                if len(body) > MAX_GROUP_BYTES and isinstance(group, ScoredGroup):
+                    told = {"task": group.task, "prompt": group.prompt_id, "bytes": len(body), "most": MAX_GROUP_BYTES}
+                    log.warning("a group is longer than a message may be, and is given up", **told)
+                    num_tokens = sum(answer.num_sampled_tokens for answer in group.answers)
+                    body = encode(self._message(StaleGroup(ticket=group.ticket, num_tokens=num_tokens)))
                 self._forget(group.ticket)
                 if self.is_over:
                     continue

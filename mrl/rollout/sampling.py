@@ -11,7 +11,16 @@ from mrl.engines.engine import Decoding, Engine, Generation, GenerationRequest, 
 from mrl.engines.token_sampling import answer_seeds
 from mrl.records.codec import pack_array
 from mrl.records.episodes import Opening, transcript
-from mrl.records.rollouts import MAX_SHOWN_CHARS, Answer, HeldOutAnswer, HeldOutItem, ScoredGroup, WorkItem
+from mrl.records.rollouts import (
+    MAX_GROUP_BYTES,
+    MAX_SHOWN_CHARS,
+    MAX_TEXT_BYTES,
+    Answer,
+    HeldOutAnswer,
+    HeldOutItem,
+    ScoredGroup,
+    WorkItem,
+)
 from mrl.records.told_turns import told_turns
 from mrl.rollout.episode import EpisodeRequest, PlayedEpisode
 from mrl.tasks.extract import choice_of
@@ -19,6 +28,8 @@ from mrl.tasks.pool import TaskPool
 from mrl.tasks.source import Turn
 from mrl.tasks.verify import Verdict
 
+TEXTS_SHARE = 0.25
+"""Of a group's message that its texts may fill: tokens of white space have many bytes."""
 MAX_TRANSCRIPT_BYTES = 256 * 1024
 """Of what people read of one episode."""
 GIVEN, SAMPLED = "(a peer's turns)", "(own turns)"
@@ -70,7 +81,7 @@ class Sampler:
         return HeldOutAnswer(
             ticket=item.ticket,
             versions=generation.versions,
-            completion=self.completion(generation),
+            completion=self.completion(generation)[:MAX_TEXT_BYTES],
             reward=verdict.reward,
             choice=choice_of(verdict.extracted),
             opening=self._opening(episode) if episode else "",
@@ -108,13 +119,14 @@ class Sampler:
         return self.pool.submit([(prompt_id, self._text(generation)) for generation in generations], rank=rank)
 
     def answers(self, generations: Sequence[Generation], verdicts: Sequence[Verdict]) -> list[Answer]:
-        """What was sampled, with what was said about it."""
+        """What was sampled, with what was said about it; texts beyond what a message carries are cut."""
+        most = min(MAX_TEXT_BYTES, int(TEXTS_SHARE * MAX_GROUP_BYTES) // max(1, len(generations)))
         return [
             Answer(
                 token_ids=pack_array(generation.token_ids, "i4"),
                 logprobs=pack_array(generation.logprobs, "f4"),
                 versions=generation.versions,
-                completion=self.completion(generation),
+                completion=self.completion(generation)[:most],
                 finish_reason=generation.finish_reason,
                 reward=verdict.reward,
                 rewards=dict(verdict.rewards),

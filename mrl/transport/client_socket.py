@@ -7,7 +7,7 @@ import zmq
 from mrl.records.codec import MAX_MESSAGE_BYTES
 from mrl.transport.keys import ClientKeys
 from mrl.transport.links import routing_id
-from mrl.transport.server import HANDSHAKE_S, LIVENESS
+from mrl.transport.server import ENVELOPE_BYTES, HANDSHAKE_S, LIVENESS
 
 MAX_BURST_MESSAGES = 512
 
@@ -97,7 +97,7 @@ class ClientSocket:
             # Messages wait in the caller's hands, not in a pipe to a server that may never come.
             zmq.IMMEDIATE: 1,
             zmq.LINGER: 0,
-            zmq.MAXMSGSIZE: self.max_message_bytes,
+            zmq.MAXMSGSIZE: self.max_message_bytes + ENVELOPE_BYTES,
             zmq.RCVHWM: 256,
             zmq.SNDHWM: 64,
             zmq.RECONNECT_IVL: 100,

@@ -38,6 +38,8 @@ WATCH_S = 0.5
 """How often the allow-list is looked at."""
 MAX_IPC_PATH_BYTES = 107
 """What the kernel takes as the name of a socket file."""
+ENVELOPE_BYTES = 33
+"""What CURVE puts around a message (ZeroMQ RFC 26); libzmq holds both together to its limit."""
 LIVENESS = {
     # ZeroMQ's own heartbeats stay off: one that is due for a link whose peer died while the receive queue was full ends
     # the process (libzmq 4.3.5, assertion `!_io_error`, its issues 4364 and 4767). The kernel notices within 30 s.
@@ -297,7 +299,7 @@ def _router(
         zmq.HANDSHAKE_IVL: round(handshake_s * 1000),
         zmq.BACKLOG: BACKLOG,
         zmq.LINGER: 0,
-        zmq.MAXMSGSIZE: max_message_bytes,
+        zmq.MAXMSGSIZE: max_message_bytes + ENVELOPE_BYTES,
         zmq.RCVHWM: max_unread_messages,
         zmq.SNDHWM: MAX_UNSENT_MESSAGES,
         # Without MANDATORY an undeliverable message vanishes silently; without HANDOVER a client that comes back over

@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
+import numpy as np
 import pytest
 from structlog.testing import capture_logs
 
@@ -13,7 +14,17 @@ from mrl.learner.held_out_ledger import HeldOutLedger
 from mrl.learner.intake import Intake
 from mrl.learner.ledger import Pace, WorkLedger
 from mrl.learner.worker_news import WaitBounds
-from mrl.records.rollouts import HeldOutAnswer, HeldOutItem, StaleGroup, WeightsNotice, WorkItem, WorkRequest
+from mrl.records.codec import pack_array
+from mrl.records.rollouts import (
+    MAX_GROUP_BYTES,
+    MAX_TEXT_BYTES,
+    HeldOutAnswer,
+    HeldOutItem,
+    StaleGroup,
+    WeightsNotice,
+    WorkItem,
+    WorkRequest,
+)
 from mrl.records.version import Version, VersionSpan
 from mrl.rollout.held_out_answers import HeldOutRoom
 from mrl.rollout.link import WorkerLink
@@ -31,14 +42,15 @@ NOTICE = WeightsNotice(version=Version(0, 0), manifest_path="m")
 def connected(folder: Path, *, evaluates: bool = True, evaluates_alone: bool = False):
     """An intake and one worker's link to it."""
     keys = create_keys(folder / "keys", [Grant("worker", "a")])
-    server = ServerSocket(keys)
+    server = ServerSocket(keys, max_message_bytes=MAX_GROUP_BYTES)
     ledger = WorkLedger(Pace(2, 2, 1, 100), lambda position: f"p{position}", Version(0, 0))
     held_out = HeldOutLedger("a") if evaluates else None
     intake = Intake(server, ledger, held_out=held_out, evaluates_alone=evaluates_alone)
     link = WorkerLink("worker/a/0")
     own = load_client_keys(keys.folder, Grant("worker", "a"))
-    socket = ClientSocket(own, lambda: server.address, identity="worker/a/0")
-    client = BackgroundClient(socket, on_message=link.on_message, on_tick=link.on_tick)
+    limit = MAX_GROUP_BYTES
+    socket = ClientSocket(own, lambda: server.address, identity="worker/a/0", max_message_bytes=limit)
+    client = BackgroundClient(socket, on_message=link.on_message, on_tick=link.on_tick, max_queued_bytes=2 * limit)
     link.open(client.post, client.restart)
     try:
         yield intake, link, client
@@ -61,6 +73,26 @@ def test_work_goes_out_and_groups_come_in(tmp_path, make_group):
     assert [item.prompt_id for item in items] == ["p0", "p1"]
     assert sorted(group.ticket for group in arrived) == sorted(item.ticket for item in items)
     assert link.notice == NOTICE
+
+
+def test_a_group_of_long_answers_comes_in(tmp_path, make_group):
+    """Two of a million tokens, with texts as long as they may be: no other message of a run is as long."""
+    length = 1 << 20
+    tokens, logprobs = pack_array(np.arange(length), "i4"), pack_array(np.zeros(length), "f4")
+    with connected(tmp_path) as (intake, link, _):
+        intake.announce(NOTICE)
+        items = link.take_work(2, timeout_s=120.0)
+        answer = msgspec.structs.replace(
+            make_group(items[0].ticket).answers[0],
+            token_ids=tokens,
+            logprobs=logprobs,
+            versions=[VersionSpan(length, Version(0, 0))],
+            completion=b" " * MAX_TEXT_BYTES,
+        )
+        link.deliver([msgspec.structs.replace(make_group(item.ticket), answers=[answer] * 2) for item in items])
+        while (batch := intake.next_batch(0)) is None:
+            intake.wait_for_change(120.0)
+    assert [group.answers == [answer] * 2 for group in batch] == [True, True]
 
 
 def test_workers_hear_that_their_learner_is_there_before_its_first_weights(tmp_path, make_group):

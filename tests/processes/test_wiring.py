@@ -51,6 +51,23 @@ def test_a_role_links_to_a_server_with_its_own_key(is_near: bool) -> None:
         assert address.startswith(b"ipc://" if is_near else b"tcp://")
 
 
+def test_a_link_may_carry_longer_messages_than_others() -> None:
+    """Several of them; one that is longer still is refused at once."""
+    limit = 40 << 20
+    with tempfile.TemporaryDirectory(prefix="mrl-") as place, ExitStack() as closing:
+        folder = RunFolder(Path(place))
+        server = ServerSocket(create_keys(folder.keys, [QWEN]), max_message_bytes=limit)
+        closing.callback(server.close)
+        publish_endpoint(folder.endpoints, "learner-qwen", server.address, server.ipc_path)
+        named = {"identity": "worker/qwen/0", "on_message": lambda _: None, "closing": closing}
+        client = wiring.link(folder, "learner-qwen", **named, max_message_bytes=limit)
+        assert not client.post(bytes(limit + 1))
+        assert client.post(bytes(limit))
+        assert len(receive_one(server).body) == limit
+        other = wiring.link(folder, "learner-qwen", **named)
+        assert not other.post(bytes(limit))
+
+
 def test_a_signal_that_comes_while_the_event_is_looked_at_sets_it() -> None:
     """The main thread may hold the event's lock when it is interrupted."""
     code = (

@@ -89,6 +89,20 @@ def test_answers_that_say_the_same_have_one_choice(sampler):
     assert said[3] == ""
 
 
+def test_a_text_that_no_message_carries_is_cut(sampler, monkeypatch):
+    """Of a policy that repeats a token of many blanks, say; its tokens are whole, and so is what the verifier read."""
+    monkeypatch.setattr("mrl.rollout.sampling.MAX_GROUP_BYTES", 16 * 1024 * 1024)
+    spaces = replace(sampler, completion_bytes=lambda ids: b" " * 128 * ids.size)
+    ids, spans = np.ones(20_000, np.int32), [VersionSpan(20_000, Version(0, 4))]
+    long = Generation(ids, np.zeros(20_000, np.float32), spans, FinishReason.LENGTH)
+
+    told = spaces.held_out(held_out(sampler), long, Verdict(0.0, ""))
+    few, many = (spaces.answers([long] * number, [Verdict(0.0, "")] * number) for number in (2, 8))
+
+    assert [len(one.completion) for one in (told, few[0], many[0])] == [1 << 20, 1 << 20, 1 << 19]
+    assert few[0].num_sampled_tokens == 20_000
+
+
 def test_an_episode_goes_along_as_a_conversation(sampler):
     """What it began with as the policy was shown it, and its turns; a plain answer has neither."""
     said = EpisodeSegment(num_tokens=2, is_sampled=True, messages=(Message("assistant", "five"),))

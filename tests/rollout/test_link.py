@@ -3,10 +3,8 @@
 import threading
 
 import msgspec
-import pytest
 from structlog.testing import capture_logs
 
-from mrl.errors import ConfigError
 from mrl.records.codec import decode, encode, pack_array
 from mrl.records.finish import FinishReason
 from mrl.records.rollouts import (
@@ -259,13 +257,19 @@ def test_large_groups_are_under_way_one_at_a_time():
     assert [message.groups[0].ticket for message in wire.sent] == ["a", "b"]
 
 
-def test_a_group_that_no_message_has_room_for_ends_the_worker_with_the_cure():
-    """It could never be delivered."""
+def test_a_group_that_no_message_has_room_for_is_given_up(monkeypatch):
+    """With a word in the log; it could never be delivered, and another takes its place."""
+    monkeypatch.setattr("mrl.rollout.link.MAX_GROUP_BYTES", 5000)
     wire = Wire()
-    answer = msgspec.structs.replace(group("a").answers[0], completion=bytes(1024 * 1024))
-    with pytest.raises(ConfigError, match=r"lower rollout.group_size or rollout.max_new_tokens"):
-        wire.link.deliver([msgspec.structs.replace(group("a"), answers=[answer] * 9)])
-    assert wire.sent == []
+    answer = msgspec.structs.replace(group("a").answers[0], completion=bytes(1000))
+    with capture_logs() as logs:
+        wire.link.deliver([msgspec.structs.replace(group("a"), answers=[answer] * 9), group("b")])
+    long, short = wire.sent
+    assert (long.groups, long.stale) == ([], [StaleGroup(ticket="a", num_tokens=9)])
+    assert [one.ticket for one in short.groups] == ["b"]
+    assert [(line["event"], line["most"]) for line in logs] == [
+        ("a group is longer than a message may be, and is given up", 5000)
+    ]
 
 
 def test_what_was_asked_a_moment_ago_is_not_asked_again():
