@@ -6,6 +6,7 @@
 #   bash tools/science.sh --quick [SETTING...]  a miniature that shows that everything runs, in runs/science-quick
 #   bash tools/science.sh SETTING...          staged, overlapping, unequal, families, or dose-RARE_SHARE
 # REGIMES (default independent,sgt, and of doses all four; the first is the baseline) and OUT name others and another folder.
+# With doses, doses.md and doses.png say how the gain follows from the chance of a rescue (tools/science_doses.py).
 # A setting that fails does not keep the next ones from their turn; it is named at the end, with exit code 1.
 # See docs/sharing/comparison.md.
 set -euo pipefail
@@ -77,5 +78,6 @@ for setting in "${settings[@]}"; do
     done >"$out/.summary.md"
     mv "$out/.summary.md" "$out/summary.md"
 done
+if compgen -G "$out/dose-*/comparison.json" >/dev/null; then "$python" tools/science_doses.py "$out"; fi
 echo "wrote $out/summary.md"
 if [ ${#failed[@]} -gt 0 ]; then echo "science: failed: ${failed[*]}" >&2; exit 1; fi

@@ -103,6 +103,7 @@ def test_a_dose_has_both_strengths_of_sgt_and_its_control(tmp_path: Path) -> Non
     rows = json.loads((tmp_path / "dose-0.01" / "comparison.json").read_text())
     assert list(rows) == ["independent", "sgt", "sgt-reported", "science_controls:OWN_SUCCESSES"]
     assert not (tmp_path / "dose-0.01" / "tuning").exists()
+    assert (tmp_path / "doses.md").read_text().splitlines()[-1].startswith("| 0.01 | ")
 
 
 def test_a_setting_that_fails_does_not_stop_the_others(tmp_path: Path) -> None:
