@@ -37,7 +37,7 @@ class RecordPublisher:
         for record in records:
             body = encode(record)
             if len(body) > MAX_MESSAGE_BYTES - HEAD_BYTES:
-                self._counts["too_large"] += 1
+                self._note_too_large(record, len(body))
                 continue
             if self._gathered and self._gathered_bytes + len(body) > MAX_MESSAGE_BYTES - HEAD_BYTES:
                 yield self._gathered_bytes
@@ -50,6 +50,19 @@ class RecordPublisher:
                 yield self._gathered_bytes
                 self._make_room(now_s)
         self.send_small(now_s)
+
+    def _note_too_large(self, record: ExperienceRecord, num_bytes: int) -> None:
+        """A person is told of the first; the policy goes on, and its peers learn nothing of such groups."""
+        if not self._counts["too_large"]:
+            most = MAX_MESSAGE_BYTES - HEAD_BYTES
+            log.warning(
+                "a record is longer than a message may be: peers do not get it",
+                task=record.task,
+                bytes=num_bytes,
+                most=most,
+                cure="a smaller rollout.group_size or rollout.max_new_tokens",
+            )
+        self._counts["too_large"] += 1
 
     def has_room(self, num_bytes: int) -> bool:
         """Whether a Put of this length can wait beside the others."""

@@ -376,14 +376,17 @@ def test_many_records_are_split_into_messages_of_bounded_size(network, pair, out
 
 
 def test_a_record_that_no_message_can_hold_is_left_out(network, pair, rollout):
-    """It would be sent for ever; the limit leaves room for the message around it."""
+    """It would be sent for ever; the limit leaves room for the message around it. A person is told of the first."""
     worker, _ = pair
     largest = exactly(MAX_MESSAGE_BYTES - HEAD_BYTES, rollout("largest", group=40, tokens=3_000))
     too_large = exactly(MAX_MESSAGE_BYTES - HEAD_BYTES + 1, rollout("large", group=40, tokens=3_000))
-    worker.publish([too_large, largest, rollout("good")])
+    with capture_logs() as logs:
+        worker.publish([too_large, largest, rollout("good"), too_large])
+    told = [(line["bytes"] - line["most"], line["cure"]) for line in logs]
+    assert told == [(1, "a smaller rollout.group_size or rollout.max_new_tokens")]
     assert max(len(body) for _, body in network.under_way) <= MAX_MESSAGE_BYTES
     network.run()
-    assert (worker.counts["too_large"], worker.counts["stored"]) == (1, 2)
+    assert (worker.counts["too_large"], worker.counts["stored"]) == (2, 2)
 
 
 def exactly(num_bytes, record):
