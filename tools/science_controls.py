@@ -1,13 +1,17 @@
-"""A control for comparisons of `sgt`: as many imitated rows, each of an own success in place of a peer's.
+"""Controls for comparisons, as regimes: each leaves out one thing of which a regime may have its effect.
 
     PYTHONPATH=tools mrl compare CONFIG --regimes independent,sgt,science_controls:OWN_SUCCESSES
 
-Failures are asked for and rescued as in `sgt`, with the quickstart's parameters or those of `[sharing.OWN_SUCCESSES]`.
-Each rescue is then replaced by an answer of the batch that the policy itself gave, verified, to another prompt. What
-`sgt` gains beyond this row comes from what peers know; the rest is imitation of verified answers, which needs no peer.
+OWN_SUCCESSES is `sgt` with as many imitated rows, each of an own success in place of a peer's. Failures are asked for
+and rescued as in `sgt`, with the quickstart's parameters or those of `[sharing.OWN_SUCCESSES]`; each rescue is then
+replaced by an answer of the batch that the policy itself gave, verified, to another prompt. What `sgt` gains beyond
+this row comes from what peers know; the rest is imitation of verified answers, which needs no peer.
+
+MIXED_GROUPS is `xgrpo` in which peers' rewards move the groups that had a success of their own and no others, and
+FAILED_GROUPS moves those that failed as a whole and no others.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Literal
 
@@ -16,10 +20,12 @@ from pydantic import Field
 
 from mrl.records.codec import unpack_array
 from mrl.records.rollouts import Answer, ScoredGroup
+from mrl.sharing.advantages import Float32s
 from mrl.sharing.own_examples import prompt_of
 from mrl.sharing.regime import Absorbed, TrainingExample
 from mrl.sharing.regimes import RegimeKind
 from mrl.sharing.sgt import RESCUE, SgtParameters, SgtRegime
+from mrl.sharing.xgrpo import XgrpoParameters, XgrpoRegime
 
 
 class OwnSuccessesParameters(SgtParameters):
@@ -57,4 +63,22 @@ class OwnSuccesses(SgtRegime):
         )
 
 
+class MixedGroups(XgrpoRegime):
+    """XGRPO that leaves a group which failed as a whole alone, as GRPO does."""
+
+    moves_failed = False
+
+    def _advantages(self, group: ScoredGroup, by_peer: Mapping[str, Sequence[float]]) -> Float32s:
+        has_failed = all(answer.reward < self.context.success_reward for answer in group.answers)
+        return super()._advantages(group, by_peer if has_failed is self.moves_failed else {})
+
+
+class FailedGroups(MixedGroups):
+    """XGRPO whose other groups are GRPO's."""
+
+    moves_failed = True
+
+
 OWN_SUCCESSES = RegimeKind(OwnSuccessesParameters, OwnSuccesses)
+MIXED_GROUPS = RegimeKind(XgrpoParameters, MixedGroups, carries_text=False, learns_of_uniform_groups=True)
+FAILED_GROUPS = RegimeKind(XgrpoParameters, FailedGroups, carries_text=False, learns_of_uniform_groups=True)

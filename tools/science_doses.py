@@ -93,7 +93,7 @@ def table(doses: Sequence[Dose]) -> str:
 def picture(doses: Sequence[Dose]) -> bytes:
     """Gain over alpha, a line for each regime, with the 95 % interval of paired differences."""
     with quiet_style():
-        figure = sheet(6.4, 4.2, left=0.8, right=0.2)
+        figure = sheet(6.4, 4.2, left=0.8, right=0.2, bottom=0.85)
         axes = figure.subplots()
         axes.axhline(0.0, color=SOFT, lw=1.0)
         ordered = sorted(doses, key=lambda dose: dose.alpha)
@@ -104,11 +104,10 @@ def picture(doses: Sequence[Dose]) -> bytes:
             axes.errorbar(
                 shifted, means, halves, color=colour, marker=MARKS[place], ms=5, lw=1.6, capsize=3, label=name
             )
-        for dose in ordered:
-            axes.annotate(dose.share, (dose.alpha, 0.02), xycoords=("data", "axes fraction"), ha="center", color=SOFT)
-        axes.set_xlabel("predicted chance of a rescue at the start; below: the share of each rare operation")
+        axes.set_xticks([dose.alpha for dose in ordered], [f"{dose.alpha:.2f}\n({dose.share})" for dose in ordered])
+        axes.set_xlabel("predicted chance of a rescue (share of each rare operation)")
         axes.set_ylabel("held-out accuracy beyond the baseline's")
-        axes.legend(frameon=False, loc="upper left")
+        axes.legend(frameon=False, loc="lower left", bbox_to_anchor=(0.0, 1.0), ncols=len(doses[0].gains))
         return png(figure)
 
 

@@ -1,11 +1,13 @@
-"""The control of the science programme: as many imitated rows as SGT has, none of them a peer's."""
+"""The controls of the science programme: each is its regime but for one thing."""
 
 import numpy as np
-from science_controls import OWN_SUCCESSES
+import pytest
+from science_controls import FAILED_GROUPS, MIXED_GROUPS, OWN_SUCCESSES
 
 from mrl.config.load import load_config
 from mrl.sharing.regimes import check_sharing
 from mrl.sharing.sgt import SgtParameters
+from mrl.sharing.xgrpo import XgrpoParameters
 from tests.support.pages import ROOT
 
 
@@ -39,3 +41,23 @@ def test_it_is_named_as_plug_ins_are():
     found = check_sharing({"regime": name}, "test")
     assert (found.lambda_, found.normaliser) == (quickstart["lambda"], quickstart["normaliser"])
     assert check_sharing({"regime": name, "OWN_SUCCESSES": {"lambda": 0.1}}, "test").lambda_ == 0.1
+
+
+@pytest.mark.parametrize(("kind", "moved"), [(MIXED_GROUPS, "mixed"), (FAILED_GROUPS, "failed")])
+def test_peers_move_groups_of_one_kind_alone(build, make, make_context, step_of, kind, moved):
+    """Those have the rows of XGRPO, and the others those of GRPO, which leaves failed groups out."""
+    groups = [make.group([0, 1], "mixed"), make.group([0, 0], "failed")]
+    received = [make.value([1, 1, 1, 0], name) for name in ("mixed", "failed")]
+    told = {}
+    for name, regime in (
+        ("control", kind.build(XgrpoParameters(), make_context())),
+        ("xgrpo", build("xgrpo")),
+        ("grpo", build("independent")),
+    ):
+        for row in step_of(regime, groups, received if name != "grpo" else []).examples:
+            told.setdefault((name, row.prompt_id), []).append(row.advantages.tolist())
+    for prompt in ("mixed", "failed"):
+        like = "xgrpo" if prompt == moved else "grpo"
+        assert told.get(("control", prompt)) == told.get((like, prompt))
+    assert told["xgrpo", "mixed"] != told["grpo", "mixed"]
+    assert ("grpo", "failed") not in told
