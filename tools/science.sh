@@ -78,6 +78,6 @@ for setting in "${settings[@]}"; do
     done >"$out/.summary.md"
     mv "$out/.summary.md" "$out/summary.md"
 done
-if compgen -G "$out/dose-*/comparison.json" >/dev/null; then "$python" tools/science_doses.py "$out"; fi
+if compgen -G "$out/dose-*/comparison.json" >/dev/null; then "$python" tools/science_doses.py "$out" || failed+=(doses); fi
 echo "wrote $out/summary.md"
 if [ ${#failed[@]} -gt 0 ]; then echo "science: failed: ${failed[*]}" >&2; exit 1; fi

@@ -78,13 +78,19 @@ def doses_in(folder: Path) -> list[Dose]:
     return sorted(found, key=lambda dose: float(dose.share))
 
 
+def common(doses: Sequence[Dose]) -> list[str]:
+    """The regimes that all of them have."""
+    return [name for name in doses[0].gains if all(name in dose.gains for dose in doses)]
+
+
 def table(doses: Sequence[Dose]) -> str:
     """In Markdown."""
-    names = list(doses[0].gains)
+    names = common(doses)
     lines = [["share", "alpha", "start", "baseline's end", *names], ["---:"] * (4 + len(names))]
     for dose in doses:
         average = next(iter(dose.rows.values()))["average"]
-        gains = [f"{mean:+.3f} [{mean - half:+.3f}, {mean + half:+.3f}]" for mean, half in dose.gains.values()]
+        found = [dose.gains[name] for name in names]
+        gains = [f"{mean:+.3f} [{mean - half:+.3f}, {mean + half:+.3f}]" for mean, half in found]
         plain = [f"{average[key]['mean']:.3f}" for key in ("start", "end")]
         lines.append([dose.share, f"{dose.alpha:.2f}", *plain, *gains])
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
@@ -97,7 +103,7 @@ def picture(doses: Sequence[Dose]) -> bytes:
         axes = figure.subplots()
         axes.axhline(0.0, color=SOFT, lw=1.0)
         ordered = sorted(doses, key=lambda dose: dose.alpha)
-        for place, name in enumerate(doses[0].gains):
+        for place, name in enumerate(common(doses)):
             means, halves = zip(*(dose.gains[name] for dose in ordered), strict=True)
             shifted = [at + 0.06 * (place - 1) for at in range(len(ordered))]  # intervals beside each other
             colour = colour_of(place + 1).light
@@ -107,7 +113,7 @@ def picture(doses: Sequence[Dose]) -> bytes:
         axes.set_xticks(range(len(ordered)), [f"{dose.alpha:.2f}\n({dose.share})" for dose in ordered])
         axes.set_xlabel("predicted chance of a rescue (share of each rare operation)")
         axes.set_ylabel("held-out accuracy beyond the baseline's")
-        axes.legend(frameon=False, loc="lower left", bbox_to_anchor=(0.0, 1.0), ncols=len(doses[0].gains))
+        axes.legend(frameon=False, loc="lower left", bbox_to_anchor=(0.0, 1.0), ncols=len(MARKS))
         return png(figure)
 
 

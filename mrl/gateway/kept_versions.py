@@ -5,6 +5,7 @@ It starts for the first request, answers over a line as rollout workers do, and 
 
 import os
 import shlex
+import shutil
 import subprocess
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -77,6 +78,11 @@ class KeptVersions:
         """Processes that live."""
         return len(self._served)
 
+    @property
+    def is_changing(self) -> bool:
+        """Whether one loads or ends: no other one starts before that is over."""
+        return any(not served.is_loaded or served.is_ending for served in self._served.values())
+
     def steps(self, policy: str) -> list[int]:
         """Those that are served for whoever asks; one whose checkpoint is gone as long as its process lives."""
         served = {step for (of, step), one in self._served.items() if of == policy and not one.is_ending}
@@ -106,7 +112,7 @@ class KeptVersions:
         failed_s, words = self._failed.get((policy, step), (None, ""))
         if failed_s is not None and self._clock() - failed_s < PAUSE_S:
             raise ChatMistake(words, code="not_served", status=503)
-        if any(not served.is_loaded or served.is_ending for served in self._served.values()):
+        if self.is_changing:
             return
         if len(self._served) >= self._most:
             self._make_room(f"{policy}@{step}")
@@ -140,7 +146,7 @@ class KeptVersions:
         failed, now_s = [], self._clock()
         for (policy, step), served in list(self._served.items()):
             if (code := served.process.poll()) is not None:
-                del self._served[policy, step]
+                self._forget(policy, step)
                 if not served.is_ending:
                     words = f"what serves {policy}@{step} ended with exit code {code}; the gateway's log tells why"
                     self._note_failure(policy, step, words)
@@ -163,7 +169,13 @@ class KeptVersions:
             except subprocess.TimeoutExpired:
                 served.process.kill()
                 served.process.wait()
-        self._served.clear()
+        for policy, step in list(self._served):
+            self._forget(policy, step)
+
+    def _forget(self, policy: str, step: int) -> None:
+        """It has ended; while it loaded it may have left its weights behind."""
+        del self._served[policy, step]
+        shutil.rmtree(self._run_folder / KEPT_VERSIONS / f"{policy}-{step}", ignore_errors=True)
 
     def _note_failure(self, policy: str, step: int, words: str) -> None:
         log.warning("a kept version is not served", policy=policy, step=step, why=words)

@@ -211,7 +211,7 @@ class PlainDesk:
         Else they are served from that.
         """
         served = self._served(policy)
-        if step in served or self.kept.use(policy, step):
+        if step in served or self.kept.use(policy, step) or self.kept.is_changing:
             return None
         if step in self.kept.steps(policy):
             try:

@@ -41,13 +41,15 @@ def _unheard(number: int, text: str) -> None:
     pass
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class _Asked:
     """A request, and the turn that it gets."""
 
     call: ChatCall
     number: int
     turn: "asyncio.Future[PolicyTurn]"
+    is_read: bool = False
+    """Whether a client has had it."""
 
 
 @dataclass(eq=False)
@@ -204,7 +206,6 @@ class AgentSession:
         """The earlier request that this one repeats."""
         for asked in self._unread:
             if asked.call.is_same(call):
-                self._unread.remove(asked)
                 return asked
         return self._last if self._last is not None and self._last.call.is_same(call) else None
 
@@ -256,8 +257,12 @@ class AgentSession:
         try:
             turn = await asyncio.shield(asked.turn)
         except asyncio.CancelledError:  # the client has hung up: the turn is there for its next request
-            self._unread.append(asked)
+            if not asked.is_read and asked not in self._unread:
+                self._unread.append(asked)
             raise
+        asked.is_read = True
+        if asked in self._unread:
+            self._unread.remove(asked)
         return asked.number, turn, said_by(turn)
 
     def _give(self, turn: PolicyTurn) -> None:

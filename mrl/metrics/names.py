@@ -237,7 +237,7 @@ METRICS: dict[str, Metric] = {
     "gateway/plain/scored_tokens": Metric("tokens", "given tokens that were scored for them"),
     "gateway/plain/tried_again": Metric("answers", "that another worker was asked for, since the first was lost"),
     "gateway/plain/waiting": Metric("answers", "that are waited for now"),
-    "gateway/plain/kept_versions": Metric("processes", "that serve an earlier version from its checkpoint, or load it"),
+    "gateway/plain/kept_versions": Metric("versions", "earlier ones that are served from their checkpoints, or load"),
     "gateway/agent_processes": Metric("processes", "processes of agents that the run has started and that live"),
     # learner, or the worker of a frozen policy: an evaluation
     "eval/accuracy": Metric("share", "held-out answers that the verifier accepts", True),

@@ -11,6 +11,7 @@ from mrl.engines.engine import Decoding, Engine, Generation, GenerationRequest, 
 from mrl.engines.token_sampling import answer_seeds
 from mrl.records.codec import pack_array
 from mrl.records.episodes import Opening, transcript
+from mrl.records.experience import MAX_COMPLETION_BYTES
 from mrl.records.rollouts import (
     MAX_GROUP_BYTES,
     MAX_SHOWN_CHARS,
@@ -121,6 +122,7 @@ class Sampler:
     def answers(self, generations: Sequence[Generation], verdicts: Sequence[Verdict]) -> list[Answer]:
         """What was sampled, with what was said about it; texts beyond what a message carries are cut."""
         most = min(MAX_TEXT_BYTES, int(TEXTS_SHARE * MAX_GROUP_BYTES) // max(1, len(generations)))
+        most = max(most, MAX_COMPLETION_BYTES + 1)  # what is cut is too long for peers: they would take it for whole
         return [
             Answer(
                 token_ids=pack_array(generation.token_ids, "i4"),

@@ -22,6 +22,8 @@ from mrl.records.codec import decode
 SILENCE_S = 3.0
 """After so long without a word, while an answer is awaited, the server's address is looked up again."""
 REPEAT_S, MAX_REPEAT_S = 1.0, 16.0
+SLOW_BYTES_S = 4 * 1024 * 1024
+"""What a slow link carries in a second: while a long request crosses it, nothing else is heard."""
 WINDOW_REQUESTS, WINDOW_BYTES = 256, 4 * 1024 * 1024
 MAX_REPORTS = 64
 
@@ -140,7 +142,8 @@ class Requests:
 
     def due(self, now_s: float) -> Due:
         """What is due by the time: a new link after silence, and what is sent again."""
-        if reconnects := min(self.waited_s(now_s), now_s - self._reconnected_s) > self._silence_s:
+        patience_s = self._silence_s + self._sent_bytes // SLOW_BYTES_S
+        if reconnects := min(self.waited_s(now_s), now_s - self._reconnected_s) > patience_s:
             self._reconnected_s = now_s
             self.reconnects += 1
             self.start_over()
@@ -178,7 +181,7 @@ class Requests:
             return False
         newest, answered_s = self._newest_answer
         waits_since_s = max(request.sent_s, answered_s) if number > newest else request.sent_s
-        return now_s - waits_since_s >= request.wait_s
+        return now_s - waits_since_s >= request.wait_s + len(request.body) // SLOW_BYTES_S
 
 
 class RequestLink:

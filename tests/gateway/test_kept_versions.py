@@ -20,14 +20,18 @@ folder, policy, step = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
 (folder / "starts").open("a").write(f"{os.getpid()} {policy}@{step}\\n")
 if (folder / "fails").exists():
     sys.exit(3)
+ends = []
 if (folder / "stubborn").exists():
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, lambda *_: ends.append(True))
 while (folder / "slow").exists():
     time.sleep(0.01)
 line = GatewayLine(folder)
 line.send(WorkerRoom(policy, 8, step, True))
 while True:
-    if signal.getsignal(signal.SIGTERM) is signal.SIG_IGN and not (folder / "stubborn").exists():
+    if ends:
+        line.close()
+        while (folder / "stubborn").exists():
+            time.sleep(0.01)
         sys.exit()
     for asked in line.take():
         if isinstance(asked, PlainRequest) and not (folder / "silent").exists():
@@ -131,8 +135,10 @@ def test_one_that_rests_makes_room_for_another(tmp_path, monkeypatch):
     async def script(rig):
         found = [await ask(rig, "qwen@40")]
         ((first, _),) = starts(tmp_path)
+        left = tmp_path / "run" / "kept_versions" / "qwen-40"
+        left.mkdir(parents=True)
         found.append(await ask(rig, "qwen@80"))
-        return found, is_alive(first)
+        return found, is_alive(first) or left.exists()
 
     found, is_first_alive = kept(tmp_path, script)
     assert (found, is_first_alive) == ([("of 40", "qwen@40"), ("of 80", "qwen@80")], False)
@@ -218,21 +224,37 @@ def test_a_host_that_starts_no_process_costs_those_that_wait(tmp_path, monkeypat
 
 
 def test_one_that_is_ending_is_not_started_beside_itself(tmp_path):
-    """It starts anew when the other one has gone; one that does not end is killed."""
+    """It starts anew when the other one has gone."""
     (tmp_path / "stubborn").touch()
 
     async def script(rig):
         found = [await ask(rig, "qwen@40")]
         (served,) = rig.desk.kept._served.values()
-        served.end(0.0)
+        served.end(rig.desk.kept._clock())
         asking = asyncio.ensure_future(ask(rig, "qwen@40"))
-        await until(lambda: rig.desk.num_waiting == 1)
+        await until(lambda: rig.desk._waiting)
         assert len(starts(tmp_path)) == 1
         (tmp_path / "stubborn").unlink()
         found.append(await asking)
         return found
 
     assert kept(tmp_path, script, most=2) == [("of 40", "qwen@40")] * 2
+    assert [served for _, served in starts(tmp_path)] == ["qwen@40"] * 2
+
+
+def test_one_that_does_not_end_is_killed(tmp_path, monkeypatch):
+    """By whoever tends it, and by whoever closes."""
+    (tmp_path / "stubborn").touch()
+    monkeypatch.setattr(kept_versions, "END_S", 0.0)
+
+    async def script(rig):
+        found = [await ask(rig, "qwen@40")]
+        (served,) = rig.desk.kept._served.values()
+        served.end(rig.desk.kept._clock())
+        found.append(await ask(rig, "qwen@40"))
+        return found
+
+    assert kept(tmp_path, script) == [("of 40", "qwen@40")] * 2
     (first, _), (second, _) = starts(tmp_path)
     assert not is_alive(first)
     assert not is_alive(second)
@@ -275,8 +297,10 @@ def test_a_crowd_that_waits_for_one_version_costs_one_look_at_the_checkpoints_ea
 
     async def script(rig):
         looks = []
-        rig.desk.kept._steps = lambda policy: looks.append(policy) or {40}
-        asking = [asyncio.ensure_future(ask(rig, "qwen@40")) for _ in range(50)]
+        rig.desk.kept._steps = lambda policy: looks.append(policy) or {40, 80}
+        asking = [asyncio.ensure_future(ask(rig, "qwen@80"))]  # which loads, and the others wait for it
+        await until(lambda: starts(tmp_path))
+        asking += [asyncio.ensure_future(ask(rig, "qwen@40")) for _ in range(49)]
         await until(lambda: rig.desk.num_waiting == 50)
         num_looks = len(looks)
         worker = await rig.worker(says())
@@ -289,7 +313,7 @@ def test_a_crowd_that_waits_for_one_version_costs_one_look_at_the_checkpoints_ea
         await asyncio.gather(*asking)
         return num_looks, after
 
-    looks, after = kept(tmp_path, script)
+    looks, after = kept(tmp_path, script, most=2)
     assert (looks <= 52, after) == (True, 0)
 
 

@@ -112,7 +112,7 @@ async def serving(folder, *, serves=True, kept_versions=0, process=()):
     """A rig; the words of `process`, with those of a policy and a step behind, are what serves a kept version."""
     book, checkpoints = SessionBook(idle_s=60.0), {"qwen": [40, 80, 120], "llama": []}
     kept = KeptVersions(
-        Path("runs/my run"),
+        Path("runs/my run") if not kept_versions else folder / "run",
         checkpoints.__getitem__,
         most=kept_versions,
         start=lambda policy, step: ((sys.executable, *process, policy, str(step)), {}),

@@ -131,6 +131,30 @@ def test_a_turn_that_nobody_read_is_kept_for_whoever_asks_for_it_again():
     assert played(script) == [(2, "8"), (1, "7"), (3, "9")]
 
 
+def test_a_turn_that_another_client_read_is_no_longer_kept():
+    """Whoever asks the same later, on purpose, has a turn of its own."""
+
+    async def script(session, clock):
+        opened, broken = await until_asked(session, ASKED)
+        again = asyncio.ensure_future(session.ask(call(ASKED)))
+        await opened
+        await asyncio.sleep(0)
+        broken.cancel()
+        await asyncio.sleep(0)
+        step = session.step(PolicyTurn("7"))
+        found = [await again]
+        other = asyncio.ensure_future(session.ask(call(SYSTEM, TOLD)))
+        await step
+        step = session.step(PolicyTurn("8"))
+        found.append(await other)
+        anew = asyncio.ensure_future(session.ask(call(ASKED)))
+        await step
+        session.step(PolicyTurn("9"))
+        return [(number, turn.text) for number, turn, _ in [*found, await anew]]
+
+    assert played(script) == [(1, "7"), (2, "8"), (3, "9")]
+
+
 SYSTEM, ADD = Message("system", "be brief"), ToolSpec("add", "", '{"type":"object"}')
 
 

@@ -10,6 +10,7 @@ from mrl.engines.engine import Decoding, Generation
 from mrl.engines.token_sampling import answer_seeds
 from mrl.records.codec import encode
 from mrl.records.episodes import EpisodeSegment, Message
+from mrl.records.experience import MAX_COMPLETION_BYTES
 from mrl.records.finish import FinishReason
 from mrl.records.rollouts import MAX_SHOWN_CHARS, HeldOutAnswers, HeldOutItem, WorkItem, worker_message_decoder
 from mrl.records.told_turns import CUT
@@ -97,9 +98,10 @@ def test_a_text_that_no_message_carries_is_cut(sampler, monkeypatch):
     long = Generation(ids, np.zeros(20_000, np.float32), spans, FinishReason.LENGTH)
 
     told = spaces.held_out(held_out(sampler), long, Verdict(0.0, ""))
-    few, many = (spaces.answers([long] * number, [Verdict(0.0, "")] * number) for number in (2, 8))
+    few, many, most = (spaces.answers([long] * number, [Verdict(0.0, "")] * number) for number in (2, 8, 64))
 
     assert [len(one.completion) for one in (told, few[0], many[0])] == [1 << 20, 1 << 20, 1 << 19]
+    assert len(most[0].completion) > MAX_COMPLETION_BYTES, "peers would take half an answer for a whole one"
     assert few[0].num_sampled_tokens == 20_000
 
 

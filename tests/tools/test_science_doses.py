@@ -31,6 +31,8 @@ def folder(tmp_path):
                 (run.evaluation / f"{policy}-0.json").write_text(json.dumps(told))
         gain = {"end_against_baseline": {"mean": 0.2, "half": 0.05}}
         rows = {"independent": ROW, "sgt": ROW | gain, "science_controls:OWN_SUCCESSES": ROW | gain}
+        if share == "0.01":  # with a regime that the other dose lacks
+            rows["sgt-reported"] = ROW | gain
         (tmp_path / f"dose-{share}" / "comparison.json").write_text(json.dumps(rows))
     return tmp_path
 
@@ -38,7 +40,9 @@ def folder(tmp_path):
 def test_gains_stand_beside_the_chance_of_a_rescue(folder, capsys):
     """That of arXiv 2605.07244, by hand: on task a llama has qwen's help, on b qwen has llama's."""
     assert science_doses.main([str(folder)]) == 0
-    rare, alike = capsys.readouterr().out.splitlines()[2:]
+    head, _, rare, alike = capsys.readouterr().out.splitlines()
+    assert head.endswith("| baseline's end | sgt | OWN_SUCCESSES |")
+    assert rare.count("|") == alike.count("|") == head.count("|")
     helped_llama, helped_qwen = 1.0 * (1 - 0.5**2), 1.0
     alpha = (helped_llama + helped_qwen) / 4
     assert rare.startswith(f"| 0.01 | {alpha:.2f} | 0.300 | 0.500 | +0.200 [+0.150, +0.250] |")

@@ -352,3 +352,19 @@ def test_over_links_that_only_break_requests_reach_the_server_in_order(sizes: li
         network.tick(0.1)
     first_arrivals = list(dict.fromkeys(network.arrived))
     assert first_arrivals == sorted(network.bodies)
+
+
+def test_a_long_request_is_given_time_to_cross_a_slow_link():
+    """While it does nothing else is heard: a new link would begin it again, and a copy would follow it."""
+    requests = Requests()
+    requests.post(bytes(40 * 1024 * 1024), 0.0)
+    requests.first(0.0)
+    assert not requests.due(12.9).reconnects
+    assert requests.due(13.1).reconnects
+    other = Requests()
+    report = other.report(0.0)
+    other.post(bytes(40 * 1024 * 1024), 0.0)
+    other.first(0.0)
+    other.answered(report, 1.0)
+    assert [other.due(now_s).bodies for now_s in (3.0, 10.9)] == [[], []]
+    assert len(other.due(12.1).bodies) == 1
