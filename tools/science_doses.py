@@ -39,11 +39,11 @@ class Dose(NamedTuple):
     """Of `mrl compare`, by regime; the first is the baseline."""
 
     @property
-    def gains(self) -> dict[str, tuple[float, float]]:
-        """Regime -> what it has at the end beyond the baseline, and half of the 95 % interval."""
+    def gains(self) -> dict[str, tuple[float, float | None]]:
+        """Regime -> what it has at the end beyond the baseline, and half of the 95 % interval; None for one seed."""
         return {name: (row["mean"], row["half"]) for name, row in self._against()}
 
-    def _against(self) -> Iterator[tuple[str, Mapping[str, float]]]:
+    def _against(self) -> Iterator[tuple[str, Mapping[str, Any]]]:
         for name, row in list(self.rows.items())[1:]:
             yield name.rpartition(":")[2], row["end_against_baseline"]
 
@@ -89,11 +89,14 @@ def table(doses: Sequence[Dose]) -> str:
     lines = [["share", "alpha", "start", "baseline's end", *names], ["---:"] * (4 + len(names))]
     for dose in doses:
         average = next(iter(dose.rows.values()))["average"]
-        found = [dose.gains[name] for name in names]
-        gains = [f"{mean:+.3f} [{mean - half:+.3f}, {mean + half:+.3f}]" for mean, half in found]
+        gains = [_told(*dose.gains[name]) for name in names]
         plain = [f"{average[key]['mean']:.3f}" for key in ("start", "end")]
         lines.append([dose.share, f"{dose.alpha:.2f}", *plain, *gains])
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def _told(mean: float, half: float | None) -> str:
+    return f"{mean:+.3f}" + ("" if half is None else f" [{mean - half:+.3f}, {mean + half:+.3f}]")
 
 
 def picture(doses: Sequence[Dose]) -> bytes:
@@ -104,7 +107,8 @@ def picture(doses: Sequence[Dose]) -> bytes:
         axes.axhline(0.0, color=SOFT, lw=1.0)
         ordered = sorted(doses, key=lambda dose: dose.alpha)
         for place, name in enumerate(common(doses)):
-            means, halves = zip(*(dose.gains[name] for dose in ordered), strict=True)
+            means = [dose.gains[name][0] for dose in ordered]
+            halves = [dose.gains[name][1] or 0.0 for dose in ordered]
             shifted = [at + 0.06 * (place - 1) for at in range(len(ordered))]  # intervals beside each other
             colour = colour_of(place + 1).light
             axes.errorbar(

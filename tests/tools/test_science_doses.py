@@ -30,7 +30,8 @@ def folder(tmp_path):
                 told = {"per_task": {task: {"accuracy": chance} for task, chance in tasks}}
                 (run.evaluation / f"{policy}-0.json").write_text(json.dumps(told))
         gain = {"end_against_baseline": {"mean": 0.2, "half": 0.05}}
-        rows = {"independent": ROW, "sgt": ROW | gain, "science_controls:OWN_SUCCESSES": ROW | gain}
+        alone = {"end_against_baseline": {"mean": 0.1, "half": None}}  # as of one seed
+        rows = {"independent": ROW, "sgt": ROW | gain, "science_controls:OWN_SUCCESSES": ROW | alone}
         if share == "0.01":  # with a regime that the other dose lacks
             rows["sgt-reported"] = ROW | gain
         (tmp_path / f"dose-{share}" / "comparison.json").write_text(json.dumps(rows))
@@ -46,6 +47,7 @@ def test_gains_stand_beside_the_chance_of_a_rescue(folder, capsys):
     helped_llama, helped_qwen = 1.0 * (1 - 0.5**2), 1.0
     alpha = (helped_llama + helped_qwen) / 4
     assert rare.startswith(f"| 0.01 | {alpha:.2f} | 0.300 | 0.500 | +0.200 [+0.150, +0.250] |")
+    assert rare.endswith("| +0.100 |")
     assert alike.startswith(f"| 0.125 | {(2 * 0.5**4 * 0.75 + 2 * 0.5**2 * (1 - 0.5**4)) / 4:.2f} |")
     assert (folder / "doses.png").read_bytes().startswith(b"\x89PNG")
     assert (folder / "doses.md").read_text().count("\n") == 4
