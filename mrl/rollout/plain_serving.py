@@ -144,7 +144,7 @@ class PlainServing:
 
     def lose(self) -> list[str]:
         """Give everything back to the gateway, for another worker; names of what the engine may still hold."""
-        self._tell(WorkerRoom(self._voice.policy, 0, None, self._is_kept))  # first, or it would get the same again
+        self._tell(WorkerRoom(self._voice.policy, 0, None))  # first, or it would get the same again
         asked = [*self._to_score, *self._ready, *self._flying.values(), *(one for one, _ in self._held)]
         for one in asked:
             self._refuse(one.request, LOST, "the worker lost its engine, or its place")

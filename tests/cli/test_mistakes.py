@@ -290,6 +290,8 @@ MODELS = [
             edit("[run]", "[tasks.talk]\nsource = 'agent'\ndataset = 'my_agents'\noptions = { size = 60 }\n[run]")),
     Mistake("requests from outside in a synchronous run", "train small.toml --run.sync true --gateway.serve true",
             r"gateway\.serve: a synchronous run samples its own batches alone; got 'run\.sync = true'; cure: --run\.sync false"),
+    Mistake("kept versions where nothing is served", "train small.toml --gateway.kept_versions 1",
+            r"gateway\.kept_versions: nothing is served outside of episodes; got '1, with gateway\.serve = false'; cure: --gateway\.serve true"),
     Mistake("agents from outside of a synchronous run", "train small.toml --run.sync true",
             r"run\.sync: agents from outside come when they will; got 'tasks\.talk\.dataset = \"outside\"'.*cure: --run\.sync false",
             edit("[run]", "[tasks.talk]\nsource = 'agent'\ndataset = 'outside'\noptions = { size = 60 }\n[run]")),

@@ -14,9 +14,10 @@ import pytest
 from mrl.config.run_folder import RunFolder
 from mrl.errors import RunFolderError
 from mrl.metrics.jsonl import read_metrics
-from mrl.processes import wiring
+from mrl.processes import wiring, worker
 from mrl.processes.run_files import RunFiles
 from mrl.records.codec import decode
+from mrl.records.rollouts import MAX_GROUP_BYTES
 from mrl.records.telemetry_messages import (
     HeartbeatRecord,
     MetricsRecord,
@@ -66,6 +67,18 @@ def test_a_link_may_carry_longer_messages_than_others() -> None:
         assert len(receive_one(server).body) == limit
         other = wiring.link(folder, "learner-qwen", **named)
         assert not other.post(bytes(limit))
+
+
+def test_a_workers_link_to_its_learner_carries_groups_of_long_answers() -> None:
+    """Longer than any other message of a run."""
+    with tempfile.TemporaryDirectory(prefix="mrl-") as place, ExitStack() as closing:
+        folder = RunFolder(Path(place))
+        server = ServerSocket(create_keys(folder.keys, [QWEN]), max_message_bytes=MAX_GROUP_BYTES)
+        closing.callback(server.close)
+        publish_endpoint(folder.endpoints, "learner-qwen", server.address, server.ipc_path)
+        link = worker._connect_learner(folder, "qwen", "worker/qwen/0", closing)
+        assert link._requests._post(bytes(20 << 20))
+        assert len(receive_one(server).body) == 20 << 20
 
 
 def test_a_signal_that_comes_while_the_event_is_looked_at_sets_it() -> None:
