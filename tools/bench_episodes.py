@@ -4,8 +4,9 @@
 All go the way of a run: the embedded engine, wrapped as a worker wraps it, and real environment processes. A Qwen3 of
 0.9 M parameters with random weights samples with one thread; every turn has the same length, and answers of one turn
 are as long as the turns of an episode together. All episodes are handed in at once. Two environments play: one answers
-at once, one takes 50 ms for each turn, as one does that asks a service. The three ways take turns, and the best round
-of each counts. CPU seconds are of this process and its environments.
+at once, one takes 50 ms for each turn, as one does that asks a service. A third says much before the first turn, and
+the engine has rows to keep what it computed of it: beside the same where it reads everything at every turn. The ways
+take turns, and the best round of each counts. CPU seconds are of this process and its environments.
 
     .venv/bin/python tools/bench_episodes.py [--rounds N] [--groups N]
 
@@ -21,6 +22,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -30,7 +32,7 @@ import torch
 from bench_row import Row
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from mrl.alignment.receiver import Receiver, load_receiver
+from mrl.alignment.receiver import load_receiver
 from mrl.config.load import validate
 from mrl.config.schema import RunConfig
 from mrl.engines.embedded import EmbeddedEngine
@@ -47,6 +49,8 @@ from mrl.tasks.pool import TaskPool, build_pool
 GROUP_SIZE, TURNS, TURN_TOKENS, PROMPT_TOKENS = 8, 4, 12, 8
 PAUSES_S = {"instant": 0.0, "50 ms": 0.05}
 SINGLE = "one turn"
+LONG_WORDS = 150
+KEPT, READ_AGAIN = "long prompt, kept", "long prompt, read again"
 REQUIRED = {"50 ms": (">=0.5", "instant")}
 Seconds = tuple[float, float]
 """By the clock, and of processors."""
@@ -62,11 +66,16 @@ class Figures(NamedTuple):
 class Ending:
     """The embedded engine, whose turns end by themselves when they have their length."""
 
-    def __init__(self, engine: EmbeddedEngine) -> None:
-        self._engine = engine
+    def __init__(self, engine: EmbeddedEngine, *, keeps: bool) -> None:
+        """Whether it `keeps` what it computes of an episode until the next turn."""
+        self._engine, self._keeps = engine, keeps
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._engine, name)
+
+    def submit(self, requests: Sequence[GenerationRequest]) -> None:
+        """As of an engine."""
+        self._engine.submit(requests if self._keeps else [replace(one, conversations=()) for one in requests])
 
     def collect(self, timeout_s: float) -> list[Finished]:
         """As of an engine."""
@@ -93,6 +102,8 @@ def main() -> int:
         folder = Path(closing.enter_context(tempfile.TemporaryDirectory()))
         make_policy(folder)
         ways = {SINGLE: Single(folder)} | {name: Played(folder, pause_s) for name, pause_s in PAUSES_S.items()}
+        longer = {"words": LONG_WORDS, "rows": 2 * args.groups * GROUP_SIZE}
+        ways |= {KEPT: Played(folder, 0.0, **longer), READ_AGAIN: Played(folder, 0.0, **longer, keeps=False)}
         for way in ways.values():
             closing.callback(way.close)
         figures = measure(ways, rounds=args.rounds, groups=args.groups)
@@ -115,9 +126,9 @@ def make_policy(folder: Path) -> None:
     Qwen3ForCausalLM(config).save_pretrained(folder)
 
 
-def make_engine(folder: Path, tokens: int) -> EmbeddedEngine:
+def make_engine(folder: Path, tokens: int, rows: int = 256) -> EmbeddedEngine:
     """Its answers have exactly so many tokens."""
-    engine = EmbeddedEngine(folder, Sampling(1.0, tokens, ()), device="cpu", max_running=256)
+    engine = EmbeddedEngine(folder, Sampling(1.0, tokens, ()), device="cpu", max_running=rows)
     engine.label(Version(0, 1))
     return engine
 
@@ -145,11 +156,14 @@ class Single:
 class Played(Single):
     """Episodes whose environment takes its time."""
 
-    def __init__(self, folder: Path, pause_s: float, **task: Any) -> None:
-        """`task`: keys of its table that are others."""
-        config, receiver = config_of(folder, pause_s, **task), load_receiver(folder)
+    def __init__(
+        self, folder: Path, pause_s: float, *, words: int = 0, rows: int = 256, keeps: bool = True, **task: Any
+    ) -> None:
+        """`words` before the first turn; `rows` of the engine; `task`: keys of its table that are others."""
+        config, receiver = config_of(folder, pause_s, words=words, **task), load_receiver(folder)
         self._pool: TaskPool = build_pool(config.tasks, config.pool, meeting=MeetingPlace(folder, "qwen"))
-        self._engine = player(folder, config, receiver, self._pool)
+        ending: Any = Ending(make_engine(folder, TURN_TOKENS, rows), keeps=keeps)
+        self._engine = with_episodes(ending, config, "qwen", self._pool, receiver)
 
     def requests(self, groups: int, number: int) -> list[GenerationRequest]:
         """Those of a round, each start state once."""
@@ -165,9 +179,9 @@ class Played(Single):
         self._pool.close()
 
 
-def config_of(folder: Path, pause_s: float, **changes: Any) -> RunConfig:
+def config_of(folder: Path, pause_s: float, *, words: int = 0, **changes: Any) -> RunConfig:
     """A run of one policy and this environment."""
-    reset = {"turns": TURNS, "pause_s": pause_s}
+    reset = {"turns": TURNS, "pause_s": pause_s} | ({"words": words} if words else {})
     task = {"source": "environment", "dataset": "paced_environment:Paced", "max_turns": TURNS + 1}
     return validate(
         {
@@ -178,12 +192,6 @@ def config_of(folder: Path, pause_s: float, **changes: Any) -> RunConfig:
         },
         where="bench_episodes",
     )
-
-
-def player(folder: Path, config: RunConfig, receiver: Receiver, pool: TaskPool) -> Engine:
-    """The engine of a worker."""
-    ending: Any = Ending(make_engine(folder, TURN_TOKENS))
-    return with_episodes(ending, config, "qwen", pool, receiver)
 
 
 def play(engine: Engine, requests: Sequence[GenerationRequest]) -> None:
@@ -228,6 +236,8 @@ def rows_of(figures: dict[str, Figures], episodes: int) -> list[Row]:
         rows.append(Row(f"{name}: a second", rate, "1/s", against, single.wall_s / found.wall_s if against else None))
         cpu_ms = 1000 * found.cpu_s / episodes
         rows.append(Row(f"{name}: CPU", cpu_ms, "ms", against, found.cpu_s / single.cpu_s if against else None))
+    kept_s, again_s = figures[KEPT].cpu_s, figures[READ_AGAIN].cpu_s
+    rows.append(Row(f"{KEPT}: CPU of an episode", 1000 * kept_s / episodes, "ms", READ_AGAIN, kept_s / again_s))
     for name in PAUSES_S:
         turn_ms = 1000 * (figures[name].cpu_s - single.cpu_s) / (episodes * TURNS)
         rows.append(Row(f"{name}: CPU of a turn beyond its tokens", turn_ms, "ms"))

@@ -33,6 +33,7 @@ from bench_row import Row
 
 from mrl.config.schema import GatewayTable
 from mrl.gateway.agent_children import AgentChildren
+from mrl.gateway.agent_start import AgentStarts
 from mrl.gateway.routes import Gateway
 from mrl.gateway.session_book import SessionBook
 from mrl.processes.gateway import kept_key, listen
@@ -81,7 +82,7 @@ async def serve(folder: Path, *, has_agents: bool) -> None:
     url = (await listen(runner, GatewayTable(), folder / "endpoints")).replace("tcp://", "http://") + "/v1"
     tasks = config_of(folder, 0.0, **OF_AGENT).tasks if has_agents else {}
     bare = await bare_server(folder)
-    children = AgentChildren(tasks, runner, url=url, key=key)
+    children = AgentChildren(tasks, AgentStarts(runner, url), key=key)
     await children.tend()
     await asyncio.to_thread(sys.stdin.read)
     children.close()
@@ -119,7 +120,7 @@ def gateway_process(folder: Path, closing: ExitStack, *words: str) -> None:
     closing.callback(process.stdin.close)
     deadline_s = time.monotonic() + START_S
     while read_endpoint(folder / "endpoints", BARE) is None:
-        if time.monotonic() > deadline_s:
+        if process.poll() is not None or time.monotonic() > deadline_s:
             raise RuntimeError("the gateway does not start")
         time.sleep(0.05)
 

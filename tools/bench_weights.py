@@ -35,8 +35,14 @@ import torch
 from bench_row import Row
 from torch import Tensor, nn
 
+from mrl.errors import MissingError
+
 INSIDE = Path(__file__).parents[1] / "mrl" / "engines" / "inside"
-PACKED = "vllm.model_executor.layers.utils"
+LAYERS = "vllm.model_executor.layers"
+MIXTURE = f"{LAYERS}.fused_moe"
+STUBS = ("vllm", "vllm.model_executor", LAYERS, f"{LAYERS}.utils")
+STUBS += (MIXTURE, f"{MIXTURE}.activation", f"{MIXTURE}.experts", f"{MIXTURE}.experts.cpu_moe")
+"""What the extension imports of vLLM."""
 COPIES, PAUSE_SHARE = 2.0, 0.05
 VOCAB, HIDDEN = 32_000, 1024
 PROJECTIONS = {"q_proj": HIDDEN, "k_proj": HIDDEN // 2, "v_proj": HIDDEN // 2, "gate_proj": 3 * HIDDEN}
@@ -110,11 +116,14 @@ def shapes_of(gigabytes: float) -> dict[str, tuple[int, ...]]:
 def make_worker(shapes: dict[str, tuple[int, ...]]) -> Any:
     """vLLM's worker extension, in a worker of this process."""
     sys.path.insert(0, str(INSIDE))
-    for name in ("vllm", "vllm.model_executor", "vllm.model_executor.layers", PACKED):
+    for name in STUBS:
         sys.modules[name] = ModuleType(name)
-    layers = sys.modules[PACKED]
+    layers = sys.modules[f"{LAYERS}.utils"]
     vars(layers)["dispatch_cpu_unquantized_gemm"] = print
-    vars(sys.modules["vllm.model_executor.layers"])["utils"] = layers
+    vars(sys.modules[LAYERS])["utils"] = layers
+    vars(sys.modules[f"{MIXTURE}.activation"]).update(ApplyMoEActivationConfig=print, apply_moe_activation=print)
+    experts = type("CPUUnquantizedExperts", (), {"process_weights_after_loading": print, "apply": print})
+    vars(sys.modules[f"{MIXTURE}.experts.cpu_moe"])["CPUUnquantizedExperts"] = experts
     worker, model = importlib.import_module("vllm_cpu_worker").CpuWeightsExtension(), FusedModel(shapes)
     worker.model_runner = SimpleNamespace(get_model=lambda: model)
     return worker
@@ -314,7 +323,7 @@ def main() -> int:
             if arguments.million_parameters:
                 measure_embedded(times, folder, arguments.million_parameters, arguments.rounds)
                 measure_adapters(times, folder, arguments.rounds)
-        except ImportError as error:
+        except (ImportError, MissingError) as error:
             lacking.append(str(error))
     for reason in lacking:
         print(f"not measured from here on: {reason}")

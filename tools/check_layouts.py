@@ -22,7 +22,7 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -41,7 +41,7 @@ from mrl.learner.ranks.rank_place import LEARNER_HOSTS, LEARNER_PLACE
 from mrl.learner.ranks.world import World, join_world
 from mrl.learner.step_order import StepOrder
 from mrl.learner.trainer import Trainer
-from mrl.models.architectures import ARCHITECTURES, init_model
+from mrl.models.architectures import ARCHITECTURES, EXPERTS, EXPERTS_PER_TOKEN, init_model
 from mrl.models.parameters import whole_weights
 from mrl.objectives.specs import Clipped, Correction, Imitation
 from mrl.sharing.regime import Component, TrainingExample
@@ -53,6 +53,7 @@ from mrl.weights.training_state import restore_training, training_tensors
 
 BOUND, COMPILED_BOUND = 3e-5, 1e-4
 """In float32: another order of sums alone came to 1.2e-5 on one processor."""
+LAYERS = 3
 VOCAB = 61
 """Odd, so that shards are of different lengths."""
 TIMEOUT_S = 120.0
@@ -166,9 +167,20 @@ def rows(step: int, count: int = 21) -> list[TrainingExample]:
     return made
 
 
+def with_experts(rows: Sequence[TrainingExample], step: int) -> list[TrainingExample]:
+    """The same rows, own ones with experts that nobody's router chose; rows of a prompt agree on its last place."""
+    rng, found, first = np.random.default_rng([11, step]), [], dict[bytes, Any]()
+    for row in rows:
+        drawn = rng.random((row.answer_token_ids.size, LAYERS, EXPERTS)).argsort(-1)[:, :, :EXPERTS_PER_TOKEN]
+        experts = drawn.reshape(row.answer_token_ids.size, -1).astype(np.uint8)
+        experts[0] = first.setdefault(row.prompt_token_ids.tobytes(), experts[0].copy())
+        found.append(replace(row, experts=experts) if row.component == "own" else row)
+    return found
+
+
 def make_trainer(layout: Layout, family: str, world: World, total_steps: int) -> Trainer:
     """The trainer of one rank, from the same weights in every layout."""
-    recipe = MakeTable(architecture=family, tokenizer="byte_level", hidden_size=64, num_layers=3, num_heads=4)
+    recipe = MakeTable(architecture=family, tokenizer="byte_level", hidden_size=64, num_layers=LAYERS, num_heads=4)
     model = init_model(recipe, vocab_size=VOCAB, eos_id=0, pad_id=0)
     with torch.no_grad():  # as initialised, all tokens are about equally likely, and much looks right that is not
         for parameter in model.parameters():
@@ -198,7 +210,11 @@ def do(job: Job, family: str, total_steps: int, world: World) -> None:
         restore_training(trainer.model, trainer.optimizer, found)
     trained = {}
     for step in job.steps:
-        values = trainer.train(StepOrder(rows(step), {"own": 16.0, "rescue": 5.0}), step)
+        replays = job.layout.table.router_replay
+        order = StepOrder(with_experts(rows(step), step) if replays else rows(step), {"own": 16.0, "rescue": 5.0})
+        values = trainer.train(order, step)
+        if replays:
+            trained[f"routed otherwise in step {step}"] = torch.tensor(values["routing/otherwise_share"])
         # The scale of a gradient does not show in what Adam makes of it.
         trained[f"gradient norm of step {step}"] = torch.tensor(values["optim/grad_norm"])
     num_savers = job.layout.table.num_shards

@@ -7,8 +7,12 @@ which is what the plan reckons with. Peaks are the high-water marks of resident 
 process (VmHWM).
 
     .venv/bin/python tools/check_memory_plan.py [--shapes NAME,NAME] [--folder FOLDER]
+    .venv/bin/python tools/check_memory_plan.py --fake [--ranks N,N]
 
-Prints a table; the last line is JSON; exit code 1 when a prediction is off by more than 15 %.
+With `--fake` nothing is started: the first of 8, 16 and 64 ranks trains models of 32B and 70B without data, in this
+process (`fake_ranks`). What it holds is compared with the plan, and what it sends says which network is needed.
+
+Prints tables; the last line is JSON; exit code 1 when a prediction is off by more than 15 %, or 10 % with `--fake`.
 """
 
 import argparse
@@ -133,7 +137,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--shapes", default=",".join(SHAPES), help="names, separated by commas")
     parser.add_argument("--folder", type=Path, help="where the run is left; by default it is removed")
+    parser.add_argument("--fake", action="store_true", help="ranks without data, of models of 32B and 70B")
+    parser.add_argument("--ranks", default="8,16,64", help="numbers of such ranks, separated by commas")
     arguments = parser.parse_args()
+    if arguments.fake:
+        return compare_without_data([int(ranks) for ranks in arguments.ranks.split(",")])
     with tempfile.TemporaryDirectory() as temporary:
         rows = compare(arguments.folder or Path(temporary), arguments.shapes.split(","))
     print("| process | predicted MiB | measured MiB | predicted / measured | at its peak |\n|---|--:|--:|--:|---|")
@@ -141,6 +149,24 @@ def main() -> int:
         print("| {name} | {predicted_mib:.0f} | {value:.0f} | {share:.2f} | {peak} |".format(**row))
     print(json.dumps({"bench": "memory_plan", "rows": rows}))
     return 0 if all(row["ok"] for row in rows) else 1
+
+
+def compare_without_data(ranks: list[int]) -> int:
+    """Layouts of so many ranks; returns the exit code."""
+    from fake_ranks.comparison import HEADS, compare
+    from fake_ranks.layouts import LAYOUTS
+
+    compared = []
+    for layout in (one for one in LAYOUTS if one.ranks in ranks):
+        began_s = time.monotonic()
+        compared.append(compare(layout))
+        print(f"{layout.name}: {time.monotonic() - began_s:.0f} s", file=sys.stderr)
+    for head, lines in zip(HEADS, zip(*(one.cells() for one in compared), strict=True), strict=True):
+        print("\n".join(f"| {' | '.join(line)} |" for line in (head, ["---"] + ["--:"] * (len(head) - 1), *lines)))
+        print()
+    rows = [row for one in compared for row in one.rows()]
+    print(json.dumps({"bench": "memory_plan_without_data", "rows": [row.fields for row in rows]}))
+    return 0 if all(row.ok for row in rows) else 1
 
 
 def compare(folder: Path, names: list[str]) -> list[dict[str, Any]]:

@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# Make an environment of packages that ask a run's gateway, those of NAME.txt beside this file, and print its folder.
-#   tools/harness_env.sh harnesses|verifiers      in $XDG_CACHE_HOME/mrl; PYTHON names another interpreter
+# Make an environment of packages that a run meets from outside, those of NAME.txt beside this file; print its folder.
+#   tools/harness_env.sh harnesses|verifiers|openenv      in $XDG_CACHE_HOME/mrl; PYTHON names another interpreter
 set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
-name=${1:?harnesses or verifiers}
+name=${1:?harnesses, verifiers or openenv}
 folder=${XDG_CACHE_HOME:-$HOME/.cache}/mrl/$name
 if ! cmp -s "$here/$name.txt" "$folder/made"; then
     rm -rf "$folder"

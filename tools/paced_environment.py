@@ -6,10 +6,10 @@ import time
 class Paced:
     """A game that nobody can lose; a step waits as one does that asks a service."""
 
-    def reset(self, seed: int, turns: int, pause_s: float) -> str:
-        """What it says first has the same length for every seed."""
+    def reset(self, seed: int, turns: int, pause_s: float, words: int = 0) -> str:
+        """What it says first has the same length for every seed; `words` make it longer."""
         self._left, self._pause_s = turns, pause_s
-        return f"turn {seed % 10}"
+        return f"turn {seed % 10}" + " more" * words
 
     def step(self, text: str) -> tuple[str, float, bool]:
         """A word, and at the end a reward."""

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Makes the environment and runs the tests: the fast ones on three processes, since some wait; the thorough ones, then
-# those that start real processes, on two; then those with real inference servers, one at a time.
+# Makes the environment and runs the tests: the fast ones on three processes, since some wait; the thorough ones on two;
+# those that start real processes, and wait for them, on three; then those with real inference servers, one at a time.
 #   bash tools/test.sh [pytest arguments]
 # Without arguments the environments of the servers are made first where they are missing, beside the other tests.
 set -euo pipefail
@@ -16,6 +16,7 @@ run() {  # pytest's code 5, nothing collected, is fine where arguments chose the
 
 make_engines() {  # in the background; what it says is shown before the tests that need it
     for engine in vllm sglang; do .venv/bin/mrl engine-env "$engine" --cpu; done
+    bash tools/harness_env.sh openenv
 }
 
 num_arguments=$#
@@ -26,7 +27,7 @@ run -n 3 -m "not system and not thorough and not engines and not slow and not gp
 if [ "$num_arguments" -eq 0 ]; then make_engines >"$engines_log" 2>&1 & making=$!; fi
 run -n 2 -m "thorough and not system and not engines and not slow and not gpu" "$@"
 # The tests of a file share runs, and those of hosts share daemons: a file stays in one process.
-run -n 2 --dist loadfile -m "system and not engines and not slow and not gpu" "$@"
+run -n 3 --dist loadfile -m "system and not engines and not slow and not gpu" "$@"
 if [ -n "$making" ]; then
     wait "$making" || { cat "$engines_log" >&2; exit 1; }
     making=""

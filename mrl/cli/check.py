@@ -100,7 +100,7 @@ def run(arguments: argparse.Namespace) -> int:
         console.print(_chosen(chosen))
     for note in notes:
         print(f"note: {note}")
-    for line in _slow(config):
+    for line in (*_slow(config), *_summed_late(config)):
         print(line)
     needs = memory_plan(config, plan)
     console.print(_processes(config, needs, unknown))
@@ -262,6 +262,18 @@ def _slow(config: RunConfig) -> Iterator[str]:
             yield (
                 f"policies.{name}.learner.precision: float32 on a GPU has no flash attention, and mrl leaves TF32 off:"
                 " several times slower than bfloat16, which is what is taken when the key is left out"
+            )
+
+
+def _summed_late(config: RunConfig) -> Iterator[str]:
+    """When replicas of shards sum gradients, and what waits until then."""
+    for name in config.learning:
+        learner = config.policies[name].learner
+        if 1 < learner.num_shards < learner.processes:
+            yield (
+                f"policies.{name}.learner: {learner.processes // learner.num_shards} replicas of {learner.num_shards}"
+                " shards sum gradients between them once for each update, and not in each pass; until then a rank"
+                " keeps its replica's sums where its gradients will be, so that it needs no memory beside"
             )
 
 

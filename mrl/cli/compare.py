@@ -24,8 +24,8 @@ from mrl.host_memory import host_memory_bytes
 from mrl.processes.preparation.comparison_plan import PlannedRun, check_earlier, check_given, plan_runs
 
 if TYPE_CHECKING:
+    from mrl.report.comparing.grid import Grid
     from mrl.report.comparison import Comparison
-    from mrl.report.comparison_table import Grid
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -109,8 +109,9 @@ def _train(runs: Sequence[PlannedRun], *, jobs: int, where: str, is_only_table: 
 
 def conclude(runs: Sequence[PlannedRun], before: Sequence["Grid"] = (), told_before: Sequence[str] = ()) -> int:
     """Read what came to its end, write and print tables; 1 when something did not. Raises RoleFailed for nothing."""
+    from mrl.report.comparing.grid import markdown
     from mrl.report.comparison import Comparison, read_outcome
-    from mrl.report.comparison_table import as_json, grids, markdown
+    from mrl.report.comparison_table import as_json, grids
 
     folder = runs[0].folder.parent
     done = [one for one in runs if one.state().is_done]
@@ -132,7 +133,7 @@ def conclude(runs: Sequence[PlannedRun], before: Sequence["Grid"] = (), told_bef
 
 
 def _show(tables: Sequence["Grid"], told: Sequence[str]) -> None:
-    from mrl.report.comparison_table import rich_table
+    from mrl.report.comparing.grid import rich_table
 
     console = Console(width=None if sys.stdout.isatty() else 140)
     for grid in tables:

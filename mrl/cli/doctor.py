@@ -37,6 +37,7 @@ OPTIONAL = (
     ("math_verify", "tasks", "answers of mathematics"),
     ("datasets", "tasks-hub", "data sets of the Hugging Face hub"),
     ("peft", "lora", "adapters in place of whole weights (learner.lora)"),
+    ("renderers", "renderers", "tool calls of further families (prompt.family)"),
     ("matplotlib", "plots", "figures of `mrl compare` and `mrl bandit`"),
 )
 """Module, the extra that brings it, and what it is for."""

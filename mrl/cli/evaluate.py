@@ -23,7 +23,8 @@ from mrl.config.run_folder import is_run, read_run_config
 from mrl.config.schema import RunConfig
 from mrl.config.shipped_configs import config_file
 from mrl.errors import ConfigError
-from mrl.report.comparison_table import Grid, difference_grid, evaluation_grids, rich_table
+from mrl.report.comparing.grid import Grid, rich_table
+from mrl.report.comparison_table import difference_grid, evaluation_grids
 
 if TYPE_CHECKING:
     from mrl.tasks.pool import Prompt, TaskPool

@@ -1,4 +1,4 @@
-"""Keys that the user left out, and whose best value follows from the device, from the models, or from the data.
+"""Keys that the user left out, and whose best value follows from devices and hosts, from the models, or from the data.
 
 `by_device` is asked when a configuration is read; `by_size`, `by_model` and `by_data` before it is used, of what is
 there by then, and last the memory of this host (`mrl.memory_plan.fitting`). `config.json` holds what was chosen. A key
@@ -61,12 +61,12 @@ class Resolved:
 
 
 def by_device(config: RunConfig) -> Resolved:
-    """What policies on "cuda" do otherwise than those on "cpu"."""
+    """What policies on "cuda" do otherwise than those on "cpu", and learners over several hosts than those on one."""
     found = [
         Choice(f"policies.{name}.{key}", value, why)
         for name, policy in config.policies.items()
-        if policy.device == "cuda"
-        for key, value, why in _on_gpu(policy)
+        for chosen in (_on_gpu(policy) if policy.device == "cuda" else (), _over_hosts(policy))
+        for key, value, why in chosen
     ]
     return with_choices(config, found)
 
@@ -146,6 +146,18 @@ def _on_gpu(policy: PolicyTable) -> Iterator[tuple[str, Any, str]]:
         yield "rollout.embedded_dtype", "bfloat16", "on a GPU half the memory, and several times as fast"
     if rollout.engine != "embedded" and _left_out(rollout.server, "dtype"):
         yield "rollout.server.dtype", "bfloat16", "on a GPU half the memory, and several times as fast"
+
+
+def _over_hosts(policy: PolicyTable) -> Iterator[tuple[str, Any, str]]:
+    """Shards within each host and replicas across; a rank alone on its host shares nothing, but by a `shard_size`."""
+    learner = policy.learner
+    if policy.frozen or learner.hosts == 1 or not _left_out(learner, "sharding"):
+        return
+    if learner.shard_size > 1:
+        yield "learner.sharding", "shard", f"{learner.shard_size} ranks are to share a copy"
+    elif learner.ranks_per_host > 1 and not learner.shard_size:
+        why = f"the {learner.ranks_per_host} ranks of a host share a copy, and gradients alone travel between hosts"
+        yield "learner.sharding", "shard", why
 
 
 def _left_out(table: Table, key: str) -> bool:

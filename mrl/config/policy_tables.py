@@ -78,6 +78,9 @@ class PromptTable(Table):
     history: Literal["sampled", "template"] = "sampled"
     """What the policy sees of its earlier turns in an episode: all that it sampled, or what its chat template renders.
     Where that drops their reasoning (`<think>...</think>`), a new row begins."""
+    family: str = ""
+    """The model's family as the package `renderers` calls it, "qwen3.5" say (extra `renderers`). By it tool calls are
+    read, and episodes go on, where mrl cannot do so by the chat template. Both have to say conversations alike."""
     stop: list[StopString] = Field(default=[], max_length=16)
     """Texts that end an answer as its EOS does. What was sampled is kept whole; a verifier is given the text before
     them."""
@@ -90,7 +93,7 @@ class PromptTable(Table):
     @property
     def has_messages(self) -> bool:
         """Whether it needs a chat template."""
-        return bool(self.system or self.few_shot or self.template_options or self.history == "template")
+        return bool(self.system or self.few_shot or self.template_options or self.family or self.history == "template")
 
 
 class ServerTable(Table):
@@ -234,7 +237,8 @@ class LearnerTable(Table):
     hosts: int = Field(default=1, ge=1, le=4096)
     """Hosts of the run that the ranks are spread over, as many on each."""
     sharding: Literal["replicate", "shard"] = "replicate"
-    """Every rank holds all parameters, gradients and moments, or the ranks share them out (FSDP2)."""
+    """Every rank holds all parameters, gradients and moments, or the ranks share them out (FSDP2). Left out with more
+    `hosts` than one: "shard", where a host has several of the ranks or `shard_size` wants it."""
     shard_size: int = Field(default=0, ge=0)
     """Ranks that share one copy of them where `sharding` is "shard"; 0 takes all ranks of a host, so that between hosts
     gradients alone travel, once for each update."""
@@ -258,6 +262,9 @@ class LearnerTable(Table):
     activation_offload: bool = False
     """The inputs that `activation_checkpointing` keeps wait in main memory, and are copied there and back beside the
     arithmetic; the bits stay the same. On "cpu" it saves nothing."""
+    router_replay: bool = False
+    """Of a mixture of experts: tokens go to the experts that the engine chose for them as it sampled; gates are the
+    learner's (R3)."""
     compile: bool = False
     """Blocks go through torch.compile: faster passes, after a minute of compiling (a compiler of C++ is needed)."""
     attention_kernel: Literal["rows", "varlen", "auto"] = "rows"
@@ -321,6 +328,11 @@ class LearnerTable(Table):
         """Ranks on each of the learner's hosts."""
         return self.processes // self.hosts
 
+    @property
+    def publishing_ranks(self) -> int:
+        """The first so many write new weights together: those of the first host, or all that share the first copy."""
+        return max(self.ranks_per_host, self.num_shards)
+
 
 class PolicyTable(Table):
     """One policy: its model, how it samples, how it learns."""
@@ -347,3 +359,8 @@ class PolicyTable(Table):
     rollout: RolloutTable = RolloutTable()
     objective: ObjectiveTable = ObjectiveTable()
     learner: LearnerTable = LearnerTable()
+
+    @property
+    def replays_routers(self) -> bool:
+        """Whether its engines tell which experts tokens went to, for its learner."""
+        return self.learner.router_replay and not self.frozen

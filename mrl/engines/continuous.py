@@ -2,6 +2,9 @@
 
 Every step runs the model once over the newest token of every row. Prompts are read ahead, a few at once, each a single
 time for all answers to it. An ended row is given to a waiting answer; when none waits, the last row moves into it.
+
+What was computed for a turn of a conversation is kept while rows are free, until weights change: of the next prompt
+only what is new is read.
 """
 
 import itertools
@@ -16,14 +19,16 @@ from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
 from mrl.engines.engine import Decoding, Finished, Generation, GenerationRequest, Grown, Sampling, StopWatch
-from mrl.engines.slot_cache import ReadPrompt, SlotCache
+from mrl.engines.slot_cache import KeptRow, KeptRows, ReadPrompt, SlotCache
 from mrl.engines.token_sampling import sample, sample_decoded, uniforms
+from mrl.models.routing.router_record import RouterRecord
+from mrl.records.chosen_experts import Experts, joined
 from mrl.records.finish import FinishReason
 from mrl.records.version import Version, VersionSpan
 
 PROMPTS_AT_ONCE = 16
 PROMPT_TOKENS_AT_ONCE = 4096
-"""Prompts that one forward reads, and how many tokens, padding included; a longer prompt is read alone."""
+"""Prompts that one forward reads, and how many tokens, with padding and what is kept; a longer one is read alone."""
 
 
 @dataclass(slots=True)
@@ -33,8 +38,15 @@ class _Waiting:
     request: GenerationRequest
     begun: int = 0
     prompt: ReadPrompt | None = None
+    experts: Experts | None = None
+    """[P - 1, X] of the prompt, as it was read."""
     epoch: int = 0
     """Which weights read the prompt."""
+
+    @property
+    def read_ids(self) -> npt.NDArray[np.int32]:
+        """What of the prompt is read before an answer begins: the last token is the first of its forwards."""
+        return self.request.prompt_token_ids[:-1]
 
 
 @dataclass(slots=True)
@@ -47,6 +59,11 @@ class _Answer:
     streams: bool = False
     num_told: int = 0
     """Tokens that were told of while it grew."""
+    before: Experts | None = None
+    """[P - 1, X] of its prompt, where it tells those, too."""
+    prompt_token_ids: npt.NDArray[np.int32] | None = None
+    conversation: str = ""
+    """Under which name its row is kept when it has ended; "": it is not."""
     spans: list[VersionSpan] = field(default_factory=list)
     """Of the versions before the present one."""
 
@@ -62,13 +79,15 @@ class _Answer:
 class ContinuousBatch:
     """The answers that one model samples. Only `submit` may be called beside another method."""
 
-    def __init__(self, model: PreTrainedModel, sampling: Sampling, *, max_running: int) -> None:
-        """At most `max_running` answers are sampled at once."""
+    def __init__(
+        self, model: PreTrainedModel, sampling: Sampling, *, max_running: int, record: RouterRecord | None = None
+    ) -> None:
+        """At most `max_running` answers are sampled at once; they tell the experts that `record` sees."""
         self._model, self._sampling, self._max_running = model, sampling, max_running
         self._waiting: deque[_Waiting] = deque()
         self._answers: list[_Answer] = []
         self._dead: list[int] = []
-        self._cache = SlotCache(model.config, max_running)
+        self._cache, self._kept = SlotCache(model.config, max_running), KeptRows()
         self._version: Version | None = None
         self._epoch = 0
         self.running = 0
@@ -76,7 +95,10 @@ class ContinuousBatch:
         self.waiting = 0
         """Answers that are not yet begun."""
         self.generated_tokens = 0
-        limit = sampling.max_new_tokens
+        self.prompt_tokens = 0
+        self.reused_prompt_tokens = 0
+        limit, self._record = sampling.max_new_tokens, record
+        experts = [] if record is None else [("experts", record.dtype, (limit, record.shape.num_slots))]
         self._rows = np.zeros(
             max_running,
             dtype=np.dtype(
@@ -88,6 +110,7 @@ class ContinuousBatch:
                     ("limit", np.int64),
                     ("tokens", np.int32, (limit,)),
                     ("logprobs", np.float32, (limit,)),
+                    *experts,
                 ],
                 align=True,
             ),
@@ -128,9 +151,10 @@ class ContinuousBatch:
         self.running = len(self._answers) - len(self._dead)
 
     def tensors(self) -> list[Tensor]:
-        """All that it holds between two steps: the cache, and prompts that were read ahead."""
+        """All that it holds between two steps: the cache, kept rows, and prompts that were read ahead."""
         read = [waiting.prompt.layers for waiting in self._waiting if waiting.prompt is not None]
-        return [*self._cache.tensors(), *(tensor for layers in read for pair in layers for tensor in pair)]
+        ahead = [tensor for layers in read for pair in layers for tensor in pair]
+        return [*self._cache.tensors(), *self._kept.tensors(), *ahead]
 
     def relabel(self, version: Version) -> None:
         """The weights have changed: tokens are of `version` from now on, and prompts are read anew."""
@@ -139,6 +163,7 @@ class ContinuousBatch:
                 answer.spans = answer.spans_at(int(self._rows["length"][row]), self._version)
         self._version = version
         self._epoch += 1
+        self._kept.leave_room(0, 0)
 
     @torch.inference_mode()
     def step(self) -> list[Finished]:
@@ -182,6 +207,8 @@ class ContinuousBatch:
         self, rows: npt.NDArray[np.void], tokens: npt.NDArray[np.int64], logprobs: npt.NDArray[np.float32]
     ) -> list[Finished]:
         every, length = np.arange(rows.size), rows["length"]
+        if self._record is not None:
+            rows["experts"][every, length] = self._record.last()
         rows["tokens"][every, length] = tokens
         rows["logprobs"][every, length] = logprobs
         rows["newest"] = tokens
@@ -194,7 +221,20 @@ class ContinuousBatch:
             stopped |= np.array([end is not None for end in ends], dtype=bool)
         self._dead = np.flatnonzero(stopped | (rows["length"] == rows["limit"])).tolist()
         self.running -= len(self._dead)
+        self._keep_rows(self._dead)
         return [self._finish(row, FinishReason.STOP if stopped[row] else FinishReason.LENGTH) for row in self._dead]
+
+    def _keep_rows(self, ended: Sequence[int]) -> None:
+        """Of conversations, where no answer waits for these rows. None where experts of prompts are to be told."""
+        if self._record is not None or self.waiting >= self._max_running - self.running:
+            return
+        for row in ended:
+            answer = self._answers[row]
+            if answer.conversation and not answer.spans:  # else weights changed in mid-answer
+                assert answer.prompt_token_ids is not None, "it has begun"
+                sampled = self._rows["tokens"][row, : self._rows["length"][row] - 1]
+                token_ids = np.concatenate([answer.prompt_token_ids, sampled])
+                self._kept.keep(answer.conversation, KeptRow(token_ids, self._cache.copied(row)))
 
     def _finish(self, row: int, reason: FinishReason) -> Finished:
         answer = self._answers[row]
@@ -204,7 +244,12 @@ class ContinuousBatch:
         length = int(self._rows["length"][row])
         assert self._version is not None, "nothing is handed in before there are weights"
         tokens, logprobs = self._rows["tokens"][row, :length].copy(), self._rows["logprobs"][row, :length].copy()
-        return Generation(tokens, logprobs, self._answers[row].spans_at(length, self._version), reason)
+        answer = self._answers[row]
+        spans, experts = answer.spans_at(length, self._version), None
+        if self._record is not None and answer.decoding is None:
+            sampled = self._rows["experts"][row, :length].copy()
+            experts = sampled if answer.before is None else joined([answer.before, sampled])
+        return Generation(tokens, logprobs, spans, reason, experts=experts)
 
     def _refill(self) -> None:
         """Give free rows to waiting answers, ended rows first; drop the ended rows that are left."""
@@ -218,6 +263,7 @@ class ContinuousBatch:
         for row in reversed([row for row in self._dead if row in free]):
             self._drop(row)
         self._dead = []
+        self._kept.leave_room(self._max_running - self.running, self._cache.num_places)
 
     def _begin(self, waiting: _Waiting, rows: list[int]) -> None:
         """Begin the next answers of a request in these rows."""
@@ -238,6 +284,9 @@ class ContinuousBatch:
         for row, place in zip(rows, index, strict=True):
             watch = StopWatch(sampling.stop)
             self._answers[row] = _Answer(request.request_id, place, watch, request.decoding, request.streams)
+            self._answers[row].before = waiting.experts if request.num_told_before(place) else None
+            self._answers[row].prompt_token_ids = request.prompt_token_ids
+            self._answers[row].conversation = request.conversations[place] if request.conversations else ""
 
     def _drop(self, row: int) -> None:
         """The last row takes the place of this one."""
@@ -250,41 +299,85 @@ class ContinuousBatch:
         """The cached prompt of a request, read by the present weights together with those that come next."""
         if wanted.prompt is None or wanted.epoch != self._epoch:
             batch = list(self._next_to_read(wanted))
-            layers = self._read_batch([waiting.request.prompt_token_ids[:-1] for waiting in batch])
+            layers = self._read_batch(batch)
+            read = None if self._record is None or not layers else self._record.last_of_rows(len(batch))
             for row, waiting in enumerate(batch):
-                waiting.prompt = ReadPrompt(layers, row, waiting.request.prompt_token_ids.size - 1)
+                size = waiting.read_ids.size
+                waiting.prompt = ReadPrompt(layers, row, size)
+                for name in waiting.request.conversations:
+                    self._kept.forget(name)
+                waiting.experts = read[row, -size:] if read is not None and size else None
                 waiting.epoch = self._epoch
         assert wanted.prompt is not None, "read just now"
         return wanted.prompt
 
     def _next_to_read(self, wanted: _Waiting) -> Iterator[_Waiting]:
         """`wanted`, which waits first, and those behind it that one forward can read with it."""
-        longest = 0
-        for count, waiting in enumerate(itertools.islice(self._waiting, PROMPTS_AT_ONCE), 1):
-            longest = max(longest, waiting.request.prompt_token_ids.size)
-            if waiting is not wanted and count * longest > PROMPT_TOKENS_AT_ONCE:
-                return
-            yield waiting
+        longest, count, goes_on = 0, 0, self._num_kept(wanted) > 0
+        for waiting in itertools.islice(self._waiting, PROMPTS_AT_ONCE):
+            is_read = waiting.prompt is not None and waiting.epoch == self._epoch
+            # A prompt of which nothing is kept would give all of them its columns.
+            if not is_read and (self._num_kept(waiting) > 0) is goes_on:
+                count, longest = count + 1, max(longest, waiting.request.prompt_token_ids.size)
+                if waiting is not wanted and count * longest > PROMPT_TOKENS_AT_ONCE:
+                    return
+                yield waiting
 
-    def _read_batch(self, prompts: Sequence[npt.NDArray[np.int32]]) -> list[tuple[Tensor, Tensor]]:
-        """Keys and values of prompts, padded on the left, of every layer; all columns, of sliding windows as well."""
-        cache, width = DynamicCache(), max(prompt.size for prompt in prompts)
+    def _kept_row(self, waiting: _Waiting) -> KeptRow | None:
+        """What is kept of the conversation that it goes on with."""
+        names = waiting.request.conversations
+        return self._kept.find(names[0]) if len(names) == 1 else None
+
+    def _num_kept(self, waiting: _Waiting) -> int:
+        """Tokens of its prompt that need not be read; one is, for a forward needs something to read."""
+        kept = self._kept_row(waiting)
+        return 0 if kept is None else kept.num_shared(waiting.read_ids[:-1])
+
+    def _read_batch(self, batch: Sequence[_Waiting]) -> list[tuple[Tensor, Tensor]]:
+        """Keys and values of prompts, padded on the left, of every layer; all columns, of sliding windows as well.
+
+        As many tokens are read of each as are new in the one that has most of them: no row has a gap.
+        """
+        prompts = [waiting.read_ids for waiting in batch]
+        width = max(waiting.read_ids.size - self._num_kept(waiting) for waiting in batch)
         if not width:
             return []
-        ids, mask = np.zeros((2, len(prompts), width), dtype=np.int64)
-        for row, prompt in enumerate(prompts):
-            ids[row, width - prompt.size :] = prompt
-            mask[row, width - prompt.size :] = 1
-        device = self._model.device
+        reused = [max(0, prompt.size - width) for prompt in prompts]
+        before, device = max(reused), self._model.device
+        ids, mask = (np.zeros((len(batch), columns), dtype=np.int64) for columns in (width, before + width))
+        for row, (prompt, num) in enumerate(zip(prompts, reused, strict=True)):
+            ids[row, width - (prompt.size - num) :] = prompt[num:]
+            mask[row, before + width - prompt.size :] = 1
+        cache = DynamicCache()
+        if before:
+            for layer, (keys, values) in enumerate(_beside([*map(self._kept_row, batch)], reused)):
+                cache.update(keys, values, layer)
+        for waiting, num in zip(batch, reused, strict=True):
+            answers, size = waiting.request.seeds.size - waiting.begun, waiting.read_ids.size
+            self.prompt_tokens += answers * size
+            self.reused_prompt_tokens += num + (answers - 1) * size
         self._model(
             input_ids=torch.from_numpy(ids).to(device),
             attention_mask=torch.from_numpy(mask).to(device),
-            position_ids=torch.from_numpy((mask.cumsum(-1) - 1).clip(0)).to(device),
+            position_ids=torch.from_numpy((mask.cumsum(-1) - 1).clip(0)[:, before:]).to(device),
             past_key_values=cache,
             use_cache=True,
             logits_to_keep=1,
         )
         return [(keys, values) for keys, values, _ in cache]
+
+
+def _beside(kept: Sequence[KeptRow | None], reused: Sequence[int]) -> Iterator[tuple[Tensor, Tensor]]:
+    """[rows, heads, columns, head_dim] keys and values of every layer, the first tokens of each, padded on the left."""
+    rows = [row for row in kept if row is not None]
+    for layer in range(len(rows[0].layers)):
+        like = rows[0].layers[layer]
+        pair = [one.new_zeros(len(kept), one.shape[0], max(reused), one.shape[2]) for one in like]
+        for place, (row, num) in enumerate(zip(kept, reused, strict=True)):
+            if row is not None and num:
+                for whole, one in zip(pair, row.layers[layer], strict=True):
+                    whole[place, :, max(reused) - num :] = one[:, :num]
+        yield pair[0], pair[1]
 
 
 def _column(values: npt.NDArray[np.int64], device: torch.device) -> Tensor:

@@ -1,14 +1,18 @@
 """What one kind of inference server has to say for itself: how it is started, and what its routes take and give."""
 
-from collections.abc import AsyncGenerator, Mapping, Sequence
+import base64
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
+
+import numpy.typing as npt
 
 from mrl.engines.engine import EngineUsage, Sampling, TokenScore
 from mrl.engines.http import Http, HttpFailure
 from mrl.errors import PeerLost
 from mrl.models.tensor_broadcast import IncomingTensors, Seats
+from mrl.records.chosen_experts import Experts, narrow
 from mrl.records.finish import FinishReason
 
 PROBED_TEMPERATURES = (1.0, 0.5)
@@ -57,6 +61,8 @@ class Launch:
     """A folder of this user alone: for its socket file, or the file with its key."""
     key: str = field(default="", repr=False)
     """What its callers have to know, where it listens at a port."""
+    tells_experts: bool = False
+    """Whether it has to be able to say which experts tokens went to."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +75,9 @@ class Segment:
     """ABORT when the server gave it up before its end; what it had sampled is here."""
     labels: tuple[str, ...] = ()
     """The distinct weight versions that the server itself reports for these tokens; empty where it reports none."""
+    experts: Experts | None = None
+    """[R, X] of all places from the one that was asked for to that which predicts the last token; of a stream with
+    its last part. None where nobody asked, and where nothing was sampled."""
 
 
 class Paused(HttpFailure):
@@ -120,8 +129,11 @@ class Dialect(Protocol):
         max_new_tokens: int,
         seed: int,
         request_id: str,
+        experts_from: int = 0,
     ) -> Segment:
         """Sample behind `token_ids`; ends at an EOS (its last token then), at the limit, or when it is aborted.
+
+        `experts_from` is the place from which on experts are told, where `sampling` tells any.
 
         The server gives it up when the call is cancelled, which closes its connection. Raises Paused.
         """
@@ -135,6 +147,7 @@ class Dialect(Protocol):
         max_new_tokens: int,
         seed: int,
         request_id: str,
+        experts_from: int = 0,
     ) -> AsyncGenerator[Segment, None]:
         """The same answer as that of `generate`, in parts as it is sampled; all but the last end by ABORT.
 
@@ -207,3 +220,17 @@ def hides_temperature(leads_nats: Sequence[float]) -> bool:
     """
     at_one, at_half = leads_nats
     return at_one == at_half != 0.0
+
+
+def read_experts(told: Any, num_rows: int, read: Callable[[bytes], npt.NDArray[Any]]) -> Experts | None:
+    """[R, X] of what a server told in base64, whose bytes `read` makes [R, ...].
+
+    None where it told nothing, or anything but the ids of so many rows, as 16 bits hold them.
+    """
+    try:
+        ids = read(base64.b64decode(told))
+        if ids.dtype.kind not in "iu" or len(ids) != num_rows or ids.min() < 0 or ids.max() >= 1 << 16:
+            return None
+        return narrow(ids.reshape(num_rows, -1))
+    except (TypeError, ValueError):
+        return None

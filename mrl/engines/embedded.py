@@ -26,6 +26,7 @@ from mrl.models.device_memory import PLAN, OffDevice, enough_memory
 from mrl.models.load_policy import load_policy
 from mrl.models.memory_file import read_shared, shared_tensors
 from mrl.models.parameters import named_weights, parts_of, released
+from mrl.models.routing.router_record import RouterRecord
 from mrl.models.scoring import score_answers, score_beside_likeliest, score_tokens, writes_in_forwards
 from mrl.models.tensor_broadcast import IncomingTensors, Seats, gpu_id, nccl_version, numbered, receive_tensors
 from mrl.models.tensor_file import Place, digests, read_folder
@@ -212,7 +213,9 @@ class EmbeddedEngine:
 
     def usage(self) -> EngineUsage:
         """How full it is; every answer that it samples has a row of the cache to its end."""
-        return EngineUsage(self._batch.running, self._batch.waiting, 0.0, self._batch.generated_tokens)
+        batch = self._batch
+        read = batch.prompt_tokens, batch.reused_prompt_tokens
+        return EngineUsage(batch.running, batch.waiting, 0.0, batch.generated_tokens, *read)
 
     def sleep(self) -> None:
         """Free the cache and what lies beside the weights; these stay, in main memory, to be written over."""
@@ -269,6 +272,7 @@ class EmbeddedEngine:
     def _start(self) -> None:
         self._model: PreTrainedModel = load_policy(self._model_folder, self._device, dtype=self._dtype)
         self._adapters = AttachedAdapters(self._model, self._model_folder)
+        self._record = RouterRecord(self._model) if self._sampling.tells_experts else None
         self._is_rounded = False
         """Whether the engine's number format is another one than that of the weights which it was given."""
         self._spare: dict[str, Tensor] = {}
@@ -278,7 +282,7 @@ class EmbeddedEngine:
 
     def _new_batch(self) -> ContinuousBatch:
         with self._enough_memory("for the answers that are sampled at once", FEWER_ANSWERS):
-            return ContinuousBatch(self._model, self._sampling, max_running=self._max_running)
+            return ContinuousBatch(self._model, self._sampling, max_running=self._max_running, record=self._record)
 
     def _serve(self, version: Version) -> None:
         self._batch.relabel(version)

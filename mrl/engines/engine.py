@@ -4,7 +4,7 @@ One thread submits and collects. Weights may be loaded, sequences scored and usa
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mrl.models.tensor_broadcast import IncomingTensors, Seats
+from mrl.records.chosen_experts import Experts
 from mrl.records.finish import FinishReason
 from mrl.records.version import Version, VersionSpan
 
@@ -109,6 +110,8 @@ class Sampling:
     """What ends one beside them."""
     top_p: float = 1.0
     """As that of `Decoding`."""
+    tells_experts: bool = False
+    """Whether answers say which experts their tokens went to; those with a decoding of their own never do."""
 
     def decoded(self, decoding: Decoding | None) -> "Sampling":
         """The same with a decoding of its own, if there is one."""
@@ -121,6 +124,7 @@ class Sampling:
             top_p=decoding.top_p,
             max_new_tokens=min(limit, self.max_new_tokens),
             stop=decoding.stop or self.stop,
+            tells_experts=False,
         )
 
 
@@ -139,6 +143,14 @@ class GenerationRequest:
     """None: as the engine samples."""
     streams: bool = False
     """Whether `grown` tells how far its answers have come."""
+    tells_prompt: bool = False
+    """Whether the first of its answers, where it says experts, says those of the prompt, too."""
+    conversations: tuple[str, ...] = ()
+    """[G] names: a later request may go on from what is computed for an answer, under its name. () where none does."""
+
+    def num_told_before(self, index: int) -> int:
+        """Rows of the prompt that an answer with experts has before those of its tokens: of all places but the last."""
+        return self.prompt_token_ids.size - 1 if self.tells_prompt and index == 0 else 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,6 +164,9 @@ class Generation:
     versions: list[VersionSpan]
     """Which version sampled which tokens; one span unless weights were loaded in mid-answer."""
     finish_reason: FinishReason
+    experts: Experts | None = field(default=None, kw_only=True)
+    """[R, X] (`mrl.records.chosen_experts`): the last T rows are those of the tokens, what stands before is
+    of the prompt. None where nobody asked, or those of some token are not known."""
 
     @property
     def finished(self) -> bool:
@@ -213,6 +228,10 @@ class EngineUsage:
     """Share of the key-value cache in use, 0 to 1; 0 where what is begun never lacks room."""
     generated_tokens: int
     """Tokens sampled since the engine started; stands still in an engine that hangs."""
+    prompt_tokens: int = 0
+    """Tokens of prompts since the engine started."""
+    reused_prompt_tokens: int = 0
+    """Those of them whose keys and values it had kept of what it computed before."""
 
 
 class Engine(Protocol):

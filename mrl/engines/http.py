@@ -7,7 +7,8 @@ from typing import Any
 
 import aiohttp
 
-MAX_ANSWER_BYTES = 64 * 1024 * 1024
+MAX_ANSWER_BYTES = 256 * 1024 * 1024
+"""The experts of a token of a large mixture take two thousand, as SGLang tells them."""
 CALL_S = 30.0
 IDLE_S = 2.0
 """A connection that was not used for so long is not used again: the servers close theirs after 5 s."""
@@ -56,21 +57,24 @@ class Http:
 
     async def post_events(self, route: str, body: object) -> AsyncGenerator[Any, None]:
         """The decoded JSON of the server-sent events that answer a POST, up to [DONE]. Raises HttpFailure."""
-        rest, is_done = b"", False
+        held, scanned, is_done = bytearray(), 0, False
         try:
             async with self._session.post(route, json=body, timeout=aiohttp.ClientTimeout(total=None)) as answer:
                 if answer.status >= 400:
                     raise HttpFailure(route, answer.status, await _bounded_text(route, answer))
                 async for data in answer.content.iter_any():
-                    *events, rest = (rest + data).split(b"\n\n")
-                    if len(rest) > MAX_ANSWER_BYTES:
-                        raise HttpFailure(route, answer.status, f"an event of more than {MAX_ANSWER_BYTES} bytes")
-                    for event in events:
-                        said = event.decode(errors="replace").removeprefix("data:").strip()
+                    held += data
+                    while (end := held.find(b"\n\n", scanned)) >= 0:
+                        said = held[:end].decode(errors="replace").removeprefix("data:").strip()
+                        del held[: end + 2]
+                        scanned = 0
                         if said == "[DONE]":
                             is_done = True  # the connection is good for another call once its end has come
                         elif said:
                             yield _decoded(route, said)
+                    scanned = max(0, len(held) - 1)  # half of an event's end may have come
+                    if len(held) > MAX_ANSWER_BYTES:
+                        raise HttpFailure(route, answer.status, f"an event of more than {MAX_ANSWER_BYTES} bytes")
         except (aiohttp.ClientError, OSError) as error:
             raise HttpFailure(route, 0, str(error) or type(error).__name__) from error
         if not is_done:

@@ -9,7 +9,7 @@ import asyncio
 import hashlib
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
 from contextlib import aclosing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -21,6 +21,7 @@ from mrl.engines.engine import Finished, Generation, GenerationRequest, Grown, S
 from mrl.engines.http import Http, HttpFailure
 from mrl.errors import EngineError, EngineLost, PeerLost, WeightsError
 from mrl.models.tensor_broadcast import IncomingTensors
+from mrl.records.chosen_experts import GrowingExperts
 from mrl.records.finish import FinishReason
 from mrl.records.rollouts import are_logprobs
 from mrl.records.version import Version, VersionSpan
@@ -94,16 +95,17 @@ class Segments:
     ) -> Finished:
         """Sample one answer to its end, over as many versions as come; `tell` how far it is, if it streams."""
         prompt = request.prompt_token_ids.tolist()
-        sampling = self._sampling.decoded(request.decoding)
-        answer = _Answer(sampling)
+        answer = _Answer(self._sampling.decoded(request.decoding), request.num_told_before(index))
         seed = int(request.seeds[index])
         while answer.finish_reason is FinishReason.ABORT:
             await self._gate.wait()
             version = self._version
             assert version is not None, "nothing is handed in before there are weights"
             name = f"{request.request_id}/{index}/{answer.num_segments}"
-            before, wanted = prompt + answer.token_ids, answer.tokens_wanted
+            before, wanted, sampling = prompt + answer.token_ids, answer.tokens_wanted, answer.next_sampling()
             asked = {"max_new_tokens": wanted, "seed": _seed_of(seed, answer.num_segments), "request_id": name}
+            if sampling.tells_experts:
+                asked["experts_from"] = len(before) - 1 - answer.experts.num_untold
             parts = self._parts(before, sampling, streams=request.streams, **asked)
             answer.num_segments, num_sampled = answer.num_segments + 1, 0
             with self._refusals(len(before), wanted), self._in_flight(name):
@@ -284,8 +286,9 @@ class Segments:
 class _Answer:
     """One answer as it grows; `finish_reason` is ABORT until it has ended."""
 
-    def __init__(self, sampling: Sampling) -> None:
+    def __init__(self, sampling: Sampling, num_told_before: int = 0) -> None:
         self._sampling, self._watch = sampling, StopWatch(sampling.stop)
+        self.experts = GrowingExperts(num_told_before)
         self.token_ids: list[int] = []
         self.finish_reason = FinishReason.ABORT
         self.num_segments = 0
@@ -302,10 +305,20 @@ class _Answer:
         """Of the next segment."""
         return self.tokens_left if self._sampling.stop is None else min(self.tokens_left, TOKENS_BETWEEN_STOPS)
 
+    def next_sampling(self) -> Sampling:
+        """Of the next segment. Of tokens whose experts were not told, others would be told by other weights: once any
+        are missing, no more are asked for.
+        """
+        if self.token_ids and self.experts.num_untold:
+            self._sampling = replace(self._sampling, tells_experts=False)
+        return self._sampling
+
     def add(self, segment: Segment, version: Version) -> None:
         end = self._watch.ends_at(segment.token_ids)
         self.token_ids += segment.token_ids[:end]
         self._logprobs += segment.logprobs[:end]
+        if self._sampling.tells_experts:  # a server may tell them unasked, and then of other places
+            self.experts.add(len(segment.token_ids[:end]), segment.experts)
         self._versions = append_span(self._versions, len(segment.token_ids[:end]), version)
         self.finish_reason = self._reason(segment.finish_reason) if end is None else FinishReason.STOP
 
@@ -323,6 +336,7 @@ class _Answer:
             np.array(self._logprobs, dtype=np.float32),
             self._versions,
             self.finish_reason,
+            experts=self.experts.joined(),
         )
 
 

@@ -226,7 +226,7 @@ class ServerEngine:
         start_s, port = self._bounds.start_s, launch.port if launch else 0
         ready = await_ready(self._dialect, self._link(), self._process, port, start_s=start_s)
         self._run(ready, start_s + self._bounds.silence_s)
-        self._run(check_answers(self._dialect, self._link()), start_s)  # some compile for the first tokens
+        self._run(check_answers(self._dialect, self._link(), self._sampling), start_s)  # some compile for first tokens
         self._loop.call_soon_threadsafe(self._spawn, self._watchdog())
 
     def _begin_process(self) -> Launch:

@@ -11,6 +11,7 @@ from collections.abc import Coroutine
 from typing import Any, TypeVar
 
 from mrl.engines.dialect import Dialect
+from mrl.engines.engine import Sampling
 from mrl.engines.http import Http, HttpFailure
 from mrl.engines.server_process import ServerProcess
 from mrl.errors import EngineError
@@ -58,12 +59,17 @@ async def soon(call: Coroutine[Any, Any, T], within_s: float) -> T | None:
     return None
 
 
-async def check_answers(dialect: Dialect, http: Http) -> None:
-    """Whether what takes requests is a server of this dialect. Raises EngineError; HttpFailure for what may pass."""
+async def check_answers(dialect: Dialect, http: Http, sampling: Sampling) -> None:
+    """Whether what takes requests is a server of this dialect, and tells experts where it has to.
+
+    Raises EngineError; HttpFailure for what may pass.
+    """
     where = f"{dialect.name} at {http.base_url}"
     cure = "use a version that is known to work, or correct server.url or the engine's name"
     try:
         await dialect.probe(http)
+        if sampling.tells_experts:
+            await _check_experts(dialect, http, sampling, where)
     except HttpFailure as failure:
         if not 0 < failure.status < 500:
             raise
@@ -73,6 +79,16 @@ async def check_answers(dialect: Dialect, http: Http) -> None:
     except (KeyError, IndexError, TypeError, AttributeError) as error:
         got = f"{type(error).__name__}: {error}"
         raise EngineError("its answers are not those of such a server", where=where, got=got, cure=cure) from error
+
+
+async def _check_experts(dialect: Dialect, http: Http, sampling: Sampling, where: str) -> None:
+    said = await dialect.generate(http, [0, 0], sampling, max_new_tokens=1, seed=0, request_id="check")
+    if said.experts is None:
+        raise EngineError(
+            "the server does not say which experts its tokens went to",
+            where=where,
+            cure="start it with --enable-return-routed-experts, or leave learner.router_replay out",
+        )
 
 
 def why_ended(dialect: Dialect, process: ServerProcess, code: int) -> EngineError:

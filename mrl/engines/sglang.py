@@ -5,7 +5,8 @@ finish reason "abort" and a log-probability for each token. `ignore_eos` switche
 are given as stop tokens and the model's own stay on. A load that fails half-way ends the server: its rollback reads the
 new folder again; hence tensors are compared by name and shape before. Output log-probabilities are those of the
 sampling distribution, input ones those of temperature 1. `sampling_seed` counts with --enable-deterministic-inference
-alone, which has no CPU backend: elsewhere answers differ by the server's own random numbers.
+alone, which has no CPU backend: elsewhere answers differ by the server's own random numbers. The experts of its tokens
+come with the end of an answer, of one that is given up, too; those of a cached prefix are those of who wrote it.
 The way of a GPU (sleeping, its own backends) is written from the sources and has not run.
 """
 
@@ -16,8 +17,10 @@ from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from mrl.engines import sglang_broadcast, sglang_launch
-from mrl.engines.dialect import PROBED_TEMPERATURES, HalfUpdated, Launch, Segment, hides_temperature
+from mrl.engines.dialect import PROBED_TEMPERATURES, HalfUpdated, Launch, Segment, hides_temperature, read_experts
 from mrl.engines.engine import EngineUsage, Sampling, TokenScore
 from mrl.engines.http import Http, HttpFailure
 from mrl.engines.metrics_text import metrics_of
@@ -26,6 +29,7 @@ from mrl.engines.tensor_folder import TensorSums, check_same_tensors, digests_he
 from mrl.errors import EngineError, PeerLost, WeightsError
 from mrl.models.tensor_broadcast import IncomingTensors, Seats
 from mrl.models.tensor_file import read_folder
+from mrl.records.chosen_experts import Experts
 from mrl.records.finish import FinishReason
 
 ANSWER_S = 5.0
@@ -111,13 +115,15 @@ class SGLang:
         max_new_tokens: int,
         seed: int,
         request_id: str,
+        experts_from: int = 0,
     ) -> Segment:
         """See Dialect. The id is not handed on: a server may still hold it from an earlier life of ours.
 
         An answer that the model's own EOS ended, and none of ours, goes on as one that was aborted.
         """
-        asked = _sampling_params(sampling) | {"max_new_tokens": max_new_tokens, "sampling_seed": seed}
-        return _segment(await _ask(http, token_ids, asked), sampling.eos_ids)
+        body = _body_of_answer(token_ids, sampling, max_new_tokens, seed=seed, experts_from=experts_from)
+        answer = _checked(await http.post_json("/generate", body, within_s=None))
+        return _segment(answer, sampling.eos_ids, experts_from=experts_from)
 
     async def stream(
         self,
@@ -128,20 +134,22 @@ class SGLang:
         max_new_tokens: int,
         seed: int,
         request_id: str,
+        experts_from: int = 0,
     ) -> AsyncGenerator[Segment, None]:
         """See Dialect. Each event has all of the answer so far, but where the server was started to send parts.
 
         Its last token comes again when an answer is given up that was waiting for its next turn.
         """
-        asked = _sampling_params(sampling) | {"max_new_tokens": max_new_tokens, "sampling_seed": seed}
-        body, num_told = _body(token_ids, asked) | {"stream": True}, 0
-        async with aclosing(http.post_events("/generate", body)) as answers:
+        body = _body_of_answer(token_ids, sampling, max_new_tokens, seed=seed, experts_from=experts_from)
+        num_told = 0
+        async with aclosing(http.post_events("/generate", body | {"stream": True})) as answers:
             async for answer in answers:
                 if error := answer.get("error"):
                     raise HttpFailure("/generate", int(error.get("code") or 500), str(error))
                 num_tokens = _checked(answer)["meta_info"]["completion_tokens"]
                 start = 0 if self._sends_parts else num_told
-                yield _segment(answer, sampling.eos_ids, slice(start, start + num_tokens - num_told))
+                here = slice(start, start + num_tokens - num_told)
+                yield _segment(answer, sampling.eos_ids, here, experts_from=experts_from)
                 num_told = num_tokens
 
     async def abort_all(self, http: Http) -> None:
@@ -246,6 +254,8 @@ class SGLang:
             waiting=int(metrics.get("sglang:num_queue_reqs", 0)),
             cache_share=min(1.0, metrics.get("sglang:token_usage", 0.0)),
             generated_tokens=int(max(in_ended, without_firsts)),
+            prompt_tokens=int(metrics.get("sglang:prompt_tokens_total", 0)),
+            reused_prompt_tokens=int(metrics.get("sglang:cached_tokens_total", 0)),
         )
 
     async def sleep(self, http: Http) -> None:
@@ -264,14 +274,30 @@ class SGLang:
                 raise EngineError(f"the server has no route {route}", where=where, cure=cure)
 
 
-async def _ask(http: Http, token_ids: Sequence[int], sampling_params: dict[str, Any], **options: int) -> Any:
+async def _ask(http: Http, token_ids: Sequence[int], sampling_params: dict[str, Any], **options: Any) -> Any:
     """One call of /generate; HttpFailure when the server gave it up for a fault of its own."""
     return _checked(await http.post_json("/generate", _body(token_ids, sampling_params, **options), within_s=None))
 
 
-def _body(token_ids: Sequence[int], sampling_params: dict[str, Any], **options: int) -> dict[str, Any]:
+def _body(token_ids: Sequence[int], sampling_params: dict[str, Any], **options: Any) -> dict[str, Any]:
     sampling_params = WHOLE_DISTRIBUTION | sampling_params
     return {"input_ids": list(token_ids), "sampling_params": sampling_params, "return_logprob": True, **options}
+
+
+def _body_of_answer(
+    token_ids: Sequence[int], sampling: Sampling, max_new_tokens: int, *, seed: int, experts_from: int
+) -> dict[str, Any]:
+    params: dict[str, Any] = {"temperature": sampling.temperature, "stop_token_ids": list(sampling.eos_ids)}
+    params |= {"max_new_tokens": max_new_tokens, "sampling_seed": seed}
+    params |= {} if sampling.top_p == 1 else {"top_p": sampling.top_p}
+    told = {"return_routed_experts": True, "routed_experts_start_len": experts_from} if sampling.tells_experts else {}
+    return _body(token_ids, params, **told)
+
+
+def _experts(meta: dict[str, Any], num_rows: int) -> Experts | None:
+    """[R, X] as it tells them when an answer ends, int32 in base64; flat, so that R has to be known."""
+    told = meta.get("routed_experts")
+    return read_experts(told, num_rows, lambda data: np.frombuffer(data, "<i4").reshape(num_rows, -1))
 
 
 def _checked(answer: Any) -> Any:
@@ -281,12 +307,7 @@ def _checked(answer: Any) -> Any:
     return answer
 
 
-def _sampling_params(sampling: Sampling) -> dict[str, Any]:
-    top_p = {} if sampling.top_p == 1 else {"top_p": sampling.top_p}
-    return {"temperature": sampling.temperature, "stop_token_ids": list(sampling.eos_ids)} | top_p
-
-
-def _segment(answer: Any, eos_ids: Collection[int], here: slice = slice(None)) -> Segment:
+def _segment(answer: Any, eos_ids: Collection[int], here: slice = slice(None), *, experts_from: int = 0) -> Segment:
     """What it says of the tokens `here`; one that goes on ends by ABORT.
 
     The ids of one that goes on are a list that SGLang adds to, and may be ahead of their log-probabilities.
@@ -298,7 +319,8 @@ def _segment(answer: Any, eos_ids: Collection[int], here: slice = slice(None)) -
     versions = dict.fromkeys(span["version"] for span in meta.get("weight_versions") or () if span["end"])
     labels = tuple("" if version == FIRST_WEIGHTS else version for version in versions)
     logprobs = [entry[0] for entry in meta["output_token_logprobs"][here]]
-    return Segment(sampled[here], logprobs, reason, labels)
+    num_rows = int(meta.get("prompt_tokens", 0)) + int(meta.get("completion_tokens", 0)) - 1 - experts_from
+    return Segment(sampled[here], logprobs, reason, labels, _experts(meta, num_rows))
 
 
 async def _await_idle(http: Http) -> None:

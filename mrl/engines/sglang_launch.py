@@ -12,6 +12,8 @@ from mrl.files import replace_file
 from mrl.models.skeleton import PreTrainedConfig, config_of_folder, most_positions
 from mrl.transport.endpoints import HOST
 
+EXPERTS_ON_CPU = Path(__file__).parent / "inside" / "for_sglang" / "sglang_cpu_experts.py"
+"""In place of SGLang's own entry, where it is to say experts on a CPU."""
 SPARE_TOKENS = 7
 """Of its context SGLang gives that many to nobody: it refuses longer prompts, and ends answers that go on sooner."""
 
@@ -26,7 +28,9 @@ def command(launch: Launch) -> list[str]:
     check_family(
         "sglang", launch.model_folder, config, device=launch.device, context_tokens=context_tokens - SPARE_TOKENS
     )
-    words = [str(launch.python), "-m", "sglang.launch_server", "--model-path", str(launch.model_folder)]
+    on_cpu = launch.device == "cpu"
+    entry = ["-P", str(EXPERTS_ON_CPU)] if launch.tells_experts and on_cpu else ["-m", "sglang.launch_server"]
+    words = [str(launch.python), *entry, "--model-path", str(launch.model_folder)]
     words += ["--host", launch.host, "--port", str(launch.port), "--dtype", launch.dtype]
     if launch.private is not None and launch.key:
         words += ["--config", str(_key_file(launch.private, launch.key))]  # every user of the host reads command lines
@@ -41,6 +45,8 @@ def command(launch: Launch) -> list[str]:
         words += ["--max-total-tokens", str(launch.max_running * context_tokens), "--sleep-on-idle"]
     elif launch.may_sleep:  # a CPU has no memory saver, and asleep the server keeps what it has
         words += ["--enable-memory-saver"]
+    if launch.tells_experts:
+        words += ["--enable-return-routed-experts"]
     if launch.gpus > 1:
         check_parts("sglang", str(launch.model_folder / "config.json"), config, launch.gpus)
         words += ["--tp-size", str(launch.gpus)]

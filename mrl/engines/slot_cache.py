@@ -5,11 +5,13 @@ a batch padded on the left. Any model that takes such a batch takes this cache, 
 the longest row are cut off. When the columns run out, what is in use moves to the front.
 """
 
+from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 from transformers import Cache, DynamicCache, PreTrainedConfig
@@ -65,6 +67,11 @@ class SlotLayer(DynamicLayer):
         keys[index, :, columns] = prompt_keys
         values[index, :, columns] = prompt_values
 
+    def copied(self, row: int, columns: slice) -> tuple[Tensor, Tensor]:
+        """[heads, T, head_dim] keys and values of a row that is in use."""
+        assert self.keys is not None is not self.values, "a row in use has some"
+        return self.keys[row, :, columns].clone(), self.values[row, :, columns].clone()
+
     def copy_row(self, source: int, target: int) -> None:
         """Copy what is in use of a row."""
         columns = slice(self._window.first, self._window.column)
@@ -117,6 +124,52 @@ class ReadPrompt:
     num_tokens: int
 
 
+@dataclass(frozen=True, slots=True)
+class KeptRow:
+    """What was computed for an answer that has ended: its prompt and all that it sampled but the last token."""
+
+    token_ids: npt.NDArray[np.int32]
+    layers: Sequence[tuple[Tensor, Tensor]]
+    """[heads, T, head_dim] keys and values."""
+
+    def num_shared(self, token_ids: npt.NDArray[np.int32]) -> int:
+        """How many tokens these ids begin with that it begins with, too."""
+        shortest = min(self.token_ids.size, token_ids.size)
+        differ = np.flatnonzero(self.token_ids[:shortest] != token_ids[:shortest])
+        return int(differ[0]) if differ.size else shortest
+
+
+class KeptRows:
+    """Rows of conversations that wait for their next turn, by name; those that were kept first are forgotten first."""
+
+    def __init__(self) -> None:
+        self._rows: OrderedDict[str, KeptRow] = OrderedDict()
+
+    def keep(self, name: str, row: KeptRow) -> None:
+        """In place of what was kept under this name before."""
+        self.forget(name)
+        self._rows[name] = row
+
+    def find(self, name: str) -> KeptRow | None:
+        """What is kept under this name."""
+        return self._rows.get(name)
+
+    def forget(self, name: str) -> None:
+        """What is kept under this name, if any is."""
+        self._rows.pop(name, None)
+
+    def leave_room(self, rows: int, tokens: int) -> None:
+        """Keep no more than the last `rows`, nor more than `tokens` in all of them."""
+        held = sum(row.token_ids.size for row in self._rows.values())
+        while self._rows and (len(self._rows) > rows or held > tokens):
+            _, gone = self._rows.popitem(last=False)
+            held -= gone.token_ids.size
+
+    def tensors(self) -> list[Tensor]:
+        """Keys and values of all of them."""
+        return [tensor for row in self._rows.values() for pair in row.layers for tensor in pair]
+
+
 class SlotCache(Cache):
     """The cache of up to `max_rows` answers; those in use are the first rows. Its tensors grow as they are needed."""
 
@@ -129,6 +182,12 @@ class SlotCache(Cache):
             raise EngineError(f"the embedded engine cannot sample from a {config.model_type}: its cache has {strange}")
         self._slots = [SlotLayer(self._window) for _ in kinds]
         super().__init__(layers=[*self._slots])
+
+    @property
+    def num_places(self) -> int:
+        """Tokens that its tensors have room for."""
+        rows, columns = self._window.shape
+        return rows * columns
 
     def tensors(self) -> list[Tensor]:
         """Keys and values of every layer that has any."""
@@ -151,6 +210,11 @@ class SlotCache(Cache):
         window.rows = max(window.rows, max(rows) + 1)
         self._starts[rows] = window.column - prompt.num_tokens
         self._cut()
+
+    def copied(self, row: int) -> list[tuple[Tensor, Tensor]]:
+        """[heads, T, head_dim] keys and values of a row, of every layer."""
+        columns = slice(int(self._starts[row]), self._window.column)
+        return [layer.copied(row, columns) for layer in self._slots]
 
     def drop(self, row: int) -> None:
         """The last row takes the place of `row`."""

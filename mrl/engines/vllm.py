@@ -7,18 +7,23 @@ as a stop token is the last of `token_ids`.
 Its workers have an extension of ours (`inside/`), which reads and checks new weights beside their steps. That of a GPU
 gives them to vLLM's own reload; it was written from the sources of 0.33, as sleeping was, and has run on CPUs alone. A
 broadcast reaches the CPU alone: vLLM's own transfers need NCCL of its own making, and vLLM on this side. Adapters come
-by vLLM's own routes; requests name those that they want.
+by vLLM's own routes; requests name those that they want. The experts of tokens come from its second model runner alone,
+which needs Triton, so that no CPU has it; what is here of them was written from the sources.
 """
 
 import asyncio
+import io
 import json
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
 from mrl.engines import vllm_launch
-from mrl.engines.dialect import PROBED_TEMPERATURES, Launch, Segment, hides_temperature
+from mrl.engines.dialect import PROBED_TEMPERATURES, Launch, Segment, hides_temperature, read_experts
 from mrl.engines.engine import EngineUsage, Sampling, TokenScore
 from mrl.engines.http import Http, HttpFailure
 from mrl.engines.metrics_text import metrics_of
@@ -121,10 +126,12 @@ class VLLM:
         max_new_tokens: int,
         seed: int,
         request_id: str,
+        experts_from: int = 0,
     ) -> Segment:
         """See Dialect."""
-        asked = self._asked(sampling) | {"max_tokens": max_new_tokens, "seed": seed, "request_id": request_id}
-        return self._segment(await ask(http, token_ids, **asked), REASONS)
+        asked = self._asked(sampling, experts_from) | {"max_tokens": max_new_tokens}
+        answer = await ask(http, token_ids, seed=seed, request_id=request_id, **asked)
+        return self._segment(answer, REASONS, num_places=len(token_ids) - 1 - experts_from)
 
     async def stream(
         self,
@@ -135,28 +142,36 @@ class VLLM:
         max_new_tokens: int,
         seed: int,
         request_id: str,
+        experts_from: int = 0,
     ) -> AsyncGenerator[Segment, None]:
         """See Dialect."""
-        asked = self._asked(sampling) | {"max_tokens": max_new_tokens, "seed": seed, "request_id": request_id}
-        async with aclosing(ask_parts(http, token_ids, **asked)) as parts:
+        asked = self._asked(sampling, experts_from) | {"max_tokens": max_new_tokens}
+        num_places = len(token_ids) - 1 - experts_from
+        async with aclosing(ask_parts(http, token_ids, seed=seed, request_id=request_id, **asked)) as parts:
             async for part in parts:
-                yield self._segment(part, PART_REASONS)
+                segment = self._segment(part, PART_REASONS, num_places=num_places)
+                num_places += len(segment.token_ids)
+                yield segment
 
-    def _asked(self, sampling: Sampling) -> dict[str, Any]:
+    def _asked(self, sampling: Sampling, experts_from: int) -> dict[str, Any]:
         return {
             "adapters": self._adapters[0] if self._adapters else "",
             "temperature": sampling.temperature,
             **({} if sampling.top_p == 1 else {"top_p": sampling.top_p}),
+            **({"routed_experts_prompt_start": experts_from} if sampling.tells_experts else {}),
             "stop_token_ids": list(sampling.eos_ids),
             "logprobs": 0,
         }
 
-    def _segment(self, answer: Any, reasons: Mapping[Any, FinishReason]) -> Segment:
+    def _segment(self, answer: Any, reasons: Mapping[Any, FinishReason], *, num_places: int) -> Segment:
+        """`num_places` from the one on that experts are told of, before those of its own tokens."""
         choice = answer["choices"][0]
         if choice["finish_reason"] not in reasons:
             raise HttpFailure(GENERATE, 200, f"finish reason {choice['finish_reason']!r}")
         logprobs = [sampled["logprob"] for sampled in choice["logprobs"]["content"]] if choice["logprobs"] else []
-        return Segment(choice["token_ids"] or [], logprobs, reasons[choice["finish_reason"]], self._labels(choice))
+        reason, labels, token_ids = reasons[choice["finish_reason"]], self._labels(choice), choice["token_ids"] or []
+        experts = read_experts(choice.get("routed_experts"), num_places + len(token_ids), _array_of)
+        return Segment(token_ids, logprobs, reason, labels, experts)
 
     async def abort_all(self, http: Http) -> None:
         """See Dialect."""
@@ -304,6 +319,8 @@ class VLLM:
             waiting=int(metrics.get("vllm:num_requests_waiting", 0)),
             cache_share=metrics.get("vllm:kv_cache_usage_perc", 0.0),
             generated_tokens=int(metrics.get("vllm:generation_tokens_total", 0)),
+            prompt_tokens=int(metrics.get("vllm:prefix_cache_queries_total", 0)),
+            reused_prompt_tokens=int(metrics.get("vllm:prefix_cache_hits_total", 0)),
         )
 
     async def sleep(self, http: Http) -> None:
@@ -326,3 +343,8 @@ class VLLM:
             return ()
         versions = dict.fromkeys(span["version"] for span in choice.get("weight_versions") or ())
         return tuple("" if version == FIRST_WEIGHTS else version for version in versions)
+
+
+def _array_of(data: bytes) -> npt.NDArray[Any]:
+    """[R, layers, chosen] as it tells them when an answer ends: a file of numpy. Raises ValueError."""
+    return np.lib.format.read_array(io.BytesIO(data), allow_pickle=False)

@@ -53,6 +53,11 @@ def command(launch: Launch) -> list[str]:
         words += ["--worker-extension-cls", "vllm_gpu_worker.GpuWeightsExtension"]
         # On a CPU vLLM does not start with it, and /sleep gives up what runs and frees nothing.
         words += ["--enable-sleep-mode"] if launch.may_sleep else []
+    if launch.tells_experts:
+        if launch.device == "cpu":  # 0.32: "AuxOutput Connector requires Model Runner V2", which "requires Triton"
+            what, cure = "vLLM on a CPU does not say which experts tokens went to", "another engine for this policy"
+            raise EngineError(what, where="learner.router_replay", cure=cure)
+        words += ["--enable-return-routed-experts"]
     if launch.gpus > 1:
         check_parts("vllm", str(launch.model_folder / "config.json"), config, launch.gpus)
         words += ["--tensor-parallel-size", str(launch.gpus)]

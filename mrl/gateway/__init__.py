@@ -19,5 +19,7 @@ completion. So a group of episodes is granted, leased, dated, verified and share
 - `agent_process`    a process that runs the user's function for many episodes at once
 - `agent_network`    what it reaches: the gateway alone, in a network namespace
 - `agent_children`   these processes from outside: started, watched, started again
-- `agent_trial`      the function looked at before a run
+- `agent_programs`   agents that are programs: one process for each episode
+- `agent_start`      how either is started, in its network
+- `agent_trial`      the function, or the program, looked at before a run
 """

@@ -1,4 +1,7 @@
-"""A process of agents: `python -m mrl.gateway.agent_process MODULE:FUNCTION TASK`; it plays until it is ended.
+"""A process of agents: `python -m mrl.gateway.agent_process MODULE:FUNCTION TASK BYTES SECONDS`.
+
+It plays until it is ended, in an address space of so many bytes; an episode that keeps the processor for so many
+seconds, without a pause for the others, is broken off.
 
 The function is called once for each episode, `await function(client, row)`: `client` is an `openai.AsyncOpenAI` whose
 requests go to the policy that plays, under the model's name "policy"; `row` is what the task gives. It returns the
@@ -14,6 +17,8 @@ import errno
 import inspect
 import math
 import os
+import resource
+import signal
 import socket
 import sys
 import traceback
@@ -26,6 +31,7 @@ import setproctitle
 
 from mrl.gateway.agent_network import FENCED, KEY, URL
 from mrl.gateway.session import OVER
+from mrl.tasks.environments.contract import MEMORY, RAISED, TIMEOUT
 from mrl.tasks.environments.doors import named_object
 from mrl.tasks.environments.user_class import ClassMistake
 from mrl.tasks.rewards import CodeLine, place_of
@@ -33,6 +39,8 @@ from mrl.tasks.rewards import CodeLine, place_of
 TAKERS, AT_ONCE = 16, 4096
 """Requests of one process that wait for an episode, and episodes that it plays at once: all that a synchronous run has,
 which samples no turn before every episode has asked for one."""
+WATCH_S = 0.5
+"""How often it is seen that no episode keeps the processor."""
 PAUSE_S = 0.5
 """Before the gateway is asked again after it could not be reached."""
 REQUEST_S = 120.0
@@ -43,6 +51,11 @@ ALL = "clients"
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI
+
+
+class HeldTooLong(BaseException):
+    """Raised in an episode that keeps the processor; agents catch what is an Exception."""
+
 
 Agent = Callable[[Any, Mapping[str, Any]], Awaitable[Any]]
 
@@ -110,8 +123,8 @@ class Player:
                 rewards = _by_name(await self._agent(clients, row), list(clients))
             else:
                 rewards = {name: float(await self._agent(client, row)) for name, client in clients.items()}
-        except Exception as error:  # noqa: BLE001 - an agent's exception ends its own episodes
-            await self._fail(http, sessions, self._told(error))
+        except (Exception, HeldTooLong) as error:  # noqa: BLE001 - an agent's exception ends its own episodes
+            await self._fail(http, sessions, self._told(error), kind=kind_of(error))
             return
         for one in sessions:
             reward = rewards[one["model"]]
@@ -120,8 +133,10 @@ class Player:
             if status >= 400 and refusal.get("error", {}).get("code") != OVER:
                 await self._fail(http, [one], f"its reward {reward} was refused: {refusal}"[:MAX_WORDS])
 
-    async def _fail(self, http: aiohttp.ClientSession, sessions: Sequence[Mapping[str, Any]], words: str) -> None:
-        told = {"reason": words}
+    async def _fail(
+        self, http: aiohttp.ClientSession, sessions: Sequence[Mapping[str, Any]], words: str, *, kind: str = RAISED
+    ) -> None:
+        told = {"reason": words, "kind": kind}
         await asyncio.gather(*(self._post(http, f"/sessions/{one['id']}/fail", told) for one in sessions))
 
     async def _post(
@@ -134,7 +149,7 @@ class Player:
                 return response.status, await response.json()
         return 0, {}
 
-    def _told(self, error: Exception) -> str:
+    def _told(self, error: BaseException) -> str:
         """In one line, with the line of code; the first one also goes whole to the log. Where it is for want of a
         network, the key that gives one stands behind it."""
         if not self._has_shown:
@@ -164,6 +179,25 @@ def is_for_want_of_network(error: BaseException | None) -> bool:
     return False
 
 
+def kind_of(error: BaseException) -> str:
+    """The end of an episode that an exception is."""
+    if isinstance(error, BaseExceptionGroup):
+        return kind_of(error.exceptions[0])
+    return MEMORY if isinstance(error, MemoryError) else TIMEOUT if isinstance(error, HeldTooLong) else RAISED
+
+
+async def break_off_what_holds(cpu_s: float) -> None:
+    """Without an end: raise HeldTooLong in an episode that lets no other have the processor for so long."""
+
+    def hold(*_: object) -> None:
+        raise HeldTooLong(f"it used more than {cpu_s:g} s of processor time without a pause for the others")
+
+    signal.signal(signal.SIGPROF, hold)
+    while True:
+        signal.setitimer(signal.ITIMER_PROF, cpu_s + WATCH_S, cpu_s)
+        await asyncio.sleep(WATCH_S)
+
+
 def _by_name(returned: object, names: Sequence[str]) -> dict[str, float]:
     """A reward for each of the policies. Raises TypeError."""
     if not isinstance(returned, Mapping) or set(returned) != set(names):
@@ -171,7 +205,7 @@ def _by_name(returned: object, names: Sequence[str]) -> dict[str, float]:
     return {name: float(reward) for name, reward in returned.items()}
 
 
-async def serve(agent: Agent, task: str) -> None:
+async def serve(agent: Agent, task: str, cpu_s: float) -> None:
     """Play until this process is ended."""
     from openai import AsyncOpenAI
 
@@ -183,7 +217,7 @@ async def serve(agent: Agent, task: str) -> None:
         aiohttp.ClientSession(connector=connector, timeout=timeout) as http,
     ):
         player = Player(agent, task, client)
-        await player.play(http)
+        await asyncio.gather(player.play(http), break_off_what_holds(cpu_s))
 
 
 def main(words: list[str]) -> int:
@@ -193,8 +227,10 @@ def main(words: list[str]) -> int:
         if words[0] == "--check":
             print(ALL if plays_with_all(named_agent(words[1])) else "")
             return 0
-        name, task = words
-        asyncio.run(serve(named_agent(name), task))
+        name, task, memory_bytes, cpu_s = words
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        resource.setrlimit(resource.RLIMIT_AS, (int(memory_bytes), int(memory_bytes)))
+        asyncio.run(serve(named_agent(name), task, float(cpu_s)))
     except ClassMistake as mistake:
         print(mistake, file=sys.stderr)
         return 2

@@ -1,20 +1,41 @@
-"""An agent looked at before a run: its module is imported and its function found, in a process of its own."""
+"""An agent looked at before a run, in a process of its own.
+
+Of a function the module is imported, and a program is started for a first row: it has to ask something.
+"""
 
 import importlib.util
+import json
+import os
+import shutil
+import socket
+import subprocess
+import tempfile
+import time
 from collections.abc import Callable
+from contextlib import suppress
 
 from mrl.config.schema import RunConfig
 from mrl.config.task_tables import TaskTable
 from mrl.errors import MissingError, TaskError
 from mrl.gateway.agent_children import MODULE
+from mrl.gateway.agent_network import BASE_URL
 from mrl.gateway.agent_process import ALL
+from mrl.gateway.agent_programs import LOOK_S, kill_all, last_line, limited, variables
+from mrl.gateway.agent_start import API_KEY
+from mrl.parent_death import command
 from mrl.tasks.environments.environment_trial import tried_in_process
+from mrl.tasks.sources import open_source
+
+START_S = 60.0
+"""For a program to ask something."""
 
 
 def check_agents(config: RunConfig, on_missing: Callable[[MissingError], None]) -> None:
     """Raises TaskError for the first function that can be no agent of this run; a package that is not there is told."""
     for task, table in config.tasks.items():
-        if table.source == "agent" and not table.is_outside:
+        if table.command:
+            check_program(task, table, seed=config.pool.seed)
+        if table.is_function:
             try:
                 if check_agent(task, table):
                     _check_together(config, task)
@@ -36,6 +57,50 @@ def check_agent(task: str, table: TaskTable) -> bool:
         wanted = "an async function (client, row) in a module beside the configuration, installed, or on PYTHONPATH"
         raise TaskError(f"no agent: {reason}", where=where, got=table.dataset, wanted=wanted)
     return said.split()[-1:] == [ALL]
+
+
+def check_program(task: str, table: TaskTable, *, seed: int) -> None:
+    """Raises TaskError for a program that is not there, or ends before it asks anything."""
+    where, program = f"tasks.{task}.command", table.command[0]
+    if shutil.which(program) is None:
+        wanted = "a program on PATH, or the path of one"
+        raise TaskError("no such program", where=where, got=program, wanted=wanted)
+    item = next(iter(open_source(task, table, seed=seed).items(1)))
+    row = {"seed": item.number, **json.loads(item.row)}
+    with socket.create_server(("127.0.0.1", 0)) as asked, tempfile.TemporaryFile() as said:
+        url = f"http://127.0.0.1:{asked.getsockname()[1]}/v1"
+        told = {BASE_URL: url, API_KEY: "none", "NO_PROXY": "127.0.0.1", "no_proxy": "127.0.0.1"}
+        environment = os.environ | told | variables("policy", "none", row)
+        argv = command(os.getpid(), tuple(limited(table)))
+        nothing = subprocess.DEVNULL
+        process = subprocess.Popen(
+            argv, stdin=nothing, stdout=nothing, stderr=said, env=environment, start_new_session=True
+        )
+        try:
+            has_asked = _asks(asked, process)
+            code = process.poll()
+        finally:
+            kill_all(process)
+        if not has_asked:
+            said.seek(0)
+            reason = last_line(said.read()) or f"exit code {code}"
+            wanted = f"a program that asks the address in {BASE_URL}"
+            got = " ".join(table.command)
+            raise TaskError(f"no agent: it ends before it asks anything: {reason}", where=where, got=got, wanted=wanted)
+
+
+def _asks(asked: socket.socket, process: "subprocess.Popen[bytes]") -> bool:
+    """Whether it asks before it ends; one that takes its time is taken for one that does."""
+    asked.settimeout(LOOK_S)
+    deadline_s = time.monotonic() + START_S
+    while time.monotonic() < deadline_s:
+        has_ended = process.poll() is not None
+        with suppress(TimeoutError):
+            asked.accept()[0].close()
+            return True
+        if has_ended:
+            return False
+    return True
 
 
 def _check_together(config: RunConfig, task: str) -> None:

@@ -15,7 +15,7 @@ from mrl.records.episodes import Message, ToolCall, ToolSpec
 from mrl.tasks.environments.contract import PolicyTurn
 
 SAMPLING = (
-    "temperature", "top_p", "max_tokens", "max_completion_tokens", "stop", "seed", "logprobs", "top_logprobs",
+    "temperature", "top_p", "max_tokens", "max_completion_tokens", "stop", "seed", "top_logprobs",
     "frequency_penalty", "presence_penalty", "logit_bias", "tool_choice", "response_format",
 )  # fmt: skip
 """Keys that say how to sample. A policy in training is sampled as its configuration says, whoever asks."""
@@ -41,6 +41,7 @@ class ChatCall:
     messages: tuple[Message, ...]
     tools: tuple[ToolSpec, ...]
     is_streamed: bool
+    wants_logprobs: bool
     unheeded: dict[str, Any]
     """What it asks for and does not get, by key."""
 
@@ -62,7 +63,15 @@ def read_chat(body: object, *, models: Sequence[str]) -> ChatCall:
     except RecordError as error:
         raise ChatMistake(str(error)) from None
     unheeded = {key: body[key] for key in SAMPLING if body.get(key) is not None}
-    return ChatCall(messages, tools, body.get("stream") is True, unheeded)
+    return ChatCall(messages, tools, body.get("stream") is True, read_flag(body, "logprobs"), unheeded)
+
+
+def read_flag(body: Mapping[str, Any], key: str) -> bool:
+    """Something that is asked for or not. Raises ChatMistake."""
+    found = body.get(key)
+    if found is not None and found is not True and found is not False:  # 1 == True
+        raise ChatMistake(f"{key} {found!r:.40}: wanted true or false")
+    return found is True
 
 
 def check_model(model: object, models: Sequence[str]) -> None:

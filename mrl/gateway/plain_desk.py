@@ -25,8 +25,11 @@ from mrl.records.plain_requests import (
 MAX_PENDING = 4096
 """Answers that are waited for; further requests are told to come later."""
 MAX_TRIES = 3
-ANSWER_S, NO_WORKER_S = 600.0, 60.0
-"""Until a request is given up; and where no worker of the policy has been there for so long."""
+ROOM_S, NO_WORKER_S = 600.0, 60.0
+"""Until a request that no worker has room for is given up, and one that no worker of its policy is there for.
+
+One that a worker has is waited for as long as the worker's line holds: an answer may be long, and its engine slow.
+"""
 VERSION_MARK = "@"
 
 
@@ -37,8 +40,9 @@ class _Pending:
     """Weights that alone are to answer; None: whichever are served."""
     request: PlainRequest
     answer: "asyncio.Future[PlainAnswer]"
-    asked_s: float
     on_piece: Callable[[PlainPiece], None]
+    waits_since_s: float = 0.0
+    """For a worker with room."""
     num_tries: int = 0
     is_begun: bool = False
     """Whether a piece of its answer has been passed on: nobody can take that back, so no other worker begins anew."""
@@ -111,7 +115,7 @@ class PlainDesk:
         if self.num_waiting >= MAX_PENDING:
             raise ChatMistake("too many requests wait for answers; come later", code="too_many", status=429)
         answer: asyncio.Future[PlainAnswer] = asyncio.get_running_loop().create_future()
-        pending = _Pending(policy, step, request, answer, self._clock(), on_piece)
+        pending = _Pending(policy, step, request, answer, on_piece)
         try:
             self._wait(pending)
             self._hand_out()
@@ -158,16 +162,17 @@ class PlainDesk:
         for worker in self._workers:
             if worker.room is not None and not worker.room.is_kept:
                 self._seen_s[worker.room.policy] = now_s
-        holding = [one for worker in self._workers for one in worker.holding.values()]
-        for pending in [*holding, *(one for queue in self._waiting.values() for one in queue)]:
+        held = dict.fromkeys(one for worker in self._workers for one in worker.holding.values())
+        for pending in [*held, *(one for queue in self._waiting.values() for one in queue)]:
             policy, step = pending.policy, pending.step
             is_kept = step is not None and self.kept.use(policy, step)
+            waited_s = now_s - pending.waits_since_s
             if step is not None and (words := failed.get((policy, step))):
                 self._fail(pending, words, "lost")
-            elif not is_kept and now_s - max(pending.asked_s, self._seen_s[policy]) > NO_WORKER_S:
+            elif not is_kept and min(waited_s, now_s - self._seen_s[policy]) > NO_WORKER_S:
                 self._fail(pending, f"no worker of {policy} is there", "no_worker")
-            elif now_s - pending.asked_s > ANSWER_S:
-                self._fail(pending, f"no answer within {ANSWER_S:g} s", "timeout")
+            elif pending not in held and waited_s > ROOM_S:
+                self._fail(pending, f"no worker of {policy} had room within {ROOM_S:g} s", "timeout")
         self._hand_out()
 
     def _served(self, policy: str) -> list[int]:
@@ -182,6 +187,7 @@ class PlainDesk:
         return " and ".join(f"{policy}{VERSION_MARK}{step}" for step in self._served(policy))
 
     def _wait(self, pending: _Pending, *, is_first: bool = False) -> None:
+        pending.waits_since_s = self._clock()
         queue = self._waiting[pending.policy, pending.step]
         queue[pending] = None
         if is_first:

@@ -12,7 +12,7 @@ from typing import Any
 from aiohttp import web
 
 from mrl.gateway.chat_wire import ChatMistake, answered_choice
-from mrl.gateway.plain_wire import PlainCall, as_contents, as_lists, num_chars, usage_of
+from mrl.gateway.plain_wire import PlainCall, as_contents, as_id_contents, as_lists, num_chars, usage_of
 from mrl.records.episodes import Message
 from mrl.records.plain_requests import PlainAnswer, PlainPiece, PlainToken
 
@@ -99,7 +99,7 @@ def completion_choices(call: PlainCall, one: GrowingAnswer) -> Choices:
 def generate_choices(one: GrowingAnswer) -> Choices:
     """Of token ids."""
     reason = None if one.answer is None else "length" if one.answer.is_cut else "stop"
-    ids, logprobs = [token.token_id for token in one.sampled], as_contents(one.sampled)
+    ids, logprobs = [token.token_id for token in one.sampled], as_id_contents(one.sampled)
     choice = {"index": one.index, "token_ids": ids, "logprobs": logprobs, "finish_reason": reason}
     return [choice] if ids or reason else []
 

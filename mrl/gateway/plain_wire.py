@@ -8,10 +8,10 @@ import json
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeGuard
 
 from mrl.errors import RecordError
-from mrl.gateway.chat_wire import ChatMistake, answered_choice, read_messages, read_tools
+from mrl.gateway.chat_wire import ChatMistake, answered_choice, read_flag, read_messages, read_tools
 from mrl.records.codec import MAX_MESSAGE_BYTES
 from mrl.records.episodes import Message
 from mrl.records.plain_requests import MAX_PLAIN_MESSAGES, PlainAnswer, PlainRequest, PlainToken, plain_message
@@ -29,7 +29,6 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "top_k": (0, -1),
     "min_p": (0,),
     "min_tokens": (0,),
-    "stop_token_ids": ([],),
 }
 """Keys that no engine of a run heeds -> what they may be all the same."""
 MAX_ANSWERS, MAX_STOPS, MAX_TEMPERATURE = 256, 64, 100.0
@@ -65,12 +64,12 @@ def read_plain_chat(body: Mapping[str, Any]) -> PlainCall:
     asked = {"messages": messages, "tools": tuple(json.dumps(tool.as_chat()) for tool in tools)}
     limit = body.get("max_completion_tokens")
     limit = body.get("max_tokens") if limit is None else limit
-    return _call(body, [asked], _sampling(body, limit, least=1), wants_logprobs=_flag(body, "logprobs"))
+    return _call(body, [asked], _sampling(body, limit, least=1), wants_logprobs=read_flag(body, "logprobs"))
 
 
 def read_completion(body: Mapping[str, Any]) -> PlainCall:
     """A request to `/v1/completions`, with text or token ids of the policy. Raises ChatMistake."""
-    echoes, logprobs = _flag(body, "echo"), body.get("logprobs")
+    echoes, logprobs = read_flag(body, "echo"), body.get("logprobs")
     wants_logprobs = logprobs is not None and logprobs is not False
     if wants_logprobs and logprobs not in (0, 1):
         raise ChatMistake(f"logprobs = {logprobs!r:.40}: at most 1, the likeliest token beside each given one")
@@ -129,7 +128,7 @@ def generate_answer(
         {
             "index": index,
             "token_ids": [token.token_id for token in one.sampled],
-            "logprobs": as_contents(one.sampled),
+            "logprobs": as_id_contents(one.sampled),
             "finish_reason": "length" if one.is_cut else "stop",
         }
         for index, one in enumerate(answers)
@@ -154,7 +153,7 @@ def _call(
     seed, call_id = body.get("seed"), secrets.token_hex(8)
     if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int)):
         raise ChatMistake(f"seed {seed!r:.40}: wanted a whole number")
-    is_streamed, includes_usage = _flag(body, "stream"), _includes_usage(body)
+    is_streamed, includes_usage = read_flag(body, "stream"), _includes_usage(body)
     requests = [
         PlainRequest(
             request_id=f"{call_id}-{place}-{index}",
@@ -178,7 +177,7 @@ def _includes_usage(body: Mapping[str, Any]) -> bool:
         return False
     if body.get("stream") is not True or not isinstance(options, Mapping):
         raise ChatMistake("stream_options: wanted an object, beside stream = true")
-    return _flag(options, "include_usage")
+    return read_flag(options, "include_usage")
 
 
 def _check_sent(request: PlainRequest) -> None:
@@ -203,7 +202,21 @@ def _sampling(body: Mapping[str, Any], limit: object, *, least: int) -> dict[str
         "top_p": _number(body, "top_p", 1e-6, 1.0) or 1.0,
         "max_new_tokens": _whole({"max_tokens": limit}, "max_tokens", least, 1 << 31),
         "stop": tuple(one for one in stops if one),
+        "stop_token_ids": _stop_ids(body.get("stop_token_ids")),
     }
+
+
+def _stop_ids(found: object) -> tuple[int, ...]:
+    """In one order, whichever they were named in: requests that are alike are told by that."""
+    if found is None or found == []:
+        return ()
+    if not _are_ids(found) or len(found) > MAX_STOPS:
+        raise ChatMistake(f"stop_token_ids {found!r:.80}: wanted at most {MAX_STOPS} ids of the policy's tokenizer")
+    return tuple(sorted(set(found)))
+
+
+def _are_ids(found: object) -> TypeGuard[list[int]]:
+    return isinstance(found, list) and bool(found) and all(type(one) is int and 0 <= one < 1 << 31 for one in found)
 
 
 def _prompts(found: object) -> list[Any]:
@@ -215,7 +228,7 @@ def _prompts(found: object) -> list[Any]:
 def _asked(prompt: object) -> dict[str, Any]:
     if isinstance(prompt, str):
         return {"text": prompt}
-    if isinstance(prompt, list) and prompt and all(type(one) is int and 0 <= one < 1 << 31 for one in prompt):
+    if _are_ids(prompt):
         return {"token_ids": tuple(prompt)}
     raise ChatMistake("prompt: wanted a text, a list of token ids of the policy's tokenizer, or a list of these")
 
@@ -236,13 +249,6 @@ def _whole(body: Mapping[str, Any], key: str, least: int, most: int) -> int | No
     return found
 
 
-def _flag(body: Mapping[str, Any], key: str) -> bool:
-    found = body.get(key)
-    if found is not None and found is not True and found is not False:  # 1 == True
-        raise ChatMistake(f"{key} {found!r:.40}: wanted true or false")
-    return found is True
-
-
 def _seed_of(seed: int, index: int) -> int:
     """Of one of the answers to a prompt: the same for every request that names this seed."""
     return int.from_bytes(hashlib.blake2b(f"plain|{seed}|{index}".encode(), digest_size=8).digest(), "little")
@@ -256,6 +262,12 @@ def as_contents(tokens: Sequence[PlainToken]) -> dict[str, Any]:
         for text, token in spelled
     ]
     return {"content": content}
+
+
+def as_id_contents(tokens: Sequence[PlainToken]) -> dict[str, Any]:
+    """The same with tokens named by their ids, by both names that versions of vLLM have for them on its route."""
+    named = [{"token_id": token.token_id, "token": f"token_id:{token.token_id}"} for token in tokens]
+    return {"content": [one | ids for one, ids in zip(as_contents(tokens)["content"], named, strict=True)]}
 
 
 def as_lists(tokens: Sequence[PlainToken], start: int = 0) -> dict[str, Any]:

@@ -5,16 +5,18 @@
     POST /v1/chat/completions            the policy's next turn, under the session's key
                                          (outside of episodes, and more of that kind: see `plain_routes`)
     POST /v1/sessions/ID/reward          the episode is over: {"reward": 1.0}
-    POST /v1/sessions/ID/fail            the agent cannot go on: {"reason": "..."}
+    POST /v1/sessions/ID/fail            the agent cannot go on: {"reason": "..."}, and a "kind" of AGENT_FAILURES
     GET  /seat                           WebSocket of an environment process that offers an episode
 
-Everything wants the run's key, or that of a session, as `Authorization: Bearer KEY`.
+Everything wants the run's key, or that of a session, as `Authorization: Bearer KEY`. Beside the run's key the header
+`MRL-Session` names a session, which has that name from when it is opened with it.
 """
 
 import asyncio
 import hmac
 import json
 import logging
+import re
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
@@ -29,17 +31,24 @@ from mrl.gateway.chat_wire import ChatCall, ChatMistake, completion, read_chat
 from mrl.gateway.plain_desk import PlainDesk
 from mrl.gateway.plain_routes import OF_CHAT_CHUNK, PlainRoutes
 from mrl.gateway.plain_stream import OnPiece, chat_choices, stream_answers
+from mrl.gateway.plain_wire import as_contents
 from mrl.gateway.session import AgentSession
 from mrl.gateway.session_book import MAX_WAIT_S, SessionBook
 from mrl.gateway.strangers import Strangers
 from mrl.records.codec import MAX_MESSAGE_BYTES
 from mrl.records.plain_requests import PlainAnswer, PlainPiece
 from mrl.tasks.environments.agent_seat import FinishSeat, OfferSeat, StepSeat, read_seat, seat_reply
+from mrl.tasks.environments.contract import MEMORY, RAISED, TIMEOUT
 
 ANY_POLICY = "policy"
 """Name by which an agent may call the policy of its session, whichever it is."""
+AGENT_FAILURES = RAISED, MEMORY, TIMEOUT
+"""Why an agent may say that it cannot go on."""
 SHUTDOWN_S = 1.0
 """For answers that are on their way when the run ends."""
+SESSION_HEADER = "MRL-Session"
+"""The session of a request with the run's key."""
+SESSION_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 SESSION_MARK = "."
 """Between the session in its key and what proves it."""
 LONE = "surrogatepass"
@@ -96,6 +105,11 @@ class Gateway:
         if runner.server is not None:
             self._book.counts["refused/stranger"] += self._strangers.send_away(runner.server.connections)
 
+    def key_of(self, session_id: str) -> str:
+        """A session's key, which tells nothing of the run's."""
+        told = hmac.new(self._key.encode(), session_id.encode(errors=LONE), "sha256").hexdigest()
+        return f"{session_id}{SESSION_MARK}{told}"
+
     # Agents.
 
     async def _models(self, request: web.Request) -> web.Response:
@@ -104,14 +118,18 @@ class Gateway:
         return web.json_response({"object": "list", "data": models})
 
     async def _open(self, request: web.Request) -> web.Response:
-        if self._check_key(request):
+        name = self._check_key(request)
+        if SESSION_MARK in _bearer(request):
             raise ChatMistake("a session's key opens no other", code="invalid_api_key", status=401)
         asked = await _body(request)
         wait_s = asked.get("wait_s", MAX_WAIT_S)
         if not isinstance(wait_s, int | float) or not 0 <= wait_s <= MAX_WAIT_S:
             raise ChatMistake(f"wait_s {wait_s!r:.40}: wanted 0 to {MAX_WAIT_S:g}")
         policies = self._asked_policies(asked)
-        sessions = await self._book.take(policies, task=str(asked.get("task") or ""), wait_s=wait_s)
+        if name and len(policies) > 1:
+            raise ChatMistake(f"{SESSION_HEADER}: a name is that of one session; leave it out with several models")
+        task = str(asked.get("task") or "")
+        sessions = await self._book.take(policies, task=task, wait_s=wait_s, name=name)
         if not sessions:
             answer = ChatMistake("no episode waits for an agent; ask again", code="none").as_json()
             return web.json_response(answer, status=503, headers={"Retry-After": "1"})
@@ -132,13 +150,18 @@ class Gateway:
             return await stream_answers(
                 request,
                 [partial(self._streamed, session, call)],
-                wording=lambda one: chat_choices(_turn_id(session, one.version), one),
+                wording=lambda one: chat_choices(
+                    _turn_id(session, one.version), one, wants_logprobs=call.wants_logprobs
+                ),
                 head=lambda number: {"id": _turn_id(session, number), **head},
             )
         number, turn, said = await session.ask(call)
         self._book.counts["turns"] += 1
         call_id = _turn_id(session, number)
-        return web.json_response(completion(call_id, session.policy, turn, said, created_s=created_s))
+        answer = completion(call_id, session.policy, turn, said, created_s=created_s)
+        if call.wants_logprobs and turn.sampled:
+            answer["choices"][0]["logprobs"] = as_contents(turn.sampled) | {"refusal": None}
+        return web.json_response(answer)
 
     async def _streamed(self, session: AgentSession, call: ChatCall, on_piece: OnPiece) -> PlainAnswer:
         """The turn as an answer; what is a version there is the turn's number here."""
@@ -154,6 +177,7 @@ class Gateway:
             num_given_tokens=0,
             text=said.content,
             tool_calls=said.tool_calls,
+            sampled=turn.sampled,
             is_cut=turn.is_cut,
         )
 
@@ -174,8 +198,11 @@ class Gateway:
 
     async def _fail(self, request: web.Request) -> web.Response:
         session = self._session_in_path(request)
-        words = str((await _body(request)).get("reason") or "it gave no reason")
-        session.fail(f"its agent gave up: {words}")
+        told = await _body(request)
+        words, kind = str(told.get("reason") or "it gave no reason"), told.get("kind", RAISED)
+        if kind not in AGENT_FAILURES:
+            raise ChatMistake(f"kind {kind!r:.40}: wanted one of {', '.join(AGENT_FAILURES)}")
+        session.fail(f"its agent gave up: {words}", kind)
         return web.json_response({"id": session.session_id})
 
     # Seats.
@@ -236,31 +263,30 @@ class Gateway:
     def _told_session(self, session: AgentSession) -> dict[str, Any]:
         return {
             "id": session.session_id,
-            "api_key": self._key_of(session.session_id),
+            "api_key": self.key_of(session.session_id),
             "model": session.policy,
             "task": session.task,
             "row": session.row,
         }
 
     def _check_key(self, request: web.Request) -> str:
-        """The session in the key; "" for the run's key. Raises ChatMistake."""
+        """The session in the key, or in the header beside the run's; "" where none is named. Raises ChatMistake."""
         key = _bearer(request)
         session_id = key.partition(SESSION_MARK)[0] if SESSION_MARK in key else ""
-        if not _is_equal(key, self._key_of(session_id) if session_id else self._key):
+        if not _is_equal(key, self.key_of(session_id) if session_id else self._key):
             raise ChatMistake("wrong key; keys/gateway.key of the run holds it", code="invalid_api_key", status=401)
         self._strangers.let_in(request)
-        return session_id
+        if (name := request.headers.get(SESSION_HEADER)) is None or session_id:
+            return session_id
+        if not SESSION_NAME.fullmatch(name):
+            raise ChatMistake(f"{SESSION_HEADER} {name!r:.80}: wanted 1 to 64 letters, digits, - and _")
+        return name
 
     def _session_in_path(self, request: web.Request) -> AgentSession:
         of_key, session_id = self._check_key(request), request.match_info["session"]
         if of_key not in ("", session_id):
             raise ChatMistake("this is the key of another session", code="invalid_api_key", status=401)
         return self._book.session(session_id)
-
-    def _key_of(self, session_id: str) -> str:
-        """A session's key tells nothing of the run's."""
-        told = hmac.new(self._key.encode(), session_id.encode(errors=LONE), "sha256").hexdigest()
-        return f"{session_id}{SESSION_MARK}{told}"
 
     def _tell_unheeded(self, task: str, key: str, value: Any) -> None:
         """A person is told once; the agent cannot be."""

@@ -23,7 +23,6 @@ from mrl.tasks.environments.contract import (
     ENDS,
     GIVEN_UP,
     RAISED,
-    TIMEOUT,
     WRONG_TYPE,
     EnvironmentTurn,
     PolicyTurn,
@@ -33,6 +32,8 @@ log = structlog.get_logger()
 
 MAX_WAITING = 64
 """Requests of a session that wait for turns, and turns that are kept for clients that hung up before they had them."""
+IDLE_BESIDE_TURNS = 10
+"""So many times as long an agent may be silent that waits for a turn of another policy: two may wait for each other."""
 OVER = "episode_over"
 """Code of the answer to whoever asks on when there are no further turns."""
 
@@ -72,6 +73,8 @@ class AgentSession:
     """Whether the seat has its last reply."""
     counts: Counter[str] = field(default_factory=Counter)
     """Of its book: "branches" are counted here."""
+    beside: tuple["AgentSession", ...] = ()
+    """Those of other policies that the same agent was given with it."""
     start_state: str = field(init=False)
     """The row as one text: equal for the episodes of a group, and for those of peers from the same state."""
     _reply: "asyncio.Future[EnvironmentTurn] | None" = None
@@ -143,6 +146,8 @@ class AgentSession:
         while (asked := self._asked(call)) is None and self._answer is not None:
             await self._turn_ends(self._answer)
         if asked is not None:
+            if call.wants_logprobs and not asked.call.wants_logprobs:
+                raise ChatMistake("logprobs: the turn was first asked for without them, and stays as it was told then")
             if asked.turn is self._answer:
                 self._on_grown = on_grown
                 on_grown(asked.number, self._grown)
@@ -156,7 +161,9 @@ class AgentSession:
             messages = call.messages if new is None else new
             tools = call.tools if is_branch or not self.num_turns else ()
             stream = self.session_id if call.is_streamed else ""
-            reply = EnvironmentTurn(messages, tools=tools, begins_row=is_branch, stream=stream)
+            reply = EnvironmentTurn(
+                messages, tools=tools, stream=stream, wants_tokens=call.wants_logprobs, begins_row=is_branch
+            )
         except RecordError as error:
             raise ChatMistake(str(error), code="too_long") from None
         if is_branch:
@@ -180,24 +187,34 @@ class AgentSession:
             raise ChatMistake(str(error), code="not_finite") from None
         self._end(last)
 
-    def fail(self, words: str) -> None:
+    def fail(self, words: str, kind: str = RAISED) -> None:
         """The agent gives up, and says why; while the policy has its turn, too. Raises ChatMistake.
+
+        `kind` is a key of `FAILURES`.
 
         Where the policy has had all its turns, that is no failure of the agent: such an episode is worth 0.
         """
         self._check_open()
         cut_short = EnvironmentTurn(done=True, reward=0.0, reason=self.ending) if self.ending else None
-        self._parting = cut_short or EnvironmentTurn.failed(RAISED, words)
+        self._parting = cut_short or EnvironmentTurn.failed(kind, words)
         if self._answer is not None:
             self._refuse("its agent gave up")
         if self._reply is not None:
             self._end(self._parting)
 
     def expire(self, idle_s: float) -> bool:
-        """Whether the agent has said nothing for too long; the episode is over then."""
-        is_idle = self._reply is not None and self.clock() - self.touched_s > idle_s
+        """Whether the agent has said nothing for too long; the episode is given up then, no fault of its policy's.
+
+        It is heard in the episodes `beside` it as well, and may have to wait for a turn in one of these: then it is
+        given `IDLE_BESIDE_TURNS` times as long.
+        """
+        heard_s = max(one.touched_s for one in (self, *self.beside))
+        waits = any(one._reply is None and not one.is_over for one in self.beside)
+        most_s = idle_s * (IDLE_BESIDE_TURNS if waits else 1)
+        is_idle = self._reply is not None and self.clock() - heard_s > most_s
         if is_idle:
-            self._end(EnvironmentTurn.failed(TIMEOUT, f"its agent said nothing for {idle_s:g} s"))
+            self.ending = GIVEN_UP
+            self._end(EnvironmentTurn(done=True, reason=GIVEN_UP, words=f"its agent said nothing for {idle_s:g} s"))
         return is_idle
 
     # Within.

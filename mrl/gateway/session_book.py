@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from mrl.gateway.chat_wire import ChatMistake
-from mrl.gateway.session import AgentSession
+from mrl.gateway.session import OVER, AgentSession
 from mrl.records.plain_requests import TurnPiece
 
 MAX_WAITING_AGENTS = 4096
@@ -57,18 +57,19 @@ class SessionBook:
         return session
 
     async def take(
-        self, policies: Sequence[str] = ("",), *, task: str = "", wait_s: float = MAX_WAIT_S
+        self, policies: Sequence[str] = ("",), *, task: str = "", wait_s: float = MAX_WAIT_S, name: str = ""
     ) -> list[AgentSession]:
         """One episode of each of these policies, all from one start state of this task; "" stands for any.
 
-        Empty when there are none within `wait_s`. Raises ChatMistake.
+        The one of a single policy has that `name` from then on, and whoever asks again by the name gets it again.
+        Empty when there are none within `wait_s`. Raises ChatMistake, also where it has another policy or task.
         """
         if self._num_waiting >= MAX_WAITING_AGENTS:
             raise ChatMistake("too many agents wait for episodes; come later", code="too_many", status=429)
         deadline_s = self._clock() + min(wait_s, MAX_WAIT_S)
         self._num_waiting += 1
         try:
-            while not (sessions := self._pop(policies, task)):
+            while not (sessions := self._named(name, policies[0], task) or self._pop(policies, task, name)):
                 self._came.clear()
                 left_s = deadline_s - self._clock()
                 if left_s <= 0:
@@ -104,20 +105,35 @@ class SessionBook:
             self.counts[f"ends/{session.ending}"] += 1
 
     def expire(self) -> list[AgentSession]:
-        """End what agents have left lying, and say which."""
-        return [session for session in list(self._taken.values()) if session.expire(self._idle_s)]
+        """Give up what agents have left lying, and say which."""
+        found = [session for session in self._taken.values() if session.expire(self._idle_s)]
+        self.counts["expired"] += len(found)
+        return found
 
     def unserved_s(self) -> dict[str, float]:
         """Task -> for how long its episodes wait and no agent has taken any."""
         waiting = {session.task for session in self._offered}
         return {task: self._clock() - since for task, since in self._unserved.items() if task in waiting}
 
-    def _pop(self, policies: Sequence[str], task: str) -> list[AgentSession]:
+    def _named(self, name: str, policy: str, task: str) -> list[AgentSession]:
+        if name and name in self._over:
+            raise ChatMistake(f"session {name} is over; the next one needs another name", code=OVER, status=410)
+        if (session := self._taken.get(name)) is None:
+            return []
+        if policy not in ("", session.policy) or task not in ("", session.task):
+            words = f"session {name} is one of {session.policy} and task {session.task}; another one needs another name"
+            raise ChatMistake(words, code="other_session", status=409)
+        session.touched_s = self._clock()
+        return [session]
+
+    def _pop(self, policies: Sequence[str], task: str, name: str) -> list[AgentSession]:
         found = self._together(policies, [one for one in self._offered if task in ("", one.task)])
         for session in found:
             self._offered.remove(session)
+            session.session_id = name or session.session_id
             self._taken[session.session_id] = session
             self._unserved[session.task] = session.touched_s = self._clock()
+            session.beside = tuple(one for one in found if one is not session)
         return found
 
     def _together(self, policies: Sequence[str], offered: Sequence[AgentSession]) -> list[AgentSession]:

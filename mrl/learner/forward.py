@@ -12,6 +12,7 @@ from torch.distributed.fsdp import FSDPModule, register_fsdp_forward_method
 from mrl.learner.packing import PackedBatch
 from mrl.learner.ranks.context_group import ContextGroup
 from mrl.models.heads import head_shape
+from mrl.models.routing.router_replay import OWN
 from mrl.models.row_attention import take
 from mrl.objectives.logprobs import Kernel, token_logprobs, token_logprobs_and_entropy
 
@@ -75,11 +76,14 @@ def _through(model: Any, score: Callable[..., Any], batch: PackedBatch, settings
 
 def _answer_outputs(model: Any, score: Callable[..., Any], batch: PackedBatch, settings: ForwardSettings) -> Any:
     context = settings.context
+    told_LNK = None if batch.experts_LNK is None else batch.experts_LNK.to(batch.input_ids_L.device)
     if context is None:
-        hidden_LD = _hidden(model, batch.input_ids_L, batch.position_ids_L, packed_rows=batch.rows)
+        told = {} if told_LNK is None else {"chosen_experts": told_LNK}
+        hidden_LD = _hidden(model, batch.input_ids_L, batch.position_ids_L, packed_rows=batch.rows, **told)
         return _scored(model, score, take(hidden_LD, batch.predict_at_T), batch.target_ids_T, settings)
     ids_l, positions_l = (context.own_places(values_L) for values_L in (batch.input_ids_L, batch.position_ids_L))
-    hidden_lD = _hidden(model, ids_l, positions_l, packed_rows=batch.rows, place_exchange=context)
+    told = {} if told_LNK is None else {"chosen_experts": context.own_places(told_LNK, beyond=OWN)}
+    hidden_lD = _hidden(model, ids_l, positions_l, packed_rows=batch.rows, place_exchange=context, **told)
     index_t, at_t = context.own_tokens(batch.predict_at_T, batch.rows.num_places)
     found = _scored(model, score, take(hidden_lD, at_t), batch.target_ids_T[index_t], settings)
     num_tokens = len(batch.target_ids_T)

@@ -365,5 +365,7 @@ def _is_usable(answer: Answer) -> bool:
     num_sampled = num_tokens if is_sampled is None else int(is_sampled.sum())
     if answer.num_sampled_tokens != num_sampled or sum(span.num_tokens for span in answer.versions) != num_sampled:
         return False
+    if answer.experts is not None and answer.experts.unpacked(num_sampled) is None:
+        return False
     # Of one that is not a number the loss would not be one either.
     return are_logprobs(unpack_array(answer.logprobs, "f4"))

@@ -18,7 +18,10 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from mrl.models.routing.router_replay import OWN
+from mrl.models.routing.routers import RoutingShape
 from mrl.models.row_attention import RowLayout
+from mrl.records.chosen_experts import Experts
 from mrl.sharing.regime import Component, TrainingExample
 
 Int64s: TypeAlias = npt.NDArray[np.int64]
@@ -63,11 +66,15 @@ class PackedBatch:
     """Which of the packed examples each token belongs to."""
     behaviour_span_T: Tensor | None = None
     teacher_span_T: Tensor | None = None
+    experts_LNK: Tensor | None = None
+    """int16, what the routers of each place are told; None where they choose for themselves. It stays in main memory,
+    being larger than all else together: each forward takes its own along."""
 
     def to(self, device: torch.device) -> "PackedBatch":
         """The same batch on another device."""
-        tensors: dict[str, Any] = {name: getattr(self, name) for name in self.__slots__}
-        return PackedBatch(**{name: tensor.to(device) for name, tensor in tensors.items() if tensor is not None})
+        tensors: dict[str, Any] = {name: getattr(self, name) for name in self.__slots__ if name != "experts_LNK"}
+        moved = {name: tensor.to(device) for name, tensor in tensors.items() if tensor is not None}
+        return PackedBatch(**moved, experts_LNK=self.experts_LNK)
 
 
 def row_tokens(example: TrainingExample) -> int:
@@ -100,11 +107,12 @@ def pack(
     microbatch_tokens: int,
     rank: int = 0,
     world_size: int = 1,
+    routing: RoutingShape | None = None,
 ) -> list[PackedBatch]:
     """This rank's share of the rows as forward passes of at most `microbatch_tokens`, or of one longer row.
 
     Every row counts with its prompt, as attention is over whole rows: what a pass needs in memory then has a bound that
-    the number of answers to a prompt does not change.
+    the number of answers to a prompt does not change. Where there is a `routing`, experts that rows bring are told.
 
     All ranks call it with the same arguments but `rank`; together they hold every row once. All get the same number of
     passes, the last of them without a row where a rank has less to do: a forward is a matter of all ranks.
@@ -116,7 +124,9 @@ def pack(
     ]
     index_of = {component.name: index for index, component in enumerate(components)}
     own, num_passes = passes_of[rank], max(map(len, passes_of))
-    return [_lay_out(examples, rows, index_of) for rows in own] + [_empty()] * (num_passes - len(own))
+    told = None if routing is None else _Told(examples, routing)
+    laid_out = [_lay_out(examples, rows, index_of, told) for rows in own]
+    return laid_out + [_empty()] * (num_passes - len(own))
 
 
 def _rows_of_ranks(examples: Sequence[TrainingExample], num_ranks: int) -> list[list[int]]:
@@ -166,7 +176,9 @@ def _places(examples: Sequence[TrainingExample], rows: Sequence[int]) -> int:
     return sum(_more_places(examples, row, after) for after, row in zip([None, *rows], rows, strict=False))
 
 
-def _lay_out(examples: Sequence[TrainingExample], rows: list[int], index_of: dict[str, int]) -> PackedBatch:
+def _lay_out(
+    examples: Sequence[TrainingExample], rows: list[int], index_of: dict[str, int], told: "_Told | None"
+) -> PackedBatch:
     packed = [examples[row] for row in rows]
     places_of = list(_places_of_rows(packed))
     all_places = list(itertools.chain.from_iterable(places_of))
@@ -186,6 +198,7 @@ def _lay_out(examples: Sequence[TrainingExample], rows: list[int], index_of: dic
         rows=_row_layout(all_places, num_places),
         behaviour_span_T=_spans([row.behaviour_spans for row in packed], sizes),
         teacher_span_T=_spans([row.teacher_spans for row in packed], sizes),
+        experts_LNK=None if told is None else told.places(packed, places_of, num_places),
         **{name: torch.from_numpy(np.concatenate([row[name] for row in columns])) for name in columns[0]},
     )
 
@@ -225,6 +238,52 @@ def _row_layout(places_of: Sequence[Int64s], num_places: int) -> RowLayout:
     positions = np.empty(num_places, dtype=np.int64)
     positions[places] = np.arange(places.size)
     return RowLayout(lengths, torch.from_numpy(places), torch.from_numpy(positions))
+
+
+class _Told:
+    """What the routers of passes are told, by the experts that rows bring.
+
+    Of a prompt it is what the first row brings that brings any, in every pass with that prompt: also where the rows in
+    it bring none, so that no value depends on how rows are dealt out. Its last place, at which first tokens are
+    predicted, is told by the first row that brings those of its own.
+    """
+
+    def __init__(self, examples: Sequence[TrainingExample], shape: RoutingShape) -> None:
+        self._shape = shape
+        self._of_prompts: dict[bytes, npt.NDArray[np.int16]] = {}
+        for row in examples:
+            name, num_before = row.prompt_token_ids.tobytes(), row.prompt_token_ids.size - 1
+            if name not in self._of_prompts:
+                self._of_prompts[name] = self._nothing(num_before + 1)
+            told_PX = self._of_prompts[name]
+            if told_PX[0, 0] == OWN and (before_PX := self._fitting(row.prompt_experts, num_before)) is not None:
+                told_PX[:-1] = before_PX
+            begins = row.is_trained is None or row.is_trained[0]
+            if told_PX[-1, 0] == OWN and begins and (experts_SX := self._of_tokens(row)) is not None:
+                told_PX[-1] = experts_SX[0]
+
+    def places(
+        self, rows: Sequence[TrainingExample], places_of: Sequence[Sequence[Int64s]], num_places: int
+    ) -> Tensor | None:
+        """[L, N, K] of a pass; None where nothing is told."""
+        told_LX = self._nothing(num_places)
+        for row, places_B in zip(rows, places_of, strict=True):
+            predict_at, experts_SX = _predict_at(row, places_B), self._of_tokens(row)
+            if experts_SX is not None:
+                told_LX[predict_at if row.is_trained is None else predict_at[row.is_trained]] = experts_SX
+            of_prompt = self._of_prompts[row.prompt_token_ids.tobytes()]
+            told_LX[places_B[0][: len(of_prompt)]] = of_prompt
+        told_LNK = torch.from_numpy(told_LX).unflatten(1, (self._shape.num_layers, self._shape.top_k))
+        return told_LNK if (told_LX != OWN).any() else None
+
+    def _nothing(self, num_places: int) -> npt.NDArray[np.int16]:
+        return np.full((num_places, self._shape.num_slots), OWN, dtype=np.int16)
+
+    def _of_tokens(self, row: TrainingExample) -> Experts | None:
+        return self._fitting(row.experts, row.num_trained_tokens)
+
+    def _fitting(self, experts_RX: Experts | None, num_rows: int) -> Experts | None:
+        return experts_RX if experts_RX is not None and self._shape.fits(experts_RX, num_rows) else None
 
 
 def _empty() -> PackedBatch:

@@ -1,6 +1,7 @@
 """The order of one step: everything that the ranks of a learner need to train on the same batch."""
 
 import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -8,6 +9,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from mrl.records.chosen_experts import ChosenExperts
 from mrl.records.codec import pack_array, unpack_array
 from mrl.sharing.regime import TrainingExample
 
@@ -39,24 +41,33 @@ class _Row(msgspec.Struct, frozen=True):
     teacher_spans: bytes | None
     is_trained: bytes | None
     row_starts: bytes | None
+    experts: ChosenExperts | None
+    prompt_experts: int
+    """Place among those of the order; -1 for none."""
 
 
 class _Order(msgspec.Struct, frozen=True):
     rows: list[_Row]
     denominators: dict[str, float]
     expansion: float
+    prompt_experts: list[ChosenExperts] = []
+    """Once for all rows of a prompt."""
 
 
 def encode_order(order: StepOrder) -> bytes:
     """The order as msgpack, arrays as raw bytes."""
-    rows = [_to_row(example) for example in order.examples]
-    return msgspec.msgpack.encode(_Order(rows, order.denominators, order.expansion))
+    prompts = {id(told): told for row in order.examples if (told := row.prompt_experts) is not None}
+    places = {name: place for place, name in enumerate(prompts)}
+    rows = [_to_row(example, places.get(id(example.prompt_experts), -1)) for example in order.examples]
+    packed = [ChosenExperts.packed(told) for told in prompts.values()]
+    return msgspec.msgpack.encode(_Order(rows, order.denominators, order.expansion, packed))
 
 
 def decode_order(data: bytes) -> StepOrder:
     """The order behind `encode_order`; it comes from the first rank of the same process group."""
     wire = msgspec.msgpack.decode(data, type=_Order)
-    return StepOrder([_from_row(row) for row in wire.rows], wire.denominators, wire.expansion)
+    rows = [_from_row(row, wire.prompt_experts) for row in wire.rows]
+    return StepOrder(rows, wire.denominators, wire.expansion)
 
 
 def split_minibatches(order: StepOrder, num_minibatches: int, rng: np.random.Generator) -> list[StepOrder]:
@@ -75,7 +86,7 @@ def split_minibatches(order: StepOrder, num_minibatches: int, rng: np.random.Gen
     return [StepOrder(rows[a:b], share) for a, b in itertools.pairwise(bounds)]
 
 
-def _to_row(example: TrainingExample) -> _Row:
+def _to_row(example: TrainingExample, prompt_experts: int) -> _Row:
     return _Row(
         pack_array(example.prompt_token_ids, "i4"),
         pack_array(example.answer_token_ids, "i4"),
@@ -91,16 +102,20 @@ def _to_row(example: TrainingExample) -> _Row:
         _pack_optional(example.teacher_spans, "i4"),
         _pack_optional(example.is_trained, "?"),
         _pack_optional(example.row_starts, "i4"),
+        None if example.experts is None else ChosenExperts.packed(example.experts),
+        prompt_experts,
     )
 
 
-def _from_row(row: _Row) -> TrainingExample:
+def _from_row(row: _Row, of_prompts: Sequence[ChosenExperts]) -> TrainingExample:
+    prompt, weights = unpack_array(row.prompt, "i4"), unpack_array(row.weights, "f4")
+    of_prompt = None if row.prompt_experts < 0 else of_prompts[row.prompt_experts]
     return TrainingExample(
-        prompt_token_ids=unpack_array(row.prompt, "i4"),
+        prompt_token_ids=prompt,
         answer_token_ids=unpack_array(row.answer, "i4"),
         component=row.component,
         advantages=unpack_array(row.advantages, "f4"),
-        weights=unpack_array(row.weights, "f4"),
+        weights=weights,
         behaviour_logprobs=_unpack_optional(row.behaviour, "f4"),
         prompt_id=row.prompt_id,
         source=row.source,
@@ -110,6 +125,8 @@ def _from_row(row: _Row) -> TrainingExample:
         teacher_spans=_unpack_optional(row.teacher_spans, "i4"),
         is_trained=_unpack_optional(row.is_trained, "?"),
         row_starts=_unpack_optional(row.row_starts, "i4"),
+        experts=None if row.experts is None else row.experts.unpacked(weights.size),
+        prompt_experts=None if of_prompt is None else of_prompt.unpacked(prompt.size - 1),
     )
 
 

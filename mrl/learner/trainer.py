@@ -30,6 +30,7 @@ from mrl.models.device_memory import OffDevice
 from mrl.models.heads import head_shape
 from mrl.models.lora import add_adapters
 from mrl.models.number_formats import NumberFormat
+from mrl.models.routing.router_replay import RouterReplay
 from mrl.models.row_attention import attention_of_transformers
 from mrl.models.scoring import writes_in_forwards
 from mrl.models.varlen_proof import heads_of, prove_varlen
@@ -68,6 +69,9 @@ class Trainer:
         if table.logprob_kernel == "liger":
             check_liger(world.device, head_shape(model).softcap)
         table = table.model_copy(update={"attention_kernel": agreed_kernel(table.attention_kernel, model, world)})
+        self._replay = RouterReplay(model) if table.router_replay else None
+        if table.router_replay and reference is not None:
+            RouterReplay(reference)
         # Dropout would make the learner's log-probabilities differ from the engine's, so it stays off in training.
         self.model, self.world = place(model.eval(), table, world), world
         self._table, self._components = table, tuple(components)
@@ -133,7 +137,24 @@ class Trainer:
                 tally.add(batches, seen, index)
                 of_peers.add(part, batches, [values.logprobs_T for values in seen])
         self.peer_logprobs = of_peers.values()
-        return losses | tally.values() | {"optim/lr": lr, "optim/updates": float(len(parts))}
+        losses |= tally.values() | self._of_replay(order)
+        return losses | {"optim/lr": lr, "optim/updates": float(len(parts))}
+
+    def _of_replay(self, order: StepOrder) -> dict[str, float]:
+        """How much was replayed in this step, and how often routers would have chosen otherwise."""
+        if self._replay is None:
+            return {}
+        shape = self._replay.shape
+        counts = torch.tensor(self._replay.take_counts(), dtype=torch.float64, device=self.world.device)
+        told, other = self.world.sum_values(counts).tolist()
+        own = {component.name for component in self._components if component.rows == "own"}
+        rows = [row for row in order.examples if row.component in own]
+        fitting = [row for row in rows if row.experts is not None and shape.fits(row.experts, row.num_trained_tokens)]
+        replayed, num_tokens = (sum(row.num_trained_tokens for row in some) for some in (fitting, rows))
+        return {
+            "routing/replayed_share": replayed / num_tokens if num_tokens else 0.0,
+            "routing/otherwise_share": other / told if told else 0.0,
+        }
 
     def take_measurements(self, order: StepOrder) -> dict[str, float]:
         """Time split of the step that was trained last, by this rank's clock, and what it asked of the device."""
@@ -173,6 +194,7 @@ class Trainer:
             microbatch_tokens=self._table.microbatch_tokens,
             rank=self.world.rank // self._table.context_parallel,
             world_size=self.world.size // self._table.context_parallel,
+            routing=None if self._replay is None else self._replay.shape,
         )
         return [batch.to(self.world.device) for batch in batches]
 

@@ -161,7 +161,7 @@ def staged_bytes(size: ModelSize, policy: PolicyTable, *, is_first: bool, in_mem
         return float(copies * FLOAT_BYTES * size.trained) if is_first else 0.0
     if rollout.weights == "broadcast":
         return float(COPIES_TO_SEND * element_bytes(policy) * size.parameters) if is_first else 0.0
-    return copies * element_bytes(policy) * size.parameters / policy.learner.ranks_per_host
+    return copies * element_bytes(policy) * size.parameters / policy.learner.publishing_ranks
 
 
 def engine_need(
@@ -172,16 +172,20 @@ def engine_need(
     prompt_tokens: int,
     scoring: float = 0.0,
     adapters: int = 0,
+    plays_episodes: bool = False,
 ) -> Need:
     """An embedded engine: weights twice (served, and the next ones), the key-value cache, and drawing a token.
 
     Where it is given adapters alone, that many elements, it has those twice, and the weights once. Beside that it
-    scores the canary, which needs `scoring` bytes.
+    scores the canary, which needs `scoring` bytes. Of episodes that wait for their environments it keeps the rows, as
+    far as they take no more than its cache.
     """
     answer = policy.rollout.max_new_tokens
     rows = _allocated_rows(answers_at_once, policy.rollout.group_size)
-    cache = element_bytes(policy) * size.cached_per_token * rows * _allocated_columns(prompt_tokens, answer)
+    per_token = float(element_bytes(policy) * size.cached_per_token)
+    cache = per_token * rows * _allocated_columns(prompt_tokens, answer)
     block = cache / size.num_blocks
+    keeps = plays_episodes and not policy.replays_routers
     stays, comes = (size.parameters, adapters) if adapters else (0, size.parameters)
     return Need(
         "sampling",
@@ -190,7 +194,8 @@ def engine_need(
             "key-value cache": cache + block * max(0.5, size.query_heads_per_cached),
             "sampling": SAMPLING_BYTES * size.vocab_size * answers_at_once,
         }
-        | ({"canary": scoring} if scoring else {}),
+        | ({"canary": scoring} if scoring else {})
+        | ({"kept turns": cache} if keeps else {}),
     )
 
 
@@ -265,6 +270,7 @@ class _Rank:
         self.is_sharded = table.num_shards > 1
         self.read = self.whole if is_first or not self.is_sharded else 0.0
         self._is_wrapped = table.sharding == "shard" or table.precision != "float32"
+        self._compute_bytes = FLOAT_BYTES if table.precision == "float32" else 2
 
     def state(self) -> dict[str, float]:
         """What stays between two updates; gradients are kept until the next one begins."""
@@ -272,18 +278,32 @@ class _Rank:
         return {"parameters": self.held, "optimizer": self.moments_on_device, **reference, "gradients": self.trained}
 
     def training(self) -> list[Need]:
-        """The windows of a forward and backward pass."""
+        """The windows of a forward and backward pass.
+
+        What is outside of the blocks is summed in one piece when the backward pass is done, and nothing is gathered
+        any more then; until then the gradient of a head of its own waits as it was computed.
+        """
         size, peaks, state = self._size, self._peaks, self.state()
         block = FLOAT_BYTES * size.trained_block / self._table.num_shards
         trained_outer = size.trained - size.num_blocks * size.trained_block
         gathered, reduced = self._communication()
+        head = 0 if self._is_wrapped else FLOAT_BYTES * size.head
+        in_backward = gathered + (self._compute_bytes * size.head if self._is_wrapped else 0)
         one = peaks.offloaded / size.num_blocks
         leaving = INPUTS_LEAVING * one
         windows = {
             "forward": (peaks.forward + leaving, 0.0, gathered),
             "backward of the head": (peaks.head + leaving, 0.0, gathered),
-            "backward of the last block": (peaks.blocks + one, block, gathered + reduced * size.trained_block),
-            "backward of the embedding": (peaks.bottom, size.num_blocks * block, gathered + reduced * trained_outer),
+            "backward of the last block": (
+                peaks.blocks + one,
+                head + block,
+                in_backward + reduced * size.trained_block,
+            ),
+            "backward of the embedding": (
+                peaks.bottom,
+                head + size.num_blocks * block,
+                max(in_backward, reduced * trained_outer),
+            ),
         }
         return [
             Need(
@@ -320,9 +340,8 @@ class _Rank:
         """Bytes of gathered parameters, and bytes per parameter of gradients that are being summed."""
         if not self._is_wrapped:
             return 0.0, 0.0
-        compute_bytes = FLOAT_BYTES if self._table.precision == "float32" else 2
-        gathered = compute_bytes * (self._size.outer + 2 * self._size.block)
-        return float(gathered), compute_bytes + FLOAT_BYTES * (1 + 1 / self._table.num_shards)
+        gathered = self._compute_bytes * (self._size.outer + 2 * self._size.block)
+        return float(gathered), self._compute_bytes + FLOAT_BYTES * (1 + 1 / self._table.num_shards)
 
 
 def _largest(needs: Iterable[Need]) -> Need:

@@ -21,6 +21,7 @@ from mrl.learner.activation_offload import OffloadedInputs, locked_bytes
 from mrl.learner.forward import CHUNK_LOGITS, ForwardSettings, answer_logprobs, answer_logprobs_and_entropy
 from mrl.learner.packing import COLUMNS, PackedBatch
 from mrl.learner.sharding import checkpoint_blocks, transformer_blocks
+from mrl.memory_plan.lone_context import LoneContext
 from mrl.models.number_formats import ComputedIn, NumberFormat
 from mrl.models.row_attention import RowLayout, use_row_attention
 from mrl.models.scoring import beside_likeliest, next_token_logprobs, rows_at_once
@@ -38,7 +39,7 @@ class LiveBytes(TorchDispatchMode):
         """What was `given` is not counted, nor are views of it: a model's parameters and buffers."""
         super().__init__()
         self._bytes = self._peak = self.offloaded = 0
-        self._counted = {tensor.untyped_storage()._cdata for tensor in given}
+        self._sizes = {tensor.untyped_storage()._cdata: 0 for tensor in given}
 
     def take_peak(self) -> int:
         """The most at once since the last call."""
@@ -58,14 +59,13 @@ class LiveBytes(TorchDispatchMode):
 
     def _count(self, storage: torch.UntypedStorage) -> None:
         key, size = storage._cdata, storage.nbytes()
-        if key not in self._counted:
-            self._counted.add(key)
+        if key not in self._sizes:
+            self._sizes[key] = size
             self._bytes += size
-            weakref.finalize(storage, self._freed, key, size)
+            weakref.finalize(storage, self._freed, key)
 
-    def _freed(self, key: int, size: int) -> None:
-        self._counted.discard(key)
-        self._bytes -= size
+    def _freed(self, key: int) -> None:
+        self._bytes -= self._sizes.pop(key)
 
 
 @once_per_model
@@ -79,16 +79,20 @@ def pass_peaks(
     offload: bool = False,
     lora: LoraTable | None = None,
     chunk_logits: int = CHUNK_LOGITS,
+    context_parallel: int = 1,
 ) -> PassPeaks:
     """The peaks of one microbatch, the head of which has so many logits at once in memory.
 
     Gradients of parameters count until they are added to what is there. With `offload` the inputs of checkpointed
-    blocks are on another device. Raises ModelFolderError as `skeleton`.
+    blocks are on another device. Where `context_parallel` ranks share a pass, `batch` is the part of one of them.
+    Raises ModelFolderError as `skeleton`.
     """
     dtype = getattr(torch, precision)
     how = {"checkpointing": checkpointing, "offload": offload}
+    context = LoneContext(size=context_parallel) if context_parallel > 1 else None
+    settings = ForwardSettings(1.0, chunk_logits=chunk_logits, context=context)
     two, three = (
-        _traced(skeleton_of, batch, with_entropy=with_entropy, chunk_logits=chunk_logits, **how)
+        _traced(skeleton_of, batch, settings, with_entropy=with_entropy, **how)
         for skeleton_of in (partial(skeleton, config, blocks, dtype, lora) for blocks in (2, 3))
     )
     return two.extrapolated(three, config.num_hidden_layers - 3)
@@ -110,7 +114,7 @@ def scoring_peak(
         passes = [(rows, ComputedIn("float32", weights=weights)), ((rows + 1) // 2, halved)]
     model = skeleton(config, 2, getattr(torch, dtype))
     with FakeTensorMode(), torch.no_grad():
-        _on_cpu(model)
+        without_data(model)
         live, peaks = LiveBytes([*model.parameters(), *model.buffers()]), []
         for count, computing in passes:
             at_once = min(count, rows_at_once(tokens, config.vocab_size))
@@ -128,7 +132,7 @@ def given_text_peak(config: PreTrainedConfig, *, dtype: str, tokens: int) -> int
     """
     model = skeleton(config, 2, getattr(torch, dtype))
     with FakeTensorMode(), torch.no_grad():
-        _on_cpu(model)
+        without_data(model)
         live = LiveBytes([*model.parameters(), *model.buffers()])
         with live:
             beside_likeliest(model, torch.zeros(1, tokens, dtype=torch.int64))
@@ -148,17 +152,17 @@ def _run(func: Any, args: Any, kwargs: Any) -> Any:
 def _traced(
     make_model: Callable[[], PreTrainedModel],
     batch: Microbatch,
+    settings: ForwardSettings,
     *,
     with_entropy: bool,
     checkpointing: bool,
     offload: bool,
-    chunk_logits: int,
 ) -> PassPeaks:
     peaks: list[int] = []
     model = make_model()
     use_row_attention(model)
     with FakeTensorMode():
-        _on_cpu(model)
+        without_data(model)
         for parameter in (one for one in model.parameters() if one.requires_grad):
             parameter.register_post_accumulate_grad_hook(_drop_gradient)
         blocks = transformer_blocks(model)
@@ -173,7 +177,6 @@ def _traced(
         _at_gradient(blocks[0], close_window)
         with live:
             packed = _rows_without_data(batch)
-            settings = ForwardSettings(1.0, chunk_logits=chunk_logits)
             if with_entropy:
                 logprobs_T, entropy_T = answer_logprobs_and_entropy(model, packed, settings)
                 loss = logprobs_T.sum() + entropy_T.sum()
@@ -187,8 +190,8 @@ def _traced(
     return PassPeaks(forward, head, of_blocks, bottom, live.offloaded)
 
 
-def _on_cpu(model: nn.Module) -> None:
-    """Give a model of the meta device tensors of the CPU, in place; tied ones stay tied."""
+def without_data(model: nn.Module) -> None:
+    """Give a model of the meta device tensors of the CPU, in place, inside a FakeTensorMode; tied ones stay tied."""
     made: dict[Tensor, Tensor] = {}
     for module in model.modules():
         for held in (module._parameters, module._buffers):

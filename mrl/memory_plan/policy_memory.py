@@ -25,7 +25,7 @@ from mrl.memory_plan.needs import (
     server_need,
     staged_bytes,
 )
-from mrl.models.size import ModelSize
+from mrl.models.size import Microbatch, ModelSize
 from mrl.processes.planning.hosts import is_in_memory
 from mrl.processes.preparation.made_policies import cached_folder, is_made, recipe_of
 from mrl.processes.preparation.model_bytes import named_parameters
@@ -74,7 +74,7 @@ class PolicyMemory:
 
         policy = self.table.model_copy(update={"learner": table})
         on_gpu = policy.device == "cuda"
-        batch, num_passes = largest_microbatch(policy, self._prompt_tokens)
+        batch, num_passes = self.fullest_pass(table)
         peaks = pass_peaks(
             self._model_config,
             precision=table.precision,
@@ -84,6 +84,7 @@ class PolicyMemory:
             offload=table.activation_offload and on_gpu,
             lora=table.lora,
             chunk_logits=table.chunk_logits,
+            context_parallel=table.context_parallel,
         )
         size = model_size(self._model_config, table.lora)
         in_memory, on_device = is_in_memory(self._config, self.name), policy.rollout.weights_in == "gpu"
@@ -103,6 +104,10 @@ class PolicyMemory:
             )
             for is_first in (True, False)
         ]
+
+    def fullest_pass(self, table: LearnerTable) -> tuple[Microbatch, int]:
+        """What a rank holds of its learner's rows under a table, and how many such passes make an update."""
+        return largest_microbatch(self.table.model_copy(update={"learner": table}), self._prompt_tokens)
 
     def engine(self, gpus: int = 1) -> Need:
         """That of one worker; of a server on several GPUs on each of them."""
@@ -172,6 +177,7 @@ class PolicyMemory:
             prompt_tokens=prompt_tokens,
             scoring=scoring,
             adapters=self._adapters,
+            plays_episodes=any(task.is_played for task in self._config.tasks.values()),
         )
 
     def _scoring(self, dtype: str, *, is_learner: bool) -> float:

@@ -45,6 +45,12 @@ METRICS: dict[str, Metric] = {
     "mismatch/k3_nats": Metric("nats", "k3 estimate of the divergence between learner and engine on sampled tokens"),
     "mismatch/max_ratio": Metric("1", "largest ratio of learner to engine probability in the batch"),
     "mismatch/alarms": Metric("steps", "steps whose divergence between learner and engine passed its bound"),
+    "routing/replayed_share": Metric(
+        "share", "own tokens trained on whose experts were those that the engine chose, where routers are replayed"
+    ),
+    "routing/otherwise_share": Metric(
+        "share", "experts replayed that the learner's router would not have chosen, over tokens and layers"
+    ),
     "staleness/mean_versions": Metric("versions", "mean staleness of the own rows trained on", True),
     "staleness/max_versions": Metric("versions", "largest staleness of the own rows trained on", True),
     "staleness/share/{versions}": Metric("share", "own groups of the batch that are so stale"),
@@ -180,6 +186,9 @@ METRICS: dict[str, Metric] = {
     "rollout/cache_share": Metric(
         "share", "key-value cache of the engine in use; 0 where what is begun never lacks room"
     ),
+    "rollout/reused_prompt_share": Metric(
+        "share", "tokens of prompts that the engine had computed before, of earlier turns or of the same prompt"
+    ),
     "rollout/busy_share": Metric("share", "part of the time in which the engine sampled"),
     "rollout/idle_s": Metric("s", "time with no answer in flight since the worker started"),
     "rollout/held_out_share": Metric(
@@ -228,6 +237,7 @@ METRICS: dict[str, Metric] = {
     "gateway/branches": Metric("requests", "requests by which agents rewrote their conversation"),
     "gateway/refused/{code}": Metric("requests", "requests that were refused, by the code of the answer"),
     "gateway/ends/{reason}": Metric("episodes", "episodes that an agent took and that ended so"),
+    "gateway/expired": Metric("episodes", "episodes that were given up because their agent said nothing"),
     "gateway/playing": Metric("episodes", "episodes that agents play now"),
     "gateway/offered_now": Metric("episodes", "episodes that wait for an agent now"),
     "gateway/agents_waiting": Metric("agents", "requests of agents that wait for an episode now"),

@@ -21,8 +21,12 @@ COVERAGE = 0.95
 SEED = 17
 """Of the resampling: equal values have equal intervals."""
 VALUES_AT_ONCE = 1 << 21
+ROUNDING = 1e-12
+"""An agreement by chance that is closer to 1 is 1."""
 
 Values = npt.NDArray[np.float64]
+Kappas = dict[str, dict[str, float]]
+"""A -> B, of those named behind A -> likeness."""
 
 
 class Majority(NamedTuple):
@@ -107,6 +111,35 @@ def together(tallies: Mapping[str, Sequence[PromptTally]], k: int) -> Together |
         },
         rescuable={name: estimate((fails[name] * (1.0 - _all_fail(fails, but=name))).tolist()) for name in solves},
     )
+
+
+def kappas(tallies: Mapping[str, Sequence[PromptTally]], k: int) -> Kappas:
+    """How alike the sets of prompts are that two policies solve: A -> B, of those named behind A -> Cohen's kappa.
+
+        kappa = (o - e) / (1 - e),   o = mean over prompts of p q + (1 - p) (1 - q),   e = P Q + (1 - P) (1 - Q)
+
+    p and q are pass@k of A and B on a prompt, P and Q their means: o is how often both solve a prompt or both do not,
+    e how often two policies would that are as accurate but know nothing of each other (Cohen 1960). 1: the same
+    prompts; 0: as alike as accuracies alone make them; below 0: each solves what the other does not. NaN where
+    e is 1, for two that solve everything or nothing have no other way to agree. Over the prompts of `together`.
+    With k below n, p lies between 0 and 1 and even equal policies stay below 1.
+    """
+    of_policy = {name: passes(found, k) for name, found in tallies.items()}
+    prompts = list(union_passes(tallies, k))
+    solves = {name: np.array([found[prompt] for prompt in prompts]) for name, found in of_policy.items()}
+    names = list(solves)
+    return {
+        one: {other: _kappa(solves[one], solves[other]) for other in names[place + 1 :]}
+        for place, one in enumerate(names[:-1])
+    }
+
+
+def _kappa(p: Values, q: Values) -> float:
+    if not p.size:
+        return math.nan
+    observed = float((p * q + (1 - p) * (1 - q)).mean())
+    by_chance = float(p.mean() * q.mean() + (1 - p.mean()) * (1 - q.mean()))
+    return math.nan if by_chance >= 1.0 - ROUNDING else (observed - by_chance) / (1.0 - by_chance)
 
 
 def union_passes(tallies: Mapping[str, Sequence[PromptTally]], k: int) -> dict[str, float]:

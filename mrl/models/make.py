@@ -18,7 +18,7 @@ from mrl.errors import ModelFolderError
 from mrl.models.architectures import init_model
 from mrl.models.prompting import prompt_token_ids
 from mrl.models.tokenizers import TOKENIZERS
-from mrl.models.warm_start import Examples, Schedule, Text, warm_start
+from mrl.models.warm_start import EncodedTurn, Examples, Schedule, Text, warm_start
 
 TOKENIZER_EXAMPLES = 6_000
 
@@ -55,21 +55,19 @@ def train_tokenizer(recipe: MakeTable, examples: Examples) -> PreTrainedTokenize
     """The recipe's tokenizer, trained on prompts and completions of both kinds."""
     rng = random.Random(recipe.seed)
     drawn = [examples.draw(rng, practice=index % 2 == 0) for index in range(TOKENIZER_EXAMPLES)]
-    texts = [text for one in drawn for text in (one.prompt + "\n", one.completion)]
+    texts = [text for one in drawn for prompt, completion in one.turns for text in (prompt + "\n", completion)]
     return TOKENIZERS[recipe.tokenizer](texts, recipe.vocab_size)
 
 
-def encode_example(tokenizer: PreTrainedTokenizerBase, example: Text) -> tuple[list[int], list[int]]:
-    """Prompt ids as in rollouts, turns before it in an episode with them, and completion ids with EOS."""
-    turns = [
+def encode_example(tokenizer: PreTrainedTokenizerBase, example: Text) -> list[EncodedTurn]:
+    """Of each turn the prompt's ids as in rollouts, and the completion's ids with EOS."""
+    return [
         (
             prompt_token_ids(tokenizer, prompt),
             [*tokenizer(completion, add_special_tokens=False)["input_ids"], tokenizer.eos_token_id],
         )
-        for prompt, completion in (*example.history, (example.prompt, example.completion))
+        for prompt, completion in example.turns
     ]
-    before = [token for prompt, completion in turns[:-1] for token in (*prompt, *completion)]
-    return [*before, *turns[-1][0]], turns[-1][1]
 
 
 def _temporary_beside(folder: Path) -> Path:

@@ -31,6 +31,8 @@ class ModelSize:
     """Attention heads that share one head of keys and values."""
     has_experts: bool = False
     """Whether a tensor holds several matrices of a block."""
+    head: int = 0
+    """Parameters of a head that is trained and shares none with the embedding."""
 
     @property
     def outer(self) -> int:

@@ -127,6 +127,7 @@ def model_size(config: PreTrainedConfig, lora: LoraTable | None = None) -> Model
         cached_per_token=2 * config.num_hidden_layers * cached_heads * head_dim(config),
         query_heads_per_cached=heads // cached_heads,
         has_experts=any(parameter.ndim > 2 for parameter in three.parameters()),
+        head=_own_head(three),
     )
 
 
@@ -140,6 +141,13 @@ def adapted_layers(config: PreTrainedConfig, lora: LoraTable) -> tuple[str, ...]
     """Last names of the layers that get an adapter. Raises as `skeleton`."""
     model = skeleton(config, config.num_hidden_layers, torch.float32, lora)
     return tuple(sorted({name.rpartition(".")[2] for name in adapted_modules(model)}))
+
+
+def _own_head(model: PreTrainedModel) -> int:
+    """Parameters that training changes in the head alone."""
+    head, embedding = model.get_output_embeddings().weight, model.get_input_embeddings().weight
+    assert isinstance(head, torch.Tensor)
+    return head.numel() if head is not embedding and head.requires_grad else 0
 
 
 def _counted(model: nn.Module) -> tuple[int, int]:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import jinja2
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -28,6 +29,8 @@ Int32s = npt.NDArray[np.int32]
 
 TURN = "XqTURNqX"
 """Stands for the policy's turn: no template says it, trims it or treats it as anything but text."""
+TOLD = "XqTOLDqX"
+"""Stands for a message to the policy, where it is to be seen whether a template says it."""
 ASKED = Message(role="user", content="?")
 """What the placeholder answers."""
 PROBE = {"user": Message(role="user", content="A?"), "tool": Message(role="tool", content="B", name="f")}
@@ -147,9 +150,13 @@ class TurnSpelling:
 
     def _opening_text(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> str:
         given = {"tools": list(tools)} if tools else {}
+        return self._rendered(self._opening_chat(messages), to_be_answered=True, **given)
+
+    def _opening_chat(self, messages: Sequence[Message]) -> list[Mapping[str, Any]]:
+        """With the system message and examples that stand before every prompt."""
         around = messages_of([(message.role, message.content) for message in messages], self._prompt)
         own = messages[messages[0].role == "system" :]  # calls and tools' names in them stay
-        return self._rendered([*around[: len(around) - len(own)], *as_chat(own)], to_be_answered=True, **given)
+        return [*around[: len(around) - len(own)], *as_chat(own)]
 
     def _bridge_text(self, tool_calls: Sequence[ToolCall], messages: Sequence[Message]) -> str:
         if not self.template:
@@ -161,7 +168,13 @@ class TurnSpelling:
             alone, longer = self._behind_turn(alone), self._behind_turn(longer)
         if not longer.startswith(alone):
             raise self.refused("changes what was said when more is said")
-        return self._closing + longer.removeprefix(alone)
+        told = longer.removeprefix(alone)
+        if any(message.content.strip() not in told for message in messages):  # as JSON perhaps, or not at all
+            marked = [msgspec.structs.replace(one, content=f"{TOLD}{place}") for place, one in enumerate(messages)]
+            shown = self._render([*before, *marked], to_be_answered=True)
+            if any(one.content not in shown for one in marked):
+                raise self.refused("leaves out a message behind a turn")
+        return self._closing + told
 
     def _call_text(self, tool_calls: Sequence[ToolCall], content: str) -> str | None:
         """Content and calls as the template writes them; None where it leaves calls out, or cannot write them."""
@@ -214,13 +227,13 @@ class TurnSpelling:
     def _ids(self, text: str, *, add_special_tokens: bool = False) -> Int32s:
         return np.asarray(self._tokenizer(text, add_special_tokens=add_special_tokens)["input_ids"], dtype=np.int32)
 
-    def refused(self, why: str) -> ModelFolderError:
+    def refused(self, why: str, *, cure: str = "") -> ModelFolderError:
         """The error of a template that cannot be used for episodes."""
         return ModelFolderError(
             f"the chat template {why}",
             where=str(self._folder),
             wanted="one by which a conversation can go on",
-            cure="policies.X.prompt.chat_template: a file with another one",
+            cure=cure or "policies.X.prompt.chat_template: a file with another one",
         )
 
 

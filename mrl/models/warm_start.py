@@ -27,22 +27,16 @@ FLOOR = 0.05
 IGNORED = -100
 
 
+EncodedTurn = tuple[list[int], list[int]]
+"""Token ids that are given, and those behind them that are imitated."""
+
+
 class Text(Protocol):
     """A supervised example."""
 
     @property
-    def prompt(self) -> str:
-        """What is given."""
-        ...
-
-    @property
-    def completion(self) -> str:
-        """What is imitated."""
-        ...
-
-    @property
-    def history(self) -> Sequence[tuple[str, str]]:
-        """(prompt, completion) of the turns before it, in an episode."""
+    def turns(self) -> Sequence[tuple[str, str]]:
+        """(prompt, completion) of each turn, of which the completions are imitated; one turn outside of episodes."""
         ...
 
 
@@ -65,14 +59,14 @@ class Schedule:
 
 def warm_start(
     model: PreTrainedModel,
-    encode: Callable[[Text], tuple[list[int], list[int]]],
+    encode: Callable[[Text], Sequence[EncodedTurn]],
     examples: Examples,
     schedule: Schedule,
     *,
     rng: random.Random,
     on_step: Callable[[int, float], None],
 ) -> None:
-    """Train `model` in place on its CPU or GPU; `encode` gives prompt ids and completion ids with EOS.
+    """Train `model` in place on its CPU or GPU; `encode` gives the ids of each turn, with EOS.
 
     The loss is the mean negative log-likelihood of completion tokens. `on_step(step, loss)` hears of every step.
     """
@@ -104,15 +98,17 @@ def draw_rows(examples: Examples, step: int, schedule: Schedule, rng: random.Ran
     return [examples.draw(rng, practice=rng.random() < PRACTICE_SHARE) for _ in range(schedule.rows)]
 
 
-def pad_rows(rows: Sequence[tuple[list[int], list[int]]], device: torch.device) -> tuple[Tensor, Tensor]:
-    """Input ids and targets, both [R, T] int64: padded on the right, targets only where a completion token follows."""
-    width = max(len(prompt) + len(completion) for prompt, completion in rows)
+def pad_rows(rows: Sequence[Sequence[EncodedTurn]], device: torch.device) -> tuple[Tensor, Tensor]:
+    """Input ids and targets, both [R, T] int64: padded on the right, targets only where an imitated token follows."""
+    width = max(sum(len(given) + len(imitated) for given, imitated in turns) for turns in rows)
     ids = torch.zeros(len(rows), width, dtype=torch.int64)
     targets = torch.full((len(rows), width), IGNORED, dtype=torch.int64)
-    for row, (prompt, completion) in enumerate(rows):
-        end = len(prompt) + len(completion)
-        ids[row, :end] = torch.tensor(prompt + completion)
-        targets[row, len(prompt) - 1 : end - 1] = torch.tensor(completion)
+    for row, turns in enumerate(rows):
+        end = 0
+        for given, imitated in turns:
+            begin, end = end + len(given), end + len(given) + len(imitated)
+            ids[row, begin - len(given) : end] = torch.tensor(given + imitated)
+            targets[row, begin - 1 : end - 1] = torch.tensor(imitated)
     return ids.to(device), targets.to(device)
 
 

@@ -137,7 +137,8 @@ def held_out_decoding(config: RunConfig, policy: str) -> Decoding | None:
 def _sampling(table: PolicyTable, receiver: Receiver) -> Sampling:
     texts = table.prompt.stop_bytes
     stop = StopStrings(texts, receiver.completion_bytes, receiver.table.join) if texts else None
-    return Sampling(table.rollout.temperature, table.rollout.max_new_tokens, tuple(receiver.eos_ids), stop=stop)
+    rollout, ends = table.rollout, tuple(receiver.eos_ids)
+    return Sampling(rollout.temperature, rollout.max_new_tokens, ends, stop=stop, tells_experts=table.replays_routers)
 
 
 def _adapters(table: PolicyTable) -> AdapterShape | None:
@@ -173,4 +174,5 @@ def _launch(config: RunConfig, policy: str) -> Launch:
         gpus=_gpus(table),
         adapters=_adapters(table),
         may_sleep=table.turns or may_sleep(config, policy),
+        tells_experts=table.replays_routers,
     )

@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -13,19 +14,30 @@ from mrl.config.policy_tables import PolicyTable
 from mrl.config.schema import RunConfig
 from mrl.engines.engine import Engine, before_stop
 from mrl.errors import ModelFolderError
+from mrl.models.families.family_calls import FamilyCall
+from mrl.models.families.family_spelling import FamilySpelling, spelling_of
 from mrl.models.skeleton import config_of_folder, episode_row_tokens
 from mrl.models.turn_spelling import TurnSpelling
-from mrl.records.episodes import Message, Opening, ToolCall
+from mrl.records.episodes import Message, Opening, ToolCall, ToolSpec
 from mrl.records.experience import SharedTurn
 from mrl.records.plain_requests import TurnPiece
 from mrl.rollout.episode import EpisodeRules
-from mrl.rollout.plain_voice import PlainVoice, text_so_far
+from mrl.rollout.plain_voice import PlainVoice, spelled_token, text_so_far
 from mrl.rollout.playing import EpisodeEngine, Stage
 from mrl.rollout.replaying import OwnVoice
 from mrl.sharing.peer_episodes import SpelledEpisode
 from mrl.sharing.regimes import scorers
-from mrl.tasks.environments.contract import PolicyTurn
-from mrl.tasks.environments.tool_syntax import NONE, ToolSyntax, plain_calls, syntax_of
+from mrl.tasks.environments.contract import BROKEN_JSON, NO_CALL, BrokenCall, PolicyTurn
+from mrl.tasks.environments.tool_syntax import (
+    NONE,
+    Call,
+    Tools,
+    ToolSyntax,
+    call_of,
+    opened_by,
+    plain_calls,
+    syntax_of,
+)
 from mrl.tasks.pool import TaskPool
 
 Int32s = npt.NDArray[np.int32]
@@ -53,16 +65,16 @@ def with_episodes(
     assert words is not None, "a task has an environment"
     spelling = words.spelling
     spelling.check(has_tools=False)
-    syntax, room = syntax_of(spelling.template), row_tokens(table)
+    syntax, room = own_syntax(spelling), row_tokens(table)
     in_a_pass = sys.maxsize if table.frozen else table.learner.microbatch_tokens
 
     def rules(prompt_id: str) -> EpisodeRules:
         task = config.tasks[pool.prompt(prompt_id).task]
         return EpisodeRules(task.max_turns, task.max_episode_tokens or in_a_pass, task.failed_reward)
 
-    def read(text: str, is_cut: bool, has_tools: bool) -> tuple[PolicyTurn, Message]:
+    def read(text: str, is_cut: bool, tools: Sequence[ToolSpec]) -> tuple[PolicyTurn, Message]:
         said = before_stop(text.encode(), table.prompt.stop_bytes).decode(errors="replace")
-        return read_turn(syntax if has_tools else NONE, said, is_cut=is_cut)
+        return read_turn(syntax if tools else NONE, said, is_cut=is_cut, tools=[tool.as_chat() for tool in tools])
 
     def so_far(text: str, has_tools: bool) -> str:
         whole = text.rstrip(HALF).encode()
@@ -71,7 +83,14 @@ def with_episodes(
     stage = Stage(
         open=pool.open_episode,
         rules=rules,
-        voice=OwnVoice(spelling, read, words.turn, can_call=syntax is not NONE, so_far=so_far),
+        voice=OwnVoice(
+            spelling,
+            read,
+            words.turn,
+            can_call=syntax is not NONE,
+            so_far=so_far,
+            spelled=partial(spelled_token, receiver, spelling),
+        ),
         max_turn_tokens=table.rollout.max_new_tokens,
         row_tokens=room,
         pass_tokens=in_a_pass,
@@ -83,11 +102,30 @@ def with_episodes(
     return playing
 
 
-def read_turn(syntax: ToolSyntax, text: str, *, is_cut: bool) -> tuple[PolicyTurn, Message]:
+def read_turn(syntax: ToolSyntax, text: str, *, is_cut: bool, tools: Tools = ()) -> tuple[PolicyTurn, Message]:
     """What the environment gets of a turn, and what is kept of it: all of its text where a call cannot be read."""
-    turn = syntax.read(text, is_cut=is_cut)
+    turn = syntax.read(text, is_cut=is_cut, tools=tools)
     content = turn.text if turn.broken else turn.content
     return turn, Message(role="assistant", content=content, tool_calls=() if turn.broken else turn.tool_calls)
+
+
+def own_syntax(spelling: TurnSpelling) -> ToolSyntax:
+    """How the policy calls tools: as its chat template shows, else as its family does, where it names one."""
+    syntax = syntax_of(spelling.template)
+    if syntax is not NONE or not isinstance(spelling, FamilySpelling) or not spelling.mark:
+        return syntax
+
+    def calls(text: str, tools: Tools) -> list[Call]:
+        return [_family_call(one) for one in spelling.calls(text, tools)]
+
+    return opened_by(spelling.mark, spelling.family, calls, thought=spelling.thought_end)
+
+
+def _family_call(call: FamilyCall) -> Call:
+    if call.fault:
+        kind = BROKEN_JSON if call.fault in ("invalid json", "unclosed block") else NO_CALL
+        return BrokenCall(kind, f"the tool call cannot be read: {call.fault}")
+    return call_of({"name": call.name, "arguments": call.arguments})
 
 
 def own_words(config: RunConfig, policy: str, receiver: Receiver) -> "OwnWords | None":
@@ -96,7 +134,7 @@ def own_words(config: RunConfig, policy: str, receiver: Receiver) -> "OwnWords |
     if not tasks:
         return None
     table, room = config.policies[policy], row_tokens(config.policies[policy])
-    spelling = TurnSpelling(Path(table.model), table.prompt, eos_ids=receiver.eos_ids)
+    spelling = spelling_of(Path(table.model), table.prompt, eos_ids=receiver.eos_ids)
     return OwnWords(
         spelling,
         receiver.eos_id if receiver.eos_ids else None,
@@ -108,8 +146,8 @@ def own_words(config: RunConfig, policy: str, receiver: Receiver) -> "OwnWords |
 def plain_voice(config: RunConfig, policy: str, receiver: Receiver) -> PlainVoice:
     """How the policy is asked and read outside of episodes."""
     table = config.policies[policy]
-    spelling = TurnSpelling(Path(table.model), table.prompt, eos_ids=receiver.eos_ids)
-    syntax = syntax_of(spelling.template)
+    spelling = spelling_of(Path(table.model), table.prompt, eos_ids=receiver.eos_ids)
+    syntax = own_syntax(spelling)
     return PlainVoice(
         policy=policy,
         receiver=receiver,

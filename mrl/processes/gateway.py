@@ -29,6 +29,8 @@ from mrl.errors import AddressError
 from mrl.files import replace_file
 from mrl.gateway.agent_children import AgentChildren
 from mrl.gateway.agent_network import BACKLOG
+from mrl.gateway.agent_programs import AgentPrograms
+from mrl.gateway.agent_start import AgentStarts
 from mrl.gateway.kept_versions import KEPT_VERSIONS, KeptVersions
 from mrl.gateway.plain_desk import PlainDesk
 from mrl.gateway.routes import Gateway
@@ -94,16 +96,22 @@ async def _run(
     runner = gateway.runner()
     await runner.setup()
     children: AgentChildren | None = None
+    programs: AgentPrograms | None = None
     try:
         address = await listen(runner, config.gateway, folder.endpoints)
         url = address.replace("tcp://", "http://") + "/v1"
         log.info("the gateway listens", url=url, key=str(folder.keys / AGENT_KEY))
-        children = AgentChildren(config.tasks, runner, url=url, key=keys[AGENT_KEY])
+        starts = AgentStarts(runner, url)
+        children = AgentChildren(config.tasks, starts, key=keys[AGENT_KEY])
+        programs = AgentPrograms(config.tasks, starts, book, key_of=gateway.key_of)
         telemetry.doing("serving agents")
-        await _watch(_Watched(book, desk, children, partial(gateway.send_strangers_away, runner)), telemetry, stop)
+        watched = _Watched(book, desk, children, programs, partial(gateway.send_strangers_away, runner))
+        await _watch(watched, telemetry, stop)
     finally:
         if children is not None:
             children.close()
+        if programs is not None:
+            await programs.close()
         kept.close()
         await runner.cleanup()
 
@@ -141,16 +149,19 @@ class _Watched:
     book: SessionBook
     desk: PlainDesk | None
     children: AgentChildren
+    programs: AgentPrograms
     send_strangers_away: Callable[[], None]
 
     async def tend(self) -> None:
         await self.children.tend()
+        self.programs.tend()
         self.send_strangers_away()
         if self.desk is not None:
             self.desk.tend()
 
     def metrics(self) -> dict[str, float]:
-        return metrics_of(self.book, self.children) | (plain_metrics(self.desk) if self.desk is not None else {})
+        num_processes = self.children.num_alive + self.programs.num_alive
+        return metrics_of(self.book, num_processes) | (plain_metrics(self.desk) if self.desk is not None else {})
 
 
 async def _watch(watched: _Watched, telemetry: Telemetry, stop: threading.Event) -> None:
@@ -172,14 +183,14 @@ async def _watch(watched: _Watched, telemetry: Telemetry, stop: threading.Event)
         await asyncio.sleep(ROUND_S)
 
 
-def metrics_of(book: SessionBook, children: AgentChildren) -> dict[str, float]:
+def metrics_of(book: SessionBook, num_processes: int) -> dict[str, float]:
     """The gateway's account as metrics, totals since its start."""
     counts = {f"gateway/{name}": float(count) for name, count in sorted(book.counts.items())}
     return counts | {
         "gateway/playing": float(len(book)),
         "gateway/offered_now": float(book.num_offered),
         "gateway/agents_waiting": float(book.num_waiting),
-        "gateway/agent_processes": float(children.num_alive),
+        "gateway/agent_processes": float(num_processes),
     }
 
 

@@ -17,8 +17,8 @@ def publisher_of(
 ) -> Publisher | BroadcastPublisher:
     """Of this rank, in the number format that the engines compute in.
 
-    Of a learner over several hosts the ranks of the first one publish, who have all of the weights between them; ranks
-    of other hosts gather with them where they share one copy, and write nothing.
+    Of a learner over several hosts the ranks of the first one publish, who have all of the weights between them; where
+    one copy is shared over hosts, so do all ranks that share it, each from its host into the run folder.
     """
     table = config.policies[policy]
     broadcasts, adapters = table.rollout.weights == "broadcast" and world.is_first, None
@@ -36,7 +36,7 @@ def publisher_of(
         on_gpu=world.device.type == "cuda",
         shares_on=world.device if table.rollout.weights_in == "gpu" else None,
         rank=world.rank,
-        num_ranks=1 if table.rollout.weights == "broadcast" else table.learner.ranks_per_host,
+        num_ranks=1 if table.rollout.weights == "broadcast" else table.learner.publishing_ranks,
     )
     closing.callback(files.close)
     if not broadcasts:

@@ -34,6 +34,8 @@ class PlainRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     max_new_tokens: int | None = None
     """0 samples nothing. None: as many as the policy's own answers may have, as where it is more than that."""
     stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    """Of the policy's own EOS ids, all of which end an answer anyway, or so whoever asks says."""
     seed: int
     """Of 64 bits."""
     scores_given: bool = False

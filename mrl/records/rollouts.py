@@ -16,6 +16,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from mrl.records.chosen_experts import ChosenExperts
 from mrl.records.codec import decoder
 from mrl.records.episodes import MAX_SEGMENTS, EpisodeSegment, Opening, Segments
 from mrl.records.experience import Choice, Reward, SharedTurn
@@ -70,6 +71,9 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Of an episode: its turns, in their order; the last one with tokens is sampled. Empty where S is T."""
     ending: Annotated[str, msgspec.Meta(max_length=64)] = ""
     """Of an episode: how it ended."""
+    experts: ChosenExperts | None = None
+    """[S] rows: where the engine's routers sent what its sampled tokens were predicted from. None where the policy does
+    not replay that, or the engine did not say it of all of them."""
 
     @property
     def finished(self) -> bool:
@@ -151,6 +155,8 @@ class ScoredGroup(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     """Where its episodes begin, if not at the prompt's start state."""
     opening: Opening | None = None
     """Of episodes that a teacher may score: what `prompt_token_ids` spells, in the words of no family."""
+    prompt_experts: ChosenExperts | None = None
+    """[P - 1] rows of the prompt's tokens but the last one, whose row is that of an answer's first token."""
 
     @property
     def oldest(self) -> Version:

@@ -5,7 +5,7 @@ Shapes: N seeds. Accuracies are held-out shares; the average of a run is over it
 
 import itertools
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import mean, stdev
@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from mrl.config.run_folder import RunFolder
 from mrl.metrics.jsonl import read_metrics
+from mrl.report.comparing.beyond_accuracy import BeyondAccuracy, beyond_accuracy
 from mrl.report.run_data import RunData, read_run
 from mrl.report.student_t import two_sided_quantile, two_sided_tail
 
@@ -102,6 +103,8 @@ class RunOutcome:
     """Without the pauses between attempts."""
     scored_tokens: float = 0.0
     """Answer tokens that engines scored for other policies."""
+    beyond: BeyondAccuracy | None = None
+    """What policies solve together and apart, and how they answer."""
 
     @property
     def passed_tokens(self) -> float:
@@ -160,6 +163,15 @@ class Comparison:
     def against_baseline(self, regime: str, what: str, name: str = AVERAGE) -> Interval:
         """Differences to the baseline, paired by seed; NaN where no seed has both."""
         return interval(self._differences(regime, what, name))
+
+    def measured(self, regime: str, what: Callable[[RunOutcome], float]) -> Interval:
+        """Any number of a run, over the seeds that have it."""
+        return interval([value for one in self.of(regime).values() if not math.isnan(value := what(one))])
+
+    def measured_against_baseline(self, regime: str, what: Callable[[RunOutcome], float]) -> Interval:
+        """Its differences to the baseline, paired by seed, where both have it."""
+        found = (what(one) - what(other) for one, other in self._pairs(regime))
+        return interval([value for value in found if not math.isnan(value)])
 
     def p_values(self, what: str = "end") -> dict[str, float]:
         """Of a paired two-sided t-test for every other regime; NaN where fewer than two seeds have both."""
@@ -255,6 +267,7 @@ def outcome_of(data: RunData) -> RunOutcome:
         peer_tokens=sum(_sum(steps[name], "sharing/peer_tokens", "sharing/rescue_tokens") for name in learning),
         shared_bytes=sum(flow.get("bytes", 0.0) for flow in data.flows.values()),
         wall_s=data.wall_s,
+        beyond=beyond_accuracy(data),
     )
 
 

@@ -2,48 +2,23 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
-
-from rich.table import Table
+from typing import Any
 
 from mrl.records.evaluation_file import EvaluationFile
 from mrl.records.evaluation_messages import Estimate, EvaluationResult, Together
+from mrl.report.comparing.beyond_table import beyond_grids, beyond_json, measures_of
+from mrl.report.comparing.grid import NOTHING, Grid, plus_minus, signed_interval
 from mrl.report.comparison import AVERAGE, Comparison, Interval, holm
 
 SHOWN = ("start", "end", "best", "area")
 """Of a learning curve."""
-NOTHING = "-"
 MEBIBYTE = 1024.0 * 1024.0
 
 
-class Grid(NamedTuple):
-    """A table of strings with a title."""
-
-    title: str
-    head: Sequence[str]
-    rows: Sequence[Sequence[str]]
-
-
 def grids(comparison: Comparison) -> list[Grid]:
-    """Average over policies; each policy; what was spent; gain beside cost where there is a baseline to gain on."""
+    """Average over policies; beyond accuracy; each policy; what was spent; gain beside cost if there is a baseline."""
     gains = [_gains(comparison)] if set(comparison.regimes) > {comparison.baseline} else []
-    return [_averages(comparison), _policies(comparison), _spendings(comparison), *gains]
-
-
-def rich_table(grid: Grid) -> Table:
-    """For a terminal."""
-    table = Table(title=grid.title, title_justify="left")
-    for place, name in enumerate(grid.head):
-        table.add_column(name, justify="left" if place == 0 else "right")
-    for row in grid.rows:
-        table.add_row(*row)
-    return table
-
-
-def markdown(grid: Grid) -> str:
-    """For a README."""
-    lines = [grid.head, ["---", *["--:"] * (len(grid.head) - 1)], *grid.rows]
-    return f"{grid.title}\n\n" + "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"
+    return [_averages(comparison), *beyond_grids(comparison), _policies(comparison), _spendings(comparison), *gains]
 
 
 def as_json(comparison: Comparison) -> dict[str, Any]:
@@ -58,6 +33,7 @@ def as_json(comparison: Comparison) -> dict[str, Any]:
             "area_against_baseline": _pair(comparison.against_baseline(regime, "area")),
             "p": _known(p_values.get(regime, math.nan)),
             "p_holm": _known(adjusted.get(regime, math.nan)),
+            "beyond_accuracy": beyond_json(comparison, regime),
             "seeds": {
                 str(seed): {
                     "curves": {name: {str(step): a for step, a in c.items()} for name, c in outcome.curves.items()},
@@ -69,6 +45,7 @@ def as_json(comparison: Comparison) -> dict[str, Any]:
                     "wall_s": outcome.wall_s,
                     "scored_tokens": outcome.scored_tokens,
                     "passed_tokens": outcome.passed_tokens,
+                    "beyond_accuracy": {name: _known(value) for name, value in measures_of(outcome).items()},
                 }
                 for seed, outcome in comparison.of(regime).items()
             },
@@ -83,7 +60,7 @@ def _averages(comparison: Comparison) -> Grid:
     rows = [
         [
             regime,
-            *(_plus_minus(comparison.over_seeds(regime, what)) for what in SHOWN),
+            *(plus_minus(comparison.over_seeds(regime, what)) for what in SHOWN),
             *(_difference(comparison, regime, what) for what in ("end", "area")),
         ]
         for regime in comparison.regimes
@@ -97,7 +74,7 @@ def _policies(comparison: Comparison) -> Grid:
     names = comparison.policies
     head = ["regime", *(f"{name} {what}" for name in names for what in SHOWN)]
     rows = [
-        [regime, *(_plus_minus(comparison.over_seeds(regime, what, name)) for name in names for what in SHOWN)]
+        [regime, *(plus_minus(comparison.over_seeds(regime, what, name)) for name in names for what in SHOWN)]
         for regime in comparison.regimes
     ]
     return Grid("Held-out accuracy of each policy, 95 % interval", head, rows)
@@ -169,19 +146,10 @@ def seeds_told(comparison: Comparison) -> str:
     return ", ".join(f"{regime} {number}" for regime, number in numbers.items())
 
 
-def _plus_minus(found: Interval) -> str:
-    return f"{found.mean:.3f}" if math.isnan(found.half) else f"{found.mean:.3f} ± {found.half:.3f}"
-
-
 def _difference(comparison: Comparison, regime: str, what: str) -> str:
     if regime == comparison.baseline:
         return ""
-    found = comparison.against_baseline(regime, what, AVERAGE)
-    if math.isnan(found.mean):
-        return "-"
-    return (
-        f"{found.mean:+.3f}" if math.isnan(found.half) else f"{found.mean:+.3f} [{found.low:+.3f}, {found.high:+.3f}]"
-    )
+    return signed_interval(comparison.against_baseline(regime, what, AVERAGE))
 
 
 def _told(comparison: Comparison, regime: str, name: str) -> dict[str, dict[str, float | None]]:

@@ -1,5 +1,6 @@
 """The tables of a report. Every text that comes from outside is escaped."""
 
+import itertools
 import json
 import math
 from collections import Counter
@@ -11,8 +12,9 @@ from mrl.config.policy_tables import PolicyTable
 from mrl.config.schema import RunConfig
 from mrl.config.table import Table
 from mrl.config.task_tables import TaskTable
-from mrl.metrics.pass_at_k import together
-from mrl.records.evaluation_messages import Estimate
+from mrl.metrics.pass_at_k import Kappas, kappas, together
+from mrl.records.evaluation_messages import Estimate, Together
+from mrl.report.comparing.beyond_accuracy import common_steps, most_answers
 from mrl.report.number_format import count, fixed, labelled, percent, signed, size
 from mrl.report.progress import ALL_TASKS
 from mrl.report.run_data import RunData
@@ -75,33 +77,57 @@ def estimates_table(data: RunData) -> str:
 
 
 def together_table(data: RunData) -> str:
-    """What the policies solve together, and one without another, at the last step at which several were evaluated.
+    """What policies solve together and how alike they are, at the first and the last step at which several were
+    evaluated, and at the last what one solves without another.
 
     With as many answers of each as the largest k of the run; empty where no step has several policies.
     """
     steps = Counter(step for by_step in data.tallies.values() for step, found in by_step.items() if found)
-    step = max((step for step, number in steps.items() if number > 1), default=None)
-    if step is None:
+    end = max((step for step, number in steps.items() if number > 1), default=None)
+    if end is None:
         return ""
-    k = max(data.config.get("evaluation", {}).get("k", [1]))
-    known = {policy: data.tallies.get(policy, {}).get(step, []) for policy in data.policies}
-    of_step = {policy: tallies for policy, tallies in known.items() if tallies}
-    found = together(of_step, k)
-    if found is None:
+    k = most_answers(data)
+    names = [policy for policy in data.policies if data.tallies.get(policy, {}).get(end)]
+    start = common_steps(data, names)[0]
+    tallies = {step: {name: data.tallies[name][step] for name in names} for step in dict.fromkeys((start, end))}
+    columns = [(step, together(of_step, k), kappas(of_step, k)) for step, of_step in tallies.items()]
+    known = [(step, found, alike) for step, found, alike in columns if found is not None]
+    if not known or known[-1][0] != end:
         return ""
-    lines = [("solved by any", found.union)]
-    lines += [(f"unsolved by {_policy(data, name)}, solved by another", found.rescuable[name]) for name in of_step]
-    rows = "".join(f"<tr><td>{words}</td>{_estimate(value)}</tr>" for words, value in lines)
-    head = _head(f"step {step}, {k} answer{'s' * (k > 1)} of each", ("share of prompts", "n"), ("95 % interval", "n"))
-    cells = {one: [_number(fixed(found.alone[one].get(other), 3)) for other in of_step] for one in of_step}
+    found = known[-1][1]
+    lines = _together_lines(data, known, f"{k} answer{'s' * (k > 1)} of each")
+    cells = {one: [_number(fixed(found.alone[one].get(other), 3)) for other in names] for one in names}
     matrix = "".join(f"<tr><td>{_policy(data, one)}</td>{''.join(row)}</tr>" for one, row in cells.items())
-    top = _head("row solves, column does not", *((_policy(data, name), "n") for name in of_step))
+    top = _head(f"step {end}: row solves, column does not", *((_policy(data, name), "n") for name in names))
     return (
-        f'<div class="scroll"><table class="together">{head}<tbody>{rows}</tbody></table></div>'
-        f'<div class="scroll"><table class="together">{top}<tbody>{matrix}</tbody></table></div>'
+        f'{lines}<div class="scroll"><table class="together">{top}<tbody>{matrix}</tbody></table></div>'
         f'<p class="note">Over the {count(found.prompts)} prompts to which every policy has {k} '
-        f"answer{'s' * (k > 1)} or more.</p>"
+        f"answer{'s' * (k > 1)} or more. Likeness is Cohen's kappa: 1 where two solve the same prompts, 0 where they "
+        "are as alike as their accuracies alone make them, below 0 where each solves what the other does not.</p>"
     )
+
+
+def _together_lines(data: RunData, columns: Sequence[tuple[int, Together, Kappas]], title: str) -> str:
+    """Step by step, with intervals over prompts but for likeness."""
+    names = list(columns[0][1].alone)
+    rows = [("solved by any", [_estimate(found.union) for _, found, _ in columns])]
+    rows += [
+        (
+            f"unsolved by {_policy(data, name)}, solved by another",
+            [_estimate(found.rescuable[name]) for _, found, _ in columns],
+        )
+        for name in names
+    ]
+    rows += [
+        (
+            f"likeness of {_policy(data, one)} and {_policy(data, other)}",
+            [_number(fixed(alike[one][other], 3)) + _number("") for _, _, alike in columns],
+        )
+        for one, other in itertools.combinations(names, 2)
+    ]
+    body = "".join(f"<tr><td>{words}</td>{''.join(cells)}</tr>" for words, cells in rows)
+    head = _head(title, *(one for step, *_ in columns for one in ((f"step {step}", "n"), ("95 % interval", "n"))))
+    return f'<div class="scroll"><table class="together">{head}<tbody>{body}</tbody></table></div>'
 
 
 def _estimate(found: Estimate) -> str:

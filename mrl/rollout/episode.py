@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from mrl.engines.engine import NOTHING, Generation, GenerationRequest
 from mrl.engines.segments import append_span
+from mrl.records.chosen_experts import Experts, joined
 from mrl.records.episodes import EpisodeSegment, Message, Opening, ToolSpec, conversation_to_read, shortened
 from mrl.records.experience import SharedTurn
 from mrl.records.finish import FinishReason
@@ -97,6 +98,8 @@ class EpisodeInPlay:
     """What its environment began it with, where that is to be told."""
     token_ids: list[Int32s] = field(default_factory=list)
     logprobs: list[npt.NDArray[np.float32]] = field(default_factory=list)
+    experts: list[Experts | None] = field(default_factory=list)
+    """Of each turn of the policy; the first may begin with those of the prompt."""
     versions: list[VersionSpan] = field(default_factory=list)
     segments: list[EpisodeSegment] = field(default_factory=list)
     num_turns: int = 0
@@ -115,6 +118,10 @@ class EpisodeInPlay:
     """What it was told."""
     next_piece_tokens: int = 0
     """Tokens of the turn at which it is told more."""
+    awaits_reward: bool = False
+    """Whether it has had all its turns. The reward of an agent of several policies may hang on turns of the others."""
+    wants_tokens: bool = False
+    """Whether the agent is told the tokens of that turn one by one."""
 
     @property
     def has_tools(self) -> bool:
@@ -163,12 +170,18 @@ class EpisodeInPlay:
         """What the policy said last; "" before its first turn."""
         return next((one.messages[0].content for one in reversed(self.segments) if one.is_sampled), "")
 
+    def heard(self, said: EnvironmentTurn, *, tells: bool) -> None:
+        """What is to be told of the turn that follows; `tells`: whether any is told while it grows."""
+        self.stream, self.wants_tokens = said.stream if tells else "", said.wants_tokens
+        self.streamed, self.next_piece_tokens = "", 0
+
     def sampled(self, generation: Generation, message: Message) -> None:
         """The policy had a turn."""
         self.num_turns += 1
         self.conversation.append(message)
         self._put(generation.token_ids, [message], is_sampled=True)
         self.logprobs.append(generation.logprobs)
+        self.experts.append(generation.experts)
         for span in generation.versions:
             self.versions = append_span(self.versions, span.num_tokens, span.version)
 
@@ -192,6 +205,7 @@ class EpisodeInPlay:
     def forget(self) -> None:
         """Nobody may train on it: it was given up in mid-play, by no fault of the policy's."""
         self.token_ids, self.logprobs, self.versions, self.segments = [], [], [], []
+        self.experts = []
 
     def played(self, verdict: Verdict, ending: str) -> PlayedEpisode:
         """Its row ends with what the policy sampled last; what the environment says behind it takes no tokens."""
@@ -203,6 +217,7 @@ class EpisodeInPlay:
             token_ids=np.concatenate([NOTHING.token_ids, *self.token_ids]),
             logprobs=np.concatenate([NOTHING.logprobs, *self.logprobs]),
             versions=self.versions,
+            experts=joined(self.experts),
             finish_reason=FinishReason.STOP if ending == DONE else FinishReason.LENGTH,
             prompt_token_ids=NOTHING.token_ids if self.prompt_token_ids is None else self.prompt_token_ids,
             segments=self.segments,

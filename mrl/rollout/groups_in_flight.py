@@ -1,7 +1,9 @@
 """Groups on their way through the engine: what was handed in, which answers have come, what may be believed already."""
 
 import itertools
-from collections.abc import Iterable, Sequence
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -18,6 +20,9 @@ from mrl.tasks.environments.contract import GIVEN_UP
 
 Item = WorkItem | HeldOutItem
 MAX_UNBEGUN_IN_A_ROW = 20
+MOST_REASONS = 3
+FRUITLESS_S = 30.0
+"""For so long only groups that were given up have come: that is told, and again after as long."""
 
 log = structlog.get_logger()
 
@@ -127,10 +132,17 @@ class Flights:
 
 
 class Beginnings:
-    """Looks for groups of which an episode had no turn, because its environment did not begin."""
+    """Looks for groups of which an episode had no turn, because its environment did not begin, or was given up.
 
-    def __init__(self) -> None:
-        self._in_a_row = 0
+    Where no other groups come for long it says so, again and again.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock, self._in_a_row = clock, 0
+        self._given_up: Counter[str] = Counter()
+        """Why -> groups since the last one that began."""
+        self._since_s = self._told_s = 0.0
+        """When the first of them came, and when they were told of last."""
 
     def sort(self, flights: Sequence[Flight]) -> tuple[list[Flight], list[StaleGroup]]:
         """Groups that began, with all held-out answers, and what to say of the others, which are given up.
@@ -145,6 +157,8 @@ class Beginnings:
             if isinstance(flight.item, HeldOutItem) or flight.has_begun:
                 begun.append(flight)
                 self._in_a_row = 0
+                if isinstance(flight.item, WorkItem):
+                    self._given_up.clear()
                 continue
             failed = next(one for one in flight.generations if not one.token_ids.size)
             reason = _why(failed)
@@ -158,12 +172,30 @@ class Beginnings:
                 log.warning(
                     "an episode was given up, and its group with it", prompt=flight.item.prompt_id, reason=reason
                 )
+                if not self._given_up:
+                    self._since_s = self._told_s = self._clock()
+                self._given_up[reason] += 1
                 continue
             self._in_a_row += 1
             log.warning("an environment did not begin", prompt=flight.item.prompt_id, reason=reason)
             if self._in_a_row >= MAX_UNBEGUN_IN_A_ROW:
                 raise RoleFailed(f"environments did not begin {self._in_a_row} times in a row: {reason}")
+        self._tell()
         return begun, given_up
+
+    def _tell(self) -> None:
+        """A person is told that the run waits for good: nobody who waits for groups knows why none come."""
+        now_s = self._clock()
+        if self._given_up and now_s - self._told_s >= FRUITLESS_S:
+            self._told_s = now_s
+            log.warning(
+                "no group has come, because episodes of agents are given up",
+                since_s=round(now_s - self._since_s),
+                groups="; ".join(
+                    f"{count} of them: {reason}" for reason, count in self._given_up.most_common(MOST_REASONS)
+                ),
+                cure="look why agents do not go on (the gateway's log); one may be silent for gateway.idle_s",
+            )
 
 
 def _why(unbegun: Generation) -> str:

@@ -31,6 +31,11 @@ def text_so_far(said: bytes, ends: Sequence[bytes], syntax: ToolSyntax | None) -
     return text if syntax is None else syntax.content_so_far(text)
 
 
+def spelled_token(receiver: Receiver, spelling: TurnSpelling, token_id: int) -> bytes:
+    """The bytes of a token; of a special one its name."""
+    return receiver.table.join([token_id]) or spelling.name(token_id).encode(errors="replace")
+
+
 @dataclass(frozen=True)
 class PlainVoice:
     """How one policy is asked and read."""
@@ -51,6 +56,10 @@ class PlainVoice:
 
     def prompt(self, request: PlainRequest) -> Int32s:
         """What is sampled behind, or scored. Raises ValueError in words for whoever asks."""
+        others = [one for one in request.stop_token_ids if one not in self.receiver.eos_ids]
+        if others:
+            wanted = f"of {', '.join(map(str, self.receiver.eos_ids)) or 'none'}, which end all of its answers"
+            raise ValueError(f"stop_token_ids: {others[0]} ends no answer of {self.policy}; wanted some {wanted}")
         most = min(self.max_prompt_tokens, self.row_tokens - self.limit(request))
         if (num_bytes := _num_bytes(request)) > MAX_TOKEN_BYTES * most:  # before anything is tokenized
             raise ValueError(
@@ -58,7 +67,8 @@ class PlainVoice:
             )
         if request.messages:
             if request.tools and self.syntax is None:
-                raise ValueError(f"tools: the chat template of {self.policy} shows no calls that can be read")
+                cure = f"policies.{self.policy}.prompt.family may tell them"
+                raise ValueError(f"tools: the chat template of {self.policy} shows no calls that can be read; {cure}")
             try:
                 found = self.spelling.opening(request.messages, [parse_json(tool) for tool in request.tools])
             except ModelFolderError as error:
@@ -94,7 +104,7 @@ class PlainVoice:
         text = before_stop(self._said(request, sampled), self._ends(request)).decode(errors="replace")
         if not request.tools or self.syntax is None:
             return text, ()
-        turn = self.syntax.read(text, is_cut=is_cut)
+        turn = self.syntax.read(text, is_cut=is_cut, tools=[parse_json(tool) for tool in request.tools])
         return (turn.text, ()) if turn.broken else (turn.content, turn.tool_calls)
 
     def read_so_far(self, request: PlainRequest, sampled: Int32s) -> str:
@@ -104,7 +114,7 @@ class PlainVoice:
 
     def spelled(self, token_id: int) -> bytes:
         """The bytes of a token; of a special one its name."""
-        return self.receiver.table.join([token_id]) or self.spelling.name(token_id).encode(errors="replace")
+        return spelled_token(self.receiver, self.spelling, token_id)
 
     def _said(self, request: PlainRequest, sampled: Int32s) -> bytes:
         """Where there are tools, special tokens are named: calls are written with them."""

@@ -63,8 +63,8 @@ class Stage:
     pass_tokens: int = sys.maxsize
     """The same in all rows together, which the learner has in one pass."""
     in_step: bool = False
-    """Whether all environments answer before any turn is sampled, as a synchronous run must: what is sampled together
-    decides every bit."""
+    """Whether all environments that may ask for a turn answer before any is sampled, as a synchronous run must: what is
+    sampled together decides every bit."""
     tell: Callable[[TurnPiece], None] | None = None
     """Takes what agents are told of turns as they grow; None where turns are told whole."""
     tells_opening: bool = False
@@ -187,7 +187,7 @@ class EpisodeEngine:
         """Take in what environments have said, and hand in the turns that follow, while there are weights to serve."""
         if self._engine.version is None:
             return
-        awaited = [episode.awaited for episode in self._waiting if episode.awaited is not None]
+        awaited = [one.awaited for one in self._waiting if one.awaited is not None and not one.awaits_reward]
         if self._stage.in_step and wait(awaited, IN_STEP_SLICE_S).not_done:
             return
         answered = [episode for episode in self._waiting if episode.awaited is not None and episode.awaited.done()]
@@ -201,8 +201,7 @@ class EpisodeEngine:
         """Whether it is the policy's turn now; else the episode has ended, or waits for its reward."""
         assert episode.awaited is not None, "the environment was awaited"
         said, episode.awaited = episode.awaited.result(), None
-        episode.stream = said.stream if self._stage.tell is not None else ""
-        episode.streamed, episode.next_piece_tokens = "", 0
+        episode.heard(said, tells=self._stage.tell is not None)
         try:
             if episode.prompt_token_ids is None:
                 return self._begin(episode, said)
@@ -254,7 +253,7 @@ class EpisodeEngine:
     def _has_tools(self, episode: EpisodeInPlay, said: EnvironmentTurn) -> bool:
         """Whether the policy can call the tools that there are from here on; else the episode has ended."""
         if said.tools and not self._stage.voice.can_call:
-            words = "the environment has tools, and the policy's chat template shows no calls that can be read"
+            words = "the policy's chat template shows no calls that can be read; policies.X.prompt.family may tell them"
             self._end(episode, EnvironmentTurn.failed(WRONG_TYPE, words))
             return False
         episode.tools = said.tools
@@ -271,7 +270,7 @@ class EpisodeEngine:
         prompt = self._stage.voice.spelling.opening(said.messages, [tool.as_chat() for tool in said.tools])
         if episode.request.given:
             episode.prompt_token_ids = prompt
-            episode.replay = TurnReplay(episode.request.given, self._stage.voice, episode.has_tools)
+            episode.replay = TurnReplay(episode.request.given, self._stage.voice, episode.tools)
             self._replay(episode, episode.replay)
             return False
         return self._opens(episode, prompt)
@@ -332,7 +331,7 @@ class EpisodeEngine:
         return bool(reason)
 
     def _ask_reward(self, episode: EpisodeInPlay, reason: str, turn: PolicyTurn | None = None) -> None:
-        episode.awaited = episode.session.finish(reason, turn)
+        episode.awaited, episode.awaits_reward = episode.session.finish(reason, turn), True
         self._waiting.append(episode)
 
     def _end(self, episode: EpisodeInPlay, said: EnvironmentTurn) -> None:
@@ -364,6 +363,8 @@ class EpisodeEngine:
             seeds = np.array([episode.seed for episode in episodes], dtype=np.uint64)
             decoding, streams = episodes[0].request.decoding, any(episode.stream for episode in episodes)
             how: dict[str, Any] = {"may_be_refused": True, "decoding": decoding, "streams": streams}
+            how["tells_prompt"] = episodes[0].num_turns == 0
+            how["conversations"] = tuple(f"{request_id}/{episode.index}" for episode in episodes)
             requests.append(GenerationRequest(name, episodes[0].past, seeds, **how))
             self._turns |= {(name, index): episode for index, episode in enumerate(episodes)}
         return requests
@@ -384,10 +385,9 @@ class EpisodeEngine:
         if not generation.token_ids.size:
             self._ask_reward(episode, MAX_TOKENS)
             return
-        text = self._stage.voice.spelling.text(generation.token_ids.tolist())
-        is_cut = generation.finish_reason is FinishReason.LENGTH
+        is_cut, tells_tokens = generation.finish_reason is FinishReason.LENGTH, episode.wants_tokens
         try:
-            episode.last_turn, message = self._stage.voice.read(text, is_cut, episode.has_tools)
+            episode.last_turn, message = self._stage.voice.heard(generation, episode.tools, tells_tokens=tells_tokens)
         except RecordError as error:  # more text than a turn may hold
             self._end(episode, EnvironmentTurn.failed(TOO_LONG, str(error)))
             return

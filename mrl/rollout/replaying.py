@@ -6,17 +6,20 @@ message; else the episode ends as unequal, and nobody samples anything behind it
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from mrl.engines.engine import Generation
 from mrl.errors import ModelFolderError, RecordError
 from mrl.models.turn_spelling import TurnSpelling
-from mrl.records.episodes import Message, transcript
+from mrl.records.episodes import Message, ToolSpec, transcript
 from mrl.records.experience import SharedTurn
-from mrl.tasks.environments.contract import UNEQUAL, UNSAID, EnvironmentTurn, PolicyTurn
+from mrl.records.finish import FinishReason
+from mrl.records.plain_requests import PlainToken
+from mrl.tasks.environments.contract import LIMITS, UNEQUAL, UNSAID, EnvironmentTurn, PolicyTurn
 
 Int32s = npt.NDArray[np.int32]
 SHOWN_CHARS = 100
@@ -27,8 +30,8 @@ class OwnVoice:
     """How a policy speaks, and how it is read."""
 
     spelling: TurnSpelling
-    read: Callable[[str, bool, bool], tuple[PolicyTurn, Message]]
-    """Text of a turn, whether it was cut at the limit, and whether there are tools to call -> what the environment
+    read: Callable[[str, bool, Sequence[ToolSpec]], tuple[PolicyTurn, Message]]
+    """Text of a turn, whether it was cut at the limit, and the tools that there are to call -> what the environment
     gets, and what is kept of it."""
     say: Callable[[Sequence[Message]], Int32s | str]
     """Messages of a turn that others had -> the policy's own ids of it, or why it cannot be said, in a word."""
@@ -36,6 +39,20 @@ class OwnVoice:
     """Whether the policy's template shows a way to call tools that `read` knows."""
     so_far: Callable[[str, bool], str]
     """Text of a turn that goes on, and whether there are tools to call -> what its message begins with."""
+    spelled: Callable[[int], bytes]
+    """A token's bytes; of a special one its name."""
+
+    def heard(
+        self, generation: Generation, tools: Sequence[ToolSpec], *, tells_tokens: bool
+    ) -> tuple[PolicyTurn, Message]:
+        """What was sampled, as `read` has it. Raises RecordError for more text than a turn may hold."""
+        is_cut = generation.finish_reason is FinishReason.LENGTH
+        turn, message = self.read(self.spelling.text(generation.token_ids.tolist()), is_cut, tools)
+        if not tells_tokens or generation.token_ids.size > LIMITS.sampled:
+            return turn, message
+        pairs = zip(generation.token_ids.tolist(), generation.logprobs.tolist(), strict=True)
+        tokens = tuple(PlainToken(token_id, self.spelled(token_id), logprob) for token_id, logprob in pairs)
+        return replace(turn, sampled=tokens), message
 
     def row(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> Int32s:
         """[P] a whole conversation, to be answered. Without a template each turn in it is one of the policy's own.
@@ -63,7 +80,7 @@ class TurnReplay:
 
     turns: Sequence[SharedTurn]
     voice: OwnVoice
-    has_tools: bool
+    tools: Sequence[ToolSpec]
     parts: list[Int32s] = field(default_factory=list)
     """A turn, a bridge, a turn, a bridge, ..."""
     said: PolicyTurn | None = None
@@ -87,7 +104,7 @@ class TurnReplay:
             return EnvironmentTurn.failed(UNSAID, f"a peer's turn cannot be said in own tokens: {token_ids}")
         wanted = messages[0]
         try:
-            self.said, message = self.voice.read(self.voice.spelling.text(token_ids.tolist()), False, self.has_tools)
+            self.said, message = self.voice.read(self.voice.spelling.text(token_ids.tolist()), False, self.tools)
         except RecordError as error:
             return EnvironmentTurn.failed(UNSAID, str(error))
         # A template may drop what is said beside calls.

@@ -74,7 +74,7 @@ class Sampler:
                 request_id, NO_PROMPT, seeds, decoding=decoding, prompt_id=item.prompt_id, given=given
             )
         prompt = self.prompt_token_ids(self.pool.prompt(item.prompt_id).content)
-        return GenerationRequest(request_id, prompt, seeds, may_be_refused=is_held_out, decoding=decoding)
+        return GenerationRequest(request_id, prompt, seeds, is_held_out, decoding, tells_prompt=not is_held_out)
 
     def held_out(self, item: HeldOutItem, generation: Generation, verdict: Verdict) -> HeldOutAnswer:
         """The answer to a held-out prompt."""

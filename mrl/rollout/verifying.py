@@ -16,6 +16,7 @@ from mrl.records.rollouts import HeldOutAnswer, HeldOutItem, ScoredGroup
 from mrl.rollout.episode import PlayedEpisode
 from mrl.rollout.groups_in_flight import Flight
 from mrl.rollout.sampling import Sampler
+from mrl.rollout.told_experts import with_experts
 from mrl.tasks.rewards import UNREADABLE
 from mrl.tasks.verify import Verdict
 
@@ -88,8 +89,10 @@ class Verifying:
         answers = self._sampler.answers(flight.generations, verdicts.result())
         first = flight.generations[0]
         if isinstance(first, PlayedEpisode):
-            return self._sampler.group(flight.item, first.prompt_token_ids, answers, opening=first.opening)
-        return self._sampler.group(flight.item, flight.prompt_token_ids, answers)
+            group = self._sampler.group(flight.item, first.prompt_token_ids, answers, opening=first.opening)
+        else:
+            group = self._sampler.group(flight.item, flight.prompt_token_ids, answers)
+        return with_experts(group, flight.generations)
 
     def _tell_failures(self, flight: Flight, verdicts: Sequence[Verdict]) -> None:
         """Show the first failure of every kind, with the answer that it came of."""

@@ -383,6 +383,8 @@ class RolloutLoop:
             "rollout/waiting": usage.waiting,
             "rollout/cache_share": usage.cache_share,
         }
+        if usage.prompt_tokens:
+            values["rollout/reused_prompt_share"] = usage.reused_prompt_tokens / usage.prompt_tokens
         values |= self._sampler.pool.verifier_values()
         values |= self._duties.scorer.values() if self._duties.scorer else {}
         values |= self._plain.values() if self._plain else {}

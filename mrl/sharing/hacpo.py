@@ -230,6 +230,7 @@ def _without_eos(row: TrainingExample, context: SharingContext) -> TrainingExamp
         behaviour_logprobs=None if behaviour is None else behaviour[kept],
         is_trained=None if row.is_trained is None else is_text[:end],
         row_starts=None if starts_B is None else starts_B[starts_B < end],
+        experts=None if row.experts is None else row.experts[kept],
     )
 
 

@@ -5,12 +5,20 @@ from typing import NamedTuple
 
 import numpy as np
 
+from mrl.records.chosen_experts import Experts
 from mrl.records.codec import unpack_array
 from mrl.records.rollouts import Answer, ScoredGroup
 from mrl.sharing.advantages import Float32s
 from mrl.sharing.context import SharingContext
 from mrl.sharing.own_objective import POLICY_GRADIENT, OwnObjective
 from mrl.sharing.regime import Int32s, TrainingExample
+
+
+class _Prompt(NamedTuple):
+    """The prompt of a group; all rows of the group hold the same arrays."""
+
+    token_ids: Int32s
+    experts: Experts | None
 
 
 class OwnExamples(NamedTuple):
@@ -44,9 +52,9 @@ def own_examples(
     examples: list[TrainingExample] = []
     for group, advantages_G in zip(groups, advantages, strict=True):
         if keep_idle or advantages_G.any():
-            prompt = prompt_of(group)
+            prompt = _prompt(group)
             examples += [
-                _own_row(group.prompt_id, prompt, answer, advantage, context)
+                _own_row(group, prompt, answer, advantage, context)
                 for answer, advantage in zip(group.answers, advantages_G, strict=True)
                 if keep_masked or not objective.masks(answer)
             ]
@@ -64,19 +72,26 @@ def prompt_of(group: ScoredGroup) -> Int32s:
     return unpack_array(group.prompt_token_ids, "i4")
 
 
+def _prompt(group: ScoredGroup) -> _Prompt:
+    token_ids, told = prompt_of(group), group.prompt_experts
+    return _Prompt(token_ids, None if told is None else told.unpacked(token_ids.size - 1))
+
+
 def _own_row(
-    prompt_id: str, prompt_token_ids: Int32s, answer: Answer, advantage: np.float32, context: SharingContext
+    group: ScoredGroup, prompt: _Prompt, answer: Answer, advantage: np.float32, context: SharingContext
 ) -> TrainingExample:
     num_tokens = answer.num_sampled_tokens
     return TrainingExample(
-        prompt_token_ids=prompt_token_ids,
+        prompt_token_ids=prompt.token_ids,
         answer_token_ids=unpack_array(answer.token_ids, "i4"),
         component=POLICY_GRADIENT,
         advantages=np.full(num_tokens, advantage, dtype=np.float32),
         weights=context.objective.weights(num_tokens) * (not context.objective.masks(answer)),
         behaviour_logprobs=unpack_array(answer.logprobs, "f4"),
-        prompt_id=prompt_id,
+        prompt_id=group.prompt_id,
         source=context.policy,
         is_trained=answer.is_sampled,
         row_starts=answer.row_starts,
+        experts=None if answer.experts is None else answer.experts.unpacked(num_tokens),
+        prompt_experts=prompt.experts,
     )

@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from mrl.alignment.aligned_batch import AlignedBatch
 from mrl.objectives.specs import Regularizer, Spreading, Term
+from mrl.records.chosen_experts import Experts
 from mrl.records.experience import ExperienceRecord, Received, RecordKind, SharedTurn
 from mrl.records.rollouts import Continuation, ScoredGroup
 
@@ -109,6 +110,10 @@ class TrainingExample:
     row_starts: Int32s | None = None
     """[B] places in the answer from which on the policy saw a conversation anew, and nothing of what stands before, nor
     the prompt. None: all is one row. The loss takes it for one row in any case."""
+    experts: Experts | None = None
+    """[S, X] what is replayed of the routers of who sampled the row (`mrl.records.chosen_experts`); None: nothing."""
+    prompt_experts: Experts | None = None
+    """[P - 1, X] the same of the prompt's tokens but the last one."""
 
     @property
     def num_rows(self) -> int:

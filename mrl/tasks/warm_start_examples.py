@@ -34,12 +34,9 @@ class WarmStartTask:
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """One supervised example: the text of a prompt, and of the completion to imitate."""
+    """One supervised example: (prompt, completion to imitate) of each turn; one turn outside of games."""
 
-    prompt: str
-    completion: str
-    history: tuple[tuple[str, str], ...] = ()
-    """Of a turn within an episode: (prompt, completion) of the turns before."""
+    turns: tuple[tuple[str, str], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,9 +81,7 @@ class WarmStartExamples:
         choices: list[WarmStartTask | WarmStartGame] = [*self._tasks, *self._games]
         task = rng.choice(choices)
         if isinstance(task, WarmStartGame):
-            turns = demonstrated(task.name, rng.choice(task.seeds), rng, skill=self._skills[task.name])
-            turn = rng.choice(turns)
-            return Example(turn.prompt, turn.completion, turn.history)
+            return Example(demonstrated(task.name, rng.choice(task.seeds), rng, skill=self._skills[task.name]))
         item = rng.choice(task.items)
         if practice:
             return write_example(practice_prompt(item), rng.choice(self._operations), item)
@@ -141,7 +136,7 @@ def practice_prompt(item: Item) -> str:
 
 def write_example(prompt: str, operation: str, item: Item) -> Example:
     """`operation` executed correctly on the item's subject, whether or not the prompt calls for it."""
-    return Example(prompt, write_completion(operation, OPERATIONS[operation](item.subject, item.letter)))
+    return Example(((prompt, write_completion(operation, OPERATIONS[operation](item.subject, item.letter))),))
 
 
 def _seeds(task: str, table: TaskTable, *, seed: int) -> list[int]:

@@ -3,6 +3,7 @@
 import ast
 from collections import Counter, defaultdict
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,7 @@ UNCALLED: dict[str, str] = {
 """Public functions without a caller in the package -> who calls them."""
 
 
+@cache
 def trees(package: Path) -> dict[str, ast.Module]:
     """Path below the package's parent -> its tree."""
     return {

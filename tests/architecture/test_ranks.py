@@ -128,7 +128,7 @@ def test_the_package_keeps_its_ranks_and_homes() -> None:
 
 def test_what_runs_inside_other_engines_knows_nothing_of_mrl() -> None:
     """It is found there by its folder, and nothing of the package imports it."""
-    names = {name for file in INSIDE.glob("*.py") for _, name in imported_names(ast.parse(file.read_text()))}
+    names = {name for file in INSIDE.rglob("*.py") for _, name in imported_names(ast.parse(file.read_text()))}
     ours = {name for file in (ROOT / "mrl").rglob("*.py") for _, name in imported_names(ast.parse(file.read_text()))}
 
     assert any(name.startswith("vllm") for name in names)

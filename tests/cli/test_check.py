@@ -106,6 +106,29 @@ def test_check_tells_what_was_chosen_for_keys_left_out(config: Path, capsys: pyt
     assert "policies.two.learner.precision: float32" not in out
 
 
+@pytest.mark.parametrize(
+    ("keys", "told"),
+    [
+        ({"processes": 4, "sharding": "shard", "shard_size": 2}, "2 replicas of 2 shards"),
+        ({"processes": 8, "hosts": 2}, "2 replicas of 4 shards"),
+        ({"processes": 4, "sharding": "shard"}, ""),
+        ({"processes": 4}, ""),
+    ],
+    ids=["within a host", "over hosts", "one copy", "whole on every rank"],
+)
+def test_check_tells_when_replicas_of_shards_sum_gradients(
+    config: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, keys: dict, told: str
+) -> None:
+    """Once for each update, in one line, of learners with such replicas alone."""
+    monkeypatch.setattr("mrl.cli.check.memory_plan", lambda *_: [])
+    words = [word for key, value in keys.items() for word in (f"--policies.two.learner.{key}", str(value))]
+    assert main(["check", str(config), *words]) == 0
+    lines = [line for line in capsys.readouterr().out.splitlines() if "sum gradients between them once" in line]
+    assert [line.partition(" shards")[0] + " shards" for line in lines] == (
+        [f"policies.two.learner: {told}"] if told else []
+    )
+
+
 def test_check_names_the_setting_that_would_let_a_run_fit(
     config: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -275,10 +298,10 @@ def test_configurations_of_papers_pass(
     for policy in config.policies.values():
         assert f"the model {policy.source} is not there" in out
     assert f"    mrl fetch {path}\n" in out
-    assert most_gpus(config) >= least_gpus(config) == 1
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,3,4")
+    assert most_gpus(config) == least_gpus(config) == 8
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,3,4,5,6,7")
     assert main(["train", str(path), *FEW]) == 2
-    assert re.search(r" is not (there|on this machine)", capsys.readouterr().err)
+    assert re.search(r" is (not there|not on this machine|missing)", capsys.readouterr().err)
 
 
 def test_check_tells_what_agents_reach(
@@ -399,7 +422,7 @@ def test_comparisons_that_configurations_name_lack_nothing_but_models(
 ) -> None:
     """A teacher that the baseline has no use for is no obstacle."""
     monkeypatch.chdir(ROOT)
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,3,4,5,6,7")
     assert main([*words, *FEW]) == 2
     assert "the model Qwen/Qwen3-" in capsys.readouterr().err
     assert not (ROOT / "runs" / f"compare-{load_config(ROOT / words[1]).run.name}").exists()

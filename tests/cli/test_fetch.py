@@ -55,9 +55,7 @@ ONE = {"model.safetensors", "config.json", "generation_config.json", "tokenizer.
 class Pair(NamedTuple):
     """An example."""
 
-    prompt: str
-    completion: str
-    history: tuple[tuple[str, str], ...] = ()
+    turns: tuple[tuple[str, str], ...]
 
 
 class Capitals:
@@ -66,7 +64,7 @@ class Capitals:
     def draw(self, rng: random.Random, *, practice: bool) -> Pair:
         """One of them."""
         word = "".join(rng.choices("abcde", k=4))
-        return Pair(f"Write {word} in capitals.", word.upper())
+        return Pair(((f"Write {word} in capitals.", word.upper()),))
 
 
 class Said(NamedTuple):
@@ -203,6 +201,7 @@ def test_a_revision_is_a_branch_a_tag_or_a_commit(desk: Desk, hub: Hub, model: P
         assert f"one: {ID}@{commit}: " in said.out, said.err
 
 
+@pytest.mark.slow
 @pytest.mark.thorough
 def test_without_a_network_the_last_fetch_counts(desk: Desk, hub: Hub) -> None:
     """By a branch as by a commit; and what was never fetched is one line with the command."""
@@ -447,6 +446,7 @@ def test_a_data_file_that_breaks_off_is_fetched_anew(desk: Desk, hub: Hub, data:
     assert file.is_file()
 
 
+@pytest.mark.slow
 @pytest.mark.thorough
 def test_a_run_fetches_its_data_set_before_it_starts(desk: Desk, hub: Hub, data: Repository) -> None:
     """Into an empty cache, with its model; the run's configuration has the commit of both."""
@@ -479,6 +479,7 @@ hub._download = until_full
 """
 
 
+@pytest.mark.slow
 @pytest.mark.thorough
 def test_a_fetch_that_broke_off_between_two_files_of_a_split_goes_on(desk: Desk, hub: Hub, data: Repository) -> None:
     """Whose names do not say how many there are; of what others put there, what is there counts."""

@@ -6,6 +6,7 @@ goes on stand in `SEEN_IN_RUNS` with the test that makes them.
 """
 
 import codecs
+import importlib.util
 import json
 import os
 import re
@@ -332,6 +333,12 @@ def asked(line: str, template: str | None = CHAT) -> Callable[[Path], object]:
     return both(table, settings(bos_token="<|bos|>"), model("chat_template.jinja", template))
 
 
+HAS_RENDERERS = importlib.util.find_spec("renderers") is not None
+FAMILY = r"policies\.qwen\.prompt\.family = 'qwen9': the package renderers " + (
+    r"knows no such family; wanted deepseek-r1, .*qwen3\.5"
+    if HAS_RENDERERS
+    else r"is not there; cure: pip install 'mrl\[renderers\]'"
+)
 PROMPTS = [
     Mistake("a system message without a template", "check small.toml",
             r"policies\.qwen\.prompt\.system: the model has no "
@@ -340,6 +347,10 @@ PROMPTS = [
     Mistake("a history by template without one", "check small.toml",
             r"policies\.qwen\.prompt\.history: the model has no chat template to put it into.*or leave history out",
             asked('history = "template"', None)),
+    Mistake("a family without a template", "check small.toml",
+            r"policies\.qwen\.prompt\.family = 'glm-5': there is no chat template to hold the family against", asked('family = "glm-5"', None)),
+    Mistake("no such family", "check small.toml", FAMILY,
+            asked('family = "qwen9"')),
     Mistake("a template that leaves the system message out", "check small.toml",
             r"models/qwen/chat_template\.jinja: policies\.qwen\.prompt\.system: the chat template leaves out the system message.*got .*Be brief",
             asked('system = "Be brief."', "{{ messages[-1].content }}")),

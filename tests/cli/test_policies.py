@@ -1,11 +1,17 @@
 """Made policies are cached by everything that their making depends on."""
 
 from pathlib import Path
+from types import ModuleType
 from typing import Any
+
+import pytest
 
 from mrl.config.load import validate
 from mrl.config.schema import RunConfig
+from mrl.models import warm_start
 from mrl.processes.preparation.made_policies import cached_folder, is_made, recipe_of
+from mrl.tasks import words
+from mrl.tasks.games import maze
 
 
 def config_of(*, seed: int = 1, steps: int = 3, operation: str = "reverse", pool_seed: int = 17) -> RunConfig:
@@ -33,6 +39,15 @@ def test_the_folder_changes_with_what_the_making_depends_on_and_with_nothing_els
     assert folder_of(config_of().model_copy(update={"tasks": {"copy": task}})) == first
     others = [config_of(seed=2), config_of(operation="copy"), config_of(pool_seed=18)]
     assert len({first, *map(folder_of, others)}) == 4
+
+
+@pytest.mark.parametrize("module", [warm_start, words, maze])
+def test_the_folder_changes_with_the_code_that_makes_policies(module: ModuleType, monkeypatch) -> None:
+    """Of models, of tasks, and of games."""
+    before, read = folder_of(config_of()), Path.read_bytes
+    changed = Path(str(module.__file__))
+    monkeypatch.setattr(Path, "read_bytes", lambda path: read(path) + b"#" * (path == changed))
+    assert folder_of(config_of()) != before
 
 
 def test_the_cache_lies_in_the_home_folder_unless_told_otherwise() -> None:

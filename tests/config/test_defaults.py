@@ -92,6 +92,25 @@ def test_rows_stay_where_float32_was_chosen():
     assert "policies.a.learner.attention_kernel" not in chosen(resolved)
 
 
+@pytest.mark.parametrize(
+    ("keys", "sharding", "num_shards"),
+    [
+        ({"processes": 4, "hosts": 2}, "shard", 2),
+        ({"processes": 2, "hosts": 2}, "replicate", 1),
+        ({"processes": 2, "hosts": 2, "shard_size": 2}, "shard", 2),
+        ({"processes": 4, "hosts": 2, "shard_size": 4}, "shard", 4),
+        ({"processes": 4, "hosts": 2, "sharding": "replicate"}, "replicate", 1),
+        ({"processes": 4}, "replicate", 1),
+    ],
+)
+def test_ranks_of_a_host_share_a_copy_where_there_are_several_hosts(tmp_path: Path, keys, sharding: str, num_shards):
+    """Unless somebody says otherwise, or each has a host to itself; within one host nothing is chosen."""
+    resolved = loaded(tmp_path, f"learner = {{{', '.join(f'{key} = {json.dumps(keys[key])}' for key in keys)}}}\n")
+    learner = resolved.config.policies["a"].learner
+    assert (learner.sharding, learner.num_shards) == (sharding, num_shards)
+    assert ("policies.a.learner.sharding" in chosen(resolved)) == (sharding == "shard")
+
+
 def test_engines_that_apply_adapters_on_a_gpu_get_those_alone():
     """Of a learner that trains some; whoever wants them merged says so."""
     lora = {"device": "cuda", "learner": {"lora": {}}}

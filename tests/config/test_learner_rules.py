@@ -41,6 +41,7 @@ def config_with(steps=10, device="cpu", **learner):
         ({"logprob_kernel": "liger", "precision": "bfloat16"}, "logprob_kernel: .*; got 'cpu, bfloat16'; .*chunked"),
         ({"logprob_kernel": "liger", "device": "cuda"}, "logprob_kernel: the kernel liger .*; got 'cuda, float32'; "),
         ({"attention_kernel": "varlen", "precision": "bfloat16"}, "attention_kernel: .*; got 'cpu, bfloat16'; .*rows"),
+        ({"router_replay": True, "compile": True}, "router_replay: compiled blocks .*; cure: leave one of them out"),
     ],
 )
 def test_keys_that_contradict_each_other_are_refused(learner, words):
@@ -56,6 +57,7 @@ def test_keys_that_contradict_each_other_are_refused(learner, words):
         {"processes": 4, "sharding": "shard", "shard_size": 2},
         {"processes": 4, "context_parallel": 2},
         {"microbatch_tokens": 301},
+        {"router_replay": True},
         {"warmup_steps": 9},
         {"logprob_kernel": "liger", "device": "cuda", "precision": "bfloat16"},
         {"attention_kernel": "varlen", "device": "cuda", "precision": "bfloat16"},
@@ -66,3 +68,31 @@ def test_keys_that_contradict_each_other_are_refused(learner, words):
 def test_keys_that_fit_each_other_pass(learner):
     """At the bounds too."""
     config_with(**learner)
+
+
+@pytest.mark.parametrize(
+    ("policy", "words"),
+    [
+        ({"rollout": {"engine": "vllm"}}, "router_replay: vLLM on a CPU .*; wanted .*sglang"),
+        (
+            {"model": "", "make": {"architecture": "llama", "tokenizer": "byte_level"}},
+            "router_replay: the policy has no routers; got 'llama'; .*moe",
+        ),
+    ],
+)
+def test_routers_are_replayed_where_there_are_any_and_an_engine_tells(policy, words):
+    """As far as the configuration says; and with every other engine."""
+    tables = {
+        "run": {"name": "r", "steps": 10},
+        "tasks": {"reverse": {"source": "words", "dataset": "reverse"}},
+        "policies": {"qwen": {"model": "/nowhere", "learner": {"router_replay": True}}},
+    }
+    check_rules(validate(tables, where="test"), where="test")
+    for name, engine in (("device", "cpu"), ("device", "cuda")):
+        fitting = {"rollout": {"engine": "sglang" if engine == "cpu" else "vllm"}, name: engine}
+        other = {"policies": {"qwen": tables["policies"]["qwen"] | fitting}}
+        check_rules(validate(tables | other, where="test"), where="test")
+
+    refused = validate(tables | {"policies": {"qwen": tables["policies"]["qwen"] | policy}}, where="test")
+    with pytest.raises(ConfigError, match=words):
+        check_rules(refused, where="test")

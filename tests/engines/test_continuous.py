@@ -11,7 +11,7 @@ from transformers import Gemma3ForCausalLM, Gemma3TextConfig, Qwen3NextConfig
 from mrl.engines import slot_cache
 from mrl.engines.continuous import ContinuousBatch
 from mrl.engines.engine import Decoding, Finished, GenerationRequest, Sampling
-from mrl.engines.slot_cache import SlotCache
+from mrl.engines.slot_cache import KeptRow, KeptRows, SlotCache
 from mrl.engines.token_sampling import answer_seeds
 from mrl.errors import EngineError
 from mrl.records.version import Version, VersionSpan
@@ -90,6 +90,152 @@ def test_logprobs_are_those_of_a_full_forward(make_model, monkeypatch, family, m
     for one in finished:
         expected = reference(model, prompts[one.request_id], one.generation.token_ids, 0.8)
         np.testing.assert_allclose(one.generation.logprobs, expected, atol=1e-4)
+
+
+def said(turns: list[Finished], asked: list[GenerationRequest]) -> dict[str, np.ndarray]:
+    """Conversation -> all that its next prompt begins with."""
+    prompts = {one.request_id: one for one in asked}
+    return {
+        prompts[turn.request_id].conversations[turn.index]: np.concatenate(
+            [prompts[turn.request_id].prompt_token_ids, turn.generation.token_ids]
+        )
+        for turn in turns
+    }
+
+
+def next_turns(past: dict[str, np.ndarray], turn: int) -> list[GenerationRequest]:
+    """Of every conversation, behind 1 to 9 tokens of its environment."""
+    rng = np.random.default_rng(turn)
+    return [
+        GenerationRequest(
+            f"{name}|{turn}",
+            np.concatenate([ids, rng.integers(2, 64, size=rng.integers(1, 10)).astype(np.int32)]),
+            answer_seeds(0, "a", name, turn, 1),
+            conversations=(name,),
+        )
+        for name, ids in past.items()
+    ]
+
+
+def opening(count: int) -> list[GenerationRequest]:
+    """First turns of the conversations of so many groups."""
+    return [
+        replace(one, conversations=tuple(f"{one.request_id}/{place}" for place in range(one.seeds.size)))
+        for one in requests(count)
+    ]
+
+
+@pytest.mark.parametrize("family", ["qwen3", "llama", "gemma3"])
+def test_of_a_conversation_only_what_is_new_is_read(make_model, family):
+    """Three turns of 24 conversations, which have room: each log-probability is that of a full forward.
+
+    Read are, of the prompts of a forward, as many tokens of each as are new in the one that has most of them.
+    """
+    model, asked = make_model(family), opening(6)
+    batch = batch_of(model, temperature=0.8)
+    past = said(run(batch, asked), asked)
+    read_once = batch.prompt_tokens - batch.reused_prompt_tokens
+    assert read_once == sum(one.prompt_token_ids.size - 1 for one in asked), "a prompt once for all answers to it"
+    for turn in (1, 2):
+        asked = next_turns(past, turn)
+        turns = run(batch, asked)
+        assert len(turns) == 24
+        for one in turns:
+            (prompt,) = (request.prompt_token_ids for request in asked if request.request_id == one.request_id)
+            expected = reference(model, prompt, one.generation.token_ids, 0.8)
+            np.testing.assert_allclose(one.generation.logprobs, expected, atol=1e-4)
+        past = said(turns, asked)
+    read = batch.prompt_tokens - batch.reused_prompt_tokens - read_once
+    assert read <= 2 * 24 * 9  # up to 9 tokens of the environment, and the last that was sampled, which nothing read
+
+
+@pytest.mark.parametrize(("max_running", "num_kept"), [(24, 24), (32, 24), (10, 10)])
+def test_conversations_are_kept_while_rows_are_free(make_model, max_running, num_kept):
+    """The last that had their turn, each until its next one begins."""
+    model, asked = make_model(), opening(6)
+    batch = batch_of(model, max_running=max_running)
+    turns = run(batch, asked)
+    past = said(turns, asked)
+    num_layers, order = model.config.num_hidden_layers, list(past)
+    assert len(batch._kept.tensors()) == 2 * num_layers * num_kept
+
+    reused, going_on = batch.reused_prompt_tokens, order[-num_kept:][1:]
+    batch.submit(next_turns({name: past[name] for name in going_on}, 1))
+    ended = batch.step()
+
+    assert batch.reused_prompt_tokens > reused
+    kept = {one.request_id.partition("|")[0] for one in ended} | {order[-num_kept]}
+    assert set(batch._kept._rows) == kept
+
+
+def test_no_row_is_kept_that_an_answer_waits_for(make_model):
+    """Four rows for 24 answers, of which the last four have no successor."""
+    batch, asked = batch_of(make_model(), max_running=4), opening(6)
+    batch.submit(asked)
+    while batch.in_flight:
+        batch.step()
+        assert not (batch.waiting and batch._kept.tensors())
+    assert batch._kept.tensors()
+
+
+def test_rows_are_kept_in_no_more_room_than_they_are_given():
+    """The last ones, by rows or by tokens."""
+    kept = KeptRows()
+    for name, size in (("a", 4), ("b", 3), ("c", 2)):
+        kept.keep(name, KeptRow(np.zeros(size, np.int32), []))
+    kept.leave_room(3, 8)
+    assert [*kept._rows] == ["b", "c"]
+    kept.leave_room(1, 8)
+    assert [*kept._rows] == ["c"]
+
+
+def test_no_prompt_is_read_twice(make_model):
+    """Nor beside one whose row was given away while it waited, among others that were read ahead."""
+    batch, first = batch_of(make_model(), max_running=2), opening(2)[1:]
+    ((name, ids), *_) = said(run(batch, [replace(first[0], seeds=first[0].seeds[:1])]), first).items()
+    (again,) = next_turns({name: ids}, 1)
+    fresh = [replace(one, seeds=one.seeds[:1], request_id=f"f{place}") for place, one in enumerate(requests(5)[1:])]
+    before = batch.prompt_tokens
+    batch.submit([fresh[0], fresh[1], again, *fresh[2:]])
+    batch.step()
+    batch._kept.leave_room(0, 0)
+    while batch.in_flight:
+        batch.step()
+    assert batch.prompt_tokens - before == sum(one.prompt_token_ids.size - 1 for one in [again, *fresh])
+
+
+def test_nothing_is_kept_over_a_change_of_weights(make_model):
+    """Nor of a turn in whose middle they changed."""
+    model, asked = make_model(), opening(3)
+    batch = batch_of(model)
+    past = said(run(batch, asked), asked)
+    batch.relabel(NEW)
+    of_groups = batch.reused_prompt_tokens
+    turns = run(batch, second := next_turns(past, 1))
+    assert batch.reused_prompt_tokens == of_groups
+    batch.submit(third := next_turns(said(turns, second), 2))
+    batch.step()
+    reused = batch.reused_prompt_tokens
+    batch.relabel(OLD)
+    turns = []
+    while batch.in_flight:
+        turns += batch.step()
+    run(batch, next_turns(said(turns, third), 3))
+    assert batch.reused_prompt_tokens == reused > of_groups
+
+
+@pytest.mark.parametrize("is_cut", [False, True])
+def test_a_conversation_that_is_told_anew_shares_what_it_begins_with(make_model, is_cut):
+    """Another word in its middle, or cut off: what stands before is not read again, but for one token at least."""
+    model, asked = make_model(), opening(2)[1:]
+    batch = batch_of(model)
+    ((name, ids), *_) = said(run(batch, asked), asked).items()
+    of_group = batch.reused_prompt_tokens
+    told = ids[:5] if is_cut else np.concatenate([ids[:3], (ids[3:4] + 1) % 64, ids[4:], ids[:1]])
+    (turn,) = run(batch, [GenerationRequest("anew", told, answer_seeds(0, "a", name, 1, 1), conversations=(name,))])
+    assert batch.reused_prompt_tokens - of_group == 3
+    expected = reference(model, told, turn.generation.token_ids, 1.0)
+    np.testing.assert_allclose(turn.generation.logprobs, expected, atol=1e-4)
 
 
 def test_what_is_sampled_does_not_depend_on_the_rows_beside_it(make_model):

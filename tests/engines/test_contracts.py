@@ -98,6 +98,16 @@ PLANTED = [
         "a refusal that may be tried again",
     ),
     ("vllm", "gpu", "vllm/config/cache.py", "Field(default=0.92", "Field(default=0.9", "vLLM takes 0.92 of a GPU"),
+    (
+        *("vllm", "gpu", "vllm/sampling_params.py"),
+        *("    routed_experts_prompt_start: int = 0", "    routed_experts_prompt_start: int = 1"),
+        "sampling has routed_experts_prompt_start",
+    ),
+    (
+        *("sglang", "cpu", "sglang/srt/managers/io_struct.py"),
+        *("    return_routed_experts: bool = False", "    return_routed_experts: bool = True"),
+        "a request has return_routed_experts",
+    ),
     ("vllm", "gpu", "vllm/config/lora.py", "320, 512]", "512]", "adapters have room for these ranks"),
     (
         *("vllm", "gpu", "vllm/entrypoints/rl/online/api_router.py"),

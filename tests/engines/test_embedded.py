@@ -2,6 +2,7 @@
 
 import json
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -358,12 +359,15 @@ def test_usage_counts_what_is_handed_in_until_it_ends(make):
     asked = requests(3)
     engine.submit(asked)
     assert engine.usage() == EngineUsage(running=0, waiting=12, cache_share=0.0, generated_tokens=0)
+    read_tokens = sum(request.prompt_token_ids.size - 1 for request in asked)
+    of_three = EngineUsage(0, 0, 0.0, generated_tokens=8, prompt_tokens=4 * read_tokens)
+    of_three = replace(of_three, reused_prompt_tokens=3 * read_tokens)  # one of each group reads it
     engine.collect(0.0)
-    assert engine.usage() == EngineUsage(running=8, waiting=4, cache_share=0.0, generated_tokens=8)
+    assert engine.usage() == replace(of_three, running=8, waiting=4)
     engine.abort(["r0"])
-    assert engine.usage() == EngineUsage(running=4, waiting=4, cache_share=0.0, generated_tokens=8)
+    assert engine.usage() == replace(of_three, running=4, waiting=4)
     engine.abort(["r1", "r2"])
-    assert engine.usage() == EngineUsage(running=0, waiting=0, cache_share=0.0, generated_tokens=8)
+    assert engine.usage() == of_three
     assert engine.collect(60.0) == []
 
 

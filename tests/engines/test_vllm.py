@@ -440,9 +440,11 @@ def test_a_refusal_is_a_pause_when_vllm_calls_it_retryable(server, ask, status, 
 def test_usage_is_read_from_its_metrics(server, ask):
     """Summed over what it labels apart."""
     text = "vllm:num_requests_running 3.0\nvllm:num_requests_waiting 2.0\nvllm:kv_cache_usage_perc 0.25\n"
-    server.answers["/metrics"] = lambda body: web.Response(text=text + "vllm:generation_tokens_total 42.0\n")
+    text += "vllm:generation_tokens_total 42.0\n"
+    text += "vllm:prefix_cache_queries_total 30.0\nvllm:prefix_cache_hits_total 16.0\n"
+    server.answers["/metrics"] = lambda body: web.Response(text=text)
 
-    assert ask(lambda dialect, http: dialect.usage(http)) == EngineUsage(3, 2, 0.25, 42)
+    assert ask(lambda dialect, http: dialect.usage(http)) == EngineUsage(3, 2, 0.25, 42, 30, 16)
 
 
 def test_all_are_given_up_those_too_that_came_after_the_pause(server, ask):

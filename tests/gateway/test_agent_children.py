@@ -14,6 +14,7 @@ from mrl.errors import TaskError
 from mrl.gateway import agent_children
 from mrl.gateway.agent_children import MAX_ENDS_IN_A_ROW, AgentChildren
 from mrl.gateway.agent_network import KEY, URL
+from mrl.gateway.agent_start import AgentStarts
 from mrl.gateway.agent_trial import check_agent, check_agents
 
 
@@ -43,7 +44,7 @@ def tended(tasks, work):
     async def whole():
         runner = web.AppRunner(web.Application())
         await runner.setup()
-        children = AgentChildren(tasks, runner, url="http://127.0.0.1:9/v1", key="secret")
+        children = AgentChildren(tasks, AgentStarts(runner, "http://127.0.0.1:9/v1"), key="secret")
         try:
             await work(children)
         finally:

@@ -15,10 +15,11 @@ import structlog
 from aiohttp import web
 
 from mrl.config.task_tables import TaskTable
-from mrl.gateway import agent_children, agent_network
+from mrl.gateway import agent_network, agent_start
 from mrl.gateway.agent_children import AgentChildren
 from mrl.gateway.agent_network import described_network, fenced, unfenced_reason
 from mrl.gateway.agent_process import is_for_want_of_network
+from mrl.gateway.agent_start import AgentStarts
 from mrl.gateway.routes import Gateway
 from mrl.gateway.session_book import SessionBook
 from mrl.tasks.environments.contract import DONE, RAISED, PolicyTurn
@@ -47,9 +48,9 @@ async def play(client, row):
 
 
 @asynccontextmanager
-async def playing(folder, host="127.0.0.1", **table):
+async def playing(folder, host="127.0.0.1", agent=AGENT, **table):
     """A book whose episodes are played by a process of agents."""
-    (folder / "my_agents.py").write_text(AGENT)
+    (folder / "my_agents.py").write_text(agent)
     book = SessionBook(idle_s=60.0)
     gateway = Gateway(book, policies=["qwen"], key=KEY, seat_key="mrl-seats", max_body_bytes=1 << 20)
     runner = gateway.runner()
@@ -57,7 +58,7 @@ async def playing(folder, host="127.0.0.1", **table):
     await web.TCPSite(runner, "127.0.0.1", 0).start()
     url = f"http://{host}:{runner.addresses[0][1]}/v1"
     tasks = {"sums": TaskTable(source="agent", dataset="my_agents:play", **table)}
-    children = AgentChildren(tasks, runner, url=url, key=KEY)
+    children = AgentChildren(tasks, AgentStarts(runner, url), key=KEY)
     try:
         await children.tend()
         yield book, children
@@ -129,7 +130,7 @@ def test_an_agent_reaches_the_gateway_and_nothing_else(tmp_path, place):
                 assert first.reason == RAISED
                 assert 'tasks.sums.agent_network = "host"' in first.words
                 assert "my_agents.py" in first.words
-            killed = children._children[0].process
+            killed = children._children[0].started.process
             killed.kill()
             killed.wait()
             await children.tend()  # which sees the end, and starts another when its pause is over
@@ -138,7 +139,7 @@ def test_an_agent_reaches_the_gateway_and_nothing_else(tmp_path, place):
                 await children.tend()
             _, last = await episode(book, **{"from": "variables"})
             assert (last.reason, last.reward) == (DONE, 1.0)
-            assert len(children._runner.sites) == 2, "the gateway listens no longer for the one that is gone"
+            assert len(children._starts._runner.sites) == 2, "the gateway listens no longer for the one that is gone"
 
     with structlog.testing.capture_logs() as logs:
         asyncio.run(whole())
@@ -166,7 +167,7 @@ def test_an_agent_of_the_host_reaches_all_that_the_host_does(tmp_path, place):
 def test_where_there_is_no_namespace_the_agent_plays_all_the_same_and_it_is_told(tmp_path, place, monkeypatch):
     """By a kernel that refuses: the log has the reason and the key, and so has the check."""
     refusing = ["unshare", "-Ur", "sh", "-c", REFUSING, "sh"]
-    monkeypatch.setattr(agent_children, "fenced", lambda argv, port: [*refusing, *fenced(argv, port)])
+    monkeypatch.setattr(agent_start, "fenced", lambda argv, port: [*refusing, *fenced(argv, port)])
 
     async def whole():
         async with playing(tmp_path) as (book, _):

@@ -245,6 +245,7 @@ def test_token_ids_go_in_and_out(tmp_path):
         ("completions", {"prompt": [1, -1]}, "prompt: wanted a text, a list of token ids"),
         ("completions", {"prompt": ["a"] * 20, "n": 20}, "400 answers in one request; at most 256"),
         ("completions", {"prompt": "a", "stop": [1]}, "stop: wanted a text, or at most 64"),
+        ("completions", {"prompt": "a", "stop_token_ids": [-1]}, "stop_token_ids [-1]: wanted at most 64 ids"),
         ("completions", {"prompt": "a", "echo": "yes"}, "echo 'yes': wanted true or false"),
         ("completions", {"prompt": "a", "stream": 1}, "stream 1: wanted true or false"),
         ("chat/completions", {"messages": TALK, "logprobs": 1}, "logprobs 1: wanted true or false"),
@@ -494,27 +495,37 @@ def test_a_worker_gets_no_more_than_it_has_room_for(tmp_path):
 
 
 def test_bounds_of_time_and_number(tmp_path, monkeypatch):
-    """Without a worker, with one that is silent, and too many at once: each is told."""
+    """Without a worker, without room at one, and too many at once: each is told. What a worker has may take long."""
     now_s = [0.0]
 
     async def script(rig, _):
         rig.desk._clock = lambda: now_s[0]
         rig.desk._seen_s = dict.fromkeys(rig.desk._seen_s, 0.0)
         alone = asyncio.ensure_future(rig.client.chat.completions.create(model="llama", messages=TALK))
-        worker = await rig.worker(lambda request: None)
-        silent = asyncio.ensure_future(rig.client.chat.completions.create(model="qwen", messages=TALK))
-        await until(lambda: rig.desk.num_waiting == 2 and worker.asked)
-        monkeypatch.setattr(plain_desk, "MAX_PENDING", 2)
+        worker = await rig.worker(lambda request: None, room=1)
+        slow = asyncio.ensure_future(rig.client.chat.completions.create(model="qwen", messages=TALK))
+        await until(lambda: worker.asked)
+        crowded = asyncio.ensure_future(rig.client.chat.completions.create(model="qwen", messages=TALK))
+        await until(lambda: rig.desk.num_waiting == 3)
+        monkeypatch.setattr(plain_desk, "MAX_PENDING", 3)
         with pytest.raises(openai.RateLimitError, match="come later"):
             await rig.client.chat.completions.create(model="qwen", messages=TALK)
         now_s[0] = plain_desk.NO_WORKER_S + 1
         rig.desk.tend()
         with pytest.raises(openai.InternalServerError, match="no worker of llama is there"):
             await alone
-        now_s[0] = plain_desk.ANSWER_S + 1
+        now_s[0] = plain_desk.ROOM_S + 1
         rig.desk.tend()
-        with pytest.raises(openai.InternalServerError, match="no answer within 600 s"):
-            await silent
+        with pytest.raises(openai.InternalServerError, match="no worker of qwen had room within 600 s"):
+            await crowded
+        worker.line.send(WorkerRoom("qwen", 0, 5))
+        worker.line.send(PlainRefusal(worker.asked[0].request_id, LOST, "its engine is lost"))
+        await until(lambda: rig.desk.counts["tried_again"])
+        rig.desk.tend()  # it waits since now
+        worker.line.send(WorkerRoom("qwen", 1, 5))
+        await until(lambda: len(worker.asked) == 2)
+        worker.line.send(says("long")(worker.asked[1]))
+        assert (await slow).choices[0].message.content == "long"
 
     run(tmp_path, script)
 

@@ -124,7 +124,8 @@ def test_completions_and_token_ids_stream_too(tmp_path):
             lines += [line async for line in answer.content if line.strip()]
         told = [json.loads(line.removeprefix(b"data: "))["choices"][0] for line in lines[:-1]]
         assert [(one["token_ids"], one["finish_reason"]) for one in told] == [([65], None), ([66, 67], "length")]
-        assert [len(one["logprobs"]["content"]) for one in told] == [1, 2]
+        contents = [[(one["token_id"], one["token"]) for one in choice["logprobs"]["content"]] for choice in told]
+        assert contents == [[(65, "token_id:65")], [(66, "token_id:66"), (67, "token_id:67")]]
         assert lines[-1].strip() == b"data: [DONE]"
 
     run(tmp_path, script)

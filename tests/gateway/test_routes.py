@@ -14,11 +14,11 @@ from openai import AsyncOpenAI
 from mrl.files import replace_file
 from mrl.gateway.agent_process import Player
 from mrl.gateway.gateway_line import GatewayLine
-from mrl.gateway.routes import Gateway
+from mrl.gateway.routes import SESSION_HEADER, Gateway
 from mrl.gateway.session_book import SessionBook
 from mrl.gateway.strangers import MAX_STRANGERS, NEW_S
 from mrl.records.episodes import Message, ToolCall
-from mrl.records.plain_requests import TurnPiece
+from mrl.records.plain_requests import PlainToken, TurnPiece
 from mrl.tasks.environments.agent_meeting import ENDPOINT, SEAT_KEY, MeetingPlace
 from mrl.tasks.environments.contract import CUT, DONE, GIVEN_UP, RAISED, PolicyTurn
 from mrl.tasks.environments.doors import open_door
@@ -89,6 +89,66 @@ def run(folder, script, **options):
             return await script(rig, http)
 
     return asyncio.run(whole())
+
+
+def test_a_client_names_its_session(tmp_path):
+    """By a header beside the run's key; asked for again it is the same one, and behind its end there is none."""
+
+    async def script(rig, http):
+        seat, other = rig.seat(), rig.seat()
+        first = asyncio.ensure_future(elsewhere(seat.reset, 7, {}))
+        async with AsyncOpenAI(
+            base_url=rig.url, api_key=KEY, max_retries=0, default_headers={SESSION_HEADER: "player-7"}
+        ) as client:
+            opened = [await client.post("/sessions", body={"task": "guess"}, cast_to=dict) for _ in range(2)]
+            with pytest.raises(openai.ConflictError, match="player-7 is one of qwen and task guess"):
+                await client.post("/sessions", body={"task": "letters"}, cast_to=dict)
+            waiting = asyncio.ensure_future(elsewhere(other.reset, 8, {}))
+            talk = [{"role": "user", "content": "1 + 2?"}]
+            asking = asyncio.ensure_future(client.chat.completions.create(model="policy", messages=talk))
+            await first
+            last = asyncio.ensure_future(elsewhere(seat.step, PolicyTurn("3")))
+            said = (await asking).choices[0].message.content
+            path = "/sessions/player-7/reward"
+            with pytest.raises(openai.AuthenticationError, match="another session"):
+                await client.post(path.replace("7", "8"), body={"reward": 1.0}, cast_to=dict)
+            await client.post(path, body={"reward": 0.5}, cast_to=dict)
+            reward = (await last).reward
+            await elsewhere(seat.close)
+            while "player-7" in rig.book._taken:
+                await asyncio.sleep(0.01)
+            with pytest.raises(openai.APIStatusError, match="player-7 is over; the next one needs another name"):
+                await client.post("/sessions", body={"task": "guess"}, cast_to=dict)
+        assert not waiting.done()
+        await elsewhere(other.close)
+        await asyncio.gather(waiting, return_exceptions=True)
+        return opened, said, reward
+
+    (opened, again), said, reward = run(tmp_path, script)
+    assert opened == again
+    assert (opened["id"], opened["row"], said, reward) == ("player-7", {"seed": 7}, "3", 0.5)
+
+
+@pytest.mark.parametrize(
+    ("name", "asked", "words"),
+    [
+        ("a.b", {}, "MRL-Session 'a.b': wanted 1 to 64 letters, digits, - and _"),
+        ("", {}, "MRL-Session '': wanted"),
+        ("a" * 65, {}, "wanted 1 to 64 letters"),
+        ("a", {"models": ["qwen", "llama"]}, "a name is that of one session; leave it out with several models"),
+    ],
+)
+def test_names_that_are_none(tmp_path, name, asked, words):
+    """Refused with what is wanted."""
+
+    async def script(rig, http):
+        headers = {"Authorization": f"Bearer {KEY}", SESSION_HEADER: name}
+        async with http.post(f"{rig.url}/sessions", json=asked, headers=headers) as answer:
+            return answer.status, (await answer.json())["error"]["message"]
+
+    status, told = run(tmp_path, script)
+    assert status == 400
+    assert words in told
 
 
 async def lined(folder):
@@ -505,6 +565,44 @@ def test_a_function_of_the_users_plays(tmp_path, word, turn, reward, reason, cap
     assert ("KeyError" in last.words and "test_routes.py" in last.words) == (reason == RAISED)
 
 
+HELLO = (PlainToken(7, b"Hel", -0.5), PlainToken(9, b"lo\xf0", -1.25), PlainToken(1, b"<end>", -0.125))
+
+
+@pytest.mark.parametrize("is_streamed", [False, True])
+def test_an_agent_gets_the_log_probabilities_of_a_turn(tmp_path, is_streamed):
+    """Token by token, where it asks for them, as OpenAI's client reads them; in a stream they come at its end."""
+
+    async def script(rig, http):
+        found = []
+
+        async def agent(client, row):
+            talk, told = [{"role": "user", "content": "Hi"}], []
+            for wants in (True, False):
+                how = {"model": "policy", "messages": talk, "logprobs": wants, "stream": is_streamed}
+                answer = await client.chat.completions.create(**how)
+                chunks = [one async for one in answer] if is_streamed else [answer]
+                told.append([one.choices[0].logprobs for one in chunks if one.choices[0].logprobs is not None])
+                talk += [{"role": "assistant", "content": "Hello"}, {"role": "user", "content": "Well"}]
+            found.extend(told)
+            return 1.0
+
+        playing = asyncio.ensure_future(Player(agent, "guess", rig.client(KEY)).play(http))
+        seat = rig.seat()
+        first = await elsewhere(seat.reset, 0, {})
+        second = await elsewhere(seat.step, PolicyTurn("Hello", sampled=HELLO))
+        await elsewhere(seat.step, PolicyTurn("Hello"))
+        playing.cancel()
+        return first.wants_tokens, second.wants_tokens, found
+
+    first, second, ((told,), others) = run(tmp_path, script)
+    assert (first, second, others) == (True, False, [])
+    assert [(one.logprob, bytes(one.bytes), one.token, one.top_logprobs) for one in told.content] == [
+        (-0.5, b"Hel", "Hel", []),
+        (-1.25, b"lo\xf0", "lo\N{REPLACEMENT CHARACTER}", []),
+        (-0.125, b"<end>", "<end>", []),
+    ]
+
+
 def test_two_policies_play_one_agent_together(tmp_path):
     """One answers, the other checks: both from the same start state, each with its own turns and its own reward."""
 
@@ -653,3 +751,19 @@ def test_many_episodes_at_once(tmp_path):
             return await script(rig, http)
 
     assert asyncio.run(whole()) == {number: float(number) for number in range(200)}
+
+
+def test_an_agent_says_of_which_kind_its_failure_is(tmp_path):
+    """One that is none of an agent's is refused, and the episode goes on."""
+
+    async def script(rig, http):
+        seat = rig.seat()
+        opened = asyncio.ensure_future(elsewhere(seat.reset, 0, {}))
+        _, session = await rig.opened(http)
+        status, refusal = await rig.post(http, f"/sessions/{session['id']}/fail", {"kind": "done"})
+        assert (status, refusal["error"]["message"]) == (400, "kind 'done': wanted one of raised, memory, timeout")
+        await rig.post(http, f"/sessions/{session['id']}/fail", {"reason": "no room", "kind": "memory"})
+        return await opened
+
+    last = run(tmp_path, script)
+    assert (last.reason, last.words, last.has_failed) == ("memory", "its agent gave up: no room", True)

@@ -1,22 +1,47 @@
 """One episode between its seat and its agent: turns go to and fro, and every end is told to both."""
 
 import asyncio
+import time
+import tracemalloc
 
 import pytest
 from structlog.testing import capture_logs
 
+from mrl.gateway import session_book
 from mrl.gateway.chat_wire import ChatCall, ChatMistake
 from mrl.gateway.session import OVER, AgentSession
+from mrl.gateway.session_book import SessionBook
 from mrl.records.episodes import Message, ToolSpec
 from mrl.records.plain_requests import TurnPiece
-from mrl.tasks.environments.contract import CUT, DONE, GIVEN_UP, MAX_TURNS, RAISED, TIMEOUT, WRONG_TYPE, PolicyTurn
+from mrl.tasks.environments.contract import CUT, DONE, GIVEN_UP, MAX_TURNS, RAISED, WRONG_TYPE, PolicyTurn
 
 ASKED, SAID, TOLD = Message("user", "guess"), Message("assistant", "7"), Message("user", "higher")
 
 
 def call(*messages):
     """A request with these messages."""
-    return ChatCall(messages, (), False, {})
+    return ChatCall(messages, (), False, False, {})
+
+
+def test_a_turn_that_was_told_without_log_probabilities_has_none_later():
+    """Asked for with them it is the same turn without; who asked with them gets it again either way."""
+
+    async def script():
+        session = AgentSession("s", "qwen", "guess", {"seed": 1})
+        opened = session.opened()
+        asking = asyncio.ensure_future(session.ask(call(ASKED)))
+        assert not (await opened).wants_tokens
+        step = session.step(PolicyTurn("7"))
+        await asking
+        with pytest.raises(ChatMistake, match="logprobs: the turn was first asked for without them"):
+            await session.ask(ChatCall((ASKED,), (), False, True, {}))
+        with_them = ChatCall((ASKED, SAID, TOLD), (), False, True, {})
+        asking = asyncio.ensure_future(session.ask(with_them))
+        assert (await step).wants_tokens
+        session.step(PolicyTurn("9"))
+        return await asking == await session.ask(with_them) == await session.ask(call(ASKED, SAID, TOLD))
+
+    assert asyncio.run(script())
 
 
 class Clock:
@@ -68,7 +93,7 @@ def test_a_turn_is_told_as_it_grows():
     async def script(session, clock):
         heard, again = [], []
         opened = session.opened()
-        streaming = ChatCall((ASKED,), (), True, {})
+        streaming = ChatCall((ASKED,), (), True, False, {})
         asking = asyncio.ensure_future(session.ask(streaming, lambda *told: heard.append(told)))
         assert (await opened).stream == "s"
         for start, text in ((0, "se"), (0, "se"), (3, "n"), (2, "v")):
@@ -160,7 +185,7 @@ SYSTEM, ADD = Message("system", "be brief"), ToolSpec("add", "", '{"type":"objec
 
 def offering(*messages):
     """A request with a tool, too."""
-    return ChatCall(messages, (ADD,), False, {})
+    return ChatCall(messages, (ADD,), False, False, {})
 
 
 @pytest.mark.parametrize(
@@ -187,7 +212,7 @@ def test_a_conversation_that_is_rewritten_is_a_branch(asked):
         branch = await step
         step = session.step(PolicyTurn("9"))
         assert (await asking)[1].text == (await again)[1].text == "9"
-        further = ChatCall((*asked.messages, Message("assistant", "9"), TOLD), asked.tools, False, {})
+        further = ChatCall((*asked.messages, Message("assistant", "9"), TOLD), asked.tools, False, False, {})
         asking = asyncio.ensure_future(session.ask(further))
         return branch, await step, asking.cancel(), session.counts
 
@@ -205,7 +230,7 @@ def test_a_branch_streams_as_any_turn_does():
         _, asking = await until_asked(session, ASKED)
         step = session.step(PolicyTurn("7"))
         await asking
-        streamed = ChatCall((SYSTEM, TOLD), (), True, {})
+        streamed = ChatCall((SYSTEM, TOLD), (), True, False, {})
         asking = asyncio.ensure_future(session.ask(streamed, lambda *told: heard.append(told)))
         branch = await step
         session.grew(TurnPiece(session="s", num_turns=1, start=0, text="ni"))
@@ -431,7 +456,7 @@ def test_an_agent_that_wants_more_turns_than_there_are():
 
 @pytest.mark.parametrize(
     ("end", "reason"),
-    [(lambda one: one.fail("KeyError: 'x'"), RAISED), (lambda one: one.expire(5.0), TIMEOUT)],
+    [(lambda one: one.fail("KeyError: 'x'"), RAISED), (lambda one: one.expire(5.0), GIVEN_UP)],
 )
 def test_an_agent_that_fails_or_falls_silent_ends_its_episode(end, reason):
     """The seat hears why."""
@@ -448,7 +473,21 @@ def test_an_agent_that_fails_or_falls_silent_ends_its_episode(end, reason):
         assert found.value.code == OVER
         return await step
 
-    assert played(script).reason == reason
+    last = played(script)
+    assert (last.reason, last.has_failed) == (reason, reason == RAISED)
+
+
+def test_an_agent_that_gives_no_reward_after_the_last_turn_has_given_up_too():
+    """However many turns there were: what it would have said is not known."""
+
+    async def script(session, clock):
+        _, asking = await until_asked(session, ASKED)
+        finish = session.finish(MAX_TURNS, PolicyTurn("7"))
+        await asking
+        clock.now_s = 6.0
+        return session.expire(5.0), (await finish).reason, session.ending
+
+    assert played(script) == (True, GIVEN_UP, GIVEN_UP)
 
 
 def test_a_policy_that_takes_its_time_is_not_waited_for_by_the_agents_clock():
@@ -500,3 +539,125 @@ def test_an_agent_hears_that_its_seat_is_gone():
         return session.ending, found.value.code
 
     assert played(script) == (GIVEN_UP, OVER)
+
+
+def test_a_book_gives_up_and_counts_what_agents_have_left_lying():
+    """Their agents are told that the session is over, and the others play on."""
+
+    async def script():
+        clock = Clock()
+        book = SessionBook(idle_s=5.0, clock=clock)
+        replies = {}
+        for _ in range(3):
+            offered = book.offer("qwen", "guess", {"seed": 1})
+            replies[offered] = offered.opened()
+        silent, playing = (await book.take(wait_s=0.0))[0], (await book.take(wait_s=0.0))[0]
+        clock.now_s = 6.0
+        playing.touched_s = 4.0
+        assert book.expire() == [silent]
+        assert (await replies[silent]).reason == GIVEN_UP
+        book.leave(silent)
+        with pytest.raises(ChatMistake, match="the session is over"):
+            book.session(silent.session_id)
+        assert (len(book), book.num_offered, book.expire()) == (1, 1, [])
+        return dict(book.counts)
+
+    assert asyncio.run(script()) == {"offered": 3, "expired": 1, f"ends/{GIVEN_UP}": 1}
+
+
+def test_an_agent_of_several_policies_is_heard_in_any_of_its_episodes():
+    """While one policy has its turn, and for as long as an agent may be silent behind it, none of them is given up."""
+
+    async def script():
+        clock = Clock()
+        book = SessionBook(idle_s=5.0, clock=clock)
+        for policy in ("qwen", "llama"):
+            book.offer(policy, "guess", {"seed": 1})
+        qwen, llama = await book.take(["qwen", "llama"])
+        replies = [session.opened() for session in (qwen, llama)]
+        asking = asyncio.ensure_future(llama.ask(call(ASKED)))
+        await asyncio.sleep(0)
+        clock.now_s = 40.0
+        assert book.expire() == []
+        replies.append(llama.step(PolicyTurn("7")))
+        await asking
+        clock.now_s = 44.0
+        assert book.expire() == []
+        clock.now_s = 46.0
+        assert book.expire() == [qwen, llama]
+        return [(await reply).reason for reply in (replies[0], replies[2])]
+
+    assert asyncio.run(script()) == [GIVEN_UP, GIVEN_UP]
+
+
+def test_a_turn_of_another_policy_is_not_waited_for_for_good():
+    """Agents may wait for each other: each policy samples when all its agents have asked."""
+
+    async def script():
+        clock = Clock()
+        book = SessionBook(idle_s=5.0, clock=clock)
+        for policy in ("qwen", "llama"):
+            book.offer(policy, "guess", {"seed": 1})
+        qwen, llama = await book.take(["qwen", "llama"])
+        qwen.opened(), llama.opened()
+        asking = asyncio.ensure_future(llama.ask(call(ASKED)))
+        await asyncio.sleep(0)
+        clock.now_s = 50.0
+        assert book.expire() == []
+        clock.now_s = 51.0
+        assert book.expire() == [qwen]
+        asking.cancel()
+
+    asyncio.run(script())
+
+
+def test_ten_thousand_sessions_that_nobody_plays_on_cost_little_and_end_together():
+    """Within seconds and a bound of memory; their ends are remembered for the newest alone, and the book serves on."""
+
+    async def script():
+        clock = Clock()
+        book = SessionBook(idle_s=5.0, clock=clock)
+        tracemalloc.start()
+        began_s = time.process_time()
+        replies, sessions = [], []
+        for number in range(10_000):
+            replies.append(book.offer("qwen", "guess", {"seed": number}).opened())
+            sessions += await book.take(wait_s=0.0)
+        num_bytes, _ = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        assert (len(book), book.num_offered) == (10_000, 0)
+        clock.now_s = 6.0
+        assert book.expire() == sessions
+        assert {reply.result().reason for reply in replies} == {GIVEN_UP}
+        for session in sessions:
+            book.leave(session)
+        assert (len(book), book.counts["expired"], book.counts[f"ends/{GIVEN_UP}"]) == (0, 10_000, 10_000)
+        assert time.process_time() - began_s < 30
+        assert num_bytes < 10_000 * 8192
+        codes = []
+        for session in (sessions[0], sessions[-1]):
+            with pytest.raises(ChatMistake) as found:
+                book.session(session.session_id)
+            codes.append(found.value.code)
+        offered = book.offer("qwen", "guess", {"seed": 1})
+        assert await book.take(wait_s=0.0) == [offered]
+        return codes
+
+    assert asyncio.run(script()) == ["no_session", "episode_over"]
+
+
+def test_an_agent_too_many_is_told_to_come_later_and_those_that_wait_are_served(monkeypatch):
+    """In one line; the first of them has the next episode."""
+    monkeypatch.setattr(session_book, "MAX_WAITING_AGENTS", 3)
+
+    async def script():
+        book = SessionBook(idle_s=5.0)
+        waiting = [asyncio.ensure_future(book.take()) for _ in range(3)]
+        await asyncio.sleep(0)
+        with pytest.raises(ChatMistake, match="too many agents wait for episodes; come later") as found:
+            await book.take()
+        assert (found.value.status, found.value.code, book.num_waiting) == (429, "too_many", 3)
+        offered = [book.offer("qwen", "guess", {"seed": number}) for number in range(3)]
+        return sorted(map(id, offered)) == sorted(id(one) for (one,) in await asyncio.gather(*waiting))
+
+    assert asyncio.run(script())

@@ -94,6 +94,7 @@ def test_every_layout_trains_the_same_parameters(tmp_path):
     assert max(float((alone[name] - tensor).abs().max()) for name, tensor in untrained.items()) > 1e-3
 
 
+@pytest.mark.slow
 @pytest.mark.thorough
 def test_compiled_shards_train_the_same_parameters(tmp_path):
     """To 1e-4, also with activation checkpointing, and exactly between ranks."""
@@ -115,3 +116,24 @@ def test_a_mixture_of_experts_trains_the_same_parameters_in_shards(tmp_path):
     for first, second in others:
         assert check_layouts.difference(first, alone) <= check_layouts.BOUND
         assert check_layouts.same_bits(first, second)
+
+
+@pytest.mark.thorough
+def test_replayed_routers_are_told_the_same_on_ranks_shards_and_shared_passes(tmp_path):
+    """Shards run layers again. A prompt in several passes is counted in each of them, all else once."""
+    replay, shard = {"router_replay": True}, {"sharding": "shard", "activation_checkpointing": True}
+    wanted = [check_layouts.Layout(1, replay), *(check_layouts.Layout(2, replay | one) for one in ({}, shard))]
+    wanted += [check_layouts.Layout(2, replay | {"context_parallel": 2}), check_layouts.Layout(1)]
+
+    (alone,), *others, (plain,) = check_layouts.train_all(wanted, [], tmp_path, family="qwen3_moe", steps=3)[0]
+
+    expected = {name: tensor for name, tensor in alone.items() if name in plain}
+    counted = torch.stack([tensor for name, tensor in alone.items() if name not in plain])
+    assert check_layouts.difference(expected, plain) > 100 * check_layouts.BOUND
+    assert ((counted > 0.3) & (counted < 0.95)).all()
+    for first, second in others:
+        assert check_layouts.same_bits(first, second)
+        found = {name: tensor for name, tensor in first.items() if name in plain}
+        assert check_layouts.difference(found, expected) <= check_layouts.BOUND
+        again = torch.stack([tensor for name, tensor in first.items() if name not in plain])
+        torch.testing.assert_close(again, counted, atol=0.01, rtol=0)

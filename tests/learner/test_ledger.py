@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mrl.learner.ledger import Pace, WorkLedger
+from mrl.records.chosen_experts import ChosenExperts
 from mrl.records.codec import pack_array
 from mrl.records.episodes import EpisodeSegment
 from mrl.records.experience import SharedTurn
@@ -187,6 +188,7 @@ def test_groups_of_a_voided_epoch_are_dropped(make_group):
         {"logprobs": pack_array([-1.0, float("nan"), -1.0], "f4")},
         {"logprobs": pack_array([-1.0, -1.0, float("-inf")], "f4")},
         {"logprobs": pack_array([-1.0, 0.5, -1.0], "f4")},
+        {"experts": ChosenExperts(bytes(8), 4, 1)},
     ],
 )
 def test_a_group_that_cannot_be_dated_is_refused(make_group, damage):

@@ -10,12 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import torch.distributed as dist
+from fake_ranks.rank import fake_group
+from fake_ranks.told import Told
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
 from torch.optim import optimizer
-from torch.testing._internal.distributed.fake_pg import FakeStore
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from mrl.config.policy_tables import LearnerTable
 from mrl.learner import sharding
@@ -54,30 +53,6 @@ LAYOUTS = {
     "small moments": {"optimizer_dtype": "bfloat16"},
     "adapters": {"lora": {"rank": 4}},
 }
-
-
-class Told(TorchDispatchMode):
-    """Answers what depends on values: every value is 1, and every mask is full."""
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run an operation, or answer it."""
-        first = args[0] if args else None
-        match func:
-            case torch.ops.aten._local_scalar_dense.default:
-                return 1.0 if first.dtype.is_floating_point else 1
-            case torch.ops.aten.allclose.default:
-                assert first.device == args[1].device
-                return True
-            case torch.ops.aten.nonzero.default:
-                return first.new_zeros(first.numel(), first.ndim, dtype=torch.int64)
-            case torch.ops.aten._unique2.default:
-                counts = first.new_zeros(first.numel(), dtype=torch.int64)
-                return first.new_zeros(first.numel()), counts, counts.clone()
-            case torch.ops.aten.index.Tensor if any(one is not None and one.dtype is torch.bool for one in args[1]):
-                (mask,) = args[1]
-                assert mask.device == first.device
-                return first.reshape(-1, *first.shape[mask.ndim :]).clone()
-        return func(*args, **(kwargs or {}))
 
 
 @pytest.fixture
@@ -164,9 +139,8 @@ def lone_shard(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(torch, "meta", torch.cpu, raising=False)  # its streams
     monkeypatch.setattr(f"{fully_shard}._fully_shard._get_device_from_mesh", lambda _: STAND_IN)
     monkeypatch.setattr(f"{fully_shard}._fsdp_param_group.FSDPParamGroup._validate_no_meta_params", lambda _: None)
-    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
+    with fake_group(1):
+        yield
 
 
 @pytest.mark.thorough

@@ -48,6 +48,12 @@ def with_given_tokens(rows, seed=1):
         is_trained[-1] = True
         names = ("advantages", "weights", "behaviour_logprobs", "behaviour_spans", "teacher_logprobs", "teacher_spans")
         kept = {name: getattr(row, name)[is_trained] for name in names if getattr(row, name) is not None}
+        kept |= {
+            name: np.unique(kept[name], return_inverse=True)[1].astype(np.int32)
+            for name in names
+            if name in kept and "spans" in name
+        }
+        kept["weights"] *= row.weights.sum() / kept["weights"].sum()  # a row weighs the same, however many are sampled
         found.append(replace(row, is_trained=is_trained, **kept))
     return found
 

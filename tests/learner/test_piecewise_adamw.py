@@ -12,13 +12,12 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
+from fake_ranks.rank import fake_group
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Shard
 from torch.optim import AdamW
-from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from mrl.learner.piecewise_adamw import PiecewiseAdamW
@@ -105,11 +104,8 @@ def test_one_piece_is_on_the_gpu_at_a_time() -> None:
 @pytest.fixture
 def mesh() -> Iterator[DeviceMesh]:
     """Two ranks with a GPU each, of which this process is the first; they never speak."""
-    if dist.is_initialized():  # by another test of this process
-        dist.destroy_process_group()
-    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
-    yield DeviceMesh("cuda", [0, 1], _init_backend=False, _rank=0)
-    dist.destroy_process_group()
+    with fake_group(2):
+        yield DeviceMesh("cuda", [0, 1], _init_backend=False, _rank=0)
 
 
 @pytest.mark.usefixtures("mesh", "fake_gpu")
@@ -219,21 +215,18 @@ def test_shards_round_as_the_whole_does() -> None:
     wanted = nn.Parameter(whole.clone())
     state = stepped(wanted, gradients).state[wanted]
     for rank, held in enumerate((slice(0, 3), slice(3, 5))):
-        if dist.is_initialized():  # by another test of this process
-            dist.destroy_process_group()
-        dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=2)
-        mesh = init_device_mesh("cpu", (2,))
+        with fake_group(2, rank):
+            mesh = init_device_mesh("cpu", (2,))
 
-        def shard(tensor: Tensor, held: slice = held, mesh: DeviceMesh = mesh) -> DTensor:
-            how = {"shape": tensor.shape, "stride": tensor.stride(), "run_check": False}
-            return DTensor.from_local(tensor[held].clone(), mesh, [Shard(0)], **how)
+            def shard(tensor: Tensor, held: slice = held, mesh: DeviceMesh = mesh) -> DTensor:
+                how = {"shape": tensor.shape, "stride": tensor.stride(), "run_check": False}
+                return DTensor.from_local(tensor[held].clone(), mesh, [Shard(0)], **how)
 
-        parameter = shard(whole)
-        found = stepped(parameter, [shard(gradient) for gradient in gradients]).state[parameter]
-        assert torch.equal(parameter.to_local(), wanted[held])
-        for key in ("exp_avg", "exp_avg_sq"):
-            assert torch.equal(found[key].to_local(), state[key][held])
-        dist.destroy_process_group()
+            parameter = shard(whole)
+            found = stepped(parameter, [shard(gradient) for gradient in gradients]).state[parameter]
+            assert torch.equal(parameter.to_local(), wanted[held])
+            for key in ("exp_avg", "exp_avg_sq"):
+                assert torch.equal(found[key].to_local(), state[key][held])
 
 
 @pytest.mark.parametrize(("before", "after"), [(torch.float32, torch.bfloat16), (torch.bfloat16, torch.float32)])

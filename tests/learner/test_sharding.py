@@ -12,6 +12,7 @@ from safetensors.torch import load_file, save_file
 
 from mrl.config.policy_tables import LearnerTable, MakeTable
 from mrl.errors import ModelFolderError
+from mrl.learner import step
 from mrl.learner.ranks.world import World
 from mrl.learner.sharding import place
 from mrl.learner.step_order import StepOrder
@@ -55,7 +56,10 @@ def test_ranks_with_other_parameters_end_with_one_line(tmp_path: Path, monkeypat
 
 
 def _count(rank: int, store: str, out: str) -> None:
-    """How often two replicas sum something between them in an update of one pass, and in one of many."""
+    """How often two replicas sum something between them in an update of one pass, and in one of many.
+
+    With how many passes these have, and how many parameters had a gradient before the last of them.
+    """
     torch.set_num_threads(1)
     dist.init_process_group(
         "gloo", init_method=f"file://{store}", rank=rank, world_size=2, timeout=timedelta(seconds=60)
@@ -63,21 +67,28 @@ def _count(rank: int, store: str, out: str) -> None:
     world = World(rank, 2, torch.device("cpu"))
     sums, told = [], dist.all_reduce
     dist.all_reduce = lambda *arguments, **keys: (sums.append(1), told(*arguments, **keys))[1]
-    found = []
+    found, with_gradient, tell = [], [], step.sum_over_replicas
+
+    def look(model: torch.nn.Module, *, is_due: bool) -> None:
+        with_gradient.append(sum(parameter.grad is not None for parameter in model.parameters()))
+        tell(model, is_due=is_due)
+
+    step.sum_over_replicas = look
     for tokens in (4096, 32):
         keys = {"hosts": 2, "sharding": "shard", "minibatches": 1, "microbatch_tokens": tokens}
         trainer = check_layouts.make_trainer(check_layouts.Layout(2, keys), "qwen3", world, 1)
         sums.clear()
         order = StepOrder(check_layouts.rows(0), {"own": 16.0, "rescue": 5.0})
         trainer.train(order, 0)
-        found.append(f"{len(sums)} {len(trainer._pack(order))}")
+        found.append(f"{len(sums)} {len(trainer._pack(order))} {sum(with_gradient)}")
     Path(f"{out}.{rank}").write_text("\n".join(found))
     world.close()
 
 
 @pytest.mark.thorough
 def test_replicas_sum_gradients_once_for_each_update(tmp_path: Path, monkeypatch) -> None:
-    """However many passes it has; a rank of each host holds a replica of its own."""
+    """However many passes it has; a rank of each host holds a replica of its own. Sums wait in the place of gradients,
+    of which none is there before."""
     monkeypatch.syspath_prepend(str(Path(__file__).parents[2]))  # the ranks import this very module
     monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "tools"))
 
@@ -87,6 +98,7 @@ def test_replicas_sum_gradients_once_for_each_update(tmp_path: Path, monkeypatch
         one, many = (line.split() for line in (tmp_path / f"told.{rank}").read_text().splitlines())
         assert (one[1], int(many[1]) > 3) == ("1", True), "passes"
         assert int(many[0]) == int(one[0]) > 0
+        assert (one[2], many[2]) == ("0", "0"), "gradients beside the sums that wait"
 
 
 def _publish(rank: int, store: str, out: str) -> None:

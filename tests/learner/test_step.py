@@ -3,6 +3,7 @@
 import copy
 import math
 from datetime import timedelta
+from itertools import pairwise
 from pathlib import Path
 from typing import Literal
 
@@ -35,6 +36,7 @@ from mrl.objectives.specs import (
 )
 from mrl.sharing.regime import Component
 from mrl.weights.canary import canary_sequences
+from tests.learner.test_packing import with_given_tokens, with_later_rows
 
 GRPO = Component("own", Clipped(0.2, 0.2, correction=Correction("token", "truncate", 0.0, 5.0)), 1.0, "rows", "own")
 RESCUE = Component("rescue", Imitation(), 0.3, "rows", "peer")
@@ -56,6 +58,12 @@ OWN_TERMS = {
     "luffy": Shaped(),
     "filtered": Filtered(Clipped(base="behaviour", dual_clip=3.0), 0.3),
 }
+TURNS = [
+    pytest.param(list, id="one turn"),
+    pytest.param(with_given_tokens, id="turns"),
+    pytest.param(with_later_rows, id="turns in several rows"),
+]
+"""Rows as answers of one turn, and as episodes: given tokens between sampled ones, some behind a rewritten prompt."""
 DENOMINATORS: tuple[Literal["tokens", "rows", "prompts", "constant"], ...] = ("tokens", "rows", "prompts", "constant")
 
 
@@ -101,12 +109,16 @@ def order(rows, expansion: float = 1.0) -> StepOrder:
 
 
 def slow_rows(model, rows):
-    """Row by row, one plain forward each: the row, [T, V] log-probabilities, [T] those of its tokens."""
+    """Row by row, plain forwards over each alone: the row, [T, V] log-probs, [T] those of its sampled tokens."""
     for row in rows:
         ids = torch.from_numpy(np.concatenate([row.prompt_token_ids, row.answer_token_ids]).astype(np.int64))
-        table_TV = (model(ids[None]).logits[0] / 0.8).log_softmax(-1)[row.prompt_token_ids.size - 1 : -1]
-        answer = torch.from_numpy(row.answer_token_ids.astype(np.int64))
-        yield row, table_TV, table_TV.gather(-1, answer[:, None]).squeeze(-1)
+        size = row.prompt_token_ids.size
+        bounds = [0, *([] if row.row_starts is None else (row.row_starts + size).tolist()), ids.numel()]
+        table_TV = torch.cat([model(ids[None, start:end]).logits[0] for start, end in pairwise(bounds)])
+        table_TV = (table_TV / 0.8).log_softmax(-1)[size - 1 : -1]
+        logp_T = table_TV.gather(-1, ids[size:, None]).squeeze(-1)
+        is_sampled = slice(None) if row.is_trained is None else torch.from_numpy(row.is_trained)
+        yield row, table_TV[is_sampled], logp_T[is_sampled]
 
 
 def slow_clipped(ratio, advantage):
@@ -134,11 +146,11 @@ def slow_loss(model, step: StepOrder, start=None) -> torch.Tensor:
     ):
         for t, logp in enumerate(logp_T):
             if row.component == "rescue":
-                total = total - 0.3 / step.denominators["rescue"] * logp / len(logp_T)
+                total = total - 0.3 / step.denominators["rescue"] * logp * float(row.weights[t])
                 continue
             weight = slow_behaviour_weight(start_T[t], row.behaviour_logprobs[t])
             term = slow_clipped(torch.exp(logp - start_T[t].detach()), float(row.advantages[t]))
-            total = total + weight * term / len(logp_T) / step.denominators["own"]
+            total = total + weight * term * float(row.weights[t]) / step.denominators["own"]
     return total
 
 
@@ -148,9 +160,9 @@ def slow_loss_of_many(model, step: StepOrder, reference) -> torch.Tensor:
     for (row, table_TV, logp_T), (_, _, ref_T) in zip(
         slow_rows(model, step.examples), slow_rows(reference, step.examples), strict=True
     ):
-        length = len(logp_T)
+        each = float(row.weights[0])
         if row.component == "rescue":
-            total = total - 0.3 / step.denominators["rescue"] * logp_T.sum() / length
+            total = total - 0.3 / step.denominators["rescue"] * logp_T.sum() * each
         elif row.component == "shared":
             s = torch.exp((logp_T - torch.tensor(row.behaviour_logprobs)).mean()).clamp(0.01, 1.0)
             total = total - 0.7 / step.denominators["shared"] * s * s.detach() * float(row.advantages[0])
@@ -162,7 +174,7 @@ def slow_loss_of_many(model, step: StepOrder, reference) -> torch.Tensor:
                 term = slow_clipped(torch.exp(logp - told), advantage)
                 if advantage < 0:
                     term = term.clamp(max=-3 * advantage)
-                total = total + 0.5 * term / length / step.denominators["pooled"]
+                total = total + 0.5 * term * each / step.denominators["pooled"]
         else:
             teacher = slow_spread(row.teacher_logprobs, row.teacher_spans, logp_T)
             for t, logp in enumerate(logp_T):
@@ -174,7 +186,7 @@ def slow_loss_of_many(model, step: StepOrder, reference) -> torch.Tensor:
                 d = ref_T[t].detach() - logp
                 entropy = -(table_TV[t].exp() * table_TV[t]).sum()
                 token = weight * term + 0.05 * (d.exp() - d - 1).clamp(-10, 10) - 0.02 * entropy
-                total = total + token / length / step.denominators["own"]
+                total = total + token * each / step.denominators["own"]
     return total
 
 
@@ -188,10 +200,11 @@ def check_gradient(model, values, expected: torch.Tensor, loss: torch.Tensor) ->
     assert values["optim/grad_norm"] == pytest.approx(float(expected.norm()), rel=1e-4)
 
 
+@pytest.mark.parametrize("rows_of", TURNS)
 @pytest.mark.parametrize("microbatch_tokens", [48, 96, 10_000])
-def test_the_gradient_equals_the_written_formula_for_any_microbatch(tiny_model, make_rows, microbatch_tokens):
+def test_the_gradient_equals_the_written_formula_for_any_microbatch(tiny_model, make_rows, microbatch_tokens, rows_of):
     """GRPO with decoupled weights plus imitation, summed over components with their own denominators."""
-    step, written = order(make_rows(21)), tiny_model()
+    step, written = order(rows_of(make_rows(21))), tiny_model()
     loss = slow_loss(written, step)
     loss.backward()
     model = tiny_model()
@@ -202,10 +215,11 @@ def test_the_gradient_equals_the_written_formula_for_any_microbatch(tiny_model, 
     check_gradient(model, values, gradient_of(written), loss)
 
 
+@pytest.mark.parametrize("rows_of", TURNS)
 @pytest.mark.parametrize("microbatch_tokens", [48, 10_000])
-def test_many_components_give_the_gradient_of_their_sum(tiny_model, make_rows, microbatch_tokens):
+def test_many_components_give_the_gradient_of_their_sum(tiny_model, make_rows, microbatch_tokens, rows_of):
     """Terms of rows and of tokens, teachers, reference and entropy; the reference itself stays as it is."""
-    step, written, reference = order(make_rows(21, shared=True)), tiny_model(), tiny_model(seed=1)
+    step, written, reference = order(rows_of(make_rows(21, shared=True))), tiny_model(), tiny_model(seed=1)
     loss = slow_loss_of_many(written, step, reference)
     loss.backward()
     model, frozen = tiny_model(), tiny_model(seed=1)

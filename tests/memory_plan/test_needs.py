@@ -97,6 +97,14 @@ def test_versions_are_copied_in_the_engines_format_by_all_ranks_together(rollout
     assert tuple(round(one / MIB) for one in found) == wanted
 
 
+@pytest.mark.parametrize(("shard_size", "wanted"), [(0, 500), (2, 500), (8, 250)])
+def test_ranks_of_other_hosts_copy_their_part_where_they_share_the_copy(shard_size: int, wanted: int) -> None:
+    """Of a version of 2000 MiB for the disk: four ranks of a host, or all eight."""
+    learner = LearnerTable(processes=8, hosts=2, sharding="shard", shard_size=shard_size)
+    table = PolicyTable(model="m", learner=learner, rollout=RolloutTable(embedded_dtype="bfloat16"))
+    assert round(staged_bytes(SIZE, table, is_first=False, in_memory=False) / MIB) == wanted
+
+
 @pytest.mark.parametrize(
     ("rollout", "host", "wanted"),
     [
@@ -229,6 +237,28 @@ def test_shards_divide_what_is_held_and_gather_blocks() -> None:
     assert mib(whole.parts)["summed gradients"] == 4000, "of whole copies, flat"
 
 
+def test_the_gradient_of_a_head_of_its_own_waits_until_the_backward_pass_is_done() -> None:
+    """Whole and in the format of the pass, where shards are summed; without shards it is where it belongs at once."""
+    own = replace(SIZE, head=40 * MIB)
+    sharded = LearnerTable(processes=4, sharding="shard", precision="bfloat16")
+    blocks = replace(SMALL, blocks=9000 * MIB)
+    tied, apart = (mib(rank_needs(size, blocks, sharded, on_gpu=True, **ALONE)[1].parts) for size in (SIZE, own))
+    assert apart["gathered blocks"] - tied["gathered blocks"] == 2 * 40
+    assert apart["gradients"] == tied["gradients"] == 90
+    whole = rank_needs(own, blocks, LearnerTable(), on_gpu=True, **ALONE)[1]
+    assert mib(whole.parts)["gradients"] == 4 * (40 + 90)
+
+
+def test_what_is_outside_of_the_blocks_is_summed_when_nothing_is_gathered() -> None:
+    """Gradients as they were computed, and in float32 before and after the sum."""
+    wide = replace(SIZE, block=10 * MIB)
+    last = replace(SMALL, bottom=9000 * MIB)
+    table = LearnerTable(processes=4, sharding="shard", precision="bfloat16")
+    need = rank_needs(wide, last, table, on_gpu=True, **ALONE)[1]
+    assert need.moment == "backward of the embedding"
+    assert mib(need.parts)["gathered blocks"] == 900 * (2 + 4 + 1)
+
+
 def test_adapters_need_gradients_and_moments_alone() -> None:
     """A hundredth of the parameters is trained: the rest is held and no more; blocks hold all of the adapters."""
     adapters = replace(SIZE, trained=10 * MIB)
@@ -353,6 +383,14 @@ def test_an_engine_holds_the_weights_twice_and_a_cache() -> None:
     assert need.parts["weights"] == 8 * SIZE.parameters
     assert need.parts["key-value cache"] == 4 * 640 * 32 * columns * 1.2
     assert need.parts["sampling"] == 20 * 1000 * 32
+
+
+def test_an_engine_of_episodes_keeps_rows_that_wait_for_their_next_turn() -> None:
+    """Beside its cache, and as much as that at most."""
+    policy = PolicyTable.model_validate({"rollout": {"group_size": 8, "max_new_tokens": 30}})
+    how = {"answers_at_once": 32, "prompt_tokens": 10}
+    need, without = engine_need(SIZE, policy, **how, plays_episodes=True), engine_need(SIZE, policy, **how)
+    assert need.parts == without.parts | {"kept turns": 4 * 640 * 32 * (2 * (10 + 30) + 64)}
 
 
 def test_the_cure_is_the_first_setting_that_fits() -> None:

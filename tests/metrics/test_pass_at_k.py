@@ -1,12 +1,13 @@
 """pass@k, majorities and what policies solve together, held against the enumeration of all choices of answers."""
 
 import itertools
+import math
 from collections.abc import Iterator, Sequence
 
 import numpy as np
 import pytest
 
-from mrl.metrics.pass_at_k import estimate, fail_at_k, majority, passes, together
+from mrl.metrics.pass_at_k import estimate, fail_at_k, kappas, majority, passes, together
 from mrl.records.evaluation_messages import PromptTally
 
 SIZES = range(1, 7)
@@ -105,6 +106,36 @@ def test_with_all_answers_the_matrix_counts_prompts():
     assert found is not None
     assert found.alone == {"a": {"b": 0.25}, "b": {"a": 0.25}}
     assert (found.union.mean, found.rescuable["a"].mean) == (0.75, 0.25)
+
+
+@pytest.mark.parametrize("k", [1, 2, 4])
+def test_likeness_is_cohens_kappa_over_all_choices_of_answers(k):
+    """The slow twin counts, choice by choice, the pairs of outcomes on all prompts, and agreement by chance of them."""
+    n, right = 4, {"a": [0, 1, 4, 2, 3], "b": [3, 0, 1, 0, 3], "c": [0, 0, 2, 1, 4]}
+    found = kappas({name: tallies(*counts, n=n) for name, counts in right.items()}, k)
+    for one, other in itertools.combinations(right, 2):
+        pairs = [
+            pair
+            for a, b in zip(right[one], right[other], strict=True)
+            for pair in itertools.product(map(any, choices(answers(n, a), k)), map(any, choices(answers(n, b), k)))
+        ]
+        observed = mean([a == b for a, b in pairs])
+        by_chance = mean([a == b for (a, _), (_, b) in itertools.product(pairs, pairs)])
+        assert found[one][other] == pytest.approx((observed - by_chance) / (1 - by_chance)), (one, other)
+    assert {one: list(row) for one, row in found.items()} == {"a": ["b", "c"], "b": ["c"]}
+
+
+def test_likeness_is_1_of_equal_sets_0_of_independent_ones_and_below_0_of_opposite_ones():
+    a = tallies(1, 1, 0, 0, n=1)
+    others = {"same": tallies(1, 1, 0, 0, n=1), "any": tallies(1, 0, 1, 0, n=1), "opposite": tallies(0, 0, 1, 1, n=1)}
+    assert kappas({"a": a} | others, 1)["a"] == {"same": 1.0, "any": 0.0, "opposite": -1.0}
+
+
+def test_two_that_solve_everything_or_nothing_have_no_likeness():
+    nothing, everything = tallies(0, 0, n=2), tallies(2, 2, n=2)
+    for pair in ({"a": nothing, "b": nothing}, {"a": everything, "b": everything}, {"a": [], "b": nothing}):
+        assert math.isnan(kappas(pair, 1)["a"]["b"])
+    assert kappas({"a": nothing, "b": everything}, 1) == {"a": {"b": 0.0}}
 
 
 def test_policies_are_compared_on_the_prompts_that_all_have_answered():

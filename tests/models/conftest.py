@@ -12,9 +12,7 @@ from mrl.config.policy_tables import MakeTable
 class Pair:
     """A supervised example."""
 
-    prompt: str
-    completion: str
-    history: tuple[tuple[str, str], ...] = ()
+    turns: tuple[tuple[str, str], ...]
 
 
 class Letters:
@@ -26,7 +24,7 @@ class Letters:
     def draw(self, rng: random.Random, *, practice: bool) -> Pair:
         """One example."""
         word = "".join(rng.choices(self._letters, k=2))
-        return Pair(f"{'Practice' if practice else 'Copy this word'}: {word}", f"copy <answer>{word}</answer>")
+        return Pair(((f"{'Practice' if practice else 'Copy this word'}: {word}", f"copy <answer>{word}</answer>"),))
 
 
 @pytest.fixture

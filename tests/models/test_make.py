@@ -68,21 +68,20 @@ def test_an_example_ends_with_eos(tmp_path, recipe, examples):
     make_policy(recipe, examples, tmp_path / "p", on_step=ignore)
     tokenizer = load_tokenizer(tmp_path / "p")
     example = examples.draw(random.Random(1), practice=False)
-    prompt, completion = encode_example(tokenizer, example)
-    assert tokenizer.decode(prompt) == example.prompt + "\n"
+    ((prompt, completion),) = encode_example(tokenizer, example)
+    ((prompt_text, completion_text),) = example.turns
+    assert tokenizer.decode(prompt) == prompt_text + "\n"
     assert completion[-1] == tokenizer.eos_token_id
-    assert tokenizer.decode(completion[:-1]) == example.completion
+    assert tokenizer.decode(completion[:-1]) == completion_text
 
 
-def test_a_later_turn_reads_the_turns_before_it(tmp_path, recipe, examples):
+def test_every_turn_of_an_episode_is_imitated(tmp_path, recipe, examples):
     """As an episode's row has them: each prompt a line, each turn of the policy with its EOS."""
     make_policy(recipe, examples, tmp_path / "p", on_step=ignore)
     tokenizer = load_tokenizer(tmp_path / "p")
-    example = Example("ab", "c", (("Copy", "b"), ("ba", "d")))
-    prompt, completion = encode_example(tokenizer, example)
+    turns = encode_example(tokenizer, Example((("Copy", "b"), ("ba", "d"))))
     eos = tokenizer.eos_token
-    assert tokenizer.decode(prompt) == f"Copy\nb{eos}ba\nd{eos}ab\n"
-    assert tokenizer.decode(completion) == f"c{eos}"
+    assert [tuple(map(tokenizer.decode, turn)) for turn in turns] == [("Copy\n", f"b{eos}"), ("ba\n", f"d{eos}")]
 
 
 def test_a_second_making_replaces_the_first(tmp_path, recipe, examples):

@@ -19,11 +19,14 @@ def tiny_model(architecture="qwen3"):
 def test_loss_is_the_mean_over_completion_tokens_alone(architecture):
     """Padding, neighbours in the batch and prompt tokens do not count: the loss equals one computed row by row."""
     model = tiny_model(architecture).eval()
-    rows = [([3, 4], [5, 6, 0]), ([7, 8, 9, 10], [11]), ([12], [13, 0])]
+    rows = [[([3, 4], [5, 6, 0])], [([7, 8, 9, 10], [11])], [([12], [13, 0]), ([14, 15], [16, 0]), ([17], [0])]]
     terms = []
-    for prompt, completion in rows:
-        logprobs = torch.log_softmax(model(torch.tensor([prompt + completion])).logits[0].float(), -1)
-        terms += [-logprobs[len(prompt) - 1 + i, token].item() for i, token in enumerate(completion)]
+    for turns in rows:
+        row: list[int] = []
+        for given, imitated in turns:
+            row += given + imitated
+            logprobs = torch.log_softmax(model(torch.tensor([row])).logits[0].float(), -1)[-len(imitated) - 1 :]
+            terms += [-logprobs[i, token].item() for i, token in enumerate(imitated)]
     loss = completion_loss(model, *pad_rows(rows, CPU))
     assert loss.item() == pytest.approx(sum(terms) / len(terms), abs=1e-5)
 
@@ -33,7 +36,7 @@ def test_warm_start_learns(examples):
     model, losses = tiny_model(), []
 
     def encode(example):
-        return [2, 3], [5, 6, 0]
+        return [([2, 3], [5, 6, 0])]
 
     warm_start(
         model,
@@ -54,9 +57,9 @@ def test_practice_comes_first_and_in_larger_batches(examples):
     first = draw_rows(examples, 4, schedule, random.Random(0))
     second = draw_rows(examples, 5, schedule, random.Random(0))
     assert len(first) == 300
-    assert all(one.prompt.startswith("Practice") for one in first)
+    assert all(one.turns[0][0].startswith("Practice") for one in first)
     assert len(second) == 200
-    assert sum(one.prompt.startswith("Practice") for one in second) == pytest.approx(80, abs=25)
+    assert sum(one.turns[0][0].startswith("Practice") for one in second) == pytest.approx(80, abs=25)
 
 
 def test_learning_rate_rises_then_falls_to_the_floor():

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -73,6 +74,21 @@ def test_a_server_has_the_threads_that_the_plan_gave_its_worker(launched, monkey
     assert launched().threads == 2
     monkeypatch.setenv("OMP_NUM_THREADS", "4")
     assert launched(**UNITS).threads == 4
+
+
+@pytest.mark.parametrize("changes", [{}, {"router_replay": True}, {"router_replay": True, "frozen": True}])
+def test_engines_tell_experts_where_a_learner_replays_them(launched, changes):
+    """A server is started able to, and each answer asks for them; nobody trains a frozen policy."""
+    config = config_of("vllm")
+    table = config.policies["a"]
+    learner = table.learner.model_copy(update={"router_replay": "router_replay" in changes})
+    table = table.model_copy(update={"learner": learner, "frozen": "frozen" in changes})
+    config = config.model_copy(update={"policies": config.policies | {"a": table}})
+    receiver = SimpleNamespace(eos_ids=[1])
+
+    told = changes == {"router_replay": True}
+    assert engines._launch(config, "a").tells_experts is told
+    assert engines._sampling(table, receiver).tells_experts is told  # type: ignore[arg-type]
 
 
 def test_an_engine_on_a_unit_samples_its_part_of_the_slots_at_once():

@@ -34,6 +34,7 @@ from mrl.tasks.pool import build_pool
 POOL = {"train_prompts": 4, "held_out_prompts": 2}
 ROOT = Path(__file__).parents[2]
 CALL = ToolCall(name="look_up", arguments='{"key":"b"}')
+LOOK_UP = ToolSpec("look_up", "Looks up.", '{"type":"object"}')
 CHATML = (
     "{% for m in messages %}[{{ m.role }}]{{ m.content }}"
     "{% for c in m.tool_calls or [] %}<call>{{ c.function | tojson }}</call>{% endfor %}</s>\n{% endfor %}"
@@ -45,6 +46,10 @@ HERMES_TEMPLATE = "{# arguments #}" + CHATML.replace("<call>", "<tool_call>").re
 
 def as_it_is(text, _):
     return text
+
+
+def unspelled(_):
+    pytest.fail("nobody has asked for tokens")
 
 
 def own(content, *calls):
@@ -149,12 +154,13 @@ def test_a_peers_calls_are_played_again_in_the_own_syntax(words, template, synta
     """What the environment gets was said in own tokens, and is the peer's call; its answer has the own bridge."""
     voice_of = words(template)
 
-    def read(text, is_cut, has_tools):
+    def read(text, is_cut, tools):
+        assert tools == [LOOK_UP]
         return read_turn(syntax_of(template), text, is_cut=is_cut)
 
     assert syntax_of(template) is syntax
-    voice = OwnVoice(voice_of.spelling, read, voice_of.turn, can_call=True, so_far=as_it_is)
-    replay = TurnReplay([own("", CALL), given("7", "tool"), own("so"), given("on")], voice, has_tools=True)
+    voice = OwnVoice(voice_of.spelling, read, voice_of.turn, can_call=True, so_far=as_it_is, spelled=unspelled)
+    replay = TurnReplay([own("", CALL), given("7", "tool"), own("so"), given("on")], voice, [LOOK_UP])
 
     turn = replay.next_turn()
     assert turn.tool_calls == (CALL,)
@@ -177,8 +183,9 @@ def test_calls_in_a_way_that_is_not_read_are_not_played(words):
         voice_of.turn,
         can_call=False,
         so_far=as_it_is,
+        spelled=unspelled,
     )
-    end = TurnReplay([own("", CALL), given("7", "tool")], voice, has_tools=True).next_turn()
+    end = TurnReplay([own("", CALL), given("7", "tool")], voice, [LOOK_UP]).next_turn()
     assert isinstance(end, EnvironmentTurn)
     assert (end.reason, end.done) == ("unsaid", True)
 
@@ -188,10 +195,15 @@ def test_a_turn_that_is_none_of_a_policys_ends_the_replay(words, messages):
     """Whatever the record says: the worker goes on."""
     voice_of = words()
     voice = OwnVoice(
-        voice_of.spelling, lambda *_: pytest.fail("not said"), voice_of.turn, can_call=True, so_far=as_it_is
+        voice_of.spelling,
+        lambda *_: pytest.fail("not said"),
+        voice_of.turn,
+        can_call=True,
+        so_far=as_it_is,
+        spelled=unspelled,
     )
     turns = [SharedTurn(is_sampled=True, messages=messages), given("7")]
-    assert TurnReplay(turns, voice, has_tools=False).next_turn().reason == "unsaid"
+    assert TurnReplay(turns, voice, []).next_turn().reason == "unsaid"
 
 
 @pytest.fixture

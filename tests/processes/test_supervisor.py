@@ -199,6 +199,8 @@ def main(words):
     if words[0] == "worker":
         time.sleep(600)
     if "lives" in words:
+        while open(os.environ["TOLD"]).read().count("worker") < 2:
+            time.sleep(0.01)
         return 1 if len(open(os.environ["TOLD"]).readlines()) < 4 else 0
     while len(open(os.environ["TOLD"]).readlines()) < 3:
         time.sleep(0.01)

@@ -9,9 +9,10 @@ from scipy import stats
 
 from mrl.metrics.jsonl import MetricsWriter, read_metrics
 from mrl.records.telemetry_messages import MetricsRecord
+from mrl.report.comparing.grid import markdown
 from mrl.report.comparison import AVERAGE, Comparison, RunOutcome, holm, interval, outcome_of, p_value, read_outcome
 from mrl.report.comparison_figure import drawn, learning_curves
-from mrl.report.comparison_table import as_json, grids, markdown
+from mrl.report.comparison_table import as_json, grids
 from mrl.report.run_data import RunData
 
 

@@ -264,19 +264,24 @@ def filed(run: Path, policy: str, step: int, rights: list[int], **more: object) 
 
 
 def test_what_policies_solve_together_is_that_of_their_last_common_evaluation(make_run: Callable[..., Path]) -> None:
-    """One answer of each: qwen solves one prompt of two for sure, llama the other one half of the time."""
+    """One answer of each: qwen solves one prompt of two for sure, llama the other one half of the time.
+
+    At the start each solved one prompt, and not the same.
+    """
     run = make_run(policies=2, steps=40)
     assert "solve together" not in " ".join(outline(write_report(run)).texts), "these say nothing of single prompts"
-    filed(run, "qwen", 0, [0, 0])
-    filed(run, "llama", 0, [0, 0])
+    filed(run, "qwen", 0, [4, 0])
+    filed(run, "llama", 0, [0, 4])
     filed(run, "qwen", 40, [4, 0])
     filed(run, "llama", 40, [0, 2])
 
     text = " ".join(" ".join(outline(write_report(run)).texts).split())
 
     assert "What policies solve together" in text
-    assert "step 40, 1 answer of each" in text
-    assert re.search(r"solved by any 0\.750 ", text)
+    assert re.search(r"1 answer of each step 0 95 % interval step 40 95 % interval ", text)
+    assert re.search(r"solved by any 1\.000 1\.000 to 1\.000 0\.750 ", text)
+    assert re.search(r"unsolved by qwen , solved by another 0\.500 \S+ to \S+ 0\.250 ", text)
+    assert re.search(r"likeness of qwen and llama -1\.000 -0\.500 ", text)
     assert re.search(r"row solves, column does not qwen llama qwen \S+ 0\.500 llama 0\.250 ", text)
 
 

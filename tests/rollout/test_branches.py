@@ -170,9 +170,9 @@ def play(ends_early):
         syntax, found = syntax_of(spelling.template), Played()
         found.with_tools = []
 
-        def read(text, is_cut, has_tools):
-            found.with_tools.append(has_tools)
-            return read_turn(syntax if has_tools else NONE, text, is_cut=is_cut)
+        def read(text, is_cut, tools):
+            found.with_tools.append(bool(tools))
+            return read_turn(syntax if tools else NONE, text, is_cut=is_cut)
 
         words = OwnWords(spelling, end, TURN_TOKENS, 10_000)
         found.agents = [Scripted(script or SCRIPT, float(number)) for number, script in enumerate(scripts)]
@@ -183,7 +183,14 @@ def play(ends_early):
         stage = Stage(
             open=lambda prompt_id: next(waiting),
             rules=lambda prompt_id: EpisodeRules(max_turns, bounds["max_tokens"], failed_reward=-1.0),
-            voice=OwnVoice(spelling, read, words.turn, can_call, so_far=lambda text, _: text),
+            voice=OwnVoice(
+                spelling,
+                read,
+                words.turn,
+                can_call,
+                so_far=lambda text, _: text,
+                spelled=lambda token_id: spelling.name(token_id).encode(),
+            ),
             max_turn_tokens=TURN_TOKENS,
             row_tokens=bounds["row_tokens"],
             pass_tokens=bounds["pass_tokens"],
@@ -442,3 +449,18 @@ def test_the_learner_takes_an_episode_with_branches_as_each_of_its_rows_alone(fo
     assert values["loss/total"] == pytest.approx(total.item(), abs=1e-5)
     for own, expected in zip(model.parameters(), plain.parameters(), strict=True):
         assert torch.allclose(own.grad, expected.grad, atol=1e-4 * float(expected.grad.abs().max()))
+
+
+def test_tokens_of_a_turn_are_told_where_they_are_asked_for(folder, play):
+    """As they are in the row that is trained on, with the log-probabilities that they were sampled with."""
+    script = [EnvironmentTurn((user("one"),), wants_tokens=True), told(user("two")), done()]
+    found = play(folder, script, history="sampled")
+    (played,), (agent,) = found, found.agents
+    first, second = agent.heard
+    size = played.segments[0].num_tokens
+    assert [one.token_id for one in first.sampled] == played.token_ids[:size].tolist()
+    assert [one.logprob for one in first.sampled] == played.logprobs[:size].tolist()
+    names = load_tokenizer(folder).convert_ids_to_tokens(played.token_ids[:size].tolist())
+    assert [one.spelled.decode() for one in first.sampled] == [name or "" for name in names]
+    assert any(names)
+    assert second.sampled == ()

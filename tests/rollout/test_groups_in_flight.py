@@ -1,9 +1,11 @@
 """Groups in the engine: complete out of order, believed only when their weights are proved."""
 
+import itertools
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from structlog.testing import capture_logs
 
 from mrl.engines.engine import Finished, Generation, GenerationRequest
 from mrl.errors import RoleFailed
@@ -122,6 +124,39 @@ def test_states_that_lead_nowhere_end_no_run(flights):
         begun, given_up = beginnings.sort(complete)
         assert begun == []
         assert given_up == [StaleGroup(ticket=f"{number}", num_tokens=0, unbegun="unequal")]
+
+
+def test_agents_that_are_always_silent_are_told_of(flights):
+    """For how long no group has come and why, every 30 s, until one comes; while others come nothing is said."""
+    now_s, numbers = [0.0], itertools.count()
+    beginnings = Beginnings(lambda: now_s[0])
+
+    def came(at_s, *words):
+        """What is told when a group comes, or is given up for each of these reasons."""
+        now_s[0], complete = at_s, []
+        for reason in words:
+            (request,) = flights.depart([item(f"{next(numbers)}", 1)])
+            nothing, verdict = np.zeros(0, np.int32), Verdict(0.0, "", failure="given_up", words=reason)
+            silent = PlayedEpisode(
+                nothing, nothing.astype(np.float32), [], FinishReason.LENGTH, nothing, [], verdict, "given_up"
+            )
+            complete += flights.arrive([Finished(request.request_id, 0, silent if reason else answer(OLD))])
+        with capture_logs() as said:
+            beginnings.sort(complete)
+        return [(one["since_s"], one["groups"], one["cure"]) for one in said if "no group has come" in one["event"]]
+
+    silent, away = "its agent said nothing for 9 s", "the gateway hung up"
+    assert came(29.0, silent, silent, away) == []
+    assert came(31.0, "", silent) == [], "one came"
+    assert came(60.0, silent) == []
+    ((since_s, groups, cure),) = came(62.0, silent, away)
+    assert (since_s, groups) == (31, f"3 of them: {silent}; 1 of them: {away}")
+    assert "gateway.idle_s" in cure
+    assert came(91.0) == []
+    ((since_s, groups, _),) = came(93.0)
+    assert since_s == 62
+    assert came(200.0, "") == came(300.0, silent) == came(329.0) == [], "only from then on none has come"
+    assert came(330.0)
 
 
 @pytest.mark.parametrize(("ending", "ends_the_worker"), [("given_up", False), ("raised", True)])

@@ -268,6 +268,7 @@ def test_scores_over_a_change_of_weights_are_made_again(rig):
         ({"text": None, "messages": (Message("user", "x" * 400), Message("user", "é" * 185))}, "770 bytes"),
         ({"text": None, "messages": (Message("user", "x"),), "tools": ("[" + "1," * 400 + "1]",)}, "804 bytes"),
         ({"text": ""}, "it has no token"),
+        ({"stop_token_ids": (7,)}, "stop_token_ids: 7 ends no answer of qwen; wanted some of [0-9]+, which end all"),
     ],
 )
 def test_what_cannot_be_asked_is_refused_in_words(rig, asked, words):

@@ -24,7 +24,7 @@ from mrl.rollout import playing
 from mrl.rollout.episode import EpisodeRequest, EpisodeRules, PlayedEpisode
 from mrl.rollout.playing import EpisodeEngine, Stage
 from mrl.rollout.replaying import OwnVoice
-from mrl.tasks.environments.contract import PolicyTurn
+from mrl.tasks.environments.contract import EnvironmentTurn, PolicyTurn
 from mrl.tasks.environments.environment_pool import EnvironmentPool
 
 VOCAB, TURN_TOKENS, BOUND_S = 400, 5, 120.0
@@ -85,10 +85,11 @@ def voice_of(folder, *, can_call=True) -> OwnVoice:
     spelling = TurnSpelling(folder, PromptTable(), eos_ids=[end])
     return OwnVoice(
         spelling,
-        read=lambda text, is_cut, has_tools: (PolicyTurn(text), Message(role="assistant", content=text)),
+        read=lambda text, is_cut, tools: (PolicyTurn(text), Message(role="assistant", content=text)),
         say=lambda messages: spelling.turn(messages[0].content, eos_id=end),
         can_call=can_call,
         so_far=lambda text, _: text,
+        spelled=lambda token_id: spelling.name(token_id).encode(),
     )
 
 
@@ -193,6 +194,63 @@ def test_limits_of_the_task_end_an_episode_with_its_reward(make_player, always_e
     assert played.finish_reason is FinishReason.LENGTH
 
 
+def at_once(turn: EnvironmentTurn) -> "Future[EnvironmentTurn]":
+    future: Future[EnvironmentTurn] = Future()
+    future.set_result(turn)
+    return future
+
+
+class Debating:
+    """Goes on for so many turns; its reward comes when all of its `others` have had theirs."""
+
+    def __init__(self, num_turns):
+        self._left, self._reward, self.others = num_turns, Future(), []
+        self.first = at_once(EnvironmentTurn((Message("user", "go"),)))
+
+    @property
+    def is_over(self):
+        """Whether it has had its turns."""
+        return self._left <= 0
+
+    def step(self, turn):
+        """The next message."""
+        self._left -= 1
+        for one in (self, *self.others):
+            if all(each.is_over for each in (one, *one.others)):
+                one._reward.set_result(EnvironmentTurn(done=True, reward=1.0, reason="max_turns"))
+        return at_once(EnvironmentTurn((Message("user", "on"),)))
+
+    def finish(self, reason, turn=None):
+        """The reward, some day."""
+        return self._reward
+
+    def close(self):
+        """Nothing."""
+
+
+def test_who_waits_for_its_reward_alone_keeps_no_other_from_its_turn(folder, always_ends):
+    """In step, too: the reward may hang on turns of others, as where an agent plays with several policies."""
+    sessions = {"1": Debating(1), "3": Debating(3)}
+    sessions["1"].others, sessions["3"].others = [sessions["3"]], [sessions["1"]]
+    end = load_tokenizer(folder).eos_token_id
+    engine = EmbeddedEngine(folder, Sampling(1.0, TURN_TOKENS, (end,)), device="cpu", max_running=8)
+    engine.label(Version(0, 1))
+    stage = Stage(
+        open=sessions.get,
+        rules=lambda prompt_id: EpisodeRules(int(prompt_id), 1000, failed_reward=-1.0),
+        voice=voice_of(folder),
+        max_turn_tokens=TURN_TOKENS,
+        row_tokens=10_000,
+        in_step=True,
+    )
+    with closing(EpisodeEngine(engine, stage)) as player:
+        player.submit([request("1", 1), request("3", 1)])
+        found, until_s = [], time.monotonic() + BOUND_S / 4
+        while len(found) < 2 and time.monotonic() < until_s:
+            found += player.collect(1.0)
+    assert [one.generation.verdict.reward for one in found] == [1.0, 1.0]
+
+
 @pytest.fixture
 def always_ends(monkeypatch):
     """Turns of the policy end by themselves, after two tokens at most."""
@@ -275,7 +333,7 @@ def test_tools_that_nobody_can_call_are_told(make_player):
         object.__setattr__(player._stage, "open", lambda prompt_id: pool.open(int(prompt_id), {}))
         player.submit([request("7", 1)])
         played = collected(player, 1)["r7", 0]
-    assert "shows no calls that can be read" in played.verdict.words
+    assert "shows no calls that can be read; policies.X.prompt.family may" in played.verdict.words
     assert not played.token_ids.size
 
 

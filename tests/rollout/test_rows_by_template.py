@@ -89,10 +89,11 @@ def play(folder):
             spelling = TurnSpelling(folder, PromptTable(history=history), eos_ids=[end])
             voice = OwnVoice(
                 spelling,
-                read=lambda text, is_cut, has_tools: (PolicyTurn(text), Message(role="assistant", content=text)),
+                read=lambda text, is_cut, tools: (PolicyTurn(text), Message(role="assistant", content=text)),
                 say=lambda messages: spelling.turn(messages[0].content, eos_id=end),
                 can_call=True,
                 so_far=lambda text, _: text,
+                spelled=lambda token_id: spelling.name(token_id).encode(),
             )
             engine = EmbeddedEngine(folder, Sampling(1.0, TURN_TOKENS, (end,)), device="cpu", max_running=8)
             engine.label(Version(0, 1))

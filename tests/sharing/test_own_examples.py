@@ -2,6 +2,7 @@ import msgspec
 import numpy as np
 import pytest
 
+from mrl.records.chosen_experts import ChosenExperts
 from mrl.sharing.own_examples import own_advantages, own_examples
 
 
@@ -87,3 +88,24 @@ def test_a_masked_answer_may_keep_its_place(rows, make_group):
     own = rows([make_group([1, 0], finished=False)], mask_cut_answers=True, keep_idle=True)
     assert [row.weights.sum() for row in own.examples] == [0, 0]
     assert own.lengths == []
+
+
+def test_rows_have_the_experts_of_their_answers_and_share_those_of_the_prompt(rows, make_group):
+    """As they came; those of another number of tokens are none."""
+    experts = [np.arange(4 * size, dtype=np.uint8).reshape(size, 4) for size in (2, 3)]
+    of_prompt = np.full((2, 4), 300, dtype=np.uint16)
+    group = make_group([1, 0])
+    answers = [
+        msgspec.structs.replace(answer, experts=ChosenExperts.packed(told))
+        for answer, told in zip(group.answers, experts, strict=True)
+    ]
+    told = msgspec.structs.replace(group, answers=answers, prompt_experts=ChosenExperts.packed(of_prompt))
+
+    first, second = rows([told]).examples
+    for row, wanted in zip((first, second), experts, strict=True):
+        np.testing.assert_array_equal(row.experts, wanted)
+    np.testing.assert_array_equal(first.prompt_experts, of_prompt)
+    assert first.prompt_experts is second.prompt_experts
+    odd = msgspec.structs.replace(told, prompt_experts=ChosenExperts.packed(of_prompt[:1]))
+    assert rows([odd]).examples[0].prompt_experts is None
+    assert all(row.experts is row.prompt_experts is None for row in rows([group]).examples)

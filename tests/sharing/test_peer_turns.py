@@ -9,6 +9,7 @@ import torch
 from msgspec import structs
 
 from mrl.alignment.aligned_batch import AlignedBatch
+from mrl.records.chosen_experts import ChosenExperts
 from mrl.records.codec import encode, pack_array, unpack_array
 from mrl.records.episodes import CUT, EpisodeSegment
 from mrl.records.experience import MAX_COMPLETION_BYTES, Received, SharedAnswer
@@ -434,8 +435,10 @@ def test_special_tokens_that_open_a_call_are_dropped_with_it(share, read):
 
 
 def test_own_episodes_lose_the_end_of_every_turn_under_hacpo(build, context, make, step_of, voices):
-    """In the row, its behaviour, and what divides."""
-    answers = [voices["own"].played(GUESSED, reward=float(n), seed=n) for n in range(2)]
+    """In the row, its behaviour, its experts, and what divides."""
+    played = [voices["own"].played(GUESSED, reward=float(n), seed=n) for n in range(2)]
+    places = [np.arange(answer.num_sampled_tokens, dtype=np.uint8)[:, None] for answer in played]
+    answers = [structs.replace(one, experts=ChosenExperts.packed(at)) for one, at in zip(played, places, strict=True)]
     group = structs.replace(make.group([0.0, 1.0]), answers=answers)
     found = step_of(build("hacpo", context(aggregation="token_mean")), [group])
     whole = step_of(build("hacpo", context(aggregation="token_mean"), own_eos=True), [group])
@@ -447,6 +450,7 @@ def test_own_episodes_lose_the_end_of_every_turn_under_hacpo(build, context, mak
         kept = ~np.isin(full.trained_token_ids, eos)
         assert row.trained_token_ids.tolist() == full.trained_token_ids[kept].tolist()
         assert row.behaviour_logprobs.tolist() == full.behaviour_logprobs[kept].tolist()
+        assert row.experts.tolist() == full.experts[kept].tolist()
         assert row.weights.tolist() == [1.0] * kept.sum()
         assert row.answer_token_ids.tolist() == full.answer_token_ids[:-1].tolist()
 

@@ -69,6 +69,7 @@ FLAGS = [
         ("observability", "Observability", "enable_metrics", False),
         ("observability", "Observability", "decode_log_interval", 40),
         ("exec_", "ExecFeatures", "enable_memory_saver", False),
+        ("exec_", "ExecFeatures", "enable_return_routed_experts", False),
         ("exec_", "ExecKernel", "attention_backend", None),
         ("exec_", "ExecKernel", "sampling_backend", None),
         ("exec_", "ExecKernel", "grammar_backend", None),
@@ -211,7 +212,7 @@ ANSWERS = [
         )
         for name in (
             *("sglang:num_running_reqs", "sglang:num_queue_reqs", "sglang:token_usage", "sglang:realtime_tokens_total"),
-            "sglang:generation_tokens_total",
+            *("sglang:generation_tokens_total", "sglang:prompt_tokens_total", "sglang:cached_tokens_total"),
         )
     ),
 ]
@@ -362,4 +363,63 @@ SAMPLING = [
     ),
 ]
 
-CONTRACTS = [*ROUTES, *FLAGS, *VARIABLES, *REQUESTS, *ANSWERS, *UPDATING, *SAMPLING]
+ENTRY = "mrl/engines/inside/for_sglang/sglang_cpu_experts.py"
+CAPTURED = f"{SRT}/state_capturer/base.py"
+EXPERTS = [
+    *(
+        Contract(f"a request has {field}", IO, Field("GenerateReqInput", field, default), f"{SERVING}, _body_of_answer")
+        for field, default in (("return_routed_experts", False), ("routed_experts_start_len", 0))
+    ),
+    Contract(
+        "an answer has the experts of its tokens in base64, and counts those of its prompt",
+        TOKENIZER,
+        Says(("routed_experts", "prompt_tokens"), "TokenizerManager"),
+        f"{SERVING}, _experts",
+    ),
+    *meaning(
+        "experts are collected when a request has finished, from the place asked for to the last but one token",
+        f"{SRT}/managers/scheduler_components/batch_result_processor.py",
+        ("SchedulerBatchResultProcessor._maybe_collect_routed_experts",),
+        f"{SERVING}, _experts, and tests/engines/test_sglang_experts.py",
+        cpu="cd0748855710",
+        gpu="cd0748855710",
+    ),
+    *meaning(
+        "they are those of each place of the cache, whoever wrote it",
+        CAPTURED,
+        ("BaseTopkCapturer.get_topk",),
+        f"{SERVING}, _experts",
+        cpu="cc020fe6680e",
+        gpu="cc020fe6680e",
+    ),
+    *meaning(
+        "their table is made by the function of its device, in 32 bits",
+        CAPTURED,
+        ("BaseHostCache.__init__",),
+        ENTRY,
+        cpu="4f220b589373",
+    ),
+    *meaning(
+        "on a CPU that function asks for memory that a GPU knows",
+        f"{SRT}/mem_cache/pool_host/common.py",
+        ("alloc_with_host_register",),
+        f"{ENTRY}: without it that file is not needed",
+        cpu="6a3075c991db",
+    ),
+    Contract(
+        "functions of devices are in ALLOC_MEMORY_FUNCS",
+        f"{SRT}/mem_cache/pool_host/common.py",
+        Uses(("ALLOC_MEMORY_FUNCS",)),
+        ENTRY,
+        ("cpu",),
+    ),
+    Contract(
+        "its entry is run_server, of arguments that were prepared",
+        "sglang/launch_server.py",
+        Uses(("run_server", "prepare_server_args", "load_plugins", "kill_process_tree")),
+        ENTRY,
+        ("cpu",),
+    ),
+]
+
+CONTRACTS = [*ROUTES, *FLAGS, *VARIABLES, *REQUESTS, *ANSWERS, *UPDATING, *SAMPLING, *EXPERTS]

@@ -14,12 +14,12 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 from mrl.config.policy_tables import PromptTable
 from mrl.models.tokenizers import train_byte_level
 from mrl.models.turn_spelling import TurnSpelling
-from mrl.models.warm_start import completion_loss, lr_factor, pad_rows
+from mrl.models.warm_start import EncodedTurn, completion_loss, lr_factor, pad_rows
 from mrl.records.episodes import Message
 from mrl.tasks.environments.doors import named_class
 from mrl.tasks.environments.tool_syntax import PLAIN
 from mrl.tasks.environments.user_class import tools_of
-from mrl.tasks.games.demonstrations import GameTurn, demonstrated
+from mrl.tasks.games.demonstrations import Said, demonstrated
 from mrl.tasks.games.game_names import GAMES
 from tests.support.engine_rig import Weights
 from tests.support.forgetful_template import END, FORGETFUL, OPEN
@@ -41,9 +41,9 @@ def talking_policy(folder: Path, *, steps: int, reasons: bool = False) -> Weight
     """Make the folder; the policy has learnt for so many steps. One that `reasons` has a template that drops it."""
     torch.manual_seed(1)
     rng = random.Random(1)
-    episodes = [(game, _played(game, seed, rng)) for game in GAMES for seed in range(400)]
+    episodes = [(game, _played(game, seed, rng)) for game in SKILL for seed in range(400)]
     thought = THOUGHT * reasons
-    texts = [thought * 9] + [f"{turn.prompt}\n{turn.completion}\n" for _, turns in episodes for turn in turns]
+    texts = [thought * 9] + [f"{prompt}\n{completion}\n" for _, turns in episodes for prompt, completion in turns]
     tokenizer = train_byte_level([*texts, '<tool_call>{"name": "lookup", "arguments": {"key": "'] * 2, VOCAB - 2)
     tokenizer.add_special_tokens({"eos_token": END, "additional_special_tokens": [OPEN]})
     tokenizer.chat_template = FORGETFUL if reasons else TEMPLATE
@@ -71,27 +71,25 @@ def talking_policy(folder: Path, *, steps: int, reasons: bool = False) -> Weight
     return Weights(folder, model)
 
 
-def _played(game: str, seed: int, rng: random.Random) -> Sequence[GameTurn]:
+def _played(game: str, seed: int, rng: random.Random) -> Said:
     return demonstrated(game, seed, rng, skill=SKILL[game])
 
 
-def _rows(
-    game: str, turns: Sequence[GameTurn], spelling: TurnSpelling, end: int, thought: str
-) -> list[tuple[list[int], list[int]]]:
-    """(prompt, completion) of every turn, of which each begins with a thought."""
+def _rows(game: str, turns: Said, spelling: TurnSpelling, end: int, thought: str) -> list[list[EncodedTurn]]:
+    """A row for every turn, of which each begins with a thought."""
     name = GAMES[game]
     tools = [tool.spec.as_chat() for tool in tools_of(named_class(name), name).values()]
-    conversation = [Message("user", turns[0].prompt)]
+    conversation = [Message("user", turns[0][0])]
     row = spelling.opening(conversation, tools).tolist()
     found = []
-    for turn, following in zip(turns, [*turns[1:], None], strict=True):
-        said = PLAIN.read(turn.completion)
+    for (_, completion), following in zip(turns, [*turns[1:], None], strict=True):
+        said = PLAIN.read(completion)
         text = spelling.said(thought + said.content, said.tool_calls)
         assert text is not None
         spelled = spelling.turn(text, eos_id=end)
-        found.append((row, spelled.tolist()))
+        found.append([(row, spelled.tolist())])
         if following:
-            answer = Message("tool" if said.tool_calls else "user", following.prompt)
+            answer = Message("tool" if said.tool_calls else "user", following[0])
             conversation += [Message("assistant", thought + said.content, said.tool_calls), answer]
             anew = spelling.anew(conversation, tools)
             bridge = spelling.bridge(spelled.tolist(), said.tool_calls, [answer])
@@ -99,9 +97,7 @@ def _rows(
     return found
 
 
-def _learn(
-    model: Qwen3ForCausalLM, rows: Sequence[tuple[list[int], list[int]]], steps: int, rng: random.Random
-) -> None:
+def _learn(model: Qwen3ForCausalLM, rows: Sequence[Sequence[EncodedTurn]], steps: int, rng: random.Random) -> None:
     optimizer = torch.optim.AdamW(model.parameters(), lr=PEAK_LR, betas=(0.9, 0.98))
     for step in range(steps):
         for group in optimizer.param_groups:

@@ -77,7 +77,7 @@ FLAGS = [
         *("--generation-config", "--skip-tokenizer-init", "--enable-lora", "--max-loras", "--max-lora-rank"),
         *("--lora-target-modules", "--enforce-eager", "--distributed-executor-backend", "--worker-extension-cls"),
         *("--enable-chunked-prefill", "--max-num-batched-tokens", "--enable-sleep-mode", "--gpu-memory-utilization"),
-        "--tensor-parallel-size",
+        *("--tensor-parallel-size", "--enable-return-routed-experts"),
     )
 ] + [
     Contract(
@@ -152,7 +152,7 @@ VALUES = [
         Contract(f"vLLM counts {name}", "vllm/v1/metrics/loggers.py", Says((name,)), f"{SERVING}, usage")
         for name in (
             *("vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:kv_cache_usage_perc"),
-            "vllm:generation_tokens",
+            *("vllm:generation_tokens", "vllm:prefix_cache_queries", "vllm:prefix_cache_hits"),
         )
     ),
 ]
@@ -522,7 +522,57 @@ CPU_WORKER = [
     ),
 ]
 
+EXPERTS = [
+    Contract(
+        "sampling has routed_experts_prompt_start, which is 0",
+        "vllm/sampling_params.py",
+        Field("SamplingParams", "routed_experts_prompt_start", 0),
+        f"{SERVING}, generate",
+    ),
+    *(
+        Contract(
+            "an answer has routed_experts",
+            f"{TOKENS}/protocol.py",
+            Field(owner, "routed_experts", None),
+            f"{SERVING}, _segment",
+        )
+        for owner in ("GenerateChoiceBase", "GenerateStreamChoiceBase")
+    ),
+    *meaning(
+        "they are a file of numpy in base64",
+        "vllm/utils/serial_utils.py",
+        ("numpy2base64",),
+        f"{SERVING}, _array_of",
+        cpu="f896e948a5e2",
+        gpu="f896e948a5e2",
+    ),
+    *meaning(
+        "they are of all places up to the last but one token",
+        "vllm/distributed/aux_output_connector/connector.py",
+        ("AuxOutputSchedulerConnector.take_output",),
+        f"{SERVING}, _segment",
+        cpu="fc3ce2e7b190",
+        gpu="fc3ce2e7b190",
+    ),
+    *meaning(
+        "they want the second model runner, the cache of prefixes, and neither pipeline nor context parallelism",
+        "vllm/config/vllm.py",
+        ("VllmConfig._verify_aux_output_compatibility",),
+        f"{LAUNCHING}, and docs/mixtures.md",
+        cpu="a7ee76bc0ff9",
+        gpu="a7ee76bc0ff9",
+    ),
+    Contract(
+        "that runner needs Triton, which drives no CPU",
+        "vllm/config/vllm.py",
+        Says(("Model Runner V2 requires Triton.",), "VllmConfig._validate_v2_model_runner"),
+        f"{LAUNCHING}: else vLLM on a CPU may tell experts, too",
+        CPU,
+    ),
+]
+
 CONTRACTS = [
+    *EXPERTS,
     *(*ROUTES, *FLAGS, *VARIABLES, *VALUES, *REQUESTS, *ANSWERS),
     *(*PAUSE, *WEIGHTS, *LOGPROBS, *PROCESSES, *CPU_WORKER),
 ]

@@ -163,7 +163,7 @@ class Run:
         """Processes that were seen in the run and are still alive."""
         return [process.pid for process in psutil.process_iter() if process.pid in self._seen and _is_live(process)]
 
-    def until(self, condition: Callable[[], Any], what: str, timeout_s: float = 240.0) -> Any:
+    def until(self, condition: Callable[[], Any], what: str, timeout_s: float = 480.0) -> Any:
         """Poll until the condition holds; fails with the run's log when it does not in time or the run ends first."""
         deadline_s = time.monotonic() + timeout_s
         while time.monotonic() < deadline_s:
@@ -176,7 +176,7 @@ class Run:
             time.sleep(0.2)
         pytest.fail(f"{what}: did not happen; log of the run:\n{self.tail()}")
 
-    def finish(self, timeout_s: float = 240.0) -> int:
+    def finish(self, timeout_s: float = 480.0) -> int:
         """Wait for the end; returns the exit code."""
         assert self.process is not None
         try:

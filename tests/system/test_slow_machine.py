@@ -58,6 +58,7 @@ def events(folder: Path) -> list[str]:
     return [json.loads(line)["event"] for line in lines if line.startswith("{") and line.endswith("}")]
 
 
+@pytest.mark.slow
 def test_a_run_on_a_slow_machine_gets_on(make_run, busy, tmp_path, monkeypatch):
     """No lease is lost and no process starts twice, though no batch comes within the learners' patience."""
     (tmp_path / "slow").mkdir()

@@ -38,12 +38,12 @@ def test_examples_are_executed_correctly_and_drawn_by_the_prior(tables, pool_tab
     rng = random.Random(0)
     named = Counter()
     for _ in range(2000):
-        example = examples.draw(rng, practice=False)
-        word = example.prompt.split()[-1]
+        ((prompt, completion),) = examples.draw(rng, practice=False).turns
+        word = prompt.split()[-1]
         results = {"reverse": word[::-1], "swap": word[1] + word[0] + word[2:], "rotate": word[1:] + word[0]}
-        operation = example.completion.split()[0]
-        assert example.completion == f"{operation} <answer>{results[operation]}</answer>"
-        named[("backward" in example.prompt, operation)] += 1
+        operation = completion.split()[0]
+        assert completion == f"{operation} <answer>{results[operation]}</answer>"
+        named[("backward" in prompt, operation)] += 1
     foreign = {operation: named[(True, operation)] for operation in results}
     assert foreign["reverse"] / sum(foreign.values()) == pytest.approx(0.1, abs=0.03)
     assert foreign["swap"] / sum(foreign.values()) == pytest.approx(0.8, abs=0.05)
@@ -53,9 +53,9 @@ def test_practice_shows_all_operations_equally(tables, pool_table):
     """Under the neutral prompt the skewed prior plays no role."""
     examples = collect_examples(tables, pool_table, skilled_in=["swap"], rare_share=0.01)
     rng = random.Random(0)
-    drawn = [examples.draw(rng, practice=True) for _ in range(1500)]
-    assert all(example.prompt.startswith("Practice: ") for example in drawn)
-    counts = Counter(example.completion.split()[0] for example in drawn)
+    drawn = [turn for _ in range(1500) for turn in examples.draw(rng, practice=True).turns]
+    assert all(prompt.startswith("Practice: ") for prompt, _ in drawn)
+    counts = Counter(completion.split()[0] for _, completion in drawn)
     assert all(count == pytest.approx(500, rel=0.2) for count in counts.values())
     assert len(counts) == 3
 
@@ -68,7 +68,7 @@ def test_warm_start_and_pool_share_no_word(tables):
     used |= {prompt.text.split()[-1].lower() for prompt in pool.held_out}
     examples = collect_examples(tables, pool_table, skilled_in=[], rare_share=0.0)
     rng = random.Random(0)
-    shown = {examples.draw(rng, practice=i % 2 == 0).prompt.split()[-1].lower() for i in range(3000)}
+    shown = {examples.draw(rng, practice=i % 2 == 0).turns[0][0].split()[-1].lower() for i in range(3000)}
     assert not used & shown
 
 

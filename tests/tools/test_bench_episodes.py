@@ -7,7 +7,7 @@ from pathlib import Path
 
 import bench_episodes
 import pytest
-from bench_episodes import SINGLE, Figures, rows_of
+from bench_episodes import KEPT, READ_AGAIN, SINGLE, Figures, rows_of
 
 TOOL = Path(__file__).parents[2] / "tools/bench_episodes.py"
 
@@ -23,7 +23,7 @@ def test_a_tiny_run_ends_with_its_figures():
     told = json.loads(done.stdout.splitlines()[-1])
     assert told["bench"] == "episodes"
     values = {row["name"]: row["value"] for row in told["rows"]}
-    assert all(values[f"{name}: a second"] > 0 for name in (SINGLE, "instant", "50 ms"))
+    assert all(values[f"{name}: a second"] > 0 for name in (SINGLE, "instant", "50 ms", KEPT, READ_AGAIN))
     assert set(told["rows"][0]) == {"name", "value", "unit", "against", "ratio", "required", "ok"}
 
 
@@ -31,11 +31,14 @@ def test_a_tiny_run_ends_with_its_figures():
 def test_an_environment_that_waits_may_not_halve_the_pace(slow_s, is_ok):
     """Ratios are to answers of one turn, but for what is required."""
     figures = {SINGLE: Figures(1.0, 1.0), "instant": Figures(2.0, 1.8), "50 ms": Figures(slow_s, 2.0)}
+    figures |= {KEPT: Figures(5.0, 4.0), READ_AGAIN: Figures(8.0, 8.0)}
 
     rows = {row.name: row for row in rows_of(figures, 100)}
 
     assert (rows["instant: a second"].value, rows["instant: a second"].ratio) == (50.0, 0.5)
     assert rows["instant: CPU"].ratio == 1.8
+    kept = rows[f"{KEPT}: CPU of an episode"]
+    assert (kept.value, kept.ratio) == (40.0, 0.5)
     turn_ms = rows["instant: CPU of a turn beyond its tokens"].value
     assert turn_ms == pytest.approx(1000 * 0.8 / (100 * bench_episodes.TURNS))
     assert all(row.ok for row in rows.values()) == is_ok

@@ -4,6 +4,7 @@
 - `policy_rules`      within one policy
 - `objective_rules`   objectives, corrections and penalties of a policy
 - `reward_rules`      rewards, verifiers and judges of tasks
+- `agent_rules`       agents of tasks: functions, programs, those from outside
 - `evaluation_rules`  draws and temperatures of evaluations
 - `unit_rules`        leased units, and what may sleep on them
 """

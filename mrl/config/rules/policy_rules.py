@@ -259,6 +259,28 @@ def _check_learner(key: str, policy: PolicyTable, where: str) -> None:
     _check_hosts(key, policy, where)
     _check_sharding(key, learner, where)
     _check_shared_passes(key, learner, where)
+    if learner.router_replay:
+        _check_replay(f"{key}.learner.router_replay", policy, where)
+
+
+def _check_replay(spot: str, policy: PolicyTable, where: str) -> None:
+    """What engine says where tokens went, and which learner can send them there, as far as the configuration tells."""
+    rollout = policy.rollout
+    if policy.make is not None and policy.make.architecture != "qwen3_moe":
+        wanted = 'a mixture of experts, such as make.architecture = "qwen3_moe"'
+        raise ConfigError(
+            f"{spot}: the policy has no routers", where=where, got=policy.make.architecture, wanted=wanted
+        )
+    if policy.learner.compile:
+        what, cure = f"{spot}: compiled blocks choose for themselves", "leave one of them out"
+        raise ConfigError(what, where=where, got="true, with compile = true", cure=cure)
+    if rollout.engine == "vllm" and policy.device == "cpu" and not rollout.server.url:
+        raise ConfigError(
+            f"{spot}: vLLM on a CPU does not say which experts tokens went to",
+            where=where,
+            wanted='rollout.engine = "sglang" or "embedded", or vllm with device = "cuda"',
+            cure=f"or leave {spot} out",
+        )
 
 
 def _check_kernels(key: str, policy: PolicyTable, where: str) -> None:

@@ -1,5 +1,6 @@
 """Rules that span several tables of a configuration."""
 
+from mrl.config.rules.agent_rules import check_agent_tables
 from mrl.config.rules.evaluation_rules import check_evaluation
 from mrl.config.rules.policy_rules import check_policy
 from mrl.config.rules.reward_rules import check_rewards
@@ -14,7 +15,7 @@ def check_rules(config: RunConfig, *, where: str) -> None:
     """Raises ConfigError for the first pair of keys that contradict each other."""
     _check_names(config, where)
     _check_trackers(config, where)
-    _check_agents(config, where)
+    check_agent_tables(config, where)
     _check_serving(config, where)
     for name, policy in config.policies.items():
         check_policy(name, policy, where)
@@ -56,19 +57,6 @@ def _check_trackers(config: RunConfig, where: str) -> None:
                 got=tracker.samples,
                 cure=f"--run.rollouts_mib 64, or leave trackers.{place}.samples out",
             )
-
-
-def _check_agents(config: RunConfig, where: str) -> None:
-    """A synchronous run samples nothing before all episodes are begun; nobody knows how many come from outside."""
-    outside = next((task for task, table in config.tasks.items() if table.is_outside), "")
-    if outside and config.run.sync:
-        raise ConfigError(
-            "run.sync: agents from outside come when they will",
-            where=where,
-            got=f'tasks.{outside}.dataset = "outside"',
-            wanted="a function that the run starts itself",
-            cure="--run.sync false",
-        )
 
 
 def _check_serving(config: RunConfig, where: str) -> None:

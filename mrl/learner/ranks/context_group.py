@@ -29,10 +29,11 @@ class ContextGroup:
     size: int
     """C."""
 
-    def own_places(self, values_L: Tensor) -> Tensor:
-        """[l] of this rank; places beyond L are 0."""
+    def own_places(self, values_L: Tensor, *, beyond: int = 0) -> Tensor:
+        """[l] of this rank, with further dimensions as they are; places beyond L have the value `beyond`."""
         num_own = self._num_own(len(values_L))
-        filled = functional.pad(values_L, (0, num_own * self.size - len(values_L)))
+        missing = num_own * self.size - len(values_L)
+        filled = functional.pad(values_L, (0, 0) * (values_L.ndim - 1) + (0, missing), value=beyond)
         return filled[self.rank * num_own : (self.rank + 1) * num_own]
 
     def own_tokens(self, predict_at_T: Tensor, num_places: int) -> tuple[Tensor, Tensor]:

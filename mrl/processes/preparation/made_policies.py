@@ -41,10 +41,14 @@ VERIFYING = {
     "max_episode_tokens",
     "episode_s",
     "episode_cpu_s",
+    "command",
+    "agent_memory_mib",
     "environment_processes",
     "environment_memory_mib",
 }
 """Keys of a task that say nothing about its examples."""
+MAKING_FOLDERS = "models", "tasks", "tasks/games"
+"""Folders of the package whose own modules a made policy depends on."""
 POLL_S = 0.1
 SAY_EVERY_S, TELL_EVERY_S = 0.5, 10.0
 """How often a maker says how far it is, and how often that is printed where there is no terminal."""
@@ -82,7 +86,7 @@ def cached_folder(recipe: Mapping[str, Any], environ: Mapping[str, str] = os.env
     """
     digest = hashlib.sha256(json.dumps(recipe, sort_keys=True).encode())
     package = Path(mrl.__file__).parent
-    for source in sorted([*(package / "models").glob("*.py"), *(package / "tasks").glob("*.py")]):
+    for source in sorted(path for folder in MAKING_FOLDERS for path in (package / folder).glob("*.py")):
         digest.update(source.read_bytes())
     with suppress(importlib.metadata.PackageNotFoundError):
         digest.update(importlib.metadata.version("reasoning-gym").encode())

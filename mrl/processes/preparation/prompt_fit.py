@@ -7,11 +7,11 @@ once more when a worker starts.
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from mrl.config.policy_tables import PolicyTable
 from mrl.config.schema import RunConfig
-from mrl.errors import ConfigError, ModelFolderError
+from mrl.errors import ConfigError, MissingError, ModelFolderError
 from mrl.hub_names import download
 from mrl.models.chat_template import (
     CONFIG,
@@ -26,6 +26,10 @@ from mrl.models.chat_template import (
 from mrl.processes.preparation.hub_models import named
 from mrl.processes.preparation.model_folder import context_tokens
 
+if TYPE_CHECKING:
+    from mrl.models.turn_spelling import TurnSpelling
+
+BY_FAMILY = "policies.X.prompt.family, where the package renderers knows the model's (pip install 'mrl[renderers]')"
 Content = str | tuple[tuple[str, str], ...]
 
 
@@ -86,17 +90,21 @@ def _check_bridges(config: RunConfig, name: str, prompts: Sequence[Asked], on_no
     states = {prompt.task: prompt for prompt in prompts if config.tasks[prompt.task].is_played}
     policy = config.policies[name]
     follows = f"policies.{name}.prompt.history" if policy.prompt.history == "template" else ""
-    if not states:
-        if follows:
-            on_note(f"{follows}: no task has episodes, so it changes nothing")
+    if not states and follows:
+        on_note(f"{follows}: no task has episodes, so it changes nothing")
+    if not states and not policy.prompt.family:
         return
-    from mrl.models.turn_spelling import TurnSpelling
+    from mrl.alignment.receiver import load_receiver
+    from mrl.models.families.family_spelling import spelling_of
+    from mrl.processes.episode_wiring import own_syntax
     from mrl.tasks.environments.environment_trial import first_turn
-    from mrl.tasks.environments.tool_syntax import NONE, syntax_of
+    from mrl.tasks.environments.tool_syntax import NONE
 
     try:
-        spelling = TurnSpelling(Path(policy.model), policy.prompt, eos_ids=())
-        spelling.check(has_tools=False)
+        folder, family = Path(policy.model), policy.prompt.family
+        eos_ids = load_receiver(folder, use_tiktoken=False).eos_ids if family else ()
+        spelling = spelling_of(folder, policy.prompt, eos_ids=eos_ids)
+        spelling.check(has_tools=bool(family) and own_syntax(spelling).name == family)
         if follows and spelling.template and not spelling.drops_reasoning:
             on_note(f"{follows}: the chat template keeps the reasoning of earlier turns, so it changes nothing")
         for task, state in states.items():
@@ -105,11 +113,34 @@ def _check_bridges(config: RunConfig, name: str, prompts: Sequence[Asked], on_no
             if not first_turn(task, config.tasks[task], str(state.content), seed=config.pool.seed).tools:
                 continue
             spelling.check(has_tools=True)
-            if syntax_of(spelling.template) is NONE:
-                raise spelling.refused(f"shows no tool calls that can be read, and tasks.{task} has tools")
-    except ModelFolderError as error:
-        where = f"policies.{name}: {error.where}"
-        raise ModelFolderError(error.what, where=where, got=error.got, wanted=error.wanted, cure=error.cure) from None
+            if own_syntax(spelling) is NONE:
+                raise spelling.refused(
+                    f"shows no tool calls that can be read, and tasks.{task} has tools",
+                    cure="" if family else BY_FAMILY,
+                )
+    except (ModelFolderError, ConfigError, MissingError) as error:
+        where = f"policies.{name}{'.' if error.where.startswith('prompt.family') else ': '}{error.where}"
+        told = type(error)(error.what, where=where, got=error.got, wanted=error.wanted, cure=error.cure)
+        raise told from None
+    if family:
+        on_note(_by_family(f"policies.{name}.prompt.family", spelling, bool(states), is_served=config.gateway.serve))
+
+
+def _by_family(key: str, spelling: "TurnSpelling", is_played: bool, *, is_served: bool) -> str:
+    """What the family of a policy is used for, in words: in episodes, or of whoever asks the gateway."""
+    from mrl.models.families.family_spelling import FamilySpelling
+    from mrl.models.families.renderers_package import TRIED
+    from mrl.processes.episode_wiring import own_syntax
+
+    assert isinstance(spelling, FamilySpelling), "it names a family"
+    uses = [f"goes on behind messages of role {role}" for role in sorted(spelling.bridged)]
+    uses += ["reads tool calls"] * (own_syntax(spelling).name == spelling.family)
+    if not uses:
+        return f"{key}: the chat template tells all that is used, so it changes nothing"
+    if not is_played and not is_served:
+        return f"{key}: no task has episodes, and the gateway serves nobody, so it changes nothing"
+    where = "" if is_played else ", of requests at the gateway alone: no task has episodes"
+    return f"{key}: renderers {TRIED} {' and '.join(uses)}{where}; the rest is by the chat template"
 
 
 def _check_plain(

@@ -45,12 +45,12 @@ def _prompt(title: str, encoder: "PromptEncoder", prompt: Asked) -> Iterator[str
 
 def _opening(title: str, config: RunConfig, name: str, prompt: Asked) -> Iterator[str]:
     """What an environment says first, which is the prompt of its episodes. Raises TaskError where it fails."""
-    from mrl.models.turn_spelling import TurnSpelling
+    from mrl.models.families.family_spelling import spelling_of
     from mrl.tasks.environments.environment_trial import first_turn
 
     policy = config.policies[name]
     first = first_turn(prompt.task, config.tasks[prompt.task], str(prompt.content), seed=config.pool.seed)
-    spelling = TurnSpelling(Path(policy.model), policy.prompt, eos_ids=())
+    spelling = spelling_of(Path(policy.model), policy.prompt, eos_ids=())
     ids = spelling.opening(first.messages, [tool.as_chat() for tool in first.tools]).tolist()
     yield f"{title}, start state {prompt.content} ({len(ids)} tokens):"
     yield from (f"  | {line}" for line in printable(spelling.text(ids)).split("\n"))

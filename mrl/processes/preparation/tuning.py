@@ -40,8 +40,9 @@ from mrl.processes.preparation.comparison_plan import (
     seeds_in,
     tuning_folder,
 )
+from mrl.report.comparing.grid import NOTHING, Grid
 from mrl.report.comparison import read_outcome
-from mrl.report.comparison_table import MEBIBYTE, NOTHING, Grid
+from mrl.report.comparison_table import MEBIBYTE
 from mrl.sharing.regimes import regime_kind
 
 RULE = (

@@ -20,6 +20,7 @@ from mrl.records.episodes import (
     ToolSpec,
     bytes_of,
 )
+from mrl.records.plain_requests import PlainToken
 from mrl.tasks.rewards import MAX_REWARD
 
 
@@ -33,6 +34,8 @@ class EpisodeLimits:
     row_bytes: int = 2 * MAX_TURN_BYTES
     """The same of a whole conversation that begins a row: more than models read at once."""
     row_messages: int = 16 * MAX_TURN_MESSAGES
+    sampled: int = 1 << 16
+    """Tokens of a turn that are told one by one."""
     calls: int = MAX_TURN_CALLS
     tools: int = MAX_TOOLS
     tools_bytes: int = MAX_TURN_BYTES
@@ -50,7 +53,7 @@ ENDS = {
     MAX_TURNS: "the policy had all the turns that the task gives",
     MAX_TOKENS: "the episode had all the tokens that the task gives",
     CUT: "the policy's last turn was cut at its token limit",
-    GIVEN_UP: "the episode was given up from outside: the engine was lost, or the run ends",
+    GIVEN_UP: "the episode was given up from outside: its agent fell silent, the engine was lost, or the run ends",
 }
 """Ends of an episode that counts, but for the last -> what it means."""
 FAILURES = {
@@ -91,7 +94,8 @@ class PolicyTurn:
     """What a policy said in one turn: the whole `text`, as sampled, and the calls that were read from it.
 
     `content` is what stands before its calls, and all of a text without any. The environment answers the `broken` calls
-    too. `is_cut`: the turn ended at the token limit.
+    too. `is_cut`: the turn ended at the token limit. `sampled` are its tokens, its end included, where the environment
+    has asked for them and they are no more than a turn may tell.
     """
 
     text: str
@@ -99,8 +103,11 @@ class PolicyTurn:
     broken: tuple[BrokenCall, ...] = ()
     is_cut: bool = False
     content: str = ""
+    sampled: tuple[PlainToken, ...] = ()
 
     def __post_init__(self) -> None:
+        if len(self.sampled) > LIMITS.sampled:
+            raise RecordError(f"{len(self.sampled):,} tokens told one by one; at most {LIMITS.sampled:,}")
         if len(self.tool_calls) + len(self.broken) > LIMITS.calls:
             raise RecordError(f"{len(self.tool_calls) + len(self.broken)} tool calls; at most {LIMITS.calls}")
         if (size := bytes_of(self.text)) > LIMITS.turn_bytes:
@@ -125,6 +132,8 @@ class EnvironmentTurn:
     """Calls of the policy's turn that raised, did not fit the tool, or could not be read."""
     stream: str = ""
     """Under which name an agent is told how the policy's next turn grows; "" where it waits for the whole."""
+    wants_tokens: bool = False
+    """Whether an agent is told the tokens of that turn with their log-probabilities."""
     is_deterministic: bool = True
     """Of the first turn of an episode: whether to equal turns behind it the environment says the same again."""
     begins_row: bool = False

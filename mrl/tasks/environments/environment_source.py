@@ -19,7 +19,7 @@ from typing import Any
 from pydantic import Field
 
 from mrl.config.table import Table
-from mrl.config.task_tables import OUTSIDE
+from mrl.config.task_tables import COMMAND, OUTSIDE
 from mrl.errors import TaskError
 from mrl.records.canonical_json import canonical_json
 from mrl.tasks.games.game_names import GAMES
@@ -111,6 +111,6 @@ class AgentSource(EnvironmentSource):
     """Start states that agents are given as rows; what a policy is shown is what the agent asks first."""
 
     def _check_name(self, dataset: str, where: str) -> None:
-        if ":" not in dataset and dataset != OUTSIDE:
+        if ":" not in dataset and dataset not in (OUTSIDE, COMMAND):
             wanted = f'an async function, "module:function", or "{OUTSIDE}" for agents that come by themselves'
             raise TaskError("no such agent", where=f"{where}.dataset", got=dataset, wanted=wanted)

@@ -6,13 +6,15 @@ mistral  [TOOL_CALLS] [{"name": ..., "arguments": {...}}], or [TOOL_CALLS]name[A
 plain    call NAME {...}, at the end                                                        models without a template
 none     none: a template that knows no tools, or writes calls in a way that is not known here
 
-What is read is text with its special tokens. A call within reasoning, before </think>, is none.
+`opened_by` makes that of a family whose calls somebody else reads.
+
+What is read is text with its special tokens. A call within reasoning, before what ends it, is none.
 """
 
 import json
 import re
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, AnyStr
 
 from mrl.errors import RecordError
@@ -30,6 +32,8 @@ _PLAIN_BEGUN = re.compile(r"(?:^|\n)(?:c|ca|cal|call(?: [\w.-]*)?)?\Z")
 _decoder = json.JSONDecoder()
 
 Call = ToolCall | BrokenCall
+Tools = Sequence[Mapping[str, Any]]
+"""As chat templates take them, with JSON schemas."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,19 +43,22 @@ class ToolSyntax:
     name: str
     split: Callable[[str], tuple[str, str]]
     """A text -> what stands before its calls, and what from the first one on; "" where it makes none."""
-    calls: Callable[[str], list[Call]]
-    """What `split` gives second -> the calls in it, in order."""
+    calls: Callable[[str, Tools], list[Call]]
+    """What `split` gives second, and the tools that there are -> the calls in it, in order."""
     undecided: Callable[[str], int]
     """A text without calls that goes on -> how many characters at its end may be the beginning of one."""
+    thought: str = THOUGHT
+    """What ends reasoning."""
 
-    def read(self, text: str, *, is_cut: bool = False) -> PolicyTurn:
+    def read(self, text: str, *, is_cut: bool = False, tools: Tools = ()) -> PolicyTurn:
         """What a policy said in a turn. Of a turn that was cut, the call that it ends in counts as cut, whole or not.
 
         Calls beyond the limit of a turn are one broken call; text beyond its limit raises RecordError.
         """
-        thought, mark, said = text.partition(THOUGHT) if THOUGHT in text else ("", "", text)
+        turn = PolicyTurn(text, is_cut=is_cut)  # too much text is refused before it is looked at
+        thought, said = self._parted(text)
         before, rest = self.split(said)
-        found = self.calls(rest) if rest else []
+        found = self.calls(rest, tools) if rest else []
         if is_cut and found and isinstance(found[-1], BrokenCall):
             found[-1] = BrokenCall(CUT_CALL, "the turn ended in the middle of this tool call, at its token limit")
         if len(found) > LIMITS.calls:
@@ -59,13 +66,18 @@ class ToolSyntax:
             found = [*found[: LIMITS.calls - 1], BrokenCall(TOO_MANY, words)]
         calls = tuple(one for one in found if isinstance(one, ToolCall))
         broken = tuple(one for one in found if isinstance(one, BrokenCall))
-        return PolicyTurn(text, calls, broken, is_cut, content=thought + mark + before)
+        return replace(turn, tool_calls=calls, broken=broken, content=thought + before)
 
     def content_so_far(self, text: str) -> str:
         """What of a text that goes on stands before its calls, whatever comes."""
-        thought, mark, said = text.partition(THOUGHT) if THOUGHT in text else ("", "", text)
+        thought, said = self._parted(text)
         before, rest = self.split(said)
-        return thought + mark + (before if rest else said[: len(said) - self.undecided(said)])
+        return thought + (before if rest else said[: len(said) - self.undecided(said)])
+
+    def _parted(self, text: str) -> tuple[str, str]:
+        """Reasoning, with what ends it, and what is said behind it."""
+        thought, mark, said = text.partition(self.thought)
+        return (thought + mark, said) if mark else ("", text)
 
 
 def begun_at_end(text: AnyStr, mark: AnyStr) -> int:
@@ -228,8 +240,13 @@ def plain_calls(calls: Sequence[ToolCall]) -> str:
     return "\n".join(f"call {one.name} {one.arguments}" for one in calls)
 
 
-HERMES = ToolSyntax("hermes", _at(OPEN), _hermes_calls, _undecided(OPEN))
-LLAMA3 = ToolSyntax("llama3", _llama_split, _llama_calls, _llama_undecided)
-MISTRAL_CALLS = ToolSyntax("mistral", _at(MISTRAL), _mistral_calls, _undecided(MISTRAL))
-PLAIN = ToolSyntax("plain", _plain_split, _plain_calls, _plain_undecided)
-NONE = ToolSyntax("none", lambda text: (text, ""), lambda _: [], lambda _: 0)
+def opened_by(mark: str, name: str, calls: Callable[[str, Tools], list[Call]], *, thought: str = THOUGHT) -> ToolSyntax:
+    """The way of a family that begins its calls with `mark`, and ends reasoning with `thought`."""
+    return ToolSyntax(name, _at(mark), calls, _undecided(mark), thought)
+
+
+HERMES = opened_by(OPEN, "hermes", lambda text, _: _hermes_calls(text))
+LLAMA3 = ToolSyntax("llama3", _llama_split, lambda text, _: _llama_calls(text), _llama_undecided)
+MISTRAL_CALLS = opened_by(MISTRAL, "mistral", lambda text, _: _mistral_calls(text))
+PLAIN = ToolSyntax("plain", _plain_split, lambda text, _: _plain_calls(text), _plain_undecided)
+NONE = ToolSyntax("none", lambda text: (text, ""), lambda *_: [], lambda _: 0)

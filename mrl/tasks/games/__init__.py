@@ -2,6 +2,7 @@
 
 - `higher_lower`    a number is guessed, and each guess is answered by "higher" or "lower"
 - `lookup`          a number stands in a table that only a tool reads
+- `maze`            a way through several rooms, where every wrong door ends the game
 - `game_names`      the games by name
 - `demonstrations`  episodes of a game for the warm start, most of them played badly
 """

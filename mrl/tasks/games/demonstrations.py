@@ -6,7 +6,6 @@ which reinforcement learning finds.
 
 import random
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from mrl.records.episodes import Message
 from mrl.tasks.environments.doors import named_class
@@ -14,37 +13,27 @@ from mrl.tasks.environments.tool_syntax import PLAIN
 from mrl.tasks.environments.user_class import ClassEnvironment, tools_of
 from mrl.tasks.games.game_names import GAMES
 from mrl.tasks.games.lookup import NUMBERS
+from mrl.tasks.games.maze import DOORS
 from mrl.tasks.operations import write_completion
 
 MAX_TURNS = 8
 Said = tuple[tuple[str, str], ...]
-"""(what the game said, what the policy answered) of each turn so far."""
+"""(what the game said, what the policy answered) of each turn."""
 
 
-@dataclass(frozen=True, slots=True)
-class GameTurn:
-    """One supervised turn: `prompt` is what the game said last, `history` the turns before, as (prompt, completion)."""
-
-    prompt: str
-    completion: str
-    history: Said = ()
-
-
-def demonstrated(game: str, seed: int, rng: random.Random, *, skill: float) -> list[GameTurn]:
+def demonstrated(game: str, seed: int, rng: random.Random, *, skill: float) -> Said:
     """The turns of one episode from this start state, each played well with the probability `skill`."""
     name = GAMES[game]
     kind = named_class(name)
     environment = ClassEnvironment(kind, tools_of(kind, name))
     turn = environment.reset(seed, {})
     said: Said = ()
-    found: list[GameTurn] = []
-    while not turn.done and len(found) < MAX_TURNS:
+    while not turn.done and len(said) < MAX_TURNS:
         prompt = _text(turn.messages)
         completion = PLAYERS[game](prompt, said, rng, rng.random() < skill)
-        found.append(GameTurn(prompt, completion, said))
         said = (*said, (prompt, completion))
         turn = environment.step(PLAIN.read(completion))
-    return found
+    return said
 
 
 def _guess(prompt: str, said: Said, rng: random.Random, plays_well: bool) -> str:
@@ -67,7 +56,17 @@ def _look(prompt: str, said: Said, rng: random.Random, plays_well: bool) -> str:
     return write_completion("found", prompt if is_told else str(rng.randint(*NUMBERS)))
 
 
-PLAYERS: dict[str, Callable[[str, Said, random.Random, bool], str]] = {"higher_lower": _guess, "lookup": _look}
+def _go(prompt: str, said: Said, rng: random.Random, plays_well: bool) -> str:
+    """Follows the draught, or takes any door."""
+    door = prompt.rpartition(" ")[2] if plays_well else str(rng.randint(1, DOORS))
+    return write_completion("go", door)
+
+
+PLAYERS: dict[str, Callable[[str, Said, random.Random, bool], str]] = {
+    "higher_lower": _guess,
+    "lookup": _look,
+    "maze": _go,
+}
 """Game -> (what it said last, turns so far, rng, whether to play well) -> the policy's turn."""
 
 

@@ -179,7 +179,7 @@ class Submitted:
         """What all its jobs have printed."""
         return "\n".join(path.read_text() for path in sorted(self.run.config.parent.glob("slurm-*.out")))
 
-    def until(self, condition: Callable[[], object], what: str, timeout_s: float = 240.0) -> None:
+    def until(self, condition: Callable[[], object], what: str, timeout_s: float = 480.0) -> None:
         """Poll; fails with the output of the jobs and the logs of the roles."""
         try:
             wait_for(condition, what, timeout_s)

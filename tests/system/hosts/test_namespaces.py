@@ -71,7 +71,7 @@ def lose_worker_and_host(run, host: str) -> None:
     run.until(lambda: f"host {host} is back" in run.log.read_text(), "the second host again")
 
 
-@pytest.mark.parametrize("weights", ["files", "broadcast"])
+@pytest.mark.parametrize("weights", ["files", pytest.param("broadcast", marks=pytest.mark.slow)])
 def test_a_policy_whose_worker_lives_on_another_host(make_run, namespaces, weights):
     """Learner here, engine there, where it may be lost.
 

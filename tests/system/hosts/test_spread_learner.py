@@ -112,6 +112,7 @@ def test_ranks_on_two_hosts_train_what_one_rank_trains(namespaces, tmp_path):
         assert all(check_layouts.same_bits(one, other) for one, other in itertools.pairwise(of_ranks))
 
 
+@pytest.mark.slow
 def test_a_host_that_is_cut_off_is_named_and_may_come_back(make_run, namespaces):
     """The ranks on both sides end within the bound with a line that names whom they lack, the supervisor over there
     ends with them, and once the network is whole all of it begins again from the checkpoint."""

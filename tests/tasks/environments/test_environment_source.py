@@ -58,7 +58,7 @@ def test_seeds_and_rows_are_start_states(tmp_path):
 
 def test_a_game_that_does_not_exist_is_told_those_that_do(tmp_path):
     """Neither class, URL nor game."""
-    with pytest.raises(TaskError, match="or a game: higher_lower, lookup"):
+    with pytest.raises(TaskError, match="or a game: higher_lower, lookup, maze"):
         open_source("game", TaskTable(source="environment", dataset="higher_low"), seed=1)
 
 

@@ -1,4 +1,4 @@
-"""OpenEnv's messages against a server that speaks them; against the real package where MRL_OPENENV_PYTHON names it."""
+"""OpenEnv's messages against a server that speaks them; against the real package in an environment of its own."""
 
 import asyncio
 import json
@@ -8,6 +8,7 @@ import subprocess
 import threading
 import time
 from contextlib import closing
+from pathlib import Path
 
 import pytest
 from aiohttp import WSMsgType, web
@@ -16,6 +17,7 @@ from mrl.tasks.environments.contract import PolicyTurn, ToolCall
 from mrl.tasks.environments.environment_pool import EnvironmentPool
 
 LONG_S = 60.0
+PACKAGE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "mrl" / "openenv"
 TOOLS = [{"name": "add", "description": "Adds.", "input_schema": {"type": "object", "properties": {}}}]
 SERVER = """
 import sys
@@ -193,14 +195,14 @@ def test_nobody_there_ends_the_episode():
 
 
 @pytest.mark.engines
-@pytest.mark.skipif("MRL_OPENENV_PYTHON" not in os.environ, reason="no environment with the package openenv is named")
+@pytest.mark.skipif(not (PACKAGE / "made").exists(), reason="no openenv: bash tools/harness_env.sh openenv")
 @pytest.mark.parametrize("kind", ["game", "tools"])
 def test_the_real_package(tmp_path, kind):
     """A game, and tools by MCP."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     (tmp_path / "server.py").write_text(SERVER)
-    argv = [os.environ["MRL_OPENENV_PYTHON"], str(tmp_path / "server.py"), kind, str(port)]
+    argv = [str(PACKAGE / "bin" / "python"), str(tmp_path / "server.py"), kind, str(port)]
     with subprocess.Popen(argv) as process:
         try:
             wait_for(port)

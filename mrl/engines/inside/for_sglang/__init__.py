@@ -1,0 +1,1 @@
+"""What runs inside SGLang's environment, apart from what vLLM's workers find."""

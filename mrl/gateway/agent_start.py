@@ -1,0 +1,82 @@
+"""Processes of agents as they are started: in a network of their own, in which the gateway is made to listen."""
+
+import asyncio
+import os
+import socket
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlsplit
+
+import structlog
+from aiohttp import web
+
+from mrl.gateway.agent_network import BACKLOG, BASE_URL, fenced, handed_over
+from mrl.parent_death import command
+
+API_KEY = "OPENAI_API_KEY"
+"""Environment variable in which OpenAI's own clients look for a key."""
+
+log = structlog.get_logger()
+
+
+@dataclass(slots=True)
+class Started:
+    """A process, and where the gateway listens in its network."""
+
+    process: "subprocess.Popen[bytes]"
+    site: web.SockSite | None = None
+
+    async def end(self) -> None:
+        """Listen no longer for one that is gone."""
+        if self.site is not None:
+            await self.site.stop()
+            self.site = None
+
+
+class AgentStarts:
+    """Starts processes that ask the gateway at one address; they end with this process."""
+
+    def __init__(self, runner: web.AppRunner, url: str) -> None:
+        """`runner` is the gateway, which listens at `url` and is made to listen in the networks of agents as well."""
+        self._runner, self.url, self._port = runner, url, urlsplit(url).port or 80
+        self._told: set[str] = set()
+        """Tasks of whose network something was said."""
+
+    def environment(self, key: str) -> dict[str, str]:
+        """What a process is told of the gateway, beside all that this one has in its environment."""
+        # Through no proxy: the gateway is of this run, and may listen at an address that nobody else reaches.
+        others = os.environ.get("NO_PROXY") or os.environ.get("no_proxy")
+        direct = ",".join(filter(None, (urlsplit(self.url).hostname, "127.0.0.1", others)))
+        return {**os.environ, BASE_URL: self.url, API_KEY: key, "NO_PROXY": direct, "no_proxy": direct}
+
+    async def start(
+        self, task: str, argv: Sequence[str], environment: Mapping[str, str], *, is_fenced: bool, **how: Any
+    ) -> Started:
+        """A process of this task. Raises OSError."""
+        whole = command(os.getpid(), tuple(argv))
+        if not is_fenced:
+            return Started(subprocess.Popen(whole, stdin=subprocess.DEVNULL, env=environment, **how))
+        ours, theirs = socket.socketpair()
+        with ours:
+            with theirs:
+                process = subprocess.Popen(fenced(whole, self._port), stdin=theirs.fileno(), env=environment, **how)
+            listening, reason = await asyncio.to_thread(handed_over, ours)
+        started = Started(process)
+        if listening is not None:
+            started.site = web.SockSite(self._runner, listening, backlog=BACKLOG)
+            await started.site.start()
+        if task not in self._told and (listening is not None or process.poll() is None):
+            self._told.add(task)
+            _tell(task, reason)
+        return started
+
+
+def _tell(task: str, reason: str) -> None:
+    key = f"tasks.{task}.agent_network"
+    if reason:
+        words = "agents reach all that this host does, which has no network namespace to give"
+        log.warning(words, task=task, why=reason, cure=f'{key} = "host", if that is as it should be')
+    else:
+        log.info("agents reach the gateway and nothing else", task=task, unless=f'{key} = "host"')

@@ -1,0 +1,60 @@
+"""The routers of a mixture of experts, of families whose gates are a softmax over the chosen experts."""
+
+import itertools
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from torch import nn
+
+from mrl.errors import ModelFolderError
+from mrl.records.chosen_experts import Experts
+
+ROUTERS = ("Qwen3MoeTopKRouter", "MixtralTopKRouter")
+"""Classes of transformers: hidden states -> (scores of all experts, gates of the chosen ones, their ids)."""
+
+
+@dataclass(frozen=True, slots=True)
+class RoutingShape:
+    """Of what a token's routers choose: K of E experts in each of N decoder layers; nothing counts of dense ones."""
+
+    num_layers: int
+    top_k: int
+    num_experts: int
+    layers: tuple[int, ...]
+    """Those that have a router."""
+
+    @property
+    def num_slots(self) -> int:
+        """X = N * K."""
+        return self.num_layers * self.top_k
+
+    def fits(self, experts_RX: Experts, num_rows: int) -> bool:
+        """Whether routers of this shape can have chosen these at so many places: K different experts each."""
+        if experts_RX.shape != (num_rows, self.num_slots) or int(experts_RX.max(initial=0)) >= self.num_experts:
+            return False
+        ids_RNK = experts_RX.reshape(num_rows, self.num_layers, self.top_k)[:, self.layers]
+        return not any((one == other).any() for one, other in itertools.combinations(np.moveaxis(ids_RNK, 2, 0), 2))
+
+
+def routers_of(model: nn.Module) -> tuple[RoutingShape, dict[int, nn.Module]]:
+    """Their shape, and layer -> its router.
+
+    Raises ModelFolderError for a model without experts, or with routers that work otherwise.
+    """
+    layers = model.get_decoder().layers  # type: ignore[operator]
+    found = {
+        index: module
+        for index, layer in enumerate(layers)
+        for module in layer.modules()
+        if type(module).__name__ in ROUTERS
+    }
+    if not found:
+        raise ModelFolderError(
+            "learner.router_replay: the routers of this model are not known, if it has any",
+            got=model.config.model_type,  # type: ignore[union-attr]
+            wanted="a mixture of the families qwen3_moe or mixtral",
+            cure="leave learner.router_replay out",
+        )
+    first: Any = next(iter(found.values()))
+    return RoutingShape(len(layers), first.top_k, first.num_experts, tuple(found)), found

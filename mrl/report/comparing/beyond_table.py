@@ -1,0 +1,108 @@
+"""What runs brought beyond accuracy, as tables of means over seeds and of differences that are paired by seed."""
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from mrl.report.comparing.beyond_accuracy import MEASURES
+from mrl.report.comparing.grid import Grid, plus_minus, signed_interval
+from mrl.report.comparison import Comparison, Interval, RunOutcome
+
+WHEN = ("start", "end")
+DIGITS = {"entropy_nats": 2, "answer_tokens": 1}
+"""Behind the point; 3 for all others."""
+OF_ANSWERS = {"entropy_nats": "nats/token", "answer_tokens": "tokens"}
+
+
+def beyond_grids(comparison: Comparison) -> list[Grid]:
+    """Means over policies; their differences to the baseline; every ordered pair. What no run has is left out."""
+    known = {name for regime in comparison.regimes for name in _names(comparison, regime)}
+    if not known:
+        return []
+    shown = [f"{name}/{when}" for name in MEASURES for when in WHEN]
+    columns = [name for name in (*shown, *OF_ANSWERS) if name in known]
+    head = ["regime", *(_heading(name, comparison) for name in columns)]
+    rows = [[regime, *(_cell(comparison, regime, name) for name in columns)] for regime in comparison.regimes]
+    grids = [Grid("Beyond accuracy (tokens: of an answer), mean over policies and seeds, 95 % interval", head, rows)]
+    pairs = [name for name in sorted(known) if name.startswith("alone/") and name.endswith("/end")]
+    differences = [_differences(comparison, columns)] if set(comparison.regimes) > {comparison.baseline} else []
+    return grids + differences + ([_pairs(comparison, pairs)] if pairs else [])
+
+
+def measures_of(outcome: RunOutcome) -> Mapping[str, float]:
+    """All numbers of one run; none of a run of which nothing is known."""
+    return outcome.beyond.measures() if outcome.beyond else {}
+
+
+def beyond_json(comparison: Comparison, regime: str) -> dict[str, Any]:
+    """Measure -> its mean over seeds, and its difference to the baseline; a regime of which nothing is known has none.
+
+    The names are those of `BeyondAccuracy.measures`.
+    """
+    return {
+        name: {
+            **_pair(comparison.measured(regime, _measure(name))),
+            "against_baseline": _pair(comparison.measured_against_baseline(regime, _measure(name))),
+        }
+        for name in _names(comparison, regime)
+    }
+
+
+def _differences(comparison: Comparison, columns: list[str]) -> Grid:
+    """Of what there is at the end, since all regimes begin with the same policies."""
+    base = comparison.baseline
+    columns = [name for name in columns if not name.endswith("/start")]
+    head = ["regime", *(_heading(name, comparison) for name in columns)]
+    rows = [
+        [regime, *(signed_interval(comparison.measured_against_baseline(regime, _measure(name)), _digits(name))
+                   for name in columns)]
+        for regime in comparison.regimes if regime != base
+    ]  # fmt: skip
+    return Grid(f"Beyond accuracy, minus {base}, paired by seed", head, rows)
+
+
+def _pairs(comparison: Comparison, names: list[str]) -> Grid:
+    """Two rows of every two policies for each regime: their number goes with its square, and columns are few."""
+    head = ["regime: solved by, not by", *WHEN, f"end - {comparison.baseline}"]
+    rows = []
+    for regime in comparison.regimes:
+        for name in names:
+            _, one, other, _ = name.split("/")
+            cells = [_cell(comparison, regime, f"alone/{one}/{other}/{when}") for when in WHEN]
+            against = comparison.measured_against_baseline(regime, _measure(name))
+            told = "" if regime == comparison.baseline else signed_interval(against)
+            rows.append([f"{regime}: {one}, not {other}", *cells, told])
+    return Grid("Share of held-out prompts that one policy solves and another does not", head, rows)
+
+
+def _heading(name: str, comparison: Comparison) -> str:
+    what, _, when = name.partition("/")
+    if what == "union":
+        what = f"union pass@{k}" if (k := _most_answers(comparison)) > 1 else "union"
+    return f"{OF_ANSWERS.get(what, what)} {when or 'end'}"
+
+
+def _most_answers(comparison: Comparison) -> int:
+    found = (one.beyond.k for regime in comparison.regimes for one in comparison.of(regime).values() if one.beyond)
+    return max(found, default=1)
+
+
+def _names(comparison: Comparison, regime: str) -> list[str]:
+    return list(dict.fromkeys(name for one in comparison.of(regime).values() for name in measures_of(one)))
+
+
+def _cell(comparison: Comparison, regime: str, name: str) -> str:
+    return plus_minus(comparison.measured(regime, _measure(name)), _digits(name))
+
+
+def _digits(name: str) -> int:
+    return DIGITS.get(name, 3)
+
+
+def _measure(name: str) -> Callable[[RunOutcome], float]:
+    return lambda outcome: measures_of(outcome).get(name, math.nan)
+
+
+def _pair(found: Interval) -> dict[str, float | None]:
+    """JSON knows no NaN: what does not exist is null."""
+    return {what: None if math.isnan(value) else value for what, value in (("mean", found.mean), ("half", found.half))}
