@@ -68,17 +68,17 @@ class Need:
         return sum(self.parts.values()) / MIB
 
 
-def largest_microbatch(policy: PolicyTable, prompt_tokens: int) -> tuple[Microbatch, int]:
-    """When every answer takes all the tokens that it may: the fullest pass of a rank, and how many make an update.
+def largest_microbatch(policy: PolicyTable, prompt_tokens: int, answer_tokens: int) -> tuple[Microbatch, int]:
+    """When all rows have so many tokens behind their prompts: the fullest pass of a rank, and how many make an update.
 
     Ranks that share the places of a pass have rows that are as much shorter: attention to heads in place of places
     takes the same memory.
     """
-    table, group_size, answer = policy.learner, policy.rollout.group_size, policy.rollout.max_new_tokens
+    table, group_size = policy.learner, policy.rollout.group_size
     sharing = table.context_parallel
     rows = math.ceil(table.prompts_per_step * group_size / table.minibatches / (table.processes // sharing))
-    at_once = min(rows, max(1, table.microbatch_tokens // (prompt_tokens + answer - 1)))
-    held = Microbatch(at_once, group_size, math.ceil(prompt_tokens / sharing), math.ceil(answer / sharing))
+    at_once = min(rows, max(1, table.microbatch_tokens // (prompt_tokens + answer_tokens - 1)))
+    held = Microbatch(at_once, group_size, math.ceil(prompt_tokens / sharing), math.ceil(answer_tokens / sharing))
     return held, math.ceil(rows / at_once)
 
 
@@ -170,6 +170,7 @@ def engine_need(
     *,
     answers_at_once: int,
     prompt_tokens: int,
+    answer_tokens: int,
     scoring: float = 0.0,
     adapters: int = 0,
     plays_episodes: bool = False,
@@ -180,10 +181,9 @@ def engine_need(
     scores the canary, which needs `scoring` bytes. Of episodes that wait for their environments it keeps the rows, as
     far as they take no more than its cache.
     """
-    answer = policy.rollout.max_new_tokens
     rows = _allocated_rows(answers_at_once, policy.rollout.group_size)
     per_token = float(element_bytes(policy) * size.cached_per_token)
-    cache = per_token * rows * _allocated_columns(prompt_tokens, answer)
+    cache = per_token * rows * _allocated_columns(prompt_tokens, answer_tokens)
     block = cache / size.num_blocks
     keeps = plays_episodes and not policy.replays_routers
     stays, comes = (size.parameters, adapters) if adapters else (0, size.parameters)

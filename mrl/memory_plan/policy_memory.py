@@ -8,6 +8,7 @@ from typing import Any
 
 from mrl.config.policy_tables import LearnerTable
 from mrl.config.schema import RunConfig
+from mrl.config.task_tables import TaskTable
 from mrl.engines.sglang_launch import context_of
 from mrl.engines.vllm_launch import cpu_cache_gib
 from mrl.errors import MissingError, ModelFolderError
@@ -107,7 +108,8 @@ class PolicyMemory:
 
     def fullest_pass(self, table: LearnerTable) -> tuple[Microbatch, int]:
         """What a rank holds of its learner's rows under a table, and how many such passes make an update."""
-        return largest_microbatch(self.table.model_copy(update={"learner": table}), self._prompt_tokens)
+        policy = self.table.model_copy(update={"learner": table})
+        return largest_microbatch(policy, self._prompt_tokens, self._answer_tokens)
 
     def engine(self, gpus: int = 1) -> Need:
         """That of one worker; of a server on several GPUs on each of them."""
@@ -175,9 +177,10 @@ class PolicyMemory:
             self.table,
             answers_at_once=answers,
             prompt_tokens=prompt_tokens,
+            answer_tokens=self._answer_tokens,
             scoring=scoring,
             adapters=self._adapters,
-            plays_episodes=any(task.is_played for task in self._config.tasks.values()),
+            plays_episodes=bool(self._played),
         )
 
     def _scoring(self, dtype: str, *, is_learner: bool) -> float:
@@ -198,11 +201,9 @@ class PolicyMemory:
     @cached_property
     def _plain_tokens(self) -> int:
         """Of the longest prompt outside of episodes; 0 where it answers none."""
-        from mrl.models.skeleton import episode_row_tokens
-
         if self.table.frozen or not self._config.gateway.serve:
             return 0
-        return min(self._config.gateway.max_prompt_tokens, episode_row_tokens(self.table, self._model_config))
+        return min(self._config.gateway.max_prompt_tokens, self._row_tokens)
 
     @cached_property
     def _scoring_given(self) -> float:
@@ -253,16 +254,35 @@ class PolicyMemory:
     @cached_property
     def longest_example_tokens(self) -> int:
         """Of the prompt of most bytes, with an answer that takes all it may, or of the longest episode in all rows."""
-        played = [task for task in self._config.tasks.values() if task.is_played]
         answer = self._prompts[1] + self.table.rollout.max_new_tokens
-        if not played:
+        if not self._played:
             return answer
-        from mrl.models.skeleton import episode_row_tokens
-
-        room = episode_row_tokens(self.table, self._model_config)
+        room = self._row_tokens
         if self.table.prompt.history == "template":  # a pass has all rows together
             room = self.table.learner.microbatch_tokens
-        return max(answer, *(min(room, self._prompts[1] + (task.max_episode_tokens or room)) for task in played))
+        return max(answer, *(min(room, self._prompts[1] + (task.max_episode_tokens or room)) for task in self._played))
+
+    @cached_property
+    def _answer_tokens(self) -> int:
+        """The most that one row has behind its prompt: an answer, or an episode of all turns.
+
+        An environment is taken to say as much as the policy may, since only a run hears it.
+        """
+        answer = self.table.rollout.max_new_tokens
+        room = self._row_tokens - self._prompt_tokens if self._played else 0
+        episodes = (min(task.max_episode_tokens or room, 2 * task.max_turns * answer) for task in self._played)
+        return max(answer, min(room, max(episodes, default=0)))
+
+    @property
+    def _played(self) -> list[TaskTable]:
+        return [task for task in self._config.tasks.values() if task.is_played]
+
+    @cached_property
+    def _row_tokens(self) -> int:
+        """Tokens that one row of an episode may have."""
+        from mrl.models.skeleton import episode_row_tokens
+
+        return episode_row_tokens(self.table, self._model_config)
 
     @property
     def _prompt_tokens(self) -> int:

@@ -338,16 +338,15 @@ def test_a_reference_is_one_copy_more() -> None:
 def test_the_largest_microbatch_is_that_of_full_answers() -> None:
     """62 rows of 10 + 23 tokens in a pass of 2048: eight prompts, each with up to eight answers of 23 places."""
     keys = {"prompts_per_step": 16, "microbatch_tokens": 2048}
-    policy = PolicyTable.model_validate({"rollout": {"group_size": 8, "max_new_tokens": 24}, "learner": keys})
-    batch, num_passes = largest_microbatch(policy, 10)
+    policy = PolicyTable.model_validate({"rollout": {"group_size": 8}, "learner": keys})
+    batch, num_passes = largest_microbatch(policy, 10, 24)
     assert (batch.rows, batch.places, num_passes) == (62, 8 * 10 + 62 * 23, 3)
-    long = policy.model_copy(update={"rollout": policy.rollout.model_copy(update={"max_new_tokens": 3000})})
-    batch, num_passes = largest_microbatch(long, 10)
+    batch, num_passes = largest_microbatch(policy, 10, 3000)
     assert (batch.rows, batch.places, num_passes) == (1, 3009, 128), "a row of its own"
     halved = policy.model_copy(
         update={"learner": policy.learner.model_copy(update={"processes": 4, "context_parallel": 2})}
     )
-    batch, num_passes = largest_microbatch(halved, 10)
+    batch, num_passes = largest_microbatch(halved, 10, 24)
     assert (batch.rows, batch.prompt_tokens, batch.answer_tokens, num_passes) == (62, 5, 12, 2), "half of every row"
 
 
@@ -364,21 +363,22 @@ def test_a_pass_of_the_canary_lies_beside_all_that_stays(on_gpu: bool) -> None:
 
 
 def test_an_engine_scores_its_canary_beside_what_it_samples() -> None:
-    need = engine_need(SIZE, PolicyTable(), answers_at_once=32, prompt_tokens=10, scoring=300.0 * MIB)
-    assert need.mib - engine_need(SIZE, PolicyTable(), answers_at_once=32, prompt_tokens=10).mib == 300
+    how = {"answers_at_once": 32, "prompt_tokens": 10, "answer_tokens": 30}
+    need = engine_need(SIZE, PolicyTable(), **how, scoring=300.0 * MIB)
+    assert need.mib - engine_need(SIZE, PolicyTable(), **how).mib == 300
 
 
 def test_an_engine_holds_the_weights_once_beside_adapters() -> None:
     """Of which the next ones come beside those that are served."""
     policy = PolicyTable.model_validate({"rollout": {"embedded_dtype": "bfloat16"}})
-    need = engine_need(SIZE, policy, answers_at_once=32, prompt_tokens=10, adapters=1000)
+    need = engine_need(SIZE, policy, answers_at_once=32, prompt_tokens=10, answer_tokens=30, adapters=1000)
     assert need.parts["weights"] == 2 * (SIZE.parameters + 2 * 1000)
 
 
 def test_an_engine_holds_the_weights_twice_and_a_cache() -> None:
     """The cache has twice the columns in use and 64, and one block of it for all heads while it is read."""
-    policy = PolicyTable.model_validate({"rollout": {"group_size": 8, "max_new_tokens": 30}})
-    need = engine_need(SIZE, policy, answers_at_once=32, prompt_tokens=10)
+    policy = PolicyTable.model_validate({"rollout": {"group_size": 8}})
+    need = engine_need(SIZE, policy, answers_at_once=32, prompt_tokens=10, answer_tokens=30)
     columns = 2 * (10 + 30) + 64
     assert need.parts["weights"] == 8 * SIZE.parameters
     assert need.parts["key-value cache"] == 4 * 640 * 32 * columns * 1.2
@@ -387,8 +387,8 @@ def test_an_engine_holds_the_weights_twice_and_a_cache() -> None:
 
 def test_an_engine_of_episodes_keeps_rows_that_wait_for_their_next_turn() -> None:
     """Beside its cache, and as much as that at most."""
-    policy = PolicyTable.model_validate({"rollout": {"group_size": 8, "max_new_tokens": 30}})
-    how = {"answers_at_once": 32, "prompt_tokens": 10}
+    policy = PolicyTable.model_validate({"rollout": {"group_size": 8}})
+    how = {"answers_at_once": 32, "prompt_tokens": 10, "answer_tokens": 30}
     need, without = engine_need(SIZE, policy, **how, plays_episodes=True), engine_need(SIZE, policy, **how)
     assert need.parts == without.parts | {"kept turns": 4 * 640 * 32 * (2 * (10 + 30) + 64)}
 
@@ -471,7 +471,9 @@ def test_no_engine_needs_nothing() -> None:
 def test_an_embedded_engine_in_bfloat16_needs_half_for_weights_and_cache() -> None:
     """What is sampled from is float32 in any case."""
     tables = [PolicyTable(rollout=RolloutTable(embedded_dtype=dtype)) for dtype in ("float32", "bfloat16")]
-    full, half = (mib(engine_need(SIZE, table, answers_at_once=64, prompt_tokens=100).parts) for table in tables)
+    full, half = (
+        mib(engine_need(SIZE, table, answers_at_once=64, prompt_tokens=100, answer_tokens=30).parts) for table in tables
+    )
     assert half == {"weights": full["weights"] // 2, "key-value cache": full["key-value cache"] // 2} | {
         "sampling": full["sampling"]
     }

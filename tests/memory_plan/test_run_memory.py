@@ -191,6 +191,24 @@ def test_requests_outside_of_episodes_count_where_a_run_answers_them(config: Pat
     assert served(1_000_000) == served(2048), "no more than the model can read"
 
 
+def test_an_engine_has_room_for_whole_episodes_of_what_is_played(config: Path) -> None:
+    """Their environment says as much as the policy, in the rows that its context and a pass of the learner hold."""
+
+    rollout = "--policies.large.rollout.max_new_tokens"
+    game = ["--tasks.trim.source", "environment", "--tasks.trim.dataset", "higher_lower"]
+
+    def cache(new_tokens: int, *overrides: str) -> float:
+        loaded = load_config(config, [rollout, str(new_tokens), *overrides])
+        return PolicyMemory(loaded, "large").engine().parts["key-value cache"]
+
+    def played(turns: int, most: int = 0) -> float:
+        return cache(8, *game, "--tasks.trim.max_turns", str(turns), "--tasks.trim.max_episode_tokens", str(most))
+
+    assert played(8) == cache(2 * 8 * 8, *game, "--tasks.trim.max_turns", "1", "--tasks.trim.max_episode_tokens", "1")
+    assert played(8) == played(9, 2 * 8 * 8), "no more than its task lets it have"
+    assert played(128) == played(1000) > played(60), "nor than its context holds"
+
+
 def test_versions_on_a_learners_gpu_count_there_and_on_its_host(config: Path) -> None:
     """Two of them on either, in the number format of the engine; shared out over ranks."""
 

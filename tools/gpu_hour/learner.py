@@ -172,7 +172,7 @@ def _prompt_tokens(bench: Bench) -> int:
 def plan_of(config: Any, policy: PolicyTable, bench: Bench) -> Need:
     """What `mrl check` would say of this rank, on its GPU or, without one, of its process."""
     table = policy.learner
-    batch, num_passes = largest_microbatch(policy, _prompt_tokens(bench))
+    batch, num_passes = largest_microbatch(policy, _prompt_tokens(bench), policy.rollout.max_new_tokens)
     peaks = pass_peaks(
         config,
         precision=table.precision,
