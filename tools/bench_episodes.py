@@ -5,8 +5,9 @@ All go the way of a run: the embedded engine, wrapped as a worker wraps it, and 
 0.9 M parameters with random weights samples with one thread; every turn has the same length, and answers of one turn
 are as long as the turns of an episode together. All episodes are handed in at once. Two environments play: one answers
 at once, one takes 50 ms for each turn, as one does that asks a service. A third says much before the first turn, and
-the engine has rows to keep what it computed of it: beside the same where it reads everything at every turn. The ways
-take turns, and the best round of each counts. CPU seconds are of this process and its environments.
+the engine has rows to keep what it computed of it: beside the same where it reads everything at every turn; there are
+no more than 256 of these at once, since rows to spare take memory. The ways take turns, and the best round of each
+counts. CPU seconds are of this process and its environments.
 
     .venv/bin/python tools/bench_episodes.py [--rounds N] [--groups N]
 
@@ -49,7 +50,7 @@ from mrl.tasks.pool import TaskPool, build_pool
 GROUP_SIZE, TURNS, TURN_TOKENS, PROMPT_TOKENS = 8, 4, 12, 8
 PAUSES_S = {"instant": 0.0, "50 ms": 0.05}
 SINGLE = "one turn"
-LONG_WORDS = 150
+LONG_WORDS, MOST_LONG_GROUPS = 150, 32
 KEPT, READ_AGAIN = "long prompt, kept", "long prompt, read again"
 REQUIRED = {"50 ms": (">=0.5", "instant")}
 Seconds = tuple[float, float]
@@ -57,7 +58,7 @@ Seconds = tuple[float, float]
 
 
 class Figures(NamedTuple):
-    """The best round of one way."""
+    """The best round of one way, for an episode."""
 
     wall_s: float
     cpu_s: float
@@ -102,12 +103,12 @@ def main() -> int:
         folder = Path(closing.enter_context(tempfile.TemporaryDirectory()))
         make_policy(folder)
         ways = {SINGLE: Single(folder)} | {name: Played(folder, pause_s) for name, pause_s in PAUSES_S.items()}
-        longer = {"words": LONG_WORDS, "rows": 2 * args.groups * GROUP_SIZE}
+        longer = {"words": LONG_WORDS, "rows": 2 * min(args.groups, MOST_LONG_GROUPS) * GROUP_SIZE}
         ways |= {KEPT: Played(folder, 0.0, **longer), READ_AGAIN: Played(folder, 0.0, **longer, keeps=False)}
         for way in ways.values():
             closing.callback(way.close)
         figures = measure(ways, rounds=args.rounds, groups=args.groups)
-    rows = rows_of(figures, args.groups * GROUP_SIZE)
+    rows = rows_of(figures)
     tell(rows)
     print(json.dumps({"bench": "episodes", "rows": [row.fields for row in rows]}))
     return 0 if all(row.ok for row in rows) else 1
@@ -211,10 +212,11 @@ def measure(ways: dict[str, Any], *, rounds: int, groups: int) -> dict[str, Figu
     best: dict[str, Figures] = {}
     for number in range(rounds + 1):
         for name, way in ways.items():
-            requests = way.requests(groups, number)
+            requests = way.requests(min(groups, MOST_LONG_GROUPS) if name in (KEPT, READ_AGAIN) else groups, number)
+            num_episodes = sum(request.seeds.size for request in requests)
             begin_s, begin_cpu_s = time.perf_counter(), cpu_s()
             way.play(requests)
-            took = Figures(time.perf_counter() - begin_s, cpu_s() - begin_cpu_s)
+            took = Figures((time.perf_counter() - begin_s) / num_episodes, (cpu_s() - begin_cpu_s) / num_episodes)
             if number:
                 best[name] = Figures(*map(min, zip(took, best.get(name, took), strict=True)))
     return best
@@ -227,23 +229,22 @@ def cpu_s() -> float:
     return sum(one.user + one.system for one in times)
 
 
-def rows_of(figures: dict[str, Figures], episodes: int) -> list[Row]:
+def rows_of(figures: dict[str, Figures]) -> list[Row]:
     """Episodes a second of each, beside answers of one turn; what one more turn costs; and what is required."""
     rows, single = [], figures[SINGLE]
     for name, found in figures.items():
-        rate = episodes / found.wall_s
-        against = "" if name == SINGLE else SINGLE
-        rows.append(Row(f"{name}: a second", rate, "1/s", against, single.wall_s / found.wall_s if against else None))
-        cpu_ms = 1000 * found.cpu_s / episodes
-        rows.append(Row(f"{name}: CPU", cpu_ms, "ms", against, found.cpu_s / single.cpu_s if against else None))
+        pace, cost = (single.wall_s / found.wall_s, found.cpu_s / single.cpu_s) if name != SINGLE else (None, None)
+        against = SINGLE if name != SINGLE else ""
+        rows.append(Row(f"{name}: a second", 1 / found.wall_s, "1/s", against, pace))
+        rows.append(Row(f"{name}: CPU", 1000 * found.cpu_s, "ms", against, cost))
     kept_s, again_s = figures[KEPT].cpu_s, figures[READ_AGAIN].cpu_s
-    rows.append(Row(f"{KEPT}: CPU of an episode", 1000 * kept_s / episodes, "ms", READ_AGAIN, kept_s / again_s))
+    rows.append(Row(f"{KEPT}: CPU of an episode", 1000 * kept_s, "ms", READ_AGAIN, kept_s / again_s))
     for name in PAUSES_S:
-        turn_ms = 1000 * (figures[name].cpu_s - single.cpu_s) / (episodes * TURNS)
+        turn_ms = 1000 * (figures[name].cpu_s - single.cpu_s) / TURNS
         rows.append(Row(f"{name}: CPU of a turn beyond its tokens", turn_ms, "ms"))
     for name, (required, other) in REQUIRED.items():
         ratio = figures[other].wall_s / figures[name].wall_s
-        rows.append(Row(f"{name}: pace", episodes / figures[name].wall_s, "1/s", other, ratio, required))
+        rows.append(Row(f"{name}: pace", 1 / figures[name].wall_s, "1/s", other, ratio, required))
     return rows
 
 
