@@ -87,6 +87,46 @@ def test_each_family_is_read(syntax, text, content):
     assert (turn.tool_calls, turn.broken, turn.content, turn.text) == ((LOOK,), (), content, text)
 
 
+ADD, WAIT = ToolCall.of("add", {"a": 1}), ToolCall.of("wait", {})
+IN_TURN = (written(LOOK), "7", written(ADD))
+
+
+@pytest.mark.parametrize(
+    ("syntax", "text"),
+    [
+        (HERMES, "{} then {}{}".format(*(f"<tool_call>{one}</tool_call>" for one in IN_TURN))),
+        (LLAMA3, f"\n {'; '.join(IN_TURN)}".replace("arguments", "parameters")),
+        (MISTRAL_CALLS, f"[TOOL_CALLS] [{', '.join(IN_TURN)}]"),
+        (MISTRAL_CALLS, "".join(f"[TOOL_CALLS] [{one}]" for one in IN_TURN)),
+        (
+            MISTRAL_CALLS,
+            f"[TOOL_CALLS]look[ARGS] {LOOK.arguments}[TOOL_CALLS]f[ARGS]7[TOOL_CALLS]add[ARGS]{ADD.arguments}",
+        ),
+        (PLAIN, f"call look {LOOK.arguments}\ncall f 7\ncall add {ADD.arguments}"),
+    ],
+)
+def test_calls_on_either_side_of_a_broken_one_are_made(syntax, text):
+    """Each on its own, in the order in which they were written."""
+    turn = syntax.read(text)
+    assert turn.tool_calls == (LOOK, ADD)
+    assert [one.kind for one in turn.broken] == ["no_call"]
+
+
+@pytest.mark.parametrize(
+    ("value", "call"),
+    [
+        ('{"type": "function", "function": {"name": "add", "arguments": "{\\"a\\": 1}"}}', ADD),
+        ('{"name": "wait"}', WAIT),
+        ('{"name": "wait", "arguments": "{"}', "broken_json"),
+        ('{"name": "wait", "arguments": "7"}', "no_call"),
+    ],
+)
+def test_a_call_as_the_api_writes_it_is_read(value, call):
+    """Within "function", with arguments as JSON in a text, or without any."""
+    turn = HERMES.read(f"<tool_call>{value}</tool_call>")
+    assert (*turn.tool_calls, *(one.kind for one in turn.broken)) == (call,)
+
+
 @pytest.mark.parametrize("syntax", FAMILIES, ids=lambda one: one.name)
 @given(arguments=st.dictionaries(st.text(), JSON, max_size=3), count=st.integers(1, 3))
 def test_what_is_written_is_read_again(syntax, arguments, count):
@@ -159,9 +199,12 @@ def test_calls_before_a_cut_one_count():
 
 def test_too_many_calls_are_one_broken_one():
     """So many as a turn may hold are made."""
-    turn = HERMES.read(hermes([LOOK] * (LIMITS.calls + 5)))
-    assert len(turn.tool_calls) == LIMITS.calls - 1
-    assert [one.kind for one in turn.broken] == ["too_many"]
+    for syntax, write in WRITERS.items():
+        assert syntax.read(write([LOOK] * LIMITS.calls)).tool_calls == (LOOK,) * LIMITS.calls
+        for beyond in (1, 5):
+            turn = syntax.read(write([LOOK] * (LIMITS.calls + beyond)))
+            assert len(turn.tool_calls) == LIMITS.calls - 1
+            assert [one.kind for one in turn.broken] == ["too_many"]
 
 
 def test_reasoning_makes_no_calls():
@@ -187,6 +230,8 @@ def test_an_answer_that_looks_like_json_is_no_call():
         ("'[TOOL_CALLS] ['", "mistral"),
         ("<|start_header_id|>ipython ... '\"parameters\": '", "llama3"),
         ("<|im_start|>", "none"),
+        ("<|start_header_id|>ipython", "none"),
+        ("'\"parameters\": '", "none"),
         ("<tool_call>\\n<function=example> arguments", "none"),
         ("<tool_call>{name}\\n<arg_key> arguments", "none"),
     ],
