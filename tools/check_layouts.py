@@ -5,8 +5,8 @@ machine (or, with --device cuda, on NCCL ranks, one GPU each). The difference is
 max|a - b| / max|b|, b being what one rank trains that holds everything; the norms of the gradients count as tensors
 too. Every layout runs twice; "again" says whether both runs gave the same bits. Of "A, then B", A trains the first
 three steps and saves, and B goes on from the checkpoint: where B is A, "again" compares with A unbroken. Layouts in
-bfloat16, or with moments in it, are shown, and are held to agreement between ranks and to equal bits alone; compiled
-ones to 1e-4.
+bfloat16, or with moments or parameters in it, are shown, and are held to agreement between ranks and to equal bits
+alone; compiled ones to 1e-4.
 
     .venv/bin/python tools/check_layouts.py [--ranks N] [--family F] [--steps N] [--device cpu|cuda]
 
@@ -83,7 +83,7 @@ class Layout:
     @property
     def bound(self) -> float:
         """How far its parameters may be from those of the first layout."""
-        if "bfloat16" in (self.table.precision, self.table.optimizer_dtype):
+        if "bfloat16" in (self.table.precision, self.table.optimizer_dtype, self.table.parameter_dtype):
             return float("inf")
         return COMPILED_BOUND if self.table.compile else BOUND
 
@@ -106,6 +106,8 @@ def layouts(max_ranks: int) -> list[Layout]:
     found = [Layout(1, packing) for packing in packings] + [Layout(1, shard), Layout(1, compiled), Layout(1, bf16)]
     offload = {"activation_checkpointing": True, "activation_offload": True}
     found += [Layout(1, host), Layout(1, small), Layout(1, small | host), Layout(1, offload)]
+    lean = {"parameter_dtype": "bfloat16"}
+    found += [Layout(1, lean), Layout(1, lean | shard), Layout(1, lean | bf16)]
     if max_ranks >= 2:
         found += [Layout(2, way | packing) for way in ({}, shard) for packing in packings]
         found += [Layout(2, shard | compiled), Layout(2, shard | compiled | {"activation_checkpointing": True})]
@@ -113,6 +115,7 @@ def layouts(max_ranks: int) -> list[Layout]:
         found += [Layout(2, host), Layout(2, shard | host), Layout(2, small), Layout(2, shard | small)]
         found += [Layout(2, shard | offload), *(Layout(2, context | packing) for packing in packings)]
         found += [Layout(2, context | shard | {"activation_checkpointing": True}), Layout(2, context | shard | bf16)]
+        found += [Layout(2, lean), Layout(2, lean | shard), Layout(2, lean | small | host | bf16 | shard)]
     if max_ranks >= 4:
         found += [Layout(4), Layout(4, shard), Layout(4, shard | {"shard_size": 2})]
         found += [Layout(4, context), Layout(4, context | shard), Layout(4, {"context_parallel": 4})]
@@ -138,6 +141,8 @@ def handovers(max_ranks: int) -> list[tuple[Layout, Layout]]:
         small = Layout(2, {"sharding": "shard", "optimizer_dtype": "bfloat16"})
         found += [(pair, pair), (pair, alone), (alone, pair), (pair, host), (host, pair)]
         found += [(small, small), (small, pair), (pair, small), (Layout(1, {"optimizer_dtype": "bfloat16"}), small)]
+        lean = Layout(2, {"sharding": "shard", "parameter_dtype": "bfloat16"})
+        found += [(lean, lean), (lean, pair), (pair, lean), (Layout(1, {"parameter_dtype": "bfloat16"}), lean)]
     if max_ranks >= 4:
         four = Layout(4, {"sharding": "shard", "shard_size": 2})
         found += [(four, pair), (pair, four), (Layout(4, {"sharding": "shard"}), alone)]

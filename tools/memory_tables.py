@@ -35,12 +35,15 @@ from mrl.processes.planning.plan import build_plan
 GIB = 1024**3
 LEAN = {"sharding": "shard", "precision": "bfloat16", "activation_checkpointing": True}
 SMALL, OFFLOAD, HOST = {"optimizer_dtype": "bfloat16"}, {"activation_offload": True}, {"optimizer_memory": "host"}
+PARAMETERS = {"parameter_dtype": "bfloat16"}
 OPTIONS: dict[str, dict[str, Any]] = {
     "no other option": {},
     "`optimizer_dtype`": SMALL,
+    "`optimizer_dtype`, `parameter_dtype`": SMALL | PARAMETERS,
     "`optimizer_dtype`, `activation_offload`": SMALL | OFFLOAD,
     '`optimizer_memory = "host"`, `activation_offload`': HOST | OFFLOAD,
     "`optimizer_dtype`, both on the host": SMALL | OFFLOAD | HOST,
+    "`optimizer_dtype`, `parameter_dtype`, both on the host": SMALL | PARAMETERS | OFFLOAD | HOST,
 }
 """In the tables' words."""
 SHAPES: dict[str, PreTrainedConfig] = {

@@ -62,6 +62,8 @@ def _savings(table: LearnerTable, on_device: bool) -> Iterator[dict[str, Any]]:
         yield {"precision": "bfloat16"}
     if table.optimizer_dtype != "bfloat16":
         yield {"optimizer_dtype": "bfloat16"}
+    if table.parameter_dtype != "bfloat16":
+        yield {"parameter_dtype": "bfloat16"}
 
 
 def _told(change: dict[str, Any]) -> str:

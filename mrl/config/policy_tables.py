@@ -246,8 +246,12 @@ class LearnerTable(Table):
     """Neighbouring ranks that share the places of each pass, for answers too long for one of them; attention exchanges
     places for heads (Ulysses). `microbatch_tokens` counts what they hold together."""
     precision: Literal["float32", "bfloat16"] = "float32"
-    """Number format of forward and backward; parameters and gradient sums are float32 in any case. Left out on "cuda":
+    """Number format of forward and backward; gradients are summed in float32 in any case. Left out on "cuda":
     "bfloat16"."""
+    parameter_dtype: Literal["float32", "bfloat16"] = "float32"
+    """Number format that parameters are kept in: in bfloat16 each update is rounded at random, and they take 2 bytes in
+    place of 4. Adapters stay in float32, and the weights below them have to be in bfloat16 already. May be changed at a
+    resume."""
     optimizer_memory: Literal["device", "host"] = "device"
     """Where the moments of AdamW lie. On the host they visit the GPU piece by piece in each update: half the memory of
     a rank between its passes, for a slower update and the same parameters."""

@@ -1,8 +1,9 @@
-"""AdamW whose moments come to an update piece by piece: from main memory, or out of 16 bits, or both.
+"""AdamW whose moments and parameters come to an update piece by piece: from main memory, or out of 16 bits, or both.
 
 Parameters, gradients and their norm stay on the device, and so does the arithmetic: torch's own fused AdamW over ranges
 of elements, in float32. So with moments of float32 the parameters are, bit for bit, those that moments on the device
-would give, however ranks share them out. Moments of bfloat16 are rounded at random (`stochastic_rounding`).
+would give, however ranks share them out. Moments and parameters of bfloat16 are widened, updated, and rounded at random
+(`stochastic_rounding`); gradients are float32 in any case.
 
 From main memory an update moves 16 bytes for each trained parameter of the rank, or 8: two moments there, and back. On
 a GPU the next piece comes while the last one leaves, and both from memory that is locked where it is, which copies
@@ -27,6 +28,8 @@ from mrl.weights.tensor_pieces import held_piece
 PIECE_ELEMENTS, CPU_PIECE_ELEMENTS = 1 << 23, 1 << 18
 """Elements of a piece on a GPU, and where it is to stay in the caches of a CPU. Powers of two, so that no vector of a
 CPU is cut."""
+OF_PARAMETERS = 1
+"""Told to the key of their random bits, which are then others than those of their moments."""
 VISITORS = 2
 """Pieces whose moments are on the device at once, 64 MiB each: one comes while the other leaves."""
 
@@ -76,7 +79,8 @@ class PiecewiseAdamW(AdamW):
         ]
         visits = self._visits([parameter for _, parameter, _ in trained])
         for number, parameter, group in trained:
-            state, first = self.state[parameter], 0 if self._dtype == torch.float32 else _first_element(parameter)
+            rounds = torch.bfloat16 in (self._dtype, parameter.dtype)
+            state, first = self.state[parameter], _first_element(parameter) if rounds else 0
             held = (_elements(one) for one in (parameter, parameter.grad, *_moments(state)))
             at_once = self._piece_size(parameter)
             for weights_E, gradient_E, *moments_E in zip(*(one.split(at_once) for one in held), strict=True):
@@ -175,11 +179,11 @@ class _Place:
 
 
 def _update(piece: _Piece, moments_E: list[Tensor], *, step: Tensor) -> None:
-    """In float32; moments of 16 bits are rounded to what they keep."""
-    group, held_E = piece.group, [moment_E.float() for moment_E in moments_E]
-    mean_E, square_E = held_E
+    """In float32; what has 16 bits is rounded to what it keeps."""
+    group = piece.group
+    weights_E, mean_E, square_E = (held_E.float() for held_E in (piece.weights_E, *moments_E))
     adamw(
-        [piece.weights_E],
+        [weights_E],
         [piece.gradient_E],
         [mean_E],
         [square_E],
@@ -194,12 +198,19 @@ def _update(piece: _Piece, moments_E: list[Tensor], *, step: Tensor) -> None:
         maximize=False,
         fused=True,
     )
-    if moments_E[0].dtype == torch.float32:  # and is what was updated
-        return
-    key = rounding_key(piece.parameter, int(piece.step))
-    bits_E = rounding_bits(len(mean_E), first=piece.first, key=key, device=mean_E.device)
-    moments_E[0].copy_(to_bfloat16(mean_E, bits_E))
-    moments_E[1].copy_(to_bfloat16(square_E, bits_E >> 16))
+    # What has float32 is what was updated.
+    if piece.weights_E.dtype != torch.float32:
+        piece.weights_E.copy_(to_bfloat16(weights_E, _bits(piece, OF_PARAMETERS)))
+    if moments_E[0].dtype != torch.float32:
+        bits_E = _bits(piece)
+        moments_E[0].copy_(to_bfloat16(mean_E, bits_E))
+        moments_E[1].copy_(to_bfloat16(square_E, bits_E >> 16))
+
+
+def _bits(piece: _Piece, *of: int) -> Tensor:
+    """Random ones of its elements, the same in every layout of ranks and after every resume."""
+    key = rounding_key(piece.parameter, int(piece.step), *of)
+    return rounding_bits(len(piece.weights_E), first=piece.first, key=key, device=piece.weights_E.device)
 
 
 def _moments(state: dict[str, Tensor]) -> tuple[Tensor, Tensor]:

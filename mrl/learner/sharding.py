@@ -1,4 +1,4 @@
-"""Where a model's parameters live: whole on every rank, or shared out over the ranks, block by block (FSDP2).
+"""Where a model's parameters live, and in which format: whole on every rank, or shared out block by block (FSDP2).
 
 The ranks form a mesh of replicas x shards. Forward and backward gather one block at a time; gradients are summed, never
 averaged, because every component of the loss is divided by what is known of all ranks before (`loss`). Shards lie on
@@ -43,7 +43,7 @@ def place(model: nn.Module, table: LearnerTable, world: World) -> nn.Module:
     Ranks that share parameters out get the values of the first one: what the others bring has the same shapes alone.
 
     Raises ConfigError when the device lacks the number format or the host a compiler, ModelFolderError when the model
-    has no known blocks, or an attention that cannot be exchanged.
+    has no known blocks, or an attention that cannot be exchanged, or adapters over weights that would be cut off.
     """
     use_row_attention(model, "varlen" if table.attention_kernel == "varlen" else "rows")
     if table.precision == "bfloat16" and world.device.type == "cuda" and not torch.cuda.is_bf16_supported(False):
@@ -52,7 +52,10 @@ def place(model: nn.Module, table: LearnerTable, world: World) -> nn.Module:
             got=torch.cuda.get_device_name(world.device),
             cure='learner.precision = "float32"',
         )
-    wrapped = table.sharding == "shard" or table.precision != "float32"
+    if table.parameter_dtype == "bfloat16":
+        _keep_in_bfloat16(model, has_values=world.is_first or table.num_shards == 1, has_adapters=bool(table.lora))
+    # Parameters of another format than what is computed are widened block by block, as they are gathered.
+    wrapped = table.sharding == "shard" or "bfloat16" in (table.precision, table.parameter_dtype)
     if not (wrapped or table.activation_checkpointing or table.compile):
         return nn.Module.to(model, world.device)
     blocks = transformer_blocks(model)
@@ -101,8 +104,29 @@ def transformer_blocks(model: nn.Module) -> list[nn.Module]:
     return blocks
 
 
+@torch.no_grad()
+def _keep_in_bfloat16(model: nn.Module, *, has_values: bool, has_adapters: bool) -> None:
+    """Round parameters to the nearest, one by one; without values they have memory that nobody has written to.
+
+    Adapters stay what they are, as in peft; of the weights below them nothing may be cut off: no update would bring it
+    back, and engines and exports have them from their folder. Buffers stay as well.
+    """
+    for name, parameter in model.named_parameters():
+        if has_adapters and parameter.requires_grad:
+            continue
+        kept = parameter.to(torch.bfloat16) if has_values else torch.empty_like(parameter, dtype=torch.bfloat16)
+        if has_adapters and has_values and not torch.equal(kept.to(parameter.dtype), parameter):
+            raise ModelFolderError(
+                "learner.parameter_dtype: weights below adapters are never rounded",
+                got=f"{name} in a finer format than bfloat16",
+                wanted="a folder whose weights are in bfloat16",
+                cure='learner.parameter_dtype = "float32"',
+            )
+        parameter.data = kept
+
+
 def _wrap(model: nn.Module, blocks: list[nn.Module], table: LearnerTable, world: World) -> nn.Module:
-    compute = None if table.precision == "float32" else getattr(torch, table.precision)
+    compute = None if table.precision == table.parameter_dtype == "float32" else getattr(torch, table.precision)
     # What goes into a block is made of such parameters and has their format; where it has another, that is meant.
     policy = MixedPrecisionPolicy(param_dtype=compute, reduce_dtype=torch.float32, cast_forward_inputs=False)
     mesh = _mesh(table.num_shards, world)
@@ -115,10 +139,31 @@ def _wrap(model: nn.Module, blocks: list[nn.Module], table: LearnerTable, world:
         if isinstance(module, FSDPModule):
             module.set_gradient_divide_factor(1.0)
             module.set_force_sum_reduction_for_comms(True)  # gloo cannot sum what is multiplied before
+            _sum_in_float32(module)
     if table.num_shards > 1:
         _fill_from_first(model, whole)
     enter_by_answers(model)
     return model
+
+
+def _sum_in_float32(module: FSDPModule) -> None:
+    """Have gradients of parameters in bfloat16 stay in the format in which they are summed over ranks and passes.
+
+    FSDP2 would round each pass's sum to the format of the parameters, and add these: of many passes the small ones are
+    lost. torch 2.13 has no public switch for it (pytorch/pytorch#170648), though its parameters have one.
+    """
+    for group in module._get_fsdp_state()._fsdp_param_groups:
+        trained = [one.sharded_param for one in group.fsdp_params if one.sharded_param.requires_grad]
+        if all(parameter.dtype == torch.float32 for parameter in trained):
+            continue
+        for parameter in trained:
+            parameter.grad_dtype = torch.float32  # type: ignore[attr-defined]
+        group._init_mp_dtypes = functools.partial(_with_float32_sums, group, group._init_mp_dtypes)  # type: ignore[method-assign]
+
+
+def _with_float32_sums(group: Any, decide: Callable[[], None]) -> None:
+    decide()
+    group._orig_dtype = torch.float32
 
 
 @torch.no_grad()

@@ -222,7 +222,8 @@ def agreed_kernel(wanted: str, model: nn.Module, world: World) -> str:
 def _optimizer(model: nn.Module, table: LearnerTable) -> AdamW:
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     settings: dict[str, Any] = {"lr": table.lr, "betas": table.betas, "weight_decay": table.weight_decay}
-    if table.optimizer_memory == "device" and table.optimizer_dtype == "float32":
+    of_float32 = table.optimizer_dtype == "float32" and all(one.dtype == torch.float32 for one in trained)
+    if table.optimizer_memory == "device" and of_float32:
         return AdamW(trained, **settings, fused=True)
     dtype: torch.dtype = getattr(torch, table.optimizer_dtype)
     return PiecewiseAdamW(trained, **settings, on_host=table.optimizer_memory == "host", dtype=dtype)

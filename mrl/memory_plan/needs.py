@@ -47,9 +47,11 @@ has a third made, for which nothing is set aside."""
 
 UPDATED_ELEMENTS = {"gpu": 1 << 23, "cpu": 1 << 18}
 """Elements of a parameter whose moments are updated at once (`mrl.learner.piecewise_adamw`)."""
-VISITORS, ROUNDING_BYTES = 2, 22
-"""Pieces of so many elements that are on the device where moments lie on the host; and bytes for each element of one
-whose moments are rounded: two moments, random bits, results."""
+VISITORS = 2
+"""Pieces of so many elements that are on the device where moments lie on the host."""
+ROUNDING_BYTES = {(False, False): 0, (True, False): 22, (False, True): 14, (True, True): 26}
+"""Whether moments are rounded, whether parameters are -> bytes for each element of a piece: in float32, random bits,
+results."""
 INPUTS_LEAVING = 2
 """Of blocks, still on the device where the others wait on the host (`mrl.learner.activation_offload`). In the backward
 pass one comes while another is used."""
@@ -110,7 +112,7 @@ def rank_needs(
         is_first=is_first,
         on_gpu=on_gpu,
     )
-    copies = {"checkpoint copy": rank.trained + rank.moments}
+    copies = {"checkpoint copy": rank.saved + rank.moments}
     process = process_parts(size) | {"published weights": staged}
     loading = Need("loading", {"parameters": (rank.read or rank.held) * (1 + holds_reference)})
     gathered = {"gathered weights": min(PUBLISHED_AT_ONCE, rank.whole) if rank.is_sharded else 0.0}
@@ -260,16 +262,19 @@ class _Rank:
     ) -> None:
         self._size, self._peaks, self._table = size, peaks, table
         self._accumulates, self._holds_reference = num_passes > 1, holds_reference
-        self.whole = float(FLOAT_BYTES * size.parameters)
+        adapters = size.trained if table.lora else 0  # they stay in float32
+        kept_bytes = ELEMENT_BYTES[table.parameter_dtype]
+        self.whole = float(kept_bytes * (size.parameters - adapters) + FLOAT_BYTES * adapters)
         self.held = self.whole / table.num_shards
+        self.saved = (FLOAT_BYTES if adapters else kept_bytes) * size.trained / table.num_shards
         self.trained = FLOAT_BYTES * size.trained / table.num_shards
         self._updated = UPDATED_ELEMENTS["gpu" if on_gpu else "cpu"]
         self._moment_bytes = ELEMENT_BYTES[table.optimizer_dtype]
         self.moments = 2 * self.trained * self._moment_bytes / FLOAT_BYTES
         self.moments_on_device = 0.0 if on_gpu and table.optimizer_memory == "host" else self.moments
         self.is_sharded = table.num_shards > 1
-        self.read = self.whole if is_first or not self.is_sharded else 0.0
-        self._is_wrapped = table.sharding == "shard" or table.precision != "float32"
+        self.read = float(FLOAT_BYTES * size.parameters) if is_first or not self.is_sharded else 0.0
+        self._is_wrapped = table.sharding == "shard" or "bfloat16" in (table.precision, table.parameter_dtype)
         self._compute_bytes = FLOAT_BYTES if table.precision == "float32" else 2
 
     def state(self) -> dict[str, float]:
@@ -319,7 +324,8 @@ class _Rank:
         """Gradients of several whole copies are summed in one flat tensor; fused AdamW of float32 needs nothing."""
         flat = self.trained if self._table.processes > 1 and not self._is_wrapped else 0.0
         visiting = VISITORS * 2 * self._moment_bytes * self._updated if self._table.optimizer_memory == "host" else 0.0
-        rounding = ROUNDING_BYTES * min(self._updated, self.trained / FLOAT_BYTES) * (self._moment_bytes < FLOAT_BYTES)
+        are_rounded = self._moment_bytes < FLOAT_BYTES, self.saved < self.trained
+        rounding = ROUNDING_BYTES[are_rounded] * min(self._updated, self.trained / FLOAT_BYTES)
         parts = {"summed gradients": flat, "visiting moments": min(visiting, self.moments), "rounding": rounding}
         return Need("update", self.state() | parts)
 

@@ -81,7 +81,7 @@ def merged(
         return weight_OI
     first_RI, second_OR = (whole(weights[f"{module_name}{part}weight"]) for part in (FIRST, SECOND))
     layer: Any = model.get_submodule(module_name)
-    return torch.addmm(weight_OI, second_OR, first_RI, alpha=layer.scaling[ADAPTER])
+    return torch.addmm(weight_OI.to(second_OR.dtype), second_OR, first_RI, alpha=layer.scaling[ADAPTER])
 
 
 @contextmanager

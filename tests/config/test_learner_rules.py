@@ -38,6 +38,7 @@ def config_with(steps=10, device="cpu", **learner):
         ({"warmup_steps": 10}, "warmup_steps: the run ends before.*; got 10; wanted < run.steps = 10"),
         ({"activation_offload": True}, "activation_offload: only what .*; cure: .*activation_checkpointing = true"),
         ({"precision": "float16"}, "learner.precision: not valid"),
+        ({"parameter_dtype": "float16"}, "learner.parameter_dtype: not valid"),
         ({"logprob_kernel": "liger", "precision": "bfloat16"}, "logprob_kernel: .*; got 'cpu, bfloat16'; .*chunked"),
         ({"logprob_kernel": "liger", "device": "cuda"}, "logprob_kernel: the kernel liger .*; got 'cuda, float32'; "),
         ({"attention_kernel": "varlen", "precision": "bfloat16"}, "attention_kernel: .*; got 'cpu, bfloat16'; .*rows"),
@@ -62,12 +63,29 @@ def test_keys_that_contradict_each_other_are_refused(learner, words):
         {"logprob_kernel": "liger", "device": "cuda", "precision": "bfloat16"},
         {"attention_kernel": "varlen", "device": "cuda", "precision": "bfloat16"},
         {"optimizer_memory": "host", "optimizer_dtype": "bfloat16"},
+        {"parameter_dtype": "bfloat16"},
+        {"parameter_dtype": "bfloat16", "precision": "bfloat16", "lora": {"rank": 4}},
         {"activation_checkpointing": True, "activation_offload": True},
     ],
 )
 def test_keys_that_fit_each_other_pass(learner):
     """At the bounds too."""
     config_with(**learner)
+
+
+def test_adapters_of_a_made_policy_lie_on_float32():
+    """Its recipe writes that; a folder is looked at when it is read."""
+    tables = {
+        "run": {"name": "r", "steps": 10},
+        "tasks": {"reverse": {"source": "words", "dataset": "reverse"}},
+        "policies": {"qwen": {"make": {"architecture": "llama", "tokenizer": "byte_level"}}},
+    }
+    for learner in ({"lora": {"rank": 4}}, {"parameter_dtype": "bfloat16"}):
+        tables["policies"]["qwen"]["learner"] = learner
+        check_rules(validate(tables, where="test"), where="test")
+    tables["policies"]["qwen"]["learner"] = {"parameter_dtype": "bfloat16", "lora": {"rank": 4}}
+    with pytest.raises(ConfigError, match=r"learner.parameter_dtype: .*adapters.*; got .*; cure: .*= .float32"):
+        check_rules(validate(tables, where="test"), where="test")
 
 
 @pytest.mark.parametrize(

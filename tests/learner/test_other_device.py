@@ -145,14 +145,15 @@ def lone_shard(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.mark.thorough
 @pytest.mark.usefixtures("no_data", "lone_shard")
-def test_bfloat16_keeps_a_step_on_its_device(tiny_model, make_rows, monkeypatch):
-    """Parameters that FSDP2 gathers and casts."""
+@pytest.mark.parametrize("keys", [{}, {"parameter_dtype": "bfloat16", "optimizer_memory": "host"}])
+def test_bfloat16_keeps_a_step_on_its_device(tiny_model, make_rows, monkeypatch, keys):
+    """Parameters that FSDP2 gathers and casts, or gathers as they are."""
     own = Component("own", GRPO, 1.0, "rows", "own", Regularizer(0.05, "k3", 0.02))
 
     def there(**how: Any) -> nn.Module:
         return moved(tiny_model(**how), STAND_IN)
 
-    assert train(there, make_rows, monkeypatch, keys={"precision": "bfloat16"}, own=own)
+    assert train(there, make_rows, monkeypatch, keys={"precision": "bfloat16"} | keys, own=own)
 
 
 @pytest.mark.usefixtures("no_data")

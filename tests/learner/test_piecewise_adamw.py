@@ -1,10 +1,11 @@
-"""AdamW with its moments in main memory, or in 16 bits.
+"""AdamW with its moments in main memory, or in 16 bits, and parameters in 16 bits.
 
 From main memory the same parameters bit for bit, and little on the device at once.
 
 There may be no GPU here: tensors without data stand for one, and an operation between two devices fails as it would.
 """
 
+import itertools
 import weakref
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,6 +23,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from mrl.learner.piecewise_adamw import PiecewiseAdamW
 from mrl.learner.stochastic_rounding import rounding_bits, rounding_key, to_bfloat16
+from mrl.models.parameters import trained_weights
 from mrl.weights.checkpoint_store import CheckpointStore
 from mrl.weights.tensor_pieces import held_piece
 from mrl.weights.training_state import restore_training, training_tensors
@@ -30,9 +32,16 @@ SETTINGS: dict[str, Any] = {"lr": 1e-2, "betas": (0.9, 0.95), "weight_decay": 0.
 SHAPES = ((7, 33), (100, 51), (5,), (), (0, 4))
 
 
-def parameters() -> list[nn.Parameter]:
+BOTH = [torch.float32, torch.bfloat16]
+
+
+def parameters(dtype: torch.dtype = torch.float32) -> list[nn.Parameter]:
+    """Their gradients are float32 in any case."""
     generator = torch.Generator().manual_seed(0)
-    return [nn.Parameter(torch.randn(shape, generator=generator)) for shape in SHAPES]
+    made = [nn.Parameter(torch.randn(shape, generator=generator).to(dtype)) for shape in SHAPES]
+    for parameter in made:
+        parameter.grad_dtype = torch.float32
+    return made
 
 
 def give_gradients(parameters: list[nn.Parameter], step: int) -> None:
@@ -162,6 +171,64 @@ def rounded_adamw(parameters: list[nn.Parameter], moments: list[list[Tensor]], s
             held[index].copy_(to_bfloat16(moment.float().view(-1), bits >> 16 * index).view(parameter.shape))
 
 
+def test_parameters_of_16_bits_are_rounded_after_each_update() -> None:
+    """As a plain AdamW in float64 whose parameters are rounded: the same numbers, but for a unit here and there."""
+    own, given = parameters(torch.bfloat16)[:4], parameters(torch.bfloat16)[:4]
+    optimizer = PiecewiseAdamW(own, **SETTINGS, on_host=False, piece_elements=1024)
+    moments = [[torch.zeros(one.shape, dtype=torch.float64) for _ in range(2)] for one in given]
+    for step in range(6):
+        for trained in (own, given):
+            give_gradients(trained, 2 * step + 1)
+        optimizer.step()
+        for number, (parameter, held) in enumerate(zip(given, moments, strict=True)):
+            moved = updated(parameter, held, step).float().view(-1)
+            bits = rounding_bits(len(moved), first=0, key=rounding_key(number, step, 1), device=torch.device("cpu"))
+            parameter.data.copy_(to_bfloat16(moved, bits).view(parameter.shape))
+    for one, other in zip(own, given, strict=True):
+        assert one.dtype == torch.bfloat16
+        assert optimizer.state[one]["exp_avg"].dtype == torch.float32
+        torch.testing.assert_close(one, other, rtol=2**-6, atol=1e-6)
+        assert (one == other).float().mean() > 0.99
+
+
+def updated(parameter: Tensor, moments: list[Tensor], step: int) -> Tensor:
+    """AdamW (arXiv 1711.05101, algorithm 2) in float64, whose moments are changed."""
+    lr, (beta1, beta2), decay = SETTINGS["lr"], SETTINGS["betas"], SETTINGS["weight_decay"]
+    gradient = parameter.grad.double()
+    mean = moments[0].mul_(beta1).add_(gradient, alpha=1 - beta1)
+    square = moments[1].mul_(beta2).add_(gradient**2, alpha=1 - beta2)
+    size = (square / (1 - beta2 ** (step + 1))).sqrt() + 1e-8
+    return parameter.detach().double() * (1 - lr * decay) - lr * mean / (1 - beta1 ** (step + 1)) / size
+
+
+def test_updates_below_half_a_step_of_bfloat16_move_the_mean() -> None:
+    """As far as they move float32: from 1 by a ten-thousandth each, where the next number is a 256th away.
+
+    Rounded to the nearest, nothing moves at all.
+    """
+    small, exact = (nn.Parameter(torch.ones(4096, dtype=dtype)) for dtype in (torch.bfloat16, torch.float32))
+    nearest, how = small.detach().clone(), {"lr": 1e-4, "betas": (0.9, 0.999), "weight_decay": 0.0, "on_host": False}
+    optimizers = [PiecewiseAdamW([one], **how) for one in (small, exact)]
+    for _ in range(200):
+        for parameter, optimizer in zip((small, exact), optimizers, strict=True):
+            parameter.grad_dtype = torch.float32
+            parameter.grad = torch.ones(4096)
+            optimizer.step()
+        nearest = (nearest.float() - 1e-4).bfloat16()
+    assert float(exact.detach().mean()) == pytest.approx(0.98, abs=1e-5)
+    assert float(small.detach().float().mean()) == pytest.approx(0.98, abs=7e-4), "five standard errors"
+    assert torch.equal(nearest, torch.ones_like(nearest))
+
+
+def test_gradients_in_16_bits_are_refused() -> None:
+    """Sums in them would lose small ones: torch's kernel does not take them beside float32."""
+    (parameter, *_) = parameters(torch.bfloat16)
+    parameter.grad_dtype = torch.bfloat16
+    parameter.grad = torch.ones_like(parameter)
+    with pytest.raises(RuntimeError, match="expected scalar type"):
+        PiecewiseAdamW([parameter], **SETTINGS, on_host=False).step()
+
+
 def test_moments_of_16_bits_are_rounded_after_each_update() -> None:
     """As a plain AdamW whose moments are rounded: the parameters to 1e-5, the moments to a unit here and there."""
     own, given = parameters()[:4], parameters()[:4]
@@ -181,13 +248,14 @@ def test_moments_of_16_bits_are_rounded_after_each_update() -> None:
             assert (found == wanted).float().mean() > 0.99
 
 
+@pytest.mark.parametrize("dtype", BOTH)
 @pytest.mark.parametrize("on_host", [False, True])
 @pytest.mark.parametrize("piece_elements", [16, 1 << 24])
 def test_small_moments_are_the_same_wherever_they_lie_and_however_they_are_cut(
-    on_host: bool, piece_elements: int
+    on_host: bool, piece_elements: int, dtype: torch.dtype
 ) -> None:
-    """Bit for bit: what is random belongs to the element."""
-    own, given = parameters(), parameters()
+    """And small parameters. Bit for bit: what is random belongs to the element."""
+    own, given = parameters(dtype), parameters(dtype)
     first = PiecewiseAdamW(own, **SETTINGS, on_host=on_host, dtype=torch.bfloat16, piece_elements=piece_elements)
     second = PiecewiseAdamW(given, **SETTINGS, on_host=False, dtype=torch.bfloat16)
     for step in range(4):
@@ -199,21 +267,24 @@ def test_small_moments_are_the_same_wherever_they_lie_and_however_they_are_cut(
         assert all(torch.equal(first.state[one][key], value) for key, value in second.state[other].items())
 
 
-def stepped(parameter: Tensor, gradients: list[Tensor]) -> PiecewiseAdamW:
-    """After some updates of one parameter with small moments."""
-    optimizer = PiecewiseAdamW([parameter], **SETTINGS, on_host=False, dtype=torch.bfloat16)
+def stepped(parameter: Tensor, gradients: list[Tensor], dtype: torch.dtype = torch.bfloat16) -> PiecewiseAdamW:
+    """After some updates of one parameter with moments of `dtype`."""
+    optimizer = PiecewiseAdamW([parameter], **SETTINGS, on_host=False, dtype=dtype)
+    parameter.grad_dtype = torch.float32
     for gradient in gradients:
         parameter.grad = gradient
         optimizer.step()
     return optimizer
 
 
-def test_shards_round_as_the_whole_does() -> None:
-    """Five rows on two ranks, three and two of them."""
+@pytest.mark.parametrize(("of", "dtype"), [*itertools.product(BOTH, BOTH)][1:])
+def test_shards_round_as_the_whole_does(of: torch.dtype, dtype: torch.dtype) -> None:
+    """Five rows on two ranks, three and two of them: moments of a format, and parameters of another."""
     generator = torch.Generator().manual_seed(0)
     whole, *gradients = (torch.randn(5, 64, generator=generator) for _ in range(4))
+    whole = whole.to(of)
     wanted = nn.Parameter(whole.clone())
-    state = stepped(wanted, gradients).state[wanted]
+    state = stepped(wanted, gradients, dtype).state[wanted]
     for rank, held in enumerate((slice(0, 3), slice(3, 5))):
         with fake_group(2, rank):
             mesh = init_device_mesh("cpu", (2,))
@@ -223,16 +294,21 @@ def test_shards_round_as_the_whole_does() -> None:
                 return DTensor.from_local(tensor[held].clone(), mesh, [Shard(0)], **how)
 
             parameter = shard(whole)
-            found = stepped(parameter, [shard(gradient) for gradient in gradients]).state[parameter]
+            found = stepped(parameter, [shard(gradient) for gradient in gradients], dtype).state[parameter]
             assert torch.equal(parameter.to_local(), wanted[held])
             for key in ("exp_avg", "exp_avg_sq"):
                 assert torch.equal(found[key].to_local(), state[key][held])
 
 
+@pytest.mark.parametrize("of_both", [False, True])
 @pytest.mark.parametrize(("before", "after"), [(torch.float32, torch.bfloat16), (torch.bfloat16, torch.float32)])
-def test_a_resume_may_change_the_format(tmp_path: Path, before: torch.dtype, after: torch.dtype) -> None:
-    """Moments are converted: to the nearest, or exactly."""
+def test_a_resume_may_change_the_format(tmp_path: Path, before: torch.dtype, after: torch.dtype, of_both: bool) -> None:
+    """Moments are converted, and parameters: to the nearest, or exactly. The file has the format before."""
     model, resumed = nn.Linear(60, 50), nn.Linear(60, 50)
+    if of_both:
+        model, resumed = model.to(before), resumed.to(after)
+    for parameter in (*model.parameters(), *resumed.parameters()):
+        parameter.grad_dtype = torch.float32
     first = PiecewiseAdamW(model.parameters(), **SETTINGS, on_host=False, dtype=before)
     second = PiecewiseAdamW(resumed.parameters(), **SETTINGS, on_host=False, dtype=after)
     train(model, first, 2)
@@ -240,6 +316,11 @@ def test_a_resume_may_change_the_format(tmp_path: Path, before: torch.dtype, aft
 
     restore_training(resumed, second, CheckpointStore(tmp_path, "a").open(2))
 
+    saved = CheckpointStore(tmp_path, "a").open(2)
+    for name, tensor in trained_weights(model).items():
+        kept = trained_weights(resumed)[name]
+        assert torch.equal(kept, tensor.to(kept.dtype))
+        assert saved.read(f"model/{name}").dtype == (before if of_both else torch.float32)
     for one, other in zip(model.parameters(), resumed.parameters(), strict=True):
         for key, moment in first.state[one].items():
             kept = second.state[other][key]

@@ -47,6 +47,7 @@ LEAST = {
     "activation_checkpointing": True,
     "precision": "bfloat16",
     "optimizer_dtype": "bfloat16",
+    "parameter_dtype": "bfloat16",
     "microbatch_tokens": 256,
 }
 ALONE = {"num_passes": 1, "holds_reference": False, "saves_beside_training": False}
@@ -208,16 +209,48 @@ def test_offloaded_inputs_lie_on_the_host() -> None:
     assert (device.moment, mib(device.parts)["activations"]) == ("backward of the head", 9500 + 2 * 50)
 
 
-def test_rounding_needs_what_the_plan_says() -> None:
+def test_parameters_of_16_bits_take_half() -> None:
+    """Where they lie, in a reference and in checkpoints; what is read has float32, and so do gradients."""
+    size = replace(SIZE, block=MIB, num_blocks=1000)
+    table = LearnerTable(parameter_dtype="bfloat16", precision="bfloat16", checkpoint_every=0)
+    host, device = rank_needs(size, SMALL, table, on_gpu=True, **ALONE | {"holds_reference": True})
+    assert (device.moment, mib(device.parts)) == (
+        "update",
+        {"parameters": 2000, "reference": 2000, "optimizer": 8000, "gradients": 4000, "rounding": 112},
+    )
+    assert (host.moment, mib(host.parts)["checkpoint copy"]) == ("saving", 2000 + 8000)
+    lean = table.model_copy(update={"optimizer_dtype": "bfloat16"})
+    host, device = rank_needs(size, SMALL, lean, on_gpu=True, **ALONE | {"holds_reference": True})
+    assert mib(device.parts)["rounding"] == 208
+    assert (host.moment, mib(host.parts)["parameters"]) == ("loading", 8000)
+    shards = lean.model_copy(update={"processes": 4, "sharding": "shard"})
+    host, device = rank_needs(size, SMALL, shards, on_gpu=True, is_first=False, **ALONE)
+    assert mib(device.parts)["parameters"] == 500
+    assert mib(host.parts)["checkpoint copy"] == 500 + 1000
+
+
+def test_adapters_stay_in_float32() -> None:
+    """On weights in 16 bits, with which nothing of an update is rounded."""
+    size = replace(SIZE, parameters=1010 * MIB, trained=10 * MIB)
+    table = LearnerTable(parameter_dtype="bfloat16", precision="bfloat16", lora=LoraTable())
+    host, device = rank_needs(size, LARGE, table, on_gpu=True, **ALONE)
+    assert mib(device.parts)["parameters"] == 2000 + 40
+    assert rank_needs(size, SMALL, table, on_gpu=True, **ALONE)[1].parts.get("rounding") is None
+    assert (host.moment, mib(host.parts)["parameters"]) == ("loading", 4 * 1010)
+
+
+@pytest.mark.parametrize(("moments", "parameters"), [(True, False), (False, True), (True, True)])
+def test_rounding_needs_what_the_plan_says(moments: bool, parameters: bool) -> None:
     """Of a piece, on a device that counts."""
     elements = UPDATED_ELEMENTS["cpu"]
-    parameter = torch.nn.Parameter(torch.zeros(elements + 1000))
-    parameter.grad = torch.ones_like(parameter)
-    how = {"lr": 1e-3, "betas": (0.9, 0.999), "weight_decay": 0.0, "on_host": False, "dtype": torch.bfloat16}
-    optimizer = PiecewiseAdamW([parameter], **how)
+    parameter = torch.nn.Parameter(torch.zeros(elements + 1000, dtype=torch.bfloat16 if parameters else torch.float32))
+    parameter.grad_dtype = torch.float32
+    parameter.grad = torch.ones_like(parameter, dtype=torch.float32)
+    how = {"lr": 1e-3, "betas": (0.9, 0.999), "weight_decay": 0.0, "on_host": False}
+    optimizer = PiecewiseAdamW([parameter], **how, dtype=torch.bfloat16 if moments else torch.float32)
     with LiveBytes([parameter, parameter.grad, *optimizer.state[parameter].values()]) as live:
         optimizer.step()
-    assert live.take_peak() == pytest.approx(ROUNDING_BYTES * elements, rel=0.001)
+    assert live.take_peak() == pytest.approx(ROUNDING_BYTES[moments, parameters] * elements, rel=0.001)
 
 
 def test_what_visits_the_device_is_what_the_optimizer_moves() -> None:
@@ -443,6 +476,7 @@ def test_all_cures_are_those_that_are_left() -> None:
         "learner.microbatch_tokens = 2048, learner.activation_checkpointing = true, "
         'learner.sharding = "shard", learner.optimizer_memory = "host", '
         'learner.activation_offload = true, learner.optimizer_dtype = "bfloat16", '
+        'learner.parameter_dtype = "bfloat16", '
         "more ranks in shards (learner.processes), or adapters alone (learner.lora)"
     )
     least = LearnerTable.model_validate(LEAST)

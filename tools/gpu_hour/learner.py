@@ -43,6 +43,7 @@ COMBINATIONS: dict[str, tuple[str, dict[str, Any]]] = {
     "8B-adapters": ("8B", LEAN | {"lora": {"rank": 16}}),
     "8B-host-moments": ("8B", LEAN | {"optimizer_memory": "host"}),
     "8B-small-moments": ("8B", LEAN | {"optimizer_dtype": "bfloat16"}),
+    "8B-small-parameters": ("8B", LEAN | {"optimizer_dtype": "bfloat16", "parameter_dtype": "bfloat16"}),
     "8B-offload": ("8B", LEAN | {"optimizer_dtype": "bfloat16", "activation_offload": True}),
     "1.7B-liger": ("1.7B", {"logprob_kernel": "liger"}),
     "1.7B-checkpointing": ("1.7B", {"activation_checkpointing": True}),

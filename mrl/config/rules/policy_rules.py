@@ -255,6 +255,13 @@ def _check_learner(key: str, policy: PolicyTable, where: str) -> None:
             got="true, with activation_checkpointing = false",
             cure=f"{key}.learner.activation_checkpointing = true",
         )
+    if learner.parameter_dtype == "bfloat16" and learner.lora is not None and policy.make is not None:
+        raise ConfigError(
+            f"{key}.learner.parameter_dtype: weights below adapters are never rounded, and a recipe makes float32",
+            where=where,
+            got="bfloat16, with lora and make",
+            cure=f'{key}.learner.parameter_dtype = "float32"',
+        )
     _check_kernels(key, policy, where)
     _check_hosts(key, policy, where)
     _check_sharding(key, learner, where)
