@@ -157,7 +157,7 @@ def _sum_in_float32(module: FSDPModule) -> None:
         if all(parameter.dtype == torch.float32 for parameter in trained):
             continue
         for parameter in trained:
-            parameter.grad_dtype = torch.float32  # type: ignore[attr-defined]
+            parameter.grad_dtype = torch.float32
         group._init_mp_dtypes = functools.partial(_with_float32_sums, group, group._init_mp_dtypes)  # type: ignore[method-assign]
 
 

@@ -34,11 +34,6 @@ WANTED = [
     shards(4, context_parallel=2),
     (4, {"context_parallel": 4}),
     shards(2, activation_checkpointing=True, activation_offload=True),
-    (1, LEAN),
-    shards(1, **LEAN),
-    (2, LEAN),
-    shards(2, **LEAN, **SMALL, precision="bfloat16", optimizer_memory="host"),
-    shards(2, **LEAN),
     (1, SMALL),
     shards(2, **SMALL),
     (2, {"optimizer_memory": "host"}),
@@ -46,7 +41,6 @@ WANTED = [
     shards(2),
 ]
 """The last one is there twice: the same bits."""
-LEAN_ALONE, LEAN_LAST = -11, -7
 OFFLOADED, SMALL_ALONE, SMALL_PAIR, HOST, AGAIN = -6, -5, -4, -2, -1
 
 
@@ -60,10 +54,6 @@ HANDED = [
     (shards(2, **SMALL), shards(2, **SMALL)),
     ((1, SMALL), shards(4, **SMALL)),
     (shards(2), shards(2, **SMALL)),
-    (shards(2, **LEAN), shards(2, **LEAN)),
-    ((1, LEAN), shards(4, shard_size=2, **LEAN)),
-    (shards(2, **LEAN), (1, {})),
-    ((1, {}), shards(2, **LEAN)),
 ]
 """The second goes on from a checkpoint of the first."""
 
@@ -75,7 +65,7 @@ def test_every_layout_trains_the_same_parameters(tmp_path):
     Also across a checkpoint that other ranks go on from.
 
     To 3e-5, exactly between ranks; and bit for bit where the layout is the same. With moments in bfloat16 to a
-    thousandth, with parameters to a twentieth, and among themselves as closely as the others.
+    thousandth, and among themselves as closely as the others.
     """
     wanted = [check_layouts.Layout(ranks, keys) for ranks, keys in WANTED]
     handed = [tuple(check_layouts.Layout(ranks, keys) for ranks, keys in pair) for pair in HANDED]
@@ -84,10 +74,10 @@ def test_every_layout_trains_the_same_parameters(tmp_path):
 
     alone, pair = trained[0][0], trained[3][0]
     for layout, of_ranks in zip([*wanted, *handed], [*trained, *resumed], strict=True):
-        tables = [one.table for one in (layout if type(layout) is tuple else [layout])]
-        bound = 1e-3 if any(table.optimizer_dtype != "float32" for table in tables) else check_layouts.BOUND
-        bound = 0.05 if any(table.parameter_dtype != "float32" for table in tables) else bound
-        assert check_layouts.difference(widened(of_ranks[0]), alone) <= bound, layout
+        is_small = any(
+            one.table.optimizer_dtype != "float32" for one in (layout if type(layout) is tuple else [layout])
+        )
+        assert check_layouts.difference(of_ranks[0], alone) <= (1e-3 if is_small else check_layouts.BOUND), layout
         assert all(check_layouts.same_bits(one, other) for one, other in itertools.pairwise(of_ranks)), layout
     assert check_layouts.same_bits(trained[2][0], alone), "one shard is the whole"
     assert check_layouts.same_bits(trained[AGAIN][0], pair)
@@ -98,12 +88,6 @@ def test_every_layout_trains_the_same_parameters(tmp_path):
     assert check_layouts.difference(small, alone) > check_layouts.BOUND, "which is not that of float32"
     assert check_layouts.same_bits(resumed[6][0], small_pair)
     assert check_layouts.difference(resumed[7][0], small) <= check_layouts.BOUND
-    lean, whole, lean_pair = (trained[index][0] for index in (LEAN_ALONE, LEAN_ALONE + 2, LEAN_LAST))
-    assert check_layouts.same_bits(trained[LEAN_ALONE + 1][0], lean)
-    assert same_parameters(whole, lean_pair), "every layout rounds alike"
-    assert check_layouts.difference(widened(lean_pair), widened(lean)) <= 0.01, "a step of bfloat16 at most"
-    assert check_layouts.same_bits(resumed[9][0], lean_pair)
-    assert all(tensor.dtype == torch.bfloat16 for name, tensor in lean.items() if "gradient" not in name)
     assert check_layouts.same_bits(resumed[0][0], alone)
     assert all(check_layouts.same_bits(resumed[index][0], pair) for index in (1, 2, 3))
     world = World(0, 1, torch.device("cpu"))
@@ -111,8 +95,32 @@ def test_every_layout_trains_the_same_parameters(tmp_path):
     assert max(float((alone[name] - tensor).abs().max()) for name, tensor in untrained.items()) > 1e-3
 
 
-def widened(trained: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    return {name: tensor.float() for name, tensor in trained.items()}
+@pytest.mark.system
+def test_parameters_in_bfloat16_are_rounded_alike_in_every_layout(tmp_path):
+    """The same bits on one rank and on two, whole or in shards, and across a checkpoint that other ranks go on from.
+
+    Within a twentieth of float32; a resume may change to it and back.
+    """
+    wanted = [
+        check_layouts.Layout(*one) for one in ((1, {}), (1, LEAN), shards(1, **LEAN), (2, LEAN), shards(2, **LEAN))
+    ]
+    (alone, lean, _, _, pair), both = wanted, check_layouts.Layout(*shards(2, **LEAN, **SMALL, precision="bfloat16"))
+    handed = [(pair, pair), (lean, pair), (pair, alone), (alone, pair)]
+
+    trained, resumed = check_layouts.train_all([*wanted, both], handed, tmp_path)
+
+    for of_ranks in (*trained, *resumed):
+        assert all(check_layouts.same_bits(one, other) for one, other in itertools.pairwise(of_ranks))
+        widened = {name: tensor.float() for name, tensor in of_ranks[0].items()}
+        assert check_layouts.difference(widened, trained[0][0]) <= 0.05
+    expected = trained[1][0]
+    for found, *_ in (*trained[2:5], *resumed[:2]):
+        assert same_parameters(found, expected)
+        norms = [{name: one for name, one in of.items() if "gradient" in name} for of in (found, expected)]
+        assert check_layouts.difference(*norms) <= check_layouts.BOUND, "sums over ranks are float32"
+    assert check_layouts.same_bits(resumed[0][0], trained[4][0])
+    assert check_layouts.same_bits(trained[2][0], expected)
+    assert {tensor.dtype for name, tensor in expected.items() if "gradient" not in name} == {torch.bfloat16}
 
 
 def same_parameters(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]) -> bool:
