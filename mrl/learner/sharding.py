@@ -139,7 +139,8 @@ def _wrap(model: nn.Module, blocks: list[nn.Module], table: LearnerTable, world:
         if isinstance(module, FSDPModule):
             module.set_gradient_divide_factor(1.0)
             module.set_force_sum_reduction_for_comms(True)  # gloo cannot sum what is multiplied before
-            _sum_in_float32(module)
+            if table.parameter_dtype == "bfloat16":
+                _sum_in_float32(module)
     if table.num_shards > 1:
         _fill_from_first(model, whole)
     enter_by_answers(model)
