@@ -95,6 +95,7 @@ def test_every_layout_trains_the_same_parameters(tmp_path):
     assert max(float((alone[name] - tensor).abs().max()) for name, tensor in untrained.items()) > 1e-3
 
 
+@pytest.mark.slow
 @pytest.mark.system
 def test_parameters_in_bfloat16_are_rounded_alike_in_every_layout(tmp_path):
     """The same bits on one rank and on two, whole or in shards, and across a checkpoint that other ranks go on from.
