@@ -8,7 +8,8 @@ three steps and saves, and B goes on from the checkpoint: where B is A, "again" 
 bfloat16, or with moments or parameters in it, are shown, and are held to agreement between ranks and to equal bits
 alone; compiled ones to 1e-4.
 
-    .venv/bin/python tools/check_layouts.py [--ranks N] [--family F] [--steps N] [--device cpu|cuda]
+    .venv/bin/python tools/check_layouts.py [--ranks N] [--hosts N [--only-spread]] [--family F] [--steps N]
+                                            [--device cpu|cuda]
 
 Prints a table; the last line is JSON; exit code 1 when a float32 layout differs by more than that, or bits differ.
 """
@@ -128,7 +129,7 @@ def spread(max_ranks: int, hosts: int) -> list[Layout]:
         return []
     shard, over = {"sharding": "shard"}, {"hosts": hosts}
     ranks = max_ranks // hosts * hosts
-    found = [Layout(ranks, over), Layout(ranks, over | shard), Layout(ranks, over | shard | {"microbatch_tokens": 48})]
+    found = [Layout(ranks, over), Layout(ranks, over | shard), Layout(ranks, over | shard | {"microbatch_tokens": 32})]
     return [*found, Layout(ranks, over | shard | {"shard_size": ranks})]
 
 
@@ -366,11 +367,15 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ranks", type=int, default=4, help="layouts of up to so many ranks")
     parser.add_argument("--hosts", type=int, default=1, help="some of them over so many network namespaces")
+    parser.add_argument("--only-spread", action="store_true", help="nothing else but what those are compared with")
     parser.add_argument("--family", default="qwen3", choices=list(ARCHITECTURES))
     parser.add_argument("--steps", type=int, default=5)
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
     options = parser.parse_args()
-    wanted, handed = layouts(options.ranks) + spread(options.ranks, options.hosts), handovers(options.ranks)
+    across = spread(options.ranks, options.hosts)
+    handed = [pair for one in across[1:2] for pair in ((one, Layout(1)), (Layout(1), one))]
+    wanted = [*(layouts(1)[:1] if options.only_spread else layouts(options.ranks)), *across]
+    handed += [] if options.only_spread else handovers(options.ranks)
     with tempfile.TemporaryDirectory() as folder, _hosts(options.hosts) as hosts:
         how = {"device": options.device, "family": options.family, "steps": options.steps, "hosts": hosts}
         twice, joined = train_all([*wanted, *wanted], handed, Path(folder), **how)
