@@ -186,7 +186,7 @@ class Run:
 
     def tail(self) -> str:
         """The last lines of the run's own output and of every role's log."""
-        text = self.log.read_text(errors="replace")[-3000:]
+        text = self.log.read_text(errors="replace")[-3000:] if self.log.exists() else ""
         for path in sorted((self.folder / "logs" / "latest").glob("*.log")):
             text += f"\n--- {path.name}\n" + path.read_text(errors="replace")[-1500:]
         return text

@@ -1,10 +1,14 @@
-"""Rendered scripts on a real SLURM: equal hosts, a requeue in mid-run, a heterogeneous job, a job per policy."""
+"""Rendered scripts on a real SLURM: equal hosts, a requeue in mid-run, learners over two nodes, a heterogeneous job, a
+job per policy."""
 
 import os
 from contextlib import suppress
 
 import psutil
 import pytest
+
+from mrl.weights.checkpoint_store import CheckpointStore
+from mrl.weights.training_state import saved_weights
 
 pytestmark = pytest.mark.system
 POLICIES = ("qwen", "llama")
@@ -22,6 +26,16 @@ def titled(title: str) -> list[psutil.Process]:
         with suppress(psutil.Error):
             if f"mrl::{title}" in " ".join(process.cmdline()):
                 found.append(process)
+    return found
+
+
+def below(title: str) -> set[str]:
+    """Titles of all that the process of that name has started."""
+    found = set()
+    for process in titled(title):
+        with suppress(psutil.Error):
+            words = [" ".join(child.cmdline()) for child in process.children(recursive=True)]
+            found |= {word.removeprefix("mrl::").split()[0] for word in words if word.startswith("mrl::")}
     return found
 
 
@@ -60,6 +74,38 @@ def test_a_requeued_job_goes_on_where_it_was(submit):
     for policy in POLICIES:
         assert steps_of(run, policy) == list(range(1, 13)), "it went on from its last step"
         assert (run.folder / "checkpoints" / policy / "run_epoch").read_text() == "1"
+
+
+OVER_NODES = [
+    "--policies.qwen.learner.processes=4",
+    "--policies.qwen.learner.hosts=2",
+    "--policies.qwen.learner.sharding=shard",
+    "--policies.qwen.learner.shard_size=4",
+    "--policies.llama.learner.processes=2",
+    "--policies.llama.learner.hosts=2",
+]
+"""All ranks of the first share one copy, so that all have a part of its checkpoints."""
+
+
+def test_learners_over_two_nodes(submit):
+    """One job: `srun` starts the ranks on the second node, all meet and train, and all write their checkpoints.
+
+    The first ranks of both learners live on a node each. The run ends with its last step.
+    """
+    job = submit("--hosts", "2", *OVER_NODES, steps=6)
+    there = {"learner/qwen/rank2", "learner/qwen/rank3", "learner/llama"}
+    job.until(lambda: there <= below("supervisor/n2"), "the ranks on the second node")
+    assert not {"learner/qwen", "learner/qwen/rank1", "learner/llama/rank1"} & below("supervisor/n2")
+    job.finish()
+
+    assert [steps_of(job.run, policy) for policy in POLICIES] == [list(range(1, 7))] * 2
+    for policy, writers in (("qwen", 4), ("llama", 1)):
+        saved = job.run.folder / "checkpoints" / policy / "step_6"
+        assert [path.name for path in sorted(saved.glob("rank_*"))] == [
+            f"rank_{rank:05d}.safetensors" for rank in range(writers)
+        ]
+        found = CheckpointStore(saved.parent, policy).open(6)
+        assert all(bool(tensor.isfinite().all()) for _, tensor in saved_weights(found))
 
 
 @pytest.mark.slow
