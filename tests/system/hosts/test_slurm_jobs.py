@@ -87,6 +87,7 @@ OVER_NODES = [
 """All ranks of the first share one copy, so that all have a part of its checkpoints."""
 
 
+@pytest.mark.slow
 def test_learners_over_two_nodes(submit):
     """One job: `srun` starts the ranks on the second node, all meet and train, and all write their checkpoints.
 
