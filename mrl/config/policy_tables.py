@@ -304,6 +304,12 @@ class LearnerTable(Table):
     pace: Literal["staleness_bound", "adaptive"] = "staleness_bound"
     """Groups in flight and in stock: as many as that bound allows, or fewer where the learner never waits for more.
     Adaptive keeps what is trained on fresher; it leaves a sharing regime less stock in which groups wait for peers."""
+    reuse_share: float = Field(default=0.0, ge=0, lt=1)
+    """Part of a step's groups that are not sampled for it: own groups of earlier steps, drawn at random and trained on
+    again. 0 reuses none."""
+    max_reuses: int = Field(default=1, ge=1)
+    """How often a group may be trained on again, once a step at most, and only while it is not older than
+    `max_staleness_versions`; so much less of that bound is left for sampling ahead."""
     microbatch_tokens: int = Field(default=8192, ge=32)
     """Tokens of one forward and backward pass, prompts counted with every answer. Left out on "cpu": fewer, where a
     large model would not fit into main memory else."""
@@ -321,6 +327,21 @@ class LearnerTable(Table):
     """Steps between checkpoints; 0 checkpoints at the end only."""
     keep_checkpoints: int = Field(default=2, ge=1)
     """Newest checkpoints that are kept."""
+
+    @property
+    def reused_groups(self) -> int:
+        """Groups of a step that were trained on before."""
+        return round(self.reuse_share * self.prompts_per_step)
+
+    @property
+    def fresh_groups(self) -> int:
+        """Groups that are sampled for one step."""
+        return self.prompts_per_step - self.reused_groups
+
+    @property
+    def reserved_versions(self) -> int:
+        """Versions of the staleness bound that are left for groups to be trained on again in."""
+        return self.max_reuses if self.reused_groups else 0
 
     @property
     def num_shards(self) -> int:

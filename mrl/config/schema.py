@@ -43,7 +43,8 @@ class RunTable(Table):
     max_verifier_failures: float = Field(default=0.5, ge=0, le=1)
     """The run ends when verifiers fail on more than this share of a step's answers; with 1 it never does."""
     sync: bool = False
-    """All policies step together: no staleness, and equal runs under equal seeds."""
+    """All policies step together: no staleness, but of groups that are trained on again, and equal runs under equal
+    seeds."""
     sync_timeout_s: float = Field(default=600.0, gt=0)
     """A synchronous run ends, and names who is missing, when a policy that is awaited stands still for longer than
     this. Left out: 60 s more for each GB of the largest model's weights."""

@@ -115,10 +115,11 @@ def _check_together(config: RunConfig, task: str) -> None:
     if len(set(sizes.values())) > 1:
         got = ", ".join(f"{name} {size}" for name, size in sizes.items())
         raise TaskError(what, where=where, got=f"rollout.group_size: {got}", wanted="one size for all policies")
-    batches = {name: config.policies[name].learner.prompts_per_step for name in config.learning}
+    batches = {name: config.policies[name].learner.fresh_groups for name in config.learning}
     if len(set(batches.values())) > 1:
         got = ", ".join(f"{name} {size}" for name, size in batches.items())
-        raise TaskError(what, where=where, got=f"learner.prompts_per_step: {got}", wanted="one number for all policies")
+        told = f"learner.prompts_per_step, without what is reused: {got}"
+        raise TaskError(what, where=where, got=told, wanted="one number for all policies")
     for name in config.learning:
         if config.policies[name].objective.drop_uniform_groups:
             got = f"policies.{name}.objective.drop_uniform_groups = true"

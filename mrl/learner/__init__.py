@@ -16,6 +16,7 @@
 - `trainer`   all updates of a step, and what they say (`token_diagnostics`, `peer_logprobs`, `step_timing`)
 - `references` the scores of its own that go with a version, and those of the version before
 - `prompts.curriculum` which visits of the prompt order a policy skips
+- `prompts.reuse` which earlier own groups a step trains on again
 - `kept_rows` samples of every step, and the rows of updates that were left out, to be looked at
 - `training_loop`  the learner's life
 

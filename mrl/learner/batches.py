@@ -4,6 +4,7 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -11,6 +12,7 @@ from mrl.config.schema import RunTable
 from mrl.learner.asynchronous_batching import Batching, PeerSource, Stopping
 from mrl.learner.intake import Intake
 from mrl.learner.ledger import UNBEGUN
+from mrl.learner.prompts.reuse import ReuseBuffer
 from mrl.learner.step_order import StepOrder
 from mrl.records.rollouts import Answer, ScoredGroup
 from mrl.records.version import Version, age_versions
@@ -24,19 +26,28 @@ class PreparedStep:
     order: StepOrder
     values: dict[str, float]
     groups: list[ScoredGroup]
+    """The own groups that were sampled for it, without those that are trained on again."""
     rescued: Sequence[Rescue]
     tokens: int
-    """Answer tokens of the own groups."""
+    """Answer tokens of these groups."""
 
 
 class BatchMaker:
     """Forms the order of one step after the other; `batching` says how their groups come together."""
 
     def __init__(
-        self, intake: Intake, regime: Regime, peers: PeerSource | None, batching: Batching, run: RunTable
+        self,
+        intake: Intake,
+        regime: Regime,
+        peers: PeerSource | None,
+        batching: Batching,
+        run: RunTable,
+        *,
+        reuse: ReuseBuffer | None = None,
     ) -> None:
+        """Without `reuse` every group is trained on once."""
         self._intake, self._regime, self._peers, self._batching = intake, regime, peers, batching
-        self._run = run
+        self._run, self._reuse = run, reuse
 
     def begin(self) -> None:
         """The first weights are out; after a resume, ask once more for what the restored regime awaits."""
@@ -54,19 +65,21 @@ class BatchMaker:
         failures = self._intake.take_failures()
         failures.check(self._run.max_verifier_failures, step=step + 1)
         began_s = time.monotonic()
-        groups = gathered.groups
-        absorbed = self._regime.absorb(groups, step=step, rng=rng)
+        groups, reused = gathered.groups, self._draw(gathered.groups, step, rng)
+        absorbed = self._regime.absorb([*groups, *reused], step=step, rng=rng)
         if self._peers and absorbed.forget:
             self._peers.unwatch(absorbed.forget)
         self._intake.offer(absorbed.continuations)
-        groups = list(absorbed.groups) or groups
+        groups = list(absorbed.groups)[: len(groups)] or groups
         values = (
-            batch_values(groups, step, success_reward=self._run.success_reward)
+            batch_values(groups, step, reused=reused, success_reward=self._run.success_reward)
             | dict(absorbed.counts)
             | self._drops()
             | dict(gathered.values)
         )
         values["verify/failed_share"] = failures.share
+        if self._reuse is not None:
+            values["groups/reused"] = len(reused)
         values["exchange/lost_s"] = self._peers.lost_s() if self._peers else 0.0
         order = _order(absorbed)
         values["time/form_s"] = time.monotonic() - began_s
@@ -77,6 +90,18 @@ class BatchMaker:
             rescued=absorbed.rescued,
             tokens=_num_tokens(groups),
         )
+
+    def state(self) -> dict[str, Any]:
+        """Its part of a checkpoint; empty where every group is trained on once."""
+        return {} if self._reuse is None else {"reuse": self._reuse.state()}
+
+    def _draw(self, fresh: Sequence[ScoredGroup], step: int, rng: np.random.Generator) -> list[ScoredGroup]:
+        """Earlier groups that complete the batch; these may be drawn from the next step on."""
+        if self._reuse is None:
+            return []
+        drawn = self._reuse.draw(step, rng)
+        self._reuse.add(fresh)
+        return drawn
 
     def _drops(self) -> dict[str, float]:
         counts, window_groups = self._intake.take_counts(), self._intake.window_groups
@@ -102,17 +127,21 @@ class BatchMaker:
         )
 
 
-def batch_values(groups: Sequence[ScoredGroup], step: int, *, success_reward: float = 1.0) -> dict[str, float]:
+def batch_values(
+    groups: Sequence[ScoredGroup], step: int, *, reused: Sequence[ScoredGroup] = (), success_reward: float = 1.0
+) -> dict[str, float]:
     """Reward, length and staleness of a batch's own groups at learner step `step`.
 
-    Rewards are of groups that began at their start states; of groups that went on from elsewhere where there are none.
+    Staleness is that of `reused` groups too. All else was told of them when they were fresh, and tells how well the
+    policy does now. Rewards are of groups that began at their start states; of groups that went on from elsewhere where
+    there are none.
     """
     begun = [group for group in groups if group.continuation is None] or groups
     rewards = np.array([[answer.reward for answer in group.answers] for group in begun])
     passed = rewards >= success_reward
     answers = [answer for group in groups for answer in group.answers]
     now = Version(0, step)
-    staleness = [age_versions(now, Version(0, group.oldest.step)) for group in groups]
+    staleness = [age_versions(now, Version(0, group.oldest.step)) for group in (*groups, *reused)]
     return {
         "reward/mean": float(rewards.mean()),
         "reward/all_failed_share": float((~passed).all(1).mean()),

@@ -4,9 +4,10 @@ Admission paces sampling: at most (eta + v + 1) * B groups are accepted or runni
 where v is the version that the worker who asks would sample under. Trained in the order in which they came, B a step,
 all of these are trained at step eta + v at the latest, when v is as stale as it may be. An adaptive pace narrows this
 to what the learner needs in stock, so that it trains on fresher groups. The staleness bound itself is enforced in
-`take_batch`. With dynamic sampling (DAPO, arXiv 2503.14476, section 3.2) a group whose answers all have one reward is
-not accepted, and the next prompt takes its place. With a curriculum visits of the order are skipped. States to go on
-from are granted before the next visit, as groups that count like any other.
+`take_batch`. Where groups are trained on again (`prompts.reuse`), B counts the fresh ones, and eta is smaller here by
+the versions in which they may be. With dynamic sampling (DAPO, arXiv 2503.14476, section 3.2) a group whose answers all
+have one reward is not accepted, and the next prompt takes its place. With a curriculum visits of the order are skipped.
+States to go on from are granted before the next visit, as groups that count like any other.
 """
 
 import math
@@ -43,6 +44,8 @@ class Pace:
     max_resampling: float = 10.0
     adaptive: bool = False
     """Whether less is in flight and in stock than the staleness bound allows, where the learner needs no more."""
+    reserved_versions: int = 0
+    """Versions of the staleness bound that admission leaves over, for groups that are trained on again later."""
 
 
 @dataclass(slots=True)
@@ -109,7 +112,8 @@ class WorkLedger:
         if serving is not None and is_void(serving, self.resumed_at):
             return 0
         step = self.step if serving is None else min(self.step, serving.step)
-        ahead = min(step + self.pace.max_staleness_versions + 1, self.pace.total_steps)
+        versions_ahead = self.pace.max_staleness_versions - self.pace.reserved_versions
+        ahead = min(step + versions_ahead + 1, self.pace.total_steps)
         room = ahead * self.pace.groups_per_step - self.accepted - len(self.running)
         if self.window is not None:
             room = min(room, math.ceil(self.window.groups) - len(self.ready) - len(self.running))

@@ -362,7 +362,7 @@ class Learner:
             "rng": self._rng.bit_generator.state,
             "skipped": self._skipped,
             "alarms": self._alarms,
-        }
+        } | first.batches.state()
 
 
 def _due(step: int, every: int) -> bool:

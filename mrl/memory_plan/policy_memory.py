@@ -123,7 +123,7 @@ class PolicyMemory:
             from mrl.processes.engines import answers_at_once
 
             return answers_at_once(self._config, self.name)
-        wanted = learner.prompts_per_step * rollout.group_size
+        wanted = learner.fresh_groups * rollout.group_size
         if not self._config.run.sync:
             share = allocation.slots - allocation.floor_slots * (len(self._config.policies) - 1)
             share = allocation.slots // len(allocation.units) if allocation.units else share

@@ -23,7 +23,8 @@ METRICS: dict[str, Metric] = {
     # learner, once a step
     "reward/mean": Metric(
         "reward",
-        "mean reward over the own answers of the batch; those from its start states, where `prefix` has others",
+        "mean reward over the own answers of the batch that were not trained on before; those from its start states,"
+        " where `prefix` has others",
         True,
     ),
     "reward/all_failed_share": Metric("share", "own groups of the batch in which every answer failed", True),
@@ -61,6 +62,7 @@ METRICS: dict[str, Metric] = {
     ),
     "curriculum/solved_share": Metric("share", "prompts of the pool whose newest group solved them"),
     "curriculum/hopeless_share": Metric("share", "prompts of the pool whose newest group did not solve them at all"),
+    "groups/reused": Metric("groups", "own groups of this step that were trained on before, where groups are reused"),
     "groups/window": Metric("groups", "groups that may be in flight and in stock, where the pace is adaptive"),
     "groups/granted_again": Metric("groups", "grants taken back from lost or restarted workers in this step"),
     "groups/repeated": Metric("groups", "deliveries ignored in this step because they had come before"),
@@ -93,7 +95,8 @@ METRICS: dict[str, Metric] = {
     "sharing/rescue_tokens": Metric("tokens", "answer tokens of the rescues of this step"),
     "sharing/rescue_age_versions": Metric("versions", "mean age of the rescues of this step"),
     "sharing/withheld_answers": Metric(
-        "answers", "own successes of this step kept from peers because they were cut at the token limit"
+        "answers",
+        "own successes of this step kept from peers because they were cut at the token limit; of reused groups again",
     ),
     "sharing/peer_rows": Metric("answers", "peers' answers that can be trained on in this step"),
     "sharing/peer_tokens": Metric("tokens", "own tokens of these answers"),

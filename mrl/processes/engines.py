@@ -122,7 +122,7 @@ def answers_at_once(config: RunConfig, policy: str) -> int:
     table = config.policies[policy]
     in_flight = config.allocation.slots // max(1, len(config.allocation.units))
     if config.run.sync:
-        in_flight = table.learner.prompts_per_step * table.rollout.group_size
+        in_flight = table.learner.fresh_groups * table.rollout.group_size
     return max(table.rollout.answers_at_once or in_flight, table.rollout.group_size)
 
 

@@ -37,6 +37,7 @@ from mrl.learner.kept_rows import sample_writer
 from mrl.learner.ledger import Pace, WorkLedger
 from mrl.learner.loss import needs_reference
 from mrl.learner.prompts.curriculum import curriculum_of
+from mrl.learner.prompts.reuse import reuse_of
 from mrl.learner.ranks.learner_turn import LearnerTurn
 from mrl.learner.ranks.meeting import MeetingPoint
 from mrl.learner.ranks.rank_place import rank_place
@@ -311,10 +312,11 @@ def _first_rank(
     is_sharing = shares(config.sharing) or bool(context.voted)
     peers = wiring.connect_exchange(folder, f"learner/{policy}", policy, closing) if is_sharing else None
     batching = _batching(life, intake, regime, peers)
+    reuse = reuse_of(config.policies[policy].learner, checkpoint.state if checkpoint else {})
     return FirstRank(
         policy=policy,
         intake=intake,
-        batches=BatchMaker(intake, regime, peers, batching, config.run),
+        batches=BatchMaker(intake, regime, peers, batching, config.run, reuse=reuse),
         regime=regime,
         recorder=context.recorder,
         peers=peers,
@@ -340,17 +342,18 @@ def _evaluations(life: _Life, intake: Intake, pool: TaskPool) -> Evaluations:
 
 
 def _pace(config: RunConfig, policy: str) -> Pace:
-    """A synchronous run samples every batch under the version that it trains."""
+    """A synchronous run samples every fresh group under the version that it trains."""
     table = config.policies[policy]
     objective = own_objective(table.objective, max_answer_tokens=table.rollout.max_new_tokens)
     return Pace(
-        groups_per_step=table.learner.prompts_per_step,
+        groups_per_step=table.learner.fresh_groups,
         group_size=table.rollout.group_size,
         max_staleness_versions=0 if config.run.sync else table.learner.max_staleness_versions,
         total_steps=config.run.steps,
         drop_uniform=objective.drop_uniform_groups,
         max_resampling=objective.max_resampling,
         adaptive=table.learner.pace == "adaptive",
+        reserved_versions=0 if config.run.sync else table.learner.reserved_versions,
     )
 
 

@@ -296,7 +296,7 @@ def _max_answers(config: RunConfig, policy: str, lease: LeaseHolder) -> Callable
     """What the lease allows; the whole batch in a synchronous run, since what is sampled together decides every bit."""
     table = config.policies[policy]
     if config.run.sync:
-        return WholeBatch(lease, table.learner.prompts_per_step * table.rollout.group_size)
+        return WholeBatch(lease, table.learner.fresh_groups * table.rollout.group_size)
     return LeasedAnswers(lease, table.rollout.group_size)
 
 

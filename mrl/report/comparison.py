@@ -249,9 +249,7 @@ def outcome_of(data: RunData) -> RunOutcome:
     curves: dict[str, Curve] = {name: dict(sorted(data.accuracy[name][""].items())) for name in learning}
     common = sorted(set.intersection(*(set(curve) for curve in curves.values())))
     curves[AVERAGE] = {step: mean(curves[name][step] for name in learning) for step in common}
-    answers = {
-        name: tables[name]["learner"]["prompts_per_step"] * tables[name]["rollout"]["group_size"] for name in learning
-    }
+    answers = {name: _fresh_groups(tables[name]) * tables[name]["rollout"]["group_size"] for name in learning}
     steps = {name: list(data.steps.get(name, {}).values()) for name in learning}
     group = {name: tables[name]["rollout"]["group_size"] for name in learning}
     return RunOutcome(
@@ -269,6 +267,12 @@ def outcome_of(data: RunData) -> RunOutcome:
         wall_s=data.wall_s,
         beyond=beyond_accuracy(data),
     )
+
+
+def _fresh_groups(table: Mapping[str, Any]) -> int:
+    """Groups that a policy samples for a step; what it trains on again was counted before."""
+    num_groups: int = table["learner"]["prompts_per_step"]
+    return num_groups - round(table["learner"].get("reuse_share", 0.0) * num_groups)
 
 
 def _sum(steps: Iterable[Mapping[str, float]], *metrics: str) -> float:

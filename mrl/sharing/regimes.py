@@ -59,11 +59,19 @@ class RegimeKind(NamedTuple):
     teachers_of: Callable[[Any, str, Sequence[str]], tuple[str, ...]] = lambda parameters, policy, policies: ()
     """(Its parameters, a policy, all policies) -> the policies that score texts of that one.
     What a teacher says stands in a clip of tokens, so the objective of a policy with a teacher needs one."""
+    reuses: bool = False
+    """Whether the rows of an own group follow from the group alone, so that it may be absorbed again in later steps
+    (`learner.reuse_share`)."""
 
 
 REGIMES: dict[str, RegimeKind] = {
     "independent": RegimeKind(
-        IndependentParameters, IndependentRegime, carries_text=False, carries_episodes=True, takes_voted_rewards=True
+        IndependentParameters,
+        IndependentRegime,
+        carries_text=False,
+        carries_episodes=True,
+        takes_voted_rewards=True,
+        reuses=True,
     ),
     "prp": RegimeKind(
         PrpParameters, PrpRegime, learns_of_uniform_groups=True, carries_episodes=True, replays=("rollout",)
@@ -77,7 +85,7 @@ REGIMES: dict[str, RegimeKind] = {
         takes_voted_rewards=True,
         replays=("value",),
     ),
-    "sgt": RegimeKind(SgtParameters, SgtRegime, carries_episodes=True, replays=("outcome", "episode")),
+    "sgt": RegimeKind(SgtParameters, SgtRegime, carries_episodes=True, replays=("outcome", "episode"), reuses=True),
     "prefix": RegimeKind(
         PrefixParameters, PrefixRegime, carries_text=False, carries_episodes=True, goes_on_in_episodes=True
     ),
@@ -243,6 +251,31 @@ def check_votes(config: RunConfig, where: str) -> None:
                 wanted=wanted,
                 cure=f"set {key} so, or give tasks.{voted} another verifier than {COLLECTIVE}",
             )
+
+
+def check_reuse(config: RunConfig, where: str) -> None:
+    """Raises ConfigError where a policy trains on own groups again whose credit, or rewards, peers give it once."""
+    policy = next((name for name in config.learning if config.policies[name].learner.reused_groups), None)
+    if policy is None:
+        return
+    key = f"policies.{policy}.learner.reuse_share"
+    voted = next((name for name, task in config.tasks.items() if task.is_voted), None)
+    if voted is not None:
+        raise ConfigError(
+            f"{key}: peers vote once on the answers of tasks.{voted}, and these would have other rewards later",
+            where=where,
+            got=config.policies[policy].learner.reuse_share,
+            wanted="0",
+            cure=f"leave it out, or give tasks.{voted} another verifier than {COLLECTIVE}",
+        )
+    if not regime_kind(config.sharing, where).reuses:
+        known = ", ".join(name for name, kind in REGIMES.items() if kind.reuses)
+        raise ConfigError(
+            f"{key}: under {_name(config.sharing)} peers are heard on an own group once, and not when it comes again",
+            where=where,
+            got=config.policies[policy].learner.reuse_share,
+            wanted=f"0, or sharing.regime one of {known}",
+        )
 
 
 def goes_on_in_episodes(table: Mapping[str, Any]) -> bool:

@@ -42,6 +42,17 @@ def config_with(steps=10, device="cpu", **learner):
         ({"logprob_kernel": "liger", "precision": "bfloat16"}, "logprob_kernel: .*; got 'cpu, bfloat16'; .*chunked"),
         ({"logprob_kernel": "liger", "device": "cuda"}, "logprob_kernel: the kernel liger .*; got 'cuda, float32'; "),
         ({"attention_kernel": "varlen", "precision": "bfloat16"}, "attention_kernel: .*; got 'cpu, bfloat16'; .*rows"),
+        (
+            {"max_reuses": 2},
+            "max_reuses: not in use; got 2; wanted policies.qwen.learner.reuse_share > 0; cure: set that",
+        ),
+        ({"reuse_share": 0.01}, "reuse_share: less than a group of prompts_per_step = 32; got 0.01; wanted >= 0.031"),
+        ({"reuse_share": 0.6}, "max_reuses: 19 groups a step .*, of 13 that come fresh; got 1; wanted .* <= 0.5 with"),
+        (
+            {"reuse_share": 0.6, "max_reuses": 3},
+            "max_staleness_versions: .* too stale before it was used 4 times.*; got 2; wanted >= max_reuses = 3",
+        ),
+        ({"reuse_share": 1.0}, "learner.reuse_share: not valid; got 1"),
         ({"router_replay": True, "compile": True}, "router_replay: compiled blocks .*; cure: leave one of them out"),
     ],
 )
@@ -60,6 +71,8 @@ def test_keys_that_contradict_each_other_are_refused(learner, words):
         {"microbatch_tokens": 301},
         {"router_replay": True},
         {"warmup_steps": 9},
+        {"reuse_share": 0.5, "max_staleness_versions": 1},
+        {"reuse_share": 0.75, "max_reuses": 3, "max_staleness_versions": 3},
         {"logprob_kernel": "liger", "device": "cuda", "precision": "bfloat16"},
         {"attention_kernel": "varlen", "device": "cuda", "precision": "bfloat16"},
         {"optimizer_memory": "host", "optimizer_dtype": "bfloat16"},

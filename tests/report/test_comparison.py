@@ -159,6 +159,18 @@ def test_outcome_counts_what_a_run_spent():
     assert set(found.curves) == {"a", "b", AVERAGE}
 
 
+def test_groups_that_are_trained_on_again_were_sampled_once():
+    """Half of a step's groups are; tokens that were trained on are told as they are."""
+    found, data = outcome_of(run_data()), run_data()
+    data.config["policies"]["a"] = {
+        "learner": {"prompts_per_step": 4, "reuse_share": 0.5},
+        "rollout": {"group_size": 2},
+    }
+    assert outcome_of(data).own_answers == found.own_answers - 2 * 4
+    assert outcome_of(data).own_tokens == found.own_tokens - 2 * 4 * 10
+    assert outcome_of(data).trained_tokens == found.trained_tokens
+
+
 def test_tables_say_what_was_found():
     """Averages with intervals and differences, every policy, what was spent."""
     averages, policies, spent, gains = grids(comparison())

@@ -1,3 +1,4 @@
+import numpy as np
 import pytest
 from msgspec import structs
 
@@ -42,6 +43,27 @@ def test_every_regime_builds_and_says_what_it_is(name, build):
     with pytest.raises(ConfigError, match=f"sharing.{name}.nonsense: unknown key; got 'nonsense'") as caught:
         build(name, nonsense=1)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", [name for name, kind in REGIMES.items() if kind.reuses])
+def test_own_rows_are_the_same_when_a_group_is_absorbed_again(name, build, make_group, make_success, step_of):
+    """In another batch and later, behind a rescue: what a run may train on again (`learner.reuse_share`)."""
+    regime, again = build(name), make_group([1, 0, 0], "again")
+    failed, others = make_group([0, 0], "p"), make_group([0, 1], "q")
+    first = step_of(regime, [again, failed])
+    regime.hear([make_success(prompt_id="p")], step=1)
+    regime.asks(others)
+
+    second = regime.absorb([others, again, failed], step=1, rng=np.random.default_rng(0))
+
+    own = [[row for row in one.examples if row.prompt_id == "again"] for one in (first, second)]
+    assert len(own[0]) == 3
+    assert [(row.component, *map(bytes, (row.advantages, row.weights, row.behaviour_logprobs))) for row in own[0]] == [
+        (row.component, *map(bytes, (row.advantages, row.weights, row.behaviour_logprobs))) for row in own[1]
+    ]
+    assert len(second.rescued) == (name == "sgt")
+    third = regime.absorb([failed], step=2, rng=np.random.default_rng(0))
+    assert (third.examples, regime.awaited()) == ([], []), "a failure that comes again is rescued no second time"
 
 
 WIRE = {

@@ -262,12 +262,43 @@ def _check_learner(key: str, policy: PolicyTable, where: str) -> None:
             got="bfloat16, with lora and make",
             cure=f'{key}.learner.parameter_dtype = "float32"',
         )
+    _check_reuse(f"{key}.learner", learner, where)
     _check_kernels(key, policy, where)
     _check_hosts(key, policy, where)
     _check_sharding(key, learner, where)
     _check_shared_passes(key, learner, where)
     if learner.router_replay:
         _check_replay(f"{key}.learner.router_replay", policy, where)
+
+
+def _check_reuse(key: str, learner: LearnerTable, where: str) -> None:
+    """Own groups can fill their part of every step only if they may be used, and stay fresh enough, often enough."""
+    share, most = learner.reuse_share, learner.max_reuses
+    if not share:
+        if "max_reuses" in learner.model_fields_set:
+            what, cure = f"{key}.max_reuses: not in use", "set that, or leave this key out"
+            raise ConfigError(what, where=where, got=most, wanted=f"{key}.reuse_share > 0", cure=cure)
+        return
+    refusals = {
+        "reuse_share": (
+            learner.reused_groups == 0,
+            f"less than a group of prompts_per_step = {learner.prompts_per_step}",
+            f">= {1 / learner.prompts_per_step:.2g}, or 0 for none",
+        ),
+        "max_reuses": (
+            learner.reused_groups > most * learner.fresh_groups,
+            f"{learner.reused_groups} groups a step trained on again, of {learner.fresh_groups} that come fresh",
+            f"reuse_share <= {most / (most + 1):.2g} with max_reuses = {most}",
+        ),
+        "max_staleness_versions": (
+            learner.max_staleness_versions < most,
+            f"a group is too stale before it was used {most + 1} times, once a step",
+            f">= max_reuses = {most}, and {most + 1} or more where sampling is to run ahead of training",
+        ),
+    }
+    for name, (is_refused, what, wanted) in refusals.items():
+        if is_refused:
+            raise ConfigError(f"{key}.{name}: {what}", where=where, got=getattr(learner, name), wanted=wanted)
 
 
 def _check_replay(spot: str, policy: PolicyTable, where: str) -> None:

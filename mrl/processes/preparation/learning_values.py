@@ -11,7 +11,7 @@ from mrl.config.schema import RunConfig
 from mrl.config.table import Table
 from mrl.config.task_tables import COLLECTIVE
 from mrl.errors import ConfigError
-from mrl.sharing.regimes import check_episodes, check_votes, replayed_kinds
+from mrl.sharing.regimes import check_episodes, check_reuse, check_votes, replayed_kinds
 from mrl.tasks.games.game_names import GAMES
 
 SANE_FACTOR = 20.0
@@ -48,6 +48,7 @@ def check_learning(config: RunConfig, *, where: str) -> None:
         )
     check_episodes(config.sharing, config.tasks, where)
     check_votes(config, where)
+    check_reuse(config, where)
     regime = str(config.sharing.get("regime"))
     if len(config.policies) == 1 and regime != "independent" and not replayed_kinds(config.sharing):
         (name,) = config.policies
