@@ -50,7 +50,7 @@ class ReuseBuffer:
         """
         fresh_enough = [one for one in self._kept if step - one.group.oldest.step <= self.max_staleness_versions]
         num_drawn = min(self.groups_per_step, len(fresh_enough))
-        places = set(rng.choice(len(fresh_enough), num_drawn, replace=False).tolist()) if num_drawn else set[int]()
+        places = set(rng.choice(len(fresh_enough), num_drawn, replace=False).tolist())
         drawn = [one.group for place, one in enumerate(fresh_enough) if place in places]
         counted = [_Kept(one.group, one.uses + (place in places)) for place, one in enumerate(fresh_enough)]
         self._kept = [one for one in counted if one.uses < self.max_uses]

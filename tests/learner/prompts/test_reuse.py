@@ -177,7 +177,7 @@ def test_a_pace_without_reuse_is_what_it_was():
     assert Pace(4, 2, 1, 10).reserved_versions == 0
 
 
-@pytest.mark.parametrize(("share", "reused"), [(0.5, 4), (0.3, 2), (0.29 / 8 * 7, 2)])
+@pytest.mark.parametrize(("share", "reused"), [(0.5, 4), (0.3, 2), (0.35, 3)])
 def test_a_share_of_the_batch_is_reused(share, reused):
     """To the nearest group; a checkpoint of a run without reuse begins with nothing."""
     table = LearnerTable(prompts_per_step=8, reuse_share=share, max_reuses=3, max_staleness_versions=4)
