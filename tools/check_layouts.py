@@ -101,13 +101,12 @@ class Layout:
 def layouts(max_ranks: int) -> list[Layout]:
     """All that are compared; the first is what the others are compared with."""
     packings = ({}, {"microbatch_tokens": 32}, {"microbatch_tokens": 4096})
-    shard, bf16 = {"sharding": "shard"}, {"precision": "bfloat16"}
+    shard, bf16, lean = {"sharding": "shard"}, {"precision": "bfloat16"}, {"parameter_dtype": "bfloat16"}
     context = {"context_parallel": 2}
     compiled, host, small = {"compile": True}, {"optimizer_memory": "host"}, {"optimizer_dtype": "bfloat16"}
     found = [Layout(1, packing) for packing in packings] + [Layout(1, shard), Layout(1, compiled), Layout(1, bf16)]
     offload = {"activation_checkpointing": True, "activation_offload": True}
     found += [Layout(1, host), Layout(1, small), Layout(1, small | host), Layout(1, offload)]
-    lean = {"parameter_dtype": "bfloat16"}
     found += [Layout(1, lean), Layout(1, lean | shard), Layout(1, lean | bf16)]
     if max_ranks >= 2:
         found += [Layout(2, way | packing) for way in ({}, shard) for packing in packings]
@@ -129,8 +128,8 @@ def spread(max_ranks: int, hosts: int) -> list[Layout]:
         return []
     shard, over = {"sharding": "shard"}, {"hosts": hosts}
     ranks = max_ranks // hosts * hosts
-    found = [Layout(ranks, over), Layout(ranks, over | shard), Layout(ranks, over | shard | {"microbatch_tokens": 32})]
-    return [*found, Layout(ranks, over | shard | {"shard_size": ranks})]
+    ways = ({}, shard, shard | {"microbatch_tokens": 32}, shard | {"shard_size": ranks})
+    return [Layout(ranks, over | way) for way in ways]
 
 
 def handovers(max_ranks: int) -> list[tuple[Layout, Layout]]:
@@ -359,10 +358,6 @@ class Line:
         return {"layout": self.name, "difference": apart, "ranks_agree": agree, "same_bits": again, "sound": sound}
 
 
-def _hosts(count: int) -> AbstractContextManager[Namespaces | None]:
-    return namespaces(count) if count > 1 else nullcontext()
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ranks", type=int, default=4, help="layouts of up to so many ranks")
@@ -376,7 +371,8 @@ def main() -> int:
     handed = [pair for one in across[1:2] for pair in ((one, Layout(1)), (Layout(1), one))]
     wanted = [*(layouts(1)[:1] if options.only_spread else layouts(options.ranks)), *across]
     handed += [] if options.only_spread else handovers(options.ranks)
-    with tempfile.TemporaryDirectory() as folder, _hosts(options.hosts) as hosts:
+    among: AbstractContextManager[Namespaces | None] = namespaces(options.hosts) if options.hosts > 1 else nullcontext()
+    with tempfile.TemporaryDirectory() as folder, among as hosts:
         how = {"device": options.device, "family": options.family, "steps": options.steps, "hosts": hosts}
         twice, joined = train_all([*wanted, *wanted], handed, Path(folder), **how)
     unbroken = {layout.name: ranks for layout, ranks in zip(wanted, twice, strict=False)}
