@@ -18,7 +18,6 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 import structlog
-import uvloop
 
 from mrl.engines.bounds import USUAL, Bounds
 from mrl.engines.dialect import Dialect, Launch
@@ -72,7 +71,7 @@ class ServerEngine:
         assert (launch is None) == bool(url), "a child or a URL"
         self._dialect, self._sampling, self._launch, self._log = dialect, sampling, launch, log
         self._url, self._bounds = url, bounds
-        self._loop = uvloop.new_event_loop()
+        self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name=f"{dialect.name}-calls", daemon=True)
         self._thread.start()
         self._process: ServerProcess | None = None

@@ -12,7 +12,6 @@ from typing import Any
 import aiohttp
 import msgspec
 import structlog
-import uvloop
 
 from mrl.records.codec import MAX_MESSAGE_BYTES
 from mrl.records.plain_requests import (
@@ -41,7 +40,7 @@ class GatewayLine:
         self._unsaid: deque[FromWorker] = deque()
         self._is_saying = False
         self._room: WorkerRoom | None = None
-        self._loop = uvloop.new_event_loop()
+        self._loop = asyncio.new_event_loop()
         self._socket: aiohttp.ClientWebSocketResponse | None = None
         self._thread = threading.Thread(target=self._loop.run_forever, name="gateway-line", daemon=True)
         self._thread.start()

@@ -21,7 +21,6 @@ from functools import partial
 from pathlib import Path
 
 import structlog
-import uvloop
 from aiohttp import web
 
 from mrl.config.run_folder import RunFolder
@@ -63,8 +62,7 @@ def _serve(config: RunConfig, folder: RunFolder, closing: ExitStack) -> int:
     stop = wiring.stop_event()
     telemetry = wiring.connect_telemetry(folder, ROLE, "", closing)
     keys = {name: kept_key(folder.keys / name) for name in (AGENT_KEY, SEAT_KEY)}
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(_run(config, folder, telemetry, stop, keys))
+    asyncio.run(_run(config, folder, telemetry, stop, keys))
     return 0
 
 
