@@ -12,7 +12,7 @@ from typing import Any
 from mrl.errors import RecordError
 from mrl.records.canonical_json import canonical_json
 from mrl.records.episodes import Message, ToolCall, ToolSpec
-from mrl.tasks.environments.contract import PolicyTurn
+from mrl.tasks.environments.contract import BareText, PolicyTurn
 
 SAMPLING = (
     "temperature", "top_p", "max_tokens", "max_completion_tokens", "stop", "seed", "top_logprobs",
@@ -44,10 +44,12 @@ class ChatCall:
     wants_logprobs: bool
     unheeded: dict[str, Any]
     """What it asks for and does not get, by key."""
+    bare: BareText | None = None
+    """What stands in the place of messages, where it is one for a text without roles."""
 
     def is_same(self, other: "ChatCall") -> bool:
         """Whether it asks for the same turn."""
-        return self.messages == other.messages and self.tools == other.tools
+        return (self.messages, self.tools, self.bare) == (other.messages, other.tools, other.bare)
 
 
 def read_chat(body: object, *, models: Sequence[str]) -> ChatCall:

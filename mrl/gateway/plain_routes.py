@@ -1,6 +1,6 @@
 """HTTP routes of requests outside of episodes, and the line of a rollout worker that answers them.
 
-POST /v1/chat/completions            under the run's key; under a session's it is that session's
+POST /v1/chat/completions            under the run's key; under a session's these are that session's
 POST /v1/completions                 text or token ids
 POST /inference/v1/generate          token ids, as vLLM takes them
 GET  /worker                         WebSocket of a rollout worker
@@ -55,17 +55,32 @@ class PlainRoutes:
         desk = self._desk
         return [f"{name}{VERSION_MARK}{step}" for name in policies for step in desk.kept.steps(name)] if desk else []
 
-    async def chat(self, request: web.Request, body: Mapping[str, Any]) -> web.StreamResponse:
-        """`/v1/chat/completions`. Raises ChatMistake."""
-        return await self._answer(request, body, CHAT)
+    async def answer(self, request: web.Request, body: Mapping[str, Any], form: "PlainForm") -> web.StreamResponse:
+        """One call of this form. Raises ChatMistake."""
+        desk, call = self._need(), form.read(body)
+        call_id = call.requests[0].request_id.partition("-")[0]
+        policy, step = desk.model(call.model)
+        asking = [partial(desk.ask, policy, step, one) for one in call.requests]
+        created = {"created": int(time.time()), "model": call.model}
 
-    async def completions(self, request: web.Request, body: Mapping[str, Any]) -> web.StreamResponse:
-        """`/v1/completions`. Raises ChatMistake."""
-        return await self._answer(request, body, COMPLETIONS)
+        def head(version: int) -> dict[str, Any]:
+            return created | {"system_fingerprint": f"{policy}{VERSION_MARK}{version}"}
 
-    async def generate(self, request: web.Request, body: Mapping[str, Any]) -> web.StreamResponse:
-        """`/inference/v1/generate`. Raises ChatMistake."""
-        return await self._answer(request, body, GENERATE)
+        if call.is_streamed:
+            named = {form.id_key: call_id} | form.of_chunk
+            found = await stream_answers(
+                request,
+                asking,
+                wording=partial(form.wording, call, call_id),
+                head=lambda version: named | head(version),
+                includes_usage=call.includes_usage,
+            )
+        else:
+            answers = await _all(asking)
+            newest = max(answer.version for answer in answers)
+            found = web.json_response(form.whole(call_id, call, answers, head(newest)))
+        desk.counts["requests"] += 1
+        return found
 
     async def serve_worker(self, request: web.Request, on_turn: Callable[[TurnPiece], None]) -> web.WebSocketResponse:
         """The line of one worker, until it hangs up; `on_turn` takes how turns of episodes grow."""
@@ -92,32 +107,6 @@ class PlainRoutes:
                 desk.leave(worker)
         return socket
 
-    async def _answer(self, request: web.Request, body: Mapping[str, Any], form: "_Form") -> web.StreamResponse:
-        desk, call = self._need(), form.read(body)
-        call_id = call.requests[0].request_id.partition("-")[0]
-        policy, step = desk.model(call.model)
-        asking = [partial(desk.ask, policy, step, one) for one in call.requests]
-        created = {"created": int(time.time()), "model": call.model}
-
-        def head(version: int) -> dict[str, Any]:
-            return created | {"system_fingerprint": f"{policy}{VERSION_MARK}{version}"}
-
-        if call.is_streamed:
-            named = {form.id_key: call_id} | form.of_chunk
-            found = await stream_answers(
-                request,
-                asking,
-                wording=partial(form.wording, call, call_id),
-                head=lambda version: named | head(version),
-                includes_usage=call.includes_usage,
-            )
-        else:
-            answers = await _all(asking)
-            newest = max(answer.version for answer in answers)
-            found = web.json_response(form.whole(call_id, call, answers, head(newest)))
-        desk.counts["requests"] += 1
-        return found
-
     def _need(self) -> PlainDesk:
         if self._desk is None:
             raise ChatMistake(
@@ -129,7 +118,7 @@ class PlainRoutes:
 
 
 @dataclass(frozen=True)
-class _Form:
+class PlainForm:
     """How one kind of request is read, and how its answers are told."""
 
     read: Callable[[Mapping[str, Any]], PlainCall]
@@ -140,19 +129,19 @@ class _Form:
     id_key: str = "id"
 
 
-CHAT = _Form(
+CHAT = PlainForm(
     read_plain_chat,
     chat_answer,
     lambda call, call_id, one: chat_choices(call_id, one, wants_logprobs=call.wants_logprobs),
     OF_CHAT_CHUNK,
 )
-COMPLETIONS = _Form(
+COMPLETIONS = PlainForm(
     read_completion,
     completion_answer,
     lambda call, _, one: completion_choices(call, one),
     {"object": "text_completion"},
 )
-GENERATE = _Form(read_generate, generate_answer, lambda _, __, one: generate_choices(one), {}, "request_id")
+GENERATE = PlainForm(read_generate, generate_answer, lambda _, __, one: generate_choices(one), {}, "request_id")
 
 
 async def _all(asking: Sequence[Callable[[], Awaitable[PlainAnswer]]]) -> list[PlainAnswer]:

@@ -11,10 +11,20 @@ from dataclasses import dataclass
 from typing import Any, TypeGuard
 
 from mrl.errors import RecordError
-from mrl.gateway.chat_wire import ChatMistake, answered_choice, read_flag, read_messages, read_tools
+from mrl.gateway.chat_wire import (
+    MAX_CHOICES,
+    SAMPLING,
+    ChatCall,
+    ChatMistake,
+    answered_choice,
+    read_flag,
+    read_messages,
+    read_tools,
+)
 from mrl.records.codec import MAX_MESSAGE_BYTES
 from mrl.records.episodes import Message
 from mrl.records.plain_requests import MAX_PLAIN_MESSAGES, PlainAnswer, PlainRequest, PlainToken, plain_message
+from mrl.tasks.environments.contract import BareText
 
 NEUTRAL: dict[str, tuple[Any, ...]] = {
     "frequency_penalty": (0,),
@@ -88,6 +98,22 @@ def read_generate(body: Mapping[str, Any]) -> PlainCall:
     if "token_ids" not in asked:
         raise ChatMistake("token_ids: wanted a list of ids of the policy's tokenizer")
     return _call(whole, [asked], _sampling(whole, parameters.get("max_tokens"), least=1), wants_logprobs=True)
+
+
+def of_session(call: PlainCall, body: Mapping[str, Any]) -> ChatCall:
+    """The same with text or token ids as one for the next turn of a session. Raises ChatMistake."""
+    if len(call.requests) != MAX_CHOICES:
+        raise ChatMistake("n, or several prompts: an episode goes on with one answer to one prompt")
+    if call.echoes:
+        raise ChatMistake("echo: in an episode no given token is scored; leave echo out")
+    (asked,) = call.requests
+    told = {**(body.get("sampling_params") or {}), **body}
+    unheeded = {key: told[key] for key in (*SAMPLING, "stop_token_ids") if told.get(key) is not None}
+    try:
+        bare = BareText(asked.text, asked.token_ids)
+    except RecordError as error:
+        raise ChatMistake(f"prompt: {error}") from None
+    return ChatCall((), (), call.is_streamed, call.wants_logprobs, unheeded, bare)
 
 
 def chat_answer(

@@ -3,7 +3,9 @@
     GET  /v1/models                      the policies of the run, and their versions that are kept and served
     POST /v1/sessions                    an episode to play, or one of each of several policies
     POST /v1/chat/completions            the policy's next turn, under the session's key
-                                         (outside of episodes, and more of that kind: see `plain_routes`)
+    POST /v1/completions                 the same behind a text or token ids, without roles
+    POST /inference/v1/generate          the same behind token ids, as vLLM takes them
+                                         (outside of episodes: see `plain_routes`)
     POST /v1/sessions/ID/reward          the episode is over: {"reward": 1.0}
     POST /v1/sessions/ID/fail            the agent cannot go on: {"reason": "..."}, and a "kind" of AGENT_FAILURES
     GET  /seat                           WebSocket of an environment process that offers an episode
@@ -20,6 +22,7 @@ import re
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -27,18 +30,18 @@ import msgspec
 import structlog
 from aiohttp import WSMsgType, web
 
-from mrl.gateway.chat_wire import ChatCall, ChatMistake, completion, read_chat
+from mrl.gateway.chat_wire import ChatCall, ChatMistake, check_model, completion, read_chat
 from mrl.gateway.plain_desk import PlainDesk
-from mrl.gateway.plain_routes import OF_CHAT_CHUNK, PlainRoutes
+from mrl.gateway.plain_routes import CHAT, COMPLETIONS, GENERATE, OF_CHAT_CHUNK, PlainForm, PlainRoutes
 from mrl.gateway.plain_stream import OnPiece, chat_choices, stream_answers
-from mrl.gateway.plain_wire import as_contents
+from mrl.gateway.plain_wire import as_contents, of_session
 from mrl.gateway.session import AgentSession
 from mrl.gateway.session_book import MAX_WAIT_S, SessionBook
 from mrl.gateway.strangers import Strangers
 from mrl.records.codec import MAX_MESSAGE_BYTES
 from mrl.records.plain_requests import PlainAnswer, PlainPiece
 from mrl.tasks.environments.agent_seat import FinishSeat, OfferSeat, StepSeat, read_seat, seat_reply
-from mrl.tasks.environments.contract import MEMORY, RAISED, TIMEOUT
+from mrl.tasks.environments.contract import LIMITS, MEMORY, RAISED, TIMEOUT
 
 ANY_POLICY = "policy"
 """Name by which an agent may call the policy of its session, whichever it is."""
@@ -88,8 +91,8 @@ class Gateway:
                 web.post("/v1/chat/completions", self._chat),
                 web.post("/v1/sessions/{session}/reward", self._reward),
                 web.post("/v1/sessions/{session}/fail", self._fail),
-                web.post("/v1/completions", partial(self._outside, self._plain.completions)),
-                web.post("/inference/v1/generate", partial(self._outside, self._plain.generate)),
+                web.post("/v1/completions", partial(self._bare, COMPLETIONS)),
+                web.post("/inference/v1/generate", partial(self._bare, GENERATE)),
                 web.get("/seat", self._seat),
                 web.get("/worker", self._worker),
             ]
@@ -139,11 +142,10 @@ class Gateway:
     async def _chat(self, request: web.Request) -> web.StreamResponse:
         session_id = self._check_key(request)
         if not session_id:
-            return await self._plain.chat(request, await _body(request))
+            return await self._plain.answer(request, await _body(request), CHAT)
         session = self._book.session(session_id)
         call = read_chat(await _body(request), models=(session.policy, ANY_POLICY))
-        for key in call.unheeded:
-            self._tell_unheeded(session.task, key, call.unheeded[key])
+        self._tell_unheeded(session.task, call)
         created_s = int(time.time())
         if call.is_streamed:
             head = {"created": created_s, "model": session.policy} | OF_CHAT_CHUNK
@@ -181,12 +183,34 @@ class Gateway:
             is_cut=turn.is_cut,
         )
 
-    async def _outside(
-        self, answer: Callable[[web.Request, dict[str, Any]], Awaitable[web.StreamResponse]], request: web.Request
-    ) -> web.StreamResponse:
-        if self._check_key(request):
-            raise ChatMistake("a session has /v1/chat/completions alone", code="no_route", status=404)
-        return await answer(request, await _body(request))
+    async def _bare(self, form: PlainForm, request: web.Request) -> web.StreamResponse:
+        session_id, body = self._check_key(request), await _body(request)
+        if not session_id:
+            return await self._plain.answer(request, body, form)
+        session, plain = self._book.session(session_id), form.read(body)
+        check_model(plain.model, (session.policy, ANY_POLICY))
+        call = of_session(plain, body)
+        self._tell_unheeded(session.task, call)
+        head = {"created": int(time.time()), "model": session.policy}
+
+        async def asking(on_piece: OnPiece) -> PlainAnswer:
+            answer = await self._streamed(session, call, on_piece)
+            if form is GENERATE and not answer.sampled:
+                words = f"the turn has more than {LIMITS.sampled:,} tokens; /v1/completions tells it as text"
+                raise ChatMistake(words, code="too_long")
+            return answer
+
+        if call.is_streamed:
+            return await stream_answers(
+                request,
+                [asking],
+                wording=lambda one: form.wording(plain, _turn_id(session, one.version), one),
+                head=lambda number: {form.id_key: _turn_id(session, number), **form.of_chunk, **head},
+            )
+        answer = await asking(lambda piece: None)
+        told = replace(plain, wants_logprobs=plain.wants_logprobs and bool(answer.sampled))
+        whole = form.whole(_turn_id(session, answer.version), told, [answer], head)
+        return web.json_response({key: value for key, value in whole.items() if key != "usage"})
 
     async def _reward(self, request: web.Request) -> web.Response:
         session = self._session_in_path(request)
@@ -288,15 +312,16 @@ class Gateway:
             raise ChatMistake("this is the key of another session", code="invalid_api_key", status=401)
         return self._book.session(session_id)
 
-    def _tell_unheeded(self, task: str, key: str, value: Any) -> None:
-        """A person is told once; the agent cannot be."""
-        if (task, key) not in self._told:
-            self._told.add((task, key))
-            log.warning(
-                "an agent asks for another way of sampling than the policy's own, which stays",
-                task=task,
-                asked=f"{key} = {value!r:.80}",
-            )
+    def _tell_unheeded(self, task: str, call: ChatCall) -> None:
+        """A person is told once of each key; the agent cannot be."""
+        for key, value in call.unheeded.items():
+            if (task, key) not in self._told:
+                self._told.add((task, key))
+                log.warning(
+                    "an agent asks for another way of sampling than the policy's own, which stays",
+                    task=task,
+                    asked=f"{key} = {value!r:.80}",
+                )
 
     @web.middleware
     async def _answered(self, request: web.Request, handler: Handler) -> web.StreamResponse:

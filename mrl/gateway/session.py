@@ -155,14 +155,19 @@ class AgentSession:
         if self.ending or self.is_over or self._parting is not None:
             raise ChatMistake(f"there are no further turns: {ENDS.get(self.ending, self.ending)}", code=OVER)
         self.touched_s = self.clock()
-        new = self._continued(call)
+        new = self._continued(call) if call.bare is None else ()
         is_branch = new is None
         try:
             messages = call.messages if new is None else new
             tools = call.tools if is_branch or not self.num_turns else ()
             stream = self.session_id if call.is_streamed else ""
             reply = EnvironmentTurn(
-                messages, tools=tools, stream=stream, wants_tokens=call.wants_logprobs, begins_row=is_branch
+                messages,
+                tools=tools,
+                stream=stream,
+                wants_tokens=call.wants_logprobs,
+                begins_row=is_branch,
+                bare=call.bare,
             )
         except RecordError as error:
             raise ChatMistake(str(error), code="too_long") from None
@@ -229,6 +234,7 @@ class AgentSession:
     def _continued(self, call: ChatCall) -> tuple[Message, ...] | None:
         """The new messages of a request; None for a branch, which does not go on from what was said.
 
+        Behind a text without roles every request with messages is one.
         Raises ChatMistake where there is nothing for the policy to answer.
         """
         if not call.messages or call.messages[-1].role == "assistant":
@@ -239,6 +245,7 @@ class AgentSession:
             raise ChatMistake("messages: the policy has said nothing yet, and one of them is the assistant's")
         has_same_tools = self._last is None or call.tools == self._last.call.tools
         goes_on = len(known) == len(self.said) and all(map(is_same, self.said, known))
+        goes_on = goes_on and (self._last is None or self._last.call.bare is None)
         return new if goes_on and has_same_tools and not is_said else None
 
     def _note_branch(self, call: ChatCall) -> None:

@@ -168,6 +168,7 @@ def _episode_values(episodes: Sequence[Answer]) -> dict[str, float]:
         "episodes/given_tokens_mean": float(np.mean(given)),
         "episodes/rows_mean": float(np.mean([1 + sum(one.begins_row for one in e.segments) for e in episodes])),
         "episodes/rewritten_share": float(np.mean([episode.is_rewritten for episode in episodes])),
+        "episodes/bare_share": float(np.mean([episode.is_bare for episode in episodes])),
         **{f"episodes/ended/{ending}": count / len(episodes) for ending, count in sorted(endings.items())},
     }
 

@@ -83,6 +83,9 @@ METRICS: dict[str, Metric] = {
     "episodes/rewritten_share": Metric(
         "share", "own episodes whose conversation their agent has rewritten: peers do not get their turns"
     ),
+    "episodes/bare_share": Metric(
+        "share", "own episodes whose agent gave text or token ids without roles: peers do not get their turns"
+    ),
     "episodes/ended/{ending}": Metric("share", "own episodes that ended in this way"),
     "sharing/asked_prompts": Metric("prompts", "prompts for which peers were asked in this step"),
     "sharing/hit_prompts": Metric("prompts", "asked prompts that a peer answered in this step"),

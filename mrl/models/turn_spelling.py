@@ -116,6 +116,10 @@ class TurnSpelling:
         """Of a token in the vocabulary; "" for an id beyond it."""
         return str(self._tokenizer.convert_ids_to_tokens(token_id) or "")
 
+    def is_end(self, token_id: int) -> bool:
+        """Whether it ends a turn."""
+        return token_id in self._eos_ids
+
     def bridge(self, turn_ids: Sequence[int], tool_calls: Sequence[ToolCall], messages: Sequence[Message]) -> Int32s:
         """[B] the ids between a turn of the policy, which made these calls, and its next one.
 

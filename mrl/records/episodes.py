@@ -139,6 +139,10 @@ class EpisodeSegment(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     as its chat template renders it, the messages among it."""
     is_rewritten: bool = False
     """Whether that conversation is another one than it was, of these messages alone: an agent has rewritten it."""
+    is_bare: bool = False
+    """Whether an agent gave it as a text, or as ids, without roles, or the policy sampled it behind such a text. The
+    roles of its messages are then for people who read it: no template has said them. A row that begins with it holds
+    what is given here alone."""
 
 
 Segments = Annotated[list[EpisodeSegment], msgspec.Meta(max_length=MAX_SEGMENTS)]

@@ -103,6 +103,16 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return any(segment.is_rewritten for segment in self.segments)
 
     @property
+    def is_bare(self) -> bool:
+        """Whether an agent gave the policy text or ids without roles."""
+        return any(segment.is_bare for segment in self.segments)
+
+    @property
+    def is_unsayable(self) -> bool:
+        """Whether no peer could say its turns: each would need a single row of messages, which have roles."""
+        return self.is_rewritten or self.is_bare
+
+    @property
     def has_sound_rows(self) -> bool:
         """Whether each of its rows ends with a sampled token, and those behind the first one begin with a given one."""
         starts_B, is_sampled_T = self.row_starts, self.is_sampled

@@ -23,13 +23,15 @@ class ToldTurn(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Whether a new row begins with it, in which all that was said stands as the template renders it."""
     is_rewritten: bool = False
     """Whether that row holds these messages alone, as an agent has rewritten the conversation."""
+    is_bare: bool = False
+    """Whether it is text without roles that an agent gave, or what was sampled behind such a text."""
 
 
 def told_turns(turns: Iterable[EpisodeSegment | SharedTurn], max_chars: int) -> list[ToldTurn]:
     """The turns, up to so many characters of text; the message in which they run out is cut, and none follows.
 
-    A conversation that was rewritten says again what stands before: all of its messages are cut rather than that it
-    takes more than a quarter of what is left.
+    A row that an agent begins says again what stands before: all of its messages are cut rather than that it takes more
+    than a quarter of what is left.
     """
     found: list[ToldTurn] = []
     for turn in turns:
@@ -37,7 +39,8 @@ def told_turns(turns: Iterable[EpisodeSegment | SharedTurn], max_chars: int) -> 
             break
         own = turn if isinstance(turn, EpisodeSegment) else None
         messages = list(turn.messages)
-        if own and own.is_rewritten and sum(map(_chars, messages)) > max_chars // 4:
+        begins_anew = own is not None and (own.is_rewritten or (own.is_bare and own.begins_row))
+        if begins_anew and sum(map(_chars, messages)) > max_chars // 4:
             messages = [_cut(message, max_chars // (4 * len(messages))) for message in messages]
         kept: list[Message] = []
         for message in messages:
@@ -50,6 +53,7 @@ def told_turns(turns: Iterable[EpisodeSegment | SharedTurn], max_chars: int) -> 
             messages=tuple(kept),
             begins_row=own.begins_row if own else False,
             is_rewritten=own.is_rewritten if own else False,
+            is_bare=own.is_bare if own else False,
         )
         found.append(told)
     return found

@@ -11,14 +11,20 @@ import numpy.typing as npt
 
 from mrl.engines.engine import NOTHING, Generation, GenerationRequest
 from mrl.engines.segments import append_span
+from mrl.models.turn_spelling import TurnSpelling
 from mrl.records.chosen_experts import Experts, joined
 from mrl.records.episodes import EpisodeSegment, Message, Opening, ToolSpec, conversation_to_read, shortened
 from mrl.records.experience import SharedTurn
 from mrl.records.finish import FinishReason
+from mrl.records.plain_requests import TurnPiece
 from mrl.records.version import VersionSpan
-from mrl.rollout.replaying import TurnReplay
+from mrl.rollout.bare_rows import GivenRow, spelled_turn, to_read
+from mrl.rollout.replaying import OwnVoice, TurnReplay
 from mrl.tasks.environments.contract import DONE, EnvironmentTurn, PolicyTurn
 from mrl.tasks.verify import Verdict
+
+PIECES = 32
+"""A turn is told in pieces of which each makes it longer by this part at least."""
 
 Int32s = npt.NDArray[np.int32]
 
@@ -112,6 +118,10 @@ class EpisodeInPlay:
     row_since: int = 0
     """Place in `conversation` from which on that row shows the reasoning of turns."""
     last_turn: PolicyTurn | None = None
+    is_bare: bool = False
+    """Whether the policy has, or had, its newest turn behind text without roles."""
+    spelled: str | None = None
+    """The row of such a turn as text, where its agent has all of it in text."""
     stream: str = ""
     """Under which name an agent is told how the turn grows that the policy has now."""
     streamed: str = ""
@@ -175,11 +185,25 @@ class EpisodeInPlay:
         self.stream, self.wants_tokens = said.stream if tells else "", said.wants_tokens
         self.streamed, self.next_piece_tokens = "", 0
 
-    def sampled(self, generation: Generation, message: Message) -> None:
+    def more_to_tell(self, generation: Generation, voice: OwnVoice) -> list[TurnPiece]:
+        """What its agent was not told before of a turn that goes on: one piece, or none."""
+        told, num_tokens = self.streamed, generation.token_ids.size
+        if num_tokens < self.next_piece_tokens:
+            return []
+        self.next_piece_tokens = num_tokens + num_tokens // PIECES  # all of the turn is spelled each time
+        text = voice.so_far(voice.spelling.text(generation.token_ids.tolist()), self.has_tools)
+        if len(text) <= len(told) or not text.startswith(told):
+            return []
+        num_turns, self.streamed = self.num_turns_in_all, text
+        return [TurnPiece(session=self.stream, num_turns=num_turns, start=len(told), text=text[len(told) :])]
+
+    def sampled(self, generation: Generation, message: Message, spelling: TurnSpelling) -> None:
         """The policy had a turn."""
         self.num_turns += 1
+        if self.spelled is not None:
+            self.spelled += spelled_turn(generation.token_ids, spelling)
         self.conversation.append(message)
-        self._put(generation.token_ids, [message], is_sampled=True)
+        self._put(generation.token_ids, [message], is_sampled=True, is_bare=self.is_bare)
         self.logprobs.append(generation.logprobs)
         self.experts.append(generation.experts)
         for span in generation.versions:
@@ -195,8 +219,28 @@ class EpisodeInPlay:
     def rewritten(self, token_ids: Int32s, messages: Sequence[Message]) -> None:
         """The agent has put these messages in the place of all that was said; `token_ids` are all of them."""
         self.row_at, self.conversation = len(self.token_ids), list(messages)
+        self.is_bare, self.spelled = False, None
         kept = conversation_to_read(messages)
         self._put(token_ids, kept, is_sampled=False, begins_row=True, is_rewritten=True)
+
+    def given(self, row: GivenRow, spelling: TurnSpelling) -> None:
+        """Its agent gave text without roles, and no tools; the first such text is the prompt's to hold."""
+        self.is_bare, self.spelled, self.tools = True, row.spelled, ()
+        if self.prompt_token_ids is None:
+            return
+        if row.begins_row:
+            self.row_at = len(self.token_ids)
+        told = [to_read(row.token_ids, spelling)]
+        self._put(row.token_ids, told, is_sampled=False, begins_row=row.begins_row, is_bare=True)
+
+    def anew(self, spelling: TurnSpelling, messages: Sequence[Message] = ()) -> Int32s | None:
+        """[P] the beginning of a new row, where one begins with these messages. Raises ModelFolderError."""
+        tools = [tool.as_chat() for tool in self.tools]
+        row = spelling.anew([*self.conversation, *messages], tools, since=self.row_since)
+        if row is None:
+            return None
+        token_ids, self.row_since = row
+        return token_ids
 
     def _put(self, token_ids: Int32s, messages: Sequence[Message], **how: bool) -> None:
         self.token_ids.append(token_ids)

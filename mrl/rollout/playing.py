@@ -22,9 +22,10 @@ import numpy as np
 
 from mrl.engines.engine import NOTHING, Engine, Finished, Generation, GenerationRequest, Grown
 from mrl.errors import ModelFolderError, RecordError
-from mrl.records.episodes import CUT, Message, Opening
+from mrl.records.episodes import CUT, Opening
 from mrl.records.finish import FinishReason
 from mrl.records.plain_requests import TurnPiece
+from mrl.rollout.bare_rows import given_row, whole
 from mrl.rollout.episode import EpisodeInPlay, EpisodeRequest, EpisodeRules, Int32s, PlayedSession
 from mrl.rollout.plain_voice import MAX_TOKEN_BYTES
 from mrl.rollout.replaying import OwnVoice, TurnReplay
@@ -33,7 +34,9 @@ from mrl.tasks.environments.contract import (
     MAX_TOKENS,
     MAX_TURNS,
     TOO_LONG,
+    UNEQUAL,
     WRONG_TYPE,
+    BareText,
     EnvironmentTurn,
     PolicyTurn,
     total_bytes,
@@ -43,8 +46,6 @@ from mrl.tasks.verify import Verdict
 ENVIRONMENT_SLICE_S = 0.01
 """How long the engine samples at most before environments that have answered are asked, while any is awaited."""
 IN_STEP_SLICE_S = 0.5
-PIECES = 32
-"""A turn is told in pieces of which each makes it longer by this part at least."""
 SAMPLING = "sampling"
 
 
@@ -138,7 +139,8 @@ class EpisodeEngine:
             if episode is None:
                 others += [one] if one.request_id in self._others else []  # else it is of a turn that was given up
             elif episode.stream and self._stage.tell is not None:
-                self._tell(episode, one.generation, self._stage.tell)
+                for piece in episode.more_to_tell(one.generation, self._stage.voice):
+                    self._stage.tell(piece)
         return others
 
     def abort(self, request_ids: Iterable[str]) -> None:
@@ -212,29 +214,35 @@ class EpisodeEngine:
                     episode.told(NOTHING.token_ids, said.messages)
                 self._end(episode, said)
                 return False
+            if said.bare is not None:
+                return self._bare(episode, said.bare)
             if said.begins_row:
                 return self._rewritten(episode, said)
             assert episode.last_turn is not None, "the policy had its turn"
-            given = self._anew(episode, said.messages)
+            given = episode.anew(self._stage.voice.spelling, said.messages)
             begins_row = given is not None
             if given is None:
                 given = self._stage.voice.spelling.bridge(
                     episode.token_ids[-1].tolist(), episode.last_turn.tool_calls, said.messages
                 )
         except (ModelFolderError, RecordError) as error:
-            self._end(episode, EnvironmentTurn.failed(WRONG_TYPE, str(error)))
-            return False
+            return self._fails(episode, WRONG_TYPE, str(error))
         episode.told(given, said.messages, begins_row=begins_row)
         return not self._has_ended(episode)
 
-    def _anew(self, episode: EpisodeInPlay, messages: Sequence[Message] = ()) -> Int32s | None:
-        """The beginning of a new row, where one begins with these messages."""
-        tools = [tool.as_chat() for tool in episode.tools]
-        row = self._stage.voice.spelling.anew([*episode.conversation, *messages], tools, since=episode.row_since)
-        if row is None:
-            return None
-        token_ids, episode.row_since = row
-        return token_ids
+    def _bare(self, episode: EpisodeInPlay, bare: BareText) -> bool:
+        """Whether it is the policy's turn behind text without roles, in its row or in a new one."""
+        spelling, has_begun = self._stage.voice.spelling, episode.prompt_token_ids is not None
+        if episode.request.given and not has_begun:
+            return self._fails(episode, UNEQUAL, "it gave text without roles, and to the peer messages")
+        if bare.num_bytes > MAX_TOKEN_BYTES * self._stage.row_tokens:  # before anything is tokenized
+            if not has_begun:
+                return self._fails(episode, TOO_LONG, f"its first text has {bare.num_bytes:,} bytes, more than a row")
+            self._ask_reward(episode, MAX_TOKENS)
+            return False
+        row = given_row(bare, spelling, lambda: episode.past, episode.spelled) if has_begun else whole(bare, spelling)
+        episode.given(row, spelling)
+        return not self._has_ended(episode) if has_begun else self._opens(episode, row.token_ids)
 
     def _rewritten(self, episode: EpisodeInPlay, said: EnvironmentTurn) -> bool:
         """Whether it is the policy's turn behind a conversation that is another one than it was."""
@@ -244,7 +252,7 @@ class EpisodeEngine:
         if not self._has_tools(episode, said):
             return False
         episode.conversation, episode.row_since = [], 0
-        row = self._anew(episode, said.messages)
+        row = episode.anew(self._stage.voice.spelling, said.messages)
         if row is None:
             row = self._stage.voice.row(said.messages, [tool.as_chat() for tool in said.tools])
         episode.rewritten(row, said.messages)
@@ -254,8 +262,7 @@ class EpisodeEngine:
         """Whether the policy can call the tools that there are from here on; else the episode has ended."""
         if said.tools and not self._stage.voice.can_call:
             words = "the policy's chat template shows no calls that can be read; policies.X.prompt.family may tell them"
-            self._end(episode, EnvironmentTurn.failed(WRONG_TYPE, words))
-            return False
+            return self._fails(episode, WRONG_TYPE, words)
         episode.tools = said.tools
         return True
 
@@ -263,6 +270,8 @@ class EpisodeEngine:
         if said.done:
             self._end(episode, said)
             return False
+        if said.bare is not None:
+            return self._bare(episode, said.bare)
         if not self._has_tools(episode, said):
             return False
         episode.conversation = list(said.messages)
@@ -294,7 +303,7 @@ class EpisodeEngine:
         else:
             assert episode.prompt_token_ids is not None, "it has begun"
             episode.conversation += [message for turn in replay.turns for message in turn.messages]
-            prompt = self._anew(episode)
+            prompt = episode.anew(self._stage.voice.spelling)
             if prompt is None:
                 prompt = np.concatenate([episode.prompt_token_ids, *replay.parts])
             return self._opens(episode, prompt)
@@ -306,12 +315,10 @@ class EpisodeEngine:
         if self._stage.max_turn_tokens > room:
             what = "its first message and given turns" if episode.request.given else "its first message"
             words = f"{what} of {prompt.size} tokens leaves an episode room for {max(0, room)}: less than a turn"
-            self._end(episode, EnvironmentTurn.failed(TOO_LONG, words))
-            return False
+            return self._fails(episode, TOO_LONG, words)
         if not np.array_equal(prompt, self._prompts.setdefault(episode.request.request_id, prompt)):
             words = "reset began two episodes of one seed with different messages"
-            self._end(episode, EnvironmentTurn.failed(WRONG_TYPE, words))
-            return False
+            return self._fails(episode, WRONG_TYPE, words)
         episode.prompt_token_ids = prompt
         return True
 
@@ -333,6 +340,11 @@ class EpisodeEngine:
     def _ask_reward(self, episode: EpisodeInPlay, reason: str, turn: PolicyTurn | None = None) -> None:
         episode.awaited, episode.awaits_reward = episode.session.finish(reason, turn), True
         self._waiting.append(episode)
+
+    def _fails(self, episode: EpisodeInPlay, reason: str, words: str) -> bool:
+        """False: its environment has failed."""
+        self._end(episode, EnvironmentTurn.failed(reason, words))
+        return False
 
     def _end(self, episode: EpisodeInPlay, said: EnvironmentTurn) -> None:
         episode.session.close()
@@ -369,17 +381,6 @@ class EpisodeEngine:
             self._turns |= {(name, index): episode for index, episode in enumerate(episodes)}
         return requests
 
-    def _tell(self, episode: EpisodeInPlay, generation: Generation, tell: Callable[[TurnPiece], None]) -> None:
-        """What its agent was not told before of a turn that goes on."""
-        voice, told, num_tokens = self._stage.voice, episode.streamed, generation.token_ids.size
-        if num_tokens < episode.next_piece_tokens:
-            return
-        episode.next_piece_tokens = num_tokens + num_tokens // PIECES  # all of the turn is spelled each time
-        text = voice.so_far(voice.spelling.text(generation.token_ids.tolist()), episode.has_tools)
-        if len(text) > len(told) and text.startswith(told):
-            num_turns, episode.streamed = episode.num_turns_in_all, text
-            tell(TurnPiece(session=episode.stream, num_turns=num_turns, start=len(told), text=text[len(told) :]))
-
     def _said(self, episode: EpisodeInPlay, generation: Generation) -> None:
         """A turn of the policy goes to its environment. One that the engine does not take ends the episode."""
         if not generation.token_ids.size:
@@ -389,9 +390,9 @@ class EpisodeEngine:
         try:
             episode.last_turn, message = self._stage.voice.heard(generation, episode.tools, tells_tokens=tells_tokens)
         except RecordError as error:  # more text than a turn may hold
-            self._end(episode, EnvironmentTurn.failed(TOO_LONG, str(error)))
+            self._fails(episode, TOO_LONG, str(error))
             return
-        episode.sampled(generation, message)
+        episode.sampled(generation, message, self._stage.voice.spelling)
         if is_cut:
             self._ask_reward(episode, CUT, episode.last_turn)
             return

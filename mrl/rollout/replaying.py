@@ -122,8 +122,9 @@ class TurnReplay:
         expected = self.turns[len(self.parts)].messages
         if answer.has_failed:
             return answer
-        if answer.done or answer.messages != expected:
-            told = "the end" if answer.done else _shown(answer.messages)
+        is_own = answer.bare is not None or answer.begins_row  # of a row that is not the peer's
+        if answer.done or is_own or answer.messages != expected:
+            told = "the end" if answer.done else "what begins another row" if is_own else _shown(answer.messages)
             words = f"to a peer's turn it said {told}, and to the peer {_shown(expected)}"
             return EnvironmentTurn.failed(UNEQUAL, words)
         assert self.said is not None, "it answers a turn"

@@ -89,7 +89,9 @@ class Verifying:
         answers = self._sampler.answers(flight.generations, verdicts.result())
         first = flight.generations[0]
         if isinstance(first, PlayedEpisode):
-            group = self._sampler.group(flight.item, first.prompt_token_ids, answers, opening=first.opening)
+            played = [one for one in flight.generations if isinstance(one, PlayedEpisode)]
+            opening = next((one.opening for one in played if one.opening is not None), None)  # bare ones have none
+            group = self._sampler.group(flight.item, first.prompt_token_ids, answers, opening=opening)
         else:
             group = self._sampler.group(flight.item, flight.prompt_token_ids, answers)
         return with_experts(group, flight.generations)

@@ -82,9 +82,9 @@ def digest_of(text: bytes) -> bytes:
 def _shared_episode(answer: Answer, advantage: float, receiver: Receiver) -> SharedAnswer:
     """One episode, up to the policy's last turn.
 
-    One with more text than may cross, or whose conversation was rewritten, gives its reward alone.
+    One with more text than may cross, or whose turns no peer could say, gives its reward alone.
     """
-    crosses = answer_bytes(answer) <= MAX_COMPLETION_BYTES and not answer.is_rewritten
+    crosses = answer_bytes(answer) <= MAX_COMPLETION_BYTES and not answer.is_unsayable
     return SharedAnswer(
         completion=b"",
         finish_reason=last_reason(answer),
@@ -98,7 +98,7 @@ def answer_bytes(answer: Answer) -> int:
     """Text of an own answer that crosses; of an episode that of its turns, up to the policy's last."""
     if not answer.segments:
         return len(answer.completion)
-    if answer.is_rewritten:
+    if answer.is_unsayable:
         return 0
     last = max((place for place, segment in enumerate(answer.segments) if segment.is_sampled), default=-1)
     return sum(message.num_bytes for segment in answer.segments[: last + 1] for message in segment.messages)

@@ -116,9 +116,10 @@ def peer_episode(record: EpisodeRecord, spelling: EpisodeSpelling | None) -> Pee
 def shared_turns(answer: Answer) -> list[SharedTurn]:
     """The turns of an own episode as peers get them, up to the policy's last.
 
-    None of one that an agent has rewritten: peers put turns into one row, and each of these was said in its own.
+    None of one that an agent has rewritten, since peers put turns into one row and each of these was said in its own,
+    nor of one with text that has no roles, which no template of a peer's could say.
     """
-    if answer.is_rewritten:
+    if answer.is_unsayable:
         return []
     last = max(place for place, segment in enumerate(answer.segments) if segment.is_sampled)
     return [SharedTurn(is_sampled=one.is_sampled, messages=one.messages) for one in answer.segments[: last + 1]]

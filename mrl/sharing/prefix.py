@@ -155,7 +155,7 @@ class PrefixRegime:
 
     def _is_publishable(self, answer: Answer) -> bool:
         num_turns = sum(segment.is_sampled for segment in answer.segments)
-        return answer.finished and num_turns > 1 and self._is_success(answer)
+        return answer.finished and num_turns > 1 and not answer.is_unsayable and self._is_success(answer)
 
     def _continuations(self, room: int, rng: np.random.Generator, counts: Counter[str]) -> list[Continuation]:
         """At most `room` states, of the failures that wait longest. Records that are not looked at stay."""

@@ -157,7 +157,7 @@ class ScoreReader:
         self._close(request)
         if self._scorer_of(group) is None:
             return rows
-        num_asked = sum(not answer.is_rewritten for answer in group.answers)
+        num_asked = sum(not answer.is_unsayable for answer in group.answers)
         counts["asked"] += num_asked
         if record is None or len(record.scores) != num_scores(group.answers):
             counts["absent"] += num_asked
@@ -182,7 +182,7 @@ class ScoreReader:
 
     def _scorer_of(self, group: ScoredGroup) -> str | None:
         fits = all(answer_bytes(answer) <= MAX_COMPLETION_BYTES for answer in group.answers)
-        fits = fits and num_scores(group.answers) <= MAX_SCORES and not all(one.is_rewritten for one in group.answers)
+        fits = fits and num_scores(group.answers) <= MAX_SCORES and not all(one.is_unsayable for one in group.answers)
         return self.teacher_of(group) if self.teachers and fits else None
 
     def _close(self, request: str) -> None:

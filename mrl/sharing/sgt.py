@@ -209,7 +209,7 @@ class SgtRegime:
         )
 
     def _is_publishable(self, answer: Answer) -> bool:
-        is_usable = (answer.finished or not self.parameters.finished_only) and not answer.is_rewritten
+        is_usable = (answer.finished or not self.parameters.finished_only) and not answer.is_unsayable
         return is_usable and self._is_success(answer) and 0 < len(answer.completion) <= MAX_COMPLETION_BYTES
 
     def _is_withheld(self, answer: Answer) -> bool:

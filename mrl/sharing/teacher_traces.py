@@ -85,7 +85,7 @@ def teacher_traces(group: ScoredGroup, record: ScoreRecord, context: SharingCont
     for number, answer in enumerate(group.answers):
         tags = record.source, record.prompt_id, record.record_id, number
         of_answer = list(itertools.islice(scores, num_scores([answer])))
-        if answer.is_rewritten:
+        if answer.is_unsayable:
             found.append(ExaminedScore(ExaminedAnswer(*tags, rejected=WITHHELD), None))
             continue
         match teacher_trace(answer, of_answer, record.fingerprint, context.receiver):
@@ -101,7 +101,7 @@ def teacher_traces(group: ScoredGroup, record: ScoreRecord, context: SharingCont
 
 def num_scores(answers: Sequence[Answer]) -> int:
     """Scores that a teacher gives to own answers: one to each, to an episode one for every own turn that crosses."""
-    turns = [[] if answer.is_rewritten else answer.segments for answer in answers]
+    turns = [[] if answer.is_unsayable else answer.segments for answer in answers]
     return sum(sum(segment.is_sampled for segment in of_answer) or 1 for of_answer in turns)
 
 

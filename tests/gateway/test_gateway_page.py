@@ -104,6 +104,24 @@ def test_the_planner_of_the_page_begins_a_row_of_its_own(tmp_path, monkeypatch):
     assert run(tmp_path, script) == (True, told, 1.0, 1)
 
 
+def test_the_agent_of_the_page_that_gives_text_plays(tmp_path, monkeypatch):
+    """Its second text is the first with what was said, and what ended it."""
+    (tmp_path / "my_agents.py").write_text(FUNCTIONS)
+    monkeypatch.setenv("MRL_MODULES", str(tmp_path))
+    monkeypatch.delitem(sys.modules, "my_agents", raising=False)
+
+    async def script(rig, http):
+        playing = asyncio.ensure_future(Player(named_agent("my_agents:add_one"), "sums", rig.client(KEY)).play(http))
+        seat = rig.seat("sums")
+        first = await elsewhere(seat.reset, 47, {})
+        second = await elsewhere(seat.step, PolicyTurn(" 11"))
+        last = await elsewhere(seat.step, PolicyTurn(" 12"))
+        playing.cancel()
+        return first.bare.text, second.bare.text, last.reward
+
+    assert run(tmp_path, script) == ("7 + 4 =", "7 + 4 = 11<|im_end|>\n7 + 4 + 1 =", 1.0)
+
+
 def test_the_program_of_the_page_plays(tmp_path, monkeypatch):
     """Under the configuration that the page gives, started by the run, with the interpreter of mrl."""
     (tmp_path / "my_agent.py").write_text(PROGRAM)

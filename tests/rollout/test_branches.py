@@ -1,8 +1,9 @@
-"""Episodes whose agent rewrites the conversation: each time a new row, of what the policy is shown then."""
+"""Episodes whose agent rewrites the conversation or gives text without roles: rows of what the policy is shown."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -24,16 +25,18 @@ from mrl.models.turn_spelling import TurnSpelling
 from mrl.processes.episode_wiring import OwnWords, read_turn
 from mrl.records.codec import pack_array
 from mrl.records.episodes import MAX_LAST_CHARS, Message, ToolCall, ToolSpec
+from mrl.records.experience import SharedTurn
 from mrl.records.finish import FinishReason
 from mrl.records.rollouts import Answer, ScoredGroup
 from mrl.records.version import Version
+from mrl.rollout.bare_rows import given_row, spelled_turn
 from mrl.rollout.episode import EpisodeRequest, EpisodeRules, PlayedEpisode
 from mrl.rollout.playing import EpisodeEngine, Stage
 from mrl.rollout.replaying import OwnVoice
 from mrl.sharing.context import SharingContext
 from mrl.sharing.own_objective import own_objective
 from mrl.sharing.regimes import build_regime
-from mrl.tasks.environments.contract import EnvironmentTurn
+from mrl.tasks.environments.contract import BareText, EnvironmentTurn, PolicyTurn
 from mrl.tasks.environments.tool_syntax import NONE, syntax_of
 from tests.support.episode_rows import rows_of
 from tests.support.forgetful_template import END, FORGETFUL, OPEN
@@ -61,6 +64,11 @@ def branch(*messages: Message, tools: tuple[ToolSpec, ...] = ()) -> EnvironmentT
     return EnvironmentTurn(messages, tools=tools, begins_row=True)
 
 
+def bare(text: str | None, *token_ids: int) -> EnvironmentTurn:
+    """Text without roles, or ids."""
+    return EnvironmentTurn(bare=BareText(text, token_ids), wants_tokens=True)
+
+
 def done(reward: float = 1.0) -> EnvironmentTurn:
     return EnvironmentTurn(done=True, reward=reward, reason="done")
 
@@ -81,9 +89,9 @@ SHOWN = (((user("one"),), ()), (COMPACTED, (ADD,)), ((user("four"),), ()))
 
 
 class Scripted:
-    """An agent that says what it is told to, whatever the policy says."""
+    """An agent that says what it is told to; what is a function makes that of the turn before."""
 
-    def __init__(self, turns: Sequence[EnvironmentTurn], reward: float) -> None:
+    def __init__(self, turns: Sequence[EnvironmentTurn | Callable[[PolicyTurn], EnvironmentTurn]], reward: float):
         self._turns, self._reward = iter(turns), reward
         self.first = self._next()
         self.heard = []
@@ -101,7 +109,8 @@ class Scripted:
         """Nothing."""
 
     def _next(self):
-        return _at_once(next(self._turns))
+        turn = next(self._turns)
+        return _at_once(turn if isinstance(turn, EnvironmentTurn) else turn(self.heard[-1]))
 
 
 def _at_once(turn: EnvironmentTurn) -> "Future[EnvironmentTurn]":
@@ -164,7 +173,7 @@ def play(ends_early):
     """Plays one episode of each script; all of one request begin alike."""
     players = []
 
-    def play(folder, *scripts, history="sampled", can_call=True, max_turns=9, **limits) -> Played:
+    def play(folder, *scripts, history="sampled", can_call=True, max_turns=9, given=(), **limits) -> Played:
         end = load_tokenizer(folder).eos_token_id
         spelling = TurnSpelling(folder, PromptTable(history=history), eos_ids=[end])
         syntax, found = syntax_of(spelling.template), Played()
@@ -198,7 +207,7 @@ def play(ends_early):
         found.player = EpisodeEngine(engine, stage)
         players.append(found.player)
         seeds = answer_seeds(1, "a", "7", 0, len(scripts))
-        found.player.submit([EpisodeRequest("r", np.zeros(0, np.int32), seeds, prompt_id="7")])
+        found.player.submit([EpisodeRequest("r", np.zeros(0, np.int32), seeds, prompt_id="7", given=given)])
         until_s, ended = time.monotonic() + BOUND_S, []
         while len(ended) < len(scripts) and time.monotonic() < until_s:
             ended += found.player.collect(1.0)
@@ -464,3 +473,105 @@ def test_tokens_of_a_turn_are_told_where_they_are_asked_for(folder, play):
     assert [one.spelled.decode() for one in first.sampled] == [name or "" for name in names]
     assert any(names)
     assert second.sampled == ()
+
+
+def ids_of(turn: PolicyTurn) -> list[int]:
+    """Of what was sampled."""
+    return [one.token_id for one in turn.sampled]
+
+
+def test_text_that_repeats_a_row_goes_on_in_it_and_other_text_begins_one(folder, play):
+    """By text where all of the row was told as text, by ids in any row; what was sampled stays as it was sampled."""
+    tokenizer = load_tokenizer(folder)
+    other, four = tokenizer("other")["input_ids"], rendered(folder, [user("four")], (ADD,))
+    script = (
+        bare("one two"),
+        lambda turn: bare(f"one two{turn.text} three"),
+        bare("other"),
+        lambda turn: bare(None, *other, *ids_of(turn), 5),
+        replace(branch(user("four"), tools=(ADD,)), wants_tokens=True),
+        lambda turn: bare(None, *four, *ids_of(turn), 6),
+        done(),
+    )
+    found = play(folder, script)
+    (played,) = found
+    assert played.ending == "done", played.verdict.words
+    shown, turns = rows_of(played), [turn.tolist() for turn in turns_of(played)]
+    assert shown == [
+        tokenizer("one two")["input_ids"],
+        [*shown[0], *turns[0], *tokenizer(" three")["input_ids"]],
+        other,
+        [*other, *turns[2], 5],
+        four,
+        [*four, *turns[4], 6],
+    ]
+    given = [one for one in played.segments if one.num_tokens and not one.is_sampled]
+    assert [one.begins_row for one in given] == [False, True, False, True, False]
+    assert [one.is_bare for one in played.segments if one.is_sampled] == [True] * 4 + [False, True]
+    assert [one.messages[0].content for one in given] == [
+        " three",
+        "other",
+        tokenizer.decode([5]),
+        "four",
+        tokenizer.decode([6]),
+    ]
+    assert found.with_tools == [False] * 4 + [True, False], "text without roles has no tools"
+    assert answer_of(played).is_bare
+    number = 0
+    for behind, turn in zip(shown, turns, strict=True):
+        (scored,) = found.player.score([[*behind, *turn]])
+        np.testing.assert_allclose(scored[-len(turn) :], played.logprobs[number : number + len(turn)], atol=1e-4)
+        number += len(turn)
+
+
+def test_what_ended_a_turn_has_to_be_said_again_by_whoever_goes_on(folder):
+    """Else the policy would see it and its agent would not know; a row that is repeated as it is begins anew, too."""
+    end = load_tokenizer(folder).eos_token_id
+    spelling = TurnSpelling(folder, eos_ids=[end])
+    prompt, turn = spelling.plain("one"), np.array([*spelling.plain(" two").tolist(), end], dtype=np.int32)
+    row, spelled = np.concatenate([prompt, turn]), "one" + spelled_turn(turn, spelling)
+    assert spelled == f"one two{END}"
+
+    def given(text, *token_ids):
+        found = given_row(BareText(text, token_ids), spelling, lambda: row, spelled)
+        return found.token_ids.tolist(), found.begins_row, found.spelled
+
+    on = f"one two{END} three"
+    assert given(on) == (spelling.plain(" three").tolist(), False, on)
+    for text in ("one two three", spelled, "one"):
+        assert given(text) == (spelling.plain(text).tolist(), True, text)
+    assert given(None, *row.tolist(), 7) == ([7], False, None)
+    for ids in (row.tolist(), row[:-1].tolist(), [*row[:-1].tolist(), 7, 7]):
+        assert given(None, *ids) == (ids, True, None)
+    assert given_row(BareText(on), spelling, lambda: row, None).begins_row, "what the row spells is not known"
+
+
+@pytest.mark.parametrize(
+    ("script", "limits", "ending", "words"),
+    [
+        ([bare(None, 5, 9999)], {}, "wrong_type", "a token that the policy does not have: 9999"),
+        ([told(user("one")), bare(None, 9999)], {}, "wrong_type", "a token that the policy does not have: 9999"),
+        ([bare("x" * 3300)], {"row_tokens": 200}, "too_long", "its first text has 3,300 bytes, more than a row"),
+        ([bare("one"), bare("x" * 3300)], {"row_tokens": 200}, "max_tokens", ""),
+        ([bare("one"), bare("two " * 60)], {"row_tokens": 80}, "max_tokens", ""),
+    ],
+)
+def test_text_that_is_none_of_the_policys_or_too_long_ends_the_episode(folder, play, script, limits, ending, words):
+    """As messages do."""
+    (played,) = play(folder, script, **limits)
+    assert (played.ending, played.verdict.words) == (ending, played.verdict.words)
+    assert words in played.verdict.words
+
+
+def test_an_agent_without_messages_does_not_go_on_from_a_peers_turns(folder, play):
+    """They stand behind messages."""
+    turns = (
+        SharedTurn(is_sampled=True, messages=(assistant("hay"),)),
+        SharedTurn(is_sampled=False, messages=(user("on"),)),
+    )
+    (opened,) = play(folder, (bare("one"),), given=turns)
+    (answered,) = play(folder, (told(user("one")), bare("on")), given=turns)
+    (rewritten,) = play(folder, (told(user("one")), branch(user("on"))), given=turns)
+    assert [one.ending for one in (opened, answered, rewritten)] == ["unequal"] * 3
+    (same,) = play(folder, (told(user("one")), told(user("on")), done()), given=turns)
+    assert same.ending == "done"

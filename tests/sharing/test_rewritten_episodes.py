@@ -1,4 +1,7 @@
-"""Episodes whose agent rewrote the conversation: their own policy trains on them, and no turn of them crosses."""
+"""Episodes that no peer could say, since their agent rewrote the conversation or gave text without roles.
+
+Their own policy trains on them, and no turn of them crosses.
+"""
 
 from dataclasses import replace
 
@@ -20,16 +23,22 @@ COMPACTED = (Message("system", "secret so far " * 20_000), told("go on"))
 """More text than crosses."""
 
 
+@pytest.fixture(params=["is_rewritten", "is_bare"])
+def mark(request):
+    """Of what an agent begins a row with."""
+    return request.param
+
+
 @pytest.fixture
-def rows_of(make, voices):
-    """A group of episodes of two rows each, begun by the template (t), or by an agent that rewrote them (r)."""
+def rows_of(make, voices, mark):
+    """A group of episodes of two rows each, begun by the template (t), or by an agent (r)."""
 
     def rows_of(kinds, rewards):
         answers = []
         for number, (kind, reward) in enumerate(zip(kinds, rewards, strict=True)):
             answer = voices["own"].played(LOOKED_UP, reward=reward, seed=number)
             first, given, last = answer.segments
-            how = {"is_rewritten": True, "messages": COMPACTED} if kind == "r" else {}
+            how = {mark: True, "messages": COMPACTED} if kind == "r" else {}
             given = structs.replace(given, begins_row=kind in "tr", **how)
             said = f"episode {number}".encode()
             answers.append(structs.replace(answer, segments=[first, given, last], completion=said))
@@ -63,6 +72,15 @@ def test_a_success_that_was_rewritten_does_not_cross(build, context, make, rows_
     assert [row.num_rows for row in absorbed.examples] == [2, 2, 1, 1]
     for one, other in zip(absorbed.examples, expected.examples, strict=True):
         assert all(np.array_equal(getattr(one, field), getattr(other, field)) for field in ROW_ARRAYS)
+
+
+def test_a_success_that_was_rewritten_is_no_state_to_go_on_from(build, context, make, rows_of):
+    """The next one is."""
+    regime = build("prefix", context)
+    (record,) = published(regime, rows_of("rrt", [1.0, 1.0, 1.0]), make)
+    (alone,) = published(regime, rows_of("..t", [0.0, 0.0, 1.0]), make)
+    assert record.turns == alone.turns
+    assert published(regime, rows_of("rr", [1.0, 0.0]), make) == []
 
 
 @pytest.mark.parametrize("name", ["prp", "hacpo", "graft"])
@@ -127,11 +145,12 @@ def test_rows_that_a_template_begins_change_nothing_on_the_wire(name, build, con
     assert wire[0] == wire[1] != []
 
 
-def test_an_episode_without_a_branch_costs_no_byte_for_it(rows_of):
+def test_an_episode_without_a_branch_costs_no_byte_for_it(rows_of, mark):
     """Nor does one of one turn, between a worker and its learner."""
     group = rows_of("t.", [1.0, 0.0])
     assert b"is_rewritten" not in encode(group)
-    assert b"is_rewritten" in encode(rows_of("r.", [1.0, 0.0]))
+    assert b"is_bare" not in encode(group)
+    assert mark.encode() in encode(rows_of("r.", [1.0, 0.0]))
 
 
 @pytest.mark.parametrize(("name", "parameters"), [("rlad", {}), ("copd", {"rl_steps": 0, "min_agreement": 0.0})])

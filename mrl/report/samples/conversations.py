@@ -12,6 +12,8 @@ from mrl.report.number_format import count
 from mrl.report.samples.wanted_answers import HELD_OUT, printable
 
 ROLES = ("system", "user", "assistant", "tool")
+BARE = "text"
+"""In the place of a role, of what has none."""
 RULES = """
 .talk{list-style:none;margin:8px 0 0;padding:0;display:grid;gap:6px;min-width:min(420px,100%)}
 .talk li{border-left:3px solid var(--rule);padding:2px 0 2px 12px}
@@ -43,6 +45,8 @@ class Said(NamedTuple):
     """Whether the policy saw from here on what its template renders of all that was said."""
     is_rewritten: bool
     """Whether it saw from here on this turn alone, as an agent has rewritten the conversation."""
+    is_bare: bool
+    """Whether it is text without roles that an agent gave, or what was sampled behind such a text."""
     is_behind: bool
     """Whether it was said when all was over, and takes no place in the row."""
 
@@ -58,8 +62,9 @@ def _said(turn: dict[str, Any]) -> Iterator[Said]:
     is_behind = tokens == 0 and not is_sampled
     for place, message in enumerate(_dicts(turn.get("messages"))):
         role, calls = str(message.get("role", "")), _dicts(message.get("tool_calls"))
+        is_bare = turn.get("is_bare") is True
         yield Said(
-            role if role in ROLES else "?",
+            BARE if is_bare and not is_sampled else role if role in ROLES else "?",
             str(message.get("name", "")),
             str(message.get("content", "")),
             tuple(f"{call.get('name')}({call.get('arguments')})" for call in calls),
@@ -67,6 +72,7 @@ def _said(turn: dict[str, Any]) -> Iterator[Said]:
             None if place or is_behind else tokens,
             not place and turn.get("begins_row") is True,
             turn.get("is_rewritten") is True,
+            is_bare,
             is_behind,
         )
 
@@ -80,6 +86,8 @@ def fate(said: Said, row: dict[str, Any]) -> str:
     tokens = "" if said.tokens is None else f", {count(said.tokens)} tokens"
     if said.is_behind:
         return "said behind the last turn, not in the row"
+    if said.is_bare and not said.is_sampled:
+        return f"given{tokens}{', a new row' * said.begins_row}: text without roles, not trained on"
     if said.begins_row and said.is_rewritten:
         return f"given{tokens}, a new row: the conversation as the agent rewrote it, not trained on"
     if said.begins_row:

@@ -36,6 +36,8 @@ class EpisodeLimits:
     row_messages: int = 16 * MAX_TURN_MESSAGES
     sampled: int = 1 << 16
     """Tokens of a turn that are told one by one."""
+    bare_tokens: int = 1 << 19
+    """Ids of a bare text."""
     calls: int = MAX_TURN_CALLS
     tools: int = MAX_TOOLS
     tools_bytes: int = MAX_TURN_BYTES
@@ -115,6 +117,30 @@ class PolicyTurn:
 
 
 @dataclass(frozen=True, slots=True)
+class BareText:
+    """All that the policy is to go on from, without roles and without a template: a text, or ids.
+
+    The ids are of the policy's own tokenizer, or so the agent says that gives them. They count where `text` is None.
+    """
+
+    text: str | None = None
+    token_ids: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        if (size := self.num_bytes) > LIMITS.row_bytes:
+            raise RecordError(f"a prompt of {size:,} bytes; at most {LIMITS.row_bytes:,}")
+        if len(self.token_ids) > LIMITS.bare_tokens:
+            raise RecordError(f"a prompt of {len(self.token_ids):,} token ids; at most {LIMITS.bare_tokens:,}")
+        if not (self.text or self.token_ids):
+            raise RecordError("a prompt of no text and no token id")
+
+    @property
+    def num_bytes(self) -> int:
+        """Length of its text as UTF-8."""
+        return bytes_of(self.text or "")
+
+
+@dataclass(frozen=True, slots=True)
 class EnvironmentTurn:
     """What an environment gives back: messages to go on with, and at the end the reward.
 
@@ -139,8 +165,12 @@ class EnvironmentTurn:
     begins_row: bool = False
     """Whether `messages` are a whole conversation, to be rendered anew in the place of all that was said before. Only a
     seat of agents gives it."""
+    bare: BareText | None = None
+    """What an agent asks behind in the place of messages. Only a seat of agents gives it."""
 
     def __post_init__(self) -> None:
+        if self.bare is not None and (self.messages or self.tools or self.done):
+            raise RecordError("text without roles stands beside messages, tools or an end")
         if bool(self.reason) != self.done or self.reason not in ("", *ENDS, *FAILURES):
             raise RecordError(f"done = {self.done} and reason {self.reason!r:.40} do not fit")
         if self.reward is not None and not abs(self.reward) <= LIMITS.reward:  # NaN is neither

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from mrl.metrics.jsonl import SampleWriter
 from mrl.metrics.rollout_files import Rollout, RolloutFiles
@@ -211,3 +212,17 @@ def test_a_rewritten_conversation_is_told(row):
         "assistant · given, not trained on",
         "user · given, not trained on",
     ]
+
+
+def test_text_without_roles_is_told(row):
+    """What was given so has no role of its own, whichever its message is kept under; a row of it leaves room, too."""
+    first = structs.replace(SEGMENTS[0], is_bare=True)
+    given = EpisodeSegment(num_tokens=4, is_sampled=False, messages=(Message("user", " and 3 ="),), is_bare=True)
+    text = (Message("user", "x" * 1000),)
+    begun = EpisodeSegment(num_tokens=40, is_sampled=False, messages=text, begins_row=True, is_bare=True)
+    found = row([first, given, structs.replace(SEGMENTS[2], is_bare=True), begun, first])
+    fates = [what for _, what, _ in told(sample_page("r", [found], ["qwen"], success_reward=1.0))]
+    assert "text · given, 4 tokens: text without roles, not trained on" in fates
+    assert "text · given, 40 tokens, a new row: text without roles, not trained on" in fates
+    assert "assistant · sampled, 9 tokens, trained on" in fates
+    assert [len(one.messages[0].content) for one in told_turns([begun, first], 400)] == [100 + len(" [...]"), 10]
