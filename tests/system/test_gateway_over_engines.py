@@ -14,8 +14,21 @@ from tests.system.test_plain_requests import MARK, check_streams, post, url_and_
 pytestmark = [pytest.mark.engines, pytest.mark.timeout(900)]
 STEPS = 8
 AGENT = '''
+async def goes_on(client, first):
+    """The same with ids without roles, in one row; no conversation, which has roles."""
+    url, ids, lengths = str(client.base_url).replace("/v1/", "/inference/v1/generate"), [5, 6, first], []
+    for _ in range(2):
+        answer = await client.post(url, body={"model": "policy", "token_ids": ids}, cast_to=dict)
+        said = answer["choices"][0]["token_ids"]
+        lengths.append(len(said))
+        ids = [*ids, *said, 7]
+    return float(lengths[0] % 2 == 0) / 2 + float(lengths[1] % 2) / 2
+
+
 async def spell(client, row):
     """Whoever says something of even length, and then of odd, wins. Half of the conversations are rewritten between."""
+    if row["seed"] % 3 == 0:
+        return await goes_on(client, 3 + row["seed"] % 8)
     talk = [{"role": "user", "content": f"Say a letter: {'abcdefgh'[row['seed'] % 8]}"}]
     lengths = []
     for _ in range(2):
@@ -70,6 +83,10 @@ def test_an_agent_trains_a_policy_on_a_server_that_answers_others_beside(make_ru
     answers = [json.loads(line) for file in files for line in gzip.decompress(file.read_bytes()).splitlines()]
     assert {one["task"] for one in answers if one["kind"] == "rollout"} == {"spell"}
     assert any("user: Another" in one["completion"] for one in answers)
+    assert any(0 < one["episodes/bare_share"] < 1 for one in steps)
+    given = [turn for one in answers for turn in one.get("turns", ()) if turn.get("is_bare") and not turn["is_sampled"]]
+    assert any(turn["tokens"] == 1 for turn in given), "what was added alone is given"
+    assert not any(turn.get("begins_row") for turn in given)
     assert not any(MARK in json.dumps(one) for one in answers)
     assert not run.left_over()
 
