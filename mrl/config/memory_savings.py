@@ -62,7 +62,7 @@ def _savings(table: LearnerTable, on_device: bool) -> Iterator[dict[str, Any]]:
         yield {"precision": "bfloat16"}
     if table.optimizer_dtype != "bfloat16":
         yield {"optimizer_dtype": "bfloat16"}
-    if table.parameter_dtype != "bfloat16":
+    if table.parameter_dtype != "bfloat16" and table.lora is None:  # below adapters it takes a folder that has it
         yield {"parameter_dtype": "bfloat16"}
 
 

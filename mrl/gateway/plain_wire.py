@@ -107,7 +107,8 @@ def of_session(call: PlainCall, body: Mapping[str, Any]) -> ChatCall:
     if call.echoes:
         raise ChatMistake("echo: in an episode no given token is scored; leave echo out")
     (asked,) = call.requests
-    told = {**(body.get("sampling_params") or {}), **body}
+    given = body.get("sampling_params")
+    told = {**(given if isinstance(given, Mapping) else {}), **body}
     unheeded = {key: told[key] for key in (*SAMPLING, "stop_token_ids") if told.get(key) is not None}
     try:
         bare = BareText(asked.text, asked.token_ids)

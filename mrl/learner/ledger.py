@@ -47,6 +47,11 @@ class Pace:
     reserved_versions: int = 0
     """Versions of the staleness bound that admission leaves over, for groups that are trained on again later."""
 
+    @property
+    def versions_ahead(self) -> int:
+        """How many versions ahead of training may be sampled."""
+        return self.max_staleness_versions - self.reserved_versions
+
 
 @dataclass(slots=True)
 class Running:
@@ -104,7 +109,7 @@ class WorkLedger:
 
     def __post_init__(self) -> None:
         pace = self.pace
-        window = AdmissionWindow(pace.groups_per_step, pace.max_staleness_versions)
+        window = AdmissionWindow(pace.groups_per_step, pace.versions_ahead)
         self.window: AdmissionWindow | None = window if pace.adaptive else None
 
     def capacity(self, serving: Version | None = None) -> int:
@@ -112,8 +117,7 @@ class WorkLedger:
         if serving is not None and is_void(serving, self.resumed_at):
             return 0
         step = self.step if serving is None else min(self.step, serving.step)
-        versions_ahead = self.pace.max_staleness_versions - self.pace.reserved_versions
-        ahead = min(step + versions_ahead + 1, self.pace.total_steps)
+        ahead = min(step + self.pace.versions_ahead + 1, self.pace.total_steps)
         room = ahead * self.pace.groups_per_step - self.accepted - len(self.running)
         if self.window is not None:
             room = min(room, math.ceil(self.window.groups) - len(self.ready) - len(self.running))

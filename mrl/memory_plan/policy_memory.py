@@ -6,7 +6,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from mrl.config.policy_tables import LearnerTable
+from mrl.config.policy_tables import LearnerTable, PolicyTable
 from mrl.config.schema import RunConfig
 from mrl.config.task_tables import TaskTable
 from mrl.engines.sglang_launch import context_of
@@ -109,7 +109,7 @@ class PolicyMemory:
     def fullest_pass(self, table: LearnerTable) -> tuple[Microbatch, int]:
         """What a rank holds of its learner's rows under a table, and how many such passes make an update."""
         policy = self.table.model_copy(update={"learner": table})
-        return largest_microbatch(policy, self._prompt_tokens, self._answer_tokens)
+        return largest_microbatch(policy, self._prompt_tokens, self._answer_tokens(policy))
 
     def engine(self, gpus: int = 1) -> Need:
         """That of one worker; of a server on several GPUs on each of them."""
@@ -127,7 +127,8 @@ class PolicyMemory:
         if not self._config.run.sync:
             share = allocation.slots - allocation.floor_slots * (len(self._config.policies) - 1)
             share = allocation.slots // len(allocation.units) if allocation.units else share
-            wanted = min(wanted * (1 + learner.max_staleness_versions), max(share, rollout.group_size))
+            versions_ahead = learner.max_staleness_versions - learner.reserved_versions
+            wanted = min(wanted * (1 + versions_ahead), max(share, rollout.group_size))
         return min(wanted, rollout.answers_at_once or wanted)
 
     def _server(self, gpus: int) -> Need:
@@ -177,7 +178,7 @@ class PolicyMemory:
             self.table,
             answers_at_once=answers,
             prompt_tokens=prompt_tokens,
-            answer_tokens=self._answer_tokens,
+            answer_tokens=self._answer_tokens(self.table),
             scoring=scoring,
             adapters=self._adapters,
             plays_episodes=bool(self._played),
@@ -203,7 +204,7 @@ class PolicyMemory:
         """Of the longest prompt outside of episodes; 0 where it answers none."""
         if self.table.frozen or not self._config.gateway.serve:
             return 0
-        return min(self._config.gateway.max_prompt_tokens, self._row_tokens)
+        return min(self._config.gateway.max_prompt_tokens, self._row_tokens(self.table))
 
     @cached_property
     def _scoring_given(self) -> float:
@@ -257,19 +258,18 @@ class PolicyMemory:
         answer = self._prompts[1] + self.table.rollout.max_new_tokens
         if not self._played:
             return answer
-        room = self._row_tokens
+        room = self._row_tokens(self.table)
         if self.table.prompt.history == "template":  # a pass has all rows together
             room = self.table.learner.microbatch_tokens
         return max(answer, *(min(room, self._prompts[1] + (task.max_episode_tokens or room)) for task in self._played))
 
-    @cached_property
-    def _answer_tokens(self) -> int:
-        """The most that one row has behind its prompt: an answer, or an episode of all turns.
+    def _answer_tokens(self, policy: PolicyTable) -> int:
+        """The most that one row has behind its prompt under a table: an answer, or an episode of all turns.
 
         An environment is taken to say as much as the policy may, since only a run hears it.
         """
-        answer = self.table.rollout.max_new_tokens
-        room = self._row_tokens - self._prompt_tokens if self._played else 0
+        answer = policy.rollout.max_new_tokens
+        room = self._row_tokens(policy) - self._prompt_tokens if self._played else 0
         episodes = (min(task.max_episode_tokens or room, 2 * task.max_turns * answer) for task in self._played)
         return max(answer, min(room, max(episodes, default=0)))
 
@@ -277,12 +277,11 @@ class PolicyMemory:
     def _played(self) -> list[TaskTable]:
         return [task for task in self._config.tasks.values() if task.is_played]
 
-    @cached_property
-    def _row_tokens(self) -> int:
+    def _row_tokens(self, policy: PolicyTable) -> int:
         """Tokens that one row of an episode may have."""
         from mrl.models.skeleton import episode_row_tokens
 
-        return episode_row_tokens(self.table, self._model_config)
+        return episode_row_tokens(policy, self._model_config)
 
     @property
     def _prompt_tokens(self) -> int:

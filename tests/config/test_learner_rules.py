@@ -52,6 +52,7 @@ def config_with(steps=10, device="cpu", **learner):
             {"reuse_share": 0.6, "max_reuses": 3},
             "max_staleness_versions: .* too stale before it was used 4 times.*; got 2; wanted >= max_reuses = 3",
         ),
+        ({"reuse_share": 0.5, "router_replay": True}, "router_replay: experts of groups .*; got True; wanted false"),
         ({"reuse_share": 1.0}, "learner.reuse_share: not valid; got 1"),
         ({"router_replay": True, "compile": True}, "router_replay: compiled blocks .*; cure: leave one of them out"),
     ],

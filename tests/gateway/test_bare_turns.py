@@ -7,6 +7,7 @@ import json
 import pytest
 from structlog.testing import capture_logs
 
+from mrl.gateway.plain_wire import of_session, read_completion
 from mrl.records.episodes import Message
 from mrl.records.plain_requests import PlainToken, TurnPiece
 from mrl.tasks.environments.contract import DONE, BareText, PolicyTurn
@@ -103,6 +104,13 @@ def test_messages_behind_such_a_turn_are_a_branch(tmp_path):
     branch, further, count = run(tmp_path, script)
     assert (branch.begins_row, branch.messages, branch.bare, count) == (True, (Message("user", "Hi"),), None, 1)
     assert (further.begins_row, further.messages) == (False, (Message("user", "On"),))
+
+
+def test_what_another_form_calls_its_sampling_is_nothing_here():
+    """Nobody has looked at it."""
+    for value in (5, "x", [1]):
+        body = {"model": "policy", "prompt": "1", "sampling_params": value}
+        assert of_session(read_completion(body), body).unheeded == {}
 
 
 @pytest.mark.parametrize(

@@ -479,6 +479,8 @@ def test_all_cures_are_those_that_are_left() -> None:
         'learner.parameter_dtype = "bfloat16", '
         "more ranks in shards (learner.processes), or adapters alone (learner.lora)"
     )
+    adapters = LearnerTable.model_validate({"precision": "bfloat16", "lora": {}})
+    assert "parameter_dtype" not in all_cures(adapters, on_device=True), "their folder may be in float32"
     least = LearnerTable.model_validate(LEAST)
     assert all_cures(least, on_device=False).startswith("more ranks")
 

@@ -208,6 +208,11 @@ def test_an_engine_has_room_for_whole_episodes_of_what_is_played(config: Path) -
     assert played(8) == played(9, 2 * 8 * 8), "no more than its task lets it have"
     assert played(128) == played(1000) > played(60), "nor than its context holds"
 
+    policy = PolicyMemory(load_config(config, [rollout, "8", *game, "--tasks.trim.max_turns", "128"]), "large")
+    shorter, _ = policy.fullest_pass(policy.table.learner.model_copy(update={"microbatch_tokens": 512}))
+    assert shorter.rows == 1
+    assert shorter.prompt_tokens + shorter.answer_tokens == 512, "what a table of shorter passes lets a row have"
+
 
 def test_versions_on_a_learners_gpu_count_there_and_on_its_host(config: Path) -> None:
     """Two of them on either, in the number format of the engine; shared out over ranks."""

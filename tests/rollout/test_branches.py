@@ -551,7 +551,8 @@ def test_what_ended_a_turn_has_to_be_said_again_by_whoever_goes_on(folder):
     [
         ([bare(None, 5, 9999)], {}, "wrong_type", "a token that the policy does not have: 9999"),
         ([told(user("one")), bare(None, 9999)], {}, "wrong_type", "a token that the policy does not have: 9999"),
-        ([bare("x" * 3300)], {"row_tokens": 200}, "too_long", "its first text has 3,300 bytes, more than a row"),
+        ([bare("x" * 3300)], {"row_tokens": 200}, "too_long", "its first text is longer than a row may be"),
+        ([bare(None, *[5] * 201)], {"row_tokens": 200}, "too_long", "its first text is longer than a row may be"),
         ([bare("one"), bare("x" * 3300)], {"row_tokens": 200}, "max_tokens", ""),
         ([bare("one"), bare("two " * 60)], {"row_tokens": 80}, "max_tokens", ""),
     ],

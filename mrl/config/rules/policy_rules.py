@@ -290,6 +290,7 @@ def _check_reuse(key: str, learner: LearnerTable, where: str) -> None:
             f"{learner.reused_groups} groups a step trained on again, of {learner.fresh_groups} that come fresh",
             f"reuse_share <= {most / (most + 1):.2g} with max_reuses = {most}",
         ),
+        "router_replay": (learner.router_replay, "experts of groups that come again fill every checkpoint", "false"),
         "max_staleness_versions": (
             learner.max_staleness_versions < most,
             f"a group is too stale before it was used {most + 1} times, once a step",

@@ -48,13 +48,13 @@ class ReuseBuffer:
         All that may be drawn are equally likely. Those that are too stale, or drawn for the last time, are forgotten.
         Where there is none, `rng` is untouched.
         """
-        fresh_enough = [one for one in self._kept if step - one.group.oldest.step <= self.max_staleness_versions]
-        num_drawn = min(self.groups_per_step, len(fresh_enough))
-        places = set(rng.choice(len(fresh_enough), num_drawn, replace=False).tolist())
-        drawn = [one.group for place, one in enumerate(fresh_enough) if place in places]
-        counted = [_Kept(one.group, one.uses + (place in places)) for place, one in enumerate(fresh_enough)]
+        oldest = step - self.max_staleness_versions
+        usable = [one for one in self._kept if one.group.oldest.step >= oldest and one.uses < self.max_uses]
+        num_drawn = min(self.groups_per_step, len(usable))
+        places = set(rng.choice(len(usable), num_drawn, replace=False).tolist())
+        counted = [_Kept(one.group, one.uses + (place in places)) for place, one in enumerate(usable)]
         self._kept = [one for one in counted if one.uses < self.max_uses]
-        return drawn
+        return [one.group for place, one in enumerate(usable) if place in places]
 
     def state(self) -> list[Any]:
         """Its part of a checkpoint, as plain JSON values."""

@@ -146,6 +146,16 @@ def test_a_restored_buffer_goes_on_as_the_saved_one():
     assert resumed.state() == whole.state()
 
 
+def test_fewer_uses_after_a_resume_hold_for_what_was_kept():
+    """A group that had more of them before is not drawn once more."""
+    whole, rng = ReuseBuffer(1, 2, 5), np.random.default_rng(0)
+    whole.add([group("0.0", 0), group("0.1", 0)])
+    (used,) = tickets(whole.draw(1, rng))
+    fewer = ReuseBuffer(2, 1, 5)
+    fewer.restore(whole.state())
+    assert tickets(fewer.draw(2, rng)) == [{"0.0": "0.1", "0.1": "0.0"}[used]]
+
+
 @given(st.integers(0, 2), st.integers(1, 3), st.lists(st.integers(0, 40), min_size=20, max_size=40), st.data())
 def test_every_step_behind_the_first_ones_is_complete(ahead, max_uses, rooms, data):
     """However far sampling runs ahead, admission leaves each group the versions in which it may be used again."""
@@ -175,6 +185,13 @@ def test_a_pace_without_reuse_is_what_it_was():
     assert (table.reused_groups, table.fresh_groups, table.reserved_versions) == (0, table.prompts_per_step, 0)
     assert reuse_of(table, {"reuse": [["saved when groups were reused", 1]]}) is None
     assert Pace(4, 2, 1, 10).reserved_versions == 0
+
+
+def test_an_adaptive_pace_begins_at_what_admission_lets_in():
+    """Without the versions that are left for reuse."""
+    books = WorkLedger(Pace(4, 2, 3, 100, adaptive=True, reserved_versions=2), lambda place: "p", Version(0, 0))
+    assert books.window is not None
+    assert books.window.groups == books.capacity() == 8
 
 
 @pytest.mark.parametrize(("share", "reused"), [(0.5, 4), (0.3, 2), (0.35, 3)])
