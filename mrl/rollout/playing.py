@@ -235,7 +235,7 @@ class EpisodeEngine:
         spelling, has_begun = self._stage.voice.spelling, episode.prompt_token_ids is not None
         if episode.request.given and not has_begun:
             return self._fails(episode, UNEQUAL, "it gave text without roles, and to the peer messages")
-        if max(bare.num_bytes / MAX_TOKEN_BYTES, len(bare.token_ids)) > self._stage.row_tokens:  # before anything is read
+        if max(bare.num_bytes / MAX_TOKEN_BYTES, len(bare.token_ids)) > self._stage.row_tokens:  # unread
             if not has_begun:
                 return self._fails(episode, TOO_LONG, "its first text is longer than a row may be")
             self._ask_reward(episode, MAX_TOKENS)
