@@ -50,7 +50,7 @@ def given_row(bare: BareText, spelling: TurnSpelling, past: Callable[[], Int32s]
         row = past()
         goes_on = len(bare.token_ids) > row.size and bare.token_ids[: row.size] == tuple(row.tolist())
         return GivenRow(_known(bare.token_ids[row.size :], spelling), False, None) if goes_on else whole(bare, spelling)
-    if spelled is not None and bare.text.startswith(spelled) and bare.text != spelled:
+    if spelled is not None and bare.text.startswith(spelled):
         added = spelling.turn(bare.text.removeprefix(spelled), eos_id=None, is_begun=True)
         if added.size:
             return GivenRow(added, False, bare.text)

@@ -82,7 +82,7 @@ def test_such_a_turn_comes_as_it_grows_and_again_when_it_is_asked_for_again(tmp_
 
 
 def test_messages_behind_such_a_turn_are_a_branch(tmp_path):
-    """Nobody can say that they go on from text that has no roles."""
+    """Nobody can say that they go on from text that has no roles, though they begin with what was said behind it."""
 
     async def script(rig, http):
         seat, first, _, client = await begun(rig, http)
@@ -90,7 +90,7 @@ def test_messages_behind_such_a_turn_are_a_branch(tmp_path):
         await first
         step = asyncio.ensure_future(elsewhere(seat.step, PolicyTurn("Hello")))
         await asking
-        talk = [{"role": "user", "content": "Hi"}]
+        talk = [{"role": "assistant", "content": "Hello"}, {"role": "user", "content": "Hi"}]
         asking = asyncio.ensure_future(client.chat.completions.create(model="policy", messages=talk))
         branch = await step
         step = asyncio.ensure_future(elsewhere(seat.step, PolicyTurn("Hello")))
@@ -102,7 +102,8 @@ def test_messages_behind_such_a_turn_are_a_branch(tmp_path):
         return branch, further, rig.book.counts["branches"]
 
     branch, further, count = run(tmp_path, script)
-    assert (branch.begins_row, branch.messages, branch.bare, count) == (True, (Message("user", "Hi"),), None, 1)
+    talk = (Message("assistant", "Hello"), Message("user", "Hi"))
+    assert (branch.begins_row, branch.messages, branch.bare, count) == (True, talk, None, 1)
     assert (further.begins_row, further.messages) == (False, (Message("user", "On"),))
 
 
