@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What requests outside of episodes get through the gateway of a run (`gateway.serve`), beside the engine alone.
+"""What requests get through the gateway of a run, in sessions of agents and outside of them, beside the engine alone.
 
 A Qwen3 with random weights samples in float32 with one thread; by default it has 113 million parameters, so that
 sampling costs something. 64 clients ask for chat at once, each for one answer after another. The same clients with the
@@ -7,6 +7,9 @@ same messages ask vLLM's own server of the same model, which need not give log-p
 embedded engine samples behind the same prompts in this process. The ways take turns, and the best round of each counts,
 by the clock and by CPU seconds of all processes; the second is the stricter, and what else runs matters less to it.
 Then a lone client asks each server of vLLM in turn for one token, and the medians are compared.
+
+In sessions 64 agents play episodes of up to three turns, which the worker scores and delivers to a learner's books; the
+same conversations are held with vLLM's own server. There 32 of the 512 tokens end a turn, so that one has about 15.
 
     mrl engine-env vllm --cpu      # once; without it the rows of vLLM are left out
     .venv/bin/python tools/bench_serving.py [--rounds N] [--layers N] [--calls N]
@@ -22,6 +25,7 @@ import json
 import statistics
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Coroutine
 from contextlib import ExitStack, closing
@@ -47,11 +51,15 @@ from mrl.tasks.environments.agent_meeting import AGENT_KEY, ENDPOINT
 from mrl.transport.endpoints import read_endpoint
 
 CLIENTS, GROUP_SIZE, ANSWER_TOKENS, VOCAB, WIDTH = 64, 8, 32, 512, 768
+TURNS, NUM_ENDS = 3, 32
+"""Of an agent's conversation, and tokens that end a turn in it."""
 START_S, LEAST_SHARE, MOST_ADDED_MS = 300.0, ">=0.9", 3.0
 TEMPLATE = (
     "{% for one in messages %}{{ one['role'] }}: {{ one['content'] }}\n{% endfor %}"
     "{% if add_generation_prompt %}assistant: {% endif %}"
 )
+WAYS = ["vllm", "sessions", "embedded"]
+"""What is measured: requests over vLLM, sessions over vLLM, and requests over the embedded engine."""
 Round = Callable[[], int]
 """Returns the tokens of one round."""
 T = TypeVar("T")
@@ -104,6 +112,55 @@ class Client:
                 raise RuntimeError(f"{self._url}: {found.status} {answer}")
             return int(answer["usage"]["completion_tokens"])
 
+    async def converse(self, http: aiohttp.ClientSession, number: int, key: str = "") -> int:
+        """The tokens of a conversation, which ends with a turn that was cut; 0 where they are not told."""
+        talk, tokens = talk_of(number), 0
+        headers = {"Authorization": f"Bearer {key}"} if key else self._headers
+        for _ in range(TURNS):
+            body = {"model": self._model, "messages": talk, "max_tokens": ANSWER_TOKENS, "temperature": 1.0}
+            async with http.post(self._url, json=body, headers=headers) as found:
+                answer = await found.json()
+                if found.status != 200:
+                    raise RuntimeError(f"{self._url}: {found.status} {answer}")
+            tokens += answer.get("usage", {}).get("completion_tokens", 0)
+            (choice,) = answer["choices"]
+            if choice["finish_reason"] == "length":
+                break
+            said = {"role": "assistant", "content": choice["message"]["content"] or ""}
+            talk = [*talk, said, {"role": "user", "content": f"And {number}?"}]
+        return tokens
+
+    def conversations(self, each: int) -> int:
+        """The tokens of all clients, each with so many conversations after another."""
+
+        async def whole(http: aiohttp.ClientSession) -> int:
+            async def one(client: int) -> int:
+                return sum([await self.converse(http, number) for number in numbers(each)[client::CLIENTS]])
+
+            return sum(await asyncio.gather(*(one(client) for client in range(CLIENTS))))
+
+        return within(whole)
+
+    def play(self, is_over: threading.Event) -> None:
+        """Play sessions, as many at once as there are clients, until it is over."""
+
+        async def whole(http: aiohttp.ClientSession) -> None:
+            await asyncio.gather(*(self._player(http, is_over) for _ in range(CLIENTS)))
+
+        within(whole)
+
+    async def _player(self, http: aiohttp.ClientSession, is_over: threading.Event) -> None:
+        sessions = self._url.replace("/chat/completions", "/sessions")
+        while not is_over.is_set():
+            async with http.post(sessions, json={"wait_s": 1.0}, headers=self._headers) as found:
+                if found.status == 503:  # no episode waits
+                    continue
+                session = await found.json()
+            await self.converse(http, 1000 + session["row"]["seed"] % 1000, session["api_key"])
+            url = f"{sessions}/{session['id']}/reward"
+            async with http.post(url, json={"reward": session["row"]["seed"] % 2}, headers=self._headers) as found:
+                await found.read()
+
     def all_at_once(self, calls: int) -> int:
         """The tokens of all clients, each with so many answers after another."""
 
@@ -143,8 +200,19 @@ def latencies_ms(clients: dict[str, Client], calls: int) -> dict[str, float]:
     return within(whole)
 
 
-def served(folder: Path, engine: str, model: Qwen3ForCausalLM) -> tuple[LoneWorker, Client]:
-    """A worker over an engine, behind a gateway that answers for it; both end with the worker."""
+def served(
+    folder: Path,
+    engine: str,
+    model: Qwen3ForCausalLM,
+    *,
+    num_ends: int = 1,
+    groups: int = CLIENTS // GROUP_SIZE,
+    **more: Any,
+) -> tuple[LoneWorker, Client]:
+    """A worker over an engine, behind a gateway that answers for it; both end with the worker.
+
+    So many tokens end an answer, it has so many groups a round, and `more` in place of tables of its configuration.
+    """
     shape = {"group_size": GROUP_SIZE, "max_new_tokens": ANSWER_TOKENS, "at_once": CLIENTS, "prompts": 64}
     tables = run_tables(folder / "runs", folder / "policy", **shape, engine=engine)  # type: ignore[arg-type]
     places = tables["allocation"]["slots"]
@@ -152,8 +220,11 @@ def served(folder: Path, engine: str, model: Qwen3ForCausalLM) -> tuple[LoneWork
     make_policy(folder / "policy", model, tables)
     tokenizer = AutoTokenizer.from_pretrained(folder / "policy")
     tokenizer.chat_template = TEMPLATE
+    tokenizer.add_special_tokens({"additional_special_tokens": [f"<end{number}>" for number in range(1, num_ends)]})
+    ends = [tokenizer.eos_token_id, *range(len(tokenizer) - num_ends + 1, len(tokenizer))]
+    (folder / "policy" / "generation_config.json").write_text(json.dumps({"eos_token_id": ends}))
     tokenizer.save_pretrained(folder / "policy")
-    worker = LoneWorker(tables, model, groups_a_round=CLIENTS // GROUP_SIZE)
+    worker = LoneWorker(tables | more, model, groups_a_round=groups)
     deadline_s = time.monotonic() + START_S
     while (address := read_endpoint(worker.folder / "endpoints", ENDPOINT)) is None:
         if time.monotonic() > deadline_s:
@@ -211,6 +282,30 @@ def of_vllm(folder: Path, model: Qwen3ForCausalLM, arguments: argparse.Namespace
     ]
 
 
+def of_sessions(folder: Path, model: Qwen3ForCausalLM, arguments: argparse.Namespace) -> list[Row]:
+    """Turns of agents, beside the same conversations with vLLM's own server."""
+    each = 2 * arguments.calls
+    task = {"source": "agent", "dataset": "outside", "options": {"size": 400}, "max_turns": TURNS}
+    is_over = threading.Event()
+    with ExitStack() as stack:
+        groups = CLIENTS * each // GROUP_SIZE
+        worker, client = served(folder, "vllm", model, num_ends=NUM_ENDS, groups=groups, tasks={"trim": task})
+        stack.enter_context(closing(worker))
+        launch = launch_of(folder / "policy", free_port("127.0.0.1"))
+        stack.callback(start_with_text(launch, folder / "own.log").end)
+        own = Client(f"http://{launch.host}:{launch.port}", "", "policy")
+        players = threading.Thread(target=client.play, args=(is_over,), daemon=True)
+        players.start()
+        stack.callback(players.join, START_S)
+        stack.callback(is_over.set)
+
+        def played() -> int:
+            return sum(answer.num_sampled_tokens for group in worker.round()[0] for answer in group.answers)
+
+        ways = {"vLLM's own server, agents": partial(own.conversations, each), "sessions over vLLM, agents": played}
+        return measured(ways, arguments.rounds)
+
+
 def of_embedded(folder: Path, model: Qwen3ForCausalLM, arguments: argparse.Namespace) -> list[Row]:
     """Through the gateway, beside the engine in this process."""
     own, through = "embedded engine alone", "embedded engine through the gateway"
@@ -238,18 +333,20 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=3, help="rounds of every way")
     parser.add_argument("--layers", type=int, default=12, help="of 9.4 million parameters each")
     parser.add_argument("--calls", type=int, default=2, help="answers of a client in a round")
-    parser.add_argument("--engines", nargs="+", choices=["vllm", "embedded"], default=["vllm", "embedded"])
+    parser.add_argument("--ways", nargs="+", choices=WAYS, default=WAYS)
     parser.add_argument("--lone-calls", type=int, default=60, help="answers of the lone client, of each server")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    model, rows = make_model(arguments.layers), list[Row]()
+    rows = list[Row]()
     with tempfile.TemporaryDirectory(prefix="bench-serving-") as folder:
-        if "vllm" in arguments.engines and is_made("vllm", "cpu"):
-            rows += of_vllm(Path(folder) / "vllm", model, arguments)
-        elif "vllm" in arguments.engines:
+        over_vllm = {"vllm": of_vllm, "sessions": of_sessions}
+        for way, measure in over_vllm.items() if is_made("vllm", "cpu") else ():
+            if way in arguments.ways:
+                rows += measure(Path(folder) / way, make_model(arguments.layers), arguments)
+        if not is_made("vllm", "cpu") and over_vllm.keys() & arguments.ways:
             print(f"vLLM is left out: its environment is not there; cure: {making_command('vllm', 'cpu')}")
-        if "embedded" in arguments.engines:
-            rows += of_embedded(Path(folder) / "embedded", model, arguments)
+        if "embedded" in arguments.ways:
+            rows += of_embedded(Path(folder) / "embedded", make_model(arguments.layers), arguments)
     for row in rows:
         verdict = f"   required {row.required}: {'ok' if row.ok else 'MISSED'}" if row.required else ""
         ratio = f"{row.ratio:7.2f}" if row.ratio is not None else " " * 7

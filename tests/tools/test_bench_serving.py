@@ -13,7 +13,7 @@ TOOL = Path(__file__).parents[2] / "tools/bench_serving.py"
 @pytest.mark.thorough
 def test_a_tiny_run_ends_with_its_figures():
     """The same model samples in this process, and in a worker behind a gateway."""
-    words = ["--engines", "embedded", "--layers", "1", "--rounds", "1", "--calls", "1"]
+    words = ["--ways", "embedded", "--layers", "1", "--rounds", "1", "--calls", "1"]
     done = subprocess.run([sys.executable, TOOL, *words], capture_output=True, text=True, timeout=240)
 
     assert done.returncode in (0, 1), done.stderr
