@@ -9,6 +9,7 @@ import torch
 
 from mrl.learner.ranks.world import World
 
+pytestmark = pytest.mark.timeout(900)
 ROOT = Path(__file__).parents[2]
 
 
