@@ -89,9 +89,7 @@ class Verifying:
         answers = self._sampler.answers(flight.generations, verdicts.result())
         first = flight.generations[0]
         if isinstance(first, PlayedEpisode):
-            played = [one for one in flight.generations if isinstance(one, PlayedEpisode)]
-            opening = next((one.opening for one in played if one.opening is not None), None)  # bare ones have none
-            group = self._sampler.group(flight.item, first.prompt_token_ids, answers, opening=opening)
+            group = self._sampler.group(flight.item, first.prompt_token_ids, answers, opening=first.opening)
         else:
             group = self._sampler.group(flight.item, flight.prompt_token_ids, answers)
         return with_experts(group, flight.generations)

@@ -16,7 +16,6 @@ from mrl.learner.batches import BatchMaker
 from mrl.learner.ledger import Pace, WorkLedger
 from mrl.learner.prompts.reuse import ReuseBuffer, reuse_of
 from mrl.learner.verifier_limit import VerifierFailures
-from mrl.records.chosen_experts import ChosenExperts
 from mrl.records.codec import pack_array
 from mrl.records.finish import FinishReason
 from mrl.records.rollouts import Answer, ScoredGroup, WorkRequest
@@ -130,11 +129,8 @@ def test_what_cannot_be_drawn_any_more_is_forgotten():
 
 def test_a_restored_buffer_goes_on_as_the_saved_one():
     """Uses and bytes of every group are those of the checkpoint, which is JSON."""
-    experts = ChosenExperts.packed(np.array([[[1, 0]]], dtype=np.uint8))
-    told = group("0.2", 1)
-    told = ScoredGroup(**{name: getattr(told, name) for name in told.__struct_fields__} | {"prompt_experts": experts})
     whole, rng = ReuseBuffer(2, 2, 5), np.random.default_rng(0)
-    whole.add([group("0.0", 0), group("0.1", 1), told])
+    whole.add([group("0.0", 0), group("0.1", 1), group("0.2", 1)])
     whole.draw(2, rng)
     resumed = ReuseBuffer(2, 2, 5)
     resumed.restore(json.loads(json.dumps(whole.state())))
