@@ -128,7 +128,7 @@ def spread(max_ranks: int, hosts: int) -> list[Layout]:
         return []
     shard, over = {"sharding": "shard"}, {"hosts": hosts}
     ranks = max_ranks // hosts * hosts
-    ways = ({}, shard, shard | {"microbatch_tokens": 32}, shard | {"shard_size": ranks})
+    ways = ({}, shard, shard | {"microbatch_tokens": 48}, shard | {"shard_size": ranks})
     return [Layout(ranks, over | way) for way in ways]
 
 
