@@ -75,9 +75,9 @@ class PromptTable(Table):
     refused."""
     assistant_prefill: str = ""
     """Text that every answer begins with, as the end of the prompt: neither verifiers nor peers are given it."""
-    history: Literal["sampled", "template"] = "sampled"
-    """What the policy sees of its earlier turns in an episode: all that it sampled, or what its chat template renders.
-    Where that drops their reasoning (`<think>...</think>`), a new row begins."""
+    history: Literal["template", "sampled"] = "template"
+    """What the policy sees of its earlier turns in an episode: what its chat template renders, or all that it sampled.
+    Where the template drops their reasoning (`<think>...</think>`), a new row begins."""
     family: str = ""
     """The model's family as the package `renderers` calls it, "qwen3.5" say (extra `renderers`). By it tool calls are
     read, and episodes go on, where mrl cannot do so by the chat template. Both have to say conversations alike."""
@@ -93,7 +93,7 @@ class PromptTable(Table):
     @property
     def has_messages(self) -> bool:
         """Whether it needs a chat template."""
-        return bool(self.system or self.few_shot or self.template_options or self.family or self.history == "template")
+        return bool(self.system or self.few_shot or self.template_options or self.family)
 
 
 class ServerTable(Table):

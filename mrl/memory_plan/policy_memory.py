@@ -259,9 +259,21 @@ class PolicyMemory:
         if not self._played:
             return answer
         room = self._row_tokens(self.table)
-        if self.table.prompt.history == "template":  # a pass has all rows together
+        if self._begins_rows:  # a pass has all rows together
             room = self.table.learner.microbatch_tokens
         return max(answer, *(min(room, self._prompts[1] + (task.max_episode_tokens or room)) for task in self._played))
+
+    @property
+    def _begins_rows(self) -> bool:
+        """Whether an episode may have several rows; it may where no folder says yet what the chat template is."""
+        from mrl.models.turn_spelling import TurnSpelling
+
+        if self.table.prompt.history != "template" or self.table.make is not None:
+            return False
+        try:
+            return self._folder is None or TurnSpelling(self._folder, self.table.prompt, eos_ids=()).drops_reasoning
+        except ModelFolderError:  # which preflight tells
+            return False
 
     def _answer_tokens(self, policy: PolicyTable) -> int:
         """The most that one row has behind its prompt under a table: an answer, or an episode of all turns.

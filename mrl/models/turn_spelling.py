@@ -5,9 +5,9 @@ The text between two turns, the bridge, is read off the chat template. With a pl
     closing = what stands behind X in render([user, X])
     bridge  = closing + what render([user, X, *new], to be answered) has more behind X than render([user, X])
 
-so that no turn is ever rendered or tokenized again. A template may drop the reasoning of earlier turns when it renders
-a conversation anew. It does not here: the policy goes on seeing all that it sampled, unless `prompt.history` says that
-it is to see what the template renders. Then `anew` gives the beginning of a new row.
+so that no turn is ever rendered or tokenized again in the row in which it was sampled. Where the template drops the
+reasoning of earlier turns, the policy is to see them without it, and `anew` gives the beginning of a new row; where
+`prompt.history` says "sampled", it goes on seeing all that it sampled, in one row.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -71,9 +71,10 @@ class TurnSpelling:
 
     @property
     def drops_reasoning(self) -> bool:
-        """Whether a policy that follows its template sees earlier turns without their reasoning."""
+        """Whether the template renders earlier turns without their reasoning, whatever the policy sees of them."""
         turn = Message(role="assistant", content=f"{BEGIN_REASONING}\n{TURN}\n{END_REASONING}\n\n{TURN}")
-        return self.anew([ASKED, *(turn, PROBE["user"]) * PROBE_TURNS]) is not None
+        chat = [ASKED, *(turn, PROBE["user"]) * PROBE_TURNS]
+        return bool(self.template) and self._rendered_anew(chat, (), 0) is not None
 
     def opening(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()) -> Int32s:
         """[P] the prompt of an episode: its first messages, to be answered, and the tools (as JSON schemas) there are.
@@ -94,8 +95,13 @@ class TurnSpelling:
         comes the place from which on it sees reasoning in the new row. None where all of it stays, and where the policy
         sees all that it sampled. Raises ModelFolderError as `opening` does.
         """
-        if self._prompt.history != "template":
+        if self._prompt.history != "template" or not self.template:
             return None
+        return self._rendered_anew(messages, tools, since)
+
+    def _rendered_anew(
+        self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], since: int
+    ) -> tuple[Int32s, int] | None:
         marks = {
             place: f"XqREASONING{place}qX"
             for place, message in enumerate(messages)

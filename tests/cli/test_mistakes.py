@@ -25,6 +25,7 @@ from mrl.config.run_folder import create_run_folder, lock_run_folder
 from mrl.models.chat_template import chat_sign
 from mrl.processes.preparation.completion import complete
 from mrl.processes.preparation.model_folder import check_model_folder
+from tests.support.forgetful_template import FORGETFUL
 from tests.support.model_folders import write_model, write_weights
 
 ROOT = Path(__file__).parents[2]
@@ -344,9 +345,6 @@ PROMPTS = [
             r"policies\.qwen\.prompt\.system: the model has no "
             r"chat template to put it into.*wanted chat_template\.jinja.*cure: policies\.qwen\.prompt\.chat_template = FILE",
             asked('system = "Be brief."', None)),
-    Mistake("a history by template without one", "check small.toml",
-            r"policies\.qwen\.prompt\.history: the model has no chat template to put it into.*or leave history out",
-            asked('history = "template"', None)),
     Mistake("a family without a template", "check small.toml",
             r"policies\.qwen\.prompt\.family = 'glm-5': there is no chat template to hold the family against", asked('family = "glm-5"', None)),
     Mistake("no such family", "check small.toml", FAMILY,
@@ -510,9 +508,13 @@ NOTES = [
             edit("[run]", "trackers = [{ kind = 'trackio', project = 'games' }, { kind = 'wandb', options = { mode = 'offline' } }]\n[run]")),
     Mistake("no chat template", "check small.toml", r"note: policies\.qwen\.model = 'models/qwen': no chat template; every prompt is "
             r"asked as plain text with a line break behind it"),
-    Mistake("a history by template without episodes", "check small.toml", r"note: policies\.qwen\.prompt\.history: no task has episodes",
+    Mistake("a history without a template", "check small.toml --pool.train_prompts 40 --pool.held_out_prompts 8", r"note: policies\.qwen\.prompt\.history: the model has no chat template",
+            both(edit("[run]", "[tasks.game]\nsource = 'environment'\ndataset = 'higher_lower'\noptions = { size = 60 }\n[run]"), asked('history = "sampled"', None))),
+    Mistake("a template that drops reasoning", "check small.toml --pool.train_prompts 40 --pool.held_out_prompts 8", r"note: policies\.qwen\.prompt\.history = 'template': the chat template drops the reasoning",
+            both(edit("[run]", "[tasks.game]\nsource = 'environment'\ndataset = 'higher_lower'\noptions = { size = 60 }\n[run]"), asked("assistant_prefill = ''", FORGETFUL))),
+    Mistake("a history without episodes", "check small.toml", r"note: policies\.qwen\.prompt\.history: no task has episodes",
             asked('history = "template"')),
-    Mistake("a history by a template that keeps all", "check small.toml --pool.train_prompts 40 --pool.held_out_prompts 8", r"note: policies\.qwen\.prompt\.history: the chat template keeps the reasoning",
+    Mistake("a history under a template that keeps all", "check small.toml --pool.train_prompts 40 --pool.held_out_prompts 8", r"note: policies\.qwen\.prompt\.history: the chat template keeps the reasoning",
             both(edit("[run]", "[tasks.game]\nsource = 'environment'\ndataset = 'higher_lower'\noptions = { size = 60 }\n[run]"), asked('history = "template"'))),
     Mistake("no such folder, in a check", "check small.toml --policies.qwen.model ./far/Own",
             r"qwen \./far/Own \(no such folder\).*note: policies\.qwen: the model is not there yet, and its name does not say how large it is"

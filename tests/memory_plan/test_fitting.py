@@ -9,9 +9,12 @@ from mrl.config.defaults import Resolved
 from mrl.config.load import load_config
 from mrl.config.schema import RunConfig
 from mrl.memory_plan.fitting import FILLED, by_memory
+from mrl.memory_plan.policy_memory import PolicyMemory
 from mrl.memory_plan.run_memory import memory_plan, too_little
 from mrl.processes.planning.plan import planned
 from mrl.processes.preparation.comparison_plan import FITTED
+from tests.support.forgetful_template import FORGETFUL
+from tests.support.model_folders import write_model
 
 CONFIG = """
 [run]
@@ -28,6 +31,7 @@ model = "not-there"
 source = "maker/Large-{size}"
 rollout = {{ max_new_tokens = 512 }}
 """
+KEEPS_ALL = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"
 AMPLE_MIB = 1e6
 ADAPTERS = ("--policies.large.learner.lora.rank", "8")
 """Of a learner with whole weights a checkpoint's copy is soon what needs most, and no pass."""
@@ -99,6 +103,22 @@ def test_all_rows_of_an_episode_keep_their_pass(
     words += ["--tasks.trim.max_episode_tokens", str(max_episode_tokens), "--policies.large.prompt.history", history]
     _, values = chosen(config_of(tmp_path, *ADAPTERS, *words), 1.0)
     assert values.get("learner.microbatch_tokens") == microbatch_tokens
+
+
+@pytest.mark.parametrize(("template", "has_several"), [(FORGETFUL, True), (KEEPS_ALL, False), ("", False)])
+def test_several_rows_are_planned_where_the_template_drops_reasoning(
+    tmp_path: Path, template: str, has_several: bool
+) -> None:
+    """Of a model that is there; the longest example of one row is the row, and of several the whole pass."""
+    model = write_model(tmp_path / "model")
+    if template:
+        (model / "chat_template.jinja").write_text(template)
+    words = ["--tasks.trim.source", "environment", "--tasks.trim.dataset", "higher_lower"]
+    config = config_of(tmp_path, "--policies.large.model", str(model), *words)
+    table = config.policies["large"].learner.model_copy(update={"microbatch_tokens": 1 << 20})
+    policy = config.policies["large"].model_copy(update={"learner": table})
+    longest = PolicyMemory(config.model_copy(update={"policies": {"large": policy}}), "large").longest_example_tokens
+    assert (longest == 1 << 20) == has_several
 
 
 def test_keys_that_were_given_stay(tmp_path: Path) -> None:

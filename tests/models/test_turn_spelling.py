@@ -229,7 +229,7 @@ def test_a_call_that_holds_the_placeholder_of_turns_cannot_be_said(spelling, tem
 
 def test_a_conversation_is_rendered_anew_where_the_template_drops_reasoning(spelling, text):
     """Behind a user's next message, not behind a tool's answer; nothing else makes a new row."""
-    own = spelling(FORGETFUL, history="template")
+    own = spelling(FORGETFUL)
     asked, reasoned = Message("user", "?"), Message("assistant", "<think>\nhm\n</think>\n\n5")
     anew = own.anew([asked, reasoned, USER])
     assert anew is not None
@@ -242,16 +242,18 @@ def test_a_conversation_is_rendered_anew_where_the_template_drops_reasoning(spel
     assert own.anew([asked, called, TOOL, Message("assistant", "7"), USER]) is not None
     assert own.anew([asked, Message("assistant", "5"), USER]) is None, "no reasoning"
     assert own.anew([asked, reasoned, USER], since=2) is None, "it stands in an earlier row"
-    assert spelling(CHATML, history="template").anew([asked, reasoned, USER]) is None, "the template keeps it"
-    assert spelling(FORGETFUL).anew([asked, reasoned, USER]) is None, "the policy sees all that it sampled"
+    assert spelling(CHATML).anew([asked, reasoned, USER]) is None, "the template keeps it"
+    sees_all = spelling(FORGETFUL, history="sampled")
+    assert sees_all.anew([asked, reasoned, USER]) is None
     assert anew[1] == 3, "the new row shows no reasoning"
-    keeps_newest = spelling(KEEPS_NEWEST, history="template")
+    keeps_newest = spelling(KEEPS_NEWEST)
     assert keeps_newest.anew([asked, reasoned, USER]) is None
     anew = keeps_newest.anew([asked, reasoned, USER, reasoned, USER])
     assert anew is not None, "one of two is dropped"
     assert anew[1] == 3, "the other may be later"
     assert own.drops_reasoning
+    assert sees_all.drops_reasoning, "whatever the policy sees"
     assert keeps_newest.drops_reasoning
-    assert not spelling(CHATML, history="template").drops_reasoning
+    assert not spelling(CHATML).drops_reasoning
     begun = own.anew([asked, Message("assistant", "hm</think>5"), USER])
     assert begun is not None, "where the template itself begins the reasoning"

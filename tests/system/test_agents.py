@@ -217,6 +217,8 @@ max_turns = 3
 every = 0
 [policies.qwen]
 model = "talking"
+[policies.qwen.prompt]
+history = "sampled"
 [policies.qwen.rollout]
 group_size = 4
 max_new_tokens = 32
@@ -225,8 +227,6 @@ prompts_per_step = 8
 microbatch_tokens = 1024
 [policies.other]
 model = "talking"
-[policies.other.prompt]
-history = "template"
 [policies.other.rollout]
 group_size = 4
 max_new_tokens = 32

@@ -266,8 +266,6 @@ max_turns = 3
 every = 0
 [policies.qwen]
 model = "reasoning"
-[policies.qwen.prompt]
-history = "template"
 [policies.qwen.rollout]
 group_size = 4
 max_new_tokens = 32
@@ -276,6 +274,8 @@ prompts_per_step = 8
 microbatch_tokens = 1024
 [policies.other]
 model = "reasoning"
+[policies.other.prompt]
+history = "sampled"
 [policies.other.rollout]
 group_size = 4
 max_new_tokens = 32

@@ -89,9 +89,10 @@ def _check_bridges(config: RunConfig, name: str, prompts: Sequence[Asked], on_no
     """Whether the policy's template goes on from what environments say first, and calls the tools that they have."""
     states = {prompt.task: prompt for prompt in prompts if config.tasks[prompt.task].is_played}
     policy = config.policies[name]
-    follows = f"policies.{name}.prompt.history" if policy.prompt.history == "template" else ""
-    if not states and follows:
-        on_note(f"{follows}: no task has episodes, so it changes nothing")
+    history = f"policies.{name}.prompt.history"
+    is_history_given = "history" in policy.prompt.model_fields_set
+    if not states and is_history_given:
+        on_note(f"{history}: no task has episodes, so it changes nothing")
     if not states and not policy.prompt.family:
         return
     from mrl.alignment.receiver import load_receiver
@@ -105,8 +106,8 @@ def _check_bridges(config: RunConfig, name: str, prompts: Sequence[Asked], on_no
         eos_ids = load_receiver(folder, use_tiktoken=False).eos_ids if family else ()
         spelling = spelling_of(folder, policy.prompt, eos_ids=eos_ids)
         spelling.check(has_tools=bool(family) and own_syntax(spelling).name == family)
-        if follows and spelling.template and not spelling.drops_reasoning:
-            on_note(f"{follows}: the chat template keeps the reasoning of earlier turns, so it changes nothing")
+        if states:
+            _tell_history(history, policy, spelling, is_given=is_history_given, on_note=on_note)
         for task, state in states.items():
             if config.tasks[task].source == "agent":  # whether it has tools, it says when it asks
                 continue
@@ -124,6 +125,23 @@ def _check_bridges(config: RunConfig, name: str, prompts: Sequence[Asked], on_no
         raise told from None
     if family:
         on_note(_by_family(f"policies.{name}.prompt.family", spelling, bool(states), is_served=config.gateway.serve))
+
+
+def _tell_history(
+    key: str, policy: PolicyTable, spelling: "TurnSpelling", *, is_given: bool, on_note: Callable[[str], None]
+) -> None:
+    """What the policy sees of the reasoning of its earlier turns, where that is not all of it or somebody asked."""
+    if not spelling.template:
+        if is_given:
+            on_note(f"{key}: the model has no chat template, so it changes nothing")
+    elif not spelling.drops_reasoning:
+        if is_given:
+            on_note(f"{key}: the chat template keeps the reasoning of earlier turns, so it changes nothing")
+    elif policy.prompt.history == "template":
+        on_note(
+            f"{key} = 'template': the chat template drops the reasoning of earlier turns, so an episode has several "
+            "rows; 'sampled' keeps all in one"
+        )
 
 
 def _by_family(key: str, spelling: "TurnSpelling", is_played: bool, *, is_served: bool) -> str:
@@ -164,7 +182,7 @@ def _check_plain(
 
 def _without_template(name: str, policy: PolicyTable, folder: Path) -> ModelFolderError:
     given = policy.prompt.model_dump(exclude_defaults=True)
-    keys = [key for key in ("system", "few_shot", "template_options", "history") if key in given]
+    keys = [key for key in ("system", "few_shot", "template_options") if key in given]
     return ModelFolderError(
         f"policies.{name}.prompt.{keys[0]}: the model has no chat template to put it into",
         where=str(folder),

@@ -35,7 +35,7 @@ def test_the_game_of_the_page_runs_under_its_configuration(folder):
     """As `mrl check` tries it."""
     task, family, history = blocks(PAGE, "toml")
     assert PromptTable(**tomllib.loads(family)["policies"]["qwen"]["prompt"]).family == "qwen3.5"
-    assert PromptTable(**tomllib.loads(history)["policies"]["qwen"]["prompt"]).history == "template"
+    assert PromptTable(**tomllib.loads(history)["policies"]["qwen"]["prompt"]).history == "sampled"
     table = TaskTable(**tomllib.loads(task)["tasks"]["parity"])
     assert said(try_environment("parity", table, seed=1)).endswith("odd or even?")
 
