@@ -163,10 +163,11 @@ def test_a_program_whose_episode_is_given_up_is_killed_with_its_children(folder)
                 assert time.monotonic() < deadline_s
                 await asyncio.sleep(0.05)
             book.leave(sessions[0])
-            began_s = time.monotonic()
-            await asyncio.wait_for(opened[2], 60)
-            assert time.monotonic() - began_s < 8.0, "its place is taken by the next one"
-            assert not any(child.is_running() and child.status() != psutil.STATUS_ZOMBIE for child in children)
+            await asyncio.wait_for(opened[2], 60)  # its place is taken by the next one
+            deadline_s = time.monotonic() + 60
+            while any(child.is_running() and child.status() != psutil.STATUS_ZOMBIE for child in children):
+                assert time.monotonic() < deadline_s
+                await asyncio.sleep(0.05)
             return sessions[0].ending
 
     assert asyncio.run(whole()) == GIVEN_UP
