@@ -3,8 +3,25 @@
 import msgspec
 import pytest
 
+from mrl.errors import RecordError
 from mrl.records.codec import decode, decoder, encode
-from mrl.records.episodes import EpisodeSegment, Message, ToolCall, as_chat, transcript
+from mrl.records.episodes import (
+    MAX_LAST_CHARS,
+    MAX_LAST_MESSAGES,
+    MAX_NAME_CHARS,
+    MAX_SCHEMA_BYTES,
+    MAX_TURN_BYTES,
+    MAX_TURN_CALLS,
+    MAX_TURN_MESSAGES,
+    EpisodeSegment,
+    Message,
+    ToolCall,
+    ToolSpec,
+    as_chat,
+    conversation_to_read,
+    shortened,
+    transcript,
+)
 from mrl.records.finish import FinishReason
 from mrl.records.rollouts import Answer, sampled_places
 from mrl.records.version import Version, VersionSpan
@@ -61,15 +78,92 @@ def test_a_conversation_reads_as_people_write_it():
     ]
 
 
-@pytest.mark.parametrize("place", [0, 1])
-def test_answers_of_tools_name_the_calls_before_them(place):
-    """In their order, anew with every turn that calls."""
-    calling = Message(role="assistant", content="", tool_calls=(CALL, CALL))
-    answers = [Message(role="tool", content=str(n), name="look_up") for n in range(2)]
+NO_ARGUMENTS = '{"type":"object"}'
+LONG_NAME = "n" * MAX_NAME_CHARS
 
-    chat = as_chat([calling, *answers, calling, *answers])
 
-    for turn in (chat[:3], chat[3:]):
-        assert turn[0]["tool_calls"][place]["id"] == turn[1 + place]["tool_call_id"]
-        assert len(turn[1 + place]["tool_call_id"]) == 9, "as Mistral's templates want it"
-    assert chat[0]["tool_calls"][0]["function"] == {"name": "look_up", "arguments": {"key": "b"}}
+def test_what_is_within_its_bounds_is_a_message():
+    """Each at its bound."""
+    call = ToolCall(LONG_NAME, "{}")
+    assert Message("assistant", "x" * (MAX_TURN_BYTES - call_bytes(call)), (call,)).num_bytes == MAX_TURN_BYTES
+    assert len(Message("assistant", "", (ToolCall("f"),) * MAX_TURN_CALLS).tool_calls) == MAX_TURN_CALLS
+    assert Message("tool", "7", name=LONG_NAME).name == LONG_NAME
+    assert ToolSpec("f", "x" * (MAX_SCHEMA_BYTES - len(NO_ARGUMENTS)), NO_ARGUMENTS).num_bytes == MAX_SCHEMA_BYTES
+    assert ToolCall.of("f", {"b": 1, "a": "\N{LATIN SMALL LETTER E WITH ACUTE}"}).values == {"a": "\xe9", "b": 1}
+
+
+def call_bytes(call):
+    """Its name and its arguments."""
+    return len(call.name) + len(call.arguments)
+
+
+@pytest.mark.parametrize(
+    ("make", "why"),
+    [
+        (lambda: ToolCall(""), r"^a tool call's name '': wanted 1 to 64 printable characters$"),
+        (lambda: ToolCall(LONG_NAME + "n"), r"^a tool call's name 'n+'?: wanted"),
+        (lambda: ToolCall("a\nb"), r"^a tool call's name 'a\\nb': wanted"),
+        (lambda: ToolCall("f", "[1]"), r"^arguments of f: no JSON object in canonical form$"),
+        (lambda: ToolCall("f", '{"a": 1}'), r"^arguments of f: no JSON object in canonical form$"),
+        (lambda: ToolCall("f", '{"a"'), r"^arguments of f: "),
+        (lambda: ToolCall.of("f", {"a": {1}}), r"^arguments of f: "),
+        (lambda: Message("judge", ""), r"^role 'judge' is none$"),
+        (lambda: Message("user", "", (CALL,)), r"^a message of role user makes tool calls$"),
+        (lambda: Message("assistant", "", (CALL,) * (MAX_TURN_CALLS + 1)), r"^65 tool calls; at most 64$"),
+        (lambda: Message("tool", "", name="\0"), r"^a message's name '\\x00': wanted"),
+        (lambda: Message("user", "x" * (MAX_TURN_BYTES + 1)), r"^content of 1,048,577 bytes; at most 1,048,576$"),
+        (lambda: Message("user", "\ud800"), r"^text that is not UTF-8: it holds a lone surrogate$"),
+        (lambda: ToolSpec("", "", NO_ARGUMENTS), r"^a tool's name '': wanted"),
+        (lambda: ToolSpec("f", "x" * MAX_SCHEMA_BYTES, NO_ARGUMENTS), r"^schema of f: at most 65,536 bytes$"),
+        (lambda: ToolSpec("f", "", "{"), r"^schema of f: "),
+        (lambda: ToolSpec("f", "", "[]"), r"^schema of f: no object of arguments$"),
+        (lambda: ToolSpec("f", "", '{"type":"array"}'), r"^schema of f: no object of arguments$"),
+    ],
+)
+def test_what_is_none_is_said_in_words(make, why):
+    """As an environment's error, an agent's refusal or a peer's drop has it."""
+    with pytest.raises(RecordError, match=why):
+        make()
+
+
+def test_chat_templates_get_calls_and_answers_in_their_form():
+    """Answers are numbered behind each turn that calls; ids have nine characters, as Mistral's templates want it."""
+    calls = (CALL, ToolCall("f"))
+    answers = (Message("tool", "7", name="look_up"), Message("tool", "8"))
+    turn = Message("assistant", "hm", calls)
+    said = [{"role": "tool", "content": "7", "tool_call_id": "call00000", "name": "look_up"}]
+    said += [{"role": "tool", "content": "8", "tool_call_id": "call00001"}]
+    called = {
+        "role": "assistant",
+        "content": "hm",
+        "tool_calls": [
+            {"type": "function", "id": "call00000", "function": {"name": "look_up", "arguments": {"key": "b"}}},
+            {"type": "function", "id": "call00001", "function": {"name": "f", "arguments": {}}},
+        ],
+    }
+    assert as_chat([turn, *answers, turn, *answers]) == [called, *said, called, *said]
+    assert as_chat([answers[1]]) == [{"role": "tool", "content": "8", "tool_call_id": "call00000"}]
+    described = {"name": "f", "description": "Finds.", "parameters": {"type": "object"}}
+    assert ToolSpec("f", "Finds.", NO_ARGUMENTS).as_chat() == {"type": "function", "function": described}
+
+
+def test_what_is_said_when_all_is_over_is_cut():
+    """The first messages, and of each its beginning."""
+    told = Message("tool", "x" * (MAX_LAST_CHARS + 1), name="f")
+    kept = Message("tool", "x" * MAX_LAST_CHARS, name="f")
+    last = EpisodeSegment(num_tokens=9, is_sampled=False, messages=(told,) * (MAX_LAST_MESSAGES + 1))
+    assert shortened(last) == EpisodeSegment(num_tokens=0, is_sampled=False, messages=(kept,) * MAX_LAST_MESSAGES)
+
+
+def test_a_long_conversation_is_read_from_both_its_ends():
+    """Whole where a segment has room; else without its middle, and without the rest of long messages."""
+    short = [Message("user", str(number)) for number in range(MAX_TURN_MESSAGES)]
+    assert conversation_to_read(short) == tuple(short)
+    more = [*short, Message("user", "end")]
+    half = MAX_TURN_MESSAGES // 2
+    assert conversation_to_read(more) == (*more[:half], *more[-half:])
+    full = [Message("user", "x" * (MAX_TURN_BYTES // 2))] * 2
+    assert conversation_to_read(full) == tuple(full)
+    over = [*full, Message("tool", "y" * (MAX_LAST_CHARS + 1), name="f")]
+    cut = Message("user", "x" * MAX_LAST_CHARS)
+    assert conversation_to_read(over) == (cut, cut, Message("tool", "y" * MAX_LAST_CHARS, name="f"))
