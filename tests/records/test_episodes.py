@@ -76,6 +76,9 @@ def test_a_conversation_reads_as_people_write_it():
         "assistant: 7",
         "user: right",
     ]
+    assert (
+        transcript([Message("assistant", "", (CALL, CALL))]) == 'assistant: look_up({"key":"b"}) look_up({"key":"b"})'
+    )
 
 
 NO_ARGUMENTS = '{"type":"object"}'
@@ -128,17 +131,18 @@ def test_what_is_none_is_said_in_words(make, why):
 
 def test_chat_templates_get_calls_and_answers_in_their_form():
     """Answers are numbered behind each turn that calls; ids have nine characters, as Mistral's templates want it."""
-    calls = (CALL, ToolCall("f"))
-    answers = (Message("tool", "7", name="look_up"), Message("tool", "8"))
+    calls = (CALL, ToolCall("f"), ToolCall("f"))
+    answers = (Message("tool", "7", name="look_up"), Message("tool", "8"), Message("tool", "9"))
     turn = Message("assistant", "hm", calls)
     said = [{"role": "tool", "content": "7", "tool_call_id": "call00000", "name": "look_up"}]
-    said += [{"role": "tool", "content": "8", "tool_call_id": "call00001"}]
+    said += [{"role": "tool", "content": str(8 + place), "tool_call_id": f"call0000{1 + place}"} for place in range(2)]
     called = {
         "role": "assistant",
         "content": "hm",
         "tool_calls": [
             {"type": "function", "id": "call00000", "function": {"name": "look_up", "arguments": {"key": "b"}}},
             {"type": "function", "id": "call00001", "function": {"name": "f", "arguments": {}}},
+            {"type": "function", "id": "call00002", "function": {"name": "f", "arguments": {}}},
         ],
     }
     assert as_chat([turn, *answers, turn, *answers]) == [called, *said, called, *said]
