@@ -1,5 +1,8 @@
 """The turns of an episode in own tokens, by templates as families write them."""
 
+import json
+
+import numpy as np
 import pytest
 from tokenizers import pre_tokenizers
 
@@ -194,8 +197,12 @@ def test_templates_by_which_a_conversation_goes_on_pass(spelling, template, has_
 )
 def test_a_template_without_a_bridge_is_refused(spelling, folder, template, has_tools, words):
     """With its place and the cure, before anything is sampled."""
-    with pytest.raises(ModelFolderError, match=words):
+    with pytest.raises(ModelFolderError, match=words) as raised:
         spelling(template).check(has_tools=has_tools)
+    if words != "roles":  # the template's own word
+        assert str(folder) in str(raised.value)
+        assert "wanted one by which a conversation can go on" in str(raised.value)
+        assert "cure: policies.X.prompt.chat_template: a file with another one" in str(raised.value)
 
 
 def test_what_opens_and_what_begins_an_answer_stand_in_both_places(spelling, text):
@@ -212,11 +219,85 @@ def test_what_opens_and_what_begins_an_answer_stand_in_both_places(spelling, tex
 def test_a_turn_reads_without_its_end(spelling, folder):
     """Special tokens within it stay: calls may be written with them."""
     tokenizer = load_tokenizer(folder)
-    ids = [*tokenizer("6")["input_ids"], tokenizer.eos_token_id]
+    ids = [*tokenizer("6 , 7")["input_ids"], tokenizer.eos_token_id]
 
-    assert spelling().text(ids) == "6"
-    assert spelling().text(ids[:-1]) == "6"
-    assert spelling(eos_ids=[]).text(ids) == "6" + tokenizer.eos_token
+    assert spelling().text(ids) == "6 , 7"
+    assert spelling().text(ids[:-1]) == "6 , 7"
+    assert spelling(eos_ids=[]).text(ids) == "6 , 7" + tokenizer.eos_token
+    assert spelling().is_end(tokenizer.eos_token_id)
+    assert not spelling().is_end(ids[0])
+    assert spelling().name(tokenizer.eos_token_id) == tokenizer.eos_token
+    assert spelling().name(1 << 20) == ""
+
+
+def test_a_turn_of_others_is_what_was_said(spelling, folder, text):
+    """In 32 bits, closed or not; without calls it needs no template."""
+    own, eos_id = spelling(), load_tokenizer(folder).eos_token_id
+    assert own.said("hm", ()) == "hm"
+    turns = [own.turn("hm", eos_id=eos_id), own.turn("hm", eos_id=None)]
+    assert [text(turn) for turn in turns] == ["hm" + load_tokenizer(folder).eos_token, "hm"]
+    assert {turn.dtype for turn in turns} == {np.dtype(np.int32)}
+
+
+def test_lines_begin_with_what_the_tokenizer_puts_before_a_text(spelling, folder, text):
+    """A bridge does not: it stands within one."""
+    file = folder / "tokenizer.json"
+    content = json.loads(file.read_text())
+    eos = load_tokenizer(folder).eos_token
+    begins = {"id": eos, "ids": [load_tokenizer(folder).eos_token_id], "tokens": [eos]}
+    single = [{"SpecialToken": {"id": eos, "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}]
+    content["post_processor"] = {
+        "type": "TemplateProcessing",
+        "single": single,
+        "pair": [*single, {"Sequence": {"id": "B", "type_id": 1}}],
+        "special_tokens": {eos: begins},
+    }
+    file.write_text(json.dumps(content))
+    own = spelling(assistant_prefill="A: ")
+    assert text(own.opening([USER, USER])) == eos + "lower\nlower\nA: "
+    assert text(own.plain("lower")) == eos + "lower"
+    assert text(own.bridge([], (), [USER])) == "lower\nA: "
+
+
+def test_tools_stand_in_the_beginning_of_every_row(spelling, text):
+    """Where there are any, and in the row that follows a thought too."""
+    tools = [{"type": "function", "function": {"name": "look_up"}}]
+    asked, reasoned = Message("user", "?"), Message("assistant", "<think>hm</think>5")
+    own = spelling(FORGETFUL)
+    assert text(own.opening([asked], tools)).startswith("<|im_start|>system\nlook_up: <tool_call>")
+    assert "system" not in text(own.opening([asked]))
+    anew = own.anew([asked, reasoned, USER], tools)
+    assert anew is not None
+    assert text(anew[0]) == text(own.opening([asked, Message("assistant", "5"), USER], tools))
+    shows = spelling(FORGETFUL.replace("t.function.name", "messages[1:] | map(attribute='content') | join"))
+    assert shows.anew([asked, reasoned, USER], tools) is None, "with the tools the template tells the thought"
+    of_none = spelling("{{ 'tools' if tools is not none and tools is defined else 'none' }}" + CHATML)
+    assert text(of_none.opening([asked])).startswith("none")
+
+
+def test_thoughts_are_known_by_their_marks(spelling):
+    """Templates look for either; the first end of several ends the thought, and all from `since` on may be one."""
+    asked = Message("user", "?")
+    by_begin = spelling(FORGETFUL.replace("loop.index0 < ns.last", "loop.index0 < ns.last and '<think>' in m.content"))
+    assert by_begin.anew([asked, Message("assistant", "<think>hm</think>5"), USER]) is not None
+    assert by_begin.anew([asked, Message("assistant", "hm</think>5"), USER]) is None
+    by_end = spelling(FORGETFUL.replace("split('</think>')[-1]", "split('</think>', 1)[-1]"))
+    twice = Message("assistant", "<think>hm</think>so</think>5")
+    assert by_end.anew([asked, twice, USER]) is not None
+    assert by_end.anew([twice, USER]) is not None, "the first message, too"
+    with_calls = spelling(FORGETFUL.replace("loop.index0 < ns.last", "loop.index0 < ns.last and not m.tool_calls"))
+    called = Message("assistant", "<think>hm</think>5", (CALL,))
+    assert with_calls.anew([asked, called, TOOL, USER]) is None
+
+
+def test_a_message_may_be_told_in_other_letters_and_not_left_out(spelling, text):
+    """As JSON, say."""
+    in_json = spelling(CHATML.replace("{{ m.content }}", "{{ m.content | tojson if m.role == 'tool' else m.content }}"))
+    said = [Message("tool", 'a"b', name="look_up"), Message("tool", "c", name="look_up")]
+    assert '"a\\"b"' in text(in_json.bridge([], (CALL,), said))
+    leaves_out = spelling(CHATML.replace("{{ m.content }}", "{{ m.content if m.role != 'tool' }}"))
+    with pytest.raises(ModelFolderError, match="leaves out a message behind a turn"):
+        leaves_out.bridge([], (CALL,), said)
 
 
 @pytest.mark.parametrize("template", [CHATML, HEADERS, ""])
