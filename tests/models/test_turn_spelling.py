@@ -101,6 +101,8 @@ def test_a_conversation_that_others_had_is_rendered_whole(spelling, text):
     assert found.startswith("<|im_start|>system\nbe brief<|im_end|>\n<|im_start|>user\nlower<|im_end|>\n")
     assert '<tool_call>\n{"name": "look_up", "arguments": {"key": "b"}}\n</tool_call>' in found
     assert found.endswith("<|im_start|>tool\n7<|im_end|>\n<|im_start|>assistant\n")
+    by_option = spelling("{{ 'no thoughts' if thinks is false }}" + CHATML, template_options={"thinks": False})
+    assert text(by_option.opening(talk)).startswith("no thoughts")
     own = [Message(role="system", content="shout"), USER]
     assert "be brief" not in text(spelling(CHATML, system="be brief").opening(own))
 
