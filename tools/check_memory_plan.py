@@ -1,10 +1,10 @@
 """Runs policies of several shapes for a few real steps and compares their peak memory with what `mrl check` predicts.
 
 One run of `mrl train` has a policy per shape: whole and in float32; in shards on two ranks, held to a reference; in
-bfloat16 with activation checkpointing and a large vocabulary; with moments in bfloat16, and parameters too, whole and
-in shards; adapters alone; a mixture of experts, whole and in shards; and one whose passes are many. Weights are random,
-so that answers go on to their limit, which is what the plan reckons with. Peaks are the high-water marks of resident
-memory that the kernel keeps of every process (VmHWM).
+bfloat16 with activation checkpointing and a large vocabulary; with moments in bfloat16; adapters alone; a mixture of
+experts, whole and in shards; and one whose passes are many. Weights are random, so that answers go on to their limit,
+which is what the plan reckons with. Peaks are the high-water marks of resident memory that the kernel keeps of every
+process (VmHWM).
 
     .venv/bin/python tools/check_memory_plan.py [--shapes NAME,NAME] [--folder FOLDER]
     .venv/bin/python tools/check_memory_plan.py --fake [--ranks N,N]
@@ -41,8 +41,6 @@ TIMEOUT_S = 1800.0
 STEPS = 3
 TRAINS = {"entropy_coefficient": 0.001}
 """Random answers all fail, and rows without an advantage are trained on for the sake of a regularizer alone."""
-
-ROUNDED = {"precision": "bfloat16", "optimizer_dtype": "bfloat16", "parameter_dtype": "bfloat16"}
 
 
 @dataclass(frozen=True)
@@ -93,24 +91,6 @@ SHAPES = {
                 "checkpoint_every": 1,
                 "optimizer_dtype": "bfloat16",
             },
-            "objective": TRAINS,
-        },
-    ),
-    "parameters": Shape(
-        {"architecture": "llama", "hidden_size": 768, "num_layers": 10, "num_heads": 12},
-        8192,
-        {
-            "rollout": {"group_size": 4, "max_new_tokens": 48, "answers_at_once": 32},
-            "learner": {"prompts_per_step": 8, "microbatch_tokens": 512, "checkpoint_every": 1} | ROUNDED,
-            "objective": TRAINS,
-        },
-    ),
-    "parameter_shards": Shape(
-        {"architecture": "llama", "hidden_size": 768, "num_layers": 10, "num_heads": 12},
-        8192,
-        {
-            "rollout": {"group_size": 4, "max_new_tokens": 48, "answers_at_once": 32},
-            "learner": {"prompts_per_step": 8, "microbatch_tokens": 512, "processes": 2, "sharding": "shard"} | ROUNDED,
             "objective": TRAINS,
         },
     ),
