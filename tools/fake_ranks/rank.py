@@ -110,7 +110,7 @@ def _update_once(trainer: Trainer) -> None:
     would be taken for memory.
     """
     for parameter in trainer.model.parameters():
-        parameter.grad = torch.zeros_like(parameter)
+        parameter.grad = torch.zeros_like(parameter, dtype=torch.float32)
     norm: Any = torch.nn.utils.clip_grad_norm_(trainer.model.parameters(), 1.0)
     norm.full_tensor()
     trainer.optimizer.step()
