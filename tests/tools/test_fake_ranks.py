@@ -28,8 +28,7 @@ GATHERED = Sent("all-gather", 800.0, tuple(range(8)))
 def test_a_rank_of_two_hosts_needs_what_the_plan_says(shards: int, ties: bool, is_rounded: bool) -> None:
     """Within a tenth, with a head of its own or not, where state and what is gathered are most of it."""
     config, batch = small_config(ties), Microbatch(1, 8, 20, 256)
-    rounded = {"optimizer_dtype": "bfloat16", "parameter_dtype": "bfloat16"} if is_rounded else {}
-    table = of_short_passes(Layout("8B", 16, shards)).model_copy(update=rounded)
+    table = of_short_passes(Layout("8B", 16, shards, is_rounded=is_rounded))
     peaks = pass_peaks(config, precision="bfloat16", batch=batch, checkpointing=True)
     how = {"num_passes": 2, "holds_reference": False, "saves_beside_training": False, "on_gpu": True}
     _, planned = rank_needs(model_size(config), peaks, table, **how)
@@ -38,6 +37,8 @@ def test_a_rank_of_two_hosts_needs_what_the_plan_says(shards: int, ties: bool, i
 
     assert trained.peak.name == "backward"
     assert planned.mib * MIB == pytest.approx(trained.peak.peak_bytes, rel=0.1)
+    (update,) = (phase for phase in trained.phases if phase.name == "update")
+    assert update.peak_bytes < 2 * trained.held_bytes, "pieces of a parameter, and no tensor of all ranks"
     bytes_each = 10 if is_rounded else 16
     assert trained.held_bytes == pytest.approx(bytes_each * model_size(config).parameters / shards, rel=0.01)
 

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from memory_tables import GPUS_PER_HOST, LEAN, SHAPES, TOKENS, policy_memory
+from memory_tables import GPUS_PER_HOST, LEAN, PARAMETERS, SHAPES, SMALL, TOKENS, policy_memory
 from transformers import PreTrainedConfig
 
 from mrl.config.policy_tables import LearnerTable
@@ -20,11 +20,13 @@ class Layout:
     ranks: int
     shards: int
     per_host: int = GPUS_PER_HOST
+    is_rounded: bool = False
+    """Whether parameters and moments have 16 bits."""
 
     @property
     def name(self) -> str:
         """For rows and tables."""
-        return f"{self.shape}, {self.ranks} ranks, shards of {self.shards}"
+        return f"{self.shape}, {self.ranks} ranks, shards of {self.shards}" + ", 16 bits" * self.is_rounded
 
     @property
     def config(self) -> PreTrainedConfig:
@@ -42,7 +44,8 @@ class Layout:
         hosts = max(1, self.ranks // self.per_host)
         ranks = {"processes": self.ranks, "hosts": hosts, "shard_size": self.shards, "attention_kernel": "rows"}
         given = self._memory.table.learner.model_dump(exclude_unset=True)
-        return LearnerTable.model_validate(given | LEAN | ranks | {"microbatch_tokens": TOKENS})
+        rounded = SMALL | PARAMETERS if self.is_rounded else {}
+        return LearnerTable.model_validate(given | LEAN | rounded | ranks | {"microbatch_tokens": TOKENS})
 
     def fullest_pass(self) -> tuple[Microbatch, int]:
         """As the plan sees it, and how many make an update."""
@@ -60,9 +63,11 @@ class Layout:
 
 LAYOUTS = (
     Layout("32B", 8, 8),
+    Layout("32B", 8, 8, is_rounded=True),
     Layout("32B", 16, 8),
     Layout("32B", 64, 8),
     Layout("32B", 64, 64),
+    Layout("70B", 8, 8, is_rounded=True),
     Layout("70B", 16, 16),
     Layout("70B", 64, 16),
     Layout("70B", 64, 64),

@@ -20,6 +20,7 @@ from transformers import PreTrainedConfig
 
 from fake_ranks.watched import BETWEEN, Phase, Watched
 from mrl.config.policy_tables import LearnerTable
+from mrl.learner import piecewise_adamw
 from mrl.learner.ranks.world import World
 from mrl.learner.step_order import StepOrder
 from mrl.learner.step_timing import training_flops
@@ -54,7 +55,7 @@ class Trained:
 def train_one_step(config: PreTrainedConfig, table: LearnerTable, batch: Microbatch, num_passes: int) -> Trained:
     """Of `num_passes` passes on every rank, each of which holds such a batch."""
     watched = Watched()
-    with fake_group(table.processes), watched.resizing(), _numpy_of_shapes():
+    with fake_group(table.processes), watched.resizing(), _numpy_of_shapes(), _pieces_of_a_gpu():
         model = skeleton(config, config.num_hidden_layers, torch.float32)
         with (fake := FakeTensorMode(allow_non_fake_inputs=True)):
             without_data(model)
@@ -103,12 +104,26 @@ def _numpy_of_shapes() -> Iterator[None]:
         Tensor.numpy = numpy
 
 
+@contextmanager
+def _pieces_of_a_gpu() -> Iterator[None]:
+    """An update takes as many elements at once as on a GPU."""
+    elements = piecewise_adamw.CPU_PIECE_ELEMENTS
+    piecewise_adamw.CPU_PIECE_ELEMENTS = piecewise_adamw.PIECE_ELEMENTS
+    try:
+        yield
+    finally:
+        piecewise_adamw.CPU_PIECE_ELEMENTS = elements
+
+
 def _update_once(trainer: Trainer) -> None:
     """Moments are there from the first update on.
 
     Also DTensor finds out once for each operation what becomes of shards, by way of whole tensors without data, which
     would be taken for memory.
     """
+    # FSDP2 has gradients in float32 say that they have the format of their parameters.
+    as_told = [torch.zeros_like(parameter) for parameter in trainer.model.parameters()]
+    torch._foreach_mul_(as_told, torch.nn.utils.get_total_norm(as_told))
     for parameter in trainer.model.parameters():
         parameter.grad = torch.zeros_like(parameter, dtype=torch.float32)
     norm: Any = torch.nn.utils.clip_grad_norm_(trainer.model.parameters(), 1.0)
