@@ -14,6 +14,7 @@ has trained a step and published it. Of a resume, seconds from the command. Only
 """
 
 import argparse
+import re
 import signal
 import sys
 import tempfile
@@ -26,8 +27,9 @@ import psutil
 from chaos_drill.trial import TURN_S, Trial
 from network_namespaces import Namespaces, namespaces
 
-LOSSES = ("first", "rank", "agent", "host", "cut-10", "cut-30")
+KILLED = ("first", "rank", "agent", "host")
 CUT, FOR_GOOD = "cut-", "for-good"
+WANTED = ", ".join((*KILLED, "cut-SECONDS", FOR_GOOD))
 LIMIT_S = 1800.0
 OFTEN = ("--supervision.max_restarts", "1000", "--supervision.max_learner_restarts", "1000")
 """Losses come far more often than in life. What comes of a host that is cut off for good is measured without this."""
@@ -109,7 +111,8 @@ def lose(spread: Spread, trial: Trial, hosts: Namespaces, loss: str) -> tuple[fl
         hosts.cut(second)
     else:
         killed = {"first": ranks[f"learner/{spread.policy}"], "rank": there, "host": pids[f"supervisor/{second}"]}
-        psutil.Process(killed.get(loss) or psutil.Process(there).ppid()).kill()
+        killed["agent"] = psutil.Process(there).ppid()
+        psutil.Process(killed[loss]).kill()
     if loss.startswith(CUT):
         until(trial, lambda _: passed_s() > float(loss.removeprefix(CUT)))
         hosts.cut(second, whole=True)
@@ -150,7 +153,7 @@ def main() -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # namespaces do not go with the process
     runs = asked.runs or Path(tempfile.mkdtemp(prefix="losses_"))
     spread = Spread(asked.config, runs, asked.policy, asked.ranks, tuple(words))
-    losses, counts = asked.losses.split(","), [int(count) for count in asked.resumes.split(",") if count]
+    losses, counts = asked.losses, [int(count) for count in asked.resumes.split(",") if count]
     print("| what | siblings ended after s | trains again after s |\n|---|--:|--:|", flush=True)
     with namespaces(max(2, *counts) if counts else 2) as hosts:
         trial = begin(spread, hosts, 2, *OFTEN)
@@ -170,11 +173,21 @@ def main() -> int:
     return 0
 
 
+def losses_of(words: str) -> list[str]:
+    """Their names. Raises argparse's error for one that there is not."""
+    names = words.split(",")
+    for name in names:
+        if name not in (*KILLED, FOR_GOOD) and not re.fullmatch(CUT + r"\d+", name):
+            raise argparse.ArgumentTypeError(f"there is no loss {name!r}; wanted {WANTED}")
+    return names
+
+
 def arguments() -> tuple[argparse.Namespace, list[str]]:
     parser = argparse.ArgumentParser(description="How long a learner over hosts is gone when a part of it is lost")
     parser.add_argument("config", type=Path)
     parser.add_argument("--policy", default="qwen", help="whose learner spans hosts (qwen)")
-    parser.add_argument("--losses", default=",".join((*LOSSES, FOR_GOOD)), help=f"of {', '.join(LOSSES)}, {FOR_GOOD}")
+    every = ",".join((*KILLED, "cut-10", "cut-30", FOR_GOOD))
+    parser.add_argument("--losses", type=losses_of, default=every, help=f"of {WANTED} ({every})")
     parser.add_argument("--resumes", default="1,3", help="numbers of hosts to resume on (1,3)")
     parser.add_argument("--ranks", type=int, default=2, help="on each host (2)")
     parser.add_argument("--runs", type=Path, help="where the run goes (a temporary folder)")

@@ -1,7 +1,9 @@
 """What the tool that measures losses takes for a life that trains, and for the ranks of a learner."""
 
+from argparse import ArgumentTypeError
+
 import pytest
-from measure_losses import has_trained, ranks_of
+from measure_losses import has_trained, losses_of, ranks_of
 
 
 @pytest.mark.parametrize(
@@ -23,3 +25,13 @@ def test_the_ranks_of_a_learner_are_known_by_their_titles():
     """Not those of a policy whose name begins alike."""
     pids = {"learner/a": 1, "learner/a/rank1": 2, "learner/ab": 3, "worker/a/0": 4}
     assert ranks_of("a", pids) == {"learner/a": 1, "learner/a/rank1": 2}
+
+
+@pytest.mark.parametrize("words", ["rnak", "rank,cut-", "cut-1.5", ""])
+def test_a_loss_that_there_is_none_of_is_refused(words):
+    """Before anything is started."""
+    assert losses_of("rank,cut-10,for-good") == ["rank", "cut-10", "for-good"]
+    with pytest.raises(
+        ArgumentTypeError, match=r"^there is no loss '.*'; wanted first, rank, agent, host, cut-SECONDS"
+    ):
+        losses_of(words)
