@@ -93,17 +93,19 @@ def meet(place: RankPlace, point: MeetingPoint) -> Met:
     here, interface = own_address([host for host in place.hosts if host != place.hosts[place.host]])
     bind_collectives(interface)
     deadline_s = time.monotonic() + point.bound_s
-    missing = f"{place.told(0)} says nowhere where to meet"
+    of_life, of_store = "", f"{place.told(0)} says nowhere where to meet"
     while time.monotonic() < deadline_s:
         try:
             met = _open(here, point) if place.rank == 0 else _find(point)
             if met is not None:
                 _take_seat(met, place, here)
                 return _await_all(met, place, point, deadline_s)
-        except (_NotThisLifeError, RuntimeError) as error:  # torch raises the latter of a store that is gone
-            missing = str(error).partition("\n")[0].partition(". ")[0][:300]
+        except _NotThisLifeError as error:
+            of_life = str(error)
+        except RuntimeError as error:  # torch's, of a store that is gone
+            of_store = str(error).partition("\n")[0].partition(". ")[0][:300]
         time.sleep(POLL_S)
-    raise PeerLost(f"the ranks of {point.name} did not meet within {point.bound_s:g} s: {missing}")
+    raise PeerLost(f"the ranks of {point.name} did not meet within {point.bound_s:g} s: {of_life or of_store}")
 
 
 def _open(here: str, point: MeetingPoint) -> Met:
@@ -140,15 +142,18 @@ def _take_seat(met: Met, place: RankPlace, here: str) -> None:
 
 
 def _await_all(met: Met, place: RankPlace, point: MeetingPoint, deadline_s: float) -> Met:
-    seats, board = met.keys("seats"), met.keys("board")
-    while missing := [rank for rank in range(place.size) if not seats.check([f"guest/{rank}"])]:
-        if board.check([OVER]):
-            raise _NotThisLifeError(board.get(OVER).decode(errors="replace"))
-        if time.monotonic() > deadline_s:
+    seats, board, names = met.keys("seats"), met.keys("board"), ""
+    try:
+        while missing := [rank for rank in range(place.size) if not seats.check([f"guest/{rank}"])]:
             names = ", ".join(place.told(rank) for rank in missing)
-            raise PeerLost(f"the ranks of {point.name} did not meet at {met.address} within {point.bound_s:g} s: "
-                           f"{names} did not come")  # fmt: skip
-        time.sleep(POLL_S)
+            if board.check([OVER]):
+                raise _NotThisLifeError(board.get(OVER).decode(errors="replace"))
+            if time.monotonic() > deadline_s:
+                raise PeerLost(f"the ranks of {point.name} did not meet at {met.address} within {point.bound_s:g} s: "
+                               f"{names} did not come")  # fmt: skip
+            time.sleep(POLL_S)
+    except RuntimeError as error:  # the first rank, which holds the store, may give up a moment earlier
+        raise _NotThisLifeError(f"{names} did not come before {place.told(0)} left") if names else error from None
     guests = [msgspec.json.decode(seats.get(f"guest/{rank}"), type=_Guest) for rank in range(place.size)]
     _check_alike(guests, point.name)
     log.info("ranks have met", address=met.address, hosts=list(place.hosts), ranks=place.size)

@@ -1,22 +1,27 @@
 """Ranks of several hosts find each other, once for every life; here they are threads on loopback."""
 
+import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from threading import Event
+from types import SimpleNamespace
 
 import msgspec
 import psutil
 import pytest
 import torch
+import torch.distributed as dist
 
 from mrl.errors import ConfigError, PeerLost
 from mrl.learner.ranks import meeting
 from mrl.learner.ranks.host_board import OVER
-from mrl.learner.ranks.meeting import MeetingPoint, Met, meet
+from mrl.learner.ranks.meeting import LIFE, MeetingPoint, Met, meet
 from mrl.learner.ranks.own_address import GLOO, NCCL
 from mrl.learner.ranks.rank_place import LEARNER_HOSTS, LEARNER_PLACE, RankPlace, rank_place
 from mrl.learner.ranks.world import World
-from mrl.transport.endpoints import ADDRESS, read_endpoint
+from mrl.models.tensor_broadcast import open_store
+from mrl.transport.endpoints import ADDRESS, publish_endpoint, read_endpoint
 
 HOSTS = ("a", "b")
 PATIENCE_S = 60.0
@@ -94,6 +99,25 @@ def test_who_does_not_come_is_named_with_the_host(tmp_path: Path) -> None:
         meet(place, point(tmp_path, 0.3))
     with pytest.raises(PeerLost, match="rank 0 on host a says nowhere where to meet"):
         meet(RankPlace(host=1, hosts=HOSTS), point(tmp_path / "other", 0.3))
+
+
+def test_who_did_not_come_is_named_also_by_ranks_that_the_first_one_left(
+    threads: ThreadPoolExecutor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its store goes with it, and the others look for another until their own time is up."""
+    has_looked = Event()
+    clock = SimpleNamespace(monotonic=time.monotonic, sleep=lambda for_s: (has_looked.set(), time.sleep(for_s)))
+    monkeypatch.setattr(meeting, "time", clock)
+    monkeypatch.setattr(meeting, "STORE_S", 1.0)
+    store = open_store("127.0.0.1")
+    store.set(LIFE, "first")
+    dist.PrefixStore("first/seats", store).set("guest/0", "{}")
+    publish_endpoint(tmp_path, "ranks-qwen", f"tcp://127.0.0.1:{store.port}")
+    second = threads.submit(meet, RankPlace(host=1, hosts=("a", "b", "c")), point(tmp_path, bound_s=10.0))
+    assert has_looked.wait(PATIENCE_S)
+    del store
+    with pytest.raises(PeerLost, match="within 10 s: rank 2 on host c did not come before rank 0 on host a left"):
+        second.result()
 
 
 def test_other_versions_of_torch_are_told_of_with_both(threads: ThreadPoolExecutor, tmp_path: Path) -> None:
