@@ -1,5 +1,6 @@
 """Processes of agents from outside: started, watched, started again."""
 
+import secrets
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -9,8 +10,9 @@ import structlog
 
 from mrl.config.task_tables import TaskTable
 from mrl.errors import TaskError
-from mrl.gateway.agent_network import KEY, URL
+from mrl.gateway.agent_network import KEY, PLAYER, URL
 from mrl.gateway.agent_start import AgentStarts, Started
+from mrl.gateway.session_book import SessionBook
 
 MODULE = "mrl.gateway.agent_process"
 STEADY_S = 30.0
@@ -31,6 +33,8 @@ class _Child:
     is_fenced: bool
     """Whether it is to have a network of its own."""
     started: Started | None = None
+    player: str = ""
+    """What it calls itself to the gateway, another name in every life."""
     started_s: float = 0.0
     due_s: float = 0.0
     num_ends: int = 0
@@ -48,12 +52,13 @@ class AgentChildren:
         self,
         tasks: Mapping[str, TaskTable],
         starts: AgentStarts,
+        book: SessionBook,
         *,
         key: str,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`key` is that of agents."""
-        self._starts, self._clock = starts, clock
+        self._starts, self._book, self._clock = starts, book, clock
         self._environment = starts.environment(key) | {URL: starts.url, KEY: key}
         self._children = [
             _Child(task, table.dataset, _limits_of(table), table.is_fenced)
@@ -88,10 +93,13 @@ class AgentChildren:
 
     async def _start(self, child: _Child) -> None:
         argv = (sys.executable, "-m", MODULE, child.name, child.task, *child.limits)
-        child.started = await self._starts.start(child.task, argv, self._environment, is_fenced=child.is_fenced)
+        child.player = secrets.token_hex(8)
+        environment = self._environment | {PLAYER: child.player}
+        child.started = await self._starts.start(child.task, argv, environment, is_fenced=child.is_fenced)
 
     def _ended(self, child: _Child, code: int, now_s: float) -> None:
         child.started = None
+        num_lost = self._book.lose(child.player)
         child.num_ends = 1 if now_s - child.started_s > STEADY_S else child.num_ends + 1
         if child.num_ends >= MAX_ENDS_IN_A_ROW:
             raise TaskError(
@@ -101,4 +109,5 @@ class AgentChildren:
                 cure="what it said stands above in the log of the gateway",
             )
         child.due_s = now_s + min(MAX_PAUSE_S, PAUSE_S * 2.0 ** (child.num_ends - 1))
-        log.warning("an agent's process ended, and is started again", task=child.task, agent=child.name, code=code)
+        told = {"task": child.task, "agent": child.name, "code": code, "episodes_given_up": num_lost}
+        log.warning("an agent's process ended, and is started again", **told)

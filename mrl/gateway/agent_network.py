@@ -22,6 +22,8 @@ from functools import cache
 
 URL, KEY = "MRL_GATEWAY_URL", "MRL_GATEWAY_KEY"
 """Environment variables of an agent process: the address up to /v1, and the run's key."""
+PLAYER = "MRL_AGENT_PLAYER"
+"""Environment variable of a process that plays functions: by this name its episodes are given up when it ends."""
 BASE_URL = "OPENAI_BASE_URL"
 """The address again, where OpenAI's own clients look for it."""
 FENCED = "MRL_AGENT_FENCED"

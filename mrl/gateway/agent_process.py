@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any
 import aiohttp
 import setproctitle
 
-from mrl.gateway.agent_network import FENCED, KEY, URL
+from mrl.gateway.agent_network import FENCED, KEY, PLAYER, URL
 from mrl.gateway.session import OVER
 from mrl.tasks.environments.contract import MEMORY, RAISED, TIMEOUT
 from mrl.tasks.environments.doors import named_object
@@ -92,7 +92,7 @@ class Player:
 
     async def play(self, http: aiohttp.ClientSession, *, takers: int = TAKERS) -> None:
         """Without an end: so many requests for an episode wait at a time, and any number of episodes is played."""
-        asked: dict[str, Any] = {"task": self._task}
+        asked: dict[str, Any] = {"task": self._task, "player": os.environ.get(PLAYER, "")}
         if self._plays_with_all:
             asked["models"] = [model.id async for model in self._client.models.list()]
         room = asyncio.Semaphore(AT_ONCE)

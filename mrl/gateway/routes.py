@@ -131,8 +131,8 @@ class Gateway:
         policies = self._asked_policies(asked)
         if name and len(policies) > 1:
             raise ChatMistake(f"{SESSION_HEADER}: a name is that of one session; leave it out with several models")
-        task = str(asked.get("task") or "")
-        sessions = await self._book.take(policies, task=task, wait_s=wait_s, name=name)
+        task, player = str(asked.get("task") or ""), str(asked.get("player") or "")
+        sessions = await self._book.take(policies, task=task, wait_s=wait_s, name=name, player=player)
         if not sessions:
             answer = ChatMistake("no episode waits for an agent; ask again", code="none").as_json()
             return web.json_response(answer, status=503, headers={"Retry-After": "1"})

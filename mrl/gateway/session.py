@@ -73,6 +73,8 @@ class AgentSession:
     """Whether the seat has its last reply."""
     counts: Counter[str] = field(default_factory=Counter)
     """Of its book: "branches" are counted here."""
+    player: str = ""
+    """The process that plays it, if the gateway started that."""
     beside: tuple["AgentSession", ...] = ()
     """Those of other policies that the same agent was given with it."""
     start_state: str = field(init=False)
@@ -218,9 +220,19 @@ class AgentSession:
         most_s = idle_s * (IDLE_BESIDE_TURNS if waits else 1)
         is_idle = self._reply is not None and self.clock() - heard_s > most_s
         if is_idle:
-            self.ending = GIVEN_UP
-            self._end(EnvironmentTurn(done=True, reason=GIVEN_UP, words=f"its agent said nothing for {idle_s:g} s"))
+            self.give_up(f"its agent said nothing for {idle_s:g} s")
         return is_idle
+
+    def give_up(self, words: str) -> None:
+        """Nobody plays it any more, no fault of its policy's; where that has its turn, the episode ends behind it."""
+        if self._parting is not None:  # it has failed, and the seat is told when it has the turn
+            return
+        self.ending = GIVEN_UP
+        self._parting = EnvironmentTurn(done=True, reason=GIVEN_UP, words=words)
+        if self._answer is not None:
+            self._refuse("its agent is gone")
+        if self._reply is not None:
+            self._end(self._parting)
 
     # Within.
 

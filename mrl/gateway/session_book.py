@@ -26,6 +26,8 @@ class SessionBook:
         self._offered: deque[AgentSession] = deque()
         self._taken: dict[str, AgentSession] = {}
         self._over: deque[str] = deque(maxlen=MAX_REMEMBERED)
+        self._lost: deque[str] = deque(maxlen=MAX_REMEMBERED)
+        """Players that are lost: a request of one may still wait for an episode."""
         self._came = asyncio.Event()
         """An episode was offered."""
         self._num_waiting = 0
@@ -57,11 +59,18 @@ class SessionBook:
         return session
 
     async def take(
-        self, policies: Sequence[str] = ("",), *, task: str = "", wait_s: float = MAX_WAIT_S, name: str = ""
+        self,
+        policies: Sequence[str] = ("",),
+        *,
+        task: str = "",
+        wait_s: float = MAX_WAIT_S,
+        name: str = "",
+        player: str = "",
     ) -> list[AgentSession]:
         """One episode of each of these policies, all from one start state of this task; "" stands for any.
 
         The one of a single policy has that `name` from then on, and whoever asks again by the name gets it again.
+        `player` is who can be lost as a whole (`lose`).
         Empty when there are none within `wait_s`. Raises ChatMistake, also where it has another policy or task.
         """
         if self._num_waiting >= MAX_WAITING_AGENTS:
@@ -69,7 +78,7 @@ class SessionBook:
         deadline_s = self._clock() + min(wait_s, MAX_WAIT_S)
         self._num_waiting += 1
         try:
-            while not (sessions := self._named(name, policies[0], task) or self._pop(policies, task, name)):
+            while not (sessions := self._named(name, policies[0], task) or self._pop(policies, task, name, player)):
                 self._came.clear()
                 left_s = deadline_s - self._clock()
                 if left_s <= 0:
@@ -110,6 +119,15 @@ class SessionBook:
         self.counts["expired"] += len(found)
         return found
 
+    def lose(self, player: str) -> int:
+        """Give up what a process played that has ended; returns how many episodes these are."""
+        self._lost.append(player)
+        found = [session for session in self._taken.values() if session.player == player and not session.is_over]
+        for session in found:
+            session.give_up("the process that played it has ended")
+        self.counts["expired"] += len(found)
+        return len(found)
+
     def unserved_s(self) -> dict[str, float]:
         """Task -> for how long its episodes wait and no agent has taken any."""
         waiting = {session.task for session in self._offered}
@@ -126,11 +144,13 @@ class SessionBook:
         session.touched_s = self._clock()
         return [session]
 
-    def _pop(self, policies: Sequence[str], task: str, name: str) -> list[AgentSession]:
+    def _pop(self, policies: Sequence[str], task: str, name: str, player: str) -> list[AgentSession]:
+        if player in self._lost:
+            return []
         found = self._together(policies, [one for one in self._offered if task in ("", one.task)])
         for session in found:
             self._offered.remove(session)
-            session.session_id = name or session.session_id
+            session.session_id, session.player = name or session.session_id, player
             self._taken[session.session_id] = session
             self._unserved[session.task] = session.touched_s = self._clock()
             session.beside = tuple(one for one in found if one is not session)

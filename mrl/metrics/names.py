@@ -243,7 +243,7 @@ METRICS: dict[str, Metric] = {
     "gateway/branches": Metric("requests", "requests by which agents rewrote their conversation"),
     "gateway/refused/{code}": Metric("requests", "requests that were refused, by the code of the answer"),
     "gateway/ends/{reason}": Metric("episodes", "episodes that an agent took and that ended so"),
-    "gateway/expired": Metric("episodes", "episodes that were given up because their agent said nothing"),
+    "gateway/expired": Metric("episodes", "episodes given up because their agent said nothing, or its process ended"),
     "gateway/playing": Metric("episodes", "episodes that agents play now"),
     "gateway/offered_now": Metric("episodes", "episodes that wait for an agent now"),
     "gateway/agents_waiting": Metric("agents", "requests of agents that wait for an episode now"),

@@ -102,7 +102,7 @@ async def _run(
         url = address.replace("tcp://", "http://") + "/v1"
         log.info("the gateway listens", url=url, key=str(folder.keys / AGENT_KEY))
         starts = AgentStarts(runner, url)
-        children = AgentChildren(config.tasks, starts, key=keys[AGENT_KEY])
+        children = AgentChildren(config.tasks, starts, book, key=keys[AGENT_KEY])
         programs = AgentPrograms(config.tasks, starts, book, key_of=gateway.key_of)
         telemetry.doing("serving agents")
         watched = _Watched(book, desk, children, programs, partial(gateway.send_strangers_away, runner))

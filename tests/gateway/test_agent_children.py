@@ -16,6 +16,7 @@ from mrl.gateway.agent_children import MAX_ENDS_IN_A_ROW, AgentChildren
 from mrl.gateway.agent_network import KEY, URL
 from mrl.gateway.agent_start import AgentStarts
 from mrl.gateway.agent_trial import check_agent, check_agents
+from mrl.gateway.session_book import SessionBook
 
 
 def tasks_of(dataset, **more):
@@ -44,7 +45,8 @@ def tended(tasks, work):
     async def whole():
         runner = web.AppRunner(web.Application())
         await runner.setup()
-        children = AgentChildren(tasks, AgentStarts(runner, "http://127.0.0.1:9/v1"), key="secret")
+        starts, book = AgentStarts(runner, "http://127.0.0.1:9/v1"), SessionBook(idle_s=60.0)
+        children = AgentChildren(tasks, starts, book, key="secret")
         try:
             await work(children)
         finally:

@@ -22,7 +22,7 @@ from mrl.gateway.agent_process import is_for_want_of_network
 from mrl.gateway.agent_start import AgentStarts
 from mrl.gateway.routes import Gateway
 from mrl.gateway.session_book import SessionBook
-from mrl.tasks.environments.contract import DONE, RAISED, PolicyTurn
+from mrl.tasks.environments.contract import DONE, GIVEN_UP, RAISED, PolicyTurn
 
 KEY = "mrl-agents"
 PR_SET_DUMPABLE = 4
@@ -58,7 +58,7 @@ async def playing(folder, host="127.0.0.1", agent=AGENT, **table):
     await web.TCPSite(runner, "127.0.0.1", 0).start()
     url = f"http://{host}:{runner.addresses[0][1]}/v1"
     tasks = {"sums": TaskTable(source="agent", dataset="my_agents:play", **table)}
-    children = AgentChildren(tasks, AgentStarts(runner, url), key=KEY)
+    children = AgentChildren(tasks, AgentStarts(runner, url), book, key=KEY)
     try:
         await children.tend()
         yield book, children
@@ -114,6 +114,46 @@ def test_an_agent_asks_the_gateway_through_no_proxy(tmp_path, place, monkeypatch
                 assert (last.reason, last.reward) == (DONE, 1.0)
 
     asyncio.run(whole())
+
+
+HANGING = """
+import asyncio
+
+async def play(client, row):
+    talk = [{"role": "user", "content": "Say well"}]
+    await client.chat.completions.create(model="policy", messages=talk)
+    await asyncio.Event().wait()
+"""
+
+
+def test_what_a_killed_process_played_is_given_up_at_once(tmp_path, monkeypatch):
+    """However long an agent may be silent; what comes then is played by the next process."""
+    monkeypatch.setenv("MRL_MODULES", str(tmp_path))
+
+    async def whole():
+        async with playing(tmp_path, agent=HANGING) as (book, children):
+            session = book.offer("qwen", "sums", {"seed": 1})
+            await asyncio.wait_for(session.opened(), 60)
+            reply = session.step(PolicyTurn("well"))
+            killed = children._children[0].started.process
+            killed.kill()
+            killed.wait()
+            while not reply.done():
+                await children.tend()
+                await asyncio.sleep(0.05)
+            assert (reply.result().reason, reply.result().has_failed) == (GIVEN_UP, False)
+            assert reply.result().words == "the process that played it has ended"
+            opened = book.offer("qwen", "sums", {"seed": 2}).opened()
+            while not opened.done():
+                await children.tend()
+                await asyncio.sleep(0.05)
+            assert not opened.result().done
+            return book.counts["expired"]
+
+    with structlog.testing.capture_logs() as logs:
+        assert asyncio.run(whole()) == 1
+    (told,) = [one for one in logs if one["event"] == "an agent's process ended, and is started again"]
+    assert told["episodes_given_up"] == 1
 
 
 @needs_namespaces

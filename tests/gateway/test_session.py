@@ -565,6 +565,35 @@ def test_a_book_gives_up_and_counts_what_agents_have_left_lying():
     assert asyncio.run(script()) == {"offered": 3, "expired": 1, f"ends/{GIVEN_UP}": 1}
 
 
+def test_what_a_process_played_is_given_up_when_that_ends():
+    """At once, or behind the turn that its policy has; what has failed before stays failed. Others play on."""
+
+    async def script():
+        book = SessionBook(idle_s=5.0, clock=Clock())
+        replies = {}
+        for _ in range(4):
+            offered = book.offer("qwen", "guess", {"seed": 1})
+            replies[offered] = offered.opened()
+        silent, asking, failed = [(await book.take(player="lost"))[0] for _ in range(3)]
+        (playing,) = await book.take(player="another")
+        asked = [asyncio.ensure_future(session.ask(call(ASKED))) for session in (asking, failed)]
+        await asyncio.sleep(0)
+        failed.fail("KeyError: 'x'")
+        assert book.lose("lost") == 3
+        assert (await replies[silent]).words == "the process that played it has ended"
+        for one in asked:
+            with pytest.raises(ChatMistake):
+                await one
+        ends = [(await session.step(PolicyTurn("7"))).reason for session in (asking, failed)]
+        assert (ends, asking.ending, playing.is_over) == ([GIVEN_UP, RAISED], GIVEN_UP, False)
+        late = book.offer("qwen", "guess", {"seed": 1})
+        assert await book.take(player="lost", wait_s=0.0) == []
+        assert (book.lose("lost"), await book.take(player="another")) == (0, [late])
+        return dict(book.counts)
+
+    assert asyncio.run(script()) == {"offered": 5, "expired": 3}
+
+
 def test_an_agent_of_several_policies_is_heard_in_any_of_its_episodes():
     """While one policy has its turn, and for as long as an agent may be silent behind it, none of them is given up."""
 
