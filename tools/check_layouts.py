@@ -6,7 +6,7 @@ max|a - b| / max|b|, b being what one rank trains that holds everything; the nor
 too. Every layout runs twice; "again" says whether both runs gave the same bits. Of "A, then B", A trains the first
 three steps and saves, and B goes on from the checkpoint: where B is A, "again" compares with A unbroken. Layouts in
 bfloat16, or with moments or parameters in it, are shown, and are held to agreement between ranks and to equal bits
-alone; compiled ones to 1e-4.
+alone; compiled ones to 5e-5.
 
     .venv/bin/python tools/check_layouts.py [--ranks N] [--hosts N [--only-spread]] [--family F] [--steps N]
                                             [--device cpu|cuda]
@@ -52,8 +52,8 @@ from mrl.weights.checkpoint_saver import Saver
 from mrl.weights.checkpoint_store import CheckpointStore
 from mrl.weights.training_state import restore_training, training_tensors
 
-BOUND, COMPILED_BOUND = 3e-5, 1e-4
-"""In float32: another order of sums alone came to 1.2e-5 on one processor."""
+BOUND, COMPILED_BOUND = 1e-5, 5e-5
+"""In float32."""
 LAYERS = 3
 VOCAB = 61
 """Odd, so that shards are of different lengths."""
@@ -92,9 +92,10 @@ class Layout:
     def table(self) -> LearnerTable:
         """Two minibatches a step, so that a later update is held to the start of its step too.
 
-        Where gradients are all but zero, Adam makes steps of the size `lr` of what is left by rounding alone.
+        Where gradients are all but zero, Adam makes steps of the size `lr` of what is left by rounding alone, so what
+        another order of sums changes grows with `lr`.
         """
-        table = {"lr": 3e-4, "microbatch_tokens": 96, "minibatches": 2, "processes": self.ranks}
+        table = {"lr": 1e-4, "microbatch_tokens": 96, "minibatches": 2, "processes": self.ranks}
         return LearnerTable.model_validate(table | self.keys)
 
 

@@ -65,7 +65,7 @@ def test_every_layout_trains_the_same_parameters(tmp_path):
 
     Also across a checkpoint that other ranks go on from.
 
-    To 3e-5, exactly between ranks; and bit for bit where the layout is the same. With moments in bfloat16 to a
+    To 1e-5, exactly between ranks; and bit for bit where the layout is the same. With moments in bfloat16 to a
     thousandth, and among themselves as closely as the others.
     """
     wanted = [check_layouts.Layout(ranks, keys) for ranks, keys in WANTED]
@@ -93,7 +93,7 @@ def test_every_layout_trains_the_same_parameters(tmp_path):
     assert all(check_layouts.same_bits(resumed[index][0], pair) for index in (1, 2, 3))
     world = World(0, 1, torch.device("cpu"))
     untrained = dict(check_layouts.whole_weights(check_layouts.make_trainer(wanted[0], "qwen3", world, 5).model))
-    assert max(float((alone[name] - tensor).abs().max()) for name, tensor in untrained.items()) > 1e-3
+    assert max(float((alone[name] - tensor).abs().max()) for name, tensor in untrained.items()) > 5e-4
 
 
 @pytest.mark.slow
@@ -133,7 +133,7 @@ def same_parameters(first: dict[str, torch.Tensor], second: dict[str, torch.Tens
 @pytest.mark.slow
 @pytest.mark.thorough
 def test_compiled_shards_train_the_same_parameters(tmp_path):
-    """To 1e-4, also with activation checkpointing, and exactly between ranks."""
+    """To 5e-5, also with activation checkpointing, and exactly between ranks."""
     layout = check_layouts.Layout(*shards(2, compile=True, activation_checkpointing=True))
     (alone,), (first, second) = check_layouts.train_all([check_layouts.Layout(1), layout], [], tmp_path)[0]
     assert check_layouts.difference(first, alone) <= layout.bound
@@ -142,7 +142,7 @@ def test_compiled_shards_train_the_same_parameters(tmp_path):
 
 @pytest.mark.thorough
 def test_a_mixture_of_experts_trains_the_same_parameters_in_shards(tmp_path):
-    """To 3e-5, also with activation checkpointing and by copies on two ranks; exactly between ranks."""
+    """To 1e-5, also with activation checkpointing and by copies on two ranks; exactly between ranks."""
     keys = ({}, {"sharding": "shard"}, {"sharding": "shard", "activation_checkpointing": True})
     wanted = [check_layouts.Layout(1), *(check_layouts.Layout(2, one) for one in keys)]
 
