@@ -223,16 +223,20 @@ class AgentSession:
             self.give_up(f"its agent said nothing for {idle_s:g} s")
         return is_idle
 
-    def give_up(self, words: str) -> None:
-        """Nobody plays it any more, no fault of its policy's; where that has its turn, the episode ends behind it."""
-        if self._parting is not None:  # it has failed, and the seat is told when it has the turn
-            return
+    def give_up(self, words: str) -> bool:
+        """Nobody plays it any more, no fault of its policy's; where that has its turn, the episode ends behind it.
+
+        False where it has failed before that, which the seat hears then.
+        """
+        if self._parting is not None:
+            return False
         self.ending = GIVEN_UP
         self._parting = EnvironmentTurn(done=True, reason=GIVEN_UP, words=words)
         if self._answer is not None:
             self._refuse("its agent is gone")
         if self._reply is not None:
             self._end(self._parting)
+        return True
 
     # Within.
 

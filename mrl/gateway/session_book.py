@@ -122,11 +122,10 @@ class SessionBook:
     def lose(self, player: str) -> int:
         """Give up what a process played that has ended; returns how many episodes these are."""
         self._lost.append(player)
-        found = [session for session in self._taken.values() if session.player == player and not session.is_over]
-        for session in found:
-            session.give_up("the process that played it has ended")
-        self.counts["expired"] += len(found)
-        return len(found)
+        played = [session for session in self._taken.values() if session.player == player and not session.is_over]
+        num_lost = sum(session.give_up("the process that played it has ended") for session in played)
+        self.counts["expired"] += num_lost
+        return num_lost
 
     def unserved_s(self) -> dict[str, float]:
         """Task -> for how long its episodes wait and no agent has taken any."""

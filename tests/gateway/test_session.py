@@ -579,7 +579,7 @@ def test_what_a_process_played_is_given_up_when_that_ends():
         asked = [asyncio.ensure_future(session.ask(call(ASKED))) for session in (asking, failed)]
         await asyncio.sleep(0)
         failed.fail("KeyError: 'x'")
-        assert book.lose("lost") == 3
+        assert book.lose("lost") == 2
         assert (await replies[silent]).words == "the process that played it has ended"
         for one in asked:
             with pytest.raises(ChatMistake):
@@ -591,7 +591,7 @@ def test_what_a_process_played_is_given_up_when_that_ends():
         assert (book.lose("lost"), await book.take(player="another")) == (0, [late])
         return dict(book.counts)
 
-    assert asyncio.run(script()) == {"offered": 5, "expired": 3}
+    assert asyncio.run(script()) == {"offered": 5, "expired": 2}
 
 
 def test_an_agent_of_several_policies_is_heard_in_any_of_its_episodes():
