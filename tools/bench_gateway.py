@@ -82,7 +82,7 @@ async def serve(folder: Path, *, has_agents: bool) -> None:
     url = (await listen(runner, GatewayTable(), folder / "endpoints")).replace("tcp://", "http://") + "/v1"
     tasks = config_of(folder, 0.0, **OF_AGENT).tasks if has_agents else {}
     bare = await bare_server(folder)
-    children = AgentChildren(tasks, AgentStarts(runner, url), key=key)
+    children = AgentChildren(tasks, AgentStarts(runner, url), book, key=key)
     await children.tend()
     await asyncio.to_thread(sys.stdin.read)
     children.close()
