@@ -110,7 +110,7 @@ def run(arguments: argparse.Namespace) -> int:
         parts = (f"cuda {device} {mib / 1024:.0f} GiB" for device, mib in memory.items())
         print(f"GPU memory (estimate, without the caches of servers): {', '.join(parts)}")
     print(f"this host: {len(os.sched_getaffinity(0))} cores, {len(here)} GPUs, {host_mib / 1024:.0f} GiB of memory")
-    for line in (*_confined(config), *shared_gpus(plan.processes)):
+    for line in (*_confined(config), *shared_gpus((*plan.processes, *plan.leased))):
         print(line)
     for line in too_little(config, needs, host_mib, sizes_mib(here)):
         print(line)

@@ -106,7 +106,7 @@ def train(
         plan = planned(config, folder.path)
         if forks and not any(map(is_forked, plan.started_by(plan.first_host))):
             forks.close()  # on this host there is none
-        print("".join(f"{line}\n" for line in shared_gpus(plan.processes)), end="")
+        print("".join(f"{line}\n" for line in shared_gpus((*plan.processes, *plan.leased))), end="")
         with local_folder_of(config):
             return _supervise(config, folder, plan, console, forks)
 

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 
 from mrl.allocation.node_guard import Action, NodeGuard, Seen
+from mrl.config.rules.unit_rules import are_in_turns
 from mrl.config.run_folder import RunFolder
 from mrl.config.schema import RunConfig
 from mrl.config.unit_names import Unit
@@ -72,7 +73,9 @@ class UnitNode:
         """Workers that said that their engines sleep."""
         self._proved: set[str] = set()
         """Workers among `_asleep` on whose unit the GPUs' memory was given back since."""
-        self._memory = {unit.name: UnitMemory(_gpus_of(unit, gpus)) for unit in units if unit.kind == "gpu"}
+        # Where a learner has the unit in turns its memory is no engine's to give back.
+        alone = [] if are_in_turns(config, "gpu") else [unit for unit in units if unit.kind == "gpu"]
+        self._memory = {unit.name: UnitMemory(_gpus_of(unit, gpus)) for unit in alone}
         self._orders: deque[NodeOrders] = deque(maxlen=16)
         self._told: NodeReport | None = None
         self._told_s = time.monotonic()

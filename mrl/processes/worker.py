@@ -11,7 +11,6 @@ If it dies: the supervisor starts it again; the learner grants its work anew.
 """
 
 import itertools
-import math
 import os
 import threading
 import time
@@ -21,15 +20,13 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-import structlog
-
 from mrl.alignment.receiver import Receiver, load_receiver
 from mrl.allocation.lease import LeaseHolder, Used
 from mrl.config.run_folder import RunFolder
 from mrl.config.schema import NO_EVALUATION, RunConfig
 from mrl.engines.bounds import load_bound_s
 from mrl.engines.engine import Engine
-from mrl.errors import PeerLost, RoleFailed
+from mrl.errors import EngineLost, PeerLost, RoleFailed
 from mrl.exchange.client import ExchangeClient
 from mrl.gateway.gateway_line import GatewayLine
 from mrl.metrics.telemetry import Telemetry
@@ -48,10 +45,12 @@ from mrl.rollout.duties import Duties
 from mrl.rollout.engine_turns import EngineInTurns
 from mrl.rollout.frozen import FROZEN, FrozenLife
 from mrl.rollout.frozen_evaluation import FrozenEvaluation
+from mrl.rollout.leased_answers import LeasedAnswers, WholeBatch
 from mrl.rollout.link import WorkerLink
 from mrl.rollout.peer_scoring import Scorer
 from mrl.rollout.plain_serving import PlainServing
 from mrl.rollout.sampling import Sampler
+from mrl.rollout.worker_counters import WorkerTotals
 from mrl.rollout.worker_loop import RolloutLoop
 from mrl.sharing.context import sharing_context
 from mrl.sharing.regime import Author, Regime
@@ -66,8 +65,6 @@ from mrl.weights.own_folder import describe_folder
 FLUSH_SLICE_S = 0.5
 TOKENS_PER_TOKEN = 4
 """A peer's text is scored up to this many times the tokens of the longest answer of any policy."""
-
-log = structlog.get_logger()
 
 
 def main(run_folder: Path, policy: str, index: int) -> int:
@@ -124,24 +121,30 @@ def _work(config: RunConfig, folder: RunFolder, closing: ExitStack, policy: str,
         closing.callback(line.close)
     # Before the engine is there, so that the host never holds the model twice.
     own = _own_folder(config, policy) if table.frozen and is_server else None
-    with telemetry.awaiting("engine", whom=table.rollout.engine, bound_s=table.rollout.server.start_s):
-        pool = build_pool(config.tasks, config.pool, meeting=MeetingPlace(folder.path, policy))
-        engine = partial(_engine, config, policy, folder=folder, telemetry=telemetry, stopping=stop.is_set)
-        sampler, receiver = build_sampler(config, policy, pool, engine, tell=None if line is None else line.send)
-    closing.callback(sampler.pool.close)
-    closing.callback(sampler.engine.close)
+    lease = LeaseHolder(role, policy, unit=os.environ.get(UNIT, ""), unit_epoch=int(os.environ.get(UNIT_EPOCH, 0)))
+    totals = WorkerTotals(time.monotonic())
+    connect_allocator = partial(_connect_allocator, folder, role, lease, totals, closing)
+    speaks_first = table.turns and UNIT in os.environ  # the allocator would not wait for the engine's first turn
+    if speaks_first:
+        connect_allocator()
+    engine = partial(_engine, config, policy, folder=folder, telemetry=telemetry, stopping=stop.is_set)
+    try:
+        with telemetry.awaiting("engine", whom=table.rollout.engine, bound_s=table.rollout.server.start_s):
+            sampler, receiver = _sampler(config, folder, policy, engine, line=line, closing=closing)
+    except EngineLost:
+        if not stop.is_set():
+            raise
+        return 0
     exchange = wiring.connect_exchange(folder, role, policy, closing)
     scorer = _scorer(config, sampler, receiver, exchange)
     if table.frozen:
         assert scorer is not None, "checked before the start: a frozen policy scores"
         exchange.announce(FROZEN)
         evaluation = _frozen_evaluation(config, folder, sampler, telemetry)
-        life = FrozenLife(scorer, sampler.engine, telemetry, manifest=own, evaluation=evaluation)
-        life.run(stop.is_set)
+        FrozenLife(scorer, sampler.engine, telemetry, manifest=own, evaluation=evaluation).run(stop.is_set)
         return 0
     assert link is not None, "a policy that learns"
     regime = build_regime(config.sharing, sharing_context(config, policy, receiver))
-    lease = LeaseHolder(role, policy, unit=os.environ.get(UNIT, ""), unit_epoch=int(os.environ.get(UNIT_EPOCH, 0)))
     sleep_line = WorkerLine.of_this_process()
     duties = Duties(
         rest=None if sleep_line is None else _UnitRest(sleep_line, lease, stop.is_set),
@@ -155,22 +158,38 @@ def _work(config: RunConfig, folder: RunFolder, closing: ExitStack, policy: str,
         held_out_share=None if config.evaluation.every == NO_EVALUATION else config.evaluation.share,
         in_step=config.run.sync,
     )
-    loop = RolloutLoop(
-        sampler,
-        link,
-        telemetry,
-        duties,
-        group_size=table.rollout.group_size,
-        learner_bound_s=_learner_bound_s(config, policy),
-    )
-    _connect_allocator(folder, role, lease, loop, closing)
+    size, bound_s = table.rollout.group_size, _learner_bound_s(config, policy)
+    loop = RolloutLoop(sampler, link, telemetry, duties, group_size=size, learner_bound_s=bound_s, totals=totals)
+    if not speaks_first:
+        connect_allocator()
+    _sample(loop, lease, sampler.engine, stop)
+    return 0
+
+
+def _sampler(
+    config: RunConfig,
+    folder: RunFolder,
+    policy: str,
+    make_engine: Callable[[Receiver], Engine],
+    *,
+    line: GatewayLine | None,
+    closing: ExitStack,
+) -> tuple[Sampler, Receiver]:
+    pool = build_pool(config.tasks, config.pool, meeting=MeetingPlace(folder.path, policy))
+    closing.callback(pool.close)
+    sampler, receiver = build_sampler(config, policy, pool, make_engine, tell=None if line is None else line.send)
+    closing.callback(sampler.engine.close)
+    return sampler, receiver
+
+
+def _sample(loop: RolloutLoop, lease: LeaseHolder, engine: Engine, stop: threading.Event) -> None:
+    """Until told to stop. Raises RoleFailed where the worker's unit was lost meanwhile."""
     loop.run(lambda: stop.is_set() or lease.has_lost_unit)
     if lease.has_lost_unit and not stop.is_set():
         raise RoleFailed("it was stopped for longer than its lease: its unit may be somebody else's by now")
     if UNIT not in os.environ:  # a unit is free once its node has seen this process end
-        sampler.engine.close()
+        engine.close()
         lease.give_back(time.monotonic())
-    return 0
 
 
 def _engine(
@@ -300,36 +319,6 @@ def _max_answers(config: RunConfig, policy: str, lease: LeaseHolder) -> Callable
     return LeasedAnswers(lease, table.rollout.group_size)
 
 
-class WholeBatch:
-    """As many answers as a batch has. The lease is looked at all the same: one that was lost is not renewed before."""
-
-    def __init__(self, lease: LeaseHolder, num_answers: int) -> None:
-        self._lease, self._num_answers = lease, num_answers
-
-    def __call__(self, in_flight: int) -> int:
-        """Told how many are in flight."""
-        self._lease.slots(time.monotonic())
-        return self._num_answers
-
-
-class LeasedAnswers:
-    """How many answers the lease allows; the log tells when that changes, and how many may be in flight at most."""
-
-    def __init__(self, lease: LeaseHolder, group_size: int) -> None:
-        self._lease, self._group_size = lease, group_size
-        self._told = 0
-
-    def __call__(self, in_flight: int) -> int:
-        """Told how many are in flight. They are given back by whole groups, as they are leased."""
-        in_use = math.ceil(in_flight / self._group_size) * self._group_size
-        leased = self._lease.slots(time.monotonic(), in_use)
-        at_most = max(leased, in_use)
-        if at_most != self._told:
-            log.info("slots", leased=leased, at_most=at_most)
-            self._told = at_most
-        return leased
-
-
 def _sender(
     config: RunConfig, exchange: ExchangeClient, telemetry: Telemetry, stop: threading.Event
 ) -> Callable[[Sequence[ExperienceRecord]], None]:
@@ -357,9 +346,10 @@ def _connect_learner(folder: RunFolder, policy: str, role: str, closing: ExitSta
     return work
 
 
-def _connect_allocator(folder: RunFolder, role: str, lease: LeaseHolder, loop: RolloutLoop, closing: ExitStack) -> None:
+def _connect_allocator(
+    folder: RunFolder, role: str, lease: LeaseHolder, totals: WorkerTotals, closing: ExitStack
+) -> None:
     def used() -> Used:
-        totals = loop.totals
         return Used(totals.tokens, totals.slot_seconds, totals.busy_s, totals.sampled_tokens, totals.full_answers)
 
     client = wiring.link(

@@ -225,7 +225,7 @@ def test_a_client_that_hangs_up_in_the_middle_has_its_request_withdrawn(tmp_path
 
 def test_a_client_that_takes_nothing_is_hung_up_on_and_holds_nothing(tmp_path, monkeypatch):
     """Its pieces are merged while it stalls; then its request is withdrawn."""
-    monkeypatch.setattr(plain_stream, "STALL_S", 0.5)
+    monkeypatch.setattr(plain_stream, "STALL_S", 5.0)  # in which all pieces come
     growing = []
     monkeypatch.setattr(
         plain_stream,

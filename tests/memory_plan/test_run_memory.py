@@ -9,7 +9,16 @@ from mrl.config.load import load_config
 from mrl.config.schema import RunConfig
 from mrl.engines.sglang_launch import SPARE_TOKENS
 from mrl.errors import ConfigError
-from mrl.memory_plan.needs import AGENT_MIB, FLOAT_BYTES, MIB, SERVER_MIB, TORCH_MIB, TRACKER_MIB, VOCABULARY_BYTES
+from mrl.memory_plan.needs import (
+    AGENT_MIB,
+    FLOAT_BYTES,
+    MIB,
+    SERVER_MIB,
+    TORCH_MIB,
+    TRACKER_MIB,
+    VOCABULARY_BYTES,
+    resting_on_gpu,
+)
 from mrl.memory_plan.policy_memory import PolicyMemory
 from mrl.memory_plan.run_memory import ProcessNeed, by_device, check_sleepers, memory_plan
 from mrl.metrics.trackers.kinds import TRACKERS
@@ -46,6 +55,7 @@ source = "maker/Two-1B"
 device = "cuda"
 """
 LARGE, SMALL = ("worker/large/0", "cpu:0"), ("worker/small/0", "cpu:0")
+GPUS = "CUDA_VISIBLE_DEVICES"
 ONE, TWO = ("worker/one/2", "gpu:0"), ("worker/two/2", "gpu:0")
 BILLION_MIB = FLOAT_BYTES * 1e9 / MIB
 VOCABULARY = VOCABULARY_BYTES * 32_000.0
@@ -88,6 +98,16 @@ def test_engines_that_end_count_once_on_each_unit(config: Path) -> None:
     assert found[TWO].device is None
     assert (found[ONE].host_mib, found[TWO].host_mib) == (PROCESS_MIB, 0.0), "a process, whichever it is"
     assert by_device(needs)["a"] == one.mib
+
+
+def test_a_unit_that_a_learner_has_too_in_turns_needs_the_larger_of_them(config: Path) -> None:
+    """And the context of the other one."""
+    _, plan = given = planned(config, "stop", "--policies.one.turns", "true", "--policies.two.turns", "true")
+    needs = memory_plan(*given)
+    on_a = {need.spec.name: need.device.mib for need in needs if need.device and need.spec.env.get(GPUS) == "a"}
+    assert on_a.keys() == {"learner/one", "worker/one/2"}
+    assert by_device(needs)["a"] == max(on_a.values()) + resting_on_gpu().mib
+    assert {spec.name for spec in plan.leased if spec.env.get(GPUS) == "a"} == {"worker/one/2", "worker/two/2"}
 
 
 def test_engines_that_sleep_lie_beside_the_one_that_is_awake(config: Path) -> None:

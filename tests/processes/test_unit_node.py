@@ -90,6 +90,7 @@ class Node:
         *,
         max_restarts: int = 5,
         unit: str = UNIT,
+        in_turns: bool = False,
     ) -> None:
         self.folder, self.code, self.unit = folder, FOREVER, unit
         is_gpu = unit == GPU_UNIT
@@ -105,8 +106,10 @@ class Node:
         tables = {
             "run": {"name": "r", "steps": 3, "folder": str(folder / "runs"), "min_free_mib": 0},
             "tasks": {"copy": {"source": "words", "dataset": "copy"}},
-            "policies": {name: {"model": "m", "device": "cuda" if is_gpu else "cpu"} for name in "ab"},
-            "allocation": {"units": [unit], "residency": "sleep" if is_gpu else "stop", "wake_s": 3.0},
+            "policies": {
+                name: {"model": "m", "device": "cuda" if is_gpu else "cpu", "turns": in_turns} for name in "ab"
+            },
+            "allocation": {"units": [unit], "residency": "sleep" if is_gpu and not in_turns else "stop", "wake_s": 3.0},
             "supervision": {"backoff_s": 1.5, "max_restarts": max_restarts},
         }
         config = validate(tables, where="test")
@@ -344,6 +347,19 @@ def test_what_does_not_fall_asleep_is_ended_and_counted(gpu_node: Node, code: st
     node.until(lambda unit: unit.resident_epoch == 0)
     assert not psutil.pid_exists(pid)
     assert counts(node) == (0, 0, 1, 0)
+
+
+def test_memory_of_a_learner_that_has_the_gpu_in_turns_is_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A unit is quiet once no process of its engine is left."""
+    with ExitStack() as closing:
+        node = Node(tmp_path, monkeypatch, closing, unit=GPU_UNIT, in_turns=True)
+        pid = node.start(5)
+        node.holds(39000)
+        node.order("end", 5)
+        node.until(lambda unit: unit.resident_epoch == 0)
+        assert not psutil.pid_exists(pid)
 
 
 @pytest.mark.parametrize("has_driver", [True, False], ids=["its memory is held", "no driver answers"])

@@ -1,17 +1,20 @@
 """Learners and engines of two policies that have one device in turns."""
 
+import json
 import os
 import signal
 from itertools import pairwise
 
 import pytest
 
+from mrl.allocation.device_turn import DeviceTurn
 from mrl.metrics.timeline import read_timeline
 from tests.system.test_lockstep import POLICIES, SYNC, assert_equal_runs
 
 pytestmark = pytest.mark.system
 TURNS = [f"--policies.{name}.turns=true" for name in POLICIES]
 STEPS = 6
+UNITS = ["cpu:0", "cpu:1"]
 ROUNDED_S = 0.01
 """By which the ends of spans of two processes may be off."""
 
@@ -44,3 +47,35 @@ def test_holders_that_are_killed_give_their_turn_to_the_others_and_the_run_goes_
     assert {span.whom for span in spans if span.kind == "awaiting turn"} >= {"learner/qwen", "worker/llama/0"}
     training = sorted((one.began_unix_s, one.duration_s) for one in spans if one.kind in ("training", "publishing"))
     assert all(began_s + lasted_s < next_s + ROUNDED_S for (began_s, lasted_s), (next_s, _) in pairwise(training))
+
+
+def test_engines_on_leased_units_have_them_in_turns_with_learners(make_run):
+    """An engine has the cores of its unit in turns, and a learner those of all units.
+
+    One is killed while somebody else has the turn: its policy gets a unit again, before the next engine has its first.
+    """
+    run = make_run(steps=30, name="units")
+    run.start(*TURNS, f"--allocation.units={json.dumps(UNITS)}", "--allocation.period_s=2")
+    run.until(lambda: min(run.step(policy) for policy in POLICIES) >= 2, "both train")
+    (queue,) = run.temporary.rglob("turns")
+    turn = DeviceTurn(queue, "test", ["core 0", "core 1"])
+    run.until(lambda: turn.ask() is None, "the turn")
+    (killed,) = (name for name in run.titles() if name.startswith("worker/qwen"))
+    before = _leases(run, "qwen")
+    os.kill(run.pid(killed), signal.SIGKILL)
+    run.until(lambda: _leases(run, "qwen") > before, "a lease whose worker speaks")
+    turn.give_back()
+
+    assert run.finish() == 0, run.tail()
+    assert {policy: run.step(policy) for policy in POLICIES} == dict.fromkeys(POLICIES, 30)
+    spans = [span for span in read_timeline(run.folder / "timeline.jsonl") if not span.is_beside]
+    waited = {span.whom for span in spans if span.kind == "awaiting turn"}
+    assert waited > {"learner/qwen", "learner/llama"}
+    training = sorted((one.began_unix_s, one.duration_s) for one in spans if one.kind in ("training", "publishing"))
+    assert all(began_s + lasted_s < next_s + ROUNDED_S for (began_s, lasted_s), (next_s, _) in pairwise(training))
+
+
+def _leases(run, policy: str) -> set[int]:
+    """Epochs of a policy's leases whose workers spoke to the allocator."""
+    rows = map(json.loads, (run.folder / "units.jsonl").read_text().splitlines())
+    return {row["epoch"] for row in rows if (row["policy"], row["state"]) == (policy, "active")}

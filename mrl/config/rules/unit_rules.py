@@ -26,15 +26,7 @@ def check_units(config: RunConfig, *, where: str) -> None:
         )
     for name in config.learning:
         _check_policy(config, name, units, where)
-    for name, policy in config.policies.items():
-        if policy.turns:
-            raise ConfigError(
-                f"policies.{name}.turns: units of allocation.units are leased whole",
-                where=where,
-                got="turns = true",
-                wanted="turns, or units",
-                cure=f"leave allocation.units out, or policies.{name}.turns",
-            )
+    _check_turns(config, where)
 
 
 def fitting_units(config: RunConfig, policy: str) -> frozenset[str]:
@@ -48,6 +40,11 @@ def fitting_units(config: RunConfig, policy: str) -> frozenset[str]:
     )
 
 
+def are_in_turns(config: RunConfig, kind: str) -> bool:
+    """Whether learners have the units of a kind in turns with the engines that are leased onto them."""
+    return any(policy.turns and KINDS[policy.device] == kind for policy in config.policies.values())
+
+
 def may_sleep(config: RunConfig, policy: str) -> bool:
     """Whether engines of a policy sleep on their GPU units while other policies have these units.
 
@@ -56,6 +53,27 @@ def may_sleep(config: RunConfig, policy: str) -> bool:
     table = config.allocation
     is_leased = bool(table.units) and policy in config.learning
     return is_leased and table.residency == "sleep" and config.policies[policy].device == "cuda"
+
+
+def _check_turns(config: RunConfig, where: str) -> None:
+    """Who does not take turns would have a unit beside those who do."""
+    in_turns = [name for name, policy in config.policies.items() if policy.turns]
+    if in_turns and config.allocation.residency == "sleep":
+        raise ConfigError(
+            f'allocation.residency = "sleep": not with policies.{in_turns[0]}.turns',
+            where=where,
+            got="sleep",
+            wanted='"stop": engines leave the device in any case when it is another\'s turn',
+        )
+    for name, policy in config.policies.items():
+        if not policy.turns and are_in_turns(config, KINDS[policy.device]):
+            raise ConfigError(
+                f"policies.{name}.turns: others have its units in turns",
+                where=where,
+                got="turns = false",
+                wanted=f"true, as policies.{in_turns[0]}.turns",
+                cure=f"policies.{name}.turns = true, or no turns where units of allocation.units are leased",
+            )
 
 
 def _check_types(config: RunConfig, name: str, where: str) -> None:

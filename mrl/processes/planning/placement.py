@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from mrl.config.policy_tables import PolicyTable
-from mrl.config.rules.unit_rules import fitting_units
+from mrl.config.rules.unit_rules import are_in_turns, fitting_units
 from mrl.config.schema import RunConfig
 from mrl.config.unit_names import parse_units
 from mrl.errors import ConfigError
@@ -257,7 +257,8 @@ def least_gpus(config: RunConfig) -> int:
     shared = sum(ranks) if own else max(ranks, default=0)
     servers = sum(planned_workers(config, name) * worker_gpus(config.policies[name]) for name in own)
     leased = _leased_gpus(config)
-    return max([max(shared + servers, bool(on_gpu)) + len(leased), *(number + 1 for number in leased)])
+    engines_alone = 0 if are_in_turns(config, "gpu") else len(leased)
+    return max([max(shared + servers, bool(on_gpu)) + engines_alone, *(number + 1 for number in leased)])
 
 
 def most_gpus(config: RunConfig) -> int:
@@ -266,7 +267,8 @@ def most_gpus(config: RunConfig) -> int:
     apart = {name: policy for name, policy in on_gpu.items() if not joins_learner(policy)}
     workers = sum(planned_workers(config, name) * worker_gpus(policy) for name, policy in apart.items())
     learners = sum(map(rank_gpus, on_gpu.values()))
-    return max(least_gpus(config), workers + learners + len(_leased_gpus(config)))
+    leased = 0 if are_in_turns(config, "gpu") else len(_leased_gpus(config))
+    return max(least_gpus(config), workers + learners + leased)
 
 
 def _leased_gpus(config: RunConfig) -> list[int]:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Literal
 
 from mrl.config.policy_tables import PolicyTable
-from mrl.config.rules.unit_rules import fitting_units, may_sleep
+from mrl.config.rules.unit_rules import are_in_turns, fitting_units, may_sleep
 from mrl.config.run_folder import RunFolder, run_folder_of
 from mrl.config.schema import RunConfig
 from mrl.config.unit_names import Unit, parse_units
@@ -186,8 +186,9 @@ def _seats(config: RunConfig, hosts: Sequence[str], *, here: str, shown: Sequenc
     offered = hosts if config.launch.policies_on_first_host or len(hosts) < 2 else hosts[1:]
     num_gpus = config.launch.gpus_per_host if len(hosts) > 1 else 0
     units = {host: units_of(config, host, is_first=host == first) for host in offered or [""]}
-    leased = {host: sum(len(unit.devices) for unit in found if unit.kind == "gpu") for host, found in units.items()}
-    room = {host: max(0, (num_gpus or len(shown)) - leased[host]) for host in units}
+    own = {} if are_in_turns(config, "gpu") else units
+    leased = {host: sum(len(unit.devices) for unit in found if unit.kind == "gpu") for host, found in own.items()}
+    room = {host: max(0, (num_gpus or len(shown)) - leased.get(host, 0)) for host in units}
     on_gpu = next((name for name, policy in config.policies.items() if policy.device == "cuda"), None)
     if on_gpu and not any(room.values()):
         raise _no_gpu(on_gpu, leased.get(here, 0), "" if here in room else here)
@@ -366,7 +367,7 @@ def unit_worker(
     sleeps = may_sleep(config, policy)
     env |= {UNIT_LINE: "1"} if sleeps else {}
     env |= {CORES: ",".join(map(str, unit.devices))} if is_cpu else {}
-    return ProcessSpec(
+    spec = ProcessSpec(
         name=f"worker/{policy}/{index}",
         role="worker",
         policy=policy,
@@ -377,6 +378,7 @@ def unit_worker(
         host=unit.host,
         has_line=sleeps,
     )
+    return replace(spec, env=env | turn_environment(config, spec))
 
 
 def planned(config: RunConfig) -> Plan:

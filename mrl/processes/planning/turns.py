@@ -8,10 +8,13 @@ from typing import Protocol
 from mrl.allocation.device_turn import DeviceTurn
 from mrl.config.run_folder import RunFolder, local_folder
 from mrl.config.schema import RunConfig
+from mrl.config.unit_names import parse_units
 from mrl.errors import ConfigError
+from mrl.processes.planning.unit_workers import UNIT
 
 TURN_DEVICES = "MRL_TURN_DEVICES"
-"""Variable of a process that has its devices in turns: their names, as CUDA takes them, or "cpu"."""
+"""Variable of a process that has its devices in turns: their names, as CUDA takes them, the cores of its unit, or of
+all units where it is on none, or "cpu"."""
 
 
 class Placed(Protocol):
@@ -34,8 +37,11 @@ def turn_environment(config: RunConfig, spec: Placed) -> dict[str, str]:
     """What tells a process that it has its devices in turns; empty for one that has them for itself."""
     if not spec.policy or not config.policies[spec.policy].turns:
         return {}
-    on_gpu = config.policies[spec.policy].device == "cuda"
-    return {TURN_DEVICES: spec.env.get("CUDA_VISIBLE_DEVICES", "") if on_gpu else "cpu"}
+    if config.policies[spec.policy].device == "cuda":
+        return {TURN_DEVICES: spec.env.get("CUDA_VISIBLE_DEVICES", "")}
+    units = [unit for unit in parse_units(config.allocation.units, where="") if unit.kind == "cpu"]
+    cores = [core for unit in units if spec.env.get(UNIT, unit.name) == unit.name for core in unit.devices]
+    return {TURN_DEVICES: ",".join(f"core {core}" for core in cores) or "cpu"}
 
 
 def turn_devices(environment: Mapping[str, str]) -> list[str]:
@@ -65,9 +71,12 @@ def check_turns(config: RunConfig, hosts: Sequence[str]) -> None:
 
 
 def shared_gpus(processes: Sequence[Placed]) -> Iterator[str]:
-    """A line for every GPU of this host that several processes of a plan are on."""
+    """A line for every GPU of this host that several processes of a plan are on, at once or in turns.
+
+    Of engines on leased units one is there at a time; they share it with others only in turns.
+    """
     users: dict[str, list[Placed]] = {}
-    for spec in processes:
+    for spec in (one for one in processes if UNIT not in one.env or TURN_DEVICES in one.env):
         for gpu in filter(None, spec.env.get("CUDA_VISIBLE_DEVICES", "").split(",")):
             users.setdefault(gpu, []).append(spec)
     for gpu, specs in users.items():

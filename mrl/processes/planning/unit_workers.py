@@ -3,6 +3,7 @@
 import os
 from collections.abc import Sequence
 
+from mrl.config.rules.unit_rules import are_in_turns
 from mrl.config.schema import RunConfig
 from mrl.config.unit_names import Unit, parse_units
 from mrl.errors import ConfigError
@@ -36,7 +37,10 @@ def check_cores(units: Sequence[Unit], *, where: str) -> None:
 
 
 def not_leased(config: RunConfig, gpus: Sequence[str], host: str, *, is_first: bool) -> list[str]:
-    """GPUs of a host that are no unit's. Raises ConfigError for a unit of GPUs that it does not show."""
+    """GPUs of a host that learners may have: no unit's, or all in turns.
+
+    Raises ConfigError for a unit of GPUs that the host does not show.
+    """
     here = [unit for unit in units_of(config, host, is_first=is_first) if unit.kind == "gpu"]
     leased = {device: unit.name for unit in here for device in unit.devices}
     for device, unit_name in leased.items():
@@ -46,7 +50,8 @@ def not_leased(config: RunConfig, gpus: Sequence[str], host: str, *, is_first: b
                 got=unit_name,
                 wanted=f"numbers below {len(gpus)}",
             )
-    return [gpu for number, gpu in enumerate(gpus) if number not in leased]
+    shared = are_in_turns(config, "gpu")
+    return [gpu for number, gpu in enumerate(gpus) if shared or number not in leased]
 
 
 def unit_hosts(config: RunConfig, hosts: Sequence[str]) -> frozenset[str]:

@@ -11,6 +11,7 @@ from mrl.config.run_folder import LOCAL_FOLDER, RunFolder
 from mrl.config.schema import RunConfig
 from mrl.errors import ConfigError
 from mrl.processes.planning.hosts import Host
+from mrl.processes.planning.placement import least_gpus, most_gpus
 from mrl.processes.planning.plan import build_plan
 from mrl.processes.planning.turns import TURN_DEVICES, device_turn, shared_gpus, turn_devices
 
@@ -96,8 +97,51 @@ def test_what_cannot_leave_a_device_is_refused(keys: dict[str, Any], words: str)
     assert "cure: or policies.a.turns = false" in str(refused.value)
 
 
-def test_units_are_leased_whole() -> None:
-    config = config_of(a={"turns": True})
-    allocation = config.allocation.model_copy(update={"units": ["cpu:0"]})
-    with pytest.raises(ConfigError, match=r"policies\.a\.turns: units of allocation\.units are leased whole"):
-        check_rules(config.model_copy(update={"allocation": allocation}), where="test")
+def on_units(units: list[str], residency: str = "stop", **policies: dict[str, Any]) -> RunConfig:
+    config = config_of(**policies)
+    return config.model_copy(
+        update={"allocation": config.allocation.model_copy(update={"units": units, "residency": residency})}
+    )
+
+
+def test_engines_on_units_share_them_in_turns_with_learners() -> None:
+    """An engine has the devices of its unit, and a learner on cores those of all units; GPUs of units are for all."""
+    config = on_units(
+        ["gpu:1", "cpu:2-3", "cpu:5"], a={"device": "cuda", "turns": True}, b={"turns": True, "learner": {"threads": 4}}
+    )
+    check_rules(config, where="test")
+    plan = build_plan(config, Path("/r"), gpus=["GPU-x", "GPU-y"])
+    assert {(spec.name, *turn_devices(spec.env)) for spec in (*plan.processes, *plan.leased) if spec.policy} == {
+        ("learner/a", "GPU-x"),
+        ("learner/b", "core 2", "core 3", "core 5"),
+        ("worker/a/0", "GPU-y"),
+        ("worker/b/1", "core 2", "core 3"),
+        ("worker/b/2", "core 5"),
+    }
+    pair = on_units(["gpu:0"], **{name: {"device": "cuda", "turns": True} for name in "ab"})
+    assert (least_gpus(pair), most_gpus(pair)) == (1, 2)
+    plan = build_plan(pair, Path("/r"), gpus=["0"])
+    (line,) = shared_gpus((*plan.processes, *plan.leased))
+    assert line == (
+        "GPU 0 is shared in turns by learner/a, learner/b, worker/a/0, worker/b/0: "
+        "its memory has to hold the largest of them"
+    )
+
+
+def test_engines_on_units_without_turns_share_them_with_nobody() -> None:
+    alone = on_units(["gpu:0"], a={"device": "cuda"}, b={"device": "cuda"})
+    plan = build_plan(alone, Path("/r"), gpus=["0", "1", "2"])
+    assert list(shared_gpus((*plan.processes, *plan.leased))) == []
+    assert (least_gpus(alone), most_gpus(alone)) == (2, 3)
+
+
+def test_who_takes_no_turns_is_on_no_unit_of_those_who_do() -> None:
+    """Not on units of the same kind. Nor does an engine sleep there."""
+    mixed = on_units(["cpu:0", "gpu:0"], a={"turns": True}, b={}, c={"device": "cuda"})
+    told = r"policies\.b\.turns: others have its units in turns; .*; wanted true, as policies\.a\.turns"
+    with pytest.raises(ConfigError, match=told):
+        check_rules(mixed, where="test")
+    check_rules(on_units(["cpu:0", "gpu:0"], a={"turns": True}, c={"device": "cuda"}), where="test")
+    asleep = on_units(["cpu:0"], "sleep", a={"turns": True})
+    with pytest.raises(ConfigError, match=r'residency = "sleep": not with policies\.a\.turns'):
+        check_rules(asleep, where="test")

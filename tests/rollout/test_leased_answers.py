@@ -4,7 +4,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from mrl.allocation.lease import LeaseHolder
-from mrl.processes.worker import LeasedAnswers, WholeBatch
+from mrl.rollout.leased_answers import LeasedAnswers, WholeBatch
 
 
 class Asked(LeaseHolder):
