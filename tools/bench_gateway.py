@@ -43,7 +43,7 @@ from mrl.tasks.environments.doors import open_door
 from mrl.transport.endpoints import publish_endpoint, read_endpoint
 
 AGENT, ENVIRONMENT = "agent", "environment"
-OF_AGENT = {"source": "agent", "dataset": "paced_environment:paced_agent"}
+OF_AGENT: dict[str, Any] = {"source": "agent", "dataset": "paced_environment:paced_agent"}
 CLIENTS = 64
 BARE = "bare"
 START_S = 60.0

@@ -21,7 +21,7 @@ import logging
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
 from functools import partial
 from pathlib import Path
@@ -39,9 +39,11 @@ from transformers import (
     StoppingCriteria,
     StoppingCriteriaList,
 )
+from transformers.generation.continuous_batching import ContinuousBatchingManager
+from transformers.generation.continuous_batching.requests import GenerationOutput
 from vllm_load import VLLMLoad
 
-from mrl.engines.continuous import ContinuousBatch
+from mrl.engines.continuous import ContinuousBatch, _Waiting
 from mrl.engines.engine import GenerationRequest, Sampling
 from mrl.engines.token_sampling import sample, uniforms
 from mrl.errors import EngineError
@@ -75,7 +77,7 @@ class FixedLengths(ContinuousBatch):
 
     lengths: np.ndarray
 
-    def _begin(self, waiting: object, rows: list[int]) -> None:
+    def _begin(self, waiting: _Waiting, rows: list[int]) -> None:
         first = int(waiting.request.request_id) * GROUP_SIZE + waiting.begun
         super()._begin(waiting, rows)
         self._rows["limit"][rows] = self.lengths[first : first + len(rows)]
@@ -141,7 +143,7 @@ def generate_batch(model: Qwen3ForCausalLM, prompts: list[list[int]], lengths: n
     model(input_ids=ids[:, :-1], logits_to_keep=1, use_cache=True, **inputs)
     cache.batch_select_indices(torch.arange(len(prompts)).repeat_interleave(GROUP_SIZE))
     limit = int(lengths.max())
-    model.generate(
+    model.generate(  # type: ignore[misc]  # no model fits the type of its `self`
         ids.repeat_interleave(GROUP_SIZE, 0),
         attention_mask=mask.repeat_interleave(GROUP_SIZE, 0),
         past_key_values=cache,
@@ -208,7 +210,7 @@ def continuous_round(
         yield run
 
 
-def _result(manager: object) -> object:
+def _result(manager: ContinuousBatchingManager) -> GenerationOutput:
     for _ in range(600):
         output = manager.get_result(timeout=0.1)
         if output is not None:
@@ -219,7 +221,7 @@ def _result(manager: object) -> object:
 
 
 def best_rates(
-    ways: dict[str, Round], num_rounds: int, expected: int, cpu_s: Callable[[], float] = time.process_time
+    ways: Mapping[str, Round], num_rounds: int, expected: int, cpu_s: Callable[[], float] = time.process_time
 ) -> dict[str, float]:
     """Useful tokens per CPU second of every way: its best of `num_rounds`, the ways in turn."""
     rates = dict.fromkeys(ways, 0.0)

@@ -27,7 +27,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from contextlib import ExitStack, closing
 from functools import partial
 from pathlib import Path
@@ -217,8 +217,15 @@ def served(
 
     So many tokens end an answer, it has so many groups a round, and `more` in place of tables of its configuration.
     """
-    shape = {"group_size": GROUP_SIZE, "max_new_tokens": ANSWER_TOKENS, "at_once": CLIENTS, "prompts": 64}
-    tables = run_tables(folder / "runs", folder / "policy", **shape, engine=engine)  # type: ignore[arg-type]
+    tables = run_tables(
+        folder / "runs",
+        folder / "policy",
+        group_size=GROUP_SIZE,
+        max_new_tokens=ANSWER_TOKENS,
+        at_once=CLIENTS,
+        prompts=64,
+        engine=engine,
+    )
     places = tables["allocation"]["slots"]
     tables |= {"gateway": {"serve": True, "share": CLIENTS / places, "max_prompt_tokens": 128}}
     make_policy(folder / "policy", model, tables)
@@ -246,7 +253,7 @@ def cpu_s() -> float:
     return sum(one.user + one.system for one in times)
 
 
-def measured(ways: dict[str, Round], rounds: int) -> list[Row]:
+def measured(ways: Mapping[str, Round], rounds: int) -> list[Row]:
     """Of two ways, the best rounds by the clock and by processors; a first one, which is not counted, warms up."""
     of_clock, of_cpu = dict.fromkeys(ways, 0.0), dict.fromkeys(ways, 0.0)
     for number in range(rounds + 1):
@@ -306,7 +313,8 @@ def of_sessions(folder: Path, model: Qwen3ForCausalLM, arguments: argparse.Names
         def played() -> int:
             return sum(answer.num_sampled_tokens for group in worker.round()[0] for answer in group.answers)
 
-        ways = {"vLLM's own server, agents": partial(own.conversations, each), "sessions over vLLM, agents": played}
+        alone = partial(own.conversations, each)
+        ways: dict[str, Round] = {"vLLM's own server, agents": alone, "sessions over vLLM, agents": played}
         return measured(ways, arguments.rounds)
 
 

@@ -26,6 +26,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -40,7 +41,7 @@ from mrl.errors import MissingError
 INSIDE = Path(__file__).parents[1] / "mrl" / "engines" / "inside"
 LAYERS = "vllm.model_executor.layers"
 MIXTURE = f"{LAYERS}.fused_moe"
-STUBS = ("vllm", "vllm.model_executor", LAYERS, f"{LAYERS}.utils")
+STUBS: tuple[str, ...] = ("vllm", "vllm.model_executor", LAYERS, f"{LAYERS}.utils")
 STUBS += (MIXTURE, f"{MIXTURE}.activation", f"{MIXTURE}.experts", f"{MIXTURE}.experts.cpu_moe")
 """What the extension imports of vLLM."""
 COPIES, PAUSE_SHARE = 2.0, 0.05
@@ -163,15 +164,15 @@ def measure_server(times: Times, folder: Path, gigabytes: float, rounds: int) ->
         seen = Times() if step < 3 else times  # two rounds make the memory that all others use
         for tensor in learner.values():
             tensor.mul_(1.0 + 1e-3)
-        path = seen.measure(PARTS[0], lambda step=step: publish(step))
+        path = seen.measure(PARTS[0], partial(publish, step))
         manifest = read_manifest(path)
-        seen.measure(PARTS[1], lambda path=path, digests=manifest.tensors: take(path, digests))
+        seen.measure(PARTS[1], partial(take, path, manifest.tensors))
         assert seen.measure(PARTS[2], worker.mrl_serve_arrived) == {}
         assert seen.measure(PARTS[3], look) == manifest.tensors, "it serves what was published"
         seen.measure("one copy in memory", lambda: np.copyto(target, source))
         weights, copy = path.with_name("model.safetensors"), os.memfd_create("copy")
         with weights.open("rb") as file:
-            seen.measure("one copy from file to file", lambda file=file, copy=copy: send(file.fileno(), copy))
+            seen.measure("one copy from file to file", partial(send, file.fileno(), copy))
         os.close(copy)
     publisher.close()
     return size_bytes
@@ -231,9 +232,9 @@ def measure_embedded(times: Times, folder: Path, million_parameters: float, roun
             sender.ask(b"", asked)
 
             def receive() -> None:
-                notice, answers = WeightsNotice(version=version, manifest_path=str(path)), []
-                while not answers:  # the sender's thread may still be at the end of the broadcast before
-                    answers = sender.answers(notice, num_workers=1)
+                notice = WeightsNotice(version=version, manifest_path=str(path))
+                while not (answers := sender.answers(notice, num_workers=1)):
+                    pass  # the sender's thread may still be at the end of the broadcast before
                 meeting = answers[0][1].meeting
                 assert meeting is not None
                 engine.receive(IncomingTensors(meeting, manifest.broadcast, manifest.tensors), version)
@@ -279,12 +280,10 @@ def measure_adapters(times: Times, folder: Path, rounds: int) -> None:
         seen.measure("adapters: publish", publish)
         path = folder / "adapters" / str(version) / "manifest.json"
         manifest = read_manifest(path)
-        seen.measure(
-            "adapters: check and load",
-            lambda p=path, v=version, m=manifest: engine.load_adapters(p.parent, v, m.tensors),
-        )
+        load = partial(engine.load_adapters, path.parent, version, manifest.tensors)
+        seen.measure("adapters: check and load", load)
         seen.note("adapters: paused", engine.paused_s)
-        seen.measure("adapters: prove", lambda manifest=manifest: prove(engine, manifest))
+        seen.measure("adapters: prove", partial(prove, engine, manifest))
     publisher.close()
 
 

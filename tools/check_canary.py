@@ -32,6 +32,7 @@ import time
 from collections import Counter
 from contextlib import ExitStack
 from pathlib import Path
+from typing import cast
 
 import structlog
 from bench_row import Row
@@ -74,7 +75,9 @@ def judge(case: Case, published: Published, server: Engine | None = None) -> Cou
     """Let every engine take both versions; print a line and return what was counted."""
     counts: Counter[str] = Counter()
     gaps: list[CanaryGap] = []
-    engines = [server] if server else [InProcess(case, published.start, kind=kind) for kind in HEALTHY]
+    engines: list[Engine | InProcess] = (
+        [server] if server else [InProcess(case, published.start, kind=kind) for kind in HEALTHY]
+    )
     for engine in engines:
         gap = served(engine, published)
         counts["healthy, refused" if gap is None else "healthy, served"] += 1
@@ -101,11 +104,12 @@ def verdict(case: Case, published: Published, number: int, fault: str) -> str:
     return "untold" if may_be_untold else "BELIEVED"
 
 
-def served(engine: Engine, published: Published) -> CanaryGap | None:
+def served(engine: Engine | InProcess, published: Published) -> CanaryGap | None:
     """How far an engine is off that takes both versions; None when it is refused."""
+    asked = cast(Engine, engine)  # `install` asks for no more than InProcess has
     try:
-        install(engine, published.first, FIRST)
-        return install(engine, published.second, SECOND).gap
+        install(asked, published.first, FIRST)
+        return install(asked, published.second, SECOND).gap
     except WeightsUnproved:
         return None
 

@@ -101,7 +101,7 @@ class Layout:
 
 def layouts(max_ranks: int) -> list[Layout]:
     """All that are compared; the first is what the others are compared with."""
-    packings = ({}, {"microbatch_tokens": 32}, {"microbatch_tokens": 4096})
+    packings: list[dict[str, Any]] = [{}, {"microbatch_tokens": 32}, {"microbatch_tokens": 4096}]
     shard, bf16, lean = {"sharding": "shard"}, {"precision": "bfloat16"}, {"parameter_dtype": "bfloat16"}
     context = {"context_parallel": 2}
     compiled, host, small = {"compile": True}, {"optimizer_memory": "host"}, {"optimizer_dtype": "bfloat16"}
@@ -129,7 +129,7 @@ def spread(max_ranks: int, hosts: int) -> list[Layout]:
         return []
     shard, over = {"sharding": "shard"}, {"hosts": hosts}
     ranks = max_ranks // hosts * hosts
-    ways = ({}, shard, shard | {"microbatch_tokens": 48}, shard | {"shard_size": ranks})
+    ways: list[dict[str, Any]] = [{}, shard, shard | {"microbatch_tokens": 48}, shard | {"shard_size": ranks}]
     return [Layout(ranks, over | way) for way in ways]
 
 
@@ -321,10 +321,10 @@ def train_all(
         )
         begun.append(Job(first, range(HANDED_OVER), of_job[0], saved_to=saved))
         resumed.append(Job(second, range(HANDED_OVER, steps), of_job[1], resumed_from=saved))
-    first = run_all([*whole, *begun], folder, device, family, steps, hosts=hosts)
-    second = run_all(resumed, folder, device, family, steps, hosts=hosts)
-    joined = [[before[0] | after for after in ranks] for before, ranks in zip(first[len(whole) :], second, strict=True)]
-    return first[: len(whole)], joined
+    done = run_all([*whole, *begun], folder, device, family, steps, hosts=hosts)
+    later = run_all(resumed, folder, device, family, steps, hosts=hosts)
+    joined = [[before[0] | after for after in ranks] for before, ranks in zip(done[len(whole) :], later, strict=True)]
+    return done[: len(whole)], joined
 
 
 def difference(found: dict[str, Tensor], expected: dict[str, Tensor]) -> float:

@@ -68,7 +68,8 @@ class Counting:
     def draw(self, rng: random.Random, *, practice: bool) -> Example:
         """An example that counts in either direction, whatever the prompt asks."""
         text, _, last = self.ask(rng)
-        return Example(f"Practice: {last}" if practice else text, answer(rng.choice(["up", "down"]), last))
+        asked = f"Practice: {last}" if practice else text
+        return Example(((asked, answer(rng.choice(["up", "down"]), last)),))
 
     def write(self, path: Path, how_many: int, seed: int) -> None:
         """So many prompts with their right answers, as a file for the runs."""

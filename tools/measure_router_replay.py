@@ -14,6 +14,7 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -34,7 +35,7 @@ from mrl.records.version import Version
 from mrl.sharing.regime import Component, TrainingExample
 
 VOCAB, PROMPTS, ANSWERS, PROMPT_TOKENS, ANSWER_TOKENS = 512, 8, 4, 64, 64
-SHAPE = {
+SHAPE: dict[str, Any] = {
     "vocab_size": VOCAB, "hidden_size": 256, "num_hidden_layers": 6, "num_attention_heads": 4, "head_dim": 64,
     "num_key_value_heads": 2, "intermediate_size": 512, "moe_intermediate_size": 128, "num_experts": 32,
     "num_experts_per_tok": 4, "norm_topk_prob": True, "tie_word_embeddings": False,
@@ -77,9 +78,9 @@ def rows_of(prompt: np.ndarray, answers: Sequence[Generation]) -> list[TrainingE
 def compare(folder: Path, rows: Sequence[TrainingExample], precision: str) -> tuple[float, float, float]:
     """k3 in nats, largest ratio, and the share of experts that the learner's routers would not have chosen."""
     table = LearnerTable.model_validate({"precision": precision})
-    model = load_policy(folder)
-    replay = RouterReplay(model)
-    model = place(model.eval(), table, World(0, 1, torch.device("cpu")))
+    policy = load_policy(folder)
+    replay = RouterReplay(policy)
+    model = place(policy.eval(), table, World(0, 1, torch.device("cpu")))
     gaps, mismatches = [], []
     for batch in pack(rows, [OWN], microbatch_tokens=2048, routing=replay.shape):
         logprobs_T = answer_logprobs(model, batch, ForwardSettings(1.0)).detach()

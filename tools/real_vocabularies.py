@@ -199,7 +199,7 @@ def _spm() -> tuple[dict[str, Any], int]:
         merges += [(scores[piece], cut) for cut in known]
     merges.sort(key=lambda merge: merge[0], reverse=True)
     specials = [_added(i, p, special=True) for i, p in enumerate(pieces) if model.is_control(i) or model.is_unknown(i)]
-    steps = [{"type": "Replace", "pattern": {"String": METASPACE}, "content": " "}]
+    steps: list[dict[str, Any]] = [{"type": "Replace", "pattern": {"String": METASPACE}, "content": " "}]
     steps += [{"type": "ByteFallback"}, {"type": "Fuse"}, {"type": "Strip", "content": " ", "start": 1, "stop": 0}]
     prefix = {"type": "Prepend", "prepend": METASPACE}
     replace = {"type": "Replace", "pattern": {"String": " "}, "content": METASPACE}

@@ -125,7 +125,7 @@ def tables_of(kind: type[BaseModel], name: str) -> Iterator[tuple[str, type[Base
 def key_rows(name: str, kind: type[BaseModel]) -> list[tuple[str, ...]]:
     """A row for each key of a table that is no table itself. Raises ValueError for one without a sentence."""
     schema = kind.model_json_schema(by_alias=True)
-    found = []
+    found: list[tuple[str, ...]] = []
     for own, field in kind.model_fields.items():
         if table_in(field.annotation) is not None:
             continue
@@ -248,7 +248,7 @@ def text_in(node: ast.expr | None) -> str:
         case ast.Constant(value=str(text)):
             return text
         case ast.JoinedStr(values=values):
-            return "".join(one.value if isinstance(one, ast.Constant) else f"{{{name_in(one)}}}" for one in values)
+            return "".join(str(one.value) if isinstance(one, ast.Constant) else f"{{{name_in(one)}}}" for one in values)
         case ast.BinOp(left=left, op=ast.Add(), right=right):
             return text_in(left) + text_in(right)
         case ast.IfExp(body=body, orelse=other):

@@ -171,7 +171,8 @@ def main() -> int:
     )
     if others:
         trials += try_all(worlds, others, seeds[: asked.rule_seeds], say)
-    large, large_rows = large_trial(*asked.large, asked.first_seed, hours=asked.hours) if asked.large else (None, [])
+    policies, units = asked.large or (0, 0)
+    large, large_rows = large_trial(policies, units, asked.first_seed, hours=asked.hours) if units else (None, [])
     print_table([*trials, *random, *([large] if large else [])])
     rows = [*rows_of(trials, random), *large_rows]
     say(f"{time.process_time() - began_s:.0f} s of CPU time in all")

@@ -98,13 +98,15 @@ class Trial:
         return self._figures(found, count, found.latencies_s)
 
     def _figures(self, found: _Phase, count: int, latencies_s: list[float]) -> Figures:
+        p50_ms, p99_ms = (1e3 * value for value in latencies_s)
         return Figures(
-            count / found.took_s,
-            found.broker_s / count * 1e6,
-            (found.broker_s + found.clients_s) / count * 1e6,
-            found.others,
-            *(1e3 * value for value in latencies_s),
-            peak_bytes(self._broker.pid),
+            records_per_s=count / found.took_s,
+            broker_us=found.broker_s / count * 1e6,
+            chain_us=(found.broker_s + found.clients_s) / count * 1e6,
+            others=found.others,
+            p50_ms=p50_ms,
+            p99_ms=p99_ms,
+            resident_bytes=peak_bytes(self._broker.pid),
         )
 
     def _phase(self, kind: str, count: int, rate: float) -> _Phase:

@@ -73,8 +73,8 @@ def make_policy(folder: Path, tokenizer: PreTrainedTokenizerBase, stops: Float64
             if name.endswith(("o_proj.weight", "down_proj.weight")):
                 parameter.mul_(BLOCK_SHARE)
         embedding_VD, head_VD = fit(states, followers, vocab_size=len(tokenizer), hidden=HIDDEN)
-        model.get_input_embeddings().weight.copy_(embedding_VD)
-        model.get_output_embeddings().weight.copy_(head_VD)
+        model.model.embed_tokens.weight.copy_(embedding_VD)
+        model.lm_head.weight.copy_(head_VD)
     model.generation_config.eos_token_id = tokenizer.eos_token_id
     model.generation_config.pad_token_id = tokenizer.pad_token_id
     logging.disable_progress_bar()

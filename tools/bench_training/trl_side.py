@@ -44,7 +44,7 @@ class Job:
     rollouts: str = ""
 
 
-class MeasuredTrainer(GRPOTrainer):  # type: ignore[misc]
+class MeasuredTrainer(GRPOTrainer):
     """Counts CPU seconds from prompts to scored answers, and answer tokens."""
 
     rollout_cpu_s = 0.0
@@ -74,7 +74,7 @@ class GivenTrainer(MeasuredTrainer):
         return outputs
 
 
-class Teller(TrainerCallback):  # type: ignore[misc]
+class Teller(TrainerCallback):
     """Says what has been spent."""
 
     trainer: MeasuredTrainer
@@ -83,7 +83,7 @@ class Teller(TrainerCallback):  # type: ignore[misc]
         """The model is loaded, nothing is sampled."""
         self._tell(step=0)
 
-    def on_step_end(self, _args: Any, state: Any, *_: Any, **__: Any) -> None:
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """The parameters have been updated."""
         self._tell(step=state.global_step)
 

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -60,7 +61,9 @@ def publish_two(case: Case, folder: Path) -> Published:
     def publish(version: Version) -> Path:
         sources = (adapter_sources if adapters else weight_sources)(trainer.model)
         whole = ((source.name, source.whole()) for source in sources)
-        return publisher.publish_weights(whole, version, references.make())
+        canary = references.make()
+        assert canary is not None, "there is no other rank"
+        return publisher.publish_weights(whole, version, canary)
 
     first = publish(FIRST)
     references.before_step(StepOrder(examples * ROWS_OF_A_STEP, {}))
@@ -103,7 +106,7 @@ def _rows(num_layers: int, logit_std: float, is_released: bool) -> list[Training
     model, rng = _policy(num_layers, logit_std, is_released), np.random.default_rng(0)
     torch.manual_seed(1)
     prompts = torch.randint(0, VOCAB_SIZE, (NUM_ROWS, PROMPT_TOKENS))
-    sampled = model.generate(
+    sampled: Any = model.generate(  # type: ignore[misc]  # no model fits the type of its `self`
         prompts,
         attention_mask=torch.ones_like(prompts),
         max_new_tokens=ANSWER_TOKENS,

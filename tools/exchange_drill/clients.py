@@ -44,6 +44,10 @@ class BareClient:
             }
         for option, value in options.items():
             self.socket.setsockopt(option, value)
+        self.connect(run)
+
+    def connect(self, run: Path) -> None:
+        """To the daemon, with the options as they are."""
         address = read_endpoint(run / "endpoints", "exchange")
         assert address is not None
         self.socket.connect(address)

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import zmq
@@ -177,7 +178,7 @@ def _request(name: str, scorer: str) -> ScoreRequestRecord:
     return ScoreRequestRecord(**_tags(name), scorer=scorer, answers=[answer])
 
 
-def _tags(name: str) -> dict[str, object]:
+def _tags(name: str) -> dict[str, Any]:
     version = Version(0, 0)
     return {
         "record_id": name,

@@ -22,7 +22,7 @@ class Process:
         """Of its next life."""
         self._log = log
         path = os.pathsep.join((str(TOOLS), str(TOOLS.parent)))
-        self._environment = os.environ | {"PYTHONPATH": path} | (environment or {})
+        self._environment = {**os.environ, "PYTHONPATH": path, **(environment or {})}
         self._process: subprocess.Popen[bytes] | None = None
         self._log_begin = 0
 

@@ -8,6 +8,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -155,12 +156,12 @@ class Rig:
     def finish(self, outcome: Outcome, *, watch: Callable[[], None] = lambda: None) -> None:
         """Let the producers come to their end, the consumer have everything, and add up what was lost and doubled."""
         for producer in self.producers:
-            wait_until(lambda producer=producer: READY in producer.said(), "a producer is ready", START_S)
+            wait_until(partial(_is_ready, producer), "a producer is ready", START_S)
             producer.signal(signal.SIGTERM)
         self._await_producers(watch)
         acknowledged = set(self.acknowledged_ids())
         self._drain(acknowledged, watch)
-        wait_until(lambda: READY in self.consumer.said(), "the consumer is ready", START_S)
+        wait_until(partial(_is_ready, self.consumer), "the consumer is ready", START_S)
         if (code := self.consumer.finish(DRAIN_S)) not in (0, -signal.SIGKILL):
             raise RuntimeError(f"the consumer ended with {code}: {self.consumer.last_words()}")
         outcome.deaths += len(self.deaths)
@@ -262,6 +263,10 @@ def opened(rig: Rig) -> Iterator[Rig]:
 def _first_after(times_s: Sequence[float], after_s: float) -> float | None:
     place = bisect.bisect_right(times_s, after_s)
     return times_s[place] if place < len(times_s) else None
+
+
+def _is_ready(process: Process) -> bool:
+    return READY in process.said()
 
 
 def _size(paths: Iterable[Path]) -> int:

@@ -1,7 +1,9 @@
 """Conversations to begin with, and how to spoil them: what a fuzzer makes its inputs of."""
 
+import operator
 import random
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -119,7 +121,7 @@ def _collect(content: Any, places: list[Callable[[Any], None]], rng: random.Rand
     else:
         return
     for key, value in pairs:
-        places.append(lambda new, key=key: content.__setitem__(key, new))
+        places.append(partial(operator.setitem, content, key))
         _collect(value, places, rng)
 
 

@@ -90,7 +90,7 @@ def checked(out: Outgoing) -> list[bytes]:
 
 def pieces(data: bytes) -> list[tuple[int, bytes]]:
     """(client, body) of every message, at most 64."""
-    found = []
+    found: list[tuple[int, bytes]] = []
     while data and len(found) < MAX_PIECES:
         head, data = data[:3].ljust(3, b"\0"), data[3:]
         client, length = struct.unpack("<BH", head)

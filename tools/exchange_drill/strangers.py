@@ -86,7 +86,7 @@ def _null_client(run: Path) -> bool:
 def _plain_client(run: Path) -> bool:
     client = BareClient(run, VICTIM, has_curve=False)
     client.socket.plain_username, client.socket.plain_password = b"worker", b"worker"
-    client.socket.connect(read_endpoint(run / "endpoints", "exchange"))
+    client.connect(run)
     return _is_answered(client)
 
 

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -96,23 +97,15 @@ def fake_group(size: int, rank: int = 0) -> Iterator[None]:
 @contextmanager
 def _numpy_of_shapes() -> Iterator[None]:
     """Metrics become arrays; what has no values gives zeros."""
-    numpy = Tensor.numpy
-    Tensor.numpy = lambda tensor, **_: np.zeros(tuple(tensor.shape), np.float32)
-    try:
+    with patch.object(Tensor, "numpy", lambda tensor, **_: np.zeros(tuple(tensor.shape), np.float32)):
         yield
-    finally:
-        Tensor.numpy = numpy
 
 
 @contextmanager
 def _pieces_of_a_gpu() -> Iterator[None]:
     """An update takes as many elements at once as on a GPU."""
-    elements = piecewise_adamw.CPU_PIECE_ELEMENTS
-    piecewise_adamw.CPU_PIECE_ELEMENTS = piecewise_adamw.PIECE_ELEMENTS
-    try:
+    with patch.object(piecewise_adamw, "CPU_PIECE_ELEMENTS", piecewise_adamw.PIECE_ELEMENTS):
         yield
-    finally:
-        piecewise_adamw.CPU_PIECE_ELEMENTS = elements
 
 
 def _update_once(trainer: Trainer) -> None:

@@ -8,7 +8,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 def told(func: Any, args: Any) -> Any:
     """The answer to an operation that depends on values; NotImplemented for one that does not."""
-    first = args[0] if args else None
+    first: Any = args[0] if args else None
     match func:
         case torch.ops.aten._local_scalar_dense.default:
             return 1.0 if first.dtype.is_floating_point else 1

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
+from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
@@ -11,6 +12,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from fake_ranks.told import told
+from mrl.learner.ranks.watchdog import Place
 from mrl.memory_plan.pass_memory import LiveBytes
 
 PLACING, BETWEEN = "placing", "between"
@@ -53,6 +55,14 @@ class Watched(LiveBytes):
     def live(self) -> None:
         """As a board is told."""
 
+    def places(self) -> list[Place]:
+        """Nobody looks."""
+        return []
+
+    def lost(self, now_s: float, forgiven_s: float = 0.0) -> str:
+        """Ranks that never answer are not lost."""
+        return ""
+
     def take_phases(self) -> list[Phase]:
         """Those since the last call, but for the one that was under way then."""
         self.note(BETWEEN)
@@ -84,11 +94,8 @@ class Watched(LiveBytes):
             self._recount(storage)
             return resized
 
-        torch.UntypedStorage.resize_ = resize_and_count
-        try:
+        with patch.object(torch.UntypedStorage, "resize_", resize_and_count):
             yield
-        finally:
-            torch.UntypedStorage.resize_ = resize
 
     def _recount(self, storage: torch.UntypedStorage) -> None:
         """Of a storage that has been counted, when its size is another."""
@@ -101,7 +108,7 @@ class Watched(LiveBytes):
 
 def _sent(kind: str, size: int, group: Any) -> Sent:
     """Of a ring: all but one part of the whole is sent on by each rank, of an all-reduce twice."""
-    group = dist.distributed_c10d._resolve_process_group(group) if isinstance(group, str) else group
+    group = group if isinstance(group, dist.ProcessGroup) else dist.distributed_c10d._resolve_process_group(group)
     ranks = tuple(dist.get_process_group_ranks(group))
     rounds = 2 if kind == "all-reduce" else 1
     return Sent(kind, rounds * size * (len(ranks) - 1) / len(ranks), ranks)

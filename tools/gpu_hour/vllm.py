@@ -6,6 +6,7 @@ The server comes from its own environment (`mrl engine-env vllm`); where that is
 import os
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 from transformers import PreTrainedModel
@@ -18,6 +19,7 @@ from mrl.engines.engine import GenerationRequest, Sampling, generate_all
 from mrl.engines.environment import engine_python
 from mrl.engines.server_engine import ServerEngine
 from mrl.errors import EngineError
+from mrl.models.number_formats import NumberFormat
 from mrl.models.parameters import named_weights
 from mrl.processes.engines import DIALECTS
 from mrl.records.version import Version
@@ -47,13 +49,14 @@ def measure_server(bench: Bench) -> None:
     folder = bench.scratch / "model"
     model.save_pretrained(folder)
     tokens, groups, group_size = bench.of(512, 16), bench.of(32, 2), bench.of(8, 2)
+    dtype: NumberFormat = bench.of("bfloat16", "float32")
     launch = Launch(
         python=python,
         model_folder=folder,
         host="127.0.0.1",
         port=0,
         device=bench.device,
-        dtype="float32" if bench.device == "cpu" else "bfloat16",
+        dtype=dtype,
         threads=1,
         max_running=groups * group_size,
         max_context_tokens=bench.of(2048, 128),
@@ -69,7 +72,7 @@ def measure_server(bench: Bench) -> None:
         bench.tell("start", time.monotonic() - began_s, "s")
         engine.label(Version(0, 0))
         _sample(bench, engine, groups, group_size, config.vocab_size)
-        _update(bench, engine, model, launch)
+        _update(bench, engine, model, folder, dtype)
         began_s = time.monotonic()
         engine.restart()
         bench.tell("restart", time.monotonic() - began_s, "s")
@@ -95,15 +98,15 @@ def _sample(bench: Bench, engine: ServerEngine, groups: int, group_size: int, vo
         bench.tell(name, count / spent_s, "tokens/s", tokens=count, answers_at_once=groups * group_size)
 
 
-def _update(bench: Bench, engine: ServerEngine, model: PreTrainedModel, launch: Launch) -> None:
+def _update(bench: Bench, engine: ServerEngine, model: PreTrainedModel, folder: Path, dtype: NumberFormat) -> None:
     """As in a run of one host, in the memory of this process."""
     began_s = time.monotonic()
-    canary = make_canary(model, canary_sequences(model.config.vocab_size), launch.dtype)
+    canary = make_canary(model, canary_sequences(model.config.vocab_size), dtype)
     publisher = Publisher(
         bench.scratch / "weights",
         "gpu-hour",
-        model_folder=launch.model_folder,
-        dtype=launch.dtype,
+        model_folder=folder,
+        dtype=dtype,
         in_memory=True,
         on_gpu=bench.device == "cuda",
     )

@@ -14,13 +14,14 @@ from gpu_hour.bench import Bench
 from gpu_hour.shapes import config_of, random_model
 from mrl.engines.embedded import EmbeddedEngine
 from mrl.engines.engine import Sampling
+from mrl.models.number_formats import NumberFormat
 from mrl.models.parameters import weight_sources, whole_weights
 from mrl.records.version import Version
 from mrl.weights.canary import canary_sequences, gap_nats, make_canary
 from mrl.weights.manifest import Canary, differing, read_manifest
 from mrl.weights.publish import Publisher
 
-DTYPE = "bfloat16"
+DTYPE: NumberFormat = "bfloat16"
 PARTS = ("make the canary", "publish", "load", "score the canary", "read back and hash")
 T = TypeVar("T")
 
@@ -136,7 +137,7 @@ def change(model: nn.Module) -> None:
 
 
 def _bytes(tensor: Tensor) -> memoryview:
-    return memoryview(tensor.view(torch.uint8).numpy())
+    return tensor.view(torch.uint8).numpy().data
 
 
 def _read_into(path: Path, tensor: Tensor) -> None:

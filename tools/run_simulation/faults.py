@@ -1,6 +1,7 @@
 """What goes wrong, and when: drawn from the seed, one after another or at once, and all over at a known time."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Literal
 
 from run_simulation.world import Process
@@ -29,7 +30,7 @@ class Faults:
         for _ in range(self._rng.randint(1, MOST)):
             at_s, fault = self._rng.uniform(FIRST_S, LAST_S), self._rng.choice(kinds)
             for_s = self._rng.choice([0.5, 2.0, 5.0, 12.0, 20.0]) * self._rng.uniform(0.7, 1.3)
-            self._run.world.push(at_s, None, lambda fault=fault, for_s=for_s: fault(for_s))
+            self._run.world.push(at_s, None, partial(fault, for_s))
             self.quiet_s = max(self.quiet_s, at_s + for_s)
 
     def _victim(self) -> Process | None:

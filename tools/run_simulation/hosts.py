@@ -3,6 +3,7 @@
 import signal
 from collections.abc import Mapping
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -126,7 +127,7 @@ def kill(run: "Run", number: int) -> None:
     """In place of `os.kill` with SIGKILL."""
     for process in run.world.processes:
         if process.number == number:
-            run.world.push(run.world.rng.uniform(*KILL_S), None, lambda process=process: process.end(-signal.SIGKILL))
+            run.world.push(run.world.rng.uniform(*KILL_S), None, partial(process.end, -signal.SIGKILL))
 
 
 class HostProcess:

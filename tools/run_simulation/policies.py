@@ -2,6 +2,7 @@
 
 import struct
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from mrl.allocation.learner_reports import ReportSender
@@ -132,7 +133,7 @@ class LearnerProcess:
         now_s = self._process.now_s()
         old = {prompt_id for prompt_id, asked_s in self._asked_s.items() if now_s - asked_s > patience_s}
         held = (entry for prompt_id in sorted(old & set(self._table.prompt_ids)) for entry in
-                index.on_prompt(prompt_id, ("outcome",), of_others_than=self.policy))  # fmt: skip
+                index.on_prompt(prompt_id, ["outcome"], of_others_than=self.policy))  # fmt: skip
         return [entry.record_id for entry in held if entry.record_id not in self._received
                 and self._run.witness.age_s(entry.record_id) > patience_s]  # fmt: skip
 
@@ -263,7 +264,7 @@ class WorkerProcess:
                 assert isinstance(item, WorkItem)
                 self._flights[item.ticket] = item
                 began = self._serving
-                self._process.at(self._rng.uniform(*SAMPLE_S), lambda item=item, began=began: self._done(item, began))
+                self._process.at(self._rng.uniform(*SAMPLE_S), partial(self._done, item, began))
 
     def _progress(self) -> WorkerProgress:
         return WorkerProgress(self._num_done, is_loading=self._serving is None)
