@@ -50,7 +50,6 @@ from mrl.rollout.link import WorkerLink
 from mrl.rollout.peer_scoring import Scorer
 from mrl.rollout.plain_serving import PlainServing
 from mrl.rollout.sampling import Sampler
-from mrl.rollout.worker_counters import WorkerTotals
 from mrl.rollout.worker_loop import RolloutLoop
 from mrl.sharing.context import sharing_context
 from mrl.sharing.regime import Author, Regime
@@ -121,12 +120,6 @@ def _work(config: RunConfig, folder: RunFolder, closing: ExitStack, policy: str,
         closing.callback(line.close)
     # Before the engine is there, so that the host never holds the model twice.
     own = _own_folder(config, policy) if table.frozen and is_server else None
-    lease = LeaseHolder(role, policy, unit=os.environ.get(UNIT, ""), unit_epoch=int(os.environ.get(UNIT_EPOCH, 0)))
-    totals = WorkerTotals(time.monotonic())
-    connect_allocator = partial(_connect_allocator, folder, role, lease, totals, closing)
-    speaks_first = table.turns and UNIT in os.environ  # the allocator would not wait for the engine's first turn
-    if speaks_first:
-        connect_allocator()
     engine = partial(_engine, config, policy, folder=folder, telemetry=telemetry, stopping=stop.is_set)
     try:
         with telemetry.awaiting("engine", whom=table.rollout.engine, bound_s=table.rollout.server.start_s):
@@ -145,6 +138,7 @@ def _work(config: RunConfig, folder: RunFolder, closing: ExitStack, policy: str,
         return 0
     assert link is not None, "a policy that learns"
     regime = build_regime(config.sharing, sharing_context(config, policy, receiver))
+    lease = LeaseHolder(role, policy, unit=os.environ.get(UNIT, ""), unit_epoch=int(os.environ.get(UNIT_EPOCH, 0)))
     sleep_line = WorkerLine.of_this_process()
     duties = Duties(
         rest=None if sleep_line is None else _UnitRest(sleep_line, lease, stop.is_set),
@@ -159,9 +153,8 @@ def _work(config: RunConfig, folder: RunFolder, closing: ExitStack, policy: str,
         in_step=config.run.sync,
     )
     size, bound_s = table.rollout.group_size, _learner_bound_s(config, policy)
-    loop = RolloutLoop(sampler, link, telemetry, duties, group_size=size, learner_bound_s=bound_s, totals=totals)
-    if not speaks_first:
-        connect_allocator()
+    loop = RolloutLoop(sampler, link, telemetry, duties, group_size=size, learner_bound_s=bound_s)
+    _connect_allocator(folder, role, lease, loop, closing)
     _sample(loop, lease, sampler.engine, stop)
     return 0
 
@@ -346,10 +339,9 @@ def _connect_learner(folder: RunFolder, policy: str, role: str, closing: ExitSta
     return work
 
 
-def _connect_allocator(
-    folder: RunFolder, role: str, lease: LeaseHolder, totals: WorkerTotals, closing: ExitStack
-) -> None:
+def _connect_allocator(folder: RunFolder, role: str, lease: LeaseHolder, loop: RolloutLoop, closing: ExitStack) -> None:
     def used() -> Used:
+        totals = loop.totals
         return Used(totals.tokens, totals.slot_seconds, totals.busy_s, totals.sampled_tokens, totals.full_answers)
 
     client = wiring.link(

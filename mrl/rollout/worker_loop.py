@@ -52,7 +52,6 @@ class RolloutLoop:
         *,
         group_size: int,
         learner_bound_s: float,
-        totals: WorkerTotals | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._sampler, self._engine, self._link = sampler, sampler.engine, link
@@ -71,7 +70,7 @@ class RolloutLoop:
         self._is_resting = False
         """What is in flight has no lease, and waits for one."""
         self._turned_s = self._worked_s = clock()
-        self.totals = totals or WorkerTotals(clock())
+        self.totals = WorkerTotals(clock())
         self._following = Following(
             sampler.engine,
             self._updates,

@@ -40,12 +40,12 @@ def test_transitions_are_written_one_a_line_with_the_time_of_day() -> None:
     assert row == {"unit": "cpu:0", "type": "slow", "epoch": 7, "policy": "a", "state": "granted", "why": "wanted"}
 
 
-def run_of_one_unit(path: Path, **launch: object) -> tuple[RunConfig, RunFolder, RunKeys]:
+def run_of_one_unit(path: Path, *, turns: bool = False, **launch: object) -> tuple[RunConfig, RunFolder, RunKeys]:
     """One policy."""
     tables = {
         "run": {"name": "r", "steps": 3, "folder": str(path), "min_free_mib": 0},
         "tasks": {"copy": {"source": "words", "dataset": "copy"}},
-        "policies": {"qwen": {"model": "m"}},
+        "policies": {"qwen": {"model": "m", "turns": turns}},
         "allocation": {"units": ["cpu:0"]},
         "launch": launch,
     }
@@ -76,6 +76,22 @@ def test_a_policy_whose_units_all_fail_ends_the_run_in_one_line(
     telemetry, stop = Telemetry("allocator", "", lambda _: True), threading.Event()
     with closing(ServerSocket(keys)) as server, pytest.raises(DeviceError):
         serve_units(config, folder, server, telemetry, stop)
+
+
+@pytest.mark.parametrize("turns", [False, True])
+def test_an_engine_whose_first_turn_is_long_in_coming_keeps_its_unit(tmp_path: Path, turns: bool) -> None:
+    """Its worker lives and says nothing before. Where engines take no turns a start has a bound."""
+    config, folder, _ = run_of_one_unit(tmp_path, turns=turns)
+    core = unit_core(config, folder, life_of(folder), 0.0)
+    life, row = core.orders(NodeReport(host="", life=0, units=[])).life, core.table.rows["cpu:0"]
+    quiet = UnitReport(unit="cpu:0", epoch=0, cleared_epoch=2**50)
+    for now_s in range(700):
+        starting = UnitReport(unit="cpu:0", epoch=row.epoch, resident_epoch=row.epoch, resident_policy="qwen")
+        core.handle(NodeReport(host="", life=life, units=[starting if row.policy else quiet]), float(now_s))
+        core.tick(float(now_s))
+    ended = [one for one in core.take_log() if one.why == "its engine is silent"]
+    assert bool(ended) is not turns
+    assert (row.policy, row.state) == ("qwen", UnitState.GRANTED) or not turns
 
 
 def test_the_loop_hands_on_how_long_switching_takes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

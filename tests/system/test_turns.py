@@ -52,7 +52,7 @@ def test_holders_that_are_killed_give_their_turn_to_the_others_and_the_run_goes_
 def test_engines_on_leased_units_have_them_in_turns_with_learners(make_run):
     """An engine has the cores of its unit in turns, and a learner those of all units.
 
-    One is killed while somebody else has the turn: its policy gets a unit again, before the next engine has its first.
+    One is killed while somebody else has the turn: its policy gets a unit again, where the next engine awaits it.
     """
     run = make_run(steps=30, name="units")
     run.start(*TURNS, f"--allocation.units={json.dumps(UNITS)}", "--allocation.period_s=2")
@@ -61,13 +61,14 @@ def test_engines_on_leased_units_have_them_in_turns_with_learners(make_run):
     turn = DeviceTurn(queue, "test", ["core 0", "core 1"])
     run.until(lambda: turn.ask() is None, "the turn")
     (killed,) = (name for name in run.titles() if name.startswith("worker/qwen"))
-    before = _leases(run, "qwen")
+    before = _leases(run, "qwen", "active")
     os.kill(run.pid(killed), signal.SIGKILL)
-    run.until(lambda: _leases(run, "qwen") > before, "a lease whose worker speaks")
+    run.until(lambda: _leases(run, "qwen", "granted") > before, "another lease")
     turn.give_back()
 
     assert run.finish() == 0, run.tail()
     assert {policy: run.step(policy) for policy in POLICIES} == dict.fromkeys(POLICIES, 30)
+    assert _leases(run, "qwen", "active") > before
     spans = [span for span in read_timeline(run.folder / "timeline.jsonl") if not span.is_beside]
     waited = {span.whom for span in spans if span.kind == "awaiting turn"}
     assert waited > {"learner/qwen", "learner/llama"}
@@ -75,7 +76,7 @@ def test_engines_on_leased_units_have_them_in_turns_with_learners(make_run):
     assert all(began_s + lasted_s < next_s + ROUNDED_S for (began_s, lasted_s), (next_s, _) in pairwise(training))
 
 
-def _leases(run, policy: str) -> set[int]:
-    """Epochs of a policy's leases whose workers spoke to the allocator."""
+def _leases(run, policy: str, state: str) -> set[int]:
+    """Epochs of a policy's leases that came to a state."""
     rows = map(json.loads, (run.folder / "units.jsonl").read_text().splitlines())
-    return {row["epoch"] for row in rows if (row["policy"], row["state"]) == (policy, "active")}
+    return {row["epoch"] for row in rows if (row["policy"], row["state"]) == (policy, state)}
