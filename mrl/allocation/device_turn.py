@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from mrl.config.locks import try_lock
 
-MAX_PLACE_BYTES = 4096
+MAX_PLACE_BYTES = 1 << 20
 DIGITS = 18
 QUEUE = "queue"
 """File with the last number, whose lock gives the next one. No number comes twice: whoever removes the place of a dead

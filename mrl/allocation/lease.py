@@ -44,7 +44,7 @@ class LeaseHolder:
         self._lease = self._acting = (0, 0)
         self._valid_until_s = math.inf
         self._ttl_s = math.inf
-        self._is_returned = self._is_resting = self._is_lost = False
+        self._is_returned = self._is_resting = self._is_lost = self._awaits_turn = False
         self._asked_s = self._ticked_s = -math.inf
         self._stood_s, self._stood_until_s = 0.0, -math.inf
         """How long it stood still since the renewal that was answered last, and when the last such time ended."""
@@ -78,16 +78,24 @@ class LeaseHolder:
             self._acting = self._lease if in_use <= self._lease[1] else (epoch, min(slots, in_use))
             return self._lease[1]
 
-    def rest(self) -> None:
-        """The worker sleeps: it runs nothing, asks for nothing, and its lease is over."""
+    def await_turn(self) -> None:
+        """The worker lives, and its engine cannot start before its first turn on the device: it may be long in coming.
+
+        The allocator of units waits for it. Where slots are leased, none are asked for.
+        """
         with self._lock:
-            self._is_resting, self._is_lost = True, False
+            self._awaits_turn, self._is_resting = bool(self._unit), not self._unit
+
+    def rest(self) -> None:
+        """The worker sleeps, or its engine starts: it runs nothing, asks for nothing, and its lease is over."""
+        with self._lock:
+            self._is_resting, self._is_lost, self._awaits_turn = True, False, False
             self._lease = self._acting = (0, 0)
             self._valid_until_s = self._ttl_s = math.inf
             self._requests.core.forget(self._requests.core.newest_report)
 
     def wake(self, unit_epoch: int, now_s: float) -> None:
-        """The worker is woken under a new epoch, as if it were started."""
+        """The worker's engine is there, woken under a new epoch or started."""
         with self._lock:
             self._is_resting, self._unit_epoch, self.times_lost = False, unit_epoch, 0
             self._ticked_s = now_s
@@ -143,6 +151,7 @@ class LeaseHolder:
             sequence=self._requests.core.next_number,
             unit=self._unit,
             unit_epoch=self._unit_epoch,
+            awaits_turn=self._awaits_turn,
         )
 
     def _take(self, grant: LeaseGrant, now_s: float) -> None:

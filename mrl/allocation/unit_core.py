@@ -212,7 +212,11 @@ class UnitCore:
         return None
 
     def _renew(self, request: LeaseRequest, now_s: float) -> LeaseGrant:
-        """Renew an engine's lease: its slots while the unit is its own, 0 slots afterwards."""
+        """Renew an engine's lease: its slots while the unit is its own, 0 slots before its start and afterwards."""
+        if request.awaits_turn:
+            if self.table.wait(request.unit, request.unit_epoch, request.policy, now_s):
+                self._granted_s[request.unit] = now_s
+            return self._grant(request, 0)
         row = self.table.rows.get(request.unit)
         was_granted = row is not None and row.state is UnitState.GRANTED
         if row is not None and row.epoch == request.unit_epoch:
@@ -225,10 +229,13 @@ class UnitCore:
             self.rule.add_switch(request.policy, now_s - granted_s)
         if is_own and (increment := self._totals.increment(request, now_s)) is not None:
             self.rule.add_rollout(request.policy, self.types[request.unit], increment)
+        return self._grant(request, self._settings.slots_per_unit if is_own else 0)
+
+    def _grant(self, request: LeaseRequest, slots: int) -> LeaseGrant:
         return LeaseGrant(
             holder=request.holder,
             policy=request.policy,
-            slots=self._settings.slots_per_unit if is_own else 0,
+            slots=slots,
             epoch=request.unit_epoch,
             ttl_s=self._settings.ttl_s,
             sequence=request.sequence,

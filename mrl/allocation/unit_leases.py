@@ -91,6 +91,14 @@ class UnitTable:
         row.renewed_s = now_s
         return row.state is UnitState.ACTIVE or self._turn(row, UnitState.ACTIVE, now_s, "its engine spoke")
 
+    def wait(self, unit: str, epoch: int, policy: str, now_s: float) -> bool:
+        """GRANTED stays so, as if it were granted now: the worker speaks, and its engine has not begun to start."""
+        row = self._row(unit, epoch, UnitState.GRANTED)
+        if row is None or row.policy != policy:
+            return False
+        row.renewed_s = now_s
+        return True
+
     def revoke(self, unit: str, epoch: int, now_s: float, *, grace_s: float, why: str, may_sleep: bool = False) -> bool:
         """GRANTED or ACTIVE -> DRAINING for at most `grace_s`."""
         row = self._row(unit, epoch, *OWNED)

@@ -298,8 +298,7 @@ class Intake:
             if isinstance(message, WorkRequest):
                 self._news.asked(message, now_s, serves=self._ledger.may_sample(message.serving))
                 # One whose engine has yet to start is no replica, and asks for nothing that it could lose.
-                is_starting = message.is_loading and message.serving is None
-                is_starting = is_starting and not (message.max_groups or message.holding)
+                is_starting = message.serving is None and not (message.max_groups or message.holding)
                 return WorkGrant(items=[], weights=notice) if is_starting else self._grant(message, notice, now_s)
             self._news.delivered(now_s)
             if isinstance(message, HeldOutAnswers):

@@ -199,7 +199,7 @@ def _cure(config: RunConfig, need: ProcessNeed, room_mib: float, *, on_device: b
 
         cure = shortest_cure(needed_mib, policy.table.learner, room_mib, on_device=on_device)
         return f"policies.{policy.name}: {cure}"
-    if UNIT in need.spec.env:
+    if UNIT in need.spec.env and not on_device:
         return f"{need.spec.name}: fewer units" + ', or residency = "stop"' * may_sleep(config, need.spec.policy)
     parts = (need.device or need.host).parts
     if parts.get("key-value cache", 0.0) > parts.get("weights", 0.0):

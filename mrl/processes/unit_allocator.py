@@ -1,6 +1,5 @@
 """The loop of the allocator of whole units; every transition of every unit goes to `units.jsonl`."""
 
-import math
 import threading
 import time
 from collections import Counter
@@ -88,13 +87,7 @@ def unit_core(config: RunConfig, folder: RunFolder, life: AllocatorLife, now_s: 
 
 
 def _start_s(config: RunConfig) -> float:
-    """Seconds from a grant to the first request of its worker: the start of a process, and of the slowest server.
-
-    Without a bound where others have the unit in turns: the engine's first turn may be long in coming, and what ends or
-    does not start its node reports.
-    """
-    if any(policy.turns for policy in config.policies.values()):
-        return math.inf
+    """Seconds from a grant to the first request of its worker: the start of a process, and of the slowest server."""
     servers = [policy.rollout.server for policy in config.policies.values() if policy.rollout.engine != "embedded"]
     return config.supervision.start_s + max((server.start_s for server in servers), default=0.0)
 

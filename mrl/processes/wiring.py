@@ -29,6 +29,7 @@ from mrl.exchange.daemon import ENDPOINT
 from mrl.metrics.logging import configure_logging
 from mrl.metrics.telemetry import Telemetry
 from mrl.metrics.unheard import SUFFIX, UnheardMetrics
+from mrl.processes.planning.turns import turn_devices
 from mrl.processes.preparation.hub_models import located
 from mrl.records.codec import MAX_MESSAGE_BYTES
 from mrl.transport.background import BackgroundClient
@@ -88,7 +89,7 @@ def run_role(run_folder: Path, role: str, policy: str, body: Body) -> int:
             _write_stacks_when_asked(folder, role, closing)
             return body(config, folder, closing)
     except UserError as error:
-        return _end(run_folder, role, error, 2)
+        return _end(run_folder, role, error, 1 if _may_have_room_again(error) else 2)
     except OSError as error:
         return _end(run_folder, role, error, 2 if error.errno in DISK_FULL else 1)
     except MRLError as error:
@@ -96,6 +97,15 @@ def run_role(run_folder: Path, role: str, policy: str, body: Body) -> int:
     except Exception as error:  # noqa: BLE001 - the outer edge: whatever it was, the supervisor gets a reason
         traceback.print_exc()
         return _end(run_folder, role, error, 1)
+
+
+def _may_have_room_again(error: UserError) -> bool:
+    """Whether memory ran out on a device that others have in turns: a dead one's memory comes back a while later."""
+    if not turn_devices(os.environ) or error.__cause__ is None:
+        return False
+    from mrl.models.device_memory import lacks_memory  # with torch, which whoever is here has
+
+    return lacks_memory(error.__cause__)
 
 
 def _write_stacks_when_asked(folder: RunFolder, role: str, closing: ExitStack) -> None:

@@ -42,14 +42,15 @@ from mrl.records.experience import ExperienceRecord
 from mrl.records.plain_requests import TurnPiece
 from mrl.records.rollouts import MAX_GROUP_BYTES, ScoredGroup
 from mrl.rollout.duties import Duties
-from mrl.rollout.engine_turns import EngineInTurns
+from mrl.rollout.engine_turns import EngineInTurns, Movable
 from mrl.rollout.frozen import FROZEN, FrozenLife
 from mrl.rollout.frozen_evaluation import FrozenEvaluation
-from mrl.rollout.leased_answers import LeasedAnswers, WholeBatch
 from mrl.rollout.link import WorkerLink
 from mrl.rollout.peer_scoring import Scorer
 from mrl.rollout.plain_serving import PlainServing
 from mrl.rollout.sampling import Sampler
+from mrl.rollout.worker_counters import WorkerTotals
+from mrl.rollout.worker_lease import FirstTurn, LeasedAnswers, WholeBatch
 from mrl.rollout.worker_loop import RolloutLoop
 from mrl.sharing.context import sharing_context
 from mrl.sharing.regime import Author, Regime
@@ -120,7 +121,15 @@ def _work(config: RunConfig, folder: RunFolder, closing: ExitStack, policy: str,
         closing.callback(line.close)
     # Before the engine is there, so that the host never holds the model twice.
     own = _own_folder(config, policy) if table.frozen and is_server else None
-    engine = partial(_engine, config, policy, folder=folder, telemetry=telemetry, stopping=stop.is_set)
+    totals = WorkerTotals(time.monotonic())
+    lease = LeaseHolder(role, policy, unit=os.environ.get(UNIT, ""), unit_epoch=int(os.environ.get(UNIT_EPOCH, 0)))
+    lease.rest()
+    if link is not None:
+        _connect_allocator(folder, role, lease, totals, closing)
+    first_turn = FirstTurn(link, lease)
+    engine = partial(
+        _engine, config, policy, folder=folder, telemetry=telemetry, first=first_turn, stopping=stop.is_set
+    )
     try:
         with telemetry.awaiting("engine", whom=table.rollout.engine, bound_s=table.rollout.server.start_s):
             sampler, receiver = _sampler(config, folder, policy, engine, line=line, closing=closing)
@@ -138,7 +147,6 @@ def _work(config: RunConfig, folder: RunFolder, closing: ExitStack, policy: str,
         return 0
     assert link is not None, "a policy that learns"
     regime = build_regime(config.sharing, sharing_context(config, policy, receiver))
-    lease = LeaseHolder(role, policy, unit=os.environ.get(UNIT, ""), unit_epoch=int(os.environ.get(UNIT_EPOCH, 0)))
     sleep_line = WorkerLine.of_this_process()
     duties = Duties(
         rest=None if sleep_line is None else _UnitRest(sleep_line, lease, stop.is_set),
@@ -153,8 +161,8 @@ def _work(config: RunConfig, folder: RunFolder, closing: ExitStack, policy: str,
         in_step=config.run.sync,
     )
     size, bound_s = table.rollout.group_size, _learner_bound_s(config, policy)
-    loop = RolloutLoop(sampler, link, telemetry, duties, group_size=size, learner_bound_s=bound_s)
-    _connect_allocator(folder, role, lease, loop, closing)
+    loop = RolloutLoop(sampler, link, telemetry, duties, totals, group_size=size, learner_bound_s=bound_s)
+    lease.wake(int(os.environ.get(UNIT_EPOCH, 0)), time.monotonic())
     _sample(loop, lease, sampler.engine, stop)
     return 0
 
@@ -192,6 +200,7 @@ def _engine(
     *,
     folder: RunFolder,
     telemetry: Telemetry,
+    first: FirstTurn,
     stopping: Callable[[], bool],
 ) -> Engine:
     """Started at once, or in its first turn on a device that it shares."""
@@ -199,7 +208,14 @@ def _engine(
     turn = device_turn(folder, telemetry.role)
     if turn is None:
         return make()
-    in_turns: Engine = EngineInTurns(turn, lambda: movable(make()), telemetry=telemetry, stopping=stopping)
+
+    def in_first_turn() -> Movable:
+        first.has_come()
+        return movable(make())
+
+    in_turns: Engine = EngineInTurns(
+        turn, in_first_turn, telemetry=telemetry, stopping=stopping, waits=first.is_awaited
+    )
     return in_turns
 
 
@@ -339,9 +355,10 @@ def _connect_learner(folder: RunFolder, policy: str, role: str, closing: ExitSta
     return work
 
 
-def _connect_allocator(folder: RunFolder, role: str, lease: LeaseHolder, loop: RolloutLoop, closing: ExitStack) -> None:
+def _connect_allocator(
+    folder: RunFolder, role: str, lease: LeaseHolder, totals: WorkerTotals, closing: ExitStack
+) -> None:
     def used() -> Used:
-        totals = loop.totals
         return Used(totals.tokens, totals.slot_seconds, totals.busy_s, totals.sampled_tokens, totals.full_answers)
 
     client = wiring.link(

@@ -42,6 +42,8 @@ class LeaseRequest(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", 
     """Total since the worker started, those of answers that have not ended included."""
     full_answers: Count = 0
     """Answers in flight when the engine held no more; 0 while all that the lease allows fits."""
+    awaits_turn: bool = False
+    """Its engine has not begun to start on the unit, which others have in turns."""
 
 
 class LeaseReturn(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="lease_return"):

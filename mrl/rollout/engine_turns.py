@@ -65,11 +65,12 @@ class EngineInTurns:
         *,
         telemetry: Telemetry,
         stopping: Callable[[], bool],
+        waits: Callable[[int], None] = lambda _: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`make` starts the engine, in its first turn.
+        """`make` starts the engine, in its first turn. `waits` hears before that how often those ahead have got on.
 
-        Raises what that raises, and EngineLost when told to stop before.
+        Raises what `make` raises, and EngineLost when told to stop before.
         """
         self._turn, self._telemetry, self._stopping, self._clock = turn, telemetry, stopping, clock
         self._state = threading.Condition()
@@ -92,7 +93,7 @@ class EngineInTurns:
         self._tokens = -1
         self.turns_seen = 0
         """Grows while whoever has the turn gets on."""
-        self._await_first()
+        self._await_first(waits)
         try:
             with turn.getting_on():
                 self._engine, self._leave, self._come_back, self._keeps_weights = make()
@@ -219,13 +220,14 @@ class EngineInTurns:
                 raise
 
     def close(self) -> None:
-        """See Engine; then the turn is given back."""
+        """See Engine. A turn that it has ends with this process, which has memory on the device until then."""
         self._ending.set()
         with self._state:
             self._state.notify_all()
         self._thread.join()
         self._engine.close()
-        self._turn.give_back()
+        if not self._turn.is_held:
+            self._turn.give_back()
 
     # Callers.
 
@@ -283,10 +285,11 @@ class EngineInTurns:
 
     # The thread of turns.
 
-    def _await_first(self) -> None:
+    def _await_first(self, waits: Callable[[int], None]) -> None:
         began_s = self._clock()
         while (ahead := self._turn.ask()) is not None:
             self._look_at(ahead)
+            waits(self.turns_seen)
             if self._stopping():
                 self._turn.give_back()
                 raise EngineLost("it waits for its first turn on the device, and is told to stop")

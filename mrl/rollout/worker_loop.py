@@ -49,6 +49,7 @@ class RolloutLoop:
         link: WorkerLink,
         telemetry: Telemetry,
         duties: Duties,
+        totals: WorkerTotals | None = None,
         *,
         group_size: int,
         learner_bound_s: float,
@@ -70,7 +71,7 @@ class RolloutLoop:
         self._is_resting = False
         """What is in flight has no lease, and waits for one."""
         self._turned_s = self._worked_s = clock()
-        self.totals = WorkerTotals(clock())
+        self.totals = totals or WorkerTotals(clock())
         self._following = Following(
             sampler.engine,
             self._updates,

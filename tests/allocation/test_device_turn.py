@@ -54,6 +54,14 @@ def test_turns_come_in_the_order_of_asking_and_nobody_starves(tmp_path):
     assert not first.is_awaited()
 
 
+def test_devices_may_be_many(tmp_path):
+    """The cores of all units of a large host."""
+    many = " ".join(f"core{number}" for number in range(1000))
+    first, second = turns(tmp_path, first=many, second="core999")
+    assert first.ask() is None
+    assert second.ask() == Ahead("first", 0)
+
+
 def test_devices_of_different_processes_are_had_at_once_and_those_of_one_together(tmp_path):
     """Who waits for several devices keeps none of them from those before it; the order is one for all."""
     left, right, both, later = turns(tmp_path, left="0", right="1", both="0 1", later="1")

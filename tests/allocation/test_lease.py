@@ -318,3 +318,25 @@ def test_a_worker_that_sleeps_asks_for_nothing_and_wakes_under_a_new_epoch() -> 
     assert holder.slots(1000.2) == 0
     holder.on_message(grant(wire.posted[-1].sequence, 9, 32), 1000.2)
     assert (holder.slots(1000.3), holder.has_lost_unit) == (32, False)
+
+
+def test_a_worker_that_awaits_its_first_turn_says_so_and_is_silent_while_its_engine_starts() -> None:
+    """Where slots are leased it is silent all the time."""
+    for unit in ("cpu:0", ""):
+        holder, wire = LeaseHolder("worker/qwen/0", "qwen", unit=unit, unit_epoch=7), Wire()
+        holder.rest()
+        holder.open(wire.post, wire.reconnect)
+        holder.on_tick(0.0, Used())
+        assert wire.posted == []
+        holder.await_turn()
+        holder.on_tick(0.5, Used())
+        assert [(one.unit_epoch, one.awaits_turn) for one in wire.posted] == ([(7, True)] if unit else [])
+        holder.on_message(grant(1, 7, 0), 0.6)
+        holder.on_tick(1.0, Used())
+        told = len(wire.posted)
+        holder.rest()
+        holder.on_tick(500.0, Used())  # a load may keep all threads from running
+        assert len(wire.posted) == told
+        holder.wake(7, 501.0)
+        holder.on_tick(501.0, Used())
+        assert (wire.posted[-1].awaits_turn, holder.has_lost_unit) == (False, False)

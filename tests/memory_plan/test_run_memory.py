@@ -101,12 +101,13 @@ def test_engines_that_end_count_once_on_each_unit(config: Path) -> None:
 
 
 def test_a_unit_that_a_learner_has_too_in_turns_needs_the_larger_of_them(config: Path) -> None:
-    """And the context of the other one."""
-    _, plan = given = planned(config, "stop", "--policies.one.turns", "true", "--policies.two.turns", "true")
-    needs = memory_plan(*given)
+    """And the contexts of the others."""
+    in_turns, _ = planned(config, "stop", "--policies.one.turns", "true", "--policies.two.turns", "true")
+    plan = build_plan(in_turns, Path("r"), gpus=["a"])
+    needs = memory_plan(in_turns, plan)
     on_a = {need.spec.name: need.device.mib for need in needs if need.device and need.spec.env.get(GPUS) == "a"}
-    assert on_a.keys() == {"learner/one", "worker/one/2"}
-    assert by_device(needs)["a"] == max(on_a.values()) + resting_on_gpu().mib
+    assert on_a.keys() == {"learner/one", "learner/two", "worker/one/2"}
+    assert by_device(needs)["a"] == max(on_a.values()) + 2 * resting_on_gpu().mib
     assert {spec.name for spec in plan.leased if spec.env.get(GPUS) == "a"} == {"worker/one/2", "worker/two/2"}
 
 

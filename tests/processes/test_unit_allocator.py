@@ -27,6 +27,7 @@ from mrl.processes.unit_allocator import (
     tell_gains,
     unit_core,
 )
+from mrl.records.leases import LeaseGrant, LeaseRequest
 from mrl.records.telemetry_messages import MetricsRecord, TelemetryRecord
 from mrl.records.unit_messages import NodeReport, UnitReport
 from mrl.transport.keys import RunKeys, create_keys
@@ -40,12 +41,12 @@ def test_transitions_are_written_one_a_line_with_the_time_of_day() -> None:
     assert row == {"unit": "cpu:0", "type": "slow", "epoch": 7, "policy": "a", "state": "granted", "why": "wanted"}
 
 
-def run_of_one_unit(path: Path, *, turns: bool = False, **launch: object) -> tuple[RunConfig, RunFolder, RunKeys]:
+def run_of_one_unit(path: Path, **launch: object) -> tuple[RunConfig, RunFolder, RunKeys]:
     """One policy."""
     tables = {
         "run": {"name": "r", "steps": 3, "folder": str(path), "min_free_mib": 0},
         "tasks": {"copy": {"source": "words", "dataset": "copy"}},
-        "policies": {"qwen": {"model": "m", "turns": turns}},
+        "policies": {"qwen": {"model": "m"}},
         "allocation": {"units": ["cpu:0"]},
         "launch": launch,
     }
@@ -78,20 +79,34 @@ def test_a_policy_whose_units_all_fail_ends_the_run_in_one_line(
         serve_units(config, folder, server, telemetry, stop)
 
 
-@pytest.mark.parametrize("turns", [False, True])
-def test_an_engine_whose_first_turn_is_long_in_coming_keeps_its_unit(tmp_path: Path, turns: bool) -> None:
-    """Its worker lives and says nothing before. Where engines take no turns a start has a bound."""
-    config, folder, _ = run_of_one_unit(tmp_path, turns=turns)
+def test_the_start_of_an_engine_begins_with_its_first_turn(tmp_path: Path) -> None:
+    """Before that its worker may say for however long that it waits; only then is its silence bounded, and timed."""
+    config, folder, _ = run_of_one_unit(tmp_path)
     core = unit_core(config, folder, life_of(folder), 0.0)
     life, row = core.orders(NodeReport(host="", life=0, units=[])).life, core.table.rows["cpu:0"]
-    quiet = UnitReport(unit="cpu:0", epoch=0, cleared_epoch=2**50)
-    for now_s in range(700):
-        starting = UnitReport(unit="cpu:0", epoch=row.epoch, resident_epoch=row.epoch, resident_policy="qwen")
-        core.handle(NodeReport(host="", life=life, units=[starting if row.policy else quiet]), float(now_s))
-        core.tick(float(now_s))
-    ended = [one for one in core.take_log() if one.why == "its engine is silent"]
-    assert bool(ended) is not turns
-    assert (row.policy, row.state) == ("qwen", UnitState.GRANTED) or not turns
+    core.handle(NodeReport(host="", life=life, units=[UnitReport(unit="cpu:0", epoch=0, cleared_epoch=2**50)]), 0.0)
+
+    def pass_to(now_s: float, *, awaits_turn: bool | None) -> list[int]:
+        """A second later: the slots that its worker has where it speaks."""
+        core.tick(now_s)
+        unit = UnitReport(unit="cpu:0", epoch=row.epoch, resident_epoch=row.epoch, resident_policy="qwen")
+        core.handle(NodeReport(host="", life=life, units=[unit]), now_s)
+        if awaits_turn is None:
+            return []
+        asked = LeaseRequest(
+            holder="worker/qwen/0", policy="qwen", generated_tokens=0, slot_seconds=0.0, epoch=0,
+            unit="cpu:0", unit_epoch=row.epoch, awaits_turn=awaits_turn,
+        )  # fmt: skip
+        return [reply.slots for reply in core.handle(asked, now_s) if isinstance(reply, LeaseGrant)]
+
+    waited = [pass_to(float(now_s), awaits_turn=True) for now_s in range(1, 700)]
+    assert waited == [[0]] * 699
+    assert row.state is UnitState.GRANTED
+    for now_s in range(700, 720):
+        pass_to(float(now_s), awaits_turn=None)
+    assert pass_to(720.0, awaits_turn=False) != [0]
+    assert row.state is UnitState.ACTIVE
+    assert core.rule.switch_s == {"qwen": pytest.approx(21.0)}
 
 
 def test_the_loop_hands_on_how_long_switching_takes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,9 +12,11 @@ from pathlib import Path
 import pytest
 
 from mrl.config.run_folder import RunFolder
-from mrl.errors import RunFolderError
+from mrl.errors import DeviceError, RunFolderError
 from mrl.metrics.jsonl import read_metrics
+from mrl.models.device_memory import enough_memory
 from mrl.processes import wiring, worker
+from mrl.processes.planning.turns import TURN_DEVICES
 from mrl.processes.run_files import RunFiles
 from mrl.records.codec import decode
 from mrl.records.rollouts import MAX_GROUP_BYTES
@@ -161,3 +163,25 @@ def receive_one(server: ServerSocket) -> Incoming:
         if received := server.receive(0.1):
             return received[0]
     raise AssertionError("nothing came within 60 s")
+
+
+@pytest.mark.parametrize(("devices", "code"), [("", 2), ("0", 1)])
+def test_memory_that_runs_out_on_a_shared_device_may_come_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, devices: str, code: int
+) -> None:
+    """The driver gives a dead process's back a while later: what exits with 1 is started again."""
+    monkeypatch.setenv(TURN_DEVICES, devices)
+    monkeypatch.setattr(wiring, "load", lambda _: (None, RunFolder(tmp_path)))
+    ends: list[int] = []
+    monkeypatch.setattr(wiring, "_end", lambda _, role, error, code: ends.append(code))
+
+    def body(*_: object) -> int:
+        with enough_memory("here", where="there", cure="less"):
+            raise MemoryError
+
+    def mistake(*_: object) -> int:
+        raise DeviceError("no GPU")
+
+    for work in (body, mistake):
+        wiring.run_role(tmp_path, "worker/a/0", "a", work)
+    assert ends == [code, 2]

@@ -359,6 +359,39 @@ def test_nobody_enters_a_server_before_its_weights_new_or_old(tmp_path, made, mo
     assert found == [Version(0, 1 if refused else 2)]
 
 
+def test_who_awaits_a_first_turn_says_how_those_ahead_get_on(tmp_path):
+    """And starts nothing before."""
+    other, heard = DeviceTurn(tmp_path / "turns", "learner/a", ["cpu"]), []
+    until(lambda: other.ask() is None)
+
+    def make() -> Movable:
+        assert other._place is None
+        raise EngineLost("started")
+
+    def waits(turns_seen: int) -> None:
+        heard.append(turns_seen)
+        other.got_on()
+        if turns_seen > 2:
+            other.give_back()
+
+    turn, telemetry = DeviceTurn(tmp_path / "turns", "worker/a/0", ["cpu"]), Telemetry("w", "a", lambda record: None)
+    with pytest.raises(EngineLost, match="started"):
+        EngineInTurns(turn, make, telemetry=telemetry, stopping=lambda: False, waits=waits)
+    assert heard == [1, 2, 3]
+
+
+def test_an_engine_that_is_closed_in_its_turn_keeps_it(folder, tmp_path):
+    """Its memory is on the device until its process ends. One that is away leaves the queue."""
+    Watched.inside = set()
+    engine, _ = in_turns("a", folder, tmp_path)
+    engine.label(Version(0, 0))
+    other = DeviceTurn(tmp_path / "turns", "learner/a", ["cpu"])
+    engine.close()
+    assert other.ask() is not None
+    engine._turn.give_back()
+    assert other.ask() is None
+
+
 def test_a_call_that_waits_for_a_turn_ends_as_the_engine_is_closed(folder, tmp_path):
     """A worker that ends by an error closes it; nobody told it to stop."""
     Watched.inside = set()
@@ -379,6 +412,7 @@ def test_a_call_that_waits_for_a_turn_ends_as_the_engine_is_closed(folder, tmp_p
     loading.join(20.0)
 
     assert ended
+    assert not other.is_awaited()
 
 
 def until(condition, timeout_s: float = 60.0) -> None:

@@ -57,22 +57,25 @@ def may_sleep(config: RunConfig, policy: str) -> bool:
 
 def _check_turns(config: RunConfig, where: str) -> None:
     """Who does not take turns would have a unit beside those who do."""
-    in_turns = [name for name, policy in config.policies.items() if policy.turns]
-    if in_turns and config.allocation.residency == "sleep":
-        raise ConfigError(
-            f'allocation.residency = "sleep": not with policies.{in_turns[0]}.turns',
-            where=where,
-            got="sleep",
-            wanted='"stop": engines leave the device in any case when it is another\'s turn',
-        )
     for name, policy in config.policies.items():
-        if not policy.turns and are_in_turns(config, KINDS[policy.device]):
+        others = [one for one, other in config.policies.items() if other.turns and other.device == policy.device]
+        if not others or policy.rollout.server.url:
+            continue
+        if config.allocation.residency == "sleep" and policy.device == "cuda":
             raise ConfigError(
-                f"policies.{name}.turns: others have its units in turns",
+                f'allocation.residency = "sleep": not with policies.{others[0]}.turns',
+                where=where,
+                got="sleep",
+                wanted='"stop": engines leave the device in any case when it is another\'s turn',
+            )
+        if not policy.turns:
+            embedded = f' with policies.{name}.rollout.engine = "embedded"' * policy.frozen
+            raise ConfigError(
+                f"policies.{name}.turns: others have units of its device in turns",
                 where=where,
                 got="turns = false",
-                wanted=f"true, as policies.{in_turns[0]}.turns",
-                cure=f"policies.{name}.turns = true, or no turns where units of allocation.units are leased",
+                wanted=f"true, as policies.{others[0]}.turns",
+                cure=f"policies.{name}.turns = true{embedded}, or no turns where units of allocation.units are leased",
             )
 
 

@@ -2,7 +2,8 @@
 
 Learners come first, each whole on one host or with as many ranks on each of its `hosts`, then servers, then embedded
 engines. A server has its GPUs for itself: it takes most of their memory when it starts. A learner shares one with
-others, and an embedded engine does, only where none is left. With `turns` engines are on the GPUs of their learner.
+others, and an embedded engine does, only where none is left. With `turns` engines are on the GPUs of their learner, but
+for those on leased units, which learners have too where nothing else is left.
 """
 
 from collections import Counter
@@ -110,6 +111,7 @@ class _Hall:
         self._config, self._room, self._load = config, room, Counter(load)
         self._held: Counter[tuple[str, int]] = Counter()
         self._homes: dict[str, str] = {}
+        self._shared_units = _leased_gpus(config) if are_in_turns(config, "gpu") else []
 
     def seat_home(self, name: str, place: int) -> None:
         """The policy's host, and its learner there and on the hosts that come next."""
@@ -174,9 +176,8 @@ class _Hall:
             if role == "worker" and has_own_gpus(self._config.policies[name])
             for gpu in seat.gpus
         }
-        return sorted(
-            (gpu for gpu in range(self._room[host]) if (host, gpu) not in own), key=lambda gpu: self._held[host, gpu]
-        )
+        gpus = (gpu for gpu in range(self._room[host]) if (host, gpu) not in own)
+        return sorted(gpus, key=lambda gpu: (self._held[host, gpu], gpu in self._shared_units))
 
 
 def _refusal(config: RunConfig, room: Mapping[str, int], full: _FullError) -> ConfigError:

@@ -78,6 +78,11 @@ def test_in_turns_engines_are_on_the_gpus_of_their_learner() -> None:
     assert (least_gpus(pair), most_gpus(pair)) == (1, 2)
 
 
+def test_learners_in_turns_are_on_units_only_where_every_other_gpu_is_held() -> None:
+    config = config_of(["gpu:0", "gpu:1"], **{name: policy(1, 1, "embedded", turns=True) for name in "abc"})
+    assert on_one(config, 3) == {"learner/a/0": (2,), "learner/b/0": (0,), "learner/c/0": (1,)}
+
+
 def test_gpus_that_run_out_are_refused_with_counts_that_would_fit() -> None:
     """4 + 4 ranks take all of 8 GPUs; two of the four servers of each would have to sit on learners."""
     config = config_of(a=policy(4, 4), b=policy(4, 4))

@@ -138,10 +138,10 @@ def test_engines_on_units_without_turns_share_them_with_nobody() -> None:
 def test_who_takes_no_turns_is_on_no_unit_of_those_who_do() -> None:
     """Not on units of the same kind. Nor does an engine sleep there."""
     mixed = on_units(["cpu:0", "gpu:0"], a={"turns": True}, b={}, c={"device": "cuda"})
-    told = r"policies\.b\.turns: others have its units in turns; .*; wanted true, as policies\.a\.turns"
+    told = r"policies\.b\.turns: others have units of its device in turns; .*; wanted true, as policies\.a\.turns"
     with pytest.raises(ConfigError, match=told):
         check_rules(mixed, where="test")
     check_rules(on_units(["cpu:0", "gpu:0"], a={"turns": True}, c={"device": "cuda"}), where="test")
-    asleep = on_units(["cpu:0"], "sleep", a={"turns": True})
-    with pytest.raises(ConfigError, match=r'residency = "sleep": not with policies\.a\.turns'):
+    asleep = on_units(["gpu:0", "cpu:0"], "sleep", a={"turns": True}, b={"turns": True, "device": "cuda"})
+    with pytest.raises(ConfigError, match=r'residency = "sleep": not with policies\.b\.turns'):
         check_rules(asleep, where="test")

@@ -1,4 +1,4 @@
-"""How many answers a worker may have in flight, by its lease."""
+"""A worker and its lease: how many answers that allows, and what is said before the engine may start."""
 
 import math
 import time
@@ -6,6 +6,7 @@ import time
 import structlog
 
 from mrl.allocation.lease import LeaseHolder
+from mrl.rollout.link import STARTING, WorkerLink, WorkerProgress
 
 log = structlog.get_logger()
 
@@ -38,3 +39,25 @@ class LeasedAnswers:
             log.info("slots", leased=leased, at_most=at_most)
             self._told = at_most
         return leased
+
+
+class FirstTurn:
+    """What learner and allocator hear while an engine awaits its first turn on a device: it has not begun to start.
+
+    Both bound how long a start may take, and neither how long others have the device before it.
+    """
+
+    def __init__(self, link: WorkerLink | None, lease: LeaseHolder) -> None:
+        self._link, self._lease = link, lease
+
+    def is_awaited(self, turns_seen: int) -> None:
+        """Those ahead have got on so often."""
+        self._lease.await_turn()
+        if self._link is not None:
+            self._link.tell(lambda: WorkerProgress(turns_seen, is_loading=False))
+
+    def has_come(self) -> None:
+        """The engine starts."""
+        self._lease.rest()
+        if self._link is not None:
+            self._link.tell(lambda: STARTING)

@@ -3,8 +3,11 @@
 import pytest
 from structlog.testing import capture_logs
 
-from mrl.allocation.lease import LeaseHolder
-from mrl.rollout.leased_answers import LeasedAnswers, WholeBatch
+from mrl.allocation.lease import LeaseHolder, Used
+from mrl.records.codec import decode
+from mrl.records.leases import allocator_request_decoder
+from mrl.rollout.link import STARTING, WorkerLink, WorkerProgress
+from mrl.rollout.worker_lease import FirstTurn, LeasedAnswers, WholeBatch
 
 
 class Asked(LeaseHolder):
@@ -46,3 +49,20 @@ def test_a_synchronous_worker_runs_its_batch_whatever_the_lease() -> None:
     lease = Asked(0)
     assert WholeBatch(lease, 64)(30) == 64
     assert lease.in_use == [0]
+
+
+def test_learner_and_allocator_hear_that_a_first_turn_is_awaited_and_that_it_has_come() -> None:
+    """Those ahead get on; the engine's start counts from there."""
+    link, lease, told = WorkerLink("worker/a/0"), LeaseHolder("worker/a/0", "a", unit="cpu:0"), list[bool]()
+    lease.open(lambda body: told.append(decode(body, allocator_request_decoder).awaits_turn), lambda: None)
+    lease.rest()
+    first = FirstTurn(link, lease)
+    for now_s, num_moves in ((0.0, 3), (1.0, 4)):
+        first.is_awaited(num_moves)
+        lease.on_tick(now_s, Used())
+        assert link._progress() == WorkerProgress(num_moves, is_loading=False)
+    assert told == [True, True]
+    first.has_come()
+    lease.on_tick(2.0, Used())
+    assert (link._progress(), told) == (STARTING, [True, True])
+    FirstTurn(None, lease).is_awaited(1)  # a frozen policy has no learner
