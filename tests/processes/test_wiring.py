@@ -180,7 +180,7 @@ def test_memory_that_runs_out_on_a_shared_device_may_come_back(
             raise MemoryError
 
     def mistake(*_: object) -> int:
-        raise DeviceError("no GPU")
+        raise DeviceError("no GPU") from ValueError()
 
     for work in (body, mistake):
         wiring.run_role(tmp_path, "worker/a/0", "a", work)

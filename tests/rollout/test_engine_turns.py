@@ -407,7 +407,7 @@ def test_a_call_that_waits_for_a_turn_ends_as_the_engine_is_closed(folder, tmp_p
 
     loading = threading.Thread(target=load, daemon=True)
     loading.start()
-    until(lambda: engine._waiting == 1)
+    until(lambda: engine._waiting == 1 and other.is_awaited())
     engine.close()
     loading.join(20.0)
 
