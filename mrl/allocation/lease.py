@@ -84,7 +84,7 @@ class LeaseHolder:
         The allocator of units waits for it. Where slots are leased, none are asked for.
         """
         with self._lock:
-            self._awaits_turn, self._is_resting = bool(self._unit), not self._unit
+            self._awaits_turn, self._is_resting, self._is_lost = bool(self._unit), not self._unit, False
 
     def rest(self) -> None:
         """The worker sleeps, or its engine starts: it runs nothing, asks for nothing, and its lease is over."""

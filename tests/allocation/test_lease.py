@@ -332,8 +332,11 @@ def test_a_worker_that_awaits_its_first_turn_says_so_and_is_silent_while_its_eng
         holder.on_tick(0.5, Used())
         assert [(one.unit_epoch, one.awaits_turn) for one in wire.posted] == ([(7, True)] if unit else [])
         holder.on_message(grant(1, 7, 0), 0.6)
-        holder.on_tick(1.0, Used())
+        holder.on_tick(30.0, Used())  # this process stood still for longer than its lease
+        holder.await_turn()
+        holder.on_tick(30.5, Used())
         told = len(wire.posted)
+        assert told == (2 if unit else 0)
         holder.rest()
         holder.on_tick(500.0, Used())  # a load may keep all threads from running
         assert len(wire.posted) == told
