@@ -119,17 +119,9 @@ def make_policy(folder: Path) -> None:
     tokenizer = train_byte_level(["turn more one two three"] * 3, 400)
     tokenizer.save_pretrained(folder)
     torch.manual_seed(0)
-    config = Qwen3Config(
-        vocab_size=len(tokenizer),
-        hidden_size=128,
-        intermediate_size=384,
-        num_hidden_layers=4,
-        num_attention_heads=4,
-        num_key_value_heads=4,
-        head_dim=32,
-        max_position_embeddings=512,
-        eos_token_id=tokenizer.eos_token_id,
-    )
+    shape: dict[str, Any] = {"hidden_size": 128, "intermediate_size": 384, "num_hidden_layers": 4, "head_dim": 32}
+    shape |= {"num_attention_heads": 4, "num_key_value_heads": 4, "max_position_embeddings": 512}
+    config = Qwen3Config(vocab_size=len(tokenizer), eos_token_id=tokenizer.eos_token_id, **shape)
     Qwen3ForCausalLM(config).save_pretrained(folder)
 
 

@@ -155,14 +155,8 @@ def worker_round(worker: LoneWorker) -> Round:
 def measure(folder: Path, num_rounds: int) -> dict[str, list[float]]:
     """Tokens per second of every way, round by round."""
     model, prompts = make_model(), NUM_PROMPTS * (num_rounds + 1)
-    tables = run_tables(
-        folder / "runs",
-        folder / "policy",
-        group_size=GROUP_SIZE,
-        max_new_tokens=ANSWER_TOKENS,
-        at_once=AT_ONCE,
-        prompts=prompts,
-    )
+    places = folder / "runs", folder / "policy"
+    tables = run_tables(*places, group_size=GROUP_SIZE, max_new_tokens=ANSWER_TOKENS, at_once=AT_ONCE, prompts=prompts)
     make_policy(folder / "policy", model, tables)
     with ExitStack() as stack:
         worker = stack.enter_context(closing(LoneWorker(tables, model, groups_a_round=NUM_PROMPTS)))

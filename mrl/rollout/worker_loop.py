@@ -72,6 +72,7 @@ class RolloutLoop:
         """What is in flight has no lease, and waits for one."""
         self._turned_s = self._worked_s = clock()
         self.totals = totals or WorkerTotals(clock())
+        self.totals.started_s = clock()  # a start and a first turn before it are no part of rates
         self._following = Following(
             sampler.engine,
             self._updates,

@@ -323,6 +323,7 @@ def test_a_worker_that_loads_its_first_weights_keeps_what_it_was_granted(tmp_pat
         holding = [item.ticket for item in granted]
         intake._answer(WorkRequest(worker="w", max_groups=0, holding=holding, is_loading=True))
         intake._answer(WorkRequest(worker="v", max_groups=0, holding=[], is_loading=True))
+        intake._answer(WorkRequest(worker="v", max_groups=0, holding=[]))  # its engine awaits its first turn
 
         assert intake._ledger.last_seen_s["w"] > first_s
         assert "v" not in intake._ledger.last_seen_s

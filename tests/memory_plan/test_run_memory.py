@@ -20,7 +20,7 @@ from mrl.memory_plan.needs import (
     resting_on_gpu,
 )
 from mrl.memory_plan.policy_memory import PolicyMemory
-from mrl.memory_plan.run_memory import ProcessNeed, by_device, check_sleepers, memory_plan
+from mrl.memory_plan.run_memory import ProcessNeed, by_device, check_sleepers, memory_plan, too_little
 from mrl.metrics.trackers.kinds import TRACKERS
 from mrl.processes.planning.plan import Plan, build_plan
 
@@ -98,6 +98,16 @@ def test_engines_that_end_count_once_on_each_unit(config: Path) -> None:
     assert found[TWO].device is None
     assert (found[ONE].host_mib, found[TWO].host_mib) == (PROCESS_MIB, 0.0), "a process, whichever it is"
     assert by_device(needs)["a"] == one.mib
+
+
+def test_fewer_units_are_no_cure_for_a_gpu_that_is_too_small(config: Path) -> None:
+    """Each has a GPU of its own."""
+    given = planned(config, "stop")
+    needs = memory_plan(*given)
+    room_mib = by_device(needs)["a"] - 1
+    first, cure = too_little(given[0], needs, float("inf"), {"a": room_mib})
+    assert first.startswith("cuda a:")
+    assert "units" not in cure
 
 
 def test_a_unit_that_a_learner_has_too_in_turns_needs_the_larger_of_them(config: Path) -> None:

@@ -102,6 +102,8 @@ def test_the_start_of_an_engine_begins_with_its_first_turn(tmp_path: Path) -> No
     waited = [pass_to(float(now_s), awaits_turn=True) for now_s in range(1, 700)]
     assert waited == [[0]] * 699
     assert row.state is UnitState.GRANTED
+    assert core.table.silent(999.0, ttl_s=10.0, start_s=300.0) == []
+    assert core.table.silent(1000.0, ttl_s=10.0, start_s=300.0) == [row]
     for now_s in range(700, 720):
         pass_to(float(now_s), awaits_turn=None)
     assert pass_to(720.0, awaits_turn=False) != [0]

@@ -1,6 +1,7 @@
 """A worker's life: what it samples under which version, and in which order others hear of it."""
 
 import itertools
+import math
 import threading
 from collections.abc import Iterator
 from itertools import pairwise
@@ -30,6 +31,7 @@ from mrl.rollout import following
 from mrl.rollout.duties import Duties
 from mrl.rollout.link import WorkerLink, WorkerProgress
 from mrl.rollout.sampling import Sampler
+from mrl.rollout.worker_counters import WorkerTotals
 from mrl.rollout.worker_loop import RolloutLoop
 from mrl.weights.canary import canary_sequences
 from mrl.weights.publish import Publisher
@@ -95,7 +97,7 @@ def make_loop(learner, tiny_model, pool, receiver, tmp_path):
     tiny_model(seed=2, vocab_size=VOCAB).save_pretrained(tmp_path / "model")
     (tmp_path / "model" / "tokenizer.json").write_text("{}")
 
-    def make(*, prompt_tokens: int = 2, max_new_tokens: int = 4, max_running: int = 8, **duties) -> RolloutLoop:
+    def make(*, prompt_tokens: int = 2, max_new_tokens: int = 4, max_running: int = 8, totals=None, **duties):
         sampling = Sampling(1.0, max_new_tokens, tuple(receiver.eos_ids))
         engine = EmbeddedEngine(tmp_path / "model", sampling, device="cpu", max_running=max_running)
         prompt = np.arange(5, 5 + prompt_tokens, dtype=np.int32)
@@ -108,7 +110,8 @@ def make_loop(learner, tiny_model, pool, receiver, tmp_path):
         }
         each_call_a_second = itertools.count().__next__  # however quick a thing is, its span is long
         telemetry = Telemetry("worker/a/0", "a", learner.told.append, monotonic=each_call_a_second)
-        return RolloutLoop(sampler, learner.link, telemetry, Duties(**told), group_size=2, learner_bound_s=30.0)
+        given = Duties(**told), totals
+        return RolloutLoop(sampler, learner.link, telemetry, *given, group_size=2, learner_bound_s=30.0)
 
     return make
 
@@ -116,6 +119,13 @@ def make_loop(learner, tiny_model, pool, receiver, tmp_path):
 def play(loop: RolloutLoop, script: Iterator[bool]) -> None:
     """Run the loop to the end of a script, which is looked into at every turn."""
     loop.run(lambda: next(script, True))
+
+
+def test_rates_begin_when_the_engine_is_there(make_loop):
+    """What a worker counts is made before: it may await a first turn."""
+    totals = WorkerTotals(-math.inf)
+    assert make_loop(totals=totals).totals is totals
+    assert totals.started_s > 0
 
 
 def tickets(got: list[Groups]) -> list[str]:

@@ -12,7 +12,6 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from fake_ranks.told import told
-from mrl.learner.ranks.watchdog import Place
 from mrl.memory_plan.pass_memory import LiveBytes
 
 PLACING, BETWEEN = "placing", "between"
@@ -54,14 +53,6 @@ class Watched(LiveBytes):
 
     def live(self) -> None:
         """As a board is told."""
-
-    def places(self) -> list[Place]:
-        """Nobody looks."""
-        return []
-
-    def lost(self, now_s: float, forgiven_s: float = 0.0) -> str:
-        """Ranks that never answer are not lost."""
-        return ""
 
     def take_phases(self) -> list[Phase]:
         """Those since the last call, but for the one that was under way then."""
