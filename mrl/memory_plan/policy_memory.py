@@ -9,8 +9,6 @@ from typing import Any
 from mrl.config.policy_tables import LearnerTable, PolicyTable
 from mrl.config.schema import RunConfig
 from mrl.config.task_tables import TaskTable
-from mrl.engines.sglang_launch import context_of
-from mrl.engines.vllm_launch import cpu_cache_gib
 from mrl.errors import MissingError, ModelFolderError
 from mrl.memory_plan.needs import (
     MIB,
@@ -133,6 +131,9 @@ class PolicyMemory:
 
     def _server(self, gpus: int) -> Need:
         """That of a server that the run starts."""
+        from mrl.engines.sglang_launch import context_of
+        from mrl.engines.vllm_launch import cpu_cache_gib
+
         server = self.table.rollout.server
         if server.url:
             return Need("sampling", {})

@@ -1,6 +1,9 @@
 """Keys that nobody gave make room for a run in the memory of its host; those that somebody gave stay."""
 
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -31,6 +34,7 @@ model = "not-there"
 source = "maker/Large-{size}"
 rollout = {{ max_new_tokens = 512 }}
 """
+ROOT = Path(__file__).parents[2]
 KEEPS_ALL = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"
 AMPLE_MIB = 1e6
 ADAPTERS = ("--policies.large.learner.lora.rank", "8")
@@ -57,6 +61,19 @@ def test_a_run_that_fits_and_one_of_small_models_stay_as_they_are(tmp_path: Path
     assert by_memory(fits, planned(fits), AMPLE_MIB) == Resolved(fits, ())
     small = config_of(tmp_path, size="0.01B")
     assert by_memory(small, planned(small), 1.0) == Resolved(small, ())
+
+
+def test_whoever_supervises_a_run_of_small_models_waits_for_no_heavy_library() -> None:
+    """It would take its seconds, and its memory, beside the roles that do need it."""
+    code = (
+        "import sys; from mrl.config.load import load_config; from mrl.memory_plan.fitting import by_memory;"
+        "from mrl.memory_plan.run_memory import check_sleepers; from mrl.processes.planning.plan import planned;"
+        "import mrl.processes.supervisor; config = load_config('configs/quickstart.toml'); plan = planned(config);"
+        "by_memory(config, plan, 1e6); check_sleepers(config, plan, host_mib=1e6, where='');"
+        "sys.exit('torch' in sys.modules)"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    assert subprocess.run([sys.executable, "-c", code], env=environment, cwd=ROOT).returncode == 0
 
 
 def test_a_run_that_would_fill_the_host_does_not_fit(tmp_path: Path) -> None:
