@@ -34,7 +34,6 @@ from mrl.report.tables import (
 )
 from mrl.report.timeline_data import Timeline, run_timeline
 from mrl.report.timeline_picture import timeline_html
-from mrl.report.unit_stays import Units, read_units, units_html
 from mrl.report.unjudged import unjudged_table
 
 POLICY = "default-src 'none'; style-src 'unsafe-inline'"
@@ -51,14 +50,13 @@ def write_report(run_folder: Path) -> Path:
     timeline = run_timeline(run.timeline_jsonl, data.step_ends)
     data.problems += timeline.problems
     try:
-        units = read_units(run.units_jsonl, (data.started_unix_s or 0.0) + data.wall_s)
-        replace_file(target, page(data, timeline, units).encode("utf-8", errors="backslashreplace"))
+        replace_file(target, page(data, timeline).encode("utf-8", errors="backslashreplace"))
     except OSError as error:
         raise RunFolderError(f"the report cannot be written ({error.strerror})", where=str(target)) from error
     return target
 
 
-def page(data: RunData, timeline: Timeline, units: Units) -> str:
+def page(data: RunData, timeline: Timeline) -> str:
     """The whole page as text."""
     title = f"mrl run {data.name}"
     return (
@@ -67,7 +65,7 @@ def page(data: RunData, timeline: Timeline, units: Units) -> str:
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f"<title>{escape(title)}</title><style>{style_sheet(len(data.policies))}{RULES}</style></head>\n"
         f"<body><main>{_header(data)}{_problems(data)}{_accuracy(data)}{_learning(data)}{_sharing(data)}"
-        f"{_machine(data)}{_units(data, units)}{_timeline(data, timeline)}{_answers(data)}"
+        f"{_machine(data)}{_timeline(data, timeline)}{_answers(data)}"
         f"{_configuration(data)}</main></body></html>\n"
     )
 
@@ -180,11 +178,6 @@ def _gains(data: RunData) -> str:
 def _timeline(data: RunData, timeline: Timeline) -> str:
     body = timeline_html(timeline, data.policies)
     return _section("Who waited for whom", body) if body else ""
-
-
-def _units(data: RunData, units: Units) -> str:
-    body = units_html(units, data.policies, data.idle)
-    return _section("Who had which unit", body) if body else ""
 
 
 def _answers(data: RunData) -> str:
