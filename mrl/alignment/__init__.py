@@ -44,7 +44,7 @@ carrying traces over
 - `spreading`      per-token numbers from span numbers
 
 what it costs
-- `residual`       per row and per batch; `exact_tries` the floor at no policy difference
+- `residual`       of a batch; `exact_tries` the floor at no policy difference
 - `pair_card`, `card_text`         what to expect of a pair before any training
 """
 
@@ -54,7 +54,7 @@ from mrl.alignment.pair_card import PairCard, make_card
 from mrl.alignment.peer_answer import PeerAnswer, validate
 from mrl.alignment.rank_file import load_tekken, load_tiktoken_ranks
 from mrl.alignment.receiver import Receiver, load_receiver
-from mrl.alignment.residual import Residual, RowResiduals, row_residuals, summarise
+from mrl.alignment.residual import Residual, summarise
 from mrl.alignment.sampled_answers import describe_answers
 from mrl.alignment.spreading import DEFAULT_SPREADING, SPREADING, advantages_to_receiver
 from mrl.alignment.translate import translate_batch, translate_texts
@@ -72,14 +72,12 @@ __all__ = [
     "Receiver",
     "Rejected",
     "Residual",
-    "RowResiduals",
     "advantages_to_receiver",
     "describe_answers",
     "load_receiver",
     "load_tekken",
     "load_tiktoken_ranks",
     "make_card",
-    "row_residuals",
     "summarise",
     "translate_batch",
     "translate_texts",

@@ -14,7 +14,6 @@ without a trace are counted as rows, rejected or flagged, and in nothing that co
 Shapes: R rows, T receiver tokens of all rows, S spans of all rows.
 """
 
-import itertools
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -33,40 +32,6 @@ Bools = npt.NDArray[np.bool_]
 KINDS = ("one_to_one", "one_to_many", "many_to_one", "many_to_many")
 BAND = (0.8, 1.2)
 """Span ratios outside are called out of band: the usual clip range."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class RowResiduals:
-    """One entry per row. The last group is NaN for rejected rows and rows without a trace, and None when no receiver
-    log-probs were given."""
-
-    peer_tokens: Ints
-    receiver_tokens: Ints
-    bytes: Ints
-    spans: Ints
-    spans_of_kind: Ints
-    """[R, 4] in the order of `KINDS`; 0 in rows without a trace, which have no cut of the peer's."""
-    one_to_one_tokens: Ints
-    one_to_one_bytes: Ints
-    max_tokens_per_span: Ints
-    peer_nats: Floats
-    """Sum over all peer tokens."""
-    dropped_tokens: Ints
-    dropped_nats: Floats
-    """The part of `peer_nats` in no span: what has no counterpart in the receiver's tokens."""
-    flags: Ints
-    gap_nats: Floats | None
-    """Receiver log-prob minus peer log-prob, over the spans of the row."""
-    span_std_nats: Floats | None
-    span_p95_nats: Floats | None
-    """95th percentile of |d_s|."""
-    outside_band: Floats | None
-    """Share of the row's spans."""
-
-    @property
-    def aligned_nats(self) -> Floats:
-        """[R] the peer's log-probs in spans; what receiver log-probs and `bytes` may be set against."""
-        return self.peer_nats - self.dropped_nats
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,38 +127,6 @@ def traced_spans(batch: AlignedBatch) -> Bools:
     return is_traced
 
 
-def row_residuals(batch: AlignedBatch, receiver_logprobs: npt.NDArray[np.floating] | None = None) -> RowResiduals:
-    """The report of every row."""
-    num_rows, kinds, is_traced = batch.num_rows, span_kinds(batch), traced_spans(batch)
-    one = is_traced & (kinds == 0)
-
-    def per_row(values: npt.NDArray[np.integer]) -> Ints:
-        return np.bincount(batch.span_row, values, num_rows).astype(np.int64)
-
-    of_kind = np.bincount((batch.span_row * 4 + kinds)[is_traced], minlength=4 * num_rows).reshape(num_rows, 4)
-    widest = np.zeros(num_rows, dtype=np.int64)
-    np.maximum.at(widest, batch.span_row, batch.span_receiver_tokens)
-    gap, std, p95, outside = _gaps(batch, receiver_logprobs)
-    return RowResiduals(
-        peer_tokens=np.diff(batch.peer_offsets),
-        receiver_tokens=np.diff(batch.row_offsets),
-        bytes=batch.text_bytes,
-        spans=np.bincount(batch.span_row, minlength=num_rows),
-        spans_of_kind=of_kind,
-        one_to_one_tokens=of_kind[:, 0],
-        one_to_one_bytes=per_row(batch.span_bytes * one),
-        max_tokens_per_span=widest,
-        peer_nats=batch.peer_logprob,
-        dropped_tokens=batch.dropped_tokens,
-        dropped_nats=batch.dropped_logprob,
-        flags=batch.flags.astype(np.int64),
-        gap_nats=gap,
-        span_std_nats=std,
-        span_p95_nats=p95,
-        outside_band=outside,
-    )
-
-
 def summarise(batch: AlignedBatch, receiver_logprobs: npt.NDArray[np.floating] | None = None) -> Residual:
     """The report of the batch as a whole."""
     is_traced = traced_spans(batch)
@@ -229,21 +162,6 @@ def effective_share(log_weights: Floats) -> float:
         return 0.0
     weights = np.exp(log_weights - log_weights.max())
     return float(weights.sum() ** 2 / (weights**2).sum() / weights.size)
-
-
-def _gaps(
-    batch: AlignedBatch, receiver_logprobs: npt.NDArray[np.floating] | None
-) -> tuple[Floats, Floats, Floats, Floats] | tuple[None, None, None, None]:
-    if receiver_logprobs is None:
-        return None, None, None, None
-    ratios = span_ratios(batch, receiver_logprobs)
-    columns, is_traced = np.full((4, batch.num_rows), np.nan), batch.is_traced
-    bounds = np.searchsorted(batch.span_row, np.arange(batch.num_rows + 1))
-    for row, (start, end) in enumerate(itertools.pairwise(bounds)):
-        if end > start and is_traced[row]:
-            mine = ratios[start:end]
-            columns[:, row] = mine.sum(), mine.std(), np.quantile(np.abs(mine), 0.95), _outside(mine)
-    return columns[0], columns[1], columns[2], columns[3]
 
 
 def _ratio_fields(batch: AlignedBatch, receiver_logprobs: npt.NDArray[np.floating] | None) -> dict[str, float]:

@@ -20,12 +20,12 @@ from mrl.alignment.exact_tries import Floor, NotMeasurable
 from mrl.alignment.pair_card import Direction, PairCard, make_card
 from mrl.alignment.receiver import Receiver, load_receiver
 from mrl.alignment.residual import KINDS
-from mrl.cli.align_show import show
+from mrl.cli.align_show import show, visible
 from mrl.errors import ConfigError, TokenizerRefused
 from mrl.files import replace_file
 from mrl.processes.preparation.pair_cards import write_pair_cards
-from mrl.report.card_picture import KIND_WORDS, card_picture, visible
 
+KIND_WORDS = {"one_to_one": "1:1", "one_to_many": "1:n", "many_to_one": "n:1", "many_to_many": "m:n"}
 FLOOR_COLUMNS = ("text, max", "span std: 1:1", "other", "ratio outside [.8,1.2]", "[.5,2]")
 PLAIN_WIDTH = 140
 """Characters per line where the output is no terminal."""
@@ -46,7 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     text_help = "a text of your own beside the built-in kinds; may be given several times"
     card.add_argument("--text", type=Path, metavar="FILE", action="append", default=[], help=text_help)
     card.add_argument("--only-text", action="store_true", help="leave the built-in kinds out")
-    card.add_argument("--out", type=Path, metavar="DIR", default=Path("."), help="where card and picture go (here)")
+    card.add_argument("--out", type=Path, metavar="DIR", default=Path("."), help="where the card goes (here)")
     both.add_argument("text", metavar="TEXT", help="the text to cut")
     both.add_argument("--color", action="store_true", help="colours also where the output is no terminal")
 
@@ -65,12 +65,10 @@ def run(arguments: argparse.Namespace) -> int:
     texts = _texts(arguments.text, only_own=arguments.only_text)
     card = make_card(names, (_load(arguments.first), _load(arguments.second)), texts)
     _print_card(_console(), card)
-    stem = f"pair_card_{names[0]}_{names[1]}"
     arguments.out.mkdir(parents=True, exist_ok=True)
-    for suffix, content in ((".json", json.dumps(card.to_json(), indent=1)), (".svg", card_picture(card))):
-        path = arguments.out / (stem + suffix)
-        replace_file(path, content.encode("utf-8", "backslashreplace"))
-        print(path)
+    path = arguments.out / f"pair_card_{names[0]}_{names[1]}.json"
+    replace_file(path, json.dumps(card.to_json(), indent=1).encode("utf-8", "backslashreplace"))
+    print(path)
     return 0
 
 

@@ -10,11 +10,11 @@ from rich.text import Text
 
 from mrl.alignment.pair_card import SpanText, span_texts, translated
 from mrl.alignment.receiver import Receiver
-from mrl.report.card_picture import visible
 
 SAME = ("black on bright_cyan", "black on bright_yellow")
 DIFFERENT, REWRITTEN = "white on red", "black on bright_magenta"
 MAX_CHANGES = 6
+DOTTED_CIRCLE = "\u25cc"
 REFUSALS = {
     "empty": "it has no bytes",
     "utf8": "its bytes are no UTF-8",
@@ -46,6 +46,17 @@ def show(console: Console, names: tuple[str, str], receivers: tuple[Receiver, Re
         for name, line in zip(names, lines, strict=True):
             console.print(Text(name + " " * (width - cell_len(name) + 2)) + line, soft_wrap=True)
     console.print(_key(spans, coloured=console.is_terminal and not console.no_color), style="dim")
+
+
+def visible(data: bytes) -> str:
+    """Bytes of a token as a person can see them: spaces and line ends marked, parts of characters in hexadecimal.
+
+    A mark that would stand on the letter before the token stands on a dotted circle.
+    """
+    words = data.decode(errors="backslashreplace")
+    marks = {" ": "·", "\n": "⏎", "\t": "⇥", "\r": "␍"}
+    shown = "".join(marks.get(c, c if c.isprintable() else f"\\u{ord(c):04x}") for c in words)
+    return DOTTED_CIRCLE + shown if words and unicodedata.combining(words[0]) else shown
 
 
 def wrapped(spans: Sequence[SpanText], width: int) -> Iterator[Lines]:

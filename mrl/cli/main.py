@@ -43,7 +43,6 @@ COMMANDS: dict[str, Command] = {
     "align": Command("mrl.cli.align", "compare two tokenizers: a pair card, or one text under both"),
     "bandit": Command("mrl.cli.bandit", "what sharing gains and costs, on a bandit: table, pictures, one page"),
     "schema": Command("mrl.cli.print_schema", "print the JSON schema of configurations, for editors"),
-    "completion": Command("mrl.cli.shell.completion_script", "print a script that completes words in bash or zsh"),
     "compare": Command(
         "mrl.cli.compare", "train CONFIG under several sharing regimes and compare", takes_overrides=True
     ),

@@ -155,7 +155,7 @@ def _checked(config: RunConfig, planned: "Callable[..., Plan]", how: dict[str, A
 
 
 def _supervise(config: RunConfig, folder: RunFolder, plan: "Plan", console: Console, forks: "ForkServer | None") -> int:
-    from mrl.metrics.jsonl import read_metrics, set_damage_aside
+    from mrl.metrics.jsonl import read_metrics
     from mrl.metrics.logging import configure_logging
     from mrl.processes.display import Display
     from mrl.processes.preparation.pair_cards import measured_beside
@@ -165,9 +165,7 @@ def _supervise(config: RunConfig, folder: RunFolder, plan: "Plan", console: Cons
     board = RunDisplay(config)
     inbox = open_inbox(folder, config.exchange.host, plan.processes)
     try:
-        if told := set_damage_aside(folder.metrics_jsonl):
-            print(f"mrl: {told}", flush=True)
-        earlier = read_metrics(folder.metrics_jsonl)
+        earlier = read_metrics(folder.metrics_jsonl, lambda told: print(f"mrl: {told}", flush=True))
         supervisor = Supervisor(config, folder, plan, inbox=inbox, display=Display(board, console), forks=forks)
         configure_logging("supervisor", stream=(supervisor.attempt / "supervisor.log").open("a", buffering=1))
         if earlier:

@@ -1,7 +1,7 @@
 """The folder of one run: where everything lies, and the rules for making, clearing and continuing it.
 
 `<run.folder>/<run.name>/` holds config.json (resolved), metrics.jsonl, timeline.jsonl, units.jsonl, logs/attempt_N,
-rollouts, residuals, unheard, pair_cards, checkpoints, lives, weights, kept_versions, evaluation, evals, exchange,
+rollouts, unheard, pair_cards, checkpoints, lives, weights, kept_versions, evaluation, evals, exchange,
 endpoints, keys, requests, crash, report.html. What only processes of one host share lies in that host's local folder. A
 run folder appears whole or not at all. It is never overwritten without `clean`, never continued without `resume`, and
 never touched while a supervisor lives in it.
@@ -113,11 +113,6 @@ class RunFolder:
     def rollouts(self) -> Path:
         """Answers that were trained on, step_N/<policy>.jsonl.gz, and samples of others, step_N/<policy>.jsonl."""
         return self.path / "rollouts"
-
-    @property
-    def residuals(self) -> Path:
-        """What became of every answer of a peer, <receiver>.jsonl."""
-        return self.path / "residuals"
 
     @property
     def pair_cards(self) -> Path:

@@ -300,8 +300,7 @@ class Learner:
         )
         self._watch_mismatch(values)
         shared = first.recorder.record(prepared.order.examples, self._trainer.peer_logprobs)
-        first.telemetry.metrics(step, prepared.values | values | shared.values | {"mismatch/alarms": self._alarms})
-        first.telemetry.residuals(step, shared.answers)
+        first.telemetry.metrics(step, prepared.values | values | shared | {"mismatch/alarms": self._alarms})
         if first.evaluations:
             first.evaluations.tell()
 

@@ -5,8 +5,7 @@
 - `time_spans`  activities and waits of a role, as few spans of time
 - `jsonl`     `metrics.jsonl` and `rollouts/step_N/<policy>.jsonl`, written by the supervisor alone
 - `rollout_files` `rollouts/step_N/<policy>.jsonl.gz`, all answers that were trained on, written by the learner
-- `residuals` `residuals/<policy>.jsonl`, bounded in bytes, likewise
-- `timeline`  `timeline.jsonl`, the spans of all roles, bounded in bytes, likewise
+- `timeline`  `timeline.jsonl`, the spans of all roles, bounded in bytes, written by the supervisor
 - `evaluation_results` the result of an evaluation, as metrics, samples and a file
 - `host_load`, `gpu_load`  CPU, memory, disk and GPUs of a host, measured by its supervisor
 - `trackers`  SwanLab, TensorBoard, trackio, wandb: each in a process of its own, fed by the supervisor

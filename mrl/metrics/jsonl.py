@@ -2,14 +2,13 @@
 
 A line is written with one system call. A tail that a killed writer or a power cut left torn or full of zeros is cut
 off before anything is appended, and readers skip it. Any other line that holds no object is damage: readers leave it
-out and say so, and the next attempt sets it aside. Values that are no finite number are stored as null, which keeps
-every line valid JSON, and read back as NaN.
+out and say so. Values that are no finite number are stored as null, which keeps every line valid JSON, and read back
+as NaN.
 """
 
 import json
 import math
 import os
-import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,9 +21,6 @@ from mrl.records.telemetry_messages import HeartbeatRecord, MetricsRecord, Sampl
 HEARTBEAT_EVERY_S = 30.0
 BLOCK_BYTES = 64 * 1024
 """Read at once from the end of a file, which may be longer than memory."""
-DAMAGED = ".damaged"
-"""Ends the name of the file beside that holds what was set aside."""
-
 OnDamage = Callable[[str], object]
 """Is told, once a file, that lines were left out, and which was the first."""
 
@@ -116,49 +112,6 @@ def read_samples(rollouts: Path, on_damage: OnDamage = keep_silent) -> list[dict
     paths = [path for path in rollouts.glob("step_*/*.jsonl") if path.parent.name.removeprefix("step_").isdecimal()]
     paths.sort(key=lambda path: (int(path.parent.name.removeprefix("step_")), path.name))
     return [line for path in paths for line in _read_lines(path, on_damage)]
-
-
-def set_damage_aside(path: Path) -> str:
-    """Move damaged lines into a file beside, and cut off a torn end; says what was done, "" when all was well.
-
-    Raises OSError.
-    """
-    if not path.exists():
-        return ""
-    with path.open("rb") as file:
-        num_bad, torn = 0, b""
-        for row in file:
-            torn = b"" if row.endswith(b"\n") else row
-            num_bad += not torn and parse_line(row) is None
-        whole_bytes = file.tell() - len(torn)
-    told = []
-    if num_bad:
-        aside = path.with_name(path.name + DAMAGED)
-        _part(path, aside, whole_bytes)
-        told.append(f"{num_bad} damaged line{'s' * (num_bad > 1)} set aside in {aside.name}")
-    elif torn:
-        os.truncate(path, whole_bytes)
-    if torn:
-        what = "of zeros" if not torn.strip(b"\0") else "of a torn line"
-        told.append(f"{len(torn)} bytes {what} cut off its end")
-    return f"{path}: {', '.join(told)}" if told else ""
-
-
-def _part(path: Path, aside: Path, whole_bytes: int) -> None:
-    """Leave the sound ones of the lines in the first `whole_bytes`, and append the others to the file `aside`."""
-    sound = path.with_name(f".{path.name}.sound")
-    try:
-        with path.open("rb") as file, sound.open("wb") as kept, aside.open("ab") as damaged:
-            shutil.copymode(path, sound)
-            while file.tell() < whole_bytes:
-                row = file.readline()
-                (damaged if parse_line(row) is None else kept).write(row)
-            for written in (damaged, kept):
-                written.flush()
-                os.fsync(written.fileno())
-        sound.replace(path)
-    finally:
-        sound.unlink(missing_ok=True)
 
 
 def file_of(folder: Path, policy: str) -> Path:

@@ -16,8 +16,6 @@ from mrl.metrics.time_spans import Activity, EndedSpan, SpanBook
 from mrl.records.telemetry_messages import (
     HeartbeatRecord,
     MetricsRecord,
-    ResidualsRecord,
-    RowResidual,
     SampleRecord,
     Span,
     SpansRecord,
@@ -28,7 +26,6 @@ from mrl.records.told_turns import ToldTurn
 MAX_LABEL_CHARS = 200
 MAX_SAMPLE_CHARS = 20_000
 MAX_FAILURE_CHARS = 1_000
-ROWS_PER_RECORD = 500
 SPANS_PER_RECORD = 500
 
 
@@ -123,12 +120,6 @@ class Telemetry:
                 turns=list(turns),
             )
         )
-
-    def residuals(self, step: int, rows: Sequence[RowResidual]) -> None:
-        """Emit what became of the peers' answers of one step, in several records where they are many."""
-        for start in range(0, len(rows), ROWS_PER_RECORD):
-            part = list(rows[start : start + ROWS_PER_RECORD])
-            self._sink(ResidualsRecord(role=self.role, policy=self.policy, step=step, rows=part))
 
     def doing(self, kind: str, about: str = "") -> None:
         """Say what the role does from now on, for example "training"; repeating it keeps its start.

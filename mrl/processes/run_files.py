@@ -1,14 +1,12 @@
-"""The files that a run's telemetry becomes: metrics.jsonl, samples, residuals, the timeline. One writer per run."""
+"""The files that a run's telemetry becomes: metrics.jsonl, samples, the timeline. One writer per run."""
 
 from mrl.config.run_folder import RunFolder
 from mrl.metrics.jsonl import MetricsWriter, SampleWriter
-from mrl.metrics.residuals import ResidualWriter
 from mrl.metrics.timeline import TimelineWriter
 from mrl.metrics.unheard import LeftFiles
 from mrl.records.telemetry_messages import (
     HeartbeatRecord,
     MetricsRecord,
-    ResidualsRecord,
     SampleRecord,
     SpansRecord,
     TelemetryRecord,
@@ -21,7 +19,6 @@ class RunFiles:
     def __init__(self, folder: RunFolder) -> None:
         self._metrics = MetricsWriter(folder.metrics_jsonl)
         self._samples = SampleWriter(folder.rollouts)
-        self._residuals = ResidualWriter(folder.residuals)
         self._timeline = TimelineWriter(folder.timeline_jsonl)
         self.left = LeftFiles(folder.unheard, folder.metrics_jsonl)
 
@@ -30,8 +27,6 @@ class RunFiles:
         match record:
             case SampleRecord():
                 self._samples.write(record)
-            case ResidualsRecord():
-                self._residuals.write(record)
             case SpansRecord():
                 self._timeline.write(record)
             case HeartbeatRecord() | MetricsRecord():

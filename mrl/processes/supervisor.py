@@ -22,7 +22,6 @@ from mrl.config.stop_request import StopRequest, clear_requests, is_ended, note_
 from mrl.errors import RecordError
 from mrl.fork_server import ForkServer
 from mrl.metrics.host_load import HostLoad
-from mrl.metrics.waits import WaitWatch
 from mrl.processes.display import Display
 from mrl.processes.host_processes import HostProcesses
 from mrl.processes.memory_use import footprint_of
@@ -143,7 +142,6 @@ class Supervisor:
         )
         self._files = RunFiles(folder)
         self._trackers = Trackers(config, folder, self._attempt)
-        self._waits = WaitWatch()
         self._signals: list[int] = []
         self._measure_s = self._look_s = 0.0
         self._newest_step = 0
@@ -234,9 +232,6 @@ class Supervisor:
         match record:
             case HeartbeatRecord():
                 self._processes.heard(record.role, record.monotonic_s, now_s)
-                circle = self._waits.note(record)
-                if circle:
-                    self._display.event(circle, now_s)
             case MetricsRecord():
                 self._newest_step = max(self._newest_step, record.step)
                 self._trackers.offer(record)

@@ -101,7 +101,7 @@ def serve_units(
     telemetry.doing("leasing units")
     period_s = min(config.allocation.period_s, config.allocation.ttl_s / 4)
     decide_s, told, counts, check = 0.0, "", LeaseCounts(), GainCheck()
-    with (folder.path / "units.jsonl").open("ab", buffering=0) as journal:
+    with folder.units_jsonl.open("ab", buffering=0) as journal:
         while not stop.is_set():
             _answer(server, core)
             if time.monotonic() >= decide_s:

@@ -1,4 +1,4 @@
-"""What roles tell the supervisor, the only writer of `metrics.jsonl`, of samples, of residuals and of the timeline."""
+"""What roles tell the supervisor, the only writer of `metrics.jsonl`, of samples and of the timeline."""
 
 from typing import Annotated
 
@@ -65,67 +65,6 @@ class SampleRecord(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", 
     """Of an episode: who said what behind them."""
 
 
-class RowResidual(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of one answer of a peer that was looked at, or of an own one that the peer `source` has scored.
-
-    Log-probs in nats, shares from 0 to 1. A number is None where it is not known: of an answer that was not trained on,
-    or had no trace.
-    """
-
-    source: Name
-    prompt_id: str
-    record_id: str
-    answer: Count
-    """Its place in the record."""
-    trained: bool
-    rejected: str = ""
-    """Why it could not be used."""
-    trace_fault: str = ""
-    """Why its trace was not believed."""
-    flags: list[str] = []
-    """Names of what is remarkable about its way into own tokens."""
-    peer_tokens: int | None = None
-    """In common spans, as are own tokens and bytes."""
-    own_tokens: int | None = None
-    bytes: int | None = None
-    spans: int | None = None
-    spans_of_kind: list[int] | None = None
-    """Of one token on both sides, one of the peer's, one of one's own, several on both sides."""
-    max_tokens_per_span: int | None = None
-    """Own tokens of the widest one."""
-    one_to_one_tokens: float | None = None
-    """Share of own tokens that cover exactly one of the peer's."""
-    one_to_one_bytes: float | None = None
-    length_ratio: float | None = None
-    """Own tokens per token of the peer."""
-    peer_nats: float | None = None
-    """Log-prob of all the peer's tokens."""
-    dropped_nats: float | None = None
-    """Log-prob of the peer's tokens that have no place here."""
-    gap_nats: float | None = None
-    """Own log-prob of the whole answer minus the peer's."""
-    gap_nats_per_byte: float | None = None
-    gap_nats_per_token: float | None = None
-    span_std_nats: float | None = None
-    """Of the log-ratios of its spans."""
-    span_p95_nats: float | None = None
-    """95th percentile of their absolute values."""
-    outside_band: float | None = None
-    """Share of its spans whose ratio lies outside [0.8, 1.2]."""
-    ess_weight: float | None = None
-    """Its share of the sum of own over peer probability, over the peer's answers in the step: 1 / n when all are alike;
-    the effective sample size is 1 / sum of squares."""
-
-
-class ResidualsRecord(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="residuals"):
-    """Answers of peers that one learner looked at in one step."""
-
-    role: Name
-    policy: Name
-    step: Count
-    rows: Annotated[list[RowResidual], msgspec.Meta(max_length=1000)]
-
-
 class Span(msgspec.Struct, frozen=True, kw_only=True):
     """What a role did, or waited for, for a while; a long one comes in pieces."""
 
@@ -148,6 +87,6 @@ class SpansRecord(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", t
     spans: Annotated[list[Span], msgspec.Meta(max_length=500)]
 
 
-TelemetryRecord = MetricsRecord | HeartbeatRecord | SampleRecord | ResidualsRecord | SpansRecord
+TelemetryRecord = MetricsRecord | HeartbeatRecord | SampleRecord | SpansRecord
 
 telemetry_decoder: msgspec.msgpack.Decoder[TelemetryRecord] = decoder(TelemetryRecord)

@@ -135,19 +135,19 @@ def waiting(data: RunData) -> Figure:
 
 
 def allocation(data: RunData) -> Figure:
-    """Rollout slots over time, stacked."""
-    title = "Rollout slots of every policy"
-    times = sorted({x for points in data.slots.values() for x, _ in points})
-    names = [name for name in data.policies if data.slots.get(name)]
+    """Rollout slots or units over time, stacked."""
+    title = f"Rollout {data.capacity_kind} of every policy"
+    times = sorted({x for points in data.capacity.values() for x, _ in points})
+    names = [name for name in data.policies if data.capacity.get(name)]
     if not times or not names:
         return Figure(title, "")
-    columns = {name: _hold(data.slots[name], times) for name in names}
+    columns = {name: _hold(data.capacity[name], times) for name in names}
     total = max(sum(columns[name][place] for name in names) for place in range(len(times))) or 1.0
     end = times[-1] if len(times) > 1 else times[0] + 1
     frame = Frame(times[0], end, 0.0, total * 1.02)
     edges = [*times[1:], end]
     floor = [0.0] * len(times)
-    body = [grid(frame, Axes("minutes since the start", "slots granted", whole_x=False))]
+    body = [grid(frame, Axes("minutes since the start", data.capacity_kind, whole_x=False))]
     for name in names:
         index = data.policies.index(name)
         ceiling = [low + high for low, high in zip(floor, columns[name], strict=True)]
@@ -157,7 +157,10 @@ def allocation(data: RunData) -> Figure:
             text(WIDTH - RIGHT + 10, frame.y(middle) + 4, f"{name[:9]} {columns[name][-1]:g}", kind=f"name c{index}")
         )
         floor = ceiling
-    note = "Requests that each policy may run at once, stacked; the number is the last share."
+    what = (
+        "Units that each policy owns" if data.capacity_kind == "units" else "Requests that each policy may run at once"
+    )
+    note = f"{what}, stacked; the number is the last share."
     return Figure(title, svg("".join(body), WIDTH, frame.height, title), note)
 
 

@@ -22,7 +22,6 @@ from mrl.report.progress import MissedPeers
 from mrl.report.run_data import RunData, read_run
 from mrl.report.samples.conversations import RULES
 from mrl.report.sharing_cost import cost_table, gap_chart
-from mrl.report.strange_answers import StrangeAnswers, strange_answers, strange_table
 from mrl.report.tables import (
     accuracy_table,
     config_table,
@@ -35,7 +34,6 @@ from mrl.report.tables import (
 )
 from mrl.report.timeline_data import Timeline, run_timeline
 from mrl.report.timeline_picture import timeline_html
-from mrl.report.unit_stays import Units, read_units, units_html
 from mrl.report.unjudged import unjudged_table
 
 POLICY = "default-src 'none'; style-src 'unsafe-inline'"
@@ -49,18 +47,16 @@ def write_report(run_folder: Path) -> Path:
     """
     run = RunFolder(run_folder)
     target, data = run.report_html, read_run(run_folder)
-    strange = strange_answers(run.residuals)
     timeline = run_timeline(run.timeline_jsonl, data.step_ends)
-    data.problems += strange.problems + timeline.problems
+    data.problems += timeline.problems
     try:
-        units = read_units(run.units_jsonl, (data.started_unix_s or 0.0) + data.wall_s)
-        replace_file(target, page(data, strange, timeline, units).encode("utf-8", errors="backslashreplace"))
+        replace_file(target, page(data, timeline).encode("utf-8", errors="backslashreplace"))
     except OSError as error:
         raise RunFolderError(f"the report cannot be written ({error.strerror})", where=str(target)) from error
     return target
 
 
-def page(data: RunData, strange: StrangeAnswers, timeline: Timeline, units: Units) -> str:
+def page(data: RunData, timeline: Timeline) -> str:
     """The whole page as text."""
     title = f"mrl run {data.name}"
     return (
@@ -68,8 +64,8 @@ def page(data: RunData, strange: StrangeAnswers, timeline: Timeline, units: Unit
         f'<meta http-equiv="Content-Security-Policy" content="{escape(POLICY)}">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f"<title>{escape(title)}</title><style>{style_sheet(len(data.policies))}{RULES}</style></head>\n"
-        f"<body><main>{_header(data)}{_problems(data)}{_accuracy(data)}{_learning(data)}{_sharing(data, strange)}"
-        f"{_machine(data)}{_units(data, units)}{_timeline(data, timeline)}{_answers(data)}"
+        f"<body><main>{_header(data)}{_problems(data)}{_accuracy(data)}{_learning(data)}{_sharing(data)}"
+        f"{_machine(data)}{_timeline(data, timeline)}{_answers(data)}"
         f"{_configuration(data)}</main></body></html>\n"
     )
 
@@ -143,9 +139,9 @@ def _learning(data: RunData) -> str:
     return _section("Learning", _grid(figures) + small + failed)
 
 
-def _sharing(data: RunData, strange: StrangeAnswers) -> str:
+def _sharing(data: RunData) -> str:
     figures = [charts.rescues(data), charts.rescued_share(data)]
-    costs = cost_table(data) + strange_table(strange)
+    costs = cost_table(data)
     figures += [gap_chart(data)] if costs else []
     parts = (charts.figure_html(flow_diagram(data)), flow_table(data), _notes(data), costs, _grid(figures))
     return _section("Learning from each other", "".join(parts))
@@ -184,11 +180,6 @@ def _timeline(data: RunData, timeline: Timeline) -> str:
     return _section("Who waited for whom", body) if body else ""
 
 
-def _units(data: RunData, units: Units) -> str:
-    body = units_html(units, data.policies, data.idle)
-    return _section("Who had which unit", body) if body else ""
-
-
 def _answers(data: RunData) -> str:
     kinds = (("rescue", "Rescues"), ("rollout", "Own answers"), ("evaluation", "Held-out answers"))
     parts = [f"<h3>{title}</h3>{table}" for kind, title in kinds if (table := sample_table(data, kind))]
@@ -208,7 +199,7 @@ def _section(title: str, body: str) -> str:
 
 
 def is_small(folder: RunFolder, *, max_bytes: int, max_files: int) -> bool:
-    """Whether what a report reads (metrics, timeline, evaluations, samples, residuals) stays within both bounds.
+    """Whether what a report reads (metrics, timeline, evaluations, samples) stays within both bounds.
 
     Stops looking as soon as it does not.
 
@@ -224,7 +215,7 @@ def is_small(folder: RunFolder, *, max_bytes: int, max_files: int) -> bool:
 
 def _inputs(folder: RunFolder) -> Iterator[Path]:
     yield from (path for path in (folder.metrics_jsonl, folder.timeline_jsonl) if path.exists())
-    for root in (folder.evaluation, folder.rollouts, folder.residuals):
+    for root in (folder.evaluation, folder.rollouts):
         for parent, _, names in os.walk(root):
             yield from (Path(parent) / name for name in names if not name.endswith(ENDING))
 

@@ -14,9 +14,12 @@ import msgspec
 from mrl.config.run_folder import RunFolder
 from mrl.errors import RunFolderError
 from mrl.metrics.jsonl import read_metrics, read_samples
-from mrl.metrics.names import IDLE_SHARE, LOST_POINTS
+from mrl.metrics.names import LOST_POINTS
 from mrl.records.evaluation_messages import Estimate, PromptTally
 from mrl.report.progress import ALL_TASKS, kind_of
+
+CAPACITY = {"allocation/slots": "slots", "allocation/held_units": "units"}
+"""What the allocator says of a policy's capacity -> the kind of capacity that the run leases."""
 
 Points = list[tuple[float, float]]
 """(x, y) in order of x; y may be NaN."""
@@ -46,10 +49,10 @@ class RunData:
     """Policy -> step -> what every held-out prompt came to."""
     flows: dict[tuple[str, str], dict[str, float]] = field(default_factory=dict)
     """(source, receiver) -> records, bytes, hit_rate, age_versions."""
-    slots: dict[str, Points] = field(default_factory=dict)
-    """Policy -> (minutes since the first metric, slots)."""
-    idle: dict[str, list[float]] = field(default_factory=dict)
-    """Name of a unit's metric -> its idle shares, of intervals of about the same length."""
+    capacity: dict[str, Points] = field(default_factory=dict)
+    """Policy -> (minutes since the first metric, its slots or units)."""
+    capacity_kind: str = "slots"
+    """What is leased: "slots" or "units"."""
     gains: list[tuple[float, float]] = field(default_factory=list)
     """(predicted, measured) gain in least progress of every move that was measured."""
     samples: list[dict[str, Any]] = field(default_factory=list)
@@ -134,11 +137,10 @@ def _take_line(data: RunData, line: dict[str, Any]) -> None:
         room, _, rest = name.partition("/")
         if room == "eval" and policy and math.isfinite(value):
             _take_evaluation(data, policy, step, rest, value)
-        elif name == "allocation/slots" and policy:
+        elif name in CAPACITY and policy:
             minutes = (float(line["time_unix_s"]) - (data.started_unix_s or 0.0)) / 60
-            data.slots.setdefault(policy, []).append((minutes, value))
-        elif name.startswith(IDLE_SHARE):
-            data.idle.setdefault(name, []).append(value)
+            data.capacity.setdefault(policy, []).append((minutes, value))
+            data.capacity_kind = CAPACITY[name]
         elif name == "allocation/predicted_gain":
             data.gains.append((value, values.get("allocation/measured_gain", math.nan)))
         elif name == "process/restarts":

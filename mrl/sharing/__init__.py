@@ -40,7 +40,7 @@ What comes from peers
 - `rescues`         the bounded table of prompts that wait for a peer's success
 
 What it costs
-- `recorder`  the residual of alignment, as metrics and answer by answer; no regime takes part in it
+- `recorder`  the residual of alignment, as metrics; no regime takes part in it
 
 To add a regime, write one file and add one line to `regimes.REGIMES`: `docs/new-regime.md` shows one.
 """

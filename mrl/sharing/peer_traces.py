@@ -234,9 +234,7 @@ class _Told(NamedTuple):
 
     def examined(self, rejected: str, fault: str, batch: AlignedBatch, row: int) -> ExaminedAnswer:
         """What the recorder hears of it."""
-        record = self.record
-        tags = record.source, record.prompt_id, record.record_id
-        return ExaminedAnswer(*tags, self.number, rejected, fault, batch, row)
+        return ExaminedAnswer(self.record.source, self.record.prompt_id, self.number, rejected, fault, batch, row)
 
 
 def _of_one_turn(told: Sequence[_Told], context: SharingContext, *, needs_trace: bool) -> list[PeerTrace]:

@@ -1,4 +1,4 @@
-"""The cost of sharing in one step: metrics for each peer, and one line for every answer that was looked at.
+"""The cost of sharing in one step, as metrics for each peer.
 
 The recorder sees what regimes read of peers, as `ExaminedAnswer`, and which training examples hold one of these. Own
 log-probs come from the training pass. Nothing here changes what is trained on, and no regime takes part.
@@ -7,19 +7,16 @@ Shapes: R answers of one peer that a step trained on, T own tokens of one of the
 """
 
 import itertools
-import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from mrl.alignment.aligned_batch import AlignedBatch, merge
-from mrl.alignment.flags import Flag
-from mrl.alignment.residual import KINDS, RowResiduals, row_residuals, summarise
+from mrl.alignment.residual import KINDS, summarise
 from mrl.alignment.selection import first_tokens, select_rows
-from mrl.records.telemetry_messages import RowResidual
 from mrl.sharing.regime import WITHHELD, ExaminedAnswer, Float32s, TrainingExample
 
 GAPS = (
@@ -33,20 +30,10 @@ GAPS = (
 )
 
 
-class StepRecord(NamedTuple):
-    """What sharing cost in one step."""
-
-    values: dict[str, float]
-    """Metric -> value; names `align/.../{source}`."""
-    answers: list[RowResidual]
-    """Answers that were trained on, by source, then those that were only looked at, by source."""
-
-
 class TrainedAnswers(NamedTuple):
     """The R answers of one peer that a step trained on."""
 
     source: str
-    answers: list[ExaminedAnswer]
     batch: AlignedBatch
     """[R] what was trained of each: a row that the regime cut ends where the training example does."""
     logprobs: list[Float32s | None]
@@ -63,18 +50,14 @@ class SharingRecorder:
         """Note answers that a regime reads."""
         self._examined += answers
 
-    def record(self, examples: Sequence[TrainingExample], logprobs: Mapping[int, Float32s]) -> StepRecord:
-        """The record of a step that trained on `examples`; the next record counts anew.
+    def record(self, examples: Sequence[TrainingExample], logprobs: Mapping[int, Float32s]) -> dict[str, float]:
+        """Metrics `align/.../{source}` of a step that trained on `examples`; the next record counts anew.
 
         `logprobs` maps places among `examples` to own log-probs [T].
         """
         examined, self._examined = self._examined, []
         trained = list(_by_source(examples, logprobs))
-        values = examined_values(examined) | coverage_values(trained) | gap_values(trained)
-        lines = [line for rows in trained for line in _trained_lines(rows)]
-        known = {answer for rows in trained for answer in rows.answers}
-        others = sorted((answer for answer in examined if answer not in known), key=lambda answer: answer.source)
-        return StepRecord(values, lines + [RowResidual(**_named(answer), trained=False) for answer in others])
+        return examined_values(examined) | coverage_values(trained) | gap_values(trained)
 
 
 def examined_values(examined: Sequence[ExaminedAnswer]) -> dict[str, float]:
@@ -142,7 +125,7 @@ def _by_source(examples: Sequence[TrainingExample], logprobs: Mapping[int, Float
             logprobs.get(place) if part.size and np.array_equal(part, examples[place].trained_token_ids) else None
             for place, part in zip(places, parts, strict=True)
         ]
-        yield TrainedAnswers(source, answers, batch, own)
+        yield TrainedAnswers(source, batch, own)
 
 
 def _gathered(answers: Sequence[ExaminedAnswer]) -> AlignedBatch:
@@ -171,81 +154,3 @@ def _trained_part(batch: AlignedBatch, trained: Sequence[npt.NDArray[np.int32]])
         ):
             ends[row] = end - start
     return first_tokens(batch, ends.tolist())
-
-
-def _trained_lines(rows: TrainedAnswers) -> Iterator[RowResidual]:
-    coverage, gaps = row_residuals(rows.batch), _gaps(rows)
-    for row, answer in enumerate(rows.answers):
-        yield RowResidual(**_named(answer), trained=True, **_coverage(coverage, row), **gaps.get(row, {}))
-
-
-def _named(answer: ExaminedAnswer) -> dict[str, Any]:
-    return {
-        "source": answer.source,
-        "prompt_id": answer.prompt_id,
-        "record_id": answer.record_id,
-        "answer": answer.number,
-        "rejected": answer.rejected,
-        "trace_fault": answer.trace_fault,
-    }
-
-
-def _coverage(rows: RowResiduals, row: int) -> dict[str, Any]:
-    """The figures of one row without own log-probs. Without a trace only the own side and the flags are known."""
-    own, flags = int(rows.receiver_tokens[row]), int(rows.flags[row])
-    found: dict[str, Any] = {
-        "flags": [flag.name for flag in Flag if flags & flag],
-        "own_tokens": own,
-        "bytes": int(rows.bytes[row]),
-    }
-    peer = int(rows.peer_tokens[row] - rows.dropped_tokens[row])
-    if flags & Flag.UNTRACED or not own or not peer:
-        return found
-    return found | {
-        "peer_tokens": peer,
-        "spans": int(rows.spans[row]),
-        "spans_of_kind": rows.spans_of_kind[row].tolist(),
-        "max_tokens_per_span": int(rows.max_tokens_per_span[row]),
-        "one_to_one_tokens": float(rows.one_to_one_tokens[row] / own),
-        "one_to_one_bytes": float(rows.one_to_one_bytes[row] / max(1, rows.bytes[row])),
-        "length_ratio": own / peer,
-        "peer_nats": float(rows.peer_nats[row]),
-        "dropped_nats": float(rows.dropped_nats[row]),
-    }
-
-
-def _gaps(rows: TrainedAnswers) -> dict[int, dict[str, Any]]:
-    """Row -> its figures with own log-probs. Rows without these, or without a trace, are left out."""
-    is_traced = rows.batch.is_traced
-    known = {row: logprobs for row, logprobs in enumerate(rows.logprobs) if logprobs is not None and is_traced[row]}
-    if not known:
-        return {}
-    found = row_residuals(select_rows(rows.batch, list(known)), np.concatenate(list(known.values())))
-    assert found.gap_nats is not None
-    assert found.span_std_nats is not None
-    assert found.span_p95_nats is not None
-    assert found.outside_band is not None
-    weights = _shares(found.gap_nats)
-    return {
-        row: {
-            "gap_nats": _known(found.gap_nats[n]),
-            "gap_nats_per_byte": _known(found.gap_nats[n] / max(1, found.bytes[n])),
-            "gap_nats_per_token": _known(found.gap_nats[n] / max(1, found.receiver_tokens[n])),
-            "span_std_nats": _known(found.span_std_nats[n]),
-            "span_p95_nats": _known(found.span_p95_nats[n]),
-            "outside_band": _known(found.outside_band[n]),
-            "ess_weight": _known(weights[n]),
-        }
-        for n, row in enumerate(known)
-    }
-
-
-def _shares(gaps: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """[R] exp of the gaps, divided by their sum; safe for gaps that under- or overflow."""
-    weights = np.exp(gaps - np.nanmax(gaps))
-    shares: npt.NDArray[np.float64] = weights / np.nansum(weights)
-    return shares
-
-
-def _known(value: float) -> float | None:
-    return float(value) if math.isfinite(value) else None

@@ -58,7 +58,6 @@ class ExaminedAnswer:
     source: str
     """The policy that wrote the answer, or scored it."""
     prompt_id: str
-    record_id: str
     number: int
     """Place of the answer in its record."""
     rejected: str = ""

@@ -83,7 +83,7 @@ def teacher_traces(group: ScoredGroup, record: ScoreRecord, context: SharingCont
     """
     found, scores = [], iter(record.scores)
     for number, answer in enumerate(group.answers):
-        tags = record.source, record.prompt_id, record.record_id, number
+        tags = record.source, record.prompt_id, number
         of_answer = list(itertools.islice(scores, num_scores([answer])))
         if answer.is_unsayable:
             found.append(ExaminedScore(ExaminedAnswer(*tags, rejected=WITHHELD), None))

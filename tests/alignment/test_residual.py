@@ -1,7 +1,6 @@
 """The residual report, against its definitions computed one row at a time."""
 
 import dataclasses
-import math
 
 import numpy as np
 import pytest
@@ -10,7 +9,8 @@ from mrl.alignment.aligned_batch import AlignedBatch
 from mrl.alignment.pair_card import written_by
 from mrl.alignment.peer_answer import PeerAnswer, bare_text
 from mrl.alignment.receiver import Receiver, load_receiver
-from mrl.alignment.residual import KINDS, effective_share, row_residuals, summarise
+from mrl.alignment.residual import KINDS, Residual, effective_share, summarise
+from mrl.alignment.selection import select_rows
 from mrl.alignment.translate import translate_batch
 from mrl.records.finish import FinishReason
 
@@ -49,49 +49,51 @@ def logprobs(batch) -> np.ndarray:
     return -np.random.default_rng(1).random(batch.token_ids.size)
 
 
-def test_counts_follow_the_spans(batch, logprobs):
+@pytest.fixture
+def rows(batch, logprobs) -> list[Residual]:
+    """The report of each row as a batch of its own."""
+    parts = np.split(logprobs, batch.row_offsets[1:-1])
+    return [summarise(select_rows(batch, [row]), part) for row, part in enumerate(parts)]
+
+
+def test_counts_follow_the_spans(batch, rows):
     """Kinds, tokens and bytes of every row are those that a walk over its spans finds."""
-    rows = row_residuals(batch, logprobs)
-    for row in range(batch.num_rows):
+    for row, found in enumerate(rows):
         mine = batch.span_row == row
-        pairs = list(zip(batch.span_peer_tokens[mine], batch.span_receiver_tokens[mine], strict=True))
-        kinds = [2 * (p > 1) + (r > 1) for p, r in pairs]
-        assert rows.spans_of_kind[row].tolist() == [kinds.count(kind) for kind in range(4)]
-        one = [(p, r) == (1, 1) for p, r in pairs]
-        assert rows.one_to_one_tokens[row] == sum(one)
-        assert rows.one_to_one_bytes[row] == sum(
-            b for b, is_one in zip(batch.span_bytes[mine], one, strict=True) if is_one
-        )
-        assert rows.max_tokens_per_span[row] == max((r for _, r in pairs), default=0)
-        assert rows.receiver_tokens[row] == sum(r for _, r in pairs)
-        assert rows.bytes[row] == (len(TEXTS[row].encode()) if pairs else 0)
+        spans = list(zip(batch.span_peer_tokens[mine], batch.span_receiver_tokens[mine], strict=True))
+        kinds = [KINDS[(r > 1) + 2 * (p > 1)] for p, r in spans]
+        for kind in KINDS:
+            assert found.tokens_of_kind[kind] == sum(r for (_, r), k in zip(spans, kinds, strict=True) if k == kind)
+        sizes = zip(batch.span_bytes[mine], kinds, strict=True)
+        assert found.one_to_one_bytes == sum(size for size, kind in sizes if kind == "one_to_one")
+        assert found.receiver_tokens == sum(r for _, r in spans)
+        assert found.bytes == (len(TEXTS[row].encode()) if spans else 0)
 
 
-def test_gap_is_own_minus_peer(batch, logprobs):
+def test_gap_is_own_minus_peer(batch, logprobs, rows):
     """The gap of a row is the sum of own log-probs minus those of the peer that were carried over."""
-    rows = row_residuals(batch, logprobs)
-    for row in range(batch.num_rows):
+    for row, found in enumerate(rows):
         own = logprobs[batch.row_offsets[row] : batch.row_offsets[row + 1]]
         if batch.reject_reason[row]:
-            assert math.isnan(rows.gap_nats[row])
+            assert found.gap_nats is None
         else:
             carried = batch.peer_logprob[row] - batch.dropped_logprob[row]
-            assert rows.gap_nats[row] == pytest.approx(own.sum() - carried, abs=1e-6)
+            assert found.gap_nats == pytest.approx(own.sum() - carried, abs=1e-6)
 
 
-def test_rows_sum_to_the_batch(batch, logprobs):
+def test_rows_sum_to_the_batch(batch, logprobs, rows):
     """The report of the batch is the sum of those of its rows, and nothing that was given is missing."""
-    rows, whole = row_residuals(batch, logprobs), summarise(batch, logprobs)
-    assert whole.gap_nats == pytest.approx(np.nansum(rows.gap_nats))
-    assert whole.receiver_tokens == rows.receiver_tokens.sum()
-    assert whole.peer_tokens + whole.dropped_tokens == rows.peer_tokens.sum()
-    assert whole.bytes == rows.bytes.sum()
+    whole, known = summarise(batch, logprobs), [row for row in rows if row.gap_nats is not None]
+    assert whole.gap_nats == pytest.approx(sum(row.gap_nats for row in known))
+    for name in ("receiver_tokens", "peer_tokens", "dropped_tokens", "bytes", "spans"):
+        assert getattr(whole, name) == sum(getattr(row, name) for row in rows)
+    assert whole.peer_tokens + whole.dropped_tokens == batch.peer_span_of_token.size
     assert sum(whole.tokens_of_kind.values()) == whole.receiver_tokens
     assert sum(whole.share_of(kind) for kind in KINDS) == pytest.approx(1.0)
     assert whole.peer_nats == pytest.approx(batch.span_logprob.sum() + whole.dropped_nats)
     assert whole.gap_nats_per_byte == pytest.approx(whole.gap_nats / whole.bytes)
     assert whole.gap_nats_per_token == pytest.approx(whole.gap_nats / whole.receiver_tokens)
-    assert whole.outside_band == pytest.approx(np.nansum(rows.outside_band * rows.spans) / whole.spans)
+    assert whole.outside_band == pytest.approx(sum(row.outside_band * row.spans for row in known) / whole.spans)
 
 
 def test_rejected_rows_are_counted_with_their_reason(batch):
@@ -149,13 +151,13 @@ def test_empty_batch(receivers):
     assert (whole.rows, whole.rejected_share, whole.length_ratio, whole.gap_nats) == (0, 0.0, 0.0, None)
 
 
-def test_only_nats_in_spans_are_divided(batch):
+def test_only_nats_in_spans_are_divided(batch, rows):
     """What was dropped, and rejected rows, add nothing to the nats in spans."""
-    rows, whole = row_residuals(batch), summarise(batch)
+    whole = summarise(batch)
     assert whole.dropped_nats < 0
     assert whole.aligned_nats == pytest.approx(batch.span_logprob.sum())
-    for row in range(batch.num_rows):
-        assert rows.aligned_nats[row] == pytest.approx(batch.span_logprob[batch.span_row == row].sum(), abs=1e-12)
+    for row, found in enumerate(rows):
+        assert found.aligned_nats == pytest.approx(batch.span_logprob[batch.span_row == row].sum(), abs=1e-12)
 
 
 def test_rows_without_a_trace_change_no_figure(receivers):
@@ -171,8 +173,5 @@ def test_rows_without_a_trace_change_no_figure(receivers):
     counted = {"rows": 7, "rejected": {"bytes_differ": 2}, "flagged": mixed.flagged}
     assert mixed == dataclasses.replace(whole, **counted)
     assert mixed.flagged == whole.flagged | {"UNTRACED": 2, "REJECT": 2}
-    rows = row_residuals(batch, own)
-    assert math.isnan(rows.gap_nats[0])
-    assert rows.spans_of_kind[0].tolist() == [0, 0, 0, 0]
-    assert rows.receiver_tokens[0] == batch.row(0).token_ids.size > 0
+    assert batch.row(0).token_ids.size > 0
     assert summarise(translate_batch(bare, receiver, max_tokens=99), np.zeros(first)).gap_nats is None

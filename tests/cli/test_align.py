@@ -9,7 +9,7 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers,
 
 from mrl.alignment.exact_tries import NotMeasurable
 from mrl.alignment.pair_card import SpanText
-from mrl.cli.align_show import changes, wrapped
+from mrl.cli.align_show import changes, visible, wrapped
 from mrl.cli.main import main
 
 TEXT = "reverse: yah sun nus hay lamp pmal 12 + 34 = 46\n"
@@ -62,24 +62,22 @@ def wordpiece(tmp_path_factory) -> str:
     return str(folder)
 
 
-def card_of(words: list[str], out: Path, capsys) -> tuple[str, dict, str]:
-    """What the command shows, and the card and the picture that it names last."""
+def card_of(words: list[str], out: Path, capsys) -> tuple[str, dict]:
+    """What the command shows, and the card that it names last."""
     assert main(["align", "card", *words, "--out", str(out)]) == 0
     shown = capsys.readouterr().out
-    card, picture = (Path(line) for line in shown.splitlines()[-2:])
-    return shown, json.loads(card.read_text()), picture.read_text()
+    return shown, json.loads(Path(shown.splitlines()[-1]).read_text())
 
 
 def test_card_prints_and_saves(pair, tmp_path: Path, capsys):
-    """Coverage of the given text, the floor, and two files whose paths are printed last."""
+    """Coverage of the given text, the floor, and a file whose path is printed last."""
     text = tmp_path / "own.txt"
     text.write_text(TEXT)
-    shown, card, picture = card_of([*pair, "--text", str(text), "--only-text"], tmp_path / "cards", capsys)
+    shown, card = card_of([*pair, "--text", str(text), "--only-text"], tmp_path / "cards", capsys)
     for words in ("words → letters", "letters → words", "own.txt", "floor", "1:1", "commonest spans that differ"):
         assert words in shown
     assert {kind: figures["rows"] for kind, figures in card["directions"][0]["coverage"].items()} == {"own.txt": 1}
     assert card["refusals"] == {}
-    assert picture.startswith("<svg ")
 
 
 def test_own_texts_stand_beside_the_built_in_ones(pair, tmp_path: Path, capsys, monkeypatch):
@@ -88,7 +86,7 @@ def test_own_texts_stand_beside_the_built_in_ones(pair, tmp_path: Path, capsys, 
     (tmp_path / "math").write_bytes(b"2 + 2\r\n= 4")
     (tmp_path / "own").write_text(TEXT)
     files = [str(tmp_path / "math"), str(tmp_path / "own")]
-    _, card, _ = card_of([*pair, "--text", files[0], "--text", files[1]], tmp_path, capsys)
+    _, card = card_of([*pair, "--text", files[0], "--text", files[1]], tmp_path, capsys)
     coverage = card["directions"][0]["coverage"]
     assert list(coverage) == ["math", "prose", files[0], "own"]
     assert coverage[files[0]]["bytes"] == len(b"2 + 2\r\n= 4")
@@ -101,14 +99,13 @@ def test_only_text_needs_a_text(pair, tmp_path: Path, capsys):
 
 
 def test_a_refused_tokenizer_stands_in_the_card(pair, wordpiece, tmp_path: Path, capsys):
-    """The card is made and names it with the reason, on the terminal, in JSON and in the picture."""
-    shown, card, picture = card_of([pair[0], wordpiece], tmp_path, capsys)
+    """The card is made and names it with the reason, on the terminal and in JSON."""
+    shown, card = card_of([pair[0], wordpiece], tmp_path, capsys)
     assert list(card["refusals"]) == ["wordpiece"]
     assert "WordPiece" in card["refusals"]["wordpiece"]
     assert card["directions"] == []
     assert card["fingerprints"][0] != card["fingerprints"][1] == ""
     assert f"refused: wordpiece: {card['refusals']['wordpiece']}" in shown
-    assert "Cannot be aligned exactly" in picture
 
 
 def test_a_floor_that_cannot_be_measured_is_told(pair, tmp_path: Path, capsys, monkeypatch):
@@ -116,10 +113,9 @@ def test_a_floor_that_cannot_be_measured_is_told(pair, tmp_path: Path, capsys, m
     why = NotMeasurable("letters: 3 of 9 texts are not cut as their words are alone")
     monkeypatch.setattr("mrl.alignment.pair_card.pair_floors", lambda *_: (why, why))
     (tmp_path / "own").write_text(TEXT)
-    shown, card, picture = card_of([*pair, "--text", str(tmp_path / "own"), "--only-text"], tmp_path, capsys)
+    shown, card = card_of([*pair, "--text", str(tmp_path / "own"), "--only-text"], tmp_path, capsys)
     assert f"floor words → letters: not measurable, {why.reason}" in shown
     assert card["directions"][1]["floor"] == {"not_measurable": why.reason}
-    assert "not measurable" in picture
 
 
 def test_show_draws_both_segmentations(pair, capsys):
@@ -214,3 +210,21 @@ def test_a_refused_kind_says_why(pair, wordpiece, capsys):
     """WordPiece cannot be aligned exactly, so there is nothing to show."""
     assert main(["align", "show", pair[0], wordpiece, "x"]) == 2
     assert "cannot be aligned exactly" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("data", "shown"),
+    [
+        (b" yah\n", "·yah⏎"),
+        (b"\xf0\x9f", "\\xf0\\x9f"),
+        (b" x\xf0", "·x\\xf0"),
+        ("\u200d".encode(), "\\u200d"),
+        ("é".encode(), "é"),
+        ("e\u0301".encode(), "e\u0301"),
+        ("\u0301".encode(), "\u25cc\u0301"),
+        (b"", ""),
+    ],
+)
+def test_tokens_are_made_visible(data, shown):
+    """Spaces and line ends are marked, what is no character is shown in hexadecimal."""
+    assert visible(data) == shown

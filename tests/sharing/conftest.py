@@ -26,7 +26,6 @@ from mrl.sharing.context import SharingContext
 from mrl.sharing.own_examples import own_advantages
 from mrl.sharing.own_objective import own_objective
 from mrl.sharing.own_traces import rollout_record
-from mrl.sharing.recorder import StepRecord
 from mrl.sharing.regime import Absorbed, Author, Regime
 from mrl.sharing.regimes import build_regime
 from mrl.sharing.sgt import SgtRegime
@@ -289,7 +288,7 @@ def step_of():
 def record():
     """What the recorder of a regime says of a step, by default without own log-probs."""
 
-    def record(regime: Regime, absorbed: Absorbed, logprobs: dict[int, np.ndarray] | None = None) -> StepRecord:
+    def record(regime: Regime, absorbed: Absorbed, logprobs: dict[int, np.ndarray] | None = None) -> dict[str, float]:
         return regime.context.recorder.record(absorbed.examples, logprobs or {})
 
     return record

@@ -294,7 +294,7 @@ def test_unusable_scores_are_counted_and_trained_by_rewards(build, make, peer, r
         (True, True),
         (True, True),
     ]
-    counts = absorbed.counts | record(regime, absorbed).values
+    counts = absorbed.counts | record(regime, absorbed)
     assert (counts["sharing/scored_rows"], counts["sharing/unscored_rows"], counts["sharing/asked_rows"]) == (1, 1, 3)
     assert counts["align/rejected/lengths/peer"] == 1
     assert all(map(is_known, counts))

@@ -169,7 +169,7 @@ def test_a_text_that_the_own_limit_cuts_is_not_imitated(make, make_context, peer
         ((trace,),) = peer_traces([told], context, needs_trace=needs_trace)
         assert trace.num_tokens <= size + room
         rejected.append(trace.examined.rejected)
-        counted = context.recorder.record([], {}).values.get("align/rejected/cut/peer", 0)
+        counted = context.recorder.record([], {}).get("align/rejected/cut/peer", 0)
         assert counted == (rejected[-1] == "cut"), "it is not named in the metrics"
     assert rejected == (["cut", ""] if room else ["", ""])
 
@@ -204,7 +204,7 @@ def test_traces_stand_by_record_and_are_examined(make, make_context, peer, recei
     assert told == [("b", "q", 0), ("b", "q", 1), ("a", "p", 0)]
     assert [one.advantage for one in [*first, *second]] == [whole.answers[0].advantage, whole.answers[1].advantage, 0]
     assert {one.num_tokens for one in [*first, *second]} <= {0, 1, 2, 3}
-    values = context.recorder.record([], {}).values
+    values = context.recorder.record([], {})
     assert (values["align/rows/b"], values["align/rows/a"]) == (2, 1)
     assert peer_traces([], context, needs_trace=True) == []
 

@@ -174,7 +174,7 @@ def test_a_mean_per_own_token_depends_on_the_tokens_and_one_per_byte_does_not(
     own = np.full(num_own, (total_nats + gap_nats) / num_own, dtype=np.float32)
     ratio = math.exp(float((own - row.behaviour_logprobs).mean()))
     assert ratio == pytest.approx(math.exp((total_nats + gap_nats) / num_own - total_nats / num_peer), rel=1e-5)
-    per_byte = math.exp(record(regime, absorbed, {place: own}).values["align/gap_nats_per_byte/peer"])
+    per_byte = math.exp(record(regime, absorbed, {place: own})["align/gap_nats_per_byte/peer"])
     assert per_byte == pytest.approx(math.exp(gap_nats / len(text)), rel=1e-5)
 
 
@@ -209,7 +209,7 @@ def test_untraced_answers_serve_variants_without_ratios(build, make, receiver, s
     assert all(row.behaviour_logprobs is row.behaviour_spans is None for row in peers)
     assert absorbed.denominators["peer_rollouts"] == 2 + rows
     assert all((row.advantages < 0).all() for row in absorbed.examples if row.component == "policy_gradient")
-    values = record(regime, absorbed).values
+    values = record(regime, absorbed)
     assert values["align/rejected_share/peer"] == 1 - rows / 2
     assert values["align/trace_rejected/untraced/peer"] == 2
 

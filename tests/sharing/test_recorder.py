@@ -1,4 +1,4 @@
-"""What sharing cost: metrics per peer, and one line for every answer of a peer that was looked at."""
+"""What sharing cost: metrics per peer."""
 
 import math
 from dataclasses import replace
@@ -9,9 +9,7 @@ from msgspec import structs
 
 from mrl.alignment.residual import KINDS, summarise
 from mrl.metrics.names import is_known
-from mrl.records.codec import decode, encode
 from mrl.records.experience import Received
-from mrl.records.telemetry_messages import ResidualsRecord, RowResidual, telemetry_decoder
 from mrl.sharing.peer_traces import peer_traces
 from mrl.sharing.recorder import GAPS, SharingRecorder, examined_values
 from mrl.sharing.regime import ExaminedAnswer
@@ -55,9 +53,7 @@ def test_metrics_of_a_trained_answer(receiver, read):
     """Coverage counts own tokens, and the gap is own minus peer log-prob over the same text, EOS included."""
     ((trace,), recorder), text = read(TEXTS[:1]), TEXTS[0]
     own_ids = retokenize(receiver, text, finished=True, max_tokens=64).token_ids
-    values = recorder.record(
-        [trace.example(PROMPT, component="c")], {0: np.full(own_ids.size, -0.25, np.float32)}
-    ).values
+    values = recorder.record([trace.example(PROMPT, component="c")], {0: np.full(own_ids.size, -0.25, np.float32)})
     assert values["align/rows/peer"] == 1
     assert values["align/receiver_tokens/peer"] == own_ids.size
     shares = [values[f"align/{kind}_tokens/peer"] for kind in KINDS]
@@ -77,18 +73,16 @@ def test_metrics_of_a_trained_answer(receiver, read):
 def test_a_step_is_recorded_once(read):
     """What was examined before a record is in that record alone."""
     (_, recorder) = read()
-    assert recorder.record([], {}).values["align/rows/peer"] == 2
-    assert recorder.record([], {}) == ({}, [])
+    assert recorder.record([], {})["align/rows/peer"] == 2
+    assert recorder.record([], {}) == {}
 
 
 def test_without_own_log_probs_there_is_coverage_only(step, record):
     """A step whose rows nobody scored has no gap rather than a wrong one."""
     regime, absorbed = step
-    values, lines = record(regime, absorbed)
+    values = record(regime, absorbed)
     assert values["align/receiver_tokens/peer"] > 0
     assert not any(f"align/{name}/peer" in values for name in GAPS)
-    assert [line.gap_nats for line in lines] == [None] * 3
-    assert lines[0].one_to_one_tokens is not None
 
 
 def test_tokens_other_than_the_aligned_ones_are_not_compared(read):
@@ -97,12 +91,14 @@ def test_tokens_other_than_the_aligned_ones_are_not_compared(read):
     examples = [one.example(PROMPT, component="c") for one in (trace, other)]
     examples[0] = replace(examples[0], answer_token_ids=examples[0].answer_token_ids + 1)
     logprobs = {place: np.full(row.answer_token_ids.size, -1, np.float32) for place, row in enumerate(examples)}
-    first, second = recorder.record(examples, logprobs).answers
-    assert (first.trained, first.gap_nats, second.gap_nats is None) == (True, None, False)
+    values = recorder.record(examples, logprobs)
+    assert values["align/receiver_tokens/peer"] == trace.num_tokens + other.num_tokens
+    gap_nats = -other.num_tokens + 0.5 * (len(TEXTS[1]) + 1)
+    assert values["align/gap_nats_per_byte/peer"] == pytest.approx(gap_nats / len(TEXTS[1]))
 
 
 def test_a_row_is_measured_as_far_as_it_was_trained(read):
-    """A regime that cuts a row between two spans is measured up to there; one cut inside a span has no gap."""
+    """A regime that cuts a row between two spans is measured up to there."""
     (fine, coarse), recorder = read([b"zzzz", b"reverse: yah"])
     sizes = [2, coarse.num_tokens]
     examples = [
@@ -110,10 +106,12 @@ def test_a_row_is_measured_as_far_as_it_was_trained(read):
         for one, n in zip((fine, coarse), sizes, strict=True)
     ]
     logprobs = {place: np.full(size, -1, np.float32) for place, size in enumerate(sizes)}
-    cut, whole = recorder.record(examples, logprobs).answers
-    assert (cut.own_tokens, cut.bytes, cut.gap_nats) == (2, 2, -1.0)
-    assert cut.dropped_nats == -0.5 * 3
-    assert whole.own_tokens == coarse.num_tokens
+    values = recorder.record(examples, logprobs)
+    assert values["align/receiver_tokens/peer"] == sum(sizes)
+    assert values["align/bytes/peer"] == 2 + len(b"reverse: yah")
+    assert values["align/dropped_nats/peer"] == -0.5 * 3
+    gap_nats = -sum(sizes) + 0.5 * (2 + len(b"reverse: yah") + 1)
+    assert values["align/gap_nats_per_byte/peer"] == pytest.approx(gap_nats / values["align/bytes/peer"])
 
 
 def test_a_row_cut_inside_a_span_does_not_end_the_run(make, make_context, receiver):
@@ -133,8 +131,10 @@ def test_a_row_cut_inside_a_span_does_not_end_the_run(make, make_context, receiv
     ((trace,),) = peer_traces([coarse], context, needs_trace=True)
     assert trace.num_tokens > 2
     example = trace.example(PROMPT, component="c", kept=np.arange(trace.num_tokens) < 1)
-    (line,) = context.recorder.record([example], {0: np.array([-1], np.float32)}).answers
-    assert (line.trained, line.own_tokens, line.gap_nats) == (True, trace.num_tokens, None)
+    source = example.source
+    values = context.recorder.record([example], {0: np.array([-1], np.float32)})
+    assert values[f"align/receiver_tokens/{source}"] == trace.num_tokens
+    assert not any(f"align/{name}/{source}" in values for name in GAPS)
 
 
 def test_an_answer_behind_two_rows_counts_once(read):
@@ -142,10 +142,10 @@ def test_an_answer_behind_two_rows_counts_once(read):
     (trace, _), recorder = read()
     examples = [trace.example(PROMPT, component="c"), trace.example(PROMPT, component="d")]
     logprobs = {place: np.full(trace.num_tokens, -1 - place, np.float32) for place in (0, 1)}
-    values, lines = recorder.record(examples, logprobs)
-    assert [line.trained for line in lines] == [True, False]
+    values = recorder.record(examples, logprobs)
     assert values["align/receiver_tokens/peer"] == trace.num_tokens
-    assert lines[0].gap_nats == pytest.approx(-trace.num_tokens + 0.5 * (len(TEXTS[0]) + 1))
+    gap_nats = -trace.num_tokens + 0.5 * (len(TEXTS[0]) + 1)
+    assert values["align/gap_nats_per_byte/peer"] == pytest.approx(gap_nats / len(TEXTS[0]))
 
 
 def test_rows_of_several_batches_and_sources_come_together(make, make_context, peer):
@@ -162,10 +162,9 @@ def test_rows_of_several_batches_and_sources_come_together(make, make_context, p
         examples = [trace.example(PROMPT, component="c") for trace in (second, third, first)]
         sizes = [row.answer_token_ids.size for row in examples]
         logprobs = {place: np.linspace(-1, -2, size).astype(np.float32) for place, size in enumerate(sizes)}
-        values, lines = context.recorder.record(examples, logprobs)
-        assert [line.source for line in lines] == ["a", "b", "b"]
-        assert values["align/bytes/b"] == sum(map(len, TEXTS))
-        found.append((values, sorted(lines, key=lambda line: line.bytes)))
+        values = context.recorder.record(examples, logprobs)
+        assert (values["align/bytes/a"], values["align/bytes/b"]) == (1, sum(map(len, TEXTS)))
+        found.append(values)
     assert found[0] == found[1]
 
 
@@ -173,7 +172,7 @@ def test_answers_looked_at_are_counted_per_peer_and_reason():
     """Rejected texts and disbelieved traces are two things."""
 
     def looked_at(source, rejected, fault=""):
-        return ExaminedAnswer(source, "p", "r", 0, rejected, fault)
+        return ExaminedAnswer(source, "p", 0, rejected, fault)
 
     answers = [looked_at("peer", ""), looked_at("peer", "utf8"), looked_at("peer", "", "logprobs")]
     values = examined_values([*answers, looked_at("other", "untraced", "untraced")])
@@ -188,66 +187,51 @@ def test_answers_looked_at_are_counted_per_peer_and_reason():
         "align/trace_rejected/untraced/other": 1.0,
     }
     assert all(map(is_known, values))
-    assert SharingRecorder().record([], {}) == ({}, [])
+    assert SharingRecorder().record([], {}) == {}
 
 
-def test_every_answer_has_a_line(step, record):
-    """Trained ones with figures, the rejected one with its reason; each says which answer of which record it is."""
+def test_every_answer_that_was_looked_at_counts(step, record):
+    """The rejected one with its reason, and the two that are trained on with their figures."""
     regime, absorbed = step
-    lines = record(regime, absorbed, own_logprobs(absorbed)).answers
-    assert [(line.source, line.prompt_id, line.record_id, line.answer, line.trained) for line in lines] == [
-        ("peer", "p", "id0", 1, True),
-        ("peer", "p", "id0", 2, True),
-        ("peer", "p", "id0", 0, False),
-    ]
-    assert [line.rejected for line in lines] == ["", "", "utf8"]
-    assert [line.trace_fault for line in lines] == ["", "", "untraced"]
-    assert lines[2].gap_nats is lines[2].own_tokens is lines[2].ess_weight is None
+    values = record(regime, absorbed, own_logprobs(absorbed))
+    assert values["align/rows/peer"] == 3
+    assert values["align/rejected/utf8/peer"] == values["align/trace_rejected/untraced/peer"] == 1
+    assert values["align/bytes/peer"] == sum(map(len, TEXTS))
 
 
-def test_figures_are_those_of_the_row(step, record, receiver):
-    """Coverage, lengths and gap of each row, as written; the weights of a step sum to 1."""
+def test_gaps_are_those_of_all_answers_trained_on(step, record, receiver):
+    """Ratios of all spans and of whole answers, each answer with its own log-probs."""
     regime, absorbed = step
     own = own_logprobs(absorbed)
-    values, lines = record(regime, absorbed, own)
+    values = record(regime, absorbed, own)
     places = [place for place, row in enumerate(absorbed.examples) if row.source == "peer"]
-    gaps = []
-    for line, text, place in zip(lines[:2], TEXTS, places, strict=True):
+    parts = []
+    for place in places:
         ids = absorbed.examples[place].answer_token_ids
-        assert line.flags == []
-        assert (line.own_tokens, line.peer_tokens, line.bytes) == (ids.size, len(text) + 1, len(text))
-        assert line.spans == ids.size  # the peer cut every byte
-        widths = receiver.byte_lengths(ids, np.array([0, ids.size]))
-        assert line.one_to_one_tokens == pytest.approx((widths <= 1).mean())
-        assert line.one_to_one_bytes == pytest.approx((widths == 1).sum() / len(text))
-        assert line.length_ratio == pytest.approx(ids.size / (len(text) + 1))
-        wide = int((widths > 1).sum())  # one own token, several of the peer's
-        assert line.spans_of_kind == [ids.size - wide, 0, wide, 0]
-        assert (line.max_tokens_per_span, line.dropped_nats) == (1, 0)
-        assert line.peer_nats == pytest.approx(-0.5 * (len(text) + 1), rel=1e-5)
-        gaps.append(float(own[place].sum()) + 0.5 * (len(text) + 1))
-        assert line.gap_nats == pytest.approx(gaps[-1], rel=1e-5)
-        assert line.gap_nats_per_byte == pytest.approx(gaps[-1] / len(text), rel=1e-5)
-        assert line.gap_nats_per_token == pytest.approx(gaps[-1] / ids.size, rel=1e-5)
-        ratios = own[place] + 0.5 * np.maximum(widths, 1)
-        assert line.span_std_nats == pytest.approx(ratios.std(), rel=1e-5)
-        assert line.span_p95_nats == pytest.approx(np.quantile(np.abs(ratios), 0.95), rel=1e-5)
-        assert line.outside_band == pytest.approx(np.mean((ratios < math.log(0.8)) | (ratios > math.log(1.2))))
-    weights = np.exp(np.array(gaps) - max(gaps))
-    assert [line.ess_weight for line in lines[:2]] == pytest.approx((weights / weights.sum()).tolist(), rel=1e-4)
-    assert 1 / (2 * sum(line.ess_weight**2 for line in lines[:2])) == pytest.approx(
-        values["align/sequence_ess/peer"], rel=1e-5
-    )
+        widths = receiver.byte_lengths(ids, np.array([0, ids.size]))  # the peer cut every byte
+        parts.append(own[place] + 0.5 * np.maximum(widths, 1))
+    ratios, gaps = np.concatenate(parts), np.array([part.sum() for part in parts])
+    weights = np.exp(gaps - gaps.max())
+    wanted = {
+        "gap_nats_per_byte": gaps.sum() / sum(map(len, TEXTS)),
+        "gap_nats_per_token": gaps.sum() / ratios.size,
+        "span_std_nats": ratios.std(),
+        "span_p95_nats": np.quantile(np.abs(ratios), 0.95),
+        "outside_band": np.mean((ratios < math.log(0.8)) | (ratios > math.log(1.2))),
+        "sequence_ess": weights.sum() ** 2 / (weights**2).sum() / weights.size,
+    }
+    assert {name: values[f"align/{name}/peer"] for name in wanted} == pytest.approx(wanted, rel=1e-5)
 
 
 def test_what_is_not_known_is_absent(make_sgt, make, step_of, record):
-    """An answer without a trace has its length and flags and no figure against the peer."""
+    """An answer without a trace is counted and flagged, and has no figure against the peer."""
     regime = make_sgt()
     absorbed = step_of(regime, [make.group([0, 0])], [make.success()])
-    (line,) = record(regime, absorbed, own_logprobs(absorbed)).answers
-    assert (line.trained, line.flags, line.bytes) == (True, ["UNTRACED"], len(TEXTS[0]))
-    assert line.trace_fault == "untraced"
-    assert line.peer_tokens is line.length_ratio is line.gap_nats is line.ess_weight is None
+    values = record(regime, absorbed, own_logprobs(absorbed))
+    assert values["align/rows/peer"] == values["align/flagged/untraced/peer"] == 1
+    assert values["align/trace_rejected/untraced/peer"] == 1
+    assert values["align/receiver_tokens/peer"] == 0
+    assert not any(f"align/{name}/peer" in values for name in GAPS)
 
 
 @pytest.mark.parametrize("name", ["hacpo", "graft", "prp"])
@@ -261,11 +245,11 @@ def test_rows_say_which_answers_they_are_made_of(build, make, peer, step_of, rec
     regime = build(name)
     absorbed = step_of(regime, own, heard)
     texts = {("p", 0): 2, ("p", 1): 4, ("q", 0): 1, ("q", 1): 3}
-    lines = [line for line in record(regime, absorbed).answers if line.trained]
-    assert lines
-    assert [line.bytes for line in lines] == [texts[line.prompt_id, line.answer] for line in lines]
     rows = [row for row in absorbed.examples if row.examined is not None]
-    assert [row.prompt_id for row in rows] == [line.prompt_id for line in lines]
+    assert rows
+    sizes = [int(row.examined.batch.text_bytes[row.examined.row]) for row in rows]
+    assert sizes == [texts[row.prompt_id, row.examined.number] for row in rows]
+    assert record(regime, absorbed)["align/bytes/peer"] == sum(sizes)
 
 
 def test_sgt_shows_the_cost_of_every_rescue(make_sgt, make, peer, step_of, record):
@@ -277,7 +261,7 @@ def test_sgt_shows_the_cost_of_every_rescue(make_sgt, make, peer, step_of, recor
     (example,) = (row for row in absorbed.examples if row.component == "rescue")
     batch = example.examined.batch
     assert batch.token_ids.tolist() == example.answer_token_ids.tolist()
-    values = record(regime, absorbed, own_logprobs(absorbed)).values
+    values = record(regime, absorbed, own_logprobs(absorbed))
     assert values["align/rows/peer"] == 1.0
     assert values["align/one_to_one_tokens/peer"] < 1.0
     own = own_logprobs(absorbed)[absorbed.examples.index(example)]
@@ -289,10 +273,3 @@ def test_sgt_publishes_the_trace(make_sgt, make, receiver):
     group = make.sampled(receiver, [1.0], texts=TEXTS[:1])
     (told,) = make_sgt().publish(group, make.author())
     assert len(told.trace.special) == retokenize(receiver, TEXTS[0], finished=True, max_tokens=64).token_ids.size
-
-
-def test_a_line_survives_the_wire():
-    """The record that carries lines is one that the supervisor decodes."""
-    line = RowResidual(source="a", prompt_id="p", record_id="r", answer=1, trained=False, rejected="utf8")
-    told = ResidualsRecord(role="learner/b", policy="b", step=3, rows=[line])
-    assert decode(encode(told), telemetry_decoder) == told

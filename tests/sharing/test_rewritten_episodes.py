@@ -98,7 +98,7 @@ def test_of_a_whole_group_only_the_reward_of_such_an_episode_crosses(name, build
     assert b"secret" not in encode(record)
     (traces,) = peer_traces([record], context, needs_trace=True)
     assert [trace.rejected for trace in traces] == ["", "", "withheld"]
-    values = context.recorder.record([], {}).values
+    values = context.recorder.record([], {})
     assert values == {"align/rows/own": 3, "align/rejected_share/own": 0, "align/rejected/withheld/own": 1}
     assert [trace.reward for trace in traces] == rewards
 
@@ -172,7 +172,7 @@ def test_a_teacher_is_not_told_of_it_and_scores_the_others(
     counts = absorbed.counts
     assert (counts["sharing/asked_rows"], counts["sharing/scored_rows"], counts["sharing/unscored_rows"]) == (2, 2, 0)
     assert counts["sharing/hit_rate"] == 1.0
-    values = record(regime, absorbed).values
+    values = record(regime, absorbed)
     assert (values["align/rows/peer"], values["align/rejected_share/peer"]) == (2.0, 0.0)
     assert step_of(regime, [group]).counts["sharing/absent_rows"] == 2.0, "no score came"
 

@@ -127,7 +127,7 @@ def test_unusable_scores_leave_the_plain_ratio(build, make, peer, receiver, step
     regime = build("rlad")
     absorbed = step_of(regime, groups, received)
     assert [row.teacher_logprobs is None for row in absorbed.examples] == [False, True, True, True, True, True]
-    counts = absorbed.counts | record(regime, absorbed).values
+    counts = absorbed.counts | record(regime, absorbed)
     assert (counts["sharing/scored_rows"], counts["sharing/unscored_rows"], counts["sharing/absent_rows"]) == (1, 1, 3)
     assert counts["align/trace_rejected/lengths/peer"] == counts["align/rejected/lengths/peer"] == 1
     assert (counts["align/rows/peer"], counts["align/rejected_share/peer"]) == (3, pytest.approx(2 / 3))
@@ -217,8 +217,8 @@ def test_rate_survives_json(build, make, receiver, step_of):
     assert step_of(restored, []).counts["sharing/hit_rate"] == 0.0
 
 
-def test_every_answer_that_was_scored_has_a_line(build, make, peer, receiver, step_of, record):
-    """With its figures, own log-probs against the teacher's; those that no score came for have none."""
+def test_every_answer_that_was_scored_counts(build, make, peer, receiver, step_of, record):
+    """With own log-probs against the teacher's; those that no sound score came for with the reason."""
     groups = [make.sampled(receiver, [1, 0, 0], prompt_id) for prompt_id in "ab"]
     told = scored_by(make, peer, groups[1], lambda ids: -0.1 - 0.2 * np.arange(len(ids)))
     lie = make.sampled(peer, [0.0], texts=[b"no"]).answers[0]
@@ -227,30 +227,23 @@ def test_every_answer_that_was_scored_has_a_line(build, make, peer, receiver, st
     regime = build("rlad")
     absorbed = step_of(regime, groups, [received])
     own = np.linspace(-0.3, -0.9, absorbed.examples[5].answer_token_ids.size).astype(np.float32)
-    values, lines = record(regime, absorbed, {5: own})
-    assert {(line.source, line.prompt_id, line.record_id) for line in lines} == {
-        ("peer", "b", f"peer>{request_id('own', groups[1].ticket)}")
-    }
-    assert [(line.answer, line.trained, line.rejected, line.trace_fault) for line in lines] == [
-        (2, True, "", ""),
-        (0, False, "lengths", "lengths"),
-        (1, False, "unscored", ""),
-    ]
-    nats = unpack_array(scores[2].logprobs, "f4")
-    line, size = lines[0], len(groups[1].answers[2].completion)
-    assert (line.flags, line.bytes, line.peer_tokens, line.own_tokens) == ([], size, size + 1, own.size)
-    assert (line.spans, line.max_tokens_per_span) == (own.size, 1)  # the teacher cuts every byte
-    assert (line.peer_nats, line.dropped_nats) == (pytest.approx(nats.sum(), rel=1e-6), 0)
-    gap = own.sum() - nats.sum()
-    assert line.gap_nats == pytest.approx(gap, rel=1e-5)
-    assert line.gap_nats_per_byte == pytest.approx(gap / size, rel=1e-5)
-    assert line.ess_weight == 1
-    assert values["align/gap_nats_per_token/peer"] == pytest.approx(gap / own.size, rel=1e-5)
-    assert values["align/receiver_tokens/peer"] == own.size
+    values = record(regime, absorbed, {5: own})
+    assert values["align/rows/peer"] == 3
+    assert values["align/rejected/lengths/peer"] == values["align/trace_rejected/lengths/peer"] == 1
+    assert values["align/rejected/unscored/peer"] == 1
+    nats, size = unpack_array(scores[2].logprobs, "f4"), len(groups[1].answers[2].completion)
+    gap_nats = own.sum() - nats.sum()
+    assert (values["align/receiver_tokens/peer"], values["align/bytes/peer"]) == (own.size, size)
+    assert values["align/spans/peer"] == own.size  # the teacher cuts every byte
+    assert values["align/length_ratio/peer"] == own.size / (size + 1)
+    assert values["align/peer_nats_per_byte/peer"] == pytest.approx(nats.sum() / size, rel=1e-6)
+    assert values["align/dropped_nats/peer"] == 0
+    assert values["align/gap_nats_per_byte/peer"] == pytest.approx(gap_nats / size, rel=1e-5)
+    assert values["align/gap_nats_per_token/peer"] == pytest.approx(gap_nats / own.size, rel=1e-5)
     assert all(map(is_known, absorbed.counts | values))
 
 
-def test_without_scores_there_are_no_lines(build, make, receiver, step_of, record):
-    """Nothing was looked at, and nothing is said of the pair."""
+def test_without_scores_nothing_is_said_of_the_pair(build, make, receiver, step_of, record):
+    """Nothing was looked at."""
     regime = build("rlad")
-    assert record(regime, step_of(regime, [make.sampled(receiver, [1, 0])])) == ({}, [])
+    assert record(regime, step_of(regime, [make.sampled(receiver, [1, 0])])) == {}

@@ -1,4 +1,4 @@
-"""What a translation cost: residuals, row by row and as a whole, and the coverage of pair cards."""
+"""What a translation cost: residuals of batches and of single rows, and the coverage of pair cards."""
 
 import dataclasses
 import itertools
@@ -12,7 +12,8 @@ from mrl.alignment.flags import Flag
 from mrl.alignment.pair_card import coverage_of, span_texts, translated
 from mrl.alignment.peer_answer import bare_text
 from mrl.alignment.residual import KINDS as SPAN_KINDS
-from mrl.alignment.residual import effective_share, row_residuals, summarise
+from mrl.alignment.residual import Residual, effective_share, summarise
+from mrl.alignment.selection import select_rows
 from mrl.alignment.translate import AlignedBatch, translate_batch
 from tests.support.alignment_properties.generated import make_batch, make_text
 from tests.support.alignment_properties.kinds import KINDS, METASPACE, Receivers
@@ -52,39 +53,44 @@ def slow_kind(theirs: int, mine: int) -> str:
     }[theirs > 1, mine > 1]
 
 
+def row_of(batch: AlignedBatch, own: np.ndarray, row: int) -> Residual:
+    """The report of one row as a batch of its own."""
+    return summarise(select_rows(batch, [row]), own[batch.row_offsets[row] : batch.row_offsets[row + 1]])
+
+
 def check_residual_rows_follow_their_spans(receivers: Receivers, random: Random) -> None:
     """Counts, gap, spread and share out of band of every row are those of a walk over its spans."""
     for kind in KINDS:
         batch = make_batch_of(random, receivers, kind)
         own = own_logprobs(random, batch)
-        rows = row_residuals(batch, own)
         for row in range(batch.num_rows):
-            trace, differences = batch.row(row), slow_differences(batch, own, row)
+            trace, found = batch.row(row), row_of(batch, own, row)
             pairs = list(zip(trace.span_peer_tokens.tolist(), trace.span_receiver_tokens.tolist(), strict=True))
             kinds = [slow_kind(*pair) for pair in pairs]
-            assert rows.spans_of_kind[row].tolist() == [kinds.count(name) for name in SPAN_KINDS]
-            assert rows.spans[row] == len(kinds)
-            assert rows.one_to_one_tokens[row] == kinds.count("one_to_one")
+            for name in SPAN_KINDS:
+                widths = [mine for (_, mine), theirs in zip(pairs, kinds, strict=True) if theirs == name]
+                assert found.tokens_of_kind[name] == sum(widths)
+            assert found.spans == len(kinds)
             ones = [size for size, name in zip(trace.span_bytes.tolist(), kinds, strict=True) if name == "one_to_one"]
-            assert rows.one_to_one_bytes[row] == sum(ones)
-            assert rows.bytes[row] == trace.span_bytes.sum()
-            assert rows.receiver_tokens[row] == len(trace.token_ids)
-            assert rows.peer_tokens[row] == len(trace.peer_span_of_token)
-            assert rows.max_tokens_per_span[row] == max((mine for _, mine in pairs), default=0)
-            assert (rows.peer_nats[row], rows.dropped_nats[row]) == (trace.peer_logprob, trace.dropped_logprob)
-            assert (rows.dropped_tokens[row], rows.flags[row]) == (trace.dropped_tokens, int(trace.flags))
-            expect_differences(rows, row, differences)
+            assert found.one_to_one_bytes == sum(ones)
+            assert found.bytes == trace.span_bytes.sum()
+            assert found.receiver_tokens == len(trace.token_ids)
+            assert found.peer_tokens + found.dropped_tokens == len(trace.peer_span_of_token)
+            assert (found.peer_nats, found.dropped_nats) == (trace.peer_logprob, trace.dropped_logprob)
+            assert found.dropped_tokens == trace.dropped_tokens
+            assert found.flagged == {flag.name: 1 for flag in Flag if trace.flags & flag}
+            expect_differences(found, slow_differences(batch, own, row))
 
 
-def expect_differences(rows, row: int, differences: list[float]) -> None:
-    """The four figures of d_s of one row; NaN where it has no span."""
-    nan = math.nan
+def expect_differences(found: Residual, differences: list[float]) -> None:
+    """The four figures of d_s of one row; None where it has no span."""
+    figures = found.gap_nats, found.span_std_nats, found.span_p95_nats, found.outside_band
+    if not differences:
+        assert figures == (None,) * 4
+        return
     far = [not math.log(0.8) <= value <= math.log(1.2) for value in differences]
-    assert close(rows.gap_nats[row], sum(differences) if differences else nan)
-    assert close(rows.span_std_nats[row], float(np.std(differences)) if differences else nan)
-    wanted = float(np.quantile(np.abs(differences), 0.95)) if differences else nan
-    assert close(rows.span_p95_nats[row], wanted)
-    assert close(rows.outside_band[row], sum(far) / len(far) if far else nan)
+    wanted = sum(differences), np.std(differences), np.quantile(np.abs(differences), 0.95), sum(far) / len(far)
+    assert all(close(mine, float(slow)) for mine, slow in zip(figures, wanted, strict=True))
 
 
 def check_residual_totals_are_sums_of_rows(receivers: Receivers, random: Random) -> None:
@@ -92,34 +98,33 @@ def check_residual_totals_are_sums_of_rows(receivers: Receivers, random: Random)
     for kind in KINDS:
         batch = make_batch_of(random, receivers, kind)
         own = own_logprobs(random, batch)
-        whole, rows = summarise(batch, own), row_residuals(batch, own)
+        whole, rows = summarise(batch, own), [row_of(batch, own, row) for row in range(batch.num_rows)]
         sums = [slow_differences(batch, own, row) for row in range(batch.num_rows)]
         live, every = [sum(one) for one in sums if one], list(itertools.chain(*sums))
         assert whole.rejected == Counter(reason for reason in batch.reject_reason if reason)
         assert close(whole.rejected_share, sum(map(bool, batch.reject_reason)) / batch.num_rows)
         flags = {flag.name: sum(bool(mine & flag) for mine in batch.flags.tolist()) for flag in Flag}
         assert whole.flagged == {name: count for name, count in flags.items() if count}
-        assert whole.peer_tokens + whole.dropped_tokens == rows.peer_tokens.sum()
+        for name in ("peer_tokens", "dropped_tokens", "bytes", "spans", "one_to_one_bytes", "receiver_tokens"):
+            assert getattr(whole, name) == sum(getattr(row, name) for row in rows), name
         assert close(whole.peer_nats, float(batch.span_logprob.sum()) + whole.dropped_nats)
         assert close(whole.aligned_nats, float(batch.span_logprob.sum()))
-        assert np.allclose(rows.aligned_nats.sum(), whole.aligned_nats)
-        assert (whole.bytes, whole.spans) == (rows.bytes.sum(), rows.spans.sum())
-        assert whole.one_to_one_bytes == rows.one_to_one_bytes.sum()
-        assert whole.receiver_tokens == rows.receiver_tokens.sum() == sum(whole.tokens_of_kind.values())
-        for index, name in enumerate(SPAN_KINDS):
+        assert close(sum(row.aligned_nats for row in rows), whole.aligned_nats)
+        assert whole.receiver_tokens == sum(whole.tokens_of_kind.values())
+        for name in SPAN_KINDS:
             wide = [
                 slow_kind(*pair) == name
                 for pair in zip(batch.span_peer_tokens, batch.span_receiver_tokens, strict=True)
             ]
             assert whole.tokens_of_kind[name] == batch.span_receiver_tokens[wide].sum()
-            assert sum(wide) == rows.spans_of_kind[:, index].sum()
         assert close(whole.gap_nats, sum(live))
         assert close(whole.gap_nats_per_byte * whole.bytes, whole.gap_nats)
         assert close(whole.gap_nats_per_token * whole.receiver_tokens, whole.gap_nats)
         assert close(whole.length_ratio, whole.receiver_tokens / whole.peer_tokens)
         assert close(whole.span_std_nats, float(np.std(every)))
         assert close(whole.span_p95_nats, float(np.quantile(np.abs(every), 0.95)))
-        assert close(whole.outside_band, float(np.nansum(rows.outside_band * rows.spans)) / whole.spans)
+        outside = sum(row.outside_band * row.spans for row in rows if row.outside_band is not None)
+        assert close(whole.outside_band, outside / whole.spans)
         assert close(whole.sequence_ess, slow_ess(live))
         assert close(whole.span_ess, slow_ess(every))
         floor = whole.span_std_nats / 2
@@ -141,10 +146,8 @@ def check_rows_without_a_trace_count_in_no_residual(receivers: Receivers, random
             if field.name not in changed:
                 assert getattr(whole, field.name) == getattr(wanted, field.name), field.name
         assert whole.rows == 12
-        rows, mine = row_residuals(batch, own), row_residuals(alone, own[: len(alone.token_ids)])
-        assert np.array_equal(rows.gap_nats[:8], mine.gap_nats, equal_nan=True)
-        assert np.isnan(rows.gap_nats[8:]).all()
-        assert rows.spans_of_kind[8:].sum() == 0
+        assert all(row_of(batch, own, row) == row_of(alone, own, row) for row in range(8))
+        assert all(row_of(batch, own, row).gap_nats is None for row in range(8, 12))
         for row in range(8):
             trace = batch.row(row)
             inside = batch.peer_logprobs[batch.peer_offsets[row] : batch.peer_offsets[row + 1]]

@@ -1,1 +1,0 @@
-"""What a shell needs of mrl."""
