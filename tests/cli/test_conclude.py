@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from mrl.cli.main import main
 from mrl.cli.train import conclude
 from mrl.config.load import validate
 from mrl.config.run_folder import RunFolder, create_run_folder
@@ -55,6 +56,13 @@ def test_a_run_ends_with_table_memory_and_report(folder: RunFolder, capsys: pyte
     assert (code, "held-out accuracy" in table) == (0, True)
     assert f"report {folder.report_html}" in capsys.readouterr().out
     assert folder.report_html.exists()
+
+
+def test_the_report_is_written_when_asked_for(folder: RunFolder, capsys: pytest.CaptureFixture[str]) -> None:
+    """`mrl report` prints where."""
+    assert main(["report", str(folder.path)]) == 0
+    assert capsys.readouterr().out.split() == [str(folder.report_html)]
+    assert "<html" in folder.report_html.read_text()
 
 
 @pytest.mark.parametrize(("before", "after"), [(0, 2), (1, 1), (130, 130)])

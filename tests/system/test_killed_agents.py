@@ -69,7 +69,7 @@ agent_processes = 4
 options = {{ size = 400 }}
 max_turns = 3
 """
-STEPS = 40
+STEPS = 20
 ARGUMENTS = ["--pool.held_out_prompts=8", "--tasks.trim.weight=0", "--tasks.letter_counting.weight=0"]
 ARGUMENTS += [
     f"--policies.{policy}.{key}"

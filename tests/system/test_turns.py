@@ -36,14 +36,14 @@ def test_holders_that_are_killed_give_their_turn_to_the_others_and_the_run_goes_
 
     No two learners ever train at one time.
     """
-    run = make_run(steps=40, name="killed")
+    run = make_run(steps=16, name="killed")
     run.start(*TURNS)
     run.until(lambda: min(run.step(policy) for policy in POLICIES) >= 2, "both train")
     for role in ("learner/qwen", "worker/llama/0"):
         os.kill(run.pid(role), signal.SIGKILL)
 
     assert run.finish() == 0, run.tail()
-    assert {policy: run.step(policy) for policy in POLICIES} == dict.fromkeys(POLICIES, 40)
+    assert {policy: run.step(policy) for policy in POLICIES} == dict.fromkeys(POLICIES, 16)
     spans = [span for span in read_timeline(run.folder / "timeline.jsonl") if not span.is_beside]
     assert {span.whom for span in spans if span.kind == "awaiting turn"} >= {"learner/qwen", "worker/llama/0"}
     training = sorted((one.began_unix_s, one.duration_s) for one in spans if one.kind in ("training", "publishing"))
@@ -55,7 +55,7 @@ def test_engines_on_leased_units_have_them_in_turns_with_learners(make_run):
 
     One is killed while somebody else has the turn: its policy gets a unit again, where the next engine awaits it.
     """
-    run = make_run(steps=30, name="units")
+    run = make_run(steps=16, name="units")
     run.start(*TURNS, f"--allocation.units={json.dumps(UNITS)}", "--allocation.period_s=2")
     run.until(lambda: min(run.step(policy) for policy in POLICIES) >= 2, "both train")
     (queue,) = run.temporary.rglob("turns")
@@ -70,7 +70,7 @@ def test_engines_on_leased_units_have_them_in_turns_with_learners(make_run):
     turn.give_back()
 
     assert run.finish() == 0, run.tail()
-    assert {policy: run.step(policy) for policy in POLICIES} == dict.fromkeys(POLICIES, 30)
+    assert {policy: run.step(policy) for policy in POLICIES} == dict.fromkeys(POLICIES, 16)
     assert _leases(run, "qwen", "active") > before
     spans = [span for span in read_timeline(run.folder / "timeline.jsonl") if not span.is_beside]
     waited = {span.whom for span in spans if span.kind == "awaiting turn"}
