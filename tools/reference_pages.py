@@ -1,26 +1,23 @@
-"""Writes docs/reference/ from the code: keys of the configuration, metrics, commands, error messages.
+"""Writes docs/reference/ from the code: keys of the configuration, metrics, commands.
 
     .venv/bin/python tools/reference_pages.py            writes the pages
     .venv/bin/python tools/reference_pages.py --check    writes nothing, names pages that are stale, exit code 1
 
-A key without a sentence below it, or a message that cannot be read from the code, is an error: the page would have a
-hole.
+A key without a sentence below it is an error: the page would have a hole.
 """
 
 import argparse
-import ast
 import difflib
 import importlib
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
-import mrl.errors
 from mrl.cli.main import COMMANDS, Parser
 from mrl.config.replay_table import REPLAY, ReplayTable
 from mrl.config.schema import RunConfig
@@ -229,107 +226,10 @@ def commands_page() -> list[str]:
     return lines
 
 
-# errors
-
-
-class Message(NamedTuple):
-    """One place where a mistake of a user is told."""
-
-    kind: str
-    what: str
-    wanted: str
-    cure: str
-    file: str
-
-
-def text_in(node: ast.expr | None) -> str:
-    """A text of the code with its parts that are filled in as NAME; "" where it is not written at this place."""
-    match node:
-        case ast.Constant(value=str(text)):
-            return text
-        case ast.JoinedStr(values=values):
-            return "".join(str(one.value) if isinstance(one, ast.Constant) else f"{{{name_in(one)}}}" for one in values)
-        case ast.BinOp(left=left, op=ast.Add(), right=right):
-            return text_in(left) + text_in(right)
-        case ast.IfExp(body=body, orelse=other):
-            both = [text for text in (text_in(body), text_in(other)) if text]
-            return " / ".join(both)
-    return ""
-
-
-def name_in(node: ast.expr) -> str:
-    """The last plain name in what fills a gap."""
-    inner = node.value if isinstance(node, ast.FormattedValue) else node
-    names = [one.attr if isinstance(one, ast.Attribute) else one.id
-             for one in ast.walk(inner) if isinstance(one, ast.Attribute | ast.Name)]  # fmt: skip
-    return names[0] if names else "..."
-
-
-def user_errors() -> dict[str, str]:
-    """UserError and all below it in `mrl.errors`, each with the first sentence of its docstring."""
-    kinds = {name: kind for name, kind in vars(mrl.errors).items() if isinstance(kind, type)}
-    below = {name: kind for name, kind in kinds.items() if issubclass(kind, mrl.errors.UserError)}
-    return {name: (kind.__doc__ or "").strip().partition("\n\n")[0] for name, kind in below.items()}
-
-
-def messages(package: Path) -> Iterator[Message]:
-    """Every message whose words stand where it is raised; local names of texts are followed within their function."""
-    kinds = user_errors()
-    for file in sorted(package.rglob("*.py")):
-        tree = ast.parse(file.read_text(encoding="utf-8"))
-        for function in (node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)):
-            known = dict(assigned(function))
-            for node in ast.walk(function):
-                if (
-                    isinstance(node, ast.Call)
-                    and isinstance(node.func, ast.Name)
-                    and node.func.id in kinds
-                    and node.args
-                ):
-                    given = {one.arg: one.value for one in node.keywords}
-                    what = followed(node.args[0], known)
-                    if what:
-                        wanted, cure = (followed(given.get(key), known) for key in ("wanted", "cure"))
-                        yield Message(node.func.id, what, wanted, cure, file.relative_to(package.parent).as_posix())
-
-
-def assigned(function: ast.AST) -> Iterator[tuple[str, ast.expr]]:
-    """Names that a function gives to texts."""
-    for node in ast.walk(function):
-        match node:
-            case ast.Assign(targets=[ast.Name(id=name)], value=value):
-                yield name, value
-            case ast.Assign(targets=[ast.Tuple(elts=names)], value=ast.Tuple(elts=values)):
-                pairs = zip(names, values, strict=False)
-                yield from ((name.id, value) for name, value in pairs if isinstance(name, ast.Name))
-
-
-def followed(node: ast.expr | None, known: Mapping[str, ast.expr]) -> str:
-    """The text of an expression, or of the one that a name was given."""
-    return text_in(known.get(node.id)) if isinstance(node, ast.Name) else text_in(node)
-
-
-def errors_page() -> list[str]:
-    """Every message for a mistake that a user can cure."""
-    lines = heading(
-        "Error messages",
-        "Each is one line on stderr, with exit code 2: `mrl: error: WHERE: WHAT; got ...; wanted ...; cure: ...`.",
-        "In braces stands what is filled in.",
-        "What is put together elsewhere, such as the bounds of a key, is in [the configuration](configuration.md).",
-    )
-    found = sorted(set(messages(ROOT / "mrl")))
-    for kind, about in sorted(user_errors().items()):
-        told = [(cell(one.what), cell(one.wanted), cell(one.cure)) for one in found if one.kind == kind]
-        if told:
-            lines += [f"## {kind}", "", about, "", *rows(("what", "wanted", "cure"), list(dict.fromkeys(told)))]
-    return lines
-
-
 PAGES: dict[str, Callable[[], list[str]]] = {
     "configuration.md": configuration_page,
     "metrics.md": metrics_page,
     "commands.md": commands_page,
-    "errors.md": errors_page,
 }
 
 

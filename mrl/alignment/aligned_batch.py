@@ -112,11 +112,6 @@ class AlignedBatch:
         return is_traced
 
     @property
-    def text_bytes(self) -> Int64s:
-        """[R] bytes of the own text, EOS apart; 0 in rejected rows."""
-        return np.bincount(self.span_row, self.span_bytes, self.num_rows).astype(np.int64)
-
-    @property
     def cut_bytes(self) -> Int64s:
         """[R] bytes of the peer's text, as given, that no span holds: of its cut end, or of the whole row."""
         is_cut = self.peer_span_of_token < 0

@@ -13,8 +13,9 @@ from mrl.config.schema import RunConfig
 from mrl.config.table import Table
 from mrl.config.task_tables import TaskTable
 from mrl.metrics.pass_at_k import Kappas, kappas, together
-from mrl.records.evaluation_messages import Estimate, Together
+from mrl.records.evaluation_messages import Together
 from mrl.report.comparing.beyond_accuracy import common_steps, most_answers
+from mrl.report.comparison_table import shown, together_grids
 from mrl.report.number_format import count, fixed, labelled, percent, signed, size
 from mrl.report.progress import ALL_TASKS
 from mrl.report.run_data import RunData
@@ -65,15 +66,9 @@ def estimates_table(data: RunData) -> str:
         by_step = data.estimates.get(policy, {})
         step = max((step for step, found in by_step.items() if found), default=None)
         if step is not None:
-            rows += [
-                f"<tr><td>{_policy(data, policy)}</td>{_number(str(step))}<td>{escape(name)}</td>"
-                f"{_estimate(found)}{_number(count(found.prompts))}</tr>"
-                for name, found in by_step[step].items()
-            ]
-    if not rows:
-        return ""
-    head = _head("policy", ("step", "n"), "measure", ("mean", "n"), ("95 % interval", "n"), ("prompts", "n"))
-    return f'<div class="scroll"><table class="estimates">{head}<tbody>{"".join(rows)}</tbody></table></div>'
+            told = by_step[step].items()
+            rows += [[policy, str(step), name, shown(found), count(found.prompts)] for name, found in told]
+    return _grid_html(["policy", "step", "measure", "mean, 95 % interval", "prompts"], rows) if rows else ""
 
 
 def together_table(data: RunData) -> str:
@@ -95,43 +90,36 @@ def together_table(data: RunData) -> str:
     if not known or known[-1][0] != end:
         return ""
     found = known[-1][1]
-    lines = _together_lines(data, known, f"{k} answer{'s' * (k > 1)} of each")
-    cells = {one: [_number(fixed(found.alone[one].get(other), 3)) for other in names] for one in names}
-    matrix = "".join(f"<tr><td>{_policy(data, one)}</td>{''.join(row)}</tr>" for one, row in cells.items())
-    top = _head(f"step {end}: row solves, column does not", *((_policy(data, name), "n") for name in names))
+    _, alone = together_grids(found, k)
     return (
-        f'{lines}<div class="scroll"><table class="together">{top}<tbody>{matrix}</tbody></table></div>'
+        f"{_together_lines(known, k)}{_grid_html([f'step {end}: row solves, column does not', *names], alone.rows)}"
         f'<p class="note">Over the {count(found.prompts)} prompts to which every policy has {k} '
         f"answer{'s' * (k > 1)} or more. Likeness is Cohen's kappa: 1 where two solve the same prompts, 0 where they "
         "are as alike as their accuracies alone make them, below 0 where each solves what the other does not.</p>"
     )
 
 
-def _together_lines(data: RunData, columns: Sequence[tuple[int, Together, Kappas]], title: str) -> str:
+def _together_lines(columns: Sequence[tuple[int, Together, Kappas]], k: int) -> str:
     """Step by step, with intervals over prompts but for likeness."""
     names = list(columns[0][1].alone)
-    rows = [("solved by any", [_estimate(found.union) for _, found, _ in columns])]
+    rows = [["solved by any", *(shown(found.union) for _, found, _ in columns)]]
     rows += [
-        (
-            f"unsolved by {_policy(data, name)}, solved by another",
-            [_estimate(found.rescuable[name]) for _, found, _ in columns],
-        )
+        [f"unsolved by {name}, solved by another", *(shown(found.rescuable[name]) for _, found, _ in columns)]
         for name in names
     ]
     rows += [
-        (
-            f"likeness of {_policy(data, one)} and {_policy(data, other)}",
-            [_number(fixed(alike[one][other], 3)) + _number("") for _, _, alike in columns],
-        )
+        [f"likeness of {one} and {other}", *(fixed(alike[one][other], 3) for _, _, alike in columns)]
         for one, other in itertools.combinations(names, 2)
     ]
-    body = "".join(f"<tr><td>{words}</td>{''.join(cells)}</tr>" for words, cells in rows)
-    head = _head(title, *(one for step, *_ in columns for one in ((f"step {step}", "n"), ("95 % interval", "n"))))
-    return f'<div class="scroll"><table class="together">{head}<tbody>{body}</tbody></table></div>'
+    steps = [f"step {step}, 95 % interval" for step, *_ in columns]
+    return _grid_html([f"{k} answer{'s' * (k > 1)} of each", *steps], rows)
 
 
-def _estimate(found: Estimate) -> str:
-    return _number(fixed(found.mean, 3)) + _number(f"{found.low:.3f} to {found.high:.3f}")
+def _grid_html(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Words on the left, and numbers behind them."""
+    top = _head(escape(head[0]), *((escape(name), "n") for name in head[1:]))
+    body = "".join(f"<tr><td>{escape(first)}</td>{''.join(map(_number, rest))}</tr>" for first, *rest in rows)
+    return f'<div class="scroll"><table>{top}<tbody>{body}</tbody></table></div>'
 
 
 def flow_table(data: RunData) -> str:
@@ -258,8 +246,8 @@ def _accuracy_row(data: RunData, policy: str, index: int, task: str, span: int) 
     overall = task == ALL_TASKS
     first = f'<th scope="rowgroup" rowspan="{span}">{_policy(data, policy)}</th>' if overall else ""
     last = int(points[-1][0]) if end is not None else None
-    shown = labelled(fixed(end), last, data.config.get("run", {}).get("steps"))
-    numbers = "".join(map(_number, (fixed(start), shown, signed(gain))))
+    at_end = labelled(fixed(end), last, data.config.get("run", {}).get("steps"))
+    numbers = "".join(map(_number, (fixed(start), at_end, signed(gain))))
     name = "<b>all tasks</b>" if overall else escape(task)
     kind = ' class="overall"' if overall else ""
     return f"<tr{kind}>{first}<td>{name}</td>{numbers}<td>{_dumbbell(start, end, index)}</td></tr>"

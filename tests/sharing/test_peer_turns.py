@@ -378,9 +378,9 @@ def test_regimes_train_on_peers_episodes(build, context, make, share, step_of, r
     told_of = record(
         regime, found, {n: np.full(one.num_trained_tokens, -1, np.float32) for n, one in enumerate(found.examples)}
     )
-    assert told_of.values["align/rows/peer"] == 2
-    assert told_of.values["align/receiver_tokens/peer"] == sum(row.examined.batch.row_offsets[-1] for row in rows[:1])
-    assert ("align/gap_nats_per_byte/peer" in told_of.values) is (name != "hacpo")
+    assert told_of["align/rows/peer"] == 2
+    assert told_of["align/receiver_tokens/peer"] == sum(row.examined.batch.row_offsets[-1] for row in rows[:1])
+    assert ("align/gap_nats_per_byte/peer" in told_of) is (name != "hacpo")
 
 
 def test_a_row_of_hacpo_is_the_mean_over_what_both_wrote_in_turns(build, context, make, share, step_of, lab, voices):

@@ -247,7 +247,7 @@ def test_rows_say_which_answers_they_are_made_of(build, make, peer, step_of, rec
     texts = {("p", 0): 2, ("p", 1): 4, ("q", 0): 1, ("q", 1): 3}
     rows = [row for row in absorbed.examples if row.examined is not None]
     assert rows
-    sizes = [int(row.examined.batch.text_bytes[row.examined.row]) for row in rows]
+    sizes = [int(row.examined.batch.row(row.examined.row).span_bytes.sum()) for row in rows]
     assert sizes == [texts[row.prompt_id, row.examined.number] for row in rows]
     assert record(regime, absorbed)["align/bytes/peer"] == sum(sizes)
 

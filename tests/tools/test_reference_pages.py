@@ -42,9 +42,9 @@ def test_a_stale_page_is_found(tmp_path) -> None:
 
     metrics = tmp_path / "metrics.md"
     metrics.write_text(metrics.read_text().replace("learning rate", "speed"))
-    (tmp_path / "errors.md").unlink()
+    (tmp_path / "commands.md").unlink()
 
-    assert [line.split()[0] for line in reference_pages.stale(tmp_path)] == ["metrics.md", "errors.md"]
+    assert [line.split()[0] for line in reference_pages.stale(tmp_path)] == ["metrics.md", "commands.md"]
 
 
 def test_a_key_without_a_sentence_is_refused() -> None:
@@ -81,16 +81,3 @@ def test_a_type_is_told_in_words(schema: dict[str, object], told: str) -> None:
 def test_text_that_markdown_would_read_is_escaped_outside_code() -> None:
     """A bar ends a cell anywhere; a smaller-than sign begins a tag only in prose."""
     assert reference_pages.cell("a | b\n < c `<d|e>`") == "a \\| b &lt; c `<d\\|e>`"
-
-
-def test_the_words_of_a_message_are_found_where_they_stand(tmp_path) -> None:
-    """At the call, in a name of the function, or in one of two branches."""
-    (tmp_path / "mrl").mkdir()
-    (tmp_path / "mrl" / "a.py").write_text(
-        'def f(one, two):\n    cure, wanted = "do " + f"{one.name}", "it"\n'
-        '    raise ConfigError("no" if one else f"not {two}", where="x", cure=cure, wanted=wanted)\n'
-    )
-
-    (found,) = reference_pages.messages(tmp_path / "mrl")
-
-    assert found == ("ConfigError", "no / not {two}", "it", "do {name}", "mrl/a.py")

@@ -116,7 +116,7 @@ def check_rows_tell_what_of_the_text_is_left(receivers: Receivers, random: Rando
         for row, answer in enumerate(answers):
             own = receiver.completion_bytes(batch.row(row).token_ids)
             dropped = batch.row(row).peer_span_of_token < 0
-            assert batch.text_bytes[row] == len(own)
+            assert batch.row(row).span_bytes.sum() == len(own)
             assert batch.cut_bytes[row] == answer.byte_lengths[dropped].sum()
             assert batch.is_exact[row] == (not batch.reject_reason[row] and own == answer.completion)
             assert batch.is_traced[row]
