@@ -6,7 +6,7 @@
 Qwen's and Mistral's real vocabularies (package data of `dashscope` and `mistral_common`), word problems and prose.
 align      spans of a whole batch from byte lengths            against spacy-alignments, a Python two-pointer,
                                                                and the receiver's own encode_batch
-path       bytes and log-probs to an aligned batch             against encode_batch, with and without tiktoken
+path       bytes and log-probs to an aligned batch             against encode_batch
 growth     time per token and peak memory at 0.1, 1, 10 M      against the same at the smallest size
 Times are process time, of which a neighbour on the machine takes nothing, and the best of several. Growth compares
 sizes measured one after the other, as long each, since the clock of a core wanders over minutes; what is left of it is
@@ -160,28 +160,25 @@ def spacy_s(texts: list[str], sides: Sides) -> float:
 def bench_pair(folders: Path, peer_name: str, receiver_name: str) -> list[Row]:
     """Alignment and the whole path for one direction."""
     peer = load_receiver(folders / peer_name)
-    fast = load_receiver(folders / receiver_name)
-    slow = load_receiver(folders / receiver_name, use_tiktoken=False)
+    receiver = load_receiver(folders / receiver_name)
     library = Tokenizer.from_file(str(folders / receiver_name / "tokenizer.json"))
     library.encode_special_tokens = True
     texts = [text for kind in ("math", "prose") for text in card_texts()[kind]]
-    sides, answers = sides_of(peer, slow, texts), written_by(peer, texts)
+    sides, answers = sides_of(peer, receiver, texts), written_by(peer, texts)
     check_groups(sides)
     walked = list(zip(rows_of_lengths(*sides[:2]), rows_of_lengths(*sides[2:]), strict=True))
     align_s = best_s(lambda: align_batch(*sides), 20)
     walk_s = best_s(lambda: [two_pointer(a, b) for a, b in walked])
     encode_s = best_s(lambda: library.encode_batch(texts, add_special_tokens=False))
-    slow_s = best_s(lambda: translate_batch(answers, slow, max_tokens=MAX_TOKENS))
-    fast_s = best_s(lambda: translate_batch(answers, fast, max_tokens=MAX_TOKENS))
+    path_s = best_s(lambda: translate_batch(answers, receiver, max_tokens=MAX_TOKENS))
     pair, mega = f"{peer_name} -> {receiver_name}", sides.tokens / 1e6
-    print(f"{pair}: {len(texts)} rows, {sides.tokens} receiver tokens, fast path: {fast.encodes_with}", flush=True)
+    print(f"{pair}: {len(texts)} rows, {sides.tokens} receiver tokens", flush=True)
     spacy = spacy_s(texts, sides) * sides.tokens
     return [
         Row(f"align, {pair}", mega / align_s, "M tok/s", "spacy-alignments, times faster", spacy / align_s, ">=30"),
         Row(f"align, {pair}", mega / align_s, "M tok/s", "Python two-pointer, times faster", walk_s / align_s, ">=5"),
         Row(f"align, {pair}", mega / align_s, "M tok/s", "share of encode_batch", align_s / encode_s, "<=0.05"),
-        Row(f"path, {pair}", mega / slow_s, "M tok/s", "share of encode_batch", slow_s / encode_s, "<=1.5"),
-        Row(f"path by tiktoken, {pair}", mega / fast_s, "M tok/s", "share of encode_batch", fast_s / encode_s, "<=0.6"),
+        Row(f"path, {pair}", mega / path_s, "M tok/s", "share of encode_batch", path_s / encode_s, "<=1.5"),
     ]
 
 
@@ -224,7 +221,7 @@ class Load(NamedTuple):
 
 
 def load_of(receiver: Receiver, peer: Receiver, texts: list[str], whole: list[PeerAnswer], copies: float) -> Load:
-    """The whole path by tiktoken, and the alignment alone in the same chunks."""
+    """The whole path, and the alignment alone in the same chunks."""
     answers: list[PeerAnswer] = (whole * (int(copies) + 1))[: max(1, round(copies * len(whole)))]
     sides = sides_of(peer, receiver, (texts * (int(copies) + 1))[: len(answers)])
     chunks = in_chunks(sides)

@@ -5,7 +5,7 @@ a decode call and never from character offsets: decoding cleans up spaces, drops
 
 Invariants: no token id is read by another tokenizer; what is emitted joins, byte for byte, to what was given (in NFC
 for a receiver that reads NFC), or the text is rejected with a reason that the caller counts; every log-prob of a peer
-is in a span or booked as dropped. The room needs numpy and `tokenizers`; `tiktoken` makes byte-level receivers faster.
+is in a span or booked as dropped. The room needs numpy and `tokenizers`.
 
 The names in `__all__` are for use outside mrl; inside, modules are imported by their own names. A folder holds a
 tokenizer.json and says which token ends an answer.
@@ -31,7 +31,7 @@ reading tokenizers
 - `tokenizer_file` reads `tokenizer.json`: kind, dummy prefix, fingerprint; `tokenizer_refusals` why a kind is refused
 - `tokenizer_folder`               the tokenizer of a model folder, and which ids end an answer
 - `byte_table`     token id -> bytes
-- `encoders`, `tiktoken_encoder`   texts -> ids, flat, proved on probes
+- `encoders`       texts -> ids, flat, proved on probes
 - `receiver`       bytes -> own token ids, own token ids -> bytes
 
 carrying traces over

@@ -107,19 +107,9 @@ def piece_bytes(piece: str, kind: Kind) -> bytes | None:
     return bytes(known[c] for c in piece) if all(c in known for c in piece) else None
 
 
-def byte_piece(data: bytes) -> str:
-    """The piece that stands for these bytes in a byte-level vocabulary."""
-    return "".join(map(_character_of_byte().__getitem__, data))
-
-
 @functools.cache
 def _byte_of_character() -> dict[str, int]:
     """Inverse of GPT-2's map: printable Latin-1 bytes are themselves, the other 68 follow from U+0100 in order."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in set(printable)]
     return {chr(b): b for b in printable} | {chr(0x100 + n): b for n, b in enumerate(others)}
-
-
-@functools.cache
-def _character_of_byte() -> dict[int, str]:
-    return {byte: character for character, byte in _byte_of_character().items()}

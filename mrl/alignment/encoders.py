@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import Protocol, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -28,21 +28,6 @@ PROBES = (
 )
 """In NFC, without the metaspace character."""
 
-CUTTING_PROBES = (
-    "I'll say it's \"DON'T\", they'Ve we'd he'S",
-    "a1b22c333d4444 55555.666,777 \u0661\u0662\u0663 \u00b2\u2075 \u2167",
-    "CamelCaseHTTPServer snake_case kebab-case ALLCAPS mIxEd iPhone",
-    "x\n\n\ny  \n  z\t\t\tw \r\n\r\n  \u3000\u2003end   ",
-    "!!! ... ?!?! //**/ #include <a.h> $$$ \u20ac100 <<<>>> ||| \u2014\u2026\u201c\u201d",
-    "https://example.org/a?b=c&d=%20e#f user@example.com C:\\dir\\file.txt",
-    "\u043f\u0440\u0438\u0432\u0435\u0442 \u041c\u0418\u0420 \u0939\u093f\u0928\u094d\u0926\u0940 \u0e44\u0e17\u0e22",
-    "\x00\x01\x1f\x7f\x85\u2028\u2029\u180e\u00ad",
-    "",
-    " ",
-    "\n",
-)
-"""Where regular expressions cut: contractions, digits, case, spaces, line ends, controls."""
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Encoded:
@@ -50,19 +35,6 @@ class Encoded:
 
     token_ids: Int32s
     offsets: Int64s
-
-
-def split_rows(encoded: Encoded) -> list[Int32s]:
-    """The ids of every text as arrays of their own."""
-    return np.split(encoded.token_ids, encoded.offsets[1:-1]) if len(encoded.offsets) > 1 else []
-
-
-class Encoder(Protocol):
-    """Something that cuts texts. Special tokens are neither added nor read out of the text."""
-
-    def encode(self, texts: Sequence[str]) -> Encoded:
-        """The ids of every text."""
-        ...
 
 
 class FileEncoder:

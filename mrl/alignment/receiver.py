@@ -13,10 +13,9 @@ import numpy as np
 import numpy.typing as npt
 
 from mrl.alignment.byte_table import ByteTable, build_byte_table
-from mrl.alignment.encoders import CUTTING_PROBES, PROBES, Encoder, FileEncoder
+from mrl.alignment.encoders import PROBES, FileEncoder
 from mrl.alignment.flags import Reason
 from mrl.alignment.ragged import offsets_of, row_sums
-from mrl.alignment.tiktoken_encoder import build_tiktoken_encoder
 from mrl.alignment.tokenizer_file import TokenizerFile, steps
 from mrl.alignment.tokenizer_folder import find_eos, read_tokenizer
 from mrl.alignment.tokenizer_refusals import text_fault
@@ -47,16 +46,13 @@ class Receiver:
     read bytes, and `eos_id` raises ValueError.
     """
 
-    def __init__(self, file: TokenizerFile, *, eos_ids: tuple[int, ...], use_tiktoken: bool = True) -> None:
+    def __init__(self, file: TokenizerFile, *, eos_ids: tuple[int, ...]) -> None:
         self.fingerprint = file.fingerprint
         self.eos_ids = eos_ids
         self.reads_nfc = file.reads_nfc
         self.table: ByteTable = build_byte_table(file, eos_ids)
         self._prefix = " " if file.has_dummy_prefix else ""
-        reference = FileEncoder(file)
-        fast = build_tiktoken_encoder(file, reference, (*PROBES, *CUTTING_PROBES)) if use_tiktoken else None
-        self._encoder: Encoder = fast or reference
-        self.encodes_with = "tiktoken" if fast else "tokenizers"
+        self._encoder = FileEncoder(file)
 
     @property
     def eos_id(self) -> int:
@@ -105,7 +101,7 @@ class Receiver:
         return [n for n, text in enumerate(data) if joined[ends[n] : ends[n + 1]].removeprefix(prefix) != text]
 
 
-def load_receiver(folder: Path, *, use_tiktoken: bool = True) -> Receiver:
+def load_receiver(folder: Path) -> Receiver:
     """The receiver of a model folder, or of the `tokenizer.json` of one.
 
     The EOS is that of the folder's configuration files. Raises ModelFolderError for missing or malformed files or a
@@ -113,7 +109,7 @@ def load_receiver(folder: Path, *, use_tiktoken: bool = True) -> Receiver:
     does not reproduce the probe texts.
     """
     file = read_tokenizer(folder)
-    return prove(Receiver(file, eos_ids=find_eos(file.path.parent, file), use_tiktoken=use_tiktoken), file)
+    return prove(Receiver(file, eos_ids=find_eos(file.path.parent, file)), file)
 
 
 def prove(receiver: Receiver, file: TokenizerFile) -> Receiver:

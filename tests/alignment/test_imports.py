@@ -28,14 +28,6 @@ def test_a_heavy_import_would_be_seen():
     assert loaded_by("import zmq") == ["zmq"]
 
 
-def test_tiktoken_is_not_needed():
-    """Without it the room imports, and byte-level receivers go through `tokenizers`."""
-    code = "import sys\nsys.modules['tiktoken'] = None\nfrom mrl.alignment import *\n"
-    assert (
-        loaded_by(code + "from mrl.alignment import tiktoken_encoder\nassert tiktoken_encoder.tiktoken is None") == []
-    )
-
-
 def test_what_is_offered_is_there():
     """Every name in the list exists, once, and public names of the package that are no modules are in the list."""
     offered = mrl.alignment.__all__

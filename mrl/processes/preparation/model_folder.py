@@ -55,7 +55,7 @@ def check_model_folder(folder: Path, *, key: str, source: str = "", anew: str = 
     _check_architecture(described, where)
     for file in weight_files(folder, where, anew):
         _check_whole(file, where, anew)
-    load_receiver(folder, use_tiktoken=False)
+    load_receiver(folder)
 
 
 def read_described(folder: Path, where: str) -> Mapping[str, Any]:

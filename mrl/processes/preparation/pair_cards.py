@@ -57,9 +57,7 @@ def write_pair_cards(run: Path) -> list[Path]:
     config, folder = read_run_config(run), RunFolder(run)
     os.nice(LOWEST_PRIORITY)
     folder.pair_cards.mkdir(exist_ok=True)
-    receivers = {
-        name: load_receiver(Path(policy.model), use_tiktoken=False) for name, policy in config.policies.items()
-    }
+    receivers = {name: load_receiver(Path(policy.model)) for name, policy in config.policies.items()}
     written = []
     for pair in pairs_of(config):
         sides = (receivers[pair[0]], receivers[pair[1]])

@@ -103,7 +103,7 @@ def _check_bridges(config: RunConfig, name: str, prompts: Sequence[Asked], on_no
 
     try:
         folder, family = Path(policy.model), policy.prompt.family
-        eos_ids = load_receiver(folder, use_tiktoken=False).eos_ids if family else ()
+        eos_ids = load_receiver(folder).eos_ids if family else ()
         spelling = spelling_of(folder, policy.prompt, eos_ids=eos_ids)
         spelling.check(has_tools=bool(family) and own_syntax(spelling).name == family)
         if states:

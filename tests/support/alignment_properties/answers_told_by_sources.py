@@ -9,7 +9,6 @@ from mrl.alignment.peer_answer import PeerAnswer, validate
 from mrl.alignment.receiver import Receiver
 from mrl.alignment.translate import translate_batch
 from tests.support.alignment_properties.generated import (
-    as_stranger,
     canonical_ids,
     described,
     fields_of,
@@ -19,7 +18,7 @@ from tests.support.alignment_properties.generated import (
     text_for,
     text_of,
 )
-from tests.support.alignment_properties.kinds import FAST, KINDS, METASPACE, PREFIXED, Receivers, can_write, usual
+from tests.support.alignment_properties.kinds import KINDS, METASPACE, PREFIXED, Receivers, can_write, usual
 from tests.support.alignment_properties.own_tokenizer import expect_untouched
 from tests.support.alignment_properties.rows_of_text import expect_row
 
@@ -61,21 +60,6 @@ def check_sampled_answers_travel(receivers: Receivers, random: Random) -> None:
                     expect_untouched(receivers[kind], answer, batch.row(row))
                 else:
                     expect_row(kind, receivers[kind], answer, batch.row(row))
-
-
-def check_sampled_answers_travel_by_tiktoken(receivers: Receivers, random: Random) -> None:
-    """The same with the other encoder on the receiving side: trace for trace what the file's encoder gives."""
-    for name, kind in itertools.product(KINDS, FAST):
-        source = receivers[name]
-        text = text_for(random, source, metaspace=name in METASPACE)
-        answer = as_stranger(sampled_answer(random, source, text))
-        assert receivers[kind].encodes_with == "tiktoken"
-        fast, slow = (
-            translate_batch([answer], receivers[one], max_tokens=NO_LIMIT)
-            for one in (kind, kind.removesuffix(" by tiktoken"))
-        )
-        assert fast.token_ids.tolist() == slow.token_ids.tolist()
-        assert fast.reject_reason == slow.reject_reason
 
 
 def check_a_leading_special_keeps_the_text(receivers: Receivers, random: Random) -> None:

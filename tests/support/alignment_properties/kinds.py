@@ -12,8 +12,6 @@ METASPACE = ("metaspace", "metaspace_prepend", "metaspace_first", "metaspace_alw
 PREFIXED = METASPACE[1:]
 """Those that write every text with one phantom space in front."""
 KINDS = (*BYTE_LEVEL, *METASPACE)
-FAST = tuple(f"{kind} by tiktoken" for kind in BYTE_LEVEL)
-"""The same ids by another encoder; not every check needs them."""
 ENDLESS, SILENT = "byte_level without an EOS", "byte_level whose EOS is the letter y"
 
 
@@ -35,9 +33,8 @@ class Receivers(dict[str, Receiver]):
         if kind in (ENDLESS, SILENT):
             plain = read_tokenizer_file(self.folders["byte_level"])
             eos_ids = () if kind == ENDLESS else (plain.content["model"]["vocab"]["y"],)
-            return Receiver(plain, eos_ids=eos_ids, use_tiktoken=False)
-        name, fast = kind.removesuffix(" by tiktoken"), kind in FAST
-        return load_receiver(self.folders[name], use_tiktoken=fast)
+            return Receiver(plain, eos_ids=eos_ids)
+        return load_receiver(self.folders[kind])
 
 
 def load(folders: Mapping[str, Path]) -> Receivers:

@@ -21,7 +21,7 @@ from tests.support.alignment_properties.generated import (
     make_lengths,
     make_text,
 )
-from tests.support.alignment_properties.kinds import ENDLESS, FAST, KINDS, Receivers, can_write
+from tests.support.alignment_properties.kinds import ENDLESS, KINDS, Receivers, can_write
 
 EXAMPLES = 25
 NO_LIMIT = 10_000
@@ -32,13 +32,6 @@ def check_rows_stand_for_the_peer_text(receivers: Receivers, random: Random) -> 
     special is emitted but the EOS, and nothing is rejected that can be expressed.
     """
     for kind in KINDS:
-        expect_rows(kind, receivers[kind], make_batch(random, EXAMPLES))
-
-
-def check_rows_stand_for_the_peer_text_by_tiktoken(receivers: Receivers, random: Random) -> None:
-    """The same through the other encoder."""
-    for kind in FAST:
-        assert receivers[kind].encodes_with == "tiktoken"
         expect_rows(kind, receivers[kind], make_batch(random, EXAMPLES))
 
 

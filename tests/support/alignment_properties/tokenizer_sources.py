@@ -1,7 +1,6 @@
-"""Tokenizers as they are read: kinds and fingerprints, ends, and the faster encoder."""
+"""Tokenizers as they are read: kinds, fingerprints, and ends."""
 
 import copy
-import dataclasses
 import json
 import tempfile
 from collections.abc import Callable, Mapping
@@ -9,16 +8,12 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-import numpy as np
-
-from mrl.alignment.encoders import PROBES, FileEncoder
 from mrl.alignment.receiver import Receiver
-from mrl.alignment.tiktoken_encoder import build_tiktoken_encoder
 from mrl.alignment.tokenizer_file import TokenizerFile, read_tokenizer_file
 from mrl.alignment.tokenizer_folder import find_eos
 from mrl.errors import ModelFolderError
-from tests.support.alignment_properties.generated import canonical_ids, make_text
-from tests.support.alignment_properties.kinds import FAST, KINDS, METASPACE, PREFIXED, Receivers
+from tests.support.alignment_properties.generated import canonical_ids
+from tests.support.alignment_properties.kinds import KINDS, METASPACE, PREFIXED, Receivers
 from tests.support.alignment_properties.raising import never_raises
 
 Change = Callable[[dict[str, Any]], None]
@@ -135,7 +130,7 @@ def check_templates_and_limits_do_not_matter(receivers: Receivers, random: Rando
     for kind in KINDS:
         file = read_tokenizer_file(receivers.folders[kind])
         told = read_content(changed(file, lambda content: (template(content), limits(content))))
-        other = Receiver(told, eos_ids=receivers[kind].eos_ids, use_tiktoken=False)
+        other = Receiver(told, eos_ids=receivers[kind].eos_ids)
         for text in ("reverse: yah", "x", "12 + 34 = 46"):
             assert canonical_ids(other, text) == canonical_ids(receivers[kind], text)
 
@@ -168,102 +163,3 @@ def check_ends_are_found_in_order(receivers: Receivers, random: Random) -> None:
         expect_refused("an id that is no token", lambda: find_eos(Path(folder), file))
         (Path(folder) / "config.json").write_text("{")
         expect_refused("broken JSON", lambda: find_eos(Path(folder), file))
-
-
-def check_both_encoders_give_the_same_ids(receivers: Receivers, random: Random) -> None:
-    """tiktoken's ids are the file's, row by row, for every kind that it serves, added tokens and all."""
-    odd = (
-        "\u180e",
-        "\U0001e900",
-        "\u0661\u0662",
-        "\U0010fffe\U0010ffff",
-        "'s",
-        "DON'T",
-        "<th\u00efnk><th\u00efnk>",
-        "\u2167",
-    )
-    for kind in FAST:
-        fast, slow = receivers[kind], receivers[kind.removesuffix(" by tiktoken")]
-        assert (fast.encodes_with, slow.encodes_with) == ("tiktoken", "tokenizers")
-        texts = ["", *(make_text(random) + random.choice(odd) + make_text(random) for _ in range(40))]
-        one, other = (receiver.cut_texts(texts, [text.encode() for text in texts]) for receiver in (fast, slow))
-        assert one.token_ids.tolist() == other.token_ids.tolist()
-        assert one.offsets.tolist() == other.offsets.tolist()
-        assert one.faults == other.faults
-        assert fast.cut_texts([], []).offsets.tolist() == [0]
-
-
-def unsettle(content: dict[str, Any]) -> None:
-    """Add a piece that its own bytes do not lead to: an earlier merge takes them apart."""
-    model, content["added_tokens"] = content["model"], content["added_tokens"][:1]
-    for left, right in (("Q", "X"), ("X", "Z"), ("Q", "XZ")):
-        model["vocab"][left + right] = max(model["vocab"].values()) + 1
-        model["merges"].append([left, right])
-
-
-def split_on_digits(content: dict[str, Any]) -> None:
-    """Cut in a second way first."""
-    digits = {"type": "Digits", "individual_digits": True}
-    content["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": [digits, content["pre_tokenizer"]]}
-
-
-def trim_added(content: dict[str, Any]) -> None:
-    """An added token that eats the spaces before it."""
-    content["added_tokens"][-1]["lstrip"] = True
-
-
-def replace_text(content: dict[str, Any]) -> None:
-    """A normalizer that no probe meets."""
-    content["normalizer"] = {"type": "Replace", "pattern": {"String": "zzz"}, "content": "y"}
-
-
-def nest_added(content: dict[str, Any]) -> None:
-    """An added token inside another."""
-    added = content["added_tokens"]
-    index = max(*content["model"]["vocab"].values(), *(token["id"] for token in added)) + 1
-    added.append(dict(added[-1]) | {"content": "x" + added[-1]["content"], "id": index})
-
-
-def lose_a_byte(content: dict[str, Any]) -> None:
-    """A byte that no piece stands for."""
-    vocab = content["model"]["vocab"]
-    vocab["\u00ff" * 3] = vocab.pop("\u00ff")
-
-
-CHANGES = (unsettle, split_on_digits, trim_added, replace_text, nest_added, lose_a_byte)
-
-
-def check_what_is_not_shown_to_agree_is_not_used(receivers: Receivers, random: Random) -> None:
-    """Merges that ranks cannot say, other ways of cutting, and tokens that eat spaces keep the file's encoder."""
-    plain = read_tokenizer_file(receivers.folders["byte_level"])
-    for change in CHANGES:
-        file = dataclasses.replace(plain, content=changed(plain, change))
-        assert build_tiktoken_encoder(file, FileEncoder(file), PROBES) is None, change.__name__
-    metaspace = read_tokenizer_file(receivers.folders["metaspace"])
-    assert build_tiktoken_encoder(metaspace, FileEncoder(metaspace), PROBES) is None
-    other = dataclasses.replace(plain, content=changed(plain, split_on_digits))
-    assert build_tiktoken_encoder(plain, FileEncoder(other), PROBES) is None, "a reference with other ids"
-
-
-class DevanagariInLetters:
-    """An encoder that differs from the file's in one block of Unicode."""
-
-    def __init__(self, reference: FileEncoder) -> None:
-        self.reference = reference
-
-    def encode(self, texts):
-        """Texts with Devanagari with a space after every character."""
-        return self.reference.encode([" ".join(text) if "\u0930" in text else text for text in texts])
-
-
-def check_blocks_that_differ_are_left_to_the_file(receivers: Receivers, random: Random) -> None:
-    """Texts with characters on which the two encoders disagree get the file's ids, texts without stay fast."""
-    file = read_tokenizer_file(receivers.folders["byte_level"])
-    odd = DevanagariInLetters(FileEncoder(file))
-    encoder = build_tiktoken_encoder(file, odd, PROBES)
-    assert encoder is not None
-    texts = ["reverse yah", "\u0930\u0940 reverse", "\u0930a", "caf\u00e9", "\u0930", ""]
-    random.shuffle(texts)
-    found, expected = encoder.encode(texts), odd.encode(texts)
-    assert found.token_ids.tolist() == expected.token_ids.tolist()
-    assert np.array_equal(found.offsets, expected.offsets)
