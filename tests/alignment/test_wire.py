@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as numpy_st
 
 from mrl.alignment.flags import Flag, Rejected
-from mrl.alignment.peer_answer import FREE_TOKENS, MAX_TOKENS_PER_BYTE, PeerAnswer, bare_text, validate
+from mrl.alignment.peer_answer import PeerAnswer, bare_text, validate
 from mrl.alignment.translate import translate_batch
 from mrl.records.finish import FinishReason
 
@@ -53,27 +53,6 @@ def test_fields_of_another_kind_are_no_answer(lie):
     """A value that a conversion would hide, wrap or round is refused with "type"."""
     assert isinstance(validate(**TRUE), PeerAnswer)
     assert validate(**TRUE | lie) == Rejected("type")
-
-
-def test_a_masked_array_inside_a_batch_is_rejected(receiver_of):
-    """An answer that nobody validated harms neither itself nor its neighbours."""
-    good = validate(**TRUE)
-    bad = PeerAnswer(**TRUE | {"logprobs": masked(TRUE["logprobs"])})
-    batch = translate_batch([good, bad, good], receiver_of("metaspace"), max_tokens=9)
-    assert batch.reject_reason == ("", "type", "")
-
-
-def test_a_flood_of_silent_tokens_is_refused():
-    """An answer may have some tokens without bytes, and a few more than that; not millions beside three letters."""
-    limit = MAX_TOKENS_PER_BYTE * 3 + FREE_TOKENS
-    for num_tokens, wanted in ((limit, PeerAnswer), (limit + 1, Rejected)):
-        fields = {
-            "byte_lengths": np.array([3] + [0] * (num_tokens - 1), dtype=np.int32),
-            "logprobs": np.zeros(num_tokens, dtype=np.float32),
-            "special": np.zeros(num_tokens, dtype=bool),
-        }
-        assert isinstance(validate(**TRUE | fields), wanted)
-    assert validate(**TRUE | fields) == Rejected("size")
 
 
 @pytest.mark.parametrize("reason", FinishReason)
