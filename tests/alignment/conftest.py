@@ -2,10 +2,13 @@
 
 import json
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+
+from mrl.alignment.receiver import Receiver, load_receiver
 
 CORPUS = [
     "reverse: yah sun nus hay lamp pmal",
@@ -85,6 +88,12 @@ def folders(tmp_path_factory, tokenizers_by_kind) -> dict[str, Path]:
     """A model folder per supported kind."""
     root = tmp_path_factory.mktemp("models")
     return {kind: save(tokenizer, root / kind) for kind, tokenizer in tokenizers_by_kind.items()}
+
+
+@pytest.fixture(scope="session")
+def receiver_of(folders) -> Callable[[str], Receiver]:
+    """The receiver of a kind, loaded and proved once: a receiver holds nothing that reading changes."""
+    return cache(lambda kind: load_receiver(folders[kind]))
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import pytest
 
 from mrl.alignment.flags import Flag
 from mrl.alignment.peer_answer import PeerAnswer
-from mrl.alignment.receiver import Receiver, load_receiver
+from mrl.alignment.receiver import Receiver
 from mrl.alignment.sampled_answers import describe_answers
 from mrl.alignment.tokenizer_file import read_tokenizer_file
 from mrl.alignment.translate import translate_batch
@@ -18,8 +18,8 @@ KINDS = ("byte_level", "metaspace_prepend")
 
 
 @pytest.fixture(params=KINDS)
-def receiver(request, folders) -> Receiver:
-    return load_receiver(folders[request.param])
+def receiver(request, receiver_of) -> Receiver:
+    return receiver_of(request.param)
 
 
 def sampled(source: Receiver, ids: list[int], *, finished: bool) -> PeerAnswer:

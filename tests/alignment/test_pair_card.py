@@ -36,12 +36,12 @@ def few_texts():
 
 
 @pytest.fixture(scope="module")
-def receivers(folders) -> tuple[Receiver, Receiver]:
-    return load_receiver(folders["byte_level"]), load_receiver(folders["metaspace_prepend"])
+def receivers(receiver_of) -> tuple[Receiver, Receiver]:
+    return receiver_of("byte_level"), receiver_of("metaspace_prepend")
 
 
 @pytest.fixture(scope="module")
-def byte_pair(folders, tmp_path_factory) -> tuple[Receiver, Receiver]:
+def byte_pair(receiver_of, tmp_path_factory) -> tuple[Receiver, Receiver]:
     """Two that never join words: a byte-level one, and one that knows other pieces."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
@@ -53,7 +53,7 @@ def byte_pair(folders, tmp_path_factory) -> tuple[Receiver, Receiver]:
     folder = tmp_path_factory.mktemp("other")
     tokenizer.save(str(folder / "tokenizer.json"))
     (folder / "config.json").write_text('{"eos_token_id": 0}')
-    return load_receiver(folders["byte_level"]), load_receiver(folder)
+    return receiver_of("byte_level"), load_receiver(folder)
 
 
 @pytest.fixture(scope="module")
@@ -127,9 +127,9 @@ def test_a_refused_tokenizer_makes_a_card(receivers):
     assert not both.is_identity
 
 
-def test_spans_of_a_normalised_row_show_both_texts(folders):
+def test_spans_of_a_normalised_row_show_both_texts(receiver_of):
     """What the peer wrote stands on its side, what an NFC receiver reads on the other, and nothing is blank."""
-    peer, receiver = load_receiver(folders["byte_level"]), load_receiver(folders["byte_level_nfc"])
+    peer, receiver = receiver_of("byte_level"), receiver_of("byte_level_nfc")
     text = "reverse cafe\u0301 12 \u1112\u1161\u11ab."
     (answer,), batch = translated(peer, receiver, [text])
     spans = span_texts(answer, batch, 0, receiver)
@@ -187,9 +187,9 @@ def test_one_tokenizer_is_an_identity(receivers):
     assert card.directions[0].floor.span_std_nats == 0.0
 
 
-def test_peer_writes_what_its_normalizer_makes_of_a_text(folders):
+def test_peer_writes_what_its_normalizer_makes_of_a_text(receiver_of):
     """A peer with NFC would never have written a decomposed character."""
-    (answer,) = written_by(load_receiver(folders["byte_level_nfc"]), ["cafe\u0301"])
+    (answer,) = written_by(receiver_of("byte_level_nfc"), ["cafe\u0301"])
     assert answer.completion == "caf\u00e9".encode()
     assert answer.byte_lengths.sum() == len(answer.completion)
 

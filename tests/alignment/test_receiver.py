@@ -29,8 +29,8 @@ TEXTS = [
 
 
 @pytest.fixture(params=KINDS)
-def receiver(request, folders):
-    return load_receiver(folders[request.param])
+def receiver(request, receiver_of):
+    return receiver_of(request.param)
 
 
 @pytest.mark.parametrize("text", TEXTS)
@@ -43,9 +43,9 @@ def test_retokenized_text_joins_to_the_same_bytes(receiver, text):
     assert not receiver.table.special_ids & set(result.token_ids.tolist())
 
 
-def test_any_text_is_exact_or_rejected(folders):
+def test_any_text_is_exact_or_rejected(receiver_of):
     """Over arbitrary Unicode no receiver emits other bytes, NFC apart, and without a normalizer nothing is lost."""
-    receivers = {kind: load_receiver(folders[kind]) for kind in KINDS}
+    receivers = {kind: receiver_of(kind) for kind in KINDS}
 
     @settings(max_examples=60)
     @given(st.text(min_size=1, max_size=40))
@@ -62,10 +62,10 @@ def test_any_text_is_exact_or_rejected(folders):
 
 
 @pytest.mark.parametrize("kind", ["byte_level", "metaspace", "metaspace_prepend"])
-def test_ids_are_those_of_the_tokenizer(folders, tokenizers_by_kind, kind):
+def test_ids_are_those_of_the_tokenizer(receiver_of, tokenizers_by_kind, kind):
     """A plain text gets the ids that the unchanged tokenizer gives it."""
     text = "reverse: yah and 12 + 34"
-    result = retokenize(load_receiver(folders[kind]), text.encode(), finished=False, max_tokens=100)
+    result = retokenize(receiver_of(kind), text.encode(), finished=False, max_tokens=100)
     assert result.token_ids.tolist() == tokenizers_by_kind[kind].encode(text, add_special_tokens=False).ids
 
 
@@ -90,17 +90,17 @@ def test_cut_character_is_rejected(receiver):
 
 
 @pytest.mark.parametrize(("kind", "read"), [("byte_level_nfc", "caf\u00e9"), ("byte_level", "cafe\u0301")])
-def test_nfc_receiver_reads_nfc(folders, kind, read):
+def test_nfc_receiver_reads_nfc(receiver_of, kind, read):
     """A decomposed e-acute is composed for an NFC tokenizer, and only for it."""
-    receiver = load_receiver(folders[kind])
+    receiver = receiver_of(kind)
     result = retokenize(receiver, "cafe\u0301".encode(), finished=False, max_tokens=99)
     assert isinstance(result, Retokenized)
     assert receiver.completion_bytes(result.token_ids) == read.encode()
 
 
-def test_text_handed_over_as_it_is_does_not_pass_an_nfc_reader(folders):
+def test_text_handed_over_as_it_is_does_not_pass_an_nfc_reader(receiver_of):
     """Below the normalisation, ids of another text than the one given are told apart."""
-    cut = load_receiver(folders["byte_level_nfc"]).cut_texts(["cafe\u0301"], ["cafe\u0301".encode()])
+    cut = receiver_of("byte_level_nfc").cut_texts(["cafe\u0301"], ["cafe\u0301".encode()])
     assert cut.faults == {0: "bytes_differ"}
 
 
@@ -115,9 +115,9 @@ def test_finished_text_without_an_own_eos_is_the_text(folders):
         _ = endless.eos_id
 
 
-def test_literal_metaspace_is_rejected(folders):
+def test_literal_metaspace_is_rejected(receiver_of):
     """A literal metaspace character would come back as a space."""
-    result = retokenize(load_receiver(folders["metaspace"]), "a\u2581b".encode(), finished=False, max_tokens=99)
+    result = retokenize(receiver_of("metaspace"), "a\u2581b".encode(), finished=False, max_tokens=99)
     assert result == Rejected("bytes_differ")
 
 
@@ -129,9 +129,9 @@ def test_silent_id_in_the_result_is_rejected(folders, tokenizers_by_kind):
     assert isinstance(retokenize(receiver, b"a", finished=True, max_tokens=9), Retokenized)
 
 
-def test_own_ids_become_bytes_through_the_table(folders, tokenizers_by_kind):
+def test_own_ids_become_bytes_through_the_table(receiver_of, tokenizers_by_kind):
     """Own ids give their bytes, EOS, holes and embedding padding give none, and a cut character stays cut."""
-    receiver = load_receiver(folders["byte_level"])
+    receiver = receiver_of("byte_level")
     ids = tokenizers_by_kind["byte_level"].encode("yah \U0001f469").ids
     assert receiver.completion_bytes([*ids, receiver.eos_id, 10**6]) == "yah \U0001f469".encode()
     assert receiver.completion_bytes(ids[:-1]) == "yah \U0001f469".encode()[: -len(receiver.table.pieces[ids[-1]])]
@@ -139,49 +139,50 @@ def test_own_ids_become_bytes_through_the_table(folders, tokenizers_by_kind):
         receiver.completion_bytes([-1])
 
 
-def test_phantom_space_is_taken_off_once(folders):
+def test_phantom_space_is_taken_off_once(receiver_of):
     """With a dummy prefix the first space of own ids is no text, the second is."""
-    receiver = load_receiver(folders["metaspace_prepend"])
+    receiver = receiver_of("metaspace_prepend")
     space = receiver.table.pieces.index(b" ")
     assert receiver.completion_bytes([space]) == b""
     assert receiver.completion_bytes([receiver.eos_id, space, space]) == b" "
-    assert load_receiver(folders["metaspace"]).completion_bytes([space]) == b" "
+    assert receiver_of("metaspace").completion_bytes([space]) == b" "
 
 
-def test_non_special_added_token_is_used(folders, tokenizers_by_kind):
+def test_non_special_added_token_is_used(receiver_of, tokenizers_by_kind):
     """A non-special added token stands for its literal UTF-8, not for the character map."""
-    receiver = load_receiver(folders["byte_level"])
+    receiver = receiver_of("byte_level")
     result = retokenize(receiver, "<th\u00efnk>".encode(), finished=False, max_tokens=9)
     assert result.token_ids.tolist() == [tokenizers_by_kind["byte_level"].token_to_id("<th\u00efnk>")]
 
 
-def test_truncation_and_padding_of_the_file_are_ignored(folders, tmp_path):
+def test_truncation_and_padding_of_the_file_are_ignored(folders, receiver_of, tmp_path):
     """A tokenizer file that truncates or pads does not do so here."""
     tokenizer = Tokenizer.from_file(str(folders["byte_level"] / "tokenizer.json"))
     tokenizer.enable_truncation(2)
     tokenizer.enable_padding(length=64)
     tokenizer.save(str(tmp_path / "tokenizer.json"))
     (tmp_path / "config.json").write_text((folders["byte_level"] / "config.json").read_text())
-    result = retokenize(load_receiver(tmp_path), b"reverse: yah", finished=False, max_tokens=99)
+    receiver = load_receiver(tmp_path)
+    result = retokenize(receiver, b"reverse: yah", finished=False, max_tokens=99)
     assert result.token_ids.size > 2
-    assert load_receiver(tmp_path).fingerprint == load_receiver(folders["byte_level"]).fingerprint
+    assert receiver.fingerprint == receiver_of("byte_level").fingerprint
 
 
-def test_fingerprint_tells_tokenizers_apart(folders):
+def test_fingerprint_tells_tokenizers_apart(folders, receiver_of):
     """Equal content gives equal fingerprints; another normalizer, prefix or vocabulary gives another one."""
-    fingerprints = {kind: load_receiver(folders[kind]).fingerprint for kind in KINDS}
+    fingerprints = {kind: receiver_of(kind).fingerprint for kind in KINDS}
     assert len(set(fingerprints.values())) == len(KINDS)
     assert fingerprints["metaspace"] == load_receiver(folders["metaspace"]).fingerprint
     assert all(len(value) <= 128 for value in fingerprints.values())
 
 
-def test_fingerprint_ignores_the_form_of_merges(folders, tmp_path):
+def test_fingerprint_ignores_the_form_of_merges(folders, receiver_of, tmp_path):
     """Merges written as pairs or as strings are the same merges."""
     content = json.loads((folders["byte_level"] / "tokenizer.json").read_text())
     content["model"]["merges"] = [" ".join(pair) for pair in content["model"]["merges"]]
     (tmp_path / "tokenizer.json").write_text(json.dumps(content, indent=3))
     (tmp_path / "config.json").write_text((folders["byte_level"] / "config.json").read_text())
-    assert load_receiver(tmp_path).fingerprint == load_receiver(folders["byte_level"]).fingerprint
+    assert load_receiver(tmp_path).fingerprint == receiver_of("byte_level").fingerprint
 
 
 def test_wordpiece_is_refused(save_folder):

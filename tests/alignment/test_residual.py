@@ -8,7 +8,7 @@ import pytest
 from mrl.alignment.aligned_batch import AlignedBatch
 from mrl.alignment.pair_card import written_by
 from mrl.alignment.peer_answer import PeerAnswer, bare_text
-from mrl.alignment.receiver import Receiver, load_receiver
+from mrl.alignment.receiver import Receiver
 from mrl.alignment.residual import KINDS, Residual, effective_share, summarise
 from mrl.alignment.selection import select_rows
 from mrl.alignment.translate import translate_batch
@@ -18,8 +18,8 @@ TEXTS = ["reverse: yah 12 + 34", "def f(x): return x\n", "a\u2581b", "na\u00efve
 
 
 @pytest.fixture(scope="module")
-def receivers(folders) -> tuple[Receiver, Receiver]:
-    return load_receiver(folders["byte_level"]), load_receiver(folders["metaspace"])
+def receivers(receiver_of) -> tuple[Receiver, Receiver]:
+    return receiver_of("byte_level"), receiver_of("metaspace")
 
 
 def answers_of(peer: Receiver, rng: np.random.Generator) -> list[PeerAnswer]:

@@ -8,7 +8,6 @@ import pytest
 from mrl.alignment.flags import Flag
 from mrl.alignment.pair_card import written_by
 from mrl.alignment.peer_answer import PeerAnswer, bare_text
-from mrl.alignment.receiver import load_receiver
 from mrl.alignment.sampled_answers import describe_answers
 from mrl.alignment.selection import RowPart, first_tokens, join_rows, select_rows
 from mrl.alignment.translate import translate_batch
@@ -19,9 +18,9 @@ TEXTS = ["reverse: yah 12 + 34", "def f(x): return x\n", "na\u00efve caf\u00e9",
 
 
 @pytest.mark.parametrize("rows", [[], [0], [2], [1, 3], [0, 2, 4, 5], list(range(6))])
-def test_selecting_is_translating_these_alone(folders, rows):
+def test_selecting_is_translating_these_alone(receiver_of, rows):
     """Every field is what it would be without the others: rejected, bare and cut rows included."""
-    peer, receiver = load_receiver(folders["byte_level"]), load_receiver(folders["metaspace"])
+    peer, receiver = receiver_of("byte_level"), receiver_of("metaspace")
     answers = [*written_by(peer, TEXTS), bare_text(b"\xff", finished=True), bare_text(b"sun nus", finished=True)]
     whole = translate_batch(answers, receiver, max_tokens=6)
     alone = translate_batch([answers[row] for row in rows], receiver, max_tokens=6)
@@ -34,9 +33,9 @@ def test_selecting_is_translating_these_alone(folders, rows):
 
 
 @pytest.fixture(name="batch")
-def finished_answers(folders):
+def finished_answers(receiver_of):
     """Finished answers of a metaspace peer in byte-level tokens, a rejected one among them."""
-    peer, receiver = load_receiver(folders["metaspace"]), load_receiver(folders["byte_level"])
+    peer, receiver = receiver_of("metaspace"), receiver_of("byte_level")
     ids = [retokenize(peer, text.encode(), finished=True, max_tokens=99).token_ids for text in TEXTS]
     logprobs = [-np.arange(1, len(one) + 1, dtype=np.float32) / 8 for one in ids]
     answers = describe_answers(peer, ids, logprobs, [FinishReason.STOP] * len(ids))

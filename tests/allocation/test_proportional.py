@@ -146,10 +146,15 @@ def slow_totals(readings: list[Reading], capacity: tuple[int, ...]) -> list[int]
     return counts
 
 
-@pytest.mark.parametrize("seed", range(150))
-def test_replicas_are_shared_as_the_slow_twin_shares_them(seed: int) -> None:
+def test_replicas_are_shared_as_the_slow_twin_shares_them() -> None:
     """One to three types, which not everybody fits; weights, floors and gangs of one size."""
-    rng = random.Random(seed)
+    for seed in range(150):
+        readings, capacity = some_readings(random.Random(seed))
+        assert totals(readings, capacity, by_weight=True) == slow_totals(readings, capacity), seed
+
+
+def some_readings(rng: random.Random) -> tuple[list[Reading], tuple[int, ...]]:
+    """Policies, and how many units of each type there are."""
     num_types, gang = rng.randint(1, 3), rng.choice((1, 1, 2))
     readings = [
         unmeasured(
@@ -158,5 +163,4 @@ def test_replicas_are_shared_as_the_slow_twin_shares_them(seed: int) -> None:
         )
         for policy in rng.sample("abcd", rng.randint(1, 4))
     ]  # fmt: skip
-    capacity = tuple(rng.randint(0, 7) for _ in range(num_types))
-    assert totals(readings, capacity, by_weight=True) == slow_totals(readings, capacity)
+    return readings, tuple(rng.randint(0, 7) for _ in range(num_types))
