@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from mrl.cli.main import main
+from mrl.config.defaults import Resolved
 from mrl.config.load import load_config
 from mrl.config.policy_tables import PolicyTable
 from mrl.config.run_folder import create_run_folder, lock_run_folder
@@ -566,6 +567,8 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     monkeypatch.setenv("MRL_ENGINE_HOME", str(tmp_path / "engines"))
     monkeypatch.setattr("mrl.cli.check.memory_plan", lambda *_: [])
+    # What roles would be forks of: it would import torch, for seconds, to be ended with the mistake.
+    monkeypatch.setattr("mrl.cli.train._forks", lambda *_: None)
     return tmp_path
 
 
@@ -608,7 +611,17 @@ def test_all_mistakes_of_a_file_are_told_at_once(place: Path, capsys: pytest.Cap
     ]
 
 
-@pytest.mark.parametrize("mistake", [*FILES[1:], *MODELS[4:-2], *LEARNING, *TRACKERS[:-1]], ids=lambda one: one.name)
+TOLD_BY_CHECK = [FILES[1:], MODELS[4:-2], LEARNING, TRACKERS[:-1]]
+BESIDES = [one for table in TOLD_BY_CHECK for one in table[1:-1]]
+
+
+@pytest.mark.parametrize(
+    "mistake",
+    [
+        *(pytest.param(one, id=one.name) for table in TOLD_BY_CHECK for one in (table[0], table[-1])),
+        *(pytest.param(one, id=one.name, marks=pytest.mark.thorough) for one in BESIDES),
+    ],
+)
 def test_the_check_says_the_same(mistake: Mistake, place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Whoever checks before training learns of all that."""
     mistake.prepare(place)
@@ -618,11 +631,13 @@ def test_the_check_says_the_same(mistake: Mistake, place: Path, capsys: pytest.C
 
 @pytest.mark.parametrize("mistake", NOTES, ids=lambda one: one.name)
 def test_what_is_allowed_and_seldom_meant_is_said(
-    mistake: Mistake, place: Path, capsys: pytest.CaptureFixture[str]
+    mistake: Mistake, place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The check passes, and says it."""
     if "large.toml" in mistake.words:
         write_weights(place / "models/qwen/model.safetensors", num_elements=200_000_000)
+        # Keys are fitted to memory by plans of a whole model, again and again.
+        monkeypatch.setattr("mrl.cli.check.by_memory", lambda config, *_: Resolved(config, ()))
     mistake.prepare(place)
     assert main(mistake.words.split()) == 0
     out = " ".join(capsys.readouterr().out.split())

@@ -24,7 +24,10 @@ from mrl.models.skeleton import model_size
 GATHERED = Sent("all-gather", 800.0, tuple(range(8)))
 
 
-@pytest.mark.parametrize(("shards", "ties", "is_rounded"), [(8, True, False), (16, False, False), (8, False, True)])
+@pytest.mark.parametrize(
+    ("shards", "ties", "is_rounded"),
+    [(8, True, False), pytest.param(16, False, False, marks=pytest.mark.thorough), (8, False, True)],
+)
 def test_a_rank_of_two_hosts_needs_what_the_plan_says(shards: int, ties: bool, is_rounded: bool) -> None:
     """Within a tenth, with a head of its own or not, where state and what is gathered are most of it."""
     config, batch = small_config(ties), Microbatch(1, 8, 20, 256)
@@ -63,7 +66,7 @@ def tiny(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     memory_tables.policy_memory.cache_clear()
 
 
-@pytest.mark.parametrize("shards", [8, 16])
+@pytest.mark.parametrize("shards", [pytest.param(8, marks=pytest.mark.thorough), 16])
 def test_a_comparison_counts_what_the_formula_says(tiny: str, shards: int) -> None:
     """Shards within a host, and over both: then parameters go between hosts too."""
     found = compare(Layout(tiny, 16, shards))
