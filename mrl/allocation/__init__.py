@@ -15,7 +15,6 @@ Who should have what. Every step is pure, and the same in the allocator and in t
 - `proportional`     splits without a demand; `unit_seats` and `floors` room for least shares on several types
 - `decision`         state and readings -> new shares and the record why: floors, dwell, bucket, urgency
 - `slot_controller`  meters and decisions of one pool of slots; `unit_controller` the same for units of every kind
-- `gain_check`       the predicted gain of a move against its measured gain
 
 Protocol: a worker asks about once a second and says which lease it acts under; the answer is its lease: slots, epoch,
 ttl. A lease that changes gets a new epoch, larger than every epoch before. A learner reports its totals once a step,

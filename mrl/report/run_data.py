@@ -50,8 +50,6 @@ class RunData:
     """Policy -> (minutes since the first metric, slots)."""
     idle: dict[str, list[float]] = field(default_factory=dict)
     """Name of a unit's metric -> its idle shares, of intervals of about the same length."""
-    gains: list[tuple[float, float]] = field(default_factory=list)
-    """(predicted, measured) gain in least progress of every move that was measured."""
     samples: list[dict[str, Any]] = field(default_factory=list)
     floors: dict[tuple[str, str], float | None] = field(default_factory=dict)
     """(source, receiver) -> span std in nats that their tokenizers make of equal policies; None: not measurable."""
@@ -139,8 +137,6 @@ def _take_line(data: RunData, line: dict[str, Any]) -> None:
             data.slots.setdefault(policy, []).append((minutes, value))
         elif name.startswith(IDLE_SHARE):
             data.idle.setdefault(name, []).append(value)
-        elif name == "allocation/predicted_gain":
-            data.gains.append((value, values.get("allocation/measured_gain", math.nan)))
         elif name == "process/restarts":
             data.restarts = max(data.restarts, value)
         elif room in ("host", "gpu") and rest.count("/") == 1 and math.isfinite(value):
