@@ -48,11 +48,7 @@ def unit_rule(config: RunConfig, units: Sequence[Unit], switch_s: Mapping[str, f
     return UnitController(
         {name: KINDS[config.policies[name].device] for name in config.learning},
         Counter(unit.kind for unit in units),
-        Rule(
-            period_s=table.period_s,
-            objective=table.objective,
-            moves_per_unit_hour=table.max_moves_per_unit_hour or None,
-        ),
+        Rule(period_s=table.period_s, objective=table.objective),
         floor_units=table.floor_units,
         switching_share=table.switching_share,
         slots_per_unit=table.slots // len(units),
