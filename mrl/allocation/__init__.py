@@ -13,9 +13,8 @@ Who should have what. Every step is pure, and the same in the allocator and in t
 - `objective`        the worth of a share of units, with the price of switching inside; also the rule's numbers
 - `solver`           the exact split of one type of units; `typed_split` a search where there are several types
 - `proportional`     splits without a demand; `unit_seats` and `floors` room for least shares on several types
-- `decision`         state and readings -> new shares and the record why: floors, dwell, bucket, urgency
+- `decision`         state and readings -> new shares and the record why: floors, dwell, urgency
 - `slot_controller`  meters and decisions of one pool of slots; `unit_controller` the same for units of every kind
-- `gain_check`       the predicted gain of a move against its measured gain
 
 Protocol: a worker asks about once a second and says which lease it acts under; the answer is its lease: slots, epoch,
 ttl. A lease that changes gets a new epoch, larger than every epoch before. A learner reports its totals once a step,

@@ -42,7 +42,5 @@ PERIODS_PER_DWELL = 4
 """A dwell of units lasts at least so many periods."""
 DWELLS_PER_WINDOW = 8
 """The memory of progress of units, in dwells."""
-DWELLS_PER_GAIN = 2
-"""A move is measured so many dwells later: supply that comes within one dwell may have been begun before the move."""
 NEWEST_SWITCH_WEIGHT = 0.3
 """Weight of the newest switch among the measured times of a policy's switches."""

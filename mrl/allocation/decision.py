@@ -21,7 +21,7 @@ from mrl.allocation.typed_split import Counts, Worth, best_typed_split
 Shares = dict[str, tuple[int, ...]]
 """Replicas per policy and unit type."""
 
-Verdict = Literal["moved", "best already", "demand unknown", "gain too small", "dwell", "bucket empty"]
+Verdict = Literal["moved", "best already", "demand unknown", "gain too small", "dwell"]
 
 
 class ControllerState(msgspec.Struct, frozen=True, kw_only=True):
@@ -30,8 +30,6 @@ class ControllerState(msgspec.Struct, frozen=True, kw_only=True):
     decided_s: float
     moved_s: float | None = None
     """Time of the last move."""
-    bucket_units: float | None = None
-    """Unit moves left in the bucket; None before the first decision, and where moves are free."""
     progress: dict[str, float] = {}
     """Windowed supply progress of every policy."""
     unserved_s: dict[str, float] = {}
@@ -56,8 +54,6 @@ class DecisionRecord(msgspec.Struct, frozen=True, kw_only=True):
     """Relative gain in worth of the candidate; None where the shares of before broke a floor or the capacity."""
     moved_units: int
     """Units that the candidate starts."""
-    bucket_units: float | None
-    """Unit moves left after the decision; None where moves are free."""
     verdict: Verdict
     """Whether the decision moves to the candidate, and if not, why."""
 
@@ -80,16 +76,14 @@ def decide(
 ) -> tuple[ControllerState, DecisionRecord]:
     """Decide the shares of all policies of one pool (deficit-weighted receding horizon, exact solver).
 
-    urgent: a unit or an engine came or went, or a learner fell silent or came back. Dwell, bucket and least gain do not
-    apply to such a decision.
+    urgent: a unit or an engine came or went, or a learner fell silent or came back. Dwell and least gain do not apply
+    to such a decision.
     """
-    state = _observed(rule, state, readings, sum(capacity_units), now_s)
+    state = _observed(rule, state, readings, now_s)
     return Decision(rule, state, readings, capacity_units, now_s, urgent=urgent).conclude()
 
 
-def _observed(
-    rule: Rule, state: ControllerState, readings: Sequence[Reading], capacity: int, now_s: float
-) -> ControllerState:
+def _observed(rule: Rule, state: ControllerState, readings: Sequence[Reading], now_s: float) -> ControllerState:
     """The state with time and progress taken into account. The progress of a silent policy stands still."""
     elapsed_s = max(0.0, now_s - state.decided_s)
     keep = math.exp(-elapsed_s / rule.window_s)
@@ -98,10 +92,6 @@ def _observed(
         before = state.progress.get(reading.policy, START_PROGRESS)
         fed = None if reading.silent else reading.supply_progress
         progress[reading.policy] = before if fed is None else fed + keep * (before - fed)
-    bucket = state.bucket_units
-    if rule.moves_per_unit_hour is not None:
-        most = rule.moves_per_unit_hour * capacity
-        bucket = most if bucket is None else min(most, bucket + most * elapsed_s / 3600.0)
     unserved_s = {
         reading.policy: state.unserved_s.get(reading.policy, now_s)
         for reading in readings
@@ -111,7 +101,6 @@ def _observed(
     return msgspec.structs.replace(
         state,
         decided_s=now_s,
-        bucket_units=bucket,
         progress=progress,
         unserved_s=unserved_s,
         unknown_since_s=since_s if any(map(is_unmeasured, readings)) else None,
@@ -148,7 +137,8 @@ class Decision:
     def conclude(self) -> tuple[ControllerState, DecisionRecord]:
         """The state after the decision, and its record."""
         candidate, gain, verdict = self._choose()
-        state = self._paid(candidate) if verdict == "moved" else self._state
+        has_moved = verdict == "moved"
+        state = msgspec.structs.replace(self._state, moved_s=self._now_s) if has_moved else self._state
         record = DecisionRecord(
             now_s=self._now_s,
             rule=self._rule,
@@ -157,10 +147,9 @@ class Decision:
             readings=tuple(self._readings),
             progress=state.progress,
             candidate=candidate,
-            shares=candidate if verdict == "moved" else self._before,
+            shares=candidate if has_moved else self._before,
             gain=gain,
             moved_units=self._started_units(candidate),
-            bucket_units=state.bucket_units,
             verdict=verdict,
         )
         return state, record
@@ -255,7 +244,7 @@ class Decision:
         found = with_units_left(kept | shares, self._readings, self._capacity_units)
         return {policy: found[policy] for policy in self._before}, gain
 
-    # The verdict, and the price of a move.
+    # The verdict.
 
     def _judge(self, candidate: Shares, gain: float | None) -> Verdict:
         if candidate == self._before:
@@ -264,13 +253,10 @@ class Decision:
             return "moved"
         if gain is not None and gain < self._rule.min_gain:
             return "gain too small"
-        # Free units make no policy wait for a switch, so that neither dwell nor bucket protects anything.
+        # Free units make no policy wait for a switch, so that the dwell protects nothing.
         if not self._taken_units(candidate):
             return "moved"
-        if not self._has_dwelt:
-            return "dwell"
-        bucket = self._state.bucket_units
-        return "moved" if bucket is None or bucket > 0.0 else "bucket empty"
+        return "moved" if self._has_dwelt else "dwell"
 
     def _started_units(self, candidate: Shares) -> int:
         return sum(
@@ -283,19 +269,6 @@ class Decision:
         """Units that the candidate takes from one policy for another; a free unit costs no policy anything."""
         held = sum(sum(one.replicas) * one.units_per_replica for one in self._readings)
         return max(0, self._started_units(candidate) - max(0, sum(self._capacity_units) - held))
-
-    def _paid(self, candidate: Shares) -> ControllerState:
-        """The state after a move to the candidate.
-
-        A move by choice may cost more than the bucket holds; the next one then waits longer. A move that had to be
-        leaves at least an empty bucket.
-        """
-        left = bucket = self._state.bucket_units
-        if bucket is not None:
-            left = bucket - self._taken_units(candidate)
-            is_by_choice = self._fits and not self._urgent
-            left = left if is_by_choice else max(left, min(0.0, bucket))
-        return msgspec.structs.replace(self._state, moved_s=self._now_s, bucket_units=left)
 
 
 def _with_floor(reading: Reading, replicas: int) -> Reading:

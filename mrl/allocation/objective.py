@@ -44,11 +44,6 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True):
     """What capacity of one demand costs, in progress: units beyond the demand are left free."""
     smoothness: float = 12.0
     """Exponent of the smooth min(1, x) that turns supply into progress."""
-    moves_per_unit_hour: float | None = None
-    """Unit moves that the bucket gains per unit and hour, and holds at most; None: the dwell alone bounds moves.
-
-    While the bucket is empty no unit moves by choice. The last move may overdraw it. A free unit costs nothing.
-    """
     max_unserved_s: float = 1200.0
     """In a pool too small for one replica of each policy, a policy that was unserved for longer gets one."""
 

@@ -7,7 +7,6 @@ import msgspec
 
 from mrl.allocation.allocation_limits import MAX_TOLD_EPOCH
 from mrl.allocation.decision import DecisionRecord
-from mrl.allocation.gain_check import Gain, GainCheck
 from mrl.allocation.meter import increments
 from mrl.allocation.objective import SLOTS, Rule
 from mrl.allocation.proportional import split_evenly
@@ -99,7 +98,6 @@ class SlotCore:
             weights=settings.weights,
             now_s=now_s,
         )
-        self._check, self._gains = GainCheck(), list[Gain]()
         self._policies = tuple(policies)
         self._leases = SlotLeases(settings.ttl_s)
         self._started_s = self._now_s = now_s
@@ -143,11 +141,6 @@ class SlotCore:
         shares = [self._share(policy) for policy in self._policies]
         self._told = dict(self._shares.targets)
         return shares
-
-    def take_gains(self) -> list[Gain]:
-        """Gains of moves measured since the last call."""
-        taken, self._gains = self._gains, []
-        return taken
 
     def _renew(self, request: LeaseRequest, now_s: float) -> LeaseGrant:
         self._seen.add(request.policy)
@@ -208,8 +201,6 @@ class SlotCore:
         holders = {policy: self._num_holders(policy, now_s) for policy in self._policies}
         if self._shares.is_due(now_s, holders):
             self._shares.decide(now_s, holders)
-            gain = self._check.see(self.record)
-            self._gains += [gain] if gain else []
 
     def _num_holders(self, policy: str, now_s: float) -> int:
         """Workers of a policy; a first worker that may still be starting counts as one."""

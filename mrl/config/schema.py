@@ -148,8 +148,6 @@ class AllocationTable(Table):
     the largest model's weights."""
     switching_share: float = Field(default=0.05, gt=0, le=1)
     """Part of the time that units may spend on starting engines, as measured: the higher, the more often they move."""
-    max_moves_per_unit_hour: float = Field(default=0.0, ge=0)
-    """Units that are taken from one policy for another, on average; 0 leaves their bound to `switching_share`."""
     hung_s: float = Field(default=120.0, gt=0)
     """A policy whose learner has said nothing for this long gives its units to the others until it speaks again. It
     says nothing while it publishes weights or begins a checkpoint: choose more than that takes. Left out: 20 s more

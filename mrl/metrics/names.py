@@ -303,12 +303,6 @@ METRICS: dict[str, Metric] = {
     "allocation/gain": Metric(
         "share", "gain in worth of the newest candidate; 1 where the split before was not allowed"
     ),
-    "allocation/predicted_gain": Metric(
-        "1", "what a move was to add to the least windowed progress of all policies within two dwells; told after these"
-    ),
-    "allocation/measured_gain": Metric(
-        "1", "what the least windowed progress gained in the two dwells since that move"
-    ),
     "allocation/trained_share": Metric("share", "generated groups that are trained on, the rest being too stale"),
     "allocation/epoch": Metric("epoch", "epoch of the newest lease"),
     "allocation/moves": Metric("slots", "slots that the policy gained or lost by this decision"),

@@ -24,7 +24,7 @@ from mrl.errors import AddressError, RecordError
 from mrl.metrics.telemetry import Telemetry
 from mrl.processes import wiring
 from mrl.processes.lease_rights import may_say
-from mrl.processes.unit_allocator import serve_units, tell_gains
+from mrl.processes.unit_allocator import serve_units
 from mrl.records.codec import decode, encode
 from mrl.records.leases import allocator_request_decoder
 from mrl.transport.endpoints import is_published, port_of, publish_endpoint, read_endpoint
@@ -65,7 +65,6 @@ def _serve(config: RunConfig, folder: RunFolder, closing: ExitStack) -> int:
                 decide_s = time.monotonic() + period_s
                 decisions = core.tick(time.monotonic())
                 report(telemetry, decisions, core.record, core.bound)
-                tell_gains(telemetry, sum(decision.num_reports for decision in decisions), core.take_gains())
     finally:
         server.close()
     return 0

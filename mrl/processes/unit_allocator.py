@@ -9,7 +9,6 @@ import msgspec
 import structlog
 
 from mrl.allocation.decision import DecisionRecord
-from mrl.allocation.gain_check import Gain, GainCheck
 from mrl.allocation.objective import Rule
 from mrl.allocation.unit_controller import UnitController
 from mrl.allocation.unit_core import UnitCore, UnitSettings, UnitShare
@@ -49,11 +48,7 @@ def unit_rule(config: RunConfig, units: Sequence[Unit], switch_s: Mapping[str, f
     return UnitController(
         {name: KINDS[config.policies[name].device] for name in config.learning},
         Counter(unit.kind for unit in units),
-        Rule(
-            period_s=table.period_s,
-            objective=table.objective,
-            moves_per_unit_hour=table.max_moves_per_unit_hour or None,
-        ),
+        Rule(period_s=table.period_s, objective=table.objective),
         floor_units=table.floor_units,
         switching_share=table.switching_share,
         slots_per_unit=table.slots // len(units),
@@ -100,7 +95,7 @@ def serve_units(
     core = unit_core(config, folder, life, time.monotonic())
     telemetry.doing("leasing units")
     period_s = min(config.allocation.period_s, config.allocation.ttl_s / 4)
-    decide_s, told, counts, check = 0.0, "", LeaseCounts(), GainCheck()
+    decide_s, told, counts = 0.0, "", LeaseCounts()
     with folder.units_jsonl.open("ab", buffering=0) as journal:
         while not stop.is_set():
             _answer(server, core)
@@ -111,8 +106,6 @@ def serve_units(
                 _check_served(core, time.monotonic())
                 num_reports = sum(share.num_reports for share in shares)
                 _tell(telemetry, shares, counts)
-                gains = [gain for record in core.rule.records() if (gain := check.see(record))]
-                tell_gains(telemetry, num_reports, gains)
                 _tell_idle(telemetry, num_reports, core.idle.shares(time.monotonic()))
                 if config.allocation.residency == "sleep":
                     telemetry.metrics(num_reports, sleep_counts(core.newest.values()))
@@ -196,14 +189,6 @@ def _tell(telemetry: Telemetry, shares: Sequence[UnitShare], counts: LeaseCounts
                 type_metric("unit_tokens_per_s", unit_type): own.tokens_per_s,
             }
         telemetry.metrics(share.num_reports, values, policy=share.policy)
-
-
-def tell_gains(telemetry: Telemetry, num_reports: int, gains: Iterable[Gain]) -> None:
-    """Log and count the predicted and the measured gain of moves."""
-    for gain in gains:
-        log.info("move measured", predicted=round(gain.predicted, 3), measured=round(gain.measured, 3))
-        values = {"allocation/predicted_gain": gain.predicted, "allocation/measured_gain": gain.measured}
-        telemetry.metrics(num_reports, values)
 
 
 def _tell_idle(telemetry: Telemetry, num_reports: int, idle_shares: Mapping[str, float]) -> None:

@@ -161,18 +161,7 @@ def _notes(data: RunData) -> str:
 
 def _machine(data: RunData) -> str:
     figures = [charts.staleness(data), charts.waiting(data), charts.time_split(data), charts.allocation(data)]
-    return _section("Pace", _grid(figures) + _gains(data) + load_table(data))
-
-
-def _gains(data: RunData) -> str:
-    """What moves of slots or units were to bring and what they brought."""
-    if not data.gains:
-        return ""
-    predicted, measured = (signed(sum(column) / len(data.gains), 3) for column in zip(*data.gains, strict=True))
-    return (
-        f"<p>Moves of rollout capacity whose effect was measured: {len(data.gains)}. The least progress of all "
-        f"policies was to change by {predicted} each, and changed by {measured}.</p>"
-    )
+    return _section("Pace", _grid(figures) + load_table(data))
 
 
 def _timeline(data: RunData, timeline: Timeline) -> str:

@@ -53,8 +53,6 @@ class RunData:
     """Policy -> (minutes since the first metric, its slots or units)."""
     capacity_kind: str = "slots"
     """What is leased: "slots" or "units"."""
-    gains: list[tuple[float, float]] = field(default_factory=list)
-    """(predicted, measured) gain in least progress of every move that was measured."""
     samples: list[dict[str, Any]] = field(default_factory=list)
     floors: dict[tuple[str, str], float | None] = field(default_factory=dict)
     """(source, receiver) -> span std in nats that their tokenizers make of equal policies; None: not measurable."""
@@ -141,8 +139,6 @@ def _take_line(data: RunData, line: dict[str, Any]) -> None:
             minutes = (float(line["time_unix_s"]) - (data.started_unix_s or 0.0)) / 60
             data.capacity.setdefault(policy, []).append((minutes, value))
             data.capacity_kind = CAPACITY[name]
-        elif name == "allocation/predicted_gain":
-            data.gains.append((value, values.get("allocation/measured_gain", math.nan)))
         elif name == "process/restarts":
             data.restarts = max(data.restarts, value)
         elif room in ("host", "gpu") and rest.count("/") == 1 and math.isfinite(value):

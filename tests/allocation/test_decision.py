@@ -9,8 +9,8 @@ import pytest
 from mrl.allocation.decision import ControllerState, DecisionRecord, decide
 from mrl.allocation.objective import Objective, Reading, Rule
 
-ACCELERATORS = Rule(moves_per_unit_hour=1.0)
-TIGHT_ACCELERATORS = Rule(hold_s=450.0, dwell_s=300.0, moves_per_unit_hour=5.0)
+ACCELERATORS = Rule()
+TIGHT_ACCELERATORS = Rule(hold_s=450.0, dwell_s=300.0)
 """For a pool that cannot hold one replica of each policy."""
 DEMANDS = {"a": 1.33, "b": 3.58, "c": 4.66, "d": 6.94}
 GANGS = {"a": 1, "b": 1, "c": 1, "d": 2}
@@ -129,7 +129,7 @@ def test_who_is_unknown_keeps_its_part_when_units_come_and_go(after) -> None:
 def test_who_comes_unknown_gets_an_equal_part() -> None:
     """At once, of what the others have; a floor of one would not do to measure it soon."""
     readings = [reading("a", 5), reading("b", 5), reading("c", 0, None, progress_per_replica=None)]
-    state = ControllerState(decided_s=0.0, moved_s=0.0, bucket_units=0.0)
+    state = ControllerState(decided_s=0.0, moved_s=0.0)
     _, record = decide(ACCELERATORS, state, readings, (12,), 60.0, urgent=True)
     assert record.shares["c"] >= (4,)
 
@@ -161,7 +161,7 @@ def test_a_policy_that_stays_unknown_is_not_moved_where_it_does_not_fit() -> Non
     """Although the other one would like to have its units, which are the faster ones."""
     stays = Reading(policy="a", replicas=(4, 0), progress_per_replica=None, supply_progress=None, unfit=(False, True))
     wants = Reading(policy="b", replicas=(0, 4), progress_per_replica=(0.5, 0.05), supply_progress=0.2)
-    state = ControllerState(decided_s=0.0, moved_s=0.0, bucket_units=100.0, unknown_since_s=0.0)
+    state = ControllerState(decided_s=0.0, moved_s=0.0, unknown_since_s=0.0)
     _, record = decide(ACCELERATORS, state, [stays, wants], (4, 8), 660.0)
     assert record.shares["a"][0] >= 2
     assert record.shares["a"][1] == 0
@@ -232,7 +232,7 @@ def test_a_static_split_follows_the_weights_alone() -> None:
 
 
 def test_a_silent_policy_gives_all_it_has_and_gets_it_back() -> None:
-    """In the decision that notices, without waiting for dwell or bucket; its progress stands still meanwhile."""
+    """In the decision that notices, without waiting for the dwell; its progress stands still meanwhile."""
 
     def hanging(now_s: float, readings: list[Reading]) -> list[Reading]:
         return [msgspec.structs.replace(one, silent=one.policy == "d" and 3600.0 <= now_s < 7200.0) for one in readings]
@@ -253,7 +253,7 @@ def test_no_unit_is_free_while_a_policy_is_short() -> None:
             assert all(units - sum(used.values()) < GANGS[name] for name in short)
 
 
-def test_moves_keep_the_dwell_and_the_bucket() -> None:
+def test_moves_keep_the_dwell() -> None:
     """A demand that jumps every ten minutes tempts to move far more often."""
 
     def jumping(now_s: float, readings: list[Reading]) -> list[Reading]:
@@ -265,59 +265,22 @@ def test_moves_keep_the_dwell_and_the_bucket() -> None:
             for one in readings
         ]
 
-    hours = 3.0
-    records = play(ACCELERATORS, 12, hours, jumping)[1:]
+    records = play(ACCELERATORS, 12, 3.0, jumping)[1:]
     moved = [record for record in records if record.verdict == "moved" and record.moved_units]
     taking = [one for one in moved if one.moved_units > 12 - sum(
         reading.replicas[0] * reading.units_per_replica for reading in one.readings)]  # fmt: skip
     assert all(b.now_s - a.now_s >= ACCELERATORS.dwell_s for a, b in pairwise(moved) if b in taking)
-    assert sum(record.moved_units for record in taking) <= 12 * (hours + 1) + 2
-    assert {"dwell", "bucket empty"} <= {record.verdict for record in records}
+    assert len(taking) > 3
+    assert "dwell" in {record.verdict for record in records}
 
 
-@pytest.mark.parametrize("objective", ["max_min", "static"])
-def test_a_bucket_smaller_than_a_move_makes_moves_rare_and_not_impossible(objective: Objective) -> None:
-    """A tenth of a move per unit and hour: on average no more, though one move takes more than the bucket holds."""
-    rule = Rule(objective=objective, moves_per_unit_hour=0.1)
-
-    def swap(now_s: float, readings: list[Reading]) -> list[Reading]:
-        """What one of two policies needs much of changes every two hours."""
-        favoured = "bc"[int(now_s / 7200.0) % 2]
-        return [
-            msgspec.structs.replace(
-                one,
-                weight=1.0 if one.policy == favoured else 0.1,
-                progress_per_replica=(1 / 9 if one.policy == favoured else 1 / 3,),
-            )
-            for one in readings
-        ]
-
-    records = play(rule, 12, 24.0, swap, names=("b", "c"))[1:]
-    moved = sum(record.moved_units for record in records if record.verdict == "moved")
-    assert 0.1 * 12 * 24 * 0.5 < moved <= 0.1 * 12 * (24 + 1) + 12
-
-
-def test_what_has_to_move_leaves_no_debt() -> None:
-    """Units that were lost would else stop all moves for hours."""
-    rule = Rule(moves_per_unit_hour=1.0)
-    state = ControllerState(decided_s=0.0, moved_s=0.0, bucket_units=3.0)
-    readings = [reading("b", 0, 0.3), reading("c", 12, 0.8)]
-    after, record = decide(rule, state, readings, (12,), 60.0, urgent=True)
-    assert (record.verdict, record.moved_units > 3) == ("moved", True)
-    assert after.bucket_units == 0.0
-
-
-def test_free_units_are_taken_without_dwell_or_bucket() -> None:
+def test_free_units_are_taken_without_dwell() -> None:
     """Nobody loses by it; the same move at another policy's cost has to wait."""
-    state = ControllerState(decided_s=0.0, moved_s=59.0, bucket_units=0.0)
+    state = ControllerState(decided_s=0.0, moved_s=59.0)
     short, level = reading("b", 1, 0.3), reading("c", 4, 0.8)
     _, growing = decide(ACCELERATORS, state, [short, level], (7,), 60.0)
     _, taking = decide(ACCELERATORS, state, [short, reading("c", 6, 1.0)], (7,), 60.0)
-    assert (growing.verdict, growing.shares["b"], growing.bucket_units) == (
-        "moved",
-        (3,),
-        pytest.approx(0.117, abs=0.01),
-    )
+    assert (growing.verdict, growing.shares["b"]) == ("moved", (3,))
     assert taking.verdict == "dwell"
 
 
@@ -343,7 +306,7 @@ def test_in_a_tight_pool_everybody_is_served_within_the_bound() -> None:
 @pytest.mark.parametrize("objective", ["max_min", "static"])
 def test_turns_in_a_tight_pool_last_a_dwell(objective: Objective) -> None:
     """Also where everybody waits for longer than the bound: one unit, three policies, ten minutes each."""
-    rule = msgspec.structs.replace(ACCELERATORS, objective=objective, max_unserved_s=120.0, moves_per_unit_hour=None)
+    rule = msgspec.structs.replace(ACCELERATORS, objective=objective, max_unserved_s=120.0)
     records = play(rule, 1, 6.0, names=("a", "b", "c"))
     owners = [next(name for name in "abc" if record.shares[name][0]) for record in records]
     changes = zip(records[1:], pairwise(owners), strict=True)
@@ -354,7 +317,7 @@ def test_turns_in_a_tight_pool_last_a_dwell(objective: Objective) -> None:
 
 def test_turns_in_a_tight_pool_last_as_long_before_anything_is_measured() -> None:
     """Whoever has the unit keeps it until it is the other one's turn."""
-    rule = msgspec.structs.replace(ACCELERATORS, max_unserved_s=120.0, moves_per_unit_hour=None)
+    rule = msgspec.structs.replace(ACCELERATORS, max_unserved_s=120.0)
     unknown = lambda _, readings: [msgspec.structs.replace(one, progress_per_replica=None) for one in readings]  # noqa: E731
     records = play(rule, 1, 6.0, unknown, names=("a", "b", "c"))
     owners = [next(name for name in "abc" if record.shares[name][0]) for record in records]

@@ -230,31 +230,6 @@ def test_fewer_slots_than_policies_are_refused() -> None:
         SlotCore(["a", "b"], SlotSettings(slots=1, floor_slots=1, ttl_s=1.0), 0.0)
 
 
-def test_what_moves_bring_is_measured_and_is_nearly_what_was_predicted() -> None:
-    """Learners of 50 slots each need 20 and 90 from the 30th second on; all moves towards that do gemma good."""
-    allocator, needs, gains = core(), {"qwen": 50, "gemma": 50}, []
-    made, trained, busy_s = dict.fromkeys(needs, 0), dict.fromkeys(needs, 0), dict.fromkeys(needs, 0.0)
-    leases = dict.fromkeys(needs, (0, 0))
-    for second in range(130):
-        needs = needs if second < 30 else {"qwen": 20, "gemma": 90}
-        for policy, need in needs.items():
-            slots = leases[policy][1]
-            made[policy] += slots
-            trained[policy] += min(need, slots)
-            busy_s[policy] += min(need, slots) / need
-            report(allocator, policy, trained[policy], busy_s[policy], float(second))
-            grant = ask(
-                allocator, f"{policy}/0", float(second), acting=leases[policy], tokens=made[policy],
-                slot_seconds=float(made[policy]),
-            )  # fmt: skip
-            leases[policy] = lease(grant)
-        allocator.tick(float(second))
-        gains += allocator.take_gains()
-    assert 2 < len(gains) < 12, "each is told once"
-    for gain in gains:
-        assert 0.0 < gain.measured == pytest.approx(gain.predicted, abs=0.01)
-
-
 def test_a_policy_whose_engine_stood_still_keeps_its_floor_and_takes_what_is_free() -> None:
     """After minutes in which no token came its demand is beyond all measure; alone, it gets every slot."""
     allocator = core()

@@ -67,13 +67,13 @@ def test_parts_and_rest_never_exceed_what_there_is(rows, capacity) -> None:
 
 
 def test_units_that_come_free_are_taken_at_once_whatever_the_dwell() -> None:
-    """Without a better split of the others, and with no moves left in the bucket."""
+    """Without a better split of the others."""
     readings = [
         reading("a", 4, known=True, progress_per_replica=(0.5,), supply_progress=1.0),
         reading("b", 2),
     ]
-    state = ControllerState(decided_s=0.0, moved_s=600.0, bucket_units=0.0, unknown_since_s=0.0)
-    _, record = decide(Rule(moves_per_unit_hour=1.0), state, readings, (9,), 660.0)
+    state = ControllerState(decided_s=0.0, moved_s=600.0, unknown_since_s=0.0)
+    _, record = decide(Rule(), state, readings, (9,), 660.0)
     assert (record.verdict, record.shares) == ("moved", {"a": (4,), "b": (5,)})
 
 
@@ -83,8 +83,8 @@ def test_what_the_others_had_is_no_start_where_it_fits_no_longer() -> None:
         reading("a", 4, 4, known=True, progress_per_replica=(0.5, 0.2), supply_progress=1.0),
         reading("b", 0, 0),
     ]
-    state = ControllerState(decided_s=0.0, moved_s=0.0, bucket_units=0.0)
-    _, record = decide(Rule(moves_per_unit_hour=1.0), state, readings, (4, 4), 60.0, urgent=True)
+    state = ControllerState(decided_s=0.0, moved_s=0.0)
+    _, record = decide(Rule(), state, readings, (4, 4), 60.0, urgent=True)
     used = [sum(counts[kind] for counts in record.shares.values()) for kind in range(2)]
     assert max(used) <= 4
     assert sum(record.shares["b"]) >= 4

@@ -140,13 +140,3 @@ def test_what_cannot_be_kept_costs_no_allocator(tmp_path: Path, monkeypatch: pyt
 def raise_full(_source: str, _target: Path) -> None:
     """As a disk without room does."""
     raise OSError(28, "No space left on device")
-
-
-def test_the_bound_of_moves_is_the_configurations(tmp_path: Path) -> None:
-    """Per unit and hour; none unless it is set."""
-    config, _ = run_of_units(tmp_path / "one")
-    for told, wanted in ((0.0, None), (0.5, 0.5)):
-        table = config.allocation.model_copy(update={"max_moves_per_unit_hour": told})
-        rule = unit_rule(config.model_copy(update={"allocation": table}), parse_units(table.units, where="test"), {}, 0)
-        rule.targets({"qwen": TWO, "llama": TWO}, {"qwen": ONE, "llama": ONE}, {}, 10.0)
-        assert [record.rule.moves_per_unit_hour for record in rule.records()] == [wanted]

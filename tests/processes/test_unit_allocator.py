@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from mrl.allocation.gain_check import Gain
 from mrl.allocation.unit_core import TypeShare, UnitShare
 from mrl.allocation.unit_leases import LeaseCounts, Transition, UnitState
 from mrl.config.load import validate
@@ -24,7 +23,6 @@ from mrl.processes.unit_allocator import (
     _tell_idle,
     life_of,
     serve_units,
-    tell_gains,
     unit_core,
 )
 from mrl.records.leases import LeaseGrant, LeaseRequest
@@ -166,10 +164,3 @@ def test_idle_shares_are_told_of_every_unit_whatever_its_name(num_units: int) ->
     found = {name: value for _, values in told(records) for name, value in values.items()}
     assert found == {f"allocation/idle_share/node-{number}:gpu:0,1": number / 2000 for number in range(num_units)}
     assert all(len(values) <= 1000 for _, values in told(records))
-
-
-def test_gains_of_moves_are_told_in_pairs() -> None:
-    records: list[TelemetryRecord] = []
-    tell_gains(Telemetry("allocator", "", records.append), 3, [Gain(0.2, 0.1), Gain(0.0, -0.1)])
-    pairs = [(values["allocation/predicted_gain"], values["allocation/measured_gain"]) for _, values in told(records)]
-    assert pairs == [(0.2, 0.1), (0.0, -0.1)]
