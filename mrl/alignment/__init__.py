@@ -8,7 +8,7 @@ for a receiver that reads NFC), or the text is rejected with a reason that the c
 is in a span or booked as dropped. The room needs numpy and `tokenizers`; `tiktoken` makes byte-level receivers faster.
 
 The names in `__all__` are for use outside mrl; inside, modules are imported by their own names. A folder holds a
-tokenizer.json, a tekken.json or a rank file, and says which token ends an answer.
+tokenizer.json and says which token ends an answer.
 
 >>> from pathlib import Path
 >>> import numpy as np
@@ -29,11 +29,10 @@ True
 
 reading tokenizers
 - `tokenizer_file` reads `tokenizer.json`: kind, dummy prefix, fingerprint; `tokenizer_refusals` why a kind is refused
-- `rank_table`     raw tiktoken and tekken files as such files, and what known families leave open
-- `tokenizer_folder`               which file of a model folder, and which ids end an answer
+- `tokenizer_folder`               the tokenizer of a model folder, and which ids end an answer
 - `byte_table`     token id -> bytes
 - `encoders`, `tiktoken_encoder`   texts -> ids, flat, proved on probes
-- `receiver`       bytes -> own token ids, own token ids -> bytes; `rank_file` from a rank file and what it leaves open
+- `receiver`       bytes -> own token ids, own token ids -> bytes
 
 carrying traces over
 - `peer_answer`, `sampled_answers`  the wire form, checked; written from sampled tokens
@@ -52,7 +51,6 @@ from mrl.alignment.aligned_batch import AlignedBatch, AlignedTrace
 from mrl.alignment.flags import Flag, Rejected
 from mrl.alignment.pair_card import PairCard, make_card
 from mrl.alignment.peer_answer import PeerAnswer, validate
-from mrl.alignment.rank_file import load_tekken, load_tiktoken_ranks
 from mrl.alignment.receiver import Receiver, load_receiver
 from mrl.alignment.residual import Residual, summarise
 from mrl.alignment.sampled_answers import describe_answers
@@ -75,8 +73,6 @@ __all__ = [
     "advantages_to_receiver",
     "describe_answers",
     "load_receiver",
-    "load_tekken",
-    "load_tiktoken_ranks",
     "make_card",
     "summarise",
     "translate_batch",

@@ -10,7 +10,7 @@ import numpy.typing as npt
 from tokenizers import Tokenizer
 
 from mrl.alignment.ragged import offsets_of
-from mrl.alignment.tokenizer_file import TOKENIZER_FILE, TokenizerFile
+from mrl.alignment.tokenizer_file import TokenizerFile
 from mrl.errors import TokenizerRefused
 
 Int32s: TypeAlias = npt.NDArray[np.int32]
@@ -88,12 +88,11 @@ def _check_added_ids(tokenizer: Tokenizer, file: TokenizerFile) -> None:
     """Raises TokenizerRefused for the first added token whose id in the file is not the one that it is given.
 
     A token that the vocabulary holds keeps its id there. The others are numbered on from the vocabulary's end, in the
-    order of the file, whatever ids the file says. The special tokens of a rank file are read by other programs.
+    order of the file, whatever ids the file says.
     """
-    is_common_form = file.path.name == TOKENIZER_FILE
     for token in file.added_tokens:
         given = tokenizer.token_to_id(token["content"])
-        if given != token["id"] and (is_common_form or not token.get("special")):
+        if given != token["id"]:
             raise TokenizerRefused(
                 f"the tokenizers library gives the added token {token['content']!r} another id than its file",
                 where=str(file.path),

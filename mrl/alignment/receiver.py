@@ -106,11 +106,11 @@ class Receiver:
 
 
 def load_receiver(folder: Path, *, use_tiktoken: bool = True) -> Receiver:
-    """The receiver of a model folder, or of a tokenizer file of one: `tokenizer.json`, `tekken.json` or a rank file.
+    """The receiver of a model folder, or of the `tokenizer.json` of one.
 
-    The EOS is that of the folder's configuration files, or of the tokenizer's own file. Raises ModelFolderError for
-    missing or malformed files or a folder without an EOS, and TokenizerRefused for a kind of tokenizer that is not
-    supported, or one whose byte table does not reproduce the probe texts.
+    The EOS is that of the folder's configuration files. Raises ModelFolderError for missing or malformed files or a
+    folder without an EOS, and TokenizerRefused for a kind of tokenizer that is not supported, or one whose byte table
+    does not reproduce the probe texts.
     """
     file = read_tokenizer(folder)
     return prove(Receiver(file, eos_ids=find_eos(file.path.parent, file), use_tiktoken=use_tiktoken), file)

@@ -22,15 +22,13 @@ DETERMINING = ("model", "normalizer", "pre_tokenizer", "decoder", "added_tokens"
 
 @dataclass(frozen=True, slots=True)
 class TokenizerFile:
-    """A parsed `tokenizer.json`, or a rank file written as one."""
+    """A parsed `tokenizer.json`."""
 
     path: Path
     content: Mapping[str, Any]
     kind: Kind
     has_dummy_prefix: bool
     """Whether encoding puts one phantom space before every text."""
-    eos_ids: tuple[int, ...] = ()
-    """The ids that end an answer where the file or its family says so, the one that ends a turn first."""
 
     @property
     def pieces(self) -> dict[int, str]:

@@ -1,6 +1,6 @@
 """`mrl align card A B [--text FILE] [--out DIR]`, `mrl align show A B "text"`: what two tokenizers are to each other.
 
-A and B are model folders, or tokenizer files of such: `tokenizer.json`, `tekken.json`, a rank file.
+A and B are model folders, or the `tokenizer.json` of such.
 `mrl align floors RUN` measures, of every pair of policies of a run, what its report sets the residual against.
 """
 
@@ -39,9 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     card = actions.add_parser("card", help="what to expect of the pair, before any training", allow_abbrev=False)
     both = actions.add_parser("show", help="both segmentations of a text, common spans in colour", allow_abbrev=False)
     for action in (card, both):
-        action.add_argument(
-            "first", type=Path, metavar="A", help="model folder, tokenizer.json, tekken.json, rank file"
-        )
+        action.add_argument("first", type=Path, metavar="A", help="model folder, or its tokenizer.json")
         action.add_argument("second", type=Path, metavar="B", help="the other one")
     text_help = "a text of your own beside the built-in kinds; may be given several times"
     card.add_argument("--text", type=Path, metavar="FILE", action="append", default=[], help=text_help)

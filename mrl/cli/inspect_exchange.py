@@ -24,7 +24,8 @@ from mrl.errors import PeerLost, RunFolderError, UserError
 from mrl.exchange.store import FILE
 from mrl.inspection.asked_daemon import AskedDaemon
 from mrl.inspection.exchange_tables import Rates, policy_table, rates_per_s, tables
-from mrl.inspection.file_account import find, record_lines, stat_of
+from mrl.inspection.file_account import find, stat_of
+from mrl.inspection.shown_records import record_lines
 from mrl.records.exchange_messages import Stat
 
 PLAIN_WIDTH = 120

@@ -3,5 +3,5 @@
 - `asked_daemon`     the account of a daemon that answers
 - `file_account`     the same from the run's file, as far as that tells
 - `exchange_tables`  the account as tables, with rates between two looks
-- `encoded_values`   any bytes as lines, under limits
+- `shown_records`    one record as lines that a terminal can bear
 """

@@ -9,7 +9,7 @@ from rich.console import Group, RenderableType
 from rich.table import Column, Table
 from rich.text import Text
 
-from mrl.inspection.encoded_values import shown_text
+from mrl.inspection.shown_records import shown_text
 from mrl.records.exchange_messages import ClientState, PairFlow, PolicyStat, Stat
 
 LOOK: dict[str, Any] = {"title_justify": "left", "box": box.SIMPLE_HEAD, "padding": (0, 1, 0, 0), "title_style": "bold"}

@@ -1,17 +1,12 @@
 """What a run's exchange has in its file, by SELECT: for when no daemon answers, and of a finished run."""
 
 import sqlite3
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from mrl.errors import RecordError
 from mrl.exchange.archive import open_file
 from mrl.exchange.store import FILE
-from mrl.inspection.encoded_values import shown_text, value_lines
-from mrl.records.codec import decode
 from mrl.records.exchange_messages import PolicyStat, Stat
-from mrl.records.experience import experience_decoder
 from mrl.records.version import Version
 
 SERVED = "served"
@@ -61,13 +56,6 @@ def find(folder: Path, record_id: str) -> tuple[bytes, str] | None:
     return None
 
 
-def record_lines(body: bytes, *, found: str) -> Iterator[str]:
-    """An encoded record; `found` says where it is. It is shown whether or not it is what its type demands."""
-    yield f"{len(body)} bytes, {found}"
-    yield f"as a record: {_verdict(body)}"
-    yield from value_lines(body)
-
-
 def _policies(connection: sqlite3.Connection) -> list[PolicyStat]:
     counts: dict[str, dict[str, dict[str, int]]] = {}
     for policy, what, reason, number in connection.execute("SELECT policy, what, reason, records FROM counts"):
@@ -101,10 +89,3 @@ def _policy_stat(
         kinds={row[0]: row[1] for row in rows},
         oldest_age_versions=max(0, newest.step - oldest_step) if newest and rows else 0,
     )
-
-
-def _verdict(body: bytes) -> str:
-    try:
-        return f"whole, {type(decode(body, experience_decoder)).__name__}"
-    except RecordError as error:
-        return shown_text(str(error))

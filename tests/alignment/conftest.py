@@ -1,14 +1,11 @@
 """Small tokenizers trained on the spot, saved as Hugging Face folders."""
 
-import base64
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
-
-from mrl.alignment.byte_table import piece_bytes
 
 CORPUS = [
     "reverse: yah sun nus hay lamp pmal",
@@ -66,26 +63,6 @@ def save(tokenizer: Tokenizer, folder: Path, eos: str = "") -> Path:
     return folder
 
 
-def ranks_of(tokenizer: Tokenizer) -> dict[bytes, int]:
-    """What a rank file of a byte-level tokenizer lists: single bytes, then what merges make, in their order."""
-    merges = json.loads(tokenizer.to_str())["model"]["merges"]
-    joined = [piece_bytes("".join(pair), "byte_level") for pair in merges]
-    pieces = dict.fromkeys([*(bytes([byte]) for byte in range(256)), *joined])
-    # "VY" is joined first, so only a pre-token that is the last piece becomes it.
-    return {piece: rank for rank, piece in enumerate([*pieces, b"VY", b"WV", b"YK", b"WVYK"])}
-
-
-def save_ranks(ranks: Mapping[bytes, int], folder: Path) -> dict[str, Path]:
-    """The same ranks as the two kinds of rank file: tiktoken's, and a `tekken.json` with ten special tokens."""
-    lines = [base64.b64encode(data) + f" {rank}\n".encode() for data, rank in ranks.items()]
-    (folder / "ranks.tiktoken").write_bytes(b"".join(lines))
-    vocab = [{"rank": rank, "token_bytes": base64.b64encode(data).decode()} for data, rank in ranks.items()]
-    size = {"default_vocab_size": len(vocab) + 10, "default_num_special_tokens": 10}
-    config = {"pattern": r"\p{N}{1,2}|[^\r\n\p{L}\p{N}]?\p{L}+|\s+(?!\S)|\s+|[^\s\p{L}\p{N}]+"} | size
-    (folder / "tekken.json").write_text(json.dumps({"config": config, "vocab": vocab}))
-    return {"ranks": folder / "ranks.tiktoken", "tekken": folder / "tekken.json"}
-
-
 KINDS: dict[str, Callable[[], Tokenizer]] = {
     "byte_level": byte_level,
     "byte_level_nfc": lambda: byte_level(normalizers.NFC()),
@@ -108,12 +85,6 @@ def folders(tmp_path_factory, tokenizers_by_kind) -> dict[str, Path]:
     """A model folder per supported kind."""
     root = tmp_path_factory.mktemp("models")
     return {kind: save(tokenizer, root / kind) for kind, tokenizer in tokenizers_by_kind.items()}
-
-
-@pytest.fixture(scope="session")
-def sources(tmp_path_factory, tokenizers_by_kind, folders) -> dict[str, Path]:
-    """Where every kind is read from: the folders, and the two kinds of rank file."""
-    return folders | save_ranks(ranks_of(tokenizers_by_kind["byte_level"]), tmp_path_factory.mktemp("ranks"))
 
 
 @pytest.fixture

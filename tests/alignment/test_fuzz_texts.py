@@ -19,8 +19,8 @@ chances = st.integers(0, 2**32).map(Random)
 
 
 @pytest.fixture(scope="module")
-def receivers(sources):
-    return load(sources)
+def receivers(folders):
+    return load(folders)
 
 
 @settings(max_examples=60)

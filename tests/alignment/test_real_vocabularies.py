@@ -10,7 +10,6 @@ import pytest
 
 from mrl.alignment.card_text import card_texts
 from mrl.alignment.pair_card import coverage_of, pair_floors, translated
-from mrl.alignment.rank_file import load_tekken
 from mrl.alignment.receiver import Receiver, load_receiver
 from mrl.alignment.residual import KINDS
 
@@ -98,24 +97,6 @@ def test_ids_are_those_of_sentencepiece(receivers):
     cut = receivers["mistral_spm"].cut_texts(plain, [text.encode() for text in plain])
     assert not cut.faults
     assert cut.token_ids.tolist() == [i for text in plain for i in model.encode(text)]
-
-
-def test_tekken_file_and_folder_are_one_tokenizer(receivers):
-    """Read raw or as a tokenizer.json, the ranks give the same bytes and ids."""
-    raw, folder = load_tekken(real_vocabularies.source_file("tekken"), use_tiktoken=False), receivers["tekken"]
-    some = texts()
-    ours, theirs = (r.cut_texts(some, [text.encode() for text in some]) for r in (raw, folder))
-    assert ours.token_ids.tolist() == theirs.token_ids.tolist()
-    assert ours.lengths.tolist() == theirs.lengths.tolist()
-
-
-def test_a_rank_file_of_a_known_family_is_its_tokenizer(receivers):
-    """The file alone gives the ids and the end of a turn that the tokenizer.json of the family gives."""
-    raw, folder = load_receiver(real_vocabularies.source_file("qwen"), use_tiktoken=False), receivers["qwen"]
-    assert raw.eos_id == folder.eos_id == 151_645
-    plain = [text for text in texts() if "<think>" not in text]
-    ours, theirs = (r.cut_texts(plain, [text.encode() for text in plain]) for r in (raw, folder))
-    assert ours.token_ids.tolist() == theirs.token_ids.tolist()
 
 
 @pytest.mark.parametrize(("peer", "receiver"), MEASURED)

@@ -118,10 +118,10 @@ def test_a_record_is_dumped_from_the_file_with_and_without_a_daemon(exchange, ca
     worker.publish([outcome("r1"), outcome("r2", "p2")])
     assert worker.flush(120.0)
     code, out, _ = inspect(capsys, exchange.path, "--dump", "r2")
-    assert (code, "number 2 in" in out, 'prompt_id: "p2"' in out) == (0, True, True)
+    assert (code, "number 2 in" in out, "'prompt_id': 'p2'" in out) == (0, True, True)
     exchange.stop()
     code, out, _ = inspect(capsys, exchange.path, "--dump", "r2")
-    assert (code, "exchange.sqlite" in out, 'prompt_id: "p2"' in out) == (0, True, True)
+    assert (code, "exchange.sqlite" in out, "'prompt_id': 'p2'" in out) == (0, True, True)
     code, out, err = inspect(capsys, exchange.path, "--dump", "r3")
     assert (code, out, err.count("\n"), "no such record" in err) == (2, "", 1, True)
 

@@ -1,4 +1,7 @@
-"""Adapters alone in a real vLLM: each version takes the place of the last, and wrong ones are found out."""
+"""Adapters alone in a real vLLM: each version takes the place of the last, and wrong ones are found out.
+
+The extension is that of GPUs, which tells of adapters as that of CPUs does.
+"""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -14,12 +17,11 @@ from mrl.engines.dialect import AdapterShape, Launch
 from mrl.engines.engine import Sampling
 from mrl.engines.environment import engine_python
 from mrl.engines.server_engine import ServerEngine
-from mrl.engines.vllm import VLLM
 from mrl.errors import WeightsError, WeightsUnproved
 from mrl.models.skeleton import adapted_layers, config_of_folder
 from mrl.rollout.updates import Route, install, prove
 from mrl.weights.manifest import read_manifest
-from tests.support.engine_rig import EOS_IDS, Rig, Weights
+from tests.support.engine_rig import EOS_IDS, ReloadingVLLM, Rig, Weights
 from tests.support.family_rig import ADAPTER_FILE, Learner, Learnt, make_family
 
 pytestmark = [pytest.mark.engines, pytest.mark.timeout(600)]
@@ -42,9 +44,11 @@ def rig(versions, tmp_path_factory) -> Iterator[Rig]:
     python = engine_python("vllm", device="cpu")
     start = versions[0].start
     adapters = AdapterShape(LORA["rank"], adapted_layers(config_of_folder(start), LoraTable(**LORA)))
-    launch = Launch(python, start, "127.0.0.1", 0, "cpu", "float32", 1, 32, 512, 0, adapters=adapters)
-    log = tmp_path_factory.mktemp("vllm") / "server.log"
-    engine = ServerEngine(VLLM(), Sampling(0.7, 160, EOS_IDS[:1]), launch=launch, log=log, bounds=Bounds(start_s=300.0))
+    folder = tmp_path_factory.mktemp("vllm")
+    dialect = ReloadingVLLM(folder)
+    launch = Launch(python, start, "127.0.0.1", 0, "cpu", "float32", 1, 32, 512, 0, dialect.options, adapters=adapters)
+    sampling, bounds = Sampling(0.7, 160, EOS_IDS[:1]), Bounds(start_s=300.0)
+    engine = ServerEngine(dialect, sampling, launch=launch, log=folder / "server.log", bounds=bounds)
     made = Rig(engine, 0.7)
     made.served = {one.version: Weights(one.manifest.parent, one.model) for one in versions}
     yield made

@@ -1,5 +1,6 @@
 """How weights come into vLLM's worker on a GPU: its reload is a stand-in here, and the device a CPU."""
 
+import ast
 import importlib
 import json
 import sys
@@ -20,7 +21,7 @@ from mrl.weights.manifest import Canary
 from mrl.weights.publish import Publisher
 
 INSIDE = Path(__file__).parents[2] / "mrl" / "engines" / "inside"
-MODULES = ("vllm_gpu_worker", "arriving_weights", "broadcast_member", "shared_memory")
+MODULES = ("vllm_gpu_worker", "arriving_weights", "broadcast_member", "vllm_adapters", "shared_memory")
 QKV, MLP, HEAD = "layers.0.attn.qkv_proj.weight", "layers.0.mlp.gate_up_proj.weight", "lm_head.weight"
 W13, W2 = (f"layers.0.mlp.experts.routed_experts.{name}_weight" for name in ("w13", "w2"))
 SHAPES = {QKV: (8, 3), MLP: (6, 3), HEAD: (64, 3), "layers.0.norm.weight": (3,), W13: (2, 8, 3), W2: (2, 3, 4)}
@@ -319,3 +320,52 @@ def test_a_failure_of_the_device_is_told_and_files_are_read(worker, tmp_path, ca
     assert held(one) == digests(tensors)
     assert "from files, not from the learner's GPU: CUDA error: out of memory" in caplog.text
     assert len(closed) == {"read": 2, "close": 1}[failing]
+
+
+def adapted(worker, folder: Path, *, wrong: float = 0.0) -> dict[str, str]:
+    """What is told of adapters of one fused layer, of which vLLM has B times alpha / rank; and their digests."""
+    torch.manual_seed(0)
+    prefix = "base_model.model.layers.0.attn"
+    tensors = {f"{prefix}.{part}_proj.lora_A.weight": torch.randn(2, 3) for part in "qk"}
+    tensors |= {f"{prefix}.{part}_proj.lora_B.weight": torch.randn(4, 2) for part in "qk"}
+    (folder / "adapter_config.json").write_text(json.dumps({"r": 2, "lora_alpha": 4}))
+    save_file(tensors, folder / "adapter_model.safetensors")
+    room = {factor: tuple(torch.zeros(2, 1, 8, 8) for _ in "qk") for factor in "AB"}  # two slots, each with room
+    for number, part in enumerate("qk"):
+        room["A"][number][1, 0, :2, :3] = tensors[f"{prefix}.{part}_proj.lora_A.weight"]
+        room["B"][number][1, 0, :4, :2] = tensors[f"{prefix}.{part}_proj.lora_B.weight"] * 2 + wrong
+    manager = SimpleNamespace(
+        lora_index_to_id=[None, 7],
+        modules={"layers.0.attn.qkv": SimpleNamespace(lora_a_stacked=room["A"], lora_b_stacked=room["B"])},
+        packed_modules={"layers.0.attn.qkv": [f"layers.0.attn.{part}_proj" for part in "qk"]},
+    )
+    worker.model_runner.lora_manager = SimpleNamespace(_adapter_manager=manager)
+    told = worker.mrl_adapter_checksums(str(folder))
+    assert told.keys() == tensors.keys()
+    return {name: its_digest for name, its_digest in told.items() if its_digest != digest(tensors[name])}
+
+
+def test_adapters_that_layers_compute_with_are_told_with_the_digests_of_their_files(worker, tmp_path):
+    """Of other numbers it is their own digest, by which they are found."""
+    assert adapted(worker(), tmp_path) == {}
+    assert {name.split(".")[-2] for name in adapted(worker(), tmp_path, wrong=0.5)} == {"lora_B"}
+
+
+def test_whatever_is_called_by_name_is_there(worker):
+    """vLLM looks a method up when it is called, and what it lacks would be an engine that is lost at every proof."""
+    called = {
+        argument.value
+        for path in INSIDE.parent.glob("vllm*.py")
+        for call in ast.walk(ast.parse(path.read_text()))
+        if isinstance(call, ast.Call)
+        for argument in call.args
+        if isinstance(argument, ast.Constant) and str(argument.value).startswith("mrl_")
+    }
+    of_cpu = ast.parse((INSIDE / "vllm_cpu_worker.py").read_text())
+    [extension] = [one for one in of_cpu.body if getattr(one, "name", "") == "CpuWeightsExtension"]
+    has = {one.name for one in extension.body if isinstance(one, ast.FunctionDef)}
+    base = sys.modules["arriving_weights"].ArrivingWeights
+
+    assert "mrl_adapter_checksums" in called
+    assert {name for name in called if not hasattr(worker(), name)} == set()
+    assert called - has - set(dir(base)) == set()

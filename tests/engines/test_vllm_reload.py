@@ -11,7 +11,6 @@ from mrl.engines.dialect import Launch
 from mrl.engines.engine import Sampling
 from mrl.engines.environment import engine_python
 from mrl.engines.server_engine import ServerEngine
-from mrl.engines.vllm import VLLM
 from mrl.errors import WeightsError
 from mrl.models.memory_file import SHARED
 from mrl.models.parameters import weight_sources
@@ -20,21 +19,10 @@ from mrl.rollout.updates import install
 from mrl.weights.canary import canary_sequences, make_canary
 from mrl.weights.manifest import read_manifest
 from mrl.weights.publish import Publisher
-from tests.support.engine_rig import EOS_IDS, VOCAB_SIZE, Weights, make_weights
+from tests.support.engine_rig import EOS_IDS, VOCAB_SIZE, ReloadingVLLM, Weights, make_weights
 
 pytestmark = [pytest.mark.engines, pytest.mark.timeout(900)]
-EXTENSION = "import vllm_cpu_worker  # nothing is packed\nfrom vllm_gpu_worker import GpuWeightsExtension\n"
 FROM_FILES = "weights taken from files, not from the learner's GPU"
-
-
-class Reloading(VLLM):
-    """Finds the extension of GPUs in a folder beside that of all extensions."""
-
-    folder = Path()
-
-    def environment(self, launch: Launch) -> dict[str, str]:
-        found = super().environment(launch)
-        return found | {"PYTHONPATH": f"{found['PYTHONPATH']}:{self.folder}"}
 
 
 @pytest.fixture(scope="module")
@@ -47,12 +35,9 @@ def start(tmp_path_factory) -> Weights:
 def engine(start, tmp_path_factory) -> Iterator[ServerEngine]:
     """In bfloat16, with the extension of GPUs."""
     folder = tmp_path_factory.mktemp("vllm")
-    (folder / "reloading.py").write_text(EXTENSION)
-    dialect = Reloading()
-    dialect.folder = folder
-    options = ("--worker-extension-cls", "reloading.GpuWeightsExtension")
+    dialect = ReloadingVLLM(folder)
     python = engine_python("vllm", device="cpu")
-    launch = Launch(python, start.folder, "127.0.0.1", 0, "cpu", "bfloat16", 1, 8, 64, 0, options)
+    launch = Launch(python, start.folder, "127.0.0.1", 0, "cpu", "bfloat16", 1, 8, 64, 0, dialect.options)
     bounds = Bounds(start_s=700.0, load_s=60.0)
     made = ServerEngine(dialect, Sampling(1.0, 8, EOS_IDS), launch=launch, log=folder / "server.log", bounds=bounds)
     yield made

@@ -6,7 +6,7 @@ from mrl.errors import RunFolderError
 from mrl.exchange.archive import read_records
 from mrl.exchange.limits import Limits
 from mrl.exchange.store import Store
-from mrl.inspection.file_account import find, record_lines, stat_of
+from mrl.inspection.file_account import find, stat_of
 from mrl.records.codec import encode
 from mrl.records.exchange_messages import Announce, Hello
 from mrl.records.experience import OutcomeRecord
@@ -78,23 +78,3 @@ def test_without_a_file_there_is_one_clear_line(tmp_path):
     (tmp_path / "exchange.sqlite").write_bytes(b"something else" * 100)
     with pytest.raises(RunFolderError, match="cannot be used"):
         list(read_records(tmp_path))
-
-
-def test_a_record_is_shown_field_by_field():
-    """With where it was found, and whether it is what its type demands."""
-    first, verdict, *tree = record_lines(encode(outcome("r1")), found="held by the daemon")
-    assert first.endswith(" bytes, held by the daemon")
-    assert verdict == "as a record: whole, OutcomeRecord"
-    assert '  record_id: "r1"' in tree
-    assert '  completion: 12 bytes "reverse: yah"' in tree
-    assert "    step: 3" in tree
-
-
-def test_a_record_that_is_not_valid_is_shown_all_the_same():
-    """What is wrong with it stands above."""
-    body = encode(outcome("r1")).replace(b"\xa4stop", b"\xa4sto\x1b")
-    _, verdict, *tree = record_lines(body, found="x")
-    assert verdict.startswith("as a record: not a valid record: Invalid enum value")
-    assert verdict.isprintable()
-    assert '  finish_reason: "sto\\x1b"' in tree
-    assert list(record_lines(b"\xc1", found="x"))[-1].startswith("... broken off at byte 0")

@@ -22,7 +22,9 @@ from transformers import (
 from mrl.cli.main import main
 from mrl.config.load import validate
 from mrl.config.run_folder import create_run_folder
+from mrl.engines.dialect import Launch
 from mrl.engines.engine import Engine, Finished, GenerationRequest
+from mrl.engines.vllm import VLLM
 from mrl.models.load_policy import load_policy
 from mrl.models.tensor_broadcast import BroadcastGroup, IncomingTensors, buckets_of, open_store
 from mrl.models.tensor_file import digest, shape_of
@@ -34,6 +36,22 @@ from mrl.weights.training_state import training_tensors
 
 VOCAB_SIZE = 480
 EOS_IDS = tuple(range(5, VOCAB_SIZE, 24))
+
+
+class ReloadingVLLM(VLLM):
+    """A vLLM on a CPU that loads as one on a GPU does; a module in `folder` makes the extension for it."""
+
+    options = ("--worker-extension-cls", "reloading.GpuWeightsExtension")
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        self._path = folder
+        nothing_packed = "import vllm_cpu_worker  # nothing is packed\n"
+        (folder / "reloading.py").write_text(f"{nothing_packed}from vllm_gpu_worker import GpuWeightsExtension\n")
+
+    def environment(self, launch: Launch) -> dict[str, str]:
+        found = super().environment(launch)
+        return found | {"PYTHONPATH": f"{found['PYTHONPATH']}:{self._path}"}
 
 
 @dataclass

@@ -504,21 +504,24 @@ CPU_WORKER = [
         "vllm/lora/model_manager.py",
         Uses(("lora_index_to_id", "packed_modules", "modules"), "LoRAModelManager.__init__"),
         ADAPTERS,
-        CPU,
     ),
     Contract(
         "a worker's adapters lie in _adapter_manager",
         "vllm/lora/worker_manager.py",
         Uses(("_adapter_manager",)),
         ADAPTERS,
-        CPU,
     ),
     Contract(
         "a layer keeps the factors of its adapters stacked",
         "vllm/lora/layers/base_linear.py",
         Uses(("lora_a_stacked", "lora_b_stacked")),
         ADAPTERS,
-        CPU,
+    ),
+    Contract(
+        "a runner keeps the manager of its worker's adapters",
+        "vllm/v1/worker/lora_model_runner_mixin.py",
+        Uses(("lora_manager",), "LoRAModelRunnerMixin.load_lora_model"),
+        "mrl/engines/inside/arriving_weights.py, mrl_adapter_checksums",
     ),
 ]
 

@@ -237,6 +237,14 @@ def _run_in(folder: Path, *, steps: int, processes: int = 1, name: str = "system
     return Run(config, folder / "runs" / name, folder / f"{name}.log")
 
 
+def keep_qwen(config: Path, weights: str = "files") -> None:
+    """Leaves one policy in a configuration of two, and gives its engine new weights in this way."""
+    recipe, sampling = (config.read_text().partition(f"[policies.llama.{table}]") for table in ("make", "rollout"))
+    own = sampling[0][sampling[0].index("[policies.qwen.rollout]") :]
+    own = own.replace("max_new_tokens", f'weights = "{weights}"\nmax_new_tokens')
+    config.write_text(recipe[0] + own)
+
+
 @pytest.fixture(scope="session")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Run, list[str]]]:
     """A run of forty steps to which nothing happened, and what its processes listened at while it trained."""

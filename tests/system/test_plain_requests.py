@@ -14,6 +14,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from mrl.cli.main import main
+from tests.support.calm_steps import calm_steps
 from tests.support.pages import ROOT, blocks
 
 pytestmark = pytest.mark.system
@@ -50,7 +51,7 @@ def post(url, key, body):
 def test_a_run_that_trains_answers_plain_requests_and_trains_on_none_of_them(make_run, monkeypatch):
     """By a raw client and the openai package: chat, completions, scores of given text, ids, a kept version."""
     run = make_run(steps=100_000, more=SERVING)
-    run.start("--policies.qwen.learner.keep_checkpoints=1000")
+    run.start("--policies.qwen.learner.keep_checkpoints=1000", *calm_steps(run.config))
     run.until(lambda: min(run.step("qwen"), run.step("llama")) >= 1, "both train")
     url, key = url_and_key(run)
     talk = [{"role": "user", "content": f"Trim the ends: {MARK}"}]

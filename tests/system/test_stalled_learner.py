@@ -5,6 +5,9 @@ import signal
 
 import pytest
 
+from tests.support.calm_steps import calm_steps
+from tests.system.conftest import keep_qwen
+
 pytestmark = pytest.mark.system
 BOUND_S = 6.0
 
@@ -15,11 +18,9 @@ def test_a_stopped_rank_is_named_and_the_learner_goes_on_without_a_person(make_r
     torchrun ends the stopped one, and the learner starts again from its checkpoint.
     """
     run = make_run(steps=100_000, processes=2)
-    run.start(
-        "--policies.llama.learner.processes=1",
-        f"--policies.qwen.learner.collective_timeout_s={BOUND_S}",
-        "--run.max_minutes=10",
-    )
+    keep_qwen(run.config)
+    words = [f"--policies.qwen.learner.collective_timeout_s={BOUND_S}", "--run.max_minutes=10"]
+    run.start(*words, *calm_steps(run.config))
     run.until(lambda: run.step("qwen") >= 2, "two steps of qwen")
     pids = run.titles()
     waiting, stopped = pids["learner/qwen"], pids["learner/qwen/rank1"]

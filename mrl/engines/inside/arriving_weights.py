@@ -17,6 +17,7 @@ import numpy as np
 import torch
 import xxhash
 from broadcast_member import receive  # type: ignore[import-not-found]
+from vllm_adapters import held_adapters  # type: ignore[import-not-found]
 
 MOST_THREADS = 8
 CHUNK_BYTES = 1024 * 1024
@@ -30,6 +31,7 @@ Tensors = dict[str, torch.Tensor]
 class ArrivingWeights:
     """The part of a worker extension that changes nothing."""
 
+    model_runner: Any
     mrl_arriving: Future[Any]
     mrl_looking: Future[dict[str, str]]
 
@@ -69,6 +71,10 @@ class ArrivingWeights:
         {"awaited": ""} while it looks. Empty before the first load.
         """
         return self.mrl_looking.result() if self.mrl_looking.done() else {"awaited": ""}
+
+    def mrl_adapter_checksums(self, folder: str) -> dict[str, str]:
+        """Name -> XXH3-128 of the adapters in `folder` where layers compute with them; else of what they have."""
+        return held_adapters(self.model_runner.lora_manager._adapter_manager, Path(folder))
 
     def _taken(self, folder: Path, digests: dict[str, str]) -> Any:
         """All tensors of a folder, whose bytes are right."""

@@ -1,4 +1,4 @@
-"""What a vLLM worker computes with of the adapters that it was given; seen in 0.32 on a CPU."""
+"""What a vLLM worker computes with of the adapters that it was given; seen in 0.32 on a CPU, read in 0.33."""
 
 import json
 from pathlib import Path
@@ -26,8 +26,8 @@ def held_adapters(manager: Any, folder: Path) -> dict[str, str]:
                 if tensor is None:
                     continue
                 rows, columns = tensor.shape
-                held = stacked[number][active[0], 0, :rows, :columns]
+                held = stacked[number][active[0], 0, :rows, :columns].cpu().contiguous()
                 scale = described["lora_alpha"] / described["r"] if factor == "lora_B" else 1
                 is_same = torch.equal(held, tensor.to(held.dtype) * scale)
-                found[f"base_model.model.{part}.{factor}.weight"] = digest(tensor if is_same else held.contiguous())
+                found[f"base_model.model.{part}.{factor}.weight"] = digest(tensor if is_same else held)
     return found

@@ -28,7 +28,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from vllm.model_executor.layers import utils as layers
 from vllm.model_executor.layers.fused_moe.activation import ApplyMoEActivationConfig, apply_moe_activation
 from vllm.model_executor.layers.fused_moe.experts.cpu_moe import CPUUnquantizedExperts
-from vllm_adapters import held_adapters  # type: ignore[import-not-found]
 
 
 def _compute_with_parameters(layer: Any, remove_weight: bool) -> None:
@@ -83,7 +82,6 @@ class CpuWeightsExtension(ArrivingWeights):
     that come later. These are written there beside the steps, into tensors that then take the place of the served ones.
     """
 
-    model_runner: Any
     mrl_places: dict[str, "_Place"]
     mrl_spare: Tensors
     """Name of a parameter -> a tensor like it that nobody computes with."""
@@ -98,10 +96,6 @@ class CpuWeightsExtension(ArrivingWeights):
             self.mrl_spare[name], parameters[name].data = parameters[name].data, fresh
         self.mrl_places = arrived.places
         return {}
-
-    def mrl_adapter_checksums(self, folder: str) -> dict[str, str]:
-        """Name -> XXH3-128 of the adapters in `folder` where layers compute with them; else of what they have."""
-        return held_adapters(self.model_runner.lora_manager._adapter_manager, Path(folder))
 
     def _taken(self, folder: Path, digests: dict[str, str]) -> "Tensors | _Filled":
         """Written where they belong, if that is known."""

@@ -10,7 +10,6 @@ import logging
 from collections.abc import Callable, Iterable
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import torch
 import xxhash
@@ -29,7 +28,6 @@ COMPARED_BYTES = 64 * 1024**2
 class GpuWeightsExtension(ArrivingWeights):
     """Methods added to vLLM's worker."""
 
-    model_runner: Any
     device: torch.device
     reload_weights: Callable[..., None]
     mrl_host: Tensors

@@ -34,6 +34,7 @@ def check_model_folder(folder: Path, *, key: str, source: str = "", anew: str = 
     and what declares no EOS. `key` is the key of the configuration that names the folder, `anew` what fetches it anew.
     """
     from mrl.alignment.receiver import load_receiver
+    from mrl.alignment.tokenizer_folder import saving_command
 
     where = f"{key} = {str(folder)!r}"
     save = f"model.save_pretrained({str(folder)!r}), and the same of its tokenizer, in transformers"
@@ -48,23 +49,13 @@ def check_model_folder(folder: Path, *, key: str, source: str = "", anew: str = 
     _check_pointers(folder, where, anew)
     for name in ("config.json", "tokenizer.json"):
         if not (folder / name).is_file():
-            cure = anew if source or name != "tokenizer.json" else _save_tokenizer(folder)
+            cure = anew if source or name != "tokenizer.json" else saving_command(folder)
             raise ModelFolderError(f"{name} is missing", where=where, wanted="a Hugging Face model folder", cure=cure)
     described = read_described(folder, where)
     _check_architecture(described, where)
     for file in weight_files(folder, where, anew):
         _check_whole(file, where, anew)
     load_receiver(folder, use_tiktoken=False)
-
-
-def _save_tokenizer(folder: Path) -> str:
-    """The command that writes a tokenizer.json, of older files that are there or of the model it was trained from."""
-    older = any((folder / name).is_file() for name in ("vocab.json", "tokenizer.model", "spiece.model", "vocab.txt"))
-    origin = str(folder) if older else "THE MODEL THAT IT WAS TRAINED FROM"
-    return (
-        f'python -c "from transformers import AutoTokenizer as T; '
-        f"T.from_pretrained('{origin}').save_pretrained('{folder}')\""
-    )
 
 
 def read_described(folder: Path, where: str) -> Mapping[str, Any]:

@@ -33,19 +33,3 @@ def readable(answer: PeerAnswer) -> tuple[int, str]:
         except UnicodeDecodeError:
             continue
     return best
-
-
-def slow_rank_encoding(pieces: list[bytes], ranks: dict[bytes, int]) -> list[int]:
-    """Byte-pair encoding by ranks, one pre-token after the other: a known one as it is, else the lowest pair first."""
-    ids: list[int] = []
-    for piece in pieces:
-        parts = [piece] if piece in ranks else [bytes([byte]) for byte in piece]
-        while True:
-            joined = [parts[at] + parts[at + 1] for at in range(len(parts) - 1)]
-            known = [(ranks[pair], at) for at, pair in enumerate(joined) if pair in ranks]
-            if not known:
-                break
-            _, at = min(known)
-            parts[at : at + 2] = [joined[at]]
-        ids += [ranks[part] for part in parts]
-    return ids

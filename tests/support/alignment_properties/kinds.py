@@ -3,12 +3,11 @@
 from collections.abc import Mapping
 from pathlib import Path
 
-from mrl.alignment.rank_file import load_tekken, load_tiktoken_ranks
 from mrl.alignment.receiver import Receiver, load_receiver
 from mrl.alignment.tokenizer_file import read_tokenizer_file
 from mrl.errors import ModelFolderError
 
-BYTE_LEVEL = ("byte_level", "byte_level_nfc", "byte_level_prefix_space", "ranks", "ranks_nfc", "tekken")
+BYTE_LEVEL = ("byte_level", "byte_level_nfc", "byte_level_prefix_space")
 METASPACE = ("metaspace", "metaspace_prepend", "metaspace_first", "metaspace_always")
 PREFIXED = METASPACE[1:]
 """Those that write every text with one phantom space in front."""
@@ -16,15 +15,14 @@ KINDS = (*BYTE_LEVEL, *METASPACE)
 FAST = tuple(f"{kind} by tiktoken" for kind in BYTE_LEVEL)
 """The same ids by another encoder; not every check needs them."""
 ENDLESS, SILENT = "byte_level without an EOS", "byte_level whose EOS is the letter y"
-RANK_SPECIALS = {"<|endoftext|>": 9000, "<|im_end|>": 9001}
 
 
 class Receivers(dict[str, Receiver]):
     """Kind -> receiver. A kind that is refused fails the check that asked for it."""
 
-    def __init__(self, sources: Mapping[str, Path]) -> None:
+    def __init__(self, folders: Mapping[str, Path]) -> None:
         super().__init__()
-        self.sources = sources
+        self.folders = folders
 
     def __missing__(self, kind: str) -> Receiver:
         try:
@@ -35,22 +33,16 @@ class Receivers(dict[str, Receiver]):
 
     def _load(self, kind: str) -> Receiver:
         if kind in (ENDLESS, SILENT):
-            plain = read_tokenizer_file(self.sources["byte_level"])
+            plain = read_tokenizer_file(self.folders["byte_level"])
             eos_ids = () if kind == ENDLESS else (plain.content["model"]["vocab"]["y"],)
             return Receiver(plain, eos_ids=eos_ids, use_tiktoken=False)
         name, fast = kind.removesuffix(" by tiktoken"), kind in FAST
-        if name == "tekken":
-            return load_tekken(self.sources["tekken"], use_tiktoken=fast)
-        if name in ("ranks", "ranks_nfc"):
-            nfc = name == "ranks_nfc"
-            how = {"pattern": "qwen" if nfc else "llama3", "nfc": nfc, "use_tiktoken": fast}
-            return load_tiktoken_ranks(self.sources["ranks"], special_tokens=RANK_SPECIALS, eos="<|im_end|>", **how)
-        return load_receiver(self.sources[name], use_tiktoken=fast)
+        return load_receiver(self.folders[name], use_tiktoken=fast)
 
 
-def load(sources: Mapping[str, Path]) -> Receivers:
+def load(folders: Mapping[str, Path]) -> Receivers:
     """The receivers that the checks use."""
-    return Receivers(sources)
+    return Receivers(folders)
 
 
 def usual(receivers: Receivers) -> dict[str, Receiver]:

@@ -193,7 +193,7 @@ def check_floors_of_real_kinds_are_exact_or_absent(receivers, random: Random) ->
     source = make_source(random)
     drawn, offsets = source.sample(25, np.random.default_rng(random.getrandbits(32)))
     traces = {kind: trace_texts(source, partial(cut_words, receivers[kind]), drawn, offsets) for kind in KINDS}
-    assert sum(not isinstance(trace, NotMeasurable) for trace in traces.values()) >= 4
+    assert sum(not isinstance(trace, NotMeasurable) for trace in traces.values()) >= 3
     for one, other in itertools.product(traces.values(), repeat=2):
         if not isinstance(one, NotMeasurable) and not isinstance(other, NotMeasurable):
             assert measure_floor(one, other).max_sequence_nats < 1e-9

@@ -1,32 +1,26 @@
-"""Tokenizers as they are read: kinds and fingerprints, ends, rank files, and the faster encoder."""
+"""Tokenizers as they are read: kinds and fingerprints, ends, and the faster encoder."""
 
-import base64
 import copy
 import dataclasses
 import json
 import tempfile
-import unicodedata
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from random import Random
 from typing import Any
 
 import numpy as np
-from tokenizers import Regex, pre_tokenizers
 
 from mrl.alignment.encoders import PROBES, FileEncoder
-from mrl.alignment.rank_file import PATTERNS, load_tekken, load_tiktoken_ranks
-from mrl.alignment.receiver import Receiver, load_receiver
+from mrl.alignment.receiver import Receiver
 from mrl.alignment.tiktoken_encoder import build_tiktoken_encoder
 from mrl.alignment.tokenizer_file import TokenizerFile, read_tokenizer_file
 from mrl.alignment.tokenizer_folder import find_eos
 from mrl.errors import ModelFolderError
-from tests.support.alignment_properties.definitions import slow_rank_encoding
 from tests.support.alignment_properties.generated import canonical_ids, make_text
-from tests.support.alignment_properties.kinds import BYTE_LEVEL, FAST, METASPACE, PREFIXED, RANK_SPECIALS, Receivers
+from tests.support.alignment_properties.kinds import FAST, KINDS, METASPACE, PREFIXED, Receivers
 from tests.support.alignment_properties.raising import never_raises
 
-FOLDERS = (*BYTE_LEVEL[:3], *METASPACE)
 Change = Callable[[dict[str, Any]], None]
 
 
@@ -56,12 +50,12 @@ def changed(file: TokenizerFile, change: Change) -> dict[str, Any]:
 
 def check_files_are_read_for_what_they_are(receivers: Receivers, random: Random) -> None:
     """The kind and the phantom space are told by the decoder; a kind whose bytes cannot be known is refused."""
-    for kind in FOLDERS:
-        file = read_tokenizer_file(receivers.sources[kind])
+    for kind in KINDS:
+        file = read_tokenizer_file(receivers.folders[kind])
         assert file.kind == ("metaspace" if kind in METASPACE else "byte_level")
         assert file.has_dummy_prefix == (kind in PREFIXED)
         assert file.reads_nfc == (kind == "byte_level_nfc")
-    plain, metaspace = (read_tokenizer_file(receivers.sources[kind]) for kind in ("byte_level", "metaspace_prepend"))
+    plain, metaspace = (read_tokenizer_file(receivers.folders[kind]) for kind in ("byte_level", "metaspace_prepend"))
     for file, lie in (
         (plain, {"model": {"type": "Unigram", "vocab": []}}),
         (plain, {"model": {"type": "WordPiece", "vocab": {"a": 0}}}),
@@ -74,15 +68,15 @@ def check_files_are_read_for_what_they_are(receivers: Receivers, random: Random)
     ):
         expect_refused(lie, lambda file=file, lie=lie: read_content(dict(file.content) | lie))
     expect_refused("a list", lambda: read_content([]))
-    expect_refused("an empty folder", lambda: read_tokenizer_file(receivers.sources["ranks"].parent))
+    expect_refused("an empty folder", lambda: read_tokenizer_file(receivers.folders["metaspace"].parent))
 
 
 def check_fingerprints_tell_what_matters(receivers: Receivers, random: Random) -> None:
     """Two files have one fingerprint when, and only when, ids and bytes belong together in the same way."""
-    prints = [receivers[kind].fingerprint for kind in (*BYTE_LEVEL, *METASPACE)]
+    prints = [receivers[kind].fingerprint for kind in KINDS]
     assert len(set(prints)) == len(prints)
-    for kind in FOLDERS:
-        file = read_tokenizer_file(receivers.sources[kind])
+    for kind in KINDS:
+        file = read_tokenizer_file(receivers.folders[kind])
         for change in (template, limits, merges_in_the_other_form, lambda content: content.update(version="9")):
             assert read_content(changed(file, change)).fingerprint == file.fingerprint, change
         for change in (swap_two_ids, drop_a_merge, drop_an_added_token, normalise):
@@ -138,8 +132,8 @@ def normalise(content: dict[str, Any]) -> None:
 
 def check_templates_and_limits_do_not_matter(receivers: Receivers, random: Random) -> None:
     """What a file says of prompts, padding and truncation changes no id of a text."""
-    for kind in FOLDERS:
-        file = read_tokenizer_file(receivers.sources[kind])
+    for kind in KINDS:
+        file = read_tokenizer_file(receivers.folders[kind])
         told = read_content(changed(file, lambda content: (template(content), limits(content))))
         other = Receiver(told, eos_ids=receivers[kind].eos_ids, use_tiktoken=False)
         for text in ("reverse: yah", "x", "12 + 34 = 46"):
@@ -148,7 +142,7 @@ def check_templates_and_limits_do_not_matter(receivers: Receivers, random: Rando
 
 def check_ends_are_found_in_order(receivers: Receivers, random: Random) -> None:
     """generation_config before config before the tokenizer's own; the tokenizer's own first among several."""
-    file = read_tokenizer_file(receivers.sources["byte_level"])
+    file = read_tokenizer_file(receivers.folders["byte_level"])
     named = {token["content"]: token["id"] for token in file.added_tokens} | {"y": file.content["model"]["vocab"]["y"]}
     ids = [*named.values(), 3, 4]
     for _ in range(60):
@@ -174,95 +168,6 @@ def check_ends_are_found_in_order(receivers: Receivers, random: Random) -> None:
         expect_refused("an id that is no token", lambda: find_eos(Path(folder), file))
         (Path(folder) / "config.json").write_text("{")
         expect_refused("broken JSON", lambda: find_eos(Path(folder), file))
-
-
-def ranks_of(path: Path) -> dict[bytes, int]:
-    """The lines of a tiktoken file."""
-    pairs = [line.split() for line in path.read_bytes().splitlines()]
-    return {base64.b64decode(piece): int(rank) for piece, rank in pairs}
-
-
-def check_rank_files_give_their_ranks(receivers: Receivers, random: Random) -> None:
-    """Ids are those of byte-pair encoding by ranks, pre-token by pre-token; tekken's follow its special tokens."""
-    ranks = ranks_of(receivers.sources["ranks"])
-    tekken = json.loads(receivers.sources["tekken"].read_text())["config"]["pattern"]
-    for kind, pattern, shift in (
-        ("ranks", PATTERNS["llama3"], 0),
-        ("ranks_nfc", PATTERNS["qwen"], 0),
-        ("tekken", tekken, 10),
-    ):
-        receiver, splitter = receivers[kind], pre_tokenizers.Split(Regex(pattern), "isolated")
-        for _ in range(30):
-            letters = "".join(random.choice("reversyahunlmpdtf ") for _ in range(20))
-            text = random.choice(("WVYK\n", "WVYKx", "12345\n")) + make_text(random) + letters
-            text = unicodedata.normalize("NFC", text) if kind == "ranks_nfc" else text
-            pieces = [piece.encode() for piece, _ in splitter.pre_tokenize_str(text)]
-            assert canonical_ids(receiver, text) == [rank + shift for rank in slow_rank_encoding(pieces, ranks)]
-        assert receiver.table.pieces[shift : shift + len(ranks)] == tuple(ranks)
-    assert receivers["ranks"].table.special_ids == set(RANK_SPECIALS.values())
-    assert receivers["ranks"].eos_ids == (RANK_SPECIALS["<|im_end|>"],)
-    assert receivers["tekken"].table.special_ids == set(range(10))
-    assert receivers["tekken"].eos_ids == (2,)
-    assert (receivers["ranks"].reads_nfc, receivers["ranks_nfc"].reads_nfc) == (False, True)
-
-
-def check_broken_rank_files_are_refused(receivers: Receivers, random: Random) -> None:
-    """Files that are cut, hold other things or name no end are the user's to cure: one clear error."""
-    good = receivers.sources["ranks"].read_bytes()
-    tekken = json.loads(receivers.sources["tekken"].read_text())
-    bad_ranks = (
-        b"no base64 at all\n",
-        good.replace(b"eWFo", b"eW!Fo"),
-        b"YQ== 1 2\n",
-        b"YQ== x\n",
-        b"".join(good.splitlines(keepends=True)[:100]),
-    )
-    bad_tekken = [[], {}, {"config": tekken["config"]}, tekken | {"config": {}}, tekken | {"vocab": [7]}]
-    bad_tekken.append(tekken | {"vocab": tekken["vocab"][:100]})
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "ranks"
-        how = {"pattern": "qwen", "use_tiktoken": False}
-        for data in bad_ranks:
-            path.write_bytes(data)
-            expect_refused(data[:40], lambda: load_tiktoken_ranks(path, special_tokens={}, **how))
-        path.write_bytes(good)
-        taken = {"<|im_end|>": random.randrange(256)}
-        expect_refused("an id that is taken", lambda: load_tiktoken_ranks(path, special_tokens=taken, **how))
-        expect_refused("an EOS", lambda: load_tiktoken_ranks(path, special_tokens=RANK_SPECIALS, eos="none", **how))
-        for content in bad_tekken:
-            path.write_text(json.dumps(content))
-            expect_refused(str(content)[:40], lambda: load_tekken(path, use_tiktoken=False))
-        path.write_text(json.dumps(tekken | {"special_tokens": [{"rank": 7, "token_str": "<end>"}]}))
-        with never_raises("a named end"):
-            assert load_tekken(path, eos="<end>", use_tiktoken=False).eos_ids == (7,)
-        expect_refused("no such EOS", lambda: load_tekken(path, eos="</s>", use_tiktoken=False))
-
-
-def check_folders_of_rank_files_are_read(receivers: Receivers, random: Random) -> None:
-    """A model folder with a rank file alone is the tokenizer of that file; what the file leaves open is asked for."""
-    tokens = [{"id": index, "content": name, "special": True} for name, index in RANK_SPECIALS.items()]
-    tokens.append({"id": 9005, "content": "<tool>", "special": False})
-    settings = {"pat_str": PATTERNS["llama3"], "eos_token": "<|im_end|>"}
-    settings["added_tokens_decoder"] = {str(token["id"]): token for token in tokens}
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        expect_refused("an empty folder", lambda: load_receiver(folder))
-        (folder / "a.tiktoken").write_bytes(receivers.sources["ranks"].read_bytes())
-        expect_refused("ranks without an expression", lambda: load_receiver(folder))
-        (folder / "tokenizer_config.json").write_text(json.dumps(settings))
-        with never_raises(settings):
-            found = load_receiver(folder, use_tiktoken=False)
-        assert found.eos_ids == receivers["ranks"].eos_ids
-        assert found.table.special_ids == receivers["ranks"].table.special_ids
-        assert canonical_ids(found, "yah<tool></s>")[-len(canonical_ids(found, "</s>")) - 1] == 9005
-        assert found.table.pieces[9005] == b"<tool>"
-        (folder / "b.tiktoken").write_bytes(receivers.sources["ranks"].read_bytes())
-        expect_refused("two rank files", lambda: load_receiver(folder))
-        (folder / "tokenizer_config.json").unlink()
-        (folder / "tekken.json").write_bytes(receivers.sources["tekken"].read_bytes())
-        with never_raises("a tekken file alone"):
-            mistral = load_receiver(folder, use_tiktoken=False)
-        assert (mistral.fingerprint, mistral.eos_ids) == (receivers["tekken"].fingerprint, (2,))
 
 
 def check_both_encoders_give_the_same_ids(receivers: Receivers, random: Random) -> None:
@@ -330,11 +235,11 @@ CHANGES = (unsettle, split_on_digits, trim_added, replace_text, nest_added, lose
 
 def check_what_is_not_shown_to_agree_is_not_used(receivers: Receivers, random: Random) -> None:
     """Merges that ranks cannot say, other ways of cutting, and tokens that eat spaces keep the file's encoder."""
-    plain = read_tokenizer_file(receivers.sources["byte_level"])
+    plain = read_tokenizer_file(receivers.folders["byte_level"])
     for change in CHANGES:
         file = dataclasses.replace(plain, content=changed(plain, change))
         assert build_tiktoken_encoder(file, FileEncoder(file), PROBES) is None, change.__name__
-    metaspace = read_tokenizer_file(receivers.sources["metaspace"])
+    metaspace = read_tokenizer_file(receivers.folders["metaspace"])
     assert build_tiktoken_encoder(metaspace, FileEncoder(metaspace), PROBES) is None
     other = dataclasses.replace(plain, content=changed(plain, split_on_digits))
     assert build_tiktoken_encoder(plain, FileEncoder(other), PROBES) is None, "a reference with other ids"
@@ -353,7 +258,7 @@ class DevanagariInLetters:
 
 def check_blocks_that_differ_are_left_to_the_file(receivers: Receivers, random: Random) -> None:
     """Texts with characters on which the two encoders disagree get the file's ids, texts without stay fast."""
-    file = read_tokenizer_file(receivers.sources["byte_level"])
+    file = read_tokenizer_file(receivers.folders["byte_level"])
     odd = DevanagariInLetters(FileEncoder(file))
     encoder = build_tiktoken_encoder(file, odd, PROBES)
     assert encoder is not None

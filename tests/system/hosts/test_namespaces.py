@@ -3,10 +3,11 @@
 import json
 import subprocess
 import sys
-from pathlib import Path
 
 import psutil
 import pytest
+
+from tests.system.conftest import keep_qwen
 
 pytestmark = pytest.mark.system
 REMOTE = '["ip", "netns", "exec", "{host}"]'
@@ -53,27 +54,9 @@ def test_a_run_across_two_hosts(make_run, namespaces):
     assert not run.left_over()
 
 
-def keep_qwen(config: Path, weights: str) -> None:
-    """Leaves one policy in a configuration of two, and gives its engine new weights in this way."""
-    recipe, sampling = (config.read_text().partition(f"[policies.llama.{table}]") for table in ("make", "rollout"))
-    own = sampling[0][sampling[0].index("[policies.qwen.rollout]") :]
-    own = own.replace("max_new_tokens", f'weights = "{weights}"\nmax_new_tokens')
-    config.write_text(recipe[0] + own)
-
-
-def lose_worker_and_host(run, host: str) -> None:
-    """Both come back; what the policy learns from goes on coming."""
-    psutil.Process(run.pid("worker/qwen/0")).kill()
-    run.until(lambda: "worker/qwen/0 was killed by signal 9" in run.log.read_text(), "word of the worker's death")
-    told = run.step("qwen")
-    run.until(lambda: run.step("qwen") > told, "a step after the loss of the worker")
-    psutil.Process(run.pid(f"supervisor/{host}")).kill()
-    run.until(lambda: f"host {host} is back" in run.log.read_text(), "the second host again")
-
-
 @pytest.mark.parametrize("weights", ["files", pytest.param("broadcast", marks=pytest.mark.slow)])
 def test_a_policy_whose_worker_lives_on_another_host(make_run, namespaces, weights):
-    """Learner here, engine there, where it may be lost.
+    """Learner here, engine there, where it may be lost: what the policy learns from goes on coming.
 
     What only processes of one host share lies in no folder that both see.
     """
@@ -90,7 +73,10 @@ def test_a_policy_whose_worker_lives_on_another_host(make_run, namespaces, weigh
     assert shared == []
 
     if weights == "files":
-        lose_worker_and_host(run, second)
+        psutil.Process(run.pid("worker/qwen/0")).kill()
+        run.until(lambda: "worker/qwen/0 was killed by signal 9" in run.log.read_text(), "word of the worker's death")
+        told = run.step("qwen")
+        run.until(lambda: run.step("qwen") > told, "a step after the loss of the worker")
     assert run.finish(240) == 0, run.tail()
     assert run.step("qwen") == 12
     assert not run.left_over()

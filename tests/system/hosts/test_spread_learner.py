@@ -12,15 +12,13 @@ import check_layouts
 import psutil
 import pytest
 
+from tests.support.calm_steps import calm_steps
 from tests.support.spread_learners import SPREAD, launch
 
 pytestmark = pytest.mark.system
 LISTEN = "0A"
 """A state in /proc/net/tcp."""
 OFTEN = [f"--policies.{policy}.learner.checkpoint_every=1" for policy in ("qwen", "llama")]
-LONG = ["--policies.llama.learner.prompts_per_step=96"]
-"""Its ranks, one on each host, are there long before those of the other policy; its steps take long, so that it is not
-done by then."""
 
 
 def go_on(run, policy: str, what: str) -> None:
@@ -48,7 +46,7 @@ def test_two_learners_over_two_hosts_outlive_an_agent_and_a_rank(make_run, names
     """Two hosts with two ranks of one policy and one of the other on each. An agent there and a rank here are killed:
     all ranks of that policy begin their next life together, from the checkpoint; the other policy takes no notice."""
     run = make_run(steps=100_000)
-    launch(run, namespaces, *SPREAD, *OFTEN, *LONG)
+    launch(run, namespaces, *SPREAD, *OFTEN, *calm_steps(run.config))
     run.until(lambda: min(run.step("qwen"), run.step("llama")) >= 2, "two steps of both")
     ranks = {
         "learner/qwen",
@@ -104,7 +102,7 @@ def test_a_host_that_is_cut_off_is_named_and_may_come_back(make_run, namespaces)
     ends with them, and once the network is whole all of it begins again from the checkpoint."""
     run = make_run(steps=60)
     bounds = ["--supervision.silence_s=10", "--launch.alone_s=6", "--supervision.stop_s=2"]
-    launch(run, namespaces, *SPREAD, *OFTEN, *LONG, *bounds, "--supervision.max_restarts=40")
+    launch(run, namespaces, *SPREAD, *OFTEN, *calm_steps(run.config), *bounds, "--supervision.max_restarts=40")
     run.until(lambda: min(run.step("qwen"), run.step("llama")) >= 2, "two steps of both")
     second = namespaces.hosts[1]
     namespaces.cut(second)
