@@ -611,7 +611,11 @@ def check_all_came_once(worker: WorkerRig, counts: dict[str, int], versions: set
     check_answers(worker.rig, requests, finished)
 
 
-@pytest.mark.parametrize("kind", SERVERS, indirect=True)
+@pytest.mark.parametrize(
+    "kind",
+    [SERVERS[0], pytest.param("sglang", marks=[pytest.mark.engines, pytest.mark.slow])],
+    indirect=True,
+)
 def test_a_server_that_is_killed_in_mid_batch_is_replaced_and_no_group_is_lost_or_doubled(worker, weights):
     """SIGKILL while groups are in flight, as new weights are published: the worker starts another one and goes on."""
     engine = worker.rig.engine

@@ -127,6 +127,9 @@ def test_one_element_that_rounds_to_another_number_is_named(engine, changed):
         prove(engine, described(steps))
 
 
+@pytest.mark.parametrize(
+    "engine", [pytest.param(VLLM, id="vllm", marks=pytest.mark.slow), pytest.param(SGLang, id="sglang")], indirect=True
+)
 def test_a_server_that_hangs_in_an_update_is_given_up_at_the_bound(engine, own, changed):
     """All of its processes are stopped as it is about to load; its successor proves what it was started on."""
     root = psutil.Process(engine._process.pid)

@@ -93,6 +93,12 @@ SGT = """
 [sharing]
 regime = "sgt"
 """
+TRACKED = """
+[[trackers]]
+kind = "tensorboard"
+samples = 2
+samples_every = 1
+"""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -247,8 +253,11 @@ def keep_qwen(config: Path, weights: str = "files") -> None:
 
 @pytest.fixture(scope="session")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Run, list[str]]]:
-    """A run of forty steps to which nothing happened, and what its processes listened at while it trained."""
-    run = _run_in(tmp_path_factory.mktemp("finished"), steps=40)
+    """A tracked run of forty steps to which nothing happened, and what its processes listened at while it trained.
+
+    For the tests of one file: each file is a process of its own, which would train it again.
+    """
+    run = _run_in(tmp_path_factory.mktemp("finished"), steps=40, more=SGT + TRACKED)
     try:
         run.start("--pool.held_out_prompts=64")
         run.until(lambda: min(run.step("qwen"), run.step("llama")) >= 2, "both train")

@@ -13,18 +13,18 @@ peer_hold_versions = 2
 
 
 @pytest.mark.system
-@pytest.mark.parametrize(("regime", "is_together"), [("independent", "false"), ("xgrpo", "true")])
-def test_rewards_come_of_the_vote_and_accuracy_of_the_labels(make_run, regime, is_together):
-    """Every group has every vote, rewards are 0 and 1 by it, and held-out answers are judged by the data set."""
+def test_rewards_come_of_the_vote_and_accuracy_of_the_labels(make_run):
+    """Each policy goes its own pace: most groups have every vote, rewards are 0 and 1 by it, and held-out answers are
+    judged by the data set."""
     run = make_run(steps=STEPS, more=VOTED)
     voted = [f"--tasks.{task}.verifier=collective" for task in ("trim", "letter_counting")]
-    run.start(*voted, "--pool.held_out_prompts=64", f"--sharing.regime={regime}", f"--run.sync={is_together}")
+    run.start(*voted, "--pool.held_out_prompts=64", "--sharing.regime=xgrpo")
 
     assert run.finish() == 0, run.tail()
     for policy, peer in (("qwen", "llama"), ("llama", "qwen")):
         values = [record["values"] for record in run.metrics(f"learner/{policy}")]
         assert len(values) == STEPS
-        assert min(one["vote/complete_share"] for one in values) >= (1.0 if is_together == "true" else 0.5)
+        assert min(one["vote/complete_share"] for one in values) >= 0.5
         assert values[-1][f"sharing/hit_rate_from/{peer}"] > 0.5
         assert all(0 < one["vote/self_consistency"] <= 1 for one in values)
         assert any(0 < one["reward/mean"] < 1 for one in values)

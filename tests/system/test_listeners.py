@@ -18,6 +18,7 @@ from mrl.processes.planning.torchrun import LIFE, torchrun_argv, torchrun_enviro
 
 pytestmark = pytest.mark.system
 ROOT = Path(__file__).parents[2]
+RANKS = 2
 RANK = """
 import sys
 import time
@@ -38,17 +39,17 @@ world.close()
 
 
 @pytest.fixture
-def start(tmp_path: Path) -> Iterator[Callable[[int, str], subprocess.Popen[bytes]]]:
+def start(tmp_path: Path) -> Iterator[Callable[[str], subprocess.Popen[bytes]]]:
     """Starts the ranks as the launch plan does; what is left of them is killed at the end."""
     started: list[subprocess.Popen[bytes]] = []
     rendezvous = tmp_path / "rendezvous"
     rendezvous.mkdir()
     (tmp_path / "rank.py").write_text(RANK)
 
-    def launch(processes: int, life: str) -> subprocess.Popen[bytes]:
-        argv = torchrun_argv(rendezvous, python=sys.executable, policy="a", processes=processes)
+    def launch(life: str) -> subprocess.Popen[bytes]:
+        argv = torchrun_argv(rendezvous, python=sys.executable, policy="a", processes=RANKS)
         argv = (*(word.replace(LIFE, life) for word in argv), str(tmp_path / "rank.py"), str(tmp_path))
-        variables = {**os.environ, **environment(1), **torchrun_environment(processes), "PYTHONPATH": str(ROOT)}
+        variables = {**os.environ, **environment(1), **torchrun_environment(RANKS), "PYTHONPATH": str(ROOT)}
         variables |= {LOCAL_FOLDER: str(rendezvous)}
         started.append(subprocess.Popen(argv, env=variables))
         return started[-1]
@@ -61,20 +62,19 @@ def start(tmp_path: Path) -> Iterator[Callable[[int, str], subprocess.Popen[byte
         process.wait(120)
 
 
-@pytest.mark.parametrize("processes", [1, 2])
 def test_no_process_of_a_learner_listens_beyond_loopback(
-    processes: int, start: Callable[[int, str], subprocess.Popen[bytes]], tmp_path: Path
+    start: Callable[[str], subprocess.Popen[bytes]], tmp_path: Path
 ) -> None:
     """Neither the agent nor a rank, while the ranks are one group; a second life meets anew after SIGKILL."""
-    first = start(processes, "attempt_1-1")
-    await_ranks(tmp_path, first, processes)
+    first = start("attempt_1-1")
+    await_ranks(tmp_path, first)
     assert [address for address in listening(first) if not ipaddress.ip_address(address).is_loopback] == []
     kill_tree(first)
 
-    for rank in range(processes):
+    for rank in range(RANKS):
         (tmp_path / f"joined-{rank}").unlink()
-    second = start(processes, "attempt_1-2")
-    await_ranks(tmp_path, second, processes)
+    second = start("attempt_1-2")
+    await_ranks(tmp_path, second)
     (tmp_path / "end").touch()
     assert second.wait(120) == 0
 
@@ -86,10 +86,10 @@ def listening(process: subprocess.Popen[bytes]) -> list[str]:
     return [one.laddr.ip for one in found if one.laddr and not one.raddr]
 
 
-def await_ranks(folder: Path, process: subprocess.Popen[bytes], processes: int) -> None:
+def await_ranks(folder: Path, process: subprocess.Popen[bytes]) -> None:
     """Wait until every rank has spoken with the others."""
     deadline_s = time.monotonic() + 120
-    while not all(_said(folder / f"joined-{rank}") == str(float(processes)) for rank in range(processes)):
+    while not all(_said(folder / f"joined-{rank}") == str(float(RANKS)) for rank in range(RANKS)):
         assert process.poll() is None
         assert time.monotonic() < deadline_s
         time.sleep(0.05)

@@ -1,4 +1,4 @@
-"""Whole runs whose verifier, one of the user's own, takes its time or hangs: sampling goes on, and nothing is lost."""
+"""A whole run whose verifiers, the user's own, take their time or hang: sampling goes on, and nothing is lost."""
 
 import json
 import os
@@ -11,7 +11,7 @@ import pytest
 from mrl.metrics.timeline import FiledSpan, read_timeline
 
 pytestmark = pytest.mark.system
-POLICIES, TASKS = ("qwen", "llama"), ("trim", "letter_counting")
+POLICIES = ("qwen", "llama")
 STEPS, PROMPTS_PER_STEP, GROUP_SIZE = 6, 8, 8
 VERIFIERS = """
 import time
@@ -31,21 +31,6 @@ def hanging(reference, answer):
 """
 
 
-@pytest.fixture
-def start(make_run, tmp_path, monkeypatch):
-    """Starts a run under one of these verifiers, with further words."""
-    (tmp_path / "users_own.py").write_text(VERIFIERS)
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), str(Path(__file__).parents[2])]))
-
-    def start(verifier: str, **settings: object):
-        run = make_run(steps=STEPS)
-        settings = {"verifier": f"users_own:{verifier}", "verifier_processes": 12} | settings
-        run.start(*(f"--tasks.{task}.{key}={value}" for task in TASKS for key, value in settings.items()))
-        return run
-
-    return start
-
-
 def seconds_sampling(spans: Sequence[FiledSpan], *, while_verifying: bool = False) -> float:
     """How long the engine sampled, in all or while any answer was at a verifier."""
     sampling = [span for span in spans if span.kind == "sampling"]
@@ -57,11 +42,6 @@ def seconds_sampling(spans: Sequence[FiledSpan], *, while_verifying: bool = Fals
         for one in sampling
         for other in verifying
     )
-
-
-def worker_totals(run, policy: str) -> dict[str, float]:
-    """What the policy's worker counted by its last report."""
-    return run.metrics(f"worker/{policy}")[-1]["values"]
 
 
 def assert_every_group_was_trained_once(run, policy: str) -> None:
@@ -80,9 +60,19 @@ def assert_every_group_was_trained_once(run, policy: str) -> None:
     assert ledger["cursor"] == settled + len(ledger["open"])
 
 
-def test_sampling_goes_on_while_answers_are_verified(start):
-    """200 ms an answer: groups pile up at the verifiers, and the engine samples meanwhile."""
-    run = start("slow")
+def test_slow_and_hanging_verifiers_cost_only_answers_that_hang(make_run, tmp_path, monkeypatch):
+    """One task's takes 200 ms: groups pile up there, and the engine samples meanwhile. The other's hangs at times, in
+    Python or asleep: those answers end at their limit and are counted, and every group comes through once."""
+    (tmp_path / "users_own.py").write_text(VERIFIERS)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), str(Path(__file__).parents[2])]))
+    run = make_run(steps=STEPS)
+    run.start(
+        "--tasks.trim.verifier=users_own:slow",
+        "--tasks.trim.verifier_processes=12",
+        "--tasks.letter_counting.verifier=users_own:hanging",
+        "--tasks.letter_counting.verifier_processes=12",
+        "--tasks.letter_counting.verifier_timeout_s=0.1",
+    )
     run.until(lambda: run.children() and all(run.step(policy) >= 2 for policy in POLICIES), "two steps")
     run.children()
 
@@ -92,22 +82,10 @@ def test_sampling_goes_on_while_answers_are_verified(start):
         assert seconds_sampling(spans, while_verifying=True) > 0.25 * seconds_sampling(spans)
         reports = [record["values"] for record in run.metrics(f"worker/{policy}")]
         assert max(report["verify/pending"] for report in reports) > GROUP_SIZE
-        assert worker_totals(run, policy).get("verify/failures/timeout", 0) == 0
-        assert_every_group_was_trained_once(run, policy)
-    assert not run.left_over()
-
-
-def test_answers_whose_verifier_hangs_are_counted_and_cost_nothing_else(start):
-    """Some hang in Python, some asleep: they end at their limits, and every group comes through once."""
-    run = start("hanging", verifier_timeout_s=0.1)
-    run.until(lambda: run.children() and all(run.step(policy) >= 2 for policy in POLICIES), "two steps")
-    run.children()
-
-    assert run.finish() == 0, run.tail()
-    for policy in POLICIES:
-        totals = worker_totals(run, policy)
+        totals = reports[-1]
         failures = {name: count for name, count in totals.items() if name.startswith("verify/failures/")}
         assert failures.keys() == {"verify/failures/timeout"}
+        assert failures["verify/failures/timeout"] > 0
         assert totals["verify/answers"] >= totals["rollout/groups"] * GROUP_SIZE - sum(failures.values())
         assert_every_group_was_trained_once(run, policy)
     assert not run.left_over()

@@ -1,8 +1,11 @@
-"""Whole runs of real processes: they learn, survive losses, end cleanly, and go on after anything."""
+"""Whole runs of real processes: they learn, say so to a tracker, show nothing to others, survive losses, end cleanly,
+and go on after anything."""
 
 import os
 import signal
+import stat
 from collections import Counter
+from pathlib import Path
 
 import numpy as np
 import psutil
@@ -37,6 +40,46 @@ def test_reward_rises_and_peers_are_heard(finished):
     assert "trim" in page
     assert run.metrics("allocator")
     assert not run.left_over()
+
+
+def test_a_run_of_one_host_opens_no_port_and_no_file_to_others(finished):
+    """While it trains none of its processes listens at one; nothing that it leaves can be read by others."""
+    run, listened = finished
+    assert listened == []
+    open_to_others = [path for path in (run.folder, *run.folder.rglob("*")) if is_open(path)]
+    assert open_to_others == []
+    assert list(run.temporary.iterdir()) == [], "a folder stayed behind"
+
+
+def test_tensorboard_has_what_a_run_measured(finished):
+    """Every value of every learner's step that is a finite number, at that step, and samples; nothing was lost."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    run, _ = finished
+    events = EventAccumulator(
+        str(run.folder / "trackers" / "tensorboard" / "system"), size_guidance={"scalars": 0, "tensors": 0}
+    )
+    events.Reload()
+    found = {tag: {one.step: one.value for one in events.Scalars(tag)} for tag in events.Tags()["scalars"]}
+    for policy in ("qwen", "llama"):
+        records = run.metrics(f"learner/{policy}")
+        assert [record["step"] for record in records] == list(range(1, 41))
+        for record in records:
+            for name, value in record["values"].items():
+                if value == value:
+                    assert found[f"{policy}/{name}"][record["step"]] == pytest.approx(value, rel=1e-6), name
+        shown = events.Tensors(f"{policy}/samples")
+        assert [one.step for one in shown] == list(range(1, 41))
+        rows = shown[0].tensor_proto.string_val[0].decode().splitlines()
+        assert len(rows) == 2 + 2
+        assert rows[2].startswith(f"| {policy} | 1 | ")
+    assert any(tag.startswith("qwen/worker_0/") for tag in found)
+    assert any(tag.startswith("run/") for tag in found)
+    last = [
+        record["values"] for record in run.metrics("supervisor") if "tracker/points/tensorboard" in record["values"]
+    ]
+    assert last[-1]["tracker/lost_points/tensorboard"] == 0.0
+    assert "tracker tensorboard: tensorboard --logdir" in run.log.read_text()
 
 
 def test_a_lost_worker_and_a_lost_exchange_are_replaced_and_ctrl_c_leaves_nothing(make_run):
@@ -115,3 +158,7 @@ def test_two_ranks_per_learner_train(make_run):
     assert run.finish() == 0, run.tail()
     assert [run.step(policy) for policy in POLICIES] == [3, 3]
     assert not run.left_over()
+
+
+def is_open(path: Path) -> bool:
+    return not path.is_symlink() and bool(stat.S_IMODE(path.stat().st_mode) & 0o077)
