@@ -35,7 +35,6 @@ COLUMNS = ("engine", "version", "starts", "samples", "log-probs off by", "new we
 OPTIONAL = (
     ("reasoning_gym", "tasks", "tasks of reasoning-gym, the quickstart's among them"),
     ("math_verify", "tasks", "answers of mathematics"),
-    ("datasets", "tasks-hub", "data sets of the Hugging Face hub"),
     ("peft", "lora", "adapters in place of whole weights (learner.lora)"),
     ("renderers", "renderers", "tool calls of further families (prompt.family)"),
     ("matplotlib", "plots", "figures of `mrl compare` and `mrl bandit`"),

@@ -76,11 +76,10 @@ class TaskTable(Table):
     dataset: str
     """Name of the data set within the source; of `jsonl` and `math` a JSONL or Parquet file, a folder of them with
     splits, or where there is none the id of a data set on the Hugging Face hub ("openai/gsm8k"), which is fetched
-    before the run; of `math` also "hub:NAME" for the `datasets` package; of `benchmark` one of gsm8k, math, math500,
-    aime24, aime25, amc23, olympiadbench, minerva, humaneval+ and mbpp+; of `environment` a class, "module:Class", the
-    URL of an OpenEnv server, "ws://HOST:PORT", or a game of mrl's own, "higher_lower", "lookup" or "maze"; of `agent`
-    an async function, "module:function", which the run starts, or "outside" for agents that come by themselves.
-    Left out beside `command`."""
+    before the run; of `benchmark` one of gsm8k, math, math500, aime24, aime25, amc23, olympiadbench, minerva,
+    humaneval+ and mbpp+; of `environment` a class, "module:Class", the URL of an OpenEnv server, "ws://HOST:PORT",
+    or a game of mrl's own, "higher_lower", "lookup" or "maze"; of `agent` an async function, "module:function", which
+    the run starts, or "outside" for agents that come by themselves. Left out beside `command`."""
     revision: str = ""
     """Branch, tag or commit of a data set on the hub; empty: its main branch."""
     commit: str = Field(default="", pattern=r"^([0-9a-f]{40})?$")

@@ -1,20 +1,17 @@
-"""Problems with reference answers, from rows of a JSONL file or of a data set of the Hugging Face hub.
+"""Problems with reference answers, from rows of data files.
 
 One row is one JSON object. MATH has `problem` and `solution` with the answer in \\boxed{}; GSM8K has `question` and an
 `answer` that ends in "#### 72"; MATH-500 has `problem` and a bare `answer`.
 """
 
-import importlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from mrl.errors import MissingError, TaskError
+from mrl.errors import TaskError
 from mrl.tasks.extract import MAX_ANSWER_CHARS, boxed_answer, stated_answer
 
-HUB = "hub:"
-INSTALL_HUB = "pip install 'mrl[tasks-hub]', or give a JSONL file"
 FORM = 'a JSONL file, one object a line: {"problem": "...", "solution": "... \\\\boxed{...}"} or "answer": "..."'
 
 
@@ -63,24 +60,6 @@ def reference_of(row: Mapping[str, Any], keys: Keys) -> str:
         if found:
             return found
     return given if len(given) <= MAX_ANSWER_CHARS else ""
-
-
-def hub_rows(name: str, *, subset: str, split: str, where: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """(place, row) of one split, through the `datasets` package, which fetches it once and keeps it.
-
-    Raises MissingError without the package, TaskError when it cannot load the data set.
-    """
-    try:
-        datasets = importlib.import_module("datasets")
-    except ImportError as error:
-        raise MissingError("the package datasets is not installed", where=where, cure=INSTALL_HUB) from error
-    try:
-        rows = datasets.load_dataset(name, subset or None, split=split)
-    except Exception as error:  # the package raises dozens of kinds for a name, a network, a format
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise TaskError(f"the hub's data set {name!r} cannot be loaded ({reason})", where=where, got=split) from error
-    for number, row in enumerate(rows):
-        yield f"{name}[{split}][{number}]", row
 
 
 def _first(row: Mapping[str, Any], keys: Sequence[str]) -> str:

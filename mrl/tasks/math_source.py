@@ -2,13 +2,14 @@ r"""Mathematics: problems from a file, answers in \boxed{}, judged by the `math-
 
 [tasks.math]
 source = "math"
-dataset = "data/math/train.jsonl"                  or "hub:NAME"
+dataset = "data/math/train.jsonl"                  or the id of a data set on the hub
 options = { held_out = "data/math/test.jsonl" }    or none: then 15 % of the problems, by hash, are held out
 
 Every problem is trained on or held out; one that stands in both files is held out.
 """
 
 import importlib.util
+import json
 import random
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -20,12 +21,13 @@ from mrl.config.table import Table
 from mrl.errors import MissingError, TaskError
 from mrl.tasks.data_rows import Split, check_of_folder, kept, rows_of
 from mrl.tasks.extract import MAX_ANSWER_CHARS, boxed_answer, stated_answer, tagged_answer
-from mrl.tasks.math_rows import FORM, HUB, Keys, Problem, hub_rows, read_problems
+from mrl.tasks.math_rows import FORM, Keys, Problem, read_problems
 from mrl.tasks.options import checked_options
 from mrl.tasks.source import Item, Part
 from mrl.tasks.split import HELD_OUT_PERCENT, hash_percent
 
 INSTALL = "pip install 'mrl[tasks]' (it holds math-verify)"
+HUB = "hub:"
 PROMPT = "{problem}\nPlease reason step by step, and put your final answer within \\boxed{}."
 DEFAULT_KEYS = Keys()
 
@@ -34,7 +36,7 @@ class MathOptions(Table):
     """The `options` of a task of this source."""
 
     held_out: str = ""
-    """Second file, or second split of a folder or of the hub's data set, with the held-out problems."""
+    """Second file, or second split of a folder, with the held-out problems."""
     filter: dict[str, Any] = Field(default={})
     """Columns and the values, or lists of values, that rows have to have there: { level = ["Level 4", "Level 5"] }."""
     prompt: str = PROMPT
@@ -48,7 +50,7 @@ class MathOptions(Table):
     solution_keys: tuple[str, ...] = DEFAULT_KEYS.solution
     """Keys that hold a solution with the reference answer in \\boxed{}."""
     split: str = "train"
-    """Split of a folder, or of the hub's data set, to train on."""
+    """Split of a folder to train on."""
     subset: str = ""
     """Configuration of the data set."""
 
@@ -62,6 +64,14 @@ class MathSource:
 
     def __init__(self, dataset: str, options: Mapping[str, Any], *, seed: int, where: str, get: str = "") -> None:
         """Raises MissingError for a file or package that is not there, TaskError for bad options or contents."""
+        if dataset.startswith(HUB):
+            raise TaskError(
+                "a data set of the hub is named without a prefix",
+                where=where,
+                got=dataset,
+                wanted="its id, OWNER/NAME",
+                cure=f"dataset = {json.dumps(dataset.removeprefix(HUB))}, which `mrl fetch` fetches",
+            )
         self._options = _options(options, where)
         check_of_folder(dataset, self._options.model_fields_set, where=where)
         if importlib.util.find_spec("math_verify") is None:
@@ -95,16 +105,12 @@ class MathSource:
         keys = Keys(options.problem_keys, options.answer_keys, options.solution_keys)
 
         def read(place: str) -> list[Problem]:
-            if dataset.startswith(HUB):
-                name = dataset.removeprefix(HUB)
-                of_hub = hub_rows(name, subset=options.subset, split=place, where=where)
-                return read_problems(kept(of_hub, options.filter, where=where), keys)
             path, split = (Path(dataset), Split(place, options.subset)) if is_folder else (Path(place), Split(""))
             rows = rows_of(path, split, where=where, get=get, form=FORM)
             return read_problems(kept(rows, options.filter, where=where), keys)
 
         is_folder = Path(dataset).is_dir()
-        known = read(options.split if is_folder or dataset.startswith(HUB) else dataset)
+        known = read(options.split if is_folder else dataset)
         held_out = read(options.held_out) if options.held_out else []
         parts: list[tuple[Problem, Part]] = [(problem, "held_out") for problem in held_out]
         parts += [(problem, "train" if held_out else _hashed_part(problem.problem)) for problem in known]

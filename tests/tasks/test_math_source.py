@@ -1,5 +1,4 @@
 import json
-import sys
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
@@ -149,22 +148,18 @@ def test_options_that_mean_nothing_are_refused(options, fault, write):
         open_math(write(ROWS), **options)
 
 
-def test_missing_packages_name_the_pip_command(write, monkeypatch):
-    """math-verify is always needed, datasets for the hub only."""
-    with monkeypatch.context() as patch:
-        patch.setitem(sys.modules, "datasets", None)
-        with pytest.raises(MissingError, match=r"datasets is not installed; cure: pip install 'mrl\[tasks-hub\]'"):
-            open_math("hub:some/name")
+def test_a_missing_package_names_the_pip_command(write, monkeypatch):
+    """math-verify is always needed."""
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(MissingError, match=r"math-verify is not installed; cure: pip install 'mrl\[tasks\]'"):
         open_math(write(ROWS))
 
 
-def test_rows_of_the_datasets_package_are_filtered(monkeypatch):
-    """As those of files are."""
-    rows = [{"problem": f"{n} + 1", "answer": str(n + 1), "level": n % 2} for n in range(10)]
-    monkeypatch.setattr("mrl.tasks.math_source.hub_rows", lambda name, **_: ((name, row) for row in rows))
-    assert len(list(open_math("hub:some/name", filter={"level": 1}).items(0))) == 5
+def test_a_prefix_before_an_id_is_refused():
+    """With the spelling that is meant."""
+    line = r"tasks\.m: a data set of the hub .*; got 'hub:some/name'; .*; cure: dataset = \"some/name\", .*`mrl fetch`"
+    with pytest.raises(TaskError, match=line):
+        open_math("hub:some/name")
 
 
 def test_an_endless_source_cannot_be_taken_whole():
