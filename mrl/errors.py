@@ -25,6 +25,9 @@ Expected outcomes (a stale group, a truncated answer, a peer that is late, a tex
 that are counted, never exceptions.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 
 class MRLError(Exception):
     """Root of every error that mrl raises on purpose."""
@@ -55,6 +58,16 @@ class UserError(MRLError, ValueError):
         if self.cure:
             parts.append(f"cure: {self.cure}")
         return "; ".join(parts)
+
+
+@contextmanager
+def in_place(where: str) -> Iterator[None]:
+    """Mistakes found meanwhile are told as being at `where`, before whatever they say of their place themselves."""
+    try:
+        yield
+    except UserError as error:
+        error.where = f"{where}: {error.where}" if error.where else where
+        raise
 
 
 def _rebuild_user_error(kind: type[UserError], what: str, where: str, got: object, wanted: str, cure: str) -> UserError:

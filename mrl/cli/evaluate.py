@@ -22,7 +22,7 @@ from mrl.config.rules.evaluation_rules import check_draws, greedy_note
 from mrl.config.run_folder import is_run, read_run_config
 from mrl.config.schema import RunConfig
 from mrl.config.shipped_configs import config_file
-from mrl.errors import ConfigError
+from mrl.errors import ConfigError, in_place
 from mrl.report.comparing.grid import Grid, rich_table
 from mrl.report.comparison_table import difference_grid, evaluation_grids
 
@@ -121,7 +121,8 @@ def _with_own(config: RunConfig, arguments: argparse.Namespace) -> RunConfig:
     for key, value, is_sound, wanted in bounds:
         if not is_sound:
             raise ConfigError(f"{key}: not valid", where=WHERE, got=value, wanted=wanted)
-    check_draws(table.samples, table.k, key="--k", where=WHERE)
+    with in_place(WHERE):
+        check_draws(table.samples, table.k, key="--k")
     seed = config.run.seed if arguments.seed is None else arguments.seed
     run_table = config.run.model_copy(update={"seed": seed})
     return config.model_copy(update={"evaluation": table, "run": run_table})

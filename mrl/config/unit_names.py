@@ -23,9 +23,9 @@ class Unit:
     """Cores by number; GPUs by their place among those that the host shows."""
 
 
-def parse_units(names: Sequence[str], *, where: str) -> tuple[Unit, ...]:
+def parse_units(names: Sequence[str]) -> tuple[Unit, ...]:
     """Units by name. Raises ConfigError for an invalid name, and for a device in two units."""
-    units = tuple(_parse(name, where) for name in names)
+    units = tuple(_parse(name) for name in names)
     owners: dict[tuple[str, str, int], str] = {}
     for unit in units:
         for device in unit.devices:
@@ -33,20 +33,18 @@ def parse_units(names: Sequence[str], *, where: str) -> tuple[Unit, ...]:
             if other != unit.name or names.count(unit.name) > 1:
                 raise ConfigError(
                     f"allocation.units: {unit.kind} {device} stands in two units",
-                    where=where,
                     got=f"{other}, {unit.name}",
                     wanted="every device once",
                 )
     return units
 
 
-def _parse(name: str, where: str) -> Unit:
+def _parse(name: str) -> Unit:
     form = _FORM.fullmatch(name)
     devices = _devices(form["devices"]) if form else ()
     if not form or not devices:
         raise ConfigError(
             "allocation.units: not a unit",
-            where=where,
             got=name,
             wanted='"gpu:0", "cpu:0-3" or "HOST/gpu:0,1", each device once, at most number ' + str(MAX_DEVICE),
         )

@@ -7,7 +7,7 @@ from mrl.config.unit_names import Unit
 from mrl.errors import ConfigError
 
 
-def named_types(named: Mapping[str, Sequence[str]], units: Sequence[Unit], *, where: str) -> dict[str, str]:
+def named_types(named: Mapping[str, Sequence[str]], units: Sequence[Unit]) -> dict[str, str]:
     """Unit -> its type in `allocation.unit_types`; units without one are left out.
 
     named: type -> names of units, and of hosts, which stand for all of their units that are not named themselves.
@@ -16,7 +16,7 @@ def named_types(named: Mapping[str, Sequence[str]], units: Sequence[Unit], *, wh
     types: dict[str, str] = {}
     for unit_type, names in named.items():
         for name in names:
-            _check(name, unit_type, types, units, where)
+            _check(name, unit_type, types, units)
             types[name] = unit_type
     found = {unit.name: types.get(unit.name) or types.get(unit.host) for unit in units}
     return {unit: unit_type for unit, unit_type in found.items() if unit_type}
@@ -31,13 +31,12 @@ def seen_type(unit: Unit, models: Sequence[str]) -> str:
     return model if len(unit.devices) == 1 else f"{model} x{len(unit.devices)}"
 
 
-def _check(name: str, unit_type: str, types: Mapping[str, str], units: Sequence[Unit], where: str) -> None:
+def _check(name: str, unit_type: str, types: Mapping[str, str], units: Sequence[Unit]) -> None:
     known = {unit.name for unit in units} | {unit.host for unit in units if unit.host}
     if name not in known:
         near = nearest(name, known)
         raise ConfigError(
             f"allocation.unit_types.{unit_type}: neither a unit nor a host with units",
-            where=where,
             got=name,
             wanted="a name in allocation.units, or the HOST of one",
             cure=f"did you mean {near!r}?" if near else "",
@@ -45,7 +44,6 @@ def _check(name: str, unit_type: str, types: Mapping[str, str], units: Sequence[
     if name in types:
         raise ConfigError(
             f"allocation.unit_types: {name} stands twice",
-            where=where,
             got=f"{types[name]}, {unit_type}",
             wanted="one type for each",
         )

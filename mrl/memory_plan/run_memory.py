@@ -69,7 +69,7 @@ def run_need(config: RunConfig) -> RunNeed:
     """By the plan that `mrl check` shows, on its first host."""
     plan = planned(config)
     host_mib = sum(need.host_mib for need in memory_plan(config, plan) if need.spec.host == plan.first_host)
-    names_cores = any(unit.kind == "cpu" for unit in parse_units(config.allocation.units, where=""))
+    names_cores = any(unit.kind == "cpu" for unit in parse_units(config.allocation.units))
     names_ports = config.exchange.port > 0 or config.exchange.metrics_port > 0
     return RunNeed(
         len(config.policies), host_mib, least_gpus(config), most_gpus(config), is_alone=names_cores or names_ports

@@ -152,7 +152,7 @@ def _gpus(table: PolicyTable) -> int:
     """Those of a server: all of the unit that its worker is on, or what the policy's table says."""
     if UNIT not in os.environ:
         return table.rollout.gpus
-    (unit,) = parse_units([os.environ[UNIT]], where=UNIT)
+    (unit,) = parse_units([os.environ[UNIT]])
     return len(unit.devices) if unit.kind == "gpu" else 1
 
 

@@ -66,7 +66,7 @@ def unit_core(config: RunConfig, folder: RunFolder, life: AllocatorLife, now_s: 
     take to join.
     """
     table = config.allocation
-    units = parse_units(table.units, where=str(folder.path))
+    units = parse_units(table.units)
     fits = {name: fitting_units(config, name) for name in config.learning}
     settings = UnitSettings(
         ttl_s=table.ttl_s,
@@ -76,7 +76,7 @@ def unit_core(config: RunConfig, folder: RunFolder, life: AllocatorLife, now_s: 
         sleeping_policies=frozenset(name for name in config.learning if may_sleep(config, name)),
         unserved_s=max(UNSERVED_S, config.launch.join_s if config.launch.hosts_join else 0.0),
     )
-    types = named_types(table.unit_types, units, where=str(folder.path))
+    types = named_types(table.unit_types, units)
     rule = unit_rule(config, units, life.switch_s, now_s)
     return UnitCore(fits, rule, settings, now_s, life=life.number, types=types)
 

@@ -31,7 +31,7 @@ def check(
 
 
 def test_names_say_host_kind_and_devices() -> None:
-    assert parse_units(["gpu:0", "cpu:4-6,1", "node2/gpu:1,0"], where="") == (
+    assert parse_units(["gpu:0", "cpu:4-6,1", "node2/gpu:1,0"]) == (
         Unit("gpu:0", "", "gpu", (0,)),
         Unit("cpu:4-6,1", "", "cpu", (1, 4, 5, 6)),
         Unit("node2/gpu:1,0", "node2", "gpu", (0, 1)),
@@ -55,25 +55,25 @@ def test_names_say_host_kind_and_devices() -> None:
     ],
 )
 def test_what_is_no_unit_is_refused(name: str) -> None:
-    with pytest.raises(ConfigError, match=r"here.toml: allocation.units: not a unit"):
-        parse_units([name], where="here.toml")
+    with pytest.raises(ConfigError, match=r"allocation.units: not a unit"):
+        parse_units([name])
 
 
 @pytest.mark.parametrize("names", [["cpu:0", "cpu:0"], ["cpu:0-2", "cpu:2"], ["a/gpu:1", "a/gpu:0,1"]])
 def test_a_device_twice_is_refused(names: list[str]) -> None:
     with pytest.raises(ConfigError, match="stands in two units"):
-        parse_units(names, where="")
+        parse_units(names)
 
 
 def test_the_same_device_of_two_hosts_or_kinds_is_two_devices() -> None:
-    assert len(parse_units(["cpu:0", "gpu:0", "a/cpu:0", "b/cpu:0"], where="")) == 4
+    assert len(parse_units(["cpu:0", "gpu:0", "a/cpu:0", "b/cpu:0"])) == 4
 
 
 def test_types_are_those_of_units_or_of_all_units_of_a_host() -> None:
     """A unit's own comes before its host's; who has none is left out."""
-    units = parse_units(["gpu:0", "gpu:1", "n2/gpu:0", "n2/gpu:1"], where="")
+    units = parse_units(["gpu:0", "gpu:1", "n2/gpu:0", "n2/gpu:1"])
     named = {"H100": ["gpu:0"], "A10": ["n2"], "A10 40G": ["n2/gpu:1"]}
-    assert named_types(named, units, where="") == {"gpu:0": "H100", "n2/gpu:0": "A10", "n2/gpu:1": "A10 40G"}
+    assert named_types(named, units) == {"gpu:0": "H100", "n2/gpu:0": "A10", "n2/gpu:1": "A10 40G"}
 
 
 def test_an_engine_fits_the_units_of_its_device_and_of_the_types_that_its_policy_names() -> None:
@@ -108,7 +108,7 @@ def test_an_engine_fits_the_units_of_its_device_and_of_the_types_that_its_policy
     ],
 )
 def test_a_unit_without_a_type_is_what_its_host_sees(name: str, models: list[str], wanted: str) -> None:
-    [unit] = parse_units([name], where="")
+    [unit] = parse_units([name])
     assert seen_type(unit, models) == wanted
 
 

@@ -112,7 +112,7 @@ def test_the_last_number_has_epochs_that_can_be_sent() -> None:
 def test_the_next_allocator_knows_how_long_switching_takes(tmp_path: Path) -> None:
     """It would else move engines that need minutes to start every few seconds, until it has measured them anew."""
     config, folder = run_of_units(tmp_path / "one")
-    units = parse_units(config.allocation.units, where="test")
+    units = parse_units(config.allocation.units)
     life = life_of(folder)
     rule = unit_rule(config, units, life.switch_s, 0.0)
     rule.add_switch("qwen", 40.0)

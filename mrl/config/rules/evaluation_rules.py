@@ -6,18 +6,17 @@ from mrl.config.schema import RunConfig
 from mrl.errors import ConfigError
 
 
-def check_evaluation(config: RunConfig, where: str) -> None:
+def check_evaluation(config: RunConfig) -> None:
     """Raises ConfigError for pass@k of more answers than there are."""
-    check_draws(config.evaluation.samples, config.evaluation.k, key="evaluation.k", where=where)
+    check_draws(config.evaluation.samples, config.evaluation.k, key="evaluation.k")
 
 
-def check_draws(samples: int, ks: Sequence[int], *, key: str, where: str) -> None:
+def check_draws(samples: int, ks: Sequence[int], *, key: str) -> None:
     """Raises ConfigError where one of the `ks` is no number of answers that can be drawn of `samples`."""
     for k in ks:
         if not 1 <= k <= samples:
             raise ConfigError(
                 f"{key}: pass@k draws k of the answers to a prompt",
-                where=where,
                 got=f"k = {k}, and {samples} answer{'s' * (samples != 1)}",
                 wanted=f"1 to {samples}",
                 cure="more samples, or a lower k",

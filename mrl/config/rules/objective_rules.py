@@ -26,12 +26,11 @@ class Fault(NamedTuple):
     cure: str = ""
 
 
-def check_objective(name: str, policy: PolicyTable, *, where: str) -> None:
+def check_objective(name: str, policy: PolicyTable) -> None:
     """Raises ConfigError for the first key of the policy's objective that is not in use or contradicts another."""
     for fault in _faults(policy):
         raise ConfigError(
             f"policies.{name}.objective.{fault.key}: {fault.what}",
-            where=where,
             got=fault.got,
             wanted=fault.wanted,
             cure=fault.cure,

@@ -21,48 +21,43 @@ OWN_OPTIONS = {
 """Words of a server's command line that come from other keys, which would then say something else."""
 
 
-def check_policy(name: str, policy: PolicyTable, where: str) -> None:
+def check_policy(name: str, policy: PolicyTable) -> None:
     """Raises ConfigError for the first pair of keys of a policy that contradict each other."""
     key = f"policies.{name}"
     if not policy.model and policy.make is None:
         raise ConfigError(
             f"{key}: neither a model folder nor a recipe",
-            where=where,
             wanted=f'{key}.model = "FOLDER" or a table [{key}.make]',
         )
     if policy.model and policy.make is not None:
-        raise ConfigError(
-            f"{key}: both a model folder and a recipe", where=where, cure=f"keep {key}.model or {key}.make"
-        )
+        raise ConfigError(f"{key}: both a model folder and a recipe", cure=f"keep {key}.model or {key}.make")
     if not re.fullmatch(r"cpu|cuda", policy.device):
-        raise ConfigError(f"{key}.device: not valid", where=where, got=policy.device, wanted="'cpu' or 'cuda'")
+        raise ConfigError(f"{key}.device: not valid", got=policy.device, wanted="'cpu' or 'cuda'")
     if policy.make is not None:
-        _check_recipe(f"{key}.make", policy.make, where)
+        _check_recipe(f"{key}.make", policy.make)
     if policy.rollout.workers < 1:
-        raise ConfigError(f"{key}.rollout.workers: a policy needs a worker", where=where, got=0, wanted=">= 1")
-    _check_server(f"{key}.rollout", policy.rollout, where)
-    _check_weights(f"{key}.rollout", policy, where)
-    _check_gpus(f"{key}.rollout", policy, where)
+        raise ConfigError(f"{key}.rollout.workers: a policy needs a worker", got=0, wanted=">= 1")
+    _check_server(f"{key}.rollout", policy.rollout)
+    _check_weights(f"{key}.rollout", policy)
+    _check_gpus(f"{key}.rollout", policy)
     if policy.turns:
-        _check_turns(key, policy, where)
+        _check_turns(key, policy)
     if not policy.frozen:
-        _check_learner(key, policy, where)
-        check_objective(name, policy, where=where)
+        _check_learner(key, policy)
+        check_objective(name, policy)
 
 
-def _check_server(key: str, rollout: RolloutTable, where: str) -> None:
+def _check_server(key: str, rollout: RolloutTable) -> None:
     """A server that nobody speaks to, or cannot do what is asked of it, is a mistake; so is one for two workers."""
     if rollout.engine != "embedded" and "embedded_dtype" in rollout.model_fields_set:
         raise ConfigError(
             f"{key}.embedded_dtype: the engine is a server",
-            where=where,
             got=rollout.embedded_dtype,
             cure=f"{key}.server.dtype, or leave it out",
         )
     if rollout.engine == "embedded" and rollout.server != ServerTable():
         raise ConfigError(
             f"{key}.server: the embedded engine has no server",
-            where=where,
             got=sorted(rollout.server.model_fields_set),
             cure=f'set {key}.engine = "vllm" or "sglang", or leave the table out',
         )
@@ -70,22 +65,20 @@ def _check_server(key: str, rollout: RolloutTable, where: str) -> None:
         if option.partition("=")[0] in OWN_OPTIONS:
             raise ConfigError(
                 f"{key}.server.options: mrl gives this option itself",
-                where=where,
                 got=option,
                 cure=f"leave it out: {OWN_OPTIONS[option.partition('=')[0]]}",
             )
     if rollout.engine != "embedded" and not rollout.server.url:
-        _check_context(key, rollout, where)
+        _check_context(key, rollout)
     if rollout.server.url and rollout.workers > 1:
         raise ConfigError(
             f"{key}.server.url: one server for several workers",
-            where=where,
             got=f"{rollout.workers} workers",
             wanted=f"{key}.workers = 1, or no url: then each worker starts a server",
         )
 
 
-def _check_gpus(key: str, policy: PolicyTable, where: str) -> None:
+def _check_gpus(key: str, policy: PolicyTable) -> None:
     """Several GPUs are for a server that the run starts on them."""
     rollout = policy.rollout
     if rollout.gpus == 1 or (rollout.engine != "embedded" and policy.device == "cuda" and not rollout.server.url):
@@ -93,7 +86,6 @@ def _check_gpus(key: str, policy: PolicyTable, where: str) -> None:
     engine = f"{rollout.engine} on {policy.device}" + " by its url" * bool(rollout.server.url)
     raise ConfigError(
         f"{key}.gpus: only a server that the run starts on GPUs takes several",
-        where=where,
         got=f"{rollout.gpus} for {engine}",
         wanted=f'{key}.gpus = 1, or {key}.engine = "vllm" or "sglang" with device = "cuda"',
         cure=f"{key}.workers = {rollout.workers * rollout.gpus}: engines on one GPU each"
@@ -102,7 +94,7 @@ def _check_gpus(key: str, policy: PolicyTable, where: str) -> None:
     )
 
 
-def _check_turns(key: str, policy: PolicyTable, where: str) -> None:
+def _check_turns(key: str, policy: PolicyTable) -> None:
     """Whoever has a device in turns is a process of this host that can leave it."""
     rollout, learner = policy.rollout, policy.learner
     is_server = rollout.engine != "embedded"
@@ -134,39 +126,35 @@ def _check_turns(key: str, policy: PolicyTable, where: str) -> None:
         if is_refused:
             raise ConfigError(
                 f"{key}.{name}: not with turns = true",
-                where=where,
                 got=got,
                 wanted=wanted,
                 cure=f"or {key}.turns = false",
             )
 
 
-def _check_context(key: str, rollout: RolloutTable, where: str) -> None:
+def _check_context(key: str, rollout: RolloutTable) -> None:
     """Whether prompts fit as well is known to the worker alone, which has them and the tokenizer."""
     if rollout.server.context_tokens <= rollout.max_new_tokens:
         raise ConfigError(
             f"{key}.server.context_tokens: no room for a prompt before the answer",
-            where=where,
             got=rollout.server.context_tokens,
             wanted=f"> max_new_tokens = {rollout.max_new_tokens}, by the longest prompt",
         )
 
 
-def _check_weights(key: str, policy: PolicyTable, where: str) -> None:
+def _check_weights(key: str, policy: PolicyTable) -> None:
     """A broadcast reaches the embedded engine, and a server on a CPU that the run itself starts."""
     rollout = policy.rollout
     can_receive = rollout.engine == "embedded" or (policy.device == "cpu" and not rollout.server.url)
     if rollout.weights == "broadcast" and not can_receive:
         raise ConfigError(
             f"{key}.weights: this engine takes weights in files alone",
-            where=where,
             got=f"{rollout.engine} on {policy.device}" + (" by its url" if rollout.server.url else ""),
             wanted=f'{key}.weights = "files"; an embedded engine, or an own server on a CPU, for "broadcast"',
         )
     if rollout.weights == "broadcast" and rollout.weights_in == "memory":
         raise ConfigError(
             f"{key}.weights_in: where a broadcast fails, its files lie on the disk",
-            where=where,
             got="memory",
             wanted=f'{key}.weights_in = "disk", or nothing; {key}.weights = "files" for files in memory',
         )
@@ -174,110 +162,97 @@ def _check_weights(key: str, policy: PolicyTable, where: str) -> None:
     if rollout.weights_in == "gpu" and not (lies_open and rollout.weights == "files"):
         raise ConfigError(
             f"{key}.weights_in: this engine does not read new weights on its learner's GPU",
-            where=where,
             got=f'"gpu" for {rollout.weights}, {rollout.engine} on {policy.device}'
             + (" by its url" if rollout.server.url else ""),
             wanted=f'{key}.weights_in = "memory", or nothing; for "gpu" {key}.weights = "files", and an embedded '
             'engine or an own vLLM on device = "cuda"',
         )
     if rollout.weights == "adapters":
-        _check_adapters(key, policy, where)
+        _check_adapters(key, policy)
 
 
-def _check_adapters(key: str, policy: PolicyTable, where: str) -> None:
+def _check_adapters(key: str, policy: PolicyTable) -> None:
     """There are some, and the engine applies them: vLLM is started with room for them, SGLang lacks it on a CPU."""
     rollout = policy.rollout
     if policy.learner.lora is None:
         raise ConfigError(
             f"{key}.weights: the policy trains no adapters",
-            where=where,
             got="adapters",
             wanted=f'{key}.weights = "files", or a table {key.removesuffix("rollout")}learner.lora',
         )
     if rollout.engine == "sglang" or rollout.server.url:
         raise ConfigError(
             f"{key}.weights: this engine takes whole weights alone",
-            where=where,
             got=f"adapters for {rollout.engine}" + (" by its url" if rollout.server.url else ""),
             wanted=f'{key}.weights = "files"; an embedded engine, or an own server of vLLM, for "adapters"',
         )
 
 
-def _check_recipe(key: str, make: MakeTable, where: str) -> None:
+def _check_recipe(key: str, make: MakeTable) -> None:
     width, heads = make.hidden_size, make.num_heads
     shared = max(1, heads // 2)
     spot = f"{key}.num_heads"
     if width % heads:
-        raise ConfigError(
-            f"{spot}: does not divide hidden_size", where=where, got=heads, wanted=f"a divisor of {width}"
-        )
+        raise ConfigError(f"{spot}: does not divide hidden_size", got=heads, wanted=f"a divisor of {width}")
     if width // heads % 2:  # rotary embeddings turn pairs
         raise ConfigError(
             f"{spot}: the width of a head is odd",
-            where=where,
             got=f"{width} / {heads} = {width // heads}",
             wanted="an even hidden_size / num_heads",
         )
     if heads % shared:
         raise ConfigError(
             f"{spot}: not a multiple of its {shared} key-value heads",
-            where=where,
             got=heads,
             wanted="1, 3 or an even number",
         )
 
 
-def _check_learner(key: str, policy: PolicyTable, where: str) -> None:
+def _check_learner(key: str, policy: PolicyTable) -> None:
     learner = policy.learner
     if learner.minibatches > learner.prompts_per_step:
         raise ConfigError(
             f"{key}.learner.minibatches: more minibatches than prompts in a step",
-            where=where,
             got=learner.minibatches,
             wanted=f"<= prompts_per_step = {learner.prompts_per_step}",
         )
     if learner.microbatch_tokens <= policy.rollout.max_new_tokens:  # a row is an answer behind a prompt
         raise ConfigError(
             f"{key}.learner.microbatch_tokens: smaller than one row",
-            where=where,
             got=learner.microbatch_tokens,
             wanted=f"> rollout.max_new_tokens = {policy.rollout.max_new_tokens}",
             cure="raise it, or sample shorter answers",
         )
     if any(not 0 <= beta < 1 for beta in learner.betas):
-        raise ConfigError(
-            f"{key}.learner.betas: not valid", where=where, got=list(learner.betas), wanted="0 <= beta < 1"
-        )
+        raise ConfigError(f"{key}.learner.betas: not valid", got=list(learner.betas), wanted="0 <= beta < 1")
     if learner.activation_offload and not learner.activation_checkpointing:
         raise ConfigError(
             f"{key}.learner.activation_offload: only what activation checkpointing keeps is offloaded",
-            where=where,
             got="true, with activation_checkpointing = false",
             cure=f"{key}.learner.activation_checkpointing = true",
         )
     if learner.parameter_dtype == "bfloat16" and learner.lora is not None and policy.make is not None:
         raise ConfigError(
             f"{key}.learner.parameter_dtype: weights below adapters are never rounded, and a recipe makes float32",
-            where=where,
             got="bfloat16, with lora and make",
             cure=f'{key}.learner.parameter_dtype = "float32"',
         )
-    _check_reuse(f"{key}.learner", learner, where)
-    _check_kernels(key, policy, where)
-    _check_hosts(key, policy, where)
-    _check_sharding(key, learner, where)
-    _check_shared_passes(key, learner, where)
+    _check_reuse(f"{key}.learner", learner)
+    _check_kernels(key, policy)
+    _check_hosts(key, policy)
+    _check_sharding(key, learner)
+    _check_shared_passes(key, learner)
     if learner.router_replay:
-        _check_replay(f"{key}.learner.router_replay", policy, where)
+        _check_replay(f"{key}.learner.router_replay", policy)
 
 
-def _check_reuse(key: str, learner: LearnerTable, where: str) -> None:
+def _check_reuse(key: str, learner: LearnerTable) -> None:
     """Own groups can fill their part of every step only if they may be used, and stay fresh enough, often enough."""
     share, most = learner.reuse_share, learner.max_reuses
     if not share:
         if "max_reuses" in learner.model_fields_set:
             what, cure = f"{key}.max_reuses: not in use", "set that, or leave this key out"
-            raise ConfigError(what, where=where, got=most, wanted=f"{key}.reuse_share > 0", cure=cure)
+            raise ConfigError(what, got=most, wanted=f"{key}.reuse_share > 0", cure=cure)
         return
     refusals = {
         "reuse_share": (
@@ -299,30 +274,27 @@ def _check_reuse(key: str, learner: LearnerTable, where: str) -> None:
     }
     for name, (is_refused, what, wanted) in refusals.items():
         if is_refused:
-            raise ConfigError(f"{key}.{name}: {what}", where=where, got=getattr(learner, name), wanted=wanted)
+            raise ConfigError(f"{key}.{name}: {what}", got=getattr(learner, name), wanted=wanted)
 
 
-def _check_replay(spot: str, policy: PolicyTable, where: str) -> None:
+def _check_replay(spot: str, policy: PolicyTable) -> None:
     """What engine says where tokens went, and which learner can send them there, as far as the configuration tells."""
     rollout = policy.rollout
     if policy.make is not None and policy.make.architecture != "qwen3_moe":
         wanted = 'a mixture of experts, such as make.architecture = "qwen3_moe"'
-        raise ConfigError(
-            f"{spot}: the policy has no routers", where=where, got=policy.make.architecture, wanted=wanted
-        )
+        raise ConfigError(f"{spot}: the policy has no routers", got=policy.make.architecture, wanted=wanted)
     if policy.learner.compile:
         what, cure = f"{spot}: compiled blocks choose for themselves", "leave one of them out"
-        raise ConfigError(what, where=where, got="true, with compile = true", cure=cure)
+        raise ConfigError(what, got="true, with compile = true", cure=cure)
     if rollout.engine == "vllm" and policy.device == "cpu" and not rollout.server.url:
         raise ConfigError(
             f"{spot}: vLLM on a CPU does not say which experts tokens went to",
-            where=where,
             wanted='rollout.engine = "sglang" or "embedded", or vllm with device = "cuda"',
             cure=f"or leave {spot} out",
         )
 
 
-def _check_kernels(key: str, policy: PolicyTable, where: str) -> None:
+def _check_kernels(key: str, policy: PolicyTable) -> None:
     learner = policy.learner
     if policy.device == "cuda" and learner.precision == "bfloat16":
         return
@@ -330,20 +302,18 @@ def _check_kernels(key: str, policy: PolicyTable, where: str) -> None:
         if getattr(learner, name) == chosen:
             raise ConfigError(
                 f"{key}.learner.{name}: the kernel {chosen} is for GPUs and bfloat16",
-                where=where,
                 got=f"{policy.device}, {learner.precision}",
                 wanted=f'{key}.device = "cuda" and {key}.learner.precision = "bfloat16"',
                 cure=f'{key}.learner.{name} = "{other}"',
             )
 
 
-def _check_hosts(key: str, policy: PolicyTable, where: str) -> None:
+def _check_hosts(key: str, policy: PolicyTable) -> None:
     """Ranks are dealt out evenly, and engines read nothing in the memory of a learner that is not one host's."""
     learner, rollout = policy.learner, policy.rollout
     if learner.processes % learner.hosts:
         raise ConfigError(
             f"{key}.learner.hosts: does not divide the ranks",
-            where=where,
             got=f"{learner.hosts} hosts for processes = {learner.processes}",
             wanted=f"as many ranks on each host; processes counts all of them, such as "
             f"{learner.hosts * max(1, round(learner.processes / learner.hosts))}",
@@ -351,41 +321,36 @@ def _check_hosts(key: str, policy: PolicyTable, where: str) -> None:
     if learner.hosts > 1 and rollout.weights_in in ("memory", "gpu"):
         raise ConfigError(
             f"{key}.rollout.weights_in: a learner over {learner.hosts} hosts has no memory that all engines can open",
-            where=where,
             got=rollout.weights_in,
             wanted=f'{key}.rollout.weights_in = "disk", or nothing',
         )
 
 
-def _check_shared_passes(key: str, learner: LearnerTable, where: str) -> None:
+def _check_shared_passes(key: str, learner: LearnerTable) -> None:
     if learner.ranks_per_host % learner.context_parallel:
         raise ConfigError(
             f"{key}.learner.context_parallel: ranks that share the places of a pass lie on one host",
-            where=where,
             got=f"{learner.context_parallel} for {learner.ranks_per_host} ranks on each host",
             wanted=f"a divisor of {learner.ranks_per_host}",
         )
     if learner.context_parallel > 1 and learner.compile:
         raise ConfigError(
             f"{key}.learner.compile: compiled blocks cannot exchange places for heads",
-            where=where,
             got=f"true, with context_parallel = {learner.context_parallel}",
             cure="leave one of them out",
         )
 
 
-def _check_sharding(key: str, learner: LearnerTable, where: str) -> None:
+def _check_sharding(key: str, learner: LearnerTable) -> None:
     if learner.shard_size and learner.sharding == "replicate":
         raise ConfigError(
             f"{key}.learner.shard_size: nothing is sharded",
-            where=where,
             got=learner.shard_size,
             cure=f'set {key}.learner.sharding = "shard", or leave it out',
         )
     if learner.shard_size and learner.processes % learner.shard_size:
         raise ConfigError(
             f"{key}.learner.shard_size: does not divide the ranks",
-            where=where,
             got=learner.shard_size,
             wanted=f"a divisor of processes = {learner.processes}, or 0 for {learner.ranks_per_host}",
         )
@@ -393,7 +358,6 @@ def _check_sharding(key: str, learner: LearnerTable, where: str) -> None:
     if size and per_host % size and size % per_host:
         raise ConfigError(
             f"{key}.learner.shard_size: ranks that share a copy lie on parts of hosts",
-            where=where,
             got=f"{size} for {per_host} ranks on each host",
             wanted=f"a divisor or a multiple of {per_host}, or 0 for {per_host}",
         )

@@ -7,7 +7,7 @@ from mrl.config.task_tables import JUDGE, TaskTable
 from mrl.errors import ConfigError
 
 
-def check_rewards(config: RunConfig, where: str) -> None:
+def check_rewards(config: RunConfig) -> None:
     """Raises ConfigError for a bound of success that failures reach, or that nothing can, and weights that none read.
 
     And for a judge that could not judge. Without a verifier of its own a task gives 0 and 1, an environment what it
@@ -16,24 +16,21 @@ def check_rewards(config: RunConfig, where: str) -> None:
     if config.pool.hopeless_rate >= config.pool.solved_rate:
         raise ConfigError(
             "pool.hopeless_rate: a prompt would be solved and hopeless at once",
-            where=where,
             got=config.pool.hopeless_rate,
             wanted=f"< {config.pool.solved_rate:g}, which is pool.solved_rate",
         )
     bound = config.run.success_reward
     for name, task in config.tasks.items():
-        _check_judge(name, task, where)
+        _check_judge(name, task)
         if task.failed_reward >= bound:
             raise ConfigError(
                 f"tasks.{name}.failed_reward: an answer on which the verifier fails would be a success",
-                where=where,
                 got=task.failed_reward,
                 wanted=f"less than run.success_reward = {bound:g}",
             )
         if task.is_played and task.verifier:
             raise ConfigError(
                 f"tasks.{name}.verifier: the environment gives the reward of an episode",
-                where=where,
                 got=task.verifier,
                 wanted="get_reward of the environment's class",
                 cure=f"leave out tasks.{name}.verifier",
@@ -41,7 +38,6 @@ def check_rewards(config: RunConfig, where: str) -> None:
         if not task.own_verifier and not task.is_played and not 0 < bound <= 1:
             raise ConfigError(
                 f"run.success_reward: the answers of tasks.{name} get 0 or 1",
-                where=where,
                 got=bound,
                 wanted="above 0, and at most 1",
                 cure=f"give tasks.{name} a verifier of your own, or leave run.success_reward at 1",
@@ -49,31 +45,28 @@ def check_rewards(config: RunConfig, where: str) -> None:
         if not task.own_verifier and task.reward_weights:
             raise ConfigError(
                 f"tasks.{name}.reward_weights: the data set's own scorer names no rewards",
-                where=where,
                 got=", ".join(task.reward_weights),
                 wanted=f"tasks.{name}.verifier, which returns them by name",
             )
 
 
-def _check_judge(name: str, task: TaskTable, where: str) -> None:
+def _check_judge(name: str, task: TaskTable) -> None:
     table, key = task.judge, f"tasks.{name}.judge"
     if table is None:
         if task.verifier == JUDGE:
-            raise ConfigError(f"{key}: missing", where=where, wanted="a table with url and model")
+            raise ConfigError(f"{key}: missing", wanted="a table with url and model")
         return
     if task.verifier != JUDGE or task.evaluator:
         other = "evaluator" if task.evaluator else "verifier"
         cure = f"leave out one of {key} and tasks.{name}.{other}"
-        raise ConfigError(f"tasks.{name}.{other}: there is a judge", where=where, got=getattr(task, other), cure=cure)
+        raise ConfigError(f"tasks.{name}.{other}: there is a judge", got=getattr(task, other), cure=cure)
     if "{answer}" not in table.template:
-        raise ConfigError(f"{key}.template: the judge would not see the answer", where=where, wanted="{answer} in it")
+        raise ConfigError(f"{key}.template: the judge would not see the answer", wanted="{answer} in it")
     if table.least >= table.most:
-        raise ConfigError(f"{key}.least: no score is left", where=where, got=table.least, wanted=f"< {table.most:g}")
+        raise ConfigError(f"{key}.least: no score is left", got=table.least, wanted=f"< {table.most:g}")
     try:
         num_groups = re.compile(table.score).groups
     except re.error as error:
-        raise ConfigError(
-            f"{key}.score: {error}", where=where, got=table.score, wanted="a regular expression"
-        ) from None
+        raise ConfigError(f"{key}.score: {error}", got=table.score, wanted="a regular expression") from None
     if num_groups != 1:
-        raise ConfigError(f"{key}.score: {num_groups} groups", where=where, got=table.score, wanted="one, the score")
+        raise ConfigError(f"{key}.score: {num_groups} groups", got=table.score, wanted="one, the score")

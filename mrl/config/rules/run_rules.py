@@ -7,32 +7,36 @@ from mrl.config.rules.reward_rules import check_rewards
 from mrl.config.rules.unit_rules import check_units, may_sleep
 from mrl.config.schema import TRACKER_NAMES, RunConfig
 from mrl.config.task_tables import SOURCE_NAMES
-from mrl.errors import ConfigError
+from mrl.errors import ConfigError, in_place
 from mrl.plugins import SOURCE, TRACKER, VERIFIER, find_plugin
 
 
 def check_rules(config: RunConfig, *, where: str) -> None:
-    """Raises ConfigError for the first pair of keys that contradict each other."""
-    _check_names(config, where)
-    _check_trackers(config, where)
-    check_agent_tables(config, where)
-    _check_serving(config, where)
+    """Raises ConfigError, at `where`, for the first pair of keys that contradict each other."""
+    with in_place(where):
+        _check_tables(config)
+
+
+def _check_tables(config: RunConfig) -> None:
+    _check_names(config)
+    _check_trackers(config)
+    check_agent_tables(config)
+    _check_serving(config)
     for name, policy in config.policies.items():
-        check_policy(name, policy, where)
-    _check_learning(config, where)
+        check_policy(name, policy)
+    _check_learning(config)
     if config.allocation.units or config.allocation.unit_types:
-        check_units(config, where=where)
+        check_units(config)
     else:
-        _check_slots(config, where)
-    _check_sleepers(config, where)
-    _check_ttl(config, where)
-    _check_exchange(config, where)
-    check_rewards(config, where)
-    check_evaluation(config, where)
+        _check_slots(config)
+    _check_sleepers(config)
+    _check_ttl(config)
+    _check_exchange(config)
+    check_rewards(config)
+    check_evaluation(config)
     if not isinstance(config.sharing.get("regime"), str):
         raise ConfigError(
             "sharing.regime: missing" if "regime" not in config.sharing else "sharing.regime: not valid",
-            where=where,
             got=config.sharing.get("regime", ""),
             wanted="the name of a sharing regime in quotes",
             cure='for example regime = "independent"',
@@ -40,73 +44,67 @@ def check_rules(config: RunConfig, *, where: str) -> None:
     if 0 < config.pool.train_prompts < len(config.tasks):
         raise ConfigError(
             "pool.train_prompts: fewer prompts than tasks",
-            where=where,
             got=config.pool.train_prompts,
             wanted=f">= {len(config.tasks)}",
         )
 
 
-def _check_trackers(config: RunConfig, where: str) -> None:
+def _check_trackers(config: RunConfig) -> None:
     for place, tracker in enumerate(config.trackers):
         if tracker.kind not in TRACKER_NAMES:
-            find_plugin(TRACKER, tracker.kind, TRACKER_NAMES, where=f"{where}: trackers.{place}.kind")
+            find_plugin(TRACKER, tracker.kind, TRACKER_NAMES, where=f"trackers.{place}.kind")
         if tracker.samples and not config.run.rollouts_mib:
             raise ConfigError(
                 f"trackers.{place}.samples: they come from the answers that the run keeps, and it keeps none",
-                where=where,
                 got=tracker.samples,
                 cure=f"--run.rollouts_mib 64, or leave trackers.{place}.samples out",
             )
 
 
-def _check_serving(config: RunConfig, where: str) -> None:
+def _check_serving(config: RunConfig) -> None:
     """What is sampled together decides every bit, and nobody knows when requests come from outside."""
     if config.gateway.serve and config.run.sync:
         raise ConfigError(
             "gateway.serve: a synchronous run samples its own batches alone",
-            where=where,
             got="run.sync = true",
             cure="--run.sync false, or --gateway.serve false and `mrl export` of its checkpoint",
         )
     if config.gateway.kept_versions and not config.gateway.serve:
         raise ConfigError(
             "gateway.kept_versions: nothing is served outside of episodes",
-            where=where,
             got=f"{config.gateway.kept_versions}, with gateway.serve = false",
             cure="--gateway.serve true",
         )
 
 
-def _check_names(config: RunConfig, where: str) -> None:
+def _check_names(config: RunConfig) -> None:
     """Names of sources and verifiers, held to metadata alone as those of trackers; nothing is imported."""
     for task, table in config.tasks.items():
         if table.source not in SOURCE_NAMES:
-            find_plugin(SOURCE, table.source, SOURCE_NAMES, where=f"{where}: tasks.{task}.source")
+            find_plugin(SOURCE, table.source, SOURCE_NAMES, where=f"tasks.{task}.source")
         if table.own_verifier:
-            find_plugin(VERIFIER, table.own_verifier, (), where=f"{where}: tasks.{task}.verifier")
+            find_plugin(VERIFIER, table.own_verifier, (), where=f"tasks.{task}.verifier")
 
 
-def _check_exchange(config: RunConfig, where: str) -> None:
+def _check_exchange(config: RunConfig) -> None:
     table = config.exchange
     for key in ("port", "metrics_port"):
         host = key.replace("port", "host")
         if getattr(table, key) and not getattr(table, host):
             raise ConfigError(
                 f"exchange.{key}: a port without an address",
-                where=where,
                 got=getattr(table, key),
                 cure=f"--exchange.{host} 127.0.0.1, or leave exchange.{key} out",
             )
     if table.metrics_host and table.port and table.port == table.metrics_port:
         raise ConfigError(
             "exchange.metrics_port: the port of the exchange itself",
-            where=where,
             got=table.metrics_port,
             wanted=f"another than {table.port}, or 0 for a free one",
         )
 
 
-def _check_sleepers(config: RunConfig, where: str) -> None:
+def _check_sleepers(config: RunConfig) -> None:
     """Some engine can sleep where engines are to, and none of those needs weights that its sleep gives away.
 
     vLLM gives all weights of a GPU back when it goes to sleep; with adapters, only adapters come after its waking.
@@ -114,7 +112,6 @@ def _check_sleepers(config: RunConfig, where: str) -> None:
     if config.allocation.residency == "sleep" and not any(may_sleep(config, name) for name in config.policies):
         raise ConfigError(
             'allocation.residency = "sleep": no engine of this run can sleep',
-            where=where,
             got="no policy that learns with device = 'cuda' and leased units",
             wanted='"stop" for engines on cores, and for runs without allocation.units',
         )
@@ -122,22 +119,20 @@ def _check_sleepers(config: RunConfig, where: str) -> None:
         if policy.rollout.engine == "vllm" and policy.rollout.weights == "adapters" and may_sleep(config, name):
             raise ConfigError(
                 f"policies.{name}.rollout.weights: asleep this engine keeps no weights for adapters to lie on",
-                where=where,
                 got="adapters for vllm on cuda, which sleeps",
                 wanted='allocation.residency = "stop", or weights = "files"',
             )
 
 
-def _check_learning(config: RunConfig, where: str) -> None:
+def _check_learning(config: RunConfig) -> None:
     """Somebody learns; and policies that step together save the same steps, or they could not go on together."""
     if not config.learning:
-        raise ConfigError("policies: all are frozen", where=where, wanted="one that learns")
+        raise ConfigError("policies: all are frozen", wanted="one that learns")
     for name in config.learning:
         warmup_steps = config.policies[name].learner.warmup_steps
         if warmup_steps >= config.run.steps:
             raise ConfigError(
                 f"policies.{name}.learner.warmup_steps: the run ends before its learning rate is reached",
-                where=where,
                 got=warmup_steps,
                 wanted=f"< run.steps = {config.run.steps}",
             )
@@ -146,18 +141,16 @@ def _check_learning(config: RunConfig, where: str) -> None:
         name = list(every)[-1]
         raise ConfigError(
             f"policies.{name}.learner.checkpoint_every: policies of a synchronous run save the same steps",
-            where=where,
             got=every[name],
             wanted=f"{every[config.learning[0]]} as for {config.learning[0]}",
         )
 
 
-def _check_slots(config: RunConfig, where: str) -> None:
+def _check_slots(config: RunConfig) -> None:
     allocation, num_policies = config.allocation, len(config.learning)
     if allocation.floor_slots * num_policies > allocation.slots:
         raise ConfigError(
             f"allocation.floor_slots: the floors of {num_policies} policies exceed all slots",
-            where=where,
             got=f"{num_policies} * {allocation.floor_slots} > {allocation.slots}",
             wanted=f"floor_slots <= {allocation.slots // num_policies} or slots >= "
             f"{allocation.floor_slots * num_policies}",
@@ -169,26 +162,23 @@ def _check_slots(config: RunConfig, where: str) -> None:
         if allocation.floor_slots < least:  # a worker starts a group only when its lease holds all of it
             raise ConfigError(
                 "allocation.floor_slots: a worker could not hold one whole group, and would never start one",
-                where=where,
                 got=allocation.floor_slots,
                 wanted=f">= {least} = group_size * workers of policies.{name}",
                 cure=f"--allocation.floor_slots {least}, or a smaller group_size",
             )
 
 
-def _check_ttl(config: RunConfig, where: str) -> None:
+def _check_ttl(config: RunConfig) -> None:
     allocation = config.allocation
     if strangers := sorted(set(allocation.weights) - set(config.learning)):
         raise ConfigError(
             "allocation.weights: not a policy that learns",
-            where=where,
             got=", ".join(strangers),
             wanted=f"some of {', '.join(config.learning)}",
         )
     if allocation.ttl_s <= allocation.period_s:
         raise ConfigError(
             "allocation.ttl_s: a lease would expire before it can be renewed",
-            where=where,
             got=allocation.ttl_s,
             wanted=f"> period_s = {allocation.period_s}",
         )

@@ -10,30 +10,29 @@ KINDS = {"cpu": "cpu", "cuda": "gpu"}
 """Device of a policy -> kind of unit that its engine fits."""
 
 
-def check_units(config: RunConfig, *, where: str) -> None:
+def check_units(config: RunConfig) -> None:
     """Raises ConfigError for units that contradict each other or the policies."""
     table = config.allocation
-    units = parse_units(table.units, where=where)
-    named_types(table.unit_types, units, where=where)
+    units = parse_units(table.units)
+    named_types(table.unit_types, units)
     for name in config.learning:
-        _check_types(config, name, where)
+        _check_types(config, name)
     if config.run.sync:
         raise ConfigError(
             "allocation.units: a synchronous run keeps its workers where they are",
-            where=where,
             got=table.units,
             wanted="no units, or run.sync = false",
         )
     for name in config.learning:
-        _check_policy(config, name, units, where)
-    _check_turns(config, where)
+        _check_policy(config, name, units)
+    _check_turns(config)
 
 
 def fitting_units(config: RunConfig, policy: str) -> frozenset[str]:
     """Units on which an engine of a policy fits: those of its device's kind, and of its types where it names some."""
     table, own = config.allocation, config.policies[policy]
-    units = parse_units(table.units, where="")
-    types = named_types(table.unit_types, units, where="")
+    units = parse_units(table.units)
+    types = named_types(table.unit_types, units)
     wanted = own.rollout.unit_types
     return frozenset(
         unit.name for unit in units if unit.kind == KINDS[own.device] and (not wanted or types.get(unit.name) in wanted)
@@ -55,7 +54,7 @@ def may_sleep(config: RunConfig, policy: str) -> bool:
     return is_leased and table.residency == "sleep" and config.policies[policy].device == "cuda"
 
 
-def _check_turns(config: RunConfig, where: str) -> None:
+def _check_turns(config: RunConfig) -> None:
     """Who does not take turns would have a unit beside those who do."""
     for name, policy in config.policies.items():
         others = [one for one, other in config.policies.items() if other.turns and other.device == policy.device]
@@ -64,7 +63,6 @@ def _check_turns(config: RunConfig, where: str) -> None:
         if config.allocation.residency == "sleep" and policy.device == "cuda":
             raise ConfigError(
                 f'allocation.residency = "sleep": not with policies.{others[0]}.turns',
-                where=where,
                 got="sleep",
                 wanted='"stop": engines leave the device in any case when it is another\'s turn',
             )
@@ -72,34 +70,31 @@ def _check_turns(config: RunConfig, where: str) -> None:
             embedded = f' with policies.{name}.rollout.engine = "embedded"' * policy.frozen
             raise ConfigError(
                 f"policies.{name}.turns: others have units of its device in turns",
-                where=where,
                 got="turns = false",
                 wanted=f"true, as policies.{others[0]}.turns",
                 cure=f"policies.{name}.turns = true{embedded}, or no turns where units of allocation.units are leased",
             )
 
 
-def _check_types(config: RunConfig, name: str, where: str) -> None:
+def _check_types(config: RunConfig, name: str) -> None:
     known = config.allocation.unit_types
     for unit_type in config.policies[name].rollout.unit_types:
         if unit_type not in known:
             near = nearest(unit_type, known)
             raise ConfigError(
                 f"policies.{name}.rollout.unit_types: no such type of unit",
-                where=where,
                 got=unit_type,
                 wanted=f"one of {', '.join(known)}" if known else "a name in allocation.unit_types, which has none",
                 cure=f"did you mean {near!r}?" if near else "",
             )
 
 
-def _check_policy(config: RunConfig, name: str, units: tuple[Unit, ...], where: str) -> None:
+def _check_policy(config: RunConfig, name: str, units: tuple[Unit, ...]) -> None:
     policy, table = config.policies[name], config.allocation
     if not fitting_units(config, name):
         types = policy.rollout.unit_types
         raise ConfigError(
             f"allocation.units: none on which an engine of {name} fits",
-            where=where,
             got=table.units,
             wanted=f"a {KINDS[policy.device]} unit, for policies.{name}.device = {policy.device!r}"
             + f", of type {' or '.join(types)}" * bool(types),
@@ -107,29 +102,26 @@ def _check_policy(config: RunConfig, name: str, units: tuple[Unit, ...], where: 
     if policy.rollout.server.url:
         raise ConfigError(
             f"policies.{name}.rollout.server.url: a server that somebody else started is on no unit",
-            where=where,
             got=policy.rollout.server.url,
             wanted="no url: the worker on a unit starts its server there",
             cure="or no allocation.units",
         )
-    _check_gpus(config, name, units, where)
+    _check_gpus(config, name, units)
     slots = table.slots // len(units)
     if slots < policy.rollout.group_size:
         raise ConfigError(
             f"allocation.slots: an engine of {name} could not hold one whole group",
-            where=where,
             got=f"{table.slots} slots / {len(units)} units = {slots}",
             wanted=f"slots >= {policy.rollout.group_size * len(units)}, group_size * units",
         )
 
 
-def _check_gpus(config: RunConfig, name: str, units: tuple[Unit, ...], where: str) -> None:
+def _check_gpus(config: RunConfig, name: str, units: tuple[Unit, ...]) -> None:
     """A server takes all GPUs of its unit, and the embedded engine one."""
     rollout, fitting = config.policies[name].rollout, fitting_units(config, name)
     if rollout.gpus > 1:
         raise ConfigError(
             f"policies.{name}.rollout.gpus: on leased units the unit says how many",
-            where=where,
             got=rollout.gpus,
             cure=f"leave it out, and name units of {rollout.gpus} GPUs, such as gpu:"
             + ",".join(map(str, range(rollout.gpus))),
@@ -138,7 +130,6 @@ def _check_gpus(config: RunConfig, name: str, units: tuple[Unit, ...], where: st
     if wide and rollout.engine == "embedded":
         raise ConfigError(
             f"allocation.units: the embedded engine of {name} uses one GPU of a unit",
-            where=where,
             got=wide[0].name,
             wanted="units of one GPU",
             cure=f"units of one GPU each, or policies.{name}.rollout.unit_types without this unit's type",

@@ -50,7 +50,7 @@ def server_gpus(config: RunConfig, name: str) -> int:
     if name not in config.learning or not config.allocation.units:
         return worker_gpus(policy)
     fitting = fitting_units(config, name)
-    units = parse_units(config.allocation.units, where="")
+    units = parse_units(config.allocation.units)
     return max(len(unit.devices) for unit in units if unit.name in fitting)
 
 
@@ -274,5 +274,5 @@ def most_gpus(config: RunConfig) -> int:
 
 def _leased_gpus(config: RunConfig) -> list[int]:
     """GPUs of this host that are units, by their place among those that it shows."""
-    units = parse_units(config.allocation.units, where="")
+    units = parse_units(config.allocation.units)
     return [device for unit in units if unit.kind == "gpu" and not unit.host for device in unit.devices]

@@ -171,7 +171,7 @@ def _leased(
     config: RunConfig, run_folder: Path, gpus: Sequence[str], python: str, *, first: str, here: str
 ) -> Iterator[ProcessSpec]:
     """GPUs of another host are named there."""
-    for unit in parse_units(config.allocation.units, where=""):
+    for unit in parse_units(config.allocation.units):
         host = unit.host or first
         shown = gpus if host == here else ()
         for name in config.learning:

@@ -191,7 +191,7 @@ def lead_s(config: RunConfig) -> int:
 
 def _check_units(config: RunConfig, request: SlurmRequest, where: str) -> None:
     """Raises ConfigError for a unit of a host that SLURM has yet to choose: nobody can name it now."""
-    named = [unit.name for unit in parse_units(config.allocation.units, where=where) if unit.host]
+    named = [unit.name for unit in parse_units(config.allocation.units) if unit.host]
     if named and request.shape != "separate":
         raise ConfigError(
             "allocation.units: SLURM names the hosts of a job only when it starts",

@@ -39,7 +39,7 @@ def turn_environment(config: RunConfig, spec: Placed) -> dict[str, str]:
         return {}
     if config.policies[spec.policy].device == "cuda":
         return {TURN_DEVICES: spec.env.get("CUDA_VISIBLE_DEVICES", "")}
-    units = [unit for unit in parse_units(config.allocation.units, where="") if unit.kind == "cpu"]
+    units = [unit for unit in parse_units(config.allocation.units) if unit.kind == "cpu"]
     cores = [core for unit in units if spec.env.get(UNIT, unit.name) == unit.name for core in unit.devices]
     return {TURN_DEVICES: ",".join(f"core {core}" for core in cores) or "cpu"}
 

@@ -18,7 +18,7 @@ UNIT_LINE = "MRL_UNIT_LINE"
 
 def units_of(config: RunConfig, host: str, *, is_first: bool) -> tuple[Unit, ...]:
     """The units of one host; units without a host's name are on the first host."""
-    units = parse_units(config.allocation.units, where="")
+    units = parse_units(config.allocation.units)
     return tuple(unit for unit in units if unit.host == host or (is_first and not unit.host))
 
 
@@ -56,11 +56,11 @@ def not_leased(config: RunConfig, gpus: Sequence[str], host: str, *, is_first: b
 
 def unit_hosts(config: RunConfig, hosts: Sequence[str]) -> frozenset[str]:
     """Other hosts with units. Raises ConfigError for a unit of a host that the run does not have."""
-    for unit in parse_units(config.allocation.units, where=""):
+    for unit in parse_units(config.allocation.units):
         if unit.host and unit.host not in hosts:
             raise ConfigError(
                 "allocation.units: a unit of a host that the run does not have",
                 got=unit.name,
                 wanted=f"one of {', '.join(hosts)}" if hosts else "no host's name: the run is on one host",
             )
-    return frozenset(unit.host for unit in parse_units(config.allocation.units, where="") if unit.host)
+    return frozenset(unit.host for unit in parse_units(config.allocation.units) if unit.host)

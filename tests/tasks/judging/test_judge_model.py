@@ -348,19 +348,19 @@ def config(**table: Any) -> RunConfig:
 )
 def test_a_judge_that_could_not_judge_is_refused(table: dict[str, Any], told: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        check_rewards(config(**table), "c.toml")
+        check_rewards(config(**table))
     assert told in str(caught.value)
 
 
 def test_a_judge_is_the_verifier_of_its_task() -> None:
     """Also in a configuration that was written and is read again; without a table it judges nothing."""
     found = config()
-    check_rewards(found, "c.toml")
+    check_rewards(found)
     assert found.tasks["t"].verifier == JUDGE
     assert validate(found.model_dump(), where="c.toml").tasks == found.tasks
     alone = found.tasks["t"].model_copy(update={"judge": None})
     with pytest.raises(ConfigError, match=r"tasks\.t\.judge: missing"):
-        check_rewards(found.model_copy(update={"tasks": {"t": alone}}), "c.toml")
+        check_rewards(found.model_copy(update={"tasks": {"t": alone}}))
 
 
 def test_the_example_of_the_page_is_a_judge() -> None:
@@ -368,7 +368,7 @@ def test_the_example_of_the_page_is_a_judge() -> None:
     (toml,) = re.findall(r"```toml\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
     tables = {"run": {"name": "r", "steps": 3}, "policies": {"a": {"model": "m"}}, **tomllib.loads(toml)}
     found = validate(tables, where="page")
-    check_rewards(found, "page")
+    check_rewards(found)
     assert found.tasks["essays"].verifier == JUDGE
     judge = found.tasks["essays"].judge
     assert judge is not None
