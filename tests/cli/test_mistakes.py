@@ -573,8 +573,8 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def files_in(folder: Path) -> set[Path]:
-    """All below it, with folders."""
-    return set(folder.rglob("*"))
+    """All below it, with folders, but what Python compiles."""
+    return {path for path in folder.rglob("*") if "__pycache__" not in path.parts}
 
 
 @pytest.mark.parametrize(
