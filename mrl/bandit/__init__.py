@@ -17,10 +17,10 @@ GRPO shares nothing; PRP shares answers, XGRPO shares rewards, SGT shares verifi
 - `overlap`      rescue probability, chi^2, effective sample size, growth with the length of a sequence
 - `sampled`      Monte Carlo twins
 - `methods`      the list that table and pictures share
-- `sweeps`       families of bandits: p, q, chi^2, residual and group size vary
+- `sweeps`       families of bandits: the learner's success varies, or the residual
 - `toy`, `credit` two softmax policies trained on many contexts
 - `stability_support_plots`, `curves`, `labels`, `method_looks`   pictures (matplotlib: extra `plots`)
-- `study_page`, `study_text`, `study`   one page, and the folder that everything goes to
+- `study`        all of it: what the command prints and saves
 
 Shapes: K arms, G own rows of a group, N draws of an estimator. Numpy only, no torch.
 """

@@ -1,15 +1,15 @@
 """Pictures of the stability-support plane: variance to the right, support upwards, good is up and to the left."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from mrl.bandit.labels import HALO, in_axes, label_points
+from mrl.bandit.labels import HALO
 from mrl.bandit.method_looks import LOOKS
 from mrl.bandit.methods import Row
-from mrl.bandit.sweeps import ResidualSweep, Sweep
+from mrl.bandit.sweeps import ResidualSweep
 from mrl.plots import GHOST, INK, SOFT, sheet
 
 SUPPORT = "support S\n(rise of log p per unit step, nats)"
@@ -58,45 +58,6 @@ def guides(axes: Axes, levels: Sequence[float]) -> None:
         if bottom < level * np.sqrt(x) < top:
             axes.annotate(f"S/√V = {level:g}", (x, level * np.sqrt(x)), (-2, -11), textcoords="offset points",
                           ha="right", fontsize=8, color=SOFT)  # fmt: skip
-
-
-def path_picture(sweep: Sweep, title: str, marked: Sequence[int], name_of: Callable[[float], str]) -> Figure:
-    """One panel per method; its path in colour, the paths of the others in grey; `marked` points carry their value."""
-    figure = sheet(10.4, 6.6, left=0.85, top=0.75)
-    panels = figure.subplots(2, 3, sharex=True, sharey=True, gridspec_kw={"wspace": 0.08, "hspace": 0.17})
-    for axes, name in zip(panels.flat, sweep.paths, strict=True):
-        set_plane(axes, *_limits(sweep))
-        axes.minorticks_off()
-        axes.set_title(name, color=LOOKS[name].colour)
-        for other, path in sweep.paths.items():
-            if other != name:
-                axes.plot(path.variance_P, path.support_P, color=GHOST, lw=1.1, zorder=2)
-        _own_path(axes, sweep, name, marked, name_of)
-    figure.suptitle(title, x=0.01, ha="left", y=0.985, va="top", fontweight="bold", fontsize=12.5)
-    figure.supxlabel(VARIANCE, y=0.015, fontsize=10.5)
-    figure.supylabel(SUPPORT.replace("\n", " "), x=0.01, fontsize=10.5)
-    return figure
-
-
-def _limits(sweep: Sweep) -> tuple[tuple[float, float], tuple[float, float]]:
-    """Room for every path: a seventh of the range in front and behind."""
-    ranges = []
-    for part in (1, 0):
-        logs = np.log([path[part] for path in sweep.paths.values()])
-        room = (logs.max() - logs.min()) / 7
-        ranges.append((float(np.exp(logs.min() - room)), float(np.exp(logs.max() + room))))
-    return ranges[0], ranges[1]
-
-
-def _own_path(axes: Axes, sweep: Sweep, name: str, marked: Sequence[int], name_of: Callable[[float], str]) -> None:
-    path, colour = sweep.paths[name], LOOKS[name].colour
-    axes.plot(path.variance_P, path.support_P, color=colour, lw=2.2, zorder=3)
-    axes.plot(path.variance_P[marked], path.support_P[marked], "o", color=colour, mec="white", ms=6.5, zorder=4)
-    line_P2 = in_axes(axes, path.variance_P, path.support_P)
-    if np.ptp(line_P2, axis=0).max() < 0.01:
-        label_points(axes, line_P2[:1], ["does not move"], line_P2[:1])
-        return
-    label_points(axes, line_P2[marked], [name_of(float(sweep.values_P[index])) for index in marked], line_P2)
 
 
 def residual_picture(residual: ResidualSweep, exact: tuple[float, float], gradient_norm: float) -> Figure:

@@ -41,7 +41,7 @@ COMMANDS: dict[str, Command] = {
     "eval": Command("mrl.cli.evaluate", "pass@k of runs and models on held-out prompts; compare two of these"),
     "export": Command("mrl.cli.export", "write a policy of a run as a Hugging Face folder"),
     "align": Command("mrl.cli.align", "compare two tokenizers: a pair card, or one text under both"),
-    "bandit": Command("mrl.cli.bandit", "what sharing gains and costs, on a bandit: table, pictures, one page"),
+    "bandit": Command("mrl.cli.bandit", "what sharing gains and costs, on a bandit: tables and pictures"),
     "schema": Command("mrl.cli.print_schema", "print the JSON schema of configurations, for editors"),
     "compare": Command(
         "mrl.cli.compare", "train CONFIG under several sharing regimes and compare", takes_overrides=True

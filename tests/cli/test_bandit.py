@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from mrl.bandit.study import NUMBERS, PAGE, PICTURES, check_folder
+from mrl.bandit.study import PICTURES
+from mrl.cli.bandit import NUMBERS, _significant, check_folder
 from mrl.cli.main import main
 from mrl.errors import ConfigError
 
@@ -15,22 +16,19 @@ PNG = b"\x89PNG\r\n\x1a\n"
 
 @pytest.mark.thorough
 def test_quick_study_writes_everything(tmp_path: Path, capsys) -> None:
-    """Table, page, numbers, pictures; an old page is replaced, the new one needs no other file, no half file stays."""
+    """Tables, numbers, pictures; files of an earlier study are replaced, and no half file stays."""
     folder = tmp_path / "new" / "bandit"
     folder.mkdir(parents=True)
-    (folder / PAGE).write_text("old")
+    (folder / NUMBERS).write_text("old")
 
     assert main(["bandit", "--quick", "--seed", "3", "--out", str(folder)]) == 0
 
     shown = capsys.readouterr().out
     for words in ("p 0.0144", "q 0.2694", "SGT", "0.0553", "0.00667", "PRP behaviour", "after 120 steps"):
         assert words in shown
-    assert sorted(path.name for path in folder.iterdir()) == sorted((PAGE, NUMBERS, *PICTURES))
-    assert shown.splitlines()[-len(PICTURES) - 2 :][0] == str(folder / PAGE)
+    assert sorted(path.name for path in folder.iterdir()) == sorted((NUMBERS, *PICTURES))
+    assert shown.splitlines()[-len(PICTURES) - 1 :] == [str(folder / name) for name in (NUMBERS, *PICTURES)]
     assert all((folder / name).read_bytes().startswith(PNG) for name in PICTURES)
-    page = (folder / PAGE).read_text()
-    assert page.count("data:image/png;base64,") == len(PICTURES)
-    assert 'src="http' not in page
     numbers = json.loads((folder / NUMBERS).read_text())
     assert numbers["seed"] == 3
     assert f"{numbers['methods']['SGT']['support']:.6g}" == "0.0552983"
@@ -52,13 +50,24 @@ def test_a_folder_of_something_else_is_refused_at_once(tmp_path: Path, capsys) -
 
 def test_own_and_hidden_files_are_no_obstacle(tmp_path: Path) -> None:
     """A folder of an earlier study, an empty one and a new one pass; a file does not."""
-    check_folder(tmp_path / "new")
-    (tmp_path / PICTURES[0]).write_bytes(b"")
-    (tmp_path / ".DS_Store").write_bytes(b"")
-    check_folder(tmp_path)
-    for path in (tmp_path / PICTURES[0], tmp_path / PICTURES[0] / "below"):
+    ours = (NUMBERS, "plane.png")
+    check_folder(tmp_path / "new", ours)
+    for name in (*ours, ".DS_Store"):
+        (tmp_path / name).write_bytes(b"")
+    check_folder(tmp_path, ours)
+    (tmp_path / NUMBERS).chmod(0o700)
+    for path in (tmp_path / NUMBERS, tmp_path / NUMBERS / "below"):
         with pytest.raises(ConfigError, match="cannot be written"):
-            check_folder(path)
+            check_folder(path, ours)
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(0.00759317, "0.00759"), (0.13, "0.130"), (0.0, "0"), (4e-19, "0"), (0.00001234, "1.23e-05"), (123.0, "123")],
+)
+def test_three_significant_digits(value: float, text: str) -> None:
+    """Trailing zeros stay, rounding dust is zero."""
+    assert _significant(value) == text
 
 
 @pytest.mark.parametrize("seed", ["-1", "x"])
