@@ -66,9 +66,10 @@ def test_a_run_that_fits_and_one_of_small_models_stay_as_they_are(tmp_path: Path
 def test_whoever_supervises_a_run_of_small_models_waits_for_no_heavy_library() -> None:
     """It would take its seconds, and its memory, beside the roles that do need it."""
     code = (
-        "import sys; from mrl.config.load import load_config; from mrl.memory_plan.fitting import by_memory;"
-        "from mrl.memory_plan.run_memory import check_sleepers; from mrl.processes.planning.plan import planned;"
-        "import mrl.processes.supervisor; config = load_config('configs/quickstart.toml'); plan = planned(config);"
+        "import sys, mrl.processes.supervisor; from pathlib import Path; from mrl.config.load import load_config;"
+        "from mrl.memory_plan.fitting import by_memory; from mrl.memory_plan.run_memory import check_sleepers;"
+        "from mrl.processes.planning.plan import planned;"
+        "config = load_config(Path('configs/quickstart.toml')); plan = planned(config);"
         "by_memory(config, plan, 1e6); check_sleepers(config, plan, host_mib=1e6, where='');"
         "sys.exit('torch' in sys.modules)"
     )

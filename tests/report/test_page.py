@@ -112,20 +112,6 @@ def test_units_are_drawn_as_slots_are(make_run: Callable[..., Path]) -> None:
         assert f">{name[:9]} {data.capacity[name][-1][1]:g}<" in drawing
 
 
-def test_what_moves_of_capacity_brought_is_told(make_run: Callable[..., Path]) -> None:
-    """The mean of those whose effect was measured; a run without them says nothing of it."""
-    folder = make_run(steps=20)
-    assert "whose effect was measured" not in write_report(folder).read_text()
-    writer = MetricsWriter(RunFolder(folder).metrics_jsonl)
-    for predicted, measured in ((0.05, 0.02), (0.03, -0.01)):
-        values = {"allocation/predicted_gain": predicted, "allocation/measured_gain": measured}
-        writer.write(MetricsRecord(role="allocator", policy="", step=1, time_unix_s=2e9, values=values))
-    writer.close()
-    html = write_report(folder).read_text()
-    assert "measured: 2." in html
-    assert "by +0.040 each, and changed by +0.005." in html
-
-
 def test_the_page_tells_whether_learning_is_sound_and_what_was_configured(make_run: Callable[..., Path]) -> None:
     """Loss and its like where they were measured; a key stands in the table when its value is not the default."""
     run = make_run(steps=20)

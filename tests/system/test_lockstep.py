@@ -92,7 +92,7 @@ def test_a_policy_that_is_only_slow_ends_no_run(make_run):
         computes_for(worker, 0.03, at_most_s=5.0)
 
     assert run.finish() == 0, run.tail()
-    assert waited_for_peers_s(run, "qwen") > bound_s + 2.0
+    assert waited_for_peers_s(run, "qwen") >= bound_s + 2.0
     assert max(record["values"]["time/wait_for_peers_s"] for record in run.metrics("learner/qwen")) > bound_s + 2.0
     assert {run.result(policy, step)["missing"] for policy in POLICIES for step in (0, 2)} == {0}
 
