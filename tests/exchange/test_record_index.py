@@ -50,20 +50,26 @@ def hold(index, number, record):
     return index.add(Entry(number, tags_of(body), body))
 
 
+def filled(bodies):
+    """An index with these records, and the bytes that this took: those of all threads, so that another one's may be in
+    them."""
+    index = index_of()
+    tracemalloc.start()
+    try:
+        for place, body in enumerate(bodies):
+            index.add(Entry(place, tags_of(body), bytes(bytearray(body))))
+        return index, tracemalloc.get_traced_memory()[0]
+    finally:
+        tracemalloc.stop()
+
+
 @pytest.mark.parametrize("size", [1, 8, 256])
 @pytest.mark.parametrize("kind", KINDS)
 def test_used_bytes_bounds_the_memory_really_used(make, kind, size):
     """In the worst case, where every record has a prompt and a version of its own, and answers are short."""
     number = max(20, 1500 // size)
     bodies = [encode(make(kind, f"ticket-{n:06}", "qwen", f"spell_backward:{n:06}", n, size)) for n in range(number)]
-    index = index_of()
-    tracemalloc.start()
-    try:
-        for place, body in enumerate(bodies):
-            index.add(Entry(place, tags_of(body), bytes(bytearray(body))))
-        used, _ = tracemalloc.get_traced_memory()
-    finally:
-        tracemalloc.stop()
+    index, used = min((filled(bodies) for _ in range(3)), key=lambda one: one[1])
     assert 0.5 * index.used_bytes < used < index.used_bytes
 
 
