@@ -88,3 +88,14 @@ def test_several_gpus_are_for_servers_that_the_run_starts(device, rollout, words
 def test_a_server_on_gpus_takes_several(engine):
     """As many as the engine can share the model out over is for its model to say."""
     assert config_with_policy("cuda", {"engine": engine, "gpus": 8}).policies["qwen"].rollout.gpus == 8
+
+
+def test_every_mistake_is_told_behind_the_file_that_it_is_in():
+    """Also one that says its own place."""
+    config = config_with()
+    unable = config.exchange.model_copy(update={"port": 9000})
+    with pytest.raises(ConfigError, match=r"^c\.toml: exchange\.port: "):
+        check_rules(config.model_copy(update={"exchange": unable}), where="c.toml")
+    unknown = {"reverse": config.tasks["reverse"].model_copy(update={"source": "nosuch"})}
+    with pytest.raises(ConfigError, match=r"^c\.toml: tasks\.reverse\.source: no such task source"):
+        check_rules(config.model_copy(update={"tasks": unknown}), where="c.toml")
