@@ -9,6 +9,9 @@ this row comes from what peers know; the rest is imitation of verified answers, 
 
 MIXED_GROUPS is `xgrpo` in which peers' rewards move the groups that had a success of their own and no others, and
 FAILED_GROUPS moves those that failed as a whole and no others.
+
+OWN_MEANS is `hacpo` whose own answers are weighed against their own mean, as in GRPO, beside peers' rows as ever;
+OWN_ROWS is `hacpo` with the joint baseline that trains no row of a peer.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,7 +24,9 @@ from pydantic import Field
 from mrl.records.codec import unpack_array
 from mrl.records.rollouts import Answer, ScoredGroup
 from mrl.sharing.advantages import Float32s
-from mrl.sharing.own_examples import prompt_of
+from mrl.sharing.hacpo import CROSS, HacpoParameters, HacpoRegime, Joint
+from mrl.sharing.own_examples import own_advantages, prompt_of
+from mrl.sharing.peer_traces import PeerTrace
 from mrl.sharing.regime import Absorbed, TrainingExample
 from mrl.sharing.regimes import RegimeKind
 from mrl.sharing.sgt import RESCUE, SgtParameters, SgtRegime
@@ -79,6 +84,25 @@ class FailedGroups(MixedGroups):
     moves_failed = True
 
 
+class OwnMeans(HacpoRegime):
+    """HACPO without the joint baseline of own answers; a group that failed as a whole moves none of its own rows."""
+
+    def _advantages(self, group: ScoredGroup, traces: Sequence[PeerTrace]) -> Joint:
+        found = super()._advantages(group, traces)
+        return found._replace(own_G=own_advantages(group, self.context.objective))
+
+
+class OwnRows(HacpoRegime):
+    """HACPO without rows of peers; their rewards are in the baseline."""
+
+    def absorb(self, groups: Sequence[ScoredGroup], *, step: int, rng: np.random.Generator) -> Absorbed:
+        """Own rows, each with the denominator that they have beside peers' rows."""
+        found = super().absorb(groups, step=step, rng=rng)
+        return replace(found, examples=[row for row in found.examples if row.component != CROSS], expansion=1.0)
+
+
 OWN_SUCCESSES = RegimeKind(OwnSuccessesParameters, OwnSuccesses)
 MIXED_GROUPS = RegimeKind(XgrpoParameters, MixedGroups, carries_text=False, learns_of_uniform_groups=True)
 FAILED_GROUPS = RegimeKind(XgrpoParameters, FailedGroups, carries_text=False, learns_of_uniform_groups=True)
+OWN_MEANS = RegimeKind(HacpoParameters, OwnMeans, learns_of_uniform_groups=True)
+OWN_ROWS = RegimeKind(HacpoParameters, OwnRows, learns_of_uniform_groups=True)

@@ -2,9 +2,10 @@
 
 import numpy as np
 import pytest
-from science_controls import FAILED_GROUPS, MIXED_GROUPS, OWN_SUCCESSES
+from science_controls import FAILED_GROUPS, MIXED_GROUPS, OWN_MEANS, OWN_ROWS, OWN_SUCCESSES
 
 from mrl.config.load import load_config
+from mrl.sharing.hacpo import CROSS, HacpoParameters
 from mrl.sharing.regimes import check_sharing
 from mrl.sharing.sgt import SgtParameters
 from mrl.sharing.xgrpo import XgrpoParameters
@@ -61,3 +62,26 @@ def test_peers_move_groups_of_one_kind_alone(build, make, make_context, step_of,
         assert told.get(("control", prompt)) == told.get((like, prompt))
     assert told["xgrpo", "mixed"] != told["grpo", "mixed"]
     assert ("grpo", "failed") not in told
+
+
+def test_each_control_of_hacpo_leaves_out_one_half(build, make, make_context, receiver, peer, step_of):
+    """OWN_MEANS has the advantages of GRPO and the rows of peers, OWN_ROWS the joint baseline and own rows alone."""
+    groups = [make.sampled(receiver, rewards, name) for name, rewards in (("mixed", [0, 1]), ("failed", [0, 0]))]
+    received = [make.rollout(make.sampled(peer, [1, 1], name), peer) for name in ("mixed", "failed")]
+    rows = {}
+    for name, regime in (
+        ("hacpo", build("hacpo")),
+        ("grpo", build("independent")),
+        ("means", OWN_MEANS.build(HacpoParameters(), make_context())),
+        ("rows", OWN_ROWS.build(HacpoParameters(), make_context())),
+    ):
+        found = step_of(regime, groups, received if name != "grpo" else [])
+        told = [(row.prompt_id, row.advantages[0], row.component) for row in found.examples if row.advantages.any()]
+        rows[name] = {True: [], False: []}
+        for prompt, advantage, component in told:
+            rows[name][component == CROSS].append((prompt, advantage))
+    assert rows["rows"][False] == rows["hacpo"][False] != rows["grpo"][False]
+    assert rows["means"][False] == rows["grpo"][False]
+    assert rows["means"][True] == rows["hacpo"][True] != []
+    assert rows["rows"][True] == []
+    assert {prompt for prompt, _ in rows["hacpo"][False]} == {"mixed", "failed"}
