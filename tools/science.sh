@@ -4,8 +4,9 @@
 # on after anything; every run stays in runs/science/SETTING, and the tables are gathered in runs/science/summary.md.
 #   bash tools/science.sh                     all settings: about four hours on 2 quiet cores
 #   bash tools/science.sh --quick [SETTING...]  a miniature that shows that everything runs, in runs/science-quick
-#   bash tools/science.sh SETTING...          staged, overlapping, unequal, families, or dose-RARE_SHARE
+#   bash tools/science.sh SETTING...          staged, overlapping, unequal, families, dose-RARE_SHARE, or tokens
 # REGIMES (default independent,sgt, and of doses all four; the first is the baseline) and OUT name others and another folder.
+# `tokens` gives `independent` as many trained tokens as regimes that share (tools/science_tokens.py).
 # With doses, doses.md and doses.png say how the gain follows from the chance of a rescue (tools/science_doses.py).
 # A setting that fails does not keep the next ones from their turn; it is named at the end, with exit code 1.
 # See docs/sharing/comparison.md.
@@ -20,6 +21,7 @@ doses=(0.005 0.01 0.02 0.05 0.125)  # with 0.125 each of the eight operations is
 settings=(staged overlapping unequal families)
 if [ -n "$quick" ]; then doses=(0.01 0.125); fi
 for share in "${doses[@]}"; do settings+=("dose-$share"); done
+settings+=(tokens)
 if [ $# -gt 0 ]; then settings=("$@"); fi
 
 words_of() {  # one word a line: configuration, then overrides
@@ -45,11 +47,18 @@ words_of() {  # one word a line: configuration, then overrides
             for name in qwen llama; do
                 budget+=("--policies.$name.make.rare_share" "${1#dose-}" "--policies.$name.learner.lr" 4e-4)
             done ;;
-        *) echo "science: no such setting: $1; wanted staged, overlapping, unequal, families or dose-0.05" >&2; return 2 ;;
+        tokens) budget=() ;;
+        *)
+            echo "science: no such setting: $1; wanted staged, overlapping, unequal, families, dose-0.05 or tokens" >&2
+            return 2 ;;
     esac
     if [ -n "$quick" ]; then
-        if [[ $1 != dose-* ]]; then budget+=(--tune 2 --tune-seeds 1001,); fi
-        budget+=(--seeds 1 --run.steps 2 --evaluation.every 0)
+        if [ "$1" = tokens ]; then
+            budget+=(--seeds 1 --steps 2)
+        else
+            if [[ $1 != dose-* ]]; then budget+=(--tune 2 --tune-seeds 1001,); fi
+            budget+=(--seeds 1 --run.steps 2 --evaluation.every 0)
+        fi
         budget+=(--pool.train_prompts 64 --pool.held_out_prompts 16)
         for name in "${policies[@]}"; do
             budget+=("--policies.$name.make.hidden_size" 32 "--policies.$name.make.num_layers" 1)
@@ -66,14 +75,16 @@ for setting in "${settings[@]}"; do
     regimes=independent,sgt
     if [[ $setting = dose-* ]]; then regimes+=,sgt-reported,science_controls:OWN_SUCCESSES; fi
     echo "== $setting"
-    "$python" -m mrl compare "${words[0]}" --regimes "${REGIMES:-$regimes}" --folder "$out/$setting" "${words[@]:1}" || {
+    command=(-m mrl compare "${words[0]}" --regimes "${REGIMES:-$regimes}" --folder "$out/$setting")
+    if [ "$setting" = tokens ]; then command=(tools/science_tokens.py "$out/tokens"); fi
+    "$python" "${command[@]}" "${words[@]:1}" || {
         code=$?
         if [ $code -eq 130 ]; then exit 130; fi  # interrupted
         echo "science: $setting failed with exit code $code" >&2
         failed+=("$setting")
     }
     mkdir -p "$out"
-    for done in "$out"/*/comparison.md; do
+    for done in "$out"/*/comparison.md "$out"/tokens/tokens.md; do
         if [ -e "$done" ]; then echo "# $(basename "$(dirname "$done")")"; echo; cat "$done"; echo; fi
     done >"$out/.summary.md"
     mv "$out/.summary.md" "$out/summary.md"
