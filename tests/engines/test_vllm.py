@@ -228,7 +228,10 @@ def test_without_the_extension_vllm_reloads_itself_and_tells_no_checksums(server
 
 
 def test_digests_of_several_ranks_are_no_ones(server, ask, tmp_path):
-    """vLLM's own names begin with the rank; each rank has a part of a tensor, of which the folder knows no digest."""
+    """vLLM's own names begin with the rank; each rank has a part of a tensor, of which the folder knows no digest.
+
+    They are not even asked for: a worker hashes between its steps.
+    """
     server.answers["/openapi.json"]["paths"]["/weight_checker"] = {}
     server.answers["/collective_rpc"] = lambda body: (
         web.Response(status=500) if body["method"].startswith("mrl") else {"results": [None]}
@@ -244,11 +247,13 @@ def test_digests_of_several_ranks_are_no_ones(server, ask, tmp_path):
             dialect.command(launched)
             return await dialect.checksums(http)
 
+        server.answers["/get_world_size"] = {"world_size": len(ranks)}
         server.answers["/weight_checker"] = {"checksums": {f"0:0:0:{rank}:a": sha256 for rank in ranks}}
         return ask(call)
 
     assert held(0) == {"a": xxhash.xxh3_128_hexdigest(struct.pack("2f", 1, 1))}
     assert held(0, 1) is None
+    assert "/weight_checker" not in [path for path, _ in server.asked]
 
 
 def test_weights_that_a_worker_refuses_are_refused(server, ask):
