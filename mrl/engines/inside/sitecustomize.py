@@ -20,4 +20,4 @@ def _die_with(parent: int) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-threading.Thread(target=_die_with, args=(os.getppid(),), name="mrl parent watch", daemon=True).start()
+threading.Thread(target=_die_with, args=(os.getppid(),), name="parent-watch", daemon=True).start()
