@@ -80,4 +80,6 @@ def environment(launch: Launch) -> dict[str, str]:
         variables |= {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
     if launch.device == "cpu":
         variables |= {"SGLANG_USE_CPU_ENGINE": "1", "TORCHDYNAMO_DISABLE": "1"}  # compiling takes seconds at each size
+    else:  # it compiles kernels at its first start, by ninja, which lies beside its interpreter
+        variables["PATH"] = os.pathsep.join([str(launch.python.parent), os.environ.get("PATH", os.defpath)])
     return variables

@@ -79,11 +79,13 @@ class VLLM:
         """Name and folder of those that it serves."""
         self._num_loads = 0
         """Of adapters."""
+        self._below: dict[str, str] | None = None
+        """Digests of the weights below adapters; in its life nothing but a load changes these."""
 
     def command(self, launch: Launch) -> list[str]:
         """See Dialect. Raises EngineError for a model that vLLM does not serve on this device."""
         self._launch, self._folder, self._adapters = launch, launch.model_folder, None
-        self._prepared = None
+        self._prepared = self._below = None
         return vllm_launch.command(launch)
 
     def environment(self, launch: Launch) -> dict[str, str]:
@@ -207,7 +209,7 @@ class VLLM:
                 await asyncio.to_thread(check_same_tensors, folder, self._launch.model_folder)
             said = await call_workers(http, "reload_weights", [], weights_path=str(folder))
         check_taken(str(folder), said, taken={} if self._swaps_tensors else None, num_workers=self._num_workers)
-        self._folder, self._adapters = folder, None
+        self._folder, self._adapters, self._below = folder, None, None
         await self._begin_version(http, label)
 
     async def load_adapters(self, http: Http, folder: Path, label: str) -> None:
@@ -247,7 +249,7 @@ class VLLM:
         """See Dialect. Nothing is left to come."""
         said = await call_workers(http, "mrl_serve_arrived", [])
         check_taken(f"broadcast {incoming.meeting.name}", said, taken={}, num_workers=1)
-        self._folder = self._adapters = None
+        self._folder = self._adapters = self._below = None
         await self._begin_version(http, label)
 
     async def resume(self, http: Http) -> None:
@@ -283,13 +285,16 @@ class VLLM:
         """See Dialect. Known for a server that was started here, with one worker.
 
         The extension reads the engine's bytes as they are. Where there is none, and before the first load, vLLM's own
-        hashes are compared with those of the folder's tensors in the engine's number format.
+        hashes are compared with those of the folder's tensors in the engine's number format. Its steps stand still for
+        these, about a second for each GB, so below adapters that is done once.
         """
-        base = await self._weight_checksums(http)
-        if base is None or self._adapters is None or not self._swaps_tensors:
-            return base
+        if self._adapters is None or not self._swaps_tensors:
+            return await self._weight_checksums(http)
+        self._below = self._below or await self._weight_checksums(http)
+        if self._below is None:
+            return None
         held = await call_workers(http, "mrl_adapter_checksums", [str(self._adapters[1])])
-        return base | held[0] if len(held) == 1 else base
+        return self._below | held[0] if len(held) == 1 else self._below
 
     async def _arrival(self, http: Http, method: str = "mrl_arrival") -> list[Any]:
         """What workers say when none of them has to be awaited any more."""
@@ -305,9 +310,9 @@ class VLLM:
                 return held[0]
         if "/weight_checker" not in self._routes or self._launch is None or self._folder is None:
             return None
-        sums = (await http.post_json("/weight_checker", {"action": "checksum"}, within_s=None))["checksums"]
-        if len({name.rpartition(":")[0] for name in sums}) != 1:  # of its tensor-parallel or pipeline rank
+        if self._num_workers * self._num_copies > 1:  # each has parts; to hash them, its steps would stand for seconds
             return None
+        sums = (await http.post_json("/weight_checker", {"action": "checksum"}, within_s=None))["checksums"]
         plain = {name.rpartition(":")[2].replace(BELOW, "."): sha256[:16] for name, sha256 in sums.items()}
         return await asyncio.to_thread(digests_held, self._folder, plain, self._launch.dtype)
 

@@ -76,7 +76,7 @@ def test_the_engines_of_a_configuration_are_looked_at_as_it_has_them(config: Pat
 
 def test_wheels_that_this_machine_cannot_run_are_told_of_the_engines_that_it_would_start(monkeypatch) -> None:
     """Not of one on a CPU, one that is somebody else's, or one from an environment of the user's own."""
-    monkeypatch.setattr(doctor_module, "this_machine", lambda: Machine(570, (2, 36), True))
+    monkeypatch.setattr(doctor_module, "this_machine", lambda: Machine(570, (2, 36), True, True))
     elsewhere = [Subject("vllm", "cpu"), Subject("vllm", "cuda", "/env/bin/python"), Subject("embedded", "cuda")]
 
     assert unfit([*elsewhere, Subject("sglang", "cuda", url="http://h:1")]) == []

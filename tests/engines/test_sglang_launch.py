@@ -54,6 +54,15 @@ def test_a_model_may_name_its_context_in_other_words_or_a_table_of_its_text_part
     assert option(sglang_launch.command(launch), "--context-length") == "128"
 
 
+def test_programs_of_its_environment_come_first_on_a_gpu(launch, monkeypatch):
+    """There it compiles kernels by `ninja`, which nothing but its own environment need have."""
+    monkeypatch.setenv("PATH", "/usr/bin:/bin")
+
+    variables = sglang_launch.environment(dataclasses.replace(launch, device="cuda"))
+
+    assert variables["PATH"] == "/env/bin:/usr/bin:/bin"
+
+
 def test_a_gpu_takes_its_own_kernels(launch):
     """Nothing of the way of a CPU is left."""
     words = sglang_launch.command(dataclasses.replace(launch, device="cuda"))

@@ -228,7 +228,10 @@ def test_without_the_extension_vllm_reloads_itself_and_tells_no_checksums(server
 
 
 def test_digests_of_several_ranks_are_no_ones(server, ask, tmp_path):
-    """vLLM's own names begin with the rank; each rank has a part of a tensor, of which the folder knows no digest."""
+    """vLLM's own names begin with the rank; each rank has a part of a tensor, of which the folder knows no digest.
+
+    They are not even asked for: a worker hashes between its steps.
+    """
     server.answers["/openapi.json"]["paths"]["/weight_checker"] = {}
     server.answers["/collective_rpc"] = lambda body: (
         web.Response(status=500) if body["method"].startswith("mrl") else {"results": [None]}
@@ -244,11 +247,46 @@ def test_digests_of_several_ranks_are_no_ones(server, ask, tmp_path):
             dialect.command(launched)
             return await dialect.checksums(http)
 
+        server.answers["/get_world_size"] = {"world_size": len(ranks)}
         server.answers["/weight_checker"] = {"checksums": {f"0:0:0:{rank}:a": sha256 for rank in ranks}}
         return ask(call)
 
     assert held(0) == {"a": xxhash.xxh3_128_hexdigest(struct.pack("2f", 1, 1))}
     assert held(0, 1) is None
+    assert "/weight_checker" not in [path for path, _ in server.asked]
+
+
+def test_what_lies_below_adapters_is_hashed_once_until_it_is_loaded_anew(server, ask, tmp_path):
+    """A worker's steps stand still for it; the adapters themselves are looked at each time."""
+    for route in ("/weight_checker", "/v1/load_lora_adapter", "/v1/unload_lora_adapter"):
+        server.answers["/openapi.json"]["paths"][route] = {}
+    server.answers["/collective_rpc"] = lambda body: {
+        "results": [{"factor": "f"} if body["method"] == "mrl_adapter_checksums" else {}]
+    }
+    config = {"model_type": "llama", "num_attention_heads": 2, "max_position_embeddings": 64}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    save_file({"a": torch.ones(2)}, tmp_path / "model.safetensors")
+    sha256 = hashlib.sha256(struct.pack("2f", 1, 1)).hexdigest()
+    server.answers["/weight_checker"] = {"checksums": {"0:0:0:0:a": sha256}}
+    launched = Launch(Path("py"), tmp_path, "127.0.0.1", 0, "cuda", "float32", 1, 8, 64, 0)
+
+    async def times_hashed(dialect: VLLM, http: Http, change: Coroutine[Any, Any, None] | None = None) -> int:
+        if change is not None:
+            await change
+        await dialect.load_adapters(http, Path("/adapters"), "0.1")
+        before = [path for path, _ in server.asked].count("/weight_checker")
+        found = [await dialect.checksums(http) for _ in range(2)]
+        assert found == [{"a": xxhash.xxh3_128_hexdigest(struct.pack("2f", 1, 1)), "factor": "f"}] * 2
+        return [path for path, _ in server.asked].count("/weight_checker") - before
+
+    async def call(dialect: VLLM, http: Http) -> list[int]:
+        dialect.command(launched)
+        told = [await times_hashed(dialect, http), await times_hashed(dialect, http)]
+        told.append(await times_hashed(dialect, http, dialect.load(http, tmp_path, "0.2")))
+        dialect.command(launched)
+        return [*told, await times_hashed(dialect, http)]
+
+    assert ask(call) == [1, 0, 1, 1]
 
 
 def test_weights_that_a_worker_refuses_are_refused(server, ask):

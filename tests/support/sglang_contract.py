@@ -363,6 +363,32 @@ SAMPLING = [
     ),
 ]
 
+JIT = "sglang/kernels/jit/utils/compile"
+COMPILING = [
+    *(
+        Contract(
+            "on a GPU every layer has kernels that are compiled where they first run",
+            f"sglang/kernels/ops/{file}.py",
+            Uses(("load_jit",)),
+            f"{LAUNCHING}, environment: else PATH may stay as it is",
+        )
+        for file in ("attention/rope", "activation/activation")
+    ),
+    Contract(
+        "they are compiled by the ninja of PATH",
+        f"{JIT}/ninja.py",
+        Says(("ninja",), "build"),
+        f"{LAUNCHING}, environment",
+    ),
+    *meaning(
+        "and by the nvcc of CUDA_HOME, else CUDA_PATH, else PATH, else /usr/local/cuda",
+        f"{JIT}/toolchain.py",
+        ("cuda_home", "device_compiler_path"),
+        "mrl/engines/wheel_limits.py, _has_nvcc",
+        gpu="77be73ffab81",
+    ),
+]
+
 ENTRY = "mrl/engines/inside/for_sglang/sglang_cpu_experts.py"
 CAPTURED = f"{SRT}/state_capturer/base.py"
 EXPERTS = [
@@ -422,4 +448,4 @@ EXPERTS = [
     ),
 ]
 
-CONTRACTS = [*ROUTES, *FLAGS, *VARIABLES, *REQUESTS, *ANSWERS, *UPDATING, *SAMPLING, *EXPERTS]
+CONTRACTS = [*ROUTES, *FLAGS, *VARIABLES, *REQUESTS, *ANSWERS, *UPDATING, *SAMPLING, *COMPILING, *EXPERTS]

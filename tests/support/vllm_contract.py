@@ -435,6 +435,13 @@ PROCESSES = [
         "mrl/engines/inside/sitecustomize.py",
         gpu="66fdc804eb63",
     ),
+    Contract(
+        "workers of several GPUs are started from threads that end, so that none may die with a thread",
+        "vllm/v1/executor/multiproc_executor.py",
+        Uses(("ThreadPoolExecutor",), "MultiprocExecutor._start_workers_concurrently"),
+        "mrl/engines/inside/sitecustomize.py and tests/engines/test_spawned_processes.py",
+        GPU,
+    ),
 ]
 
 CPU_WORKER = [

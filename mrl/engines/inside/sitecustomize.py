@@ -1,14 +1,23 @@
 """Every Python process of an inference server dies with the process that started it.
 
 A killed server would otherwise leave its engine and worker processes behind for good (vLLM 0.32 does). Python imports
-a module of this name at its start, so the request reaches the processes that the server spawns as well.
+a module of this name at its start, so the watch reaches the processes that the server spawns as well. The kernel's own
+signal at a parent's death is that of the thread which called: vLLM 0.33 starts the workers of several GPUs from threads
+that end at once.
 """
 
-import ctypes
+import os
 import signal
-import sys
+import threading
+import time
 
-_PR_SET_PDEATHSIG = 1
+LOOK_S = 0.5
 
-if sys.platform == "linux":
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+
+def _die_with(parent: int) -> None:
+    while os.getppid() == parent:
+        time.sleep(LOOK_S)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+threading.Thread(target=_die_with, args=(os.getppid(),), name="parent-watch", daemon=True).start()
