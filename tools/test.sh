@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Makes the environment and runs the tests: the fast ones on three processes, since some wait; the thorough ones on two;
-# those that start real processes, and wait for them, on three; then those with real inference servers, one at a time.
+# those that start real processes, and wait for them, on three; then those with real inference servers on two.
 #   bash tools/test.sh [pytest arguments]
 # Without arguments the environments of the servers are made first where they are missing, beside the other tests.
 set -euo pipefail
@@ -32,4 +32,4 @@ if [ -n "$making" ]; then
     wait "$making" || { cat "$engines_log" >&2; exit 1; }
     making=""
 fi
-run -m "engines and not slow and not gpu" "$@"
+run -n 2 --dist loadfile -m "engines and not slow and not gpu" "$@"
