@@ -162,7 +162,7 @@ def peer_traces(
     `needs_trace` an answer without sound log-probs is not usable. Without, texts are imitated, and a cut one is not
     usable. Never raises for what records say.
     """
-    told = [_Told(record, number, answer) for record in records for number, answer in enumerate(_answers_of(record))]
+    told = [_Told(record, answer) for record in records for answer in _answers_of(record)]
     if not told:
         return []
     one_turn = iter(_of_one_turn([one for one in told if not one.turns], context, needs_trace=needs_trace))
@@ -219,7 +219,6 @@ class _Told(NamedTuple):
     """One answer of a record."""
 
     record: RolloutRecord | OutcomeRecord
-    number: int
     answer: SharedAnswer | OutcomeRecord
 
     @property
@@ -234,7 +233,7 @@ class _Told(NamedTuple):
 
     def examined(self, rejected: str, fault: str, batch: AlignedBatch, row: int) -> ExaminedAnswer:
         """What the recorder hears of it."""
-        return ExaminedAnswer(self.record.source, self.record.prompt_id, self.number, rejected, fault, batch, row)
+        return ExaminedAnswer(self.record.source, self.record.prompt_id, rejected, fault, batch, row)
 
 
 def _of_one_turn(told: Sequence[_Told], context: SharingContext, *, needs_trace: bool) -> list[PeerTrace]:

@@ -58,8 +58,6 @@ class ExaminedAnswer:
     source: str
     """The policy that wrote the answer, or scored it."""
     prompt_id: str
-    number: int
-    """Place of the answer in its record."""
     rejected: str = ""
     """Why the answer cannot be used; "" when it can."""
     trace_fault: str = ""
