@@ -106,6 +106,7 @@ if command -v flock >/dev/null; then  # two calls at once: the second waits, the
         exit 0
     fi
 fi
+[ ! -L "$venv" ] || die "$venv is a link to $(readlink "$venv"), an environment of another folder, which would be emptied; remove the link"
 if [ "$(stamped 3)" = "tasks,dev" ]; then extras="tasks,dev"; fi
 if [ "$(stamped 1)" != "$place" ]; then  # scripts in an environment hold its path: another place makes it anew
     say "making $venv with $("$python" --version)"

@@ -73,3 +73,16 @@ def test_a_log_gets_whole_lines_alone(tmp_path: Path) -> None:
     assert rest.splitlines()[-1].startswith("setup: done in")
     assert all(line.startswith("setup: ") for line in rest.splitlines())
     assert "\x1b" not in rest
+
+
+def test_an_environment_of_another_folder_is_not_emptied(tmp_path: Path) -> None:
+    """Which `.venv` may be a link to: the script that would make its own there refuses, and says why."""
+    environment = copy_of(tmp_path)
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "kept").write_text("")
+    (tmp_path / ".venv").symlink_to(other)
+    found = subprocess.run(["bash", "tools/setup.sh"], cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert found.returncode == 2
+    assert f"is a link to {other}" in found.stderr
+    assert (other / "kept").exists()
