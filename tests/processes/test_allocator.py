@@ -36,7 +36,7 @@ def test_every_decision_becomes_metrics_of_its_policy() -> None:
     records: list[TelemetryRecord] = []
     telemetry = Telemetry("allocator", "", records.append)
     core = SlotCore(["qwen"], SlotSettings(64, 8, 10.0), 0.0)
-    report(telemetry, [SlotShare("qwen", 64, 60, 70.0, 0.9, 7, 2, 1, 12)], core.record, core.bound)
+    report(telemetry, [SlotShare("qwen", 64, 60, 70.0, 0.9, 7, 2, 12)], core.record, core.bound)
 
     (record,) = records
     assert isinstance(record, MetricsRecord)
