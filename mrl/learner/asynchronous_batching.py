@@ -35,9 +35,8 @@ class PeerSource(Protocol):
         kinds: Sequence[RecordKind],
         limit: int,
         max_age_versions: int | None,
-        watch: bool,
     ) -> None:
-        """Ask for records of these kinds on these prompts; with `watch` for later ones too."""
+        """Ask for records of these kinds on these prompts, and for later ones."""
 
     def unwatch(self, prompt_ids: Sequence[str]) -> None:
         """No longer interested."""
@@ -152,9 +151,7 @@ class AsynchronousBatching:
     def _ask(self, prompt_ids: Sequence[str]) -> None:
         how = self._regime.asking
         if self._peers and how and prompt_ids:
-            self._peers.fetch(
-                prompt_ids, kinds=how.kinds, limit=how.limit, max_age_versions=how.max_age_versions, watch=how.watch
-            )
+            self._peers.fetch(prompt_ids, kinds=how.kinds, limit=how.limit, max_age_versions=how.max_age_versions)
 
 
 def await_groups(

@@ -195,7 +195,7 @@ class Author:
 
 @dataclass(frozen=True, slots=True)
 class Asking:
-    """The question to the exchange for the prompts that `asks` names."""
+    """The question to the exchange for the prompts that `asks` names, which are watched until they are forgotten."""
 
     kinds: tuple[RecordKind, ...]
     """Record types that are of use."""
@@ -203,8 +203,6 @@ class Asking:
     """Records per prompt at most."""
     max_age_versions: int | None
     """Oldest age that is still of use; None takes any."""
-    watch: bool
-    """Whether to be told of later ones until the prompt is forgotten."""
     scorer: str = ""
     """The policy that is asked for scores; empty where nobody is."""
 
