@@ -193,9 +193,9 @@ class Child:
             self._process.send_signal(number)
 
 
-def start_forks(threads: int) -> ForkServer:
+def start_forks() -> ForkServer:
     """A process of which ranks and workers on the CPU are forks. Raises OSError when none can be made."""
-    return ForkServer(tuple(FORKED.values()), {**DEVICE_ORDER, **os.environ, **environment(threads)})
+    return ForkServer(tuple(FORKED.values()), {**DEVICE_ORDER, **os.environ, **environment(1)})
 
 
 def is_forked(spec: ProcessSpec) -> bool:
