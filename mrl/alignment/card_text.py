@@ -14,10 +14,7 @@ import random
 import re
 import textwrap
 from collections import Counter
-from collections.abc import Mapping
 from pydoc_data.topics import topics
-
-Texts = Mapping[str, list[str]]
 
 ROW_CHARACTERS = 1200
 NUMBER_DRAWS = 20_000
