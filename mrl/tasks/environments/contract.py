@@ -73,17 +73,13 @@ FAILURES = {
 }
 """Ends of an episode whose environment failed -> what it means. Its reward is the task's `failed_reward`."""
 
-BROKEN_JSON, CUT_CALL, NO_CALL, TOO_MANY = "broken_json", "cut_call", "no_call", "too_many"
-"""Kinds of tool calls that cannot be read: no JSON, or JSON with a key given twice; cut at the token limit; JSON
-without the name of a tool and an object of arguments; beyond the calls that a turn may hold."""
-
 
 @dataclass(frozen=True, slots=True)
 class BrokenCall:
-    """A tool call that could not be read: its kind, and one line for the policy."""
+    """A tool call that could not be read, or is beyond those that a turn may hold."""
 
-    kind: str
     words: str
+    """One line for the policy: what is wrong with it."""
 
 
 @dataclass(frozen=True, slots=True)
