@@ -21,7 +21,7 @@ tokenizer.json and says which token ends an answer.
 >>> batch = translate_batch(answers, receiver, max_tokens=4096)
 >>> receiver.completion_bytes(batch.row(0).token_ids), batch.reject_reason
 (b'12 + 34 = 46', ('',))
->>> bool(np.isclose(SPREADING["bytes"](batch, None).sum(), logprobs.sum()))  # log-probs for the receiver's tokens
+>>> bool(np.isclose(SPREADING["bytes"](batch).sum(), logprobs.sum()))  # log-probs for the receiver's tokens
 True
 >>> report = summarise(batch)
 >>> report.bytes, report.rejected, report.dropped_tokens
@@ -40,7 +40,7 @@ carrying traces over
 - `own_rows`, `shared_spans`, `ragged`  own tokens, shared spans, flat rows
 - `translate`, `aligned_batch`     the whole path and its result; `selection` some of its rows, or several as one
 - `flags`          what happened to a row, and why one was refused
-- `spreading`      per-token numbers from span numbers
+- `spreading`      per-token log-probs from those of spans
 
 what it costs
 - `residual`       of a batch; `exact_tries` the floor at no policy difference
@@ -54,12 +54,11 @@ from mrl.alignment.peer_answer import PeerAnswer, validate
 from mrl.alignment.receiver import Receiver, load_receiver
 from mrl.alignment.residual import Residual, summarise
 from mrl.alignment.sampled_answers import describe_answers
-from mrl.alignment.spreading import DEFAULT_SPREADING, SPREADING, advantages_to_receiver
+from mrl.alignment.spreading import SPREADING
 from mrl.alignment.translate import translate_batch, translate_texts
 from mrl.records.finish import FinishReason
 
 __all__ = [
-    "DEFAULT_SPREADING",
     "SPREADING",
     "AlignedBatch",
     "AlignedTrace",
@@ -70,7 +69,6 @@ __all__ = [
     "Receiver",
     "Rejected",
     "Residual",
-    "advantages_to_receiver",
     "describe_answers",
     "load_receiver",
     "make_card",

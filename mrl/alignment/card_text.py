@@ -14,13 +14,11 @@ import random
 import re
 import textwrap
 from collections import Counter
-from collections.abc import Mapping
 from pydoc_data.topics import topics
-
-Texts = Mapping[str, list[str]]
 
 ROW_CHARACTERS = 1200
 NUMBER_DRAWS = 20_000
+NUMBER_SHARE = 0.12
 NUMBER_LENGTHS = (6, 6, 4, 3, 1, 1)
 """How often numbers of one to six digits come: small ones are common, as in worked problems."""
 NAMES = ("Natalia", "Weng", "Betty", "Julie", "Tobias", "Mark", "Albert", "Ken")
@@ -85,8 +83,8 @@ def rows_of(text: str, *, limit: int | None = None) -> list[str]:
     return ([*rows, "".join(current)] if current else rows)[:limit]
 
 
-def word_frequencies(num_words: int = 12_000, number_share: float = 0.12) -> tuple[tuple[str, ...], list[float]]:
-    """Words of the prose with their frequencies, and numbers that make up `number_share` of what is drawn.
+def word_frequencies(num_words: int = 12_000) -> tuple[tuple[str, ...], list[float]]:
+    """Words of the prose with their frequencies, and numbers that make up `NUMBER_SHARE` of what is drawn.
 
     The source of the zero-difference floor: words and numbers as they stand in technical text.
     """
@@ -96,8 +94,8 @@ def word_frequencies(num_words: int = 12_000, number_share: float = 0.12) -> tup
     rng = random.Random(0)
     lengths = rng.choices(range(1, 7), NUMBER_LENGTHS, k=NUMBER_DRAWS)
     numbers = Counter(str(rng.randrange(10**length)) for length in lengths)
-    probabilities = [(1 - number_share) * count / total for _, count in words]
-    probabilities += [number_share * count / NUMBER_DRAWS for count in numbers.values()]
+    probabilities = [(1 - NUMBER_SHARE) * count / total for _, count in words]
+    probabilities += [NUMBER_SHARE * count / NUMBER_DRAWS for count in numbers.values()]
     return (*(word for word, _ in words), *numbers), probabilities
 
 

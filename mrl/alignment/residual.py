@@ -63,11 +63,6 @@ class Residual:
     span_ess: float | None = None
 
     @property
-    def rejected_share(self) -> float:
-        """Share of rows that carried nothing over."""
-        return _ratio(sum(self.rejected.values()), self.rows)
-
-    @property
     def aligned_nats(self) -> float:
         """Sum of the peers' log-probs in spans."""
         return self.peer_nats - self.dropped_nats
@@ -95,10 +90,6 @@ class Residual:
     def gap_nats_per_token(self) -> float | None:
         """The gap per receiver token: log of the geometric mean of the token ratios."""
         return None if self.gap_nats is None else _ratio(self.gap_nats, self.receiver_tokens)
-
-    def excess_std_nats(self, floor_std_nats: float) -> float | None:
-        """`excess_std_nats` of the batch."""
-        return None if self.span_std_nats is None else excess_std_nats(self.span_std_nats, floor_std_nats)
 
 
 def excess_std_nats(span_std_nats: float, floor_std_nats: float) -> float:

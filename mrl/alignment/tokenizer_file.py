@@ -41,12 +41,6 @@ class TokenizerFile:
         return list(self.content.get("added_tokens") or [])
 
     @property
-    def merges(self) -> list[tuple[str, str]]:
-        """The pairs that are joined, first ones first."""
-        pairs = [pair.split(" ") if isinstance(pair, str) else pair for pair in self.content["model"]["merges"]]
-        return [(left, right) for left, right in pairs]
-
-    @property
     def reads_nfc(self) -> bool:
         """Whether encoding puts every text into NFC first."""
         return any(step.get("type") == "NFC" for step in steps(self.content.get("normalizer")))

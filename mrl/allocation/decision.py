@@ -39,12 +39,9 @@ class ControllerState(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DecisionRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """One decision with its inputs."""
+    """One decision and what it was made from."""
 
-    now_s: float
-    rule: Rule
     urgent: bool
-    capacity_units: tuple[int, ...]
     readings: tuple[Reading, ...]
     progress: dict[str, float]
     candidate: Shares
@@ -52,8 +49,6 @@ class DecisionRecord(msgspec.Struct, frozen=True, kw_only=True):
     """Shares after the decision: the candidate, or the shares of before."""
     gain: float | None
     """Relative gain in worth of the candidate; None where the shares of before broke a floor or the capacity."""
-    moved_units: int
-    """Units that the candidate starts."""
     verdict: Verdict
     """Whether the decision moves to the candidate, and if not, why."""
 
@@ -140,16 +135,12 @@ class Decision:
         has_moved = verdict == "moved"
         state = msgspec.structs.replace(self._state, moved_s=self._now_s) if has_moved else self._state
         record = DecisionRecord(
-            now_s=self._now_s,
-            rule=self._rule,
             urgent=self._urgent,
-            capacity_units=self._capacity_units,
             readings=tuple(self._readings),
             progress=state.progress,
             candidate=candidate,
             shares=candidate if has_moved else self._before,
             gain=gain,
-            moved_units=self._started_units(candidate),
             verdict=verdict,
         )
         return state, record
@@ -258,17 +249,15 @@ class Decision:
             return "moved"
         return "moved" if self._has_dwelt else "dwell"
 
-    def _started_units(self, candidate: Shares) -> int:
-        return sum(
+    def _taken_units(self, candidate: Shares) -> int:
+        """Units that the candidate takes from one policy for another; a free unit costs no policy anything."""
+        held = sum(sum(one.replicas) * one.units_per_replica for one in self._readings)
+        started = sum(
             one.units_per_replica * max(0, new - old)
             for one in self._readings
             for new, old in zip(candidate[one.policy], one.replicas, strict=True)
         )
-
-    def _taken_units(self, candidate: Shares) -> int:
-        """Units that the candidate takes from one policy for another; a free unit costs no policy anything."""
-        held = sum(sum(one.replicas) * one.units_per_replica for one in self._readings)
-        return max(0, self._started_units(candidate) - max(0, sum(self._capacity_units) - held))
+        return max(0, started - max(0, sum(self._capacity_units) - held))
 
 
 def _with_floor(reading: Reading, replicas: int) -> Reading:

@@ -59,7 +59,6 @@ class SlotShare:
     epoch: int
     moved_slots: int
     """Change of the target since the last tick."""
-    num_holders: int
     num_reports: int
     supply_progress: float = 0.0
     """Share of the learner that the policy's engines fed, over the rule's window."""
@@ -218,7 +217,6 @@ class SlotCore:
             progress=meter.progress(),
             epoch=self.epoch,
             moved_slots=abs(slots - self._told[policy]),
-            num_holders=len(holders),
             num_reports=self._shares.num_reports[policy],
             supply_progress=self.record.progress[policy],
             trained_share=meter.trained_share(),

@@ -138,10 +138,6 @@ class UnitCore:
         """Policies whose units were all dead, or failed, for longer than the bound."""
         return self._unserved.longer_than(self._settings.unserved_s, now_s)
 
-    def held_units(self) -> dict[str, int]:
-        """Units that each policy owns now."""
-        return {policy: len(self._rows_of(policy)) for policy in self._fits}
-
     def orders(self, report: NodeReport) -> NodeOrders:
         """Orders to the node of a report, complete in themselves: no order depends on an earlier one."""
         rows = (self.table.rows.get(unit.unit) for unit in report.units)

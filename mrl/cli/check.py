@@ -40,10 +40,10 @@ from mrl.processes.preparation.made_policies import cached_folder, is_made, reci
 from mrl.processes.preparation.model_bytes import parameters, size_notes
 from mrl.processes.preparation.named_plugins import told_plugins
 from mrl.processes.preparation.preflight import preflight
-from mrl.processes.preparation.prompt_fit import Asked
 from mrl.processes.preparation.shown_prompts import shown_prompts
 from mrl.processes.trackers import files_of, labelled
 from mrl.sharing.regimes import check_sharing, replayed_kinds
+from mrl.tasks.pool import Prompt
 from mrl.tasks.sealed.sealing import described_seal
 from mrl.tasks.verifier_trial import GARBAGE, Trial, evaluates_nothing, fails_as_they_are, tells_nothing
 
@@ -72,7 +72,7 @@ def run(arguments: argparse.Namespace) -> int:
     folder = run_folder_of(config)
     missing: list[MissingError] = []
     trials: list[Sequence[Trial]] = []
-    asked: dict[str, Sequence[Asked]] = {}
+    asked: dict[str, Sequence[Prompt]] = {}
     num_prompts = preflight(
         config,
         where=str(arguments.config),

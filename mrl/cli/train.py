@@ -117,7 +117,7 @@ def _forks(config: RunConfig, closing: ExitStack) -> "ForkServer | None":
 
     if not CAN_FORK or all(policy.device != "cpu" for policy in config.policies.values()):
         return None
-    forks = start_forks(1)
+    forks = start_forks()
     closing.callback(forks.close)
     return forks
 

@@ -163,16 +163,15 @@ class ExchangeClient:
         kinds: Sequence[RecordKind],
         limit: int,
         max_age_versions: int | None,
-        watch: bool,
     ) -> None:
         """Ask what others have on these prompts; what comes is handed out by `take`.
 
-        With `watch`, records that come later are delivered too; at most 4096 prompts are watched, the oldest go.
+        Records that come later are delivered too; at most 4096 prompts are watched, the oldest go.
         """
         with self._lock:
             ids, question = list(dict.fromkeys(prompt_ids)), Question(tuple(kinds), limit, max_age_versions)
             self._inbox.expect(ids)
-            self._questions.ask(ids, question, self._clock(), watch=watch)
+            self._questions.ask(ids, question, self._clock())
 
     def fetch_now(
         self,
@@ -299,7 +298,7 @@ class ExchangeClient:
                 self._pinged_s = -math.inf
                 self._publisher.start_over(now_s)
                 # After so long the daemon may have given up deliveries: what came of watched prompts is asked again.
-                self._questions.start_over(now_s, knows_watches=False)
+                self._questions.start_over(now_s)
             if now_s - self._pinged_s >= PING_S:
                 self._pinged_s = now_s
                 self._last_ping = self._asked.report(now_s)
@@ -327,7 +326,7 @@ class ExchangeClient:
         self._post(Hello(client=self._client, policy=self._policy))
         self._repeat_standing()
         self._publisher.start_over(now_s)
-        self._questions.start_over(now_s, knows_watches=False)
+        self._questions.start_over(now_s)
 
     def _repeat_standing(self) -> None:
         """Say again what has no answer of its own; the daemon ignores what it knows."""

@@ -22,9 +22,8 @@ class Question:
 
 @dataclass(slots=True)
 class _Asked:
-    is_watch: bool
     is_awaited: bool
-    """Whether somebody stands still until the answer comes."""
+    """Whether somebody stands still until the answer comes; all other questions watch their prompts."""
     parts: int = 0
     """Parts of the answer that have come, in order."""
 
@@ -47,16 +46,15 @@ class Questions:
         self._asked: dict[int, _Asked] = {}
         self._watched: OrderedDict[str, Question] = OrderedDict()
 
-    def ask(self, prompt_ids: list[str], question: Question, now_s: float, *, watch: bool) -> None:
+    def ask(self, prompt_ids: list[str], question: Question, now_s: float) -> None:
         """Nobody waits for the answer; the oldest questions of this kind go when there are too many."""
-        if watch:
-            for prompt_id in prompt_ids:
-                self._watched.pop(prompt_id, None)
-                self._watched[prompt_id] = question
-            while len(self._watched) > self._limits.watches:
-                self._watched.popitem(last=False)
+        for prompt_id in prompt_ids:
+            self._watched.pop(prompt_id, None)
+            self._watched[prompt_id] = question
+        while len(self._watched) > self._limits.watches:
+            self._watched.popitem(last=False)
         for part in slices(prompt_ids, self._limits.fetch_prompts):
-            self._post(part, question, now_s, watch=watch)
+            self._post(part, question, now_s)
         idle = [number for number, asked in self._asked.items() if not asked.is_awaited]
         for number in idle[: max(0, len(self._asked) - self._limits.fetches)]:
             self.give_up(number)
@@ -64,7 +62,7 @@ class Questions:
 
     def ask_now(self, prompt_ids: list[str], question: Question, now_s: float) -> int:
         """Somebody waits for the answer; returns the number of the question."""
-        return self._post(prompt_ids, question, now_s, watch=False, is_awaited=True)
+        return self._post(prompt_ids, question, now_s, is_awaited=True)
 
     def is_answered(self, number: int) -> bool:
         """Whether the question of this number was answered in full."""
@@ -97,24 +95,20 @@ class Questions:
         for body in self._requests.first(now_s):
             self._send(body)
 
-    def start_over(self, now_s: float, *, knows_watches: bool) -> None:
-        """Nothing was asked over this link yet; a new daemon knows of no watch either."""
-        if not knows_watches:
-            for number in [number for number, asked in self._asked.items() if asked.is_watch]:
-                self.give_up(number)
+    def start_over(self, now_s: float) -> None:
+        """Nothing was asked over this link yet, and the daemon may know of no watch."""
+        for number in [number for number, asked in self._asked.items() if not asked.is_awaited]:
+            self.give_up(number)
         self._requests.start_over()
-        if not knows_watches:
-            by_question: dict[Question, list[str]] = {}
-            for prompt_id, question in self._watched.items():
-                by_question.setdefault(question, []).append(prompt_id)
-            for question, ids in by_question.items():
-                for part in slices(ids, self._limits.fetch_prompts):
-                    self._post(part, question, now_s, watch=True)
+        by_question: dict[Question, list[str]] = {}
+        for prompt_id, question in self._watched.items():
+            by_question.setdefault(question, []).append(prompt_id)
+        for question, ids in by_question.items():
+            for part in slices(ids, self._limits.fetch_prompts):
+                self._post(part, question, now_s)
         self.send(now_s)
 
-    def _post(
-        self, prompt_ids: list[str], question: Question, now_s: float, *, watch: bool, is_awaited: bool = False
-    ) -> int:
+    def _post(self, prompt_ids: list[str], question: Question, now_s: float, *, is_awaited: bool = False) -> int:
         number = self._requests.next_number
         message = Fetch(
             client=self._client,
@@ -123,11 +117,11 @@ class Questions:
             kinds=list(question.kinds),
             limit=question.limit,
             max_age_versions=question.max_age_versions,
-            watch=watch,
+            watch=not is_awaited,
             seq=number,
         )
         self._requests.post(encode(message), now_s)
-        self._asked[number] = _Asked(watch, is_awaited)
+        self._asked[number] = _Asked(is_awaited)
         self.send(now_s)
         return number
 

@@ -1,8 +1,5 @@
 """Newest version and resume points of every policy, as far as they were announced."""
 
-from collections.abc import Iterator
-
-from mrl.records.exchange_messages import Announce
 from mrl.records.tags import Tags
 from mrl.records.version import Version, age_versions, is_void
 
@@ -42,11 +39,3 @@ class VersionBook:
         if not resumes:
             return False
         return any(is_void(record.newest, resume) for resume in resumes.values())
-
-    def announcements(self) -> Iterator[Announce]:
-        """What has to be announced to a fresh book so that it equals this one."""
-        for policy, resumes in self._resumes.items():
-            for version in sorted(resumes.values()):
-                yield Announce(client="store", policy=policy, version=version, resumed=True)
-        for policy, version in self.newest.items():
-            yield Announce(client="store", policy=policy, version=version)

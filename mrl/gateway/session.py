@@ -184,7 +184,7 @@ class AgentSession:
 
     def reward(self, value: float) -> None:
         """The agent has played to the end. Raises ChatMistake."""
-        self._check_idle("give the reward")
+        self._check_idle()
         if not self.num_turns and not self.ending:
             self._end(EnvironmentTurn.failed(WRONG_TYPE, "the agent gave a reward before it asked the policy anything"))
             raise ChatMistake("the policy was asked nothing; the episode counts as failed", code="no_turn")
@@ -279,10 +279,10 @@ class AgentSession:
         if self.is_over or self._parting is not None:
             raise ChatMistake(f"the episode is over: {ENDS.get(self.ending, self.ending) or DONE}", code=OVER)
 
-    def _check_idle(self, wanted: str) -> None:
+    def _check_idle(self) -> None:
         self._check_open()
         if self._answer is not None or self._reply is None:
-            raise ChatMistake(f"the policy has its turn; {wanted} when it has answered", code="busy")
+            raise ChatMistake("the policy has its turn; give the reward when it has answered", code="busy")
 
     async def _turn_ends(self, answer: "asyncio.Future[PolicyTurn]") -> None:
         if self._num_waiting >= MAX_WAITING:

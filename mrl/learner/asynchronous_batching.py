@@ -10,12 +10,11 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from mrl.errors import PeerLost
+from mrl.exchange.client import ExchangeClient
 from mrl.learner.intake import Intake
 from mrl.learner.worker_news import WaitBounds
 from mrl.metrics.telemetry import Telemetry
-from mrl.records.experience import Received, RecordKind
 from mrl.records.rollouts import ScoredGroup
-from mrl.records.version import Version
 from mrl.sharing.regime import Regime
 
 WAIT_SLICE_S = 0.2
@@ -23,57 +22,6 @@ HOLD_SLICE_S = 0.02
 """Records of peers wake nobody up: while a batch is held for them, they are looked for this often."""
 
 Stopping = Callable[[], bool]
-
-
-class PeerSource(Protocol):
-    """The exchange for a learner that goes its own pace; nothing here ever waits."""
-
-    def fetch(
-        self,
-        prompt_ids: Sequence[str],
-        *,
-        kinds: Sequence[RecordKind],
-        limit: int,
-        max_age_versions: int | None,
-        watch: bool,
-    ) -> None:
-        """Ask for records of these kinds on these prompts; with `watch` for later ones too."""
-
-    def unwatch(self, prompt_ids: Sequence[str]) -> None:
-        """No longer interested."""
-
-    def take(self) -> list[Received]:
-        """Records that came since the last call."""
-
-    def announce(self, version: Version, *, resumed: bool = False) -> None:
-        """This policy now trains at `version`."""
-
-    def tell(self, progress: Callable[[], int]) -> None:
-        """Have peers that wait for this policy hear how far it is; any thread may ask."""
-
-    def lost_s(self) -> float:
-        """Seconds without any answer from the exchange."""
-
-
-class SynchronousPeers(PeerSource, Protocol):
-    """The exchange for a synchronous run: what waits has a bound."""
-
-    def fetch_now(
-        self,
-        prompt_ids: Sequence[str],
-        *,
-        kinds: Sequence[RecordKind],
-        limit: int,
-        max_age_versions: int | None,
-        timeout_s: float,
-    ) -> bool:
-        """Ask, and wait until everything was answered; `take` then has it. False when the time ran out."""
-
-    def barrier(self, number: int, members: Sequence[str], timeout_s: float) -> list[str]:
-        """Come to barrier `number` and wait for the other members; who is missing when the time runs out."""
-
-    def progress_of(self, policy: str) -> int:
-        """What a policy that is missing there said last of how far it is: another number whenever it has got on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +47,7 @@ class AsynchronousBatching:
     """Every policy at its own pace: peers are heard when they come, and never waited for beyond the patience."""
 
     def __init__(
-        self, intake: Intake, regime: Regime, peers: PeerSource | None, telemetry: Telemetry, *, bounds: WaitBounds
+        self, intake: Intake, regime: Regime, peers: ExchangeClient | None, telemetry: Telemetry, *, bounds: WaitBounds
     ) -> None:
         self._intake, self._regime, self._peers = intake, regime, peers
         self._telemetry, self._bounds = telemetry, bounds
@@ -152,9 +100,7 @@ class AsynchronousBatching:
     def _ask(self, prompt_ids: Sequence[str]) -> None:
         how = self._regime.asking
         if self._peers and how and prompt_ids:
-            self._peers.fetch(
-                prompt_ids, kinds=how.kinds, limit=how.limit, max_age_versions=how.max_age_versions, watch=how.watch
-            )
+            self._peers.fetch(prompt_ids, kinds=how.kinds, limit=how.limit, max_age_versions=how.max_age_versions)
 
 
 def await_groups(

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from mrl.config.schema import RunTable
-from mrl.learner.asynchronous_batching import Batching, PeerSource, Stopping
+from mrl.exchange.client import ExchangeClient
+from mrl.learner.asynchronous_batching import Batching, Stopping
 from mrl.learner.intake import Intake
 from mrl.learner.ledger import UNBEGUN
 from mrl.learner.prompts.reuse import ReuseBuffer
@@ -39,7 +40,7 @@ class BatchMaker:
         self,
         intake: Intake,
         regime: Regime,
-        peers: PeerSource | None,
+        peers: ExchangeClient | None,
         batching: Batching,
         run: RunTable,
         *,

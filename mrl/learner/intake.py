@@ -5,7 +5,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -26,7 +26,6 @@ from mrl.records.rollouts import (
     ScoredGroup,
     WeightsNotice,
     WeightsRequest,
-    WeightsRoute,
     WorkGrant,
     WorkRequest,
     worker_message_decoder,
@@ -35,20 +34,13 @@ from mrl.records.version import Version
 from mrl.tasks.pool import Prompt
 from mrl.transport.server import ServerSocket
 
+if TYPE_CHECKING:
+    from mrl.weights.broadcast import BroadcastPublisher
+
 POLL_S = 0.05
 WORKER_SILENCE_S = 60.0
 GOODBYE_S = 3.0
 """Workers say something every second."""
-
-
-class Courier(Protocol):
-    """Hands over weights to workers that ask for them. Neither call waits."""
-
-    def ask(self, client: bytes, request: WeightsRequest) -> None:
-        """A worker wants a version."""
-
-    def answers(self, notice: WeightsNotice, *, num_workers: int) -> list[tuple[bytes, WeightsRoute]]:
-        """(client, answer) that are due now; `num_workers` were heard of lately."""
 
 
 @dataclass
@@ -71,7 +63,7 @@ class Intake:
         *,
         held_out: HeldOutLedger | None = None,
         evaluates_alone: bool = False,
-        courier: Courier | None = None,
+        courier: "BroadcastPublisher | None" = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Without a courier every version lies in files, and nobody asks for it.

@@ -15,7 +15,8 @@ import time
 from collections.abc import Collection, Mapping, Sequence
 
 from mrl.errors import PeerLost
-from mrl.learner.asynchronous_batching import Gathered, Stopping, SynchronousPeers, await_groups
+from mrl.exchange.client import ExchangeClient
+from mrl.learner.asynchronous_batching import Gathered, Stopping, await_groups
 from mrl.learner.intake import Intake
 from mrl.learner.worker_news import WaitBounds
 from mrl.metrics.telemetry import Telemetry
@@ -38,7 +39,7 @@ class SynchronousBatching:
         self,
         intake: Intake,
         regime: Regime,
-        peers: SynchronousPeers | None,
+        peers: ExchangeClient | None,
         telemetry: Telemetry,
         *,
         members: Sequence[str],
@@ -76,7 +77,7 @@ class SynchronousBatching:
         return {prompt_id for group in arrived for prompt_id in self._regime.asks(group)}
 
     def _share(
-        self, peers: SynchronousPeers, groups: list[ScoredGroup], asked: set[str], step: int, stopping: Stopping
+        self, peers: ExchangeClient, groups: list[ScoredGroup], asked: set[str], step: int, stopping: Stopping
     ) -> bool:
         """Hear what every policy gives to this step; False when the role is stopping."""
         if not self._meet(peers, 2 * step, step, stopping):
@@ -87,7 +88,7 @@ class SynchronousBatching:
             self._hear_scores(peers, how, groups, step, stopping)
         return self._meet(peers, 2 * step + 1, step, stopping)
 
-    def _meet(self, peers: SynchronousPeers, number: int, step: int, stopping: Stopping) -> bool:
+    def _meet(self, peers: ExchangeClient, number: int, step: int, stopping: Stopping) -> bool:
         standstill = Standstill()
         others = ", ".join(f"learner/{name}" for name in self._members if name != self._telemetry.policy)
         with self._telemetry.awaiting("all policies", whom=others, bound_s=self._sync_timeout_s):
@@ -104,7 +105,7 @@ class SynchronousBatching:
                     raise PeerLost(f"{', '.join(late)} did not come to step {step}, {stood}{lost}")
         return False
 
-    def _hear(self, peers: SynchronousPeers, how: Asking, prompt_ids: set[str], step: int) -> None:
+    def _hear(self, peers: ExchangeClient, how: Asking, prompt_ids: set[str], step: int) -> None:
         ids, received = sorted(prompt_ids), list[Received]()
         with self._telemetry.awaiting("records of peers", whom="exchange", bound_s=self._sync_timeout_s):
             for start in range(0, len(ids), PROMPTS_AT_ONCE):
@@ -122,7 +123,7 @@ class SynchronousBatching:
         self._regime.hear(in_fixed_order(received, prompt_ids, step, limit=how.limit), step=step)
 
     def _hear_scores(
-        self, peers: SynchronousPeers, how: Asking, groups: list[ScoredGroup], step: int, stopping: Stopping
+        self, peers: ExchangeClient, how: Asking, groups: list[ScoredGroup], step: int, stopping: Stopping
     ) -> None:
         """Scores are the one kind that is made after the meeting: ask again until all are there.
 

@@ -10,15 +10,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 import numpy as np
 import structlog
 from torch import nn
 
+from mrl.allocation.learner_reports import ReportSender
 from mrl.errors import RoleFailed
-from mrl.learner.asynchronous_batching import PeerSource
+from mrl.exchange.client import ExchangeClient
 from mrl.learner.batches import BatchMaker, PreparedStep
 from mrl.learner.evaluations import Evaluations
 from mrl.learner.intake import Intake
@@ -72,16 +73,6 @@ class Totals:
     dropped_groups: int = 0
 
 
-class AllocatorLine(Protocol):
-    """What a learner says to the allocator."""
-
-    def report(self, report: LearnerReport) -> None:
-        """The totals of now."""
-
-    def beat(self) -> None:
-        """Alive, and nothing new."""
-
-
 @dataclass
 class FirstRank:
     """What only the first rank has: its links to the other roles."""
@@ -92,11 +83,11 @@ class FirstRank:
     regime: Regime
     recorder: SharingRecorder
     """Notes what the regime reads of peers."""
-    peers: PeerSource | None
+    peers: ExchangeClient | None
     evaluations: Evaluations | None
     crash_folder: Path
     telemetry: Telemetry
-    allocator: AllocatorLine
+    allocator: ReportSender
     on_step: Callable[[int, PreparedStep], None]
     """Called after every step, for samples."""
     canary_prompts: list[list[int]]

@@ -99,7 +99,7 @@ def spread(
     log-probs over the span. Where L_own is not finite, or is the multiplicative rule's divisor and 0, q_t = L / n. A
     span of one token keeps its value to the bit, and NaN stays NaN. No gradient flows. Returns [T].
 
-    The first two are rules of `mrl.alignment.spreading` and keep a span's total, so any sum over a row is the peer's.
+    The first two keep a span's total, so any sum over a row is the peer's.
     `none` keeps its ratio instead: a cut inside a span is the receiver's alone, the peer gave no number to it, and what
     can be known is exp(L_own - L), which then stands at every token, a gradient at each. It serves terms by token only,
     since a sum over a row would count a span n times.

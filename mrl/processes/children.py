@@ -69,11 +69,6 @@ class Child:
         """Whether it was started and has not been found ended."""
         return self._process is not None
 
-    @property
-    def pid(self) -> int:
-        """Process id, 0 when it does not live."""
-        return self._process.pid if self._process else 0
-
     def start(self, around: Mapping[str, str], *, now_s: float, crash: Path, forks: ForkServer | None = None) -> None:
         """Start it, as one of `forks` where it may be one; accounts of its crashes will lie in `crash`.
 
@@ -193,9 +188,9 @@ class Child:
             self._process.send_signal(number)
 
 
-def start_forks(threads: int) -> ForkServer:
+def start_forks() -> ForkServer:
     """A process of which ranks and workers on the CPU are forks. Raises OSError when none can be made."""
-    return ForkServer(tuple(FORKED.values()), {**DEVICE_ORDER, **os.environ, **environment(threads)})
+    return ForkServer(tuple(FORKED.values()), {**DEVICE_ORDER, **os.environ, **environment(1)})
 
 
 def is_forked(spec: ProcessSpec) -> bool:

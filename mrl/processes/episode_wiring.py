@@ -27,7 +27,7 @@ from mrl.rollout.playing import EpisodeEngine, Stage
 from mrl.rollout.replaying import OwnVoice
 from mrl.sharing.peer_episodes import SpelledEpisode
 from mrl.sharing.regimes import scorers
-from mrl.tasks.environments.contract import BROKEN_JSON, NO_CALL, BrokenCall, PolicyTurn
+from mrl.tasks.environments.contract import BrokenCall, PolicyTurn
 from mrl.tasks.environments.tool_syntax import (
     NONE,
     Call,
@@ -123,8 +123,7 @@ def own_syntax(spelling: TurnSpelling) -> ToolSyntax:
 
 def _family_call(call: FamilyCall) -> Call:
     if call.fault:
-        kind = BROKEN_JSON if call.fault in ("invalid json", "unclosed block") else NO_CALL
-        return BrokenCall(kind, f"the tool call cannot be read: {call.fault}")
+        return BrokenCall(f"the tool call cannot be read: {call.fault}")
     return call_of({"name": call.name, "arguments": call.arguments})
 
 

@@ -196,7 +196,7 @@ class JoinedHost:
         attempt = folder.logs / order.attempt
         forks = None
         if any(map(is_forked, plan.started_by(host))):
-            forks = start_forks(1)
+            forks = start_forks()
             closing.callback(forks.close)
         self._processes = HostProcesses(
             plan.started_by(host),

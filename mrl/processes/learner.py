@@ -32,7 +32,7 @@ from mrl.learner.asynchronous_batching import AsynchronousBatching, Batching
 from mrl.learner.batches import BatchMaker
 from mrl.learner.evaluations import EvaluationPlan, Evaluations
 from mrl.learner.held_out_ledger import HeldOutLedger
-from mrl.learner.intake import Courier, Intake
+from mrl.learner.intake import Intake
 from mrl.learner.kept_rows import sample_writer
 from mrl.learner.ledger import Pace, WorkLedger
 from mrl.learner.loss import needs_reference
@@ -288,7 +288,7 @@ def _first_rank(
     *,
     start: Version,
     checkpoint: Checkpoint | None,
-    courier: Courier | None,
+    courier: BroadcastPublisher | None,
 ) -> FirstRank:
     config, folder, policy, telemetry, closing = life
     pool = build_pool(config.tasks, config.pool, order_seed=config.run.seed)

@@ -74,7 +74,7 @@ class UnitNode:
         self._proved: set[str] = set()
         """Workers among `_asleep` on whose unit the GPUs' memory was given back since."""
         # Where a learner has the unit in turns its memory is no engine's to give back.
-        alone = [] if are_in_turns(config, "gpu") else [unit for unit in units if unit.kind == "gpu"]
+        alone = [] if are_in_turns(config) else [unit for unit in units if unit.kind == "gpu"]
         self._memory = {unit.name: UnitMemory(_gpus_of(unit, gpus)) for unit in alone}
         self._orders: deque[NodeOrders] = deque(maxlen=16)
         self._told: NodeReport | None = None

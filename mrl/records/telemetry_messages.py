@@ -4,7 +4,6 @@ from typing import Annotated
 
 import msgspec
 
-from mrl.records.codec import decoder
 from mrl.records.episodes import MAX_SEGMENTS
 from mrl.records.told_turns import ToldTurn
 from mrl.records.version import Count, Name
@@ -88,5 +87,3 @@ class SpansRecord(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", t
 
 
 TelemetryRecord = MetricsRecord | HeartbeatRecord | SampleRecord | SpansRecord
-
-telemetry_decoder: msgspec.msgpack.Decoder[TelemetryRecord] = decoder(TelemetryRecord)

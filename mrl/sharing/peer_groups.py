@@ -157,7 +157,7 @@ class PeerGroupReader:
     def __init__(self, kind: RecordKind, parameters: PeerGroupParameters, context: SharingContext) -> None:
         self.context, age = context, parameters.max_age_versions
         sources = (*context.peers, *context.replayed)
-        self.asking: Asking | None = Asking((kind,), max(1, len(sources)), age, watch=True)
+        self.asking: Asking | None = Asking((kind,), max(1, len(sources)), age)
         self.patience: Patience | None = Patience(parameters.peer_hold_versions, parameters.peer_wait_s)
         self.peer_groups = PeerGroups(kind, policy=context.policy, peers=sources, max_age_versions=age)
 

@@ -9,7 +9,7 @@ wrote otherwise where a ratio to it is formed.
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -19,8 +19,7 @@ from mrl.alignment.flags import Flag
 from mrl.alignment.peer_answer import PeerAnswer
 from mrl.alignment.receiver import Receiver
 from mrl.alignment.translate import translate_batch
-from mrl.records.experience import OutcomeRecord, RolloutRecord, SharedAnswer, TokenTrace, TracedTurn
-from mrl.records.finish import FinishReason
+from mrl.records.experience import OutcomeRecord, RolloutRecord, SharedAnswer, TracedTurn
 from mrl.sharing.advantages import Float32s
 from mrl.sharing.context import SharingContext
 from mrl.sharing.peer_episodes import said_in
@@ -29,30 +28,6 @@ from mrl.sharing.regime import WITHHELD, Bools, ExaminedAnswer, Int32s, Training
 
 CUT = "cut"
 """Of a text that is to be imitated only the beginning has room within the own token limit."""
-
-
-class AnswerLike(Protocol):
-    """What every record says of an answer."""
-
-    @property
-    def completion(self) -> bytes:
-        """The bytes of the text."""
-        ...
-
-    @property
-    def finish_reason(self) -> FinishReason:
-        """Why the answer has no further token."""
-        ...
-
-    @property
-    def finished(self) -> bool:
-        """Whether the answer ended by itself."""
-        ...
-
-    @property
-    def trace(self) -> TokenTrace | None:
-        """How the source's tokenizer cut the text, with log-probs."""
-        ...
 
 
 class PeerTrace(NamedTuple):
@@ -162,7 +137,7 @@ def peer_traces(
     `needs_trace` an answer without sound log-probs is not usable. Without, texts are imitated, and a cut one is not
     usable. Never raises for what records say.
     """
-    told = [_Told(record, number, answer) for record in records for number, answer in enumerate(_answers_of(record))]
+    told = [_Told(record, answer) for record in records for answer in _answers_of(record)]
     if not told:
         return []
     one_turn = iter(_of_one_turn([one for one in told if not one.turns], context, needs_trace=needs_trace))
@@ -174,7 +149,7 @@ def peer_traces(
 
 
 def in_own_tokens(
-    answers: Sequence[AnswerLike], fingerprints: Sequence[str], receiver: Receiver, *, max_tokens: int
+    answers: Sequence[SharedAnswer | OutcomeRecord], fingerprints: Sequence[str], receiver: Receiver, *, max_tokens: int
 ) -> tuple[AlignedBatch, list[str]]:
     """The answers as rows of own tokens, and for each the fault of its trace, "" where it is sound.
 
@@ -219,7 +194,6 @@ class _Told(NamedTuple):
     """One answer of a record."""
 
     record: RolloutRecord | OutcomeRecord
-    number: int
     answer: SharedAnswer | OutcomeRecord
 
     @property
@@ -234,7 +208,7 @@ class _Told(NamedTuple):
 
     def examined(self, rejected: str, fault: str, batch: AlignedBatch, row: int) -> ExaminedAnswer:
         """What the recorder hears of it."""
-        return ExaminedAnswer(self.record.source, self.record.prompt_id, self.number, rejected, fault, batch, row)
+        return ExaminedAnswer(self.record.source, self.record.prompt_id, rejected, fault, batch, row)
 
 
 def _of_one_turn(told: Sequence[_Told], context: SharingContext, *, needs_trace: bool) -> list[PeerTrace]:
@@ -271,5 +245,5 @@ def _max_turn_tokens(context: SharingContext) -> int:
     return context.max_turn_tokens or context.objective.max_answer_tokens
 
 
-def _read(answer: AnswerLike, fingerprint: str) -> tuple[PeerAnswer, str]:
+def _read(answer: SharedAnswer | OutcomeRecord, fingerprint: str) -> tuple[PeerAnswer, str]:
     return believed(answer.completion, answer.trace, finish_reason=answer.finish_reason, fingerprint=fingerprint)

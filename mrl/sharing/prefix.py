@@ -76,7 +76,7 @@ class PrefixRegime:
     def __init__(self, parameters: PrefixParameters, context: SharingContext) -> None:
         self.parameters, self.context = parameters, context
         self.components = (context.objective.component(),)
-        self.asking: Asking | None = Asking(("episode",), RECORDS_PER_ASK, parameters.max_age_versions, watch=True)
+        self.asking: Asking | None = Asking(("episode",), RECORDS_PER_ASK, parameters.max_age_versions)
         self._heard: deque[Received] = deque(maxlen=MAX_HEARD)
         self._num_overflown = 0
         self._growth = _Growth(parameters.growth_success_share)

@@ -210,7 +210,7 @@ class PrpRegime(RolloutReader):
             return None, None
         if self.parameters.spreading in get_args(Spreading):
             return behaviour_of(row)
-        return SPREADING[self.parameters.spreading](row, None).astype(np.float32), None
+        return SPREADING[self.parameters.spreading](row).astype(np.float32), None
 
 
 def _num_answers(rollouts: Sequence[Sequence[RolloutRecord]]) -> float:

@@ -58,8 +58,6 @@ class ExaminedAnswer:
     source: str
     """The policy that wrote the answer, or scored it."""
     prompt_id: str
-    number: int
-    """Place of the answer in its record."""
     rejected: str = ""
     """Why the answer cannot be used; "" when it can."""
     trace_fault: str = ""
@@ -197,7 +195,7 @@ class Author:
 
 @dataclass(frozen=True, slots=True)
 class Asking:
-    """The question to the exchange for the prompts that `asks` names."""
+    """The question to the exchange for the prompts that `asks` names, which are watched until they are forgotten."""
 
     kinds: tuple[RecordKind, ...]
     """Record types that are of use."""
@@ -205,8 +203,6 @@ class Asking:
     """Records per prompt at most."""
     max_age_versions: int | None
     """Oldest age that is still of use; None takes any."""
-    watch: bool
-    """Whether to be told of later ones until the prompt is forgotten."""
     scorer: str = ""
     """The policy that is asked for scores; empty where nobody is."""
 

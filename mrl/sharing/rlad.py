@@ -76,7 +76,7 @@ class ScoreReader:
         self.asking: Asking | None = None
         self.patience: Patience | None = None
         if teachers:
-            self.asking = Asking(("score",), SCORES_PER_ASK, None, watch=True, scorer=", ".join(teachers))
+            self.asking = Asking(("score",), SCORES_PER_ASK, None, scorer=", ".join(teachers))
             self.patience = patience
         self._open: dict[str, tuple[str, str]] = {}
         """Request -> its prompt, and the teacher that was asked."""

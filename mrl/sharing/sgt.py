@@ -99,9 +99,7 @@ class SgtRegime:
         kind = DENOMINATORS[parameters.normaliser]
         rescue = Component(RESCUE, Imitation(), parameters.lambda_, kind, "peer")
         self.components = (context.objective.component(), rescue)
-        self.asking: Asking | None = Asking(
-            ("outcome", "episode"), RECORDS_PER_ASK, parameters.max_age_versions, watch=True
-        )
+        self.asking: Asking | None = Asking(("outcome", "episode"), RECORDS_PER_ASK, parameters.max_age_versions)
         self._heard: deque[Received] = deque(maxlen=MAX_HEARD)
         self._num_overflown = 0
         self._droppable: set[str] = set()

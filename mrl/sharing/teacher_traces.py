@@ -82,8 +82,8 @@ def teacher_traces(group: ScoredGroup, record: ScoreRecord, context: SharingCont
     `record` has as many scores as `num_scores` says.
     """
     found, scores = [], iter(record.scores)
-    for number, answer in enumerate(group.answers):
-        tags = record.source, record.prompt_id, number
+    tags = record.source, record.prompt_id
+    for answer in group.answers:
         of_answer = list(itertools.islice(scores, num_scores([answer])))
         if answer.is_unsayable:
             found.append(ExaminedScore(ExaminedAnswer(*tags, rejected=WITHHELD), None))

@@ -153,14 +153,6 @@ class VerifierPool:
         os.eventfd_write(self._wake, 1)
         return group.future
 
-    def verify(self, calls: Sequence[VerifierCall]) -> list[Outcome]:
-        """What the verifier gives for these, in order; waits. Raises RoleFailed when no process can be started."""
-        return self.submit(calls).result()
-
-    def children(self) -> list[_Child]:
-        """The processes that live now."""
-        return list(self._children)
-
     def close(self) -> None:
         """End all processes; what is not judged by then is cancelled."""
         with self._lock:

@@ -41,11 +41,6 @@ class Refusals:
         with self._lock:
             return dict(self._counts)
 
-    def count(self, reason: str) -> int:
-        """Refusals so far for one reason."""
-        with self._lock:
-            return self._counts[reason]
-
     def note(self, reason: str, who: str, **details: object) -> None:
         """Count a refusal of `who`, and log it unless the same was logged in the last ten seconds."""
         now_s = self._clock()

@@ -37,11 +37,9 @@ TELLING_SHARE, TELLING_ERRORS = 0.2, 3.0
 Floats = npt.NDArray[np.float64]
 
 
-def canary_sequences(
-    vocab_size: int, *, num_sequences: int = 4, num_tokens: int = 16, seed: int = 0
-) -> list[list[int]]:
+def canary_sequences(vocab_size: int, *, num_sequences: int = 4, num_tokens: int = 16) -> list[list[int]]:
     """Random token ids, for models that have no texts: [num_sequences][num_tokens], the same for the same arguments."""
-    ids = np.random.default_rng(seed).integers(0, vocab_size, size=(num_sequences, num_tokens))
+    ids = np.random.default_rng(0).integers(0, vocab_size, size=(num_sequences, num_tokens))
     return [[int(token) for token in row] for row in ids]
 
 

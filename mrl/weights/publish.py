@@ -278,10 +278,10 @@ class Publisher:
                 remove(manifest)
 
 
-def write_weights(folder: Path, weights: Iterable[tuple[str, Tensor]], shard_bytes: int = SHARD_BYTES) -> None:
-    """Write weights as Hugging Face does, in files of about `shard_bytes`. Raises OSError."""
+def write_weights(folder: Path, weights: Iterable[tuple[str, Tensor]]) -> None:
+    """Write weights as Hugging Face does, in files of about `SHARD_BYTES`. Raises OSError."""
     places: dict[str, str] = {}
-    for number, shard in enumerate(_shards(weights, shard_bytes), 1):
+    for number, shard in enumerate(_shards(weights), 1):
         name = f"model-{number:05d}.safetensors"
         with (folder / name).open("wb", buffering=0) as file:
             write_tensors(file, shard)
@@ -295,12 +295,12 @@ def remove(manifest_path: Path) -> None:
     shutil.rmtree(manifest_path.parent, ignore_errors=True)
 
 
-def _shards(weights: Iterable[tuple[str, Tensor]], shard_bytes: int) -> Iterator[dict[str, Tensor]]:
-    """Consecutive tensors on the CPU, so many bytes at once; a larger tensor alone."""
+def _shards(weights: Iterable[tuple[str, Tensor]]) -> Iterator[dict[str, Tensor]]:
+    """Consecutive tensors on the CPU, `SHARD_BYTES` at once; a larger tensor alone."""
     shard: dict[str, Tensor] = {}
     size = 0
     for name, tensor in weights:
-        if shard and size + tensor.nbytes > shard_bytes:
+        if shard and size + tensor.nbytes > SHARD_BYTES:
             yield shard
             shard, size = {}, 0
         shard[name] = tensor.detach().cpu().contiguous()

@@ -214,7 +214,7 @@ def test_long_texts_are_cut_at_line_ends():
 
 def test_words_have_frequencies_that_sum_to_one():
     """Numbers make up the share that was asked for; no word stands twice."""
-    words, frequencies = word_frequencies(num_words=500, number_share=0.12)
+    words, frequencies = word_frequencies(num_words=500)
     assert len(set(words)) == len(words) == len(frequencies)
     assert sum(frequencies) == pytest.approx(1.0)
     assert sum(f for w, f in zip(words, frequencies, strict=True) if w.isdigit()) == pytest.approx(0.12)

@@ -9,7 +9,7 @@ from mrl.alignment.aligned_batch import AlignedBatch
 from mrl.alignment.pair_card import written_by
 from mrl.alignment.peer_answer import PeerAnswer, bare_text
 from mrl.alignment.receiver import Receiver
-from mrl.alignment.residual import KINDS, Residual, effective_share, summarise
+from mrl.alignment.residual import KINDS, Residual, effective_share, excess_std_nats, summarise
 from mrl.alignment.selection import select_rows
 from mrl.alignment.translate import translate_batch
 from mrl.records.finish import FinishReason
@@ -100,7 +100,6 @@ def test_rejected_rows_are_counted_with_their_reason(batch):
     """The literal metaspace mark cannot be expressed: one row, all its log-prob dropped."""
     whole = summarise(batch)
     assert whole.rejected == {"bytes_differ": 1}
-    assert whole.rejected_share == pytest.approx(0.2)
     assert whole.flagged["REJECT"] == 1
     assert whole.dropped_nats == pytest.approx(batch.peer_logprob[2])
     assert whole.gap_nats is None
@@ -137,18 +136,16 @@ def test_sequence_ess_counts_translated_rows_only(receivers, batch):
     assert summarise(batch, logprobs).sequence_ess == pytest.approx(summarise(without, logprobs).sequence_ess)
 
 
-def test_floor_is_taken_off(batch, logprobs):
+def test_floor_is_taken_off():
     """Variances subtract; a floor above the measured spread leaves 0."""
-    whole = summarise(batch, logprobs)
-    assert whole.excess_std_nats(0.0) == pytest.approx(whole.span_std_nats)
-    assert whole.excess_std_nats(whole.span_std_nats + 1) == 0.0
-    assert summarise(batch).excess_std_nats(0.1) is None
+    assert excess_std_nats(0.7, 0.0) == pytest.approx(0.7)
+    assert excess_std_nats(0.7, 1.7) == 0.0
 
 
 def test_empty_batch(receivers):
     """No rows, no division by zero."""
     whole = summarise(translate_batch([], receivers[1], max_tokens=10), np.zeros(0))
-    assert (whole.rows, whole.rejected_share, whole.length_ratio, whole.gap_nats) == (0, 0.0, 0.0, None)
+    assert (whole.rows, whole.rejected, whole.length_ratio, whole.gap_nats) == (0, {}, 0.0, None)
 
 
 def test_only_nats_in_spans_are_divided(batch, rows):

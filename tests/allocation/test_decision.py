@@ -14,6 +14,7 @@ TIGHT_ACCELERATORS = Rule(hold_s=450.0, dwell_s=300.0)
 """For a pool that cannot hold one replica of each policy."""
 DEMANDS = {"a": 1.33, "b": 3.58, "c": 4.66, "d": 6.94}
 GANGS = {"a": 1, "b": 1, "c": 1, "d": 2}
+STEP_S = 60.0
 
 Change = Callable[[float, list[Reading]], list[Reading]]
 
@@ -34,17 +35,24 @@ def unchanged(_now_s: float, readings: list[Reading]) -> list[Reading]:
 def play(
     rule: Rule, units: int, hours: float, change: Change = unchanged, names: Sequence[str] = tuple(DEMANDS)
 ) -> list[DecisionRecord]:
-    """Decisions once a minute; what is decided holds at once and feeds in proportion."""
+    """Decisions every `STEP_S`; what is decided holds at once and feeds in proportion."""
     state, counts, records = ControllerState(decided_s=0.0), dict.fromkeys(names, 0), list[DecisionRecord]()
     silent: set[str] = set()
-    for step in range(int(60 * hours)):
+    for step in range(int(3600.0 * hours / STEP_S)):
         fed = {name: min(1.0, counts[name] * GANGS[name] / DEMANDS[name]) for name in names}
-        readings = change(60.0 * step, [reading(name, counts[name], fed[name]) for name in names])
+        readings = change(STEP_S * step, [reading(name, counts[name], fed[name]) for name in names])
         now_silent = {one.policy for one in readings if one.silent}
-        state, record = decide(rule, state, readings, (units,), 60.0 * step, urgent=now_silent != silent)
+        state, record = decide(rule, state, readings, (units,), STEP_S * step, urgent=now_silent != silent)
         silent, counts = now_silent, {name: row[0] for name, row in record.shares.items()}
         records.append(record)
     return records
+
+
+def started_units(record: DecisionRecord) -> int:
+    """Units that policies have more of than before."""
+    return sum(
+        max(0, record.shares[one.policy][0] - one.replicas[0]) * one.units_per_replica for one in record.readings
+    )
 
 
 def reached(records: Sequence[DecisionRecord], skip: int = 60) -> dict[str, float]:
@@ -266,10 +274,11 @@ def test_moves_keep_the_dwell() -> None:
         ]
 
     records = play(ACCELERATORS, 12, 3.0, jumping)[1:]
-    moved = [record for record in records if record.verdict == "moved" and record.moved_units]
-    taking = [one for one in moved if one.moved_units > 12 - sum(
-        reading.replicas[0] * reading.units_per_replica for reading in one.readings)]  # fmt: skip
-    assert all(b.now_s - a.now_s >= ACCELERATORS.dwell_s for a, b in pairwise(moved) if b in taking)
+    moved = [(step, record) for step, record in enumerate(records) if started_units(record)]
+    taking = [step for step, record in moved if started_units(record) > 12 - sum(
+        reading.replicas[0] * reading.units_per_replica for reading in record.readings)]  # fmt: skip
+    moved_steps = [step for step, _ in moved]
+    assert all((b - a) * STEP_S >= ACCELERATORS.dwell_s for a, b in pairwise(moved_steps) if b in taking)
     assert len(taking) > 3
     assert "dwell" in {record.verdict for record in records}
 
@@ -297,9 +306,9 @@ def test_in_a_tight_pool_everybody_is_served_within_the_bound() -> None:
     records = play(TIGHT_ACCELERATORS, 2, 6.0)
     bound_s = TIGHT_ACCELERATORS.max_unserved_s + 4 * TIGHT_ACCELERATORS.dwell_s + 120.0
     for name in DEMANDS:
-        served = [record.now_s for record in records if record.shares[name][0]]
-        gaps = [later - earlier for earlier, later in zip([0.0, *served], [*served, records[-1].now_s], strict=True)]
-        assert max(gaps) <= bound_s
+        served = [step for step, record in enumerate(records) if record.shares[name][0]]
+        gaps = [later - earlier for earlier, later in pairwise([0, *served, len(records) - 1])]
+        assert max(gaps) * STEP_S <= bound_s
     assert all(sum(row[0] * GANGS[name] for name, row in record.shares.items()) <= 2 for record in records)
 
 
@@ -309,8 +318,7 @@ def test_turns_in_a_tight_pool_last_a_dwell(objective: Objective) -> None:
     rule = msgspec.structs.replace(ACCELERATORS, objective=objective, max_unserved_s=120.0)
     records = play(rule, 1, 6.0, names=("a", "b", "c"))
     owners = [next(name for name in "abc" if record.shares[name][0]) for record in records]
-    changes = zip(records[1:], pairwise(owners), strict=True)
-    starts_s = [record.now_s for record, (old, new) in changes if old != new]
+    starts_s = [STEP_S * step for step, (old, new) in enumerate(pairwise(owners), 1) if old != new]
     assert min(later - earlier for earlier, later in pairwise(starts_s)) >= rule.dwell_s
     assert all(owners.count(name) >= len(owners) / 4 for name in "abc")
 
@@ -321,7 +329,7 @@ def test_turns_in_a_tight_pool_last_as_long_before_anything_is_measured() -> Non
     unknown = lambda _, readings: [msgspec.structs.replace(one, progress_per_replica=None) for one in readings]  # noqa: E731
     records = play(rule, 1, 6.0, unknown, names=("a", "b", "c"))
     owners = [next(name for name in "abc" if record.shares[name][0]) for record in records]
-    starts_s = [record.now_s for record, (old, new) in zip(records[1:], pairwise(owners), strict=True) if old != new]
+    starts_s = [STEP_S * step for step, (old, new) in enumerate(pairwise(owners), 1) if old != new]
     assert min(later - earlier for earlier, later in pairwise(starts_s)) >= rule.dwell_s
     assert all(owners.count(name) >= len(owners) / 4 for name in "abc")
 
@@ -339,10 +347,10 @@ def test_recorded_decisions_are_made_again_from_what_was_written_down() -> None:
     """State, readings and record go through JSON; the same inputs give the same outputs."""
     records = play(ACCELERATORS, 12, 3.0)
     state = ControllerState(decided_s=0.0)
-    for record in records:
+    for step, record in enumerate(records):
         stored = msgspec.json.decode(msgspec.json.encode(record.readings), type=tuple[Reading, ...])
         state = msgspec.json.decode(msgspec.json.encode(state), type=ControllerState)
-        state, again = decide(ACCELERATORS, state, stored, record.capacity_units, record.now_s, urgent=record.urgent)
+        state, again = decide(ACCELERATORS, state, stored, (12,), STEP_S * step, urgent=record.urgent)
         assert (again.shares, again.verdict, again.progress) == (record.shares, record.verdict, record.progress)
 
 

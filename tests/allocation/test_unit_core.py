@@ -166,7 +166,6 @@ def test_units_are_granted_started_and_spoken_for() -> None:
     world.run(2.0)
     assert sorted(world.owners().values()) == ["a", "b"]
     assert all(row.state is UnitState.ACTIVE for row in world.core.table.rows.values())
-    assert world.core.held_units() == {"a": 1, "b": 1}
     assert rule.switches == [pytest.approx(0.6, abs=0.2)] * 2
 
 

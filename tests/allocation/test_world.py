@@ -91,7 +91,7 @@ class World:
                 )
                 self.allocator.handle(report, self.now_s)
             decisions = self.allocator.tick(self.now_s)
-            live = [decision for decision in decisions if decision.num_holders]
+            live = [decision for decision in decisions if self.allocator._leases.holders_of(decision.policy)]
             assert all(decision.slots >= min(self.floor, self.slots // len(self.policies)) for decision in live)
             assert sum(decision.slots for decision in decisions) <= self.slots
         in_use = sum(worker.in_use for worker in running)

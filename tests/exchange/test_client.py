@@ -145,7 +145,7 @@ def test_a_published_success_reaches_a_watching_peer(network, pair, outcome):
     """Announced, asked, published, taken: with its age, and once."""
     worker, learner = pair
     worker.announce(Version(0, 5))
-    learner.fetch(["p1"], kinds=["outcome"], limit=2, max_age_versions=10, watch=True)
+    learner.fetch(["p1"], kinds=["outcome"], limit=2, max_age_versions=10)
     worker.publish([outcome(step=3)])
     network.run()
     assert [(item.record, item.age_versions) for item in learner.take()] == [(outcome(step=3), 2)]
@@ -159,7 +159,7 @@ def test_a_lost_put_is_sent_again(network, pair, outcome):
     worker.publish([outcome()])
     assert network.lose() == ["Put"]
     network.pass_time(SILENCE_S + 1)
-    learner.fetch(["p1"], kinds=["outcome"], limit=1, max_age_versions=None, watch=False)
+    learner.fetch(["p1"], kinds=["outcome"], limit=1, max_age_versions=None)
     network.run()
     assert ids(learner.take()) == ["r1"]
     network.pass_time(60)
@@ -170,7 +170,7 @@ def test_a_lost_put_is_sent_again(network, pair, outcome):
 def test_a_lost_fetch_is_sent_again_and_counts_once(network, pair, outcome):
     """The daemon's answer, though empty, ends the repetition."""
     worker, learner = pair
-    learner.fetch(["p1"], kinds=["outcome"], limit=1, max_age_versions=None, watch=True)
+    learner.fetch(["p1"], kinds=["outcome"], limit=1, max_age_versions=None)
     assert network.lose() == ["Fetch"]
     network.pass_time(SILENCE_S + 1)
     worker.publish([outcome()])
@@ -200,7 +200,7 @@ def test_a_lost_delivery_comes_again_and_is_taken_once(network, pair, outcome):
     worker.publish([outcome()])
     network.run()
     del network.clients["learner/llama"]
-    learner.fetch(["p1"], kinds=["outcome"], limit=1, max_age_versions=None, watch=False)
+    learner.fetch(["p1"], kinds=["outcome"], limit=1, max_age_versions=None)
     with pytest.raises(KeyError):
         network.run()
     network.clients["learner/llama"] = learner
@@ -218,7 +218,7 @@ def test_asking_again_may_bring_the_same_record_again(network, pair, outcome):
     worker, learner = pair
     worker.publish([outcome()])
     for _ in range(2):
-        learner.fetch(["p1"], kinds=["outcome"], limit=1, max_age_versions=None, watch=True)
+        learner.fetch(["p1"], kinds=["outcome"], limit=1, max_age_versions=None)
         network.run()
         assert ids(learner.take()) == ["r1"]
 
@@ -227,7 +227,7 @@ def test_a_restarted_daemon_is_told_everything(network, pair, outcome):
     """Hello, versions, unacknowledged records and watches, as soon as its first message comes."""
     worker, learner = pair
     worker.announce(Version(0, 7))
-    learner.fetch(["p1", "p2"], kinds=["outcome"], limit=2, max_age_versions=None, watch=True)
+    learner.fetch(["p1", "p2"], kinds=["outcome"], limit=2, max_age_versions=None)
     learner.unwatch(["p2"])
     network.run()
     worker.publish([outcome("unacknowledged", step=7)])
@@ -245,7 +245,7 @@ def test_a_restarted_daemon_is_told_everything(network, pair, outcome):
 def test_a_watch_is_renewed_once_after_a_restart(network, pair):
     """An unanswered Fetch and its renewal are one asking."""
     _, learner = pair
-    learner.fetch(["p1"], kinds=["outcome"], limit=1, max_age_versions=None, watch=True)
+    learner.fetch(["p1"], kinds=["outcome"], limit=1, max_age_versions=None)
     network.lose()
     network.restart("two")
     network.pass_time(60)
@@ -265,7 +265,7 @@ def test_a_changed_incarnation_in_any_message_is_enough(network, pair, outcome):
 def test_a_forgotten_client_says_hello_again(network, pair, outcome):
     """Suspended for long, it finds its watches renewed after the first ping."""
     worker, learner = pair
-    learner.fetch(["p1"], kinds=["outcome"], limit=1, max_age_versions=None, watch=True)
+    learner.fetch(["p1"], kinds=["outcome"], limit=1, max_age_versions=None)
     network.run()
     network.now_s += 100
     network.core.tick(network.now_s)
@@ -278,7 +278,7 @@ def test_a_forgotten_client_says_hello_again(network, pair, outcome):
 def test_what_the_daemon_gave_up_while_the_link_was_cut_comes_with_the_next_one(network, pair, outcome):
     """A delivery is tried for 15 s, a session lasts 60 s: in between the daemon knows the watch and sends no more."""
     worker, learner = pair
-    learner.fetch(["p1"], kinds=["outcome"], limit=4, max_age_versions=None, watch=True)
+    learner.fetch(["p1"], kinds=["outcome"], limit=4, max_age_versions=None)
     network.run()
     worker.publish([outcome()])
     network.answers_to_lose = {1}  # the acknowledgement of the Put is 0
@@ -354,7 +354,7 @@ def test_what_a_full_disk_does_not_take_is_put_again(network, pair, outcome):
 def test_an_invalid_record_does_not_take_its_neighbours_with_it(network, pair, outcome):
     """The daemon reads tags alone; a reader counts what is beyond the limits."""
     worker, learner = pair
-    learner.fetch(["p1"], kinds=["outcome"], limit=4, max_age_versions=None, watch=True)
+    learner.fetch(["p1"], kinds=["outcome"], limit=4, max_age_versions=None)
     worker.publish([outcome("bad", completion=bytes(300_000)), outcome("good")])
     network.pass_time(1.0)
     assert ids(learner.take()) == ["good"]
@@ -513,7 +513,7 @@ def test_fetch_now_is_not_given_up_for_other_questions(network, pair, rollout, m
 
     def wait_for(is_over, timeout_s):
         for number in range(LIMITS.fetches + 5):
-            learner.fetch([f"x{number}"], kinds=["value"], limit=1, max_age_versions=None, watch=False)
+            learner.fetch([f"x{number}"], kinds=["value"], limit=1, max_age_versions=None)
         network.lose()
         assert not is_over()
         network.pass_time(2 * SILENCE_S)
@@ -607,7 +607,7 @@ def test_a_subscriber_gets_requests_and_acknowledges_them(network, pair, request
     engine = network.connect("worker/llama/0", "llama")
     engine.subscribe(["score_request"])
     student = network.connect("learner/qwen", "qwen")
-    student.fetch(["p1"], kinds=["score"], limit=1, max_age_versions=None, watch=True)
+    student.fetch(["p1"], kinds=["score"], limit=1, max_age_versions=None)
     asked = request_for("llama")
     worker.publish([asked])
     network.run()
@@ -662,7 +662,7 @@ def test_garbage_from_the_daemon_is_counted(pair):
 def test_a_record_that_this_client_cannot_read_is_counted_and_done_with(network, pair, outcome):
     """The daemon passes bodies on unread. It is not delivered for ever, and does not hide its neighbours."""
     _, learner = pair
-    learner.fetch(["p1"], kinds=["outcome"], limit=4, max_age_versions=None, watch=True)
+    learner.fetch(["p1"], kinds=["outcome"], limit=4, max_age_versions=None)
     network.run()
     bad = msgpack.packb(msgpack.unpackb(encode(outcome("bad"))) | {"reward": "high"})
     put = put_of_bodies(bad, encode(outcome("good")))
@@ -700,7 +700,7 @@ def test_an_inbox_is_full_in_bytes_too(outcome):
 def test_small_publishes_are_gathered_while_the_daemon_is_at_work(network, pair, outcome):
     """One message for all that came meanwhile, in their order; nothing waits for more."""
     worker, learner = pair
-    learner.fetch([f"p{n}" for n in range(50)], kinds=["outcome"], limit=4, max_age_versions=None, watch=True)
+    learner.fetch([f"p{n}" for n in range(50)], kinds=["outcome"], limit=4, max_age_versions=None)
     network.run()
     for number in range(50):
         worker.publish([outcome(f"r{number}", prompt_id=f"p{number}")])

@@ -122,9 +122,7 @@ def test_acknowledged_records_survive_kill_9(start, connect, outcome, until):
     assert acknowledged <= found <= 2000
     until(lambda: worker.counts["stored"] + worker.counts.get("refused/duplicate", 0) >= 2000)
     learner = connect("learner/llama", "llama")
-    learner.fetch(
-        [f"p{number}" for number in range(2000)], kinds=["outcome"], limit=1, max_age_versions=None, watch=False
-    )
+    learner.fetch([f"p{number}" for number in range(2000)], kinds=["outcome"], limit=1, max_age_versions=None)
     received = []
     assert until(lambda: len(taken(learner, received)) == 2000)
     assert {item.record.completion for item in received} == {b"yah"}
@@ -135,7 +133,7 @@ def test_clients_find_a_restarted_daemon_and_their_watches_work(start, connect, 
     process, _ = start()
     worker, learner = connect("worker/qwen/0", "qwen"), connect("learner/llama", "llama")
     worker.announce(Version(0, 3))
-    learner.fetch(["p1"], kinds=["outcome"], limit=4, max_age_versions=None, watch=True)
+    learner.fetch(["p1"], kinds=["outcome"], limit=4, max_age_versions=None)
     received = []
     worker.publish([outcome("before", step=3)])
     until(lambda: "before" in taken(learner, received))
@@ -145,7 +143,7 @@ def test_clients_find_a_restarted_daemon_and_their_watches_work(start, connect, 
     try:
         start()
         assert port_of(read_endpoint(run / "endpoints", "exchange")) != old_port
-        learner.fetch(["p2"], kinds=["outcome"], limit=4, max_age_versions=None, watch=True)
+        learner.fetch(["p2"], kinds=["outcome"], limit=4, max_age_versions=None)
         worker.publish([outcome("after", prompt_id="p2", step=3)])
         until(lambda: "after" in taken(learner, received))
     finally:
@@ -226,7 +224,7 @@ def test_requests_reach_engines_and_scores_come_back(start, connect, until, requ
     for engine in engines:
         engine.subscribe(["score_request"])
     requests = [request_for("llama", f"q{n}", prompt_id=f"p{n}") for n in range(20)]
-    student.fetch([f"p{n}" for n in range(20)], kinds=["score"], limit=1, max_age_versions=None, watch=True)
+    student.fetch([f"p{n}" for n in range(20)], kinds=["score"], limit=1, max_age_versions=None)
     worker.publish(requests)
     served, received = [0, 0], []
 
@@ -255,7 +253,7 @@ def test_inspect_shows_what_flows(start, run, connect, outcome, until):
     """Table and JSON name the policies, what is held, and the flow between them."""
     start()
     worker, learner = connect("worker/qwen/0", "qwen"), connect("learner/llama", "llama")
-    learner.fetch(["p1", "p2"], kinds=["outcome"], limit=4, max_age_versions=None, watch=True)
+    learner.fetch(["p1", "p2"], kinds=["outcome"], limit=4, max_age_versions=None)
     until(lambda: learner.counts.get("hellos", 0) == 0 and learner.lost_s() == 0.0)
     worker.publish([outcome()])
     received = []

@@ -4,7 +4,7 @@ import pytest
 
 from mrl.gateway.chat_wire import ChatMistake, completion, is_same, read_chat, said_by
 from mrl.records.episodes import Message, ToolCall
-from mrl.tasks.environments.contract import NO_CALL, BrokenCall, PolicyTurn
+from mrl.tasks.environments.contract import BrokenCall, PolicyTurn
 
 ADD = {"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}
 CALL = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": '{"b": 2, "a": 1}'}}
@@ -96,7 +96,7 @@ def test_why_a_turn_ended_is_told(is_cut, reason):
 
 def test_a_broken_call_is_text():
     """Nothing of what the policy said is lost to the agent."""
-    turn = PolicyTurn("well <tool_call>{", broken=(BrokenCall(NO_CALL, "no"),), content="well ")
+    turn = PolicyTurn("well <tool_call>{", broken=(BrokenCall("no"),), content="well ")
     assert said_by(turn) == Message("assistant", "well <tool_call>{")
 
 

@@ -6,6 +6,7 @@ import pytest
 
 from mrl.metrics.telemetry import Telemetry
 from mrl.records.codec import decode, encode
+from mrl.records.host_messages import inbox_decoder
 from mrl.records.telemetry_messages import (
     HeartbeatRecord,
     MetricsRecord,
@@ -13,7 +14,6 @@ from mrl.records.telemetry_messages import (
     Span,
     SpansRecord,
     TelemetryRecord,
-    telemetry_decoder,
 )
 
 
@@ -61,7 +61,7 @@ def test_long_samples_are_cut_to_what_the_record_accepts() -> None:
     sink: list[TelemetryRecord] = []
     telemetry, _ = make(sink)
     telemetry.sample(2, kind="rescue", task="spell", prompt="p" * 30_000, completion="é" * 30_000, reward=1, source="b")
-    sample = decode(encode(sink[0]), telemetry_decoder)
+    sample = decode(encode(sink[0]), inbox_decoder)
     assert isinstance(sample, SampleRecord)
     assert (len(sample.prompt), len(sample.completion), sample.source) == (20_000, 20_000, "b")
 
@@ -143,7 +143,7 @@ def test_long_labels_survive_decoding() -> None:
     telemetry, _ = make()
     telemetry.doing("x" * 500)
     with telemetry.awaiting("y" * 500, whom="z" * 500):
-        beat = decode(encode(telemetry.beat()), telemetry_decoder)
+        beat = decode(encode(telemetry.beat()), inbox_decoder)
     assert isinstance(beat, HeartbeatRecord)
     assert len(beat.doing) == len(beat.awaiting) == len(beat.whom) == 200
 
@@ -214,5 +214,5 @@ def test_any_number_of_long_spans_survives_decoding() -> None:
         time.now_s += 0.01
     for _ in range(3):
         telemetry.tell_spans()
-    assert [len(decode(encode(record), telemetry_decoder).spans) for record in sink] == [500, 500, 200]  # type: ignore[union-attr]
+    assert [len(decode(encode(record), inbox_decoder).spans) for record in sink] == [500, 500, 200]  # type: ignore[union-attr]
     assert {len(one.kind) for one in spans_of(sink)} == {200}

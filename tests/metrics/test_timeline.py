@@ -8,7 +8,8 @@ import pytest
 from mrl.errors import RecordError
 from mrl.metrics.timeline import FiledSpan, TimelineWriter, every_minutes, is_kept, read_timeline
 from mrl.records.codec import decode, encode
-from mrl.records.telemetry_messages import Span, SpansRecord, telemetry_decoder
+from mrl.records.host_messages import inbox_decoder
+from mrl.records.telemetry_messages import Span, SpansRecord
 
 T0 = 1_700_000_040.0
 """The beginning of an even minute."""
@@ -100,4 +101,4 @@ def test_a_damaged_line_is_named_and_left_out(tmp_path: Path, damage: bytes) -> 
 def test_a_time_that_is_none_is_refused_at_the_door(began: float) -> None:
     """The writer never meets it."""
     with pytest.raises(RecordError, match="began_unix_s"):
-        decode(encode(record(Span(kind="training", began_unix_s=began, duration_s=1.0))), telemetry_decoder)
+        decode(encode(record(Span(kind="training", began_unix_s=began, duration_s=1.0))), inbox_decoder)

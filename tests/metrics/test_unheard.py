@@ -9,7 +9,8 @@ from mrl.metrics.jsonl import MetricsWriter, read_tail
 from mrl.metrics.telemetry import Telemetry
 from mrl.metrics.unheard import LeftFiles, UnheardMetrics
 from mrl.records.codec import decode, encode
-from mrl.records.telemetry_messages import MetricsRecord, telemetry_decoder
+from mrl.records.host_messages import inbox_decoder
+from mrl.records.telemetry_messages import MetricsRecord
 
 
 class Role:
@@ -92,7 +93,7 @@ def test_no_row_is_written_twice(tmp_path: Path) -> None:
     role = Role(tmp_path)
     role.measures(1, 2)
     role.ends()
-    first, second = (decode(body, telemetry_decoder) for body in role.posted[:2])
+    first, second = (decode(body, inbox_decoder) for body in role.posted[:2])
     assert isinstance(first, MetricsRecord)
     assert isinstance(second, MetricsRecord)
     new = MetricsRecord(role="worker/a/0", policy="a", step=3, time_unix_s=9.0, values={})

@@ -1,12 +1,12 @@
 """Log-probs of spans, divided over tokens."""
 
-from typing import NamedTuple, get_args
+import itertools
+import math
+from typing import get_args
 
-import numpy as np
 import pytest
 import torch
 
-from mrl.alignment.spreading import SPREADING
 from mrl.objectives.ratios import row_sum, spread
 from mrl.objectives.specs import Spreading
 
@@ -15,37 +15,32 @@ OWN = [-1.0, -3.0, -123.4, -0.1, 0.2, -2.0, 0.0, 0.0, 0.0, float("-inf"), -1.0]
 OF_SPANS = [-2.0, -0.7, -0.3, -5.0, -1.5, -4.0]
 
 
-class Spanned(NamedTuple):
-    """What alignment's rule reads."""
-
-    token_bytes: np.ndarray
-    span_of_token: np.ndarray
-    span_logprob: np.ndarray
-    span_receiver_tokens: np.ndarray
-
-
 def spread_all(rule, own=OWN, dtype=torch.float64) -> torch.Tensor:
     told = torch.tensor([OF_SPANS[span] for span in SPANS], dtype=dtype)
     return spread(told, torch.tensor(own, dtype=dtype), torch.tensor(SPANS), rule)
 
 
+def slow_span(rule, total, own) -> list[float]:
+    """The rule's formula for one span; equal parts where own log-probs say nothing."""
+    read = [min(one, 0.0) for one in own] if rule == "receiver_multiplicative" else own
+    if len(own) == 1 or not math.isfinite(sum(read)):
+        return [total / len(own)] * len(own)
+    match rule:
+        case "receiver_multiplicative":
+            return [total * one / sum(read) if sum(read) else total / len(own) for one in read]
+        case "receiver_additive":
+            return [one + (total - sum(own)) / len(own) for one in own]
+    return [one + total - sum(own) for one in own]
+
+
 def slow_rule(rule) -> list[float]:
-    """Alignment's rule; of "none", which leaves the number on the span, what gives every token the span's ratio."""
-    sizes = np.bincount(SPANS)
-    spanned = Spanned(np.ones(len(SPANS)), np.array(SPANS), np.array(OF_SPANS), sizes)
-    found = SPREADING[rule](spanned, np.array(OWN)).tolist()
-    if rule != "none":
-        return found
-    totals = [sum(found[t] for t in range(len(SPANS)) if SPANS[t] == span) for span in range(len(OF_SPANS))]
-    own = [sum(OWN[t] for t in range(len(SPANS)) if SPANS[t] == span) for span in range(len(OF_SPANS))]
-    return [
-        OWN[t] - (own[span] - totals[span]) if np.isfinite(own[span]) else totals[span] / sizes[span]
-        for t, span in enumerate(SPANS)
-    ]
+    """All spans, one after the other."""
+    inside = [[one for one, at in zip(OWN, SPANS, strict=True) if at == span] for span in range(len(OF_SPANS))]
+    return list(itertools.chain(*(slow_span(rule, *pair) for pair in zip(OF_SPANS, inside, strict=True))))
 
 
 @pytest.mark.parametrize("rule", get_args(Spreading))
-def test_the_rule_is_that_of_alignment(rule):
+def test_the_rule_follows_its_formula(rule):
     """Each against its slow twin, uniform where own log-probs say nothing."""
     assert spread_all(rule).tolist() == pytest.approx(slow_rule(rule), rel=1e-14)
 

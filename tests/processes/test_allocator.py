@@ -17,7 +17,8 @@ from mrl.allocation.slot_core import SlotCore, SlotSettings, SlotShare
 from mrl.metrics.telemetry import Telemetry
 from mrl.processes.allocator import report
 from mrl.records.codec import decode
-from mrl.records.telemetry_messages import MetricsRecord, TelemetryRecord, telemetry_decoder
+from mrl.records.host_messages import inbox_decoder
+from mrl.records.telemetry_messages import MetricsRecord, TelemetryRecord
 from mrl.transport.background import BackgroundClient
 from mrl.transport.client_socket import ClientSocket
 from mrl.transport.endpoints import nearest_endpoint, publish_endpoint
@@ -36,7 +37,7 @@ def test_every_decision_becomes_metrics_of_its_policy() -> None:
     records: list[TelemetryRecord] = []
     telemetry = Telemetry("allocator", "", records.append)
     core = SlotCore(["qwen"], SlotSettings(64, 8, 10.0), 0.0)
-    report(telemetry, [SlotShare("qwen", 64, 60, 70.0, 0.9, 7, 2, 1, 12)], core.record, core.bound)
+    report(telemetry, [SlotShare("qwen", 64, 60, 70.0, 0.9, 7, 2, 12)], core.record, core.bound)
 
     (record,) = records
     assert isinstance(record, MetricsRecord)
@@ -160,7 +161,7 @@ def test_decisions_reach_the_supervisor(start: Start, run: Path, keys: RunKeys) 
     end_s = time.monotonic() + BOUND_S
     while len(shares) < 2 and time.monotonic() < end_s:
         for message in server.receive(0.1):
-            record = decode(message.body, telemetry_decoder)
+            record = decode(message.body, inbox_decoder)
             if isinstance(record, MetricsRecord):
                 shares[record.policy] = record.values["allocation/slots"]
     server.close()

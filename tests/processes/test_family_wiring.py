@@ -78,19 +78,18 @@ def test_a_call_in_an_episode_is_read_by_the_tools_that_there_are(run, folder):
 
 
 @pytest.mark.parametrize(
-    ("text", "is_cut", "kind", "words"),
+    ("text", "is_cut", "words"),
     [
-        (SAID.replace("</function>\n</tool_call>", ""), False, "broken_json", "unclosed block"),
-        (SAID.replace("</function>\n</tool_call>", ""), True, "cut", "token limit"),
-        ("<tool_call>\n</tool_call>", False, "no_call", "malformed structure"),
-        (SAID.replace("=look_up", f"={'look' * 20}"), False, "no_call", "name"),
+        (SAID.replace("</function>\n</tool_call>", ""), False, "unclosed block"),
+        (SAID.replace("</function>\n</tool_call>", ""), True, "token limit"),
+        ("<tool_call>\n</tool_call>", False, "malformed structure"),
+        (SAID.replace("=look_up", f"={'look' * 20}"), False, "name"),
     ],
 )
-def test_a_call_that_cannot_be_read_is_told_of(folder, text, is_cut, kind, words):
-    """To the policy, in one line, by the kinds that are counted."""
+def test_a_call_that_cannot_be_read_is_told_of(folder, text, is_cut, words):
+    """To the policy, in one line."""
     syntax = own_syntax(spelling_of(folder, PromptTable(family="qwen3.5"), eos_ids=()))
     (broken,) = syntax.read(text, is_cut=is_cut, tools=[LOOK_UP.as_chat()]).broken
-    assert kind in broken.kind
     assert words in broken.words
 
 

@@ -486,7 +486,7 @@ def test_keys_do_not_reach_the_log(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("WANDB_API_KEY", SECRET)
     monkeypatch.setattr(trackers, "MAX_LOG_BYTES", 60)
     say = "sys.stderr.write('key {} at http://me:pw@host/\\n' * 9); sys.stderr.flush()"
-    talking = feed(tmp_path, STARTS + say.format(SECRET) + "; sys.stdin.read(); say('{\"is_finished\": true}')")
+    talking = feed(tmp_path, STARTS + say.format(SECRET) + "; sys.stdin.read(); say('{}')")
     talking.end()
     assert talking.has_ended(BOUND_S)
     talking.close()
@@ -560,7 +560,7 @@ def test_a_replay_is_waited_for_as_long_as_it_gets_on(
 
 def test_a_tracker_that_has_all_points_is_finishing(tmp_path: Path) -> None:
     """From the end of its input on."""
-    code = STARTS + "sys.stdin.read(); say('{\"is_finished\": true}')"
+    code = STARTS + "sys.stdin.read(); say('{}')"
     ending = feed(tmp_path, code)
     assert not ending._is_finishing
     ending.end()

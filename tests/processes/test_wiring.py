@@ -19,13 +19,13 @@ from mrl.processes import wiring, worker
 from mrl.processes.planning.turns import TURN_DEVICES
 from mrl.processes.run_files import RunFiles
 from mrl.records.codec import decode
+from mrl.records.host_messages import inbox_decoder
 from mrl.records.rollouts import MAX_GROUP_BYTES
 from mrl.records.telemetry_messages import (
     HeartbeatRecord,
     MetricsRecord,
     SpansRecord,
     TelemetryRecord,
-    telemetry_decoder,
 )
 from mrl.transport.endpoints import publish_endpoint
 from mrl.transport.grants import Grant
@@ -148,7 +148,7 @@ def records(server: ServerSocket, for_s: float = 60.0) -> Iterator[TelemetryReco
     """What comes, for a minute."""
     end_s = time.monotonic() + for_s
     while time.monotonic() < end_s:
-        yield from (decode(incoming.body, telemetry_decoder) for incoming in server.receive(0.1))
+        yield from (decode(incoming.body, inbox_decoder) for incoming in server.receive(0.1))
 
 
 def spans_of(heard: Iterator[TelemetryRecord]) -> Iterator[str]:

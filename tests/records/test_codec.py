@@ -11,9 +11,9 @@ from mrl.errors import RecordError
 from mrl.records.codec import SCHEMA, decode, decoder, encode, pack_array, unpack_array
 from mrl.records.exchange_messages import client_message_decoder, daemon_message_decoder
 from mrl.records.experience import MAX_COMPLETION_BYTES, OutcomeRecord, experience_decoder
+from mrl.records.host_messages import inbox_decoder
 from mrl.records.leases import allocator_reply_decoder, allocator_request_decoder
 from mrl.records.rollouts import learner_message_decoder, worker_message_decoder
-from mrl.records.telemetry_messages import telemetry_decoder
 from mrl.records.version import Version
 from tests.support.stored_core import put_message
 
@@ -24,7 +24,7 @@ ALL_DECODERS = [
     daemon_message_decoder,
     experience_decoder,
     learner_message_decoder,
-    telemetry_decoder,
+    inbox_decoder,
     worker_message_decoder,
 ]
 

@@ -92,7 +92,7 @@ def test_weak_groups_are_helped(met):
         ("imitated", "p0"),
     ]
     imitated = absorbed.examples[-1]
-    assert (imitated.examined.number, imitated.source) == (1, "peer")
+    assert (imitated.examined.row, imitated.source) == (1, "peer")
     assert imitated.weights.sum() == pytest.approx(1)
     assert absorbed.denominators == {"policy_gradient": 8.0, "imitated": 4.0}
     _, generous = met(own_rewards, peer_rewards, below=1.0)

@@ -156,7 +156,7 @@ def test_readers_ask_for_every_prompt_and_wait_a_little(build, make_context, mak
     context = make_context(peers=("a", "b"))
     reader = build(regime, context, max_age_versions=2, peer_hold_versions=3, peer_wait_s=0.5)
     assert (reader.asking.kinds, reader.asking.limit) == ((kind,), 2)
-    assert (reader.asking.max_age_versions, reader.asking.watch) == (2, True)
+    assert reader.asking.max_age_versions == 2
     assert (reader.patience.hold_versions, reader.patience.wait_s) == (3, 0.5)
     group = make.group([1, 0])
     assert reader.asks(group) == reader.awaited() == ["p"]

@@ -31,10 +31,10 @@ def test_all_answers_stand_in_order(read, make_context):
     """By own group, then by peer, then as in the record; those that cannot be used among them, with their rewards."""
     context = make_context(peers=("a", "b"))
     traces = read(context)
-    found = [[(trace.source, trace.examined.number, trace.is_usable) for trace in of_group] for of_group in traces]
+    found = [[(trace.source, trace.reward, trace.is_usable) for trace in of_group] for of_group in traces]
     assert found == [
-        [("a", 0, True), ("a", 1, True), ("b", 0, True), ("b", 1, True)],
-        [("a", 0, True), ("a", 1, False)],
+        [("a", 1, True), ("a", 0, True), ("b", 0, True), ("b", 1, True)],
+        [("a", 1, True), ("a", 0.5, False)],
     ]
     assert [peer_rewards(of_group, context).tolist() for of_group in traces] == [[1, 0, 0, 1], [1, 0.5]]
 

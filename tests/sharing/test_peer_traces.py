@@ -195,13 +195,13 @@ def test_unfinished_text_has_no_end_to_leave_out(peer, sampled, read):
 
 
 def test_traces_stand_by_record_and_are_examined(make, make_context, peer, receiver):
-    """Answers keep their order and numbers; the recorder hears of every one, and a row says which answer it is of."""
+    """Answers keep their order; the recorder hears of every one, and a row says which answer it is of."""
     context = make_context(max_answer_tokens=3)
     whole = make.rollout(make.sampled(peer, [1, 0], "q"), peer, source="b").record
     success = make.success(prompt_id="p", source="a").record
     first, second = peer_traces([whole, success], context, needs_trace=False)
-    told = [(one.source, one.examined.prompt_id, one.examined.number) for one in [*first, *second]]
-    assert told == [("b", "q", 0), ("b", "q", 1), ("a", "p", 0)]
+    told = [(one.source, one.examined.prompt_id, one.answer) for one in [*first, *second]]
+    assert told == [("b", "q", whole.answers[0]), ("b", "q", whole.answers[1]), ("a", "p", success)]
     assert [one.advantage for one in [*first, *second]] == [whole.answers[0].advantage, whole.answers[1].advantage, 0]
     assert {one.num_tokens for one in [*first, *second]} <= {0, 1, 2, 3}
     values = context.recorder.record([], {})

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from mrl.errors import ConfigError
 from mrl.metrics.names import is_known
 from mrl.objectives.specs import Filtered
+from mrl.records.codec import pack_array
 from mrl.sharing.regimes import check_sharing
 
 
@@ -89,15 +90,17 @@ def test_the_share_falls_evenly(build, make_context, make, receiver, step_of):
         names = [f"s{n}" for n in range(len(sizes))]
         taken = [next(k for k in range(N + 1) if k * until >= N * max(0, until - step)) for N in sizes]
         context = make_context(peers=tuple(names), kl_coefficient=0.1)  # so that rows without advantage stay
-        told = []
-        for name, size in zip(names, sizes, strict=True):
-            texts = [b"copy: %d" % n for n in range(size)]
-            group = make.sampled(receiver, [float(n % 2) for n in range(size)], texts=texts)
-            told.append(make.rollout(group, receiver, source=name))
+        groups = [
+            make.sampled(receiver, [float(n % 2) for n in range(size)], texts=[b"copy: %d" % n for n in range(size)])
+            for size in sizes
+        ]
+        told = [make.rollout(group, receiver, source=name) for name, group in zip(names, groups, strict=True)]
         regime = build("prp", context, peer_share_until_step=until)
         absorbed = step_of(regime, [make.group([1.0, 0.0])], told, step=step)
-        assert [(row.source, row.examined.number) for row in of_peers(absorbed)] == [
-            (name, n) for name, k in zip(names, taken, strict=True) for n in range(k)
+        assert [(row.source, pack_array(row.answer_token_ids, "i4")) for row in of_peers(absorbed)] == [
+            (name, answer.token_ids)
+            for name, group, k in zip(names, groups, taken, strict=True)
+            for answer in group.answers[:k]
         ]
         assert absorbed.denominators["peer_rollouts"] == 2 + sum(taken)
         assert absorbed.counts["sharing/annealed_rows"] == sum(sizes) - sum(taken)

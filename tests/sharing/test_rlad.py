@@ -202,7 +202,7 @@ def test_term_and_patience(build, make_context):
     regime = build("rlad", make_context(method="dapo", dual_clip=3), alpha=0.3, peer_hold_versions=2, peer_wait_s=4)
     assert regime.components[0].term == Trrd(0.3, 0.2, 0.28, 1.0, 3.0, TIS)
     assert (regime.patience.hold_versions, regime.patience.wait_s) == (2, 4)
-    assert (regime.asking.kinds, regime.asking.max_age_versions, regime.asking.watch) == (("score",), None, True)
+    assert (regime.asking.kinds, regime.asking.max_age_versions) == (("score",), None)
     assert regime.asking.scorer == "peer"
     assert build("rlad", teacher_clamp=None).components[0].term == Trrd(0.5, 0.2, 0.2, None, None, TIS)
 

@@ -342,7 +342,7 @@ def test_asks_outcomes_and_waits_for_none(make_sgt, make_group):
     """Failures are pending by themselves: no own group is held back for a peer."""
     regime = make_sgt(max_age_versions=5)
     kinds = ("outcome", "episode")
-    assert (regime.asking.kinds, regime.asking.max_age_versions, regime.asking.watch) == (kinds, 5, True)
+    assert (regime.asking.kinds, regime.asking.max_age_versions) == (kinds, 5)
     assert regime.patience is None
     group = make_group([0])
     regime.asks(group)

@@ -53,7 +53,7 @@ def test_hard_answers_fail_within_the_limit():
     """Huge powers and deep nesting are wrong or out of time; the answer behind each is judged as ever."""
     calls = [VerifierCall("5", answer) for hard in HARD for answer in (hard, "5.0")]
     with closing(VerifierPool("mrl.tasks.math_answers:score", processes=1, timeout_s=0.3, wall_factor=100.0)) as pool:
-        outcomes = pool.verify(calls)
+        outcomes = pool.submit(calls).result()
     assert [sum(one.rewards.values()) for one in outcomes[::2]] == [0.0] * len(HARD)
     assert [outcome.failure for outcome in outcomes[::2]] == ["timeout"] * 2 + [""] * 2
     assert outcomes[1::2] == [Outcome.of(1.0)] * len(HARD)

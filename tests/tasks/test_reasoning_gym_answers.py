@@ -87,7 +87,8 @@ def test_an_answer_that_is_code_does_nothing_outside(pool, tmp_path, code):
     source = countdown()
     [item] = source.items(1)
 
-    (outcome,) = pool.verify([VerifierCall(source.verifier_reference(item), code.format(made=made, there=there))])
+    answer = code.format(made=made, there=there)
+    (outcome,) = pool.submit([VerifierCall(source.verifier_reference(item), answer)]).result()
 
     assert sum(outcome.rewards.values()) < 1.0
     assert not made.exists()
@@ -170,5 +171,5 @@ def test_every_scorer_says_in_its_process_what_it_says_here(pool, name):
     source = ReasoningGymSource(name, {}, seed=1, where="tasks.t")
     items = list(source.items(2))
     pairs = [(item, one.reference) for item in items for one in items]
-    found = pool.verify([VerifierCall(source.verifier_reference(item), answer) for item, answer in pairs])
+    found = pool.submit([VerifierCall(source.verifier_reference(item), answer) for item, answer in pairs]).result()
     assert found == [Outcome.of(source.score(item, answer)) for item, answer in pairs]

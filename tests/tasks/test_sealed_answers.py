@@ -32,7 +32,7 @@ def make_pool(**settings) -> VerifierPool:
 
 def rewards(pool: VerifierPool, *answers: str) -> list[float]:
     """What the answers get, 0 where there is a failure."""
-    found = pool.verify([VerifierCall(RIGHT, answer) for answer in answers])
+    found = pool.submit([VerifierCall(RIGHT, answer) for answer in answers]).result()
     return [one.rewards.get("", 0.0) for one in found]
 
 
@@ -96,9 +96,9 @@ def test_an_answer_that_does_not_end_is_ended(name, brief_pool):
     """By a limit; the process that forks goes on."""
     right = f"result = {RIGHT!r}"
     assert rewards(brief_pool, right) == [1.0]
-    pids = {child.process.pid for child in brief_pool.children()}
+    pids = {child.process.pid for child in brief_pool._children}
     assert rewards(brief_pool, ENDLESS[name], right) == [0.0, 1.0]
-    assert {child.process.pid for child in brief_pool.children()} == pids
+    assert {child.process.pid for child in brief_pool._children} == pids
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,7 @@ def make_pool(**settings) -> VerifierPool:
 
 def outcomes(pool: VerifierPool, *answers: str) -> list[Outcome]:
     """What the pool says; "right" is right."""
-    return pool.verify([VerifierCall("right", answer) for answer in answers])
+    return pool.submit([VerifierCall("right", answer) for answer in answers]).result()
 
 
 def is_failure(outcome: Outcome, kind: str) -> bool:
@@ -59,7 +59,7 @@ def test_a_long_answer_is_judged():
     long = "right" * 500_000
     with closing(make_pool()) as pool:
         asked = [VerifierCall(long, long), VerifierCall("right", long), VerifierCall("", "right")]
-        assert pool.verify(asked) == [RIGHT, WRONG, WRONG]
+        assert pool.submit(asked).result() == [RIGHT, WRONG, WRONG]
 
 
 @pytest.mark.parametrize(("number", "failure"), [(signal.SIGKILL, "exited"), (None, "timeout")])
@@ -67,7 +67,7 @@ def test_a_process_that_takes_half_of_a_long_answer_is_not_waited_for(number, fa
     """It ends, or stands still, and nothing of it is watched any more."""
     with closing(make_pool(timeout_s=2.0, wall_factor=1.0) if number is None else make_pool()) as pool:
         outcomes(pool, "right")
-        (child,) = pool.children()
+        (child,) = pool._children
         os.kill(child.process.pid, signal.SIGSTOP)
         judging = pool.submit([VerifierCall("", "long" * 500_000)])
         while not (child.unsent or judging.done()):
@@ -110,9 +110,9 @@ def test_processes_are_kept_and_started_only_as_needed():
     """One answer starts one process, the next call uses the same; without answers there is none."""
     with closing(make_pool(processes=4)) as pool:
         assert outcomes(pool) == []
-        assert not pool.children()
+        assert not pool._children
         assert outcomes(pool, "pid") == outcomes(pool, "pid")
-        assert len(pool.children()) == 1
+        assert len(pool._children) == 1
 
 
 def test_what_a_verifier_prints_is_no_reply():
@@ -136,7 +136,7 @@ def test_a_verifier_that_does_not_start_ends_the_role(capfd):
     """A mistake in the installation is no wrong answer."""
     pool = VerifierPool("no_such_module:score", processes=1, timeout_s=1.0)
     with closing(pool), pytest.raises(RoleFailed, match="no_such_module:score does not start"):
-        pool.verify([VerifierCall("1", "1")])
+        pool.submit([VerifierCall("1", "1")]).result()
     assert "No module named 'no_such_module'" in capfd.readouterr().err
 
 
@@ -150,9 +150,9 @@ def test_no_process_is_left_when_the_parent_is_killed(answer, tmp_path, monkeypa
         from mrl.tasks.verifier_pool import VerifierPool
         from mrl.tasks.verifier_process import VerifierCall
         pool = VerifierPool("tests.support.hard_verifiers:by_text", processes=2, timeout_s=0.3)
-        pool.verify([VerifierCall("right", "pid")] * 40)
-        print(*[child.process.pid for child in pool.children()], flush=True)
-        pool.verify([VerifierCall("right", {answer!r})])
+        pool.submit([VerifierCall("right", "pid")] * 40).result()
+        print(*[child.process.pid for child in pool._children], flush=True)
+        pool.submit([VerifierCall("right", {answer!r})]).result()
     """
     with subprocess.Popen([sys.executable, "-c", textwrap.dedent(code)], stdout=subprocess.PIPE, text=True) as parent:
         assert parent.stdout
@@ -170,7 +170,7 @@ def test_a_group_waits_for_its_own_answers_only():
     for answer, outcome in (("right", RIGHT), ("wrong", WRONG)):
         assert pool.submit([VerifierCall("right", answer)]).result(120) == [outcome]
     assert not hanging.done()
-    processes = [child.process for child in pool.children()]
+    processes = [child.process for child in pool._children]
     assert len(processes) == 2
 
     pool.close()
@@ -185,10 +185,10 @@ def test_no_process_idles_while_answers_wait():
         for _ in range(4):
             pool.submit([VerifierCall("right", "sleep")])
         deadline_s = time.monotonic() + 120
-        while sum(child.job is not None for child in pool.children()) < 3:
+        while sum(child.job is not None for child in pool._children) < 3:
             assert time.monotonic() < deadline_s
             time.sleep(0.01)
-        assert len(pool.children()) == 3
+        assert len(pool._children) == 3
 
 
 def test_the_lowest_rank_is_judged_first(tmp_path, monkeypatch):

@@ -8,7 +8,7 @@ import msgspec
 from allocation_simulation.engine import Replica
 from allocation_simulation.learner import SimulatedPolicy
 from allocation_simulation.world import World
-from mrl.allocation.decision import ControllerState, DecisionRecord, decide
+from mrl.allocation.decision import ControllerState, decide
 from mrl.allocation.meter import MeterSettings, PolicyMeter, increments
 from mrl.allocation.objective import Reading, Rule
 from mrl.allocation.unit_controller import timed_rule
@@ -86,7 +86,6 @@ class Controller:
         self._state = ControllerState(decided_s=0.0)
         self._silent: frozenset[str] = frozenset()
         self._waits: dict[str, tuple[float, float]] = {}
-        self.records: list[DecisionRecord] = []
         self.took_s: list[float] = []
         """CPU time of every decision."""
 
@@ -105,7 +104,6 @@ class Controller:
             rule, self._state, readings, (world.units_up,), world.now_s, urgent=urgent or changed
         )
         self.took_s.append(time.process_time() - began_s)
-        self.records.append(record)
         if not urgent:
             self._adjust_windows(world)
         return {policy: counts[0] for policy, counts in record.shares.items()}

@@ -131,7 +131,7 @@ class Consumer:
         while checklist.num_missing:
             if num_asked - checklist.num_came <= AWAITED - ASKED_AT_ONCE and num_asked < len(checklist.ids):
                 ids = checklist.ids[num_asked : num_asked + ASKED_AT_ONCE]
-                self._client.fetch(ids, kinds=SINGLE_KINDS, limit=1, max_age_versions=None, watch=True)
+                self._client.fetch(ids, kinds=SINGLE_KINDS, limit=1, max_age_versions=None)
                 num_asked += len(ids)
             received = self._client.take()
             if received:

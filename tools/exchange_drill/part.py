@@ -113,7 +113,7 @@ class Awaited:
             self._next += 1
         if len(new) > AWAITED // 4 or (new and not self._asked_s):
             ids = [record_id(self._producer, number) for number in new]
-            client.fetch(ids, kinds=["outcome"], limit=1, max_age_versions=None, watch=True)
+            client.fetch(ids, kinds=["outcome"], limit=1, max_age_versions=None)
             self._asked_s |= dict.fromkeys(new, now_s)
         else:
             self._next -= len(new)  # more at once, later

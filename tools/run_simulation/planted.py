@@ -24,13 +24,18 @@ from mrl.transport.requests import Requests
 from run_simulation import daemons
 
 put = ExchangeCore._on_put
-ask_again, due, go_on = Questions.start_over, Requests.due, WorkLedger.restore
+due, go_on = Requests.due, WorkLedger.restore
 settle, step, begin_life = RecordIntake.settle, NodeGuard._step, daemons.begin_life
 
 
 def _acknowledge_first(self: ExchangeCore, client: bytes, session: Any, message: Any, now_s: float) -> Any:
     judged = Judged(client, session.policy, message.seq, len(message.records), Counter())
     return [*put(self, client, session, message, now_s), (client, self._ack([judged]))]
+
+
+def _renew_no_watch(self: Questions, now_s: float) -> None:
+    self._requests.start_over()
+    self.send(now_s)
 
 
 def _claim_again(self: WorkLedger, ticket: str) -> int:
@@ -62,9 +67,7 @@ def _instead(owner: object, name: str, mistake: object) -> Callable[[], Abstract
 
 PLANTED: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     "acknowledged before the commit": _instead(ExchangeCore, "_on_put", _acknowledge_first),
-    "watches lost with the daemon": _instead(
-        Questions, "start_over", lambda self, now_s, *, knows_watches: ask_again(self, now_s, knows_watches=True)
-    ),
+    "watches lost with the daemon": _instead(Questions, "start_over", _renew_no_watch),
     "puts lost with the daemon": _instead(RecordPublisher, "start_over", lambda self, now_s: None),
     "run epoch used again": _instead(Lives, "begin", lambda self: 0),
     "void versions trained on": _instead(ledger, "is_void", lambda version, resumed_at: False),

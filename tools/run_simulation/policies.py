@@ -207,7 +207,7 @@ class LearnerProcess:
         now_s = self._process.now_s()
         self._asked_s |= dict.fromkeys(prompt_ids, now_s)
         if prompt_ids:
-            self.peers.fetch(prompt_ids, kinds=["outcome"], limit=LIMIT, max_age_versions=MAX_AGE_VERSIONS, watch=True)
+            self.peers.fetch(prompt_ids, kinds=["outcome"], limit=LIMIT, max_age_versions=MAX_AGE_VERSIONS)
 
     def _count(self) -> None:
         self._num_stale += self._intake.take_counts().get("stale_groups", 0)

@@ -39,9 +39,9 @@ def fitting_units(config: RunConfig, policy: str) -> frozenset[str]:
     )
 
 
-def are_in_turns(config: RunConfig, kind: str) -> bool:
-    """Whether learners have the units of a kind in turns with the engines that are leased onto them."""
-    return any(policy.turns and KINDS[policy.device] == kind for policy in config.policies.values())
+def are_in_turns(config: RunConfig) -> bool:
+    """Whether learners have GPU units in turns with the engines that are leased onto them."""
+    return any(policy.turns and policy.device == "cuda" for policy in config.policies.values())
 
 
 def may_sleep(config: RunConfig, policy: str) -> bool:

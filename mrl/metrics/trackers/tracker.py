@@ -68,7 +68,6 @@ class Reply(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     num_failed: int = 0
     failure: str = ""
     """Why points were not taken, or why it did not start or finish."""
-    is_finished: bool = False
 
 
 class Tracker(Protocol):

@@ -47,9 +47,9 @@ def serve(lines: BinaryIO, say: Callable[[Reply], object]) -> None:
     try:
         tracker.finish()
     except Exception as error:  # noqa: BLE001 - as above
-        say(Reply(failure=_told(error), is_finished=True))
+        say(Reply(failure=_told(error)))
         return
-    say(Reply(is_finished=True))
+    say(Reply())
 
 
 def _give(tracker: Tracker, given: Given) -> None:

@@ -111,7 +111,7 @@ class _Hall:
         self._config, self._room, self._load = config, room, Counter(load)
         self._held: Counter[tuple[str, int]] = Counter()
         self._homes: dict[str, str] = {}
-        self._shared_units = _leased_gpus(config) if are_in_turns(config, "gpu") else []
+        self._shared_units = _leased_gpus(config) if are_in_turns(config) else []
 
     def seat_home(self, name: str, place: int) -> None:
         """The policy's host, and its learner there and on the hosts that come next."""
@@ -258,7 +258,7 @@ def least_gpus(config: RunConfig) -> int:
     shared = sum(ranks) if own else max(ranks, default=0)
     servers = sum(planned_workers(config, name) * worker_gpus(config.policies[name]) for name in own)
     leased = _leased_gpus(config)
-    engines_alone = 0 if are_in_turns(config, "gpu") else len(leased)
+    engines_alone = 0 if are_in_turns(config) else len(leased)
     return max([max(shared + servers, bool(on_gpu)) + engines_alone, *(number + 1 for number in leased)])
 
 
@@ -268,7 +268,7 @@ def most_gpus(config: RunConfig) -> int:
     apart = {name: policy for name, policy in on_gpu.items() if not joins_learner(policy)}
     workers = sum(planned_workers(config, name) * worker_gpus(policy) for name, policy in apart.items())
     learners = sum(map(rank_gpus, on_gpu.values()))
-    leased = 0 if are_in_turns(config, "gpu") else len(_leased_gpus(config))
+    leased = 0 if are_in_turns(config) else len(_leased_gpus(config))
     return max(least_gpus(config), workers + learners + leased)
 
 

@@ -186,7 +186,7 @@ def _seats(config: RunConfig, hosts: Sequence[str], *, here: str, shown: Sequenc
     offered = hosts if config.launch.policies_on_first_host or len(hosts) < 2 else hosts[1:]
     num_gpus = config.launch.gpus_per_host if len(hosts) > 1 else 0
     units = {host: units_of(config, host, is_first=host == first) for host in offered or [""]}
-    own = {} if are_in_turns(config, "gpu") else units
+    own = {} if are_in_turns(config) else units
     leased = {host: sum(len(unit.devices) for unit in found if unit.kind == "gpu") for host, found in own.items()}
     room = {host: max(0, (num_gpus or len(shown)) - leased.get(host, 0)) for host in units}
     on_gpu = next((name for name, policy in config.policies.items() if policy.device == "cuda"), None)

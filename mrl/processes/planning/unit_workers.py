@@ -50,7 +50,7 @@ def not_leased(config: RunConfig, gpus: Sequence[str], host: str, *, is_first: b
                 got=unit_name,
                 wanted=f"numbers below {len(gpus)}",
             )
-    shared = are_in_turns(config, "gpu")
+    shared = are_in_turns(config)
     return [gpu for number, gpu in enumerate(gpus) if shared or number not in leased]
 
 

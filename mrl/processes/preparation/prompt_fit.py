@@ -7,7 +7,7 @@ once more when a worker starts.
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from mrl.config.policy_tables import PolicyTable
 from mrl.config.schema import RunConfig
@@ -25,24 +25,12 @@ from mrl.models.chat_template import (
 )
 from mrl.processes.preparation.hub_models import named
 from mrl.processes.preparation.model_folder import context_tokens
+from mrl.tasks.pool import Prompt
 
 if TYPE_CHECKING:
     from mrl.models.turn_spelling import TurnSpelling
 
 BY_FAMILY = "policies.X.prompt.family, where the package renderers knows the model's (pip install 'mrl[renderers]')"
-Content = str | tuple[tuple[str, str], ...]
-
-
-class Asked(Protocol):
-    """The part of a prompt that is looked at."""
-
-    @property
-    def task(self) -> str:
-        """The name of its task."""
-
-    @property
-    def content(self) -> Content:
-        """Text, or the messages of a conversation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +42,7 @@ class Limit:
     is_models: bool
 
 
-def check_prompts(config: RunConfig, name: str, prompts: Sequence[Asked], on_note: Callable[[str], None]) -> None:
+def check_prompts(config: RunConfig, name: str, prompts: Sequence[Prompt], on_note: Callable[[str], None]) -> None:
     """Raises ModelFolderError, ConfigError; `on_note` is told what is done for want of a template.
 
     The policy's folder is there. A made policy asks in plain text, for it was made so.
@@ -85,7 +73,7 @@ def check_prompts(config: RunConfig, name: str, prompts: Sequence[Asked], on_not
         _check_lengths(config, name, prompts, template, min(limits, key=lambda limit: limit.tokens))
 
 
-def _check_bridges(config: RunConfig, name: str, prompts: Sequence[Asked], on_note: Callable[[str], None]) -> None:
+def _check_bridges(config: RunConfig, name: str, prompts: Sequence[Prompt], on_note: Callable[[str], None]) -> None:
     """Whether the policy's template goes on from what environments say first, and calls the tools that they have."""
     states = {prompt.task: prompt for prompt in prompts if config.tasks[prompt.task].is_played}
     policy = config.policies[name]
@@ -162,7 +150,7 @@ def _by_family(key: str, spelling: "TurnSpelling", is_played: bool, *, is_served
 
 
 def _check_plain(
-    name: str, policy: PolicyTable, folder: Path, prompts: Sequence[Asked], on_note: Callable[[str], None]
+    name: str, policy: PolicyTable, folder: Path, prompts: Sequence[Prompt], on_note: Callable[[str], None]
 ) -> None:
     """Without a chat template."""
     where = f"policies.{name}.model = {policy.model!r}"
@@ -202,7 +190,7 @@ def _check_options(name: str, policy: PolicyTable, template: ChatTemplate) -> No
         )
 
 
-def _check_messages(name: str, policy: PolicyTable, prompt: Asked, rendered: str) -> None:
+def _check_messages(name: str, policy: PolicyTable, prompt: Prompt, rendered: str) -> None:
     """A template that leaves a message out says nothing of it. Of some it cuts the white space around them."""
     messages = messages_of(prompt.content, policy.prompt)
     given = {policy.prompt.system: "system message", **{shot.user: "question" for shot in policy.prompt.few_shot}}
@@ -220,7 +208,7 @@ def _check_messages(name: str, policy: PolicyTable, prompt: Asked, rendered: str
 
 
 def _check_bos(
-    name: str, policy: PolicyTable, prompts: Sequence[Asked], template: ChatTemplate | None, rendered: Sequence[str]
+    name: str, policy: PolicyTable, prompts: Sequence[Prompt], template: ChatTemplate | None, rendered: Sequence[str]
 ) -> None:
     """Raises ModelFolderError where a prompt would open with two BOS. `rendered` has one of each kind."""
     folder = Path(policy.model)
@@ -244,7 +232,7 @@ def _check_bos(
     )
 
 
-def _shown(prompt: Asked) -> str:
+def _shown(prompt: Prompt) -> str:
     return prompt.content if isinstance(prompt.content, str) else prompt.content[0][1]
 
 
@@ -265,7 +253,7 @@ def _template_of(name: str, policy: PolicyTable) -> str:
     return str(file if file.is_file() else file.with_name(CONFIG))
 
 
-def _one_of_each(prompts: Sequence[Asked]) -> Iterator[Asked]:
+def _one_of_each(prompts: Sequence[Prompt]) -> Iterator[Prompt]:
     """One prompt of every task and order of roles: a template looks at roles, seldom at what is said."""
     seen = set()
     for prompt in prompts:
@@ -285,7 +273,7 @@ def _limits(name: str, policy: PolicyTable, folder: Path) -> Iterator[Limit]:
 
 
 def _check_lengths(
-    config: RunConfig, name: str, prompts: Sequence[Asked], template: ChatTemplate | None, limit: Limit
+    config: RunConfig, name: str, prompts: Sequence[Prompt], template: ChatTemplate | None, limit: Limit
 ) -> None:
     """Raises ConfigError with how many prompts are too long, and by how much."""
     policy = config.policies[name]
@@ -313,7 +301,7 @@ def _check_lengths(
     )
 
 
-def _rendered(prompt: Asked, template: ChatTemplate | None, prefill: str) -> str:
+def _rendered(prompt: Prompt, template: ChatTemplate | None, prefill: str) -> str:
     return template.render(prompt.content) if template else plain_text(prompt.content, where="", prefill=prefill)
 
 

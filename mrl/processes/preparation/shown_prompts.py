@@ -5,14 +5,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mrl.config.schema import RunConfig
-from mrl.processes.preparation.prompt_fit import Asked
 from mrl.report.samples.wanted_answers import printable
+from mrl.tasks.pool import Prompt
 
 if TYPE_CHECKING:
     from mrl.models.prompting import PromptEncoder
 
 
-def shown_prompts(config: RunConfig, asked: dict[str, Sequence[Asked]], count: int) -> Iterator[str]:
+def shown_prompts(config: RunConfig, asked: dict[str, Sequence[Prompt]], count: int) -> Iterator[str]:
     """Lines that show the first `count` prompts of each policy in `asked`; of the others that they are not there.
 
     Raises ModelFolderError for one that cannot be asked.
@@ -38,12 +38,12 @@ def shown_prompts(config: RunConfig, asked: dict[str, Sequence[Asked]], count: i
             yield f"answers end at {', '.join(map(repr, policy.prompt.stop))}, or with the EOS"
 
 
-def _prompt(title: str, encoder: "PromptEncoder", prompt: Asked) -> Iterator[str]:
+def _prompt(title: str, encoder: "PromptEncoder", prompt: Prompt) -> Iterator[str]:
     yield f"{title} ({encoder.token_ids(prompt.content).size} tokens):"
     yield from (f"  | {line}" for line in printable(encoder.shown(prompt.content)).split("\n"))
 
 
-def _opening(title: str, config: RunConfig, name: str, prompt: Asked) -> Iterator[str]:
+def _opening(title: str, config: RunConfig, name: str, prompt: Prompt) -> Iterator[str]:
     """What an environment says first, which is the prompt of its episodes. Raises TaskError where it fails."""
     from mrl.models.families.family_spelling import spelling_of
     from mrl.tasks.environments.environment_trial import first_turn

@@ -73,22 +73,13 @@ FAILURES = {
 }
 """Ends of an episode whose environment failed -> what it means. Its reward is the task's `failed_reward`."""
 
-BROKEN_JSON, CUT_CALL, NO_CALL, TOO_MANY = "broken_json", "cut_call", "no_call", "too_many"
-BROKEN = {
-    BROKEN_JSON: "no JSON, or JSON with a key given twice",
-    CUT_CALL: "cut at the token limit",
-    NO_CALL: "JSON without the name of a tool and an object of arguments",
-    TOO_MANY: "beyond the calls that a turn may hold",
-}
-"""Kind of a tool call that cannot be read -> what it is."""
-
 
 @dataclass(frozen=True, slots=True)
 class BrokenCall:
-    """A tool call that could not be read: its kind, a key of `BROKEN`, and one line for the policy."""
+    """A tool call that could not be read, or is beyond those that a turn may hold."""
 
-    kind: str
     words: str
+    """One line for the policy: what is wrong with it."""
 
 
 @dataclass(frozen=True, slots=True)

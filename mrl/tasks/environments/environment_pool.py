@@ -129,10 +129,6 @@ class EnvironmentPool:
         """Nobody awaits this episode any more."""
         self._hand_in(number, None)
 
-    def processes(self) -> list[int]:
-        """Ids of the processes that live now."""
-        return [child.process.pid for child in list(self._children)]
-
     def close(self) -> None:
         """End all processes; what is still awaited has the end GIVEN_UP."""
         with self._lock:

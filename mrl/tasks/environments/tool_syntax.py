@@ -20,7 +20,7 @@ from typing import Any, AnyStr
 from mrl.errors import RecordError
 from mrl.records.canonical_json import parse_json
 from mrl.records.episodes import ToolCall
-from mrl.tasks.environments.contract import BROKEN_JSON, CUT_CALL, LIMITS, NO_CALL, TOO_MANY, BrokenCall, PolicyTurn
+from mrl.tasks.environments.contract import LIMITS, BrokenCall, PolicyTurn
 
 THOUGHT = "</think>"
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
@@ -60,10 +60,10 @@ class ToolSyntax:
         before, rest = self.split(said)
         found = self.calls(rest, tools) if rest else []
         if is_cut and found and isinstance(found[-1], BrokenCall):
-            found[-1] = BrokenCall(CUT_CALL, "the turn ended in the middle of this tool call, at its token limit")
+            found[-1] = BrokenCall("the turn ended in the middle of this tool call, at its token limit")
         if len(found) > LIMITS.calls:
             words = f"{len(found)} tool calls in one turn; {LIMITS.calls - 1} of them were read"
-            found = [*found[: LIMITS.calls - 1], BrokenCall(TOO_MANY, words)]
+            found = [*found[: LIMITS.calls - 1], BrokenCall(words)]
         calls = tuple(one for one in found if isinstance(one, ToolCall))
         broken = tuple(one for one in found if isinstance(one, BrokenCall))
         return replace(turn, tool_calls=calls, broken=broken, content=thought + before)
@@ -108,18 +108,18 @@ def call_of(value: object) -> Call:
     if isinstance(value, dict) and isinstance(value.get("function"), dict):
         value = value["function"]
     if not isinstance(value, dict) or not isinstance(value.get("name"), str):
-        return BrokenCall(NO_CALL, 'a tool call needs {"name": ..., "arguments": {...}}')
+        return BrokenCall('a tool call needs {"name": ..., "arguments": {...}}')
     given: Any = value.get("arguments", value.get("parameters", {}))
     try:
         given = parse_json(given) if isinstance(given, str) else given
     except ValueError as error:
-        return BrokenCall(BROKEN_JSON, f"the arguments are no JSON: {error}")
+        return BrokenCall(f"the arguments are no JSON: {error}")
     if not isinstance(given, dict):
-        return BrokenCall(NO_CALL, f"the arguments of {value['name']:.64} are no object")
+        return BrokenCall(f"the arguments of {value['name']:.64} are no object")
     try:
         return ToolCall.of(value["name"], given)
     except RecordError as error:
-        return BrokenCall(NO_CALL, str(error))
+        return BrokenCall(str(error))
 
 
 def _parsed(text: str) -> list[Call]:
@@ -127,9 +127,9 @@ def _parsed(text: str) -> list[Call]:
     try:
         value = parse_json(text)
     except ValueError as error:
-        return [BrokenCall(BROKEN_JSON, f"the tool call is no JSON: {error}"[:300])]
+        return [BrokenCall(f"the tool call is no JSON: {error}"[:300])]
     if value == []:
-        return [BrokenCall(NO_CALL, "the list of tool calls is empty")]
+        return [BrokenCall("the list of tool calls is empty")]
     return [call_of(one) for one in value] if isinstance(value, list) else [call_of(value)]
 
 
@@ -162,7 +162,7 @@ def _hermes_calls(text: str) -> list[Call]:
             end = closed if (closed := text.find(CLOSE, start)) >= 0 else len(text)
         calls = _parsed(text[start:end].strip())
         if end == len(text) and isinstance(calls[-1], ToolCall):  # whole JSON, but who knows what was to come
-            calls[-1] = BrokenCall(BROKEN_JSON, f"the tool call is not closed by {CLOSE}")
+            calls[-1] = BrokenCall(f"the tool call is not closed by {CLOSE}")
         found += calls
         text = text[max(0, text.find(OPEN, end)) :] if OPEN in text[end:] else ""
     return found
@@ -203,7 +203,7 @@ def _mistral_calls(text: str) -> list[Call]:
             end = _ends(rest, named.end() + len(rest[named.end() :]) - len(rest[named.end() :].lstrip()))
             found += _with_name(named[1], rest[named.end() : end].strip())
         else:
-            found.append(BrokenCall(NO_CALL, f"a tool call needs a name and {ARGS}"))
+            found.append(BrokenCall(f"a tool call needs a name and {ARGS}"))
         text = rest[rest.find(MISTRAL, end) :] if MISTRAL in rest[end:] else ""
     return found
 
@@ -232,7 +232,7 @@ def _with_name(name: str, arguments: str) -> list[Call]:
     try:
         return [call_of({"name": name, "arguments": parse_json(arguments)})]
     except ValueError as error:
-        return [BrokenCall(BROKEN_JSON, f"the arguments of {name} are no JSON: {error}"[:300])]
+        return [BrokenCall(f"the arguments of {name} are no JSON: {error}"[:300])]
 
 
 def plain_calls(calls: Sequence[ToolCall]) -> str:

@@ -52,7 +52,7 @@ from mrl.tasks.verifier_process import (
 PREPARE = "mrl_prepare_reference"
 """Name of the function in a verifier's module that is called with the reference, outside the seal, before each answer:
 what it keeps need not be worked out in every sealed process. No other name is called."""
-SEALED, TRUSTED = "sealed", "trusted"
+TRUSTED = "trusted"
 SOONER = 0.9
 """The keeper ends what is late so much before the pool would end the keeper."""
 MAX_WORDS_CHARS = 500

@@ -91,7 +91,7 @@ class ScriptedRegime:
     def __init__(
         self, *, patience: Patience | None = None, scorer: str = "", max_age_versions: int | None = None
     ) -> None:
-        self.asking: Asking | None = Asking(("outcome",), 4, max_age_versions, watch=True, scorer=scorer)
+        self.asking: Asking | None = Asking(("outcome",), 4, max_age_versions, scorer=scorer)
         self.patience = patience
         self.heard: list[Received] = []
         self._asked: set[str] = set()

@@ -102,7 +102,6 @@ def check_residual_totals_are_sums_of_rows(receivers: Receivers, random: Random)
         sums = [slow_differences(batch, own, row) for row in range(batch.num_rows)]
         live, every = [sum(one) for one in sums if one], list(itertools.chain(*sums))
         assert whole.rejected == Counter(reason for reason in batch.reject_reason if reason)
-        assert close(whole.rejected_share, sum(map(bool, batch.reject_reason)) / batch.num_rows)
         flags = {flag.name: sum(bool(mine & flag) for mine in batch.flags.tolist()) for flag in Flag}
         assert whole.flagged == {name: count for name, count in flags.items() if count}
         for name in ("peer_tokens", "dropped_tokens", "bytes", "spans", "one_to_one_bytes", "receiver_tokens"):
@@ -127,9 +126,6 @@ def check_residual_totals_are_sums_of_rows(receivers: Receivers, random: Random)
         assert close(whole.outside_band, outside / whole.spans)
         assert close(whole.sequence_ess, slow_ess(live))
         assert close(whole.span_ess, slow_ess(every))
-        floor = whole.span_std_nats / 2
-        assert close(whole.excess_std_nats(floor), whole.span_std_nats * math.sqrt(3) / 2)
-        assert whole.excess_std_nats(whole.span_std_nats + 1) == 0
 
 
 def check_rows_without_a_trace_count_in_no_residual(receivers: Receivers, random: Random) -> None:

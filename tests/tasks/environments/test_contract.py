@@ -75,7 +75,7 @@ def row_of(messages: int, text_bytes: int) -> EnvironmentTurn:
         (lambda: EnvironmentTurn(done=True), "do not fit"),
         (lambda: EnvironmentTurn(reason="done"), "do not fit"),
         (lambda: EnvironmentTurn(done=True, reason="tired"), "do not fit"),
-        (lambda: PolicyTurn("x", (ToolCall("f"),) * 60, (BrokenCall("no_call", "y"),) * 5), "65 tool calls"),
+        (lambda: PolicyTurn("x", (ToolCall("f"),) * 60, (BrokenCall("y"),) * 5), "65 tool calls"),
         (lambda: ToolSpec("f", "", '{"type":"string"}'), "no object of arguments"),
         (lambda: ToolSpec("f", "x" * 70_000, '{"type":"object"}'), "schema of f"),
     ],

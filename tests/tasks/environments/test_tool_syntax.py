@@ -8,14 +8,13 @@ from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from mrl.records.episodes import ToolCall
-from mrl.tasks.environments.contract import LIMITS
+from mrl.tasks.environments.contract import LIMITS, PolicyTurn
 from mrl.tasks.environments.tool_syntax import (
     HERMES,
     LLAMA3,
     MISTRAL_CALLS,
     NONE,
     PLAIN,
-    ToolSyntax,
     plain_calls,
     syntax_of,
 )
@@ -59,9 +58,13 @@ WRITERS = {
 """As the chat templates of the families have it."""
 
 
-def kinds(syntax: ToolSyntax, text: str, *, is_cut: bool = False) -> list[str]:
-    """Kinds of the broken calls."""
-    return [one.kind for one in syntax.read(text, is_cut=is_cut).broken]
+CUT = "the turn ended in the middle of this tool call, at its token limit"
+NO_JSON = "the tool call is no JSON"
+
+
+def told(turn: PolicyTurn) -> list[str]:
+    """What the policy is told of its broken calls, without what a parser says of them."""
+    return [one.words.partition(":")[0] for one in turn.broken]
 
 
 @pytest.mark.parametrize(
@@ -110,7 +113,7 @@ def test_calls_on_either_side_of_a_broken_one_are_made(syntax, text):
     """Each on its own, in the order in which they were written."""
     turn = syntax.read(text)
     assert turn.tool_calls == (LOOK, ADD)
-    assert [one.kind for one in turn.broken] in (["no_call"], ["broken_json"])
+    assert len(turn.broken) == 1
 
 
 @pytest.mark.parametrize(
@@ -118,14 +121,14 @@ def test_calls_on_either_side_of_a_broken_one_are_made(syntax, text):
     [
         ('{"type": "function", "function": {"name": "add", "arguments": "{\\"a\\": 1}"}}', ADD),
         ('{"name": "wait"}', WAIT),
-        ('{"name": "wait", "arguments": "{"}', "broken_json"),
-        ('{"name": "wait", "arguments": "7"}', "no_call"),
+        ('{"name": "wait", "arguments": "{"}', "the arguments are no JSON"),
+        ('{"name": "wait", "arguments": "7"}', "the arguments of wait are no object"),
     ],
 )
 def test_a_call_as_the_api_writes_it_is_read(value, call):
     """Within "function", with arguments as JSON in a text, or without any."""
     turn = HERMES.read(f"<tool_call>{value}</tool_call>")
-    assert (*turn.tool_calls, *(one.kind for one in turn.broken)) == (call,)
+    assert (*turn.tool_calls, *told(turn)) == (call,)
 
 
 @pytest.mark.parametrize("syntax", FAMILIES, ids=lambda one: one.name)
@@ -147,25 +150,25 @@ def test_any_text_is_read(syntax, text):
 
 
 @pytest.mark.parametrize(
-    ("syntax", "text", "kind"),
+    ("syntax", "text", "words"),
     [
-        (HERMES, '<tool_call>{"name": "look", "arguments": {"key": </tool_call>', "broken_json"),
-        (HERMES, '<tool_call>{"name": "look", "arguments": {"key": 1, "key": 2}}</tool_call>', "broken_json"),
-        (HERMES, '<tool_call>{"name": "look", "arguments": {"key": NaN}}</tool_call>', "broken_json"),
-        (HERMES, '<tool_call>{"name": "look", "arguments": [1]}</tool_call>', "no_call"),
-        (HERMES, '<tool_call>{"tool": "look"}</tool_call>', "no_call"),
-        (HERMES, '<tool_call>{"name": "look", "arguments": {}}', "broken_json"),
-        (LLAMA3, '{"name": "look", "parameters": {"key": "b"', "broken_json"),
-        (LLAMA3, '<|python_tag|>look.call(key="b")', "broken_json"),
-        (MISTRAL_CALLS, '[TOOL_CALLS] [{"name": "look", "arguments": {}}', "broken_json"),
-        (MISTRAL_CALLS, "[TOOL_CALLS]", "no_call"),
-        (PLAIN, "call look {", "broken_json"),
+        (HERMES, '<tool_call>{"name": "look", "arguments": {"key": </tool_call>', NO_JSON),
+        (HERMES, '<tool_call>{"name": "look", "arguments": {"key": 1, "key": 2}}</tool_call>', NO_JSON),
+        (HERMES, '<tool_call>{"name": "look", "arguments": {"key": NaN}}</tool_call>', NO_JSON),
+        (HERMES, '<tool_call>{"name": "look", "arguments": [1]}</tool_call>', "the arguments of look are no object"),
+        (HERMES, '<tool_call>{"tool": "look"}</tool_call>', 'a tool call needs {"name"'),
+        (HERMES, '<tool_call>{"name": "look", "arguments": {}}', "the tool call is not closed by </tool_call>"),
+        (LLAMA3, '{"name": "look", "parameters": {"key": "b"', NO_JSON),
+        (LLAMA3, '<|python_tag|>look.call(key="b")', NO_JSON),
+        (MISTRAL_CALLS, '[TOOL_CALLS] [{"name": "look", "arguments": {}}', NO_JSON),
+        (MISTRAL_CALLS, "[TOOL_CALLS]", "a tool call needs a name and [ARGS]"),
+        (PLAIN, "call look {", "the arguments of look are no JSON"),
     ],
 )
-def test_what_cannot_be_read_is_counted(syntax, text, kind):
-    """By kind; at the token limit, a call that is not whole counts as cut."""
-    assert kinds(syntax, text) == [kind]
-    assert kinds(syntax, text, is_cut=True) == ["cut_call"]
+def test_what_cannot_be_read_is_told(syntax, text, words):
+    """At the token limit, a call that is not whole counts as cut."""
+    assert told(syntax.read(text)) == [words]
+    assert told(syntax.read(text, is_cut=True)) == [CUT]
     assert not syntax.read(text).tool_calls
 
 
@@ -194,7 +197,7 @@ def test_calls_before_a_cut_one_count():
     text = hermes([LOOK]) + '\n<tool_call>\n{"name": "lo'
     turn = HERMES.read(text, is_cut=True)
     assert turn.tool_calls == (LOOK,)
-    assert [one.kind for one in turn.broken] == ["cut_call"]
+    assert told(turn) == [CUT]
     assert HERMES.read(hermes([LOOK]), is_cut=True).tool_calls == (LOOK,)
 
 
@@ -209,7 +212,8 @@ def test_too_many_calls_are_one_broken_one():
         for beyond in (1, 5):
             turn = syntax.read(write([LOOK] * (LIMITS.calls + beyond)))
             assert len(turn.tool_calls) == LIMITS.calls - 1
-            assert [one.kind for one in turn.broken] == ["too_many"]
+            (words,) = told(turn)
+            assert "tool calls in one turn" in words
 
 
 def test_reasoning_makes_no_calls():
@@ -250,5 +254,5 @@ def test_an_empty_list_of_calls_is_a_broken_call() -> None:
     """Also where it is not closed."""
     for text in ("<tool_call>[]", "<tool_call>\n[]\n</tool_call>"):
         turn = HERMES.read(text)
-        assert [one.kind for one in turn.broken] == ["no_call"], text
+        assert told(turn) == ["the list of tool calls is empty"], text
         assert not turn.tool_calls
