@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.distributed_c10d import _set_pg_timeout
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.utils.checkpoint import checkpoint
@@ -203,4 +204,9 @@ def _mesh(shards: int, world: World) -> DeviceMesh:
     replicas = world.size // shards
     if replicas == 1:
         return init_device_mesh(world.device.type, (shards,), mesh_dim_names=("shard",))
-    return init_device_mesh(world.device.type, (replicas, shards), mesh_dim_names=("replicate", "shard"))
+    mesh = init_device_mesh(world.device.type, (replicas, shards), mesh_dim_names=("replicate", "shard"))
+    if world.patience is not None:
+        # Its groups are new ones that wait for ten minutes on NCCL, however long the first rank may write a version.
+        for group in mesh.get_all_groups():
+            _set_pg_timeout(world.patience, group)
+    return mesh

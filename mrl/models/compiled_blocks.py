@@ -1,8 +1,10 @@
 """Blocks compiled by torch.compile (`learner.compile`), all but their attention: its rows differ from pass to pass."""
 
 import sys
+import sysconfig
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,7 +19,7 @@ def compile_blocks(blocks: Sequence[nn.Module]) -> None:
 
     What is put around a block afterwards, to gather its parameters or to run it again, is not compiled.
 
-    Raises ConfigError on a host without a compiler of C++.
+    Raises ConfigError on a host without a compiler of C++, or without the headers of Python.
     """
     _check_compiler()
     register_row_attention(torch.compiler.disable)
@@ -44,3 +46,11 @@ def _check_compiler() -> None:
             wanted="g++, or another one named by the environment's CXX",
             cure="install one (apt install g++), or learner.compile = false",
         ) from error
+    header = Path(sysconfig.get_path("include"), "Python.h")
+    # What inductor and triton compile is made to be imported. torch only warns where they lack, and fails in a step.
+    if sys.platform == "linux" and not header.exists():
+        raise ConfigError(
+            "learner.compile: the headers of Python are not there",
+            wanted=str(header),
+            cure="install them (apt install python3-dev), or learner.compile = false",
+        )

@@ -114,7 +114,7 @@ def _learn(config: RunConfig, folder: RunFolder, closing: ExitStack, policy: str
     telemetry = wiring.connect_telemetry(folder, role, policy, closing)
     with telemetry.awaiting("ranks", whom=f"the other ranks of {policy}", bound_s=point.bound_s):
         world = join_world(table.device, timeout_s=_group_timeout_s(config, policy), point=point)
-    closing.callback(world.release)
+    closing.enter_context(world)
     closing.enter_context(world.naming_hosts())
     turn = _own_turn(config, folder, world, telemetry)
     if not turn.begin(stop.is_set):

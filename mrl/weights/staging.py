@@ -66,7 +66,9 @@ class Staging:
         """What lies on the device beside a file."""
         self._files: list[MemoryFile] = []
         """In the order in which they were written."""
-        self._threads = ThreadPoolExecutor(min(MOST_THREADS, max(2, torch.get_num_threads())), "staging")
+        self._threads = ThreadPoolExecutor(
+            min(MOST_THREADS, max(2, torch.get_num_threads())), "staging", initializer=_use, initargs=(shares_on,)
+        )
 
     @torch.no_grad()
     def take(self, sources: Sequence[TensorSource]) -> Staged:
@@ -189,6 +191,12 @@ def _shared_memory(num_bytes: int, device: torch.device) -> SharedMemory:
     except OSError:
         torch.cuda.empty_cache()
         return SharedMemory(num_bytes, device)
+
+
+def _use(device: torch.device | None) -> None:
+    """Of a thread: a new one has the first GPU, and the end of `torch.cuda.stream` would make a context there."""
+    if device is not None and device.type == "cuda":
+        torch.cuda.set_device(device)
 
 
 def _bring(part: Tensor, target: Tensor) -> str:

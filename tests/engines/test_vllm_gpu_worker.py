@@ -4,6 +4,7 @@ import ast
 import importlib
 import json
 import sys
+import threading
 from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
@@ -158,6 +159,19 @@ def test_planted_faults_are_named(worker, tmp_path, fault, wrong):
     assert {name for name in wanted if found[name] != wanted[name]} == {
         name for name in wanted if name in wrong or (name.split(".")[-2] in wrong and name not in EXPERTS)
     }
+
+
+def test_what_is_read_back_is_read_on_the_gpu_of_the_worker(worker, tmp_path, monkeypatch):
+    """Of several that share a model out each sees all GPUs; a new thread has the first one."""
+    one, tensors, used = worker(), drawn(1), []
+    assert taken(one, tmp_path / "1", tensors) == {}
+    assert one.mrl_serve_arrived() == {}
+    one.device = torch.device("cuda", 1)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: used.append((device, threading.get_ident())))
+    assert held(one) == digests(tensors)
+    ((device, thread),) = used
+    assert device == one.device
+    assert thread != threading.get_ident()
 
 
 def test_what_is_split_over_gpus_is_left_out(worker, tmp_path):

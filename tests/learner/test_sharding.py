@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 
 from mrl.config.policy_tables import LearnerTable, MakeTable
 from mrl.errors import ModelFolderError
-from mrl.learner import step
+from mrl.learner import sharding, step
 from mrl.learner.ranks.world import World
 from mrl.learner.sharding import place
 from mrl.learner.step_order import StepOrder
@@ -53,6 +53,28 @@ def test_ranks_with_other_parameters_end_with_one_line(tmp_path: Path, monkeypat
 
     for rank in (0, 1):
         assert "other names or shapes than config.json tells" in (tmp_path / f"told.{rank}").read_text()
+
+
+def _patience(rank: int, store: str, out: str) -> None:
+    """How long the groups of replicas x shards wait, beside that of all ranks."""
+    world_patience = timedelta(seconds=1234)
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2, timeout=world_patience)
+    mesh = sharding._mesh(1, World(rank, 2, torch.device("cpu"), patience=world_patience))
+    groups = [dist.group.WORLD, *mesh.get_all_groups()]
+    waits = [group._get_backend(torch.device("cpu")).options._timeout.total_seconds() for group in groups]
+    Path(f"{out}.{rank}").write_text(" ".join(map(str, waits)))
+    dist.destroy_process_group()
+
+
+@pytest.mark.thorough
+def test_all_groups_of_a_learner_wait_alike(tmp_path: Path, monkeypatch) -> None:
+    """Those of replicas and of shards too, which torch makes with a bound of its own."""
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2]))  # the ranks import this very module
+
+    mp.spawn(_patience, args=(str(tmp_path / "store"), str(tmp_path / "told")), nprocs=2)
+
+    for rank in (0, 1):
+        assert (tmp_path / f"told.{rank}").read_text() == "1234.0 1234.0 1234.0"
 
 
 def _count(rank: int, store: str, out: str) -> None:

@@ -4,6 +4,7 @@ import os
 import shutil
 import subprocess
 import sys
+from inspect import getsource
 from pathlib import Path
 
 import msgspec
@@ -23,6 +24,7 @@ from mrl.weights import staging
 from mrl.weights.manifest import Canary, read_manifest
 from mrl.weights.publish import Publisher
 from mrl.weights.read_lock import read_lock
+from mrl.weights.staging import Staging
 
 NO_CANARY = Canary([], [], [])
 CPU = torch.device("cpu")
@@ -183,6 +185,17 @@ def test_a_version_that_lasts_is_whole_on_the_disk(tmp_path, monkeypatch):
     folder = tmp_path / "0.1"
     assert read_folder(folder) == read_manifest(folder / "manifest.json").tensors
     assert not list(folder.glob(f"*{SHARED}"))
+
+
+def test_threads_that_copy_from_a_gpu_stay_on_it(monkeypatch):
+    """A new thread has the first GPU; `torch.cuda.stream` returns there, and whoever sets a GPU has a context on it."""
+    used: list[torch.device] = []
+    monkeypatch.setattr(torch.cuda, "set_device", used.append)
+    gpu = torch.device("cuda", 3)
+    one = Staging("a", dtype="", rank=3, num_ranks=8, pinned=False, num_kept=0, shares_on=gpu)
+    assert one._threads.submit(lambda: list(used)).result() == [gpu]
+    one.close()
+    assert "torch.cuda.set_stream(self.src_prev_stream)" in getsource(torch.cuda.StreamContext.__exit__)
 
 
 def test_a_device_that_shares_nothing_is_told_of_once(tmp_path, monkeypatch):

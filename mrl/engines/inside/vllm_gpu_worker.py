@@ -92,6 +92,8 @@ class GpuWeightsExtension(ArrivingWeights):
     def _held(self) -> dict[str, str]:
         if not getattr(self, "mrl_is_served", False):
             return {}
+        if self.device.type == "cuda":  # of this thread, which would else take memory of the first GPU
+            torch.cuda.set_device(self.device)
         parameters = self.model_runner.get_model().named_parameters()
         held = {name.replace(".base_layer.", "."): one.data for name, one in parameters}
         rows: dict[str, int] = {}

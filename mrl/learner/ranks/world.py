@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
 from types import MappingProxyType
+from typing import Self
 
 import torch
 import torch.distributed as dist
@@ -126,9 +127,20 @@ class World:
         if dist.is_initialized():
             dist.destroy_process_group()
 
-    def release(self) -> None:
-        """`close`, and speak to ranks of other hosts no more."""
-        self.close()
+    def __enter__(self) -> Self:
+        """Nothing more: whoever has joined is in it."""
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        """`close`, and speak to ranks of other hosts no more.
+
+        A rank that fails alone leaves a group of NCCL as it is: torch would wait there for the others, which wait for
+        this one (`ProcessGroupNCCL::shutdown`), and nobody would be told why. They are ended once this process is.
+        """
+        if error is None or self.device.type != "cuda":
+            self.close()
+        elif self._watch:
+            self._watch.close()
         if isinstance(self._board, HostBoard):
             self._board.close()
 

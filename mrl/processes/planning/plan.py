@@ -248,7 +248,8 @@ def _reach(config: RunConfig, policy: str, index: int, seated: Mapping[Key, Seat
     """How far the ranks of a learner on one of its hosts speak, and to whom."""
     own = [seat.host for (role, name, _), seat in sorted(seated.items()) if (role, name) == ("learner", policy)]
     reaches_out, ranks = _broadcasts_far(config, policy, seated), config.policies[policy].learner.ranks_per_host
-    variables = torchrun_environment(ranks, reaches_out=reaches_out, is_spread=len(own) > 1)
+    stop_s = config.supervision.stop_s
+    variables = torchrun_environment(ranks, stop_s=stop_s, reaches_out=reaches_out, is_spread=len(own) > 1)
     return variables | ({LEARNER_HOSTS: ",".join(own), LEARNER_PLACE: str(index)} if len(own) > 1 else {})
 
 

@@ -6,6 +6,7 @@ The agents of a learner over several hosts do not speak to each other: each star
 find each other by themselves (`mrl.learner.ranks.meeting`), and the interface that they speak over.
 """
 
+import math
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -20,6 +21,8 @@ LARGE_PAGES = "THP_MEM_ALLOC_ENABLE"
 """torch asks for them where it takes 2 MiB or more."""
 LOCAL = "{local}"
 """Stands in a command for the host's local folder, which there is only once the run begins."""
+SHUTDOWN, AGENT_MARGIN_S = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT", 30
+"""Seconds that an agent leaves its ranks between SIGTERM and SIGKILL."""
 # The file only grows, by one record per interval; nobody else's heartbeat is ever looked at.
 _STORE = "store_type=file,keep_alive_interval=600"
 
@@ -40,13 +43,19 @@ LONE_RANK = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}
 """What torchrun would say to a rank that is alone, in place of what the user's environment says of ranks of its own."""
 
 
-def torchrun_environment(processes: int, *, reaches_out: bool = False, is_spread: bool = False) -> dict[str, str]:
+def torchrun_environment(
+    processes: int, *, stop_s: float = 0.0, reaches_out: bool = False, is_spread: bool = False
+) -> dict[str, str]:
     """What agent and ranks need in their environment, where so many ranks are on a host.
+
+    Told to end they have `stop_s`; whoever told them kills them then, and not their agent, which by itself would after
+    half a minute, however long a step takes.
 
     `reaches_out`: the learner broadcasts to other hosts. NCCL chooses its interface once in a process, so that it may
     not be loopback then; gloo is told one for each group. `is_spread`: the learner lives on several.
     """
-    variables = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"} | (LONE_RANK if processes == 1 else {})
+    variables = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1", SHUTDOWN: str(math.ceil(stop_s) + AGENT_MARGIN_S)}
+    variables |= LONE_RANK if processes == 1 else {}
     if sys.platform == "linux" and not is_spread:
         variables |= {"GLOO_SOCKET_IFNAME": "lo"} | ({} if reaches_out else {"NCCL_SOCKET_IFNAME": "lo"})
     return variables

@@ -1,10 +1,13 @@
 """A configuration becomes processes with commands, environments and GPUs."""
 
+from inspect import getsource
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch.distributed.elastic.agent.server.api import SimpleElasticAgent
+from torch.distributed.launcher.api import LaunchConfig
 
 from mrl.config.load import validate
 from mrl.config.schema import RunConfig
@@ -13,7 +16,7 @@ from mrl.learner.ranks.rank_place import rank_place
 from mrl.processes.planning.dry_run import describe
 from mrl.processes.planning.hosts import Host, counting_gpus
 from mrl.processes.planning.plan import build_plan
-from mrl.processes.planning.torchrun import ALLOCATOR_WORDS, LARGE_PAGES
+from mrl.processes.planning.torchrun import ALLOCATOR_WORDS, LARGE_PAGES, SHUTDOWN
 from mrl.processes.planning.turns import shared_gpus
 
 RECIPE = {"architecture": "llama", "tokenizer": "metaspace", "vocab_size": 512, "hidden_size": 128, "num_layers": 4}
@@ -223,6 +226,16 @@ def test_the_first_host_without_gpus_has_to_be_told_how_many_others_show() -> No
         build_plan(apart, Path("/r"), hosts=hosts)
     told = apart.model_copy(update={"launch": launch.model_copy(update={"gpus_per_host": 2})})
     assert {spec.name for spec in build_plan(told, Path("/r"), hosts=hosts).started_by("h1")} >= {"worker/a/0"}
+
+
+def test_torchrun_leaves_ranks_the_time_that_a_run_has_to_stop(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its own half a minute is less than a step of a large model takes, and nothing of that would be saved."""
+    config = config_of(a={"learner": {"processes": 2}})
+    config = config.model_copy(update={"supervision": config.supervision.model_copy(update={"stop_s": 300.5})})
+    (learner,) = (spec for spec in build_plan(config, Path("/r")).processes if spec.role == "learner")
+    monkeypatch.setenv(SHUTDOWN, learner.env[SHUTDOWN])
+    assert LaunchConfig(min_nodes=1, max_nodes=1, nproc_per_node=2).shutdown_timeout > 300.5
+    assert "_shutdown(e.sigval, timeout=self._shutdown_timeout)" in getsource(SimpleElasticAgent.run)
 
 
 def test_nccl_stays_on_loopback_unless_weights_are_broadcast_to_another_host() -> None:
