@@ -249,12 +249,11 @@ class Group:
 def work(rank: int, group: Group, family: str, total_steps: int, jobs: Sequence[Job]) -> None:
     """One rank of all jobs whose layouts have so many ranks."""
     torch.set_num_threads(1)
-    world = join_spread(rank, group, group.hosts) if group.hosts else join_here(rank, group)
-    for job in jobs:
-        do(job, family, total_steps, world)
-    world.close()
-    world.part(lambda: False)
-    world.release()
+    with join_spread(rank, group, group.hosts) if group.hosts else join_here(rank, group) as world:
+        for job in jobs:
+            do(job, family, total_steps, world)
+        world.close()
+        world.part(lambda: False)
 
 
 def join_here(rank: int, group: Group) -> World:
