@@ -80,6 +80,9 @@ def environment(launch: Launch) -> dict[str, str]:
         variables |= {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
     if launch.device == "cpu":
         variables |= {"SGLANG_USE_CPU_ENGINE": "1", "TORCHDYNAMO_DISABLE": "1"}  # compiling takes seconds at each size
-    else:  # it compiles kernels at its first start, by ninja, which lies beside its interpreter
+    else:  # it compiles kernels at its first start, by the ninja and the nvcc of its environment
         variables["PATH"] = os.pathsep.join([str(launch.python.parent), os.environ.get("PATH", os.defpath)])
+        toolkit = next(launch.python.parent.parent.glob("lib/*/*/nvidia/cu13/lib64"), None)
+        if toolkit is not None:
+            variables["CUDA_HOME"] = str(toolkit.parent)
     return variables

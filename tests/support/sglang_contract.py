@@ -384,7 +384,7 @@ COMPILING = [
         "and by the nvcc of CUDA_HOME, else CUDA_PATH, else PATH, else /usr/local/cuda",
         f"{JIT}/toolchain.py",
         ("cuda_home", "device_compiler_path"),
-        "mrl/engines/wheel_limits.py, _has_nvcc",
+        f"{LAUNCHING}, environment",
         gpu="77be73ffab81",
     ),
 ]
