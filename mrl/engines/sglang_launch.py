@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 
 from mrl.engines.dialect import Launch
+from mrl.engines.environment import cuda_toolkit
 from mrl.engines.family_limits import check_family, check_parts
 from mrl.files import replace_file
 from mrl.models.skeleton import PreTrainedConfig, config_of_folder, most_positions
@@ -82,7 +83,6 @@ def environment(launch: Launch) -> dict[str, str]:
         variables |= {"SGLANG_USE_CPU_ENGINE": "1", "TORCHDYNAMO_DISABLE": "1"}  # compiling takes seconds at each size
     else:  # it compiles kernels at its first start, by the ninja and the nvcc of its environment
         variables["PATH"] = os.pathsep.join([str(launch.python.parent), os.environ.get("PATH", os.defpath)])
-        toolkit = next(launch.python.parent.parent.glob("lib/*/*/nvidia/cu13/lib64"), None)
-        if toolkit is not None:
-            variables["CUDA_HOME"] = str(toolkit.parent)
+        if toolkit := cuda_toolkit(launch.python):
+            variables["CUDA_HOME"] = str(toolkit)
     return variables
