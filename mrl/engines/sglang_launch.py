@@ -39,9 +39,11 @@ def command(launch: Launch) -> list[str]:
     words += ["--random-seed", str(launch.seed), "--load-format", "safetensors", "--sampling-defaults", "openai"]
     words += ["--skip-tokenizer-init", "--grammar-backend", "none", "--skip-server-warmup"]
     words += ["--enable-metrics", "--decode-log-interval", "10", "--log-level", "error"]
+    # FlashInfer, its choice on a GPU, would be compiled when the first answer with a `top_p` comes, and deaf meanwhile.
+    words += ["--sampling-backend", "pytorch"]
     words += ["--incremental-streaming-output"]  # else each event of a stream has the whole answer again
     if launch.device == "cpu":
-        words += ["--device", "cpu", "--attention-backend", "torch_native", "--sampling-backend", "pytorch"]
+        words += ["--device", "cpu", "--attention-backend", "torch_native"]
         words += ["--disable-overlap-schedule", "--disable-radix-cache", "--mem-fraction-static", "0.2"]
         words += ["--max-total-tokens", str(launch.max_running * context_tokens), "--sleep-on-idle"]
     elif launch.may_sleep:  # a CPU has no memory saver, and asleep the server keeps what it has

@@ -82,6 +82,7 @@ def test_a_gpu_takes_its_own_kernels(launch):
     words = sglang_launch.command(dataclasses.replace(launch, device="cuda"))
 
     assert not {"torch_native", "--disable-radix-cache", "--mem-fraction-static"} & set(words)
+    assert option(words, "--sampling-backend") == "pytorch", "nothing is left to compile in the middle of a run"
     assert "SGLANG_USE_CPU_ENGINE" not in sglang_launch.environment(dataclasses.replace(launch, device="cuda"))
 
 

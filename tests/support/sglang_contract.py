@@ -363,6 +363,7 @@ SAMPLING = [
     ),
 ]
 
+SAMPLER = f"{SRT}/layers/sampler.py"
 JIT = "sglang/kernels/jit/utils/compile"
 COMPILING = [
     *(
@@ -373,6 +374,20 @@ COMPILING = [
             f"{LAUNCHING}, environment: else PATH may stay as it is",
         )
         for file in ("attention/rope", "activation/activation")
+    ),
+    Contract(
+        "FlashInfer's sampling is imported, and compiled, with the first answer that has a top_p",
+        SAMPLER,
+        Says(("flashinfer.sampling", "top_k_top_p_sampling_from_probs")),
+        f"{LAUNCHING}, --sampling-backend",
+    ),
+    *meaning(
+        "an answer without one is drawn by torch, whatever the backend",
+        SAMPLER,
+        ("Sampler._sample_from_probs",),
+        f"{LAUNCHING}, --sampling-backend",
+        cpu="12edca6213f9",
+        gpu="12edca6213f9",
     ),
     Contract(
         "they are compiled by the ninja of PATH",
