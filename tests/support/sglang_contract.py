@@ -364,6 +364,13 @@ SAMPLING = [
 ]
 
 SAMPLER = f"{SRT}/layers/sampler.py"
+PLACING = meaning(
+    "its own all-reduce over several GPUs reads CUDA_VISIBLE_DEVICES as numbers; of ids it is left out",
+    f"{SRT}/distributed/device_communicators/custom_all_reduce_utils.py",
+    ("can_use_custom_all_reduce_with_nvlink",),
+    "docs/placement.md",
+    gpu="c5858c09cf46",
+)
 JIT = "sglang/kernels/jit/utils/compile"
 COMPILING = [
     *(
@@ -463,4 +470,4 @@ EXPERTS = [
     ),
 ]
 
-CONTRACTS = [*ROUTES, *FLAGS, *VARIABLES, *REQUESTS, *ANSWERS, *UPDATING, *SAMPLING, *COMPILING, *EXPERTS]
+CONTRACTS = [*ROUTES, *FLAGS, *VARIABLES, *REQUESTS, *ANSWERS, *UPDATING, *SAMPLING, *PLACING, *COMPILING, *EXPERTS]
