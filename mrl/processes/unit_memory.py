@@ -13,7 +13,7 @@ SPARE_MIB = 512
 SLEEPER_MIB = 2048
 """A server that sleeps may hold so much of a GPU: contexts, captured graphs, what its kernels and collectives work in.
 
-By the sources neither engine gives these back; how much they are was not measured."""
+By the sources neither engine gives these back unless its options say so; how much they are was not measured."""
 RETURN_S = 10.0
 """The driver shows the memory of a process that has ended as free after less than this."""
 

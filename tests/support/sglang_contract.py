@@ -364,6 +364,14 @@ SAMPLING = [
 ]
 
 SAMPLER = f"{SRT}/layers/sampler.py"
+ASLEEP = [
+    Contract(
+        "asleep it keeps its graphs unless SGLANG_MEMORY_SAVER_CUDA_GRAPH is set",
+        f"{SRT}/environ.py",
+        Uses(("SGLANG_MEMORY_SAVER_CUDA_GRAPH",), "Envs"),
+        "mrl/processes/unit_memory.py, SLEEPER_MIB",
+    )
+]
 PLACING = meaning(
     "its own all-reduce over several GPUs reads CUDA_VISIBLE_DEVICES as numbers; of ids it is left out",
     f"{SRT}/distributed/device_communicators/custom_all_reduce_utils.py",
@@ -470,4 +478,16 @@ EXPERTS = [
     ),
 ]
 
-CONTRACTS = [*ROUTES, *FLAGS, *VARIABLES, *REQUESTS, *ANSWERS, *UPDATING, *SAMPLING, *PLACING, *COMPILING, *EXPERTS]
+CONTRACTS = [
+    *ROUTES,
+    *FLAGS,
+    *VARIABLES,
+    *REQUESTS,
+    *ANSWERS,
+    *UPDATING,
+    *SAMPLING,
+    *ASLEEP,
+    *PLACING,
+    *COMPILING,
+    *EXPERTS,
+]
