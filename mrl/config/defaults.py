@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from mrl.config.policy_tables import PolicyTable
+from mrl.config.rules.unit_rules import may_sleep
 from mrl.config.schema import RunConfig
 from mrl.config.table import Table
 
@@ -65,7 +66,7 @@ def by_device(config: RunConfig) -> Resolved:
     found = [
         Choice(f"policies.{name}.{key}", value, why)
         for name, policy in config.policies.items()
-        for chosen in (_on_gpu(policy) if policy.device == "cuda" else (), _over_hosts(policy))
+        for chosen in (_on_gpu(policy, may_sleep(config, name)) if policy.device == "cuda" else (), _over_hosts(policy))
         for key, value, why in chosen
     ]
     return with_choices(config, found)
@@ -124,7 +125,7 @@ def by_data(config: RunConfig, held: Mapping[str, int]) -> Resolved:
     return with_choices(config, found)
 
 
-def _on_gpu(policy: PolicyTable) -> Iterator[tuple[str, Any, str]]:
+def _on_gpu(policy: PolicyTable, sleeps: bool) -> Iterator[tuple[str, Any, str]]:
     learner, rollout = policy.learner, policy.rollout
     if not policy.frozen:
         precision = learner.precision
@@ -137,11 +138,11 @@ def _on_gpu(policy: PolicyTable) -> Iterator[tuple[str, Any, str]]:
             yield "learner.chunk_logits", GPU_CHUNK_LOGITS, "the head's gradient is read and written once a chunk"
     has_adapters = rollout.engine != "sglang" and not rollout.server.url and learner.lora is not None
     if has_adapters and _left_out(rollout, "weights"):
-        yield (
-            "rollout.weights",
-            "adapters",
-            "they round where the learner does, beside weights that are there once",
-        )
+        if rollout.engine == "vllm" and (policy.turns or sleeps):
+            yield "rollout.weights", "files", "asleep this engine keeps no weights for adapters to lie on"
+        else:
+            why = "they round where the learner does, beside weights that are there once"
+            yield "rollout.weights", "adapters", why
     if rollout.engine == "embedded" and _left_out(rollout, "embedded_dtype"):
         yield "rollout.embedded_dtype", "bfloat16", "on a GPU half the memory, and several times as fast"
     if rollout.engine != "embedded" and _left_out(rollout.server, "dtype"):

@@ -129,7 +129,7 @@ class RolloutTable(Table):
     weights: Literal["files", "broadcast", "adapters"] = "files"
     """How new weights reach the engines: in files, broadcast from the learner's memory, or, of a learner with `lora`,
     as files of the adapters alone. Left out on "cuda": "adapters" of a learner with `lora`, for an embedded engine or a
-    vLLM that the run starts."""
+    vLLM that the run starts and that never sleeps (`turns`, `allocation.residency`)."""
     weights_in: Literal["auto", "memory", "disk", "gpu"] = "auto"
     """Where these files lie: in the learner's memory, which its host's processes can open, or in the run folder. "auto"
     takes memory in a run of one host (`exchange.host` is no wildcard), but for a server by its `url`. "gpu" is memory,

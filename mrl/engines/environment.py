@@ -67,3 +67,8 @@ def engine_python(engine: str, *, device: str, configured: str = "") -> Path:
     if not os.access(python, os.X_OK):
         raise EngineError(f"the environment of {engine} is missing", where=str(python), cure=cure)
     return python
+
+
+def cuda_toolkit(python: Path) -> Path | None:
+    """CUDA's compiler with its headers and libraries, where a recipe has made a toolkit of an environment's wheels."""
+    return next((folder.parent for folder in python.parent.parent.glob("lib/*/*/nvidia/cu13/lib64")), None)

@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 
 from mrl.engines.dialect import Launch
+from mrl.engines.environment import cuda_toolkit
 from mrl.engines.family_limits import check_family, check_parts
 from mrl.files import replace_file
 from mrl.models.skeleton import PreTrainedConfig, config_of_folder, most_positions
@@ -38,9 +39,11 @@ def command(launch: Launch) -> list[str]:
     words += ["--random-seed", str(launch.seed), "--load-format", "safetensors", "--sampling-defaults", "openai"]
     words += ["--skip-tokenizer-init", "--grammar-backend", "none", "--skip-server-warmup"]
     words += ["--enable-metrics", "--decode-log-interval", "10", "--log-level", "error"]
+    # FlashInfer, its choice on a GPU, would be compiled when the first answer with a `top_p` comes, and deaf meanwhile.
+    words += ["--sampling-backend", "pytorch"]
     words += ["--incremental-streaming-output"]  # else each event of a stream has the whole answer again
     if launch.device == "cpu":
-        words += ["--device", "cpu", "--attention-backend", "torch_native", "--sampling-backend", "pytorch"]
+        words += ["--device", "cpu", "--attention-backend", "torch_native"]
         words += ["--disable-overlap-schedule", "--disable-radix-cache", "--mem-fraction-static", "0.2"]
         words += ["--max-total-tokens", str(launch.max_running * context_tokens), "--sleep-on-idle"]
     elif launch.may_sleep:  # a CPU has no memory saver, and asleep the server keeps what it has
@@ -80,6 +83,8 @@ def environment(launch: Launch) -> dict[str, str]:
         variables |= {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
     if launch.device == "cpu":
         variables |= {"SGLANG_USE_CPU_ENGINE": "1", "TORCHDYNAMO_DISABLE": "1"}  # compiling takes seconds at each size
-    else:  # it compiles kernels at its first start, by ninja, which lies beside its interpreter
+    else:  # it compiles kernels at its first start, by the ninja and the nvcc of its environment
         variables["PATH"] = os.pathsep.join([str(launch.python.parent), os.environ.get("PATH", os.defpath)])
+        if toolkit := cuda_toolkit(launch.python):
+            variables["CUDA_HOME"] = str(toolkit)
     return variables

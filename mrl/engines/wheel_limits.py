@@ -5,6 +5,7 @@ import platform
 import re
 import shutil
 import sys
+import sysconfig
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,10 +14,6 @@ DRIVER = 580
 """Least driver of CUDA 13, which the wheels of both engines are built for."""
 GLIBC = {"vllm": (2, 28), "sglang": (2, 34)}
 """By the tags of the wheels; see `recipes/`."""
-COMPILES = ("sglang",)
-"""Engines that compile kernels of their own for CUDA when they start; vLLM does without."""
-CUDA = Path("/usr/local/cuda")
-"""Where they look for a compiler if nothing names another place."""
 DRIVER_FILE = Path("/proc/driver/nvidia/version")
 
 
@@ -27,13 +24,13 @@ class Machine:
     driver: int | None
     glibc: tuple[int, ...] | None
     has_python: bool
-    has_nvcc: bool
-    """CUDA's compiler, where engines look for it."""
+    can_compile: bool
+    """Whether there is a C++ compiler, and, where this is a Python of the environments' version, its headers."""
 
 
 def this_machine() -> Machine:
-    """The driver's major version, the C library's, whether there is a Python of the environments' version, and CUDA's
-    compiler.
+    """The driver's major version, the C library's, whether there is a Python of the environments' version, and whether
+    what Triton writes can be compiled for it.
     """
     name, version = platform.libc_ver()
     glibc = tuple(int(part) for part in re.findall(r"\d+", version)) if name == "glibc" and version else None
@@ -42,15 +39,10 @@ def this_machine() -> Machine:
     except OSError:
         found = None
     python = f"python{PYTHON[0]}.{PYTHON[1]}"
-    has_python = sys.version_info[:2] == PYTHON or shutil.which(python) is not None
-    return Machine(int(found[1]) if found else None, glibc, has_python, _has_nvcc())
-
-
-def _has_nvcc() -> bool:
-    home = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH")
-    if home is None and shutil.which("nvcc") is not None:
-        return True
-    return os.access(Path(home or CUDA) / "bin" / "nvcc", os.X_OK)
+    is_it = sys.version_info[:2] == PYTHON
+    has_headers = not is_it or Path(sysconfig.get_path("include"), "Python.h").is_file()
+    can_compile = has_headers and shutil.which(os.environ.get("CXX", "c++")) is not None
+    return Machine(int(found[1]) if found else None, glibc, is_it or shutil.which(python) is not None, can_compile)
 
 
 def lacks(engine: str, machine: Machine) -> list[str]:
@@ -68,9 +60,9 @@ def lacks(engine: str, machine: Machine) -> list[str]:
         wanted = ".".join(map(str, PYTHON))
         cure = f"install python{wanted}, or name it: PYTHON=... mrl engine-env {engine}"
         lines.append(f"{engine} on GPUs: no Python {wanted}, which its environment is made with; cure: {cure}")
-    if engine in COMPILES and machine.driver is not None and not machine.has_nvcc:
+    if machine.driver is not None and not machine.can_compile:
         lines.append(
-            f"{engine} on GPUs: no nvcc by CUDA_HOME, CUDA_PATH, PATH or in {CUDA}, with which it compiles kernels "
-            "when it starts; cure: a toolkit of CUDA 13, and CUDA_HOME where it lies elsewhere"
+            f"{engine} on GPUs: no C++ compiler (c++, or CXX), or no Python.h, by which it compiles when it starts; "
+            f"cure: g++, and python{PYTHON[0]}.{PYTHON[1]}-dev for a Python of the distribution"
         )
     return lines

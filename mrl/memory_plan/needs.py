@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from mrl.config.policy_tables import ELEMENT_BYTES, LearnerTable, PolicyTable
 from mrl.models.size import Microbatch, ModelSize, PassPeaks
+from mrl.processes.unit_memory import SLEEPER_MIB
 
 MIB = 1024 * 1024
 DAEMON_MIB = 75
@@ -26,6 +27,7 @@ TRACKER_MIB = {"swanlab": 85, "tensorboard": 45, "trackio": 85, "wandb": 125}
 """The process of a tracker and what that starts, measured after 2,000 records of 60 values (swanlab, wandb offline)."""
 FLOAT_BYTES = 4
 NEW_WEIGHTS = "new weights"
+CUDA_CONTEXT = "CUDA context"
 SAMPLING_BYTES = 20
 """Per row and token of the vocabulary while tokens are drawn: logits, scaled, softmax, and its sum in float64."""
 KEPT_WHOLE, KEPT_IN_GAPS, KEPT_BY_EXPERTS = 0.2, 0.5, 1.25
@@ -136,13 +138,13 @@ def rank_needs(
 
 def on_gpu_with(tensors: Need) -> Need:
     """What a process of torch takes of a GPU for its tensors."""
-    beside = {"CUDA context": CUDA_CONTEXT_MIB * MIB, "kept by the allocator": KEPT_BY_CUDA * tensors.mib * MIB}
+    beside = {CUDA_CONTEXT: CUDA_CONTEXT_MIB * MIB, "kept by the allocator": KEPT_BY_CUDA * tensors.mib * MIB}
     return Need(tensors.moment, tensors.parts | beside)
 
 
-def resting_on_gpu() -> Need:
+def resting_on_gpu(awake: Need) -> Need:
     """What a process keeps of a GPU that it has in turns, while another has it."""
-    return Need("resting", {"CUDA context": float(CUDA_CONTEXT_MIB * MIB)})
+    return Need("resting", {CUDA_CONTEXT: awake.parts[CUDA_CONTEXT]} if awake.parts else {})
 
 
 def process_parts(size: ModelSize) -> dict[str, float]:
@@ -217,6 +219,8 @@ def server_need(
     if policy.device == "cpu":
         of_sglang = per_element * size.cached_per_token * cached_tokens
         parts["key-value cache"] = float(vllm_cache_gib * 1024 * MIB if policy.rollout.engine == "vllm" else of_sglang)
+    else:
+        parts[CUDA_CONTEXT] = float(SLEEPER_MIB * MIB)
     return Need("sampling", parts)
 
 

@@ -124,7 +124,7 @@ def by_device(needs: list[ProcessNeed]) -> dict[str, float]:
         for device in _devices(need.spec) if need.device else ():
             assert need.device is not None
             if turn_devices(need.spec.env):
-                in_turns[device].append((need.device, resting_on_gpu()))
+                in_turns[device].append((need.device, resting_on_gpu(need.device)))
             else:
                 beside[device] += need.device.mib
     turns = {device: sum(one.mib for one in at_worst_turn(engines)) for device, engines in in_turns.items()}
@@ -181,7 +181,11 @@ def _on_unit(config: RunConfig, specs: list[ProcessSpec], policies: Mapping[str,
     rests = [policies[spec.policy].resting(is_asleep=may_sleep(config, spec.policy)) for spec in specs]
     hosts = at_worst_turn([(turn.host, rest) for turn, rest in zip(turns, rests, strict=True)])
     gone = Need("", {})
-    devices = at_worst_turn([(turn.device or gone, gone) for turn in turns])
+    on_gpu = [turn.device or gone for turn in turns]
+    kept = [
+        resting_on_gpu(one) if may_sleep(config, spec.policy) else gone for one, spec in zip(on_gpu, specs, strict=True)
+    ]
+    devices = at_worst_turn(list(zip(on_gpu, kept, strict=True)))
     return [
         ProcessNeed(spec, host, device=device if device.parts else None)
         for spec, host, device in zip(specs, hosts, devices, strict=True)

@@ -11,7 +11,9 @@ ASK_AGAIN_S = 1.0
 SPARE_MIB = 512
 """A GPU may hold so much more than it held at first, and still counts as given back."""
 SLEEPER_MIB = 2048
-"""An engine that sleeps may hold so much of a GPU: its context and its graphs, but no weights and no cache."""
+"""A server that sleeps may hold so much of a GPU: contexts, captured graphs, what its kernels and collectives work in.
+
+By the sources neither engine gives these back unless its options say so; how much they are was not measured."""
 RETURN_S = 10.0
 """The driver shows the memory of a process that has ended as free after less than this."""
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from mrl.config.defaults import GPU_CHUNK_LOGITS, OF_POLICY, OF_RUN, Resolved, by_device, by_size
-from mrl.config.load import load_resolved, validate
+from mrl.config.load import load_resolved, resolve, validate
 from mrl.config.run_folder import dump_config
 from mrl.config.schema import RunConfig
 from mrl.errors import ConfigError
@@ -128,6 +128,27 @@ def test_engines_that_apply_adapters_on_a_gpu_get_those_alone():
     policies = resolved.config.policies
     assert [name for name in policies if policies[name].rollout.weights == "adapters"] == ["a", "server"]
     assert "policies.a.rollout.weights" in chosen(resolved)
+
+
+@pytest.mark.parametrize(
+    ("policy", "allocation", "weights"),
+    [
+        ({"turns": True, "rollout": {"engine": "vllm"}}, {}, "files"),
+        ({"turns": True}, {}, "adapters"),
+        ({"rollout": {"engine": "vllm"}}, {"units": ["gpu:0"], "residency": "sleep"}, "files"),
+        ({"rollout": {"engine": "vllm"}}, {"units": ["gpu:0"]}, "adapters"),
+    ],
+)
+def test_a_server_that_sleeps_gets_merged_weights(policy, allocation, weights):
+    """Asleep vLLM has none for adapters to lie on; whoever left the key out is not refused for a value of mrl's own."""
+    tables = {
+        "run": {"name": "r", "steps": 3},
+        "tasks": {"copy": {"source": "words", "dataset": "copy"}},
+        "policies": {"a": {"model": "m", "device": "cuda", "learner": {"lora": {"rank": 4}}, **policy}},
+        "allocation": allocation,
+    }
+    config = resolve(tables, [], where="test").config
+    assert config.policies["a"].rollout.weights == weights
 
 
 def test_rules_are_held_against_what_was_chosen(tmp_path: Path):

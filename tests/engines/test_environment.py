@@ -151,6 +151,21 @@ def test_a_made_environment_is_whole(recipes, home):
     assert subprocess.run([python, "-c", "print(2)"], capture_output=True, text=True, check=True).stdout == "2\n"
 
 
+@pytest.mark.system
+def test_cudas_compiler_finds_its_libraries_in_the_environment_of_sglang(tmp_path):
+    """By the names that it links with: wheels have others."""
+    libraries = tmp_path / "nvidia" / "cu13" / "lib"
+    libraries.mkdir(parents=True)
+    (libraries / "libcudart.so.13").touch()
+    python = tmp_path / "python"
+    python.write_text(f"#!/bin/sh\necho {tmp_path}\n")
+    python.chmod(0o755)
+
+    subprocess.run(["bash", RECIPES / "sglang.sh", python, "gpu", RECIPES / "sglang-gpu.txt"], check=True)
+
+    assert (tmp_path / "nvidia" / "cu13" / "lib64" / "libcudart.so").samefile(libraries / "libcudart.so.13")
+
+
 @pytest.mark.engines
 @pytest.mark.parametrize("engine", ["vllm", "sglang"])
 def test_the_index_has_all_of_the_lists_for_gpus_and_they_fit_together(engine):

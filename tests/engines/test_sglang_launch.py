@@ -61,6 +61,20 @@ def test_programs_of_its_environment_come_first_on_a_gpu(launch, monkeypatch):
     variables = sglang_launch.environment(dataclasses.replace(launch, device="cuda"))
 
     assert variables["PATH"] == "/env/bin:/usr/bin:/bin"
+    assert "CUDA_HOME" not in variables, "an environment of the user's own has no toolkit of ours"
+
+
+def test_it_compiles_by_the_nvcc_of_its_environment(launch, tmp_path, monkeypatch):
+    """The machine's own may be of another CUDA than its torch, or not there."""
+    monkeypatch.setenv("CUDA_HOME", "/usr/local/cuda-12.4")
+    toolkit = tmp_path / "lib" / "python3.11" / "site-packages" / "nvidia" / "cu13"
+    (toolkit / "lib64").mkdir(parents=True)
+
+    variables = sglang_launch.environment(
+        dataclasses.replace(launch, device="cuda", python=tmp_path / "bin" / "python")
+    )
+
+    assert variables["CUDA_HOME"] == str(toolkit)
 
 
 def test_a_gpu_takes_its_own_kernels(launch):
@@ -68,6 +82,7 @@ def test_a_gpu_takes_its_own_kernels(launch):
     words = sglang_launch.command(dataclasses.replace(launch, device="cuda"))
 
     assert not {"torch_native", "--disable-radix-cache", "--mem-fraction-static"} & set(words)
+    assert option(words, "--sampling-backend") == "pytorch", "nothing is left to compile in the middle of a run"
     assert "SGLANG_USE_CPU_ENGINE" not in sglang_launch.environment(dataclasses.replace(launch, device="cuda"))
 
 

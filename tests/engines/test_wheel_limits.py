@@ -24,9 +24,12 @@ FINE = Machine(580, (2, 34), True, True)
             Machine(580, (2, 9), False, True),
             [r"glibc 2\.9; wanted >= 2\.28", r"no Python 3\.11.*engine-env vllm"],
         ),
-        ("sglang", Machine(580, (2, 34), True, False), [r"sglang on GPUs: no nvcc by CUDA_HOME.*cure: .*CUDA 13"]),
+        (
+            "vllm",
+            Machine(580, (2, 34), True, False),
+            [r"vllm on GPUs: no C\+\+ .*cure: g\+\+.*python3\.11-dev"],
+        ),
         ("sglang", Machine(None, (2, 34), True, False), []),
-        ("vllm", Machine(580, (2, 34), True, False), []),
     ],
 )
 def test_what_a_machine_lacks_is_told_in_one_line_with_its_cure(engine, machine, told):
@@ -54,26 +57,23 @@ def test_the_driver_is_read_from_the_kernel(tmp_path, monkeypatch, text, driver)
     assert this_machine().driver == driver
 
 
-def test_the_compiler_is_looked_for_where_sglang_does(tmp_path, monkeypatch):
-    """CUDA_HOME before CUDA_PATH, and either before PATH, even where it has none; else the usual place."""
-    for name in ("path", "home", "usual"):
-        (tmp_path / name / "bin").mkdir(parents=True)
-        (tmp_path / name / "bin" / "nvcc").touch(mode=0o755)
-    for name in ("CUDA_HOME", "CUDA_PATH"):
-        monkeypatch.delenv(name, raising=False)
+@pytest.mark.parametrize(
+    ("version", "has_headers", "can_compile"),
+    [((3, 11), True, True), ((3, 11), False, False), ((3, 12), False, True)],
+)
+def test_compiling_takes_a_compiler_and_the_headers_of_python(tmp_path, monkeypatch, version, has_headers, can_compile):
+    """Those of another Python than this are not known."""
+    monkeypatch.setattr(wheel_limits.sysconfig, "get_path", lambda name: str(tmp_path / name))
+    monkeypatch.setattr(wheel_limits.sys, "version_info", version)
     monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setattr(wheel_limits, "CUDA", tmp_path / "nowhere")
-    assert not this_machine().has_nvcc
+    monkeypatch.delenv("CXX", raising=False)
+    if has_headers:
+        (tmp_path / "include").mkdir()
+        (tmp_path / "include" / "Python.h").touch()
+    assert not this_machine().can_compile
 
-    monkeypatch.setattr(wheel_limits, "CUDA", tmp_path / "usual")
-    assert this_machine().has_nvcc
-    monkeypatch.setattr(wheel_limits, "CUDA", tmp_path / "nowhere")
-    monkeypatch.setenv("PATH", str(tmp_path / "path" / "bin"))
-    assert this_machine().has_nvcc
-    monkeypatch.setenv("CUDA_PATH", str(tmp_path / "nowhere"))
-    assert not this_machine().has_nvcc
-    monkeypatch.setenv("CUDA_HOME", str(tmp_path / "home"))
-    assert this_machine().has_nvcc
+    (tmp_path / "c++").touch(mode=0o755)
+    assert this_machine().can_compile == can_compile
 
 
 def test_limits_are_those_of_the_lists():
@@ -81,3 +81,12 @@ def test_limits_are_those_of_the_lists():
     for engine in wheel_limits.GLIBC:
         assert f"driver {wheel_limits.DRIVER} or newer" in (RECIPES / f"{engine}-gpu.txt").read_text()
     assert "glibc 2.34" in (RECIPES / "sglang-gpu.txt").read_text()
+
+
+def test_cudas_compiler_and_its_headers_are_of_one_version():
+    """The headers refuse any other nvcc."""
+    list_of = (RECIPES / "sglang-gpu.txt").read_text()
+    parts = ("nvidia-cuda-nvcc", "nvidia-cuda-crt", "nvidia-nvvm", "nvidia-cuda-runtime")
+    versions = [re.findall(rf"^{part}==(\d+\.\d+)\.", list_of, re.MULTILINE) for part in parts]
+
+    assert versions == [["13.0"]] * len(parts)

@@ -306,7 +306,7 @@ def test_adapters_need_gradients_and_moments_alone() -> None:
         ("vllm", "float32", "cpu", {"server's weights": 4000, "new weights": 8000, "key-value cache": 2048}),
         ("vllm", "bfloat16", "cpu", {"server's weights": 2000, "new weights": 4000, "key-value cache": 2048}),
         ("sglang", "float32", "cpu", {"server's weights": 4000, "key-value cache": 0}),
-        ("vllm", "float32", "cuda", {"server's weights": 4000}),
+        ("vllm", "float32", "cuda", {"server's weights": 4000, "CUDA context": 2048}),
     ],
 )
 def test_vllm_on_cores_holds_new_weights_beside_the_old(
@@ -322,7 +322,7 @@ def test_a_server_of_several_gpus_needs_its_part_on_each() -> None:
     """Heads, inner width and vocabulary are cut."""
     policy = PolicyTable.model_validate({"rollout": {"engine": "vllm", "gpus": 4}, "device": "cuda"})
     need = server_need(SIZE, policy, cached_tokens=100, vllm_cache_gib=2, gpus=4)
-    assert mib(need.parts) == {"server's weights": 1000}
+    assert mib(need.parts) == {"server's weights": 1000, "CUDA context": 2048}
 
 
 def test_malloc_keeps_a_share_of_what_a_pass_needs() -> None:

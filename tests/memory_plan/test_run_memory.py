@@ -11,18 +11,19 @@ from mrl.engines.sglang_launch import SPARE_TOKENS
 from mrl.errors import ConfigError
 from mrl.memory_plan.needs import (
     AGENT_MIB,
+    CUDA_CONTEXT_MIB,
     FLOAT_BYTES,
     MIB,
     SERVER_MIB,
     TORCH_MIB,
     TRACKER_MIB,
     VOCABULARY_BYTES,
-    resting_on_gpu,
 )
 from mrl.memory_plan.policy_memory import PolicyMemory
 from mrl.memory_plan.run_memory import ProcessNeed, by_device, check_sleepers, memory_plan, too_little
 from mrl.metrics.trackers.kinds import TRACKERS
 from mrl.processes.planning.plan import Plan, build_plan
+from mrl.processes.unit_memory import SLEEPER_MIB
 
 CONFIG = """
 [run]
@@ -110,14 +111,20 @@ def test_fewer_units_are_no_cure_for_a_gpu_that_is_too_small(config: Path) -> No
     assert "units" not in cure
 
 
-def test_a_unit_that_a_learner_has_too_in_turns_needs_the_larger_of_them(config: Path) -> None:
-    """And the contexts of the others."""
-    in_turns, _ = planned(config, "stop", "--policies.one.turns", "true", "--policies.two.turns", "true")
+@pytest.mark.parametrize(("engine", "kept_mib"), [("embedded", CUDA_CONTEXT_MIB), ("sglang", SLEEPER_MIB)])
+def test_a_unit_that_a_learner_has_too_in_turns_needs_the_larger_of_them(
+    config: Path, engine: str, kept_mib: int
+) -> None:
+    """And what the others keep."""
+    words = [
+        [f"--policies.{name}.turns", "true", f"--policies.{name}.rollout.engine", engine] for name in ("one", "two")
+    ]
+    in_turns, _ = planned(config, "stop", *words[0], *words[1])
     plan = build_plan(in_turns, Path("r"), gpus=["a"])
     needs = memory_plan(in_turns, plan)
     on_a = {need.spec.name: need.device.mib for need in needs if need.device and need.spec.env.get(GPUS) == "a"}
     assert on_a.keys() == {"learner/one", "learner/two", "worker/one/2"}
-    assert by_device(needs)["a"] == max(on_a.values()) + 2 * resting_on_gpu().mib
+    assert by_device(needs)["a"] == max(on_a.values()) + CUDA_CONTEXT_MIB + kept_mib
     assert {spec.name for spec in plan.leased if spec.env.get(GPUS) == "a"} == {"worker/one/2", "worker/two/2"}
 
 
@@ -133,8 +140,15 @@ def test_engines_that_sleep_lie_beside_the_one_that_is_awake(config: Path) -> No
     assert found[ONE].device == one
     served_mib = one.parts["weights"] / 2 / MIB
     assert found[ONE].host_mib == pytest.approx(PROCESS_MIB + served_mib), "while two has the GPU"
-    assert (found[TWO].host_mib, found[TWO].device) == (PROCESS_MIB, None)
-    assert by_device(needs)["a"] == one.mib
+    assert found[TWO].host_mib == PROCESS_MIB
+    assert by_device(needs)["a"] == one.mib + CUDA_CONTEXT_MIB, "a process keeps its context"
+
+
+def test_a_server_that_sleeps_keeps_more_of_a_gpu_than_a_process_of_torch(config: Path) -> None:
+    """Its graphs and its workspaces lie beside its context; a unit is quiet when sleepers hold no more than that."""
+    server = planned(config, "sleep", "--policies.two.rollout.engine", "vllm")
+    more_mib = by_device(memory_plan(*server))["a"] - by_device(memory_plan(*planned(config, "sleep")))["a"]
+    assert more_mib == SLEEPER_MIB - CUDA_CONTEXT_MIB
 
 
 @pytest.mark.thorough
@@ -165,7 +179,7 @@ def test_a_server_has_its_processes_on_the_host_and_on_cores_its_cache_too(
     assert more[0]["key-value cache"] == 2 * short, "as many as the server is started for, not as the learner wants"
     host, device = parts(ONE, "--policies.one.rollout.engine", "vllm", "--policies.two.rollout.engine", "vllm")
     assert host == processes | {"new weights": pytest.approx(4 * BILLION_MIB / FLOAT_BYTES * MIB, rel=0.1)}
-    assert device.keys() == {"server's weights"}
+    assert device.keys() == {"server's weights", "CUDA context"}
 
 
 @pytest.mark.thorough

@@ -363,6 +363,22 @@ SAMPLING = [
     ),
 ]
 
+SAMPLER = f"{SRT}/layers/sampler.py"
+ASLEEP = [
+    Contract(
+        "asleep it keeps its graphs unless SGLANG_MEMORY_SAVER_CUDA_GRAPH is set",
+        f"{SRT}/environ.py",
+        Uses(("SGLANG_MEMORY_SAVER_CUDA_GRAPH",), "Envs"),
+        "mrl/processes/unit_memory.py, SLEEPER_MIB",
+    )
+]
+PLACING = meaning(
+    "its own all-reduce over several GPUs reads CUDA_VISIBLE_DEVICES as numbers; of ids it is left out",
+    f"{SRT}/distributed/device_communicators/custom_all_reduce_utils.py",
+    ("can_use_custom_all_reduce_with_nvlink",),
+    "docs/placement.md",
+    gpu="c5858c09cf46",
+)
 JIT = "sglang/kernels/jit/utils/compile"
 COMPILING = [
     *(
@@ -375,6 +391,20 @@ COMPILING = [
         for file in ("attention/rope", "activation/activation")
     ),
     Contract(
+        "FlashInfer's sampling is imported, and compiled, with the first answer that has a top_p",
+        SAMPLER,
+        Says(("flashinfer.sampling", "top_k_top_p_sampling_from_probs")),
+        f"{LAUNCHING}, --sampling-backend",
+    ),
+    *meaning(
+        "an answer without one is drawn by torch, whatever the backend",
+        SAMPLER,
+        ("Sampler._sample_from_probs",),
+        f"{LAUNCHING}, --sampling-backend",
+        cpu="12edca6213f9",
+        gpu="12edca6213f9",
+    ),
+    Contract(
         "they are compiled by the ninja of PATH",
         f"{JIT}/ninja.py",
         Says(("ninja",), "build"),
@@ -384,7 +414,7 @@ COMPILING = [
         "and by the nvcc of CUDA_HOME, else CUDA_PATH, else PATH, else /usr/local/cuda",
         f"{JIT}/toolchain.py",
         ("cuda_home", "device_compiler_path"),
-        "mrl/engines/wheel_limits.py, _has_nvcc",
+        f"{LAUNCHING}, environment",
         gpu="77be73ffab81",
     ),
 ]
@@ -448,4 +478,16 @@ EXPERTS = [
     ),
 ]
 
-CONTRACTS = [*ROUTES, *FLAGS, *VARIABLES, *REQUESTS, *ANSWERS, *UPDATING, *SAMPLING, *COMPILING, *EXPERTS]
+CONTRACTS = [
+    *ROUTES,
+    *FLAGS,
+    *VARIABLES,
+    *REQUESTS,
+    *ANSWERS,
+    *UPDATING,
+    *SAMPLING,
+    *ASLEEP,
+    *PLACING,
+    *COMPILING,
+    *EXPERTS,
+]

@@ -130,6 +130,13 @@ VALUES = [
         "mrl/engines/vllm.py, less_memory, and docs/engine-contracts.md",
     ),
     Contract(
+        "asleep it keeps its graphs unless --sleep-mode-offload-cudagraph is given",
+        "vllm/config/model.py",
+        Field("ModelConfig", "sleep_mode_offload_cudagraph", False),
+        "mrl/processes/unit_memory.py, SLEEPER_MIB, and docs/turns.md",
+        GPU,
+    ),
+    Contract(
         "a GPU that has less free than asked for ends the server, with words that mrl takes for want of memory",
         "vllm/v1/worker/utils.py",
         Says(("is less than desired GPU memory utilization",), "request_memory"),
