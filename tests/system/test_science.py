@@ -41,7 +41,6 @@ def kill(process: "subprocess.Popen[bytes]") -> None:
     psutil.wait_procs(below, timeout=120)
 
 
-@pytest.mark.slow
 def test_the_miniature_goes_on_after_a_kill(tmp_path: Path) -> None:
     """Both regimes have a choice, their budgets are equal, and what was done before the kill was left alone."""
     out, log = tmp_path / "science", tmp_path / "log"

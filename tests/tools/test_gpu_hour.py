@@ -219,7 +219,6 @@ def test_first_contact_is_made(tmp_path):
     }
 
 
-@pytest.mark.slow
 @pytest.mark.system
 @pytest.mark.timeout(1800)
 def test_two_policies_of_released_shapes_make_a_whole_run(tmp_path):
@@ -230,7 +229,6 @@ def test_two_policies_of_released_shapes_make_a_whole_run(tmp_path):
         assert found >= {f"{name}: {what}" for what in ("a step", "canary", "bytes compared", "exported and loaded")}
 
 
-@pytest.mark.slow
 @pytest.mark.system
 @pytest.mark.timeout(1800)
 def test_a_killed_learner_is_resumed_and_restarted(tmp_path):
