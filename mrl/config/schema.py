@@ -31,8 +31,7 @@ class RunTable(Table):
     installed or on PYTHONPATH. Left out: the folder of the configuration file."""
     local_folder: str = ""
     """Folder on each host's own disk or in its memory, for what only the processes there share: sockets, boards, places
-    to meet. The run makes a private one in it, and removes that in the end. Empty: the user's runtime folder
-    (XDG_RUNTIME_DIR), or the temporary one."""
+    to meet. The run makes a private one in it, and removes that in the end. Empty: the temporary folder."""
     seed: int = Field(default=1, ge=0, lt=2**31)
     """Seeds prompt order, sampling and minibatches."""
     steps: int = Field(..., ge=1)
