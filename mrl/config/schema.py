@@ -195,8 +195,8 @@ class SupervisionTable(Table):
     """A role that has not sent its first heartbeat after this long counts as silent. Left out: 10 s more for each GB
     of the largest model's weights."""
     stop_s: float = Field(default=5.0, gt=0, le=3600)
-    """Time between SIGTERM and SIGKILL when the run ends, in which learners save a checkpoint; whoever has saved ends at
-    once. Left out: 10 s more for each GB of the largest model's weights. A batch system has to wait for it."""
+    """Time between SIGTERM and SIGKILL when the run ends, in which learners save a checkpoint; whoever has saved ends
+    at once. Left out: 10 s more for each GB of the largest model's weights. A batch system has to wait for it."""
     host_metrics_s: float = Field(default=15.0, ge=0)
     """Time between two measurements of each host's CPU, memory, disk and GPUs (`host/...`, `gpu/...`); 0 measures
     nothing. GPUs are told of with the extra `nvml`."""
