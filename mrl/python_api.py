@@ -27,7 +27,7 @@ from mrl.config.run_folder import RunFolder, read_run_config, run_folder_of
 from mrl.config.schema import RunConfig
 from mrl.config.shipped_configs import config_file
 from mrl.errors import RoleFailed, UserError
-from mrl.metrics.jsonl import parse_line, read_metrics
+from mrl.metrics.jsonl import each_metrics, parse_line
 from mrl.parent_death import command
 
 __all__ = ["Policy", "Run", "Step", "load", "open", "train"]
@@ -95,7 +95,7 @@ class Run:
         """
         return [
             {name: line[name] for name in ("time_unix_s", "role", "policy", "step")} | line["values"]
-            for line in read_metrics(RunFolder(self.path).metrics_jsonl)
+            for line in each_metrics(RunFolder(self.path).metrics_jsonl)
             if isinstance(line.get("values"), dict)
             and line["role"].partition("/")[0].startswith(role)
             and policy in ("", line["policy"])

@@ -46,8 +46,11 @@ def run(arguments: argparse.Namespace) -> int:
     where = str(arguments.config)
     if arguments.slurm:
         from mrl.allocation.floors import check_floors
+        from mrl.config.defaults import by_size
+        from mrl.processes.preparation.model_bytes import weights_bytes
 
         check_floors(config, where=where)
+        config = by_size(config, weights_bytes(config)).config  # the time that the run needs to end
         jobs = render(config, arguments.config, request_of(arguments), arguments.overrides)
         show(jobs)
         check_run_folder(config, **train.beginning(arguments))

@@ -155,7 +155,7 @@ def _checked(config: RunConfig, planned: "Callable[..., Plan]", how: dict[str, A
 
 
 def _supervise(config: RunConfig, folder: RunFolder, plan: "Plan", console: Console, forks: "ForkServer | None") -> int:
-    from mrl.metrics.jsonl import read_metrics
+    from mrl.metrics.jsonl import each_metrics
     from mrl.metrics.logging import configure_logging
     from mrl.processes.display import Display
     from mrl.processes.preparation.pair_cards import measured_beside
@@ -165,11 +165,10 @@ def _supervise(config: RunConfig, folder: RunFolder, plan: "Plan", console: Cons
     board = RunDisplay(config)
     inbox = open_inbox(folder, config.exchange.host, plan.processes)
     try:
-        earlier = read_metrics(folder.metrics_jsonl, lambda told: print(f"mrl: {told}", flush=True))
+        earlier = each_metrics(folder.metrics_jsonl, lambda told: print(f"mrl: {told}", flush=True))
+        board.replay(earlier, time.monotonic())
         supervisor = Supervisor(config, folder, plan, inbox=inbox, display=Display(board, console), forks=forks)
         configure_logging("supervisor", stream=(supervisor.attempt / "supervisor.log").open("a", buffering=1))
-        if earlier:
-            board.replay(earlier, time.monotonic())
         print(f"run folder {folder.path}, logs in {supervisor.attempt}", flush=True)
         with measured_beside(config, folder, supervisor.attempt / "pair_cards.log"):
             code = supervisor.run()

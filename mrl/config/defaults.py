@@ -30,6 +30,7 @@ OF_RUN = {
     ("allocation", "hung_s"): 20.0,
     ("supervision", "start_s"): 10.0,
     ("supervision", "silence_s"): 5.0,
+    ("supervision", "stop_s"): 10.0,
 }
 """The same of the run's keys, by its largest model."""
 

@@ -31,8 +31,7 @@ class RunTable(Table):
     installed or on PYTHONPATH. Left out: the folder of the configuration file."""
     local_folder: str = ""
     """Folder on each host's own disk or in its memory, for what only the processes there share: sockets, boards, places
-    to meet. The run makes a private one in it, and removes that in the end. Empty: the user's runtime folder
-    (XDG_RUNTIME_DIR), or the temporary one."""
+    to meet. The run makes a private one in it, and removes that in the end. Empty: the temporary folder."""
     seed: int = Field(default=1, ge=0, lt=2**31)
     """Seeds prompt order, sampling and minibatches."""
     steps: int = Field(..., ge=1)
@@ -195,11 +194,9 @@ class SupervisionTable(Table):
     start_s: float = Field(default=300.0, gt=0)
     """A role that has not sent its first heartbeat after this long counts as silent. Left out: 10 s more for each GB
     of the largest model's weights."""
-    stop_s: float = Field(default=5.0, gt=0, le=600)
-    """Time between SIGTERM and SIGKILL when the run ends, in which learners save a checkpoint.
-
-    With the default all is over within 10 s; large models need more, and a batch system that waits for it.
-    """
+    stop_s: float = Field(default=5.0, gt=0, le=3600)
+    """Time between SIGTERM and SIGKILL when the run ends, in which learners save a checkpoint; whoever has saved ends
+    at once. Left out: 10 s more for each GB of the largest model's weights. A batch system has to wait for it."""
     host_metrics_s: float = Field(default=15.0, ge=0)
     """Time between two measurements of each host's CPU, memory, disk and GPUs (`host/...`, `gpu/...`); 0 measures
     nothing. GPUs are told of with the extra `nvml`."""

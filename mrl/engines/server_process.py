@@ -18,6 +18,9 @@ from mrl.parent_death import command
 TAIL_LINES = 12
 SAYS_NOTHING = re.compile(r'^[\s^~]*$|\bFile ".*", line \d+|\d+%\|| \d+% Completed')
 """Places in code, what is drawn below them, and bars of progress."""
+OWN_PYTHON = frozenset({"PYTHONPATH", "PYTHONHOME"})
+"""Variables about mrl's interpreter, as module systems and people set them. A server has an interpreter of its own, to
+which packages found there, of another version of Python often, would come before those of its environment."""
 TEXT_BYTES = 64 * 1024
 TERM_S = 10.0
 END_POLL_S = 0.02
@@ -46,6 +49,7 @@ class ServerProcess:
         self.log = log
         log.parent.mkdir(parents=True, exist_ok=True)
         self._temporary = temporary or TemporaryFolder()
+        around = {name: value for name, value in os.environ.items() if name not in OWN_PYTHON}
         with log.open("ab") as file:
             self._log_start = file.tell()
             self._process = subprocess.Popen(
@@ -53,7 +57,7 @@ class ServerProcess:
                 stdin=subprocess.DEVNULL,
                 stdout=file,
                 stderr=file,
-                env={**os.environ, "TMPDIR": str(self._temporary.path), **environment},
+                env={**around, "TMPDIR": str(self._temporary.path), **environment},
             )
         self._root = psutil.Process(self._process.pid)
         self._descendants: set[psutil.Process] = set()

@@ -1,6 +1,7 @@
 """A server's temporary folder; where its owner was killed, whoever makes the next one removes it.
 
-The owner holds a lock in it, which the kernel drops when the owner dies: what can be locked has no owner.
+The owner holds a lock in it, which the kernel drops when the owner dies: what can be locked has no owner. The folder
+itself is locked too, which keeps systemd from removing what it finds there after ten days as old.
 """
 
 import fcntl
@@ -32,10 +33,16 @@ class TemporaryFolder:
             self.path = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
             made = _lock(self.path, "x+b")
         self._owned = made
+        self._itself = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        with suppress(OSError):  # a network's, which locks no folders
+            fcntl.flock(self._itself, fcntl.LOCK_SH)
 
     def remove(self) -> None:
         """With all that lies there. May be called again."""
         _remove(self.path, self._owned)
+        if self._itself >= 0:
+            os.close(self._itself)
+            self._itself = -1
 
 
 def _lock(folder: Path, mode: str) -> BinaryIO | None:

@@ -9,7 +9,7 @@ as NaN.
 import json
 import math
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -87,15 +87,20 @@ class SampleWriter:
 
 
 def read_metrics(path: Path, on_damage: OnDamage = keep_silent) -> list[dict[str, Any]]:
+    """`each_metrics` at once."""
+    return list(each_metrics(path, on_damage))
+
+
+def each_metrics(path: Path, on_damage: OnDamage = keep_silent) -> Iterator[dict[str, Any]]:
     """All lines of a metrics file, in order; numbers that were not finite are NaN.
 
-    A file that does not exist is empty. A torn last line and damaged lines are left out.
+    A file that does not exist is empty. A torn last line and damaged lines are left out. Memory does not grow with the
+    file, which after days may be longer than what is free.
     """
-    lines = _read_lines(path, on_damage)
-    for line in lines:
+    for line in _each_line(path, on_damage):
         if isinstance(line.get("values"), dict):
             line["values"] = {name: math.nan if value is None else value for name, value in line["values"].items()}
-    return lines
+        yield line
 
 
 def read_tail(path: Path, max_bytes: int) -> list[dict[str, Any]]:
@@ -111,7 +116,7 @@ def read_samples(rollouts: Path, on_damage: OnDamage = keep_silent) -> list[dict
     """All samples under a `rollouts` folder, ordered by step, then policy, then time of writing."""
     paths = [path for path in rollouts.glob("step_*/*.jsonl") if path.parent.name.removeprefix("step_").isdecimal()]
     paths.sort(key=lambda path: (int(path.parent.name.removeprefix("step_")), path.name))
-    return [line for path in paths for line in _read_lines(path, on_damage)]
+    return [line for path in paths for line in _each_line(path, on_damage)]
 
 
 def file_of(folder: Path, policy: str) -> Path:
@@ -187,11 +192,18 @@ def _finite(value: Any) -> Any:
     return value
 
 
-def _read_lines(path: Path, on_damage: OnDamage) -> list[dict[str, Any]]:
+def _each_line(path: Path, on_damage: OnDamage) -> Iterator[dict[str, Any]]:
     if not path.exists():
-        return []
-    whole = path.read_bytes().split(b"\n")[:-1]  # what follows the last newline is torn or empty
-    lines = [parse_line(row) for row in whole]
-    if None in lines:
-        on_damage(damaged_lines(path, lines.index(None) + 1, lines.count(None)))
-    return [line for line in lines if line is not None]
+        return
+    first_bad = num_bad = 0
+    with path.open("rb") as file:
+        for number, row in enumerate(file, start=1):
+            if not row.endswith(b"\n"):  # torn
+                break
+            line = parse_line(row)
+            if line is not None:
+                yield line
+            else:
+                first_bad, num_bad = first_bad or number, num_bad + 1
+    if num_bad:
+        on_damage(damaged_lines(path, first_bad, num_bad))

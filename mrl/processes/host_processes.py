@@ -104,10 +104,11 @@ class HostProcesses:
     def heard(self, role: str, said_s: float, now_s: float) -> None:
         """A heartbeat of that time arrived. One that an earlier life left in the queue says nothing about this one.
 
-        Both times are of the monotonic clock: who sets the host's clock makes nobody silent.
+        Both times are of the monotonic clock: who sets the host's clock makes nobody silent. It counts from the boot
+        of a host, so that the time of another host's supervisor means nothing here: all that it says counts.
         """
         child = self._children.get(role)
-        if child and child.alive and said_s >= child.born_s:
+        if child and child.alive and (child.spec.role == HOST_ROLE or said_s >= child.born_s):
             child.beat_s = now_s
 
     def place(self, spec: ProcessSpec, now_s: float) -> None:

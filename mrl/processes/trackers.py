@@ -23,7 +23,7 @@ import msgspec
 from mrl.config.run_folder import RunFolder, dump_config, write_json
 from mrl.config.schema import RunConfig, TrackerTable
 from mrl.errors import RunFolderError
-from mrl.metrics.jsonl import read_metrics
+from mrl.metrics.jsonl import each_metrics
 from mrl.metrics.rollout_files import path_of
 from mrl.metrics.trackers.own_secrets import hidden, without_secrets
 from mrl.metrics.trackers.sample_table import SampleFile
@@ -338,7 +338,7 @@ def replay(config: RunConfig, folder: RunFolder, table: TrackerTable) -> Iterato
     folder.path.joinpath("trackers").mkdir(exist_ok=True)
     feed = start_feed(config, folder, table, label=label, log=folder.path / "trackers" / f"{label}.log", name=name)
     shown: set[str] = set()
-    for line in read_metrics(folder.metrics_jsonl):
+    for line in each_metrics(folder.metrics_jsonl):
         if line.keys() >= set(MetricsRecord.__struct_fields__):
             record = MetricsRecord(**{part: line[part] for part in MetricsRecord.__struct_fields__})
             feed.offer(points_of(record), wait_s=0.0 if feed.num_lost else PATIENCE_S)

@@ -13,7 +13,7 @@ import msgspec
 
 from mrl.config.run_folder import RunFolder
 from mrl.errors import RunFolderError
-from mrl.metrics.jsonl import read_metrics, read_samples
+from mrl.metrics.jsonl import each_metrics, read_samples
 from mrl.metrics.names import LOST_POINTS
 from mrl.records.evaluation_messages import Estimate, PromptTally
 from mrl.report.progress import ALL_TASKS, kind_of
@@ -83,10 +83,12 @@ def read_run(path: Path) -> RunData:
     policies, tasks = list(config.get("policies", {})), list(config.get("tasks", {}))
     data = RunData(str(config.get("run", {}).get("name", path.name)), config, policies, tasks)
     told = data.problems.append
-    lines = [line for line in read_metrics(run.metrics_jsonl, told) if isinstance(line.get("values"), dict)]
-    _take_time(data, lines)
-    for line in lines:
-        _take_line(data, line)
+    for line in each_metrics(run.metrics_jsonl, told):
+        if isinstance(line.get("values"), dict):
+            _take_time(data, line)
+            _take_line(data, line)
+    begin_s = data.started_unix_s or 0.0
+    data.capacity = {name: [((x - begin_s) / 60, y) for x, y in points] for name, points in data.capacity.items()}
     data.problems += [_lost(label, count) for label, count in data.lost_points.items() if count > 0]
     _take_evaluations(data, run)
     data.samples += read_samples(run.rollouts, told)
@@ -117,10 +119,13 @@ def _read_config(run: RunFolder) -> dict[str, Any]:
     return config
 
 
-def _take_time(data: RunData, lines: list[dict[str, Any]]) -> None:
-    times = [float(line["time_unix_s"]) for line in lines if isinstance(line.get("time_unix_s"), int | float)]
-    if times:
-        data.started_unix_s, data.wall_s = min(times), max(times) - min(times)
+def _take_time(data: RunData, line: dict[str, Any]) -> None:
+    if isinstance(line.get("time_unix_s"), int | float):
+        time_s = float(line["time_unix_s"])
+        begin_s = time_s if data.started_unix_s is None else data.started_unix_s
+        end_s = max(begin_s + data.wall_s, time_s)
+        data.started_unix_s = min(begin_s, time_s)
+        data.wall_s = end_s - data.started_unix_s
 
 
 def _take_line(data: RunData, line: dict[str, Any]) -> None:
@@ -136,8 +141,7 @@ def _take_line(data: RunData, line: dict[str, Any]) -> None:
         if room == "eval" and policy and math.isfinite(value):
             _take_evaluation(data, policy, step, rest, value)
         elif name in CAPACITY and policy:
-            minutes = (float(line["time_unix_s"]) - (data.started_unix_s or 0.0)) / 60
-            data.capacity.setdefault(policy, []).append((minutes, value))
+            data.capacity.setdefault(policy, []).append((float(line["time_unix_s"]), value))
             data.capacity_kind = CAPACITY[name]
         elif name == "process/restarts":
             data.restarts = max(data.restarts, value)

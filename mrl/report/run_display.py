@@ -41,7 +41,7 @@ class RunDisplay:
         return due
 
     def replay(self, lines: Iterable[dict[str, Any]], now_s: float) -> None:
-        """Take in the metrics of an earlier attempt, as `read_metrics` gives them, before a resumed run goes on."""
+        """Take in the metrics of an earlier attempt, as `each_metrics` gives them, before a resumed run goes on."""
         for line in lines:
             if isinstance(line.get("values"), dict):
                 values = {name: float(value) for name, value in line["values"].items() if is_known(name)}

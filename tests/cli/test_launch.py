@@ -82,6 +82,16 @@ def test_a_dry_run_is_of_what_would_be_trained(
     assert [one.policies["large"].rollout.answers_at_once for one in checked] == [0, 8]
 
 
+def test_a_job_warns_so_early_that_a_large_model_is_saved_before_its_limit(
+    config: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """60 s, the 5 s of small ones, and 10 s for each GB of the weights, which are not there yet."""
+    large = 'policies.large = { model = "not-there", source = "maker/Large-8B" }\n'
+    Path(config).write_text(large + Path(config).read_text())
+    assert main(["launch", config, "--slurm", "--cpus", "9", "--minutes", "90"]) == 0
+    assert "#SBATCH --signal=B:USR1@225\n" in capsys.readouterr().out
+
+
 def test_scripts_go_to_sbatch_and_later_jobs_start_after_the_first(
     config: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -176,6 +176,7 @@ def test_limits_grow_with_the_model():
     assert config.policies["large"].rollout.server.start_s == 600 + 16 * 30
     assert config.allocation.hung_s == 120 + 16 * 20
     assert (config.allocation.grace_s, config.supervision.silence_s) == (5 + 16, 60 + 16 * 5)
+    assert config.supervision.stop_s == 5 + 16 * 10, "a checkpoint of all moments has six times the bytes"
     assert len(resolved.choices) == 2 * len(OF_POLICY) + len(OF_RUN)
     by_key = {choice.key: choice.why for choice in resolved.choices}
     assert by_key["allocation.hung_s"] == "120 s, and 20 s for each of 16.0 GB"

@@ -142,7 +142,7 @@ def test_a_wrong_file_is_one_line_with_file_and_key(file: Path, old: str, new: s
         ),
         (["--policies.llama.rollout.group_size=65"], "got 64; wanted >= 65 = group_size * workers of policies.llama"),
         (["--policies.qwen.rollout.workers=9"], "got 64; wanted >= 72 = group_size * workers of policies.qwen"),
-        (["--supervision.stop_s=601"], "supervision.stop_s: not valid; got 601; wanted <= 600"),
+        (["--supervision.stop_s=3601"], "supervision.stop_s: not valid; got 3601; wanted <= 3600"),
         (["--exchange.budget_mib=1"], "exchange.budget_mib: not valid; got 1; wanted >= 2"),
         (["--allocation.floor_slots=400"], "floor_slots <= 256 or slots >= 800"),
         (["--policies.qwen.rollout.workers=0"], "needs a worker"),

@@ -110,6 +110,15 @@ def test_a_server_that_hears_has_time_to_end_by_itself(start, tmp_path):
     assert server.exit_code() == 0
 
 
+def test_packages_of_another_python_do_not_reach_it(start, tmp_path, monkeypatch):
+    """A module system's, say; what is said of its own interpreter alone does."""
+    monkeypatch.setenv("PYTHONPATH", "/apps/python3.9/site-packages")
+    monkeypatch.setenv("PYTHONHOME", "/apps/python3.9")
+    server = start(f'echo "<$PYTHONPATH$PYTHONHOME>" > {tmp_path}/said')
+    until(lambda: server.exit_code() is not None)
+    assert (tmp_path / "said").read_text() == "<>\n"
+
+
 def test_its_temporary_folder_goes_with_it(start, tmp_path):
     """Servers leave sockets and files of metrics there."""
     server = start(f'echo x > "$TMPDIR/left"; echo "$TMPDIR" > {tmp_path}/folder')

@@ -1,6 +1,8 @@
 """Temporary folders of servers: one's own stays, those of the dead go."""
 
 import errno
+import fcntl
+import os
 import subprocess
 import sys
 import tempfile
@@ -55,6 +57,17 @@ def test_a_folder_that_was_removed_is_gone_and_may_be_removed_again(temporary):
     folder.remove()
 
     assert [one.name for one in temporary.iterdir()] == [f"{PREFIX}stranger"]
+
+
+def test_systemd_leaves_it_alone_however_old_its_files_are():
+    """It asks for the lock of a folder before it looks for what is old there."""
+    folder = TemporaryFolder()
+    itself = os.open(folder.path, os.O_RDONLY)
+    with pytest.raises(BlockingIOError):
+        fcntl.flock(itself, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    folder.remove()
+    fcntl.flock(itself, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    os.close(itself)
 
 
 def test_where_nothing_can_be_locked_the_start_fails(monkeypatch):

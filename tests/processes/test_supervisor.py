@@ -393,6 +393,17 @@ def test_heartbeats_keep_a_role_alive(tmp_path: Path) -> None:
     assert run.board.notes == []
 
 
+def test_a_host_that_booted_later_than_this_one_is_heard(tmp_path: Path) -> None:
+    """The clock that nobody sets counts from a host's boot, so what another host's says of the time means nothing."""
+    wait = learner("import time; time.sleep(1.2)")
+    speak: Callable[[], list[TelemetryRecord]] = lambda: [  # noqa: E731
+        beat("learner/a", time.monotonic()), beat("supervisor/b", 0.0)
+    ]  # fmt: skip
+    run = Run(tmp_path, wait, python("supervisor/b", FOREVER), each_turn=speak, silence_s=0.5, start_s=0.5)
+    assert run() == 0
+    assert run.board.notes == []
+
+
 def test_a_clock_that_is_set_back_makes_nobody_silent(tmp_path: Path) -> None:
     """Heartbeats are dated a day before their role began; the clock that nobody sets goes on."""
     wait = learner("import time; time.sleep(1.2)")

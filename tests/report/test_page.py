@@ -3,6 +3,7 @@
 import json
 import math
 import re
+import tracemalloc
 from collections.abc import Callable
 from html.parser import HTMLParser
 from pathlib import Path
@@ -245,6 +246,20 @@ def test_steps_that_a_resume_voided_are_gone(make_run: Callable[..., Path]) -> N
     )
     writer.close()
     assert read_run(run).series("qwen", "reward/mean")[-1] == (6.0, 0.77)
+
+
+def test_what_days_have_written_is_read_line_by_line(make_run: Callable[..., Path]) -> None:
+    """The exchange alone writes a row every two seconds, with numbers of each pair of policies."""
+    folder = make_run(policies=1, steps=3)
+    file, values = RunFolder(folder).metrics_jsonl, {f"exchange/flow_bytes/a{n}/b": n + 0.5 for n in range(100)}
+    row = {"time_unix_s": 1.7e9, "role": "exchange", "policy": "", "step": 3, "values": values}
+    with file.open("a") as more:
+        more.writelines(json.dumps(row) + "\n" for _ in range(3000))
+    tracemalloc.start()
+    read_run(folder)
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert most < file.stat().st_size / 5
 
 
 def test_evaluation_files_hold_over_metrics(make_run: Callable[..., Path]) -> None:

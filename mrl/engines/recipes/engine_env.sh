@@ -6,6 +6,7 @@
 #                                                     fits together; it reads some MB (by uv, UV_INDEX_URL)
 # The variable PYTHON names another interpreter (3.11); else it is the first suitable one: of PATH, then the last word.
 set -euo pipefail
+unset PYTHONPATH PYTHONHOME  # pip would take what lies there for installed
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 
 say() { echo "engine-env: $*" >&2; }

@@ -6,7 +6,7 @@ path is short, as those of sockets have to be. It is private (0700), for what li
 
 import os
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -27,7 +27,7 @@ def local_folder_of(config: RunConfig) -> Iterator[Path]:
 
     What a supervisor that was killed left behind goes when the next run begins. Raises ConfigError as `parent_of`.
     """
-    parent = parent_of(config, os.environ)
+    parent = parent_of(config)
     try:
         made = TemporaryFolder(parent=parent, prefix=PREFIX)
     except OSError as error:
@@ -40,10 +40,10 @@ def local_folder_of(config: RunConfig) -> Iterator[Path]:
         made.remove()
 
 
-def parent_of(config: RunConfig, environment: Mapping[str, str]) -> Path:
-    """The folder to make it in: `run.local_folder`, or the first of the user's runtime and temporary folders that can
-    be written and is short enough.
+def parent_of(config: RunConfig) -> Path:
+    """The folder to make it in: `run.local_folder`, or the temporary folder, or /tmp where that one's path is too long.
 
+    Not the user's runtime folder: it goes with the user's last login on the host, and a job of a batch system is none.
     Raises ConfigError where there is none.
     """
     if config.run.local_folder:
@@ -52,9 +52,7 @@ def parent_of(config: RunConfig, environment: Mapping[str, str]) -> Path:
         if why:
             raise _refusal(config, parent, why)
         return parent
-    # A batch system may hand down the runtime folder of another host.
-    named = (environment.get("XDG_RUNTIME_DIR", ""), tempfile.gettempdir(), "/tmp")
-    candidates = [Path(name) for name in named if name]
+    candidates = [Path(tempfile.gettempdir()), Path("/tmp")]
     refused = {parent: why_not(config, parent) for parent in candidates}
     usable = [parent for parent, why in refused.items() if not why]
     if not usable:

@@ -135,10 +135,13 @@ trap 'near_limit=1; kill -TERM "$run" 2>/dev/null || true' USR1
 
 
 def _run_script(head: Sequence[str], hosts: str, shape: _Shape) -> str:
-    """Near the job's limit the run saves and ends; a job that may be requeued then goes on where it was."""
+    """Near the job's limit the run saves and ends; a job that may be requeued then goes on where it was.
+
+    One whose run has come to its end meanwhile has nothing to go on with.
+    """
     again = _AGAIN.format(config_json=shlex.quote(f"{shape.run_folder}/config.json")) if shape.request.requeue else ""
     body = _RUN.format(hosts=hosts, begin=shape.request.begin, again=again, launch=shlex.join(shape.launch))
-    return _script(head, body, shape.request, '[ -n "$near_limit" ]')
+    return _script(head, body, shape.request, '[ -n "$near_limit" ] && [ "$code" -ne 0 ]')
 
 
 def _join_script(head: Sequence[str], host: str, shape: _Shape) -> str:

@@ -2,7 +2,6 @@
 
 import importlib.util
 import json
-import os
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -72,7 +71,7 @@ def preflight(
     check_learning(config, where=where)
     check_floors(config, where=where)
     _check_addresses(config, where=where)
-    parent_of(config, os.environ)
+    parent_of(config)
     not_there: list[MissingError] = []
     tell = on_missing or not_there.append
     check_trackers(config, tell, where=where)

@@ -149,20 +149,22 @@ def test_bash_runs_the_script_and_hands_its_exit_code_on(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(
-    ("number", "requeue", "asked"), [(signal.SIGUSR1, True, ["scontrol requeue 7"]), (signal.SIGTERM, True, []),
-                                     (signal.SIGUSR1, False, [])]
+    ("number", "requeue", "code", "asked"),
+    [(signal.SIGUSR1, True, 143, ["scontrol requeue 7"]), (signal.SIGTERM, True, 143, []),
+     (signal.SIGUSR1, False, 143, []), (signal.SIGUSR1, True, 0, [])]
 )  # fmt: skip
 def test_near_its_limit_the_run_ends_and_the_job_is_requeued(
-    tmp_path: Path, number: signal.Signals, requeue: bool, asked: list[str]
+    tmp_path: Path, number: signal.Signals, requeue: bool, code: int, asked: list[str]
 ) -> None:
-    """Whatever ends the batch script early ends the run by SIGTERM; only the limit asks for more time."""
-    environment = stand_ins(tmp_path, "trap 'exit 143' TERM\ntouch started\nwhile true; do sleep 0.01; done")
+    """Whatever ends the batch script early ends the run by SIGTERM; only the limit asks for more time, and only for a
+    run that was not at its end just then."""
+    environment = stand_ins(tmp_path, f"trap 'exit {code}' TERM\ntouch started\nwhile true; do sleep 0.01; done")
     (job,) = rendered(config_of(str(tmp_path), a={}, b={}), requeue=requeue)
     batch = subprocess.Popen(["bash", "-c", job.script], cwd=tmp_path, env=environment)
     deadline_s = time.monotonic() + 120
     while not (tmp_path / "started").exists() and time.monotonic() < deadline_s:
         time.sleep(0.01)
     batch.send_signal(number)
-    assert batch.wait(120) == 143
+    assert batch.wait(120) == code
     log = tmp_path / "log"
     assert (log.read_text().splitlines() if log.exists() else []) == asked
