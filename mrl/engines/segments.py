@@ -14,10 +14,12 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 import structlog
 
+from mrl.alignment.aligned_batch import GrowingArray
 from mrl.engines.dialect import Dialect, HalfUpdated, Paused, Segment
-from mrl.engines.engine import Finished, Generation, GenerationRequest, Grown, Sampling, StopWatch, TokenScore
+from mrl.engines.engine import NOTHING, Finished, Generation, GenerationRequest, Grown, Sampling, StopWatch, TokenScore
 from mrl.engines.http import Http, HttpFailure
 from mrl.errors import EngineError, EngineLost, PeerLost, WeightsError
 from mrl.models.tensor_broadcast import IncomingTensors
@@ -102,7 +104,8 @@ class Segments:
             version = self._version
             assert version is not None, "nothing is handed in before there are weights"
             name = f"{request.request_id}/{index}/{answer.num_segments}"
-            before, wanted, sampling = prompt + answer.token_ids, answer.tokens_wanted, answer.next_sampling()
+            before, wanted = prompt + answer.token_ids.tolist(), answer.tokens_wanted
+            sampling = answer.next_sampling()
             asked = {"max_new_tokens": wanted, "seed": _seed_of(seed, answer.num_segments), "request_id": name}
             if sampling.tells_experts:
                 asked["experts_from"] = len(before) - 1 - answer.experts.num_untold
@@ -289,12 +292,17 @@ class _Answer:
     def __init__(self, sampling: Sampling, num_told_before: int = 0) -> None:
         self._sampling, self._watch = sampling, StopWatch(sampling.stop)
         self.experts = GrowingExperts(num_told_before)
-        self.token_ids: list[int] = []
+        self._token_ids, self._logprobs = GrowingArray(NOTHING.token_ids, 1), GrowingArray(NOTHING.logprobs, 1)
+        """Of which a stream is told after every token: what was told before is not written to again."""
         self.finish_reason = FinishReason.ABORT
         self.num_segments = 0
         """That were begun."""
-        self._logprobs: list[float] = []
         self._versions: list[VersionSpan] = []
+
+    @property
+    def token_ids(self) -> npt.NDArray[np.int32]:
+        """[T] so far."""
+        return self._token_ids.written()
 
     @property
     def tokens_left(self) -> int:
@@ -309,14 +317,14 @@ class _Answer:
         """Of the next segment. Of tokens whose experts were not told, others would be told by other weights: once any
         are missing, no more are asked for.
         """
-        if self.token_ids and self.experts.num_untold:
+        if self.token_ids.size and self.experts.num_untold:
             self._sampling = replace(self._sampling, tells_experts=False)
         return self._sampling
 
     def add(self, segment: Segment, version: Version) -> None:
         end = self._watch.ends_at(segment.token_ids)
-        self.token_ids += segment.token_ids[:end]
-        self._logprobs += segment.logprobs[:end]
+        self._token_ids.append(np.array(segment.token_ids[:end], dtype=np.int32), 0)
+        self._logprobs.append(np.array(segment.logprobs[:end], dtype=np.float32), 0)
         if self._sampling.tells_experts:  # a server may tell them unasked, and then of other places
             self.experts.add(len(segment.token_ids[:end]), segment.experts)
         self._versions = append_span(self._versions, len(segment.token_ids[:end]), version)
@@ -324,7 +332,7 @@ class _Answer:
 
     def _reason(self, reason: FinishReason) -> FinishReason:
         """What was given up at the very moment of its end has ended; what reached a segment's limit alone has not."""
-        if reason is FinishReason.ABORT and self.token_ids and self.token_ids[-1] in self._sampling.eos_ids:
+        if reason is FinishReason.ABORT and self.token_ids.size and self.token_ids[-1] in self._sampling.eos_ids:
             return FinishReason.STOP
         if reason is not FinishReason.STOP:
             return FinishReason.ABORT if self.tokens_left > 0 else FinishReason.LENGTH
@@ -332,8 +340,8 @@ class _Answer:
 
     def generation(self) -> Generation:
         return Generation(
-            np.array(self.token_ids, dtype=np.int32),
-            np.array(self._logprobs, dtype=np.float32),
+            self.token_ids,
+            self._logprobs.written(),
             self._versions,
             self.finish_reason,
             experts=self.experts.joined(),

@@ -184,19 +184,26 @@ class ExchangeClient:
     ) -> bool:
         """Ask what others have on these prompts now, and wait at most `timeout_s` until all of it is there for `take`.
 
-        False when time ran out, or the inbox had no room; what came by then is there all the same.
+        The inbox has room for all of it: a group of long answers is megabytes. False when time ran out; what came by
+        then is there all the same.
         """
         end_s = time.monotonic() + timeout_s
         with self._lock:
             ids, question = list(dict.fromkeys(prompt_ids)), Question(tuple(kinds), limit, max_age_versions)
             self._inbox.expect(ids)
-            for part in slices(ids, self._limits.awaited_prompts):
-                number = self._questions.ask_now(part, question, self._clock())
-                self._changed.wait_for(partial(self._questions.is_answered, number), end_s - time.monotonic())
-                if not self._questions.is_answered(number):
-                    self._questions.give_up(number)
-                    return False
-        return True
+            self._inbox.is_awaited = True
+            try:
+                return all(self._answered(part, question, end_s) for part in slices(ids, self._limits.awaited_prompts))
+            finally:
+                self._inbox.is_awaited = False
+
+    def _answered(self, prompt_ids: list[str], question: Question, end_s: float) -> bool:
+        number = self._questions.ask_now(prompt_ids, question, self._clock())
+        self._changed.wait_for(partial(self._questions.is_answered, number), end_s - time.monotonic())
+        if self._questions.is_answered(number):
+            return True
+        self._questions.give_up(number)
+        return False
 
     def subscribe(self, kinds: Sequence[RequestKind]) -> None:
         """Serve requests of these kinds to this policy, together with its other subscribers; `take` hands them out."""

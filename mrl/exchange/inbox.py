@@ -17,6 +17,8 @@ class Inbox:
     """Records wait here until the learner takes them. Adds to `counts`: received, unreadable."""
 
     def __init__(self, counts: Counter[str], limits: ClientLimits) -> None:
+        self.is_awaited = False
+        """Whether somebody stands still for what comes, and takes all of it: then there is room for that."""
         self._counts, self._limits = counts, limits
         self._waiting: list[Received] = []
         self._waiting_bytes = 0
@@ -26,7 +28,9 @@ class Inbox:
     @property
     def is_full(self) -> bool:
         """Whether nothing more should come before the next `take`."""
-        return len(self._waiting) >= self._limits.inbox_records or self._waiting_bytes >= self._limits.inbox_bytes
+        limits, num_records = self._limits, len(self._waiting)
+        is_beyond = num_records >= limits.inbox_records or self._waiting_bytes >= limits.inbox_bytes
+        return is_beyond and not self.is_awaited
 
     def expect(self, prompt_ids: Iterable[str]) -> None:
         """These prompts are asked anew: what was delivered for an earlier asking may come again."""

@@ -1,4 +1,5 @@
 import json
+import threading
 import unicodedata
 
 import numpy as np
@@ -270,3 +271,25 @@ def test_eos_comes_from_the_tokenizer_config_when_no_other_has_one(folders, tmp_
         load_receiver(tmp_path)
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<|im_end|>"}))
     assert load_receiver(tmp_path).eos_id == tokenizers_by_kind["byte_level"].token_to_id("<|im_end|>")
+
+
+@pytest.mark.parametrize("num_texts", [0, 1, 2, 7, 50])
+def test_threads_cut_texts_as_one_thread_does(receiver, monkeypatch, num_texts):
+    """Whatever rows a thread takes: ids and bounds are those of the rows one by one, in their order."""
+    texts = [f"{TEXTS[n % len(TEXTS)]} {n}" for n in range(num_texts)]
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: range(3))
+    names = set[str]()
+    rows_of = receiver._encoder._rows
+
+    def noted(part):
+        names.add(threading.current_thread().name)
+        return rows_of(part)
+
+    monkeypatch.setattr(receiver._encoder, "_rows", noted)
+    monkeypatch.setattr("mrl.alignment.encoders.PIECE_CHARS", 30)
+    cut = receiver._encoder.encode(texts)
+
+    alone = [rows_of([text])[0].ids for text in texts]
+    assert [part.tolist() for part in np.split(cut.token_ids, cut.offsets[1:-1])] == (alone or [[]])
+    assert cut.offsets.tolist() == np.cumsum([0, *map(len, alone)]).tolist()
+    assert any(name.startswith("encoding") for name in names) == (num_texts > 2)

@@ -55,6 +55,19 @@ def test_events_are_the_same_however_they_are_cut(size):
         told(cut(WRITTEN, size))
 
 
+@pytest.mark.parametrize("text", ['{"a": NaN}', '{"a": [-Infinity, 1e-05]}', '"\\ud800"', '{"a": 1, "a": "\\u00fc"}'])
+def test_what_servers_write_beside_strict_json_is_read(text):
+    """As Python's own reader does: numbers that are none, halves of characters, a name twice."""
+    (event,) = told([b"data: " + text.encode() + b"\n\n" + DONE])
+    assert repr(event) == repr(json.loads(text))
+
+
+def test_what_is_no_json_is_a_failure_of_the_call():
+    """It says what came."""
+    with pytest.raises(HttpFailure, match=r"no JSON: \{nothing"):
+        told([b"data: {nothing\n\n" + DONE])
+
+
 def test_an_event_has_a_limit(monkeypatch):
     """One that is whole by then as well as one that goes on."""
     monkeypatch.setattr("mrl.engines.http.MAX_ANSWER_BYTES", 40)

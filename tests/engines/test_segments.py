@@ -1,6 +1,7 @@
 """Answers in segments: what a server is asked before, while and after its weights change."""
 
 import asyncio
+import itertools
 from collections.abc import Coroutine, Sequence
 from pathlib import Path
 
@@ -365,3 +366,17 @@ def test_answers_of_one_request_draw_numbers_of_their_own():
     play(script())
 
     assert len(set(server.seeds)) == 2
+
+
+def test_what_a_stream_was_told_is_not_copied_for_every_token():
+    """Else an answer of 16,000 tokens would be copied as often; what was told stays as it was."""
+    answer = segments._Answer(Sampling(temperature=1.0, max_new_tokens=2000, eos_ids=(9,)))
+    told = []
+    for token_id in range(10, 1010):
+        answer.add(Segment([token_id], [-token_id / 100], FinishReason.ABORT), OLD)
+        told.append(answer.generation())
+
+    copied = [not np.shares_memory(one.token_ids, more.token_ids) for one, more in itertools.pairwise(told)]
+    assert sum(copied) < 100
+    assert all(one.token_ids.tolist() == [*range(10, 11 + place)] for place, one in enumerate(told))
+    assert told[-1].logprobs.tolist() == np.array([-n / 100 for n in range(10, 1010)], np.float32).tolist()

@@ -525,16 +525,16 @@ def test_fetch_now_is_not_given_up_for_other_questions(network, pair, rollout, m
     assert ids(learner.take()) == ["g1"]
 
 
-def test_a_full_inbox_is_no_complete_answer(network, rollout):
-    """The caller must not think that it has everything; after `take` the rest can be had."""
+@pytest.mark.parametrize("bound", [{"inbox_records": 2}, {"inbox_bytes": 700}])
+def test_who_waits_for_an_answer_gets_all_of_it(network, rollout, bound):
+    """Groups of long answers are larger together than what may come while nobody takes it, which stays bounded."""
     worker = network.connect("worker/qwen/0", "qwen")
-    learner = network.connect("learner/llama", "llama", inbox_records=2, awaited_prompts=2)
-    worker.publish([rollout(f"g{n}", prompt_id=f"p{n}") for n in range(3)])
+    learner = network.connect("learner/llama", "llama", awaited_prompts=2, **bound)
+    worker.publish([rollout(f"g{n}", prompt_id=f"p{n}") for n in range(4)])
     network.run()
-    assert network.run_during(lambda: fetch_now(learner, ["p0", "p1", "p2"], SHORT_S)) == [False]
-    assert ids(learner.take()) == ["g0", "g1"]
-    assert network.run_during(lambda: fetch_now(learner, ["p2"])) == [True]
-    assert ids(learner.take()) == ["g2"]
+    assert network.run_during(lambda: fetch_now(learner, ["p0", "p1", "p2", "p3"])) == [True]
+    assert learner._inbox.is_full
+    assert ids(learner.take()) == ["g0", "g1", "g2", "g3"]
 
 
 def test_barrier_opens_when_the_last_has_come(network, pair):
