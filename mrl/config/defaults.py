@@ -1,10 +1,11 @@
 """Keys that the user left out, and whose best value follows from devices and hosts, from the models, or from the data.
 
-`by_device` is asked when a configuration is read; `by_size`, `by_model` and `by_data` before it is used, of what is
-there by then, and last the memory of this host (`mrl.memory_plan.fitting`). `config.json` holds what was chosen. A key
-that the user gave is never touched. On CPUs, and with small models, everything is as the tables say.
+`by_device` is asked when a configuration is read; `by_size`, `by_model`, `by_groups` and `by_data` before it is used, of
+what is there by then, and last the memory of this host (`mrl.memory_plan.fitting`). `config.json` holds what was
+chosen. A key that the user gave is never touched. On CPUs, and with small models, everything is as the tables say.
 """
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -41,6 +42,8 @@ LR_OF_ALL, LR_OF_ADAPTERS = 1e-6, 1e-5
 """Learning rates of released models. 1e-6 is that of verl's, TRL's and most papers' GRPO; adapters want about ten times
 that of all weights, in reinforcement learning too (LoRA Without Regret, Thinking Machines 2025)."""
 LONG_ANSWER_TOKENS = 1024
+SHARED_BYTES, SHARED_STEPS = 17, 2
+"""Of each token of a group that peers get, with its log-probability and text; and steps of all policies to hold."""
 
 T = TypeVar("T", bound=Table)
 
@@ -114,6 +117,20 @@ def by_model(config: RunConfig, parameters: Mapping[str, int], context_tokens: M
             why = f"a model of {size} answers at length" + ", within half of what fits" * (tokens < LONG_ANSWER_TOKENS)
             found.append(Choice(f"policies.{name}.rollout.max_new_tokens", tokens, why))
     return with_choices(config, found)
+
+
+def by_groups(config: RunConfig) -> Resolved:
+    """Room in the exchange for the groups of all policies at their longest, or peers would never see the oldest."""
+    policies = [config.policies[name] for name in config.learning]
+    tokens = SHARED_STEPS * sum(
+        one.learner.prompts_per_step * one.rollout.group_size * one.rollout.max_new_tokens for one in policies
+    )
+    mib = math.ceil(tokens * SHARED_BYTES / 2**20)
+    is_shared = config.sharing["regime"] != "independent"
+    if not is_shared or not _left_out(config.exchange, "budget_mib") or mib <= config.exchange.budget_mib:
+        return Resolved(config, ())
+    why = f"{SHARED_STEPS} steps of all policies are {tokens:,} tokens at most, of {SHARED_BYTES} bytes"
+    return with_choices(config, [Choice("exchange.budget_mib", mib, why)])
 
 
 def by_data(config: RunConfig, held: Mapping[str, int]) -> Resolved:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from mrl.config.defaults import GPU_CHUNK_LOGITS, OF_POLICY, OF_RUN, Resolved, by_device, by_size
+from mrl.config.defaults import GPU_CHUNK_LOGITS, OF_POLICY, OF_RUN, Resolved, by_device, by_groups, by_size
 from mrl.config.load import load_resolved, resolve, validate
 from mrl.config.run_folder import dump_config
 from mrl.config.schema import RunConfig
@@ -223,3 +223,25 @@ def test_the_pages_say_what_is_computed():
     for choice in by_device(config).choices:
         key = choice.key.split(".", 2)[2]
         assert f"| `{key}` |" in pages[1]
+
+
+def test_the_exchange_holds_two_steps_of_long_groups():
+    """Of all policies that learn, where that is more than usual; nothing is shared by `independent`."""
+    long = {"learner": {"prompts_per_step": 64}, "rollout": {"group_size": 8, "max_new_tokens": 8000}}
+    tables = config_of(a=long, b=long, teacher={**long, "frozen": True}, c={}).model_dump(exclude_unset=True)
+    tables["policies"]["teacher"].pop("learner")
+
+    def found(regime: str, **exchange: int) -> dict[str, Any]:
+        more = {"sharing": {"regime": regime}, "exchange": exchange}
+        return chosen(by_groups(validate({**tables, **more}, where="test")))
+
+    usual = config_of(c={}).policies["c"]
+    of_c = usual.learner.prompts_per_step * usual.rollout.group_size * usual.rollout.max_new_tokens
+    bytes_wanted = 17 * 2 * (2 * 64 * 8 * 8000 + of_c)
+    (mib,) = found("prp").values()
+    assert (mib - 1) * 2**20 < bytes_wanted <= mib * 2**20
+    assert list(found("prp")) == ["exchange.budget_mib"]
+    assert found("independent") == found("prp", budget_mib=64) == {}
+    config = validate({**tables, "sharing": {"regime": "prp"}}, where="test")
+    assert by_groups(config).config.exchange.budget_mib == mib
+    assert by_groups(config_of(a={}, b={})) == Resolved(config_of(a={}, b={}), ())

@@ -43,7 +43,8 @@ def test_who_answers_and_who_checks_are_both_trained(tmp_path):
     for one in steps:
         assert one["values"]["mismatch/k3_nats"] < 1e-6, "the learner finds its own tokens as likely as its engine did"
         assert one["values"]["episodes/turns_mean"] > 1
-        assert one["values"]["optim/grad_norm"] > 0
+    # By chance all groups of one step may be answered alike, as policies come out a little different by processor.
+    assert {one["policy"] for one in steps if one["values"]["optim/grad_norm"] > 0} == {"qwen", "llama"}
     roles, places = defaultdict(set), defaultdict(lambda: defaultdict(list))
     for one in answers_of(folder):
         is_check = any(words.endswith(CHECK) for words in said(one, is_sampled=False))

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from mrl.config.defaults import Choice, Resolved, by_data, by_model, by_size
+from mrl.config.defaults import Choice, Resolved, by_data, by_groups, by_model, by_size
 from mrl.config.schema import RunConfig
 from mrl.config.task_tables import PoolTable
 from mrl.errors import UserError
@@ -19,6 +19,7 @@ def complete(config: RunConfig) -> Resolved:
     for chosen in (
         lambda config: by_size(config, weights_bytes(config)),
         lambda config: by_model(config, parameters(config), _contexts(config)),
+        by_groups,
         lambda config: by_data(config, _prompts_held(config)),
     ):
         resolved = chosen(config)
