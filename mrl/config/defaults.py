@@ -1,7 +1,7 @@
 """Keys that the user left out, and whose best value follows from devices and hosts, from the models, or from the data.
 
-`by_device` is asked when a configuration is read; `by_size`, `by_model`, `by_groups` and `by_data` before it is used, of
-what is there by then, and last the memory of this host (`mrl.memory_plan.fitting`). `config.json` holds what was
+`by_device` is asked when a configuration is read; `by_size`, `by_model`, `by_groups` and `by_data` before it is used,
+of what is there by then, and last the memory of this host (`mrl.memory_plan.fitting`). `config.json` holds what was
 chosen. A key that the user gave is never touched. On CPUs, and with small models, everything is as the tables say.
 """
 

@@ -70,8 +70,8 @@ class ExchangeTable(Table):
     The run's keys guard all of them, on socket files too.
     """
     budget_mib: int = Field(default=256, ge=2)
-    """Bytes of records that the daemon holds at most, in MiB, in memory and in its file; beyond that the oldest go. Left
-    out: as much as the groups of all policies over two steps take at their longest, where that is more."""
+    """Bytes of records that the daemon holds at most, in MiB, in memory and in its file; beyond that the oldest go.
+    Left out: what the groups of all policies over two steps take at their longest, where that is more."""
     durability: Literal["synced", "written"] = "synced"
     """When a record is acknowledged: on the disk, or once it survives the death of the daemon, but not a power cut."""
     successes_per_prompt: int = Field(default=4, ge=1, le=64)
