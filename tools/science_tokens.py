@@ -4,9 +4,10 @@
     .venv/bin/python tools/science_tokens.py [FOLDER] [--seeds 10] [--steps 80] [--key.path VALUE ...]
 
 A regime that imitates peers trains more tokens in a step. So the quickstart is trained with `independent`, `sgt` and
-`sgt-reported` for equal steps, and with `independent` once more, for as many steps as it takes to train at least the
-tokens of either other one; the learning rate falls to its end over each run's own steps. Each seed makes policies of
-its own, the same for all rows. Whole runs are kept, so that the same command goes on; tokens.md is the table.
+`sgt-reported` for equal steps, and with `independent` once more, for as many steps as the tokens of its first ones ask
+for to reach those of either other one; it trains fewer where later groups succeed as a whole, which the table says. The
+learning rate falls to its end over each run's own steps. Each seed makes policies of its own, the same for all rows.
+Whole runs are kept, so that the same command goes on; tokens.md is the table.
 """
 
 import argparse
@@ -45,7 +46,7 @@ def comparison_in(folders: dict[str, Path], seeds: Sequence[int], *, baseline: s
 
 
 def steps_for_equal_tokens(comparison: Comparison, steps: int) -> int:
-    """Of the baseline, to train at least the tokens of every other row."""
+    """Of the baseline, to train the tokens of every other row, if its later steps train as many as these do."""
     trained = {row: comparison.spent(row, "trained_tokens") for row in comparison.regimes}
     return math.ceil(steps * max(trained.values()) / trained[comparison.baseline])
 
