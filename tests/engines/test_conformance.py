@@ -507,6 +507,14 @@ def test_an_update_takes_effect_at_a_version_boundary(rig, weights):
 
 def test_an_update_in_mid_answer_gives_spans_that_are_right(rig, kind, weights):
     """Each span has the log-probabilities of its own weights; nothing sampled before is lost."""
+    for _ in range(5):  # on a busy machine answers may be over before the update is ready
+        if any(len(one.generation.versions) == 2 for one in _over_an_update(rig, kind, weights)):
+            return
+    pytest.fail("the update landed in no answer")
+
+
+def _over_an_update(rig, kind, weights):
+    """32 answers, all of them right, with new weights as soon as some of them are under way."""
     rig.serve(weights("a"))
     requests = [rig.ask(answers=8) for _ in range(4)]
     start = rig.engine.usage().generated_tokens
@@ -520,13 +528,12 @@ def test_an_update_in_mid_answer_gives_spans_that_are_right(rig, kind, weights):
     update.join()
     finished += rig.collect(32 - len(finished))
 
-    mixed = [one for one in finished if len(one.generation.versions) == 2]
-    assert mixed, "the update landed in no answer"
     asked = {request.request_id: request for request in requests}
     for one in finished:
         expected = rig.expected(asked[one.request_id], one, keeps_cache=kind.keeps_cache)
         np.testing.assert_allclose(one.generation.logprobs, expected, atol=TOLERANCE_NATS, rtol=0)
         assert one.generation.token_ids.size <= kind.max_new_tokens
+    return finished
 
 
 def step_behind(tensors: dict[str, torch.Tensor], before: dict[str, torch.Tensor]) -> None:
