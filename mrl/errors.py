@@ -122,6 +122,10 @@ class WeightsError(MRLError, ValueError):
     """Published weights that fail their checksum, their canary, or do not fit the model."""
 
 
+class WeightsGone(WeightsError):
+    """Published weights that are no longer where they lay: pruned, or in the memory of a process that has ended."""
+
+
 class EngineLost(MRLError):
     """An engine that died, hangs, or serves other weights than it says; started anew, it may serve again."""
 

@@ -17,7 +17,7 @@ from pathlib import Path
 import structlog
 
 from mrl.engines.engine import Engine
-from mrl.errors import PeerLost, WeightsError, WeightsUnproved
+from mrl.errors import PeerLost, WeightsError, WeightsGone, WeightsUnproved
 from mrl.metrics.telemetry import Telemetry
 from mrl.models.tensor_broadcast import IncomingTensors
 from mrl.records.rollouts import WeightsNotice
@@ -68,7 +68,7 @@ class Refused:
 
 @dataclass(frozen=True, slots=True)
 class Missed:
-    """The learner does not hand a version over now: there is a newer one, or the learner is away."""
+    """The learner does not hand a version over, or no longer: there is a newer one, or the learner is away or done."""
 
     version: Version
     reason: str
@@ -220,7 +220,15 @@ class Updates:
         except NotOffered as error:
             return Missed(version, str(error), error.lost_broadcast)
         except WeightsError as error:
+            if isinstance(error, WeightsGone) and self._has_passed(version):
+                return Missed(version, str(error), lost_broadcast=False)
             return Refused(version, str(error))
+
+    def _has_passed(self, version: Version) -> bool:
+        """Whether the learner has told of newer weights, or has done all its steps."""
+        if self._link is None or self._link.notice is None:
+            return False
+        return self._link.is_over or self._link.notice.version != version
 
     @property
     def is_loading(self) -> bool:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import msgspec
 
-from mrl.errors import WeightsError
+from mrl.errors import WeightsError, WeightsGone
 from mrl.models.tensor_file import TensorShape
 from mrl.records.version import Version
 
@@ -49,9 +49,11 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_manifest(path: Path) -> Manifest:
-    """Read a manifest. Raises WeightsError when it is missing or malformed."""
+    """Read a manifest. Raises WeightsGone when it is missing, and WeightsError when it is malformed."""
     try:
         return msgspec.json.decode(path.read_bytes(), type=Manifest)
+    except FileNotFoundError as error:
+        raise WeightsGone(f"{path}: the manifest cannot be read: {error.strerror}") from error
     except OSError as error:
         raise WeightsError(f"{path}: the manifest cannot be read: {error.strerror}") from error
     except msgspec.DecodeError as error:

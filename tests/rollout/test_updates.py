@@ -16,14 +16,14 @@ from mrl.metrics.telemetry import Telemetry
 from mrl.models.parameters import named_weights
 from mrl.models.tensor_file import digest, read_folder, shape_of
 from mrl.records.codec import decode, encode
-from mrl.records.rollouts import WeightsNotice, WeightsRoute, worker_message_decoder
+from mrl.records.rollouts import Goodbye, GroupsAck, WeightsNotice, WeightsRoute, worker_message_decoder
 from mrl.records.version import Version
 from mrl.rollout.link import WorkerLink
 from mrl.rollout.updates import Installed, Missed, Refused, Updates, install
 from mrl.rollout.worker_counters import WorkerTotals
 from mrl.weights.canary import canary_sequences
 from mrl.weights.manifest import read_manifest
-from mrl.weights.publish import Publisher
+from mrl.weights.publish import Publisher, remove
 
 CANARY = canary_sequences(64)
 
@@ -205,6 +205,35 @@ def test_updates_follow_the_newest_version_one_at_a_time(tiny_model, engine, tmp
     assert isinstance(installed, Installed)
     assert (refused.version, installed.version) == (Version(0, 3), Version(0, 4))
     assert follow(good, 4) is None
+    updates.close()
+
+
+@pytest.mark.parametrize(
+    ("told", "outcome"), [("of this version", Refused), ("of a newer one", Missed), ("goodbye", Missed)]
+)
+@pytest.mark.parametrize("lost", ["pruned", "in a process that has ended"])
+def test_a_version_that_has_gone_is_refused_only_while_it_is_wanted(tiny_model, engine, tmp_path, told, outcome, lost):
+    """A slow worker finds it pruned, or its learner at the end of its steps."""
+    path, link = publish(tmp_path, tiny_model(seed=1), 3), WorkerLink("worker/a/0")
+    link.open(lambda body: None, lambda: None)
+    notice = WeightsNotice(version=Version(0, 3), manifest_path=str(path))
+    newest = WeightsNotice(version=Version(0, 4), manifest_path="") if told == "of a newer one" else notice
+    link.on_message(encode(GroupsAck(tickets=[], weights=newest)))
+    if told == "goodbye":
+        link.on_message(encode(Goodbye(role="learner")))
+    if lost == "pruned":
+        remove(path)
+    else:
+        (file,) = path.parent.glob("*.safetensors")
+        file.unlink()
+        file.symlink_to("/proc/self/fd/987654")
+    updates = Updates(engine, Telemetry("worker/a/0", "a", lambda record: True), link=link)
+
+    found = updates.follow(notice, to_its_end=True)
+
+    assert type(found) is outcome
+    assert found.version == notice.version
+    assert engine.version is None
     updates.close()
 
 
