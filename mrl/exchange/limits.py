@@ -117,7 +117,8 @@ class ClientLimits:
     """Unanswered ones; the oldest that nobody waits for go."""
     watches: int = 4096
     inbox_records: int = 16_384
-    inbox_bytes: int = 64 * MIB
+    inbox_bytes: int = 256 * MIB
+    """What comes while a learner trains waits: two steps of long answers of several peers."""
     seen_prompts: int = 65_536
     """Prompts of which the ids of delivered records are remembered."""
 
