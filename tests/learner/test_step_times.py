@@ -12,6 +12,7 @@ from mrl.learner.ranks.learner_turn import LearnerTurn
 from mrl.learner.ranks.world import World
 from mrl.learner.references import CanaryReferences
 from mrl.learner.training_loop import Learner, Milestones
+from mrl.metrics.telemetry import Telemetry
 from mrl.models.row_attention import use_row_attention
 from mrl.records.version import Version
 
@@ -51,7 +52,7 @@ def test_moves_are_neither_training_nor_saving(tiny_model, monkeypatch) -> None:
     monkeypatch.setattr(learner_turn, "time", clock)
     model, alone = tiny_model(), World(0, 1, torch.device("cpu"))
     use_row_attention(model)
-    turn = LearnerTurn(alone, None, shares=True)  # type: ignore[arg-type]
+    turn = LearnerTurn(alone, Telemetry("learner/a", "a", lambda record: None), shares=True)
 
     def train(order: Any, step: int) -> dict[str, float]:
         learner.take(10.0)

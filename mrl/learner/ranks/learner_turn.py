@@ -121,6 +121,7 @@ class LearnerTurn:
         if not self.shares or self._held is None:
             return
         self._world.note("leaving the device")
+        self._telemetry.doing("leaving the device")
         began_s = time.monotonic()
         with self.getting_on():
             self._held.leave_device()

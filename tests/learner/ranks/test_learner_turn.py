@@ -64,6 +64,19 @@ def test_a_holder_that_stands_still_is_named(own, other, clock):
     assert BOUND_S < clock.now_s < BOUND_S + 5.0
 
 
+def test_what_a_learner_did_last_ends_before_another_has_the_turn(own, other, telemetry):
+    """Else the timeline would show two at once."""
+    other.give_back()
+    told: list[str] = []
+    own.has(SimpleNamespace(leave_device=lambda: told.append(telemetry.beat().doing)), None)
+    assert own.take(lambda: False)
+    telemetry.doing("publishing")
+
+    own.leave()
+
+    assert told == ["leaving the device"]
+
+
 def test_a_holder_that_is_slow_and_gets_on_is_waited_for(own, other, clock, telemetry):
     """For ten times the bound, while the heartbeat names it, and the learner's own peers hear that it gets on."""
     heard: list[float] = []
