@@ -236,6 +236,22 @@ def test_requests_outside_of_episodes_count_where_a_run_answers_them(config: Pat
     assert served(1_000_000) == served(2048), "no more than the model can read"
 
 
+def test_answers_of_peers_count_where_an_engine_scores_them(config: Path) -> None:
+    """The longest of any policy, behind a prompt; what is read before it is kept. Nobody asks an engine otherwise."""
+
+    def scoring(regime: str, *overrides: str) -> float:
+        loaded = load_config(config, ["--sharing.regime", regime, *overrides])
+        return PolicyMemory(loaded, "large").engine().parts["canary"]
+
+    def scored(tokens: int) -> float:
+        return scoring("rlad", "--policies.one.rollout.max_new_tokens", str(tokens))
+
+    kept = PolicyMemory(load_config(config, []), "large")._size.cached_per_token * FLOAT_BYTES
+    assert scoring("prp", "--policies.one.rollout.max_new_tokens", "8000") == scoring("prp")
+    assert 4000 * kept < scored(8000) - scored(4000) < 1.5 * 4000 * kept, "and no more logits at once"
+    assert scored(4000) > scoring("prp")
+
+
 def test_an_engine_has_room_for_whole_episodes_of_what_is_played(config: Path) -> None:
     """Their environment says as much as the policy, in the rows that its context and a pass of the learner hold."""
 
