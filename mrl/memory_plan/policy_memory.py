@@ -156,6 +156,17 @@ class PolicyMemory:
             parts[NEW_WEIGHTS] = float(element_bytes(self.table) * self._size.parameters)
         return parts
 
+    def arriving_weights(self) -> dict[str, float]:
+        """On the host of an embedded engine on a GPU, which reads all new weights there and then copies them.
+
+        What it opens on its learner's GPU it copies from there, and adapters are small.
+        """
+        rollout, is_given_none = self.table.rollout, self.table.frozen or self.table.rollout.weights == "adapters"
+        is_embedded_on_gpu = rollout.engine == "embedded" and self.table.device == "cuda"
+        if not is_embedded_on_gpu or is_given_none or rollout.weights_in == "gpu":
+            return {}
+        return {NEW_WEIGHTS: float(element_bytes(self.table) * self._size.parameters)}
+
     def resting(self, *, is_asleep: bool) -> Need:
         """What is left of that on the host while another policy has its unit: the memory of the GPU is given back.
 
