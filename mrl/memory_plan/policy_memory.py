@@ -28,6 +28,7 @@ from mrl.models.size import Microbatch, ModelSize
 from mrl.processes.planning.hosts import is_in_memory
 from mrl.processes.preparation.made_policies import cached_folder, is_made, recipe_of
 from mrl.processes.preparation.model_bytes import named_parameters
+from mrl.sharing.regimes import scorers
 from mrl.tasks.pool import Prompt
 from mrl.weights.canary_texts import largest_canary
 
@@ -155,6 +156,17 @@ class PolicyMemory:
             parts[NEW_WEIGHTS] = float(element_bytes(self.table) * self._size.parameters)
         return parts
 
+    def arriving_weights(self) -> dict[str, float]:
+        """On the host of an embedded engine on a GPU, which reads all new weights there and then copies them.
+
+        What it opens on its learner's GPU it copies from there, and adapters are small.
+        """
+        rollout, is_given_none = self.table.rollout, self.table.frozen or self.table.rollout.weights == "adapters"
+        is_embedded_on_gpu = rollout.engine == "embedded" and self.table.device == "cuda"
+        if not is_embedded_on_gpu or is_given_none or rollout.weights_in == "gpu":
+            return {}
+        return {NEW_WEIGHTS: float(element_bytes(self.table) * self._size.parameters)}
+
     def resting(self, *, is_asleep: bool) -> Need:
         """What is left of that on the host while another policy has its unit: the memory of the GPU is given back.
 
@@ -172,7 +184,8 @@ class PolicyMemory:
         return process_parts(self._size)
 
     def _engine(self, answers: int) -> Need:
-        scoring = max(self._scoring(self.table.rollout.engine_dtype, is_learner=False), self._scoring_given)
+        canary = self._scoring(self.table.rollout.engine_dtype, is_learner=False)
+        scoring = max(canary, self._scoring_given, self._scoring_for_peers)
         prompt_tokens = max(self._prompt_tokens, self._plain_tokens)
         return engine_need(
             self._size,
@@ -216,6 +229,26 @@ class PolicyMemory:
             return 0.0
         dtype = self.table.rollout.engine_dtype
         return float(given_text_peak(self._model_config, dtype=dtype, tokens=self._plain_tokens))
+
+    @property
+    def _scoring_for_peers(self) -> float:
+        """Bytes of scoring an answer as long as any policy's longest, expressed in as many tokens; 0 if it scores none.
+
+        Where that takes several forwards, keys and values stay between them (`mrl.models.scoring.last_logprobs`), and
+        those of a block are there twice, and once for each of its query heads.
+        """
+        from mrl.memory_plan.pass_memory import given_text_peak
+        from mrl.models.scoring import rows_at_once
+
+        if self.name not in scorers(self._config.sharing, self._config.policies):
+            return 0.0
+        size, dtype, prompt = self._size, self.table.rollout.engine_dtype, self._prompt_tokens
+        longest = max(policy.rollout.max_new_tokens for policy in self._config.policies.values())
+        answer = max(longest, self._answer_tokens(self.table))
+        read = min(answer, rows_at_once(1, size.vocab_size))
+        one_pass = given_text_peak(self._model_config, dtype=dtype, tokens=prompt + read)
+        kept = element_bytes(self.table) * size.cached_per_token * (prompt + answer) if read < answer else 0
+        return one_pass + kept * (1 + (1 + size.query_heads_per_cached) / size.num_blocks)
 
     @cached_property
     def _folder(self) -> Path | None:

@@ -168,7 +168,7 @@ def _worker(spec: ProcessSpec, policy: PolicyMemory) -> ProcessNeed:
         waiting = engine | {"weights": policy.resting(is_asleep=True).parts.get("weights", 0.0)}
         host = _with_waiting(Need("", host), Need("", waiting), ("weights", "key-value cache")).parts
     on_gpu, processes = policy.table.device == "cuda", policy.server_processes(gpus)
-    host |= processes if on_gpu else processes | engine
+    host |= policy.arriving_weights() | (processes if on_gpu else processes | engine)
     device = Need("sampling", engine) if on_gpu and engine else None
     if device and not processes:
         device = on_gpu_with(device)

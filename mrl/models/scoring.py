@@ -7,11 +7,14 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor, nn
+from transformers import DynamicCache
 
 from mrl.models.heads import head_shape
 
 MAX_LOGITS = 1 << 26
 """Logits that one forward may make: 256 MiB of float32."""
+TOKENS_AT_ONCE = 8192
+"""Of several answers with their prompts in one forward; a longer one is read alone."""
 
 
 def writes_in_forwards(model: nn.Module) -> bool:
@@ -114,33 +117,48 @@ def score_answers(
     """[T] log-probabilities in nats of the tokens of each answer to one prompt, at the sampling temperature.
 
     Answers stand behind the prompt, filled up on the right, where causal attention never looks; so no mask is needed.
-    They go through the model in as few forwards as `max_logits` allows, split by the arguments alone: the same
-    arguments give the same bits.
+    They go through the model in as few forwards as `max_logits` allows, a long one in several that keep keys and
+    values; split by the arguments alone: the same arguments give the same bits.
     """
     if not answers:
         return []
     longest = max(answer.size for answer in answers)
-    per_pass = rows_at_once(longest, _vocab_size(model), max_logits)
+    several = TOKENS_AT_ONCE // (prompt_token_ids.size + longest)
+    per_pass = max(1, min(several, rows_at_once(longest, _vocab_size(model), max_logits)))
     scored: list[npt.NDArray[np.float32]] = []
     for start in range(0, len(answers), per_pass):
-        scored += _score_rows(model, prompt_token_ids, answers[start : start + per_pass], longest, temperature)
+        some = answers[start : start + per_pass]
+        ids = np.zeros((len(some), prompt_token_ids.size + longest), dtype=np.int64)
+        ids[:, : prompt_token_ids.size] = prompt_token_ids
+        for row, answer in enumerate(some):
+            ids[row, prompt_token_ids.size : prompt_token_ids.size + answer.size] = answer
+        rows = torch.from_numpy(ids).to(next(model.parameters()).device)
+        found = last_logprobs(model, rows, longest, temperature=temperature, max_logits=max_logits).cpu().numpy()
+        scored += [found[row, : answer.size].astype(np.float32) for row, answer in enumerate(some)]
     return scored
 
 
-def _score_rows(
-    model: nn.Module,
-    prompt_token_ids: npt.NDArray[np.int32],
-    answers: Sequence[npt.NDArray[np.int32]],
-    longest: int,
-    temperature: float,
-) -> list[npt.NDArray[np.float32]]:
-    ids = np.zeros((len(answers), prompt_token_ids.size + longest), dtype=np.int64)
-    ids[:, : prompt_token_ids.size] = prompt_token_ids
-    for row, answer in enumerate(answers):
-        ids[row, prompt_token_ids.size : prompt_token_ids.size + answer.size] = answer
-    rows = torch.from_numpy(ids).to(next(model.parameters()).device)
-    output: Any = model(input_ids=rows, use_cache=False, logits_to_keep=longest + 1)
-    logits: Tensor = output.logits[:, :-1].float()
-    logprobs = (logits / temperature).log_softmax(-1)
-    found = logprobs.gather(-1, rows[:, -longest:, None]).squeeze(-1).cpu().numpy()
-    return [found[row, : answer.size].astype(np.float32) for row, answer in enumerate(answers)]
+def last_logprobs(
+    model: nn.Module, ids: Tensor, count: int, *, temperature: float, max_logits: int = MAX_LOGITS
+) -> Tensor:
+    """[rows, count] log-probabilities in nats of the last `count` tokens of [rows, T]; at least one stands before.
+
+    Of a long answer and a large vocabulary the logits would take more memory than the model: each forward reads what
+    makes `max_logits`, the first one the tokens before as well.
+    """
+    at_once = rows_at_once(len(ids), _vocab_size(model), max_logits)
+    cache = DynamicCache() if at_once < count else None
+    parts, first, read = [], ids.shape[1] - count, 0
+    for start in range(first, ids.shape[1], at_once):
+        wanted = ids[:, start : start + at_once]
+        end = start + wanted.shape[1] - 1  # the last token predicts nothing
+        output: Any = model(
+            input_ids=ids[:, read:end],
+            past_key_values=cache,
+            use_cache=cache is not None,
+            logits_to_keep=wanted.shape[1],
+        )
+        logits: Tensor = output.logits.float() / temperature
+        parts.append(logits.gather(-1, wanted[..., None]).squeeze(-1) - logits.logsumexp(-1))
+        read = end
+    return torch.cat(parts, dim=1)

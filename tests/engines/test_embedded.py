@@ -10,10 +10,11 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from mrl.engines.embedded import EmbeddedEngine
+from mrl.engines.embedded import EmbeddedEngine, _Reading
 from mrl.engines.engine import EngineUsage, GenerationRequest, Sampling, ScoringRequest, generate_all
 from mrl.engines.token_sampling import answer_seeds
 from mrl.errors import DeviceError, ModelFolderError, WeightsError
+from mrl.models.parameters import named_weights
 from mrl.models.scoring import score_answers, score_tokens
 from mrl.records.version import Version, VersionSpan
 
@@ -487,3 +488,14 @@ def test_a_nudge_ends_a_collect_after_a_token_and_no_later_one(make):
     engine.nudge()
     assert engine.collect(3600.0) == []
     assert len(engine.collect(3600.0)) == 4
+
+
+def test_weights_for_another_device_are_all_in_main_memory_before_they_are_copied(tiny_model):
+    """As the memory plan counts them on the host of a GPU; "meta" stands for that."""
+    model = tiny_model()
+    own = named_weights(model)
+    reading = _Reading("here", model, {name: tensor.to("meta") for name, tensor in own.items()}, "cpu")
+    places = [reading._place(name, tensor.dtype, list(tensor.shape)) for name, tensor in own.items()]
+
+    assert {place.device.type for place in places} == {"cpu"}
+    assert sum(place.nbytes for place in reading._staged.values()) == sum(tensor.nbytes for tensor in own.values())

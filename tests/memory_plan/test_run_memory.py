@@ -97,7 +97,8 @@ def test_engines_that_end_count_once_on_each_unit(config: Path) -> None:
     one = found[ONE].device
     assert one is not None
     assert found[TWO].device is None
-    assert (found[ONE].host_mib, found[TWO].host_mib) == (PROCESS_MIB, 0.0), "a process, whichever it is"
+    arriving_mib = found[ONE].host.parts["new weights"] / MIB
+    assert (found[ONE].host_mib, found[TWO].host_mib) == (PROCESS_MIB + arriving_mib, 0.0), "whichever it is"
     assert by_device(needs)["a"] == one.mib
 
 
@@ -136,11 +137,12 @@ def test_engines_that_sleep_lie_beside_the_one_that_is_awake(config: Path) -> No
     one = awake[ONE].device
     assert one is not None
     assert (found[LARGE].host, found[SMALL].host) == (awake[LARGE].host, awake[SMALL].host)
-    assert (found[SMALL].host.moment, found[ONE].host.moment) == ("ended", "asleep")
+    assert (found[SMALL].host.moment, found[TWO].host.moment) == ("ended", "asleep")
     assert found[ONE].device == one
     served_mib = one.parts["weights"] / 2 / MIB
-    assert found[ONE].host_mib == pytest.approx(PROCESS_MIB + served_mib), "while two has the GPU"
-    assert found[TWO].host_mib == PROCESS_MIB
+    assert found[ONE].host_mib == pytest.approx(PROCESS_MIB + served_mib), "new weights on their way to the GPU"
+    kept_mib = found[TWO].host.parts["weights"] / MIB
+    assert found[TWO].host_mib == pytest.approx(PROCESS_MIB + kept_mib), "while one has it"
     assert by_device(needs)["a"] == one.mib + CUDA_CONTEXT_MIB, "a process keeps its context"
 
 
@@ -234,6 +236,35 @@ def test_requests_outside_of_episodes_count_where_a_run_answers_them(config: Pat
     assert long["key-value cache"] > 3 * alone["key-value cache"]
     assert long["canary"] > alone["canary"]
     assert served(1_000_000) == served(2048), "no more than the model can read"
+
+
+def test_new_weights_on_their_way_to_a_gpu_count_on_its_host(config: Path) -> None:
+    """An embedded engine there has all of them in main memory first, but for what it opens on its learner's GPU."""
+
+    def arriving_mib(*rollout: str) -> float:
+        found = on_units(memory_plan(*planned(config, "stop", *rollout)))
+        assert "new weights" not in found[LARGE].host.parts, "on a CPU they are part of the engine"
+        return found[ONE].host.parts.get("new weights", 0.0) / MIB
+
+    assert arriving_mib() == pytest.approx(BILLION_MIB, rel=0.2), "two billion numbers in bfloat16"
+    assert arriving_mib("--policies.one.rollout.weights", "broadcast") == arriving_mib()
+    assert arriving_mib("--policies.one.rollout.weights_in", "gpu") == 0
+
+
+def test_answers_of_peers_count_where_an_engine_scores_them(config: Path) -> None:
+    """The longest of any policy, behind a prompt; what is read before it is kept. Nobody asks an engine otherwise."""
+
+    def scoring(regime: str, *overrides: str) -> float:
+        loaded = load_config(config, ["--sharing.regime", regime, *overrides])
+        return PolicyMemory(loaded, "large").engine().parts["canary"]
+
+    def scored(tokens: int) -> float:
+        return scoring("rlad", "--policies.one.rollout.max_new_tokens", str(tokens))
+
+    kept = PolicyMemory(load_config(config, []), "large")._size.cached_per_token * FLOAT_BYTES
+    assert scoring("prp", "--policies.one.rollout.max_new_tokens", "8000") == scoring("prp")
+    assert 4000 * kept < scored(8000) - scored(4000) < 1.5 * 4000 * kept, "and no more logits at once"
+    assert scored(4000) > scoring("prp")
 
 
 def test_an_engine_has_room_for_whole_episodes_of_what_is_played(config: Path) -> None:

@@ -74,18 +74,21 @@ def nccl_environment(crash: Path, policy: str) -> dict[str, str]:
 
 
 def allocator_environment(user: Mapping[str, str]) -> dict[str, str]:
-    """Of a learner on a GPU: memory there grows in place, which lengths that vary would cut to pieces; large pages.
+    """Of a learner or an embedded engine on a GPU: memory there grows in place, and main memory has large pages.
 
-    The user's own words for either are left alone. What lies in memory that grows is shared between processes by file
-    descriptors (`pidfd_getfd`), which containers often forbid: what is to be shared by CUDA IPC is allocated apart.
+    Lengths that vary would cut a GPU's memory to pieces. A key-value cache that grows would leave as much behind as it
+    has, which torch keeps from all other processes there. The user's own words for either are left alone.
+
+    What lies in memory that grows is shared between processes by file descriptors (`pidfd_getfd`), which containers
+    often forbid: what is to be shared by CUDA IPC is allocated apart.
     """
     growing = {} if ALLOCATOR_WORDS & user.keys() else {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}
     return growing | _large_pages(user)
 
 
 def engine_environment(policy: PolicyTable, user: Mapping[str, str]) -> dict[str, str]:
-    """Of a worker: large pages, where its engine runs in its process and on a GPU."""
-    return _large_pages(user) if policy.device == "cuda" and policy.rollout.engine == "embedded" else {}
+    """Of a worker: the same, where its engine runs in its process and on a GPU."""
+    return allocator_environment(user) if policy.device == "cuda" and policy.rollout.engine == "embedded" else {}
 
 
 def _large_pages(user: Mapping[str, str]) -> dict[str, str]:

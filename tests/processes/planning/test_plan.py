@@ -134,19 +134,22 @@ def test_learners_on_gpus_have_a_flight_recorder() -> None:
     assert not any(key.startswith(("TORCH_FR", "TORCH_NCCL")) for key in specs["learner/cpu"].env)
 
 
-def test_a_learner_on_a_gpu_has_memory_that_grows_in_place_unless_the_user_said_otherwise(
+def test_torch_on_a_gpu_has_memory_that_grows_in_place_unless_the_user_said_otherwise(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """By the name that torch has for the variable now, or the one that it had; nobody else has it."""
-    config = config_of(a={"device": "cuda"}, b={})
+    """Learners and embedded engines, whose caches grow beside learners; a server's sleep would not stand it.
+
+    By the name that torch has for the variable now, or the one that it had.
+    """
+    config = config_of(a={"device": "cuda"}, b={}, c={"device": "cuda", "rollout": {"engine": "vllm"}})
     for name in ALLOCATOR_WORDS:
         monkeypatch.delenv(name, raising=False)
 
     def said() -> dict[str, str]:
-        specs = build_plan(config, Path("/r"), gpus=["0", "1", "2"]).processes
+        specs = build_plan(config, Path("/r"), gpus=["0", "1", "2", "3"]).processes
         return {spec.name: spec.env["PYTORCH_ALLOC_CONF"] for spec in specs if "PYTORCH_ALLOC_CONF" in spec.env}
 
-    assert said() == {"learner/a": "expandable_segments:True"}
+    assert said() == dict.fromkeys(("learner/a", "worker/a/0", "learner/c"), "expandable_segments:True")
     for name in ALLOCATOR_WORDS:
         monkeypatch.setenv(name, "max_split_size_mb:512")
         assert said() == {}
