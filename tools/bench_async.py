@@ -31,7 +31,7 @@ from typing import Any
 
 from bench_row import Row
 
-from mrl.metrics.jsonl import read_metrics
+from mrl.metrics.jsonl import each_metrics
 
 TOOLS = Path(__file__).parent
 REQUIRED_RATIO = 1.5
@@ -160,7 +160,7 @@ def child(argv: Sequence[str], log: Path) -> Iterator["subprocess.Popen[bytes]"]
 
 def outcome(run_folder: Path, steps: int) -> Outcome:
     """The rate counts from when the first evaluation, which takes half of the places and verifiers, is over."""
-    records = [record for record in read_metrics(run_folder / "metrics.jsonl") if "values" in record]
+    records = [record for record in each_metrics(run_folder / "metrics.jsonl") if "values" in record]
     evaluated_s = min(record["time_unix_s"] for record in records if "eval/accuracy" in record["values"])
     learner = [
         record for record in records if record["role"].startswith("learner") and "loss/total" in record["values"]

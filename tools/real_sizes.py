@@ -37,7 +37,7 @@ import real_vocabularies
 from check_memory_plan import high_water_marks, predicted
 
 from mrl.config.load import load_config
-from mrl.metrics.jsonl import read_metrics
+from mrl.metrics.jsonl import each_metrics
 from mrl.parent_death import command
 
 CONFIG = Path(__file__).parents[1] / "configs" / "real_sizes.toml"
@@ -193,7 +193,7 @@ def watch(log: Path, *words: str) -> dict[str, float]:
 
 def evaluations(run: Path) -> dict[str, int]:
     """Policy -> versions of which there is a held-out accuracy."""
-    lines = read_metrics(run / "metrics.jsonl")
+    lines = list(each_metrics(run / "metrics.jsonl"))
     steps = {(line["policy"], line["step"]) for line in lines if "eval/accuracy" in line.get("values", ())}
     return {name: sum(policy == name for policy, _ in steps) for name in MODELS}
 

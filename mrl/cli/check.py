@@ -32,6 +32,7 @@ from mrl.processes.planning.placement import least_gpus, most_gpus, server_gpus
 from mrl.processes.planning.plan import ProcessSpec, build_plan, planned
 from mrl.processes.planning.turns import shared_gpus
 from mrl.processes.planning.unit_workers import UNIT
+from mrl.processes.preparation.checkpoint_room import room_notes
 from mrl.processes.preparation.completion import complete
 from mrl.processes.preparation.hub_data import shown_data
 from mrl.processes.preparation.hub_models import missing_model, named, pinned
@@ -83,7 +84,7 @@ def run(arguments: argparse.Namespace) -> int:
     )
     known = parameters(config)
     unknown = [name for name in config.policies if name not in known]
-    notes += [*size_notes(config), *warnings(config, known)]
+    notes += [*size_notes(config), *warnings(config, known), *room_notes(config, known)]
     for line in _summary(config, folder, str(arguments.config)):
         print(line)
     if any(num_prompts):

@@ -126,6 +126,7 @@ def _checked(config: RunConfig, planned: "Callable[..., Plan]", how: dict[str, A
     """`config` completed, with its models here. All else is found right before anything is fetched."""
     from mrl.memory_plan.fitting import by_memory
     from mrl.memory_plan.needs import MIB
+    from mrl.processes.preparation.checkpoint_room import room_notes
     from mrl.processes.preparation.completion import complete
     from mrl.processes.preparation.hub_models import fetched, pinned, unfetched
     from mrl.processes.preparation.learning_values import warnings
@@ -149,7 +150,8 @@ def _checked(config: RunConfig, planned: "Callable[..., Plan]", how: dict[str, A
         check(config, lambda _: None)
         config = fetched(config, names, where=where, tell=partial(print, flush=True))
     config = check(config)
-    for note in dict.fromkeys((*notes, *warnings(config, parameters(config)))):
+    known = parameters(config)
+    for note in dict.fromkeys((*notes, *warnings(config, known), *room_notes(config, known))):
         print(f"note: {note}", flush=True)
     return config
 

@@ -11,6 +11,9 @@ from mrl.records.experience import ExperienceRecord, RecordKind, experience_deco
 
 __all__ = ["open_file", "read_records"]
 
+ROWS_OF_A_PART = 64
+"""In memory, of what is read."""
+
 
 def open_file(path: Path, *, has_ended: bool = False) -> sqlite3.Connection:
     """The file, or that in the exchange's folder, to read from; a daemon may go on writing to it.
@@ -32,17 +35,25 @@ def read_records(
 ) -> Iterator[ExperienceRecord]:
     """Records in the order in which they came, of these kinds and sources (empty: of all); others are left out.
 
+    As long as a reader has the file open at one moment, its write-ahead log can only grow. So the file is read in small
+    parts, and what is done between two records may take any time: of a run that goes on, records that leave meanwhile
+    are left out, and so are those that come.
     Raises RunFolderError where there is no such file or it is damaged. What is no valid record is left out.
     """
-    conditions = [f"{name} IN ({','.join('?' * len(of))})" for name, of in (("kind", kinds), ("source", sources)) if of]
-    where = f" WHERE {' AND '.join(conditions)}" if conditions else ""
+    wanted = (("kind", kinds), ("source", sources))
+    conditions = "".join(f" AND {name} IN ({','.join('?' * len(of))})" for name, of in wanted if of)
+    query = f"SELECT number, body FROM records WHERE number > ? AND number <= ?{conditions} ORDER BY number LIMIT ?"
     connection = open_file(path)
     try:
-        for (body,) in connection.execute(f"SELECT body FROM records{where} ORDER BY number", [*kinds, *sources]):
-            try:
-                yield decode(body, experience_decoder)
-            except RecordError:
-                continue
+        [(last,)] = connection.execute("SELECT coalesce(max(number), 0) FROM records")
+        number = 0
+        while rows := connection.execute(query, [number, last, *kinds, *sources, ROWS_OF_A_PART]).fetchall():
+            number = rows[-1][0]
+            for _, body in rows:
+                try:
+                    yield decode(body, experience_decoder)
+                except RecordError:
+                    continue
     except sqlite3.Error as error:
         raise damaged(path, error) from error
     finally:

@@ -9,6 +9,7 @@ as NaN.
 import json
 import math
 import os
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,10 @@ from mrl.records.telemetry_messages import HeartbeatRecord, MetricsRecord, Sampl
 HEARTBEAT_EVERY_S = 30.0
 BLOCK_BYTES = 64 * 1024
 """Read at once from the end of a file, which may be longer than memory."""
+OF_EVERY_STEP = ("rollout", "rescue")
+"""Kinds of samples that a learner tells with each of its steps."""
+ALL_STEPS = 1024
+"""Steps of a run that all have samples on the disk."""
 OnDamage = Callable[[str], object]
 """Is told, once a file, that lines were left out, and which was the first."""
 
@@ -70,25 +75,31 @@ class MetricsWriter:
 
 
 class SampleWriter:
-    """Appends answers for people to read to `rollouts/step_N/<policy>.jsonl`."""
+    """Appends answers for people to read to `rollouts/step_N/<policy>.jsonl`.
+
+    Of those that come with every step some steps are left out, the more the longer a run lasts: files and folders would
+    become hundreds of thousands, and whoever reads them all, as the report does, would need gigabytes.
+    """
 
     def __init__(self, rollouts: Path) -> None:
         self._rollouts = rollouts
 
-    def write(self, sample: SampleRecord) -> Path:
-        """Append one line and return the file.
+    def write(self, sample: SampleRecord) -> Path | None:
+        """Append one line and return the file; None for a sample that is left out.
 
         Raises RecordError for a policy that is no plain file name, OSError when the disk is full.
         """
+        if sample.kind in OF_EVERY_STEP and sample.step % sample_stride(sample.step):
+            return None
         path = file_of(self._rollouts / f"step_{sample.step}", sample.policy)
         line = {name: getattr(sample, name) for name in SampleRecord.__struct_fields__}
         append_lines(path, [line | {"turns": msgspec.to_builtins(sample.turns)}])
         return path
 
 
-def read_metrics(path: Path, on_damage: OnDamage = keep_silent) -> list[dict[str, Any]]:
-    """`each_metrics` at once."""
-    return list(each_metrics(path, on_damage))
+def sample_stride(step: int) -> int:
+    """Around this step, one step in so many has samples on the disk: all below 1,024, then every second, and so on."""
+    return 1 << (step // ALL_STEPS).bit_length()
 
 
 def each_metrics(path: Path, on_damage: OnDamage = keep_silent) -> Iterator[dict[str, Any]]:
@@ -98,8 +109,9 @@ def each_metrics(path: Path, on_damage: OnDamage = keep_silent) -> Iterator[dict
     file, which after days may be longer than what is free.
     """
     for line in _each_line(path, on_damage):
-        if isinstance(line.get("values"), dict):
-            line["values"] = {name: math.nan if value is None else value for name, value in line["values"].items()}
+        if isinstance(line.get("values"), dict):  # names are kept once, however many lines somebody keeps
+            values = line["values"].items()
+            line["values"] = {sys.intern(name): math.nan if value is None else value for name, value in values}
         yield line
 
 
@@ -129,7 +141,11 @@ def file_of(folder: Path, policy: str) -> Path:
 def append_lines(path: Path, lines: Sequence[dict[str, Any]]) -> None:
     """Append all at once, to a file and folder that are made if missing. Raises OSError when the disk is full."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    file = _open_for_append(path)
+    try:
+        file = _open_for_append(path)
+    except FileNotFoundError:  # somebody has just removed the folder, which was empty
+        path.parent.mkdir(parents=True, exist_ok=True)
+        file = _open_for_append(path)
     try:
         _append(file, *lines)
     finally:

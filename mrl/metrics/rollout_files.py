@@ -10,6 +10,7 @@ then on only steps of the wider stride are kept, and the newest. What is there c
 import gzip
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -77,7 +78,11 @@ class RolloutFiles:
         data = gzip.compress(b"".join(msgspec.json.encode(row) + b"\n" for row in rows), LEVEL, mtime=0)
         path = self._path(step)
         path.parent.mkdir(parents=True, exist_ok=True)
-        replace_file(path, data, sync=False)
+        try:
+            replace_file(path, data, sync=False)
+        except FileNotFoundError:  # another policy has just removed the folder, which was empty
+            path.parent.mkdir(parents=True, exist_ok=True)
+            replace_file(path, data, sync=False)
         self._sizes[step] = len(data)
         self._remove(later for later in list(self._sizes) if later > step)
         self._thin(step)
@@ -90,7 +95,10 @@ class RolloutFiles:
 
     def _remove(self, steps: Iterable[int]) -> None:
         for step in steps:
-            self._path(step).unlink(missing_ok=True)
+            path = self._path(step)
+            path.unlink(missing_ok=True)
+            with suppress(OSError):  # another policy, or the supervisor, has something of that step
+                path.parent.rmdir()
             del self._sizes[step]
 
     def _path(self, step: int) -> Path:

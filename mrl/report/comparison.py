@@ -5,14 +5,17 @@ Shapes: N seeds. Accuracies are held-out shares; the average of a run is over it
 
 import itertools
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from array import array
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from mrl.config.run_folder import RunFolder
-from mrl.metrics.jsonl import read_metrics
+from mrl.metrics.jsonl import each_metrics
 from mrl.report.comparing.beyond_accuracy import BeyondAccuracy, beyond_accuracy
 from mrl.report.run_data import RunData, read_run
 from mrl.report.student_t import two_sided_quantile, two_sided_tail
@@ -43,11 +46,19 @@ class Spent(NamedTuple):
     """Answer tokens that engines scored for other policies, as last told by every worker (every 2 s, and per batch)."""
 
 
-def spent_of(lines: Sequence[Mapping[str, Any]]) -> Spent:
-    """From the lines of `metrics.jsonl`."""
-    times_s = sorted(float(line["time_unix_s"]) for line in lines if "time_unix_s" in line)
-    gaps_s = (later - earlier for earlier, later in itertools.pairwise(times_s))
-    return Spent(sum(gap_s for gap_s in gaps_s if gap_s <= PAUSE_S), _scored_tokens(lines))
+def spent_of(lines: Iterable[Mapping[str, Any]]) -> Spent:
+    """From the lines of `metrics.jsonl`, of which no more than their times are kept: days of them are gigabytes."""
+    times_s = array("d")
+
+    def timed() -> Iterator[Mapping[str, Any]]:
+        for line in lines:
+            if "time_unix_s" in line:
+                times_s.append(float(line["time_unix_s"]))
+            yield line
+
+    scored_tokens = _scored_tokens(timed())
+    gaps_s = np.diff(np.sort(times_s))
+    return Spent(float(gaps_s[gaps_s <= PAUSE_S].sum()), scored_tokens)
 
 
 def _scored_tokens(lines: Iterable[Mapping[str, Any]]) -> float:
@@ -238,7 +249,7 @@ def holm(p_values: Mapping[str, float]) -> dict[str, float]:
 
 def read_outcome(folder: Path) -> RunOutcome:
     """What the run in `folder` reached and spent. Raises RunFolderError when it is none."""
-    spent = spent_of(read_metrics(RunFolder(folder).metrics_jsonl))
+    spent = spent_of(each_metrics(RunFolder(folder).metrics_jsonl))
     return replace(outcome_of(read_run(folder)), wall_s=spent.running_s, scored_tokens=spent.scored_tokens)
 
 

@@ -32,6 +32,8 @@ class SharingContext:
     """Tasks whose answers are voted on -> the reward of an answer that says nothing."""
     max_turn_tokens: int = 0
     """Of an answer of one turn, where the objective's limit is that of episodes; 0: the objective's."""
+    max_staleness_versions: int = sys.maxsize
+    """Own groups that are staler are not trained on."""
     spelling: EpisodeSpelling | None = None
     """Says the episodes of peers in the policy's tokens; None in a run without episodes."""
     recorder: SharingRecorder = field(default_factory=SharingRecorder)
@@ -54,6 +56,7 @@ def sharing_context(
         success_reward=config.run.success_reward,
         voted={name: task.failed_reward for name, task in config.tasks.items() if task.is_voted},
         max_turn_tokens=table.rollout.max_new_tokens,
+        max_staleness_versions=table.learner.max_staleness_versions,
         spelling=spelling,
     )
 

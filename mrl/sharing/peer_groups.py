@@ -7,6 +7,7 @@ Peers are optional: a prompt that nobody answered is trained alone. Of all this 
 restart, since own groups that were not trained are sampled again, and asked for again.
 """
 
+import sys
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -34,8 +35,10 @@ class PeerGroupParameters(Table):
 class PeerGroups:
     """The newest record of every peer for each open prompt.
 
-    At most `max_prompts` are open. Beyond that the least recently opened one is closed. Where several own groups are
-    open on a prompt, records that are trained on go to the first alone; rewards and votes go to all of them.
+    A prompt is closed once its own groups are too stale to be trained on: those that were dropped are never taken, and
+    what peers said to them would fill the memory. At most `max_prompts` are open. Beyond that the least recently opened
+    one is closed. Where several own groups are open on a prompt, records that are trained on go to the first alone;
+    rewards and votes go to all of them.
     """
 
     def __init__(
@@ -45,10 +48,13 @@ class PeerGroups:
         policy: str,
         peers: Sequence[str],
         max_age_versions: int,
+        max_staleness_versions: int = sys.maxsize,
         max_prompts: int = 4096,
     ) -> None:
+        """`max_staleness_versions` is the bound of own groups."""
         self._kind, self._policy, self._peers = kind, policy, frozenset(peers)
         self._max_age_versions, self._max_prompts = max_age_versions, max_prompts
+        self._max_staleness_versions = max_staleness_versions
         self._open: dict[str, dict[str, Received]] = {}
         self._waiting: defaultdict[str, dict[str, int]] = defaultdict(dict)
         """Open prompt -> tickets of its own groups that were not trained yet, and the step of the version of each."""
@@ -67,7 +73,7 @@ class PeerGroups:
         self._open[group.prompt_id] = self._open.pop(group.prompt_id, {})
         self._waiting[group.prompt_id][group.ticket] = group.newest.step
         self._newest_step = max(self._newest_step, group.newest.step)
-        while len(self._open) > self._max_prompts:
+        while self._open and (len(self._open) > self._max_prompts or self._is_over(next(iter(self._open)))):
             self._close(next(iter(self._open)))
         return [group.prompt_id]
 
@@ -145,6 +151,11 @@ class PeerGroups:
             return "stale"
         return "" if record.prompt_id in self._open else "late"
 
+    def _is_over(self, prompt_id: str) -> bool:
+        """Whether all own groups on an open prompt are too stale: the learner is at the newest step, or beyond."""
+        newest = max(self._waiting[prompt_id].values())
+        return self._newest_step - newest > self._max_staleness_versions
+
     def _close(self, prompt_id: str) -> None:
         self._waiting.pop(prompt_id, None)
         if self._open.pop(prompt_id, None) is not None:
@@ -159,7 +170,13 @@ class PeerGroupReader:
         sources = (*context.peers, *context.replayed)
         self.asking: Asking | None = Asking((kind,), max(1, len(sources)), age)
         self.patience: Patience | None = Patience(parameters.peer_hold_versions, parameters.peer_wait_s)
-        self.peer_groups = PeerGroups(kind, policy=context.policy, peers=sources, max_age_versions=age)
+        self.peer_groups = PeerGroups(
+            kind,
+            policy=context.policy,
+            peers=sources,
+            max_age_versions=age,
+            max_staleness_versions=context.max_staleness_versions,
+        )
 
     def asks(self, group: ScoredGroup) -> list[str]:
         """The prompt of every own group."""

@@ -16,7 +16,7 @@ teacher's. Costs: one forward pass of the teacher per answer of a mixed group.
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 from msgspec import UNSET
@@ -67,6 +67,15 @@ class RladParameters(Table):
         return (wanted,) if wanted in others else ()
 
 
+class _Asked(NamedTuple):
+    """A request about one own group."""
+
+    prompt_id: str
+    teacher: str
+    step: int
+    """Of the group's newest version."""
+
+
 class ScoreReader:
     """Asks teachers for the scores of own groups, and keeps what they say until the groups are trained."""
 
@@ -78,8 +87,9 @@ class ScoreReader:
         if teachers:
             self.asking = Asking(("score",), SCORES_PER_ASK, None, scorer=", ".join(teachers))
             self.patience = patience
-        self._open: dict[str, tuple[str, str]] = {}
-        """Request -> its prompt, and the teacher that was asked."""
+        self._open: dict[str, _Asked] = {}
+        """By request. Those about groups that were dropped go once these are too stale to be trained on."""
+        self._newest_step = 0
         self._scores: dict[str, ScoreRecord] = {}
         self._forget: dict[str, None] = {}
         self._ignored: Counter[str] = Counter()
@@ -110,14 +120,16 @@ class ScoreReader:
         teacher = self._scorer_of(group)
         if teacher is None:
             return []
-        self._open[request_id(self.context.policy, group.ticket)] = group.prompt_id, teacher
-        while len(self._open) > MAX_OPEN:
+        asked = _Asked(group.prompt_id, teacher, group.newest.step)
+        self._open[request_id(self.context.policy, group.ticket)] = asked
+        self._newest_step = max(self._newest_step, asked.step)
+        while self._open and (len(self._open) > MAX_OPEN or self._is_over(next(iter(self._open.values())))):
             self._close(next(iter(self._open)))
         return [group.prompt_id]
 
     def awaited(self) -> list[str]:
         """Prompts whose groups have no scores yet."""
-        return list(dict.fromkeys(p for request, (p, _) in self._open.items() if request not in self._scores))
+        return list(dict.fromkeys(one.prompt_id for name, one in self._open.items() if name not in self._scores))
 
     def hear(self, received: Sequence[Received], *, step: int) -> None:
         """Keep the scores of open requests."""
@@ -127,7 +139,7 @@ class ScoreReader:
                 self._ignored["other"] += 1
             elif record.request_id not in self._open:
                 self._ignored["late"] += 1
-            elif record.source != self._open[record.request_id][1]:
+            elif record.source != self._open[record.request_id].teacher:
                 self._ignored["other"] += 1
             else:
                 self._scores[record.request_id] = record
@@ -185,15 +197,19 @@ class ScoreReader:
         fits = fits and num_scores(group.answers) <= MAX_SCORES and not all(one.is_unsayable for one in group.answers)
         return self.teacher_of(group) if self.teachers and fits else None
 
+    def _is_over(self, asked: _Asked) -> bool:
+        """Whether the group is too stale to be trained on: the learner is at the newest step, or beyond."""
+        return self._newest_step - asked.step > self.context.max_staleness_versions
+
     def _close(self, request: str) -> None:
         self._scores.pop(request, None)
         asked = self._open.pop(request, None)
         if asked is not None:
-            self._forget[asked[0]] = None
+            self._forget[asked.prompt_id] = None
 
     def _take_forgotten(self) -> list[str]:
         """Prompts of requests that were closed since the last call. Prompts with another open request are left out."""
-        still_open = {prompt_id for prompt_id, _ in self._open.values()}
+        still_open = {asked.prompt_id for asked in self._open.values()}
         forgotten = [prompt_id for prompt_id in self._forget if prompt_id not in still_open]
         self._forget.clear()
         return forgotten

@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from mrl.metrics.jsonl import read_metrics
+from mrl.metrics.jsonl import each_metrics
 
 pytestmark = [pytest.mark.engines, pytest.mark.timeout(900)]
 ROOT = Path(__file__).parents[2]
@@ -48,7 +48,7 @@ def test_three_policies_learn_from_rollouts_of_three_engines(tmp_path, weights):
 
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     run = tmp_path / "mixed"
-    records = read_metrics(run / "metrics.jsonl")
+    records = list(each_metrics(run / "metrics.jsonl"))
     for policy in POLICIES:
         mine = [record for record in records if record.get("values") and record["policy"] == policy]
         of_learner = [record for record in mine if record["role"] == f"learner/{policy}"]

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from mrl.errors import DiskBroken, RunFolderError
 from mrl.exchange import store as store_module
+from mrl.exchange.archive import ROWS_OF_A_PART, read_records
 from mrl.exchange.limits import Limits
 from mrl.exchange.record_index import Entry
 from mrl.exchange.store import CHECKPOINT_BYTES, DISK_FULL, FILE, LOCKED, MAX_WAL_BYTES, ROWS_AT_ONCE, Store
@@ -179,6 +180,25 @@ def test_the_file_does_not_grow_with_what_passes_through(open_store, rollout):
     body_bytes = len(held[0].body)
     assert 400 * body_bytes > 12_000_000
     assert store.file_bytes < 40 * body_bytes + 3 * CHECKPOINT_BYTES
+
+
+def test_a_slow_reader_does_not_make_the_write_ahead_log_grow(open_store, rollout):
+    """Somebody looks at each record for minutes while the run goes on; of what has left by then nothing is told."""
+    store = open_store(durability="written")
+    held = [entry(number, rollout(f"g{number}", group=8, tokens=500)) for number in range(1, 2 * ROWS_OF_A_PART + 1)]
+    assert store.commit(inserting(*held)) == ""
+    reader = read_records(store.path)
+    told = [next(reader).record_id]
+    for number in range(len(held) + 1, 500):
+        one = entry(number, rollout(f"g{number}", group=8, tokens=500))
+        held.append(one)
+        transaction = inserting(one)
+        transaction.removals = [removal_of(held.pop(0))]
+        assert store.commit(transaction) == ""
+        store.checkpoint(is_idle=True)
+    assert store.file_bytes < MAX_WAL_BYTES
+    told += [record.record_id for record in reader]
+    assert told == [f"g{number}" for number in range(1, ROWS_OF_A_PART + 1)]
 
 
 def test_a_busy_daemon_checkpoints_too_though_more_seldom(open_store, rollout):

@@ -80,6 +80,30 @@ def test_a_writer_that_died_leaves_its_files_to_the_next(
     )
 
 
+def test_steps_that_were_thinned_out_leave_no_folders(tmp_path: Path) -> None:
+    """After days they would be a hundred thousand; one in which somebody else has something stays."""
+    one, other = RolloutFiles(tmp_path, "qwen", 1), RolloutFiles(tmp_path, "llama", 10**9)
+    other.write(2, [rollout(2)])
+    for step in range(1, 9):
+        one.write(step, [rollout(step)])
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step_2", "step_8"]
+
+
+def test_a_folder_that_another_policy_removes_in_that_moment_is_made_again(tmp_path: Path, monkeypatch) -> None:
+    """Policies at one pace write to, and thin out, the same steps."""
+    made = Path.mkdir
+
+    def made_and_removed(path: Path, *how: bool, **more: bool) -> None:
+        made(path, *how, **more)
+        monkeypatch.setattr(Path, "mkdir", made)
+        path.rmdir()
+
+    files = RolloutFiles(tmp_path, "qwen", 10_000)
+    monkeypatch.setattr(Path, "mkdir", made_and_removed)
+    files.write(3, [rollout(3)])
+    assert len(rollout_files(tmp_path)) == 1
+
+
 def test_a_step_that_is_trained_again_takes_the_place_of_the_first(tmp_path: Path) -> None:
     """As after a resume from a checkpoint before it."""
     files = RolloutFiles(tmp_path, "qwen", 10_000)

@@ -25,7 +25,7 @@ from mrl.config.run_folder import RunFolder, create_run_folder
 from mrl.config.schema import RunConfig, TrackerTable
 from mrl.config.stop_request import file_stop_request
 from mrl.fork_server import ForkServer
-from mrl.metrics.jsonl import read_metrics
+from mrl.metrics.jsonl import each_metrics
 from mrl.metrics.timeline import read_timeline
 from mrl.processes import host_processes, supervisor
 from mrl.processes.children import Child, is_forked
@@ -440,7 +440,7 @@ def test_telemetry_reaches_metrics_samples_timeline_and_screen(tmp_path: Path) -
 
     run = Run(tmp_path, learner("import time; time.sleep(0.3)"), each_turn=once)
     assert run() == 0
-    lines = read_metrics(run.folder.metrics_jsonl)
+    lines = list(each_metrics(run.folder.metrics_jsonl))
     assert any(line["role"] == "learner/a" and line["step"] == 7 for line in lines)
     assert any(line["role"] == "supervisor" and line["values"]["process/pss_mib"] > 1 for line in lines)
     assert (run.folder.rollouts / "step_7" / "a.jsonl").exists()
@@ -455,7 +455,7 @@ def test_the_load_of_the_host_is_measured(tmp_path: Path, monkeypatch: pytest.Mo
     run = Run(tmp_path, learner("import time; time.sleep(1.5)"), host_metrics_s=0.05)
     assert run() == 0
 
-    told = [line["values"] for line in read_metrics(run.folder.metrics_jsonl) if line["role"] == "supervisor"]
+    told = [line["values"] for line in each_metrics(run.folder.metrics_jsonl) if line["role"] == "supervisor"]
     loads = [values for values in told if "host/cpu_share/here" in values]
     assert len(loads) > 1
     assert loads[-1]["host/disk_free_mib/here"] > 0
@@ -688,7 +688,7 @@ def test_the_last_metrics_of_a_role_outlive_a_supervisor_that_stands_still(tmp_p
         if not left.exists():
             supervisor.kill()
     assert supervisor.wait(timeout=120.0) == 0
-    rows = read_metrics(tmp_path / "r" / "metrics.jsonl")
+    rows = list(each_metrics(tmp_path / "r" / "metrics.jsonl"))
     assert [row["step"] for row in rows if row["role"] == "learner/a" and "values" in row] == [1, 2, 3]
     assert not any(left.iterdir())
 
@@ -768,8 +768,8 @@ def test_a_tracker_gets_what_metrics_jsonl_gets_and_its_failure_ends_nothing(tmp
     run.supervisor._trackers = Trackers(config, run.folder, run.supervisor.attempt)
 
     assert run() == 0
-    last = read_metrics(run.folder.metrics_jsonl)[-1]["values"]
-    rows = [line for line in read_metrics(run.folder.metrics_jsonl) if "values" in line][:-1]
+    last = list(each_metrics(run.folder.metrics_jsonl))[-1]["values"]
+    rows = [line for line in each_metrics(run.folder.metrics_jsonl) if "values" in line][:-1]
     assert last["tracker/points/tensorboard"] == 0
     assert last["tracker/lost_points/tensorboard"] == sum(len(line["values"]) for line in rows)
     assert "tracker tensorboard: points are lost: " in run.output.getvalue()

@@ -13,7 +13,7 @@ import pytest
 
 from mrl.config.run_folder import RunFolder
 from mrl.errors import DeviceError, RunFolderError
-from mrl.metrics.jsonl import read_metrics
+from mrl.metrics.jsonl import each_metrics
 from mrl.models.device_memory import enough_memory
 from mrl.processes import wiring, worker
 from mrl.processes.planning.turns import TURN_DEVICES
@@ -140,7 +140,7 @@ def test_what_a_role_says_at_its_end_is_written_once_though_nobody_listens() -> 
         assert on_link
         assert all(files.left.had(record) for record in on_link)
         files.close()
-        assert [row["step"] for row in read_metrics(folder.metrics_jsonl)] == list(range(200))
+        assert [row["step"] for row in each_metrics(folder.metrics_jsonl)] == list(range(200))
         assert not any(folder.unheard.iterdir())
 
 

@@ -7,7 +7,7 @@ import statistics
 import pytest
 from scipy import stats
 
-from mrl.metrics.jsonl import MetricsWriter, read_metrics
+from mrl.metrics.jsonl import MetricsWriter, each_metrics
 from mrl.records.telemetry_messages import MetricsRecord
 from mrl.report.comparing.grid import markdown
 from mrl.report.comparison import AVERAGE, Comparison, RunOutcome, holm, interval, outcome_of, p_value, read_outcome
@@ -229,7 +229,7 @@ def test_an_outcome_of_a_folder_has_time_and_scored_tokens_of_all_attempts(make_
     """A pause between attempts is no time spent, and every life of a worker counts from 0."""
     folder = make_run(steps=40)
     before = read_outcome(folder)
-    last_s = max(line["time_unix_s"] for line in read_metrics(folder / "metrics.jsonl"))
+    last_s = max(line["time_unix_s"] for line in each_metrics(folder / "metrics.jsonl"))
     writer = MetricsWriter(folder / "metrics.jsonl")
     for time_s, tokens in ((last_s, 5.0), (last_s + 86_400, 2.0), (last_s + 86_407, 3.0)):
         scored = {"scoring/tokens": tokens}

@@ -1,5 +1,7 @@
 """Time and scored tokens of a run, from the lines of its metrics."""
 
+import weakref
+from collections.abc import Iterator
 from typing import Any
 
 from mrl.report.comparison import spent_of
@@ -19,6 +21,23 @@ def test_the_time_of_a_run_is_that_of_all_attempts_without_the_pauses_between() 
     second = [line(90_000.0 + 5 * beat) for beat in range(5)]
     assert spent_of([*first[::-1], *second]).running_s == 50.0
     assert spent_of([]).running_s == 0.0
+
+
+def test_the_lines_are_not_held() -> None:
+    """After days a file of metrics is longer than what is free."""
+    alive: list[weakref.ref] = []
+
+    class Line(dict[str, Any]):
+        pass
+
+    def lines() -> Iterator[Line]:
+        for second in range(100):
+            one = Line(line(float(second)))
+            alive.append(weakref.ref(one))
+            yield one
+            assert sum(ref() is not None for ref in alive) <= 2
+
+    assert spent_of(lines()).running_s == 99.0
 
 
 def test_scored_tokens_are_added_over_workers_and_their_lives() -> None:

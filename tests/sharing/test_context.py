@@ -6,7 +6,11 @@ from mrl.sharing.context import sharing_context
 def test_setting_of_a_policy(receiver):
     """Its own objective and limits, who learns beside it, and who else is there."""
     policies = {
-        "b": {"rollout": {"max_new_tokens": 7}, "objective": {"method": "gspo"}},
+        "b": {
+            "rollout": {"max_new_tokens": 7},
+            "objective": {"method": "gspo"},
+            "learner": {"max_staleness_versions": 3},
+        },
         "c": {},
         "a": {"frozen": True},
     }
@@ -15,6 +19,7 @@ def test_setting_of_a_policy(receiver):
     context = sharing_context(config, "b", receiver)
     assert (context.policy, context.peers, context.others) == ("b", ("c",), ("a", "c"))
     assert context.objective.max_answer_tokens == 7
+    assert context.max_staleness_versions == 3
     assert isinstance(context.objective.term, Clipped)
     assert context.objective.term.ratio == "sequence"
     assert context.receiver is receiver

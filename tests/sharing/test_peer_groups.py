@@ -109,6 +109,26 @@ def test_an_own_group_that_was_dropped_keeps_no_prompt_open(table, make):
     assert groups.prompt_ids == ["q"], "the group of version 5 is too old by now"
 
 
+def test_what_peers_said_to_dropped_groups_is_let_go(table, make):
+    """Dynamic sampling drops groups for days, and nobody takes them: they leave when they are too stale to be trained.
+
+    A group that has come too late for that leaves at once.
+    """
+    groups = table(max_staleness_versions=2)
+    for step in range(50):
+        for name in ("trained", "dropped"):
+            groups.open(make.group([0], f"{name}{step}", step=step))
+            groups.hear([make.value([1], f"{name}{step}", source="a", step=step)])
+        assert len(groups.take(f"trained{step}")) == 1
+    assert groups.prompt_ids == ["dropped47", "dropped48", "dropped49"]
+    assert "dropped46" in groups.take_forgotten(), "the exchange need not send more of it"
+    lone = table(max_staleness_versions=2)
+    lone.open(make.group([0], "new", step=9))
+    lone.take("new")
+    lone.open(make.group([0], "late", step=6))
+    assert (lone.prompt_ids, lone.is_settled("late"), lone.take("late")) == ([], True, [])
+
+
 def test_table_is_bounded(table, make):
     """The least recently opened goes first; opening again makes a prompt young and keeps what was heard."""
     groups = table(max_prompts=2)

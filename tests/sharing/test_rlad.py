@@ -114,6 +114,22 @@ def test_requests_are_bounded_and_forgotten(build, make, receiver, step_of, monk
     assert step_of(regime, []).forget == ["a"]
 
 
+def test_scores_of_dropped_groups_are_let_go(build, make_context, make, receiver, step_of):
+    """Nobody trains on a group that was dropped; its scores leave when it is too stale for that, and so does its watch.
+
+    A group that has come too late for that leaves at once.
+    """
+    regime = build("rlad", replace(make_context(), max_staleness_versions=2))
+    for step in range(9):
+        regime.asks(make.sampled(receiver, [1, 0], f"dropped{step}", step=step))
+    assert regime.awaited() == ["dropped6", "dropped7", "dropped8"]
+    regime.asks(make.sampled(receiver, [1, 0], "late", step=1))
+    assert "late" in regime.awaited(), "those before it are still of use"
+    regime.asks(make.sampled(receiver, [1, 0], "new", step=12))
+    assert regime.awaited() == ["new"]
+    assert "dropped0" in step_of(regime, []).forget
+
+
 def test_unusable_scores_leave_the_plain_ratio(build, make, peer, receiver, step_of, record):
     """Unscored, lying and miscounted ones are told apart; the row is trained without a teacher."""
     groups = [make.sampled(receiver, [1, 0, 0], prompt_id) for prompt_id in "ab"]

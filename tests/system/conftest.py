@@ -21,7 +21,7 @@ from typing import Any
 import psutil
 import pytest
 
-from mrl.metrics.jsonl import read_metrics
+from mrl.metrics.jsonl import each_metrics
 from mrl.parent_death import command
 
 CONFIG = """
@@ -133,7 +133,7 @@ class Run:
     def metrics(self, role: str = "") -> list[dict[str, Any]]:
         """Metric records so far, of roles that start with `role`; of learners those of their steps."""
         path = self.folder / "metrics.jsonl"
-        records = read_metrics(path) if path.exists() else []
+        records = list(each_metrics(path)) if path.exists() else []
         found = [record for record in records if "values" in record and record["role"].startswith(role)]
         return [record for record in found if not role.startswith("learner") or "loss/total" in record["values"]]
 

@@ -13,7 +13,7 @@ from collections import Counter, defaultdict
 
 import pytest
 
-from mrl.metrics.jsonl import read_metrics
+from mrl.metrics.jsonl import each_metrics
 from tests.support.talking_policy import talking_policy
 from tests.system.test_episodes import answers_of, mrl
 
@@ -244,7 +244,7 @@ def test_an_agent_that_rewrites_its_conversation_trains_both_policies(tmp_path):
     mrl(tmp_path, "train", "r.toml")
     folder = tmp_path / "runs" / "r"
 
-    records = read_metrics(folder / "metrics.jsonl")
+    records = list(each_metrics(folder / "metrics.jsonl"))
     steps = [one["values"] for one in records if "loss/total" in one.get("values", {})]
     assert len(steps) == 4
     for values in steps:

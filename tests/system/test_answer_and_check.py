@@ -6,7 +6,7 @@ from collections import defaultdict
 
 import pytest
 
-from mrl.metrics.jsonl import read_metrics
+from mrl.metrics.jsonl import each_metrics
 from tests.support.pages import ROOT, blocks
 from tests.system.test_episodes import answers_of, mrl
 
@@ -36,7 +36,7 @@ def test_who_answers_and_who_checks_are_both_trained(tmp_path):
     mrl(tmp_path, verb, "answer_and_check.toml", *SMALL)
     folder = tmp_path / "runs" / config["run"]["name"]
 
-    steps = [one for one in read_metrics(folder / "metrics.jsonl") if "loss/total" in one.get("values", {})]
+    steps = [one for one in each_metrics(folder / "metrics.jsonl") if "loss/total" in one.get("values", {})]
     assert sorted((one["policy"], one["step"]) for one in steps) == [
         (policy, step) for policy in ("llama", "qwen") for step in (1, 2, 3)
     ]

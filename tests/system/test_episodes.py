@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from mrl.metrics.jsonl import read_metrics
+from mrl.metrics.jsonl import each_metrics
 from tests.support.talking_policy import talking_policy
 
 pytestmark = pytest.mark.system
@@ -133,14 +133,14 @@ def answers_of(folder: Path) -> list[dict]:
 
 def losses_of(folder: Path) -> dict[tuple[str, int], float]:
     """Policy and step -> loss."""
-    records = [one for one in read_metrics(folder / "metrics.jsonl") if "loss/total" in one.get("values", {})]
+    records = [one for one in each_metrics(folder / "metrics.jsonl") if "loss/total" in one.get("values", {})]
     return {(one["policy"], one["step"]): one["values"]["loss/total"] for one in records}
 
 
 def test_episodes_are_played_trained_shared_and_evaluated(trained):
     """Both policies, both environments; what is kept reads as conversations."""
     folder = trained("a", "false")
-    records = read_metrics(folder / "metrics.jsonl")
+    records = list(each_metrics(folder / "metrics.jsonl"))
 
     steps = [one["values"] for one in records if "loss/total" in one.get("values", {})]
     assert len(steps) == 4
@@ -188,7 +188,7 @@ def test_a_synchronous_run_of_episodes_equals_itself(trained):
 
 def test_peers_episodes_are_trained_on_where_ratios_are_formed(trained):
     """Between two tokenizers, in lockstep: every start state has both groups, and aligned rows of the peer's."""
-    records = read_metrics(trained("f", "true", regime="prp") / "metrics.jsonl")
+    records = list(each_metrics(trained("f", "true", regime="prp") / "metrics.jsonl"))
 
     steps = [(one["policy"], one["values"]) for one in records if "loss/total" in one.get("values", {})]
     assert len(steps) == 4
@@ -203,7 +203,7 @@ def test_peers_episodes_are_trained_on_where_ratios_are_formed(trained):
 
 def test_a_peer_scores_own_episodes_turn_by_turn(trained):
     """Between two tokenizers, in lockstep: every group that moves is scored, but for turns that begin with no text."""
-    records = read_metrics(trained("g", "true", regime="rlad") / "metrics.jsonl")
+    records = list(each_metrics(trained("g", "true", regime="rlad") / "metrics.jsonl"))
 
     steps = [(one["policy"], one["values"]) for one in records if "loss/total" in one.get("values", {})]
     assert len(steps) == 4
@@ -222,7 +222,7 @@ def test_groups_go_on_from_where_a_peer_had_come_and_equal_runs_do_so_equally(tr
     first, second = (trained(name, "true", steps=4, regime="prefix", game="Coin") for name in ("d", "e"))
 
     def values_of(folder: Path) -> list[dict[str, float]]:
-        records = read_metrics(folder / "metrics.jsonl")
+        records = list(each_metrics(folder / "metrics.jsonl"))
         found = [one for one in records if "loss/total" in one.get("values", {})]
         found.sort(key=lambda one: (one["policy"], one["step"]))
         return [{name: value for name, value in one["values"].items() if "prefix/" in name} for one in found]
@@ -292,7 +292,7 @@ def test_a_policy_sees_its_turns_as_its_template_renders_them(tmp_path):
     mrl(tmp_path, "train", "r.toml")
     folder = tmp_path / "runs" / "r"
 
-    records = read_metrics(folder / "metrics.jsonl")
+    records = list(each_metrics(folder / "metrics.jsonl"))
     steps = {(one["policy"], one["step"]): one["values"] for one in records if "loss/total" in one.get("values", {})}
     assert len(steps) == 4
     for (policy, _), values in steps.items():

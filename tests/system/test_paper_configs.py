@@ -18,7 +18,7 @@ from mrl.config.load import load_config
 from mrl.config.policy_tables import MakeTable, ServerTable
 from mrl.config.run_folder import read_run_config
 from mrl.config.schema import RunConfig
-from mrl.metrics.jsonl import read_metrics
+from mrl.metrics.jsonl import each_metrics
 from mrl.models.make import make_policy
 from mrl.tasks.math_source import PROMPT
 
@@ -139,7 +139,7 @@ def assert_trained(config: RunConfig, folder: Path) -> None:
 
     Where all answers fail, as those of tiny policies on logic do, there is nothing to ask a teacher.
     """
-    records = [record for record in read_metrics(folder / "metrics.jsonl") if "values" in record]
+    records = [record for record in each_metrics(folder / "metrics.jsonl") if "values" in record]
     regime = read_run_config(folder).sharing["regime"]
     records = [one for one in records if "eval/accuracy" not in one["values"]]
     learners = [one["values"] for one in records if one["role"].startswith("learner/")]

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from mrl.metrics.jsonl import read_metrics
+from mrl.metrics.jsonl import each_metrics
 
 pytestmark = pytest.mark.system
 ROOT = Path(__file__).parents[2]
@@ -28,7 +28,7 @@ def call(folder: Path, *words: str, site: Path | None = None) -> str:
 
 def holds(folder: Path) -> None:
     """Every plug-in did its part in every process of the run."""
-    records = [one for one in read_metrics(folder / "metrics.jsonl") if "loss/total" in one.get("values", {})]
+    records = [one for one in each_metrics(folder / "metrics.jsonl") if "loss/total" in one.get("values", {})]
     assert {one["policy"] for one in records} == {"qwen", "llama"}
     assert all("loss/imitated" in one["values"] for one in records)
     (table,) = folder.glob("trackers/*/*.csv")

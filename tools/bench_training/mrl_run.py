@@ -17,7 +17,7 @@ from bench_training.load import ANSWERS_PER_STEP, Workplace
 from bench_training.spent import Clocks, Spent, between_s, clocks, total_s
 from mrl import parent_death
 from mrl.config.run_folder import RunFolder
-from mrl.metrics.jsonl import read_metrics
+from mrl.metrics.jsonl import each_metrics
 
 LOOK_EVERY_S = 0.2
 DEADLINE_S = 3600.0
@@ -76,7 +76,7 @@ def _steps(folder: RunFolder) -> list[dict[str, float]]:
     """The values of every step that some learner has reported."""
     if not folder.metrics_jsonl.exists():
         return []
-    lines = read_metrics(folder.metrics_jsonl)
+    lines = list(each_metrics(folder.metrics_jsonl))
     return [line["values"] for line in lines if "tokens/trained" in line.get("values", {})]
 
 

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from mrl.metrics.jsonl import read_metrics
+from mrl.metrics.jsonl import each_metrics
 
 
 class Outcome(NamedTuple):
@@ -28,7 +28,7 @@ def outcome_of(run_folder: Path) -> Outcome:
     rewards: dict[str, list[tuple[int, float]]] = {}
     accuracies: dict[str, float] = {}
     held: list[tuple[str, float]] = []
-    for line in read_metrics(run_folder / "metrics.jsonl"):
+    for line in each_metrics(run_folder / "metrics.jsonl"):
         values: dict[str, Any] = line.get("values", {})
         if "reward/mean" in values:
             rewards.setdefault(line["policy"], []).append((line["step"], values["reward/mean"]))

@@ -22,7 +22,7 @@ from gpu_hour.bench import Bench
 from gpu_hour.noise import measure_noise
 from mrl import parent_death
 from mrl.memory_plan.needs import CUDA_CONTEXT_MIB, MIB
-from mrl.metrics.jsonl import read_metrics
+from mrl.metrics.jsonl import each_metrics
 
 ROOT = Path(__file__).parents[2]
 QUICKSTART = ROOT / "configs" / "quickstart.toml"
@@ -107,7 +107,7 @@ def run_quickstart(bench: Bench) -> None:
     code = _call(bench, ("-m", "mrl", "train", str(config), *where, *devices, *bench.of((), TINY_RUN)))
     bench.tell("whole run, policies made first", time.monotonic() - began_s, "s")
     metrics = bench.scratch / name / "metrics.jsonl"
-    records = read_metrics(metrics) if metrics.exists() else []
+    records = list(each_metrics(metrics)) if metrics.exists() else []
     for policy in POLICIES:
         of_policy = [one["values"] | one for one in records if one["role"] == f"learner/{policy}" and "values" in one]
         _tell_policy(bench, policy, [one for one in of_policy if "tokens/trained" in one])

@@ -18,7 +18,7 @@ import tomli_w
 from chaos_drill.trial import Trial, resume, train
 
 from gpu_hour.bench import Bench
-from mrl.metrics.jsonl import read_metrics
+from mrl.metrics.jsonl import each_metrics
 
 POLL_S = 0.1
 KILLED_AT = 3
@@ -124,7 +124,7 @@ def _trained(run: Trial) -> float:
 
 def _reports(run: Trial) -> list[dict[str, Any]]:
     path = run.folder / "metrics.jsonl"
-    records = read_metrics(path) if path.exists() else []
+    records = list(each_metrics(path)) if path.exists() else []
     return [one for one in records if one["role"] == LEARNER and "tokens/trained" in one.get("values", {})]
 
 

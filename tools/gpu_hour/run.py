@@ -30,7 +30,7 @@ from mrl import parent_death
 from mrl.config.load import load_config
 from mrl.memory_plan.needs import MIB
 from mrl.memory_plan.run_memory import memory_plan
-from mrl.metrics.jsonl import read_metrics
+from mrl.metrics.jsonl import each_metrics
 from mrl.processes.planning.plan import planned
 
 SHAPES: dict[str, tuple[type[PreTrainedConfig], dict[str, Any]]] = {
@@ -121,7 +121,7 @@ def measure_run(bench: Bench) -> None:
         bench.tell(
             "peak of the device", peak.mib, "MiB", planned_mib=sum(planned_mib.values()), planned_parts_mib=planned_mib
         )
-    records = read_metrics(run / "metrics.jsonl")
+    records = list(each_metrics(run / "metrics.jsonl"))
     for name in SHAPES:
         _tell(bench, name, [one["values"] for one in records if _is_of(one, f"learner/{name}")], LEARNER)
         _tell(bench, name, [one["values"] for one in records if _is_of(one, f"worker/{name}/0")], WORKER)

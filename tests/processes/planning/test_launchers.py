@@ -1,15 +1,19 @@
 """The launchers that people use by hand."""
 
 import os
+import re
 import subprocess
 from pathlib import Path
 
 import pytest
 
+from mrl.config.schema import RunConfig
 from mrl.learner.ranks.rank_place import rank_place
+from mrl.processes.planning.slurm import lead_s
 from mrl.transport.endpoints import ADDRESS, HOST
 
 LAUNCHERS = Path(__file__).parents[3] / "launchers"
+TASKS = {"t": {"source": "words", "dataset": "reverse"}}
 
 
 OF_THE_LAUNCHER = ("HOSTS", "PLACE", "ADDRESS", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
@@ -71,3 +75,17 @@ def test_torchrun_by_hand_wants_to_know_which_host_this_is(tmp_path: Path, place
     done = by_hand(tmp_path, HOSTS="a,b", **place)
     assert (done.returncode, done.stdout) == (1, "")
     assert told in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("launcher", "given"),
+    [("slurm.sbatch", r"TERM@(\d+)"), ("kubernetes.yaml", r"terminationGracePeriodSeconds: (\d+)")],
+)
+def test_a_run_by_hand_has_time_to_save(launcher: str, given: str) -> None:
+    """As much as `mrl launch --slurm` gives a small model; and whoever has a large one reads there what it needs."""
+    text = (LAUNCHERS / launcher).read_text()
+    needed_s = lead_s(
+        RunConfig.model_validate({"run": {"name": "r", "steps": 1}, "tasks": TASKS, "policies": {"a": {}}})
+    )
+    assert int(re.search(given, text)[1]) >= needed_s  # type: ignore[index]
+    assert "supervision.stop_s" in text
