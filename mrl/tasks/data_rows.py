@@ -21,6 +21,8 @@ Row = tuple[str, Mapping[str, Any]]
 """Place, for messages, and the values by their columns."""
 PARQUET, JSONL = ".parquet", (".jsonl", ".json")
 README = "README.md"
+SAVED, ARROW = "state.json", ".arrow"
+"""Files of every split that the package datasets saved by save_to_disk."""
 DEFAULT = "default"
 """The configuration of a README that has no name."""
 INSTALL_PARQUET = "pip install 'mrl[parquet]'"
@@ -44,6 +46,7 @@ def rows_of(path: Path, split: Split, *, where: str, get: str, form: str) -> Ite
         yield from _rows_of_file(path, where=where, get=get, form=form)
         return
     names = [file.relative_to(path).as_posix() for file in sorted(path.rglob("*")) if file.is_file()]
+    _check_not_saved(path, names, where=where)
     readme = path / README
     told = readme.read_text(encoding="utf-8", errors="replace") if readme.is_file() else ""
     for name in split_files(names, told, split, where=f"{where}: {path}"):
@@ -56,6 +59,15 @@ def check_of_folder(dataset: str, given: Collection[str], *, where: str) -> None
         if option in given and Path(dataset).is_file():
             what, wanted = f"options.{option}: a single file has none", "a folder, or a data set of the hub"
             raise TaskError(what, where=where, got=dataset, wanted=wanted, cure=f"leave options.{option} out")
+
+
+def _check_not_saved(folder: Path, names: Sequence[str], *, where: str) -> None:
+    """Raises TaskError for what `save_to_disk` of the package datasets left: its JSON files hold no rows."""
+    if any(posixpath.basename(name) == SAVED for name in names) and any(name.endswith(ARROW) for name in names):
+        what, wanted = "a data set of save_to_disk, whose Arrow files are not read", "JSONL or Parquet files"
+        cure = f"in Python: datasets.load_from_disk({str(folder)!r})['train'].to_parquet('train.parquet')"
+        cure += "; without ['train'] where it has no splits"
+        raise TaskError(what, where=f"{where}: {folder}", wanted=wanted, cure=cure)
 
 
 def kept(rows: Iterator[Row], wanted: Mapping[str, Any], *, where: str) -> Iterator[Row]:

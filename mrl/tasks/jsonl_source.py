@@ -31,10 +31,13 @@ from mrl.tasks.options import checked_options
 from mrl.tasks.source import Item, Part, Turn
 from mrl.tasks.split import HELD_OUT_PERCENT, hash_percent
 
-FORM = 'a JSONL file, one object a line: {"prompt": "...", "reference": "..."}'
+ROW = '{"prompt": "...", "reference": "..."}'
+FORM = f"a JSONL file, one object a line: {ROW}"
 MESSAGES = "messages"
 """Key of a row that holds a conversation, where the one of `prompt_key` is not there."""
 ROLES = ("system", "user", "assistant", "tool")
+ABSENT = object()
+"""In place of a value that a row does not have."""
 MAX_PROMPT_BYTES = 1 << 20
 """More than any model reads at once."""
 
@@ -45,9 +48,9 @@ class JsonlOptions(Table):
     held_out: str = ""
     """Second file, or second split of a folder, with the held-out prompts."""
     prompt_key: str = "prompt"
-    """Key of a row that holds the prompt."""
+    """Key of a row that holds the prompt; "extra.question" is "question" within "extra", where no key has that name."""
     reference_key: str = "reference"
-    """Key that holds what the verifier is given beside the answer."""
+    """Key that holds what the verifier is given beside the answer, such as "reward_model.ground_truth"."""
     split: str = "train"
     """Split of a folder to train on."""
     subset: str = ""
@@ -108,18 +111,29 @@ class JsonlSource:
     def _row(self, place: str, row: Mapping[str, Any]) -> tuple[str, tuple[Turn, ...], str, str]:
         """Prompt, its turns if it is a conversation, reference, and all of the row as JSON. Raises TaskError."""
         key = self._options.prompt_key
-        prompt, reference = row.get(key, row.get(MESSAGES)), row.get(self._options.reference_key)
-        turns = _turns(prompt, place, key if key in row else MESSAGES) if isinstance(prompt, list) and prompt else ()
+        own, reference = _value(row, key), _value(row, self._options.reference_key)
+        prompt = row.get(MESSAGES) if own is ABSENT else own
+        turns = _turns(prompt, place, MESSAGES if own is ABSENT else key) if isinstance(prompt, list) and prompt else ()
         text = _shown(turns) if turns else prompt
         if not isinstance(text, str) or not text:
             raise _lacking(key, "prompt_key", place, row)
-        if reference is None:
+        if reference is None or reference is ABSENT:
             raise _lacking(self._options.reference_key, "reference_key", place, row)
         if (size := len(text.encode("utf-8", "surrogatepass"))) > MAX_PROMPT_BYTES:
             wanted, cure = f"at most {MAX_PROMPT_BYTES:,} bytes", "leave the row out, or cut its prompt"
             raise TaskError("the prompt is too long", where=place, got=f"{size:,} bytes", wanted=wanted, cure=cure)
         reference = reference if isinstance(reference, str) else json.dumps(reference, ensure_ascii=False)
         return text, turns if len(turns) > 1 else (), reference, json.dumps(row, ensure_ascii=False)
+
+
+def _value(row: Mapping[str, Any], key: str) -> Any:
+    """What stands under the key, or else under its words between dots, one within the other; ABSENT for nothing."""
+    if key in row:
+        return row[key]
+    value: Any = row
+    for word in key.split("."):
+        value = value.get(word, ABSENT) if isinstance(value, Mapping) else ABSENT
+    return value
 
 
 def _turns(messages: list[Any], place: str, key: str) -> tuple[Turn, ...]:
@@ -145,14 +159,14 @@ def _shown(turns: Sequence[Turn]) -> str:
 
 
 def _lacking(key: str, option: str, place: str, row: Mapping[str, Any]) -> TaskError:
-    if key in row:
-        got = json.dumps(row[key], ensure_ascii=False)[:60]
+    if (value := _value(row, key)) is not ABSENT:
+        got = json.dumps(value, ensure_ascii=False)[:60]
         wanted = "text, or a list of messages" if option == "prompt_key" else "text, or any JSON but null"
         return TaskError(f"{key!r} holds nothing to use", where=place, got=got, wanted=wanted)
     near = nearest(key, row)
     flag = f"--{option.replace('_', '-')} of `mrl init`"
     cure = f"options.{option} = {near or 'the name of its column'!r}, in the task's table, or {flag}"
-    return TaskError(f"row without {key!r}", where=place, got=f"keys {sorted(row)[:8]}", wanted=FORM, cure=cure)
+    return TaskError(f"row without {key!r}", where=place, got=f"keys {sorted(row)[:8]}", wanted=ROW, cure=cure)
 
 
 def _hashed_part(prompt: str) -> Part:

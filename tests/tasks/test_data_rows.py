@@ -262,3 +262,11 @@ def test_a_mixture_of_nothing_is_refused(tmp_path):
     """Some task has to be trained on."""
     with pytest.raises(TaskError, match=r"tasks: no task has a weight"):
         mixture(tmp_path, 0, 0, 0)
+
+
+def test_a_data_set_of_save_to_disk_is_named_with_what_to_do(tmp_path):
+    (tmp_path / "train").mkdir()
+    for name in ("train/data-00000-of-00001.arrow", "train/state.json", "train/dataset_info.json", "dataset_dict.json"):
+        (tmp_path / name).write_text("{}")
+    with pytest.raises(TaskError, match=r"save_to_disk.*load_from_disk\(.*\)\['train'\].to_parquet"):
+        JsonlSource(str(tmp_path), {}, seed=0, where="tasks.saved")

@@ -127,3 +127,15 @@ def test_a_verifier_that_cannot_start_is_refused_with_the_reason(verifier, reaso
 def test_a_verifier_that_starts_is_accepted(verifiers):
     """Nothing of it is left."""
     check_verifier("t", TaskTable(source="words", dataset="trim", verifier="tests.support.hard_verifiers:by_text"))
+
+
+def test_a_key_with_dots_names_a_value_within_another(write):
+    judged = {"style": "rule", "ground_truth": "4"}
+    row = {"prompt": [{"role": "user", "content": "2 + 2?"}], "reward_model": judged, "extra.split": "train"}
+    path = write([row])
+    for key, reference in (("reward_model.ground_truth", "4"), ("extra.split", "train")):
+        item = next(open_jsonl(path, reference_key=key).items(1))
+        assert (item.text, item.reference) == ("2 + 2?", reference)
+    for key in ("reward_model.truth", "prompt.content", "reward_model.ground_truth.more"):
+        with pytest.raises(TaskError, match=f"row without '{key}'"):
+            open_jsonl(path, reference_key=key)
