@@ -6,7 +6,8 @@ Which prompts exist depends on the task tables and `pool.seed` alone, so that al
 import hashlib
 import heapq
 import sys
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from fractions import Fraction
@@ -21,7 +22,7 @@ from mrl.tasks.environments.environment_pool import EpisodeSession
 from mrl.tasks.environments.environments import Environments
 from mrl.tasks.source import Item, Source, Turn
 from mrl.tasks.sources import open_source
-from mrl.tasks.split import HELD_OUT_PERCENT, distinct_items, part_of
+from mrl.tasks.split import HELD_OUT_PERCENT, LeftOut, distinct_items, part_of
 from mrl.tasks.verify import Judge, Verdict, VerificationRequest
 
 MIN_ENTRIES = 2_000
@@ -176,11 +177,12 @@ def build_pool(
     *,
     order_seed: int | None = None,
     meeting: MeetingPlace | None = None,
+    on_note: Callable[[str], None] = lambda note: None,
 ) -> TaskPool:
     """The pool that the configuration describes: held-out prompts spread evenly over the tasks, others by weight.
 
     `order_seed` orders the training prompts (by default `pool.seed` does); it must be the same for all policies.
-    `meeting` is where episodes of a run meet their agents.
+    `meeting` is where episodes of a run meet their agents. `on_note` is told of rows of data that are left out.
     Raises TaskError for a task that does not exist or a data set with too few distinct prompts, MissingError for data
     or packages that are not there.
     """
@@ -191,7 +193,12 @@ def build_pool(
     held_out: list[_Verifiable] = []
     for index, (task, table) in enumerate(tasks.items()):
         source = open_source(task, table, seed=pool.seed)
-        chosen = _choose(task, table, source, num_train[index], num_held_out[index])
+        left_out: Counter[LeftOut] = Counter()
+        wanted = {"train": num_train[index], "held_out": num_held_out[index]}
+        chosen = _choose(task, table, source, wanted, left_out)
+        if source.is_finite:
+            for note in _left_out(task, table, left_out):
+                on_note(note)
         train.append(chosen[0])
         held_out += chosen[1]
     mixed = np.random.default_rng([pool.seed, len(held_out)]).permutation(len(held_out))
@@ -237,16 +244,24 @@ def _weighed(parts: Sequence[list[_Verifiable]], weights: Sequence[float]) -> li
     return [part[: int(unit * Fraction(weight))] for part, weight in zip(parts, weights, strict=True)]
 
 
+def _left_out(task: str, table: TaskTable, left_out: Counter[LeftOut]) -> Iterator[str]:
+    why: dict[LeftOut, str] = {
+        "repeated": "another row has the same prompt",
+        "contradicted": "another row has the same prompt and another reference, and is taken",
+        "too long": f"their prompt is longer than max_prompt_chars = {table.max_prompt_chars}",
+    }
+    yield from (f"tasks.{task}: rows left out: {left_out[kind]}; {why[kind]}" for kind in why if left_out[kind])
+
+
 def _choose(
-    task: str, table: TaskTable, source: Source, num_train: int, num_held_out: int
+    task: str, table: TaskTable, source: Source, wanted: Mapping[str, int], left_out: Counter[LeftOut]
 ) -> tuple[list[_Verifiable], list[_Verifiable]]:
-    if ALL in (num_train, num_held_out) and not source.is_finite:
+    if ALL in wanted.values() and not source.is_finite:
         cure = "give pool.train_prompts and pool.held_out_prompts as numbers"
         raise TaskError(f"data set {table.dataset!r} has no end", where=f"tasks.{task}", got="all of it", cure=cure)
-    wanted = {"train": num_train, "held_out": num_held_out}
     chosen: dict[str, list[_Verifiable]] = {"train": [], "held_out": []}
-    limit = max(MIN_ENTRIES, ENTRIES_PER_PROMPT * (num_train + num_held_out))
-    for item in distinct_items(source, table, limit):
+    limit = max(MIN_ENTRIES, ENTRIES_PER_PROMPT * sum(wanted.values()))
+    for item in distinct_items(source, table, limit, left_out):
         part = part_of(item)
         if len(chosen.get(part, ())) < wanted.get(part, 0):
             prompt = Prompt(prompt_id_of(task, item.text), task, item.text, item.turns)

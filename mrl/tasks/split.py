@@ -4,12 +4,15 @@ The hash is the same for every task and seed.
 """
 
 import hashlib
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Literal, TypeAlias
 
 from mrl.config.task_tables import TaskTable
 from mrl.tasks.source import Item, Part, Source
 
+LeftOut: TypeAlias = Literal["repeated", "contradicted", "too long"]
 HELD_OUT_PERCENT = 15
 TRAIN_PERCENT = 40
 
@@ -29,12 +32,22 @@ def hash_percent(text: str) -> int:
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") % 100
 
 
-def distinct_items(source: Source, table: TaskTable, limit: int) -> Iterator[Item]:
-    """Items with distinct prompts among the first `limit` entries: tagged, and no longer than the task allows."""
-    seen: set[str] = set()
+def distinct_items(
+    source: Source, table: TaskTable, limit: int, left_out: Counter[LeftOut] | None = None
+) -> Iterator[Item]:
+    """Items with distinct prompts among the first `limit` entries: tagged, and no longer than the task allows.
+
+    Adds to `left_out` how many of the others there were.
+    """
+    seen: dict[str, str] = {}
+    others: Counter[LeftOut] = Counter() if left_out is None else left_out
     for item in source.items(limit):
-        if item.text not in seen and (not table.max_prompt_chars or len(item.text) <= table.max_prompt_chars):
-            seen.add(item.text)
+        if item.text in seen:
+            others["repeated" if item.reference == seen[item.text] else "contradicted"] += 1
+        elif table.max_prompt_chars and len(item.text) > table.max_prompt_chars:
+            others["too long"] += 1
+        else:
+            seen[item.text] = item.reference
             turns = item.turns and (*item.turns[:-1], ("user", _tagged(item.turns[-1][1], table.tags)))
             yield replace(item, text=_tagged(item.text, table.tags), turns=turns)
 

@@ -47,6 +47,24 @@ def test_a_second_file_is_held_out(write):
     assert {(item.text, item.part) for item in items[1:]} == {("a", "train"), ("b", "train")}
 
 
+def test_rows_that_are_left_out_are_told_of(write):
+    """Which of two references counts is nobody's choice, and a prompt that is too long is easily missed."""
+    rows = [{"prompt": f"p{n}", "reference": "r"} for n in range(80)]
+    rows += [rows[0], rows[1], rows[1], {"prompt": "p2", "reference": "other"}, {"prompt": "p" * 9, "reference": "r"}]
+    notes: list[str] = []
+    everything = PoolTable(train_prompts=0, held_out_prompts=0)
+    table = TaskTable(source="jsonl", dataset=str(write(rows)), max_prompt_chars=8)
+
+    pool = build_pool({"t": table}, everything, on_note=notes.append)
+
+    assert len(pool.prompts) == 80
+    assert notes == [
+        "tasks.t: rows left out: 3; another row has the same prompt",
+        "tasks.t: rows left out: 1; another row has the same prompt and another reference, and is taken",
+        "tasks.t: rows left out: 1; their prompt is longer than max_prompt_chars = 8",
+    ]
+
+
 def test_without_a_verifier_the_reference_itself_is_right(write):
     """In tags or as the whole completion."""
     source = open_jsonl(write([{"prompt": "p", "reference": "42 "}]))

@@ -81,7 +81,7 @@ def preflight(
     if not first_host:  # the engines of a run on several hosts start on others too
         check_engines(config, tell)
     try:
-        prompts, num_held_out = check_tasks(config, tell, on_trial, on_unfetched=on_unfetched)
+        prompts, num_held_out = check_tasks(config, tell, on_trial, on_unfetched=on_unfetched, on_note=on_note)
     except (TaskError, PluginError) as error:
         raise _in_file(error, where) from error
     num_trained = len(prompts) - num_held_out
@@ -227,13 +227,15 @@ def check_tasks(
     on_trial: "Callable[[Sequence[Trial]], None] | None" = ignore,
     *,
     on_unfetched: Callable[[MissingError], None] | None = None,
+    on_note: Callable[[str], None] = unheard,
 ) -> "tuple[Sequence[Prompt], int]":
     """Build the prompt pool and, unless `on_trial` is None, try environments, and verifiers of the user's own.
 
     Returns its prompts, and how many of them are held out.
 
     Raises TaskError for data, or a verifier, that cannot be used. When something is missing, `on_missing` is told for
-    every task; `on_unfetched`, where it is given, is told instead of data sets that `mrl fetch` gets.
+    every task; `on_unfetched`, where it is given, is told instead of data sets that `mrl fetch` gets. `on_note` is
+    told of rows of data that are left out.
     """
     from mrl.gateway.agent_trial import check_agents
     from mrl.tasks.environments.environment_trial import try_environment
@@ -244,7 +246,7 @@ def check_tasks(
     prompts: Sequence[Prompt] = ()
     num_held_out = 0
     try:
-        pool = build_pool(config.tasks, config.pool)
+        pool = build_pool(config.tasks, config.pool, on_note=on_note)
         prompts, num_held_out = pool.prompts, len(pool.held_out)
         pool.close()
     except MissingError:
