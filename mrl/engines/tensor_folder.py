@@ -3,7 +3,8 @@
 import hashlib
 import itertools
 import json
-from collections.abc import Container, Mapping
+import re
+from collections.abc import Collection, Container, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,8 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 
-from mrl.errors import WeightsError
+from mrl.errors import ModelFolderError, WeightsError
+from mrl.models.skeleton import config_of_folder, ignored_weights
 from mrl.models.tensor_file import digest
 
 FUSED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
@@ -28,6 +30,7 @@ VOCAB_ROWS = 64
 def check_same_tensors(folder: Path, like: Path) -> None:
     """Raises WeightsError unless `folder` has the tensors of `like` by name and shape; a tied head may be left out.
 
+    So may what transformers itself does not read of such a model, as layers that predict further tokens.
     A folder `like` that is not on this machine, or has no safetensors, tells nothing.
     """
     found, wanted = _shapes(folder), _shapes(like)
@@ -36,6 +39,9 @@ def check_same_tensors(folder: Path, like: Path) -> None:
     if _is_tied(like) and _is_tied(folder):
         found.pop(TIED_HEAD, None)
         wanted.pop(TIED_HEAD, None)
+    if lacking := wanted.keys() - found.keys():
+        unread = _unread(like, lacking)
+        wanted = {name: shape for name, shape in wanted.items() if name not in unread}
     if names := sorted(found.keys() ^ wanted.keys()):
         raise WeightsError(f"{folder}: not the tensors that the engine serves, {names[:5]} are in one of the two only")
     for name, shape in wanted.items():
@@ -160,6 +166,15 @@ def _open(stack: ExitStack, folder: Path) -> dict[str, Any]:
 def _shapes(folder: Path) -> dict[str, tuple[int, ...]]:
     with ExitStack() as stack:
         return {name: tuple(file.get_slice(name).get_shape()) for name, file in _open(stack, folder).items()}
+
+
+def _unread(folder: Path, names: Collection[str]) -> set[str]:
+    """Those of the names that a learner never loads, as transformers leaves them out by the model's own word."""
+    try:
+        ignored = ignored_weights(config_of_folder(folder))
+    except ModelFolderError:
+        return set()
+    return {name for name in names if any(re.search(pattern, name) for pattern in ignored)}
 
 
 def _is_tied(folder: Path) -> bool:

@@ -5,6 +5,7 @@ They ask nobody for a key; the socket file lies in a folder of the user alone.
 Without `--tokens-only` the server wants a tokenizer and turns every token into text that nobody reads.
 """
 
+import json
 import os
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from mrl.transport.endpoints import HOST
 
 SOCKET = "http"
 """Name of its socket file in the private folder."""
+OTHER_ENGINE = "another engine for this policy"
 INSIDE = Path(__file__).parent / "inside"
 CPU_CACHE = "VLLM_CPU_KVCACHE_SPACE"
 READ_AT_ONCE = 4096
@@ -39,6 +41,11 @@ def command(launch: Launch) -> list[str]:
     words += ["--max-model-len", str(context_tokens), "--max-num-seqs", str(launch.max_running)]
     words += ["--logprobs-mode", "processed_logprobs", "--generation-config", "vllm"]
     words += ["--enable-scale-out", "--tokens-only", "--skip-tokenizer-init", "--disable-uvicorn-access-log"]
+    if _sees_images(launch.model_folder):
+        if launch.device == "cpu":
+            what, cure = "vLLM's environment for CPUs lacks torchvision, which models of images need", OTHER_ENGINE
+            raise EngineError(what, where=str(launch.model_folder / "config.json"), got=config.model_type, cure=cure)
+        words += ["--language-model-only"]  # what prepares images would end the server, which has no tokenizer
     if launch.adapters is not None:
         words += ["--enable-lora", "--max-loras", "1", "--max-lora-rank", str(_rank_of(launch.adapters.rank))]
         # Without names the head gets one, too, and vLLM ends when it scores a prompt.
@@ -55,7 +62,7 @@ def command(launch: Launch) -> list[str]:
         words += ["--enable-sleep-mode"] if launch.may_sleep else []
     if launch.tells_experts:
         if launch.device == "cpu":  # 0.32: "AuxOutput Connector requires Model Runner V2", which "requires Triton"
-            what, cure = "vLLM on a CPU does not say which experts tokens went to", "another engine for this policy"
+            what, cure = "vLLM on a CPU does not say which experts tokens went to", OTHER_ENGINE
             raise EngineError(what, where="learner.router_replay", cure=cure)
         words += ["--enable-return-routed-experts"]
     if launch.gpus > 1:
@@ -96,6 +103,12 @@ def cpu_cache_gib() -> int:
     return int(told)
 
 
+def _sees_images(model_folder: Path) -> bool:
+    """Whether the folder's language model is a part of one that also sees."""
+    described = json.loads((model_folder / "config.json").read_text(encoding="utf-8"))
+    return bool(described.get("vision_config")) and "text_config" in described
+
+
 def _rank_of(rank: int) -> int:
     """The least of the ranks that vLLM knows which has room for this one. Raises EngineError."""
     if rank > ADAPTER_RANKS[-1]:
@@ -110,5 +123,5 @@ def _check_head_size(model_folder: Path, config: PreTrainedConfig) -> None:
     size = head_dim(config)
     if size not in CPU_HEAD_SIZES:
         wanted = "one of " + ", ".join(map(str, CPU_HEAD_SIZES))
-        where, cure = str(model_folder / "config.json"), "another engine for this policy"
+        where, cure = str(model_folder / "config.json"), OTHER_ENGINE
         raise EngineError("vLLM on a CPU lacks this head_dim", where=where, got=size, wanted=wanted, cure=cure)

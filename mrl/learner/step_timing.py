@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from mrl.learner.packing import seen_rows
+from mrl.models.skeleton import head_dim
 from mrl.sharing.regime import TrainingExample
 
 PEAK_FLOPS = {"H200": 989e12, "H100": 989e12, "A100": 312e12, "L40S": 362e12, "B200": 2250e12, "4090": 165e12}
@@ -73,8 +74,7 @@ def training_flops(model: nn.Module, examples: Sequence[TrainingExample], places
     outside = {id(head): head.numel(), id(embedding): embedding.numel()}
     met = sum(parameter.numel() * _share(name, parameter, config) for name, parameter in model.named_parameters())
     inner = met - sum(outside.values())
-    head_width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    attention = config.num_hidden_layers * config.num_attention_heads * head_width
+    attention = config.num_hidden_layers * config.num_attention_heads * head_dim(config)
     lengths = [seen.size for example in examples for seen in seen_rows(example)]
     answers = sum(example.num_trained_tokens for example in examples)
     return 6.0 * (inner * places + head.numel() * answers + attention * sum(n * n for n in lengths))

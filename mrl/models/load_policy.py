@@ -99,6 +99,13 @@ def knows_model_type(model_type: str) -> bool:
     return model_type in CONFIG_MAPPING_NAMES
 
 
+def has_causal_model(model_type: str) -> bool:
+    """Whether transformers has a causal language model of this kind."""
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    return model_type in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+
 def check_folder(folder: Path) -> None:
     """Raises ModelFolderError unless `folder` is a folder with a config.json, weights and a tokenizer."""
     where = str(folder)

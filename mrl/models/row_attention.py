@@ -83,6 +83,20 @@ def use_row_attention(model: nn.Module, kernel: Kernel = "rows") -> None:
         raise _unknown(f"{type(model).__name__} with attention_chunk_size")
     if _implementation(model) != NAMES[kernel]:
         raise _unknown(type(model).__name__)
+    if stateful := _stateful(model, text_config):
+        raise ModelFolderError(
+            "layers of this model carry a state from token to token, which rows of a pass would hand to each other",
+            got=f"{type(model).__name__} with {stateful}",
+            wanted="causal attention in every layer",
+            cure="take a model of another family",
+        )
+
+
+def _stateful(model: nn.Module, text_config: Any) -> str:
+    """What in a model hands something on along a row beside attention; "" where nothing does."""
+    kinds = {"linear_attention", "hybrid"} & set(getattr(text_config, "layer_types", None) or ())
+    convolutions = {type(one).__name__ for one in model.get_decoder().modules() if isinstance(one, nn.Conv1d)}  # type: ignore[operator]
+    return ", ".join(sorted(kinds | convolutions))
 
 
 def _unknown(got: str) -> ModelFolderError:

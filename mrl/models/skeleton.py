@@ -20,6 +20,10 @@ from mrl.models.parameters import named_weights, released
 from mrl.models.size import ModelSize
 
 MIDDLING_BLOCKS, MIDDLING_HEAD_DIM = 24, 64
+LONGROPE = "longrope"
+"""Rotary frequencies of two sets, for short rows and for long ones (Phi 3 and Phi 4 mini)."""
+ROTARY = r"rotary_emb\.inv_freq$"
+"""Of folders that were saved long ago (Llama 2); a model computes it."""
 _Asked = ParamSpec("_Asked")
 _Found = TypeVar("_Found")
 
@@ -52,13 +56,33 @@ def config_of_folder(folder: Path) -> PreTrainedConfig:
 
 
 def head_dim(config: PreTrainedConfig) -> int:
-    """Width of one attention head."""
-    return getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    """Width of one attention head; of layers whose heads differ (Gemma 4) the largest."""
+    widths = [getattr(layer, "head_dim", None) for layer in _layers(config)]
+    return max((width for width in widths if width), default=0) or config.hidden_size // config.num_attention_heads
+
+
+def most_cached_heads(config: PreTrainedConfig) -> int:
+    """Heads of keys and values of a layer; where layers differ the most of them."""
+    heads: int = config.num_attention_heads
+    return max(getattr(layer, "num_key_value_heads", None) or heads for layer in _layers(config))
 
 
 def most_positions(config: PreTrainedConfig) -> int:
-    """Tokens that the model can read at once at most; a very large number where its configuration names no limit."""
-    return getattr(config, "max_position_embeddings", None) or sys.maxsize
+    """Tokens that the model can read at once at most; a very large number where its configuration names no limit.
+
+    With longrope no more than those with one set of frequencies. Beyond them transformers turns all rows of a pass
+    by the other set as soon as one of these is longer, and vLLM every row, short ones too, as soon as one may be.
+    """
+    most = getattr(config, "max_position_embeddings", None) or sys.maxsize
+    rope = getattr(config, "rope_parameters", None) or {}
+    if rope.get("rope_type") == LONGROPE:
+        return min(most, rope.get("original_max_position_embeddings") or most)
+    return most
+
+
+def _layers(config: PreTrainedConfig) -> list[PreTrainedConfig]:
+    """What holds of each layer, or of all of them: transformers refuses to tell of all what differs between them."""
+    return list(config.per_layer_config) if config.is_heterogeneous else [config]
 
 
 def episode_row_tokens(table: PolicyTable, config: PreTrainedConfig) -> int:
@@ -98,6 +122,8 @@ def skeleton(
     short.num_hidden_layers = num_blocks
     if getattr(short, "layer_types", None):  # a model may have fewer blocks than are asked for
         short.layer_types = (num_blocks * short.layer_types)[-num_blocks:]
+    if num_blocks < config.num_hidden_layers and getattr(short, "num_kv_shared_layers", 0):
+        short.num_kv_shared_layers = 0  # too few are left to share with: each counts with keys and values of its own
     try:
         with torch.device("meta"):
             model: PreTrainedModel = AutoModelForCausalLM.from_config(
@@ -116,8 +142,7 @@ def model_size(config: PreTrainedConfig, lora: LoraTable | None = None) -> Model
     two, three = (skeleton(config, blocks, torch.float32, lora) for blocks in (2, 3))
     (fewer, fewer_trained), (more, more_trained) = _counted(two), _counted(three)
     beyond = config.num_hidden_layers - 3
-    heads = config.num_attention_heads
-    cached_heads = getattr(config, "num_key_value_heads", None) or heads
+    heads, cached_heads = config.num_attention_heads, most_cached_heads(config)
     return ModelSize(
         parameters=more + beyond * (more - fewer),
         trained=more_trained + beyond * (more_trained - fewer_trained),
@@ -135,6 +160,15 @@ def published_names(config: PreTrainedConfig) -> list[str]:
     """What a learner calls the weights that it publishes. Raises as `skeleton`."""
     model = skeleton(config, config.num_hidden_layers, torch.float32)
     return [name for name, _ in released(model, named_weights(model).items())]
+
+
+def ignored_weights(config: PreTrainedConfig) -> list[str]:
+    """Patterns of names that a folder of such a model may hold, and that transformers does not load.
+
+    Raises as `skeleton`.
+    """
+    own = skeleton(config, 1, torch.float32)._keys_to_ignore_on_load_unexpected
+    return [ROTARY, *(own or ())]
 
 
 def adapted_layers(config: PreTrainedConfig, lora: LoraTable) -> tuple[str, ...]:

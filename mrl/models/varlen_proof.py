@@ -13,7 +13,7 @@ from torch.nn import functional
 from transformers import PretrainedConfig
 
 from mrl.errors import ConfigError
-from mrl.models.skeleton import head_dim
+from mrl.models.skeleton import head_dim, most_cached_heads
 from mrl.models.varlen_attention import CURE, KEY, attend_at_once, check_varlen
 
 LENGTHS = (3, 64, 1, 129)
@@ -42,7 +42,7 @@ def heads_of(config: PretrainedConfig) -> Heads:
     num_query = text.num_attention_heads
     return Heads(
         num_query,
-        getattr(text, "num_key_value_heads", None) or num_query,
+        most_cached_heads(text),
         size,
         getattr(text, "v_head_dim", None) or size,
         getattr(text, "attn_logit_softcapping", None),

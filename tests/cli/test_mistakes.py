@@ -25,7 +25,7 @@ from mrl.config.policy_tables import PolicyTable
 from mrl.config.run_folder import create_run_folder, lock_run_folder
 from mrl.models.chat_template import chat_sign
 from mrl.processes.preparation.completion import complete
-from mrl.processes.preparation.model_folder import check_model_folder
+from mrl.processes.preparation.model_folder import STATEFUL, check_model_folder, context_tokens
 from tests.support.forgetful_template import FORGETFUL
 from tests.support.model_folders import write_model, write_weights
 
@@ -274,6 +274,19 @@ MODELS = [
             described(model_type="minefold", auto_map={"AutoConfig": "configuration_minefold.MinefoldConfig"})),
     Mistake("an architecture that nobody knows", "train small.toml", r"transformers does not know this architecture; got .*qwen99",
             described(model_type="qwen99")),
+    Mistake("quantized weights", "train small.toml",
+            r"policies\.qwen\.model = 'models/qwen': the weights are quantized, .*got 'quantization_config in config\.json: fp8'; wanted a release of the model in bfloat16",
+            described(quantization_config={"quant_method": "fp8", "weight_block_size": [128, 128]})),
+    Mistake("a model of images without one of text", "train small.toml",
+            r"transformers has no model of text alone for this one, which mrl trains; got .*Mistral3ForConditionalGeneration",
+            described(model_type="mistral3", architectures=["Mistral3ForConditionalGeneration"])),
+    Mistake("a model with states", "train small.toml",
+            r"a learner cannot train this model: it has layers that carry a state.*got .*model_type 'qwen3_next'.*cure: choose a model of another family",
+            described(model_type="qwen3_next")),
+    Mistake("a model that says it has states", "train small.toml", r"a learner cannot train this model.*with layers of mamba",
+            described(model_type="granitemoehybrid", layer_types=["mamba", "attention"])),
+    Mistake("attention with sinks", "train small.toml", r"a learner cannot train this model: it has attention with sinks; got .*gpt_oss",
+            described(model_type="gpt_oss")),
     Mistake("a template with a mistake", "train small.toml",
             r"policies\.qwen: models/qwen/chat_template\.jinja:2: the chat template is not valid",
             model("chat_template.jinja", "a\n{% for %}")),
@@ -740,6 +753,44 @@ def test_reading_a_folder_loads_no_heavy_library(place: Path) -> None:
 def test_a_whole_folder_passes(place: Path) -> None:
     """So that the rows above are about what they change."""
     check_model_folder(place / "models" / "qwen", key="policies.qwen.model")
+
+
+def test_a_teacher_may_have_what_no_learner_packs(place: Path) -> None:
+    """And a kind of model that often has such layers may be one without them."""
+    folder = place / "models" / "qwen"
+    described(model_type="qwen3_next")(place)
+    check_model_folder(folder, key="policies.qwen.model", is_trained=False)
+    described(model_type="granitemoehybrid", layer_types=["attention", "attention"])(place)
+    check_model_folder(folder, key="policies.qwen.model")
+
+
+def test_every_kind_with_states_that_transformers_has_is_known() -> None:
+    """A new release brings new ones."""
+    from huggingface_hub.errors import StrictDataclassError
+    from transformers import AutoConfig
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    found = set()
+    for kind in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+        try:
+            layers = getattr(AutoConfig.for_model(kind).get_text_config(), "layer_types", None) or ()
+        except (
+            TypeError,
+            ValueError,
+            AttributeError,
+            StrictDataclassError,
+        ):  # it has no configuration without words of its own
+            continue
+        if {"linear_attention", "hybrid", "conv"} & set(layers):
+            found.add(kind)
+    assert sorted(found - STATEFUL) == []
+
+
+@pytest.mark.parametrize(("rope", "longest"), [("longrope", 128), ("yarn", 512)])
+def test_a_model_with_frequencies_for_long_rows_reads_no_longer_ones(place: Path, rope: str, longest: int) -> None:
+    """As a server of it is told."""
+    described(original_max_position_embeddings=128, rope_scaling={"type": rope, "factor": 4.0})(place)
+    assert context_tokens(place / "models" / "qwen") == longest
 
 
 def test_mistakes_in_runs_have_their_tests() -> None:

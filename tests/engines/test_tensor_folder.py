@@ -233,3 +233,19 @@ def test_tensors_that_lie_together_in_the_folder_already_are_known(tmp_path):
     assert digests_held(folder, held, "float32")[fused] == digest(weights[fused])
     weights[fused][0, 0] += 1e-6
     assert digests_held(write(tmp_path / "later", weights), held, "float32")[fused] != digest(weights[fused])
+
+
+EXTRA = "model.layers.1.self_attn.rotary_emb.inv_freq", "model.layers.46.eh_proj.weight"
+
+
+@pytest.mark.parametrize(("family", "extra"), [("llama", EXTRA[:1]), ("glm4_moe", EXTRA)])
+def test_what_no_learner_loads_need_not_come_back(tmp_path, family, extra):
+    """Llama 2 has frequencies in its folder, and GLM 4.5 a layer that predicts a second token."""
+    own = {"model.layers.0.mlp.weight": torch.ones(2, 2)}
+    first = write(tmp_path / "first", own | {name: torch.ones(3) for name in extra})
+    shape = {"num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 2}
+    (first / "config.json").write_text(json.dumps({"model_type": family, **shape}))
+
+    check_same_tensors(write(tmp_path / "published", own), first)
+    with pytest.raises(WeightsError, match=r"mlp\.weight"):
+        check_same_tensors(write(tmp_path / "less", {"other": torch.ones(1)}), first)

@@ -76,6 +76,36 @@ def test_a_model_may_name_its_shape_in_other_words_or_a_table_of_its_text_part(t
     assert value_of(vllm_launch.command(launch(tmp_path, **config)), "--max-model-len") == context
 
 
+@pytest.mark.parametrize(("asked", "given"), [(96, "96"), (256, "128")])
+def test_a_model_with_frequencies_for_long_rows_gets_short_ones(tmp_path, asked, given):
+    """With a longer context vLLM turns short rows by the frequencies of long ones, 1 nat off from the learner."""
+    rope = {"type": "longrope", "short_factor": [1.0] * 16, "long_factor": [4.0] * 16}
+    shape = {"hidden_size": 64, "num_attention_heads": 2, "max_position_embeddings": 1024, "pad_token_id": 0}
+    more = {"model_type": "phi3", "original_max_position_embeddings": 128, "rope_scaling": rope}
+    folder = launch(tmp_path, context_tokens=asked, **shape, **more)
+
+    assert value_of(vllm_launch.command(folder), "--max-model-len") == given
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_layers_may_have_heads_of_their_own_sizes(tmp_path, device):
+    """As Gemma 4's have."""
+    layers = ["sliding_attention", "full_attention"]
+    more = {"model_type": "gemma4_text", "layer_types": layers, "global_head_dim": 64, "num_hidden_layers": 2}
+
+    assert vllm_launch.command(launch(tmp_path, device=device, head_dim=32, **more))
+
+
+def test_of_a_model_that_sees_the_language_is_served_alone(tmp_path):
+    """vLLM makes what prepares images with a tokenizer, and mrl gives it none."""
+    seeing = NESTED | {"vision_config": {"hidden_size": 32}}
+
+    assert "--language-model-only" in vllm_launch.command(launch(tmp_path, device="cuda", **seeing))
+    with pytest.raises(EngineError, match="lacks torchvision, which models of images need; got 'gemma3_text'"):
+        vllm_launch.command(launch(tmp_path, **seeing))
+    assert "--language-model-only" not in vllm_launch.command(launch(tmp_path, device="cuda", **NESTED))
+
+
 def test_a_model_that_is_not_known_is_told_in_one_line(tmp_path):
     """The learner could not train it either."""
     with pytest.raises(ModelFolderError, match=r"config.json cannot be used; got .*no-such-family"):

@@ -6,7 +6,7 @@ from dataclasses import astuple
 import numpy as np
 import pytest
 import torch
-from transformers import LlamaConfig, PreTrainedConfig
+from transformers import Gemma4ForCausalLM, Gemma4TextConfig, LlamaConfig, PreTrainedConfig
 
 from mrl.config.policy_tables import LoraTable, MakeTable
 from mrl.learner.forward import ForwardSettings, answer_logprobs
@@ -19,6 +19,7 @@ from mrl.models.row_attention import use_row_attention
 from mrl.models.scoring import MAX_LOGITS, rows_at_once, score_beside_likeliest, score_tokens
 from mrl.models.size import Microbatch
 from mrl.models.skeleton import config_of_number, config_of_recipe, model_size, once_per_model
+from mrl.models.varlen_proof import Heads, heads_of
 from mrl.objectives.specs import Clipped
 from mrl.sharing.regime import Component, TrainingExample
 from mrl.weights.canary import make_canary
@@ -148,6 +149,21 @@ def test_the_size_of_a_model_is_counted_without_making_it(family: str) -> None:
     assert size.block == sum(parameter.numel() for parameter in transformer_blocks(model)[0].parameters())
     assert size.outer == size.parameters - NUM_BLOCKS * size.block
     assert (size.cached_per_token, size.query_heads_per_cached) == (NUM_BLOCKS * 2 * 2 * 8, 2)
+
+
+def test_a_model_whose_layers_differ_is_counted_too() -> None:
+    """Gemma 4 has wider heads in some layers, and in others no keys and values; the plan takes the most."""
+    shape = {"hidden_size": 64, "intermediate_size": 64, "vocab_size": 99, "vocab_size_per_layer_input": 99}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 16, "global_head_dim": 32}
+    layers = {"layer_types": 3 * ["sliding_attention", "full_attention"], "num_kv_shared_layers": 2, "bos_token_id": 0}
+    config = Gemma4TextConfig(num_hidden_layers=6, hidden_size_per_layer_input=8, **shape, **heads, **layers)
+    size = model_size(config)
+    assert (size.num_blocks, size.cached_per_token, size.query_heads_per_cached) == (6, 6 * 2 * 32, 2)
+    with torch.device("meta"):
+        exact = Gemma4ForCausalLM(config).num_parameters()
+    assert exact <= size.parameters + 6 * 2 * 64 * 32
+    assert size.parameters == pytest.approx(exact, rel=0.2)
+    assert heads_of(config) == Heads(2, 1, 32, 32, None)
 
 
 def test_the_end_of_the_backward_pass_needs_one_block_alone() -> None:

@@ -9,6 +9,8 @@ from transformers import (
     Gemma2ForCausalLM,
     GraniteConfig,
     GraniteForCausalLM,
+    Lfm2Config,
+    Lfm2ForCausalLM,
     MistralConfig,
     MistralForCausalLM,
 )
@@ -67,6 +69,15 @@ def test_training_scores_what_a_family_with_its_own_head_scores(make_family, fam
     assert head_shape(model) == MODELS[family][1]
     use_row_attention(model)
     check_forward(model, canary_sequences(64, num_tokens=12))
+
+
+def test_a_model_with_states_is_refused_before_it_is_called():
+    """Rows that lie in one pass would go on from each other's states."""
+    kinds = {"layer_types": ["conv", "full_attention"], "block_auto_adjust_ff_dim": False}
+    model = Lfm2ForCausalLM(Lfm2Config(**SHAPE, **kinds)).eval()
+
+    with pytest.raises(ModelFolderError, match=r"carry a state from token to token.*Lfm2ForCausalLM with Conv1d"):
+        use_row_attention(model)
 
 
 def test_a_window_that_is_nowhere_but_in_a_mask_is_refused(make_family):

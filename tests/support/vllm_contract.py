@@ -77,7 +77,7 @@ FLAGS = [
         *("--generation-config", "--skip-tokenizer-init", "--enable-lora", "--max-loras", "--max-lora-rank"),
         *("--lora-target-modules", "--enforce-eager", "--distributed-executor-backend", "--worker-extension-cls"),
         *("--enable-chunked-prefill", "--max-num-batched-tokens", "--enable-sleep-mode", "--gpu-memory-utilization"),
-        *("--tensor-parallel-size", "--enable-return-routed-experts"),
+        *("--tensor-parallel-size", "--enable-return-routed-experts", "--language-model-only"),
     )
 ] + [
     Contract(

@@ -108,7 +108,7 @@ def _of_model(words: str, base: RunConfig, tell: Callable[[str], None]) -> Evalu
     folder = Path(words)
     table = _asked_like(base, words)
     if folder.exists():
-        check_model_folder(folder, key=f"{WHERE} {words}")
+        check_model_folder(folder, key=f"{WHERE} {words}", is_trained=False)
         return EvaluationSubject(folder.resolve().name, words, table)
     name = parse_name(words)
     if name is None or (folder.parent != Path() and folder.parent.is_dir()):

@@ -17,19 +17,33 @@ from mrl.models.tensor_header import read_header
 from mrl.tasks.jsonl_rows import relative_to
 
 LFS_POINTER = b"version https://git-lfs"
+LONGROPE, ORIGINAL = "longrope", "original_max_position_embeddings"
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 ENCODERS = frozenset(
     (*("bert", "roberta", "distilbert", "albert", "electra", "deberta", "deberta-v2", "xlm-roberta", "camembert"),
      *("modernbert", "mpnet", "nomic_bert", "t5", "mt5", "umt5", "bart", "mbart", "pegasus", "clip", "siglip", "vit"))
 )  # fmt: skip
 """Kinds of models that write no text from left to right, where config.json names no architecture."""
+STATEFUL = frozenset(
+    (*("bailing_hybrid", "bamba", "falcon_h1", "falcon_mamba", "granitemoehybrid", "jamba", "kimi_linear", "lfm2"),
+     *("lfm2_moe", "mamba", "mamba2", "minimax", "nemotron_h", "olmo_hybrid", "qwen3_5", "qwen3_5_text"),
+     *("qwen3_5_moe", "qwen3_5_moe_text", "qwen3_next", "recurrent_gemma", "rwkv", "xlstm", "zamba", "zamba2"),
+     *("inkling_text", "inkling2_text", "lfm3", "qwen4_exp", "qwen4_exp_text", "zaya"))
+)  # fmt: skip
+"""Kinds of models with layers that carry a state from token to token, where config.json does not say of each layer."""
+SINKS = frozenset(("gpt_oss", "mimo_v2_flash"))
+"""Kinds of models whose attention has a sink."""
+ATTENTION = frozenset(("attention", "full_attention", "sliding_attention"))
+"""Kinds of layers whose rows can lie in one pass."""
+IN_CHUNKS = frozenset(("llama4", "llama4_text"))
 WRITES_TEXT = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration", "ForImageTextToText")
 """Ends of the names of architectures that do."""
 
 
-def check_model_folder(folder: Path, *, key: str, source: str = "", anew: str = "") -> None:
+def check_model_folder(folder: Path, *, key: str, source: str = "", anew: str = "", is_trained: bool = True) -> None:
     """Raises ModelFolderError unless `folder` holds a whole causal language model in Hugging Face form.
 
+    One that `is_trained` has to be of a kind whose rows a learner can pack.
     Its tokenizer is read as every process of the policy reads it, which refuses what cannot be used (TokenizerRefused)
     and what declares no EOS. `key` is the key of the configuration that names the folder, `anew` what fetches it anew.
     """
@@ -53,6 +67,9 @@ def check_model_folder(folder: Path, *, key: str, source: str = "", anew: str = 
             raise ModelFolderError(f"{name} is missing", where=where, wanted="a Hugging Face model folder", cure=cure)
     described = read_described(folder, where)
     _check_architecture(described, where)
+    _check_quantized(described, where)
+    if is_trained:
+        _check_rows(described, where)
     for file in weight_files(folder, where, anew):
         _check_whole(file, where, anew)
     load_receiver(folder)
@@ -72,10 +89,18 @@ def read_described(folder: Path, where: str) -> Mapping[str, Any]:
 def context_tokens(folder: Path) -> int:
     """Tokens that the model can read at once, as its config.json says; 0 where that names no limit."""
     described = read_described(folder, str(folder))
-    text = described.get("text_config")
-    text = text if isinstance(text, dict) else described
+    text = text_part(described)
     found = text.get("max_position_embeddings") or text.get("n_positions")
+    rope = text.get("rope_parameters") or text.get("rope_scaling") or {}
+    if LONGROPE in (rope.get("rope_type"), rope.get("type")):  # as in mrl.models.skeleton.most_positions
+        found = text.get(ORIGINAL) or rope.get(ORIGINAL) or found
     return found if isinstance(found, int) else 0
+
+
+def text_part(described: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What a config.json says of the language model: all of it, or a table of its own beside those of images."""
+    text = described.get("text_config")
+    return text if isinstance(text, dict) else described
 
 
 def weight_files(folder: Path, where: str, anew: str) -> list[Path]:
@@ -152,6 +177,7 @@ def _check_architecture(described: Mapping[str, Any], where: str) -> None:
             cure="check config.json, or install a newer transformers",
         )
     if architectures and any(name.endswith(WRITES_TEXT) for name in architectures) and kind not in ENCODERS:
+        _check_has_causal(kind, architectures, where)
         return
     if kind in ENCODERS or architectures:
         raise ModelFolderError(
@@ -160,6 +186,58 @@ def _check_architecture(described: Mapping[str, Any], where: str) -> None:
             got=", ".join(architectures) or f"model_type {kind!r}",
             wanted="a causal language model (...ForCausalLM in config.json)",
             cure="choose a causal language model",
+        )
+
+
+def _check_has_causal(kind: str, architectures: list[str], where: str) -> None:
+    """What also sees or hears may have no causal language model in transformers: then no learner can load it."""
+    if architectures[0].endswith(("ForCausalLM", "LMHeadModel")):
+        return
+    from mrl.models.load_policy import has_causal_model
+
+    if not has_causal_model(kind):
+        raise ModelFolderError(
+            "transformers has no model of text alone for this one, which mrl trains",
+            where=where,
+            got=f"{architectures[0]} (model_type {kind!r})",
+            wanted="a ...ForCausalLM in config.json",
+            cure="choose a release of the language model alone, or another model",
+        )
+
+
+def _check_quantized(described: Mapping[str, Any], where: str) -> None:
+    """Raises ModelFolderError for weights that were rounded to few bits: nothing trains them, or publishes the like."""
+    for part in (described, text_part(described)):
+        for key in ("quantization_config", "compression_config"):
+            if settings := part.get(key):
+                method = settings.get("quant_method") if isinstance(settings, dict) else None
+                raise ModelFolderError(
+                    "the weights are quantized, and mrl trains and serves numbers of 16 or 32 bits",
+                    where=where,
+                    got=f"{key} in config.json" + f": {method}" * bool(method),
+                    wanted="a release of the model in bfloat16, float16 or float32",
+                    cure="choose that one, or save the model dequantized",
+                )
+
+
+def _check_rows(described: Mapping[str, Any], where: str) -> None:
+    """Raises ModelFolderError for a kind of model whose rows would see one another in one pass of a learner."""
+    kind, layers = str(described["model_type"]), text_part(described).get("layer_types")
+    others = sorted(map(str, set(layers) - ATTENTION)) if isinstance(layers, list) else []
+    why = ""
+    if others or (kind in STATEFUL and not isinstance(layers, list)):
+        why = "layers that carry a state from token to token, which rows of one pass would hand on to each other"
+    elif kind in SINKS:
+        why = "attention with sinks"
+    elif kind in IN_CHUNKS:
+        why = "attention in chunks"
+    if why:
+        raise ModelFolderError(
+            f"a learner cannot train this model: it has {why}",
+            where=where,
+            got=f"model_type {kind!r}" + f" with layers of {', '.join(others)}" * bool(others),
+            wanted="causal attention in every layer, over all tokens or in a sliding window",
+            cure="choose a model of another family; with frozen = true it can be a teacher",
         )
 
 

@@ -130,7 +130,13 @@ def _check_models(
             (on_unfetched if is_of_hub else on_missing)(missing)
         elif policy.model:
             anew = f"mrl fetch {where}" * is_of_hub
-            check_model_folder(Path(policy.model), key=f"policies.{name}.model", source=policy.source, anew=anew)
+            check_model_folder(
+                Path(policy.model),
+                key=f"policies.{name}.model",
+                source=policy.source,
+                anew=anew,
+                is_trained=not policy.frozen,
+            )
             check_sharing_out(config, name)
         if policy.make is not None or missing is None:
             check_context(config, name, where=where)
