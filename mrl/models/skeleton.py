@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import torch
+from huggingface_hub.errors import StrictDataclassError
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, PreTrainedConfig, PreTrainedModel
 
@@ -46,13 +47,18 @@ def once_per_model(
 
 
 def config_of_folder(folder: Path) -> PreTrainedConfig:
-    """What the config.json of a folder says. Raises ModelFolderError when transformers does not know such a model."""
+    """What the config.json of a folder says. Raises ModelFolderError for what transformers does not know, or accept."""
     try:
         config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    except StrictDataclassError as error:  # its first line names the key, the last one also what is there
+        raise _unusable(folder, str(error).splitlines()[-1].strip()) from error
     except (OSError, ValueError, KeyError) as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise ModelFolderError("config.json cannot be used", where=str(folder), got=reason) from error
+        raise _unusable(folder, str(error).splitlines()[0] if str(error) else type(error).__name__) from error
     return config.get_text_config()
+
+
+def _unusable(folder: Path, reason: str) -> ModelFolderError:
+    return ModelFolderError("config.json cannot be used", where=str(folder), got=reason)
 
 
 def head_dim(config: PreTrainedConfig) -> int:

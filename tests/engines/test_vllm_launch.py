@@ -106,10 +106,17 @@ def test_of_a_model_that_sees_the_language_is_served_alone(tmp_path):
     assert "--language-model-only" not in vllm_launch.command(launch(tmp_path, device="cuda", **NESTED))
 
 
-def test_a_model_that_is_not_known_is_told_in_one_line(tmp_path):
-    """The learner could not train it either."""
-    with pytest.raises(ModelFolderError, match=r"config.json cannot be used; got .*no-such-family"):
-        vllm_launch.command(launch(tmp_path, model_type="no-such-family"))
+@pytest.mark.parametrize(
+    ("key", "value", "said"),
+    [
+        ("model_type", "no-such-family", r".*no-such-family"),
+        ("num_attention_heads", "two", r".*'num_attention_heads' expected int, got str \(value: 'two'\)"),
+    ],
+)
+def test_a_configuration_that_is_not_accepted_is_told_in_one_line(tmp_path, key, value, said):
+    """The learner could not train such a model either."""
+    with pytest.raises(ModelFolderError, match=rf"config.json cannot be used; got {said}"):
+        vllm_launch.command(launch(tmp_path, **{key: value}))
 
 
 def test_nothing_is_reported_or_fetched(tmp_path):
