@@ -756,12 +756,17 @@ def test_a_whole_folder_passes(place: Path) -> None:
 
 
 def test_a_teacher_may_have_what_no_learner_packs(place: Path) -> None:
-    """And a kind of model that often has such layers may be one without them."""
+    """And what was quantized, of which transformers or a server makes numbers; `mrl eval` measures all of these.
+
+    A kind of model that often has such layers may be one without them.
+    """
     folder = place / "models" / "qwen"
     described(model_type="qwen3_next")(place)
     check_model_folder(folder, key="policies.qwen.model", is_trained=False)
     described(model_type="granitemoehybrid", layer_types=["attention", "attention"])(place)
     check_model_folder(folder, key="policies.qwen.model")
+    described(quantization_config={"quant_method": "fp8", "weight_block_size": [128, 128]})(place)
+    check_model_folder(folder, key="policies.qwen.model", is_trained=False)
 
 
 def test_every_kind_with_states_that_transformers_has_is_known() -> None:
