@@ -224,20 +224,23 @@ def _check_rows(described: Mapping[str, Any], where: str) -> None:
     """Raises ModelFolderError for a kind of model whose rows would see one another in one pass of a learner."""
     kind, layers = str(described["model_type"]), text_part(described).get("layer_types")
     others = sorted(map(str, set(layers) - ATTENTION)) if isinstance(layers, list) else []
-    why = ""
-    if others or (kind in STATEFUL and not isinstance(layers, list)):
-        why = "layers that carry a state from token to token, which rows of one pass would hand on to each other"
+    why, teacher = "", "with frozen = true"
+    if kind in IN_CHUNKS:
+        why = "attention in chunks"
     elif kind in SINKS:
         why = "attention with sinks"
-    elif kind in IN_CHUNKS:
-        why = "attention in chunks"
+    elif others or (kind in STATEFUL and not isinstance(layers, list)):
+        why = "layers of other kinds than attention over all tokens or in a window"
+        if kind in STATEFUL:
+            why = "layers that carry a state from token to token, which rows of one pass would hand on to each other"
+        teacher += " and a server as its engine"
     if why:
         raise ModelFolderError(
             f"a learner cannot train this model: it has {why}",
             where=where,
             got=f"model_type {kind!r}" + f" with layers of {', '.join(others)}" * bool(others),
             wanted="causal attention in every layer, over all tokens or in a sliding window",
-            cure="choose a model of another family; with frozen = true it can be a teacher",
+            cure=f"choose a model of another family; {teacher} it can be a teacher",
         )
 
 
