@@ -206,7 +206,7 @@ def _check_has_causal(kind: str, architectures: list[str], where: str) -> None:
 
 
 def _check_quantized(described: Mapping[str, Any], where: str) -> None:
-    """Raises ModelFolderError for weights that were rounded to few bits: no learner trains them, or publishes the like."""
+    """Raises ModelFolderError for weights rounded to few bits: no learner trains them, or publishes the like."""
     for part in (described, text_part(described)):
         for key in ("quantization_config", "compression_config"):
             if settings := part.get(key):
