@@ -24,7 +24,7 @@ from mrl.learner.sharding import checkpoint_blocks, transformer_blocks
 from mrl.memory_plan.lone_context import LoneContext
 from mrl.models.number_formats import ComputedIn, NumberFormat
 from mrl.models.row_attention import RowLayout, use_row_attention
-from mrl.models.scoring import beside_likeliest, next_token_logprobs, rows_at_once
+from mrl.models.scoring import beside_likeliest, last_logprobs, next_token_logprobs, rows_at_once
 from mrl.models.size import Microbatch, PassPeaks
 from mrl.models.skeleton import PreTrainedConfig, PreTrainedModel, once_per_model, skeleton
 
@@ -130,12 +130,26 @@ def given_text_peak(config: PreTrainedConfig, *, dtype: str, tokens: int) -> int
 
     Raises ModelFolderError as `skeleton`.
     """
+    return _peak_of_row(config, dtype, tokens, beside_likeliest)
+
+
+@once_per_model
+def answer_peak(config: PreTrainedConfig, *, dtype: str, prompt_tokens: int, answer_tokens: int) -> int:
+    """The same of an answer that a peer gave, behind its prompt, in one forward."""
+    count = answer_tokens
+    score = partial(last_logprobs, count=count, temperature=1.0, max_logits=count * config.vocab_size)
+    return _peak_of_row(config, dtype, prompt_tokens + count, score)
+
+
+def _peak_of_row(
+    config: PreTrainedConfig, dtype: str, tokens: int, score: Callable[[PreTrainedModel, Tensor], object]
+) -> int:
     model = skeleton(config, 2, getattr(torch, dtype))
     with FakeTensorMode(), torch.no_grad():
         without_data(model)
         live = LiveBytes([*model.parameters(), *model.buffers()])
         with live:
-            beside_likeliest(model, torch.zeros(1, tokens, dtype=torch.int64))
+            score(model, torch.zeros(1, tokens, dtype=torch.int64))
         return live.take_peak()
 
 

@@ -237,7 +237,7 @@ class PolicyMemory:
         Where that takes several forwards, keys and values stay between them (`mrl.models.scoring.last_logprobs`), and
         those of a block are there twice, and once for each of its query heads.
         """
-        from mrl.memory_plan.pass_memory import given_text_peak
+        from mrl.memory_plan.pass_memory import answer_peak
         from mrl.models.scoring import rows_at_once
 
         if self.name not in scorers(self._config.sharing, self._config.policies):
@@ -246,7 +246,7 @@ class PolicyMemory:
         longest = max(policy.rollout.max_new_tokens for policy in self._config.policies.values())
         answer = max(longest, self._answer_tokens(self.table))
         read = min(answer, rows_at_once(1, size.vocab_size))
-        one_pass = given_text_peak(self._model_config, dtype=dtype, tokens=prompt + read)
+        one_pass = answer_peak(self._model_config, dtype=dtype, prompt_tokens=prompt, answer_tokens=read)
         kept = element_bytes(self.table) * size.cached_per_token * (prompt + answer) if read < answer else 0
         return one_pass + kept * (1 + (1 + size.query_heads_per_cached) / size.num_blocks)
 

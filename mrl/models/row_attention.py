@@ -95,7 +95,9 @@ def use_row_attention(model: nn.Module, kernel: Kernel = "rows") -> None:
 def _stateful(model: nn.Module, text_config: Any) -> str:
     """What in a model hands something on along a row beside attention; "" where nothing does."""
     kinds = {"linear_attention", "hybrid"} & set(getattr(text_config, "layer_types", None) or ())
-    convolutions = {type(one).__name__ for one in model.get_decoder().modules() if isinstance(one, nn.Conv1d)}  # type: ignore[operator]
+    decoder: Any = model.get_decoder()  # type: ignore[operator]
+    layers = getattr(decoder, "layers", decoder)  # beside them one that also hears has convolutions over sounds
+    convolutions = {type(one).__name__ for one in layers.modules() if isinstance(one, nn.Conv1d)}
     return ", ".join(sorted(kinds | convolutions))
 
 

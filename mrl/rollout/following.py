@@ -2,6 +2,7 @@
 seldom.
 """
 
+import math
 from collections.abc import Callable
 
 import structlog
@@ -43,7 +44,7 @@ class Following:
         self._max_staleness_versions = max_staleness_versions
         self._refused_in_a_row = 0
         self._refused: tuple[Version, float] | None = None
-        """The version that was refused last, and when it may be tried again."""
+        """The version that was refused last, or left behind by its learner, and when it may be tried again."""
 
     @property
     def has_refused(self) -> bool:
@@ -70,6 +71,8 @@ class Following:
         elif isinstance(outcome, Missed):
             self._totals.missed(outcome)
             log.info("weights not offered", version=str(outcome.version), reason=outcome.reason)
+            if self._link.is_over:  # nobody offers them any more
+                self._refused = outcome.version, math.inf
         elif isinstance(outcome, Refused):
             self._refused_in_a_row += 1
             self._totals.weights_refused += 1

@@ -281,10 +281,14 @@ MODELS = [
             r"transformers has no model of text alone for this one, which mrl trains; got .*Mistral3ForConditionalGeneration",
             described(model_type="mistral3", architectures=["Mistral3ForConditionalGeneration"])),
     Mistake("a model with states", "train small.toml",
-            r"a learner cannot train this model: it has layers that carry a state.*got .*model_type 'qwen3_next'.*cure: choose a model of another family",
+            r"a learner cannot train this model: it has layers that carry a state.*got .*model_type 'qwen3_next'.*cure: .*frozen = true and a server as its engine",
             described(model_type="qwen3_next")),
     Mistake("a model that says it has states", "train small.toml", r"a learner cannot train this model.*with layers of mamba",
             described(model_type="granitemoehybrid", layer_types=["mamba", "attention"])),
+    Mistake("attention in chunks", "train small.toml", r"a learner cannot train this model: it has attention in chunks; got .*with layers of chunked",
+            described(model_type="llama4_text", layer_types=["chunked_attention", "full_attention"])),
+    Mistake("attention to chosen tokens", "train small.toml", r"it has layers of other kinds than attention over all.*with layers of indexed",
+            described(model_type="deepseek_v32", layer_types=["indexed_attention", "full_attention"])),
     Mistake("attention with sinks", "train small.toml", r"a learner cannot train this model: it has attention with sinks; got .*gpt_oss",
             described(model_type="gpt_oss")),
     Mistake("a template with a mistake", "train small.toml",
@@ -756,12 +760,17 @@ def test_a_whole_folder_passes(place: Path) -> None:
 
 
 def test_a_teacher_may_have_what_no_learner_packs(place: Path) -> None:
-    """And a kind of model that often has such layers may be one without them."""
+    """And what was quantized, of which transformers or a server makes numbers; `mrl eval` measures all of these.
+
+    A kind of model that often has such layers may be one without them.
+    """
     folder = place / "models" / "qwen"
     described(model_type="qwen3_next")(place)
     check_model_folder(folder, key="policies.qwen.model", is_trained=False)
     described(model_type="granitemoehybrid", layer_types=["attention", "attention"])(place)
     check_model_folder(folder, key="policies.qwen.model")
+    described(quantization_config={"quant_method": "fp8", "weight_block_size": [128, 128]})(place)
+    check_model_folder(folder, key="policies.qwen.model", is_trained=False)
 
 
 def test_every_kind_with_states_that_transformers_has_is_known() -> None:

@@ -6,17 +6,17 @@ from dataclasses import astuple
 import numpy as np
 import pytest
 import torch
-from transformers import Gemma4ForCausalLM, Gemma4TextConfig, LlamaConfig, PreTrainedConfig
+from transformers import Gemma4ForCausalLM, Gemma4TextConfig, Llama4TextConfig, LlamaConfig, PreTrainedConfig
 
 from mrl.config.policy_tables import LoraTable, MakeTable
 from mrl.learner.forward import ForwardSettings, answer_logprobs
 from mrl.learner.packing import pack
 from mrl.learner.sharding import checkpoint_blocks, transformer_blocks
-from mrl.memory_plan.pass_memory import LiveBytes, given_text_peak, pass_peaks, scoring_peak
+from mrl.memory_plan.pass_memory import LiveBytes, answer_peak, given_text_peak, pass_peaks, scoring_peak
 from mrl.models.architectures import init_model
 from mrl.models.lora import add_adapters
 from mrl.models.row_attention import use_row_attention
-from mrl.models.scoring import MAX_LOGITS, rows_at_once, score_beside_likeliest, score_tokens
+from mrl.models.scoring import MAX_LOGITS, rows_at_once, score_answers, score_beside_likeliest, score_tokens
 from mrl.models.size import Microbatch
 from mrl.models.skeleton import config_of_number, config_of_recipe, model_size, once_per_model
 from mrl.models.varlen_proof import Heads, heads_of
@@ -244,6 +244,20 @@ def test_a_given_text_over_no_data_tells_what_a_real_one_needs() -> None:
     assert found > 19 * 30_000 * 4
     longer = given_text_peak(config_of_recipe(made), dtype="float32", tokens=2 * MAX_LOGITS // 30_000)
     assert 4 * MAX_LOGITS < longer < 3 * 4 * MAX_LOGITS
+
+
+def test_an_answer_of_a_peer_over_no_data_tells_what_a_real_one_needs() -> None:
+    """Its logits, divided by the temperature; of teachers whose head no learner could read (Llama 4) too."""
+    made = recipe("qwen3").model_copy(update={"vocab_size": 30_000})
+    model = init_model(made, vocab_size=30_000, eos_id=0, pad_id=0).eval()
+    with LiveBytes([*model.parameters(), *model.buffers()]) as live:
+        score_answers(model, np.zeros(5, np.int32), [np.zeros(20, np.int32)], temperature=0.7)
+    found = answer_peak(config_of_recipe(made), dtype="float32", prompt_tokens=5, answer_tokens=20)
+    assert found == pytest.approx(live.take_peak(), rel=0.02)
+    shape = {"hidden_size": 64, "intermediate_size": 64, "intermediate_size_mlp": 64, "head_dim": 16}
+    experts = {"num_local_experts": 2, "num_attention_heads": 4, "num_key_value_heads": 4, "vocab_size": 99}
+    llama4 = Llama4TextConfig(num_hidden_layers=4, pad_token_id=0, **shape, **experts)
+    assert answer_peak(llama4, dtype="float32", prompt_tokens=5, answer_tokens=20) > 20 * 99 * 4
 
 
 def test_what_a_model_needs_is_found_once() -> None:

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch import nn
 from transformers import (
     CohereConfig,
     CohereForCausalLM,
@@ -78,6 +79,14 @@ def test_a_model_with_states_is_refused_before_it_is_called():
 
     with pytest.raises(ModelFolderError, match=r"carry a state from token to token.*Lfm2ForCausalLM with Conv1d"):
         use_row_attention(model)
+
+
+def test_convolutions_beside_the_layers_carry_no_state(make_family):
+    """As those over sounds in a model that also hears (Phi 4 multimodal)."""
+    model = make_family("granite")
+    model.get_decoder().sounds = nn.Conv1d(1, 1, 3)
+
+    use_row_attention(model)
 
 
 def test_a_window_that_is_nowhere_but_in_a_mask_is_refused(make_family):

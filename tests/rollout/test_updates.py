@@ -3,6 +3,7 @@
 import queue
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import msgspec
 import pytest
@@ -18,6 +19,8 @@ from mrl.models.tensor_file import digest, read_folder, shape_of
 from mrl.records.codec import decode, encode
 from mrl.records.rollouts import Goodbye, GroupsAck, WeightsNotice, WeightsRoute, worker_message_decoder
 from mrl.records.version import Version
+from mrl.rollout.following import Following
+from mrl.rollout.groups_in_flight import Custody
 from mrl.rollout.link import WorkerLink
 from mrl.rollout.updates import Installed, Missed, Refused, Updates, install
 from mrl.rollout.worker_counters import WorkerTotals
@@ -332,3 +335,26 @@ def test_the_end_of_a_worker_does_not_wait_for_an_engine_that_hangs(tiny_model, 
     updates.close()
 
     assert closed.is_set()
+
+
+def test_weights_that_a_learner_took_with_it_are_tried_once(tmp_path, monkeypatch):
+    """Its worker goes on, for peers that ask for scores, until the run ends: hours of a try and a line every 50 ms."""
+    engine, link, tries = SimpleNamespace(version=Version(0, 2)), WorkerLink("worker/a/0"), []
+    link.open(lambda body: None, lambda: None)
+    notice = WeightsNotice(version=Version(0, 3), manifest_path=str(tmp_path / "gone" / "manifest.json"))
+    link.on_message(encode(GroupsAck(tickets=[], weights=notice)))
+    link.on_message(encode(Goodbye(role="learner")))
+    updates = Updates(engine, Telemetry("worker/a/0", "a", lambda record: True), link=link)
+    following = Following(
+        engine, updates, link, custody=Custody(), totals=WorkerTotals(0.0), max_staleness_versions=2, clock=lambda: 1e9
+    )
+    monkeypatch.setattr(updates, "_install", lambda *told: tries.append(told) or install(*told, link=link))
+
+    for _ in range(5):
+        following.follow(to_the_end=True)
+
+    assert len(tries) == 1
+    following.begin_anew()
+    following.follow(to_the_end=True)
+    assert len(tries) == 2
+    updates.close()

@@ -43,7 +43,7 @@ WRITES_TEXT = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration", "ForIma
 def check_model_folder(folder: Path, *, key: str, source: str = "", anew: str = "", is_trained: bool = True) -> None:
     """Raises ModelFolderError unless `folder` holds a whole causal language model in Hugging Face form.
 
-    One that `is_trained` has to be of a kind whose rows a learner can pack.
+    One that `is_trained` has to have weights of 16 or 32 bits, and to be of a kind whose rows a learner can pack.
     Its tokenizer is read as every process of the policy reads it, which refuses what cannot be used (TokenizerRefused)
     and what declares no EOS. `key` is the key of the configuration that names the folder, `anew` what fetches it anew.
     """
@@ -67,8 +67,8 @@ def check_model_folder(folder: Path, *, key: str, source: str = "", anew: str = 
             raise ModelFolderError(f"{name} is missing", where=where, wanted="a Hugging Face model folder", cure=cure)
     described = read_described(folder, where)
     _check_architecture(described, where)
-    _check_quantized(described, where)
     if is_trained:
+        _check_quantized(described, where)
         _check_rows(described, where)
     for file in weight_files(folder, where, anew):
         _check_whole(file, where, anew)
@@ -206,13 +206,13 @@ def _check_has_causal(kind: str, architectures: list[str], where: str) -> None:
 
 
 def _check_quantized(described: Mapping[str, Any], where: str) -> None:
-    """Raises ModelFolderError for weights that were rounded to few bits: nothing trains them, or publishes the like."""
+    """Raises ModelFolderError for weights rounded to few bits: no learner trains them, or publishes the like."""
     for part in (described, text_part(described)):
         for key in ("quantization_config", "compression_config"):
             if settings := part.get(key):
                 method = settings.get("quant_method") if isinstance(settings, dict) else None
                 raise ModelFolderError(
-                    "the weights are quantized, and mrl trains and serves numbers of 16 or 32 bits",
+                    "the weights are quantized, and a learner trains numbers of 16 or 32 bits",
                     where=where,
                     got=f"{key} in config.json" + f": {method}" * bool(method),
                     wanted="a release of the model in bfloat16, float16 or float32",
@@ -224,20 +224,23 @@ def _check_rows(described: Mapping[str, Any], where: str) -> None:
     """Raises ModelFolderError for a kind of model whose rows would see one another in one pass of a learner."""
     kind, layers = str(described["model_type"]), text_part(described).get("layer_types")
     others = sorted(map(str, set(layers) - ATTENTION)) if isinstance(layers, list) else []
-    why = ""
-    if others or (kind in STATEFUL and not isinstance(layers, list)):
-        why = "layers that carry a state from token to token, which rows of one pass would hand on to each other"
+    why, teacher = "", "with frozen = true"
+    if kind in IN_CHUNKS:
+        why = "attention in chunks"
     elif kind in SINKS:
         why = "attention with sinks"
-    elif kind in IN_CHUNKS:
-        why = "attention in chunks"
+    elif others or (kind in STATEFUL and not isinstance(layers, list)):
+        why = "layers of other kinds than attention over all tokens or in a window"
+        if kind in STATEFUL:
+            why = "layers that carry a state from token to token, which rows of one pass would hand on to each other"
+        teacher += " and a server as its engine"
     if why:
         raise ModelFolderError(
             f"a learner cannot train this model: it has {why}",
             where=where,
             got=f"model_type {kind!r}" + f" with layers of {', '.join(others)}" * bool(others),
             wanted="causal attention in every layer, over all tokens or in a sliding window",
-            cure="choose a model of another family; with frozen = true it can be a teacher",
+            cure=f"choose a model of another family; {teacher} it can be a teacher",
         )
 
 
