@@ -143,6 +143,7 @@ class Publisher:
         if self._rank == 0:
             self._prune()
         staged = self._staging.take(sources)
+        self._drop_what_was_in(staged.file.path)
         as_link = self._in_memory and not lasts
         self._parts = self.folder / f"{PARTS}{version}"
         arguments = (staged, as_link, version, canary, when_whole)
@@ -266,6 +267,16 @@ class Publisher:
         for source in self._model_folder.iterdir() if self._model_folder else ():
             if source.is_file() and "safetensors" not in source.name and source.name != MANIFEST:
                 (folder / source.name).symlink_to(source.resolve())
+
+    def _drop_what_was_in(self, file: Path) -> None:
+        """Remove the version that lay in a file which this rank has written over, before anybody can read the file.
+
+        The first rank has pruned it, unless a reader had begun to hold it: by the file of another rank.
+        """
+        for link in self.folder.glob(f"[0-9]*/{self._file_name(self._rank)}"):
+            with suppress(OSError):  # it is no link, or has gone
+                if link.readlink() == file:
+                    remove(link.parent / MANIFEST)
 
     def _prune(self) -> None:
         """Make room for a version: drop all but the newest, those of earlier lives included.

@@ -3,12 +3,14 @@
 The kernel lets go when the reader dies.
 """
 
+import os
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from mrl.config.locks import try_lock
 from mrl.errors import WeightsError, WeightsGone
+from mrl.weights.manifest import MANIFEST
 
 FILES = "*.safetensors"
 CURE = 'where processes may not read each other\'s memory: rollout.weights_in = "disk" of the policy'
@@ -18,24 +20,35 @@ CURE = 'where processes may not read each other\'s memory: rollout.weights_in = 
 def read_lock(folder: Path) -> Iterator[None]:
     """While a published version is read: keep its files as they are, and where they are unless it is pruned already.
 
-    Raises WeightsGone when it is no longer there, and WeightsError when it lies in the memory of a process that lets
-    nobody see it.
+    Raises WeightsGone when it is no longer there, also where it goes while it is read, and WeightsError when it lies in
+    the memory of a process that lets nobody see it.
     """
     with ExitStack() as closing:
+        paths = sorted(folder.glob(FILES))
         try:
-            for path in sorted(folder.glob(FILES)):
+            for path in paths:
                 file = closing.enter_context(path.open("rb"))
                 if not try_lock(file.fileno(), path, is_shared=True):
                     raise WeightsGone(f"{folder}: has been pruned")
         except FileNotFoundError as error:
-            lost = [path for path in folder.glob(FILES) if path.is_symlink()]  # and of what was pruned there is nothing
-            gone = f"is in the memory of a process that has ended, or is not to be seen from here; {CURE}"
-            raise WeightsGone(f"{folder}: {gone if lost else 'has been pruned'}") from error
+            raise WeightsGone(f"{folder}: {_fate(folder)}") from error
         except OSError as error:  # a path below /proc that is hidden, or of another process by now
             raise WeightsError(f"{error.filename}: not to be read ({error.strerror}); {CURE}") from error
-        if not folder.is_dir():
+        if not (folder / MANIFEST).exists():  # what is removed first; who writes a file over has removed it too
             raise WeightsGone(f"{folder}: has been pruned")
-        yield
+        try:
+            yield
+        except WeightsError as error:  # whoever loads opens the files by their names
+            if all(os.path.exists(path) for path in paths):
+                raise
+            raise WeightsGone(f"{folder}: {_fate(folder)}") from error
+
+
+def _fate(folder: Path) -> str:
+    """Of a version some of whose files are not there; of what was pruned there is nothing."""
+    if any(path.is_symlink() and not os.path.exists(path) for path in folder.glob(FILES)):
+        return f"is in the memory of a process that has ended, or is not to be seen from here; {CURE}"
+    return "has been pruned"
 
 
 def is_read_locked(folder: Path) -> bool:

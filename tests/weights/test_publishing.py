@@ -1,6 +1,7 @@
 """Publishing beside training: what is copied, when it is whole, and what is left when it fails."""
 
 import errno
+import fcntl
 import os
 import shutil
 import signal
@@ -18,13 +19,13 @@ from safetensors.torch import load_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from mrl.errors import RoleFailed, WeightsError
+from mrl.errors import RoleFailed, WeightsError, WeightsGone
 from mrl.models.parameters import TensorSource, named_weights, plain_sources
 from mrl.models.tensor_file import digest, read_folder
 from mrl.records.version import Version
 from mrl.weights import publish
 from mrl.weights.canary import canary_sequences, make_canary
-from mrl.weights.manifest import Canary, read_manifest
+from mrl.weights.manifest import MANIFEST, Canary, read_manifest
 from mrl.weights.publish import INDEX, PARTS, Publisher
 from mrl.weights.read_lock import read_lock
 
@@ -46,6 +47,28 @@ def drawn(seed: int) -> dict[str, Tensor]:
 
 def loaded(manifest: Path) -> dict[str, Tensor]:
     return {name: tensor for path in manifest.parent.glob("*.safetensors") for name, tensor in load_file(path).items()}
+
+
+def test_a_version_that_one_rank_writes_over_is_gone_though_the_file_of_another_is_held(tmp_path):
+    """By a reader that has begun to lock the files of a version, one after the other."""
+    publishers = [Publisher(tmp_path, "a", rank=rank, num_ranks=2, in_memory=True) for rank in range(2)]
+    for step in (1, 2, 3):
+        begun = (tmp_path / "0.1" / "model-00001-of-00002.safetensors").open("rb") if step == 3 else None
+        if begun is not None:
+            fcntl.flock(begun, fcntl.LOCK_SH)
+        for publisher in publishers:
+            publisher.begin(plain_sources(drawn(step).items()), Version(0, step), NO_CANARY)
+        for publisher in publishers:
+            publisher.finish()
+
+    with pytest.raises(WeightsGone), read_lock(tmp_path / "0.1"):
+        pass
+    for version in ("0.2", "0.3"):
+        with read_lock(tmp_path / version):
+            assert read_folder(tmp_path / version) == read_manifest(tmp_path / version / MANIFEST).tensors
+    begun.close()
+    for publisher in publishers:
+        publisher.close()
 
 
 @pytest.mark.parametrize("in_memory", [False, True])

@@ -1,6 +1,7 @@
 """A version that is read is neither written over nor pruned."""
 
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -8,9 +9,10 @@ import sys
 import pytest
 import torch
 
-from mrl.errors import WeightsError
+from mrl.errors import WeightsError, WeightsGone
 from mrl.models.memory_file import MemoryFile
 from mrl.models.tensor_file import shape_of
+from mrl.weights.manifest import MANIFEST
 from mrl.weights.read_lock import is_read_locked, read_lock
 
 
@@ -19,6 +21,7 @@ def version(request, tmp_path):
     """A published version with one file."""
     folder = tmp_path / "0.1"
     folder.mkdir()
+    (folder / MANIFEST).touch()
     path = folder / "model.safetensors"
     if request.param == "disk":
         path.write_bytes(b"bytes")
@@ -70,9 +73,7 @@ def test_what_was_pruned_cannot_be_held(version):
     for _ in range(2):
         with pytest.raises(WeightsError, match="pruned"), read_lock(version):
             pass
-        path.unlink(missing_ok=True)
-        if version.exists():
-            version.rmdir()
+        shutil.rmtree(version, ignore_errors=True)
 
 
 def test_memory_that_is_not_to_be_seen_is_told_from_what_was_pruned(tmp_path):
@@ -92,3 +93,22 @@ def test_a_link_to_what_is_no_file_any_more_ends_nobody(tmp_path):
         assert not is_read_locked(tmp_path)
         with pytest.raises(WeightsError, match="not to be read"), read_lock(tmp_path):
             pass
+
+
+def test_a_version_without_its_manifest_is_on_its_way_out(version):
+    """It is removed first: what else is there need not be all of it."""
+    (version / MANIFEST).unlink()
+    with pytest.raises(WeightsGone, match="pruned"), read_lock(version):
+        pass
+    assert not is_read_locked(version)
+
+
+def test_what_goes_while_it_is_read_is_told_from_what_cannot_be_read(version):
+    """A learner at its end waits for no reader, who opens the files by their names."""
+    with pytest.raises(WeightsError, match="torn") as caught, read_lock(version):
+        raise WeightsError("torn")
+    assert not isinstance(caught.value, WeightsGone)
+
+    with pytest.raises(WeightsGone, match="pruned"), read_lock(version):
+        shutil.rmtree(version)
+        raise WeightsError("no such file")
