@@ -30,5 +30,5 @@ def test_a_run_in_shards_goes_on_with_another_number_of_ranks(make_run):
         assert {"time/pack_s", "time/forward_s", "time/backward_s", "time/update_s", "time/form_s"} <= record[
             "values"
         ].keys()
-    assert all(record["values"].get("weights/refused", 0) == 0 for record in run.metrics("worker/"))
+    assert all(record["values"].get("weights/refused", 0) == 0 for record in run.metrics("worker/")), run.tail()
     assert not run.left_over()

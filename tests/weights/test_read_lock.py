@@ -105,10 +105,15 @@ def test_a_version_without_its_manifest_is_on_its_way_out(version):
 
 def test_what_goes_while_it_is_read_is_told_from_what_cannot_be_read(version):
     """A learner at its end waits for no reader, who opens the files by their names."""
-    with pytest.raises(WeightsError, match="torn") as caught, read_lock(version):
-        raise WeightsError("torn")
-    assert not isinstance(caught.value, WeightsGone)
 
-    with pytest.raises(WeightsGone, match="pruned"), read_lock(version):
-        shutil.rmtree(version)
-        raise WeightsError("no such file")
+    def read(reason: str, *, goes: bool = False) -> None:
+        with read_lock(version):
+            if goes:
+                shutil.rmtree(version)
+            raise WeightsError(reason)
+
+    with pytest.raises(WeightsError, match="torn") as caught:
+        read("torn")
+    assert not isinstance(caught.value, WeightsGone)
+    with pytest.raises(WeightsGone, match="pruned"):
+        read("no such file", goes=True)
