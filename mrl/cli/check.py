@@ -1,7 +1,7 @@
 """`mrl check CONFIG`: what `mrl train` would check, and the plan it would follow; starts and writes nothing.
 
 A model, data file, package or GPU that is not there is no mistake in a configuration: it is listed, with the command
-that gets it.
+that gets it; `--strict` ends with another code then.
 """
 
 import argparse
@@ -17,10 +17,10 @@ from rich.text import Text
 from mrl.config.defaults import Choice
 from mrl.config.load import load_resolved
 from mrl.config.replay_table import replay_of
-from mrl.config.run_folder import RunFolder, run_folder_of
+from mrl.config.run_folder import RunFolder, check_disk, run_folder_of
 from mrl.config.schema import RunConfig
 from mrl.config.shipped_configs import config_file
-from mrl.errors import ConfigError, MissingError
+from mrl.errors import ConfigError, MissingError, RunFolderError
 from mrl.gateway.agent_network import described_network
 from mrl.host_memory import host_memory_bytes
 from mrl.memory_plan.fitting import by_memory
@@ -59,6 +59,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("config", type=config_file, metavar="CONFIG", help="TOML file, or `quickstart`")
     shown = "show the first N prompts of each policy as it is asked them"
     parser.add_argument("--prompts", type=int, default=0, metavar="N", help=shown)
+    strict = "end with 2 where the run could not start on this host as it is: something is missing, or does not fit"
+    parser.add_argument("--strict", action="store_true", help=strict)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -85,6 +87,10 @@ def run(arguments: argparse.Namespace) -> int:
     known = parameters(config)
     unknown = [name for name in config.policies if name not in known]
     notes += [*size_notes(config), *warnings(config, known), *room_notes(config, known)]
+    needs = memory_plan(config, plan)
+    here_needs = [need for need in needs if need.spec.policy not in unknown and need.spec.host == plan.first_host]
+    obstacles = [*too_little(config, here_needs, host_mib, sizes_mib(here)), *_still_needed(missing, config, len(here))]
+    print(f"{arguments.config} is valid" + "; before it can start here: see the end" * bool(obstacles))
     for line in _summary(config, folder, str(arguments.config)):
         print(line)
     if any(num_prompts):
@@ -103,21 +109,14 @@ def run(arguments: argparse.Namespace) -> int:
         print(f"note: {note}")
     for line in (*_slow(config), *_summed_late(config)):
         print(line)
-    needs = memory_plan(config, plan)
     console.print(_processes(config, needs, unknown))
-    needs = [need for need in needs if need.spec.policy not in unknown and need.spec.host == plan.first_host]
-    memory = by_device(needs)
-    if memory:
+    if memory := by_device(here_needs):
         parts = (f"cuda {device} {mib / 1024:.0f} GiB" for device, mib in memory.items())
         print(f"GPU memory (estimate, without the caches of servers): {', '.join(parts)}")
     print(f"this host: {len(os.sched_getaffinity(0))} cores, {len(here)} GPUs, {host_mib / 1024:.0f} GiB of memory")
-    for line in (*_confined(config), *shared_gpus((*plan.processes, *plan.leased))):
+    for line in (*_confined(config), *shared_gpus((*plan.processes, *plan.leased)), *obstacles):
         print(line)
-    for line in too_little(config, needs, host_mib, sizes_mib(here)):
-        print(line)
-    for line in _still_needed(missing, config, len(here)):
-        print(line)
-    return 0
+    return 2 if arguments.strict and obstacles else 0
 
 
 def _confined(config: RunConfig) -> Iterator[str]:
@@ -144,7 +143,8 @@ def _show_trials(console: Console, config: RunConfig, trials: Sequence[Trial]) -
 
 def _still_needed(missing: Sequence[MissingError], config: RunConfig, num_gpus: int) -> Iterator[str]:
     short = num_gpus < least_gpus(config)
-    if missing or short:
+    refused = _refused_folder(config)
+    if missing or short or refused:
         yield "still needed before `mrl train` can start:"
     for one in missing:
         yield f"  {one.where}: {one.what}"
@@ -152,6 +152,17 @@ def _still_needed(missing: Sequence[MissingError], config: RunConfig, num_gpus: 
     if short:
         yield f"  GPUs: at least {least_gpus(config)}, at best {most_gpus(config)}; this host shows {num_gpus}"
         yield from _fewer_gpus(config, num_gpus)
+    if refused:
+        yield f"  run.folder: {refused}"
+
+
+def _refused_folder(config: RunConfig) -> str:
+    """Why the folder of the run cannot be made, "" where it can."""
+    try:
+        check_disk(run_folder_of(config).path, config.run.min_free_mib)
+    except RunFolderError as error:
+        return str(error)
+    return ""
 
 
 def _fewer_gpus(config: RunConfig, num_gpus: int) -> Iterator[str]:
@@ -163,7 +174,6 @@ def _fewer_gpus(config: RunConfig, num_gpus: int) -> Iterator[str]:
 
 
 def _summary(config: RunConfig, folder: RunFolder, where: str) -> Iterator[str]:
-    yield f"{where} is valid"
     yield f"run folder  {folder.path}" + (" (exists)" if folder.path.exists() else "")
     pace = "all policies in step" if config.run.sync else "each policy at its own pace"
     yield f"steps       {config.run.steps} per policy, seed {config.run.seed}, {pace}"

@@ -66,7 +66,9 @@ def _check_known(path: tuple[str, ...]) -> None:
         if "" in path or (keys is not None and head[-1] not in keys):
             raise _unknown_key(path, head)
         if keys is None and annotation_at(head[:-1]) is not None and not _is_open(head[:-1]):
-            raise ConfigError("key below a value", where=WHERE, got=".".join(path), wanted=".".join(head[:-1]))
+            value = ".".join(head[:-1])
+            cure = f"--{value} VALUE sets all of it, as TOML: a list is '[1, 2]', a list of tables '[{{key = 1}}]'"
+            raise ConfigError("key below a value", where=WHERE, got=".".join(path), wanted=value, cure=cure)
     if table_keys(path) is not None or is_named_collection(path):
         keys = table_keys(path) or ["<name>"]
         wanted = f"a key of that table ({', '.join(keys)})"

@@ -203,7 +203,31 @@ def check_run_folder(
         _check_filled(path, clean=clean, resume=resume)
     if resume:
         _check_resumed(folder, config, from_start)
-    _check_disk(path, config.run.min_free_mib)
+    check_disk(path, config.run.min_free_mib)
+
+
+def check_disk(path: Path, min_free_mib: int) -> None:
+    """Raises RunFolderError where a run's folder cannot be made at `path`, or has too little room there."""
+    parent = path
+    while not os.path.exists(parent):  # unlike Path.exists, never raises
+        parent = parent.parent
+    if not parent.is_dir():
+        raise RunFolderError(
+            "a file stands where a folder is needed", where=str(parent), cure="choose another --run.folder"
+        )
+    if not os.access(parent, os.W_OK | os.X_OK):
+        raise RunFolderError(
+            "cannot be written (permission denied)", where=str(parent), cure="choose another --run.folder"
+        )
+    free_mib = shutil.disk_usage(parent).free // MIB
+    if free_mib < min_free_mib:
+        raise RunFolderError(
+            "too little free disk",
+            where=str(parent),
+            got=f"{free_mib} MiB",
+            wanted=f">= {min_free_mib} MiB (run.min_free_mib)",
+            cure="free some, or choose another --run.folder",
+        )
 
 
 def read_run_config(run_folder: Path) -> RunConfig:
@@ -324,29 +348,6 @@ def _in_use(path: Path, holder: str) -> RunFolderError:
         got=f"supervisor pid {holder}",
         cure=f"`mrl stop {path}`, or choose another --run.name",
     )
-
-
-def _check_disk(path: Path, min_free_mib: int) -> None:
-    parent = path
-    while not os.path.exists(parent):  # unlike Path.exists, never raises
-        parent = parent.parent
-    if not parent.is_dir():
-        raise RunFolderError(
-            "a file stands where a folder is needed", where=str(parent), cure="choose another --run.folder"
-        )
-    if not os.access(parent, os.W_OK | os.X_OK):
-        raise RunFolderError(
-            "cannot be written (permission denied)", where=str(parent), cure="choose another --run.folder"
-        )
-    free_mib = shutil.disk_usage(parent).free // MIB
-    if free_mib < min_free_mib:
-        raise RunFolderError(
-            "too little free disk",
-            where=str(parent),
-            got=f"{free_mib} MiB",
-            wanted=f">= {min_free_mib} MiB (run.min_free_mib)",
-            cure="free some, or choose another --run.folder",
-        )
 
 
 def _make(path: Path, config: dict[str, Any], own: ExitStack, *, replace: bool, mode: int) -> None:

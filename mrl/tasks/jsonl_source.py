@@ -140,17 +140,27 @@ def _turns(messages: list[Any], place: str, key: str) -> tuple[Turn, ...]:
     """(role, content) of every message. Raises TaskError for what is none, and where nobody asks at the end."""
     turns = []
     for number, message in enumerate(messages, start=1):
-        role, content = (message.get("role"), message.get("content")) if isinstance(message, dict) else (None, None)
-        if role not in ROLES or not isinstance(content, str):
-            wanted = f'{{"role": one of {", ".join(ROLES)}, "content": text}}'
+        role, content = (message.get("role"), _said(message)) if isinstance(message, dict) else (None, None)
+        if role not in ROLES or content is None:
+            wanted = f'{{"role": one of {", ".join(ROLES)}, "content": text, or parts of the type "text"}}'
             got = json.dumps(message, ensure_ascii=False)[:80]
-            raise TaskError(f"{key}: message {number} is none", where=place, got=got, wanted=wanted)
+            raise TaskError(f"{key}: message {number} cannot be asked", where=place, got=got, wanted=wanted)
         turns.append((role, content))
     if turns[-1][0] != "user":
         cure = "leave the last answer out of the prompt, and give it as the reference if it is one"
         what = f"{key}: the last message is no question"
         raise TaskError(what, where=place, got=f"role {turns[-1][0]!r}", wanted="role 'user'", cure=cure)
     return tuple(turns)
+
+
+def _said(message: Mapping[str, Any]) -> str | None:
+    """The text of a message, its parts one behind the other; None where it has none, or an image among them."""
+    content = message.get("content")
+    if not isinstance(content, list):
+        return content if isinstance(content, str) else None
+    texts = [part.get("text") for part in content if isinstance(part, dict) and part.get("type") == "text"]
+    whole = len(texts) == len(content) and all(isinstance(text, str) for text in texts)
+    return "".join(map(str, texts)) if texts and whole else None
 
 
 def _shown(turns: Sequence[Turn]) -> str:

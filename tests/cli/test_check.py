@@ -228,6 +228,20 @@ def test_nothing_is_listed_once_it_is_there(
     assert "to be fetched" not in out
 
 
+def test_a_strict_check_ends_with_2_where_the_run_could_not_start_as_it_is(capsys, tmp_path):
+    """Here for want of disk; the first line points to what is told at the end."""
+    few = ["check", "quickstart", "--run.folder", str(tmp_path), *FEW]
+    assert main([*few, "--strict"]) == 0
+    assert capsys.readouterr().out.splitlines()[0].endswith("quickstart.toml is valid")
+
+    few[-1] = str(10**9)
+    assert main(few) == 0
+    assert main([*few, "--strict"]) == 2
+    out = capsys.readouterr().out.splitlines()
+    assert out[0].endswith("is valid; before it can start here: see the end")
+    assert re.search(r"run\.folder: .*too little free disk.*cure: free some", out[-1])
+
+
 def test_train_refuses_with_the_one_command_that_helps(
     config: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

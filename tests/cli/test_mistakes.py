@@ -201,7 +201,7 @@ FILES = [
             data(rows(60) + '{"prompt": no\n')),
     Mistake("a row without a prompt", "train small.toml", r"sums\.jsonl:1: row without 'prompt'; got .*'question'.*options\.prompt_key",
             data('{"question": "1 + 1", "reference": "2"}\n')),
-    Mistake("a message that is none", "train small.toml", r"sums\.jsonl:1: prompt: message 1 is none; got .*wanted .*content",
+    Mistake("a message that is none", "train small.toml", r"sums\.jsonl:1: prompt: message 1 cannot be asked; got .*wanted .*content",
             data('{"prompt": [{"from": "human", "value": "1 + 1"}], "reference": "2"}\n')),
     Mistake("a conversation that ends with the answer", "train small.toml",
             r"sums\.jsonl:1: messages: the last message is no question; got \"role 'assistant'\"; .*cure: leave the last answer out",

@@ -87,6 +87,7 @@ def test_override_values_are_read_as_toml_of_the_keys_type(
         (["--run.steps"], ["without a value", "--run.steps VALUE"]),
         (["--run.steps", "--run.seed", "1"], ["without a value", "--run.steps"]),
         (["--run.steps.x", "1"], ["key below a value", "run.steps"]),
+        (["--trackers.0.kind", "wandb"], ["key below a value", "cure: --trackers VALUE sets all of it", "[{key = 1}]"]),
         (["--run", "1"], ["one value, not a table", "name"]),
         (["--policies", "1"], ["one value, not a table"]),
         (["--run..steps", "1"], ["unknown key"]),

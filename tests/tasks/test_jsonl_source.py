@@ -88,6 +88,18 @@ def test_wrong_rows_and_options_are_named(row, options, message, write):
         open_jsonl(write([row]), **options)
 
 
+def test_a_message_in_parts_of_text_is_one_text(write):
+    """As data of chat servers has them; with an image among them, or no part, it cannot be asked."""
+    parts = [{"type": "text", "text": "1 + 1"}, {"type": "text", "text": " = ?"}]
+    source = open_jsonl(write([{"prompt": [{"role": "user", "content": parts}], "reference": "2"}]))
+    assert next(source.items(0)).text == "1 + 1 = ?"
+    for odd in ([*parts, {"type": "image_url", "image_url": {"url": "a.png"}}], [], [{"type": "text"}]):
+        with pytest.raises(
+            TaskError, match=r'rows.jsonl:1: prompt: message 1 cannot be asked.*parts of the type "text"'
+        ):
+            open_jsonl(write([{"prompt": [{"role": "user", "content": odd}], "reference": "2"}]))
+
+
 @pytest.mark.parametrize(
     ("line", "message"),
     [(rb'{"prompt": "p", "reference": "\ud83d"}', r"rows.jsonl:2: \\ud83d is half of a character.*cure: both halves"),
