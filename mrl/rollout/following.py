@@ -71,8 +71,8 @@ class Following:
         elif isinstance(outcome, Missed):
             self._totals.missed(outcome)
             log.info("weights not offered", version=str(outcome.version), reason=outcome.reason)
-            if self._link.is_over:  # nobody offers them any more
-                self._refused = outcome.version, math.inf
+            pause_s = math.inf if self._link.is_over else REFUSED_PAUSE_S  # nobody offers them any more, or not yet
+            self._refused = outcome.version, self._clock() + pause_s
         elif isinstance(outcome, Refused):
             self._refused_in_a_row += 1
             self._totals.weights_refused += 1

@@ -33,6 +33,8 @@ FILES_S = 120.0
 """Until the learner has written the files."""
 CLOSE_S = 5.0
 """For an update under way when the worker ends."""
+TOLD_S = 10.0
+"""Until the learner's word of newer weights has come, when the ones that it told of have gone."""
 
 log = structlog.get_logger()
 
@@ -202,6 +204,8 @@ class Updates:
         self._install = partial(install, link=link, is_wanted=lambda: self._is_wanted)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="weights")
         self._pending: tuple[Version, Future[Installed]] | None = None
+        self._gone: tuple[Version, float] | None = None
+        """The last version that was not found, and when that was first so."""
 
     def follow(self, notice: WeightsNotice, *, to_its_end: bool = False) -> Installed | Refused | Missed | None:
         """Begin an update to what is announced, unless it is served already or one is under way.
@@ -225,10 +229,16 @@ class Updates:
             return Refused(version, str(error))
 
     def _has_passed(self, version: Version) -> bool:
-        """Whether the learner has told of newer weights, or has done all its steps."""
+        """Whether the learner has told of newer weights than these, which have gone, or has done all its steps.
+
+        It prunes what is old by then, and its word of what is newer may be on its way: that is waited for.
+        """
         if self._link is None or self._link.notice is None:
             return False
-        return self._link.is_over or self._link.notice.version != version
+        if self._gone is None or self._gone[0] != version:
+            self._gone = version, time.monotonic()
+        is_on_its_way = time.monotonic() - self._gone[1] < TOLD_S
+        return self._link.is_over or self._link.notice.version != version or is_on_its_way
 
     @property
     def is_loading(self) -> bool:

@@ -215,8 +215,11 @@ def test_updates_follow_the_newest_version_one_at_a_time(tiny_model, engine, tmp
     ("told", "outcome"), [("of this version", Refused), ("of a newer one", Missed), ("goodbye", Missed)]
 )
 @pytest.mark.parametrize("lost", ["pruned", "in a process that has ended"])
-def test_a_version_that_has_gone_is_refused_only_while_it_is_wanted(tiny_model, engine, tmp_path, told, outcome, lost):
-    """A slow worker finds it pruned, or its learner at the end of its steps."""
+def test_a_version_that_has_gone_is_refused_only_while_it_is_wanted(
+    tiny_model, engine, tmp_path, monkeypatch, told, outcome, lost
+):
+    """A slow worker finds it pruned, or its learner at the end of its steps; a word of that has long come."""
+    monkeypatch.setattr("mrl.rollout.updates.TOLD_S", 0.0)
     path, link = publish(tmp_path, tiny_model(seed=1), 3), WorkerLink("worker/a/0")
     link.open(lambda body: None, lambda: None)
     notice = WeightsNotice(version=Version(0, 3), manifest_path=str(path))
@@ -237,6 +240,37 @@ def test_a_version_that_has_gone_is_refused_only_while_it_is_wanted(tiny_model, 
     assert type(found) is outcome
     assert found.version == notice.version
     assert engine.version is None
+    updates.close()
+
+
+def test_a_version_that_was_pruned_before_the_word_of_a_newer_one_came_is_not_refused(
+    tiny_model, engine, tmp_path, monkeypatch
+):
+    """A fast learner is two steps ahead of what a worker has heard; the newer one is taken as soon as it is told."""
+    old, link, now_s = publish(tmp_path, tiny_model(seed=1), 3), WorkerLink("worker/a/0"), [0.0]
+    tries: list[Version] = []
+    link.open(lambda body: None, lambda: None)
+    told = [WeightsNotice(version=Version(0, 3), manifest_path=str(old))]
+    remove(old)
+    told.append(WeightsNotice(version=Version(0, 4), manifest_path=str(publish(tmp_path, tiny_model(seed=2), 4))))
+    updates, totals = Updates(engine, Telemetry("worker/a/0", "a", lambda record: True), link=link), WorkerTotals(0.0)
+    following = Following(
+        engine, updates, link, custody=Custody(), totals=totals, max_staleness_versions=2, clock=lambda: now_s[0]
+    )
+    monkeypatch.setattr(updates, "_install", lambda *told: tries.append(told[2]) or install(*told, link=link))
+
+    link.on_message(encode(GroupsAck(tickets=[], weights=told[0])))
+    for _ in range(3):
+        following.follow(to_the_end=True)
+    assert tries == [Version(0, 3)], "and tried again after a pause"
+    now_s[0] = 60.0
+    following.follow(to_the_end=True)
+    assert len(tries) == 2
+
+    link.on_message(encode(GroupsAck(tickets=[], weights=told[1])))
+    following.follow(to_the_end=True)
+    assert engine.version == Version(0, 4)
+    assert totals.weights_refused == 0
     updates.close()
 
 
