@@ -22,6 +22,7 @@ from mrl.host_memory import host_memory_bytes
 
 if TYPE_CHECKING:
     from mrl.fork_server import ForkServer
+    from mrl.processes.display import RunConsole
     from mrl.processes.planning.hosts import Host
     from mrl.processes.planning.plan import Plan
     from mrl.report.run_display import RunDisplay
@@ -78,6 +79,7 @@ def train(
         from mrl.memory_plan.needs import MIB
         from mrl.memory_plan.run_memory import check_sleepers
         from mrl.processes.children import is_forked
+        from mrl.processes.display import RunConsole
         from mrl.processes.planning.devices import visible_gpus
         from mrl.processes.planning.hosts import check_hosts, counting_gpus, host_environment, remote_words
         from mrl.processes.planning.local_folder import local_folder_of
@@ -97,7 +99,7 @@ def train(
         check_sleepers(config, plan, host_mib=host_memory_bytes() / MIB, where=where)
         on_terminal = sys.stdout.isatty()
         # FORCE_COLOR, which notebooks and CI set, makes no terminal of a pipe: a live view there is lines without end.
-        console = Console(width=None if on_terminal else 120, force_terminal=on_terminal)
+        console = RunConsole(width=None if on_terminal else 120, force_terminal=on_terminal)
         config = with_replay(resolve_policies(config, console=console))
         check_made(config)
         closing.callback(os.umask, limit_modes(config))
@@ -156,7 +158,9 @@ def _checked(config: RunConfig, planned: "Callable[..., Plan]", how: dict[str, A
     return config
 
 
-def _supervise(config: RunConfig, folder: RunFolder, plan: "Plan", console: Console, forks: "ForkServer | None") -> int:
+def _supervise(
+    config: RunConfig, folder: RunFolder, plan: "Plan", console: "RunConsole", forks: "ForkServer | None"
+) -> int:
     from mrl.metrics.jsonl import each_metrics
     from mrl.metrics.logging import configure_logging
     from mrl.processes.display import Display

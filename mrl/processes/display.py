@@ -1,8 +1,17 @@
-"""What the supervisor shows: a live view on a terminal, lines elsewhere."""
+"""What the supervisor shows: a live view on a terminal, lines elsewhere.
 
+A run goes on without anybody who looks: once its terminal is closed, or who read its output has left, it shows nothing.
+"""
+
+import errno
+import os
+import sys
+from collections.abc import Callable
+from contextlib import suppress
 from types import TracebackType
 from typing import Protocol
 
+import structlog
 from rich.console import Console, RenderableType
 from rich.live import Live
 
@@ -10,6 +19,9 @@ from mrl.records.telemetry_messages import TelemetryRecord
 
 REFRESH_S = 0.5
 HEARTBEAT_LINE_S = 10.0
+STDERR = 2
+
+log = structlog.get_logger()
 
 
 class LiveBoard(Protocol):
@@ -40,25 +52,43 @@ class LiveBoard(Protocol):
         """The table at the end."""
 
 
+class RunConsole(Console):
+    """A console that a run can lose."""
+
+    def on_broken_pipe(self) -> None:
+        """Say nothing from now on, where rich would end the process once who read it has left.
+
+        What others say there goes nowhere, on standard error too where that is the same.
+        """
+        log.warning("nothing is shown any more; the run goes on", reason=str(sys.exception()))
+        self.quiet = True
+        with suppress(OSError):  # no file of the system's
+            shown, nothing = self.file.fileno(), os.open(os.devnull, os.O_WRONLY)
+            if os.path.sameopenfile(shown, STDERR):
+                os.dup2(nothing, STDERR)
+            os.dup2(nothing, shown)
+            os.close(nothing)
+
+
 class Display:
     """Shows a board on `console`; a context manager that gives the terminal back however the run ends."""
 
-    def __init__(self, board: LiveBoard, console: Console) -> None:
+    def __init__(self, board: LiveBoard, console: RunConsole) -> None:
         self.board, self.console = board, console
         self._live = Live(console=console, auto_refresh=False) if console.is_terminal else None
         self._next_s = 0.0
 
     def __enter__(self) -> "Display":
         if self._live:
-            self._live.start()
+            self._show(self._live.start)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._live:
-            self._live.update(self.board.render_ended(), refresh=True)
-            self._live.stop()
+            self._show(self._live.update, self.board.render_ended(), refresh=True)
+            self._show(self._live.stop)
 
     def record(self, record: TelemetryRecord, now_s: float) -> None:
         """Take in one record and, off a terminal, print its line."""
@@ -77,14 +107,23 @@ class Display:
 
     def line(self, text: str) -> None:
         """Print one line as it is, above the live view if there is one."""
-        self.console.print(text, markup=False, highlight=False, soft_wrap=True)
+        self._show(self.console.print, text, markup=False, highlight=False, soft_wrap=True)
 
     def refresh(self, now_s: float) -> None:
         """Redraw, or print the heartbeat line, when it is due."""
         if now_s < self._next_s:
             return
         if self._live:
-            self._live.update(self.board.render(now_s), refresh=True)
+            self._show(self._live.update, self.board.render(now_s), refresh=True)
         elif self._next_s:
             self.line(self.board.heartbeat_line(now_s))
         self._next_s = now_s + (REFRESH_S if self._live else HEARTBEAT_LINE_S)
+
+    def _show(self, tell: Callable[..., None], *words: RenderableType, **how: bool) -> None:
+        """Raises OSError when a disk is full, which a person has to cure for the run's own files too."""
+        try:
+            tell(*words, **how)
+        except OSError as error:
+            if error.errno in (errno.ENOSPC, errno.EDQUOT):
+                raise
+            self.console.on_broken_pipe()

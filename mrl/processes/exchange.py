@@ -52,6 +52,9 @@ SPARE_BYTES = 512 * MIB
 """What may be allocated beside the budget. Far above `BESIDE_BUDGET_BYTES`: what is mapped and not touched counts too,
 such as stacks of threads."""
 
+LOG_BYTES = 256 * MIB
+"""Of the file and its write-ahead log beside the budget; a log that readers let begin anew has an eighth of it."""
+
 log = structlog.get_logger()
 
 
@@ -71,7 +74,7 @@ def _serve(config: RunConfig, folder: RunFolder, closing: ExitStack) -> int:
     reload: list[int] = []  # an event's lock may be held by the thread that the handler interrupts
     signal.signal(signal.SIGHUP, lambda got, _frame: reload.append(got))
     telemetry.doing("serving")
-    next_report_s = time.monotonic()
+    next_report_s, told_bytes = time.monotonic(), 0
     while not stop.is_set():
         daemon.round(ROUND_S)
         collector.beat()
@@ -83,6 +86,7 @@ def _serve(config: RunConfig, folder: RunFolder, closing: ExitStack) -> int:
             stat = daemon.stat()
             collector.hand_over(stat)
             _report(stat, telemetry)
+            told_bytes = tell_length(stat, told_bytes)
     return 0
 
 
@@ -224,6 +228,23 @@ def _report(stat: Stat, telemetry: Telemetry) -> None:
     values = list(metrics_of(stat).items())
     for start in range(0, len(values), MAX_VALUES):  # pairs grow with the square of the policies
         telemetry.metrics(newest_step, dict(values[start : start + MAX_VALUES]))
+
+
+def tell_length(stat: Stat, told_bytes: int) -> int:
+    """Warn of a file that somebody keeps from beginning its log anew, and again once it has doubled.
+
+    Returns how long it was when it was told of last; 0 while there is nothing to tell.
+    """
+    if stat.file_bytes < stat.budget_bytes + LOG_BYTES:
+        return 0
+    if stat.file_bytes < 2 * told_bytes:
+        return told_bytes
+    log.warning(
+        "the exchange's file grows, for somebody reads it without an end",
+        mib=stat.file_bytes // MIB,
+        cure="end what has exchange.sqlite open, such as a query in a notebook that was not read to its end",
+    )
+    return stat.file_bytes
 
 
 def metrics_of(stat: Stat) -> dict[str, float]:

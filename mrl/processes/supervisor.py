@@ -283,8 +283,12 @@ class Supervisor:
 
 
 def catch_signals(into: list[int]) -> Callable[[], None]:
-    """Collect SIGINT, SIGTERM and SIGHUP in `into` until the returned function is called."""
-    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    """Collect SIGINT, SIGTERM and SIGHUP in `into` until the returned function is called.
+
+    SIGHUP stays ignored where it is: `nohup` starts what is to go on when its terminal is closed.
+    """
+    is_kept = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+    numbers = (signal.SIGINT, signal.SIGTERM) if is_kept else (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     before = {number: signal.signal(number, lambda got, _frame: into.append(got)) for number in numbers}
 
     def restore() -> None:

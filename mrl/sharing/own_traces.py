@@ -4,7 +4,7 @@ Episodes cross turn by turn: messages and calls as structure, and of each turn o
 """
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -57,18 +57,12 @@ def trace_of(answer: Answer, receiver: Receiver) -> TokenTrace | None:
 
 def rollout_record(group: ScoredGroup, author: Author, receiver: Receiver, advantages_G: Float32s) -> RolloutRecord:
     """A whole own group as peers can read it, with the advantages [G] that its answers have here."""
-    plain = [answer for answer in group.answers if not answer.segments]
+    plain = [answer for answer in group.answers if not answer.segments and answer_bytes(answer) <= MAX_COMPLETION_BYTES]
     traces = iter(traces_of(plain, receiver))
     answers = [
         _shared_episode(answer, float(advantage), receiver)
         if answer.segments
-        else SharedAnswer(
-            completion=answer.completion,
-            finish_reason=answer.finish_reason,
-            reward=answer.reward,
-            advantage=float(advantage),
-            trace=next(traces),
-        )
+        else _shared_text(answer, float(advantage), traces)
         for answer, advantage in zip(group.answers, advantages_G, strict=True)
     ]
     return RolloutRecord(**author.tags(group), answers=answers)
@@ -77,6 +71,18 @@ def rollout_record(group: ScoredGroup, author: Author, receiver: Receiver, advan
 def digest_of(text: bytes) -> bytes:
     """By which peers see that they write a turn alike."""
     return hashlib.blake2b(text, digest_size=8).digest()
+
+
+def _shared_text(answer: Answer, advantage: float, traces: Iterator[TokenTrace | None]) -> SharedAnswer:
+    """One answer of one turn, with the next trace. One with more text than may cross gives its reward alone."""
+    crosses = answer_bytes(answer) <= MAX_COMPLETION_BYTES
+    return SharedAnswer(
+        completion=answer.completion if crosses else b"",
+        finish_reason=answer.finish_reason,
+        reward=answer.reward,
+        advantage=advantage,
+        trace=next(traces) if crosses else None,
+    )
 
 
 def _shared_episode(answer: Answer, advantage: float, receiver: Receiver) -> SharedAnswer:

@@ -9,14 +9,16 @@ import urllib.error
 import urllib.request
 
 import pytest
+from msgspec import structs
+from structlog.testing import capture_logs
 
 from mrl.exchange.archive import read_records
-from mrl.exchange.limits import Limits
+from mrl.exchange.limits import MIB, Limits
 from mrl.exchange.record_index import Entry
 from mrl.exchange.store import Store
 from mrl.exchange.transaction import Transaction
 from mrl.metrics.names import is_known
-from mrl.processes.exchange import metrics_of
+from mrl.processes.exchange import LOG_BYTES, metrics_of, tell_length
 from mrl.records.codec import encode
 from mrl.records.exchange_messages import Announce, Fetch, Hello
 from mrl.records.experience import ValueRecord
@@ -40,6 +42,17 @@ def test_every_metric_is_in_the_table():
     values = metrics_of(core.stat(1.0))
     assert values["exchange/flow_hit_rate/qwen/llama"] == 0.0
     assert [name for name in values if not is_known(name)] == []
+
+
+def test_a_reader_without_an_end_is_told_of():
+    """What is written while somebody reads stays in the file's log; told once, and again when it has doubled."""
+    stat, told, bytes_told = StoredCore().stat(1.0), [], 0
+    least = stat.budget_bytes + LOG_BYTES
+    for length in (0, least - 1, least, 2 * least - 1, 2 * least, 0, least):
+        with capture_logs() as logs:
+            bytes_told = tell_length(structs.replace(stat, file_bytes=length), bytes_told)
+        told += [(one["log_level"], one["mib"]) for one in logs]
+    assert told == [("warning", length // MIB) for length in (least, 2 * least, least)]
 
 
 @pytest.fixture

@@ -5,6 +5,7 @@ import errno
 import io
 import json
 import os
+import pty
 import re
 import signal
 import subprocess
@@ -18,7 +19,6 @@ from typing import TypeVar
 
 import psutil
 import pytest
-from rich.console import Console
 
 from mrl.config.load import validate
 from mrl.config.run_folder import RunFolder, create_run_folder
@@ -29,7 +29,7 @@ from mrl.metrics.jsonl import each_metrics
 from mrl.metrics.timeline import read_timeline
 from mrl.processes import host_processes, supervisor
 from mrl.processes.children import Child, is_forked
-from mrl.processes.display import Display
+from mrl.processes.display import Display, RunConsole
 from mrl.processes.host_processes import STACKS_S
 from mrl.processes.planning import restarts
 from mrl.processes.planning.plan import Plan, ProcessSpec
@@ -143,7 +143,7 @@ class Run:
         config = config_in(folder, **supervision)
         self.folder = create_run_folder(config, resume=resume)
         self.board, self.output = StillBoard(), io.StringIO()
-        display = Display(self.board, Console(file=self.output, width=200))
+        display = Display(self.board, RunConsole(file=self.output, width=200))
         plan = Plan(tuple(specs))
         self.inbox = Script(each_turn, sender)
         self.supervisor = Supervisor(config, self.folder, plan, inbox=self.inbox, display=display, forks=forks)
@@ -322,6 +322,23 @@ def test_a_signal_ends_everything_also_what_ignores_sigterm(tmp_path: Path, numb
     grandchild = int((tmp_path / "pid").read_text())
     # It has been sent SIGKILL; on a busy machine the kernel takes a moment to end it.
     wait_for(lambda: not psutil.pid_exists(grandchild) or not is_running(psutil.Process(grandchild)) or None)
+
+
+def test_a_terminal_that_is_closed_ends_no_run_that_was_started_to_outlive_it(tmp_path: Path) -> None:
+    """`nohup` has SIGHUP ignored, and it stays so; others end by it."""
+    code = "import time; time.sleep(0.3)"
+
+    def hang_up() -> list[TelemetryRecord]:
+        os.kill(os.getpid(), signal.SIGHUP)
+        return []
+
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        assert Run(tmp_path / "ignored", learner(code), each_turn=hang_up)() == 0
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
+        assert Run(tmp_path / "heard", learner(code), each_turn=hang_up)() == 128 + signal.SIGHUP
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 def test_a_silent_role_is_killed_and_started_again(tmp_path: Path) -> None:
@@ -515,7 +532,7 @@ def test_the_time_limit_ends_the_run_with_zero(tmp_path: Path) -> None:
     config = config_in(tmp_path)
     config = config.model_copy(update={"run": config.run.model_copy(update={"max_minutes": 0.002})})
     folder = create_run_folder(config)
-    display = Display(StillBoard(), Console(file=io.StringIO()))
+    display = Display(StillBoard(), RunConsole(file=io.StringIO()))
     supervisor = Supervisor(config, folder, Plan((learner(FOREVER),)), inbox=Script(), display=display)
     assert supervisor.run() == 0
     assert "max_minutes" in supervisor.reason
@@ -603,7 +620,7 @@ def test_a_metrics_file_that_cannot_be_written_or_closed_ends_the_run(tmp_path: 
         RunFolder(tmp_path / "r"),
         Plan((learner(FOREVER),)),
         inbox=Script(),
-        display=Display(StillBoard(), Console(file=io.StringIO())),
+        display=Display(StillBoard(), RunConsole(file=io.StringIO())),
     )
     assert supervisor.run() == 2
     assert str(tmp_path) in supervisor.reason
@@ -662,14 +679,14 @@ from pathlib import Path
 from rich.console import Console
 sys.path.insert(0, {tests!r})
 from test_supervisor import STOPS_ITS_SUPERVISOR, StillBoard, config_in, create_run_folder, learner
-from mrl.processes.display import Display
+from mrl.processes.display import Display, RunConsole
 from mrl.processes.planning.plan import Plan
 from mrl.processes.supervisor import Supervisor, open_inbox
 config = config_in(Path({folder!r}))
 folder = create_run_folder(config)
 plan = Plan((learner(STOPS_ITS_SUPERVISOR.format(folder=str(folder.path), pid=os.getpid())),))
 with closing(open_inbox(folder, "", plan.processes)) as inbox:
-    display = Display(StillBoard(), Console(file=io.StringIO()))
+    display = Display(StillBoard(), RunConsole(file=io.StringIO()))
     sys.exit(Supervisor(config, folder, plan, inbox=inbox, display=display).run())
 """
 
@@ -753,9 +770,33 @@ def beat(role: str, monotonic_s: float, time_unix_s: float = 0.0) -> HeartbeatRe
 def test_a_terminal_is_left_with_the_picture_of_the_end() -> None:
     """Not with one in which roles still wait."""
     output = io.StringIO()
-    with Display(StillBoard(), Console(file=output, force_terminal=True, width=80)) as display:
+    with Display(StillBoard(), RunConsole(file=output, force_terminal=True, width=80)) as display:
         display.refresh(1.0)
     assert output.getvalue().rindex("what stays") > output.getvalue().rindex("board")
+
+
+@pytest.mark.parametrize("is_terminal", [False, True])
+def test_a_run_goes_on_without_what_it_is_shown_on(tmp_path: Path, is_terminal: bool) -> None:
+    """A pipe whose reader has left, and a terminal that was closed."""
+    left, shown = pty.openpty() if is_terminal else os.pipe()
+    os.close(left)
+    run = Run(tmp_path, learner("import time; time.sleep(0.3)"))
+    with os.fdopen(shown, "w") as file:
+        console = RunConsole(file=file, width=80)
+        run.supervisor._display = Display(run.board, console)
+        run.board.due = ["a and b do not meet"]
+        assert run() == 0
+        console.print("the end")
+        print("the end", file=file, flush=True)  # goes nowhere
+
+
+def test_a_disk_that_is_full_where_the_output_goes_is_told() -> None:
+    """As everywhere: a person has to free some."""
+    with Path("/dev/full").open("w") as file:
+        display = Display(StillBoard(), RunConsole(file=file, width=80))
+        with pytest.raises(OSError, match="No space"):
+            display.line("step 1")
+        os.dup2(os.open(os.devnull, os.O_WRONLY), file.fileno())  # where what is buffered goes
 
 
 def test_a_tracker_gets_what_metrics_jsonl_gets_and_its_failure_ends_nothing(tmp_path: Path) -> None:
@@ -779,7 +820,7 @@ def test_a_tracker_gets_what_metrics_jsonl_gets_and_its_failure_ends_nothing(tmp
 def test_what_records_show_to_be_amiss_is_an_event_once(is_terminal: bool) -> None:
     """Noted for the live view, and a line of its own behind the step's where there is none."""
     output, board = io.StringIO(), StillBoard()
-    display = Display(board, Console(file=output, force_terminal=is_terminal, width=80))
+    display = Display(board, RunConsole(file=output, force_terminal=is_terminal, width=80))
     board.due = ["a and b do not meet"]
     for step in (1, 2):
         record = MetricsRecord(role="learner/a", policy="a", step=step, time_unix_s=0.0, values={})

@@ -3,7 +3,7 @@
 import pytest
 from msgspec import structs
 
-from mrl.records.experience import Received
+from mrl.records.experience import MAX_COMPLETION_BYTES, Received
 from mrl.sharing.peer_groups import PeerGroupParameters
 from mrl.sharing.peer_rollouts import RolloutReader, peer_rewards
 
@@ -43,3 +43,18 @@ def test_answers_are_cut_at_the_own_limit(read, make_context):
     """No peer makes a row longer than the policy's own answers can be."""
     traces = read(make_context(max_answer_tokens=3, peers=("a", "b")))
     assert {trace.num_tokens for of_group in traces for trace in of_group if trace.is_usable} <= {1, 2, 3}
+
+
+def test_an_answer_too_long_to_cross_costs_the_others_nothing(make, peer, make_context):
+    """Its reward comes alone: with its text no receiver could read the record."""
+    group = make.sampled(peer, [1, 0.5], "p")
+    long = structs.replace(group.answers[1], completion=b" " * (MAX_COMPLETION_BYTES + 1))
+    shared = make.rollout(structs.replace(group, answers=[group.answers[0], long]), peer, source="a")
+    context = make_context(peers=("a",))
+    reader = RolloutReader(PeerGroupParameters(), context)
+    own = make.group([0, 0], "p")
+    reader.asks(own)
+    reader.hear([shared], step=0)
+
+    [traces] = reader.take_traces([own], needs_trace=True)
+    assert [(trace.reward, trace.rejected) for trace in traces] == [(1, ""), (0.5, "withheld")]

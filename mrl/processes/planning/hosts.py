@@ -36,12 +36,15 @@ class Host:
 
 
 def parse_hosts(text: str) -> tuple[Host, ...]:
-    """Hosts of "a,b=10.0.0.2". Raises ConfigError for a name that is none, and for one that stands twice."""
+    """Hosts of "a,b=10.0.0.2". Raises ConfigError for a name that is none, or stands twice, and for an IPv6 address."""
     hosts = []
     for word in filter(None, text.split(",")):
         name, _, address = word.partition("=")
         if not _NAME.fullmatch(name):
             raise ConfigError("--hosts: not a host", got=word, wanted="NAME or NAME=ADDRESS, with commas between")
+        if ":" in address:  # nobody would be heard there
+            wanted = "NAME=10.0.0.2, or a name that leads to such an address"
+            raise ConfigError("--hosts: the links between hosts are IPv4", got=word, wanted=wanted)
         hosts.append(Host(name, address))
     names = [host.name for host in hosts]
     for name in names:

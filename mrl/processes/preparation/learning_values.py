@@ -3,7 +3,7 @@
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
-from mrl.config.defaults import LR_OF_ADAPTERS, LR_OF_ALL, RELEASED_PARAMETERS
+from mrl.config.defaults import LR_OF_ADAPTERS, LR_OF_ALL, RELEASED_PARAMETERS, SHARED_BYTES
 from mrl.config.policy_tables import PolicyTable
 from mrl.config.replay_table import REPLAY
 from mrl.config.rules.evaluation_rules import greedy_note
@@ -11,7 +11,8 @@ from mrl.config.schema import RunConfig
 from mrl.config.table import Table
 from mrl.config.task_tables import COLLECTIVE
 from mrl.errors import ConfigError
-from mrl.sharing.regimes import check_episodes, check_reuse, check_votes, replayed_kinds
+from mrl.records.codec import MAX_MESSAGE_BYTES
+from mrl.sharing.regimes import check_episodes, check_reuse, check_votes, regime_kind, replayed_kinds
 from mrl.tasks.games.game_names import GAMES
 
 SANE_FACTOR = 20.0
@@ -80,6 +81,7 @@ def warnings(config: RunConfig, parameters: Mapping[str, int]) -> Iterator[str]:
     is_voted = any(task.is_voted for task in config.tasks.values())
     if COLLECTIVE in config.sharing and not is_voted:
         yield f'sharing.{COLLECTIVE}: no task has verifier = "{COLLECTIVE}", and nothing waits for votes'
+    yield from _too_long_for_peers(config)
     sizes = {name: config.policies[name].rollout.group_size for name in config.learning}
     if is_voted and len(set(sizes.values())) > 1:
         told = ", ".join(f"{name} {size}" for name, size in sizes.items())
@@ -116,6 +118,21 @@ def warnings(config: RunConfig, parameters: Mapping[str, int]) -> Iterator[str]:
             yield (
                 f"policies.{name}.rollout.group_size = 1: an own answer is compared with nothing but what {regime}"
                 " takes from peers"
+            )
+
+
+def _too_long_for_peers(config: RunConfig) -> Iterator[str]:
+    """Where the groups of a policy may be longer than a record, under a regime that shares groups whole."""
+    if "rollout" not in regime_kind(config.sharing).replays:
+        return
+    for name in config.learning:
+        rollout = config.policies[name].rollout
+        most = MAX_MESSAGE_BYTES // (SHARED_BYTES * rollout.group_size)
+        if rollout.max_new_tokens > most:
+            yield (
+                f"policies.{name}.rollout: {rollout.group_size} answers of more than {most:,} tokens in the mean are"
+                f" longer than the {MAX_MESSAGE_BYTES // 2**20} MiB of a record, and peers get nothing of such a group:"
+                f" max_new_tokens = {most}, or a smaller group_size"
             )
 
 

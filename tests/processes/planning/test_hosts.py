@@ -42,7 +42,15 @@ def test_hosts_are_names_with_or_without_an_address() -> None:
     assert host_environment(hosts[0]) == {"MRL_HOST": "a"}
 
 
-@pytest.mark.parametrize(("text", "part"), [("a,a", "stands twice"), ("a,../b", "not a host"), ("=1.2.3.4", "not a")])
+@pytest.mark.parametrize(
+    ("text", "part"),
+    [
+        ("a,a", "stands twice"),
+        ("a,../b", "not a host"),
+        ("=1.2.3.4", "not a"),
+        ("a,b=fd00::1", "IPv4; got 'b=fd00::1'"),
+    ],
+)
 def test_what_is_no_list_of_hosts_is_refused(text: str, part: str) -> None:
     """A name also names files, so it is a plain word."""
     with pytest.raises(ConfigError, match=part):

@@ -1,0 +1,31 @@
+"""Groups that no record has room for are told of before the run."""
+
+import pytest
+
+from mrl.config.load import validate
+from mrl.processes.preparation.learning_values import warnings
+
+
+def told(regime: str, *, group_size: int, max_new_tokens: int) -> list[str]:
+    rollout = {"group_size": group_size, "max_new_tokens": max_new_tokens}
+    tables = {
+        "run": {"name": "r", "steps": 3},
+        "tasks": {"trim": {"source": "words", "dataset": "trim"}},
+        "sharing": {"regime": regime},
+        "policies": {"a": {"model": "m", "rollout": rollout}, "b": {"model": "m"}},
+    }
+    return [line for line in warnings(validate(tables, where="test"), {}) if "record" in line]
+
+
+def test_a_group_longer_than_a_record_is_told_of() -> None:
+    """17 bytes a token, of which 8 MiB are full."""
+    assert told("prp", group_size=16, max_new_tokens=32_768) == [
+        "policies.a.rollout: 16 answers of more than 30,840 tokens in the mean are longer than the 8 MiB of a record,"
+        " and peers get nothing of such a group: max_new_tokens = 30840, or a smaller group_size"
+    ]
+
+
+@pytest.mark.parametrize(("regime", "group_size"), [("prp", 8), ("sgt", 16), ("xgrpo", 16), ("independent", 16)])
+def test_what_has_room_or_is_not_shared_whole_is_not(regime: str, group_size: int) -> None:
+    """Single successes and rewards are short."""
+    assert told(regime, group_size=group_size, max_new_tokens=32_768) == []
