@@ -11,6 +11,7 @@ USER_ERROR = 2
 MAX_BACKOFF_S = 16.0
 FIRST_PAUSE_S, MAX_PAUSE_S = 60.0, 3600.0
 """Between tries of what was given up and does not end the run."""
+DAY_S = 86_400.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +57,9 @@ class _History:
     starts: int = 0
     started_s: float = 0.0
     restarts_s: deque[float] = field(default_factory=deque)
+    """Those within `window_s`."""
+    of_day_s: deque[float] = field(default_factory=deque)
+    """Those within a day."""
     short_lives: int = 0
     num_pauses: int = 0
     """Since its last life that was not short."""
@@ -67,8 +71,8 @@ class RestartPolicy:
     Waits double from `backoff_s` with every restart within `window_s`. The run ends on exit code 2, when a process
     fails again after `max_restarts` restarts within `window_s`, when twice as many lives in a row were shorter than
     `window_s` (a slow start would otherwise hide an endless loop), and when a learner needs more than
-    `max_learner_restarts`. A learner of a synchronous run, and the supervisor of a host with such learners, is never
-    started again: the others cannot go back to where it would begin.
+    `max_learner_restarts` within a day. A learner of a synchronous run, and the supervisor of a host with such
+    learners, is never started again: the others cannot go back to where it would begin.
 
     What spares the run is given up in its place: tried once after a pause, which doubles up to `MAX_PAUSE_S` until a
     life was no shorter than `window_s`.
@@ -96,8 +100,9 @@ class RestartPolicy:
         if end.code == USER_ERROR:
             return EndRun(USER_ERROR, f"{end.name}: {end.reason}")
         history = self._histories.setdefault(end.name, _History(starts=1))
-        while history.restarts_s and now_s - history.restarts_s[0] > self._table.window_s:
-            history.restarts_s.popleft()
+        for restarts_s, window_s in ((history.restarts_s, self._table.window_s), (history.of_day_s, DAY_S)):
+            while restarts_s and now_s - restarts_s[0] > window_s:
+                restarts_s.popleft()
         is_short = now_s - history.started_s < self._table.window_s
         history.short_lives = history.short_lives + 1 if is_short else 0
         history.num_pauses = history.num_pauses if is_short else 0
@@ -110,14 +115,15 @@ class RestartPolicy:
             return EndRun(1, f"{end.name} {how_it_ended(end.code)}, {given_up}: {end.reason}")
         wait_s = min(self._table.backoff_s * 2 ** len(history.restarts_s), MAX_BACKOFF_S)
         history.restarts_s.append(now_s + wait_s)
+        history.of_day_s.append(now_s + wait_s)
         return StartAgain(now_s + wait_s)
 
     def _given_up(self, end: Exit, history: _History) -> str:
         table = self._table
         if end.role in ("learner", "supervisor") and self._sync and not end.spares_run:
             return "and a synchronous run goes on from a common step only (--resume)"
-        if end.role == "learner" and history.starts > table.max_learner_restarts:
-            return f"after {table.max_learner_restarts} restarts"
+        if end.role == "learner" and len(history.of_day_s) >= table.max_learner_restarts:
+            return f"after {table.max_learner_restarts} restarts within a day"
         if history.num_pauses:
             return f"again within {table.window_s:g} s of its start"
         if len(history.restarts_s) >= table.max_restarts:

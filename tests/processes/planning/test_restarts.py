@@ -48,10 +48,13 @@ def test_a_slow_start_does_not_hide_an_endless_loop() -> None:
     )
 
 
-def test_a_learner_is_started_again_three_times_in_all() -> None:
-    """However far apart its failures lie."""
-    verdicts = lives(RestartPolicy(TABLE), end(role="learner", until_done=True), [100.0] * 4)
+def test_a_learner_is_started_again_three_times_a_day() -> None:
+    """A run of weeks does not add up what happens once in a day."""
+    verdicts = lives(RestartPolicy(TABLE), end(role="learner", until_done=True), [5 * 3600.0] * 4)
     assert [type(one) for one in verdicts] == [StartAgain, StartAgain, StartAgain, EndRun]
+    assert "after 3 restarts within a day" in str(verdicts[-1])
+    verdicts = lives(RestartPolicy(TABLE), end(role="learner", until_done=True), [8.1 * 3600.0] * 30)
+    assert all(isinstance(one, StartAgain) for one in verdicts)
 
 
 def test_a_learner_of_a_synchronous_run_ends_it() -> None:
