@@ -273,6 +273,9 @@ METRICS: dict[str, Metric] = {
     "exchange/unserved_requests": Metric("requests", "score requests that no worker has been given"),
     "exchange/file_bytes": Metric("bytes", "length of the exchange's file"),
     "exchange/unstored_puts": Metric("messages", "messages with records that wait to be stored"),
+    "exchange/abandoned_deliveries": Metric(
+        "records", "records whose delivery was given up: their reader's inbox stayed full, or it did not answer"
+    ),
     "exchange/malformed": Metric("messages", "messages and connections dropped since the start, for any reason"),
     "exchange/flow_records/{source}/{receiver}": Metric("records", "records delivered since the start", True),
     "exchange/flow_bytes/{source}/{receiver}": Metric("bytes", "bytes delivered since the start"),

@@ -257,6 +257,7 @@ def metrics_of(stat: Stat) -> dict[str, float]:
         "exchange/unserved_requests": stat.unserved,
         "exchange/file_bytes": stat.file_bytes,
         "exchange/unstored_puts": stat.unstored,
+        "exchange/abandoned_deliveries": stat.abandoned,
         "exchange/malformed": sum(stat.malformed.values()),
     }
     for flow in stat.flows:
