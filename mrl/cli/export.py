@@ -96,7 +96,7 @@ def model_card(config: RunConfig, policy: str, step: int) -> str:
     """What the folder is and where it comes from, as the hub shows it."""
     table, regime = config.policies[policy], config.sharing["regime"]
     lora = table.learner.lora
-    asked = table.prompt.model_dump(exclude_defaults=True, exclude={"chat_template", "few_shot_file"})
+    asked = table.prompt.model_dump(mode="json", exclude_defaults=True, exclude={"chat_template", "few_shot_file"})
     peers = ", ".join(name for name in config.policies if name != policy) or "none"
     return "\n".join(
         [

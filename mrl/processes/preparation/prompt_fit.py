@@ -59,6 +59,10 @@ def check_prompts(config: RunConfig, name: str, prompts: Sequence[Prompt], on_no
     rendered: list[str] = []
     if template is not None:
         _check_options(name, policy, template)
+        if template.prints_day and policy.prompt.today:
+            on_note(
+                f"policies.{name}.prompt.today = {policy.prompt.today}: the chat template prints it in every prompt"
+            )
         for prompt in _one_of_each(prompts):
             try:
                 rendered.append(template.render(prompt.content))
