@@ -195,8 +195,10 @@ class TurnSpelling:
             behind = self._behind_turn(said) if TURN in said else ""  # calls may hold the placeholder themselves
         except ModelFolderError:
             return None
-        if TURN in said:
-            said = content + behind
+        if TURN in said:  # white space parts calls from what is said before them, and stands there once
+            bare = behind.lstrip()
+            is_parted = not content or content.endswith(behind.removesuffix(bare))
+            said = content + (bare if is_parted else behind)
         elif said.startswith(asked):  # the template drops what is said beside calls
             said = said.removeprefix(asked)
         else:
