@@ -6,6 +6,8 @@ adapters alone as peft writes them, for engines that load them beside the model 
 """
 
 import argparse
+import json
+import os
 import shutil
 import tempfile
 from pathlib import Path
@@ -14,7 +16,7 @@ import mrl
 from mrl.config.run_folder import RunFolder, read_run_config
 from mrl.config.schema import RunConfig
 from mrl.errors import ConfigError, RunFolderError
-from mrl.models.chat_template import FILE
+from mrl.models.chat_template import CONFIG, FILE
 from mrl.processes.preparation.checkpoint_folder import ADAPTER, CARD, sound_checkpoint, step_of, write_folder
 from mrl.processes.preparation.hub_models import check_here, located
 
@@ -45,22 +47,22 @@ def run(arguments: argparse.Namespace) -> int:
 def export(config: RunConfig, folder: RunFolder, policy: str, step: int | None, to: Path | None) -> Path:
     """Write the folder of one policy at one step; returns its path.
 
-    Raises RunFolderError when there is no such step or the place is taken, CheckpointError when it is not sound.
+    Raises RunFolderError when there is no such step or the place is taken or cannot be written, CheckpointError when it
+    is not sound.
     """
     from mrl.weights.checkpoint_store import CheckpointStore  # imports torch
 
     place = folder.checkpoints(policy)
     step = step_of(CheckpointStore(place, policy).steps(), step, place)
     to = to or folder.path / "exports" / f"{policy}-step_{step}"
-    if to.exists():
+    if os.path.lexists(to):
         raise RunFolderError("exists already", where=str(to), cure="choose another --to")
     checkpoint = sound_checkpoint(folder, policy, step)
-    to.parent.mkdir(parents=True, exist_ok=True)
-    part = Path(tempfile.mkdtemp(dir=to.parent, prefix=f".{to.name}."))
+    part = _part_of(to)
     try:
         write_folder(part, config.policies[policy], checkpoint)
         if template := config.policies[policy].prompt.chat_template:
-            (part / FILE).write_text(template, encoding="utf-8")
+            _put_template(part, template)
         (part / CARD).write_text(model_card(config, policy, step), encoding="utf-8")
         part.chmod(0o755)
         part.rename(to)
@@ -70,11 +72,31 @@ def export(config: RunConfig, folder: RunFolder, policy: str, step: int | None, 
     return to
 
 
+def _part_of(to: Path) -> Path:
+    """A new folder beside `to`, which is to become it. Raises RunFolderError."""
+    try:
+        to.parent.mkdir(parents=True, exist_ok=True)
+        return Path(tempfile.mkdtemp(dir=to.parent, prefix=f".{to.name}."))
+    except OSError as error:
+        what = f"cannot be written ({error.strerror})"
+        raise RunFolderError(what, where=str(to), cure="choose another --to") from error
+
+
+def _put_template(folder: Path, template: str) -> None:
+    """In the place of the model's own, which llama.cpp would go on taking from the tokenizer's settings."""
+    (folder / FILE).write_text(template, encoding="utf-8")
+    file = folder / CONFIG
+    if file.is_file():
+        settings = json.loads(file.read_text(encoding="utf-8"))
+        settings.pop("chat_template", None)
+        file.write_text(json.dumps(settings, indent=2, ensure_ascii=False), encoding="utf-8")
+
+
 def model_card(config: RunConfig, policy: str, step: int) -> str:
     """What the folder is and where it comes from, as the hub shows it."""
     table, regime = config.policies[policy], config.sharing["regime"]
     lora = table.learner.lora
-    asked = table.prompt.model_dump(exclude_defaults=True, exclude={"chat_template", "few_shot_file"})
+    asked = table.prompt.model_dump(mode="json", exclude_defaults=True, exclude={"chat_template", "few_shot_file"})
     peers = ", ".join(name for name in config.policies if name != policy) or "none"
     return "\n".join(
         [

@@ -1,5 +1,6 @@
 """The tables of one policy: its model, how it samples, what it maximises, how it learns."""
 
+from datetime import date
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
@@ -73,6 +74,9 @@ class PromptTable(Table):
     template_options: dict[str, Any] = Field(default={})
     """Variables that the chat template is given, as { enable_thinking = false }; one that it does not read is
     refused."""
+    today: date | None = None
+    """The day that a chat template prints which prints one, as 2026-11-29. Left out: that on which the run begins; its
+    `config.json` keeps it."""
     assistant_prefill: str = ""
     """Text that every answer begins with, as the end of the prompt: neither verifiers nor peers are given it."""
     history: Literal["template", "sampled"] = "template"

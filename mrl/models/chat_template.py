@@ -1,6 +1,7 @@
 """A model's chat template, read and tried without its tokenizer: what is wrong with it is found before a run starts."""
 
 import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,8 @@ GIVEN = ("messages", "tools", "documents", "add_generation_prompt")
 """Variables of templates that are no options."""
 CHAT_NAMES = ("-instruct", "-chat", "-it")
 """Ends of the names of models that were trained to chat, before a version."""
+_CLOCK = re.compile(r"""strftime_now\(\s*(["'])([^"'\\{}]*)\1\s*\)""")
+"""How templates print a day."""
 
 
 class ChatTemplate:
@@ -38,11 +41,16 @@ class ChatTemplate:
         try:
             given: dict[str, Any] = dict(self._special_tokens) | self._prompt.template_options
             found: Any = render_jinja_template(
-                [messages], chat_template=self._text, add_generation_prompt=True, **given
+                [messages], chat_template=on_day(self._text, self._prompt), add_generation_prompt=True, **given
             )
         except (jinja2.TemplateError, TypeError, ValueError, KeyError, AttributeError) as error:
             raise refused(self._folder, error, self._prompt) from error
         return str(found[0][0]) + self._prompt.assistant_prefill
+
+    @property
+    def prints_day(self) -> bool:
+        """Whether it prints one."""
+        return _CLOCK.search(self._text) is not None
 
     def unread_options(self) -> list[str]:
         """Those of the policy's `template_options` that the template does not name. Raises ModelFolderError."""
@@ -64,6 +72,18 @@ def messages_of(content: str | Sequence[tuple[str, str]], prompt: PromptTable) -
     opening = turns[:1] if has_own else [("system", prompt.system)] * bool(prompt.system)
     shots = [turn for shot in prompt.few_shot for turn in (("user", shot.user), ("assistant", shot.assistant))]
     return [{"role": role, "content": text} for role, text in (*opening, *shots, *turns[has_own:])]
+
+
+def on_day(template: str, prompt: PromptTable) -> str:
+    """A template that prints the day of the run where it would print that of now."""
+    day = prompt.today  # transformers would make a text of a function that stands in for its own
+    return _CLOCK.sub(lambda call: f'"{day:{call[2]}}"', template) if day else template
+
+
+def use_template(tokenizer: Any, prompt: PromptTable) -> None:
+    """Let a tokenizer of transformers render by the policy's own template where there is one, on the day of the run."""
+    template = prompt.chat_template or tokenizer.chat_template
+    tokenizer.chat_template = on_day(template, prompt) if isinstance(template, str) else template
 
 
 def read_template(folder: Path, prompt: PromptTable = AS_IT_IS) -> ChatTemplate | None:

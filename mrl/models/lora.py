@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from mrl.config.policy_tables import LoraTable
 from mrl.errors import ConfigError, MissingError, WeightsError
+from mrl.hub_names import parse_name
 
 ADAPTER = "default"
 """The name that peft gives the only adapter of a model."""
@@ -104,7 +105,10 @@ def name_in_file(name: str) -> str:
 
 
 def write_adapters(folder: Path, table: LoraTable, weights: Mapping[str, Tensor], model_name: str) -> None:
-    """Write adapters as peft does, in a folder that peft, vLLM and SGLang load beside the model. Raises OSError."""
+    """Write adapters as peft does, in a folder that peft, vLLM and SGLang load beside the model. Raises OSError.
+
+    The model is a folder, or ID or ID@REVISION of the hub.
+    """
     folder.mkdir(parents=True)
     tensors = {name_in_file(name): tensor.detach().cpu().contiguous() for name, tensor in weights.items()}
     save_file(tensors, folder / FILE, metadata={"format": "pt"})
@@ -115,7 +119,9 @@ def describe_adapters(folder: Path, table: LoraTable, names: Iterable[str], mode
     """Write what peft reads beside the file with tensors of these names. Raises OSError."""
     targets = {name.rpartition(".lora_A.")[0].rpartition(".")[2] for name in names} - {""}
     described = _peft_config(table, sorted(targets))
-    described.base_model_name_or_path = model_name
+    name = parse_name(model_name)
+    described.base_model_name_or_path = name.id if name else model_name
+    described.revision = (name.revision if name else "") or None
     described.inference_mode = True
     described.save_pretrained(folder)
 

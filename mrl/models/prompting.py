@@ -9,7 +9,7 @@ import numpy.typing as npt
 from transformers import PreTrainedTokenizerBase
 
 from mrl.config.policy_tables import PromptTable
-from mrl.models.chat_template import AS_IT_IS, messages_of, plain_text, refused
+from mrl.models.chat_template import AS_IT_IS, messages_of, plain_text, refused, use_template
 from mrl.models.load_policy import load_tokenizer
 
 
@@ -20,8 +20,7 @@ class PromptEncoder:
         """`prompt` says what stands around every prompt. Raises ModelFolderError without a usable tokenizer."""
         self._folder, self._prompt = folder, prompt
         self._tokenizer = load_tokenizer(folder)
-        if prompt.chat_template:
-            self._tokenizer.chat_template = prompt.chat_template
+        use_template(self._tokenizer, prompt)
         self._known: dict[str | Sequence[tuple[str, str]], npt.NDArray[np.int32]] = {}
 
     def token_ids(self, content: str | Sequence[tuple[str, str]]) -> npt.NDArray[np.int32]:

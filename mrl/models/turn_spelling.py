@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 from mrl.config.policy_tables import PromptTable
 from mrl.errors import ModelFolderError
-from mrl.models.chat_template import AS_IT_IS, messages_of, plain_text, refused
+from mrl.models.chat_template import AS_IT_IS, messages_of, plain_text, refused, use_template
 from mrl.models.load_policy import load_tokenizer
 from mrl.records.episodes import Message, ToolCall, as_chat
 
@@ -50,8 +50,7 @@ class TurnSpelling:
         """
         self._folder, self._prompt, self._eos_ids = folder, prompt, frozenset(eos_ids)
         self._tokenizer = load_tokenizer(folder)
-        if prompt.chat_template:
-            self._tokenizer.chat_template = prompt.chat_template
+        use_template(self._tokenizer, prompt)
         self.template = str(self._tokenizer.chat_template or "")
         """Of its conversations; "" for a model that is asked by lines of plain text."""
         self._closing = ""
@@ -196,8 +195,10 @@ class TurnSpelling:
             behind = self._behind_turn(said) if TURN in said else ""  # calls may hold the placeholder themselves
         except ModelFolderError:
             return None
-        if TURN in said:
-            said = content + behind
+        if TURN in said:  # white space parts calls from what is said before them, and stands there once
+            bare = behind.lstrip()
+            is_parted = not content or content.endswith(behind.removesuffix(bare))
+            said = content + (bare if is_parted else behind)
         elif said.startswith(asked):  # the template drops what is said beside calls
             said = said.removeprefix(asked)
         else:

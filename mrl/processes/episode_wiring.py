@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -17,7 +17,7 @@ from mrl.errors import ModelFolderError
 from mrl.models.families.family_calls import FamilyCall
 from mrl.models.families.family_spelling import FamilySpelling, spelling_of
 from mrl.models.skeleton import config_of_folder, episode_row_tokens
-from mrl.models.turn_spelling import TurnSpelling
+from mrl.models.turn_spelling import PROBE_CALL, TurnSpelling
 from mrl.records.episodes import Message, Opening, ToolCall, ToolSpec
 from mrl.records.experience import SharedTurn
 from mrl.records.plain_requests import TurnPiece
@@ -65,7 +65,7 @@ def with_episodes(
     assert words is not None, "a task has an environment"
     spelling = words.spelling
     spelling.check(has_tools=False)
-    syntax, room = own_syntax(spelling), row_tokens(table)
+    syntax, room = _as_it_is_said(own_syntax(spelling), spelling), row_tokens(table)
     in_a_pass = sys.maxsize if table.frozen else table.learner.microbatch_tokens
 
     def rules(prompt_id: str) -> EpisodeRules:
@@ -112,6 +112,8 @@ def read_turn(syntax: ToolSyntax, text: str, *, is_cut: bool, tools: Tools = ())
 def own_syntax(spelling: TurnSpelling) -> ToolSyntax:
     """How the policy calls tools: as its chat template shows, else as its family does, where it names one."""
     syntax = syntax_of(spelling.template)
+    if spelling.template and spelling.said("", (PROBE_CALL,)) is None:  # it shows calls, and says none (SmolLM3)
+        syntax = NONE
     if syntax is not NONE or not isinstance(spelling, FamilySpelling) or not spelling.mark:
         return syntax
 
@@ -119,6 +121,12 @@ def own_syntax(spelling: TurnSpelling) -> ToolSyntax:
         return [_family_call(one) for one in spelling.calls(text, tools)]
 
     return opened_by(spelling.mark, spelling.family, calls, thought=spelling.thought_end)
+
+
+def _as_it_is_said(syntax: ToolSyntax, spelling: TurnSpelling) -> ToolSyntax:
+    """With no more calls in a turn than the template can say, for behind more of them it has no bridge."""
+    is_single = syntax is not NONE and spelling.said("", (PROBE_CALL,)) and not spelling.said("", (PROBE_CALL,) * 2)
+    return replace(syntax, most_calls=1) if is_single else syntax
 
 
 def _family_call(call: FamilyCall) -> Call:

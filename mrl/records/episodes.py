@@ -18,6 +18,8 @@ MAX_TURN_MESSAGES, MAX_TURN_CALLS, MAX_NAME_CHARS = 256, 64, 64
 MAX_TOOLS, MAX_SCHEMA_BYTES = 128, 1 << 16
 """What an environment may offer, and one tool's description and schema as canonical JSON."""
 MAX_SEGMENTS = 2000
+NAMELESS = "unknown"
+"""The tool that the answer to a broken call is of."""
 CUT = "cut"
 """How an episode ends whose last turn reached the policy's token limit."""
 MAX_LAST_MESSAGES, MAX_LAST_CHARS = 8, 2000
@@ -193,7 +195,10 @@ def _said(message: Message) -> str:
 
 
 def as_chat(messages: Sequence[Message]) -> list[Mapping[str, Any]]:
-    """Messages as chat templates take them; answers of tools name the calls before them in their order."""
+    """Messages as chat templates take them; answers of tools name the calls before them in their order.
+
+    The answer to a broken call is that of a tool `NAMELESS`: templates of Hermes want a name of each.
+    """
     found: list[Mapping[str, Any]] = []
     num_answers = 0
     for message in messages:
@@ -205,7 +210,7 @@ def as_chat(messages: Sequence[Message]) -> list[Mapping[str, Any]]:
                 for place, call in enumerate(message.tool_calls)
             ]
         if message.role == "tool":
-            chat |= {"tool_call_id": _call_id(num_answers)} | ({"name": message.name} if message.name else {})
+            chat |= {"tool_call_id": _call_id(num_answers), "name": message.name or NAMELESS}
             num_answers += 1
         found.append(chat)
     return found

@@ -64,6 +64,15 @@ def run(tmp_path, model_folder) -> RunFolder:
     return folder
 
 
+@pytest.fixture
+def with_settings(model_folder):
+    """Puts keys into the model's tokenizer_config.json, which is afterwards what it was."""
+    file = model_folder / "tokenizer_config.json"
+    before = file.read_text()
+    yield lambda **keys: file.write_text(json.dumps(json.loads(before) | keys))
+    file.write_text(before)
+
+
 def begun(tmp_path: Path, policy: dict[str, object]) -> tuple[RunConfig, RunFolder]:
     """A run of one policy, "qwen"."""
     tables = {
@@ -119,8 +128,9 @@ def test_a_mixture_is_exported_by_the_names_of_its_folder(tmp_path, capsys):
     assert all(torch.equal(exported[name], tensor) for name, tensor in wanted.items())
 
 
-def test_how_a_policy_was_asked_goes_with_it(run, capsys):
+def test_how_a_policy_was_asked_goes_with_it(run, with_settings, capsys):
     """Its own chat template in the place of the model's, and the rest on the card."""
+    with_settings(chat_template="{{ messages[0].content }} of the model")
     config = json.loads(run.config_json.read_text())
     template = "{% for m in messages %}<<{{ m.content }}>>{% endfor %}"
     config["policies"]["qwen"]["prompt"] |= {"chat_template": template, "system": "Be brief.", "stop": ["!"]}
@@ -130,9 +140,44 @@ def test_how_a_policy_was_asked_goes_with_it(run, capsys):
 
     exported = Path(capsys.readouterr().out.strip())
     assert AutoTokenizer.from_pretrained(exported, local_files_only=True).chat_template == template
+    assert "chat_template" not in json.loads((exported / "tokenizer_config.json").read_text())  # llama.cpp's first
     card = (exported / "README.md").read_text().splitlines()
     assert "- asked with system = 'Be brief.'" in card
     assert "- asked with stop = ['!']" in card
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["pytorch_model.bin", "pytorch_model.bin.index.json", "optimizer.pt", "tf_model.h5", "model-q4.gguf"],
+)
+def test_weights_in_other_forms_stay_behind(run, model_folder, name, capsys):
+    """They are those that the model had before, and a trainer's folder has twice as much beside them."""
+    (model_folder / name).write_text("of before")
+    try:
+        assert main(["export", str(run.path), "--policy", "qwen"]) == 0
+    finally:
+        (model_folder / name).unlink()
+    exported = Path(capsys.readouterr().out.strip())
+    assert not (exported / name).exists()
+    assert (exported / "generation_config.json").exists()
+
+
+def test_a_link_to_nowhere_is_a_place_that_is_taken(run, tmp_path, capsys):
+    """A folder cannot get its name."""
+    (tmp_path / "out").symlink_to("nowhere")
+    assert main(["export", str(run.path), "--policy", "qwen", "--to", str(tmp_path / "out")]) == 2
+    assert "out: exists already" in capsys.readouterr().err
+
+
+def test_modes_of_the_model_stay_with_it(run, model_folder, capsys):
+    """What lies where nobody may write becomes files that their owner may."""
+    file = model_folder / "chat_template.jinja"
+    file.chmod(0o444)
+    try:
+        assert main(["export", str(run.path), "--policy", "qwen"]) == 0
+    finally:
+        file.chmod(0o644)
+    assert (Path(capsys.readouterr().out.strip()) / file.name).stat().st_mode & 0o200
 
 
 @pytest.mark.parametrize(
@@ -142,6 +187,10 @@ def test_how_a_policy_was_asked_goes_with_it(run, capsys):
         (["--policy", "teacher"], "no such policy that learns"),
         (["--policy", "qwen", "--step", "5"], "no checkpoint of this step; got 5; wanted one of [4, 8]"),
         (["--policy", "qwen", "--to", "."], ".: exists already; cure: choose another --to"),
+        (
+            ["--policy", "qwen", "--to", "/dev/null/out/sub"],
+            "cannot be written (Not a directory); cure: choose another",
+        ),
     ],
 )
 def test_what_cannot_be_exported_is_one_line(run, arguments, words, capsys):

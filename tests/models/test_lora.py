@@ -120,3 +120,21 @@ def test_written_adapters_are_what_peft_loads(tmp_path: Path) -> None:
     write_adapters(tmp_path / "adapter", LoraTable(rank=3, alpha=7), trained_weights(model), str(tmp_path / "plain"))
     loaded = PeftModel.from_pretrained(load_policy(tmp_path / "plain"), tmp_path / "adapter")
     torch.testing.assert_close(logits(loaded), logits(model), rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("model", "named", "revision"),
+    [
+        ("Qwen/Qwen3-0.6B@" + 8 * "01234", "Qwen/Qwen3-0.6B", 8 * "01234"),
+        ("Qwen/Qwen3-0.6B", "Qwen/Qwen3-0.6B", None),
+        ("/models/qwen@home", "/models/qwen@home", None),
+    ],
+)
+def test_peft_finds_the_model_that_adapters_belong_to(tmp_path: Path, model, named, revision) -> None:
+    """peft asks the hub for an id and a revision: it refuses both as one."""
+    from peft import PeftConfig
+
+    table = LoraTable(rank=3, target_modules=["q_proj"])
+    write_adapters(tmp_path / "adapter", table, trained_weights(adapted(table)), model)
+    described = PeftConfig.from_pretrained(tmp_path / "adapter")
+    assert (described.base_model_name_or_path, described.revision) == (named, revision)

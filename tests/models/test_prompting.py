@@ -1,3 +1,5 @@
+from datetime import date
+
 import pytest
 
 from mrl.config.policy_tables import PromptTable, ShotTable
@@ -5,6 +7,8 @@ from mrl.models.chat_template import read_template
 from mrl.models.load_policy import load_tokenizer
 from mrl.models.make import make_policy
 from mrl.models.prompting import PromptEncoder, prompt_token_ids
+from mrl.models.turn_spelling import TurnSpelling
+from mrl.records.episodes import Message
 
 
 @pytest.fixture
@@ -77,6 +81,20 @@ def test_the_check_renders_what_the_worker_encodes(folder):
     template = read_template(folder, prompt)
     assert template is not None
     assert template.render("3") == PromptEncoder(folder, prompt).shown("3")
+
+
+def test_a_template_that_prints_the_day_prints_that_of_the_run(folder):
+    """In prompts, in the check before the run, and in episodes: whatever day it is."""
+    template = "{{ strftime_now('%d %b %Y') }}: " + TEMPLATE
+    prompt = PromptTable(chat_template=template, today=date(2024, 7, 26))
+    assert PromptEncoder(folder, prompt).shown("3") == "26 Jul 2024: [user]3[me]"
+    found = read_template(folder, prompt)
+    assert found is not None
+    assert found.prints_day
+    assert found.render("3") == "26 Jul 2024: [user]3[me]"
+    opening = TurnSpelling(folder, prompt, eos_ids=[0]).opening([Message("user", "3")])
+    assert load_tokenizer(folder).decode(opening) == "26 Jul 2024: [user]3[me]"
+    assert asked(folder, "3", chat_template=template) == f"{date.today():%d %b %Y}: [user]3[me]"
 
 
 @pytest.mark.parametrize(

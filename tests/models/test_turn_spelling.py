@@ -13,6 +13,7 @@ from mrl.models.make import make_policy
 from mrl.models.tokenizers import train_metaspace
 from mrl.models.turn_spelling import TurnSpelling
 from mrl.records.episodes import Message, ToolCall
+from mrl.tasks.environments.tool_syntax import HERMES
 from tests.support.forgetful_template import FORGETFUL, KEEPS_NEWEST
 
 CALL = ToolCall(name="look_up", arguments='{"key":"b"}')
@@ -105,6 +106,17 @@ def test_a_conversation_that_others_had_is_rendered_whole(spelling, text):
     assert text(by_option.opening(talk)).startswith("no thoughts")
     own = [Message(role="system", content="shout"), USER]
     assert "be brief" not in text(spelling(CHATML, system="be brief").opening(own))
+
+
+@pytest.mark.parametrize("before", ["", "hm\n", "<think>\nhm\n</think>\n\n"])
+def test_a_turn_with_calls_is_said_as_it_was_sampled(spelling, before):
+    """What parts calls from the words before them stands there once, and not at all before the first of a turn."""
+    parting = spelling(CHATML.replace("\n<tool_call>", "{{ '\n' }}<tool_call>"))
+    call = '<tool_call>\n{"name": "look_up", "arguments": {"key": "b"}}\n</tool_call>'
+    for sampled in (before + call, f"{before}{call}\n{call}"):
+        turn = HERMES.read(sampled)
+        assert parting.said(turn.content, turn.tool_calls) == sampled
+    assert parting.said("hm", (CALL,)) == f"hm\n{call}"
 
 
 def test_an_end_that_was_sampled_is_not_said_again(spelling, folder, text):

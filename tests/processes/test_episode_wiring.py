@@ -42,6 +42,8 @@ CHATML = (
 )
 
 HERMES_TEMPLATE = "{# arguments #}" + CHATML.replace("<call>", "<tool_call>").replace("</call>", "</tool_call>")
+ONE_CALL = "{% for m in messages %}{{ raise_exception('one call') if m.tool_calls and m.tool_calls[1:] }}{% endfor %}"
+ONE_CALL += HERMES_TEMPLATE
 
 
 def as_it_is(text, _):
@@ -356,6 +358,42 @@ def test_the_rest_of_a_turn_is_closed_where_the_turn_had_ended(words, folder):
     assert ended == [*cut, tokenizer.eos_token_id]
 
 
+@pytest.fixture
+def voice(folder, tmp_path):
+    """The voice of a policy with this template, in episodes."""
+
+    def make(template, **prompt) -> OwnVoice:
+        tables = {
+            "run": {"name": "r", "steps": 1, "folder": str(tmp_path)},
+            "tasks": {"guess": {"source": "environment", "dataset": "higher_lower"}},
+            "policies": {"p": {"model": str(folder), "prompt": {"chat_template": template, **prompt}}},
+            "pool": POOL,
+        }
+        config = validate(tables, where="test")
+        with closing(build_pool(config.tasks, config.pool)) as pool:
+            return with_episodes(Mock(), config, "p", pool, load_receiver(folder))._stage.voice
+
+    return make
+
+
+@pytest.mark.parametrize(("template", "num_made"), [(HERMES_TEMPLATE, 2), (ONE_CALL, 1)])
+def test_no_more_calls_are_made_than_the_template_has_a_bridge_behind(voice, template, num_made):
+    """Llama 3.1 refuses a conversation with two in a turn, which was a fault of the environment then."""
+    two = "".join(f'<tool_call>{{"name": "look_up", "arguments": {CALL.arguments}}}</tool_call>' for _ in range(2))
+    own_voice = voice(template)
+    turn, _ = own_voice.read(two, False, [LOOK_UP])
+    assert turn.tool_calls == (CALL,) * num_made
+    assert len(turn.tool_calls) + len(turn.broken) == 2
+    own_voice.spelling.bridge([], turn.tool_calls, [Message("tool", "7")] * 2)
+
+
+def test_calls_that_a_template_shows_and_does_not_say_are_none(voice):
+    """That of SmolLM3 leaves the turn's calls out, and the tools that it is given."""
+    shows = CHATML.replace("m.tool_calls or []", "[]") + '{# <tool_call>{"arguments"} #}'
+    assert not voice(shows).can_call
+    assert voice(HERMES_TEMPLATE).can_call
+
+
 @pytest.mark.parametrize(
     ("text", "has_tools", "begins"),
     [
@@ -368,15 +406,6 @@ def test_the_rest_of_a_turn_is_closed_where_the_turn_had_ended(words, folder):
         ('so <tool_call>{"na', True, "so "),
     ],
 )
-def test_of_a_turn_that_goes_on_its_sure_beginning_is_told(folder, tmp_path, text, has_tools, begins):
+def test_of_a_turn_that_goes_on_its_sure_beginning_is_told(voice, text, has_tools, begins):
     """Without half a character, or what may yet be a text that ends it, or a call."""
-    tables = {
-        "run": {"name": "r", "steps": 1, "folder": str(tmp_path)},
-        "tasks": {"guess": {"source": "environment", "dataset": "higher_lower"}},
-        "policies": {"p": {"model": str(folder), "prompt": {"chat_template": HERMES_TEMPLATE, "stop": ["ends"]}}},
-        "pool": POOL,
-    }
-    config = validate(tables, where="test")
-    with closing(build_pool(config.tasks, config.pool)) as pool:
-        engine = with_episodes(Mock(), config, "p", pool, load_receiver(folder))
-    assert engine._stage.voice.so_far(text, has_tools) == begins
+    assert voice(HERMES_TEMPLATE, stop=["ends"]).so_far(text, has_tools) == begins

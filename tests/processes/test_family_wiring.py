@@ -32,8 +32,9 @@ SAID = (
     "</function>\n</tool_call>"
 )
 HERMES_TEMPLATE = (
-    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
-    "{# <tool_call> arguments #}{% if add_generation_prompt %}<|im_start|>assistant\n<think>\n{% endif %}"
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}{% for c in m.tool_calls or [] %}"
+    '<tool_call>{"name": "{{ c.function.name }}", "arguments": {{ c.function.arguments | tojson }}}</tool_call>'
+    "{% endfor %}<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n<think>\n{% endif %}"
 )
 
 
@@ -127,6 +128,18 @@ def test_the_check_says_what_a_family_is_used_for(run):
         "policies.p.prompt.family: renderers 0.1.12 reads tool calls; the rest is by the chat template"
     ]
     assert told(run("higher_lower", family="")) == []
+
+
+def test_a_template_that_leaves_tools_out_is_refused(run, folder):
+    """A policy calls none that it has not been shown."""
+    shown = "{% for t in tools or [] %}{{ t.function.name }}{% endfor %}"
+    for template in (HERMES_TEMPLATE, shown + HERMES_TEMPLATE):
+        (folder / "chat_template.jinja").write_text(template)
+        if template == HERMES_TEMPLATE:
+            with pytest.raises(ModelFolderError, match=r"does not show the tool lookup of tasks\.game.*chat_template"):
+                told(run(family=""))
+        else:
+            assert told(run(family="")) == []
 
 
 def test_tools_without_readable_calls_name_the_key(run):

@@ -135,7 +135,8 @@ def test_chat_templates_get_calls_and_answers_in_their_form():
     answers = (Message("tool", "7", name="look_up"), Message("tool", "8"), Message("tool", "9"))
     turn = Message("assistant", "hm", calls)
     said = [{"role": "tool", "content": "7", "tool_call_id": "call00000", "name": "look_up"}]
-    said += [{"role": "tool", "content": str(8 + place), "tool_call_id": f"call0000{1 + place}"} for place in range(2)]
+    nameless = {"role": "tool", "name": "unknown"}  # templates of Hermes want a name
+    said += [nameless | {"content": str(8 + place), "tool_call_id": f"call0000{1 + place}"} for place in range(2)]
     called = {
         "role": "assistant",
         "content": "hm",
@@ -146,7 +147,7 @@ def test_chat_templates_get_calls_and_answers_in_their_form():
         ],
     }
     assert as_chat([turn, *answers, turn, *answers]) == [called, *said, called, *said]
-    assert as_chat([answers[1]]) == [{"role": "tool", "content": "8", "tool_call_id": "call00000"}]
+    assert as_chat([answers[1]]) == [nameless | {"content": "8", "tool_call_id": "call00000"}]
     described = {"name": "f", "description": "Finds.", "parameters": {"type": "object"}}
     assert ToolSpec("f", "Finds.", NO_ARGUMENTS).as_chat() == {"type": "function", "function": described}
 

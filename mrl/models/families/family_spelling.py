@@ -21,7 +21,7 @@ from mrl.errors import ModelFolderError
 from mrl.models.families.family_calls import FamilyCall, Tools, for_package, is_whole, read_call, tags_of
 from mrl.models.families.renderers_package import KEY, renderer_of
 from mrl.models.turn_spelling import ASKED, END_REASONING, PROBE, PROBE_CALL, TURN, Int32s, TurnSpelling
-from mrl.records.episodes import MAX_TURN_CALLS, Message, ToolCall, as_chat
+from mrl.records.episodes import MAX_TURN_CALLS, NAMELESS, Message, ToolCall, as_chat
 
 ARGUMENT = {"type": "object", "properties": {"x": {"type": "string"}}, "required": ["x"]}
 PROBE_TOOL = {"type": "function", "function": {"name": PROBE_CALL.name, "description": "g", "parameters": ARGUMENT}}
@@ -32,8 +32,6 @@ PROOFS: dict[str, tuple[Message, tuple[Mapping[str, Any], ...]]] = {
 """Role of an answer -> the turn that it answers, and the tools that there are."""
 END_THOUGHT = {"gemma4": "<channel|>"}
 """What ends reasoning, where it is another mark than that of most families."""
-NAMELESS = "unknown"
-"""The tool that the answer to a broken call is of."""
 SHOWN_CHARS, BEFORE_CHARS = 30, 10
 """Of a difference, and of what both say beside it."""
 

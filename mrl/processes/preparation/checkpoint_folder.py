@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 CARD = "README.md"
 ADAPTER = "adapter"
 """Folder of the adapters beside the merged weights."""
+OTHER_WEIGHTS = (".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack", ".ot", ".onnx", ".gguf", ".tflite")
+"""Ends of names of weights in other forms, and of what trainers leave beside them: the model as it was before."""
 
 
 def step_of(found: list[int], wanted: int | None, where: Path) -> int:
@@ -42,8 +44,13 @@ def write_folder(part: Path, table: PolicyTable, checkpoint: "Checkpoint") -> No
     """
     _write_weights(part, table, checkpoint)
     for file in Path(table.model).iterdir():
-        if file.is_file() and "safetensors" not in file.name and file.name != CARD:
-            shutil.copy(file, part)
+        if file.is_file() and "safetensors" not in file.name and file.name != CARD and not _has_weights(file):
+            shutil.copyfile(file, part / file.name)  # a model may lie where nobody may write; its modes stay there
+
+
+def _has_weights(file: Path) -> bool:
+    """Whether it is a file of weights, or an index of such files."""
+    return file.name.removesuffix(".index.json").endswith(OTHER_WEIGHTS)
 
 
 def _write_weights(folder: Path, table: PolicyTable, checkpoint: "Checkpoint") -> None:

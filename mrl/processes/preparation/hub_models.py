@@ -15,6 +15,7 @@ from mrl.errors import ConfigError, MissingError
 from mrl.hub_names import AskedBy, Name, not_here, parse_name, snapshot
 from mrl.processes.preparation.hub import commit_of, fetch, is_whole, known_commit
 from mrl.processes.preparation.hub_data import fetched_data, pinned_data, unfetched_data
+from mrl.processes.preparation.prompt_days import dated
 from mrl.tasks.jsonl_rows import relative_to
 
 
@@ -38,7 +39,8 @@ def pinned(
 ) -> RunConfig:
     """`config` with the commit of every model of the hub, as far as it is known here; nothing is fetched or written.
 
-    A policy that `earlier` had by the same id and revision keeps its commit. Others are asked for on the hub; where it
+    A policy that `earlier` had by the same id and revision keeps its commit, and one whose template prints a day keeps
+    that. Others are asked for on the hub; where it
     cannot be reached, which `on_note` is told, the commit is that of the last fetch. Raises UserError for a model that
     the hub does not have or does not give, and for a revision that would say nothing.
     """
@@ -59,7 +61,7 @@ def pinned(
         if commit:
             policies[name] = _at(policy, model, commit)
     config = config.model_copy(update={"policies": policies})
-    return pinned_data(config, where=where, earlier=earlier, on_note=on_note)
+    return dated(pinned_data(config, where=where, earlier=earlier, on_note=on_note), earlier)
 
 
 def fetched(config: RunConfig, names: Collection[str], *, where: str, tell: Callable[[str], None]) -> RunConfig:
@@ -83,7 +85,7 @@ def fetched(config: RunConfig, names: Collection[str], *, where: str, tell: Call
             tell(f"{error.where}: the hub cannot be asked ({error.got}); {model} was fetched before")
         else:
             policies[name] = _at(policy, model, folder.name)
-    return fetched_data(config.model_copy(update={"policies": policies}), where=where, tell=tell)
+    return dated(fetched_data(config.model_copy(update={"policies": policies}), where=where, tell=tell))
 
 
 def unfetched(config: RunConfig) -> list[str]:

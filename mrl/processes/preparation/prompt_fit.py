@@ -29,6 +29,7 @@ from mrl.tasks.pool import Prompt
 
 if TYPE_CHECKING:
     from mrl.models.turn_spelling import TurnSpelling
+    from mrl.tasks.environments.contract import EnvironmentTurn
 
 BY_FAMILY = "policies.X.prompt.family, where the package renderers knows the model's (pip install 'mrl[renderers]')"
 
@@ -59,6 +60,10 @@ def check_prompts(config: RunConfig, name: str, prompts: Sequence[Prompt], on_no
     rendered: list[str] = []
     if template is not None:
         _check_options(name, policy, template)
+        if template.prints_day and policy.prompt.today:
+            on_note(
+                f"policies.{name}.prompt.today = {policy.prompt.today}: the chat template prints it in every prompt"
+            )
         for prompt in _one_of_each(prompts):
             try:
                 rendered.append(template.render(prompt.content))
@@ -99,7 +104,8 @@ def _check_bridges(config: RunConfig, name: str, prompts: Sequence[Prompt], on_n
         for task, state in states.items():
             if config.tasks[task].source == "agent":  # whether it has tools, it says when it asks
                 continue
-            if not first_turn(task, config.tasks[task], str(state.content), seed=config.pool.seed).tools:
+            turn = first_turn(task, config.tasks[task], str(state.content), seed=config.pool.seed)
+            if not turn.tools:
                 continue
             spelling.check(has_tools=True)
             if own_syntax(spelling) is NONE:
@@ -107,12 +113,22 @@ def _check_bridges(config: RunConfig, name: str, prompts: Sequence[Prompt], on_n
                     f"shows no tool calls that can be read, and tasks.{task} has tools",
                     cure="" if family else BY_FAMILY,
                 )
+            if spelling.template:
+                _check_shown(spelling, task, turn)
     except (ModelFolderError, ConfigError, MissingError) as error:
         where = f"policies.{name}{'.' if error.where.startswith('prompt.family') else ': '}{error.where}"
         told = type(error)(error.what, where=where, got=error.got, wanted=error.wanted, cure=error.cure)
         raise told from None
     if family:
         on_note(_by_family(f"policies.{name}.prompt.family", spelling, bool(states), is_served=config.gateway.serve))
+
+
+def _check_shown(spelling: "TurnSpelling", task: str, turn: "EnvironmentTurn") -> None:
+    """Raises ModelFolderError for a template that leaves a tool out: nobody calls what they do not know of."""
+    shown = spelling.text(spelling.opening(turn.messages, [tool.as_chat() for tool in turn.tools]).tolist())
+    for tool in turn.tools:
+        if tool.name not in shown:
+            raise spelling.refused(f"does not show the tool {tool.name} of tasks.{task}")
 
 
 def _tell_history(

@@ -49,6 +49,8 @@ class ToolSyntax:
     """A text without calls that goes on -> how many characters at its end may be the beginning of one."""
     thought: str = THOUGHT
     """What ends reasoning."""
+    most_calls: int = LIMITS.calls
+    """That the template can say of one turn; templates of Llama 3 have one."""
 
     def read(self, text: str, *, is_cut: bool = False, tools: Tools = ()) -> PolicyTurn:
         """What a policy said in a turn. Of a turn that was cut, the call that it ends in counts as cut, whole or not.
@@ -66,6 +68,11 @@ class ToolSyntax:
             found = [*found[: LIMITS.calls - 1], BrokenCall(words)]
         calls = tuple(one for one in found if isinstance(one, ToolCall))
         broken = tuple(one for one in found if isinstance(one, BrokenCall))
+        if len(calls) > self.most_calls:
+            words = (
+                f"{len(calls)} tool calls in one turn, which has {self.most_calls} at most; the others were not made"
+            )
+            calls, broken = calls[: self.most_calls], (*broken, BrokenCall(words))
         return replace(turn, tool_calls=calls, broken=broken, content=thought + before)
 
     def content_so_far(self, text: str) -> str:

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 from hypothesis import assume, example, given
@@ -214,6 +215,15 @@ def test_too_many_calls_are_one_broken_one():
             assert len(turn.tool_calls) == LIMITS.calls - 1
             (words,) = told(turn)
             assert "tool calls in one turn" in words
+
+
+def test_a_call_that_the_template_has_no_room_for_is_told():
+    """The others are made: there are templates of one call in a turn."""
+    turn = replace(LLAMA3, most_calls=1).read(WRITERS[LLAMA3]([LOOK] * 3))
+    assert turn.tool_calls == (LOOK,)
+    (broken,) = turn.broken
+    assert broken.words == "3 tool calls in one turn, which has 1 at most; the others were not made"
+    assert replace(LLAMA3, most_calls=1).read(WRITERS[LLAMA3]([LOOK])).broken == ()
 
 
 def test_reasoning_makes_no_calls():
