@@ -2,6 +2,7 @@
 
 import argparse
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -116,7 +117,7 @@ def plan_rows(
     for seed in seeds:
         made = [word for name, first in makes.items() for word in (f"--policies.{name}.make.seed", str(first + seed))]
         for one in planned:
-            begun = runs[0].config if runs else earlier
+            begun = _with_policies_of(runs[0].config, earlier) if runs else earlier
             runs.append(_plan_one(arguments, folder, one._replace(words=(*one.words, *made)), seed, begun))
     return runs
 
@@ -189,16 +190,22 @@ def check_earlier(runs: Sequence[PlannedRun]) -> None:
 def _earlier(named: Sequence[Path], whole: Path) -> RunConfig | None:
     """A run of the comparison in `whole` that was begun before, of its tuning too, one of those named if there is any.
 
-    The others are held to the same commits of their models.
+    The others are held to the same commits of their models, and to the same day in prompts; so are policies that this
+    run has left out, by the first run that has them.
     """
     begun = [path.parent for place in (whole, tuning_folder(whole)) for path in sorted(place.glob("*/config.json"))]
-    for path in (*named, *begun):
+    found: RunConfig | None = None
+    for path in dict.fromkeys((*named, *begun)):
         if RunFolder(path).config_json.is_file():
-            try:
-                return read_run_config(path)
-            except RunFolderError:
-                continue  # begun anew, if it is one of this comparison
-    return None
+            with suppress(RunFolderError):  # begun anew, if it is one of this comparison
+                run = read_run_config(path)
+                found = run if found is None else _with_policies_of(found, run)
+    return found
+
+
+def _with_policies_of(config: RunConfig, other: RunConfig | None) -> RunConfig:
+    policies = {} if other is None else other.policies
+    return config.model_copy(update={"policies": dict(policies) | dict(config.policies)})
 
 
 def _plan_one(

@@ -39,10 +39,10 @@ def pinned(
 ) -> RunConfig:
     """`config` with the commit of every model of the hub, as far as it is known here; nothing is fetched or written.
 
-    A policy that `earlier` had by the same id and revision keeps its commit, and one whose template prints a day keeps
-    that. Others are asked for on the hub; where it
-    cannot be reached, which `on_note` is told, the commit is that of the last fetch. Raises UserError for a model that
-    the hub does not have or does not give, and for a revision that would say nothing.
+    A policy that `earlier` had by the same id and revision keeps its commit, and one that `earlier` had keeps its day.
+    Others are asked for on the hub; where it cannot be reached, which `on_note` is told, the commit is that of the last
+    fetch. Raises UserError for a model that the hub does not have or does not give, and for a revision that would say
+    nothing.
     """
     policies, is_reached = dict(config.policies), True
     for name, policy in config.policies.items():

@@ -1,4 +1,4 @@
-"""The day that chat templates print (Llama 3.1, Mistral Small 3, SmolLM3): a run keeps the one on which it began.
+"""The day that chat templates print (Llama 3.2, Mistral Small 3, SmolLM3): a run keeps the one on which it began.
 
 By their own clocks processes of one run would ask otherwise after midnight, and so would a resumed run and an
 evaluation of another day.
@@ -15,16 +15,16 @@ from mrl.models.chat_template import read_template
 
 
 def dated(config: RunConfig, earlier: RunConfig | None = None) -> RunConfig:
-    """`config` with `prompt.today` of the policies that left it out: the day that `earlier` has, else that of now.
+    """`config` with `prompt.today` of the policies that left it out: what `earlier` has, else the day of now.
 
-    A template that is not there yet, or cannot be read, prints none.
+    A policy that `earlier` had without a day goes on without one: runs of mrl 0.1 kept none, and print that of now. A
+    template that is not there yet, or cannot be read, prints none.
     """
     policies = dict(config.policies)
     for name, policy in config.policies.items():
         had = earlier.policies.get(name) if earlier is not None else None
-        day = had.prompt.today if had is not None else None
-        if policy.prompt.today is None and (day is not None or _prints_day(policy)):
-            prompt = policy.prompt.model_copy(update={"today": day or date.today()})
+        if policy.prompt.today is None and (had is not None or _prints_day(policy)):
+            prompt = policy.prompt.model_copy(update={"today": date.today() if had is None else had.prompt.today})
             policies[name] = policy.model_copy(update={"prompt": prompt})
     return config.model_copy(update={"policies": policies})
 

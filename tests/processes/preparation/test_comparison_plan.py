@@ -1,6 +1,8 @@
 """Which runs a comparison consists of, and which of them are done."""
 
 import json
+from datetime import date
+from unittest.mock import Mock
 
 import pytest
 
@@ -10,6 +12,7 @@ from mrl.config.run_folder import dump_config
 from mrl.config.toml_text import config_toml
 from mrl.errors import ConfigError
 from mrl.hub_names import Name, snapshot
+from mrl.processes.preparation import prompt_days
 from mrl.processes.preparation.comparison_plan import FITTED, check_earlier, plan_runs
 from mrl.processes.preparation.replayed_run import with_replay
 from mrl.processes.preparation.tuning import planned_tuning, rung_runs
@@ -78,6 +81,17 @@ def test_a_run_with_one_policy_more_is_another_run(tmp_path):
     assert not run.state().is_done
     with pytest.raises(ConfigError, match="independent-7: holds a run of another configuration"):
         check_earlier([run])
+
+
+def test_a_policy_that_the_baseline_leaves_out_keeps_its_day_as_well(tmp_path, monkeypatch):
+    """The same command goes on after midnight."""
+    asked = arguments(tmp_path, "--regimes", "independent,rlad", "--seeds", "1", *TEACHER)
+    asked.overrides = [*asked.overrides, "--policies.t.prompt.chat_template", "{{ strftime_now('%d %b %Y') }}"]
+    for one in plan_runs(asked):
+        finish(one)
+    monkeypatch.setattr(prompt_days, "date", Mock(today=lambda: date(2099, 1, 1)))
+    check_earlier(plan_runs(asked))
+    assert all(one.state().is_done for one in plan_runs(asked))
 
 
 def test_an_unknown_regime_is_refused_by_the_name_of_the_file(tmp_path):

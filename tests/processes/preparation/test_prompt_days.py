@@ -55,3 +55,11 @@ def test_a_run_that_goes_on_keeps_its_day(llama: Path) -> None:
     again = pinned(config(llama), where="test", earlier=earlier, on_note=pytest.fail)
     assert day_of(again) == DAY
     check_same_meaning(earlier, again, where="test")
+
+
+def test_a_run_that_began_without_a_day_goes_on_without_one(llama: Path) -> None:
+    """As those of mrl 0.1 did, which kept none: another value than theirs would be refused."""
+    earlier = config(llama)
+    again = pinned(config(llama), where="test", earlier=earlier, on_note=pytest.fail)
+    assert day_of(again) is None
+    check_same_meaning(earlier, again, where="test")
