@@ -204,8 +204,8 @@ class Updates:
         self._install = partial(install, link=link, is_wanted=lambda: self._is_wanted)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="weights")
         self._pending: tuple[Version, Future[Installed]] | None = None
-        self._gone: tuple[Version, float] | None = None
-        """The last version that was not found, and when that was first so."""
+        self._gone_s: float | None = None
+        """Since when no version was found, one after the other; None where the last one was."""
 
     def follow(self, notice: WeightsNotice, *, to_its_end: bool = False) -> Installed | Refused | Missed | None:
         """Begin an update to what is announced, unless it is served already or one is under way.
@@ -220,7 +220,9 @@ class Updates:
         (version, update), self._pending = self._pending, None
         try:
             with self._telemetry.awaiting("weights", whom="the engine"):
-                return update.result()
+                installed = update.result()
+            self._gone_s = None
+            return installed
         except NotOffered as error:
             return Missed(version, str(error), error.lost_broadcast)
         except WeightsError as error:
@@ -231,13 +233,14 @@ class Updates:
     def _has_passed(self, version: Version) -> bool:
         """Whether the learner has told of newer weights than these, which have gone, or has done all its steps.
 
-        It prunes what is old by then, and its word of what is newer may be on its way: that is waited for.
+        It prunes what is old by then, and its word of what is newer may be on its way: that is waited for, but not for
+        each anew where none is found, as by a worker that cannot see the learner's memory.
         """
         if self._link is None or self._link.notice is None:
             return False
-        if self._gone is None or self._gone[0] != version:
-            self._gone = version, time.monotonic()
-        is_on_its_way = time.monotonic() - self._gone[1] < TOLD_S
+        if self._gone_s is None:
+            self._gone_s = time.monotonic()
+        is_on_its_way = time.monotonic() - self._gone_s < TOLD_S
         return self._link.is_over or self._link.notice.version != version or is_on_its_way
 
     @property

@@ -274,6 +274,26 @@ def test_a_version_that_was_pruned_before_the_word_of_a_newer_one_came_is_not_re
     updates.close()
 
 
+def test_a_worker_that_finds_no_version_at_all_is_refused_them_however_fast_newer_ones_come(
+    tiny_model, engine, tmp_path, monkeypatch
+):
+    """One that cannot see the learner's memory would otherwise wait for a word of each, and never tell of it."""
+    link, now_s = WorkerLink("worker/a/0"), [0.0]
+    link.open(lambda body: None, lambda: None)
+    monkeypatch.setattr("mrl.rollout.updates.time", SimpleNamespace(monotonic=lambda: now_s[0]))
+    updates, outcomes = Updates(engine, Telemetry("worker/a/0", "a", lambda record: True), link=link), []
+    for step in range(3, 7):
+        path = publish(tmp_path, tiny_model(seed=step), step)
+        if step < 6:
+            path.unlink()
+        notice = WeightsNotice(version=Version(0, step), manifest_path=str(path))
+        link.on_message(encode(GroupsAck(tickets=[], weights=notice)))
+        outcomes.append(type(updates.follow(notice, to_its_end=True)))
+        now_s[0] += 6.0
+    assert outcomes == [Missed, Missed, Refused, Installed]
+    updates.close()
+
+
 def test_an_update_that_is_abandoned_has_ended(tiny_model, engine, tmp_path, monkeypatch):
     """The engine that is started anew afterwards is not written over by it."""
     updates, score = Updates(engine, Telemetry("worker/a/0", "a", lambda record: True)), engine.score
