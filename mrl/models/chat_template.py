@@ -83,7 +83,10 @@ def on_day(template: str, prompt: PromptTable) -> str:
 def use_template(tokenizer: Any, prompt: PromptTable) -> None:
     """Let a tokenizer of transformers render by the policy's own template where there is one, on the day of the run."""
     template = prompt.chat_template or tokenizer.chat_template
-    tokenizer.chat_template = on_day(template, prompt) if isinstance(template, str) else template
+    if isinstance(template, dict):  # several, each with a name
+        tokenizer.chat_template = {name: on_day(one, prompt) for name, one in template.items()}
+    elif template:
+        tokenizer.chat_template = on_day(template, prompt)
 
 
 def read_template(folder: Path, prompt: PromptTable = AS_IT_IS) -> ChatTemplate | None:

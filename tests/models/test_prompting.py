@@ -1,9 +1,10 @@
+import json
 from datetime import date
 
 import pytest
 
 from mrl.config.policy_tables import PromptTable, ShotTable
-from mrl.models.chat_template import read_template
+from mrl.models.chat_template import FILE, read_template
 from mrl.models.load_policy import load_tokenizer
 from mrl.models.make import make_policy
 from mrl.models.prompting import PromptEncoder, prompt_token_ids
@@ -95,6 +96,15 @@ def test_a_template_that_prints_the_day_prints_that_of_the_run(folder):
     opening = TurnSpelling(folder, prompt, eos_ids=[0]).opening([Message("user", "3")])
     assert load_tokenizer(folder).decode(opening) == "26 Jul 2024: [user]3[me]"
     assert asked(folder, "3", chat_template=template) == f"{date.today():%d %b %Y}: [user]3[me]"
+
+
+def test_the_day_is_that_of_the_run_where_a_model_has_several_templates(folder):
+    """As Hermes 3 has: one of them for tools."""
+    settings = folder / "tokenizer_config.json"
+    named = [{"name": "default", "template": "{{ strftime_now('%d %b %Y') }}"}, {"name": "tool_use", "template": "-"}]
+    settings.write_text(json.dumps(json.loads(settings.read_text()) | {"chat_template": named}))
+    (folder / FILE).unlink(missing_ok=True)
+    assert asked(folder, "3", today=date(2024, 7, 26)) == "26 Jul 2024"
 
 
 @pytest.mark.parametrize(
