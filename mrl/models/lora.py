@@ -119,7 +119,7 @@ def describe_adapters(folder: Path, table: LoraTable, names: Iterable[str], mode
     """Write what peft reads beside the file with tensors of these names. Raises OSError."""
     targets = {name.rpartition(".lora_A.")[0].rpartition(".")[2] for name in names} - {""}
     described = _peft_config(table, sorted(targets))
-    name = parse_name(model_name)
+    name = None if Path(model_name).exists() else parse_name(model_name)  # a folder of this machine may be called so
     described.base_model_name_or_path = name.id if name else model_name
     described.revision = (name.revision if name else "") or None
     described.inference_mode = True

@@ -130,6 +130,16 @@ def test_a_model_without_a_run_is_asked_as_the_policies_of_the_configuration(pla
     assert asked("another") == prompt.model_copy(update={"chat_template": ""})
 
 
+def test_a_model_folder_is_asked_on_one_day(place, tmp_path):
+    """The file of the evaluation says which, as of models of the hub."""
+    (tmp_path / "chat_template.jinja").write_text("{{ strftime_now('%d %b %Y') }}{{ messages[0].content }}")
+    for file in (place / "llama").iterdir():
+        (tmp_path / file.name).symlink_to(file)
+    base = read_run_config(place / "runs/r")
+    assert find_subjects([str(tmp_path)], base, policy="", tell=print)[0].table.prompt.today is not None
+    assert find_subjects([str(place / "llama")], base, policy="", tell=print)[0].table.prompt.today is None
+
+
 def test_two_evaluations_are_compared(evaluate, capsys):
     common = ("--policy", "qwen", "--samples", "2")
     evaluate("runs/r@4", *common, "--out", "a.json")

@@ -128,12 +128,15 @@ def test_written_adapters_are_what_peft_loads(tmp_path: Path) -> None:
         ("Qwen/Qwen3-0.6B@" + 8 * "01234", "Qwen/Qwen3-0.6B", 8 * "01234"),
         ("Qwen/Qwen3-0.6B", "Qwen/Qwen3-0.6B", None),
         ("/models/qwen@home", "/models/qwen@home", None),
+        ("models/qwen@home", "models/qwen@home", None),
     ],
 )
-def test_peft_finds_the_model_that_adapters_belong_to(tmp_path: Path, model, named, revision) -> None:
-    """peft asks the hub for an id and a revision: it refuses both as one."""
+def test_peft_finds_the_model_that_adapters_belong_to(tmp_path: Path, monkeypatch, model, named, revision) -> None:
+    """peft asks the hub for an id and a revision: it refuses both as one. A folder that is there is no id."""
     from peft import PeftConfig
 
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "models/qwen@home").mkdir(parents=True)
     table = LoraTable(rank=3, target_modules=["q_proj"])
     write_adapters(tmp_path / "adapter", table, trained_weights(adapted(table)), model)
     described = PeftConfig.from_pretrained(tmp_path / "adapter")

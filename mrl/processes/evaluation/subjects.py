@@ -15,6 +15,7 @@ from mrl.hub_names import parse_name
 from mrl.processes.preparation.checkpoint_folder import sound_checkpoint, step_of, write_folder
 from mrl.processes.preparation.hub_models import check_here, fetched, located, pinned
 from mrl.processes.preparation.model_folder import check_model_folder
+from mrl.processes.preparation.prompt_days import dated
 
 WHERE = "mrl eval"
 
@@ -109,7 +110,9 @@ def _of_model(words: str, base: RunConfig, tell: Callable[[str], None]) -> Evalu
     table = _asked_like(base, words)
     if folder.exists():
         check_model_folder(folder, key=f"{WHERE} {words}", is_trained=False)
-        return EvaluationSubject(folder.resolve().name, words, table)
+        label = folder.resolve().name
+        config = dated(base.model_copy(update={"policies": {label: table}}))
+        return EvaluationSubject(label, words, config.policies[label])
     name = parse_name(words)
     if name is None or (folder.parent != Path() and folder.parent.is_dir()):
         near = nearest(folder.name, [one.name for one in folder.parent.glob("*/")]) if folder.parent.is_dir() else None
