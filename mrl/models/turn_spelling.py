@@ -35,6 +35,8 @@ ASKED = Message(role="user", content="?")
 """What the placeholder answers."""
 PROBE = {"user": Message(role="user", content="A?"), "tool": Message(role="tool", content="B", name="f")}
 BEGIN_REASONING, END_REASONING = "<think>", "</think>"
+FOR_TOOLS = "tool_use"
+"""What transformers calls the template that it takes where there are tools."""
 PROBE_TURNS = 4
 """So many that a template drops reasoning of the first ones where it keeps that of the newest."""
 PROBE_CALL = ToolCall(name="f", arguments='{"x":"y"}')
@@ -171,8 +173,9 @@ class TurnSpelling:
         if not self.template:
             return plain_text(_joined(messages), where=str(self._folder))
         before = [ASKED, _turn(tool_calls)]
-        alone = self._render(before, to_be_answered=False)
-        longer = self._render([*before, *messages], to_be_answered=True)
+        has_tools = bool(tool_calls) or any(message.role == "tool" for message in messages)
+        alone = self._render(before, to_be_answered=False, has_tools=has_tools)
+        longer = self._render([*before, *messages], to_be_answered=True, has_tools=has_tools)
         if TURN in alone:  # else the template drops what is said beside calls, and all of it has to be there again
             alone, longer = self._behind_turn(alone), self._behind_turn(longer)
         if not longer.startswith(alone):
@@ -180,7 +183,7 @@ class TurnSpelling:
         told = longer.removeprefix(alone)
         if any(message.content.strip() not in told for message in messages):  # as JSON perhaps, or not at all
             marked = [msgspec.structs.replace(one, content=f"{TOLD}{place}") for place, one in enumerate(messages)]
-            shown = self._render([*before, *marked], to_be_answered=True)
+            shown = self._render([*before, *marked], to_be_answered=True, has_tools=has_tools)
             if any(one.content not in shown for one in marked):
                 raise self.refused("leaves out a message behind a turn")
         return self._closing + told
@@ -190,8 +193,8 @@ class TurnSpelling:
         if not self.template:
             return None
         try:
-            asked = self._render([ASKED], to_be_answered=True)
-            said = self._render([ASKED, _turn(tool_calls)], to_be_answered=False)
+            asked = self._render([ASKED], to_be_answered=True, has_tools=True)
+            said = self._render([ASKED, _turn(tool_calls)], to_be_answered=False, has_tools=True)
             behind = self._behind_turn(said) if TURN in said else ""  # calls may hold the placeholder themselves
         except ModelFolderError:
             return None
@@ -213,8 +216,12 @@ class TurnSpelling:
             raise self.refused("does not say each turn once, as it was given")
         return parts[1]
 
-    def _render(self, messages: Sequence[Message], *, to_be_answered: bool) -> str:
-        return self._rendered(as_chat(messages), to_be_answered=to_be_answered)
+    def _render(self, messages: Sequence[Message], *, to_be_answered: bool, has_tools: bool = False) -> str:
+        """With `has_tools` by the template for tools, where a model has several."""
+        named = self._tokenizer.chat_template
+        for_tools = has_tools and isinstance(named, dict) and FOR_TOOLS in named
+        given = {"chat_template": FOR_TOOLS} if for_tools else {}
+        return self._rendered(as_chat(messages), to_be_answered=to_be_answered, **given)
 
     def _rendered(self, chat: Sequence[Mapping[str, Any]], *, to_be_answered: bool, **given: Any) -> str:
         try:

@@ -108,6 +108,19 @@ def test_a_conversation_that_others_had_is_rendered_whole(spelling, text):
     assert "be brief" not in text(spelling(CHATML, system="be brief").opening(own))
 
 
+def test_calls_are_said_by_the_template_for_tools_where_a_model_has_several(folder, text):
+    """As Hermes 3 has: the other one knows no calls."""
+    plain = CHATML.partition("{% for c in")[0] + "<|im_end|>\n" + CHATML.rpartition("<|im_end|>\n")[2]
+    settings = folder / "tokenizer_config.json"
+    named = [{"name": "default", "template": plain}, {"name": "tool_use", "template": CHATML}]
+    settings.write_text(json.dumps(json.loads(settings.read_text()) | {"chat_template": named}))
+    several = TurnSpelling(folder, eos_ids=[load_tokenizer(folder).eos_token_id])
+    several.check(has_tools=True)
+    alone = TurnSpelling(folder, PromptTable(chat_template=CHATML), eos_ids=[load_tokenizer(folder).eos_token_id])
+    assert several.said("hm", (CALL,)) == alone.said("hm", (CALL,))
+    assert text(several.bridge([], (CALL,), [TOOL])) == text(alone.bridge([], (CALL,), [TOOL]))
+
+
 @pytest.mark.parametrize("before", ["", "hm\n", "<think>\nhm\n</think>\n\n"])
 def test_a_turn_with_calls_is_said_as_it_was_sampled(spelling, before):
     """What parts calls from the words before them stands there once, and not at all before the first of a turn."""
