@@ -47,12 +47,15 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.slurm:
         from mrl.allocation.floors import check_floors
         from mrl.config.defaults import by_size
+        from mrl.processes.preparation.hub_models import pinned
         from mrl.processes.preparation.model_bytes import weights_bytes
 
         check_floors(config, where=where)
         config = by_size(config, weights_bytes(config)).config  # the time that the run needs to end
         jobs = render(config, arguments.config, request_of(arguments), arguments.overrides)
         show(jobs)
+        if earlier := train.begun(config, resume=arguments.resume):
+            config = pinned(config, where=where, earlier=earlier, on_note=lambda _: None)
         check_run_folder(config, **train.beginning(arguments))
         return submit(jobs) if arguments.submit else 0
     hosts = parse_hosts(arguments.hosts)
@@ -67,7 +70,8 @@ def run(arguments: argparse.Namespace) -> int:
     from mrl.processes.preparation.hub_models import pinned
     from mrl.processes.preparation.preflight import preflight
 
-    config = complete(pinned(config, where=where, on_note=lambda _: None)).config
+    earlier = train.begun(config, resume=arguments.resume)
+    config = complete(pinned(config, where=where, earlier=earlier, on_note=lambda _: None)).config
     check_hosts(config, [host.name for host in hosts], where=where)
     remote = remote_words(config, hosts, os.environ, where=where)
     folder = run_folder_of(config).path

@@ -64,6 +64,12 @@ def beginning(arguments: argparse.Namespace) -> dict[str, Any]:
     return {"clean": arguments.clean, "resume": arguments.resume, "from_start": arguments.policy_from_start}
 
 
+def begun(config: RunConfig, *, resume: bool) -> RunConfig | None:
+    """What the run that is resumed has: commits of models and the day in prompts, which no configuration says."""
+    folder = run_folder_of(config)
+    return read_run_config(folder.path) if resume and folder.config_json.is_file() else None
+
+
 def train(
     config: RunConfig,
     *,
@@ -146,8 +152,7 @@ def _checked(config: RunConfig, planned: "Callable[..., Plan]", how: dict[str, A
         return config
 
     print(f"checking {where}", flush=True)
-    earlier = read_run_config(folder.path) if how["resume"] and folder.config_json.is_file() else None
-    config = pinned(config, where=where, earlier=earlier, on_note=notes.append)
+    config = pinned(config, where=where, earlier=begun(config, resume=how["resume"]), on_note=notes.append)
     if names := unfetched(config):
         check(config, lambda _: None)
         config = fetched(config, names, where=where, tell=partial(print, flush=True))

@@ -1,12 +1,16 @@
 """`mrl launch`: options that contradict each other, what a dry run prints, what goes to `sbatch`."""
 
 import os
+from datetime import date
 from pathlib import Path
 
 import pytest
 
 from mrl.cli.main import main
+from mrl.config.load import load_config
+from mrl.config.run_folder import create_run_folder
 from mrl.config.schema import RunConfig
+from mrl.hub_names import Name, snapshot
 
 CONFIG = """
 run = { name = "r", folder = "FOLDER", steps = 3, min_free_mib = 0 }
@@ -63,6 +67,26 @@ def test_a_dry_run_prints_everything_and_writes_nothing(config: str, capsys: pyt
     assert main(["launch", config, "--dry-run"]) == 0
     assert "host here" in capsys.readouterr().out
     assert os.listdir(Path(config).parent) == ["c.toml"]
+
+
+@pytest.mark.parametrize("how", [["--slurm", "--cpus", "9"], ["--dry-run"]])
+def test_a_run_goes_on_by_the_commits_and_the_day_that_it_has(
+    config: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, how: list[str]
+) -> None:
+    """Neither stands in the configuration, and the hub is not asked for them."""
+    monkeypatch.setattr("mrl.processes.preparation.preflight.preflight", lambda *_, **__: (0, 0))
+    monkeypatch.setattr("mrl.processes.preparation.hub_models.commit_of", lambda *_: pytest.fail("asks the hub"))
+    template = """prompt.chat_template = "{{ strftime_now('%d %b %Y') }}"\n"""
+    more = f'policies.b.{template}policies.c.model = "maker/Large-1B"\n'
+    Path(config).write_text(Path(config).read_text() + more)
+    begun = load_config(Path(config), [])
+    model = Name("maker/Large-1B").at("0123456789" * 4)
+    at = {"model": str(snapshot(model)), "source": str(model), "model_revision": ""}
+    b, c = begun.policies["b"], begun.policies["c"].model_copy(update=at)
+    b = b.model_copy(update={"prompt": b.prompt.model_copy(update={"today": date(2024, 7, 26)})})
+    create_run_folder(begun.model_copy(update={"policies": begun.policies | {"b": b, "c": c}}))
+
+    assert main(["launch", config, *how, "--resume"]) == 0, capsys.readouterr().err
 
 
 @pytest.mark.thorough
