@@ -55,12 +55,27 @@ class LiveBoard(Protocol):
 class RunConsole(Console):
     """A console that a run can lose."""
 
+    def say(self, text: str) -> None:
+        """Print one line as it is. Raises OSError as `show`."""
+        self.show(self.print, text, markup=False, highlight=False, soft_wrap=True)
+
+    def show(self, tell: Callable[..., None], *words: RenderableType, **how: bool) -> None:
+        """`tell` with these words, by way of this console.
+
+        Raises OSError when a disk is full, which a person has to cure for the run's own files too.
+        """
+        try:
+            tell(*words, **how)
+        except OSError as error:
+            if error.errno in (errno.ENOSPC, errno.EDQUOT):
+                raise
+            self.on_broken_pipe()
+
     def on_broken_pipe(self) -> None:
         """Say nothing from now on, where rich would end the process once who read it has left.
 
         What others say there goes nowhere, on standard error too where that is the same.
         """
-        log.warning("nothing is shown any more; the run goes on", reason=str(sys.exception()))
         self.quiet = True
         with suppress(OSError):  # no file of the system's
             shown, nothing = self.file.fileno(), os.open(os.devnull, os.O_WRONLY)
@@ -68,6 +83,7 @@ class RunConsole(Console):
                 os.dup2(nothing, STDERR)
             os.dup2(nothing, shown)
             os.close(nothing)
+        log.warning("nothing is shown any more; the run goes on", reason=str(sys.exception()))
 
 
 class Display:
@@ -80,15 +96,15 @@ class Display:
 
     def __enter__(self) -> "Display":
         if self._live:
-            self._show(self._live.start)
+            self.console.show(self._live.start)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._live:
-            self._show(self._live.update, self.board.render_ended(), refresh=True)
-            self._show(self._live.stop)
+            self.console.show(self._live.update, self.board.render_ended(), refresh=True)
+            self.console.show(self._live.stop)
 
     def record(self, record: TelemetryRecord, now_s: float) -> None:
         """Take in one record and, off a terminal, print its line."""
@@ -107,23 +123,14 @@ class Display:
 
     def line(self, text: str) -> None:
         """Print one line as it is, above the live view if there is one."""
-        self._show(self.console.print, text, markup=False, highlight=False, soft_wrap=True)
+        self.console.say(text)
 
     def refresh(self, now_s: float) -> None:
         """Redraw, or print the heartbeat line, when it is due."""
         if now_s < self._next_s:
             return
         if self._live:
-            self._show(self._live.update, self.board.render(now_s), refresh=True)
+            self.console.show(self._live.update, self.board.render(now_s), refresh=True)
         elif self._next_s:
             self.line(self.board.heartbeat_line(now_s))
         self._next_s = now_s + (REFRESH_S if self._live else HEARTBEAT_LINE_S)
-
-    def _show(self, tell: Callable[..., None], *words: RenderableType, **how: bool) -> None:
-        """Raises OSError when a disk is full, which a person has to cure for the run's own files too."""
-        try:
-            tell(*words, **how)
-        except OSError as error:
-            if error.errno in (errno.ENOSPC, errno.EDQUOT):
-                raise
-            self.console.on_broken_pipe()

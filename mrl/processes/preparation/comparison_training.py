@@ -18,6 +18,7 @@ import psutil
 from mrl.config.toml_text import config_toml
 from mrl.files import replace_file
 from mrl.parent_death import command
+from mrl.processes.display import RunConsole
 from mrl.processes.planning.devices import visible_gpus
 from mrl.processes.planning.log_lines import reason_in
 from mrl.processes.preparation.comparison_plan import PlannedRun
@@ -81,7 +82,8 @@ def lanes(machine: FreeMachine, needs: Sequence[RunNeed], *, jobs: int = 0) -> l
 def train_missing(runs: Sequence[PlannedRun], places: Sequence[Lane]) -> None:
     """Every run that is not done, one per place at a time. A signal that ends this process ends the runs first."""
     missing = [one for one in runs if not one.state().is_done]
-    print(f"{len(runs)} runs, {len(runs) - len(missing)} done before, {len(places)} at once", flush=True)
+    console = RunConsole()
+    console.say(f"{len(runs)} runs, {len(runs) - len(missing)} done before, {len(places)} at once")
     waiting, free = deque(missing), deque(places)
     running: dict[subprocess.Popen[bytes], tuple[PlannedRun, Lane]] = {}
     started_s, done = time.monotonic(), 0
@@ -97,9 +99,10 @@ def train_missing(runs: Sequence[PlannedRun], places: Sequence[Lane]) -> None:
                     minutes = (time.monotonic() - started_s) / 60
                     one, lane = running.pop(process)
                     free.append(lane)
-                    _tell(one, process.returncode, minutes, minutes / done * (len(missing) - done))
+                    minutes_left = minutes / done * (len(missing) - done)
+                    console.say(_told(one, process.returncode, minutes, minutes_left))
         except KeyboardInterrupt:
-            print("interrupted; the same command goes on from here", flush=True)
+            console.say("interrupted; the same command goes on from here")
             raise
         finally:
             for process in running:
@@ -108,12 +111,12 @@ def train_missing(runs: Sequence[PlannedRun], places: Sequence[Lane]) -> None:
                 process.wait()
 
 
-def _tell(one: PlannedRun, code: int, minutes: float, minutes_left: float) -> None:
+def _told(one: PlannedRun, code: int, minutes: float, minutes_left: float) -> str:
     outcome = "done"
     if code:
         reason = reason_in(one.output.read_text(errors="replace").splitlines())
         outcome = f"failed with exit code {code} ({reason}), see {one.output} and {one.folder / 'logs'}"
-    print(f"{one.folder}: {outcome}; {minutes:.1f} minutes, about {minutes_left:.0f} left", flush=True)
+    return f"{one.folder}: {outcome}; {minutes:.1f} minutes, about {minutes_left:.0f} left"
 
 
 def _start(one: PlannedRun, lane: Lane) -> subprocess.Popen[bytes]:

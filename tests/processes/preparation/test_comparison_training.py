@@ -135,3 +135,17 @@ def test_a_run_that_fails_says_why_and_where(tmp_path, monkeypatch, capsys):
     train_missing([one], [()])
     told = capsys.readouterr().out
     assert f"{one.folder}: failed with exit code 3 (learner/a: no memory), see {one.output} and" in told
+
+
+def test_a_comparison_goes_on_without_who_read_its_lines(tmp_path, monkeypatch):
+    """Such as `tee`: its runs take hours, and the tables are written to files too."""
+    runs = plan_runs(arguments(tmp_path, "--regimes", "sgt", "--seeds", "2"))
+    started = []
+    monkeypatch.setattr(compare_train, "_start", lambda run, _: started.append(run) or subprocess.Popen(["true"]))
+    read, written = os.pipe()
+    os.close(read)
+    with os.fdopen(written, "w") as left:
+        monkeypatch.setattr(sys, "stdout", left)
+        train_missing(runs, [()])
+        print("wrote comparison.md", flush=True)  # goes nowhere
+    assert started == runs
