@@ -3,6 +3,7 @@
 import gc
 import logging
 import os
+import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from functools import cache
@@ -48,6 +49,14 @@ def pytest_collection_finish() -> None:
     """From here on garbage is looked for, in what the tests themselves make."""
     gc.freeze()
     gc.enable()
+
+
+@pytest.fixture(autouse=True)
+def _path_as_before() -> Iterator[None]:
+    """Folders in which a test lets its process find modules are not those of the tests behind."""
+    before = list(sys.path)
+    yield
+    sys.path[:] = before
 
 
 @pytest.fixture(autouse=True)

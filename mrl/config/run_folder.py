@@ -354,12 +354,14 @@ def _make(path: Path, config: dict[str, Any], own: ExitStack, *, replace: bool, 
     """Build the folder under a temporary name and rename it, so that it appears whole, and locked, or not at all.
 
     With `replace`, an earlier run is locked, renamed out of the way only once the new folder is complete, then deleted.
+    What appears meanwhile is a run that somebody else begins, and stays.
     """
     made = [parent for parent in path.parents if not os.path.exists(parent)]
     building = path.parent / f".{path.name}.new-{os.getpid()}"
     doomed = path.parent / f".{path.name}.old-{os.getpid()}"
+    replace = replace and path.exists()
     with ExitStack() as earlier:
-        if replace and path.exists():
+        if replace:
             earlier.callback(lock_run_folder(RunFolder(path)))
         try:
             building.mkdir(parents=True)
@@ -369,7 +371,7 @@ def _make(path: Path, config: dict[str, Any], own: ExitStack, *, replace: bool, 
             (building / "keys").chmod(0o700)
             write_json(building / "config.json", config)
             own.callback(lock_run_folder(RunFolder(building)))
-            if replace and path.exists():
+            if replace:
                 path.rename(doomed)
             _put_in_place(building, path)
         except BaseException:

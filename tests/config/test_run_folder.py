@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import structlog
 
+from mrl.config import run_folder
 from mrl.config.load import validate
 from mrl.config.run_folder import (
     RunFolder,
@@ -255,6 +256,26 @@ def test_of_several_that_begin_at_once_one_has_the_folder(tmp_path: Path, clean:
     assert [process.exitcode for process in started] == [0, 0, 0]
     assert sorted(turn for turn, _ in winners) == list(range(rounds)), winners
     assert min(number for _, number in winners) > 0
+
+
+def test_a_run_that_begins_while_another_one_is_built_is_not_cleaned_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`--clean` deletes the run that it found, and there was none."""
+    config, write = config_in(tmp_path), run_folder.write_json
+    with ExitStack() as closing:
+
+        def begin_first(path: Path, value: object) -> None:
+            monkeypatch.setattr(run_folder, "write_json", write)
+            with monkeypatch.context() as elsewhere:
+                elsewhere.setattr(os, "getpid", lambda: 1)
+                create_run_folder(changed(config, "run.steps", 7), closing=closing)
+            write(path, value)
+
+        monkeypatch.setattr(run_folder, "write_json", begin_first)
+        with pytest.raises(RunFolderError, match="going on"):
+            create_run_folder(config, clean=True)
+    assert read_run_config(run_folder.run_folder_of(config).path).run.steps == 7
 
 
 def test_a_deleted_lock_lets_nobody_in(tmp_path: Path) -> None:
