@@ -23,8 +23,9 @@ def dated(config: RunConfig, earlier: RunConfig | None = None) -> RunConfig:
     policies = dict(config.policies)
     for name, policy in config.policies.items():
         had = earlier.policies.get(name) if earlier is not None else None
-        if policy.prompt.today is None and (had is not None or _prints_day(policy)):
-            prompt = policy.prompt.model_copy(update={"today": date.today() if had is None else had.prompt.today})
+        day = had.prompt.today if had is not None else date.today() if _prints_day(policy) else None
+        if policy.prompt.today is None and day is not None:
+            prompt = policy.prompt.model_copy(update={"today": day})
             policies[name] = policy.model_copy(update={"prompt": prompt})
     return config.model_copy(update={"policies": policies})
 
