@@ -36,6 +36,7 @@ import torch.multiprocessing as mp
 from network_namespaces import Namespaces, enter, namespaces
 from torch import Tensor
 
+from mrl.alignment.next_units import NextUnits
 from mrl.config.policy_tables import LearnerTable, MakeTable
 from mrl.learner.ranks.meeting import MeetingPoint
 from mrl.learner.ranks.rank_place import LEARNER_HOSTS, LEARNER_PLACE
@@ -44,7 +45,7 @@ from mrl.learner.step_order import StepOrder
 from mrl.learner.trainer import Trainer
 from mrl.models.architectures import ARCHITECTURES, EXPERTS, EXPERTS_PER_TOKEN, init_model
 from mrl.models.parameters import whole_weights
-from mrl.objectives.specs import Clipped, Correction, Imitation
+from mrl.objectives.specs import Clipped, Correction, Distilled, Imitation
 from mrl.sharing.regime import Component, TrainingExample
 from mrl.transport.endpoints import ADDRESS, HOST
 from mrl.weights.canary import canary_sequences, make_canary
@@ -54,17 +55,15 @@ from mrl.weights.training_state import restore_training, training_tensors
 
 BOUND, COMPILED_BOUND = 1e-5, 5e-5
 """In float32."""
-LAYERS = 3
-VOCAB = 61
-"""Odd, so that shards are of different lengths."""
-TIMEOUT_S = 120.0
-LOST_S = 30.0
+LAYERS, VOCAB = 3, 61
+"""The vocabulary is odd, so that shards are of different lengths."""
+TIMEOUT_S, LOST_S = 120.0, 30.0
 HANDED_OVER = 3
 """Steps before a checkpoint that another layout goes on from."""
 HEAVY = ["mrl.learner.trainer", "mrl.models.architectures"]
 """What ranks need and import slowly: done once, before they are forked."""
 COMPONENTS = (
-    Component("own", Clipped(0.2, 0.2, correction=Correction("token", "truncate", 0.0, 5.0)), 1.0, "rows", "own"),
+    Component("own", Distilled(Clipped(correction=Correction())), 1.0, "rows", "own"),
     Component("rescue", Imitation(), 0.3, "rows", "peer"),
 )
 
@@ -151,13 +150,14 @@ def handovers(max_ranks: int) -> list[tuple[Layout, Layout]]:
 
 
 def rows(step: int, count: int = 21) -> list[TrainingExample]:
-    """Random rows of a step, three to a prompt: three of four "own", the fourth a "rescue"."""
+    """Random rows of a step, three to a prompt: three of four "own", one of these with units, the fourth a "rescue"."""
     rng = np.random.default_rng([7, step])
     made: list[TrainingExample] = []
     for index in range(count):
         prompt, answer = rng.integers(1, 16, size=2)
         prompt_ids = made[-1].prompt_token_ids if index % 3 else rng.integers(0, VOCAB, prompt).astype(np.int32)
         is_rescue = index % 4 == 3
+        told = np.log(rng.dirichlet(np.ones(4), answer)[:, :3]).astype(np.float32)
         made.append(
             TrainingExample(
                 prompt_token_ids=prompt_ids,
@@ -168,6 +168,7 @@ def rows(step: int, count: int = 21) -> list[TrainingExample]:
                 behaviour_logprobs=None if is_rescue else -rng.exponential(3.0, answer).astype(np.float32),
                 prompt_id=f"{step}.{index}",
                 source="peer" if is_rescue else "me",
+                teacher_units=None if index % 4 != 1 else NextUnits(rng.integers(0, VOCAB, told.shape, np.int32), told),
             )
         )
     return made

@@ -4,6 +4,7 @@ A completion is read as a text of its own. Tokenizers with a dummy prefix write 
 front, which has no bytes; the receiver adds it when it encodes and takes it off when it reads own ids.
 """
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -77,6 +78,27 @@ class Receiver:
         if self._prefix:
             self.table.take_off_prefix(lengths, token_ids, offsets)
         return lengths
+
+    def unit_of(self, token_id: int, *, opens: bool) -> bytes | None:
+        """The bytes that an own id adds to a text, or at its beginning; none for an end, None for other specials."""
+        if token_id in self.eos_ids:
+            return b""
+        piece = self.table.join([token_id])
+        return (piece.removeprefix(self._prefix.encode()) if opens else piece) or None
+
+    def id_of(self, unit: bytes, *, opens: bool) -> int | None:
+        """The own id that adds these bytes to a text, or at its beginning; the EOS for none; None where none does."""
+        if not unit:
+            return self.eos_ids[0] if self.eos_ids else None
+        found = self._id_of_piece.get(self._prefix.encode() + unit) if opens else None
+        return self._id_of_piece.get(unit) if found is None else found
+
+    @functools.cached_property
+    def _id_of_piece(self) -> dict[bytes, int]:
+        """Of ids with the same bytes the last: words stand behind the bytes that tokenizers fall back on, and what was
+        added, and is looked for first, behind both.
+        """
+        return {piece: token_id for token_id, piece in enumerate(self.table.pieces) if piece}
 
     def cut_texts(self, texts: Sequence[str], data: Sequence[bytes]) -> CutTexts:
         """Own tokens of R texts; `data` holds their bytes. A text that is not in NFC does not pass an NFC reader."""

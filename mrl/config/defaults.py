@@ -42,7 +42,7 @@ LR_OF_ALL, LR_OF_ADAPTERS = 1e-6, 1e-5
 """Learning rates of released models. 1e-6 is that of verl's, TRL's and most papers' GRPO; adapters want about ten times
 that of all weights, in reinforcement learning too (LoRA Without Regret, Thinking Machines 2025)."""
 LONG_ANSWER_TOKENS = 1024
-SHARED_BYTES, SHARED_STEPS = 17, 2
+SHARED_BYTES, UNIT_BYTES, SHARED_STEPS = 17, 8, 2
 """Of each token of a group that peers get, with its log-probability and text; and steps of all policies to hold."""
 
 T = TypeVar("T", bound=Table)
@@ -119,17 +119,23 @@ def by_model(config: RunConfig, parameters: Mapping[str, int], context_tokens: M
     return with_choices(config, found)
 
 
+def shared_bytes(sharing: Mapping[str, Any]) -> int:
+    """Bytes in the exchange of a token that peers see, or score and tell units of, under this `[sharing]` table."""
+    num_units = sharing.get("copd", {}).get("top_units", 0) if sharing["regime"] == "copd" else 0
+    return SHARED_BYTES + UNIT_BYTES * num_units
+
+
 def by_groups(config: RunConfig) -> Resolved:
     """Room in the exchange for the groups of all policies at their longest, or peers would never see the oldest."""
     policies = [config.policies[name] for name in config.learning]
     tokens = SHARED_STEPS * sum(
         one.learner.prompts_per_step * one.rollout.group_size * one.rollout.max_new_tokens for one in policies
     )
-    mib = math.ceil(tokens * SHARED_BYTES / 2**20)
+    mib = math.ceil(tokens * shared_bytes(config.sharing) / 2**20)
     is_shared = config.sharing["regime"] != "independent"
     if not is_shared or not _left_out(config.exchange, "budget_mib") or mib <= config.exchange.budget_mib:
         return Resolved(config, ())
-    why = f"{SHARED_STEPS} steps of all policies are {tokens:,} tokens at most, of {SHARED_BYTES} bytes"
+    why = f"{SHARED_STEPS} steps of all policies are {tokens:,} tokens at most, of {shared_bytes(config.sharing)} bytes"
     return with_choices(config, [Choice("exchange.budget_mib", mib, why)])
 
 

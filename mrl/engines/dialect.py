@@ -187,16 +187,12 @@ class Dialect(Protocol):
     async def resume(self, http: Http) -> None:
         """Take requests again."""
 
-    async def score(self, http: Http, token_ids: Sequence[int], temperature: float) -> list[float] | None:
-        """Log-probabilities of every token after the first; None when it was aborted.
+    async def score(
+        self, http: Http, token_ids: Sequence[int], temperature: float, num_likeliest: int
+    ) -> list[TokenScore] | None:
+        """Every token after the first, each beside so many of the likeliest; None when it was aborted.
 
         Raises Paused, and EngineError for a temperature that the server does not score at.
-        """
-
-    async def score_given(self, http: Http, token_ids: Sequence[int]) -> list[TokenScore] | None:
-        """Every token after the first at temperature 1, beside the likeliest; None when it was aborted.
-
-        Raises Paused.
         """
 
     async def checksums(self, http: Http) -> dict[str, str] | None:

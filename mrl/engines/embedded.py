@@ -11,8 +11,6 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 
-import numpy as np
-import numpy.typing as npt
 import structlog
 import torch
 from torch import Tensor
@@ -20,7 +18,16 @@ from transformers import PreTrainedModel
 
 from mrl.engines.attached_adapters import AttachedAdapters
 from mrl.engines.continuous import ContinuousBatch
-from mrl.engines.engine import EngineUsage, Finished, GenerationRequest, Grown, Sampling, ScoringRequest, TokenScore
+from mrl.engines.engine import (
+    EngineUsage,
+    Finished,
+    GenerationRequest,
+    Grown,
+    Sampling,
+    ScoredAnswer,
+    ScoringRequest,
+    TokenScore,
+)
 from mrl.errors import WeightsError
 from mrl.models.device_memory import PLAN, OffDevice, enough_memory
 from mrl.models.load_policy import load_policy
@@ -181,24 +188,30 @@ class EmbeddedEngine:
         with apart, self._enough_memory("while scoring", FEWER_ANSWERS):
             return score_tokens(self._model, token_ids)
 
-    def score_answers(self, request: ScoringRequest) -> list[npt.NDArray[np.float32]]:
-        """[T] log-probabilities in nats of the tokens of each answer, at the sampling temperature.
+    def score_answers(self, request: ScoringRequest) -> list[ScoredAnswer]:
+        """What the tokens of each answer are worth.
 
         Raises WeightsError when there are no weights to serve.
         """
         if self._version is None:
             raise WeightsError("the engine has no verified weights to score with")
         with self._between_forwards(), self._enough_memory("while scoring", FEWER_ANSWERS):
-            return score_answers(
-                self._model, request.prompt_token_ids, request.answers, temperature=self._sampling.temperature
+            found = score_answers(
+                self._model,
+                request.prompt_token_ids,
+                request.answers,
+                temperature=self._sampling.temperature,
+                num_likeliest=request.num_likeliest,
             )
+        return [ScoredAnswer(*one) for one in found]
 
     def score_given(self, token_ids: Sequence[int]) -> list[TokenScore]:
         """Every token after the first at temperature 1. Raises WeightsError when there are no weights to serve."""
         if self._version is None:
             raise WeightsError("the engine has no verified weights to score with")
         with self._between_forwards(), self._enough_memory("while scoring", FEWER_ANSWERS):
-            return [TokenScore(*one) for one in score_beside_likeliest(self._model, token_ids)]
+            found = score_beside_likeliest(self._model, token_ids)
+        return [TokenScore(logprob, [(token_id, best)]) for logprob, token_id, best in found]
 
     def checksums(self) -> dict[str, str]:
         """Name -> XXH3-128 of the bytes of every tensor, as whoever published them names them.

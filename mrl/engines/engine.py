@@ -205,15 +205,37 @@ class ScoringRequest:
     prompt_token_ids: npt.NDArray[np.int32]
     answers: Sequence[npt.NDArray[np.int32]]
     """[T] token ids of each, none empty."""
+    num_likeliest: int = 0
+    """K, tokens that are told in the place of each token; at most `MAX_LIKELIEST`."""
+
+
+class ScoredAnswer(NamedTuple):
+    """What an answer of T given tokens is worth to the policy, in nats at the sampling temperature."""
+
+    logprobs: npt.NDArray[np.float32]
+    """[T]"""
+    likeliest_ids: npt.NDArray[np.int32]
+    """[T, K] the likeliest tokens in the place of each, best first; -1 where fewer are known."""
+    likeliest_logprobs: npt.NDArray[np.float32]
+    """[T, K]"""
+
+    @classmethod
+    def of(cls, scores: Sequence["TokenScore"], num_likeliest: int) -> "ScoredAnswer":
+        """The same as arrays."""
+        ids = np.full((len(scores), num_likeliest), -1, dtype=np.int32)
+        logprobs = np.full((len(scores), num_likeliest), -np.inf, dtype=np.float32)
+        for place, score in enumerate(scores):
+            for rank, (token_id, logprob) in enumerate(score.likeliest):
+                ids[place, rank], logprobs[place, rank] = token_id, logprob
+        return cls(np.array([score.logprob for score in scores], dtype=np.float32), ids, logprobs)
 
 
 class TokenScore(NamedTuple):
-    """What a given token is worth to the policy at temperature 1, beside the likeliest one in its place."""
+    """What a given token is worth to the policy, in nats."""
 
     logprob: float
-    """In nats."""
-    likeliest_id: int
-    likeliest_logprob: float
+    likeliest: Sequence[tuple[int, float]] = ()
+    """The likeliest tokens in its place with their log-probabilities, best first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -295,15 +317,17 @@ class Engine(Protocol):
     def score(self, token_ids: Sequence[Sequence[int]]) -> list[list[float]]:
         """Log-probabilities in nats of every token after the first under the loaded weights, at temperature 1."""
 
-    def score_answers(self, request: ScoringRequest) -> Sequence[npt.NDArray[np.float32] | None]:
-        """[T] log-probabilities in nats of the tokens of each answer, at the sampling temperature.
+    def score_answers(self, request: ScoringRequest) -> Sequence[ScoredAnswer | None]:
+        """What the tokens of each answer are worth.
 
         None for an answer that the engine does not take, as one that is too long for it.
         Raises WeightsError when there are no weights to serve.
         """
 
     def score_given(self, token_ids: Sequence[int]) -> list[TokenScore] | None:
-        """Every token after the first at temperature 1; None for a text that the engine does not take.
+        """Every token after the first at temperature 1, each beside the one likeliest token in its place.
+
+        None for a text that the engine does not take.
 
         Raises WeightsError when there are no weights to serve.
         """

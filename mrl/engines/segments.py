@@ -128,25 +128,23 @@ class Segments:
             self._check_remembered()
         return Finished(request.request_id, index, answer.generation())
 
-    async def score(self, token_ids: Sequence[int], temperature: float) -> list[float] | None:
-        """Log-probabilities of every token after the first, all by one version. The caller bounds the wait for it.
+    async def score(
+        self, rows: Sequence[Sequence[int]], temperature: float, num_likeliest: int
+    ) -> list[list[TokenScore] | None]:
+        """Every token after the first of each row, a row by one version. The caller bounds the wait for them.
 
-        None when the server refuses to look at the text: no other server would take it.
+        None for a text that the server refuses to look at: no other server would take it.
         """
-        return await self._scored(lambda: self._dialect.score(self._http, token_ids, temperature))
+        return list(await asyncio.gather(*(self._score(row, temperature, num_likeliest) for row in rows)))
 
-    async def score_given(self, token_ids: Sequence[int]) -> list[TokenScore] | None:
-        """As `score`, at temperature 1 and beside the likeliest tokens."""
-        return await self._scored(lambda: self._dialect.score_given(self._http, token_ids))
-
-    async def _scored(self, score: Callable[[], Awaitable[list[T] | None]]) -> list[T] | None:
-        scored: list[T] | None = None
+    async def _score(self, token_ids: Sequence[int], temperature: float, num_likeliest: int) -> list[TokenScore] | None:
+        scored: list[TokenScore] | None = None
         while scored is None:
             await self._gate.wait()
             self._num_scores += 1
             with self._in_flight(f"score/{self._num_scores}"):
                 try:
-                    scored = await score()
+                    scored = await self._dialect.score(self._http, token_ids, temperature, num_likeliest)
                 except Paused:
                     if self._gate.is_set():
                         raise

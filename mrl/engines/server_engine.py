@@ -15,8 +15,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-import numpy as np
-import numpy.typing as npt
 import structlog
 
 from mrl.engines.bounds import USUAL, Bounds
@@ -28,6 +26,7 @@ from mrl.engines.engine import (
     GenerationRequest,
     Grown,
     Sampling,
+    ScoredAnswer,
     ScoringRequest,
     TokenScore,
 )
@@ -147,20 +146,22 @@ class ServerEngine:
 
     def score(self, token_ids: Sequence[Sequence[int]]) -> list[list[float]]:
         """See Engine."""
-        return [row or [] for row in self._run_scores(token_ids, 1.0)]
+        return [[one.logprob for one in row or ()] for row in self._run_scores(token_ids)]
 
-    def score_answers(self, request: ScoringRequest) -> Sequence[npt.NDArray[np.float32] | None]:
+    def score_answers(self, request: ScoringRequest) -> Sequence[ScoredAnswer | None]:
         """See Engine. Raises EngineError for a temperature that the server does not score at."""
         if self.version is None:
             raise WeightsError("the engine has no weights to score with")
         prompt = request.prompt_token_ids.tolist()
         rows = [prompt + answer.tolist() for answer in request.answers]
-        scored = self._run_scores(rows, self._sampling.temperature)
-        return [None if row is None else np.array(row[len(prompt) - 1 :], dtype=np.float32) for row in scored]
+        scored = self._run_scores(rows, self._sampling.temperature, request.num_likeliest)
+        return [
+            None if row is None else ScoredAnswer.of(row[len(prompt) - 1 :], request.num_likeliest) for row in scored
+        ]
 
     def score_given(self, token_ids: Sequence[int]) -> list[TokenScore] | None:
         """See Engine."""
-        return self._run(self._current().score_given(token_ids), ASKED_S + self._bounds.load_s)
+        return self._run_scores([token_ids], num_likeliest=1)[0]
 
     def checksums(self) -> dict[str, str] | None:
         """See Engine."""
@@ -305,9 +306,6 @@ class ServerEngine:
                 task.cancel()
             self._finished.put(GivenUp(request_id, len(tasks)))
 
-    async def _score(self, rows: Sequence[Sequence[int]], temperature: float) -> list[list[float] | None]:
-        return list(await asyncio.gather(*(self._current().score(row, temperature) for row in rows)))
-
     async def _watchdog(self) -> None:
         clock = self._loop.time
         heard_s = moved_s = clock()
@@ -369,9 +367,11 @@ class ServerEngine:
         finally:
             self._awaited.discard(future)
 
-    def _run_scores(self, rows: Sequence[Sequence[int]], temperature: float) -> list[list[float] | None]:
+    def _run_scores(
+        self, rows: Sequence[Sequence[int]], temperature: float = 1.0, num_likeliest: int = 0
+    ) -> list[list[TokenScore] | None]:
         """What an update meanwhile takes counts beside."""
-        return self._run(self._score(rows, temperature), ASKED_S + self._bounds.load_s)
+        return self._run(self._current().score(rows, temperature, num_likeliest), ASKED_S + self._bounds.load_s)
 
     def _check(self) -> None:
         if self._lost is not None:

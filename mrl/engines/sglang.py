@@ -212,24 +212,23 @@ class SGLang:
     async def resume(self, http: Http) -> None:
         """See Dialect. It was never paused."""
 
-    async def score(self, http: Http, token_ids: Sequence[int], temperature: float) -> list[float] | None:
+    async def score(
+        self, http: Http, token_ids: Sequence[int], temperature: float, num_likeliest: int
+    ) -> list[TokenScore] | None:
         """See Dialect. SGLang scores prompts at temperature 1 alone."""
         if temperature != 1.0:
             what, cure = "SGLang scores given texts at temperature 1 alone", "temperature = 1.0, or the embedded engine"
             raise EngineError(what, where="rollout.temperature", got=temperature, wanted="1.0", cure=cure)
-        meta = (await _ask(http, token_ids, {"max_new_tokens": 0}, logprob_start_len=0))["meta_info"]
+        told = {"top_logprobs_num": num_likeliest} if num_likeliest else {}
+        meta = (await _ask(http, token_ids, {"max_new_tokens": 0}, logprob_start_len=0, **told))["meta_info"]
         if meta["finish_reason"]["type"] == "abort":
             return None
-        return [entry[0] for entry in meta["input_token_logprobs"][1:]]
-
-    async def score_given(self, http: Http, token_ids: Sequence[int]) -> list[TokenScore] | None:
-        """See Dialect."""
-        wanted = {"logprob_start_len": 0, "top_logprobs_num": 1}
-        meta = (await _ask(http, token_ids, {"max_new_tokens": 0}, **wanted))["meta_info"]
-        if meta["finish_reason"]["type"] == "abort":
-            return None
-        rows = zip(meta["input_token_logprobs"][1:], meta["input_top_logprobs"][1:], strict=True)
-        return [TokenScore(own[0], int(top[0][1]), top[0][0]) for own, top in rows]
+        own = meta["input_token_logprobs"][1:]
+        likeliest = meta["input_top_logprobs"][1:] if num_likeliest else [()] * len(own)
+        return [
+            TokenScore(one[0], [(int(other[1]), other[0]) for other in others])
+            for one, others in zip(own, likeliest, strict=True)
+        ]
 
     async def checksums(self, http: Http) -> dict[str, str] | None:
         """See Dialect. SGLang hashes the bytes it computes with, by its own names; on a GPU in a way of its own."""

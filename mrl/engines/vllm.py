@@ -257,28 +257,23 @@ class VLLM:
         self._need(http, "/resume")
         await http.post("/resume")
 
-    async def score(self, http: Http, token_ids: Sequence[int], temperature: float) -> list[float] | None:
+    async def score(
+        self, http: Http, token_ids: Sequence[int], temperature: float, num_likeliest: int
+    ) -> list[TokenScore] | None:
         """See Dialect."""
         if temperature != 1.0:
             what = "vLLM scores given texts at temperature 1 only"
             cure = "temperature 1, or the embedded engine, for a policy that scores for its peers"
             raise EngineError(what, got=temperature, wanted="1.0", cure=cure)
         adapters = self._adapters[0] if self._adapters else ""
-        scored = (await ask(http, token_ids, adapters=adapters, max_tokens=1, prompt_logprobs=0))["prompt_logprobs"]
-        if scored is None:
-            return None
-        return [row[str(token_id)]["logprob"] for token_id, row in zip(token_ids[1:], scored[1:], strict=True)]
-
-    async def score_given(self, http: Http, token_ids: Sequence[int]) -> list[TokenScore] | None:
-        """See Dialect."""
-        adapters = self._adapters[0] if self._adapters else ""
-        scored = (await ask(http, token_ids, adapters=adapters, max_tokens=1, prompt_logprobs=1))["prompt_logprobs"]
-        if scored is None:
+        answer = await ask(http, token_ids, adapters=adapters, max_tokens=1, prompt_logprobs=num_likeliest)
+        if (scored := answer["prompt_logprobs"]) is None:
             return None
         found = []
         for token_id, row in zip(token_ids[1:], scored[1:], strict=True):
-            likeliest = max(row, key=lambda one: row[one]["logprob"])
-            found.append(TokenScore(row[str(token_id)]["logprob"], int(likeliest), row[likeliest]["logprob"]))
+            told = sorted(((one["logprob"], int(name)) for name, one in row.items()), reverse=True)
+            likeliest = [(name, logprob) for logprob, name in told[:num_likeliest]]  # the given one may be one too many
+            found.append(TokenScore(row[str(token_id)]["logprob"], likeliest))
         return found
 
     async def checksums(self, http: Http) -> dict[str, str] | None:

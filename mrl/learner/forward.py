@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import MethodType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -42,14 +42,31 @@ def answer_logprobs(model: nn.Module, batch: PackedBatch, settings: ForwardSetti
 
     The head is applied to the places that predict an answer token only, in chunks.
     """
-    return _through(model, token_logprobs, batch, settings)
+    return _through(model, token_logprobs, batch, batch.target_ids_T, settings)
 
 
-def answer_logprobs_and_entropy(
-    model: nn.Module, batch: PackedBatch, settings: ForwardSettings
-) -> tuple[Tensor, Tensor]:
-    """`answer_logprobs`, and [T] float32 entropies in nats of the distributions that the tokens were drawn from."""
-    return _through(model, token_logprobs_and_entropy, batch, settings)
+class AnswerValues(NamedTuple):
+    """What one pass gives to the answer tokens of a batch, in nats, with gradient."""
+
+    logprobs_T: Tensor
+    entropy_T: Tensor | None
+    """Of the distributions that the tokens were drawn from."""
+    unit_logprobs_TK: Tensor | None
+    """None for a batch without units."""
+
+
+def answer_values(
+    model: nn.Module, batch: PackedBatch, settings: ForwardSettings, *, with_entropy: bool
+) -> AnswerValues:
+    """`answer_logprobs`, and from the same logits the batch's units and, if asked for, entropies; float32."""
+    units_TK = batch.unit_ids_TK
+    ids = batch.target_ids_T if units_TK is None else torch.cat([batch.target_ids_T.unsqueeze(-1), units_TK], -1)
+    score = token_logprobs_and_entropy if with_entropy else token_logprobs
+    found = _through(model, score, batch, ids, settings)
+    logprobs, entropy_T = found if with_entropy else (found, None)
+    if units_TK is None:
+        return AnswerValues(logprobs, entropy_T, None)
+    return AnswerValues(logprobs[:, 0], entropy_T, logprobs[:, 1:])
 
 
 @torch.no_grad()
@@ -68,24 +85,27 @@ def enter_by_answers(model: nn.Module) -> None:
     register_fsdp_forward_method(model, "answer_outputs")
 
 
-def _through(model: Any, score: Callable[..., Any], batch: PackedBatch, settings: ForwardSettings) -> Any:
+def _through(model: Any, score: Callable[..., Any], batch: PackedBatch, ids: Tensor, settings: ForwardSettings) -> Any:
     if isinstance(model, FSDPModule):
-        return model.answer_outputs(score, batch, settings)  # type: ignore[attr-defined]
-    return _answer_outputs(model, score, batch, settings)
+        return model.answer_outputs(score, batch, ids, settings)  # type: ignore[attr-defined]
+    return _answer_outputs(model, score, batch, ids, settings)
 
 
-def _answer_outputs(model: Any, score: Callable[..., Any], batch: PackedBatch, settings: ForwardSettings) -> Any:
+def _answer_outputs(
+    model: Any, score: Callable[..., Any], batch: PackedBatch, ids: Tensor, settings: ForwardSettings
+) -> Any:
+    """`ids` are [T], or [T, N] in the place of each token."""
     context = settings.context
     told_LNK = None if batch.experts_LNK is None else batch.experts_LNK.to(batch.input_ids_L.device)
     if context is None:
         told = {} if told_LNK is None else {"chosen_experts": told_LNK}
         hidden_LD = _hidden(model, batch.input_ids_L, batch.position_ids_L, packed_rows=batch.rows, **told)
-        return _scored(model, score, take(hidden_LD, batch.predict_at_T), batch.target_ids_T, settings)
+        return _scored(model, score, take(hidden_LD, batch.predict_at_T), ids, settings)
     ids_l, positions_l = (context.own_places(values_L) for values_L in (batch.input_ids_L, batch.position_ids_L))
     told = {} if told_LNK is None else {"chosen_experts": context.own_places(told_LNK, beyond=OWN)}
     hidden_lD = _hidden(model, ids_l, positions_l, packed_rows=batch.rows, place_exchange=context, **told)
     index_t, at_t = context.own_tokens(batch.predict_at_T, batch.rows.num_places)
-    found = _scored(model, score, take(hidden_lD, at_t), batch.target_ids_T[index_t], settings)
+    found = _scored(model, score, take(hidden_lD, at_t), ids[index_t], settings)
     num_tokens = len(batch.target_ids_T)
     if isinstance(found, Tensor):
         return context.of_all(found, index_t, num_tokens)
@@ -100,12 +120,12 @@ def _hidden(model: Any, input_ids: Tensor, position_ids: Tensor, **attention: An
     return hidden_NLD[0]
 
 
-def _scored(model: Any, score: Callable[..., Any], hidden_TD: Tensor, ids_T: Tensor, settings: ForwardSettings) -> Any:
+def _scored(model: Any, score: Callable[..., Any], hidden_TD: Tensor, ids: Tensor, settings: ForwardSettings) -> Any:
     shape, head_VD = head_shape(model), model.get_output_embeddings().weight
     return score(
         hidden_TD,
         head_VD,
-        ids_T,
+        ids,
         temperature=settings.temperature * shape.divisor,
         softcap=None if shape.softcap is None else shape.softcap * shape.divisor,
         chunk_tokens=settings.tokens_at_once(head_VD.shape[0]),

@@ -15,7 +15,7 @@ from torch import Tensor
 from mrl.learner.packing import PackedBatch
 from mrl.objectives.ratios import spread
 from mrl.objectives.regularizer import regularizer_losses
-from mrl.objectives.terms import TermInputs, term_losses
+from mrl.objectives.terms import TermInputs, UnitLogprobs, term_losses
 from mrl.sharing.regime import Component
 
 
@@ -25,7 +25,7 @@ class TokenValues:
 
     logprobs_T: Tensor
     proximal_T: Tensor
-    """Under the parameters at the start of the step. Only `logprobs_T` and `entropy_T` carry gradient."""
+    """Under the parameters at the start of the step. It carries no gradient, as what others say carries none."""
     behaviour_T: Tensor
     """Under the policy that sampled; 0 for rows without behaviour."""
     teacher_T: Tensor
@@ -34,11 +34,14 @@ class TokenValues:
     """Under the reference policy; None where no component is held to it."""
     entropy_T: Tensor | None = None
     """None where no component has an entropy bonus."""
+    unit_logprobs_TK: Tensor | None = None
+    """Of the batch's units; None where it has none."""
 
     def detached(self) -> "TokenValues":
         """The same numbers without gradient."""
         entropy_T = None if self.entropy_T is None else self.entropy_T.detach()
-        return replace(self, logprobs_T=self.logprobs_T.detach(), entropy_T=entropy_T)
+        units_TK = None if self.unit_logprobs_TK is None else self.unit_logprobs_TK.detach()
+        return replace(self, logprobs_T=self.logprobs_T.detach(), entropy_T=entropy_T, unit_logprobs_TK=units_TK)
 
 
 def needs_reference(components: Iterable[Component]) -> bool:
@@ -72,6 +75,8 @@ def component_losses(
 
 def term_inputs(values: TokenValues, batch: PackedBatch, mine_T: Tensor, update_index: int) -> TermInputs:
     """The tokens where `mine_T` is true, as their term sees them; their rows are numbered anew from 0."""
+    own_TK, teacher_TK = values.unit_logprobs_TK, batch.unit_logprobs_TK
+    units = None if own_TK is None or teacher_TK is None else UnitLogprobs(own_TK[mine_T], teacher_TK[mine_T])
     return TermInputs(
         logprobs_T=values.logprobs_T[mine_T],
         proximal_T=values.proximal_T[mine_T],
@@ -80,6 +85,7 @@ def term_inputs(values: TokenValues, batch: PackedBatch, mine_T: Tensor, update_
         row_T=torch.unique(batch.row_T[mine_T], return_inverse=True)[1],
         teacher_T=values.teacher_T[mine_T],
         update_index=update_index,
+        units=units,
     )
 
 

@@ -66,6 +66,10 @@ class PackedBatch:
     """Which of the packed examples each token belongs to."""
     behaviour_span_T: Tensor | None = None
     teacher_span_T: Tensor | None = None
+    unit_ids_TK: Tensor | None = None
+    """int64, what a teacher finds likeliest in the place of each token; None where no row has any."""
+    unit_logprobs_TK: Tensor | None = None
+    """float32 under the teacher; NaN where there is no unit."""
     experts_LNK: Tensor | None = None
     """int16, what the routers of each place are told; None where they choose for themselves. It stays in main memory,
     being larger than all else together: each forward takes its own along."""
@@ -198,6 +202,7 @@ def _lay_out(
         rows=_row_layout(all_places, num_places),
         behaviour_span_T=_spans([row.behaviour_spans for row in packed], sizes),
         teacher_span_T=_spans([row.teacher_spans for row in packed], sizes),
+        **_unit_columns(packed),
         experts_LNK=None if told is None else told.places(packed, places_of, num_places),
         **{name: torch.from_numpy(np.concatenate([row[name] for row in columns])) for name in columns[0]},
     )
@@ -300,6 +305,21 @@ def _spans(spans: Sequence[npt.NDArray[np.int32] | None], sizes: Sequence[int]) 
     starts = np.cumsum([0, *sizes])[:-1]  # a row has at most as many spans as tokens
     rows = zip(starts, sizes, spans, strict=True)
     return torch.from_numpy(np.concatenate([start + (np.arange(n) if row is None else row) for start, n, row in rows]))
+
+
+def _unit_columns(rows: Sequence[TrainingExample]) -> dict[str, Tensor]:
+    """[T, K] units of all rows, K being that of the row which has most of them. Empty when no row has any."""
+    most = max((row.teacher_units.token_ids.shape[1] for row in rows if row.teacher_units is not None), default=0)
+    if not most:
+        return {}
+    num_tokens = [row.num_trained_tokens for row in rows]
+    ids_TK = np.zeros((sum(num_tokens), most), dtype=np.int64)
+    logprobs_TK = np.full((sum(num_tokens), most), np.nan, dtype=np.float32)
+    for row, start in zip(rows, np.cumsum([0, *num_tokens]), strict=False):
+        if (units := row.teacher_units) is not None:
+            here = slice(start, start + len(units.token_ids)), slice(units.token_ids.shape[1])
+            ids_TK[here], logprobs_TK[here] = units.token_ids, units.logprobs
+    return {"unit_ids_TK": torch.from_numpy(ids_TK), "unit_logprobs_TK": torch.from_numpy(logprobs_TK)}
 
 
 def _token_columns(row: TrainingExample, place: int, predict_at: Int64s, component: int) -> dict[str, npt.NDArray[Any]]:

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
-from mrl.learner.forward import ForwardSettings, answer_logprobs, answer_logprobs_and_entropy, frozen_logprobs
+from mrl.learner.forward import ForwardSettings, answer_values, frozen_logprobs
 from mrl.learner.loss import (
     TokenValues,
     behaviour_by_token,
@@ -90,19 +90,16 @@ class Updater:
     def _values(self, batch: PackedBatch, proximal_T: Tensor | None) -> TokenValues:
         # First, while no activations are kept; and a sharded model may not be entered again before its backward pass.
         reference_T = self._reference_logprobs(batch) if self._needs_reference else None
-        entropy_T = None
-        if self._with_entropy:
-            logprobs_T, entropy_T = answer_logprobs_and_entropy(self._model, batch, self._forward)
-        else:
-            logprobs_T = answer_logprobs(self._model, batch, self._forward)
-        proximal_T = logprobs_T.detach() if proximal_T is None else proximal_T
+        found = answer_values(self._model, batch, self._forward, with_entropy=self._with_entropy)
+        proximal_T = found.logprobs_T.detach() if proximal_T is None else proximal_T
         return TokenValues(
-            logprobs_T,
+            found.logprobs_T,
             proximal_T,
             behaviour_by_token(batch, self._components, proximal_T),
             teacher_by_token(batch, self._components, proximal_T),
             reference_T,
-            entropy_T,
+            found.entropy_T,
+            found.unit_logprobs_TK,
         )
 
     def _reference_logprobs(self, batch: PackedBatch) -> Tensor:

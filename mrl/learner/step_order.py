@@ -9,6 +9,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from mrl.alignment.next_units import NextUnits
 from mrl.records.chosen_experts import ChosenExperts
 from mrl.records.codec import pack_array, unpack_array
 from mrl.sharing.regime import TrainingExample
@@ -44,6 +45,7 @@ class _Row(msgspec.Struct, frozen=True):
     experts: ChosenExperts | None
     prompt_experts: int
     """Place among those of the order; -1 for none."""
+    units: tuple[bytes, bytes] | None
 
 
 class _Order(msgspec.Struct, frozen=True):
@@ -104,6 +106,7 @@ def _to_row(example: TrainingExample, prompt_experts: int) -> _Row:
         _pack_optional(example.row_starts, "i4"),
         None if example.experts is None else ChosenExperts.packed(example.experts),
         prompt_experts,
+        None if example.teacher_units is None else example.teacher_units.packed(),
     )
 
 
@@ -127,6 +130,7 @@ def _from_row(row: _Row, of_prompts: Sequence[ChosenExperts]) -> TrainingExample
         row_starts=_unpack_optional(row.row_starts, "i4"),
         experts=None if row.experts is None else row.experts.unpacked(weights.size),
         prompt_experts=None if of_prompt is None else of_prompt.unpacked(prompt.size - 1),
+        teacher_units=None if row.units is None else NextUnits.unpacked(*row.units, num_tokens=weights.size),
     )
 
 

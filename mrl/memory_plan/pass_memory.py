@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_leaves
 
 from mrl.config.policy_tables import LoraTable
 from mrl.learner.activation_offload import OffloadedInputs, locked_bytes
-from mrl.learner.forward import CHUNK_LOGITS, ForwardSettings, answer_logprobs, answer_logprobs_and_entropy
+from mrl.learner.forward import CHUNK_LOGITS, AnswerValues, ForwardSettings, answer_values
 from mrl.learner.packing import COLUMNS, PackedBatch
 from mrl.learner.sharding import checkpoint_blocks, transformer_blocks
 from mrl.memory_plan.lone_context import LoneContext
@@ -191,17 +191,17 @@ def _traced(
         _at_gradient(blocks[0], close_window)
         with live:
             packed = _rows_without_data(batch)
-            if with_entropy:
-                logprobs_T, entropy_T = answer_logprobs_and_entropy(model, packed, settings)
-                loss = logprobs_T.sum() + entropy_T.sum()
-                del logprobs_T, entropy_T
-            else:
-                loss = answer_logprobs(model, packed, settings).sum()
+            loss = _sum_of(answer_values(model, packed, settings, with_entropy=with_entropy))
             close_window()
             loss.backward()
             close_window()
     forward, head, of_blocks, bottom = peaks
     return PassPeaks(forward, head, of_blocks, bottom, live.offloaded)
+
+
+def _sum_of(values: AnswerValues) -> Tensor:
+    loss = values.logprobs_T.sum()
+    return loss if values.entropy_T is None else loss + values.entropy_T.sum()
 
 
 def without_data(model: nn.Module) -> None:

@@ -131,6 +131,8 @@ METRICS: dict[str, Metric] = {
     "sharing/unscored_rows": Metric("answers", "of these, not expressible in the teacher's tokens"),
     "sharing/gated_rows": Metric("answers", "scored answers not distilled, as their teacher agrees with too few units"),
     "sharing/agreement/{source}": Metric("share", "units of the scored answers on which this teacher agrees"),
+    "sharing/unit_tokens": Metric("share", "scored tokens in whose places teachers told units that own tokens say"),
+    "sharing/unit_mass": Metric("share", "teachers' probability of these units, in the mean over such tokens"),
     "regime/{count}": Metric("count", "a count of this step that the sharing regime defines itself"),
     "align/rejected": Metric("records", "peer answers of this step that own tokens cannot express, or not whole"),
     # learner: what sharing costs, per peer that an answer came from in this step

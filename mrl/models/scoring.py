@@ -11,6 +11,9 @@ from transformers import DynamicCache
 
 from mrl.models.heads import head_shape
 
+Int32s = npt.NDArray[np.int32]
+Float32s = npt.NDArray[np.float32]
+
 MAX_LOGITS = 1 << 26
 """Logits that one forward may make: 256 MiB of float32."""
 TOKENS_AT_ONCE = 8192
@@ -112,9 +115,12 @@ def score_answers(
     answers: Sequence[npt.NDArray[np.int32]],
     *,
     temperature: float,
+    num_likeliest: int = 0,
     max_logits: int = MAX_LOGITS,
-) -> list[npt.NDArray[np.float32]]:
+) -> list[tuple[Float32s, Int32s, Float32s]]:
     """[T] log-probabilities in nats of the tokens of each answer to one prompt, at the sampling temperature.
+
+    With them, [T, K] the `num_likeliest` ids in the place of each, best first, and their log-probabilities.
 
     Answers stand behind the prompt, filled up on the right, where causal attention never looks; so no mask is needed.
     They go through the model in as few forwards as `max_logits` allows, a long one in several that keep keys and
@@ -125,7 +131,7 @@ def score_answers(
     longest = max(answer.size for answer in answers)
     several = TOKENS_AT_ONCE // (prompt_token_ids.size + longest)
     per_pass = max(1, min(several, rows_at_once(longest, _vocab_size(model), max_logits)))
-    scored: list[npt.NDArray[np.float32]] = []
+    scored: list[tuple[Float32s, Int32s, Float32s]] = []
     for start in range(0, len(answers), per_pass):
         some = answers[start : start + per_pass]
         ids = np.zeros((len(some), prompt_token_ids.size + longest), dtype=np.int64)
@@ -133,15 +139,28 @@ def score_answers(
         for row, answer in enumerate(some):
             ids[row, prompt_token_ids.size : prompt_token_ids.size + answer.size] = answer
         rows = torch.from_numpy(ids).to(next(model.parameters()).device)
-        found = last_logprobs(model, rows, longest, temperature=temperature, max_logits=max_logits).cpu().numpy()
-        scored += [found[row, : answer.size].astype(np.float32) for row, answer in enumerate(some)]
+        found = last_logprobs(
+            model, rows, longest, temperature=temperature, num_likeliest=num_likeliest, max_logits=max_logits
+        )
+        logprobs, ids_RTK, logprobs_RTK = (values.cpu().numpy() for values in found)
+        for row, answer in enumerate(some):
+            here = row, slice(answer.size)
+            scored.append((logprobs[here], ids_RTK[here].astype(np.int32), logprobs_RTK[here]))
     return scored
 
 
 def last_logprobs(
-    model: nn.Module, ids: Tensor, count: int, *, temperature: float, max_logits: int = MAX_LOGITS
-) -> Tensor:
+    model: nn.Module,
+    ids: Tensor,
+    count: int,
+    *,
+    temperature: float,
+    num_likeliest: int = 0,
+    max_logits: int = MAX_LOGITS,
+) -> tuple[Tensor, Tensor, Tensor]:
     """[rows, count] log-probabilities in nats of the last `count` tokens of [rows, T]; at least one stands before.
+
+    With them, [rows, count, K] the `num_likeliest` ids in the place of each, best first, and their log-probabilities.
 
     Of a long answer and a large vocabulary the logits would take more memory than the model: each forward reads what
     makes `max_logits`, the first one the tokens before as well.
@@ -159,6 +178,9 @@ def last_logprobs(
             logits_to_keep=wanted.shape[1],
         )
         logits: Tensor = output.logits.float() / temperature
-        parts.append(logits.gather(-1, wanted[..., None]).squeeze(-1) - logits.logsumexp(-1))
+        norms = logits.logsumexp(-1, keepdim=True)
+        best, best_ids = logits.topk(num_likeliest)
+        parts.append(((logits.gather(-1, wanted[..., None]) - norms).squeeze(-1), best_ids, best - norms))
         read = end
-    return torch.cat(parts, dim=1)
+    logprobs, best_ids, best = (torch.cat(values, dim=1) for values in zip(*parts, strict=True))
+    return logprobs, best_ids, best

@@ -29,14 +29,15 @@ def clipped_tokens(spec: Term, inputs: TermInputs) -> Tensor:
     """Tokens that have an advantage and that the term's clip, mask or clamp leaves without gradient.
 
     Read off the gradient itself, so that it is right for every term. Weights that stand outside the clip (corrections,
-    GRAFT's gate, F-TIS's filter) and DPPO's penalty are left aside. Returns [T] bool.
+    GRAFT's gate, F-TIS's filter) and DPPO's penalty are left aside; tokens with units have no clip. Returns [T] bool.
     """
     with torch.enable_grad():
         logprobs_T = inputs.logprobs_T.detach().requires_grad_()
-        losses_T = term_losses(_bare(spec), replace(inputs, logprobs_T=logprobs_T))
+        losses_T = term_losses(_bare(spec), replace(inputs, logprobs_T=logprobs_T, units=None))
         (gradient_T,) = torch.autograd.grad(losses_T.sum(), logprobs_T)
     advantages_T = distilled_advantages(spec, inputs) if isinstance(spec, Distilled) else inputs.advantages_T
-    return (gradient_T == 0) & (advantages_T != 0)
+    is_clipped_T = (gradient_T == 0) & (advantages_T != 0)
+    return is_clipped_T if inputs.units is None else is_clipped_T & ~inputs.units.are_there
 
 
 @torch.no_grad()

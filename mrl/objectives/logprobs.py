@@ -1,6 +1,6 @@
 """Log-probabilities of given tokens, and entropies, without ever holding the [T, V] logits of a whole microbatch.
 
-Shapes: T tokens, C tokens of one chunk, D hidden width, V vocabulary.
+Shapes: T tokens, N targets of a token, C tokens of one chunk, D hidden width, V vocabulary.
 """
 
 from dataclasses import dataclass
@@ -33,6 +33,8 @@ def token_logprobs(
     computed anew in the backward pass, so that memory is O(C V). Temperature is applied because the engine's
     log-probabilities have it too. Gradient flows through `hidden_TD` and `head_VD`. Returns [T] float32.
 
+    `targets_T` may be [T, N], N ids in the place of each token; then [T, N] is returned, which "liger" cannot.
+
     The kernel "liger" does the same without logits, where `mrl.objectives.liger` can.
     """
     if kernel == "liger" and len(targets_T):
@@ -58,7 +60,7 @@ def token_logprobs_and_entropy(
 
         H_t = -sum_v p_t[v] log p_t[v] = logsumexp_v(z_t[v] / tau) - sum_v p_t[v] z_t[v] / tau
 
-    Returns [T] float32 log-probabilities and [T] float32 entropies in nats, both with gradient.
+    Returns float32 log-probabilities, [T] or [T, N], and [T] float32 entropies in nats, both with gradient.
     """
     if kernel == "liger" and len(targets_T):
         return fused_logprobs_and_entropy(hidden_TD, head_VD, targets_T, temperature)
@@ -147,21 +149,22 @@ class _Chunked(torch.autograd.Function):
 
 
 def _outputs(logits_CV: Tensor, targets_C: Tensor, with_entropy: bool) -> tuple[Tensor, ...]:
-    """[C] normalisers log sum_v exp z[v], log-probabilities, and entropies if asked for; overwrites the logits.
+    """Normalisers log sum_v exp z[v], log-probabilities, and entropies if asked for; overwrites the logits.
 
     H = log sum_v exp s[v] - sum_v s[v] exp s[v] / sum_v exp s[v],   s = z - max z
     """
     dtype = _wide(logits_CV)
     largest_C1 = logits_CV.amax(-1, keepdim=True).to(dtype)
-    picked_C = logits_CV.gather(-1, targets_C.unsqueeze(-1)).squeeze(-1).to(dtype)
+    picked_CN = logits_CV.gather(-1, _by_place(targets_C)).to(dtype)
     shifted_CV = _minus(logits_CV, largest_C1)
     weight_CV = shifted_CV.exp() if with_entropy else shifted_CV.exp_()
     total_C = weight_CV.sum(-1)
     normaliser_C = largest_C1.squeeze(-1) + total_C.log()
+    logprobs_C = (picked_CN - normaliser_C.unsqueeze(-1)).view(targets_C.shape)
     if not with_entropy:
-        return normaliser_C, picked_C - normaliser_C
+        return normaliser_C, logprobs_C
     entropy_C = total_C.log() - weight_CV.mul_(shifted_CV).sum(-1) / total_C
-    return normaliser_C, picked_C - normaliser_C, entropy_C
+    return normaliser_C, logprobs_C, entropy_C
 
 
 def _products_gradient(
@@ -177,12 +180,13 @@ def _products_gradient(
 
     By the outputs' gradients g (log-probabilities) and h (entropies H, beside them), p = exp(z - normaliser):
 
-        dL/dz[v] = g (1[v = y] - p[v]) - h p[v] (log p[v] + H)
+        dL/dz[v] = sum_n g_n (1[v = y_n] - p[v]) - h p[v] (log p[v] + H)
     """
     logits_CV = scale.scaled(products_CV)
     bend_CV = scale.bend(logits_CV)
     logprobs_CV = _minus(logits_CV, normaliser_C.unsqueeze(-1))
-    by_logprobs_C1 = None if by_logprobs_C is None else by_logprobs_C.unsqueeze(-1) / scale.temperature
+    by_logprobs_CN = None if by_logprobs_C is None else _by_place(by_logprobs_C) / scale.temperature
+    by_logprobs_C1 = None if by_logprobs_CN is None else by_logprobs_CN.sum(-1, keepdim=True)
     if entropy_C is None:
         assert by_logprobs_C1 is not None
         of_logits_CV = logprobs_CV.exp_().mul_(-by_logprobs_C1)
@@ -192,9 +196,14 @@ def _products_gradient(
         same_for_all_C1 = by_entropy_C1 * entropy_C1 + (0.0 if by_logprobs_C1 is None else by_logprobs_C1)
         of_logits_CV = logprobs_CV.exp()
         of_logits_CV.mul_(torch.addcmul(same_for_all_C1, logprobs_CV, by_entropy_C1, out=logprobs_CV)).neg_()
-    if by_logprobs_C1 is not None:
-        of_logits_CV.scatter_add_(-1, targets_C.unsqueeze(-1), by_logprobs_C1)
+    if by_logprobs_CN is not None:
+        of_logits_CV.scatter_add_(-1, _by_place(targets_C), by_logprobs_CN)
     return (of_logits_CV if bend_CV is None else of_logits_CV.mul_(bend_CV)).to(products_CV.dtype)
+
+
+def _by_place(values_C: Tensor) -> Tensor:
+    """[C, N] of [C], or of [C, N] itself."""
+    return values_C.unsqueeze(-1) if values_C.dim() == 1 else values_C
 
 
 def _minus(logits_CV: Tensor, row_C1: Tensor) -> Tensor:

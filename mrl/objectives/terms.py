@@ -3,13 +3,13 @@
 Every term is returned per token, unmasked and unnormalised. Advantages, proximal, behaviour and teacher values carry no
 gradient.
 
-Shapes: T tokens.
+Shapes: T tokens, K units that may stand in the place of a token.
 """
 
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -30,10 +30,27 @@ from mrl.objectives.specs import (
     Trrd,
 )
 
+LEAST_REST = 1e-6
+"""Probability beside all units at least, in logarithms: float32 adds up to 1 no better."""
+
+
+class UnitLogprobs(NamedTuple):
+    """What two policies give to units that may stand in the place of each of T tokens."""
+
+    own_TK: Tensor
+    """Under the policy in training, with gradient."""
+    teacher_TK: Tensor
+    """NaN where there is no unit."""
+
+    @property
+    def are_there(self) -> Tensor:
+        """[T] whether a token has any."""
+        return self.teacher_TK.isfinite().any(-1)
+
 
 @dataclass(frozen=True, slots=True)
 class TermInputs:
-    """Log-probabilities in nats, advantages and rows of T tokens. Only `logprobs_T` carries gradient.
+    """Log-probabilities in nats, advantages and rows of T tokens. Those of the policy in training carry gradient.
 
     A row is never cut: all its tokens are here, in any order.
     """
@@ -51,6 +68,8 @@ class TermInputs:
     """Under a policy that only scored; NaN where it said nothing."""
     update_index: int = 0
     """Optimizer updates already made in this step."""
+    units: UnitLogprobs | None = None
+    """None where no teacher said more than what the tokens themselves are worth."""
 
 
 def corrected(term_T: Tensor, spec: Correction | None, inputs: TermInputs) -> Tensor:
@@ -224,8 +243,15 @@ def mixed_log_ratio(spec: Trrd, logprobs_T: Tensor, proximal_T: Tensor, teacher_
 
 
 def distilled(spec: Distilled, inputs: TermInputs) -> Tensor:
-    """The clipped term with `distilled_advantages`. Gradient flows through the ratio only. Returns [T]."""
-    return clipped(spec.clipped, replace(inputs, advantages_T=distilled_advantages(spec, inputs)))
+    """The clipped term with `distilled_advantages`; `beta unit_divergence` in its place at tokens with units.
+
+    Gradient flows through the ratio, or through what the policy gives to the units. Returns [T].
+    """
+    term_T = clipped(spec.clipped, replace(inputs, advantages_T=distilled_advantages(spec, inputs)))
+    if inputs.units is None:
+        return term_T
+    divergence_T = spec.coefficient * unit_divergence(inputs.units, spec.max_gap_nats)
+    return torch.where(inputs.units.are_there, divergence_T, term_T)
 
 
 @torch.no_grad()
@@ -240,6 +266,27 @@ def distilled_advantages(spec: Distilled, inputs: TermInputs) -> Tensor:
     """
     gap_T = (inputs.teacher_T - inputs.proximal_T).clamp(-spec.max_gap_nats, spec.max_gap_nats)
     return torch.where(inputs.teacher_T.isfinite(), spec.coefficient * gap_T, inputs.advantages_T)
+
+
+def unit_divergence(units: UnitLogprobs, max_gap_nats: float) -> Tensor:
+    """Reverse divergence of the policy from a teacher over units and what is left beside them, in nats. Returns [T].
+
+        D_t = sum_u p(u) g(u) + p(rest) g(rest),   g = sg[clamp(log p - log q)],   p(rest) = 1 - sum_u p(u)
+
+    p and q are what policy and teacher give to the same units, as SimCT (arXiv 2605.07711) compares them. Unclamped,
+    D_t is KL(p || q) of the two coarser distributions, with its gradient: what g would add sums to that of 1. It is
+    what `distilled_advantages` gives in the mean over units drawn from p. Over all of a shared vocabulary the rest is
+    nothing, and D_t the divergence itself; over fewer units it is a lower bound of it.
+    """
+    is_unit_TK = units.teacher_TK.isfinite()
+    own_TK = torch.where(is_unit_TK, units.own_TK, 0.0)
+    p_TK = torch.where(is_unit_TK, own_TK.exp(), 0.0)
+    q_TK = torch.where(is_unit_TK, units.teacher_TK, -math.inf).exp()
+    rest_p_T, rest_q_T = (1.0 - values_TK.sum(-1) for values_TK in (p_TK, q_TK))
+    gap_TK = torch.where(is_unit_TK, own_TK - units.teacher_TK, 0.0).detach()
+    rest_gap_T = (rest_p_T.clamp(min=LEAST_REST).log() - rest_q_T.clamp(min=LEAST_REST).log()).detach()
+    gap_TK, rest_gap_T = (gap.clamp(-max_gap_nats, max_gap_nats) for gap in (gap_TK, rest_gap_T))
+    return (p_TK * gap_TK).sum(-1) + rest_p_T * rest_gap_T
 
 
 def shaped(spec: Shaped, inputs: TermInputs) -> Tensor:

@@ -18,9 +18,14 @@ MAX_GROUP = 1024
 MAX_SCORES = 64 * 1024
 """Turns of all answers of one group that are scored."""
 MAX_DIGEST_BYTES = 16
+MAX_LIKELIEST = 20
+"""Units of a place: vLLM tells no more without being told to."""
+MAX_UNITS = 1 << 20
+"""Distinct ones of an answer."""
 Choice = Annotated[str, msgspec.Meta(max_length=16)]
 """Digest of what was read out of an answer: equal where two answers say the same, empty where nothing was read."""
 TokenBytes = Annotated[bytes, msgspec.Meta(max_length=4 * MAX_COMPLETION_BYTES)]
+UnitBytes = Annotated[bytes, msgspec.Meta(max_length=4 * MAX_COMPLETION_BYTES * MAX_LIKELIEST)]
 Reward = Annotated[float, msgspec.Meta(ge=-1e7, le=1e7)]
 """Also of an advantage: wider than what a verifier may give, by which rewards of one group can differ."""
 
@@ -175,6 +180,20 @@ class GivenAnswer(msgspec.Struct, frozen=True, kw_only=True, gc=False, omit_defa
         return self.finish_reason is FinishReason.STOP
 
 
+class ToldUnits(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """What a policy finds likeliest in the place of each of T tokens of a text, K units in each.
+
+    A unit is bytes, and means the same to every tokenizer; an end has none. 8 bytes per token and unit on the wire.
+    """
+
+    units: Annotated[list[TokenBytes], msgspec.Meta(max_length=MAX_UNITS)]
+    """Each once."""
+    places: UnitBytes
+    """[T, K] int32 place of the unit in `units`; -1 for none."""
+    logprobs: UnitBytes
+    """[T, K] float32 in nats."""
+
+
 class ScoreRequestRecord(Experience, frozen=True, kw_only=True, gc=False, tag="score_request"):
     """Asks the engine of policy `scorer` what it thinks of these answers to the prompt (RLAD, CoPD)."""
 
@@ -182,6 +201,8 @@ class ScoreRequestRecord(Experience, frozen=True, kw_only=True, gc=False, tag="s
     answers: Annotated[list[GivenAnswer], msgspec.Meta(min_length=1, max_length=MAX_GROUP)]
     opening: Opening | msgspec.UnsetType = msgspec.UNSET
     """What the episodes begin with. Not there where the answers are of one turn: the prompt's task says it."""
+    num_units: Annotated[int, msgspec.Meta(ge=1, le=MAX_LIKELIEST)] | msgspec.UnsetType = msgspec.UNSET
+    """Units that the scorer shall tell of each place. Not there where none are wanted."""
 
 
 class ScoreRecord(Experience, frozen=True, kw_only=True, gc=False, tag="score"):
@@ -194,6 +215,8 @@ class ScoreRecord(Experience, frozen=True, kw_only=True, gc=False, tag="score"):
     scores: Annotated[list[TokenTrace | None], msgspec.Meta(min_length=1, max_length=MAX_SCORES)]
     """One per answer of the request, of an episode one per turn of the policy. None for a text that the source cannot
     express in its tokens."""
+    units: Annotated[list[ToldUnits | None], msgspec.Meta(max_length=MAX_SCORES)] | msgspec.UnsetType = msgspec.UNSET
+    """Of each score. Not there where none were asked for."""
 
 
 ExperienceRecord = (

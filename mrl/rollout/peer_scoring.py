@@ -15,14 +15,16 @@ from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import UNSET
 
+from mrl.alignment.next_units import tell_units
 from mrl.alignment.peer_answer import MIN_LOGPROB_NATS
 from mrl.alignment.receiver import Receiver
-from mrl.engines.engine import ScoringRequest
+from mrl.engines.engine import ScoredAnswer, ScoringRequest
 from mrl.errors import TaskError
 from mrl.records.codec import pack_array
 from mrl.records.episodes import Opening
-from mrl.records.experience import ExperienceRecord, Received, ScoreRecord, ScoreRequestRecord, TokenTrace
+from mrl.records.experience import ExperienceRecord, Received, ScoreRecord, ScoreRequestRecord, TokenTrace, ToldUnits
 from mrl.records.version import Version
 from mrl.rollout.foreign_answers import ForeignAnswer, ForeignText, foreign_answers, foreign_episode
 from mrl.rollout.sampling import Sampler
@@ -128,13 +130,13 @@ class Scorer:
     def _answer(self, request: ScoreRequestRecord, version: Version) -> bool:
         """Whether the request is done with; it is not when the engine went on to another version meanwhile."""
         try:
-            scores = self._score(request)
+            scores, units = self._score(request)
         except TaskError:
             self.totals.dropped += 1
             return True
         if self._sampler.engine.version != version:
             return False
-        self._exchange.publish([self._record(request, version, scores)])
+        self._exchange.publish([self._record(request, version, scores, units)])
         totals = self.totals
         totals.requests += 1
         totals.tokens += sum(len(trace.special) for trace in scores if trace)
@@ -143,22 +145,29 @@ class Scorer:
         totals.newest_step = max(totals.newest_step, request.newest.step)
         return True
 
-    def _score(self, request: ScoreRequestRecord) -> list[TokenTrace | None]:
-        """The scores of all answers. Raises TaskError for a prompt that does not exist."""
+    def _score(self, request: ScoreRequestRecord) -> tuple[list[TokenTrace | None], list[ToldUnits | None]]:
+        """The scores of all answers, and their units if any are asked for.
+
+        Raises TaskError for a prompt that does not exist.
+        """
         prompt_token_ids, answers = self._said(request)
         given = [answer for answer in answers if answer is not None]
-        scoring = ScoringRequest(prompt_token_ids, [answer.token_ids for answer in given])
+        num_units = 0 if request.num_units is UNSET else request.num_units
+        scoring = ScoringRequest(prompt_token_ids, [answer.token_ids for answer in given], num_units)
         scored = iter(self._sampler.engine.score_answers(scoring) if given else ())
-        traces = list[TokenTrace | None]()
+        traces, units = list[TokenTrace | None](), list[ToldUnits | None]()
         for asked, answer in zip(request.answers, answers, strict=True):
-            logprobs = None if answer is None else next(scored)
-            if answer is None or logprobs is None:
+            score = None if answer is None else next(scored)
+            if answer is None or score is None:
                 traces += [None] * asked.num_scores
+                units += [None] * asked.num_scores
                 continue
             ends = np.cumsum([text.token_ids.size for text in answer.texts])[:-1]
-            parts = np.split(logprobs[answer.is_scored], ends)
-            traces += [self._trace(text, part) for text, part in zip(answer.texts, parts, strict=True)]
-        return traces
+            parts = zip(*(np.split(values[answer.is_scored], ends) for values in score), strict=True)
+            for text, part in zip(answer.texts, map(ScoredAnswer._make, parts), strict=True):
+                traces.append(self._trace(text, part.logprobs))
+                units.append(tell_units(part.likeliest_ids, part.likeliest_logprobs, self._receiver))
+        return traces, units if num_units else []
 
     def _said(self, request: ScoreRequestRecord) -> tuple[Int32s, Sequence[ForeignAnswer | None]]:
         """[P] the prompt, and the answers behind it; None for those that cannot be said."""
@@ -185,7 +194,13 @@ class Scorer:
             written=text.written,
         )
 
-    def _record(self, request: ScoreRequestRecord, version: Version, scores: list[TokenTrace | None]) -> ScoreRecord:
+    def _record(
+        self,
+        request: ScoreRequestRecord,
+        version: Version,
+        scores: list[TokenTrace | None],
+        units: list[ToldUnits | None],
+    ) -> ScoreRecord:
         policy = self._sampler.policy
         return ScoreRecord(
             record_id=f"{policy}>{request.record_id}",
@@ -199,4 +214,5 @@ class Scorer:
             request_id=request.record_id,
             receiver=request.source,
             scores=scores,
+            units=units or UNSET,
         )

@@ -230,8 +230,9 @@ class PlainServing:
         voice, first = self._voice, int(prompt[0])
         found = [PlainToken(first, voice.spelled(first))]
         for token_id, score in zip(prompt[1:].tolist(), scores, strict=True):
-            spelled = voice.spelled(token_id), score.logprob, voice.spelled(score.likeliest_id)
-            found.append(PlainToken(token_id, *spelled, score.likeliest_logprob))
+            likeliest_id, likeliest_logprob = score.likeliest[0]
+            spelled = voice.spelled(token_id), score.logprob, voice.spelled(likeliest_id)
+            found.append(PlainToken(token_id, *spelled, likeliest_logprob))
         return tuple(found)
 
     def _depart(self, asked: _Asked) -> GenerationRequest:

@@ -10,18 +10,26 @@ sampled it: `rl_steps` versions by rewards, then `distil_steps` versions in whic
 from it and the others are trained by rewards, as in Algorithm 1. The paper has one domain for each policy, which
 `teaches` names; it merges the policies afterwards, which those of different families cannot be.
 
-Estimator: one sampled token, or span, for each divergence (k1), its gradient by the score function without a baseline.
+Units: with `top_units` a teacher tells the likeliest units of each place, as bytes, beside the score of what was said.
+Where a span is one token on both sides, and own tokens say units, the divergence over these and the rest is summed and
+differentiated itself (`mrl.objectives.terms.unit_divergence`), in place of A_u: SimCT's comparison (arXiv 2605.07711)
+without its continuations of several tokens.
+
+Estimator elsewhere: one sampled token, or span, for each divergence (k1), its gradient by the score function without a
+baseline.
 Bias: with one tokenizer and on-policy rows it is unbiased for the sum of the states' reverse divergences with the
 states held fixed; what a token does to later states is left out. With two tokenizers a span's log-prob is that of one
 segmentation on each side, not of all, and where a span ends is known only behind it.
 
 Gate: a teacher whose log-prob of a span lies within `agreement_nats` of the policy's own on less than `min_agreement`
-of a step's spans teaches nothing in that step. It stands for the paper's top-k overlap, which engines would have to
-send. Groups of such a teacher, and answers that were not scored in time, are trained by rewards, and counted.
+of a step's spans teaches nothing in that step. It stands for the paper's overlap of likeliest tokens, of which a policy
+would have to know its own. Groups of such a teacher, and answers that were not scored in time, are trained by rewards,
+and counted.
 
 Reads of a peer: log-probs of own answers (score records). On the wire, per prompt of a distilled group: to the teacher
 about 270 bytes, and for every answer 35 and its text; back 280, and for every answer 40 and 9 per token of the
-teacher's. Costs: one forward pass of the teacher per answer of a distilled group.
+teacher's; with units 8 more for each of them, and the text of those that differ. Costs: one forward pass of the teacher
+per answer of a distilled group.
 """
 
 import zlib
@@ -36,6 +44,7 @@ from pydantic import Field, model_validator
 from mrl.alignment.ragged import sums_at
 from mrl.config.table import Table, Tuned
 from mrl.objectives.specs import Distilled, Spreading
+from mrl.records.experience import MAX_LIKELIEST
 from mrl.records.rollouts import ScoredGroup
 from mrl.sharing.context import SharingContext
 from mrl.sharing.own_examples import own_examples
@@ -60,6 +69,8 @@ class CopdParameters(Table):
     spreading: Spreading = "none"
     """How a span's difference falls to its own tokens: `none` the whole of it to each, which is the gradient of the
     span's log-prob; `receiver_multiplicative` in proportion to own log-probs, as DPCA; `receiver_additive` evenly."""
+    top_units: int = Field(0, ge=0, le=MAX_LIKELIEST)
+    """Likeliest next units that a teacher tells of each place; 0: none."""
     agreement_nats: float = Field(1.0, gt=0)
     """A teacher agrees on a span whose log-prob is within this of the own one."""
     min_agreement: float = Field(0.5, ge=0, le=1)
@@ -92,6 +103,7 @@ class CopdRegime(ScoreReader):
         teachers = parameters.teachers_of(context.policy, context.others)
         super().__init__(context, teachers, Patience(parameters.peer_hold_versions, parameters.peer_wait_s))
         self.parameters = parameters
+        self.num_units = parameters.top_units
         own = context.objective.term
         if teachers:
             assert clips_tokens(own), "others are refused before a run starts"
@@ -131,6 +143,8 @@ class CopdRegime(ScoreReader):
         examples = [row for group, rows in rows_of for row in self._taught_by(taught, group, rows, counts)]
         absorbed = self.absorbed(examples, lengths, counts)
         shares = {f"sharing/agreement/{source}": share for source, share in agreement.items()}
+        if self.num_units:
+            shares |= _shares_of_units(examples)
         return replace(absorbed, counts={**absorbed.counts, **shares})
 
     def _taught_by(
@@ -145,6 +159,19 @@ class CopdRegime(ScoreReader):
             replace(row, advantages=np.zeros_like(row.advantages)) if is_scored else row
             for row, is_scored in zip(rows, scored, strict=True)
         ]
+
+
+def _shares_of_units(rows: Sequence[TrainingExample]) -> dict[str, float]:
+    """How much of the teachers' opinions units tell: of scored tokens, and of a teacher's probability where there are
+    any.
+    """
+    told = [row for row in rows if row.teacher_units is not None]
+    num_scored = sum(int(np.isfinite(row.teacher_logprobs).sum()) for row in rows if row.teacher_logprobs is not None)
+    masses = [np.nansum(np.exp(row.teacher_units.logprobs), -1) for row in told if row.teacher_units is not None]
+    of_tokens = np.concatenate([np.zeros(0), *masses])
+    of_tokens = of_tokens[of_tokens > 0]
+    shares = {"sharing/unit_tokens": of_tokens.size / num_scored} if num_scored else {}
+    return shares | ({"sharing/unit_mass": float(of_tokens.mean())} if of_tokens.size else {})
 
 
 def agreeing(row: TrainingExample, within_nats: float) -> Bools:

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mrl.alignment.aligned_batch import AlignedBatch
+from mrl.alignment.next_units import NextUnits
 from mrl.objectives.specs import Regularizer, Spreading, Term
 from mrl.records.chosen_experts import Experts
 from mrl.records.experience import ExperienceRecord, Received, RecordKind, SharedTurn
@@ -99,6 +100,8 @@ class TrainingExample:
     """[S] that a scoring peer gave the token's span; NaN, or None for the whole row, where it said nothing."""
     teacher_spans: Int32s | None = None
     """[S] as `behaviour_spans`, of the teacher's segmentation."""
+    teacher_units: NextUnits | None = None
+    """Of each of S tokens the units that a scoring peer finds likeliest in its place; None where it told none."""
     examined: ExaminedAnswer | None = None
     """The answer that the row's tokens, or its teacher's log-probs, come from. Only the recorder reads it, on the first
     rank; other ranks do not get it."""

@@ -79,6 +79,9 @@ class _Asked(NamedTuple):
 class ScoreReader:
     """Asks teachers for the scores of own groups, and keeps what they say until the groups are trained."""
 
+    num_units = 0
+    """Units that teachers are asked to tell of each place."""
+
     def __init__(self, context: SharingContext, teachers: Sequence[str], patience: Patience) -> None:
         self.context = context
         self.teachers = tuple(teachers)
@@ -112,6 +115,7 @@ class ScoreReader:
                 scorer=teacher,
                 answers=[_given(answer) for answer in group.answers],
                 opening=UNSET if group.opening is None else group.opening,
+                num_units=self.num_units or UNSET,
             )
         ]
 
@@ -171,7 +175,7 @@ class ScoreReader:
             return rows
         num_asked = sum(not answer.is_unsayable for answer in group.answers)
         counts["asked"] += num_asked
-        if record is None or len(record.scores) != num_scores(group.answers):
+        if record is None or not _fits(record, group):
             counts["absent"] += num_asked
             return rows
         scored = []
@@ -179,7 +183,13 @@ class ScoreReader:
             counts["unscored"] += examined.rejected == UNSCORED
             if trace is not None:
                 counts["scored"] += 1
-                row = replace(row, teacher_logprobs=trace.logprobs, teacher_spans=trace.spans, examined=examined)
+                row = replace(
+                    row,
+                    teacher_logprobs=trace.logprobs,
+                    teacher_spans=trace.spans,
+                    teacher_units=trace.units if self.num_units else None,
+                    examined=examined,
+                )
             scored.append(row)
         return scored
 
@@ -248,6 +258,12 @@ class RladRegime(ScoreReader):
             lengths += own.lengths
             examples += self.with_scores(own.examples, group, counts)
         return self.absorbed(examples, lengths, counts)
+
+
+def _fits(record: ScoreRecord, group: ScoredGroup) -> bool:
+    """Whether the record has what was asked for about the group, by its numbers."""
+    wanted = num_scores(group.answers)
+    return len(record.scores) == wanted and (record.units is UNSET or len(record.units) == wanted)
 
 
 def _given(answer: Answer) -> GivenAnswer:

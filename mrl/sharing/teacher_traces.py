@@ -7,18 +7,20 @@ tokens behind it have no score, and what the teacher gave to its own spelling of
 import itertools
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
+from msgspec import UNSET
 
 from mrl.alignment.aligned_batch import AlignedBatch, Float64s
 from mrl.alignment.flags import Flag, Rejected
+from mrl.alignment.next_units import NextUnits, joined_units, no_units, read_units
 from mrl.alignment.peer_answer import PeerAnswer, validate
 from mrl.alignment.ragged import offsets_of, sums_at
 from mrl.alignment.receiver import Receiver
 from mrl.alignment.shared_spans import align_batch
 from mrl.records.codec import unpack_array
-from mrl.records.experience import ScoreRecord, TokenTrace
+from mrl.records.experience import ScoreRecord, TokenTrace, ToldUnits
 from mrl.records.finish import FinishReason
 from mrl.records.rollouts import Answer, ScoredGroup
 from mrl.sharing.advantages import Float32s
@@ -27,12 +29,14 @@ from mrl.sharing.own_traces import OwnTurn, own_turns
 from mrl.sharing.peer_turns import is_written_alike, split_trace
 from mrl.sharing.regime import WITHHELD, ExaminedAnswer, Int32s
 
+Score: TypeAlias = tuple[TokenTrace | None, ToldUnits | None]
+
 UNSCORED = "unscored"
 """The teacher could not express the text, or own ids do not stand for it."""
 
 
 class TeacherTrace(NamedTuple):
-    """The score of one own answer of S sampled tokens."""
+    """The score of one own answer of S sampled tokens, at K units a place."""
 
     logprobs: Float32s
     """[S] sum over the token's common span, in nats; NaN where the teacher says nothing, as of an end that it lacks."""
@@ -41,6 +45,8 @@ class TeacherTrace(NamedTuple):
     aligned: AlignedBatch
     """The same as one row. An end that only one side has is not in it: the row is flagged EOS_UNMAPPED, the own token
     is left out, the teacher's is dropped."""
+    units: NextUnits | None
+    """[S, K] what the teacher finds likeliest where a span is one token on both sides; None where it told nothing."""
 
 
 class ExaminedScore(NamedTuple):
@@ -68,6 +74,7 @@ class _LaidOn(NamedTuple):
     """[P] -1 where it is dropped."""
     num_spans: int
     flags: Flag
+    units: NextUnits | None = None
 
     @property
     def span_logprob(self) -> Float64s:
@@ -81,7 +88,8 @@ def teacher_traces(group: ScoredGroup, record: ScoreRecord, context: SharingCont
 
     `record` has as many scores as `num_scores` says.
     """
-    found, scores = [], iter(record.scores)
+    told_units = [None] * len(record.scores) if record.units is UNSET else record.units
+    found, scores = [], zip(record.scores, told_units, strict=True)
     tags = record.source, record.prompt_id
     for answer in group.answers:
         of_answer = list(itertools.islice(scores, num_scores([answer])))
@@ -106,16 +114,18 @@ def num_scores(answers: Sequence[Answer]) -> int:
 
 
 def teacher_trace(
-    answer: Answer, scores: Sequence[TokenTrace | None], fingerprint: str, receiver: Receiver
+    answer: Answer, scores: Sequence[Score], fingerprint: str, receiver: Receiver
 ) -> TeacherTrace | Rejected | None:
     """The scores of one own answer, aligned with its own tokens.
 
     None when the teacher could express nothing of it, or own ids do not stand for it; Rejected when a score lies.
     """
     if answer.segments:
-        parts = [_turn(own, score, fingerprint, receiver) for own, score in zip(own_turns(answer), scores, strict=True)]
+        turns = zip(own_turns(answer), scores, strict=True)
+        parts = [_with_units(_turn(own, score, fingerprint, receiver), told, receiver) for own, (score, told) in turns]
     else:
-        parts = [_whole(answer, scores[0], fingerprint, receiver)]
+        (score, told), *_ = scores
+        parts = [_with_units(_whole(answer, score, fingerprint, receiver), told, receiver)]
     laid = list[_LaidOn]()
     for part in parts:
         if isinstance(part, Rejected):
@@ -131,7 +141,10 @@ def teacher_trace(
         spans.append(of_token + np.int32(num_spans))
         logprobs.append(nats)
         num_spans += part.num_spans + (num_scored < size)
-    return TeacherTrace(np.concatenate(logprobs), np.concatenate(spans), _book(laid))
+    units = None
+    if any(part.units for part in laid):
+        units = joined_units([part.units or no_units(len(part.token_ids)) for part in laid])
+    return TeacherTrace(np.concatenate(logprobs), np.concatenate(spans), _book(laid), units)
 
 
 def _whole(answer: Answer, score: TokenTrace | None, fingerprint: str, receiver: Receiver) -> _LaidOn | Rejected:
@@ -169,6 +182,22 @@ def _believed(text: bytes, score: TokenTrace, finish_reason: FinishReason, finge
         finish_reason=finish_reason,
         fingerprint=fingerprint,
     )
+
+
+def _with_units(part: _LaidOn | Rejected, told: ToldUnits | None, receiver: Receiver) -> _LaidOn | Rejected:
+    """The part with units where a span is one token on both sides: there both policies stood at the same choice."""
+    if isinstance(part, Rejected) or told is None or not part.num_spans:
+        return part
+    units = read_units(told, part.told_span.size, receiver)
+    if isinstance(units, Rejected):
+        return units
+    is_kept = part.told_span >= 0
+    num_own = np.bincount(part.span_of_token, minlength=part.num_spans)
+    num_told = np.bincount(part.told_span[is_kept], minlength=part.num_spans)
+    is_one = (num_own == 1) & (num_told == 1)
+    own_at = np.flatnonzero(is_one[part.span_of_token])
+    told_at = np.flatnonzero(is_kept & is_one[part.told_span])
+    return part._replace(units=units.at(told_at, own_at, len(part.token_ids)))
 
 
 def _silent(own_ids: Int32s, receiver: Receiver) -> _LaidOn:

@@ -271,8 +271,9 @@ def test_given_tokens_are_scored_beside_the_likeliest(rig, weights):
         rows = weights("a").model(input_ids=torch.tensor([text[:-1]])).logits[0].float().log_softmax(-1)
     expected = full_forward([(weights("a"), text)], 1.0)
     np.testing.assert_allclose([one.logprob for one in found], expected, atol=TOLERANCE_NATS, rtol=0)
-    np.testing.assert_allclose([one.likeliest_logprob for one in found], rows.max(-1).values, atol=TOLERANCE_NATS)
-    assert [one.likeliest_id for one in found] == rows.argmax(-1).tolist()
+    likeliest = [one.likeliest[0] for one in found]
+    np.testing.assert_allclose([logprob for _, logprob in likeliest], rows.max(-1).values, atol=TOLERANCE_NATS)
+    assert [token_id for token_id, _ in likeliest] == rows.argmax(-1).tolist()
 
 
 def test_equal_seeds_give_equal_answers(rig, kind, weights):
@@ -288,7 +289,7 @@ def test_equal_seeds_give_equal_answers(rig, kind, weights):
     assert all((one == other) == kind.heeds_seeds for one, other in pairs)
 
 
-def test_logprobs_at_temperature_1(at_temperature_1):
+def test_logprobs_at_temperature_1(at_temperature_1, weights):
     """And scores of given answers are those that they were sampled with."""
     rig = at_temperature_1
     request = rig.ask(answers=2)
@@ -297,9 +298,15 @@ def test_logprobs_at_temperature_1(at_temperature_1):
     finished = check_logprobs(rig, [request])
 
     answers = [one.generation.token_ids for one in finished]
-    scored = rig.engine.score_answers(ScoringRequest(request.prompt_token_ids, answers))
-    for one, logprobs in zip(finished, scored, strict=True):
-        np.testing.assert_allclose(logprobs, one.generation.logprobs, atol=TOLERANCE_NATS, rtol=0)
+    scored = rig.engine.score_answers(ScoringRequest(request.prompt_token_ids, answers, num_likeliest=3))
+    for one, score in zip(finished, scored, strict=True):
+        np.testing.assert_allclose(score.logprobs, one.generation.logprobs, atol=TOLERANCE_NATS, rtol=0)
+        text = torch.tensor([[*request.prompt_token_ids.tolist(), *one.generation.token_ids.tolist()]])
+        with torch.no_grad():
+            rows = weights("a").model(input_ids=text[:, :-1]).logits[0].float().log_softmax(-1)
+        likeliest = rows[-len(score.logprobs) :].topk(3)
+        np.testing.assert_allclose(score.likeliest_logprobs, likeliest.values, atol=TOLERANCE_NATS, rtol=0)
+        np.testing.assert_array_equal(score.likeliest_ids, likeliest.indices)
 
 
 def test_weights_come_by_broadcast_in_mid_answer(rig, kind, weights, monkeypatch):

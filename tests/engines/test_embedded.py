@@ -269,8 +269,8 @@ def test_scores_of_sampled_answers_are_what_they_were_sampled_with(make, tempera
 
     for request, answers in zip(asked, generate_all(engine, asked), strict=True):
         scored = engine.score_answers(ScoringRequest(request.prompt_token_ids, [a.token_ids for a in answers]))
-        for answer, logprobs in zip(answers, scored, strict=True):
-            np.testing.assert_allclose(logprobs, answer.logprobs, atol=1e-4)
+        for answer, score in zip(answers, scored, strict=True):
+            np.testing.assert_allclose(score.logprobs, answer.logprobs, atol=1e-4)
     assert engine.score_answers(ScoringRequest(asked[0].prompt_token_ids, [])) == []
 
 
@@ -327,8 +327,8 @@ def test_scoring_is_split_by_what_is_asked_alone(tiny_model):
     whole = score_answers(model, prompt, answers, temperature=1.0)
     single = score_answers(model, prompt, answers, temperature=1.0, max_logits=1)
 
-    assert [row.size for row in whole] == [1, 7, 3]
-    for one, other in zip(whole, single, strict=True):
+    assert [logprobs.size for logprobs, *_ in whole] == [1, 7, 3]
+    for (one, *_), (other, *_) in zip(whole, single, strict=True):
         np.testing.assert_allclose(one, other, atol=1e-5)
 
 

@@ -19,7 +19,16 @@ import pytest
 
 from mrl.engines.bounds import Bounds, load_bound_s
 from mrl.engines.dialect import Launch, Segment
-from mrl.engines.engine import EngineUsage, Finished, GenerationRequest, Grown, Sampling, ScoringRequest, generate_all
+from mrl.engines.engine import (
+    EngineUsage,
+    Finished,
+    GenerationRequest,
+    Grown,
+    Sampling,
+    ScoringRequest,
+    TokenScore,
+    generate_all,
+)
 from mrl.engines.http import Http, HttpFailure
 from mrl.engines.server_engine import ServerEngine
 from mrl.engines.server_process import free_port
@@ -83,8 +92,8 @@ class Toy:
     async def resume(self, http: Http) -> None:
         await http.post("/resume")
 
-    async def score(self, http: Http, token_ids: Sequence[int], temperature: float) -> list[float]:
-        return [-float((await http.get_json("/state"))["weights"])] * (len(token_ids) - 1)
+    async def score(self, http: Http, token_ids: Sequence[int], *_how: float) -> list[TokenScore]:
+        return [TokenScore(-float((await http.get_json("/state"))["weights"]))] * (len(token_ids) - 1)
 
     async def checksums(self, http: Http) -> None:
         return None
@@ -148,10 +157,10 @@ def test_a_text_that_the_server_refuses_has_no_score_and_the_server_goes_on(tmp_
     """It would be refused by its successor as well; any other failure is the server's own."""
 
     class Refusing(Toy):
-        async def score(self, http: Http, token_ids: Sequence[int], temperature: float) -> list[float]:
+        async def score(self, http: Http, token_ids: Sequence[int], *how: float) -> list[TokenScore]:
             if len(token_ids) > 3:
                 raise HttpFailure("/score", status, "too long")
-            return await super().score(http, token_ids, temperature)
+            return await super().score(http, token_ids, *how)
 
     engine = ServerEngine(Refusing(), SAMPLING, launch=launch(tmp_path), log=tmp_path / "log", bounds=BOUNDS)
     answers = [np.array(ids, dtype=np.int32) for ids in ([5, 6], [5, 6, 7], [5])]
@@ -162,7 +171,7 @@ def test_a_text_that_the_server_refuses_has_no_score_and_the_server_goes_on(tmp_
                 engine.score_answers(ScoringRequest(np.array([1], dtype=np.int32), answers))
         else:
             scored = engine.score_answers(ScoringRequest(np.array([1], dtype=np.int32), answers))
-            assert [row is None or row.size for row in scored] == [2, True, 1]
+            assert [row is None or row.logprobs.size for row in scored] == [2, True, 1]
     finally:
         engine.close()
 

@@ -109,7 +109,7 @@ def test_scores_at_another_temperature_are_refused(rig, llama):
     dialect = rig.engine._dialect
 
     with pytest.raises(EngineError, match=r"temperature 1 alone"):
-        rig.engine._run(dialect.score(rig.engine._http, TEXT, 0.7), 60.0)
+        rig.engine._run(dialect.score(rig.engine._http, TEXT, 0.7, 0), 60.0)
 
 
 @pytest.mark.slow

@@ -429,22 +429,25 @@ def test_a_score_that_an_update_gave_up_is_none(server, ask):
         next(answers) if "prompt_logprobs" in body["sampling_params"] else server._generate(body)
     )
 
-    assert ask(lambda dialect, http: dialect.score(http, [7, 8, 9], 1.0)) is None
-    assert ask(lambda dialect, http: dialect.score(http, [7, 8, 9], 1.0)) == [-0.5, -2.0]
+    assert ask(lambda dialect, http: dialect.score(http, [7, 8, 9], 1.0, 0)) is None
+    assert ask(lambda dialect, http: dialect.score(http, [7, 8, 9], 1.0, 0)) == [(-0.5, []), (-2.0, [])]
     with pytest.raises(EngineError, match=r"temperature 1 only; got 0.7"):
-        ask(lambda dialect, http: dialect.score(http, [7, 8, 9], 0.7))
+        ask(lambda dialect, http: dialect.score(http, [7, 8, 9], 0.7, 0))
 
 
 def test_given_tokens_come_beside_the_likeliest(server, ask):
-    """Which is the token itself, or the one that vLLM adds; None where an update gave the text up."""
-    rows = [None, {"8": {"logprob": -0.5}}, {"9": {"logprob": -2.0}, "4": {"logprob": -0.25}}]
-    answers = iter([sampled([4], "length") | {"prompt_logprobs": rows}, sampled([], "abort")])
+    """As many as were asked for: the token itself is among them, or vLLM adds it."""
+    rows = [None, {"8": {"logprob": -0.5}, "3": {"logprob": -1.5}}]
+    rows += [{"9": {"logprob": -2.0}, "5": {"logprob": -1.0}, "4": {"logprob": -0.25}}]
     server.answers["/inference/v1/generate"] = lambda body: (
-        next(answers) if body["sampling_params"].get("prompt_logprobs") == 1 else server._generate(body)
+        sampled([4], "length") | {"prompt_logprobs": rows}
+        if body["sampling_params"].get("prompt_logprobs") == 2
+        else server._generate(body)
     )
 
-    assert ask(lambda dialect, http: dialect.score_given(http, [7, 8, 9])) == [(-0.5, 8, -0.5), (-2.0, 4, -0.25)]
-    assert ask(lambda dialect, http: dialect.score_given(http, [7, 8, 9])) is None
+    found = ask(lambda dialect, http: dialect.score(http, [7, 8, 9], 1.0, 2))
+
+    assert found == [(-0.5, [(8, -0.5), (3, -1.5)]), (-2.0, [(4, -0.25), (5, -1.0)])]
 
 
 PAUSED = {"message": "Generation is paused.", "type": "ServiceUnavailableError", "param": None, "code": 503}

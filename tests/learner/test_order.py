@@ -5,6 +5,7 @@ from dataclasses import fields, replace
 import numpy as np
 import pytest
 
+from mrl.alignment.next_units import NextUnits
 from mrl.learner.step_order import StepOrder, decode_order, encode_order, split_minibatches
 
 
@@ -17,6 +18,9 @@ def test_an_order_crosses_ranks_unchanged(make_rows):
     rows = make_rows(17, shared=True)
     rows[3] = replace(rows[3], is_trained=np.arange(rows[3].answer_token_ids.size) % 2 == 0)
     rows[4] = replace(rows[4], row_starts=np.array([1, 3], dtype=np.int32))
+    size = rows[5].num_trained_tokens
+    told = np.array([[0.5, np.nan]] * size, np.float32)
+    rows[5] = replace(rows[5], teacher_units=NextUnits(np.arange(2 * size, dtype=np.int32).reshape(size, 2), told))
     sent = order(rows, 1.5)
 
     received = decode_order(encode_order(sent))
@@ -24,7 +28,11 @@ def test_an_order_crosses_ranks_unchanged(make_rows):
     assert (received.denominators, received.expansion) == (sent.denominators, 1.5)
     for a, b in zip(sent.examples, received.examples, strict=True):
         for field in fields(a):
-            np.testing.assert_array_equal(getattr(a, field.name), getattr(b, field.name))
+            if field.name != "teacher_units":
+                np.testing.assert_array_equal(getattr(a, field.name), getattr(b, field.name))
+    assert [row.teacher_units is not None for row in received.examples] == [n == 5 for n in range(17)]
+    np.testing.assert_array_equal(received.examples[5].teacher_units.token_ids, rows[5].teacher_units.token_ids)
+    np.testing.assert_array_equal(received.examples[5].teacher_units.logprobs, told)
     absent = {row.teacher_logprobs is None for row in received.examples}
     assert absent == {True, False}
     assert any(row.behaviour_logprobs is None for row in received.examples)

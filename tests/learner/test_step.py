@@ -2,6 +2,7 @@
 
 import copy
 import math
+from dataclasses import replace
 from datetime import timedelta
 from itertools import pairwise
 from pathlib import Path
@@ -14,6 +15,7 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 from structlog.testing import capture_logs
 
+from mrl.alignment.next_units import NextUnits
 from mrl.config.policy_tables import LearnerTable
 from mrl.errors import ConfigError, ModelFolderError
 from mrl.learner.loss import component_losses
@@ -26,6 +28,7 @@ from mrl.objectives.specs import (
     Clipped,
     Correction,
     CrossSequence,
+    Distilled,
     Dppo,
     Filtered,
     Grafted,
@@ -229,6 +232,52 @@ def test_many_components_give_the_gradient_of_their_sum(tiny_model, make_rows, m
 
     check_gradient(model, values, gradient_of(written), loss)
     assert all(p.grad is None for p in frozen.parameters())
+
+
+@pytest.mark.parametrize("rows_of", TURNS)
+@pytest.mark.parametrize("microbatch_tokens", [48, 10_000])
+def test_units_that_a_teacher_tells_give_the_gradient_of_the_divergence(
+    tiny_model, make_rows, microbatch_tokens, rows_of
+):
+    """SimCT's comparison (arXiv 2605.07711) at tokens with units, of rows with one unit or three; the rest is GRPO."""
+    rng = np.random.default_rng(4)
+
+    def told(row, index):
+        if row.component != "own" or index % 3 == 2:
+            return row
+        size, most = row.num_trained_tokens, (1, 3)[index % 3]
+        ids = np.stack([rng.permutation(64)[:most] for _ in range(size)]).astype(np.int32)
+        logprobs = np.log(rng.dirichlet(np.ones(4), size)[:, :most]).astype(np.float32)
+        logprobs[rng.random(size) < 0.3] = np.nan
+        return replace(row, teacher_units=NextUnits(ids, logprobs))
+
+    step = order([told(row, index) for index, row in enumerate(rows_of(make_rows(21)))])
+    written = tiny_model()
+    loss, num_told = torch.zeros(()), 0
+    for row, table_TV, logp_T in slow_rows(written, step.examples):
+        for t, logp in enumerate(logp_T):
+            if row.component == "rescue":
+                loss = loss - 0.3 / step.denominators["rescue"] * logp * float(row.weights[t])
+                continue
+            units = row.teacher_units
+            if units is not None and np.isfinite(units.logprobs[t]).any():
+                p = [*table_TV[t, units.token_ids[t].tolist()].exp()]
+                q = np.exp(units.logprobs[t].astype(np.float64)).tolist()
+                events = [*zip(p, q, strict=True), (1 - sum(p), 1 - sum(q))]
+                term = 0.7 * sum(a * max(-1.5, min(1.5, math.log(a.item() / b))) for a, b in events)
+                num_told += 1
+            else:
+                weight = slow_behaviour_weight(logp, row.behaviour_logprobs[t])
+                term = weight * slow_clipped(torch.exp(logp - logp.detach()), float(row.advantages[t]))
+            loss = loss + term * float(row.weights[t]) / step.denominators["own"]
+    loss.backward()
+    assert num_told > 20
+
+    own = Component("own", Distilled(Clipped(correction=Correction()), 0.7, 1.5), 1.0, "rows", "own")
+    model, settings = tiny_model(), table(microbatch_tokens=microbatch_tokens, lr=1e-30, max_grad_norm=1e9)
+    values = trainer(model, settings, components=(own, RESCUE)).train(step, 0)
+
+    check_gradient(model, values, gradient_of(written), loss)
 
 
 @pytest.mark.parametrize("name", OWN_TERMS)

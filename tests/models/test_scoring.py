@@ -61,7 +61,7 @@ def test_a_long_answer_is_scored_in_parts_as_whole(tiny_model, family, places_at
     found = score_answers(model, prompt, answers, temperature=0.7, max_logits=places_at_once * vocab)
 
     assert sizes == {1: [1] * 18, 4: [4, 4, 1] * 2, 9: [9, 9]}[places_at_once]
-    for answer, scored in zip(answers, found, strict=True):
+    for answer, (scored, *_) in zip(answers, found, strict=True):
         ids = torch.tensor([[*prompt.tolist(), *answer.tolist()]])
         wanted = (model(ids).logits[0, 2:-1] / 0.7).log_softmax(-1).gather(-1, ids[0, 3:, None]).squeeze(-1)
         np.testing.assert_allclose(scored, wanted.detach().numpy(), atol=1e-5, rtol=0)

@@ -116,7 +116,7 @@ def check_term() -> Callable[[Term, Twin, TermInputs], None]:
         wrong = (found < torch.minimum(left, right) - slack) | (found > torch.maximum(left, right) + slack)
         assert list(zip(found[wrong].tolist(), left[wrong].tolist(), right[wrong].tolist(), strict=True)) == []
         assert found.any()
-        others = {field.name for field in fields(inputs)} - {"logprobs_T", "row_T", "update_index"}
+        others = {field.name for field in fields(inputs)} - {"logprobs_T", "row_T", "update_index", "units"}
         assert {name: getattr(inputs, name).grad for name in others} == dict.fromkeys(others)
 
     return check

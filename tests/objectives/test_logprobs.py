@@ -26,6 +26,30 @@ def test_chunks_equal_the_full_log_softmax(chunk_tokens, temperature):
         torch.testing.assert_close(one, other, rtol=1e-5, atol=2e-6)
 
 
+@pytest.mark.parametrize("softcap", [None, 3.0])
+@pytest.mark.parametrize("with_entropy", [False, True])
+def test_several_targets_of_a_token_are_each_as_one_alone(softcap, with_entropy):
+    """Values and gradients, in chunks; what stands twice in a place counts twice."""
+    hidden, head, _ = make_inputs()
+    targets = torch.randint(0, 29, (13, 4), generator=torch.Generator().manual_seed(5))
+    targets[2, 1] = targets[2, 0]
+    direction = torch.linspace(-1, 1, 52, dtype=torch.float64).view(13, 4)
+    how = {"temperature": 0.6, "chunk_tokens": 5, "softcap": softcap}
+    alone = torch.stack([token_logprobs(hidden, head, column, **how) for column in targets.T], -1)
+    expected = torch.autograd.grad((alone * direction).sum(), (hidden, head))
+
+    if with_entropy:
+        found, entropy = token_logprobs_and_entropy(hidden, head, targets, **how)
+        assert torch.equal(entropy, token_logprobs_and_entropy(hidden, head, targets[:, 0], **how)[1])
+    else:
+        found = token_logprobs(hidden, head, targets, **how)
+
+    assert torch.equal(found, alone)
+    for one, other in zip(torch.autograd.grad((found * direction).sum(), (hidden, head)), expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-12)
+    assert token_logprobs(hidden[:0], head, targets[:0], **how).shape == (0, 4)
+
+
 def test_half_precision_is_reduced_in_float32():
     """bfloat16 hidden states give float32 log-probabilities, normalised as such."""
     hidden, head, _ = make_inputs(torch.bfloat16)

@@ -22,7 +22,7 @@ def test_every_spec_has_a_function():
 def test_a_component_without_tokens_gives_an_empty_loss(spec, make_inputs):
     """Its sum is an exact 0 that the backward pass can use."""
     inputs = make_inputs()
-    empty = {name: getattr(inputs, name)[:0] for name in inputs.__slots__ if name != "update_index"}
+    empty = {name: getattr(inputs, name)[:0] for name in inputs.__slots__ if name not in ("update_index", "units")}
     losses = term_losses(spec, replace(inputs, **empty))
     assert losses.shape == (0,)
     assert losses.sum() == 0
@@ -36,9 +36,8 @@ def test_rows_do_not_see_each_other(spec, make_inputs):
     whole = term_losses(spec, inputs)
     for part in (inputs.row_T % 2 == 0, inputs.row_T % 2 == 1):
         rows = torch.unique(inputs.row_T[part], return_inverse=True)[1]
-        split = {
-            name: getattr(inputs, name)[part] for name in inputs.__slots__ if name not in ("update_index", "row_T")
-        }
+        others = ("update_index", "row_T", "units")
+        split = {name: getattr(inputs, name)[part] for name in inputs.__slots__ if name not in others}
         torch.testing.assert_close(
             term_losses(spec, replace(inputs, row_T=rows, **split)), whole[part], rtol=1e-12, atol=0
         )

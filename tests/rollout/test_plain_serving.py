@@ -74,7 +74,7 @@ class ScriptedEngine:
     def score_given(self, token_ids):
         self.scored.append(token_ids)
         self.on_score()
-        return [TokenScore(-1.5, 65, -0.5) for _ in token_ids[1:]]
+        return [TokenScore(-1.5, [(65, -0.5)]) for _ in token_ids[1:]]
 
 
 @pytest.fixture(scope="module")

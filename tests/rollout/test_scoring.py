@@ -128,6 +128,33 @@ def test_scores_are_the_policys_own_logprobs_of_the_text_at_its_temperature(make
         np.testing.assert_allclose(answer.logprobs, expected, atol=1e-4)
 
 
+def test_the_likeliest_units_come_beside_the_score(make_scorer, pool, receiver):
+    """Of every place of every answer that can be said, as bytes, at the policy's temperature; to whoever asks."""
+    scorer, wire, model = make_scorer()
+    texts = [(b"answer one", True), (b"\xff", False), (b" three", False)]
+    wire.asked = [request(pool, *texts, num_units=3), request(pool, *texts, number=1)]
+    scorer.serve()
+    said, plain = wire.said
+    assert plain.units is msgspec.UNSET
+    assert [told is None for told in said.units] == [score is None for score in said.scores]
+    for (text, finished), told in zip(texts, said.units, strict=True):
+        if told is None:
+            continue
+        ids = retokenize(receiver, text, finished=finished, max_tokens=64).token_ids
+        row = torch.tensor(np.concatenate([PROMPT_IDS, ids]).astype(np.int64))
+        with torch.no_grad():
+            likeliest = (model(row[None]).logits[0, 2:-1] / 0.7).log_softmax(-1).topk(3)
+        places, nats = (
+            unpack_array(data, kind).reshape(-1, 3) for data, kind in ((told.places, "i4"), (told.logprobs, "f4"))
+        )
+        assert len(places) == len(ids)
+        for place, (token_ids, values) in enumerate(zip(likeliest.indices.tolist(), likeliest.values, strict=True)):
+            units = [receiver.unit_of(one, opens=place == 0) for one in token_ids]
+            assert [None if at < 0 else told.units[at] for at in places[place]] == units
+            kept = [unit is not None for unit in units]
+            np.testing.assert_allclose(nats[place][kept], values[kept], atol=1e-4)
+
+
 OPENING = Opening((Message("user", "guess"),), (ToolSpec("look_up", "Looks.", '{"type":"object"}'),))
 CALLING = Message("assistant", "one", tool_calls=(ToolCall("look_up", '{"key":"b"}'),))
 PLAYED = (CALLING, Message("user", "7"), Message("assistant", "yah"))

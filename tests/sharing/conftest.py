@@ -5,6 +5,7 @@ import json
 from collections.abc import Callable
 from types import SimpleNamespace
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -18,7 +19,15 @@ from mrl.learner.packing import pack
 from mrl.learner.ranks.world import World
 from mrl.learner.step import Updater
 from mrl.records.codec import decode, encode, pack_array
-from mrl.records.experience import OutcomeRecord, Received, ScoreRecord, TokenTrace, ValueRecord, experience_decoder
+from mrl.records.experience import (
+    OutcomeRecord,
+    Received,
+    ScoreRecord,
+    TokenTrace,
+    ToldUnits,
+    ValueRecord,
+    experience_decoder,
+)
 from mrl.records.finish import FinishReason
 from mrl.records.rollouts import Answer, ScoredGroup
 from mrl.records.version import Version, VersionSpan
@@ -153,7 +162,14 @@ def value(rewards: list[float], prompt_id: str = "p", *, source: str = "peer", s
     return Received(_of_wire(record), age)
 
 
-def score(request_id: str, scores: list[TokenTrace | None], *, source: str = "peer", prompt_id: str = "p") -> Received:
+def score(
+    request_id: str,
+    scores: list[TokenTrace | None],
+    *,
+    source: str = "peer",
+    prompt_id: str = "p",
+    units: list[ToldUnits | None] | msgspec.UnsetType = msgspec.UNSET,
+) -> Received:
     """A teacher's answer to a request as the learner gets it."""
     record = ScoreRecord(
         record_id=f"{source}>{request_id}",
@@ -167,6 +183,7 @@ def score(request_id: str, scores: list[TokenTrace | None], *, source: str = "pe
         request_id=request_id,
         receiver="own",
         scores=scores,
+        units=units,
     )
     return Received(_of_wire(record), 0)
 

@@ -9,9 +9,11 @@ import numpy as np
 import pytest
 import torch
 
+from mrl.alignment.next_units import tell_units
 from mrl.metrics.names import is_known
 from mrl.objectives.specs import Clipped, Correction, Distilled
 from mrl.records.codec import unpack_array
+from mrl.records.experience import Received
 from mrl.sharing.own_traces import trace_of
 from mrl.sharing.rlad import request_id
 
@@ -328,3 +330,110 @@ def test_masked_answers_are_left_out_and_keep_the_others_scores(build, make_cont
     assert len(absorbed.examples) == 2
     assert all(row.teacher_logprobs is not None for row in absorbed.examples)
     assert absorbed.denominators == {"policy_gradient": 2.0}
+
+
+def told_units(tokenizer, texts, tops):
+    """Of every text, in the tokens of `tokenizer`, the same units: bytes -> probability."""
+    ids = [tokenizer.id_of(unit, opens=False) for unit in tops]
+    nats = [math.log(share) for share in tops.values()]
+    sizes = [len(unpack_array(text.token_ids, "i4")) for text in texts]
+    return [tell_units(np.array([ids] * n, np.int32), np.array([nats] * n, np.float32), tokenizer) for n in sizes]
+
+
+def with_units(make, tokenizer, group, tops, *, source="peer"):
+    """What a teacher with this tokenizer answers about `group`, with units."""
+    seen = make.sampled(tokenizer, [0.0] * len(group.answers), texts=[one.completion for one in group.answers])
+    traces = [trace_of(one, tokenizer) for one in seen.answers]
+    units = told_units(tokenizer, seen.answers, tops)
+    return make.score(request_id("own", group.ticket), traces, source=source, units=units)
+
+
+def test_units_are_asked_for(build, make, receiver):
+    """So many as the table says; without, the request has no word of it."""
+    group = make.sampled(receiver, [1, 0])
+    (plain,) = build("copd", **DISTIL).publish(group, make.author())
+    (asking,) = build("copd", **DISTIL, top_units=4).publish(group, make.author())
+    assert asking.num_units == 4
+    assert plain.num_units is msgspec.UNSET
+    assert b"num_units" not in msgspec.msgpack.encode(plain)
+    assert msgspec.structs.replace(asking, num_units=msgspec.UNSET) == plain
+
+
+@pytest.mark.parametrize("is_finer", [True, False])
+def test_units_stand_where_both_sides_have_one_token(build, make_context, make, receiver, peer, lab, step_of, is_finer):
+    """Where a span is more, the sampled difference stands; the gradient is that of both as written."""
+    mine, theirs = (peer, receiver) if is_finer else (receiver, peer)
+    tops = {b"y": 0.5, b"a": 0.2, b"": 0.1}
+    context, model = replace(make_context(), receiver=mine), lab.model()
+    group = make.sampled(mine, [1, 0], logprobs=model.sampler_logprobs, texts=[b"reverse: yah", b"y"])
+    regime = build("copd", context, **DISTIL, top_units=3, coefficient=0.7, min_agreement=0)
+    absorbed = step_of(regime, [group], [with_units(make, theirs, group, tops)])
+
+    kinds = []
+
+    def slow(model):
+        total = 0.0
+        for row, answer in zip(absorbed.examples, group.answers, strict=True):
+            ids = unpack_array(answer.token_ids, "i4")
+            (seen,) = make.sampled(theirs, [0.0], texts=[answer.completion]).answers
+            lengths = [[len(of.completion_bytes(one[n : n + 1])) or 1 for n in range(len(one))]
+                       for of, one in ((mine, ids), (theirs, unpack_array(seen.token_ids, "i4")))]  # fmt: skip
+            log_pi, terms = model.logprobs(np.array([1, 2, 3]), ids), []
+            for own_places, told_places in chunks(*lengths):
+                kinds.append((len(own_places), len(told_places)))
+                if kinds[-1] == (1, 1):
+                    before = int(ids[own_places[0] - 1]) if own_places[0] else 3
+                    every = torch.log_softmax(model.embed[before] @ model.weight.T, -1).exp()
+                    p = [every[mine.id_of(unit, opens=False)] for unit in tops]
+                    events = [*zip(p, tops.values(), strict=True), (1 - sum(p), 1 - sum(tops.values()))]
+                    terms.append(0.7 * sum(a * math.log(a.item() / b) for a, b in events))
+                else:
+                    gap = float(row.teacher_logprobs[own_places[0]]) - log_pi[own_places].sum().item()
+                    terms += [-0.7 * gap * log_pi[place] for place in own_places]
+            total = total + sum(terms) / len(terms) / 2
+        return total
+
+    lab.assert_same(lab.gradient(absorbed, regime, model), lab.score_of(model, slow))
+    assert {(1, 1)} < set(kinds), "says nothing: all spans are alike"
+    told = sum(kind == (1, 1) for kind in kinds)
+    assert absorbed.counts["sharing/unit_tokens"] == pytest.approx(told / sum(own for own, _ in kinds))
+    assert absorbed.counts["sharing/unit_mass"] == pytest.approx(0.8, abs=1e-5)
+    assert all(is_known(name) for name in absorbed.counts)
+
+
+def test_a_teacher_whose_likeliest_are_the_own_ones_moves_nothing(build, make, receiver, lab, step_of):
+    """By units that hold nearly all of what the policy gives, each as likely to both."""
+    model = lab.model()
+    group = make.sampled(receiver, [1, 0], logprobs=model.sampler_logprobs)
+    with torch.no_grad():
+        table = torch.log_softmax(model.embed @ model.weight.T, -1)
+    units = []
+    for answer in group.answers:
+        ids = unpack_array(answer.token_ids, "i4")
+        likeliest = table[[3, *ids[:-1].tolist()]].topk(20)
+        units.append(tell_units(likeliest.indices.numpy().astype(np.int32), likeliest.values.float().numpy(), receiver))
+    scores = [trace_of(answer, receiver) for answer in group.answers]
+    regime = build("copd", **DISTIL, top_units=20, min_agreement=0)
+    absorbed = step_of(regime, [group], [make.score(request_id("own", group.ticket), scores, units=units)])
+    assert absorbed.counts["sharing/unit_tokens"] == 1
+    assert max(float(one.abs().max()) for one in lab.gradient(absorbed, regime, model)) < 1e-5
+
+
+def test_units_that_cannot_be_make_the_score_none(build, make, receiver, step_of):
+    """Probabilities above 1 are no opinion; as many lists as scores, or the record is none."""
+    group, regime = make.sampled(receiver, [1, 0]), build("copd", **DISTIL, top_units=2, min_agreement=0)
+    lie = with_units(make, receiver, group, {b"y": 0.9, b"a": 0.8})
+    assert step_of(regime, [group], [lie]).counts["sharing/scored_rows"] == 0
+    group = make.sampled(receiver, [1, 0])
+    sound = with_units(make, receiver, group, {b"y": 0.9}).record
+    short = Received(msgspec.structs.replace(sound, units=sound.units[:1]), 0)
+    assert step_of(regime, [group], [short]).counts["sharing/absent_rows"] == 2
+
+
+def test_units_that_nobody_asked_for_are_left_aside(build, make, receiver, step_of):
+    """A learner whose kernel knows none is not handed any."""
+    group = make.sampled(receiver, [1, 0])
+    told = with_units(make, receiver, group, {b"y": 0.9})
+    rows = step_of(build("copd", **DISTIL, min_agreement=0), [group], [told]).examples
+    assert [row.teacher_units for row in rows] == [None, None]
+    assert all(row.teacher_logprobs is not None for row in rows)

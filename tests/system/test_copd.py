@@ -11,6 +11,7 @@ regime = "copd"
 [sharing.copd]
 rl_steps = 1
 distil_steps = 1
+top_units = 4
 teaches = { llama = ["letter_counting"], qwen = ["trim"] }
 """
 
@@ -33,6 +34,8 @@ def test_both_policies_distil_on_the_other_s_task_in_every_second_step(make_run)
             assert values["sharing/absent_rows"] == 0
             assert values["sharing/scored_rows"] + values["sharing/unscored_rows"] == values["sharing/asked_rows"]
             assert 0 < values[f"sharing/agreement/{peer}"] <= 1
+            assert 0.5 < values["sharing/unit_tokens"] <= 1, "the two tokenizers cut most letters alike"
+            assert 0.1 < values["sharing/unit_mass"] <= 1.001
             assert values[f"align/rows/{peer}"] == values["sharing/asked_rows"]
             assert values["sharing/asked_rows"] < 8 * group_size, "prompts of the own task are not sent"
     assert not run.left_over()

@@ -43,7 +43,7 @@ class ContextGroup:
         return index_t, predict_at_T[index_t] - self.rank * num_own
 
     def of_all(self, values_t: Tensor, index_t: Tensor, num_tokens: int) -> Tensor:
-        """[T] what the ranks have found for their tokens; the gradient of each goes back to the rank that found it."""
+        """[T, ...] what the ranks found for their tokens; the gradient of each goes back to the rank that found it."""
         found: Tensor = _OfAll.apply(values_t, index_t, num_tokens, self.group)
         return found
 
@@ -96,7 +96,7 @@ class _OfAll(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, values_t: Tensor, index_t: Tensor, num_tokens: int, group: dist.ProcessGroup) -> Tensor:
         ctx.save_for_backward(index_t)
-        all_T = values_t.new_zeros(num_tokens).index_copy(0, index_t, values_t)
+        all_T = values_t.new_zeros(num_tokens, *values_t.shape[1:]).index_copy(0, index_t, values_t)
         dist.all_reduce(all_T, group=group)
         return all_T
 

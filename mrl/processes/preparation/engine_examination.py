@@ -135,7 +135,8 @@ def _wanted(
 ) -> npt.NDArray[np.float32]:
     """[T] of all answers together, computed in a number format."""
     with ComputedIn(values, weights=weights):
-        return np.concatenate(score_answers(load_policy(folder), PROMPT, answers, temperature=SAMPLING.temperature))
+        scored = score_answers(load_policy(folder), PROMPT, answers, temperature=SAMPLING.temperature)
+        return np.concatenate([logprobs for logprobs, *_ in scored])
 
 
 def _check_gap(problem: str, subject: Subject) -> None:

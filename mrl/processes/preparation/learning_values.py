@@ -3,7 +3,7 @@
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
-from mrl.config.defaults import LR_OF_ADAPTERS, LR_OF_ALL, RELEASED_PARAMETERS, SHARED_BYTES
+from mrl.config.defaults import LR_OF_ADAPTERS, LR_OF_ALL, RELEASED_PARAMETERS, SHARED_BYTES, shared_bytes
 from mrl.config.policy_tables import PolicyTable
 from mrl.config.replay_table import REPLAY
 from mrl.config.rules.evaluation_rules import greedy_note
@@ -122,12 +122,13 @@ def warnings(config: RunConfig, parameters: Mapping[str, int]) -> Iterator[str]:
 
 
 def _too_long_for_peers(config: RunConfig) -> Iterator[str]:
-    """Where the groups of a policy may be longer than a record, under a regime that shares groups whole."""
-    if "rollout" not in regime_kind(config.sharing).replays:
+    """Where the groups of a policy, or what a teacher tells of them, may be longer than a record, which holds all."""
+    token_bytes = shared_bytes(config.sharing)
+    if "rollout" not in regime_kind(config.sharing).replays and token_bytes == SHARED_BYTES:
         return
     for name in config.learning:
         rollout = config.policies[name].rollout
-        most = MAX_MESSAGE_BYTES // (SHARED_BYTES * rollout.group_size)
+        most = MAX_MESSAGE_BYTES // (token_bytes * rollout.group_size)
         if rollout.max_new_tokens > most:
             yield (
                 f"policies.{name}.rollout: {rollout.group_size} answers of more than {most:,} tokens in the mean are"

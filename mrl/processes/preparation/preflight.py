@@ -293,7 +293,10 @@ def _check_says_again(config: RunConfig, task: str, first: "EnvironmentTurn") ->
 
 
 def check_teacher(config: RunConfig, *, where: str) -> None:
-    """Raises ConfigError when a teacher is no policy of the run, or teaches what is no task: plain GRPO unsaid."""
+    """Raises ConfigError when a teacher is no policy of the run, or teaches what is no task: plain GRPO unsaid.
+
+    So it does where a learner's kernel cannot use what teachers tell.
+    """
     from mrl.sharing.copd import CopdParameters
     from mrl.sharing.regimes import check_sharing
     from mrl.sharing.rlad import RladParameters
@@ -318,6 +321,14 @@ def check_teacher(config: RunConfig, *, where: str) -> None:
             check("copd.teaches", "policy", policy, config.policies)
             for task in tasks:
                 check(f"copd.teaches.{policy}", "task", task, config.tasks)
+        for name in config.learning if parameters.top_units else ():
+            if config.policies[name].learner.logprob_kernel == "liger":
+                raise ConfigError(
+                    f"policies.{name}.learner.logprob_kernel: the kernel knows no units beside the tokens",
+                    where=where,
+                    got=f"liger, with sharing.copd.top_units = {parameters.top_units}",
+                    cure='logprob_kernel = "chunked", or top_units = 0',
+                )
 
 
 def check_frozen(config: RunConfig, *, where: str) -> None:

@@ -6,12 +6,12 @@ from mrl.config.load import validate
 from mrl.processes.preparation.learning_values import warnings
 
 
-def told(regime: str, *, group_size: int, max_new_tokens: int) -> list[str]:
+def told(regime: str, *, group_size: int, max_new_tokens: int, **parameters: object) -> list[str]:
     rollout = {"group_size": group_size, "max_new_tokens": max_new_tokens}
     tables = {
         "run": {"name": "r", "steps": 3},
         "tasks": {"trim": {"source": "words", "dataset": "trim"}},
-        "sharing": {"regime": regime},
+        "sharing": {"regime": regime, regime: parameters},
         "policies": {"a": {"model": "m", "rollout": rollout}, "b": {"model": "m"}},
     }
     return [line for line in warnings(validate(tables, where="test"), {}) if "record" in line]
@@ -23,6 +23,14 @@ def test_a_group_longer_than_a_record_is_told_of() -> None:
         "policies.a.rollout: 16 answers of more than 30,840 tokens in the mean are longer than the 8 MiB of a record,"
         " and peers get nothing of such a group: max_new_tokens = 30840, or a smaller group_size"
     ]
+
+
+def test_units_of_every_token_fill_a_record_sooner() -> None:
+    """8 bytes each, beside the score of the token."""
+    (line,) = told("copd", group_size=16, max_new_tokens=8192, top_units=8)
+    assert "more than 6,472 tokens" in line
+    assert told("copd", group_size=16, max_new_tokens=6472, top_units=8) == []
+    assert told("copd", group_size=16, max_new_tokens=32_768) == []
 
 
 @pytest.mark.parametrize(("regime", "group_size"), [("prp", 8), ("sgt", 16), ("xgrpo", 16), ("independent", 16)])
