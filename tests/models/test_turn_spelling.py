@@ -10,8 +10,8 @@ from mrl.config.policy_tables import PromptTable
 from mrl.errors import ModelFolderError
 from mrl.models.load_policy import load_tokenizer
 from mrl.models.make import make_policy
-from mrl.models.tokenizers import train_metaspace
 from mrl.models.prompting import PromptEncoder
+from mrl.models.tokenizers import train_metaspace
 from mrl.models.turn_spelling import TurnSpelling
 from mrl.records.episodes import Message, ToolCall
 from mrl.tasks.environments.tool_syntax import HERMES
