@@ -13,6 +13,7 @@ import tempfile
 from pathlib import Path
 
 import mrl
+from mrl.config.locks import held, remove_left
 from mrl.config.run_folder import RunFolder, read_run_config
 from mrl.config.schema import RunConfig
 from mrl.errors import ConfigError, RunFolderError
@@ -59,24 +60,27 @@ def export(config: RunConfig, folder: RunFolder, policy: str, step: int | None, 
         raise RunFolderError("exists already", where=str(to), cure="choose another --to")
     checkpoint = sound_checkpoint(folder, policy, step)
     part = _part_of(to)
-    try:
-        write_folder(part, config.policies[policy], checkpoint)
-        if template := config.policies[policy].prompt.chat_template:
-            _put_template(part, template)
-        (part / CARD).write_text(model_card(config, policy, step), encoding="utf-8")
-        part.chmod(0o755)
-        part.rename(to)
-    except BaseException:
-        shutil.rmtree(part, ignore_errors=True)
-        raise
+    with held(part):
+        try:
+            write_folder(part, config.policies[policy], checkpoint)
+            if template := config.policies[policy].prompt.chat_template:
+                _put_template(part, template)
+            (part / CARD).write_text(model_card(config, policy, step), encoding="utf-8")
+            part.chmod(0o755)
+            part.rename(to)
+        except BaseException:
+            shutil.rmtree(part, ignore_errors=True)
+            raise
     return to
 
 
 def _part_of(to: Path) -> Path:
-    """A new folder beside `to`, which is to become it. Raises RunFolderError."""
+    """A new folder beside `to`, which is to become it; those that killed exports left go. Raises RunFolderError."""
+    prefix = f".{to.name}.part-"
     try:
         to.parent.mkdir(parents=True, exist_ok=True)
-        return Path(tempfile.mkdtemp(dir=to.parent, prefix=f".{to.name}."))
+        remove_left(to.parent, prefix)
+        return Path(tempfile.mkdtemp(dir=to.parent, prefix=prefix))
     except OSError as error:
         what = f"cannot be written ({error.strerror})"
         raise RunFolderError(what, where=str(to), cure="choose another --to") from error

@@ -1,7 +1,11 @@
 """Locks on files, which the kernel drops when their holder dies; and file systems that take none."""
 
 import fcntl
+import glob
 import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from mrl.errors import RunFolderError
@@ -51,6 +55,32 @@ def unlock(held: list[int]) -> None:
     """Let go of what `lock_folder` gave."""
     while held:
         os.close(held.pop())
+
+
+@contextmanager
+def held(folder: Path) -> Iterator[None]:
+    """Keep `remove_left` off a folder. Raises OSError."""
+    file = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        _try_lock_itself(file)
+        yield
+    finally:
+        os.close(file)
+
+
+def remove_left(parent: Path, prefix: str) -> None:
+    """Delete the folders whose names begin so and which nobody has locked: who made them was killed.
+
+    They stay where the file system locks no folders, such as NFS.
+    """
+    for folder in parent.glob(f"{glob.escape(prefix)}*"):
+        with suppress(OSError):
+            file = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(folder, ignore_errors=True)
+            finally:
+                os.close(file)
 
 
 def is_still(file: int, path: Path) -> bool:

@@ -20,7 +20,7 @@ from typing import Any
 import structlog
 
 from mrl.config.file_modes import check_writers, folder_mode
-from mrl.config.locks import lock_folder, try_lock, unlock
+from mrl.config.locks import lock_folder, remove_left, try_lock, unlock
 from mrl.config.resume import check_from_start, check_same_meaning, check_steps_left
 from mrl.config.run_epochs import Lives
 from mrl.config.schema import RunConfig
@@ -363,6 +363,7 @@ def _make(path: Path, config: dict[str, Any], own: ExitStack, *, replace: bool, 
     with ExitStack() as earlier:
         if replace:
             earlier.callback(lock_run_folder(RunFolder(path)))
+            remove_left(path.parent, f".{path.name}.old-")
         try:
             building.mkdir(parents=True)
             building.chmod(mode)

@@ -186,7 +186,7 @@ class SupervisionTable(Table):
     window_s: float = Field(default=60.0, gt=0)
     """Time over which restarts are counted."""
     max_learner_restarts: int = Field(default=3, ge=0)
-    """Restarts of one learner within a day; each resumes from the newest checkpoint."""
+    """Restarts of one learner within a day, or since it last got further; each resumes from the newest checkpoint."""
     backoff_s: float = Field(default=0.5, gt=0)
     """Wait before the first restart; doubles with every further one within the window."""
     silence_s: float = Field(default=60.0, gt=0)

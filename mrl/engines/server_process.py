@@ -91,17 +91,23 @@ class ServerProcess:
         return " | ".join(lines[-TAIL_LINES:])
 
     def end(self, within_s: float = TERM_S) -> None:
-        """SIGTERM, then SIGKILL to whatever is left after `within_s`. May be called again."""
+        """SIGTERM, then SIGKILL to whatever is left after `within_s`. May be called again.
+
+        What removes shared memory of dead processes is spared until it had time for that.
+        """
         self._remember()
         if self._process.poll() is None:
             self._process.send_signal(signal.SIGCONT)  # a stopped process does not hear SIGTERM
             self._process.terminate()
         self._await_end(within_s)
         for process in self._living():
-            _kill(process)
+            if not _removes_memory(process):
+                _kill(process)
         self._process.kill()
         self._process.wait()
         self._await_end(within_s)
+        for process in self._living():
+            _kill(process)
         self._temporary.remove()
 
     def _await_end(self, within_s: float) -> None:
@@ -141,6 +147,14 @@ def free_port(host: str) -> int:
 def _kill(process: psutil.Process) -> None:
     with contextlib.suppress(psutil.NoSuchProcess):
         process.kill()
+
+
+def _removes_memory(process: psutil.Process) -> bool:
+    """Whether it is Python's resource tracker, which ends when the last of those has that it looks after."""
+    try:
+        return any("multiprocessing.resource_tracker" in word for word in process.cmdline())
+    except psutil.Error:
+        return False
 
 
 def _is_zombie(process: psutil.Process) -> bool:

@@ -245,6 +245,8 @@ class ExchangeClient:
     def take(self) -> list[Received]:
         """What came since the last call, each record once per asking."""
         with self._lock:
+            if self._inbox.is_full:
+                self._pinged_s = -math.inf  # what waits at the daemon may come
             return self._inbox.take()
 
     def lost_s(self, now_s: float | None = None) -> float:
@@ -309,7 +311,7 @@ class ExchangeClient:
             if now_s - self._pinged_s >= PING_S:
                 self._pinged_s = now_s
                 self._last_ping = self._asked.report(now_s)
-                self._post(Ping(client=self._client, progress=progress))
+                self._post(Ping(client=self._client, progress=progress, is_full=self._inbox.is_full))
                 self._repeat_standing()
             for body in [] if asked.reconnects else asked.bodies:
                 self._send(body)

@@ -206,7 +206,8 @@ class ExchangeCore:
 
     def _on_ping(self, client: bytes, session: Session, message: Ping, now_s: float) -> Outgoing:
         self.barriers.got_on(session.policy, message.progress)
-        return [(client, self._welcome(known=True))]
+        session.note_room(is_full=message.is_full)
+        return [(client, self._welcome(known=True)), *self._dispatch(client, session, now_s)]
 
     def _on_put(self, client: bytes, session: Session, message: Put, now_s: float) -> Outgoing:
         reason = self.intake.take(client, session.policy, message, now_s)

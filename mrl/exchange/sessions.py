@@ -48,7 +48,9 @@ class Session:
     """Records whose delivery was given up: too many tries, or too many at once."""
     unacknowledged_bytes: int = 0
     num_queued: int = 0
-    """Records that wait for acknowledgements of what was sent."""
+    """Records that wait for acknowledgements of what was sent, or until the client has room."""
+    is_full: bool = False
+    """Whether the client takes nothing at present, as it says itself."""
     _last_fetch: int = 0
     _sent: dict[int, Shipment] = field(default_factory=dict)
     """By delivery number, in order of `due_s`."""
@@ -85,7 +87,7 @@ class Session:
 
     def next_shipment(self, delivery: int, now_s: float) -> Shipment | None:
         """What may be sent now, as this delivery; None when there is nothing, or too much is unacknowledged."""
-        if not self._queue or not self._may_send(self._queue[0].num_bytes):
+        if self.is_full or not self._queue or not self._may_send(self._queue[0].num_bytes):
             return None
         shipment = self._queue.popleft()
         self.num_queued -= len(shipment.numbers)
@@ -101,6 +103,18 @@ class Session:
             if shipment is not None:
                 self._account(-shipment.num_bytes)
                 self._is_stuck = False
+
+    def note_room(self, *, is_full: bool) -> None:
+        """A client that is full has not failed to acknowledge: what it was sent goes back to the head of the queue."""
+        self.is_full = is_full
+        if not is_full:
+            return
+        for shipment in reversed(self._sent.values()):
+            shipment.tries = 1
+            self._queue.appendleft(shipment)
+            self.num_queued += len(shipment.numbers)
+        self._sent.clear()
+        self._account(-self.unacknowledged_bytes)
 
     def overdue(self, now_s: float) -> list[tuple[int, Shipment]]:
         """What to send again under the same numbers, renewed; what was sent often enough is given up.

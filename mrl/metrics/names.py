@@ -276,7 +276,7 @@ METRICS: dict[str, Metric] = {
     "exchange/file_bytes": Metric("bytes", "length of the exchange's file"),
     "exchange/unstored_puts": Metric("messages", "messages with records that wait to be stored"),
     "exchange/abandoned_deliveries": Metric(
-        "records", "records whose delivery was given up: their reader's inbox stayed full, or it did not answer"
+        "records", "records whose delivery was given up: their reader did not acknowledge it, or too much waited for it"
     ),
     "exchange/malformed": Metric("messages", "messages and connections dropped since the start, for any reason"),
     "exchange/flow_records/{source}/{receiver}": Metric("records", "records delivered since the start", True),

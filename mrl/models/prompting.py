@@ -44,14 +44,25 @@ def prompt_token_ids(
 ) -> list[int]:
     """The prompt by the chat template, text as one user turn; without a template, text and a line break.
 
-    The text that the answer begins with stands behind it, and is cut into tokens with it. Special tokens that the
-    tokenizer itself adds (a BOS) are kept. Raises ModelFolderError for a conversation without a template.
+    The text that the answer begins with stands behind it, and is cut into tokens with it. Raises ModelFolderError for a
+    conversation without a template.
     """
     if not tokenizer.chat_template:
         text = plain_text(content, where=str(tokenizer.name_or_path), prefill=prompt.assistant_prefill)
-        return list(tokenizer(text)["input_ids"])
+        return bare_token_ids(tokenizer, text)
     rendered = tokenizer.apply_chat_template(
         messages_of(content, prompt), add_generation_prompt=True, tokenize=False, **prompt.template_options
     )
     text = str(rendered) + prompt.assistant_prefill
     return list(tokenizer(text, add_special_tokens=False)["input_ids"])
+
+
+def bare_token_ids(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
+    """A text that no template stands around, with the special tokens that the tokenizer itself puts before it (a BOS).
+
+    What it puts behind a text (an EOS) is left out: the text goes on.
+    """
+    is_added = tokenizer(".", return_special_tokens_mask=True)["special_tokens_mask"]
+    num_behind = [*reversed(is_added), 0].index(0)
+    ids = list(tokenizer(text)["input_ids"])
+    return ids[: len(ids) - num_behind]

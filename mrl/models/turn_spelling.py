@@ -23,6 +23,7 @@ from mrl.config.policy_tables import PromptTable
 from mrl.errors import ModelFolderError
 from mrl.models.chat_template import AS_IT_IS, messages_of, plain_text, refused, use_template
 from mrl.models.load_policy import load_tokenizer
+from mrl.models.prompting import bare_token_ids
 from mrl.records.episodes import Message, ToolCall, as_chat
 
 Int32s = npt.NDArray[np.int32]
@@ -84,7 +85,7 @@ class TurnSpelling:
         """
         if not self.template:
             text = plain_text(_joined(messages), where=str(self._folder), prefill=self._prompt.assistant_prefill)
-            return self._ids(text, add_special_tokens=True)
+            return self.plain(text)
         return self._ids(self._opening_text(messages, tools) + self._prompt.assistant_prefill)
 
     def anew(
@@ -116,8 +117,8 @@ class TurnSpelling:
         return None if len(kept) == len(marks) else (self.opening(messages, tools), min(kept, default=len(messages)))
 
     def plain(self, text: str) -> Int32s:
-        """[P] a text that no template stands around, with the special tokens that the tokenizer itself adds."""
-        return self._ids(text, add_special_tokens=True)
+        """[P] a text that no template stands around, with the special tokens that the tokenizer puts before it."""
+        return np.asarray(bare_token_ids(self._tokenizer, text), dtype=np.int32)
 
     def name(self, token_id: int) -> str:
         """Of a token in the vocabulary; "" for an id beyond it."""
@@ -242,8 +243,8 @@ class TurnSpelling:
         ids = self._ids(f"{end}{text}") if end else self._ids(text)
         return ids[1:] if end and ids[0] == self._tokenizer.eos_token_id else self._ids(text)
 
-    def _ids(self, text: str, *, add_special_tokens: bool = False) -> Int32s:
-        return np.asarray(self._tokenizer(text, add_special_tokens=add_special_tokens)["input_ids"], dtype=np.int32)
+    def _ids(self, text: str) -> Int32s:
+        return np.asarray(self._tokenizer(text, add_special_tokens=False)["input_ids"], dtype=np.int32)
 
     def refused(self, why: str, *, cure: str = "") -> ModelFolderError:
         """The error of a template that cannot be used for episodes."""

@@ -111,6 +111,10 @@ class HostProcesses:
         if child and child.alive and (child.spec.role == HOST_ROLE or said_s >= child.born_s):
             child.beat_s = now_s
 
+    def reached(self, role: str, step: int) -> None:
+        """A role told of a step that it has done."""
+        self._restarts.reached(role, step)
+
     def place(self, spec: ProcessSpec, now_s: float) -> None:
         """Start this process now, or once the back-off after a failure under the same name is over."""
         if spec.name not in self._children:

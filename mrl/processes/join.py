@@ -47,7 +47,7 @@ from mrl.records.host_messages import (
     host_order_decoder,
     inbox_decoder,
 )
-from mrl.records.telemetry_messages import HeartbeatRecord
+from mrl.records.telemetry_messages import HeartbeatRecord, MetricsRecord
 from mrl.transport.background import BackgroundClient
 from mrl.transport.endpoints import HOST, publish_endpoint
 from mrl.transport.keys import load_keys
@@ -248,6 +248,8 @@ class JoinedHost:
             if isinstance(record, HeartbeatRecord):
                 self._processes.heard(record.role, record.monotonic_s, now_s)
                 self._inbox.send(client, body)  # so its role knows that all before it has arrived
+            elif isinstance(record, MetricsRecord):
+                self._processes.reached(record.role, record.step)
             self._uplink.client.post(body)
 
     def _note_signals(self, now_s: float) -> None:

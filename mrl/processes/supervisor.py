@@ -233,6 +233,7 @@ class Supervisor:
             case HeartbeatRecord():
                 self._processes.heard(record.role, record.monotonic_s, now_s)
             case MetricsRecord():
+                self._processes.reached(record.role, record.step)
                 self._newest_step = max(self._newest_step, record.step)
                 self._trackers.offer(record)
 

@@ -59,6 +59,8 @@ class Ping(_FromClient, frozen=True, kw_only=True, tag="ping"):
 
     progress: Count = 0
     """Another number whenever the client's policy has got on; 0 from a client that does not say."""
+    is_full: bool = False
+    """Whether nothing should be sent until a Ping says otherwise: nobody takes what came."""
 
 
 class Put(_FromClient, frozen=True, kw_only=True, tag="put"):

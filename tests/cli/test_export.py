@@ -11,6 +11,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from mrl.cli.main import main
 from mrl.config.load import validate
+from mrl.config.locks import held
 from mrl.config.run_folder import RunFolder, create_run_folder
 from mrl.config.schema import RunConfig
 from mrl.models.load_policy import load_policy
@@ -167,6 +168,27 @@ def test_a_link_to_nowhere_is_a_place_that_is_taken(run, tmp_path, capsys):
     (tmp_path / "out").symlink_to("nowhere")
     assert main(["export", str(run.path), "--policy", "qwen", "--to", str(tmp_path / "out")]) == 2
     assert "out: exists already" in capsys.readouterr().err
+
+
+def test_what_a_killed_export_left_goes_with_the_next_one(run, tmp_path, capsys, monkeypatch):
+    """The kernel drops a killed one's lock; what is being written by another stays."""
+    parts, arguments = [], ["export", str(run.path), "--policy", "qwen", "--to", str(tmp_path / "o[u]t")]
+
+    def write(part, *_):
+        parts.append(part)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr("mrl.cli.export.write_folder", write)
+        assert main(arguments) != 0
+    assert not parts[0].exists()
+    left, others, own = parts[0], parts[0].with_name(f"{parts[0].name}0"), tmp_path / ".o[u]t.mine"
+    for folder in (left, others, own):
+        folder.mkdir()
+        (folder / "model.safetensors").touch()
+    with held(others):
+        assert main(arguments) == 0
+    assert {path.name for path in tmp_path.glob(".*")} == {others.name, own.name}
 
 
 def test_modes_of_the_model_stay_with_it(run, model_folder, capsys):

@@ -780,15 +780,12 @@ def test_every_kind_with_states_that_transformers_has_is_known() -> None:
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
     found = set()
+    has_none = (AttributeError, TypeError, ValueError, StrictDataclassError)
+    """What kinds raise that have no configuration without words of its own."""
     for kind in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
         try:
             layers = getattr(AutoConfig.for_model(kind).get_text_config(), "layer_types", None) or ()
-        except (
-            TypeError,
-            ValueError,
-            AttributeError,
-            StrictDataclassError,
-        ):  # it has no configuration without words of its own
+        except has_none:
             continue
         if {"linear_attention", "hybrid", "conv"} & set(layers):
             found.add(kind)

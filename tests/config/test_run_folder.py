@@ -315,10 +315,23 @@ def test_a_failed_clean_keeps_the_earlier_run(tmp_path: Path) -> None:
     folder = create_run_folder(config_in(tmp_path))
     folder.metrics_jsonl.write_text("{}\n")
     blocker = tmp_path / f".r.old-{os.getpid()}"
-    (blocker / "full").mkdir(parents=True)
+    blocker.touch()
     assert "cannot be written" in refusal(config_in(tmp_path), clean=True)
     assert folder.metrics_jsonl.exists()
     assert sorted(tmp_path.iterdir()) == [blocker, folder.path]
+
+
+def test_what_a_killed_clean_left_goes_with_the_next_one(tmp_path: Path) -> None:
+    """In a container each has the same process id. What another one is about to delete stays."""
+    folder, others = create_run_folder(config_in(tmp_path)), tmp_path / ".r.old-1"
+    for left in (others, tmp_path / f".r.old-{os.getpid()}"):
+        (left / "checkpoints").mkdir(parents=True)
+    release = lock_run_folder(RunFolder(others))
+    create_run_folder(config_in(tmp_path), clean=True)
+    assert sorted(tmp_path.iterdir()) == [others, folder.path]
+    release()
+    create_run_folder(config_in(tmp_path), clean=True)
+    assert list(tmp_path.iterdir()) == [folder.path]
 
 
 def test_a_clean_that_cannot_delete_everything_has_begun_a_run_all_the_same(tmp_path: Path, monkeypatch: Any) -> None:

@@ -1,6 +1,7 @@
 """A server's process and its descendants: all of them end, whatever they do about it."""
 
 import contextlib
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -129,3 +130,42 @@ def test_its_temporary_folder_goes_with_it(start, tmp_path):
     server.end()
 
     assert not folder.exists()
+
+
+SHARING = """
+import os, signal, sys
+from multiprocessing import get_context, shared_memory
+
+def rank(told):
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    shared = shared_memory.SharedMemory(create=True, size=4096)
+    told.send(shared.name)
+    signal.pause()
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    ours, its = get_context("spawn").Pipe()
+    one = get_context("spawn").Process(target=rank, args=(its,))
+    one.start()
+    with open(sys.argv[1], "w") as file:
+        file.write(ours.recv())
+    signal.pause()
+"""
+"""Ranks of vLLM talk to each other through such memory."""
+
+
+def test_shared_memory_of_a_server_that_does_not_hear_goes_with_it(start, tmp_path):
+    """Or /dev/shm would be fuller with every server that hung, until none starts any more."""
+    script, said = tmp_path / "sharing.py", tmp_path / "name"
+    script.write_text(SHARING)
+    server = start(f"exec {sys.executable} {script} {said}")
+    until(lambda: said.exists() and bool(said.read_text()))
+    shared = Path("/dev/shm") / said.read_text()
+    assert shared.exists()
+    assert server.exit_code() is None
+
+    server.end(1.0)
+
+    left = shared.exists()
+    shared.unlink(missing_ok=True)
+    assert not left

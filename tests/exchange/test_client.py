@@ -103,6 +103,14 @@ class Network:
                 self.pass_time(step_s, step_s) if step_s else self.run()
             return [future.result() for future in futures]
 
+    def train(self, seconds):
+        """Let time go by at the daemon too."""
+        for _ in range(seconds):
+            self.pass_time(1, 1)
+            for receiver, message in self.core.tick(self.now_s):
+                self.clients[receiver.decode()].on_message(encode(message))
+            self.run()
+
     def pass_time(self, seconds, step_s=0.5):
         """Let time go by with ticks."""
         for _ in range(round(seconds / step_s)):
@@ -535,6 +543,26 @@ def test_who_waits_for_an_answer_gets_all_of_it(network, rollout, bound):
     assert network.run_during(lambda: fetch_now(learner, ["p0", "p1", "p2", "p3"])) == [True]
     assert learner._inbox.is_full
     assert ids(learner.take()) == ["g0", "g1", "g2", "g3"]
+
+
+def test_nothing_is_lost_of_what_comes_while_a_full_inbox_is_not_emptied(network, rollout):
+    """However long a learner trains: what has no room waits at the daemon, untried, and holds up nobody else."""
+    worker = network.connect("worker/qwen/0", "qwen")
+    learner = network.connect("learner/llama", "llama", inbox_records=2)
+    prompts = [f"p{number}" for number in range(6)]
+    learner.fetch(prompts, kinds=["rollout"], limit=1, max_age_versions=None)
+    network.run()
+    worker.publish([rollout(f"g{number}", prompt_id=prompt) for number, prompt in enumerate(prompts[:3])])
+    for published in ([], [3], [4, 5]):
+        worker.publish([rollout(f"g{number}", prompt_id=prompts[number]) for number in published])
+        network.train(60)
+    stat = network.core.stat(network.now_s)
+    assert (stat.abandoned, stat.unacknowledged) == (0, 0)
+    taken = []
+    for _ in range(6):
+        taken += ids(learner.take())
+        network.train(2)
+    assert sorted(taken) == [f"g{number}" for number in range(6)]
 
 
 def test_barrier_opens_when_the_last_has_come(network, pair):

@@ -10,6 +10,7 @@ from mrl.config.policy_tables import PromptTable
 from mrl.errors import ModelFolderError
 from mrl.models.load_policy import load_tokenizer
 from mrl.models.make import make_policy
+from mrl.models.prompting import PromptEncoder
 from mrl.models.tokenizers import train_metaspace
 from mrl.models.turn_spelling import TurnSpelling
 from mrl.records.episodes import Message, ToolCall
@@ -266,23 +267,29 @@ def test_a_turn_of_others_is_what_was_said(spelling, folder, text):
     assert {turn.dtype for turn in turns} == {np.dtype(np.int32)}
 
 
-def test_lines_begin_with_what_the_tokenizer_puts_before_a_text(spelling, folder, text):
-    """A bridge does not: it stands within one."""
+@pytest.mark.parametrize("behind", ["", "<|pad|>", "<|endoftext|>"])
+def test_lines_begin_with_what_the_tokenizer_puts_before_a_text(spelling, folder, text, behind):
+    """A bridge does not: it stands within one. Nothing ends with what is put behind, or the answer would be over."""
     file = folder / "tokenizer.json"
     content = json.loads(file.read_text())
     eos = load_tokenizer(folder).eos_token
     begins = {"id": eos, "ids": [load_tokenizer(folder).eos_token_id], "tokens": [eos]}
     single = [{"SpecialToken": {"id": eos, "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}]
+    single += [{"SpecialToken": {"id": behind, "type_id": 0}}] if behind else []
+    ends = {"id": behind, "ids": load_tokenizer(folder).convert_tokens_to_ids([behind]), "tokens": [behind]}
     content["post_processor"] = {
         "type": "TemplateProcessing",
         "single": single,
         "pair": [*single, {"Sequence": {"id": "B", "type_id": 1}}],
-        "special_tokens": {eos: begins},
+        "special_tokens": {eos: begins} | ({behind: ends} if behind else {}),
     }
     file.write_text(json.dumps(content))
     own = spelling(assistant_prefill="A: ")
     assert text(own.opening([USER, USER])) == eos + "lower\nlower\nA: "
     assert text(own.plain("lower")) == eos + "lower"
+    assert text(own.plain("lower" + eos)) == eos + "lower" + eos
+    assert text(own.plain("")) == eos
+    assert text(PromptEncoder(folder).token_ids("lower")) == eos + "lower\n"
     assert text(own.bridge([], (), [USER])) == "lower\nA: "
 
 

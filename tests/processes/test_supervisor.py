@@ -421,6 +421,17 @@ def test_a_host_that_booted_later_than_this_one_is_heard(tmp_path: Path) -> None
     assert run.board.notes == []
 
 
+def test_a_learner_that_gets_no_further_is_not_started_for_ever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However long its lives are: here none is within a day of the next."""
+    monkeypatch.setattr(restarts, "DAY_S", 0.0)
+    told = MetricsRecord(role="learner/a", policy="a", step=5, time_unix_s=0.0, values={})
+    run = Run(tmp_path, learner("raise SystemExit(1)"), each_turn=lambda: [told])
+    assert run() == 1
+    assert "after 3 restarts, and no life got beyond step 5" in run.supervisor.reason
+
+
 def test_a_clock_that_is_set_back_makes_nobody_silent(tmp_path: Path) -> None:
     """Heartbeats are dated a day before their role began; the clock that nobody sets goes on."""
     wait = learner("import time; time.sleep(1.2)")

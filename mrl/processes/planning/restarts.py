@@ -58,11 +58,18 @@ class _History:
     started_s: float = 0.0
     restarts_s: deque[float] = field(default_factory=deque)
     """Those within `window_s`."""
-    of_day_s: deque[float] = field(default_factory=deque)
-    """Those within a day."""
+    counted: deque[tuple[float, int]] = field(default_factory=deque)
+    """Those within a day, and those since it last got beyond the step that it had reached then: time and that step."""
+    reached: int = -1
+    """The farthest step of which it told, in any life."""
     short_lives: int = 0
     num_pauses: int = 0
     """Since its last life that was not short."""
+
+    @property
+    def is_stuck(self) -> bool:
+        """Whether it has got no further since the first restart that counts."""
+        return bool(self.counted) and -1 < self.reached == self.counted[0][1]
 
 
 class RestartPolicy:
@@ -71,8 +78,8 @@ class RestartPolicy:
     Waits double from `backoff_s` with every restart within `window_s`. The run ends on exit code 2, when a process
     fails again after `max_restarts` restarts within `window_s`, when twice as many lives in a row were shorter than
     `window_s` (a slow start would otherwise hide an endless loop), and when a learner needs more than
-    `max_learner_restarts` within a day. A learner of a synchronous run, and the supervisor of a host with such
-    learners, is never started again: the others cannot go back to where it would begin.
+    `max_learner_restarts` within a day, or since it last got further. A learner of a synchronous run, and the
+    supervisor of a host with such learners, is never started again: the others cannot go back to where it would begin.
 
     What spares the run is given up in its place: tried once after a pause, which doubles up to `MAX_PAUSE_S` until a
     life was no shorter than `window_s`.
@@ -93,6 +100,11 @@ class RestartPolicy:
         history.starts += 1
         history.started_s = now_s
 
+    def reached(self, name: str, step: int) -> None:
+        """The process told of this step; who tells of none is held to the day alone."""
+        if name in self._histories:
+            self._histories[name].reached = max(self._histories[name].reached, step)
+
     def ended(self, end: Exit, now_s: float) -> Verdict:
         """The process ended while the run goes on."""
         if end.until_done and end.code == 0:
@@ -100,9 +112,10 @@ class RestartPolicy:
         if end.code == USER_ERROR:
             return EndRun(USER_ERROR, f"{end.name}: {end.reason}")
         history = self._histories.setdefault(end.name, _History(starts=1))
-        for restarts_s, window_s in ((history.restarts_s, self._table.window_s), (history.of_day_s, DAY_S)):
-            while restarts_s and now_s - restarts_s[0] > window_s:
-                restarts_s.popleft()
+        while history.restarts_s and now_s - history.restarts_s[0] > self._table.window_s:
+            history.restarts_s.popleft()
+        while history.counted and now_s - history.counted[0][0] > DAY_S and not history.is_stuck:
+            history.counted.popleft()
         is_short = now_s - history.started_s < self._table.window_s
         history.short_lives = history.short_lives + 1 if is_short else 0
         history.num_pauses = history.num_pauses if is_short else 0
@@ -115,15 +128,16 @@ class RestartPolicy:
             return EndRun(1, f"{end.name} {how_it_ended(end.code)}, {given_up}: {end.reason}")
         wait_s = min(self._table.backoff_s * 2 ** len(history.restarts_s), MAX_BACKOFF_S)
         history.restarts_s.append(now_s + wait_s)
-        history.of_day_s.append(now_s + wait_s)
+        history.counted.append((now_s + wait_s, history.reached))
         return StartAgain(now_s + wait_s)
 
     def _given_up(self, end: Exit, history: _History) -> str:
         table = self._table
         if end.role in ("learner", "supervisor") and self._sync and not end.spares_run:
             return "and a synchronous run goes on from a common step only (--resume)"
-        if end.role == "learner" and len(history.of_day_s) >= table.max_learner_restarts:
-            return f"after {table.max_learner_restarts} restarts within a day"
+        if end.role == "learner" and len(history.counted) >= table.max_learner_restarts:
+            why = f", and no life got beyond step {history.reached}" if history.is_stuck else " within a day"
+            return f"after {table.max_learner_restarts} restarts{why}"
         if history.num_pauses:
             return f"again within {table.window_s:g} s of its start"
         if len(history.restarts_s) >= table.max_restarts:

@@ -57,6 +57,22 @@ def test_a_learner_is_started_again_three_times_a_day() -> None:
     assert all(isinstance(one, StartAgain) for one in verdicts)
 
 
+def test_a_restart_counts_until_the_learner_got_further() -> None:
+    """Who ends at one step again and again, hours behind its checkpoint, does so for ever; who gets on may go on."""
+    for steps, num_lives in ([7] * 30, 4), ([7, 8, 8, 8, 8, 8], 5), (range(30), 30):
+        policy, of_learner = RestartPolicy(TABLE), end(role="learner", until_done=True)
+        verdicts = list[Verdict]()
+        for number, step in enumerate(steps):
+            policy.started(of_learner.name, number * 90_000.0)
+            policy.reached(of_learner.name, step - 1)
+            policy.reached(of_learner.name, step)
+            verdicts.append(policy.ended(of_learner, number * 90_000.0 + 80_000.0))
+            if isinstance(verdicts[-1], EndRun):
+                assert f"after 3 restarts, and no life got beyond step {step}: why" in verdicts[-1].reason
+                break
+        assert len(verdicts) == num_lives
+
+
 def test_a_learner_of_a_synchronous_run_ends_it() -> None:
     """Nothing it could begin with fits the others; its workers are replaced as ever, and its success is one."""
     policy = RestartPolicy(TABLE, sync=True)
