@@ -180,7 +180,7 @@ ANSWERS = [
     Contract(
         "it has log-probabilities of tokens and prompts",
         TOKENIZER,
-        Says(("output_token_logprobs", "input_token_logprobs", "output_top_logprobs")),
+        Says(("output_token_logprobs", "input_token_logprobs", "output_top_logprobs", "input_top_logprobs")),
         f"{SERVING}, generate and score",
     ),
     *meaning(

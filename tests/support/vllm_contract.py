@@ -4,6 +4,7 @@
 does what its line says, write down the new digest.
 """
 
+from mrl.records.experience import MAX_LIKELIEST
 from tests.support.contract_checks import (
     Argument,
     Constant,
@@ -215,6 +216,12 @@ ANSWERS = [
     ),
     Contract("tokens name their weights", "vllm/outputs.py", Field("WeightVersionSpan", "version"), SERVING),
     Contract("a score has a logprob", "vllm/logprobs.py", Field("Logprob", "logprob"), f"{SERVING}, score"),
+    Contract(
+        "so many of the likeliest tokens are told where it was started without a word of them",
+        "vllm/config/model.py",
+        Field("ModelConfig", "max_logprobs", MAX_LIKELIEST),
+        f"{SERVING}, score, and mrl/records/experience.py, MAX_LIKELIEST",
+    ),
     *(
         Contract(f"{route} answers with {field}", file, Says((field,), function), SERVING)
         for route, field, function, file in (
