@@ -99,9 +99,10 @@ def test_every_layout_trains_the_same_parameters(tmp_path):
 @pytest.mark.slow
 @pytest.mark.system
 def test_parameters_in_bfloat16_are_rounded_alike_in_every_layout(tmp_path):
-    """The same bits on one rank and on two, whole or in shards, and across a checkpoint that other ranks go on from.
+    """The same parameters on one rank and on two, whole or in shards, and across a checkpoint that others go on from.
 
-    Within a twentieth of float32; a resume may change to it and back.
+    Sums over two ranks have other last bits than those of one, which tips the rounding of one in a thousand at most; on
+    equally many ranks all bits are the same. Within a twentieth of float32; a resume may change to it and back.
     """
     wanted = [
         check_layouts.Layout(*one) for one in ((1, {}), (1, LEAN), shards(1, **LEAN), (2, LEAN), shards(2, **LEAN))
@@ -122,12 +123,15 @@ def test_parameters_in_bfloat16_are_rounded_alike_in_every_layout(tmp_path):
         assert check_layouts.difference(*norms) <= check_layouts.BOUND, "sums over ranks are float32"
     assert check_layouts.same_bits(resumed[0][0], trained[4][0])
     assert check_layouts.same_bits(trained[2][0], expected)
+    assert same_parameters(trained[3][0], trained[4][0], most=0)
     assert {tensor.dtype for name, tensor in expected.items() if "gradient" not in name} == {torch.bfloat16}
 
 
-def same_parameters(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]) -> bool:
-    """But for norms of gradients, which are sums in another order."""
-    return all(torch.equal(tensor, second[name]) for name, tensor in first.items() if "gradient" not in name)
+def same_parameters(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor], most: float = 1e-3) -> bool:
+    """But for a share `most` of them, and for norms of gradients, which are sums in another order."""
+    tensors = {name: tensor for name, tensor in first.items() if "gradient" not in name}
+    num_apart = sum(int((tensor != second[name]).sum()) for name, tensor in tensors.items())
+    return num_apart <= most * sum(tensor.numel() for tensor in tensors.values())
 
 
 @pytest.mark.slow
