@@ -247,11 +247,10 @@ def test_random_instances_are_drawn_as_specified():
 
 
 @pytest.mark.thorough
-def test_the_tool_prints_a_table_and_ends_with_json(tmp_path):
-    """Every row of it bounded or not; the picture is there."""
-    picture = tmp_path / "a.png"
+def test_the_tool_prints_a_table_and_ends_with_json():
+    """Every row of it bounded or not."""
     done = subprocess.run(
-        [sys.executable, simulate_allocation.__file__, "--quick", "--scenarios", "S0", "--out", str(picture)],
+        [sys.executable, simulate_allocation.__file__, "--quick", "--scenarios", "S0"],
         capture_output=True, text=True, timeout=120, check=False,
     )  # fmt: skip
     assert done.returncode in (0, 1), done.stderr
@@ -259,7 +258,6 @@ def test_the_tool_prints_a_table_and_ends_with_json(tmp_path):
     assert told["bench"] == "allocation"
     assert all(set(row) == {"name", "value", "unit", "against", "ratio", "required", "ok"} for row in told["rows"])
     assert done.returncode == int(not all(row["ok"] for row in told["rows"]))
-    assert picture.read_bytes().startswith(b"\x89PNG")
     assert Path(simulate_allocation.__file__).name == "simulate_allocation.py"
 
 
