@@ -83,7 +83,7 @@ def try_all(
         say(
             f"{scenario.name}: {len(scenario.policies)} policies, {scenario.num_units} units; "
             f"clairvoyant least progress {best.least_progress:.3f}, "
-            f"myopic {best.myopic:.3f}, highest mean {best.highest_mean:.3f}"
+            f"myopic {best.myopic:.3f}"
         )
         for name in names:
             trials = [try_rule(scenario, name, seed, least_bound=best.least_progress) for seed in seeds]
