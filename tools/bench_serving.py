@@ -38,8 +38,7 @@ import numpy as np
 import psutil
 import torch
 from bench_row import Row
-from bench_server import launch_of, start_with_text
-from lone_worker import POLICY, LoneWorker, make_policy, run_tables
+from lone_worker import POLICY, LoneWorker, launch_of, make_policy, run_tables, start_with_text
 from transformers import AutoTokenizer, Qwen3Config, Qwen3ForCausalLM
 
 from mrl.engines.embedded import EmbeddedEngine
@@ -279,7 +278,7 @@ def of_vllm(folder: Path, model: Qwen3ForCausalLM, arguments: argparse.Namespace
     with ExitStack() as stack:
         worker, client = served(folder, "vllm", model)
         stack.enter_context(closing(worker))
-        launch = launch_of(folder / "policy", free_port("127.0.0.1"))
+        launch = launch_of(folder / "policy", free_port("127.0.0.1"), at_once=CLIENTS)
         stack.callback(start_with_text(launch, folder / "own.log").end)
         clients = {own: Client(f"http://{launch.host}:{launch.port}", "", "policy"), through: client}
         ways = {name: partial(one.all_at_once, arguments.calls) for name, one in clients.items()}
@@ -302,7 +301,7 @@ def of_sessions(folder: Path, model: Qwen3ForCausalLM, arguments: argparse.Names
         groups = CLIENTS * each // GROUP_SIZE
         worker, client = served(folder, "vllm", model, num_ends=NUM_ENDS, groups=groups, tasks={"trim": task})
         stack.enter_context(closing(worker))
-        launch = launch_of(folder / "policy", free_port("127.0.0.1"))
+        launch = launch_of(folder / "policy", free_port("127.0.0.1"), at_once=CLIENTS)
         stack.callback(start_with_text(launch, folder / "own.log").end)
         own = Client(f"http://{launch.host}:{launch.port}", "", "policy")
         players = threading.Thread(target=client.play, args=(is_over,), daemon=True)

@@ -11,7 +11,7 @@ lost        acknowledged to a producer, in no checkpoint, not to be found, and n
 doubled     in the checkpoints twice
 recovery    from the end of the fault (of a death: from its begin) until records are acknowledged and trained on again
 peak        highest resident memory of the daemon, and what it may be: its budget and 150 MB; attacked, its hard limit
-What needs root (network namespaces, a small disk) or a package (libfaketime, nftables) says so when it is missing.
+What needs root (network namespaces, a small disk) or a package (nftables) says so when it is missing.
 Exit code 1 when something was lost or doubled, or a bound was missed. Ends with one line of JSON.
 """
 
@@ -25,7 +25,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
-from exchange_drill import faults, memory, network, strangers, torn
+from exchange_drill import faults, memory, network
 from exchange_drill.faults import Drill, Settings
 from exchange_drill.outcome import Outcome
 from rich import box
@@ -49,14 +49,11 @@ def legs_of_memory(settings: Settings) -> list[Drill]:
 
 FAULTS: Mapping[str, Callable[[Settings], Sequence[Drill]]] = {
     "kill": legs_of_kills,
-    "torn": lambda _: [torn.torn_log],
     "consumer": lambda _: [faults.kill_consumer],
     "producer": lambda _: [faults.kill_producer],
     "partition": lambda _: [network.partition],
     "stop": lambda _: [faults.stop],
-    "clock": lambda _: [faults.clock],
     "disk": lambda _: [faults.full_disk],
-    "keys": lambda _: [strangers.strangers],
     "memory": legs_of_memory,
     "bomb": lambda _: [memory.bomb],
 }

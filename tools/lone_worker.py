@@ -19,6 +19,11 @@ from transformers import PreTrainedModel
 
 from mrl.config.load import validate
 from mrl.config.run_folder import create_run_folder
+from mrl.engines.dialect import Launch
+from mrl.engines.environment import engine_python
+from mrl.engines.server_process import ServerProcess
+from mrl.engines.vllm_launch import command
+from mrl.engines.vllm_launch import environment as server_environment
 from mrl.learner.intake import Intake
 from mrl.learner.ledger import Pace, WorkLedger
 from mrl.models.tokenizers import train_byte_level
@@ -34,8 +39,10 @@ from mrl.weights.canary import canary_sequences
 from mrl.weights.publish import Publisher
 
 POLICY = "a"
-WAIT_S = 600.0
+WAIT_S, START_S = 600.0, 300.0
 MANY_VERSIONS = 1_000_000
+# What the worker's own server goes without, and other clients need: prompts as text.
+WITHOUT_TEXT = ("--tokens-only", "--skip-tokenizer-init", "--enable-scale-out")
 
 
 def make_policy(folder: Path, model: PreTrainedModel, tables: dict[str, Any]) -> Path:
@@ -143,3 +150,31 @@ class LoneWorker:
 def _pool(tables: dict[str, Any]) -> TaskPool:
     config = validate(tables, where="lone_worker.py")
     return build_pool(config.tasks, config.pool)
+
+
+def launch_of(folder: Path, port: int, *, at_once: int) -> Launch:
+    """How a server is started that clients of vLLM load; the worker starts its own in the same way."""
+    return Launch(
+        python=engine_python("vllm", device="cpu"),
+        model_folder=folder,
+        host="127.0.0.1",
+        port=port,
+        device="cpu",
+        dtype="float32",
+        threads=1,
+        max_running=at_once,
+        max_context_tokens=256,
+        seed=1,
+    )
+
+
+def start_with_text(launch: Launch, log: Path) -> ServerProcess:
+    """The same server, which takes prompts as text."""
+    words = [word for word in command(launch) if word not in WITHOUT_TEXT]
+    server = ServerProcess(words, server_environment(launch), log)
+    deadline_s = time.monotonic() + START_S
+    while "Application startup complete" not in log.read_text(errors="replace"):
+        if server.exit_code() is not None or time.monotonic() > deadline_s:
+            raise RuntimeError(f"the server did not come up:\n{server.tail()}")
+        time.sleep(0.5)
+    return server

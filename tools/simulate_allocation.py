@@ -2,7 +2,7 @@
 """How near the allocator brings the slowest policy to what is possible: its real controller in simulated time.
 
     .venv/bin/python tools/simulate_allocation.py [--quick] [--scenarios S0 ...] [--seeds N] [--first-seed N]
-        [--rules NAME ...] [--rule-seeds N] [--random N] [--large POLICIES UNITS] [--hours N] [--out FILE.png]
+        [--rules NAME ...] [--rule-seeds N] [--random N] [--large POLICIES UNITS] [--hours N]
 
 Real are the meter and the decision of `mrl.allocation` and the admission window of the learner. Simulated are the
 placement, engines (processor sharing with a latency line, key-value cache, pauses for new weights), answers with long
@@ -29,13 +29,11 @@ import json
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from statistics import fmean
 
 from allocation_simulation.bound import bound
 from allocation_simulation.large import LargeWorld, large_instance
 from allocation_simulation.outcomes import CONTROLLER, Trial, rules, try_all, try_rule
-from allocation_simulation.picture import draw
 from allocation_simulation.settings import MAX_STALENESS_VERSIONS, random_instance, scenarios
 from bench_row import Row
 from rich import box
@@ -130,7 +128,7 @@ def cells_of(trials: Sequence[Trial]) -> list[str]:
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="The allocator in simulated time.")
     known, names = list(scenarios()), list(rules())
-    parser.add_argument("--quick", action="store_true", help="one seed, the controller and two others, two instances")
+    parser.add_argument("--quick", action="store_true", help="one seed, the controller and one other, two instances")
     parser.add_argument("--scenarios", nargs="*", choices=known, default=known, metavar="NAME", help=" ".join(known))
     parser.add_argument("--seeds", type=int, default=20, help="of the controller (default: %(default)s)")
     parser.add_argument("--first-seed", type=int, default=FIRST_SEED)
@@ -139,19 +137,16 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--random", type=int, default=24, metavar="N", help="random instances (default: %(default)s)")
     parser.add_argument("--large", type=int, nargs=2, metavar=("POLICIES", "UNITS"), help="(default: none)")
     parser.add_argument("--hours", type=float, default=3.0, help="of the large pool (default: %(default)s)")
-    parser.add_argument("--out", type=Path, metavar="FILE.png", help="where the figure goes (default: nowhere)")
     found = parser.parse_args()
     if found.quick:
         found.seeds, found.rule_seeds, found.random = 1, 1, 2
-        found.rules = [CONTROLLER, "static equal", "Gavel-like, 360 s"]
+        found.rules = [CONTROLLER, "static equal"]
     if found.large and (found.large[0] < 1 or found.large[1] < 4 * found.large[0]):
         parser.error("--large: at least 1 policy, and 4 units for each")
     if found.hours < 1.0:
         parser.error("--hours: at least 1")
     if min(found.seeds, found.rule_seeds) < 1 or found.random < 0:
         parser.error("--seeds and --rule-seeds: at least 1; --random: at least 0")
-    if found.out is not None and not found.out.parent.is_dir():
-        parser.error(f"--out: {found.out.parent} is no folder")
     return found
 
 
@@ -176,9 +171,6 @@ def main() -> int:
     print_table([*trials, *random, *([large] if large else [])])
     rows = [*rows_of(trials, random), *large_rows]
     say(f"{time.process_time() - began_s:.0f} s of CPU time in all")
-    if asked.out is not None and trials:
-        draw(trials, asked.out, MIN_RATIO)
-        say(f"wrote {asked.out}")
     for row in rows:
         if not row.ok:
             say(f"MISSED: {row.name} is {row.value:.4g} {row.unit}, required {row.required} of {row.against}")

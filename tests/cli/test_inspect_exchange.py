@@ -11,14 +11,12 @@ from mrl.cli.main import main
 from mrl.exchange.client import ExchangeClient
 from mrl.exchange.daemon import ExchangeDaemon
 from mrl.exchange.limits import Limits
-from mrl.records.experience import OutcomeRecord
-from mrl.records.finish import FinishReason
-from mrl.records.version import Version
 from mrl.transport.background import BackgroundClient
 from mrl.transport.client_socket import ClientSocket
 from mrl.transport.endpoints import nearest_endpoint
 from mrl.transport.grants import Grant, grant_of
 from mrl.transport.keys import create_keys, load_client_keys
+from tests.support.successes import success
 
 pytestmark = pytest.mark.system  # real sockets
 
@@ -27,12 +25,7 @@ POLICIES = ("qwen", "llama")
 
 def outcome(record_id, prompt_id="p1"):
     """A success of qwen's."""
-    version = Version(0, 3)
-    return OutcomeRecord(
-        record_id=record_id, source="qwen", oldest=version, newest=version, fingerprint="f", prompt_id=prompt_id,
-        task="t", created_unix_s=0.0, completion=b"reverse: yah", finish_reason=FinishReason.STOP, verifier="v",
-        reward=1.0,
-    )  # fmt: skip
+    return success(record_id, prompt_id=prompt_id, step=3, completion=b"reverse: yah")
 
 
 def until(what, within_s=120.0):

@@ -20,6 +20,7 @@ from mrl.records.finish import FinishReason
 from mrl.records.version import Version
 from mrl.transport.grants import Grant
 from mrl.transport.keys import RunKeys, create_keys
+from tests.support.successes import success
 
 
 @pytest.fixture(scope="session")
@@ -32,24 +33,7 @@ def keys(tmp_path_factory) -> RunKeys:
 @pytest.fixture(scope="session")
 def outcome() -> Callable[..., OutcomeRecord]:
     """Makes success records; `step` dates them."""
-
-    def make(record_id="r1", source="qwen", prompt_id="p1", step=0, epoch=0, completion=b"yah") -> OutcomeRecord:
-        return OutcomeRecord(
-            record_id=record_id,
-            source=source,
-            oldest=Version(epoch, step),
-            newest=Version(epoch, step),
-            fingerprint="f",
-            prompt_id=prompt_id,
-            task="t",
-            created_unix_s=0.0,
-            completion=completion,
-            finish_reason=FinishReason.STOP,
-            verifier="v",
-            reward=1.0,
-        )
-
-    return make
+    return success
 
 
 def tags(record_id: str, source: str, prompt_id: str, step: int) -> dict[str, object]:

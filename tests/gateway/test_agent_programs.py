@@ -23,6 +23,7 @@ from mrl.gateway.agent_trial import check_program
 from mrl.gateway.routes import Gateway
 from mrl.gateway.session_book import SessionBook
 from mrl.tasks.environments.contract import DONE, EXITED, GIVEN_UP, MEMORY, TIMEOUT, PolicyTurn
+from tests.gateway.test_agent_network import episode
 
 PROGRAM = """
 import json, os, socket, subprocess, sys, time, urllib.request
@@ -90,15 +91,6 @@ async def playing(idle_s=60.0, command=(), **more):
         await programs.close()
         await runner.cleanup()
     assert programs.num_alive == 0
-
-
-async def episode(book, **row):
-    """What its program says first, and its end."""
-    session = book.offer("qwen", "sums", {"seed": 1, **row})
-    first = await asyncio.wait_for(session.opened(), 60)
-    last = first if first.done else await asyncio.wait_for(session.step(PolicyTurn("well")), 60)
-    book.leave(session)
-    return first, last
 
 
 @pytest.mark.parametrize(

@@ -9,20 +9,14 @@ from mrl.exchange.store import Store
 from mrl.inspection.file_account import find, stat_of
 from mrl.records.codec import encode
 from mrl.records.exchange_messages import Announce, Hello
-from mrl.records.experience import OutcomeRecord
-from mrl.records.finish import FinishReason
 from mrl.records.version import Version
 from tests.support.stored_core import StoredCore, put_message
+from tests.support.successes import success
 
 
 def outcome(record_id, prompt_id="p1", step=3):
     """A success."""
-    version = Version(0, step)
-    return OutcomeRecord(
-        record_id=record_id, source="qwen", oldest=version, newest=version, fingerprint="f", prompt_id=prompt_id,
-        task="t", created_unix_s=0.0, completion=b"reverse: yah", finish_reason=FinishReason.STOP, verifier="v",
-        reward=1.0,
-    )  # fmt: skip
+    return success(record_id, prompt_id=prompt_id, step=step, completion=b"reverse: yah")
 
 
 @pytest.fixture

@@ -5,9 +5,8 @@ import pytest
 
 from mrl.inspection.shown_records import record_lines, shown_text
 from mrl.records.codec import encode, pack_array
-from mrl.records.experience import OutcomeRecord, TokenTrace
-from mrl.records.finish import FinishReason
-from mrl.records.version import Version
+from mrl.records.experience import TokenTrace
+from tests.support.successes import success
 
 BAD = "\x1b[2J\r\n\u202e\x00"
 
@@ -19,11 +18,7 @@ def outcome(*, completion=b"reverse: yah", prompt_id="p1", num_tokens=2):
         logprobs=pack_array(np.full(num_tokens, -0.5), "f4"),
         special=pack_array(np.zeros(num_tokens), "u1"),
     )
-    return OutcomeRecord(
-        record_id="r1", source="qwen", oldest=Version(0, 3), newest=Version(0, 3), fingerprint="f",
-        prompt_id=prompt_id, task="t", created_unix_s=0.0, completion=completion, finish_reason=FinishReason.STOP,
-        verifier="v", reward=1.0, trace=trace,
-    )  # fmt: skip
+    return success(prompt_id=prompt_id, step=3, completion=completion, trace=trace)
 
 
 def test_a_record_is_shown_field_by_field():

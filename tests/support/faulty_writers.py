@@ -19,9 +19,8 @@ from mrl.exchange.store import Store
 from mrl.exchange.transaction import Judged, Transaction
 from mrl.records.codec import encode
 from mrl.records.experience import OutcomeRecord
-from mrl.records.finish import FinishReason
 from mrl.records.tags import tags_of
-from mrl.records.version import Version
+from tests.support.successes import success
 
 ONE_IN = 40
 """Calls of which one fails."""
@@ -29,20 +28,7 @@ ONE_IN = 40
 
 def record(number: int) -> OutcomeRecord:
     """The record that has this number, long enough for several pages."""
-    return OutcomeRecord(
-        record_id=f"r{number}",
-        source="a",
-        prompt_id="p",
-        task="t",
-        oldest=Version(0, 1),
-        newest=Version(0, 1),
-        created_unix_s=0.0,
-        completion=bytes([number % 251]) * 50_000,
-        fingerprint="f",
-        finish_reason=FinishReason.STOP,
-        verifier="exact",
-        reward=1.0,
-    )
+    return success(f"r{number}", "a", "p", 1, completion=bytes([number % 251]) * 50_000)
 
 
 def write_store(folder: Path, acknowledge: Callable[[int], object]) -> None:

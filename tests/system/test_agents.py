@@ -15,7 +15,7 @@ import pytest
 
 from mrl.metrics.jsonl import each_metrics
 from tests.support.talking_policy import talking_policy
-from tests.system.test_episodes import answers_of, mrl
+from tests.system.test_episodes import OF_TWO_KINDS, answers_of, mrl
 
 pytestmark = pytest.mark.system
 
@@ -194,54 +194,15 @@ async def compacts(client, row):
     last = await ask([question, said, {"role": "user", "content": f"It is {str(found.get('content'))[:20]}"}])
     return float(hashlib.blake2b(str((said, found, last)).encode()).digest()[0] % 3 == 0)
 '''
-COMPACTING_RUN = """
-[run]
-name = "r"
-steps = 2
-sync = true
-[sharing]
-regime = "prp"
-[pool]
-train_prompts = 64
-held_out_prompts = 8
-[tasks.compacts]
-source = "agent"
-dataset = "my_agents:compacts"
-options = { size = 400 }
-max_turns = 4
-[tasks.lookup]
-source = "environment"
-dataset = "lookup"
-max_turns = 3
-[evaluation]
-every = 0
-[policies.qwen]
-model = "talking"
-[policies.qwen.prompt]
-history = "sampled"
-[policies.qwen.rollout]
-group_size = 4
-max_new_tokens = 32
-[policies.qwen.learner]
-prompts_per_step = 8
-microbatch_tokens = 1024
-[policies.other]
-model = "talking"
-[policies.other.rollout]
-group_size = 4
-max_new_tokens = 32
-[policies.other.learner]
-prompts_per_step = 8
-microbatch_tokens = 1024
-"""
+COMPACTS = '[tasks.compacts]\nsource = "agent"\ndataset = "my_agents:compacts"\noptions = { size = 400 }'
 
 
 def test_an_agent_that_rewrites_its_conversation_trains_both_policies(tmp_path):
     """Each turn in the row in which it was sampled; peers get the episodes of one row alone, and the count says so."""
     talking_policy(tmp_path / "talking", steps=120, reasons=True)
     (tmp_path / "my_agents.py").write_text(COMPACTING)
-    (tmp_path / "r.toml").write_text(COMPACTING_RUN)
-    mrl(tmp_path, "train", "r.toml")
+    (tmp_path / "r.toml").write_text(OF_TWO_KINDS.format(task=COMPACTS))
+    mrl(tmp_path, "train", "r.toml", "--policies.qwen.prompt.history", "sampled")
     folder = tmp_path / "runs" / "r"
 
     records = list(each_metrics(folder / "metrics.jsonl"))

@@ -244,7 +244,7 @@ def test_groups_go_on_from_where_a_peer_had_come_and_equal_runs_do_so_equally(tr
     assert all(one.startswith("(a peer's turns)\nassistant: ") and "\n(own turns)\nassistant: " in one for one in shown)
 
 
-REASONING = """
+OF_TWO_KINDS = """
 [run]
 name = "r"
 steps = 2
@@ -254,9 +254,7 @@ regime = "prp"
 [pool]
 train_prompts = 64
 held_out_prompts = 8
-[tasks.higher_lower]
-source = "environment"
-dataset = "higher_lower"
+{task}
 max_turns = 4
 [tasks.lookup]
 source = "environment"
@@ -265,7 +263,7 @@ max_turns = 3
 [evaluation]
 every = 0
 [policies.qwen]
-model = "reasoning"
+model = "talking"
 [policies.qwen.rollout]
 group_size = 4
 max_new_tokens = 32
@@ -273,9 +271,7 @@ max_new_tokens = 32
 prompts_per_step = 8
 microbatch_tokens = 1024
 [policies.other]
-model = "reasoning"
-[policies.other.prompt]
-history = "sampled"
+model = "talking"
 [policies.other.rollout]
 group_size = 4
 max_new_tokens = 32
@@ -283,13 +279,15 @@ max_new_tokens = 32
 prompts_per_step = 8
 microbatch_tokens = 1024
 """
+"""Two policies of one folder, one task that is to be filled in, and an environment."""
+HIGHER_LOWER = '[tasks.higher_lower]\nsource = "environment"\ndataset = "higher_lower"'
 
 
 def test_a_policy_sees_its_turns_as_its_template_renders_them(tmp_path):
     """What it sampled in several rows is trained on as it was sampled there; its peer sees all, and both share."""
-    talking_policy(tmp_path / "reasoning", steps=120, reasons=True)
-    (tmp_path / "r.toml").write_text(REASONING)
-    mrl(tmp_path, "train", "r.toml")
+    talking_policy(tmp_path / "talking", steps=120, reasons=True)
+    (tmp_path / "r.toml").write_text(OF_TWO_KINDS.format(task=HIGHER_LOWER))
+    mrl(tmp_path, "train", "r.toml", "--policies.other.prompt.history", "sampled")
     folder = tmp_path / "runs" / "r"
 
     records = list(each_metrics(folder / "metrics.jsonl"))

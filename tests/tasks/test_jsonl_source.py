@@ -76,7 +76,6 @@ def test_without_a_verifier_the_reference_itself_is_right(write):
 @pytest.mark.parametrize(
     ("row", "options", "message"),
     [({"prompt": "", "reference": "r"}, {}, "rows.jsonl:1: 'prompt' holds nothing to use; got '\"\"'"),
-     ({"text": "p", "reference": "r"}, {}, "rows.jsonl:1: row without 'prompt'; got .*options.prompt_key"),
      ({"prompt": "p", "answer": "r"}, {}, "rows.jsonl:1: row without 'reference'; got .*options.reference_key"),
      ({"prompt": "p", "reference": None}, {}, "'reference' holds nothing to use; got 'null'"),
      (["p"], {}, "not a JSON object.*wanted .*reference"),

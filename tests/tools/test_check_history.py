@@ -12,9 +12,9 @@ from mrl.exchange.limits import Limits
 from mrl.exchange.store import Store
 from mrl.records.exchange_messages import Hello
 from mrl.records.experience import OutcomeRecord
-from mrl.records.finish import FinishReason
 from mrl.records.version import Version
 from tests.support.stored_core import StoredCore, put_message
+from tests.support.successes import success
 
 FIRST = EPOCHS_PER_LIFE + 1
 NEXT = 2 * EPOCHS_PER_LIFE + 1
@@ -59,11 +59,7 @@ def test_what_cannot_have_been_is_told(history: list[dict[str, object]], says: s
 
 def outcome(name: str, prompt_id: str) -> OutcomeRecord:
     """A success of version 0.1."""
-    return OutcomeRecord(
-        record_id=name, source="qwen", oldest=Version(0, 1), newest=Version(0, 1), fingerprint="f",
-        prompt_id=prompt_id, task="t", created_unix_s=0.0, completion=b"x", finish_reason=FinishReason.STOP,
-        verifier="v", reward=1.0,
-    )  # fmt: skip
+    return success(name, prompt_id=prompt_id, step=1, completion=b"x")
 
 
 @pytest.fixture

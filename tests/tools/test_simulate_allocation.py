@@ -40,14 +40,13 @@ def test_the_bound_is_the_closed_form_where_nothing_changes():
 
 
 @pytest.mark.parametrize(
-    ("name", "least", "myopic", "mean"),
-    [("S0", 0.727, 0.727, 0.837), ("S1", 0.540, 0.527, 0.763), ("S2", 0.685, 0.685, 0.813),
-     ("S3", 0.774, 0.759, 0.858), ("S4", 0.531, 0.517, 0.759)],
-)  # fmt: skip
-def test_bounds_are_those_of_the_specification(name, least, myopic, mean):
-    """Least progress with and without knowledge of the future, and the highest mean."""
+    ("name", "least", "myopic"),
+    [("S0", 0.727, 0.727), ("S1", 0.540, 0.527), ("S2", 0.685, 0.685), ("S3", 0.774, 0.759), ("S4", 0.531, 0.517)],
+)
+def test_bounds_are_those_of_the_specification(name, least, myopic):
+    """Least progress with and without knowledge of the future."""
     found = bound(scenarios()[name])
-    assert tuple(found) == pytest.approx((least, myopic, mean), abs=6e-4)
+    assert tuple(found) == pytest.approx((least, myopic), abs=6e-4)
 
 
 def test_fixed_splits_are_those_of_the_specification():
@@ -247,11 +246,10 @@ def test_random_instances_are_drawn_as_specified():
 
 
 @pytest.mark.thorough
-def test_the_tool_prints_a_table_and_ends_with_json(tmp_path):
-    """Every row of it bounded or not; the picture is there."""
-    picture = tmp_path / "a.png"
+def test_the_tool_prints_a_table_and_ends_with_json():
+    """Every row of it bounded or not."""
     done = subprocess.run(
-        [sys.executable, simulate_allocation.__file__, "--quick", "--scenarios", "S0", "--out", str(picture)],
+        [sys.executable, simulate_allocation.__file__, "--quick", "--scenarios", "S0"],
         capture_output=True, text=True, timeout=120, check=False,
     )  # fmt: skip
     assert done.returncode in (0, 1), done.stderr
@@ -259,7 +257,6 @@ def test_the_tool_prints_a_table_and_ends_with_json(tmp_path):
     assert told["bench"] == "allocation"
     assert all(set(row) == {"name", "value", "unit", "against", "ratio", "required", "ok"} for row in told["rows"])
     assert done.returncode == int(not all(row["ok"] for row in told["rows"]))
-    assert picture.read_bytes().startswith(b"\x89PNG")
     assert Path(simulate_allocation.__file__).name == "simulate_allocation.py"
 
 

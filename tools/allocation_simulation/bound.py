@@ -23,8 +23,6 @@ class Bound(NamedTuple):
     """Highest least progress over the whole time, the future being known."""
     myopic: float
     """The same when each moment is optimised alone."""
-    highest_mean: float
-    """Highest mean progress, whoever starves."""
 
 
 class _Piece(NamedTuple):
@@ -40,9 +38,7 @@ def bound(scenario: Scenario) -> Bound:
     live_s_N = np.sum([piece.length_s * piece.live_N for piece in pieces], axis=0)
     alone = [_least_progress([piece], piece.length_s * piece.live_N) for piece in pieces]
     fed_s_N = np.sum([piece.length_s * fed_N for piece, (_, fed_N) in zip(pieces, alone, strict=True)], axis=0)
-    return Bound(
-        _least_progress(pieces, live_s_N)[0], float(np.min(fed_s_N / live_s_N)), _highest_mean(pieces, live_s_N)
-    )
+    return Bound(_least_progress(pieces, live_s_N)[0], float(np.min(fed_s_N / live_s_N)))
 
 
 def _pieces(scenario: Scenario) -> list[_Piece]:
@@ -60,10 +56,10 @@ def _pieces(scenario: Scenario) -> list[_Piece]:
     return found
 
 
-def _capacity(pieces: list[_Piece], extra: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Rows that hold the units of every piece; columns u_ip piece by piece, then `extra` more."""
+def _capacity(pieces: list[_Piece]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Rows that hold the units of every piece; columns u_ip piece by piece, then one more."""
     num = len(pieces[0].demand_N)
-    rows = np.zeros((len(pieces), num * len(pieces) + extra))
+    rows = np.zeros((len(pieces), num * len(pieces) + 1))
     for index, piece in enumerate(pieces):
         rows[index, index * num : (index + 1) * num] = piece.demand_N * piece.live_N
     return rows, np.array([piece.units for piece in pieces], dtype=float)
@@ -78,7 +74,7 @@ def _fed(pieces: list[_Piece], live_s_N: NDArray[np.float64]) -> NDArray[np.floa
 
 def _least_progress(pieces: list[_Piece], live_s_N: NDArray[np.float64]) -> tuple[float, NDArray[np.float64]]:
     """Max-min progress, and the progress of every policy where the sum is highest beside it."""
-    capacity, units = _capacity(pieces, 1)
+    capacity, units = _capacity(pieces)
     fed = _fed(pieces, live_s_N)
     counted = live_s_N > 0.0
     fair = np.concatenate([-fed, np.ones((len(live_s_N), 1))], axis=1)[counted]
@@ -91,9 +87,3 @@ def _least_progress(pieces: list[_Piece], live_s_N: NDArray[np.float64]) -> tupl
     low = [(0.0, 1.0)] * (len(cost) - 1) + [(theta - 1e-9, 1.0)]
     second = linprog(cost, A_ub=rows, b_ub=limits, bounds=low, method="highs")
     return theta, fed @ second.x[:-1]
-
-
-def _highest_mean(pieces: list[_Piece], live_s_N: NDArray[np.float64]) -> float:
-    capacity, units = _capacity(pieces, 0)
-    cost = -_fed(pieces, live_s_N).sum(axis=0) / len(live_s_N)
-    return float(-linprog(cost, A_ub=capacity, b_ub=units, bounds=(0.0, 1.0), method="highs").fun)

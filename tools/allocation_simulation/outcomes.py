@@ -18,7 +18,6 @@ def rules() -> dict[str, Callable[[], AllocationRule]]:
     """Every rule by name, made anew for each trial; the controller comes first."""
     return {
         CONTROLLER: Controller,
-        "controller, told the truth": lambda: Controller(is_told=True),
         **baselines.rules(),
     }
 
@@ -44,7 +43,6 @@ class Trial:
     took_s: float
     decide_ms: float
     """Mean time of a decision of the controller, 0 under other rules."""
-    timeline: Sequence[tuple[float, dict[str, int], dict[str, float]]]
 
 
 def try_rule(scenario: Scenario, rule: str, seed: int, *, least_bound: float, world_type: type[World] = World) -> Trial:
@@ -72,7 +70,6 @@ def try_rule(scenario: Scenario, rule: str, seed: int, *, least_bound: float, wo
         longest_unserved_s=max(accounts.max_wait_unserved_s.values(), default=0.0),
         took_s=time.process_time() - began_s,
         decide_ms=1e3 * fmean(decides.took_s) if isinstance(decides, Controller) else 0.0,
-        timeline=accounts.shares,
     )
 
 
@@ -86,7 +83,7 @@ def try_all(
         say(
             f"{scenario.name}: {len(scenario.policies)} policies, {scenario.num_units} units; "
             f"clairvoyant least progress {best.least_progress:.3f}, "
-            f"myopic {best.myopic:.3f}, highest mean {best.highest_mean:.3f}"
+            f"myopic {best.myopic:.3f}"
         )
         for name in names:
             trials = [try_rule(scenario, name, seed, least_bound=best.least_progress) for seed in seeds]

@@ -72,15 +72,12 @@ class PoolMeters:
 
 
 class Controller:
-    """Meter, decision and admission windows, as in the allocator.
-
-    is_told: it is given the true demands instead of measuring them. changes: of its rule, to see what that is worth.
-    """
+    """Meter, decision and admission windows, as in the allocator. `changes`: of its rule."""
 
     is_static = False
 
-    def __init__(self, *, is_told: bool = False, **changes: float) -> None:
-        self._is_told, self._changes = is_told, changes
+    def __init__(self, **changes: float) -> None:
+        self._changes = changes
         self.period_s = UNITS.period_s
         self.meters = PoolMeters()
         self._state = ControllerState(decided_s=0.0)
@@ -110,7 +107,7 @@ class Controller:
 
     def _reading(self, world: World, policy: SimulatedPolicy) -> Reading:
         spec, meter = policy.spec, self.meters.of[policy.spec.name]
-        demand = spec.demand_units(policy.multiplier) if self._is_told else meter.demand_units(spec.gang_units)
+        demand = meter.demand_units(spec.gang_units)
         return Reading(
             policy=spec.name,
             replicas=(len(policy.replicas),),

@@ -39,8 +39,6 @@ class Accounts:
     total: int = 0
     moved_units: int = 0
     max_wait_unserved_s: dict[str, float] = field(default_factory=dict)
-    shares: list[tuple[float, dict[str, int], dict[str, float]]] = field(default_factory=list)
-    """(time, units per policy, progress of the last period per policy): the timeline."""
 
 
 class World:
@@ -109,7 +107,6 @@ class World:
         scenario = self.scenario
         self._every(self.rule.period_s, 0.0, self._control)
         self._every(SAMPLE_S, SAMPLE_S, self._sample)
-        self._every(300.0, 300.0, self._note_timeline)
         if scenario.growth:
             self._every(LENGTH_REFRESH_S, LENGTH_REFRESH_S, self._refresh_lengths)
         self._at(scenario.warmup_s, self._end_warmup)
@@ -323,14 +320,6 @@ class World:
             if replica.serving_from_s > self.now_s
         )
         accounts.idle += self.units_up - serving - owned
-
-    def _note_timeline(self) -> None:
-        units, progress = {}, {}
-        for name, policy in self.policies.items():
-            policy.account(self.now_s)
-            units[name] = sum(replica.num_units for replica in policy.replicas)
-            progress[name] = policy.busy_s
-        self.accounts.shares.append((self.now_s, units, progress))
 
 
 def moves_per_unit_hour(world: World) -> float:

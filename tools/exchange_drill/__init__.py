@@ -6,13 +6,11 @@
 - `part`       producer and consumer as processes
 - `process`    one process: started, killed, stopped, watched
 - `rig`        daemon, producers and consumer of one drill, and the check that every record came once
-- `faults`     deaths, pauses, clocks, and a full disk
+- `faults`     deaths, pauses, and a full disk
 - `network`    a partition between network namespaces
-- `strangers`  who must not get in
 - `clients`    a bare client that says what it likes
 - `hostile`    authenticated clients that want the daemon's memory
 - `memory`     how much of it they get
-- `torn`       a write-ahead log that was written in part, or spoiled
 - `outcome`    what a drill found, as a row
 - `stage`      the daemon's core alone, and what has to hold whatever is said to it
 - `seeds`      conversations, and how to spoil them

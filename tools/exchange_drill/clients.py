@@ -11,7 +11,7 @@ from mrl.records.codec import decode, encode
 from mrl.records.exchange_messages import DaemonMessage, Hello, Stat, StatRequest, daemon_message_decoder
 from mrl.transport.endpoints import read_endpoint
 from mrl.transport.grants import grant_of
-from mrl.transport.keys import ClientKeys, load_client_keys
+from mrl.transport.keys import load_client_keys
 from mrl.transport.links import routing_id
 
 ANSWER_S = 10.0
@@ -20,34 +20,24 @@ ANSWER_S = 10.0
 class BareClient:
     """A DEALER with the key of `name`, and with queues as short as possible at its own end."""
 
-    def __init__(
-        self, run: Path, name: str, *, keys: ClientKeys | None = None, identity: bytes = b"", has_curve: bool = True
-    ) -> None:
-        """`keys` and `identity`: others than those of `name`."""
+    def __init__(self, run: Path, name: str) -> None:
         self.name = name
+        own = load_client_keys(run / "keys", grant_of(name))
         self._context = zmq.Context()
         self.socket = self._context.socket(zmq.DEALER)
         options: dict[int, int | bytes] = {
-            zmq.IDENTITY: identity or routing_id(name),
+            zmq.IDENTITY: routing_id(name),
             zmq.LINGER: 0,
             zmq.SNDHWM: 4,
             zmq.RCVHWM: 1,
             zmq.RCVBUF: 4096,
             zmq.IMMEDIATE: 1,
+            zmq.CURVE_SERVERKEY: own.server_public,
+            zmq.CURVE_PUBLICKEY: own.public,
+            zmq.CURVE_SECRETKEY: own.secret,
         }
-        if has_curve:
-            own = keys or load_client_keys(run / "keys", grant_of(name))
-            options |= {
-                zmq.CURVE_SERVERKEY: own.server_public,
-                zmq.CURVE_PUBLICKEY: own.public,
-                zmq.CURVE_SECRETKEY: own.secret,
-            }
         for option, value in options.items():
             self.socket.setsockopt(option, value)
-        self.connect(run)
-
-    def connect(self, run: Path) -> None:
-        """To the daemon, with the options as they are."""
         address = read_endpoint(run / "endpoints", "exchange")
         assert address is not None
         self.socket.connect(address)

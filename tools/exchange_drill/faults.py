@@ -1,4 +1,4 @@
-"""Deaths, pauses, clocks and a full disk. Each drill takes a folder of its own and returns what it found."""
+"""Deaths, pauses and a full disk. Each drill takes a folder of its own and returns what it found."""
 
 import os
 import random
@@ -15,8 +15,6 @@ from exchange_drill.outcome import Outcome
 from exchange_drill.process import Process
 from exchange_drill.rig import MIB, PAUSE_S, Rig, opened
 
-FAKETIME = Path("/usr/lib/x86_64-linux-gnu/faketime/libfaketime.so.1")
-DAY_S = 86_400
 AFTER_RESTART_BOUND_S = 5.0
 DIE_EVERY = 5
 """A consumer that is to die dies in one of so many batches."""
@@ -144,51 +142,6 @@ def _pause(rig: Rig, process: Process, pause_s: float) -> None:
         rig.hold(pause_s)
     finally:
         process.signal(signal.SIGCONT)
-
-
-def clock(folder: Path, settings: Settings) -> Outcome:
-    """The wall clock jumps a day ahead, two days back and a day ahead, of the daemon alone and of all."""
-    outcome = Outcome("wall clock jumps by a day and back")
-    if not FAKETIME.exists():
-        outcome.failures.append("not tried: apt-get install libfaketime")
-        return outcome
-    faults: list[tuple[float, float]] = []
-    for whose in ("daemon", "all"):
-        offset = folder / f"{whose}.offset"
-        folder.mkdir(parents=True, exist_ok=True)
-        _write_offset(offset, 0)
-        faked = {
-            "LD_PRELOAD": str(FAKETIME),
-            "FAKETIME_TIMESTAMP_FILE": str(offset),
-            "FAKETIME_NO_CACHE": "1",
-            "FAKETIME_DONT_FAKE_MONOTONIC": "1",
-        }
-        rig = Rig(
-            folder / whose,
-            seed=settings.seed,
-            daemon_environment=faked,
-            client_environment=faked if whose == "all" else None,
-        )
-        with opened(rig):
-            rig.start()
-            for jump_s in (DAY_S, -DAY_S, 0):
-                rig.hold(1.0)
-                _write_offset(offset, jump_s)
-                jumped_s = time.monotonic()
-                faults.append((jumped_s, jumped_s))
-                outcome.tried += 1
-                rig.await_progress("a jump of the clock")
-            rig.finish(outcome)
-            outcome.recoveries_s += rig.recoveries_s(faults)
-            faults.clear()
-    outcome.recovery_bound_s = AFTER_RESTART_BOUND_S
-    return outcome
-
-
-def _write_offset(path: Path, offset_s: int) -> None:
-    temporary = path.with_suffix(".new")
-    temporary.write_text(f"{offset_s:+d}")
-    temporary.replace(path)
 
 
 def full_disk(folder: Path, settings: Settings) -> Outcome:

@@ -5,7 +5,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from mrl import parent_death
@@ -17,12 +17,12 @@ POLL_S = 0.002
 class Process:
     """A command that can be started again and again."""
 
-    def __init__(self, argv: Sequence[str], log: Path, *, environment: Mapping[str, str] | None = None) -> None:
+    def __init__(self, argv: Sequence[str], log: Path) -> None:
         self.argv = tuple(argv)
         """Of its next life."""
         self._log = log
         path = os.pathsep.join((str(TOOLS), str(TOOLS.parent)))
-        self._environment = {**os.environ, "PYTHONPATH": path, **(environment or {})}
+        self._environment = {**os.environ, "PYTHONPATH": path}
         self._process: subprocess.Popen[bytes] | None = None
         self._log_begin = 0
 

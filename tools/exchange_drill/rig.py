@@ -42,8 +42,6 @@ class Rig:
         seed: int = 0,
         daemon: Mapping[str, Any] | None = None,
         prefix: Sequence[str] = (),
-        daemon_environment: Mapping[str, str] | None = None,
-        client_environment: Mapping[str, str] | None = None,
         num_producers: int = 2,
         over_tcp: bool = False,
         pause_s: float = PAUSE_S,
@@ -54,14 +52,12 @@ class Rig:
         grants = [Grant("worker", SOURCE), Grant("learner", READER), Grant("worker", READER), Grant("learner", SOURCE)]
         create_keys(run / "keys", grants)
         argv = (*prefix, *module_argv("serve", str(run), json.dumps({**DAEMON, **(daemon or {})})))
-        self.daemon = Process(argv, run / "daemon.log", environment=daemon_environment)
+        self.daemon = Process(argv, run / "daemon.log")
         shared = {"seed": seed, "over_tcp": over_tcp, "pause_s": pause_s, "num_producers": num_producers}
-        self.producers = [
-            self._part("producer", shared | {"number": number}, client_environment) for number in range(num_producers)
-        ]
+        self.producers = [self._part("producer", shared | {"number": number}) for number in range(num_producers)]
         calm = shared | {"die_at": "", "die_every": 0}
-        self._calm_consumer = self._part("consumer", calm, client_environment)
-        self.consumer = self._part("consumer", calm | dict(consumer or {}), client_environment)
+        self._calm_consumer = self._part("consumer", calm)
+        self.consumer = self._part("consumer", calm | dict(consumer or {}))
         self._over_tcp = over_tcp
         self.openings_s: list[float] = []
         """What opening the file and beginning to listen took, once for every start that came to serve."""
@@ -70,10 +66,10 @@ class Rig:
         self.deaths: list[str] = []
         """Ends of the daemon that nobody here has brought about, each with its last words."""
 
-    def _part(self, kind: str, settings: dict[str, Any], environment: Mapping[str, str] | None) -> Process:
+    def _part(self, kind: str, settings: dict[str, Any]) -> Process:
         name = f"{kind}-{settings['number']}" if "number" in settings else kind
         argv = module_argv("part", kind, str(self.run), json.dumps(settings))
-        return Process(argv, self.run / f"{name}.log", environment=environment)
+        return Process(argv, self.run / f"{name}.log")
 
     @property
     def parts(self) -> list[Process]:

@@ -16,13 +16,13 @@ from mrl.learner.ledger import Pace, WorkLedger
 from mrl.metrics.telemetry import Telemetry
 from mrl.records.codec import encode
 from mrl.records.experience import OutcomeRecord, Received
-from mrl.records.finish import FinishReason
 from mrl.records.rollouts import ScoredGroup, WorkRequest
 from mrl.records.version import Version
 from mrl.sharing.regime import Asking, Patience
 from mrl.transport.keys import create_keys
 from mrl.transport.server import ServerSocket
 from tests.support.stored_core import StoredCore
+from tests.support.successes import success
 
 GROUPS_PER_STEP = 2
 
@@ -170,21 +170,4 @@ def telemetry() -> Telemetry:
 @pytest.fixture
 def outcome() -> Callable[..., OutcomeRecord]:
     """Makes success records; `step` dates them."""
-
-    def make(record_id: str, source: str, prompt_id: str, step: int = 0, epoch: int = 0) -> OutcomeRecord:
-        return OutcomeRecord(
-            record_id=record_id,
-            source=source,
-            oldest=Version(epoch, step),
-            newest=Version(epoch, step),
-            fingerprint="f",
-            prompt_id=prompt_id,
-            task="t",
-            created_unix_s=0.0,
-            completion=b"yah",
-            finish_reason=FinishReason.STOP,
-            verifier="v",
-            reward=1.0,
-        )
-
-    return make
+    return success

@@ -9,13 +9,12 @@ import pytest
 from mrl.config.load import validate
 from mrl.config.policy_tables import ObjectiveTable, RolloutTable
 from mrl.config.schema import RunConfig
-from mrl.errors import AddressError, ConfigError, MissingError, TaskError
+from mrl.errors import AddressError, ConfigError, MissingError
 from mrl.processes.preparation.preflight import (
     check_adapters,
     check_context,
     check_frozen,
     check_scorers,
-    check_tasks,
     check_teacher,
     preflight,
     unasked,
@@ -145,15 +144,6 @@ def test_a_busy_port_of_the_exchange_s_pages_is_refused_unless_they_are_off() ->
         for fine in (changed(metrics_port=port, metrics_host=""), changed()):
             with pytest.raises(MissingError):  # what comes next: the policies' folders are not there
                 preflight(fine, where="test")
-
-
-def test_an_own_verifier_is_started_once_before_anything_else() -> None:
-    """A misspelt module costs one line, and no run."""
-    task = {"source": "words", "dataset": "trim", "verifier": "no_such_module:judge"}
-    tables = {"run": {"name": "r", "steps": 3}, "tasks": {"trim": task}, "sharing": {"regime": "independent"}}
-    config = validate(tables | {"policies": {"a": {"model": "m"}}}, where="test")
-    with pytest.raises(TaskError, match=r"tasks\.trim\.verifier: .* .*No module named 'no_such_module'"):
-        check_tasks(config, [].append)
 
 
 def test_adapters_need_their_package(monkeypatch: pytest.MonkeyPatch) -> None:

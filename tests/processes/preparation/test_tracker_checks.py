@@ -28,14 +28,7 @@ def missing(one: TrackerTable) -> list[str]:
 @pytest.mark.parametrize(
     ("one", "told"),
     [
-        (
-            table("wandb", entiti="me"),
-            "c.toml: trackers.0.options: wandb has no such option here; got 'entiti';"
-            " wanted one of entity, group, job_type, tags, notes, mode; cure: did you mean entity?",
-        ),
-        (table("wandb", api_key="x"), "cure: leave it out: keys belong into the environment"),
         (table("tensorboard", flush=3), "got 'flush'; wanted no options"),
-        (table("trackio", private="yes"), "trackers.0.options.private: not valid; got 'yes'; wanted true or false"),
         (table("wandb", tags=["a", 1]), "trackers.0.options.tags: not valid; got ['a', 1]; wanted a list of texts"),
     ],
 )
@@ -113,8 +106,6 @@ def test_swanlab_online_needs_a_login(monkeypatch: pytest.MonkeyPatch, tmp_path:
     ("trackers", "told"),
     [
         ([{"kind": "wan db"}], "trackers.0.kind: not valid; got 'wan db'"),
-        ([{"kind": "wandb", "projekt": "x"}], "trackers.0.projekt: unknown key; got 'projekt'; cure: did you mean"),
-        ({"kind": "wandb"}, "trackers: not valid"),
         ([{}], "trackers.0.kind: missing"),
     ],
 )
