@@ -25,7 +25,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
-from exchange_drill import faults, memory, network
+from exchange_drill import faults, memory, network, torn
 from exchange_drill.faults import Drill, Settings
 from exchange_drill.outcome import Outcome
 from rich import box
@@ -49,6 +49,7 @@ def legs_of_memory(settings: Settings) -> list[Drill]:
 
 FAULTS: Mapping[str, Callable[[Settings], Sequence[Drill]]] = {
     "kill": legs_of_kills,
+    "torn": lambda _: [torn.torn_log],
     "consumer": lambda _: [faults.kill_consumer],
     "producer": lambda _: [faults.kill_producer],
     "partition": lambda _: [network.partition],

@@ -84,6 +84,16 @@ def test_memory_is_bounded_while_long_records_come_in(tmp_path):
     assert (figures["lost"]["value"], figures["unasked deaths"]["value"]) == (0, 0)
 
 
+@pytest.mark.slow
+def test_a_torn_log_leaves_a_beginning(tmp_path):
+    """Cut or spoiled, wherever that is."""
+    code, figures, said = drill(tmp_path, "--faults", "torn")
+
+    assert code == 0, said
+    assert figures["tried"]["value"] >= 60
+    assert (figures["lost"]["value"], figures["doubled"]["value"]) == (0, 0)
+
+
 def test_a_fault_that_does_not_exist_is_one_clear_line(tmp_path):
     """Exit code 2, before anything is started."""
     done = subprocess.run(
@@ -92,4 +102,4 @@ def test_a_fault_that_does_not_exist_is_one_clear_line(tmp_path):
     )  # fmt: skip
 
     assert (done.returncode, done.stdout) == (2, "")
-    assert "no fault flood; wanted some of kill, consumer" in done.stderr
+    assert "no fault flood; wanted some of kill, torn, consumer" in done.stderr

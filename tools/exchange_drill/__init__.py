@@ -11,6 +11,7 @@
 - `clients`    a bare client that says what it likes
 - `hostile`    authenticated clients that want the daemon's memory
 - `memory`     how much of it they get
+- `torn`       a write-ahead log that was written in part, or spoiled
 - `outcome`    what a drill found, as a row
 - `stage`      the daemon's core alone, and what has to hold whatever is said to it
 - `seeds`      conversations, and how to spoil them
