@@ -197,7 +197,7 @@ FILES = [
             data(rows(60).encode("utf-16"))),
     Mistake("UTF-16 without a mark", "train small.toml", r"sums\.jsonl:1: the text is not UTF-8; got 'UTF-16 text'",
             data(rows(60).encode("utf-16-le"))),
-    Mistake("a line that is no JSON", "train small.toml", r"sums\.jsonl:61: not valid JSON; got '\{\"prompt\": no'",
+    Mistake("a line that is no JSON", "train small.toml", r"sums\.jsonl:61: not valid JSON: .*; got '\{\"prompt\": no'",
             data(rows(60) + '{"prompt": no\n')),
     Mistake("a row without a prompt", "train small.toml", r"sums\.jsonl:1: row without 'prompt'; got .*'question'.*options\.prompt_key",
             data('{"question": "1 + 1", "reference": "2"}\n')),
