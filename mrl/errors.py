@@ -41,6 +41,8 @@ class UserError(MRLError, ValueError):
 
     more: "tuple[UserError, ...]" = ()
     """Further mistakes that were found with this one; each is a line of its own."""
+    is_placed: bool = False
+    """Whether `where` says which of file and command line a mistake of a configuration is in."""
 
     def __init__(self, what: str, *, where: str = "", got: object = "", wanted: str = "", cure: str = "") -> None:
         self.what, self.where, self.got, self.wanted, self.cure = what, where, got, wanted, cure

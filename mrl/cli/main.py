@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import NamedTuple, NoReturn
 
 from mrl.config.nearest_key import nearest
+from mrl.config.overrides import tell_overrides
 from mrl.errors import ConfigError, MRLError, RunFolderError, UserError
 from mrl.process_start import importing, prepare
 
@@ -128,7 +129,11 @@ def _run(words: list[str]) -> int:
     own, overrides = split_overrides(rest, flags) if command.takes_overrides else (rest, [])
     arguments = parser.parse_args(own)
     arguments.overrides = overrides
-    return int(module.run(arguments))
+    try:
+        return int(module.run(arguments))
+    except UserError as error:
+        tell_overrides(error, str(getattr(arguments, "config", "")), overrides)
+        raise
 
 
 def split_overrides(words: Sequence[str], flags: set[str]) -> tuple[list[str], list[str]]:

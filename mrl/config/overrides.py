@@ -1,11 +1,12 @@
 """Dotted overrides of the command line: `--policies.qwen.learner.lr 1e-4` or `--run.steps=10`."""
 
+import re
 import tomllib
 from collections.abc import Sequence
 from typing import Any
 
 from mrl.config.nearest_key import annotation_at, is_named_collection, nearest, nearest_key, table_keys
-from mrl.errors import ConfigError
+from mrl.errors import ConfigError, UserError
 
 WHERE = "command line"
 
@@ -29,6 +30,18 @@ def parse_overrides(words: Sequence[str]) -> list[tuple[tuple[str, ...], Any]]:
             text = rest.pop(0)
         pairs.append((path, parse_value(text, annotation_at(path))))
     return pairs
+
+
+def tell_overrides(error: UserError, file: str, words: Sequence[str]) -> None:
+    """Tell mistakes of the configuration in `file` at the overrides: one may have made what the rules of all refuse."""
+    keys = [word[2:].partition("=")[0] for word in words if word.startswith("--")]
+    for one in (error, *error.more):
+        place, _, key = one.where.partition(": ")
+        said = f"{key}: {one.what}" if key else one.what
+        if words and place == file and not one.is_placed and re.match(r"\w+[.:]", said):
+            is_own = any(said.startswith((f"{own}:", f"{own}.")) for own in keys)
+            told = WHERE if is_own else f"{file} with {' '.join(words)}"
+            one.where = f"{told}: {key}" if key else told
 
 
 def parse_value(text: str, kind: Any = None) -> Any:

@@ -69,6 +69,7 @@ def explain(
         what, got, wanted, cure = _unknown(path) if is_unknown else _wrong(mistake, path)
         meant.add(nearest_key(path) if is_unknown else "")
         told.append(ConfigError(f"{dotted}: {what}", where=spot, got=got, wanted=wanted, cure=cure))
+        told[-1].is_placed = True
     told[0].more = tuple(told[1:])
     return told[0]
 

@@ -72,10 +72,12 @@ class Gateway:
         key: str,
         seat_key: str,
         max_body_bytes: int,
+        tasks: Sequence[str] = (),
         desk: PlainDesk | None = None,
     ) -> None:
-        """With a `desk`, requests outside of episodes are answered, too."""
+        """With a `desk`, requests outside of episodes are answered, too. Without `tasks`, agents may ask for any."""
         self._book, self._policies, self._key, self._seat_key = book, tuple(policies), key, seat_key
+        self._tasks = tuple(tasks)
         self._max_body_bytes, self._strangers = max_body_bytes, Strangers()
         self._plain = PlainRoutes(desk)
         self._told: set[tuple[str, str]] = set()
@@ -132,6 +134,8 @@ class Gateway:
         if name and len(policies) > 1:
             raise ChatMistake(f"{SESSION_HEADER}: a name is that of one session; leave it out with several models")
         task, player = str(asked.get("task") or ""), str(asked.get("player") or "")
+        if task and self._tasks and task not in self._tasks:  # nothing would ever wait there
+            raise ChatMistake(f"task {task!r:.80}: wanted one of {', '.join(self._tasks)}", status=404)
         sessions = await self._book.take(policies, task=task, wait_s=wait_s, name=name, player=player)
         if not sessions:
             answer = ChatMistake("no episode waits for an agent; ask again", code="none").as_json()

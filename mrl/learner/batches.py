@@ -17,7 +17,7 @@ from mrl.learner.prompts.reuse import ReuseBuffer
 from mrl.learner.step_order import StepOrder
 from mrl.records.rollouts import Answer, ScoredGroup
 from mrl.records.version import Version, age_versions
-from mrl.sharing.regime import Absorbed, Regime, Rescue
+from mrl.sharing.regime import Absorbed, Regime, Rescue, check_absorbed
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ class BatchMaker:
         """The next step's order, or None when the role is stopping.
 
         Raises PeerLost when no batch came together within the time limit, TaskError when verifiers failed on too many
-        answers.
+        answers, PluginError when a regime of the user's own absorbed them into what is no batch.
         """
         gathered = self._batching.gather(step, stopping)
         if gathered is None:
@@ -68,6 +68,7 @@ class BatchMaker:
         began_s = time.monotonic()
         groups, reused = gathered.groups, self._draw(gathered.groups, step, rng)
         absorbed = self._regime.absorb([*groups, *reused], step=step, rng=rng)
+        check_absorbed(absorbed, self._regime.components)
         if self._peers and absorbed.forget:
             self._peers.unwatch(absorbed.forget)
         self._intake.offer(absorbed.continuations)

@@ -89,6 +89,7 @@ async def _run(
         book,
         desk=desk,
         policies=config.learning,
+        tasks=[name for name, table in config.tasks.items() if table.source == "agent"],
         key=keys[AGENT_KEY],
         seat_key=keys[SEAT_KEY],
         max_body_bytes=config.gateway.max_body_mib * MIB,

@@ -29,6 +29,7 @@ from mrl.exchange.daemon import ENDPOINT
 from mrl.metrics.logging import configure_logging
 from mrl.metrics.telemetry import Telemetry
 from mrl.metrics.unheard import SUFFIX, UnheardMetrics
+from mrl.plugins import MODULES
 from mrl.processes.planning.turns import turn_devices
 from mrl.processes.preparation.hub_models import located
 from mrl.records.codec import MAX_MESSAGE_BYTES
@@ -96,7 +97,7 @@ def run_role(run_folder: Path, role: str, policy: str, body: Body) -> int:
         return _end(run_folder, role, error, 1)
     except Exception as error:  # noqa: BLE001 - the outer edge: whatever it was, the supervisor gets a reason
         traceback.print_exc()
-        return _end(run_folder, role, error, 1)
+        return _end(run_folder, role, error, 1, unforeseen=True)
 
 
 def _may_have_room_again(error: UserError) -> bool:
@@ -188,8 +189,18 @@ def connect_telemetry(folder: RunFolder, role: str, policy: str, closing: ExitSt
     return telemetry
 
 
-def _end(run_folder: Path, role: str, error: BaseException, code: int) -> int:
+def _place(error: BaseException) -> str:
+    """The innermost line of the user's own modules, or else of all."""
+    frames, modules = traceback.extract_tb(error.__traceback__), os.environ.get(MODULES)
+    own = [frame for frame in frames if modules and Path(frame.filename).is_relative_to(modules)]
+    frame = (own or frames)[-1]
+    return f"{frame.filename}:{frame.lineno} in {frame.name}"
+
+
+def _end(run_folder: Path, role: str, error: BaseException, code: int, *, unforeseen: bool = False) -> int:
     reason = " ".join(str(error).split()) or type(error).__name__
+    if unforeseen:
+        reason = f"{type(error).__name__}: {reason} ({_place(error)})"
     log.error("role ends", reason=reason, exit_code=code)
     sys.stderr.write(f"{role}: {reason}\n")
     sys.stderr.flush()

@@ -20,11 +20,16 @@ def canonical_json(value: object) -> str:
 def parse_json(text: str) -> Any:
     """The value of a JSON text. Raises ValueError for broken text, NaN, a key given twice, and what nests too deep."""
     try:
-        value = json.loads(text, object_pairs_hook=_unique, parse_constant=_refuse)
+        value = strict_json(text)
     except RecursionError:
         raise ValueError("it nests too deep") from None
     canonical_json(value)
     return value
+
+
+def strict_json(text: str) -> Any:
+    """As `parse_json`, of any depth and of numbers of any size. Raises RecursionError where Python can nest no more."""
+    return json.loads(text, object_pairs_hook=_unique, parse_constant=_refuse)
 
 
 def _written(value: object, depth: int) -> str:
@@ -68,9 +73,10 @@ def _number(value: float) -> str:
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) < len(pairs):
-        raise ValueError("a key is given twice")
+        keys = [key for key, _ in pairs]
+        raise ValueError(f"the key {next(key for key in keys if keys.count(key) > 1)!r} is given twice")
     return found
 
 
 def _refuse(name: str) -> None:
-    raise ValueError(f"{name} is no JSON")
+    raise ValueError(f"{name} is no number of JSON")

@@ -4,6 +4,7 @@ Shapes: P prompt tokens, T answer tokens of one row, S of them trained on: all b
 episode; arrays are numpy, one row each.
 """
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
@@ -13,6 +14,7 @@ import numpy.typing as npt
 
 from mrl.alignment.aligned_batch import AlignedBatch
 from mrl.alignment.next_units import NextUnits
+from mrl.errors import PluginError
 from mrl.objectives.specs import Regularizer, Spreading, Term
 from mrl.records.chosen_experts import Experts
 from mrl.records.experience import ExperienceRecord, Received, RecordKind, SharedTurn
@@ -280,3 +282,41 @@ class Regime(Protocol):
     def restore(self, state: Mapping[str, Any]) -> None:
         """Continue from `state()`."""
         ...
+
+
+def lacks_of_regime(found: object) -> str:
+    """The first part of `Regime` that a class, or an object, does not have or has in another form; "" for none."""
+    kind = found if isinstance(found, type) else type(found)
+    for name, wanted in vars(Regime).items():
+        if isinstance(wanted, property) and found is not kind and not hasattr(found, name):
+            return name
+        if inspect.isfunction(wanted) and name[0] != "_" and not _is_called_alike(getattr(kind, name, None), wanted):
+            return f"{name}({', '.join(inspect.signature(wanted).parameters)})"
+    return ""
+
+
+def check_absorbed(absorbed: object, components: Sequence[Component]) -> None:
+    """Raises PluginError for what a learner cannot train on; regimes of mrl never give that."""
+    names = sorted(component.name for component in components)
+
+    def refused(got: object, wanted: str) -> PluginError:
+        return PluginError("what absorb returned cannot be trained on", where="sharing.regime", got=got, wanted=wanted)
+
+    if not isinstance(absorbed, Absorbed):
+        raise refused(absorbed, "mrl.sharing.regime.Absorbed, such as self.absorbed(...) makes")
+    if sorted(absorbed.denominators) != names or not all(value > 0 for value in absorbed.denominators.values()):
+        raise refused(absorbed.denominators, f"denominators above 0, one for each component: {', '.join(names)}")
+    if strangers := {row.component for row in absorbed.examples} - set(names):
+        raise refused(f"a row of {min(strangers)}", f"rows of the components {', '.join(names)}")
+
+
+def _is_called_alike(found: object, wanted: Callable[..., Any]) -> bool:
+    if not callable(found):
+        return False
+    given = inspect.signature(wanted).parameters.values()
+    named = {one.name: None for one in given if one.kind is one.KEYWORD_ONLY}
+    try:
+        inspect.signature(found).bind(*[None] * (len(given) - len(named)), **named)
+    except TypeError:
+        return False
+    return True

@@ -7,6 +7,7 @@ lambda = 0.3
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 from pydantic import ValidationError
@@ -19,7 +20,7 @@ from mrl.config.schema import RunConfig
 from mrl.config.table import Table, known_or_plugin
 from mrl.config.task_tables import COLLECTIVE, TaskTable
 from mrl.config.validation_errors import wanted_by
-from mrl.errors import ConfigError
+from mrl.errors import ConfigError, PluginError, UserError
 from mrl.plugins import REGIME, find_plugin, is_entry_point, load_plugin, short_name
 from mrl.records.experience import RecordKind
 from mrl.sharing.collective import CollectiveParameters, CollectiveRegime
@@ -31,7 +32,7 @@ from mrl.sharing.independent import IndependentParameters, IndependentRegime
 from mrl.sharing.own_objective import clips_tokens, own_objective
 from mrl.sharing.prefix import PrefixParameters, PrefixRegime
 from mrl.sharing.prp import PrpParameters, PrpRegime
-from mrl.sharing.regime import Regime
+from mrl.sharing.regime import Regime, lacks_of_regime
 from mrl.sharing.rlad import RladParameters, RladRegime
 from mrl.sharing.sgt import SgtParameters, SgtRegime
 from mrl.sharing.xgrpo import XgrpoParameters, XgrpoRegime
@@ -122,8 +123,9 @@ def regime_kind(table: Mapping[str, Any], where: str = "") -> RegimeKind:
 
 
 def build_regime(table: Mapping[str, Any], context: SharingContext) -> Regime:
-    """The regime of one policy. Raises ConfigError as `check_sharing` does."""
-    regime = regime_kind(table).build(check_sharing(table, ""), context)
+    """The regime of one policy. Raises ConfigError as `check_sharing` does, PluginError for one that is none."""
+    kind, parameters = regime_kind(table), check_sharing(table, "")
+    regime = (kind.build if _name(table) in REGIMES else partial(_of_plugin, kind))(parameters, context)
     if not context.voted:
         return regime
     return CollectiveRegime(regime, CollectiveParameters.model_validate(table.get(COLLECTIVE, {})), context)
@@ -322,10 +324,25 @@ def _check_turns(name: str, tasks: Mapping[str, TaskTable], where: str) -> None:
 
 def _fault_of(found: object) -> str:
     """What a plug-in has to be, where it is no regime."""
-    is_regime = isinstance(found, RegimeKind) and issubclass(found.parameters, Table) and callable(found.build)
-    return (
-        "" if is_regime else "a mrl.sharing.regimes.RegimeKind(parameters, build): parameters a mrl.config.table.Table"
-    )
+    if not (isinstance(found, RegimeKind) and issubclass(found.parameters, Table) and callable(found.build)):
+        return "a mrl.sharing.regimes.RegimeKind(parameters, build): parameters a mrl.config.table.Table"
+    lacks = lacks_of_regime(found.build) if isinstance(found.build, type) else ""
+    return f"also {lacks} in {found.build.__name__}" if lacks else ""
+
+
+def _of_plugin(kind: RegimeKind, parameters: Table, context: SharingContext) -> Regime:
+    """What its constructor raises that is no UserError is told as the plug-in's fault."""
+    where, name = "sharing.regime", getattr(kind.build, "__name__", kind.build)
+    try:
+        regime = kind.build(parameters, context)
+    except UserError:
+        raise
+    except Exception as error:
+        said = f"{type(error).__name__}: {error}"
+        raise PluginError(f"{name} cannot be built ({said})", where=where, wanted="(parameters, context)") from error
+    if lacks := lacks_of_regime(regime):
+        raise PluginError(f"{name} makes no regime", where=where, got=type(regime).__name__, wanted=f"also {lacks}")
+    return regime
 
 
 def _check(name: str, kind: type[Table], parameters: object, where: str) -> Table:

@@ -232,7 +232,9 @@ def _rows_of_file(path: Path, *, where: str, get: str, form: str) -> Iterator[Ro
             for batch in file.iter_batches():
                 for row in batch.to_pylist():
                     number += 1
-                    yield f"{path}:{number}", json.loads(json.dumps(row, ensure_ascii=False, default=str))
+                    written = json.dumps(row, ensure_ascii=False, default=str)
+                    # NaN stands in tables for a value that is missing.
+                    yield f"{path}:{number}", json.loads(written, parse_constant=lambda _: None)
     except (pyarrow.ArrowException, OSError) as error:
         got = " ".join(str(error).split())[:100]
         raise TaskError("no Parquet file, or a damaged one", where=str(path), got=got, cure=get) from None

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from mrl.errors import MissingError, TaskError
+from mrl.records.canonical_json import strict_json
 
 MAX_LINE_BYTES = 8 * 1024 * 1024
 """Of one row. What a verifier is given of it goes through a pipe with every answer."""
@@ -26,9 +27,9 @@ BYTE_ORDER_MARKS = {
 def jsonl_rows(path: Path, *, where: str, get: str, form: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """(place, row) of every line; lines of white space are none.
 
-    Raises MissingError without the file; TaskError for a line that is no JSON object, one of more than
-    `MAX_LINE_BYTES`, an empty file, and text that is not UTF-8. `form` says in words what the file should hold, `get`
-    is the command that fetches it.
+    Raises MissingError without the file; TaskError for a line that is no JSON object, or one that not every reader
+    of JSON takes alike (NaN, a key given twice), one of more than `MAX_LINE_BYTES`, an empty file, and text that is
+    not UTF-8. `form` says in words what the file should hold, `get` is the command that fetches it.
     """
     if not path.is_file():
         raise MissingError(
@@ -91,15 +92,16 @@ def _other_encoding(place: str, encoding: str, path: Path, got: str = "") -> Tas
 
 def _row(line: str, place: str, form: str) -> Mapping[str, Any]:
     try:
-        row = json.loads(line)
-        json.dumps(row, ensure_ascii=False).encode()
+        row = strict_json(line)
+        json.dumps(row, ensure_ascii=False, allow_nan=False).encode()
     except UnicodeEncodeError as error:
         half = ascii(error.object[error.start])[1:-1]
         what = f"{half} is half of a character, which is no text"
         raise TaskError(what, where=place, got=line[:SHOWN_CHARS], cure="both halves, or neither") from error
     except (ValueError, RecursionError) as error:
         cure = "mend the line; a list over several lines is no JSONL" if line[:1] in "[{" and len(line) < 3 else ""
-        raise TaskError("not valid JSON", where=place, got=line[:SHOWN_CHARS], wanted=form, cure=cure) from error
+        at = f"{error.msg} at character {error.colno}" if isinstance(error, json.JSONDecodeError) else error
+        raise TaskError(f"not valid JSON: {at}", where=place, got=line[:SHOWN_CHARS], wanted=form, cure=cure) from error
     if not isinstance(row, dict):
         raise TaskError("not a JSON object", where=place, got=line[:SHOWN_CHARS], wanted=form)
     return row

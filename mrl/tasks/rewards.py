@@ -146,9 +146,12 @@ def _checked(returned: Mapping[str, object], place: str) -> Outcome:
     rewards = {}
     for name, value in returned.items():
         what = f"returned {value!r:.80}" + (f" as {name}" if name else "")
-        if isinstance(value, str | bytes) or not hasattr(value, "__float__"):
+        try:
+            if isinstance(value, str | bytes) or not hasattr(value, "__float__"):
+                raise TypeError
+            rewards[name] = float(value)
+        except (TypeError, ValueError):  # an array may have more than one number
             return failed(NO_NUMBER, f"{what}, which is no number", place)
-        rewards[name] = float(value)
         if not math.isfinite(rewards[name]):
             return failed(NOT_FINITE, what, place)
         if abs(rewards[name]) > MAX_REWARD:

@@ -107,6 +107,8 @@ def extras_of(verifier: Callable[..., Any], name: str) -> tuple[str, ...]:
         signature.bind("", "", **dict.fromkeys(extras, ""))
         if list(signature.parameters)[:2] == ["answer", "reference"]:
             raise TypeError("the reference comes first")
+        if inspect.iscoroutinefunction(verifier):
+            raise TypeError("it is async, and nobody awaits it")
     except TypeError as error:
         wanted = "(reference, answer), and prompt and row where it has arguments of these names"
         raise TypeError(f"{name}{signature} cannot be called with {wanted}: {error}") from None

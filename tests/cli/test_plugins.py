@@ -50,7 +50,7 @@ def place(tmp_path, monkeypatch):
     yield tmp_path
     sys.path[:] = [*path]
     for name in set(sys.modules) - before:
-        if name.partition(".")[0] in ("mine", "mrl_example", "broken", "quits"):
+        if name.partition(".")[0] in ("mine", "mrl_example", "idle", "broken", "quits"):
             del sys.modules[name]
 
 
@@ -150,6 +150,7 @@ MISTAKES = {
     "no such module": ('regime = "concise"', 'regime = "mien:concise"', r"shout\.toml: sharing\.regime: no module mien for the regime; got 'mien:concise'; wanted a module that is installed, on PYTHONPATH or in .*/work; cure: did you mean mine\?"),
     "no such name": ('source = "shout"', 'source = "mine:Shoutt"', r"shout\.toml: tasks\.shout\.source: mine has no Shoutt; got 'mine:Shoutt'; wanted a task source in .*mine\.py; cure: did you mean Shout\?"),
     "another kind of thing": ('regime = "concise"', 'regime = "mine:Shout"', r"sharing\.regime: mine:Shout is no regime; got 'class Shout'; wanted a mrl\.sharing\.regimes\.RegimeKind"),
+    "a regime that lacks a method": ('regime = "concise"', 'regime = "idle:concise"', r"sharing\.regime: idle:concise is no regime; got .*; wanted also absorb\(self, groups, step, rng\) in ConciseRegime"),
     "a source that lacks methods": ('source = "shout"', 'source = "mine:letters_right"', r"tasks\.shout\.source: mine:letters_right is no task source; got 'function letters_right'; wanted callable as \(dataset, options"),
     "a tracker that is none": ('kind = "csv"', 'kind = "mine:Shout"', r"trackers\.0\.kind: mine:Shout is no tracker; got 'class Shout'; wanted also package"),
     "a verifier that is none": ('verifier = "letters_right"', 'verifier = "mine:nothing"', r"tasks\.shout\.verifier: the verifier mine:nothing does not start .*has no attribute 'nothing'"),
@@ -170,6 +171,7 @@ def test_a_mistake_is_one_line_before_a_run_folder(place, capfd, name):
     example_installed(place)
     texts = [(EXAMPLE / "mrl_example" / f"{part}.py").read_text() for part in ("regime", "source", "verifier")]
     (place / "work" / "mine.py").write_text("\n".join(texts))
+    (place / "work" / "idle.py").write_text(texts[0].replace("def absorb(", "def absorbs("))
     (place / "work" / "broken.py").write_text("x = 0\nconcise = 1 / x\n")
     (place / "work" / "quits.py").write_text("raise SystemExit(3)\n")
     (place / "work" / "lacks.py").write_text("import not_installed_here\n")

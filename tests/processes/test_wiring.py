@@ -1,5 +1,6 @@
 """Links between roles, as the run folder describes them."""
 
+import importlib
 import queue
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from mrl.config.run_folder import RunFolder
 from mrl.errors import DeviceError, RunFolderError
 from mrl.metrics.jsonl import each_metrics
 from mrl.models.device_memory import enough_memory
+from mrl.plugins import MODULES
 from mrl.processes import wiring, worker
 from mrl.processes.planning.turns import TURN_DEVICES
 from mrl.processes.run_files import RunFiles
@@ -101,6 +103,19 @@ def test_a_role_without_a_key_says_how_to_make_one(tmp_path: Path) -> None:
     revoke_client_key(folder.keys, "worker/qwen")
     with ExitStack() as closing, pytest.raises(RunFolderError, match=r"no key of worker/qwen.*make worker qwen"):
         wiring.link(folder, "exchange", identity="worker/qwen/0", on_message=lambda _: None, closing=closing)
+
+
+def test_what_nobody_foresaw_is_told_with_its_kind_and_the_users_own_line(tmp_path, monkeypatch, capsys) -> None:
+    """A bare KeyError says no more than a key; deeper lines are those of the library that the user's code calls."""
+    (tmp_path / "own_code.py").write_text("import json\n\n\ndef read(text):\n    return json.loads(text)\n")
+    monkeypatch.setenv(MODULES, str(tmp_path))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(ValueError, match="Expecting value") as raised:
+        importlib.import_module("own_code").read("[")
+    assert wiring._end(tmp_path, "learner/qwen", raised.value, 1, unforeseen=True) == 1
+    said = capsys.readouterr().err.splitlines()[-1]
+    assert said.startswith("learner/qwen: JSONDecodeError: Expecting value")
+    assert said.endswith(f"({tmp_path / 'own_code.py'}:5 in read)")
 
 
 def test_a_role_is_heard_until_it_ends() -> None:

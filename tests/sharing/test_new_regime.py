@@ -14,13 +14,14 @@ import torch
 
 from mrl.config.policy_tables import LearnerTable, PolicyTable
 from mrl.config.task_tables import TaskTable
-from mrl.errors import ConfigError
+from mrl.errors import ConfigError, PluginError
 from mrl.learner.ranks.world import World
 from mrl.learner.step_order import StepOrder
 from mrl.learner.trainer import Trainer
 from mrl.metrics.names import is_known
 from mrl.records.codec import decode, encode
 from mrl.records.experience import Received, experience_decoder
+from mrl.sharing.regime import Absorbed, check_absorbed
 from mrl.sharing.regimes import REGIMES, build_regime, check_episodes, check_objectives, check_sharing, sharing_schema
 
 PAGE = Path(__file__).parents[2] / "docs" / "new-regime.md"
@@ -139,3 +140,56 @@ def test_a_restored_one_goes_on(met, make_context):
     restored = build_regime({"regime": "imitate"}, make_context())
     restored.restore(json.loads(json.dumps(regime.state())))
     assert restored.state() == regime.state()
+
+
+OWN = """
+from imitate import ImitateParameters, ImitateRegime, RolloutReader
+from mrl.sharing.regimes import RegimeKind
+
+class Few(ImitateRegime):
+    def __init__(self, parameters):
+        pass
+
+class Bare(ImitateRegime):
+    def __init__(self, parameters, context):
+        RolloutReader.__init__(self, parameters, context)
+
+def late(parameters, context):
+    return {}[parameters.below]
+
+few, bare = RegimeKind(ImitateParameters, Few), RegimeKind(ImitateParameters, Bare)
+late = RegimeKind(ImitateParameters, late)
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [("few", r"Few cannot be built \(TypeError: .*takes 2 positional .*wanted \(parameters, context\)"),
+     ("bare", r"Bare makes no regime; got 'Bare'; wanted also components"),
+     ("late", r"late cannot be built \(KeyError: 0.5\)")],
+)  # fmt: skip
+def test_a_regime_that_cannot_be_built_is_told_in_a_line(tmp_path, make_context, name, told):
+    """Of a module of one's own, whose constructor may raise anything."""
+    (tmp_path / "own_regimes.py").write_text(OWN, encoding="utf-8")
+    try:
+        with pytest.raises(PluginError, match=f"sharing.regime: {told}"):
+            build_regime({"regime": f"own_regimes:{name}"}, make_context())
+    finally:
+        sys.modules.pop("own_regimes", None)
+
+
+def test_what_is_no_batch_is_refused(make, make_context, receiver):
+    """Before a learner trains on it: None, another component's name, a denominator that is 0 or not there."""
+    regime = build_regime({"regime": "imitate"}, make_context())
+    groups = [make.sampled(receiver, [1.0, 0.0], "p0")]
+    good = regime.absorb(groups, step=0, rng=np.random.default_rng(0))
+    check_absorbed(good, regime.components)
+
+    other, zero = dict(good.denominators, other=1.0), dict(good.denominators, imitated=0.0)
+    strange = Absorbed([replace(good.examples[0], component="imitate")], good.denominators)
+    few = "wanted denominators above 0, one for each component: imitated, policy_gradient"
+    wrong = [(None, "got None; wanted .*Absorbed"), (strange, "a row of imitate")]
+    wrong += [(Absorbed(good.examples, other), few), (Absorbed(good.examples, zero), few)]
+    for absorbed, told in wrong:
+        with pytest.raises(PluginError, match=told):
+            check_absorbed(absorbed, regime.components)

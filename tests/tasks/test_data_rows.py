@@ -29,6 +29,8 @@ configs:
 # Data
 """
 
+KEYS = {"prompt_key": "question", "reference_key": "answer"}
+
 
 def write(path: Path, rows: list[dict]) -> Path:
     """A JSONL or a Parquet file, as its name says."""
@@ -49,9 +51,18 @@ def sums(first: int, last: int, **more: object) -> list[dict]:
 
 def texts(path: Path, **options: object) -> dict[str, str]:
     """Prompt -> reference."""
-    keys = {"prompt_key": "question", "reference_key": "answer"}
-    source = JsonlSource(str(path), keys | options, seed=1, where="tasks.t")
+    source = JsonlSource(str(path), KEYS | options, seed=1, where="tasks.t")
     return {item.text: item.reference for item in source.items(0)}
+
+
+def test_a_number_that_is_none_in_a_parquet_file_is_nothing(tmp_path):
+    """Tables have NaN where a value is missing: as a reference it is refused, elsewhere it is null."""
+    path = write(tmp_path / "t.parquet", [{"question": "a", "answer": 1.0, "cost": float("nan")}])
+    assert json.loads(next(JsonlSource(str(path), KEYS, seed=1, where="tasks.t").items(0)).row)["cost"] is None
+
+    write(path, [{"question": "a", "answer": float("nan")}])
+    with pytest.raises(TaskError, match=r"t\.parquet:1: 'answer' holds nothing to use; got 'null'"):
+        JsonlSource(str(path), KEYS, seed=1, where="tasks.t")
 
 
 def test_a_parquet_file_is_read_as_a_jsonl_file_is(tmp_path):

@@ -114,6 +114,23 @@ def test_a_row_that_is_no_text_is_refused(line, message, tmp_path):
         open_jsonl(path)
 
 
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [('{"prompt": "p", "reference": NaN}', "NaN is no number of JSON; got"),
+     ('{"prompt": "p", "reference": "r", "by": [-Infinity]}', "-Infinity is no number of JSON; got"),
+     ('{"prompt": "p", "reference": "r", "by": {"most": 1e999}}', "Out of range float"),
+     ('{"prompt": "p", "reference": "a", "reference": "b"}', "the key 'reference' is given twice; got"),
+     ('{"prompt": "p", "reference": {"a": 1, "b": 2, "a": 1}}', "the key 'a' is given twice; got"),
+     ('{"prompt": "' + "p" * 80 + '", "reference": "r",}', r"\w.* at character 113; got")],
+)  # fmt: skip
+def test_what_other_readers_of_json_read_otherwise_is_refused(line, message, tmp_path):
+    """Which of two values counts is nobody's choice; and where a long line goes wrong is told."""
+    path = tmp_path / "rows.jsonl"
+    path.write_text(f'{{"prompt": "p", "reference": "r"}}\n{line}\n')
+    with pytest.raises(TaskError, match=f"rows.jsonl:2: not valid JSON: {message}"):
+        open_jsonl(path)
+
+
 def test_a_missing_file_is_still_to_be_fetched(tmp_path):
     """Not a mistake of the configuration."""
     with pytest.raises(MissingError, match=r"gone.jsonl.*\"reference\": .*cure: make data"):

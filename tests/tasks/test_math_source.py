@@ -122,7 +122,7 @@ def test_a_missing_file_says_how_to_get_it(tmp_path):
 
 @pytest.mark.parametrize(
     ("text", "fault"),
-    [('{"problem": "p", "answer": "5"}\nno json\n', r"train\.jsonl:2: not valid JSON; got 'no json'"),
+    [('{"problem": "p", "answer": "5"}\nno json\n', r"train\.jsonl:2: not valid JSON: .*; got 'no json'"),
      ("[1]\n", r"train\.jsonl:1: not a JSON object"),
      ('{"text": "p"}\n', r"train\.jsonl:1: no problem \(keys \['text'\]\); got '1 unusable rows of 1'.*cure: name"),
      ('{"problem": "p", "solution": "none"}\n', r"train\.jsonl:1: no reference answer"),

@@ -42,6 +42,9 @@ def swapped(answer, reference):
 def lacking(answer):
     return 1.0
 
+async def later(reference, answer):
+    return 1.0
+
 def too_many(reference, answer, tests):
     return 1.0
 
@@ -75,6 +78,7 @@ def test_any_finite_number_is_a_reward(value):
     [(None, "no_number", "returned None, which is no number (v.py:1 in f)"),
      ("1.0", "no_number", "returned '1.0', which is no number"),
      ((1.0, "fine"), "no_number", "returned (1.0, 'fine'), which is no number"),
+     (np.ones(2), "no_number", "returned array([1., 1.]), which is no number"),
      (float("nan"), "not_finite", "returned nan"),
      (float("-inf"), "not_finite", "returned -inf"),
      (2 * MAX_REWARD, "too_large", "returned 2000000.0, which is beyond 1,000,000: scale it"),
@@ -111,7 +115,7 @@ def test_half_a_character_in_a_row_is_no_failure(own):
 @pytest.mark.parametrize(
     ("function", "reason"),
     [("swapped", "the reference comes first"), ("lacking", "too many positional"), ("too_many", "missing a required"),
-     ("prompt_first", "multiple values")],
+     ("prompt_first", "multiple values"), ("later", "it is async, and nobody awaits it")],
 )  # fmt: skip
 def test_a_verifier_that_cannot_be_called_is_refused_at_the_start(function, reason, own):
     """It says how it is called, and what it takes."""

@@ -1,11 +1,13 @@
 """The plug-ins that a configuration names, for people, and names that mean two things."""
 
 from collections.abc import Iterator
+from pathlib import Path
 
 from mrl.config.schema import TRACKER_NAMES, RunConfig
 from mrl.config.task_tables import SOURCE_NAMES
 from mrl.plugins import REGIME, SOURCE, TRACKER, VERIFIER, PluginKind, check_shadow, find_plugin
-from mrl.sharing.regimes import REGIMES
+from mrl.sharing.context import sharing_context
+from mrl.sharing.regimes import REGIMES, build_regime
 
 
 def check_shadows(config: RunConfig, *, where: str) -> None:
@@ -13,6 +15,15 @@ def check_shadows(config: RunConfig, *, where: str) -> None:
     for kind, name, built_in, key in _names(config):
         if name in built_in:
             check_shadow(kind, name, where=f"{where}: {key}")
+
+
+def try_regime(config: RunConfig, policy: str) -> None:
+    """Raises PluginError for a regime of the user's own that cannot be built for a policy whose model is there."""
+    from mrl.alignment.receiver import load_receiver
+
+    if config.sharing["regime"] not in REGIMES and not config.policies[policy].frozen:
+        receiver = load_receiver(Path(config.policies[policy].model))
+        build_regime(config.sharing, sharing_context(config, policy, receiver))
 
 
 def told_plugins(config: RunConfig, *, where: str) -> Iterator[str]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from mrl.config.nearest_key import nearest
 from mrl.config.schema import RunConfig
-from mrl.errors import AddressError, ConfigError, EngineError, MissingError, PluginError, TaskError
+from mrl.errors import AddressError, ConfigError, EngineError, MissingError, PluginError, TaskError, in_place
 from mrl.models.size import equal_parts
 from mrl.processes.planning.placement import server_gpus
 from mrl.processes.planning.unit_workers import check_cores, units_of
@@ -18,7 +18,7 @@ from mrl.processes.preparation.hub_data import unfetched_data
 from mrl.processes.preparation.hub_models import missing_model, named
 from mrl.processes.preparation.learning_values import check_learning
 from mrl.processes.preparation.model_folder import check_model_folder
-from mrl.processes.preparation.named_plugins import check_shadows
+from mrl.processes.preparation.named_plugins import check_shadows, try_regime
 from mrl.processes.preparation.prompt_fit import check_prompts
 from mrl.processes.preparation.replayed_run import check_replay
 from mrl.processes.preparation.tracker_checks import check_trackers
@@ -138,6 +138,8 @@ def _check_models(
                 is_trained=not policy.frozen,
             )
             check_sharing_out(config, name)
+            with in_place(where):
+                try_regime(config, name)
         if policy.make is not None or missing is None:
             check_context(config, name, where=where)
 

@@ -134,6 +134,7 @@ def tools_of(kind: object, name: str) -> dict[str, Tool]:
     if not callable(getattr(kind, "reset", None)):
         raise ClassMistake(f"{name} has no reset; write def reset(self, **row), which returns the first message")
     _check_constructor(kind, name)
+    _check_plain(kind, name)
     if callable(step := getattr(kind, "step", None)):
         _check_arguments(step, ("text",), f"{name}.step", "def step(self, text)")
         return {}
@@ -176,6 +177,13 @@ def _check_constructor(kind: type, name: str) -> None:
         raise ClassMistake(f"{name}() cannot be called without arguments: {error}; give them defaults") from None
     except ValueError:  # one written in C may not tell
         return
+
+
+def _check_plain(kind: type, name: str) -> None:
+    for method, _ in inspect.getmembers(kind, inspect.iscoroutinefunction):
+        if not method.startswith("_"):
+            cure = f"write def {method}, with asyncio.run in it where it waits"
+            raise ClassMistake(f"{name}.{method} is async, and nobody awaits it; {cure}")
 
 
 def _check_arguments(function: Callable[..., Any], names: Sequence[str], what: str, cure: str) -> None:
