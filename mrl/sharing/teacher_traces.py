@@ -7,7 +7,7 @@ tokens behind it have no score, and what the teacher gave to its own spelling of
 import itertools
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple
 
 import numpy as np
 from msgspec import UNSET
@@ -28,8 +28,6 @@ from mrl.sharing.context import SharingContext
 from mrl.sharing.own_traces import OwnTurn, own_turns
 from mrl.sharing.peer_turns import is_written_alike, split_trace
 from mrl.sharing.regime import WITHHELD, ExaminedAnswer, Int32s
-
-Score: TypeAlias = tuple[TokenTrace | None, ToldUnits | None]
 
 UNSCORED = "unscored"
 """The teacher could not express the text, or own ids do not stand for it."""
@@ -88,15 +86,16 @@ def teacher_traces(group: ScoredGroup, record: ScoreRecord, context: SharingCont
 
     `record` has as many scores as `num_scores` says.
     """
-    told_units = [None] * len(record.scores) if record.units is UNSET else record.units
-    found, scores = [], zip(record.scores, told_units, strict=True)
+    found, scores = [], iter(record.scores)
+    units = itertools.repeat(None) if record.units is UNSET else iter(record.units)
     tags = record.source, record.prompt_id
     for answer in group.answers:
-        of_answer = list(itertools.islice(scores, num_scores([answer])))
+        size = num_scores([answer])
+        of_answer, told = list(itertools.islice(scores, size)), list(itertools.islice(units, size))
         if answer.is_unsayable:
             found.append(ExaminedScore(ExaminedAnswer(*tags, rejected=WITHHELD), None))
             continue
-        match teacher_trace(answer, of_answer, record.fingerprint, context.receiver):
+        match teacher_trace(answer, of_answer, record.fingerprint, context.receiver, told):
             case TeacherTrace() as trace:
                 found.append(ExaminedScore(ExaminedAnswer(*tags, batch=trace.aligned), trace))
             case Rejected(reason):
@@ -114,20 +113,23 @@ def num_scores(answers: Sequence[Answer]) -> int:
 
 
 def teacher_trace(
-    answer: Answer, scores: Sequence[Score], fingerprint: str, receiver: Receiver
+    answer: Answer,
+    scores: Sequence[TokenTrace | None],
+    fingerprint: str,
+    receiver: Receiver,
+    units: Sequence[ToldUnits | None] = (),
 ) -> TeacherTrace | Rejected | None:
-    """The scores of one own answer, aligned with its own tokens.
+    """The scores of one own answer, aligned with its own tokens; `units` are there for each of them, or for none.
 
     None when the teacher could express nothing of it, or own ids do not stand for it; Rejected when a score lies.
     """
     if answer.segments:
-        turns = zip(own_turns(answer), scores, strict=True)
-        parts = [_with_units(_turn(own, score, fingerprint, receiver), told, receiver) for own, (score, told) in turns]
+        parts = [_turn(own, score, fingerprint, receiver) for own, score in zip(own_turns(answer), scores, strict=True)]
     else:
-        (score, told), *_ = scores
-        parts = [_with_units(_whole(answer, score, fingerprint, receiver), told, receiver)]
+        parts = [_whole(answer, scores[0], fingerprint, receiver)]
     laid = list[_LaidOn]()
-    for part in parts:
+    for plain, told in zip(parts, units or [None] * len(parts), strict=True):
+        part = plain if told is None else _with_units(plain, told, receiver)
         if isinstance(part, Rejected):
             return part
         laid.append(part)
@@ -141,10 +143,10 @@ def teacher_trace(
         spans.append(of_token + np.int32(num_spans))
         logprobs.append(nats)
         num_spans += part.num_spans + (num_scored < size)
-    units = None
+    own_units = None
     if any(part.units for part in laid):
-        units = joined_units([part.units or no_units(len(part.token_ids)) for part in laid])
-    return TeacherTrace(np.concatenate(logprobs), np.concatenate(spans), _book(laid), units)
+        own_units = joined_units([part.units or no_units(len(part.token_ids)) for part in laid])
+    return TeacherTrace(np.concatenate(logprobs), np.concatenate(spans), _book(laid), own_units)
 
 
 def _whole(answer: Answer, score: TokenTrace | None, fingerprint: str, receiver: Receiver) -> _LaidOn | Rejected:
@@ -184,9 +186,9 @@ def _believed(text: bytes, score: TokenTrace, finish_reason: FinishReason, finge
     )
 
 
-def _with_units(part: _LaidOn | Rejected, told: ToldUnits | None, receiver: Receiver) -> _LaidOn | Rejected:
+def _with_units(part: _LaidOn | Rejected, told: ToldUnits, receiver: Receiver) -> _LaidOn | Rejected:
     """The part with units where a span is one token on both sides: there both policies stood at the same choice."""
-    if isinstance(part, Rejected) or told is None or not part.num_spans:
+    if isinstance(part, Rejected) or not part.num_spans:
         return part
     units = read_units(told, part.told_span.size, receiver)
     if isinstance(units, Rejected):
