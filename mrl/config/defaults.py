@@ -121,8 +121,9 @@ def by_model(config: RunConfig, parameters: Mapping[str, int], context_tokens: M
 
 def shared_bytes(sharing: Mapping[str, Any]) -> int:
     """Bytes in the exchange of a token that peers see, or score and tell units of, under this `[sharing]` table."""
-    num_units = sharing.get("copd", {}).get("top_units", 0) if sharing["regime"] == "copd" else 0
-    return SHARED_BYTES + UNIT_BYTES * num_units
+    parameters = sharing.get("copd") if sharing["regime"] == "copd" else None
+    num_units = parameters.get("top_units") if isinstance(parameters, Mapping) else None
+    return SHARED_BYTES + UNIT_BYTES * (num_units if isinstance(num_units, int) else 0)
 
 
 def by_groups(config: RunConfig) -> Resolved:

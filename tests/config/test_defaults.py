@@ -1,6 +1,7 @@
 """What stands for keys that were left out: by the device, by the size of a model; what was given always wins."""
 
 import json
+import math
 import re
 from pathlib import Path
 from typing import Any
@@ -231,8 +232,9 @@ def test_the_exchange_holds_two_steps_of_long_groups():
     tables = config_of(a=long, b=long, teacher={**long, "frozen": True}, c={}).model_dump(exclude_unset=True)
     tables["policies"]["teacher"].pop("learner")
 
-    def found(regime: str, **exchange: int) -> dict[str, Any]:
-        more = {"sharing": {"regime": regime}, "exchange": exchange}
+    def found(regime: str, copd: Any = None, **exchange: int) -> dict[str, Any]:
+        parameters = {} if copd is None else {"copd": copd}
+        more = {"sharing": {"regime": regime, **parameters}, "exchange": exchange}
         return chosen(by_groups(validate({**tables, **more}, where="test")))
 
     usual = config_of(c={}).policies["c"]
@@ -242,6 +244,10 @@ def test_the_exchange_holds_two_steps_of_long_groups():
     assert (mib - 1) * 2**20 < bytes_wanted <= mib * 2**20
     assert list(found("prp")) == ["exchange.budget_mib"]
     assert found("independent") == found("prp", budget_mib=64) == {}
+    of_units = math.ceil(bytes_wanted / 17 * (17 + 8 * 8) / 2**20)
+    assert list(found("copd", {"top_units": 8}).values()) == [of_units]
+    for refused_later in (3, {"top_units": "8"}, {"top_units": [8]}, {}):
+        assert list(found("copd", refused_later).values()) == [mib]
     config = validate({**tables, "sharing": {"regime": "prp"}}, where="test")
     assert by_groups(config).config.exchange.budget_mib == mib
     assert by_groups(config_of(a={}, b={})) == Resolved(config_of(a={}, b={}), ())
