@@ -92,6 +92,12 @@ def build_byte_table(file: TokenizerFile, silent_ids: Sequence[int] = ()) -> Byt
     return ByteTable(pieces, frozenset(index for index, piece in found.items() if piece is None))
 
 
+def fallback_ids(file: TokenizerFile) -> frozenset[int]:
+    """The ids of single bytes that a metaspace tokenizer writes what no other piece says with."""
+    pieces = file.pieces.items() if file.kind == "metaspace" else ()
+    return frozenset(index for index, piece in pieces if BYTE_PIECE.fullmatch(piece))
+
+
 def piece_bytes(piece: str, kind: Kind) -> bytes | None:
     """The bytes of one vocabulary piece; None when it stands for none.
 

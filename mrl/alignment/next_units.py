@@ -72,8 +72,10 @@ def tell_units(token_ids_TK: Int32s, logprobs_TK: Float32s, teller: Receiver) ->
     return ToldUnits(units=list(numbers), places=pack_array(places_TK, "i4"), logprobs=pack_array(told, "f4"))
 
 
-def read_units(told: ToldUnits, num_tokens: int, reader: Receiver) -> NextUnits | Rejected:
-    """[T, K] the told units as ids of `reader`; Rejected for numbers that cannot be."""
+def read_units(
+    told: ToldUnits, num_tokens: int, reader: Receiver, *, end_id: int | None = None
+) -> NextUnits | Rejected:
+    """[T, K] the told units as ids of `reader`, an end as `end_id`; Rejected for numbers that cannot be."""
     if len(told.places) % 4 or len(told.places) != len(told.logprobs) or not num_tokens:
         return Rejected("shape")
     places, logprobs = unpack_array(told.places, "i4"), unpack_array(told.logprobs, "f4")
@@ -92,14 +94,10 @@ def read_units(told: ToldUnits, num_tokens: int, reader: Receiver) -> NextUnits 
         return Rejected("logprobs")
     ids_TK = np.full(places_TK.shape, -1, dtype=np.int32)
     for rows, opens in ((slice(0, 1), True), (slice(1, None), False)):
-        own = np.array([*(_own_id(unit, reader, opens=opens) for unit in told.units), -1], dtype=np.int32)
+        found = [reader.id_of(unit, opens=opens) if unit else end_id for unit in told.units]
+        own = np.array([*(-1 if one is None else one for one in found), -1], dtype=np.int32)
         ids_TK[rows] = own[np.where(is_told[rows], places_TK[rows], -1)]
     return _merged(ids_TK, masses)
-
-
-def _own_id(unit: bytes, reader: Receiver, *, opens: bool) -> int:
-    found = reader.id_of(unit, opens=opens)
-    return -1 if found is None else found
 
 
 def _merged(ids_TK: Int32s, masses_TK: npt.NDArray[np.float64]) -> NextUnits:

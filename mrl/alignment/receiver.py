@@ -13,7 +13,7 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from mrl.alignment.byte_table import ByteTable, build_byte_table
+from mrl.alignment.byte_table import ByteTable, build_byte_table, fallback_ids
 from mrl.alignment.encoders import PROBES, FileEncoder
 from mrl.alignment.flags import Reason
 from mrl.alignment.ragged import offsets_of, row_sums
@@ -52,6 +52,7 @@ class Receiver:
         self.eos_ids = eos_ids
         self.reads_nfc = file.reads_nfc
         self.table: ByteTable = build_byte_table(file, eos_ids)
+        self._fallback_ids = fallback_ids(file)
         self._prefix = " " if file.has_dummy_prefix else ""
         self._encoder = FileEncoder(file)
 
@@ -87,18 +88,21 @@ class Receiver:
         return (piece.removeprefix(self._prefix.encode()) if opens else piece) or None
 
     def id_of(self, unit: bytes, *, opens: bool) -> int | None:
-        """The own id that adds these bytes to a text, or at its beginning; the EOS for none; None where none does."""
-        if not unit:
-            return self.eos_ids[0] if self.eos_ids else None
-        found = self._id_of_piece.get(self._prefix.encode() + unit) if opens else None
-        return self._id_of_piece.get(unit) if found is None else found
+        """The own id that adds these bytes to a text, or at its beginning; None where none does."""
+        prefix = self._prefix.encode() if opens else b""
+        found = self._id_of_piece.get(prefix + unit)
+        if found is None and not (prefix and unit.startswith(prefix)):  # else its own space is taken for the phantom
+            found = self._id_of_piece.get(unit)
+        return found
 
     @functools.cached_property
     def _id_of_piece(self) -> dict[bytes, int]:
-        """Of ids with the same bytes the last: words stand behind the bytes that tokenizers fall back on, and what was
-        added, and is looked for first, behind both.
+        """Of ids with the same bytes the last, as what was added is looked for first; a byte to fall back on if no
+        other id has it.
         """
-        return {piece: token_id for token_id, piece in enumerate(self.table.pieces) if piece}
+        found = {self.table.pieces[token_id]: token_id for token_id in self._fallback_ids}
+        others = (one for one in enumerate(self.table.pieces) if one[1] and one[0] not in self._fallback_ids)
+        return found | {piece: token_id for token_id, piece in others}
 
     def cut_texts(self, texts: Sequence[str], data: Sequence[bytes]) -> CutTexts:
         """Own tokens of R texts; `data` holds their bytes. A text that is not in NFC does not pass an NFC reader."""

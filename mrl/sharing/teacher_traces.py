@@ -190,7 +190,7 @@ def _with_units(part: _LaidOn | Rejected, told: ToldUnits, receiver: Receiver) -
     """The part with units where a span is one token on both sides: there both policies stood at the same choice."""
     if isinstance(part, Rejected) or not part.num_spans:
         return part
-    units = read_units(told, part.told_span.size, receiver)
+    units = read_units(told, part.told_span.size, receiver, end_id=_own_end(part.token_ids, receiver))
     if isinstance(units, Rejected):
         return units
     is_kept = part.told_span >= 0
@@ -200,6 +200,16 @@ def _with_units(part: _LaidOn | Rejected, told: ToldUnits, receiver: Receiver) -
     own_at = np.flatnonzero(is_one[part.span_of_token])
     told_at = np.flatnonzero(is_kept & is_one[part.told_span])
     return part._replace(units=units.at(told_at, own_at, len(part.token_ids)))
+
+
+def _own_end(own_ids: Int32s, receiver: Receiver) -> int | None:
+    """The end of an own answer. Where it was cut, and could have had one of several, none stands for all of them: they
+    are left to the rest, and so is the teacher's.
+    """
+    last, ends = int(own_ids[-1]), receiver.eos_ids
+    if last in ends:
+        return last
+    return ends[0] if len(ends) == 1 else None
 
 
 def _silent(own_ids: Int32s, receiver: Receiver) -> _LaidOn:

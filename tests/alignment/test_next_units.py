@@ -1,14 +1,17 @@
 """Likeliest units cross tokenizers as bytes, and stand where one own token has the same bytes."""
 
 import itertools
+import json
 import math
 
 import msgspec
 import numpy as np
 import pytest
+from tokenizers import Tokenizer
 
 from mrl.alignment.flags import Rejected
 from mrl.alignment.next_units import read_units, tell_units
+from mrl.alignment.receiver import load_receiver
 from mrl.records.codec import decode, decoder, encode, pack_array
 from mrl.records.experience import ToldUnits
 from tests.alignment.conftest import KINDS
@@ -40,7 +43,9 @@ def test_a_unit_stands_where_one_own_token_has_its_bytes(receiver_of, teller, re
     ids = list(range(len(teller.table.pieces)))
     own = {reader.unit_of(one, opens=False) for one in range(len(reader.table.pieces))} - {None}
     ids_TK = [[one, one] for one in ids]
-    found = read_units(told(teller, [[0, 0], *ids_TK], [[-1.0, -np.inf]] * (len(ids) + 1)), len(ids) + 1, reader)
+    found = read_units(
+        told(teller, [[0, 0], *ids_TK], [[-1.0, -np.inf]] * (len(ids) + 1)), len(ids) + 1, reader, end_id=reader.eos_id
+    )
 
     for place, one in enumerate(ids, 1):
         unit = teller.unit_of(one, opens=False)
@@ -64,24 +69,44 @@ def test_a_phantom_space_is_none_at_the_beginning_of_a_text(receiver_of):
     assert read_units(back, 2, phantom).token_ids.tolist() == [[of_phantom], [of_phantom]]
 
 
+@pytest.mark.parametrize("kind", ["metaspace_prepend", "metaspace_first", "metaspace_always"])
+def test_a_space_at_the_beginning_is_not_the_phantom_one(receiver_of, kind):
+    """A word with a space before it is two tokens there, which no unit is; the word alone is one."""
+    phantom = receiver_of(kind)
+    word = next(piece for piece in phantom.table.pieces if piece.startswith(b" ") and len(piece) > 2)
+    assert phantom.completion_bytes([phantom.id_of(word[1:], opens=True)]) == word[1:]
+    assert phantom.id_of(word, opens=True) is None
+    assert phantom.id_of(word, opens=False) == phantom.table.pieces.index(word)
+
+
+def test_a_unit_is_the_token_that_the_tokenizer_itself_writes(save_folder, make_metaspace):
+    """Not the byte that it falls back on: that of a line break stands behind the line breaks of Gemma's vocabulary."""
+    content = json.loads(make_metaspace().to_str())
+    vocab = content["model"]["vocab"]
+    vocab["\n"], vocab["<0x0A>"] = vocab["<0x0A>"], vocab["\n"]
+    for tokenizer in (make_metaspace(), Tokenizer.from_str(json.dumps(content))):
+        one = load_receiver(save_folder(tokenizer))
+        assert one.cut_texts(["a\n"], [b"a\n"]).token_ids.tolist()[-1:] == [one.id_of(b"\n", opens=False)]
+        assert one.id_of(b"\x80", opens=False) == tokenizer.token_to_id("<0x80>")
+
+
 def test_ends_are_one_unit_and_other_specials_none(receiver_of, tokenizers_by_kind):
     """An end means the same on both sides, whatever it is called; two ends of the teller are one."""
     teller, reader = receiver_of("metaspace"), receiver_of("byte_level")
     end, unknown = (tokenizers_by_kind["metaspace"].token_to_id(name) for name in ("</s>", "<unk>"))
-    found = read_units(told(teller, [[end, unknown]] * 2), 2, reader)
+    found = read_units(told(teller, [[end, unknown]] * 2), 2, reader, end_id=reader.eos_id)
     assert [said(found, reader, place) for place in (0, 1)] == [{b"": 0.1}] * 2
     assert reader.eos_id in found.token_ids[1]
     twice = ToldUnits(
         units=[b"", b""], places=pack_array([[0, 1]], "i4"), logprobs=pack_array(np.log([[0.25, 0.5]]), "f4")
     )
-    assert said(read_units(twice, 1, reader), reader, 0) == {b"": 0.75}
+    assert said(read_units(twice, 1, reader, end_id=reader.eos_id), reader, 0) == {b"": 0.75}
 
 
-def test_a_unit_without_bytes_has_no_id_where_there_is_no_end(receiver_of, monkeypatch):
-    """A reader may have no EOS."""
-    reader = receiver_of("byte_level")
-    monkeypatch.setattr(reader, "eos_ids", ())
-    assert reader.id_of(b"", opens=False) is None
+def test_an_end_is_left_to_the_rest_where_no_own_one_stands_for_it(receiver_of):
+    """A reader may have no EOS, or several."""
+    one = receiver_of("byte_level")
+    assert not np.isfinite(read_units(told(one, [[one.eos_id]]), 1, one).logprobs).any()
 
 
 def test_missing_units_are_none(receiver_of):

@@ -332,9 +332,14 @@ def test_masked_answers_are_left_out_and_keep_the_others_scores(build, make_cont
     assert absorbed.denominators == {"policy_gradient": 2.0}
 
 
+def id_of(tokenizer, unit):
+    """Of a unit in the middle of an answer, or of its end."""
+    return tokenizer.id_of(unit, opens=False) if unit else tokenizer.eos_id
+
+
 def told_units(tokenizer, texts, tops):
     """Of every text, in the tokens of `tokenizer`, the same units: bytes -> probability."""
-    ids = [tokenizer.id_of(unit, opens=False) for unit in tops]
+    ids = [id_of(tokenizer, unit) for unit in tops]
     nats = [math.log(share) for share in tops.values()]
     sizes = [len(unpack_array(text.token_ids, "i4")) for text in texts]
     return [tell_units(np.array([ids] * n, np.int32), np.array([nats] * n, np.float32), tokenizer) for n in sizes]
@@ -384,7 +389,7 @@ def test_units_stand_where_both_sides_have_one_token(build, make_context, make, 
                 if kinds[-1] == (1, 1):
                     before = int(ids[own_places[0] - 1]) if own_places[0] else 3
                     every = torch.log_softmax(model.embed[before] @ model.weight.T, -1).exp()
-                    p = [every[mine.id_of(unit, opens=False)] for unit in tops]
+                    p = [every[id_of(mine, unit)] for unit in tops]
                     events = [*zip(p, tops.values(), strict=True), (1 - sum(p), 1 - sum(tops.values()))]
                     terms.append(0.7 * sum(a * math.log(a.item() / b) for a, b in events))
                 else:
@@ -401,18 +406,25 @@ def test_units_stand_where_both_sides_have_one_token(build, make_context, make, 
     assert all(is_known(name) for name in absorbed.counts)
 
 
-def test_a_teacher_whose_likeliest_are_the_own_ones_moves_nothing(build, make, receiver, lab, step_of):
-    """By units that hold nearly all of what the policy gives, each as likely to both."""
+@pytest.mark.parametrize("finished", [True, False])
+@pytest.mark.parametrize("other_ends", [(), (5,)])
+def test_a_teacher_whose_likeliest_are_the_own_ones_moves_nothing(
+    build, make, receiver, lab, step_of, monkeypatch, finished, other_ends
+):
+    """By units that hold nearly all of what the policy gives, each as likely to both, whichever of its ends it uses."""
     model = lab.model()
-    group = make.sampled(receiver, [1, 0], logprobs=model.sampler_logprobs)
+    group = make.sampled(receiver, [1, 0], logprobs=model.sampler_logprobs, finished=finished)
     with torch.no_grad():
         table = torch.log_softmax(model.embed @ model.weight.T, -1)
     units = []
     for answer in group.answers:
         ids = unpack_array(answer.token_ids, "i4")
-        likeliest = table[[3, *ids[:-1].tolist()]].topk(20)
-        units.append(tell_units(likeliest.indices.numpy().astype(np.int32), likeliest.values.float().numpy(), receiver))
+        of_places = table[[3, *ids[:-1].tolist()]]
+        likeliest = of_places.index_fill(-1, torch.tensor([receiver.eos_id]), 0.0).topk(20).indices  # the end is first
+        nats = of_places.gather(-1, likeliest).float().numpy()
+        units.append(tell_units(likeliest.numpy().astype(np.int32), nats, receiver))
     scores = [trace_of(answer, receiver) for answer in group.answers]
+    monkeypatch.setattr(receiver, "eos_ids", (*other_ends, *receiver.eos_ids))
     regime = build("copd", **DISTIL, top_units=20, min_agreement=0)
     absorbed = step_of(regime, [group], [make.score(request_id("own", group.ticket), scores, units=units)])
     assert absorbed.counts["sharing/unit_tokens"] == 1
