@@ -7,5 +7,4 @@
 - `rules`       what decides: the controller of `mrl.allocation`, and what it is compared with
 - `bound`       the clairvoyant optimum, by linear programmes; shares no code with the controller
 - `outcomes`    trials over seeds, and what they say
-- `picture`     the figure
 """
