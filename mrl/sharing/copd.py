@@ -128,7 +128,7 @@ class CopdRegime(ScoreReader):
         counts: Counter[str] = Counter(asked=0, scored=0, absent=0, unscored=0, gated=0)
         lengths: list[int] = []
         rows_of: list[tuple[ScoredGroup, list[TrainingExample]]] = []
-        units: dict[str, list[Bools]] = defaultdict(list)
+        agreed: dict[str, list[Bools]] = defaultdict(list)
         for group in groups:
             own = own_examples([group], self.context, keep_idle=True)  # a teacher moves groups of equal rewards too
             lengths += own.lengths
@@ -136,8 +136,8 @@ class CopdRegime(ScoreReader):
             rows_of.append((group, rows))
             for row in rows:
                 if row.examined is not None:
-                    units[row.examined.source].append(agreeing(row, self.parameters.agreement_nats))
-        told = {source: np.concatenate(found) for source, found in sorted(units.items())}
+                    agreed[row.examined.source].append(agreeing(row, self.parameters.agreement_nats))
+        told = {source: np.concatenate(found) for source, found in sorted(agreed.items())}
         agreement = {source: float(found.mean()) for source, found in told.items() if found.size}
         taught = {source for source, share in agreement.items() if share >= self.parameters.min_agreement}
         examples = [row for group, rows in rows_of for row in self._taught_by(taught, group, rows, counts)]
@@ -175,7 +175,7 @@ def _shares_of_units(rows: Sequence[TrainingExample]) -> dict[str, float]:
 
 
 def agreeing(row: TrainingExample, within_nats: float) -> Bools:
-    """[U] whether the teacher of a scored row agrees with its sampler, for every common span that it scored."""
+    """[S] whether the teacher of a scored row agrees with its sampler, for every common span that it scored."""
     assert row.teacher_logprobs is not None
     assert row.teacher_spans is not None
     assert row.behaviour_logprobs is not None

@@ -124,7 +124,10 @@ def warnings(config: RunConfig, parameters: Mapping[str, int]) -> Iterator[str]:
 def _too_long_for_peers(config: RunConfig) -> Iterator[str]:
     """Where the groups of a policy, or what a teacher tells of them, may be longer than a record, which holds all."""
     token_bytes = shared_bytes(config.sharing)
-    if "rollout" not in regime_kind(config.sharing).replays and token_bytes == SHARED_BYTES:
+    what, cure = "peers get nothing of such a group", "or a smaller group_size"
+    if token_bytes > SHARED_BYTES:
+        what, cure = "no score of such a group arrives", "a smaller group_size or top_units"
+    elif "rollout" not in regime_kind(config.sharing).replays:
         return
     for name in config.learning:
         rollout = config.policies[name].rollout
@@ -132,8 +135,8 @@ def _too_long_for_peers(config: RunConfig) -> Iterator[str]:
         if rollout.max_new_tokens > most:
             yield (
                 f"policies.{name}.rollout: {rollout.group_size} answers of more than {most:,} tokens in the mean are"
-                f" longer than the {MAX_MESSAGE_BYTES // 2**20} MiB of a record, and peers get nothing of such a group:"
-                f" max_new_tokens = {most}, or a smaller group_size"
+                f" longer than the {MAX_MESSAGE_BYTES // 2**20} MiB of a record, and {what}:"
+                f" max_new_tokens = {most}, {cure}"
             )
 
 

@@ -29,6 +29,7 @@ def test_units_of_every_token_fill_a_record_sooner() -> None:
     """8 bytes each, beside the score of the token."""
     (line,) = told("copd", group_size=16, max_new_tokens=8192, top_units=8)
     assert "more than 6,472 tokens" in line
+    assert line.endswith("no score of such a group arrives: max_new_tokens = 6472, a smaller group_size or top_units")
     assert told("copd", group_size=16, max_new_tokens=6472, top_units=8) == []
     assert told("copd", group_size=16, max_new_tokens=32_768) == []
 
