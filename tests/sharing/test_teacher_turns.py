@@ -11,7 +11,7 @@ from mrl.alignment.aligned_batch import AlignedBatch
 from mrl.alignment.flags import Flag, Rejected
 from mrl.records.codec import decode, encode, pack_array, unpack_array
 from mrl.records.episodes import CUT, Message, Opening, ToolSpec
-from mrl.records.experience import MAX_COMPLETION_BYTES, GivenAnswer, TokenTrace, experience_decoder
+from mrl.records.experience import MAX_COMPLETION_BYTES, GivenAnswer, TokenTrace, ToldUnits, experience_decoder
 from mrl.records.finish import FinishReason
 from mrl.rollout.foreign_answers import foreign_episode
 from mrl.sharing.peer_episodes import shared_turns
@@ -123,6 +123,60 @@ def test_scores_of_turns_equal_their_slow_twin(played, request_of, voices, recei
             assert trace.aligned.peer_logprob.item() == pytest.approx(nats)
             spans, dropped = trace.aligned.span_logprob.sum(), trace.aligned.dropped_logprob.item()
             assert spans + dropped == pytest.approx(nats)
+
+
+def units_of(score, number):
+    """A teacher's units of one turn: "y" at every place, and how likely says which turn and which place it is."""
+    size = len(score.special)
+    nats = pack_array([-1.0 - number - place / 100 for place in range(size)], "f4")
+    return ToldUnits(units=[b"y"], places=pack_array([0] * size, "i4"), logprobs=nats)
+
+
+def slow_places(answer, scores, student, teacher):
+    """Token by token: [S] turn, and place in the teacher's turn of the one token that stands for the own one alone."""
+    found, ids = [], iter(unpack_array(answer.token_ids, "i4").tolist())
+    turns = [(one, [next(ids) for _ in range(one.num_tokens)]) for one in answer.segments]
+    for number, ((segment, turn), score) in enumerate(
+        zip([one for one in turns if one[0].is_sampled], scores, strict=True)
+    ):
+        lengths = unpack_array(score.byte_lengths, "i4").tolist()
+        alike = student.text(segment.messages) == teacher.text(segment.messages)
+        limit = len(student.text(segment.messages)) if alike else len(segment.messages[0].content.encode())
+        theirs = {(sum(lengths[:n]), sum(lengths[: n + 1])): n for n, size in enumerate(lengths) if size}
+        at = 0
+        for token in turn:
+            start, at = at, at + len(student.receiver.completion_bytes([token]))
+            place = theirs.get((start, at)) if at <= limit else None
+            if token in student.receiver.eos_ids:
+                place = len(lengths) - 1 if alike and lengths[-1] == 0 else None
+            found.append(None if place is None else (number, place))
+    return found
+
+
+@pytest.mark.parametrize("teacher", ["bytes", "bytes_other_calls", "own", "own_other_calls"])
+def test_units_of_turns_equal_their_slow_twin(played, request_of, voices, receiver, teacher):
+    """They stand where one own token is one of the teacher's, in the turn of which they were told."""
+    rng, unit = np.random.default_rng(5), receiver.id_of(b"y", opens=False)
+    seen = set()
+    for number in range(40):
+        group = played(drawn(rng), drawn(rng), ending=CUT if number % 4 == 0 else "done")
+        _, request = request_of(group)
+        split, scores = request.answers[0].num_scores, scores_of(request, voices[teacher], seed=number)
+        for answer, of_answer in zip(group.answers, (scores[:split], scores[split:]), strict=True):
+            told_units = [None if rng.random() < 0.3 else units_of(score, n) for n, score in enumerate(of_answer)]
+            trace = teacher_trace(answer, of_answer, "f", receiver, told_units)
+            expected = slow_places(answer, of_answer, voices["own"], voices[teacher])
+            expected = [None if one is None or told_units[one[0]] is None else one for one in expected]
+            seen |= {one is None for one in expected}
+            if trace is None or trace.units is None:
+                assert set(expected) <= {None}
+                continue
+            for one, ids, nats in zip(expected, trace.units.token_ids, trace.units.logprobs, strict=True):
+                assert ids[np.isfinite(nats)].tolist() == ([] if one is None else [unit])
+                assert nats[np.isfinite(nats)].tolist() == (
+                    [] if one is None else [pytest.approx(-1.0 - one[0] - one[1] / 100)]
+                )
+    assert seen == {True, False}
 
 
 def test_equal_tokenizers_and_calls_score_token_by_token(played, request_of, voices, receiver):
