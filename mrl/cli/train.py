@@ -87,7 +87,7 @@ def train(
         from mrl.processes.children import is_forked
         from mrl.processes.display import RunConsole
         from mrl.processes.planning.devices import visible_gpus
-        from mrl.processes.planning.hosts import check_hosts, counting_gpus, host_environment, remote_words
+        from mrl.processes.planning.hosts import check_hosts, counting_gpus, host_environment, idle_hosts, remote_words
         from mrl.processes.planning.local_folder import local_folder_of
         from mrl.processes.planning.plan import build_plan
         from mrl.processes.planning.turns import shared_gpus
@@ -97,6 +97,8 @@ def train(
 
         check_hosts(config, [host.name for host in hosts], where=where)
         remote = remote_words(config, hosts, os.environ, where=where)
+        if idle := idle_hosts(config, hosts, os.environ):
+            print(f"note: {idle}", flush=True)
         gpus = visible_gpus(os.environ)
         config = counting_gpus(config, hosts, len(gpus))
         planned = partial(build_plan, gpus=gpus, hosts=hosts, remote=remote)

@@ -22,11 +22,11 @@ def check(rollout, **policy) -> None:
     [
         ({"server": {"dtype": "bfloat16"}}, {}, r"llama\.rollout\.server: the embedded engine has no server.*dtype"),
         ({"engine": "vllm", "server": {"url": "http://h:1"}, "workers": 2}, {}, r"one server for several workers"),
-        ({"engine": "vllm", "server": {"options": ["--port", "80"]}}, {}, r"mrl gives this .*--port.*a free one"),
+        ({"engine": "vllm", "server": {"options": ["--port", "80"]}}, {}, r"not an option .*--port.*a free one"),
         (
             {"engine": "vllm", "server": {"options": ["--port=80"]}},
             {},
-            r"server\.options: mrl gives this option itself",
+            r"server\.options: not an option to give",
         ),
         ({"engine": "vllm", "max_new_tokens": 64, "server": {"context_tokens": 64}}, {}, r"context_tokens.*> .* = 64"),
         ({"engine": "vllm", "server": {"url": "h:1"}}, {}, r"server\.url"),
@@ -64,6 +64,43 @@ def test_tables_that_contradict_themselves_are_refused(rollout, policy, words):
     """In one line that names the key."""
     with pytest.raises(ConfigError, match=words):
         check(rollout, **policy)
+
+
+@pytest.mark.parametrize(
+    ("engine", "device", "option", "why"),
+    [
+        ("sglang", "cuda", "--tp", r"rollout\.gpus"),
+        ("sglang", "cuda", "--dp", r"rollout\.workers"),
+        ("vllm", "cuda", "-dp", r"rollout\.workers"),
+        ("vllm", "cuda", "--max_model_len=64", r"context_tokens"),
+        ("vllm", "cuda", "--max-logprobs", "peers ask for 20"),
+        ("vllm", "cuda", "--logprobs-mode=raw_logprobs", "of the distribution that is sampled from"),
+        ("sglang", "cuda", "--preferred-sampling-params", "sampled otherwise than scored"),
+        ("sglang", "cuda", "--speculative-accept-threshold-acc=0.9", "sampled otherwise than scored"),
+        ("vllm", "cpu", "--speculative-config.method=ngram", "on a CPU"),
+        ("vllm", "cpu", "--spec-method", "on a CPU"),
+        ("vllm", "cpu", "-sc", "on a CPU"),
+        ("sglang", "cpu", "--speculative-algorithm", "on a CPU"),
+    ],
+)
+def test_options_by_which_an_engine_samples_otherwise_than_it_tells_are_refused(engine, device, option, why):
+    """However they are spelled: argparse takes any beginning that is clear, and vLLM underscores and dots."""
+    with pytest.raises(ConfigError, match=rf"llama\.rollout\.server\.options: .*{why}"):
+        check({"engine": engine, "server": {"options": [option, "8"]}}, device=device)
+
+
+@pytest.mark.parametrize(
+    ("engine", "device", "options"),
+    [
+        ("vllm", "cuda", ["--speculative-config.method=ngram"]),
+        ("sglang", "cuda", ["--speculative-algorithm", "NGRAM"]),
+        ("vllm", "cpu", ["--specialize-active-lora", "--generation-config", "auto", "--enable-prefix-caching"]),
+        ("sglang", "cpu", ["--sampling-defaults", "model", "--mem-fraction-static", "0.8", "-1", "--"]),
+    ],
+)
+def test_other_options_of_a_server_are_its_own(engine, device, options):
+    """They are passed on unchanged."""
+    check({"engine": engine, "server": {"options": options}}, device=device)
 
 
 @pytest.mark.parametrize(

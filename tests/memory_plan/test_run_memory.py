@@ -67,7 +67,7 @@ PROCESS_MIB = TORCH_MIB + VOCABULARY / MIB
 @pytest.fixture
 def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Two policies on cores, one of them in a server, and two on a GPU; no model is there."""
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "a,b,c")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2")
     monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1})
     path = tmp_path / "r.toml"
     path.write_text(CONFIG.format(folder=tmp_path))

@@ -17,8 +17,18 @@ OWN_OPTIONS = {
     "--tensor-parallel-size": "rollout.gpus says it, or the leased unit",
     "--tp-size": "rollout.gpus says it, or the leased unit",
     "-tp": "rollout.gpus says it, or the leased unit",
+    "--data-parallel-size": "rollout.workers says it",
+    "--dp-size": "rollout.workers says it",
+    "-dp": "rollout.workers says it",
+    "--logprobs-mode": "tokens come with log-probabilities of the distribution that is sampled from",
+    "--max-logprobs": "peers ask for 20 at most, as many as a server tells by itself",
+    "--preferred-sampling-params": "answers would be sampled otherwise than scored",
+    "--speculative-accept-threshold-single": "answers would be sampled otherwise than scored",
+    "--speculative-accept-threshold-acc": "answers would be sampled otherwise than scored",
 }
-"""Words of a server's command line that come from other keys, which would then say something else."""
+"""Words of a server's command line that come from other keys, which would then say something else, or by which tokens
+would come with log-probabilities that are not those of the distribution that they are sampled from."""
+_SPECULATION = re.compile(r"--spec(?!ial)|-sc(?=$|[.=])")
 
 
 def check_policy(name: str, policy: PolicyTable) -> None:
@@ -37,7 +47,7 @@ def check_policy(name: str, policy: PolicyTable) -> None:
         _check_recipe(f"{key}.make", policy.make)
     if policy.rollout.workers < 1:
         raise ConfigError(f"{key}.rollout.workers: a policy needs a worker", got=0, wanted=">= 1")
-    _check_server(f"{key}.rollout", policy.rollout)
+    _check_server(f"{key}.rollout", policy)
     _check_weights(f"{key}.rollout", policy)
     _check_gpus(f"{key}.rollout", policy)
     if policy.turns:
@@ -47,8 +57,9 @@ def check_policy(name: str, policy: PolicyTable) -> None:
         check_objective(name, policy)
 
 
-def _check_server(key: str, rollout: RolloutTable) -> None:
+def _check_server(key: str, policy: PolicyTable) -> None:
     """A server that nobody speaks to, or cannot do what is asked of it, is a mistake; so is one for two workers."""
+    rollout = policy.rollout
     if rollout.engine != "embedded" and "embedded_dtype" in rollout.model_fields_set:
         raise ConfigError(
             f"{key}.embedded_dtype: the engine is a server",
@@ -62,12 +73,8 @@ def _check_server(key: str, rollout: RolloutTable) -> None:
             cure=f'set {key}.engine = "vllm" or "sglang", or leave the table out',
         )
     for option in rollout.server.options:
-        if option.partition("=")[0] in OWN_OPTIONS:
-            raise ConfigError(
-                f"{key}.server.options: mrl gives this option itself",
-                got=option,
-                cure=f"leave it out: {OWN_OPTIONS[option.partition('=')[0]]}",
-            )
+        if why := _why_not(option, on_cpu=policy.device == "cpu"):
+            raise ConfigError(f"{key}.server.options: not an option to give", got=option, cure=f"leave it out: {why}")
     if rollout.engine != "embedded" and not rollout.server.url:
         _check_context(key, rollout)
     if rollout.server.url and rollout.workers > 1:
@@ -76,6 +83,18 @@ def _check_server(key: str, rollout: RolloutTable) -> None:
             got=f"{rollout.workers} workers",
             wanted=f"{key}.workers = 1, or no url: then each worker starts a server",
         )
+
+
+def _why_not(option: str, *, on_cpu: bool) -> str:
+    """Why a server may not be given this option; empty where it may.
+
+    Servers take it with underscores, and any beginning of it that is the beginning of no other.
+    """
+    word = option.partition("=")[0].replace("_", "-")
+    if on_cpu and _SPECULATION.match(word):  # SGLang takes the likeliest token; vLLM tells -9999 of some
+        return "on a CPU, log-probabilities of speculation are not those of the distribution that is sampled from"
+    begins = len(word) > 2 and word.startswith("--")
+    return next((why for own, why in OWN_OPTIONS.items() if own == word or (begins and own.startswith(word))), "")
 
 
 def _check_gpus(key: str, policy: PolicyTable) -> None:

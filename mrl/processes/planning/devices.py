@@ -8,6 +8,7 @@ import subprocess
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
+from itertools import takewhile
 from pathlib import Path
 
 import structlog
@@ -18,6 +19,7 @@ ABANDON_S = 1.0
 DEVICE_ORDER = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
 """By itself CUDA counts the fastest GPU first, and nvidia-smi by their place on the bus."""
 _GPU = re.compile(r"GPU \d+:.*\(UUID: (GPU-[^)\s]+)\)")
+_NAME = re.compile(r"\d|GPU-|MIG-")
 _MIG = re.compile(r"\s+MIG .*\(UUID: (MIG-[^)\s]+)\)")
 
 log = structlog.get_logger()
@@ -26,10 +28,12 @@ log = structlog.get_logger()
 def visible_gpus(environment: Mapping[str, str], devices: Path = Path("/dev")) -> list[str]:
     """The GPUs that this host offers: the names in CUDA_VISIBLE_DEVICES if it is set, else the driver's ids.
 
+    As CUDA reads that, what is no name ends it: -1 hides all, and so does the NoDevFiles of SLURM.
+
     Where the driver says nothing they are numbers, one for each /dev/nvidiaN: CUDA counts from 0 whatever N is.
     """
     if "CUDA_VISIBLE_DEVICES" in environment:
-        return [name.strip() for name in environment["CUDA_VISIBLE_DEVICES"].split(",") if name.strip()]
+        return list(takewhile(_NAME.match, map(str.strip, environment["CUDA_VISIBLE_DEVICES"].split(","))))
     return list(_shown(environment.get("PATH", ""), devices))
 
 

@@ -16,7 +16,6 @@ SRUN = (
     "--cpu-bind=none",
 )  # fmt: skip
 """One step on one host of the SLURM job that the first supervisor runs in."""
-CPUS = "SLURM_CPUS_PER_TASK"
 HOST_WORD = "{host}"
 WILDCARDS = ("0.0.0.0", "*", "::")
 
@@ -81,7 +80,7 @@ def remote_words(config: RunConfig, hosts: Sequence[Host], environ: Mapping[str,
     """
     if len(hosts) < 2 or config.launch.hosts_join:
         return []
-    words = config.launch.remote or (srun_words(environ.get(CPUS, "")) if "SLURM_JOB_ID" in environ else [])
+    words = config.launch.remote or (_srun(hosts[0].name, environ) if "SLURM_JOB_ID" in environ else [])
     if not words:
         raise ConfigError(
             "launch.remote: no way to start a command on another host outside a SLURM job",
@@ -92,6 +91,30 @@ def remote_words(config: RunConfig, hosts: Sequence[Host], environ: Mapping[str,
     if not any(HOST_WORD in word for word in words):
         raise ConfigError("launch.remote: the name of the host has no place", where=where, got=words, wanted=HOST_WORD)
     return words
+
+
+def _srun(first_host: str, environ: Mapping[str, str]) -> list[str]:
+    """For steps with all cores that the job has on a host. Raises ConfigError where this is not its first host."""
+    here = environ.get("SLURMD_NODENAME", os.uname().nodename.partition(".")[0])
+    if here != first_host:
+        cure = f"srun --overlap --ntasks=1 --nodelist={first_host} before this command, or sbatch"
+        raise ConfigError("--hosts: this is not the first of them", got=here, wanted=first_host, cure=cure)
+    cores, tasks = environ.get("SLURM_CPUS_PER_TASK", ""), environ.get("SLURM_TASKS_PER_NODE", "1")
+    return srun_words(cores and int(cores) * min(int(one.partition("(")[0]) for one in tasks.split(",")))
+
+
+def idle_hosts(config: RunConfig, hosts: Sequence[Host], environ: Mapping[str, str]) -> str:
+    """What to say of hosts of a SLURM job that the run leaves idle; empty where there are none, or nobody knows."""
+    if config.launch.remote or config.launch.hosts_join:
+        return ""
+    if (components := environ.get("SLURM_HET_SIZE", "1")) != "1":
+        cure = "`mrl launch CONFIG --slurm --heterogeneous` prints a script that takes more"
+        return f"this SLURM job has {components} components, of which the run uses the first: {cure}"
+    num_hosts = int(environ.get("SLURM_STEP_NUM_NODES", environ.get("SLURM_JOB_NUM_NODES", "1")))
+    if num_hosts <= (num_used := max(1, len(hosts))):
+        return ""
+    cure = '`mrl launch CONFIG --hosts "$(scontrol show hostnames | paste -sd, -)"` takes all'
+    return f"this SLURM job has {num_hosts} hosts, of which the run uses {num_used}: {cure}"
 
 
 def check_hosts(config: RunConfig, hosts: Sequence[str], *, where: str) -> None:

@@ -38,10 +38,17 @@ def device_files(folder: Path, *numbers: int) -> Path:
 
 @pytest.mark.parametrize(
     ("told", "names"),
-    [("3,1", ["3", "1"]), ("GPU-77aa, MIG-c6d4-1", ["GPU-77aa", "MIG-c6d4-1"]), ("", [])],
+    [
+        ("3,1", ["3", "1"]),
+        ("GPU-77aa, MIG-c6d4-1", ["GPU-77aa", "MIG-c6d4-1"]),
+        ("", []),
+        ("-1", []),
+        ("NoDevFiles", []),
+        ("0,-1,1", ["0"]),
+    ],
 )
 def test_what_the_user_or_slurm_names_is_taken_as_it_is(tmp_path: Path, told: str, names: list[str]) -> None:
-    """The driver is not asked, also where the list is empty."""
+    """The driver is not asked, also where the list is empty. As CUDA reads it, what is no name ends it."""
     environment = fake_driver(tmp_path, "touch $0.asked; exit 1")
     assert visible_gpus({**environment, "CUDA_VISIBLE_DEVICES": told}, device_files(tmp_path / "dev", 0)) == names
     assert not (tmp_path / "nvidia-smi.asked").exists()

@@ -10,7 +10,16 @@ from mrl.config.schema import GatewayTable, RunConfig
 from mrl.config.task_tables import TaskTable
 from mrl.errors import ConfigError
 from mrl.processes.planning.dry_run import describe
-from mrl.processes.planning.hosts import SRUN, Host, check_hosts, host_environment, join_argv, parse_hosts, remote_words
+from mrl.processes.planning.hosts import (
+    SRUN,
+    Host,
+    check_hosts,
+    host_environment,
+    idle_hosts,
+    join_argv,
+    parse_hosts,
+    remote_words,
+)
 from mrl.processes.planning.plan import build_plan
 
 
@@ -71,10 +80,10 @@ def test_a_command_gets_to_a_host_as_the_template_says() -> None:
 def test_srun_is_the_way_within_a_slurm_job_and_only_there() -> None:
     """Without another host, or where hosts join by themselves, nothing is started anywhere."""
     hosts = parse_hosts("a,b")
-    job = {"SLURM_JOB_ID": "7"}
+    job = {"SLURM_JOB_ID": "7", "SLURMD_NODENAME": "a", "SLURM_TASKS_PER_NODE": "2(x3),4"}
     assert remote_words(config_of("x", "y"), hosts, job, where="t") == list(SRUN)
     with_cores = remote_words(config_of("x", "y"), hosts, job | {"SLURM_CPUS_PER_TASK": "6"}, where="t")
-    assert with_cores == [*SRUN, "--cpus-per-task=6"]
+    assert with_cores == [*SRUN, "--cpus-per-task=12"], "as many as the job has there for all of its tasks"
     assert "--cpu-bind=none" in SRUN
     own = config_of("x", "y", remote=["ssh", "{host}"])
     assert remote_words(own, hosts, {"SLURM_JOB_ID": "7"}, where="t") == ["ssh", "{host}"]
@@ -84,6 +93,28 @@ def test_srun_is_the_way_within_a_slurm_job_and_only_there() -> None:
         remote_words(config_of("x", "y"), hosts, {}, where="t")
     with pytest.raises(ConfigError, match="name of the host has no place"):
         remote_words(config_of("x", "y", remote=["ssh", "b"]), hosts, {}, where="t")
+
+
+@pytest.mark.parametrize("job", [{}, {"SLURMD_NODENAME": "n2"}])
+def test_the_first_host_of_a_slurm_job_is_the_one_that_this_runs_on(job: dict[str, str]) -> None:
+    """The shell of `salloc` may be one of the login node, whose roles others would look for on the first host."""
+    with pytest.raises(ConfigError, match=r"--hosts: this is not the first of them; got '.*'; wanted n1; cure: srun"):
+        remote_words(config_of("x", "y"), parse_hosts("n1,n2"), job | {"SLURM_JOB_ID": "7"}, where="t")
+
+
+def test_hosts_of_a_slurm_job_that_a_run_leaves_idle_are_told_of() -> None:
+    """A step may have fewer than its job; where words of one's own start others, nobody knows what is left."""
+    job, plain = {"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "3"}, config_of("x", "y")
+    assert "3 hosts, of which the run uses 1: `mrl launch CONFIG --hosts" in idle_hosts(plain, (), job)
+    assert "uses 2" in idle_hosts(plain, parse_hosts("a,b"), job)
+    assert idle_hosts(plain, parse_hosts("a,b,c"), job) == ""
+    assert idle_hosts(plain, (), job | {"SLURM_STEP_NUM_NODES": "1"}) == ""
+    assert idle_hosts(plain, (), {}) == ""
+    mixed = {"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "1", "SLURM_HET_SIZE": "2"}
+    assert "2 components, of which the run uses the first: `mrl launch CONFIG --slurm --het" in idle_hosts(
+        plain, (), mixed
+    )
+    assert idle_hosts(config_of("x", "y", remote=["srun", "--het-group=1", "{host}"]), parse_hosts("a,b"), mixed) == ""
 
 
 @pytest.mark.parametrize(
