@@ -61,7 +61,7 @@ class Rig:
 async def gateway(folder, *, max_body_bytes=1 << 20, seat_key=OF_SEATS):
     """A rig."""
     book = SessionBook(idle_s=60.0)
-    given = {"policies": ["qwen", "llama"], "tasks": ["guess", "shop", "letters"], "max_body_bytes": max_body_bytes}
+    given = {"policies": ["qwen", "llama"], "tasks": ["guess", "shop", "letters", "sums"], "max_body_bytes": max_body_bytes}
     server = Gateway(book, **given, key=KEY, seat_key=OF_SEATS)
     runner = server.runner()
     await runner.setup()
@@ -388,7 +388,7 @@ def test_a_seat_wants_a_key_of_its_own(tmp_path):
         ("/sessions/none/reward", {"reward": 1.0}, 404, "no such session"),
         ("/sessions", {"model": "gpt"}, 404, "qwen, llama"),
         ("/sessions", {"models": ["qwen", "gpt"]}, 404, "qwen, llama"),
-        ("/sessions", {"task": "gues", "wait_s": 0}, 404, "task 'gues': wanted one of guess, shop, letters"),
+        ("/sessions", {"task": "gues", "wait_s": 0}, 404, "task 'gues': wanted one of guess, shop, letters, sums"),
         ("/sessions", {"models": ["qwen", "qwen"]}, 400, "different policies"),
         ("/sessions", {"models": []}, 400, "different policies"),
         ("/sessions", {"wait_s": -1}, 400, "wait_s"),
