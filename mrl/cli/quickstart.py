@@ -19,13 +19,14 @@ CONFIG = "quickstart"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """What becomes of an earlier run, and whether the configuration is only printed."""
+    parser.set_defaults(config=config_file(CONFIG))
     train.add_earlier(parser)
     parser.add_argument("--show", action="store_true", help="print the configuration, to copy and change; run nothing")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Train on this host, then say what to call next."""
-    path = config_file(CONFIG)
+    path = arguments.config
     if arguments.show:
         print(path.read_text(encoding="utf-8"), end="")
         return 0

@@ -1,6 +1,7 @@
 """Dotted overrides of the command line: `--policies.qwen.learner.lr 1e-4` or `--run.steps=10`."""
 
 import re
+import shlex
 import tomllib
 from collections.abc import Sequence
 from typing import Any
@@ -40,7 +41,7 @@ def tell_overrides(error: UserError, file: str, words: Sequence[str]) -> None:
         said = f"{key}: {one.what}" if key else one.what
         if words and place == file and not one.is_placed and re.match(r"\w+[.:]", said):
             is_own = any(said.startswith((f"{own}:", f"{own}.")) for own in keys)
-            told = WHERE if is_own else f"{file} with {' '.join(words)}"
+            told = WHERE if is_own else f"{file} with {shlex.join(words)}"
             one.where = f"{told}: {key}" if key else told
 
 

@@ -5,7 +5,7 @@ Whole numbers keep all their digits, where RFC 8785 has doubles alone.
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 MAX_DEPTH = 64
@@ -20,16 +20,19 @@ def canonical_json(value: object) -> str:
 def parse_json(text: str) -> Any:
     """The value of a JSON text. Raises ValueError for broken text, NaN, a key given twice, and what nests too deep."""
     try:
-        value = strict_json(text)
+        value = strict_json(text, _refuse)
     except RecursionError:
         raise ValueError("it nests too deep") from None
     canonical_json(value)
     return value
 
 
-def strict_json(text: str) -> Any:
-    """As `parse_json`, of any depth and of numbers of any size. Raises RecursionError where Python can nest no more."""
-    return json.loads(text, object_pairs_hook=_unique, parse_constant=_refuse)
+def strict_json(text: str, of_constant: Callable[[str], object]) -> Any:
+    """As `parse_json`, of any depth and of numbers of any size; NaN and infinities are what `of_constant` makes.
+
+    Raises RecursionError where Python can nest no more.
+    """
+    return json.loads(text, object_pairs_hook=_unique, parse_constant=of_constant)
 
 
 def _written(value: object, depth: int) -> str:

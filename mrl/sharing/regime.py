@@ -286,11 +286,13 @@ class Regime(Protocol):
 
 def lacks_of_regime(found: object) -> str:
     """The first part of `Regime` that a class, or an object, does not have or has in another form; "" for none."""
-    kind = found if isinstance(found, type) else type(found)
+    is_class = isinstance(found, type)
+    if is_class and hasattr(found, "__getattr__"):  # its objects may have anything
+        return ""
     for name, wanted in vars(Regime).items():
-        if isinstance(wanted, property) and found is not kind and not hasattr(found, name):
+        if isinstance(wanted, property) and not is_class and not hasattr(found, name):
             return name
-        if inspect.isfunction(wanted) and name[0] != "_" and not _is_called_alike(getattr(kind, name, None), wanted):
+        if inspect.isfunction(wanted) and name[0] != "_" and not _is_called_alike(found, name, wanted):
             return f"{name}({', '.join(inspect.signature(wanted).parameters)})"
     return ""
 
@@ -310,13 +312,20 @@ def check_absorbed(absorbed: object, components: Sequence[Component]) -> None:
         raise refused(f"a row of {min(strangers)}", f"rows of the components {', '.join(names)}")
 
 
-def _is_called_alike(found: object, wanted: Callable[..., Any]) -> bool:
-    if not callable(found):
+def _is_called_alike(found: object, name: str, wanted: Callable[..., Any]) -> bool:
+    own = getattr(found, name, None)
+    if not callable(own):
         return False
-    given = inspect.signature(wanted).parameters.values()
+    given = list(inspect.signature(wanted).parameters.values())
+    if not isinstance(found, type):
+        del given[0]  # the object, which is bound
+    elif not inspect.isfunction(inspect.getattr_static(found, name, None)):
+        return True  # whether it takes an object shows in the object that is built
     named = {one.name: None for one in given if one.kind is one.KEYWORD_ONLY}
     try:
-        inspect.signature(found).bind(*[None] * (len(given) - len(named)), **named)
+        inspect.signature(own).bind(*[None] * (len(given) - len(named)), **named)
     except TypeError:
         return False
+    except ValueError:  # one written in C may not tell
+        return True
     return True

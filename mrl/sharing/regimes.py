@@ -335,12 +335,13 @@ def _of_plugin(kind: RegimeKind, parameters: Table, context: SharingContext) -> 
     where, name = "sharing.regime", getattr(kind.build, "__name__", kind.build)
     try:
         regime = kind.build(parameters, context)
+        lacks = lacks_of_regime(regime)
     except UserError:
         raise
     except Exception as error:
         said = f"{type(error).__name__}: {error}"
         raise PluginError(f"{name} cannot be built ({said})", where=where, wanted="(parameters, context)") from error
-    if lacks := lacks_of_regime(regime):
+    if lacks:
         raise PluginError(f"{name} makes no regime", where=where, got=type(regime).__name__, wanted=f"also {lacks}")
     return regime
 

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from mrl.config.nearest_key import nearest
 from mrl.errors import MissingError, TaskError
-from mrl.tasks.jsonl_rows import jsonl_rows, relative_to
+from mrl.tasks.jsonl_rows import jsonl_rows, nothing, relative_to
 
 Row = tuple[str, Mapping[str, Any]]
 """Place, for messages, and the values by their columns."""
@@ -233,8 +233,7 @@ def _rows_of_file(path: Path, *, where: str, get: str, form: str) -> Iterator[Ro
                 for row in batch.to_pylist():
                     number += 1
                     written = json.dumps(row, ensure_ascii=False, default=str)
-                    # NaN stands in tables for a value that is missing.
-                    yield f"{path}:{number}", json.loads(written, parse_constant=lambda _: None)
+                    yield f"{path}:{number}", json.loads(written, parse_constant=nothing)
     except (pyarrow.ArrowException, OSError) as error:
         got = " ".join(str(error).split())[:100]
         raise TaskError("no Parquet file, or a damaged one", where=str(path), got=got, cure=get) from None

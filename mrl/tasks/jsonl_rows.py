@@ -27,9 +27,9 @@ BYTE_ORDER_MARKS = {
 def jsonl_rows(path: Path, *, where: str, get: str, form: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """(place, row) of every line; lines of white space are none.
 
-    Raises MissingError without the file; TaskError for a line that is no JSON object, or one that not every reader
-    of JSON takes alike (NaN, a key given twice), one of more than `MAX_LINE_BYTES`, an empty file, and text that is
-    not UTF-8. `form` says in words what the file should hold, `get` is the command that fetches it.
+    Raises MissingError without the file; TaskError for a line that is no JSON object, one with a key given twice, one
+    of more than `MAX_LINE_BYTES`, an empty file, and text that is not UTF-8. `form` says in words what the file should
+    hold, `get` is the command that fetches it.
     """
     if not path.is_file():
         raise MissingError(
@@ -51,6 +51,10 @@ def jsonl_rows(path: Path, *, where: str, get: str, form: str) -> Iterator[tuple
     if not num_rows:
         what = "the file is empty" if not number else "the file holds no row, blank lines alone"
         raise TaskError(what, where=str(path), wanted=form, cure=get or "write the prompts into it")
+
+
+def nothing(_: str) -> None:
+    """What NaN and the infinities are in a row: JSON has none, and in tables they stand for a value that is missing."""
 
 
 def relative_to(path: Path) -> str:
@@ -92,7 +96,7 @@ def _other_encoding(place: str, encoding: str, path: Path, got: str = "") -> Tas
 
 def _row(line: str, place: str, form: str) -> Mapping[str, Any]:
     try:
-        row = strict_json(line)
+        row = strict_json(line, nothing)
         json.dumps(row, ensure_ascii=False, allow_nan=False).encode()
     except UnicodeEncodeError as error:
         half = ascii(error.object[error.start])[1:-1]

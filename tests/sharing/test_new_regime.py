@@ -143,6 +143,7 @@ def test_a_restored_one_goes_on(met, make_context):
 
 
 OWN = """
+from functools import partial
 from imitate import ImitateParameters, ImitateRegime, RolloutReader
 from mrl.sharing.regimes import RegimeKind
 
@@ -157,8 +158,33 @@ class Bare(ImitateRegime):
 def late(parameters, context):
     return {}[parameters.below]
 
+class Other:
+    is_settled = partial(lambda told, group: told, True)
+
+    def __init__(self, parameters, context):
+        self._other = ImitateRegime(parameters, context)
+        self.publish = self._other.publish
+
+    def __getattr__(self, name):
+        return getattr(self._other, name)
+
+    @staticmethod
+    def awaited():
+        return []
+
+    @classmethod
+    def asks(cls, group):
+        return []
+
+    def hear(self, *received, **step):
+        pass
+
+class Kinds(ImitateRegime):
+    is_settled, awaited, asks = Other.is_settled, staticmethod(Other.awaited), Other.asks
+
 few, bare = RegimeKind(ImitateParameters, Few), RegimeKind(ImitateParameters, Bare)
 late = RegimeKind(ImitateParameters, late)
+other, kinds = RegimeKind(ImitateParameters, Other), RegimeKind(ImitateParameters, Kinds)
 """
 
 
@@ -174,6 +200,16 @@ def test_a_regime_that_cannot_be_built_is_told_in_a_line(tmp_path, make_context,
     try:
         with pytest.raises(PluginError, match=f"sharing.regime: {told}"):
             build_regime({"regime": f"own_regimes:{name}"}, make_context())
+    finally:
+        sys.modules.pop("own_regimes", None)
+
+
+@pytest.mark.parametrize("name", ["other", "kinds"])
+def test_a_regime_may_have_its_parts_from_anywhere(tmp_path, make_context, name):
+    """What can be called as a learner does is enough: of another object, of no object, or of any arguments."""
+    (tmp_path / "own_regimes.py").write_text(OWN, encoding="utf-8")
+    try:
+        assert build_regime({"regime": f"own_regimes:{name}"}, make_context()).awaited() == []
     finally:
         sys.modules.pop("own_regimes", None)
 

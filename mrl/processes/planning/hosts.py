@@ -15,7 +15,10 @@ SRUN = (
     "srun", "--nodes=1", "--ntasks=1", "--overlap", "--nodelist={host}", "--export=ALL", "--kill-on-bad-exit=1",
     "--cpu-bind=none",
 )  # fmt: skip
-"""One step on one host of the SLURM job that the first supervisor runs in."""
+"""One step on one host of the SLURM job that the first supervisor runs in.
+
+It may use all cores of its job there: one that names a number of them has no more, and one that is bound has one.
+"""
 HOST_WORD = "{host}"
 WILDCARDS = ("0.0.0.0", "*", "::")
 
@@ -52,14 +55,6 @@ def parse_hosts(text: str) -> tuple[Host, ...]:
     return tuple(hosts)
 
 
-def srun_words(cpus: int | str, *words: str) -> list[str]:
-    """SRUN with `words` of one's own, for a step that may use so many cores of its host.
-
-    From its job it inherits no number of them since SLURM 22.05: it would have one, and all that it starts with it.
-    """
-    return [SRUN[0], *words, *SRUN[1:], *([f"--cpus-per-task={cpus}"] if cpus else [])]
-
-
 def host_environment(host: Host) -> dict[str, str]:
     """What the processes of a host know of where they are."""
     return {HOST: host.name} | ({ADDRESS: host.address} if host.address else {})
@@ -80,7 +75,10 @@ def remote_words(config: RunConfig, hosts: Sequence[Host], environ: Mapping[str,
     """
     if len(hosts) < 2 or config.launch.hosts_join:
         return []
-    words = config.launch.remote or (_srun(hosts[0].name, environ) if "SLURM_JOB_ID" in environ else [])
+    words = config.launch.remote
+    if not words and "SLURM_JOB_ID" in environ:
+        _check_first(hosts[0].name, environ)
+        words = list(SRUN)
     if not words:
         raise ConfigError(
             "launch.remote: no way to start a command on another host outside a SLURM job",
@@ -93,14 +91,13 @@ def remote_words(config: RunConfig, hosts: Sequence[Host], environ: Mapping[str,
     return words
 
 
-def _srun(first_host: str, environ: Mapping[str, str]) -> list[str]:
-    """For steps with all cores that the job has on a host. Raises ConfigError where this is not its first host."""
+def _check_first(first_host: str, environ: Mapping[str, str]) -> None:
+    """Raises ConfigError where this host of a SLURM job is not the first of the run."""
     here = environ.get("SLURMD_NODENAME", os.uname().nodename.partition(".")[0])
     if here != first_host:
-        cure = f"srun --overlap --ntasks=1 --nodelist={first_host} before this command, or sbatch"
+        words = f"srun --overlap --nodes=1 --ntasks=1 --cpu-bind=none --nodelist={first_host}"
+        cure = f"{words} before this command, or sbatch"
         raise ConfigError("--hosts: this is not the first of them", got=here, wanted=first_host, cure=cure)
-    cores, tasks = environ.get("SLURM_CPUS_PER_TASK", ""), environ.get("SLURM_TASKS_PER_NODE", "1")
-    return srun_words(cores and int(cores) * min(int(one.partition("(")[0]) for one in tasks.split(",")))
 
 
 def idle_hosts(config: RunConfig, hosts: Sequence[Host], environ: Mapping[str, str]) -> str:

@@ -16,7 +16,7 @@ from mrl.config.run_folder import run_folder_of
 from mrl.config.schema import RunConfig
 from mrl.config.unit_names import parse_units
 from mrl.errors import ConfigError
-from mrl.processes.planning.hosts import Host, check_hosts, srun_words
+from mrl.processes.planning.hosts import SRUN, Host, check_hosts
 from mrl.processes.planning.plan import build_plan
 
 Shape = Literal["equal", "heterogeneous", "separate"]
@@ -97,7 +97,7 @@ def _heterogeneous(shape: _Shape, *, daemon_cpus: int) -> list[Job]:
     head = [
         *_directives(_job_options(shape.config, shape.request) | daemons), "#SBATCH hetjob", *_directives(others)
     ]  # fmt: skip
-    srun = ", ".join(f'"{word}"' for word in srun_words(shape.request.cpus_per_host, "--het-group=1"))
+    srun = ", ".join(f'"{word}"' for word in (SRUN[0], "--het-group=1", *SRUN[1:]))
     own: tuple[str, ...] = ("--launch.policies_on_first_host", "false", "--launch.remote", f"[{srun}]")
     if shape.request.gpus_per_host:
         own = (*own, "--launch.gpus_per_host", str(shape.request.gpus_per_host))

@@ -181,8 +181,9 @@ def _check_constructor(kind: type, name: str) -> None:
 
 def _check_plain(kind: type, name: str) -> None:
     for method, _ in inspect.getmembers(kind, inspect.iscoroutinefunction):
-        if not method.startswith("_"):
-            cure = f"write def {method}, with asyncio.run in it where it waits"
+        is_tool = method not in NO_TOOLS and not method.startswith("_") and not hasattr(kind, "step")
+        if is_tool or method in NO_TOOLS:
+            cure = f"write def {method}, with asyncio.run in it" + f", or rename it to _{method}" * is_tool
             raise ClassMistake(f"{name}.{method} is async, and nobody awaits it; {cure}")
 
 

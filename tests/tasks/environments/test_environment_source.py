@@ -83,7 +83,7 @@ REWARD = "    def get_reward(self): return 1\n"
         (RESET + STEP + "    def __init__(self, n): ...", "cannot be called without arguments"),
         (RESET + "    def step(self): ...", "write def step(self, text)"),
         (RESET + REWARD + "    async def f(self, a: str): ...",
-         "my_games:Game.f is async, and nobody awaits it; write def f"),
+         "my_games:Game.f is async, and nobody awaits it; write def f, with asyncio.run in it, or rename it to _f"),
         (RESET + "    async def step(self, text): return 'x'", "my_games:Game.step is async"),
         ("    pass\nGame = 7", "and no class"),
         ("    pass\nraise ImportError('no dice')", "the module my_games cannot be imported: ImportError: no dice"),
@@ -108,3 +108,10 @@ def test_a_good_class_is_tried(tmp_path):
     """Its first message is what a policy will see."""
     first = try_environment("game", table(tmp_path, options={"reset": {"word": "moon"}}), seed=1)
     assert first.messages[0].content == "moon"
+
+
+def test_a_game_may_wait_in_methods_of_its_own(tmp_path):
+    """Only what is called by itself has to be plain; of a game nothing else is a tool."""
+    helper = "    async def ask(self): return 'x'\n    def step(self, text): return asyncio.run(self.ask())\n"
+    text = f"import asyncio\nclass Game:\n{RESET}{helper}"
+    assert try_environment("game", table(tmp_path, text), seed=1).messages[0].content == "x"
