@@ -61,8 +61,9 @@ class Rig:
 async def gateway(folder, *, max_body_bytes=1 << 20, seat_key=OF_SEATS):
     """A rig."""
     book = SessionBook(idle_s=60.0)
-    given = {"policies": ["qwen", "llama"], "tasks": ["guess", "shop", "letters", "sums"], "max_body_bytes": max_body_bytes}
-    server = Gateway(book, **given, key=KEY, seat_key=OF_SEATS)
+    keys = {"key": KEY, "seat_key": OF_SEATS}
+    given = {"policies": ["qwen", "llama"], "tasks": ["guess", "shop", "letters", "sums"]}
+    server = Gateway(book, **given, **keys, max_body_bytes=max_body_bytes)
     runner = server.runner()
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
