@@ -44,6 +44,8 @@ that of all weights, in reinforcement learning too (LoRA Without Regret, Thinkin
 LONG_ANSWER_TOKENS = 1024
 SHARED_BYTES, UNIT_BYTES, SHARED_STEPS = 17, 8, 2
 """Of each token of a group that peers get, with its log-probability and text; and steps of all policies to hold."""
+TOP_UNITS = 8
+"""`sharing.copd.top_units`: with so many, copd gained three times what one sampled token did (docs/sharing/copd.md)."""
 
 T = TypeVar("T", bound=Table)
 
@@ -121,8 +123,8 @@ def by_model(config: RunConfig, parameters: Mapping[str, int], context_tokens: M
 
 def shared_bytes(sharing: Mapping[str, Any]) -> int:
     """Bytes in the exchange of a token that peers see, or score and tell units of, under this `[sharing]` table."""
-    parameters = sharing.get("copd") if sharing["regime"] == "copd" else None
-    num_units = parameters.get("top_units") if isinstance(parameters, Mapping) else None
+    parameters = sharing.get("copd", {}) if sharing["regime"] == "copd" else None
+    num_units = parameters.get("top_units", TOP_UNITS) if isinstance(parameters, Mapping) else None
     return SHARED_BYTES + UNIT_BYTES * (num_units if isinstance(num_units, int) else 0)
 
 

@@ -10,7 +10,7 @@ sampled it: `rl_steps` versions by rewards, then `distil_steps` versions in whic
 from it and the others are trained by rewards, as in Algorithm 1. The paper has one domain for each policy, which
 `teaches` names; it merges the policies afterwards, which those of different families cannot be.
 
-Units: with `top_units` a teacher tells the likeliest units of each place, as bytes, beside the score of what was said.
+Units: a teacher tells the `top_units` likeliest units of each place, as bytes, beside the score of what was said.
 Where a span is one token on both sides, and own tokens say units, the divergence over these and the rest is summed and
 differentiated itself (`mrl.objectives.terms.unit_divergence`), in place of A_u: SimCT's comparison (arXiv 2605.07711)
 without its continuations of several tokens.
@@ -42,6 +42,7 @@ import numpy as np
 from pydantic import Field, model_validator
 
 from mrl.alignment.ragged import sums_at
+from mrl.config.defaults import TOP_UNITS
 from mrl.config.table import Table, Tuned
 from mrl.objectives.specs import Distilled, Spreading
 from mrl.records.experience import MAX_LIKELIEST
@@ -69,8 +70,8 @@ class CopdParameters(Table):
     spreading: Spreading = "none"
     """How a span's difference falls to its own tokens: `none` the whole of it to each, which is the gradient of the
     span's log-prob; `receiver_multiplicative` in proportion to own log-probs, as DPCA; `receiver_additive` evenly."""
-    top_units: int = Field(0, ge=0, le=MAX_LIKELIEST)
-    """Likeliest next units that a teacher tells of each place; 0: none."""
+    top_units: int = Field(TOP_UNITS, ge=0, le=MAX_LIKELIEST)
+    """Likeliest next units that a teacher tells of each place; 0: none, and one sampled token is all that is known."""
     agreement_nats: float = Field(1.0, gt=0)
     """A teacher agrees on a span whose log-prob is within this of the own one."""
     min_agreement: float = Field(0.5, ge=0, le=1)

@@ -245,9 +245,10 @@ def test_the_exchange_holds_two_steps_of_long_groups():
     assert list(found("prp")) == ["exchange.budget_mib"]
     assert found("independent") == found("prp", budget_mib=64) == {}
     of_units = math.ceil(bytes_wanted / 17 * (17 + 8 * 8) / 2**20)
-    assert list(found("copd", {"top_units": 8}).values()) == [of_units]
-    for refused_later in (3, {"top_units": "8"}, {"top_units": [8]}, {}):
+    assert list(found("copd", {"top_units": 8}).values()) == list(found("copd").values()) == [of_units]
+    for refused_later in (3, {"top_units": "8"}, {"top_units": [8]}):
         assert list(found("copd", refused_later).values()) == [mib]
+    assert list(found("copd", {"top_units": 0}).values()) == [mib]
     config = validate({**tables, "sharing": {"regime": "prp"}}, where="test")
     assert by_groups(config).config.exchange.budget_mib == mib
     assert by_groups(config_of(a={}, b={})) == Resolved(config_of(a={}, b={}), ())

@@ -356,7 +356,7 @@ def with_units(make, tokenizer, group, tops, *, source="peer"):
 def test_units_are_asked_for(build, make, receiver):
     """So many as the table says; without, the request has no word of it."""
     group = make.sampled(receiver, [1, 0])
-    (plain,) = build("copd", **DISTIL).publish(group, make.author())
+    (plain,) = build("copd", **DISTIL, top_units=0).publish(group, make.author())
     (asking,) = build("copd", **DISTIL, top_units=4).publish(group, make.author())
     assert asking.num_units == 4
     assert plain.num_units is msgspec.UNSET
@@ -446,6 +446,6 @@ def test_units_that_nobody_asked_for_are_left_aside(build, make, receiver, step_
     """A learner whose kernel knows none is not handed any."""
     group = make.sampled(receiver, [1, 0])
     told = with_units(make, receiver, group, {b"y": 0.9})
-    rows = step_of(build("copd", **DISTIL, min_agreement=0), [group], [told]).examples
+    rows = step_of(build("copd", **DISTIL, top_units=0, min_agreement=0), [group], [told]).examples
     assert [row.teacher_units for row in rows] == [None, None]
     assert all(row.teacher_logprobs is not None for row in rows)
