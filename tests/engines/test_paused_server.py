@@ -82,7 +82,7 @@ def test_a_score_that_an_update_meets_is_asked_for_once_more(server, engine):
         engine.load(Path("w"), Version(0, 1))
         scored = scores.result(120)
 
-    assert [row.tolist() for row in scored] == [[-6.0]] * 3
+    assert [one.logprobs.tolist() for one in scored] == [[-6.0]] * 3
     assert server.num_asked - before == 6
 
 

@@ -471,7 +471,7 @@ def test_a_refusal_is_a_pause_when_vllm_calls_it_retryable(server, ask, status, 
         web.Response(status=status, text=text) if asked & set(body["sampling_params"]) else server._generate(body)
     )
 
-    for call in (generate, lambda dialect, http: dialect.score(http, [7, 8], 1.0)):
+    for call in (generate, lambda dialect, http: dialect.score(http, [7, 8], 1.0, 0)):
         with pytest.raises(HttpFailure) as caught:
             ask(call)
         assert isinstance(caught.value, Paused) == is_pause

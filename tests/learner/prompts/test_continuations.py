@@ -187,7 +187,8 @@ def test_a_step_hands_states_to_workers_and_tells_of_those_that_led_nowhere():
         offer=offered.extend,
     )
     absorbed = Absorbed([], {"policy_gradient": 1.0}, continuations=[state("b")])
-    regime = SimpleNamespace(absorb=lambda groups, *, step, rng: absorbed)
+    own = SimpleNamespace(name="policy_gradient")
+    regime = SimpleNamespace(absorb=lambda groups, *, step, rng: absorbed, components=(own,))
     batching = SimpleNamespace(gather=lambda step, stopping: Gathered([begun, continued], {}))
 
     prepared = BatchMaker(intake, regime, None, batching, RunTable(name="r", steps=1)).prepare(0, None, lambda: False)

@@ -211,7 +211,7 @@ def a_maker(batches: list[list[ScoredGroup]], reuse: ReuseBuffer | None):
         return Absorbed([], {"policy_gradient": 1.0})
 
     batching = SimpleNamespace(gather=lambda step, stopping: Gathered(batches[step], {}))
-    regime = SimpleNamespace(absorb=absorb)
+    regime = SimpleNamespace(absorb=absorb, components=(SimpleNamespace(name="policy_gradient"),))
     return BatchMaker(intake, regime, None, batching, RunTable(name="r", steps=1), reuse=reuse), absorbed
 
 
