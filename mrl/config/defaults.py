@@ -45,7 +45,7 @@ LONG_ANSWER_TOKENS = 1024
 SHARED_BYTES, UNIT_BYTES, SHARED_STEPS = 17, 8, 2
 """Of each token of a group that peers get, with its log-probability and text; and steps of all policies to hold."""
 TOP_UNITS = 8
-"""`sharing.copd.top_units`: with so many, copd gained three times what one sampled token did (docs/sharing/copd.md)."""
+"""`sharing.copd.top_units`: copd gains more than twice as much with them as without (docs/sharing/copd.md)."""
 
 T = TypeVar("T", bound=Table)
 

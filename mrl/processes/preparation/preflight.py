@@ -324,7 +324,8 @@ def check_teacher(config: RunConfig, *, where: str) -> None:
             for task in tasks:
                 check(f"copd.teaches.{policy}", "task", task, config.tasks)
         for name in config.learning if parameters.top_units else ():
-            if config.policies[name].learner.logprob_kernel == "liger":
+            has_teacher = parameters.teachers_of(name, list(config.policies))
+            if has_teacher and config.policies[name].learner.logprob_kernel == "liger":
                 raise ConfigError(
                     f"policies.{name}.learner.logprob_kernel: the kernel knows no units beside the tokens",
                     where=where,

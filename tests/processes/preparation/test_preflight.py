@@ -97,6 +97,24 @@ def test_who_teaches_what_is_of_the_run(teaches: dict[str, list[str]], message: 
     check_teacher(config_with({"regime": "sgt", "copd": {"teaches": teaches}}), where="test")
 
 
+@pytest.mark.parametrize(
+    "copd",
+    [{}, {"top_units": 0}, {"distil_steps": 0}, {"teaches": {"a": ["trim"]}}],
+    ids=["units", "none", "rl", "teacher"],
+)
+def test_a_kernel_that_knows_no_units_is_refused_where_a_teacher_tells_some(copd: dict[str, Any]) -> None:
+    """Policy `a` has a teacher and would be told units; without either, its kernel is its own matter."""
+    config = config_with({"regime": "copd", "copd": copd})
+    learner = config.policies["a"].learner.model_copy(update={"logprob_kernel": "liger"})
+    fused = config.policies["a"].model_copy(update={"learner": learner})
+    config = config.model_copy(update={"policies": {**config.policies, "a": fused}})
+    if copd:
+        check_teacher(config, where="test")
+        return
+    with pytest.raises(ConfigError, match=r"policies\.a\.learner\.logprob_kernel: .*top_units = 8.*or top_units = 0"):
+        check_teacher(config, where="test")
+
+
 @pytest.mark.parametrize("is_made", [True, False])
 def test_ranks_that_cannot_share_out_the_heads_are_refused(tmp_path: Path, is_made: bool) -> None:
     """Eight heads, four of keys and values, whether the policy is made here or read."""
