@@ -1,25 +1,25 @@
-"""The gateway: programs of the user's play episodes by asking policies over HTTP, as they would ask OpenAI's API.
+"""The gateway: users' programs play episodes by asking policies over HTTP, as they would ask OpenAI's API.
 
     rollout worker ──▶ seat (an environment process) ◀──WebSocket──▶ gateway ◀──HTTP──▶ agent
                        offers an episode, tells each turn           session           asks, and gives the reward
 
-An agent is an environment turned round: what it asks is what an environment says, and what the policy answers is the
-completion. So a group of episodes is granted, leased, dated, verified and shared as every other.
+An agent is an environment turned round: the agent's request is the environment's turn, and the response to the request
+is the policy's turn. So a group of such episodes is granted, leased, dated, verified and shared as any other group.
 
 - `chat_wire`        requests and answers of the chat API <-> messages, tools, turns
 - `session`          one episode between its seat and its agent
-- `session_book`     all of them: offered, taken, silent for too long, over
+- `session_book`     all sessions: offered, taken, silent for too long, over
 - `routes`           the HTTP server
-- `strangers`        connections without a key, which are few and short
-- `plain_routes`     the same for requests outside of episodes, which rollout workers answer beside their sampling
-- `plain_wire`       their forms <-> messages to workers
-- `plain_stream`     answers as they grow
-- `plain_desk`       where they wait for a worker with room
-- `gateway_line`     a worker's line to it
+- `strangers`        connections that have shown no key, limited in number and time
+- `plain_routes`     HTTP routes of requests outside of episodes, which rollout workers answer beside their sampling
+- `plain_wire`       requests and answers outside of episodes <-> messages to workers
+- `plain_stream`     streamed answers
+- `plain_desk`       queue of requests outside of episodes, which wait for a worker with room
+- `gateway_line`     a worker's connection to the gateway
 - `agent_process`    a process that runs the user's function for many episodes at once
-- `agent_network`    what it reaches: the gateway alone, in a network namespace
-- `agent_children`   these processes from outside: started, watched, started again
+- `agent_network`    a network namespace for an agent, from which it reaches the gateway alone
+- `agent_children`   supervision of agent processes: started, watched, started again
 - `agent_programs`   agents that are programs: one process for each episode
-- `agent_start`      how either is started, in its network
-- `agent_trial`      the function, or the program, looked at before a run
+- `agent_start`      start of an agent process or a program, in its network
+- `agent_trial`      check of the function, or of the program, before a run
 """

@@ -1,4 +1,4 @@
-"""Processes of agents from outside: started, watched, started again."""
+"""Supervision of the processes that play agent functions: they are started, watched and started again."""
 
 import secrets
 import sys
@@ -16,9 +16,11 @@ from mrl.gateway.session_book import SessionBook
 
 MODULE = "mrl.gateway.agent_process"
 STEADY_S = 30.0
-"""A process that lived for this long has begun."""
+"""Seconds of life after which the end of a process counts as the first of its ends in a row."""
 MAX_ENDS_IN_A_ROW = 5
+"""Ends of a process, without a life of STEADY_S between them, that end the run."""
 PAUSE_S, MAX_PAUSE_S = 0.5, 10.0
+"""Seconds before a process is started again: after its first end, doubled with each further end, and at most."""
 MIB = 1024**2
 
 log = structlog.get_logger()
@@ -29,16 +31,17 @@ class _Child:
     task: str
     name: str
     limits: tuple[str, str]
-    """Bytes of its address space, and seconds that an episode may keep its processor."""
+    """Address space in bytes, and seconds of processor time that an episode may take without a pause, both as text."""
     is_fenced: bool
-    """Whether it is to have a network of its own."""
+    """Whether the process is to have a network namespace of its own."""
     started: Started | None = None
     player: str = ""
-    """What it calls itself to the gateway, another name in every life."""
+    """Name under which the process takes episodes from the gateway; new at every start."""
     started_s: float = 0.0
     due_s: float = 0.0
+    """Clock time from which the process may be started again."""
     num_ends: int = 0
-    """In a row, without a steady life between."""
+    """Ends in a row, without a life of STEADY_S between them."""
 
 
 def _limits_of(table: TaskTable) -> tuple[str, str]:
@@ -46,7 +49,7 @@ def _limits_of(table: TaskTable) -> tuple[str, str]:
 
 
 class AgentChildren:
-    """The processes of all tasks whose agents the run starts. They end with this process."""
+    """The processes of all tasks whose agent is a function. They end with this process."""
 
     def __init__(
         self,
@@ -57,7 +60,7 @@ class AgentChildren:
         key: str,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`key` is that of agents."""
+        """`key` is the run's key, which agents show to the gateway."""
         self._starts, self._book, self._clock = starts, book, clock
         self._environment = starts.environment(key) | {URL: starts.url, KEY: key}
         self._children = [
@@ -69,11 +72,11 @@ class AgentChildren:
 
     @property
     def num_alive(self) -> int:
-        """Processes that live."""
+        """Number of processes that are alive."""
         return sum(child.started is not None for child in self._children)
 
     async def tend(self) -> None:
-        """Start what is not there. Raises TaskError where agents end again and again."""
+        """Note processes that ended, and start those due. Raises TaskError where an agent ends again and again."""
         now_s = self._clock()
         for child in self._children:
             if child.started is not None and (code := child.started.process.poll()) is not None:
@@ -84,7 +87,7 @@ class AgentChildren:
                 await self._start(child)
 
     def close(self) -> None:
-        """Kill them."""
+        """Kill all processes."""
         for child in self._children:
             if child.started is not None:
                 child.started.process.kill()

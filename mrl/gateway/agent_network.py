@@ -1,13 +1,13 @@
-"""A network of an agent's own, in which there is the gateway and nothing else.
+"""A network namespace for an agent, from which it reaches the gateway and nothing else.
 
-Runs as a script before the agent, `python -I -S agent_network.py PORT COMMAND...`: it leaves the host's network for a
-namespace that has nothing but loopback, listens there at the gateway's port, hands the listening socket to the gateway
-over its standard input, and becomes the agent. A socket stays in the namespace in which it was made, so the gateway
-answers inside at the address that it always has, to whatever client. Where the kernel has no namespace to give, it says
-why, and the agent has the host's network.
+Runs as a script before the agent, `python -I -S agent_network.py PORT COMMAND...`: the script leaves the host's network
+for a namespace that has nothing but loopback, listens there at the gateway's port, hands the listening socket to the
+gateway over its standard input, and becomes the agent. A socket stays in the namespace in which it was made, so the
+gateway answers any client inside, at its usual port. Where the kernel gives no namespace, the script sends the reason
+to the gateway, and the agent keeps the host's network.
 
-It is a fence for what an agent does unwittingly, and for what a policy has its tools do; files and sockets in files are
-where they were, and code that means harm has your rights.
+The namespace guards against accidents of an agent, and against calls that a policy has its tools make. It is no
+sandbox: files and Unix sockets stay within reach, and the agent runs with the user's rights.
 """
 
 import ctypes
@@ -21,16 +21,17 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 
 URL, KEY = "MRL_GATEWAY_URL", "MRL_GATEWAY_KEY"
-"""Environment variables of an agent process: the address up to /v1, and the run's key."""
+"""Environment variables of an agent process: the gateway's URL, which ends in /v1, and the run's key."""
 PLAYER = "MRL_AGENT_PLAYER"
-"""Environment variable of a process that plays functions: by this name its episodes are given up when it ends."""
+"""Environment variable of a process that plays functions: its name, by which its episodes are given up when it ends."""
 BASE_URL = "OPENAI_BASE_URL"
-"""The address again, where OpenAI's own clients look for it."""
+"""Environment variable of the gateway's URL in which OpenAI's own clients look for it."""
 FENCED = "MRL_AGENT_FENCED"
-"""Environment variable of an agent process that is in a network of its own."""
+"""Environment variable that is set for an agent process in a network of its own."""
 START_S = 60.0
+"""Seconds that the script has to report whether it has a namespace."""
 BACKLOG = 1024
-"""Connections that wait to be taken: a process of agents makes hundreds at once."""
+"""Length of the queue of connections to accept: a process of agents makes hundreds at once."""
 MAX_REASON_BYTES = 1024
 _PROBE = "--probe"
 _HERE = "127.0.0.1"
@@ -39,12 +40,12 @@ _SET_FLAGS, _UP = 0x8914, 0x1
 
 
 def fenced(argv: Sequence[str], port: int) -> list[str]:
-    """The command line that runs `argv` in a network of its own; its standard input is a socket for `handed_over`."""
+    """Command line that runs `argv` in a network of its own. Standard input has to be a socket for `handed_over`."""
     return [sys.executable, "-I", "-S", os.path.abspath(__file__), str(port), *argv]
 
 
 def handed_over(ours: socket.socket) -> tuple[socket.socket | None, str]:
-    """The socket at which the gateway is to listen, or why there is none. Waits, at most START_S."""
+    """Return the socket at which the gateway is to listen, or None and the reason. Waits for START_S at most."""
     ours.settimeout(START_S)
     try:
         said, descriptors, _, _ = socket.recv_fds(ours, MAX_REASON_BYTES, 1)
@@ -57,7 +58,7 @@ def handed_over(ours: socket.socket) -> tuple[socket.socket | None, str]:
 
 @cache
 def unfenced_reason() -> str:
-    """Why agents have this host's network; "" where they have their own."""
+    """Return why agents have this host's network; "" where they get their own. Tried once in a process of its own."""
     done = subprocess.run(
         [sys.executable, "-I", "-S", os.path.abspath(__file__), _PROBE],
         capture_output=True, text=True, timeout=START_S, check=False,
@@ -66,24 +67,24 @@ def unfenced_reason() -> str:
 
 
 def described_network() -> str:
-    """What agents that runs start reach on this host, in words."""
+    """Describe in words what agents that a run starts can reach on this host."""
     reason = unfenced_reason()
     return f"all that this host does, which has no network namespace to give ({reason})" if reason else "the gateway"
 
 
 def inside(environment: Mapping[str, str], port: int) -> dict[str, str]:
-    """The environment of a process in a network of its own, in which the gateway listens at `port`."""
+    """Environment variables of a process in a network of its own, in which the gateway listens at `port`."""
     url = f"http://{_HERE}:{port}/v1"
     return {**environment, URL: url, BASE_URL: url, FENCED: "1"}
 
 
 def _leave() -> None:
-    """Go into a new network that has loopback alone. Raises OSError."""
+    """Move this process into a new network namespace, which has loopback alone. Raises OSError."""
     libc = ctypes.CDLL(None, use_errno=True)
     if not hasattr(libc, "unshare"):
         raise OSError("Linux alone has them")
     user, group = os.geteuid(), os.getegid()
-    if libc.unshare(_NEW_NETWORK):  # which root may; others are root in a namespace of users
+    if libc.unshare(_NEW_NETWORK):  # root may do this; other users need a user namespace, in which they are root
         if libc.unshare(_NEW_USER | _NEW_NETWORK):
             raise OSError(ctypes.get_errno(), f"unshare: {os.strerror(ctypes.get_errno())}")
         for name, words in (("setgroups", "deny"), ("uid_map", f"{user} {user} 1"), ("gid_map", f"{group} {group} 1")):
@@ -94,7 +95,7 @@ def _leave() -> None:
 
 
 def _tried() -> str:
-    """Why this process cannot leave, tried by one that is gone afterwards: there is no way back from half of it."""
+    """Return why this process can get no namespace, or "". A forked child tries, since half a move has no way back."""
     read_end, write_end = os.pipe()
     if not (pid := os.fork()):
         try:

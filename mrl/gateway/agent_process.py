@@ -1,15 +1,16 @@
 """A process of agents: `python -m mrl.gateway.agent_process MODULE:FUNCTION TASK BYTES SECONDS`.
 
-It plays until it is ended, in an address space of so many bytes; an episode that keeps the processor for so many
-seconds, without a pause for the others, is broken off.
+The process plays episodes until it is ended. BYTES limits its address space. An episode that keeps the processor for
+SECONDS, without a pause for the others, is broken off.
 
 The function is called once for each episode, `await function(client, row)`: `client` is an `openai.AsyncOpenAI` whose
-requests go to the policy that plays, under the model's name "policy"; `row` is what the task gives. It returns the
-reward. One whose first argument is called `clients` plays with all policies at once, each in an episode of its own from
-the same row: it gets their clients by name, and returns a reward for each by name. Whatever a function raises fails its
-own episodes. The address and the key come by the environment.
+requests go to the policy that plays, under the model's name "policy"; `row` is the task's row. The function returns the
+reward. A function whose first argument is called `clients` plays with all policies at once, each in an episode of its
+own from the same row: it gets {policy: client}, and returns {policy: reward}. An exception of a function fails its own
+episodes. The gateway's address and the key come by environment variables.
 
-`... --check MODULE:FUNCTION` says in one line what is wrong with a function, or "clients" of one that plays with all.
+`... --check MODULE:FUNCTION` prints "clients" for a function that plays with all policies, and an empty line for any
+other; for a function that can be no agent, one line on standard error says why.
 """
 
 import asyncio
@@ -37,14 +38,15 @@ from mrl.tasks.environments.user_class import ClassMistake
 from mrl.tasks.rewards import CodeLine, place_of
 
 TAKERS, AT_ONCE = 16, 4096
-"""Requests of one process that wait for an episode, and episodes that it plays at once: all that a synchronous run has,
-which samples no turn before every episode has asked for one."""
+"""Requests for an episode that one process has open, and episodes that it plays at once, both at most. The second has
+to cover a synchronous run, which samples no turn before every episode has asked for one."""
 WATCH_S = 0.5
-"""How often it is seen that no episode keeps the processor."""
+"""Seconds between restarts of the timer that finds an episode which keeps the processor."""
 PAUSE_S = 0.5
-"""Before the gateway is asked again after it could not be reached."""
+"""Seconds before the gateway is asked again after a request for an episode that gave none."""
 REQUEST_S = 120.0
 MAX_WORDS = 300
+"""Characters of a reason that is told to the gateway, at most."""
 UNREACHABLE = (errno.ENETUNREACH, errno.EHOSTUNREACH, errno.ECONNREFUSED, errno.EADDRNOTAVAIL)
 ALL = "clients"
 """Name of the first argument of a function that plays with all policies at once."""
@@ -54,14 +56,14 @@ if TYPE_CHECKING:
 
 
 class HeldTooLong(BaseException):
-    """Raised in an episode that keeps the processor; agents catch what is an Exception."""
+    """Raised in an episode that keeps the processor; a BaseException, since agents catch any Exception."""
 
 
 Agent = Callable[[Any, Mapping[str, Any]], Awaitable[Any]]
 
 
 def named_agent(name: str) -> Agent:
-    """The function "module:function". Raises ClassMistake."""
+    """Import the agent of a name "module:function". Raises ClassMistake."""
     module, _, attribute = name.partition(":")
     found = named_object(module, attribute)
     if not inspect.iscoroutinefunction(found):
@@ -80,10 +82,10 @@ def plays_with_all(agent: Agent) -> bool:
 
 
 class Player:
-    """Takes one episode after another from a gateway."""
+    """Takes episodes of one task from the gateway, and plays many at once."""
 
     def __init__(self, agent: Agent, task: str, client: "AsyncOpenAI") -> None:
-        """`client` has the run's key; making one takes 30 ms, so that episodes share its connections."""
+        """`client` has the run's key. Episodes share its connections, since making a client takes 30 ms."""
         self._agent, self._task, self._client = agent, task, client
         self._url, self._key = str(client.base_url).rstrip("/"), client.api_key
         self._plays_with_all = plays_with_all(agent)
@@ -91,7 +93,7 @@ class Player:
         self._episodes: set[asyncio.Future[None]] = set()
 
     async def play(self, http: aiohttp.ClientSession, *, takers: int = TAKERS) -> None:
-        """Without an end: so many requests for an episode wait at a time, and any number of episodes is played."""
+        """Play without an end: `takers` requests for an episode are open at a time, and at most AT_ONCE are played."""
         asked: dict[str, Any] = {"task": self._task, "player": os.environ.get(PLAYER, "")}
         if self._plays_with_all:
             asked["models"] = [model.id async for model in self._client.models.list()]
@@ -142,7 +144,7 @@ class Player:
     async def _post(
         self, http: aiohttp.ClientSession, path: str, body: Mapping[str, Any]
     ) -> tuple[int, dict[str, Any]]:
-        """Status and answer; 0 where there was none."""
+        """Return HTTP status and JSON body of the response; 0 and {} where there is none."""
         with suppress(aiohttp.ClientError, TimeoutError, ValueError):
             headers = {"Authorization": f"Bearer {self._key}"}
             async with http.post(self._url + path, json=body, headers=headers) as response:
@@ -150,8 +152,8 @@ class Player:
         return 0, {}
 
     def _told(self, error: BaseException) -> str:
-        """In one line, with the line of code; the first one also goes whole to the log. Where it is for want of a
-        network, the key that gives one stands behind it."""
+        """Describe an error in one line, with its line of the agent's code; print the traceback of the first error.
+        Where the agent's own network caused the error, the key that gives the host's network follows."""
         if not self._has_shown:
             self._has_shown = True
             traceback.print_exception(error)
@@ -169,7 +171,7 @@ class Player:
 
 
 def is_for_want_of_network(error: BaseException | None) -> bool:
-    """Whether something was not to be reached: by the error, or by one that it was raised from."""
+    """Whether an address could not be reached, by this error or by an error that it was raised from."""
     while error is not None:
         if isinstance(error, socket.gaierror) or (isinstance(error, OSError) and error.errno in UNREACHABLE):
             return True
@@ -180,14 +182,14 @@ def is_for_want_of_network(error: BaseException | None) -> bool:
 
 
 def kind_of(error: BaseException) -> str:
-    """The end of an episode that an exception is."""
+    """Return the key of `FAILURES` under which an exception ends an episode."""
     if isinstance(error, BaseExceptionGroup):
         return kind_of(error.exceptions[0])
     return MEMORY if isinstance(error, MemoryError) else TIMEOUT if isinstance(error, HeldTooLong) else RAISED
 
 
 async def break_off_what_holds(cpu_s: float) -> None:
-    """Without an end: raise HeldTooLong in an episode that lets no other have the processor for so long."""
+    """Watch without an end: raise HeldTooLong in an episode that keeps the processor from the others for `cpu_s`."""
 
     def hold(*_: object) -> None:
         raise HeldTooLong(f"it used more than {cpu_s:g} s of processor time without a pause for the others")
@@ -199,14 +201,14 @@ async def break_off_what_holds(cpu_s: float) -> None:
 
 
 def _by_name(returned: object, names: Sequence[str]) -> dict[str, float]:
-    """A reward for each of the policies. Raises TypeError."""
+    """Check that an agent returned a reward for each policy, and return {policy: reward}. Raises TypeError."""
     if not isinstance(returned, Mapping) or set(returned) != set(names):
         raise TypeError(f"it returned {returned!r:.80}; wanted a reward for each of {', '.join(names)}, by name")
     return {name: float(reward) for name, reward in returned.items()}
 
 
 async def serve(agent: Agent, task: str, cpu_s: float) -> None:
-    """Play until this process is ended."""
+    """Play episodes until this process is ended."""
     from openai import AsyncOpenAI
 
     connector = aiohttp.TCPConnector(limit=0)
@@ -221,7 +223,7 @@ async def serve(agent: Agent, task: str, cpu_s: float) -> None:
 
 
 def main(words: list[str]) -> int:
-    """Play, or check; 2 with what is wrong in one line."""
+    """Play, or check a function. Return the exit code: 2 after one line that says why the function can be no agent."""
     setproctitle.setproctitle("mrl::agent")
     try:
         if words[0] == "--check":

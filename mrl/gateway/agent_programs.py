@@ -1,6 +1,6 @@
 """Agents that are programs: a process for each episode, with the gateway's address, a key and a row in its environment.
 
-It asks as any client of OpenAI's API does, posts its reward to `/v1/sessions/ID/reward`, and ends.
+The program asks as any client of OpenAI's API does, posts its reward to `/v1/sessions/ID/reward`, and ends.
 """
 
 import asyncio
@@ -24,28 +24,31 @@ from mrl.tasks.environments.contract import EXITED, GIVEN_UP, MEMORY, TIMEOUT
 MODEL, ROW, SESSION = "MRL_MODEL", "MRL_ROW", "MRL_SESSION"
 """Environment variables of a program: the policy that plays, the row as JSON, the session."""
 LIMITED = 'ulimit -c 0; ulimit -v "$1"; ulimit -S -t "$2"; ulimit -H -t "$3"; shift 3; exec "$@"'
+"""Shell script whose arguments are KiB of address space, seconds of processor time (soft, hard) and the command."""
 LOOK_S = 0.1
+"""Seconds between two looks at a program."""
 LEAVE_S = 10.0
-"""For what a program still does when its episode is over."""
+"""Seconds that a program may go on after its episode is over."""
 TAIL_BYTES, LINE_CHARS = 4096, 300
+"""Bytes at the end of standard error that are kept, and characters of its last line that are told."""
 
 log = structlog.get_logger()
 
 
 def limited(table: TaskTable) -> list[str]:
-    """The command line of a program, within the address space and the processor time that its task gives."""
+    """Command line of a task's program, with the task's limits of address space and processor time."""
     seconds = math.ceil(table.episode_cpu_s)
     limits = (table.agent_memory_mib * 1024, seconds, seconds + 1)
     return ["sh", "-c", LIMITED, "sh", *map(str, limits), *table.command]
 
 
 def variables(model: str, session_id: str, row: Mapping[str, object]) -> dict[str, str]:
-    """What a program is told of its episode."""
+    """Environment variables that describe an episode to its program."""
     return {MODEL: model, SESSION: session_id, ROW: json.dumps(row)}
 
 
 class StandardError:
-    """What a program says there: its end, and the pipe that is read in the event loop."""
+    """Standard error of one program: a pipe that is read in the event loop, of which the last TAIL_BYTES are kept."""
 
     def __init__(self) -> None:
         self._read_end, self.write_end = os.pipe()
@@ -54,11 +57,11 @@ class StandardError:
         asyncio.get_running_loop().add_reader(self._read_end, self._read)
 
     def started(self) -> None:
-        """The process has the other end."""
+        """Close the write end here, once the process has its own copy of it."""
         os.close(self.write_end)
 
     def close(self) -> str:
-        """The last line, "" where there is none."""
+        """Close the pipe, and return the last line that is not blank; "" where there is none."""
         self._read()
         asyncio.get_running_loop().remove_reader(self._read_end)
         os.close(self._read_end)
@@ -72,13 +75,13 @@ class StandardError:
 
 
 def last_line(said: bytes) -> str:
-    """The last line that says anything."""
+    """Return the last line that is not blank, at most LINE_CHARS of it; "" where there is none."""
     lines = [line.strip() for line in said.decode(errors="replace").splitlines()]
     return next((line for line in reversed(lines) if line), "")[:LINE_CHARS]
 
 
 class AgentPrograms:
-    """The programs of all tasks that have one. They end with this process."""
+    """The programs of all tasks with a `command`. They end with this process."""
 
     def __init__(
         self,
@@ -88,16 +91,18 @@ class AgentPrograms:
         *,
         key_of: Callable[[str], str],
     ) -> None:
-        """`key_of` gives the key of a session."""
+        """`key_of` gives the key of a session's id."""
         self._tasks = {task: table for task, table in tasks.items() if table.command}
         self._starts, self._book, self._key_of = starts, book, key_of
         self._places: list[asyncio.Task[None]] = []
+        """Loops that each take one episode after another, `agent_processes` of them for a task."""
         self._told: set[str] = set()
-        """Tasks of which a program's failure stands in the log."""
+        """Tasks of which the failure of a program was logged."""
         self.num_alive = 0
+        """Number of programs that run."""
 
     def tend(self) -> None:
-        """Play, as many episodes at a time as each task gives processes. Raises what a place of theirs ended by."""
+        """Start the loops that play, `agent_processes` of them for a task. Raises the exception that ended a loop."""
         if not self._places:
             places = [task for task, table in self._tasks.items() for _ in range(table.agent_processes)]
             self._places = [asyncio.ensure_future(self._serve(task)) for task in places]
@@ -106,7 +111,7 @@ class AgentPrograms:
                 place.result()
 
     async def close(self) -> None:
-        """Kill them."""
+        """Kill all programs."""
         for place in self._places:
             place.cancel()
         await asyncio.gather(*self._places, return_exceptions=True)
@@ -130,7 +135,7 @@ class AgentPrograms:
             started = await self._starts.start(
                 session.task, limited(table), environment, is_fenced=table.is_fenced, **how
             )
-        except OSError as error:  # its row is longer than an environment may be, or the host has no process left
+        except OSError as error:  # the row is too long for an environment variable, or the host has no process left
             heard.started()
             heard.close()
             self._failed(session, EXITED, f"its program cannot be started: {error.strerror}")
@@ -151,12 +156,12 @@ class AgentPrograms:
         if session.task not in self._told:
             self._told.add(session.task)
             log.warning("a program gave no reward, and its episode counts as failed", task=session.task, why=words)
-        with suppress(ChatMistake):  # it has said so itself
+        with suppress(ChatMistake):  # the program has ended its episode itself
             session.fail(words, kind)
 
 
 async def _ended(started: Started, session: AgentSession) -> int | None:
-    """The exit code; None for one that goes on when its episode is given up, or has been over for a while."""
+    """Wait for the exit code; None for a program that goes on when its episode is given up, or over for LEAVE_S."""
     left_s = LEAVE_S
     while (code := started.process.poll()) is None and left_s > 0:
         await asyncio.sleep(LOOK_S)
@@ -166,14 +171,14 @@ async def _ended(started: Started, session: AgentSession) -> int | None:
 
 
 def kill_all(process: "subprocess.Popen[bytes]") -> None:
-    """A process that was started in a session of its own, and what it has started."""
+    """Kill a process that was started in a session of its own, with its process group."""
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
 
 
 def how_it_failed(code: int | None, line: str, table: TaskTable) -> tuple[str, str]:
-    """Kind and words of the end of a program without a reward."""
+    """Return kind and description of the failure of a program that ended without a reward."""
     if code == -signal.SIGXCPU:
         return TIMEOUT, f"its program used more than {math.ceil(table.episode_cpu_s)} s of processor time"
     how = f"was killed by signal {-code}" if code is not None and code < 0 else f"ended with exit code {code}"

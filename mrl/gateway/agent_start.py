@@ -1,4 +1,4 @@
-"""Processes of agents as they are started: in a network of their own, in which the gateway is made to listen."""
+"""Start of agents' processes, each in a network of its own, in which the gateway is made to listen."""
 
 import asyncio
 import os
@@ -23,13 +23,13 @@ log = structlog.get_logger()
 
 @dataclass(slots=True)
 class Started:
-    """A process, and where the gateway listens in its network."""
+    """A started process, and the site at which the gateway listens in its network; None for the host's network."""
 
     process: "subprocess.Popen[bytes]"
     site: web.SockSite | None = None
 
     async def end(self) -> None:
-        """Listen no longer for one that is gone."""
+        """Stop listening in the network of a process that has ended."""
         if self.site is not None:
             await self.site.stop()
             self.site = None
@@ -39,14 +39,14 @@ class AgentStarts:
     """Starts processes that ask the gateway at one address; they end with this process."""
 
     def __init__(self, runner: web.AppRunner, url: str) -> None:
-        """`runner` is the gateway, which listens at `url` and is made to listen in the networks of agents as well."""
+        """`runner` is the gateway, which listens at `url` and is made to listen in the networks of agents, too."""
         self._runner, self.url, self._port = runner, url, urlsplit(url).port or 80
         self._told: set[str] = set()
-        """Tasks of whose network something was said."""
+        """Tasks whose network was logged."""
 
     def environment(self, key: str) -> dict[str, str]:
-        """What a process is told of the gateway, beside all that this one has in its environment."""
-        # Through no proxy: the gateway is of this run, and may listen at an address that nobody else reaches.
+        """Environment variables of a process: those of this process, and the gateway's address and `key`."""
+        # Without a proxy: the gateway belongs to this run, and may listen at an address that no proxy reaches.
         others = os.environ.get("NO_PROXY") or os.environ.get("no_proxy")
         direct = ",".join(filter(None, (urlsplit(self.url).hostname, "127.0.0.1", others)))
         return {**os.environ, BASE_URL: self.url, API_KEY: key, "NO_PROXY": direct, "no_proxy": direct}
@@ -54,7 +54,7 @@ class AgentStarts:
     async def start(
         self, task: str, argv: Sequence[str], environment: Mapping[str, str], *, is_fenced: bool, **how: Any
     ) -> Started:
-        """A process of this task. Raises OSError."""
+        """Start a process of this task; `is_fenced`: in a network of its own, if the host gives one. Raises OSError."""
         whole = command(os.getpid(), tuple(argv))
         if not is_fenced:
             return Started(subprocess.Popen(whole, stdin=subprocess.DEVNULL, env=environment, **how))

@@ -1,6 +1,6 @@
-"""An agent looked at before a run, in a process of its own.
+"""Check of an agent before a run, in a process of its own.
 
-Of a function the module is imported, and a program is started for a first row: it has to ask something.
+The module of a function is imported. A program is started for a first row, and has to ask something.
 """
 
 import importlib.util
@@ -27,11 +27,14 @@ from mrl.tasks.environments.environment_trial import tried_in_process
 from mrl.tasks.sources import open_source
 
 START_S = 60.0
-"""For a program to ask something."""
+"""Seconds that a program is watched for its first request."""
 
 
 def check_agents(config: RunConfig, on_missing: Callable[[MissingError], None]) -> None:
-    """Raises TaskError for the first function that can be no agent of this run; a package that is not there is told."""
+    """Check the agents of all tasks. Raises TaskError for the first that can be no agent of this run.
+
+    A package that is not installed is told to `on_missing`.
+    """
     for task, table in config.tasks.items():
         if table.command:
             check_program(task, table, seed=config.pool.seed)
@@ -44,9 +47,9 @@ def check_agents(config: RunConfig, on_missing: Callable[[MissingError], None]) 
 
 
 def check_agent(task: str, table: TaskTable) -> bool:
-    """Whether the function plays with all policies at once.
+    """Whether the task's function plays with all policies at once.
 
-    Raises TaskError for one that can be no agent, MissingError without the package of its client.
+    Raises TaskError for a function that can be no agent, MissingError without the package of its client.
     """
     where = f"tasks.{task}.dataset"
     if importlib.util.find_spec("openai") is None:
@@ -60,7 +63,7 @@ def check_agent(task: str, table: TaskTable) -> bool:
 
 
 def check_program(task: str, table: TaskTable, *, seed: int) -> None:
-    """Raises TaskError for a program that is not there, or ends before it asks anything."""
+    """Start a task's program for one row. Raises TaskError for a program that is not there, or ends before it asks."""
     where, program = f"tasks.{task}.command", table.command[0]
     if shutil.which(program) is None:
         wanted = "a program on PATH, or the path of one"
@@ -90,7 +93,7 @@ def check_program(task: str, table: TaskTable, *, seed: int) -> None:
 
 
 def _asks(asked: socket.socket, process: "subprocess.Popen[bytes]") -> bool:
-    """Whether it asks before it ends; one that takes its time is taken for one that does."""
+    """Whether the program connects before it ends; a program that runs for START_S without a request counts, too."""
     asked.settimeout(LOOK_S)
     deadline_s = time.monotonic() + START_S
     while time.monotonic() < deadline_s:
@@ -104,7 +107,10 @@ def _asks(asked: socket.socket, process: "subprocess.Popen[bytes]") -> bool:
 
 
 def _check_together(config: RunConfig, task: str) -> None:
-    """Policies whose episodes wait for each other have to come by the same start states, at the same time."""
+    """Check that all policies come by the same start states at the same time, as their common episodes need.
+
+    Raises TaskError.
+    """
     where, table = f"tasks.{task}.dataset", config.tasks[task]
     what = f"{table.dataset} plays with all policies at once, and they have to meet at every start state"
     if not config.run.sync:

@@ -1,7 +1,7 @@
 """Requests and answers of the chat API <-> messages, tools and turns.
 
-The form is that of https://platform.openai.com/docs/api-reference/chat; what of it a policy in training cannot do is
-refused by name, or named as unheeded.
+The form is that of https://platform.openai.com/docs/api-reference/chat. A key that a policy in training cannot follow
+is refused by name, or named as unheeded.
 """
 
 import json
@@ -18,42 +18,42 @@ SAMPLING = (
     "temperature", "top_p", "max_tokens", "max_completion_tokens", "stop", "seed", "top_logprobs",
     "frequency_penalty", "presence_penalty", "logit_bias", "tool_choice", "response_format",
 )  # fmt: skip
-"""Keys that say how to sample. A policy in training is sampled as its configuration says, whoever asks."""
+"""Keys that say how to sample. In a session none is heeded: the policy is sampled as its configuration says."""
 MAX_CHOICES = 1
 
 
 class ChatMistake(Exception):
-    """Why a request cannot be answered: HTTP status, a code in one word, and a line with the cure."""
+    """Refusal of a request: HTTP status, a code in one word, and a line that says why, with the cure."""
 
     def __init__(self, words: str, *, code: str = "invalid_request", status: int = 400) -> None:
         super().__init__(words)
         self.code, self.status = code, status
 
     def as_json(self) -> dict[str, Any]:
-        """As clients of the API read it."""
+        """JSON body of the refusal, as clients of OpenAI's API read it."""
         return {"error": {"message": str(self), "type": "invalid_request_error", "param": None, "code": self.code}}
 
 
 @dataclass(frozen=True, slots=True)
 class ChatCall:
-    """One request for a turn."""
+    """An agent's request for the policy's next turn."""
 
     messages: tuple[Message, ...]
     tools: tuple[ToolSpec, ...]
     is_streamed: bool
     wants_logprobs: bool
     unheeded: dict[str, Any]
-    """What it asks for and does not get, by key."""
+    """Key -> value of what the request sets and the policy does not follow."""
     bare: BareText | None = None
-    """What stands in the place of messages, where it is one for a text without roles."""
+    """Text or token ids without roles, in the place of messages; None for a request with messages."""
 
     def is_same(self, other: "ChatCall") -> bool:
-        """Whether it asks for the same turn."""
+        """Whether both requests ask for the same turn."""
         return (self.messages, self.tools, self.bare) == (other.messages, other.tools, other.bare)
 
 
 def read_chat(body: object, *, models: Sequence[str]) -> ChatCall:
-    """A request for a turn. Raises ChatMistake."""
+    """Read a request for a turn; `models` are the names that it may ask. Raises ChatMistake."""
     if not isinstance(body, Mapping):
         raise ChatMistake("the body is no JSON object")
     check_model(body.get("model"), models)
@@ -69,7 +69,7 @@ def read_chat(body: object, *, models: Sequence[str]) -> ChatCall:
 
 
 def read_flag(body: Mapping[str, Any], key: str) -> bool:
-    """Something that is asked for or not. Raises ChatMistake."""
+    """Read a boolean key; False where it is missing or null. Raises ChatMistake."""
     found = body.get(key)
     if found is not None and found is not True and found is not False:  # 1 == True
         raise ChatMistake(f"{key} {found!r:.40}: wanted true or false")
@@ -77,7 +77,7 @@ def read_flag(body: Mapping[str, Any], key: str) -> bool:
 
 
 def check_model(model: object, models: Sequence[str]) -> None:
-    """Raises ChatMistake for a model that is none of these."""
+    """Check the name of a request's model. Raises ChatMistake for a name that is none of `models`."""
     if model not in models:
         raise ChatMistake(
             f"model {model!r:.80}: wanted {' or '.join(map(repr, models))}", code="model_not_found", status=404
@@ -85,7 +85,7 @@ def check_model(model: object, models: Sequence[str]) -> None:
 
 
 def read_messages(found: object) -> tuple[Message, ...]:
-    """A conversation; answers of tools get the names of the calls that they answer. Raises ChatMistake, RecordError."""
+    """Read a conversation; a tool's answer gets the name of its call. Raises ChatMistake, RecordError."""
     if not isinstance(found, list) or not found:
         raise ChatMistake("messages: wanted a list of at least one message")
     names: dict[str, str] = {}
@@ -104,18 +104,18 @@ def read_messages(found: object) -> tuple[Message, ...]:
 
 
 def read_tools(found: object) -> tuple[ToolSpec, ...]:
-    """The tools that are offered. Raises ChatMistake, RecordError."""
+    """Read the tools that a request offers. Raises ChatMistake, RecordError."""
     return tuple(_tool(one) for one in _list(found, "tools"))
 
 
 def completion(call_id: str, model: str, turn: PolicyTurn, said: Message, *, created_s: int) -> dict[str, Any]:
-    """What is answered when the policy took its turn."""
+    """JSON body that answers a request for a turn with the policy's turn."""
     choice = answered_choice(call_id, said, is_cut=turn.is_cut)
     return {"id": call_id, "object": "chat.completion", "created": created_s, "model": model, "choices": [choice]}
 
 
 def answered_choice(call_id: str, said: Message, *, is_cut: bool) -> dict[str, Any]:
-    """One choice of an answer; calls have names that begin with `call_id`."""
+    """JSON of a choice with a whole answer; the ids of its tool calls begin with `call_id`."""
     message: dict[str, Any] = {"role": "assistant", "content": said.content or (None if said.tool_calls else "")}
     if said.tool_calls:
         message["tool_calls"] = [
@@ -131,21 +131,21 @@ def answered_choice(call_id: str, said: Message, *, is_cut: bool) -> dict[str, A
 
 
 def said_by(turn: PolicyTurn) -> Message:
-    """A turn of the policy as a message: all of its text where a call in it cannot be read."""
+    """Message of a policy's turn; where a tool call in the turn cannot be read, its whole text and no calls."""
     if turn.broken or not turn.tool_calls:
         return Message("assistant", turn.text)
     return Message("assistant", turn.content, turn.tool_calls)
 
 
 def is_same(one: Message, other: Message) -> bool:
-    """Whether a client gives a message back as it was, but for white space at the ends of the policy's words."""
+    """Whether two messages are equal, but for white space at either end of the assistant's text."""
     if one.role == other.role == "assistant":
         return one.content.strip() == other.content.strip() and one.tool_calls == other.tool_calls
     return one == other
 
 
 def _list(found: object, where: str) -> list[Any]:
-    """A list, empty where there is none. Raises ChatMistake."""
+    """Read a list; empty where it is missing or null. Raises ChatMistake."""
     if found is None:
         return []
     if not isinstance(found, list):

@@ -1,4 +1,4 @@
-"""A rollout worker's line to the gateway of its run: a WebSocket in a thread of its own, made anew when it breaks."""
+"""A rollout worker's connection to its run's gateway: a WebSocket in a thread of its own, made anew when it breaks."""
 
 import asyncio
 import queue
@@ -30,16 +30,18 @@ log = structlog.get_logger()
 
 
 class GatewayLine:
-    """What one worker hears and says. A break of the line withdraws all that was asked over it."""
+    """One worker's WebSocket to the gateway. When it breaks, all requests that came over it count as withdrawn."""
 
     def __init__(self, run_folder: Path) -> None:
         self._run_folder = run_folder
         self.on_heard: Callable[[], None] = lambda: None
-        """Called in the line's thread when there is something to `take`."""
+        """Called in the line's thread when there is a message to `take`."""
         self._heard: queue.SimpleQueue[FromGateway] = queue.SimpleQueue()
         self._unsaid: deque[FromWorker] = deque()
         self._is_saying = False
+        """Whether `_say_all` is scheduled in the line's loop and has not begun."""
         self._room: WorkerRoom | None = None
+        """The newest one sent, said again on a new connection."""
         self._loop = asyncio.new_event_loop()
         self._socket: aiohttp.ClientWebSocketResponse | None = None
         self._thread = threading.Thread(target=self._loop.run_forever, name="gateway-line", daemon=True)
@@ -47,7 +49,7 @@ class GatewayLine:
         self._living = asyncio.run_coroutine_threadsafe(self._live(), self._loop)
 
     def take(self) -> list[FromGateway]:
-        """What came since the last call; never waits. A withdrawn request without an id: all of them are."""
+        """Return the messages since the last call; never waits. A WithdrawnRequest without an id means all requests."""
         found = []
         with suppress(queue.Empty):
             while True:
@@ -55,11 +57,11 @@ class GatewayLine:
         return found
 
     def send(self, message: FromWorker) -> None:
-        """Say it; what is said while the line is away is lost, but for the newest room."""
+        """Send a message. What is sent while there is no connection is lost, but for the newest WorkerRoom."""
         if isinstance(message, WorkerRoom):
             self._room = message
         self._unsaid.append(message)
-        if not self._is_saying:  # else it is said with those before it: waking the line takes longer than saying it
+        if not self._is_saying:  # else it goes with the messages before it: waking the thread takes longer than sending
             self._is_saying = True
             self._in_loop(self._say_all())
 
@@ -82,7 +84,7 @@ class GatewayLine:
             await asyncio.sleep(RETRY_S)
 
     async def _once(self) -> None:
-        """One line, from its beginning to its end."""
+        """Serve one connection, from its beginning to its end."""
         url, key = gateway_of(self._run_folder)
         headers = {"Authorization": f"Bearer {key}"}
         timeout = aiohttp.ClientTimeout(total=BEAT_S)
@@ -107,7 +109,7 @@ class GatewayLine:
                 self.on_heard()
 
     async def _say_all(self) -> None:
-        self._is_saying = False  # first, or what comes behind the last one would wait for the next
+        self._is_saying = False  # first, or a message that comes behind the last one would wait for a further message
         while self._unsaid:
             await self._say(self._unsaid.popleft())
 

@@ -1,6 +1,6 @@
-"""Versions of policies that clients ask for by their step: each is served from its checkpoint by a process of its own.
+"""Versions of policies that clients ask for by step: each is served from its checkpoint by a process of its own.
 
-It starts for the first request, answers over a line as rollout workers do, and ends when nobody has asked for a while.
+The process starts for the first request, answers over a WebSocket as rollout workers do, and ends when it is idle.
 """
 
 import os
@@ -18,16 +18,16 @@ from mrl.gateway.chat_wire import ChatMistake
 from mrl.parent_death import command
 
 KEPT_VERSIONS = "kept_versions"
-"""Folder in that of the run: what is written of checkpoints to load it; nobody needs it afterwards."""
+"""Folder in the run's folder for weights that are written to load a checkpoint, and not needed afterwards."""
 IDLE_S = 300.0
-"""A version that nobody has asked for this long ends, and its memory is free again."""
+"""Seconds without a request after which the process of a version ends, and its memory is free again."""
 RESTING_S = 1.0
-"""One that has nothing to answer for this long makes room for another one that is asked for."""
+"""Seconds without a request after which the process of a version may make room for another version."""
 END_S = 10.0
 CLOSE_S = 1.0
-"""Until one that is told to end is killed; and all of them, where the gateway ends."""
+"""Seconds from the order to end until a process is killed: of one process, and of all where the gateway ends."""
 PAUSE_S = 60.0
-"""After one has failed, before it is tried again."""
+"""Seconds after a version's process failed, before it is started again."""
 MAX_STEP_DIGITS = 18
 
 log = structlog.get_logger()
@@ -37,10 +37,10 @@ log = structlog.get_logger()
 class _Served:
     process: "subprocess.Popen[bytes]"
     wanted_s: float
-    """When it was last asked for, or had something to answer."""
+    """Clock time at which the version last had a request."""
     is_loaded: bool = False
     ends_s: float | None = None
-    """When it was told to end."""
+    """Clock time at which the process was told to end; None before."""
 
     @property
     def is_ending(self) -> bool:
@@ -52,7 +52,7 @@ class _Served:
 
 
 class KeptVersions:
-    """The checkpoints of a run's policies, and the processes that serve some of them. They end with this one."""
+    """The checkpoints of a run's policies, and the processes that serve some of them. They end with this process."""
 
     def __init__(
         self,
@@ -63,33 +63,36 @@ class KeptVersions:
         start: Callable[[str, int], tuple[Sequence[str], Mapping[str, str]]],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`steps` tells of which steps there are checkpoints of a policy now; at most `most` are served at a time.
+        """`steps` gives the steps of a policy's checkpoints now; at most `most` versions are served at a time.
 
-        `start` gives the command that serves a policy's step, and what it has in its environment beside ours.
+        `start` gives the command that serves a policy's step, and environment variables beside those of this process.
         """
         self._run_folder, self._steps, self._most = run_folder, steps, most
         self._start, self._clock = start, clock
         self._served: dict[tuple[str, int], _Served] = {}
         self._failed: dict[tuple[str, int], tuple[float, str]] = {}
-        """When they failed, and how."""
+        """(policy, step) -> clock time of its last failure, and the reason."""
 
     @property
     def num_alive(self) -> int:
-        """Processes that live."""
+        """Number of processes that are alive."""
         return len(self._served)
 
     @property
     def is_changing(self) -> bool:
-        """Whether one loads or ends: no other one starts before that is over."""
+        """Whether a process loads or ends: no other starts before that is over."""
         return any(not served.is_loaded or served.is_ending for served in self._served.values())
 
     def steps(self, policy: str) -> list[int]:
-        """Those that are served for whoever asks; one whose checkpoint is gone as long as its process lives."""
+        """Steps that clients can ask for: those of checkpoints, and any whose process lives without its checkpoint."""
         served = {step for (of, step), one in self._served.items() if of == policy and not one.is_ending}
         return sorted(served | set(self._steps(policy))) if self._most else []
 
     def told(self, policy: str, wanted: str) -> str:
-        """A line that names the checkpoints, and what serves the step that is `wanted`, or the nearest there is."""
+        """Describe a policy's checkpoints in one line, for a refusal of the step `wanted`.
+
+        Where the run serves none, the line names the commands for that step, or for the nearest with a checkpoint.
+        """
         steps = sorted(self._steps(policy))
         if not steps:
             return f"other versions are not served; there is no checkpoint of {policy} yet"
@@ -105,9 +108,10 @@ class KeptVersions:
         )
 
     def want(self, policy: str, step: int) -> None:
-        """Have it served, as soon as there is room and no other one loads: ask again until `use` says so.
+        """Start the process that serves a step, or end another to make room for it; call again until `use` is true.
 
-        Raises ChatMistake where others take all the room, or it has just failed.
+        Nothing happens while another process loads or ends. Raises ChatMistake where all processes are in use, or the
+        step's own failed less than PAUSE_S ago.
         """
         failed_s, words = self._failed.get((policy, step), (None, ""))
         if failed_s is not None and self._clock() - failed_s < PAUSE_S:
@@ -129,12 +133,12 @@ class KeptVersions:
         log.info("a kept version is asked for, and starts", policy=policy, step=step)
 
     def is_loaded(self, policy: str, step: int) -> None:
-        """It answers now."""
+        """Note that a version's process has loaded its weights and answers now."""
         if (served := self._served.get((policy, step))) is not None:
             served.is_loaded = True
 
     def use(self, policy: str, step: int) -> bool:
-        """Whether it is served or starts; if so it is in use now."""
+        """Whether a version's process lives and is not ending; if so, note that it is in use now."""
         served = self._served.get((policy, step))
         if served is None or served.is_ending:
             return False
@@ -142,7 +146,7 @@ class KeptVersions:
         return True
 
     def tend(self) -> list[tuple[str, int, str]]:
-        """End what nobody uses any more; policies and steps that ended by themselves, and a word of it."""
+        """End idle processes, kill those that do not end; return (policy, step, reason) of those that failed."""
         failed, now_s = [], self._clock()
         for (policy, step), served in list(self._served.items()):
             if (code := served.process.poll()) is not None:
@@ -159,7 +163,7 @@ class KeptVersions:
         return failed
 
     def close(self) -> None:
-        """End them; those that do not end by themselves are killed."""
+        """End all processes; those that do not end within CLOSE_S are killed."""
         for served in self._served.values():
             served.end(self._clock())
         deadline_s = time.monotonic() + CLOSE_S
@@ -173,7 +177,7 @@ class KeptVersions:
             self._forget(policy, step)
 
     def _forget(self, policy: str, step: int) -> None:
-        """It has ended; while it loaded it may have left its weights behind."""
+        """Remove a process that ended, and the weights that it may have left behind while it loaded."""
         del self._served[policy, step]
         shutil.rmtree(self._run_folder / KEPT_VERSIONS / f"{policy}-{step}", ignore_errors=True)
 
@@ -196,5 +200,5 @@ class KeptVersions:
 
 
 def is_step(words: str) -> bool:
-    """Whether they are a step; Python refuses to read numbers of thousands of digits."""
+    """Whether a text is the number of a step. The limit on digits: Python refuses to read numbers of thousands."""
     return words.isdecimal() and len(words) <= MAX_STEP_DIGITS

@@ -1,4 +1,4 @@
-"""Requests outside of episodes on their way: they wait for a worker with room, and go to another one if it is lost."""
+"""Queue of requests outside of episodes: each waits for a worker with room; if that is lost, it goes to another."""
 
 import asyncio
 import time
@@ -23,54 +23,57 @@ from mrl.records.plain_requests import (
 )
 
 MAX_PENDING = 4096
-"""Answers that are waited for; further requests are told to come later."""
+"""Requests without an answer yet, at most; further requests are told to come later."""
 MAX_TRIES = 3
+"""Workers that a request is given to, at most, when each is lost."""
 ROOM_S, NO_WORKER_S = 600.0, 60.0
-"""Until a request that no worker has room for is given up, and one that no worker of its policy is there for.
+"""Seconds until a request is given up: while no worker has room for it, and while its policy has no worker.
 
-One that a worker has is waited for as long as the worker's line holds: an answer may be long, and its engine slow.
+A request that a worker holds has no limit while the worker is connected: its answer may be long, and its engine slow.
 """
 VERSION_MARK = "@"
 
 
 @dataclass(eq=False)
 class _Pending:
+    """A request without an answer yet, which waits or is held by a worker."""
+
     policy: str
     step: int | None
-    """Weights that alone are to answer; None: whichever are served."""
+    """Step of the only weights that may answer; None: any weights that rollout workers serve."""
     request: PlainRequest
     answer: "asyncio.Future[PlainAnswer]"
     on_piece: Callable[[PlainPiece], None]
     waits_since_s: float = 0.0
-    """For a worker with room."""
+    """Clock time since which the request has waited for a worker with room."""
     num_tries: int = 0
     is_begun: bool = False
-    """Whether a piece of its answer has been passed on: nobody can take that back, so no other worker begins anew."""
+    """Whether a piece of the answer was passed on. The client has it, so no other worker may begin anew."""
 
 
 @dataclass(eq=False)
 class ServingWorker:
-    """One worker at the other end of a line; `send` never waits."""
+    """A connected worker, and the requests that it holds, by the name under which it got them; `send` never waits."""
 
     send: Callable[[FromGateway], None]
     room: WorkerRoom | None = None
     holding: dict[str, _Pending] = field(default_factory=dict)
 
     def may_take(self, policy: str, step: int | None) -> bool:
-        """Whether it has room for a request of these weights, and has them."""
+        """Whether the worker has the weights of this policy and step, and room for a request."""
         room = self.room
         if room is None or room.policy != policy or len(self.holding) >= room.room:
             return False
         return step == room.version if step is not None else not room.is_kept
 
     def has_gone_on(self, version: int) -> None:
-        """It has these weights now, or newer ones; what it tells of its room may come later."""
+        """Note that the worker has the weights of step `version`, or newer; its own WorkerRoom may come later."""
         if self.room is not None and version > (self.room.version or 0):
             self.room = msgspec.structs.replace(self.room, version=version)
 
 
 class PlainDesk:
-    """All of them, in one event loop."""
+    """Queue of requests outside of episodes, which assigns each to a worker with room. Lives in one event loop."""
 
     def __init__(
         self, policies: Sequence[str], kept: KeptVersions, clock: Callable[[], float] = time.monotonic
@@ -78,18 +81,18 @@ class PlainDesk:
         self.kept, self._clock = kept, clock
         self._workers: list[ServingWorker] = []
         self._waiting: defaultdict[tuple[str, int | None], OrderedDict[_Pending, None]] = defaultdict(OrderedDict)
-        """By policy and step, the oldest first."""
+        """Requests that no worker has yet, by (policy, step), the oldest first."""
         self._seen_s = dict.fromkeys(policies, clock())
-        """When a worker of a policy was there last."""
+        """Policy -> clock time at which a rollout worker of it was last connected."""
         self.counts: Counter[str] = Counter()
 
     @property
     def num_waiting(self) -> int:
-        """Answers that are waited for."""
+        """Number of requests without an answer yet."""
         return sum(map(len, self._waiting.values())) + sum(len(worker.holding) for worker in self._workers)
 
     def model(self, name: str) -> tuple[str, int | None]:
-        """Policy and step of a model's name. Raises ChatMistake where that is not served now."""
+        """Return policy and step of a model's name, `qwen` or `qwen@120`. Raises ChatMistake where it is not served."""
         policy, mark, step = name.partition(VERSION_MARK)
         is_known = policy in self._seen_s
         if is_known and not mark:
@@ -108,9 +111,9 @@ class PlainDesk:
         request: PlainRequest,
         on_piece: Callable[[PlainPiece], None] = lambda piece: None,
     ) -> PlainAnswer:
-        """The answer; of one that streams, each piece is given to `on_piece` first.
+        """Return the answer to a request; pieces of a streamed answer go to `on_piece` first.
 
-        Whoever does not wait for it any more withdraws the request. Raises ChatMistake.
+        Cancelling the call withdraws the request. Raises ChatMistake.
         """
         if self.num_waiting >= MAX_PENDING:
             raise ChatMistake("too many requests wait for answers; come later", code="too_many", status=429)
@@ -124,13 +127,13 @@ class PlainDesk:
             self._forget(pending)
 
     def join(self, send: Callable[[FromGateway], None]) -> ServingWorker:
-        """A worker is there; what it says goes to `hear`."""
+        """Add a worker that has connected; its messages go to `hear`."""
         worker = ServingWorker(send)
         self._workers.append(worker)
         return worker
 
     def hear(self, worker: ServingWorker, message: PlainReply) -> None:
-        """What a worker says."""
+        """Handle one message of a worker."""
         if isinstance(message, WorkerRoom):
             worker.room = message
             if not message.is_kept:
@@ -148,7 +151,7 @@ class PlainDesk:
         self._hand_out()
 
     def leave(self, worker: ServingWorker) -> None:
-        """It is gone; what it had goes to others."""
+        """Remove a worker whose connection ended; its requests go to other workers."""
         self._workers.remove(worker)
         for pending in worker.holding.values():
             self._answered(pending, PlainRefusal(pending.request.request_id, LOST, "its worker is gone"))
@@ -156,7 +159,7 @@ class PlainDesk:
         self._hand_out()
 
     def tend(self) -> None:
-        """Give up what nobody has answered for too long, or will."""
+        """Refuse requests that have waited too long, or whose version's process failed; assign the others."""
         now_s = self._clock()
         failed = {(policy, step): words for policy, step, words in self.kept.tend()}
         for worker in self._workers:
@@ -176,7 +179,7 @@ class PlainDesk:
         self._hand_out()
 
     def _served(self, policy: str) -> list[int]:
-        """Steps of the weights that rollout workers of a policy have now."""
+        """Steps of the weights that a policy's rollout workers have now, without kept versions."""
         rooms = [worker.room for worker in self._workers if worker.room and worker.room.policy == policy]
         return sorted({room.version for room in rooms if room.version is not None and not room.is_kept})
 
@@ -194,13 +197,13 @@ class PlainDesk:
             queue.move_to_end(pending, last=False)
 
     def _hand_out(self) -> None:
-        """Of each policy and step the oldest first, each to the worker with the most room."""
+        """Give waiting requests to workers: the oldest of a (policy, step) first, to the worker with the most room."""
         for (policy, step), queue in list(self._waiting.items()):
             while queue and (able := [worker for worker in self._workers if worker.may_take(policy, step)]):
                 pending, _ = queue.popitem(last=False)
                 worker = max(able, key=lambda one: one.room.room - len(one.holding) if one.room else 0)
                 pending.num_tries += 1
-                # Of another name than at the try before, which an engine may not have forgotten.
+                # A new name for each try: an engine may still know the name of the try before.
                 name = f"{pending.request.request_id}-{pending.num_tries}"
                 worker.holding[name] = pending
                 worker.send(msgspec.structs.replace(pending.request, request_id=name))
@@ -212,9 +215,9 @@ class PlainDesk:
                 del self._waiting[policy, step]
 
     def _never(self, policy: str, step: int) -> ChatMistake | None:
-        """Why nobody will serve these weights, where no worker has them: there is no checkpoint, or no room for it.
+        """Return why no worker will ever serve the weights of `step`: no checkpoint, or no room for its process.
 
-        Else they are served from that.
+        None where a worker has the weights or may get them; where there is a checkpoint, its process is started.
         """
         served = self._served(policy)
         if step in served or self.kept.use(policy, step) or self.kept.is_changing:
@@ -232,7 +235,10 @@ class PlainDesk:
         return ChatMistake(words, code="version_gone", status=409)
 
     def _overtaken(self, pending: _Pending, version: int) -> None:
-        """Newer weights came while it was answered: anew from the checkpoint, if there is one and nothing was told."""
+        """Handle a request that newer weights have answered: it waits for its checkpoint's process, or is refused.
+
+        It is refused without a checkpoint, and where a piece of its answer was passed on.
+        """
         policy, step = pending.policy, pending.step
         assert step is not None, "any weights will do"
         if step in self.kept.steps(policy) and not pending.is_begun:
@@ -241,7 +247,7 @@ class PlainDesk:
             self._refuse(pending, self._gone(policy, step, f"{policy}{VERSION_MARK}{version} while it answered"))
 
     def _grew(self, pending: _Pending, piece: PlainPiece) -> bool:
-        """Whether it is to be handed out anew."""
+        """Pass on a piece of an answer, if the right weights sampled it. Return whether the request waits again."""
         if pending.answer.done():
             return False
         if pending.step in (None, piece.version):

@@ -1,9 +1,11 @@
-"""HTTP routes of requests outside of episodes, and the line of a rollout worker that answers them.
+"""HTTP routes of requests outside of episodes, and the WebSocket of rollout workers, which answer them.
 
-POST /v1/chat/completions            under the run's key; under a session's these are that session's
+POST /v1/chat/completions            conversations
 POST /v1/completions                 text or token ids
 POST /inference/v1/generate          token ids, as vLLM takes them
 GET  /worker                         WebSocket of a rollout worker
+
+These are the POST routes under the run's key; under a session's key they give turns of that session (see `routes`).
 """
 
 import asyncio
@@ -45,18 +47,18 @@ log = structlog.get_logger()
 
 
 class PlainRoutes:
-    """What is answered over one desk; without one, nothing is."""
+    """Answers requests outside of episodes by means of a PlainDesk; without a desk, refuses them all."""
 
     def __init__(self, desk: PlainDesk | None) -> None:
         self._desk = desk
 
     def kept(self, policies: Sequence[str]) -> list[str]:
-        """Names of earlier versions that are served for whoever asks."""
+        """Model names, such as `qwen@120`, of the earlier versions that clients can ask for."""
         desk = self._desk
         return [f"{name}{VERSION_MARK}{step}" for name in policies for step in desk.kept.steps(name)] if desk else []
 
     async def answer(self, request: web.Request, body: Mapping[str, Any], form: "PlainForm") -> web.StreamResponse:
-        """One call of this form. Raises ChatMistake."""
+        """Answer one HTTP request of the route that `form` describes. Raises ChatMistake."""
         desk, call = self._need(), form.read(body)
         call_id = call.requests[0].request_id.partition("-")[0]
         policy, step = desk.model(call.model)
@@ -83,7 +85,7 @@ class PlainRoutes:
         return found
 
     async def serve_worker(self, request: web.Request, on_turn: Callable[[TurnPiece], None]) -> web.WebSocketResponse:
-        """The line of one worker, until it hangs up; `on_turn` takes how turns of episodes grow."""
+        """Serve the WebSocket of one worker until it hangs up; `on_turn` takes the pieces of turns of episodes."""
         desk = self._desk
         socket = web.WebSocketResponse(max_msg_size=MAX_MESSAGE_BYTES, heartbeat=30.0)
         await socket.prepare(request)
@@ -119,14 +121,18 @@ class PlainRoutes:
 
 @dataclass(frozen=True)
 class PlainForm:
-    """How one kind of request is read, and how its answers are told."""
+    """How the requests of one route are read, and how its answers are written."""
 
     read: Callable[[Mapping[str, Any]], PlainCall]
+    """Body of a request -> call."""
     whole: Callable[[str, PlainCall, Sequence[PlainAnswer], Mapping[str, Any]], Mapping[str, Any]]
+    """(Id of a call, call, answers, keys of the head) -> JSON body with all answers."""
     wording: Callable[[PlainCall, str, GrowingAnswer], Choices]
-    """A call, its name, and one of its answers, which grows."""
+    """(Call, id of the call, one of its answers) -> choices of the next chunks of a stream."""
     of_chunk: dict[str, str]
+    """Keys with fixed values in every chunk of a stream."""
     id_key: str = "id"
+    """Key of the call's id in a chunk."""
 
 
 CHAT = PlainForm(
@@ -145,7 +151,7 @@ GENERATE = PlainForm(read_generate, generate_answer, lambda _, __, one: generate
 
 
 async def _all(asking: Sequence[Callable[[], Awaitable[PlainAnswer]]]) -> list[PlainAnswer]:
-    """In their order; when one is refused nobody waits for the others."""
+    """Return all answers in the order of `asking`; when one is refused, the other requests are withdrawn."""
     tasks = [asyncio.ensure_future(ask()) for ask in asking]
     try:
         return list(await asyncio.gather(*tasks))
@@ -156,8 +162,8 @@ async def _all(asking: Sequence[Callable[[], Awaitable[PlainAnswer]]]) -> list[P
 
 async def _send(socket: web.WebSocketResponse, outgoing: "asyncio.Queue[bytes]") -> None:
     try:
-        with suppress(ConnectionError):  # the worker is gone, which its own loop sees
+        with suppress(ConnectionError):  # the worker is gone, which the loop in `serve_worker` sees
             while True:
                 await socket.send_bytes(await outgoing.get())
     finally:
-        await socket.close()  # a line that only hears would keep its worker's requests for good
+        await socket.close()  # a connection that only receives would keep its worker's requests for good

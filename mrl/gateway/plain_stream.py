@@ -1,7 +1,7 @@
-"""Answers as they grow: server-sent events as OpenAI's API has them, or vLLM's for token ids.
+"""Streamed answers: server-sent events in the form of OpenAI's API, or in that of vLLM for token ids.
 
-What a client has not yet taken is merged, so a slow one gets fewer and longer pieces and never more than its answers.
-One that takes nothing for `STALL_S` is hung up on.
+Pieces that a client has not yet taken are merged, so a slow client gets fewer and longer pieces, and the memory held
+for it is bounded by its answers. A client that takes nothing for `STALL_S` is disconnected.
 """
 
 import asyncio
@@ -17,27 +17,28 @@ from mrl.records.episodes import Message
 from mrl.records.plain_requests import PlainAnswer, PlainPiece, PlainToken
 
 STALL_S = 60.0
+"""Seconds in which a client has to take SLICE_BYTES, or is disconnected."""
 SLICE_BYTES = 1 << 16
-"""Of which one at least is taken in that time."""
+"""Bytes that are written at a time."""
 DONE = b"data: [DONE]\n\n"
 OnPiece = Callable[[PlainPiece], None]
 
 
 class GrowingAnswer:
-    """One answer of a call: what of it has come, and the client was not yet sent."""
+    """One answer of a streamed call; `text` and `sampled` are the part that has come and was not yet sent."""
 
     def __init__(self, index: int) -> None:
         self.index, self.version = index, 0
         self.text, self.sampled = "", list[PlainToken]()
         self.is_first = True
         self.answer: PlainAnswer | None = None
-        """The whole, once it has come."""
+        """The whole answer once it has come, None before."""
         self.num_sent_chars = 0
-        """Those of tokens by themselves."""
+        """Characters of the tokens that were sent, each token decoded by itself."""
         self._num_chars = self._num_tokens = 0
 
     def add(self, piece: PlainPiece) -> None:
-        """It has grown by this."""
+        """Add a piece of the answer."""
         self.version = piece.version
         self.text += piece.text
         self.sampled += piece.sampled
@@ -45,28 +46,28 @@ class GrowingAnswer:
         self._num_tokens += len(piece.sampled)
 
     def end(self, answer: PlainAnswer) -> None:
-        """It has ended; pieces may have told a part of it."""
+        """Add the whole answer at its end: that part of it which no piece has brought."""
         self.version, self.answer = answer.version, answer
         self.text += answer.text[self._num_chars :]
         self.sampled += answer.sampled[self._num_tokens :]
 
     @property
     def has_news(self) -> bool:
-        """Whether there is anything that the client was not yet sent."""
+        """Whether anything is to be sent: text, tokens, or the end of the answer."""
         return bool(self.text or self.sampled) or self.answer is not None
 
     def sent(self) -> None:
-        """All that had come."""
+        """Note that all that has come was sent."""
         self.num_sent_chars += sum(map(num_chars, self.sampled))
         self.text, self.sampled, self.is_first = "", [], False
 
 
 Choices = list[dict[str, Any]]
-"""Each a chunk of its own, for what of an answer the client was not yet sent."""
+"""JSON of choices, each for a chunk of its own, with the part of one answer that was not yet sent."""
 
 
 def chat_choices(call_id: str, one: GrowingAnswer, *, wants_logprobs: bool = False) -> Choices:
-    """Of chat: text as it grows, and each call whole, at the end."""
+    """Choices of a chat stream: text as it grows, and each tool call whole, at the end."""
     delta: dict[str, Any] = {"role": "assistant"} if one.is_first else {}
     delta |= {"content": one.text} if one.text or one.is_first else {}
     logprobs = as_contents(one.sampled) if wants_logprobs and one.sampled else None
@@ -83,7 +84,7 @@ def chat_choices(call_id: str, one: GrowingAnswer, *, wants_logprobs: bool = Fal
 
 
 def completion_choices(call: PlainCall, one: GrowingAnswer) -> Choices:
-    """Of completions; with `echo` all of an answer comes at its end."""
+    """Choices of a completions stream; with `echo`, the given text and the whole answer come together at the end."""
     given = one.answer.given if one.answer is not None and call.echoes else ()
     text = b"".join(token.spelled for token in given).decode(errors="replace") + one.text
     tokens = (*given, *one.sampled)
@@ -97,7 +98,7 @@ def completion_choices(call: PlainCall, one: GrowingAnswer) -> Choices:
 
 
 def generate_choices(one: GrowingAnswer) -> Choices:
-    """Of token ids."""
+    """Choices of a stream of token ids."""
     reason = None if one.answer is None else "length" if one.answer.is_cut else "stop"
     ids, logprobs = [token.token_id for token in one.sampled], as_id_contents(one.sampled)
     choice = {"index": one.index, "token_ids": ids, "logprobs": logprobs, "finish_reason": reason}
@@ -112,9 +113,10 @@ async def stream_answers(
     head: Callable[[int], Mapping[str, Any]],
     includes_usage: bool = False,
 ) -> web.StreamResponse:
-    """Ask for all answers and pass on what comes; `head` is what stands in a chunk of a version.
+    """Ask for all answers of a call, and stream their pieces to its client.
 
-    Raises ChatMistake for what is refused before the first piece; later it is the last event.
+    `wording` gives the choices of an answer's next chunks; `head` gives a chunk's other keys, from the version of its
+    answer. Raises ChatMistake for a refusal before the first piece; a later one is the last event of the stream.
     """
     growing, news = [GrowingAnswer(index) for index in range(len(asking))], asyncio.Event()
     tasks = [asyncio.ensure_future(_grow(one, ask, news)) for one, ask in zip(growing, asking, strict=True)]
@@ -173,7 +175,7 @@ def _event(said: Mapping[str, Any]) -> bytes:
 
 
 async def _send(request: web.Request, stream: web.StreamResponse, data: bytes) -> None:
-    """Raises ConnectionError where the client takes nothing for too long."""
+    """Write data to the client. Raises ConnectionError where it takes no slice within STALL_S."""
     try:
         for start in range(0, len(data), SLICE_BYTES):
             await asyncio.wait_for(stream.write(data[start : start + SLICE_BYTES]), STALL_S)

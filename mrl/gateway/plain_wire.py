@@ -1,6 +1,7 @@
-"""Requests outside of episodes in the forms of OpenAI's API, and of vLLM's for token ids <-> messages to workers.
+"""Requests outside of episodes, in the forms of OpenAI's API and of vLLM's for token ids <-> messages to workers.
 
-https://platform.openai.com/docs/api-reference/chat and /completions; what of them no engine of a run has is refused.
+The forms of OpenAI are https://platform.openai.com/docs/api-reference/chat and /completions. A key that no engine of a
+run can follow is refused.
 """
 
 import hashlib
@@ -40,17 +41,17 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "min_p": (0,),
     "min_tokens": (0,),
 }
-"""Keys that no engine of a run heeds -> what they may be all the same."""
+"""Keys that no engine of a run heeds -> values that are accepted, since they change nothing."""
 MAX_ANSWERS, MAX_STOPS, MAX_TEMPERATURE = 256, 64, 100.0
 COLDEST = 1e-5
-"""Temperatures below it are 0: logits divided by them are no float32 any more. vLLM has the same bound."""
+"""Temperatures below this count as 0: logits divided by a tiny one overflow float32. vLLM has the same bound."""
 MAX_REQUEST_BYTES = MAX_MESSAGE_BYTES - 256
-"""Of one as a worker's line takes it, before the number of its try is put behind its name."""
+"""Bytes of a request as a message to a worker, at most; leaves room for the number of the try in its name."""
 
 
 @dataclass(frozen=True, slots=True)
 class PlainCall:
-    """One HTTP request: the answers that it wants, in their order."""
+    """One HTTP request outside of episodes, as one PlainRequest for each answer, in the order of the answers."""
 
     model: str
     requests: tuple[PlainRequest, ...]
@@ -58,11 +59,11 @@ class PlainCall:
     echoes: bool
     is_streamed: bool
     includes_usage: bool
-    """In a last chunk of a stream."""
+    """Whether the last chunk of a stream is to have the count of tokens."""
 
 
 def read_plain_chat(body: Mapping[str, Any]) -> PlainCall:
-    """A request to `/v1/chat/completions`. Raises ChatMistake."""
+    """Read a request to `/v1/chat/completions`. Raises ChatMistake."""
     try:
         messages, tools = read_messages(body.get("messages")), read_tools(body.get("tools"))
     except RecordError as error:
@@ -78,7 +79,7 @@ def read_plain_chat(body: Mapping[str, Any]) -> PlainCall:
 
 
 def read_completion(body: Mapping[str, Any]) -> PlainCall:
-    """A request to `/v1/completions`, with text or token ids of the policy. Raises ChatMistake."""
+    """Read a request to `/v1/completions`, with text or token ids of the policy. Raises ChatMistake."""
     echoes, logprobs = read_flag(body, "echo"), body.get("logprobs")
     wants_logprobs = logprobs is not None and logprobs is not False
     if wants_logprobs and logprobs not in (0, 1):
@@ -89,7 +90,7 @@ def read_completion(body: Mapping[str, Any]) -> PlainCall:
 
 
 def read_generate(body: Mapping[str, Any]) -> PlainCall:
-    """A request to `/inference/v1/generate`: token ids, and vLLM's `sampling_params`. Raises ChatMistake."""
+    """Read a request to `/inference/v1/generate`: token ids, and vLLM's `sampling_params`. Raises ChatMistake."""
     parameters = body.get("sampling_params") or {}
     if not isinstance(parameters, Mapping):
         raise ChatMistake("sampling_params: wanted an object")
@@ -101,7 +102,7 @@ def read_generate(body: Mapping[str, Any]) -> PlainCall:
 
 
 def of_session(call: PlainCall, body: Mapping[str, Any]) -> ChatCall:
-    """The same with text or token ids as one for the next turn of a session. Raises ChatMistake."""
+    """Return a call with text or token ids as a request for the next turn of a session. Raises ChatMistake."""
     if len(call.requests) != MAX_CHOICES:
         raise ChatMistake("n, or several prompts: an episode goes on with one answer to one prompt")
     if call.echoes:
@@ -120,7 +121,7 @@ def of_session(call: PlainCall, body: Mapping[str, Any]) -> ChatCall:
 def chat_answer(
     call_id: str, call: PlainCall, answers: Sequence[PlainAnswer], head: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """What a request for chat is answered."""
+    """JSON body that answers a chat request."""
     choices = []
     for index, one in enumerate(answers):
         said = Message("assistant", one.text, one.tool_calls)
@@ -135,7 +136,7 @@ def chat_answer(
 def completion_answer(
     call_id: str, call: PlainCall, answers: Sequence[PlainAnswer], head: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """What a request for completions is answered; with `echo` the given text stands before the sampled one."""
+    """JSON body that answers a completions request; with `echo`, the given text stands before the sampled text."""
     choices = []
     for index, one in enumerate(answers):
         given = one.given if call.echoes else ()
@@ -150,7 +151,7 @@ def completion_answer(
 def generate_answer(
     call_id: str, call: PlainCall, answers: Sequence[PlainAnswer], head: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """What a request with token ids is answered."""
+    """JSON body that answers a request with token ids."""
     choices = [
         {
             "index": index,
@@ -185,7 +186,7 @@ def _call(
         PlainRequest(
             request_id=f"{call_id}-{place}-{index}",
             seed=secrets.randbits(64) if seed is None else _seed_of(seed, index),
-            streams=is_streamed and not echoes,  # what is given stands first, and comes with the end
+            streams=is_streamed and not echoes,  # given tokens stand first in the answer, and come with its end
             **prompt,
             **sampling,
         )
@@ -208,7 +209,7 @@ def _includes_usage(body: Mapping[str, Any]) -> bool:
 
 
 def _check_sent(request: PlainRequest) -> None:
-    """Raises ChatMistake for what no line to a worker could carry."""
+    """Check that a request can be sent to a worker. Raises ChatMistake for a lone surrogate, or too many bytes."""
     try:
         num_bytes = len(plain_message(request))
     except UnicodeEncodeError:
@@ -234,7 +235,7 @@ def _sampling(body: Mapping[str, Any], limit: object, *, least: int) -> dict[str
 
 
 def _stop_ids(found: object) -> tuple[int, ...]:
-    """In one order, whichever they were named in: requests that are alike are told by that."""
+    """Read stop ids, sorted and without repeats: requests with the same ids are then equal. Raises ChatMistake."""
     if found is None or found == []:
         return ()
     if not _are_ids(found) or len(found) > MAX_STOPS:
@@ -277,12 +278,12 @@ def _whole(body: Mapping[str, Any], key: str, least: int, most: int) -> int | No
 
 
 def _seed_of(seed: int, index: int) -> int:
-    """Of one of the answers to a prompt: the same for every request that names this seed."""
+    """Seed (64 bits) of the answer `index` to a prompt: the same in every request with this `seed`."""
     return int.from_bytes(hashlib.blake2b(f"plain|{seed}|{index}".encode(), digest_size=8).digest(), "little")
 
 
 def as_contents(tokens: Sequence[PlainToken]) -> dict[str, Any]:
-    """Log-probabilities of sampled tokens."""
+    """Log-probabilities of sampled tokens, in the form of the chat API."""
     spelled = [(token.spelled.decode(errors="replace"), token) for token in tokens]
     content = [
         {"token": text, "logprob": token.logprob, "bytes": list(token.spelled), "top_logprobs": []}
@@ -292,15 +293,16 @@ def as_contents(tokens: Sequence[PlainToken]) -> dict[str, Any]:
 
 
 def as_id_contents(tokens: Sequence[PlainToken]) -> dict[str, Any]:
-    """The same with tokens named by their ids, by both names that versions of vLLM have for them on its route."""
+    """Log-probabilities of sampled tokens by their ids, under both keys that versions of vLLM have for an id."""
     named = [{"token_id": token.token_id, "token": f"token_id:{token.token_id}"} for token in tokens]
     return {"content": [one | ids for one, ids in zip(as_contents(tokens)["content"], named, strict=True)]}
 
 
 def as_lists(tokens: Sequence[PlainToken], start: int = 0) -> dict[str, Any]:
-    """As the older form has it; of a given token beside the likeliest in its place, of a sampled one without.
+    """Log-probabilities of tokens, in the form of the completions API: one list for each field.
 
-    The first stands behind `start` characters.
+    A given token has the likeliest token in its place beside it, a sampled token none. `start` is the number of
+    characters before the first token.
     """
     offsets = [start]
     for token in tokens[:-1]:
@@ -316,12 +318,15 @@ def as_lists(tokens: Sequence[PlainToken], start: int = 0) -> dict[str, Any]:
 
 
 def num_chars(token: PlainToken) -> int:
-    """Of a token by itself."""
+    """Characters of a token that is decoded by itself."""
     return len(token.spelled.decode(errors="replace"))
 
 
 def _name(spelled: bytes) -> str:
-    """The text of a token; of one that is no whole text its bytes, as OpenAI has it: many would read alike."""
+    """Name of a token: its text or, where its bytes are no text, the bytes in hexadecimal, as in OpenAI's API.
+
+    Decoded with replacement characters, many such tokens would have the same name.
+    """
     try:
         return spelled.decode()
     except UnicodeDecodeError:
@@ -329,6 +334,6 @@ def _name(spelled: bytes) -> str:
 
 
 def usage_of(answers: Sequence[PlainAnswer]) -> dict[str, int]:
-    """Tokens of all answers to a request."""
+    """Count of tokens, given and sampled, of all answers to a request, as JSON."""
     given, sampled = sum(one.num_given_tokens for one in answers), sum(len(one.sampled) for one in answers)
     return {"prompt_tokens": given, "completion_tokens": sampled, "total_tokens": given + sampled}

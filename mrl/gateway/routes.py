@@ -3,15 +3,16 @@
     GET  /v1/models                      the policies of the run, and their versions that are kept and served
     POST /v1/sessions                    an episode to play, or one of each of several policies
     POST /v1/chat/completions            the policy's next turn, under the session's key
-    POST /v1/completions                 the same behind a text or token ids, without roles
-    POST /inference/v1/generate          the same behind token ids, as vLLM takes them
-                                         (outside of episodes: see `plain_routes`)
+    POST /v1/completions                 the next turn behind a text or token ids, without roles
+    POST /inference/v1/generate          the next turn behind token ids, as vLLM takes them
+                                         (the last three outside of episodes: see `plain_routes`)
     POST /v1/sessions/ID/reward          the episode is over: {"reward": 1.0}
     POST /v1/sessions/ID/fail            the agent cannot go on: {"reason": "..."}, and a "kind" of AGENT_FAILURES
     GET  /seat                           WebSocket of an environment process that offers an episode
+    GET  /worker                         WebSocket of a rollout worker
 
-Everything wants the run's key, or that of a session, as `Authorization: Bearer KEY`. Beside the run's key the header
-`MRL-Session` names a session, which has that name from when it is opened with it.
+Every request has to carry the run's key, or a session's key, as `Authorization: Bearer KEY`; the WebSockets have a key
+of their own. Beside the run's key the header `MRL-Session` names a session, once it was opened under that name.
 """
 
 import asyncio
@@ -44,25 +45,25 @@ from mrl.tasks.environments.agent_seat import FinishSeat, OfferSeat, StepSeat, r
 from mrl.tasks.environments.contract import LIMITS, MEMORY, RAISED, TIMEOUT
 
 ANY_POLICY = "policy"
-"""Name by which an agent may call the policy of its session, whichever it is."""
+"""Name by which an agent may call the policy of its session, whichever policy it is."""
 AGENT_FAILURES = RAISED, MEMORY, TIMEOUT
-"""Why an agent may say that it cannot go on."""
+"""Kinds of failure that an agent may give for its episode."""
 SHUTDOWN_S = 1.0
-"""For answers that are on their way when the run ends."""
+"""Seconds that open requests have to end when the run ends."""
 SESSION_HEADER = "MRL-Session"
-"""The session of a request with the run's key."""
+"""Header that names the session of a request with the run's key."""
 SESSION_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 SESSION_MARK = "."
-"""Between the session in its key and what proves it."""
+"""Separator in a session's key, between the session's id and the HMAC that proves the key."""
 LONE = "surrogatepass"
-"""Headers are any bytes: those that are no text become lone surrogates."""
+"""Error handler to encode headers: a header may be any bytes, and bytes that are no text become lone surrogates."""
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 log = structlog.get_logger()
 
 
 class Gateway:
-    """The routes over one book of sessions. `key` is that of agents, `seat_key` that of environment processes."""
+    """The HTTP routes over one SessionBook. Agents show `key`; environment processes and workers show `seat_key`."""
 
     def __init__(
         self,
@@ -75,16 +76,16 @@ class Gateway:
         tasks: Sequence[str] = (),
         desk: PlainDesk | None = None,
     ) -> None:
-        """With a `desk`, requests outside of episodes are answered, too. Without `tasks`, agents may ask for any."""
+        """With a `desk`, requests outside of episodes are answered. Without `tasks`, agents may ask for any task."""
         self._book, self._policies, self._key, self._seat_key = book, tuple(policies), key, seat_key
         self._tasks = tuple(tasks)
         self._max_body_bytes, self._strangers = max_body_bytes, Strangers()
         self._plain = PlainRoutes(desk)
         self._told: set[tuple[str, str]] = set()
-        """Tasks and keys of requests that were named as unheeded."""
+        """(task, key of a request) that were logged as unheeded."""
 
     def runner(self) -> web.AppRunner:
-        """The server, to be run in the event loop of the book. A client that hangs up is waited for no longer."""
+        """Return the server, to be run in the event loop of the book. A client that hangs up cancels its request."""
         application = web.Application(client_max_size=self._max_body_bytes, middlewares=[self._answered])
         application.add_routes(
             [
@@ -100,7 +101,7 @@ class Gateway:
             ]
         )
         quiet = logging.getLogger("mrl.gateway.http")
-        quiet.setLevel(logging.CRITICAL)  # what is no HTTP comes from strangers, who may not fill the log
+        quiet.setLevel(logging.CRITICAL)  # input that is no HTTP comes from strangers, who may not fill the log
         return web.AppRunner(
             application, access_log=None, logger=quiet, handler_cancellation=True, shutdown_timeout=SHUTDOWN_S
         )
@@ -111,7 +112,7 @@ class Gateway:
             self._book.counts["refused/stranger"] += self._strangers.send_away(runner.server.connections)
 
     def key_of(self, session_id: str) -> str:
-        """A session's key, which tells nothing of the run's."""
+        """Key of a session, derived from the run's key, which it does not reveal."""
         told = hmac.new(self._key.encode(), session_id.encode(errors=LONE), "sha256").hexdigest()
         return f"{session_id}{SESSION_MARK}{told}"
 
@@ -134,7 +135,7 @@ class Gateway:
         if name and len(policies) > 1:
             raise ChatMistake(f"{SESSION_HEADER}: a name is that of one session; leave it out with several models")
         task, player = str(asked.get("task") or ""), str(asked.get("player") or "")
-        if task and self._tasks and task not in self._tasks:  # nothing would ever wait there
+        if task and self._tasks and task not in self._tasks:  # no episode would ever wait there
             raise ChatMistake(f"task {task!r:.80}: wanted one of {', '.join(self._tasks)}", status=404)
         sessions = await self._book.take(policies, task=task, wait_s=wait_s, name=name, player=player)
         if not sessions:
@@ -170,7 +171,7 @@ class Gateway:
         return web.json_response(answer)
 
     async def _streamed(self, session: AgentSession, call: ChatCall, on_piece: OnPiece) -> PlainAnswer:
-        """The turn as an answer; what is a version there is the turn's number here."""
+        """Return the policy's turn as a PlainAnswer, with the number of the turn as its version."""
 
         def grew(number: int, text: str) -> None:
             on_piece(PlainPiece(request_id="", version=number, text=text))
@@ -236,7 +237,7 @@ class Gateway:
     # Seats.
 
     async def _seat(self, request: web.Request) -> web.WebSocketResponse:
-        """One episode of a policy, from its offer to its last reply or until the seat hangs up."""
+        """Serve the seat of one episode of a policy, from its offer to its last reply or until the seat hangs up."""
         self._check_seat_key(request)
         socket = web.WebSocketResponse(max_msg_size=MAX_MESSAGE_BYTES, heartbeat=30.0)
         await socket.prepare(request)
@@ -270,7 +271,7 @@ class Gateway:
         self._check_seat_key(request)
         return await self._plain.serve_worker(request, self._book.grew)
 
-    # Within.
+    # Keys, sessions and refusals.
 
     def _check_seat_key(self, request: web.Request) -> None:
         if not _is_equal(_bearer(request), self._seat_key):
@@ -278,7 +279,7 @@ class Gateway:
         self._strangers.let_in(request)
 
     def _asked_policies(self, asked: Mapping[str, Any]) -> list[str]:
-        """Those of `models`, or the one of `model`; "" for any. Raises ChatMistake."""
+        """Policies that a request names in `models`, or in `model`; "" stands for any policy. Raises ChatMistake."""
         found = asked.get("models", [asked.get("model") or ANY_POLICY])
         known = (ANY_POLICY, *self._policies)
         if not isinstance(found, list) or not found or len(set(map(str, found))) < len(found):
@@ -298,7 +299,7 @@ class Gateway:
         }
 
     def _check_key(self, request: web.Request) -> str:
-        """The session in the key, or in the header beside the run's; "" where none is named. Raises ChatMistake."""
+        """Check the key; return the session that the key or the header names, "" for none. Raises ChatMistake."""
         key = _bearer(request)
         session_id = key.partition(SESSION_MARK)[0] if SESSION_MARK in key else ""
         if not _is_equal(key, self.key_of(session_id) if session_id else self._key):
@@ -317,7 +318,7 @@ class Gateway:
         return self._book.session(session_id)
 
     def _tell_unheeded(self, task: str, call: ChatCall) -> None:
-        """A person is told once of each key; the agent cannot be."""
+        """Log each unheeded key once for a task; OpenAI's API has no way to tell the agent."""
         for key, value in call.unheeded.items():
             if (task, key) not in self._told:
                 self._told.add((task, key))
@@ -329,7 +330,7 @@ class Gateway:
 
     @web.middleware
     async def _answered(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """Mistakes of clients become answers; `unheeded` and refusals are counted."""
+        """Turn a ChatMistake of a handler, or an exception, into a JSON answer, and count it as a refusal."""
         try:
             return await handler(request)
         except ChatMistake as mistake:
@@ -349,7 +350,7 @@ def _turn_id(session: AgentSession, number: int) -> str:
 
 
 async def _pass_on(socket: web.WebSocketResponse, reply: "asyncio.Future[Any]") -> None:
-    with suppress(ConnectionError):  # the seat is gone, which its own loop sees
+    with suppress(ConnectionError):  # the seat is gone, which the loop in `_seat` sees
         await socket.send_bytes(seat_reply(await reply))
 
 
@@ -362,7 +363,7 @@ def _is_equal(key: str, wanted: str) -> bool:
 
 
 async def _body(request: web.Request) -> dict[str, Any]:
-    """Raises ChatMistake for what is no JSON object; a body that is too long aiohttp refuses itself."""
+    """Read the JSON object of a request. Raises ChatMistake for any other body; aiohttp refuses a body too long."""
     try:
         found = json.loads(await request.read() or b"{}")
     except (ValueError, RecursionError):

@@ -1,7 +1,8 @@
-"""One episode between its seat, where the policy is, and the agent that plays it.
+"""One episode between its seat, which is the environment process of a rollout worker, and the agent that plays it.
 
-The seat asks for one thing at a time and waits: what the agent says first, what it says to a turn, the reward. What the
-agent asks for at the same time takes its turns one after another. All of it happens in one event loop.
+The seat asks for one reply at a time and waits for it: the agent's first messages, its answer to a turn of the policy,
+the reward. Requests that the agent makes at the same time get their turns one after another. All calls of a session are
+made in one event loop.
 """
 
 import asyncio
@@ -31,11 +32,12 @@ from mrl.tasks.environments.contract import (
 log = structlog.get_logger()
 
 MAX_WAITING = 64
-"""Requests of a session that wait for turns, and turns that are kept for clients that hung up before they had them."""
+"""Requests of a session that wait for turns, and turns that are kept for clients that hung up before them, at most."""
 IDLE_BESIDE_TURNS = 10
-"""So many times as long an agent may be silent that waits for a turn of another policy: two may wait for each other."""
+"""Factor by which an agent may be silent for longer while it waits for another policy's turn. There is a limit, since
+two policies may wait for each other."""
 OVER = "episode_over"
-"""Code of the answer to whoever asks on when there are no further turns."""
+"""Code of a refusal when the episode has no further turns."""
 
 
 def _unheard(number: int, text: str) -> None:
@@ -44,18 +46,18 @@ def _unheard(number: int, text: str) -> None:
 
 @dataclass(slots=True, eq=False)
 class _Asked:
-    """A request, and the turn that it gets."""
+    """An agent's request, and the policy's turn that answers it."""
 
     call: ChatCall
     number: int
     turn: "asyncio.Future[PolicyTurn]"
     is_read: bool = False
-    """Whether a client has had it."""
+    """Whether a client has been given the turn."""
 
 
 @dataclass(eq=False)
 class AgentSession:
-    """An episode of one policy. `row` is what the task gives its agents, as JSON values."""
+    """An episode of one policy. `row` is the task's row for the agent, with the seed, as JSON values."""
 
     session_id: str
     policy: str
@@ -66,35 +68,35 @@ class AgentSession:
     """The conversation so far, from both sides."""
     num_turns: int = 0
     touched_s: float = 0.0
-    """When the agent was last heard, or the policy last answered it."""
+    """Clock time at which the agent last made a request, or the policy last answered one."""
     ending: str = ""
     """Why there are no further turns; "" while there may be."""
     is_over: bool = False
-    """Whether the seat has its last reply."""
+    """Whether the seat has got its last reply, or is gone."""
     counts: Counter[str] = field(default_factory=Counter)
-    """Of its book: "branches" are counted here."""
+    """Counts of the SessionBook; the session adds to "branches"."""
     player: str = ""
-    """The process that plays it, if the gateway started that."""
+    """Name of the process that plays the episode, if the gateway started the process."""
     beside: tuple["AgentSession", ...] = ()
-    """Those of other policies that the same agent was given with it."""
+    """Sessions of other policies that the same agent took together with this session."""
     start_state: str = field(init=False)
-    """The row as one text: equal for the episodes of a group, and for those of peers from the same state."""
+    """`row` as canonical JSON: equal for the episodes of a group, and for those of peers from the same start state."""
     _reply: "asyncio.Future[EnvironmentTurn] | None" = None
-    """What the seat waits for."""
+    """The reply that the seat waits for; None while it waits for none."""
     _answer: "asyncio.Future[PolicyTurn] | None" = None
-    """What the agent waits for."""
+    """The turn that the agent waits for; None while it waits for none."""
     _parting: EnvironmentTurn | None = None
-    """What the seat is told next, where the agent gave up while the policy had its turn."""
+    """The last reply to the seat, sent at once, or when the seat next asks."""
     _on_grown: Callable[[int, str], None] = _unheard
-    """Hears what a turn says more, while it is sampled."""
+    """Takes each piece of the turn while it is sampled: (number of the turn, text of the piece)."""
     _grown: str = ""
-    """What it says so far."""
+    """Text of the turn so far."""
     _num_waiting: int = 0
-    """Requests that wait for the turn of another one."""
+    """Requests that wait for the turn of another request."""
     _last: _Asked | None = None
     """The newest request that has, or had, the policy's turn."""
     _unread: deque[_Asked] = field(default_factory=lambda: deque(maxlen=MAX_WAITING))
-    """Earlier ones whose clients hung up before they had their turns."""
+    """Requests whose clients hung up before they were given their turns."""
 
     def __post_init__(self) -> None:
         self.touched_s = self.clock()
@@ -103,23 +105,27 @@ class AgentSession:
     # The seat's side.
 
     def opened(self) -> "asyncio.Future[EnvironmentTurn]":
-        """What the agent says first."""
+        """Return the future of the agent's first messages."""
         return self._await_agent()
 
     def step(self, turn: PolicyTurn) -> "asyncio.Future[EnvironmentTurn]":
-        """What the agent says to a turn."""
+        """Give a turn of the policy to the agent, and return the future of the agent's answer."""
         reply = self._await_agent()
         self._give(turn)
         return reply
 
     def grew(self, piece: TurnPiece) -> None:
-        """A turn goes on. What comes too late, or behind a gap, is left to the whole turn."""
+        """Pass on a piece of the turn that is being sampled. A piece that is late, or follows a gap, is dropped: the
+        whole turn has its text, too."""
         if self._answer is not None and (piece.num_turns, piece.start) == (self.num_turns, len(self._grown)):
             self._grown += piece.text
             self._on_grown(self.num_turns + 1, piece.text)
 
     def finish(self, reason: str, turn: PolicyTurn | None = None) -> "asyncio.Future[EnvironmentTurn]":
-        """The reward, where there are no further turns for a reason of `ENDS`; `turn` is the last, where it is new."""
+        """Tell the agent that there are no further turns, for a `reason` of `ENDS`; return the future of the reward.
+
+        `turn` is the last turn, where the agent has not had it.
+        """
         reply = self._await_agent()
         self.ending = reason
         if turn is not None:
@@ -129,7 +135,7 @@ class AgentSession:
         return reply
 
     def leave(self) -> None:
-        """The seat is gone: the engine was lost, or the run ends."""
+        """End the episode whose seat is gone, as when the engine was lost or the run ends."""
         self.ending, self.is_over = self.ending or GIVEN_UP, True
         if self._answer is not None:
             self._refuse(f"the episode is over: {ENDS[GIVEN_UP]}")
@@ -139,11 +145,10 @@ class AgentSession:
     async def ask(
         self, call: ChatCall, on_grown: Callable[[int, str], None] = _unheard
     ) -> tuple[int, PolicyTurn, Message]:
-        """The policy's next turn, behind those that are asked for, and its number, from 1 on.
+        """Return number (from 1), turn and message of the policy's next turn, after those that were asked for before.
 
-        A request that is sent again gets the same turn: the newest one does, and one whose client hung up before it had
-        its turn. Of a call that streams, what the turn says more is given to `on_grown` first, with its number.
-        Raises ChatMistake.
+        A request that is sent again gets the same turn, if it is the newest request, or if its client hung up before it
+        was given the turn. Pieces of a streamed turn go to `on_grown` first, with its number. Raises ChatMistake.
         """
         while (asked := self._asked(call)) is None and self._answer is not None:
             await self._turn_ends(self._answer)
@@ -183,7 +188,7 @@ class AgentSession:
         return await self._turn(asked)
 
     def reward(self, value: float) -> None:
-        """The agent has played to the end. Raises ChatMistake."""
+        """End the episode with the agent's reward. Raises ChatMistake."""
         self._check_idle()
         if not self.num_turns and not self.ending:
             self._end(EnvironmentTurn.failed(WRONG_TYPE, "the agent gave a reward before it asked the policy anything"))
@@ -195,11 +200,10 @@ class AgentSession:
         self._end(last)
 
     def fail(self, words: str, kind: str = RAISED) -> None:
-        """The agent gives up, and says why; while the policy has its turn, too. Raises ChatMistake.
+        """End an episode that its agent cannot finish, also while the policy has its turn. Raises ChatMistake.
 
-        `kind` is a key of `FAILURES`.
-
-        Where the policy has had all its turns, that is no failure of the agent: such an episode is worth 0.
+        `kind` is a key of `FAILURES`, `words` say why. Where the policy has had all its turns, the agent has not
+        failed: such an episode has reward 0.
         """
         self._check_open()
         cut_short = EnvironmentTurn(done=True, reward=0.0, reason=self.ending) if self.ending else None
@@ -210,10 +214,10 @@ class AgentSession:
             self._end(self._parting)
 
     def expire(self, idle_s: float) -> bool:
-        """Whether the agent has said nothing for too long; the episode is given up then, no fault of its policy's.
+        """Whether the agent was silent for `idle_s`; its episode is given up then, by no fault of the policy.
 
-        It is heard in the episodes `beside` it as well, and may have to wait for a turn in one of these: then it is
-        given `IDLE_BESIDE_TURNS` times as long.
+        A request in a session `beside` this one counts, too. While the agent waits for a turn there, it may be silent
+        for `IDLE_BESIDE_TURNS` times as long.
         """
         heard_s = max(one.touched_s for one in (self, *self.beside))
         waits = any(one._reply is None and not one.is_over for one in self.beside)
@@ -224,9 +228,10 @@ class AgentSession:
         return is_idle
 
     def give_up(self, words: str) -> bool:
-        """Nobody plays it any more, no fault of its policy's; where that has its turn, the episode ends behind it.
+        """Give up an episode that no agent plays any more, by no fault of the policy; return whether it was given up.
 
-        False where it has failed before that, which the seat hears then.
+        While the policy has its turn, the episode ends after the turn. False where the agent failed before: the seat is
+        told of that failure.
         """
         if self._parting is not None:
             return False
@@ -238,20 +243,20 @@ class AgentSession:
             self._end(self._parting)
         return True
 
-    # Within.
+    # Both sides.
 
     def _asked(self, call: ChatCall) -> _Asked | None:
-        """The earlier request that this one repeats."""
+        """Return the earlier request that this call repeats, or None."""
         for asked in self._unread:
             if asked.call.is_same(call):
                 return asked
         return self._last if self._last is not None and self._last.call.is_same(call) else None
 
     def _continued(self, call: ChatCall) -> tuple[Message, ...] | None:
-        """The new messages of a request; None for a branch, which does not go on from what was said.
+        """Return the messages that a request adds to the conversation; None for a branch, which does not repeat it.
 
-        Behind a text without roles every request with messages is one.
-        Raises ChatMistake where there is nothing for the policy to answer.
+        After a text without roles, every request with messages is a branch. Raises ChatMistake where the last message
+        is the assistant's, or the assistant has messages before the policy's first turn.
         """
         if not call.messages or call.messages[-1].role == "assistant":
             raise ChatMistake("messages: wanted something for the policy to answer behind what it said itself")
@@ -265,7 +270,7 @@ class AgentSession:
         return new if goes_on and has_same_tools and not is_said else None
 
     def _note_branch(self, call: ChatCall) -> None:
-        """A person is told of the run's first, and where it left what was said: it may be none that was meant."""
+        """Count a branch. Log the run's first, with the place where it leaves the conversation: it may be a mistake."""
         if not self.counts["branches"]:
             common = list(zip(self.said, call.messages, strict=False))
             place = next((at for at, pair in enumerate(common) if not is_same(*pair)), len(common))
@@ -296,7 +301,7 @@ class AgentSession:
     async def _turn(self, asked: _Asked) -> tuple[int, PolicyTurn, Message]:
         try:
             turn = await asyncio.shield(asked.turn)
-        except asyncio.CancelledError:  # the client has hung up: the turn is there for its next request
+        except asyncio.CancelledError:  # the client has hung up: its turn is kept for the same request, sent again
             if not asked.is_read and asked not in self._unread:
                 self._unread.append(asked)
             raise
@@ -306,7 +311,7 @@ class AgentSession:
         return asked.number, turn, said_by(turn)
 
     def _give(self, turn: PolicyTurn) -> None:
-        """The policy's turn, to the agent that waits for it."""
+        """Give the policy's turn to the agent that waits for it."""
         self.touched_s = self.clock()
         self.num_turns += 1
         self.said.append(said_by(turn))
@@ -316,7 +321,7 @@ class AgentSession:
 
     def _refuse(self, words: str) -> None:
         assert self._answer is not None
-        self._answer.add_done_callback(asyncio.Future.exception)  # nobody may be there to hear it
+        self._answer.add_done_callback(asyncio.Future.exception)  # no client may be left to retrieve the exception
         self._answer.set_exception(ChatMistake(words, code=OVER))
         self._answer, self._last = None, None
         self.touched_s = self.clock()

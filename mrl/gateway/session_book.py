@@ -1,4 +1,4 @@
-"""All sessions of a gateway: offered by seats, taken by agents, over."""
+"""All sessions of a gateway, from a seat's offer, over an agent that takes it, to its end."""
 
 import asyncio
 import secrets
@@ -12,14 +12,15 @@ from mrl.gateway.session import OVER, AgentSession
 from mrl.records.plain_requests import TurnPiece
 
 MAX_WAITING_AGENTS = 4096
-"""Agents that wait for an episode; further ones are told to come later."""
+"""Agents that wait for an episode, at most; further agents are told to come later."""
 MAX_WAIT_S = 60.0
+"""Seconds that a request for an episode may wait, at most."""
 MAX_REMEMBERED = 4096
-"""Sessions that are over, whose agents are told so."""
+"""Sessions that are remembered after their end, so that their agents are told that they are over."""
 
 
 class SessionBook:
-    """Everything that is open, and totals since the start. It belongs to one event loop."""
+    """Sessions that are offered or played, and counts since the start. Lives in one event loop."""
 
     def __init__(self, *, idle_s: float, clock: Callable[[], float] = time.monotonic) -> None:
         self._idle_s, self._clock = idle_s, clock
@@ -27,30 +28,30 @@ class SessionBook:
         self._taken: dict[str, AgentSession] = {}
         self._over: deque[str] = deque(maxlen=MAX_REMEMBERED)
         self._lost: deque[str] = deque(maxlen=MAX_REMEMBERED)
-        """Players that are lost: a request of one may still wait for an episode."""
+        """Names of processes that ended: a request of such a process may still wait for an episode."""
         self._came = asyncio.Event()
-        """An episode was offered."""
+        """Set when an episode is offered."""
         self._num_waiting = 0
         self._unserved: dict[str, float] = {}
-        """Task -> since when its episodes wait and no agent takes any."""
+        """Task -> clock time at which an agent last took an episode of it, or its first episode was offered."""
         self.counts: Counter[str] = Counter()
 
     def __len__(self) -> int:
-        """Sessions that are played."""
+        """Number of sessions that are played."""
         return len(self._taken)
 
     @property
     def num_offered(self) -> int:
-        """Episodes that wait for an agent."""
+        """Number of episodes that wait for an agent."""
         return len(self._offered)
 
     @property
     def num_waiting(self) -> int:
-        """Agents that wait for an episode."""
+        """Number of agents' requests that wait for an episode."""
         return self._num_waiting
 
     def offer(self, policy: str, task: str, row: dict[str, Any]) -> AgentSession:
-        """An episode that some agent is to play."""
+        """Add an episode of a policy, for any agent to take."""
         session = AgentSession(secrets.token_hex(12), policy, task, row, self._clock, counts=self.counts)
         self._offered.append(session)
         self._unserved.setdefault(task, self._clock())
@@ -67,11 +68,11 @@ class SessionBook:
         name: str = "",
         player: str = "",
     ) -> list[AgentSession]:
-        """One episode of each of these policies, all from one start state of this task; "" stands for any.
+        """Return one episode of each policy, all from one start state of `task`; "" stands for any policy or task.
 
-        The one of a single policy has that `name` from then on, and whoever asks again by the name gets it again.
-        `player` is who can be lost as a whole (`lose`).
-        Empty when there are none within `wait_s`. Raises ChatMistake, also where it has another policy or task.
+        With one policy, `name` becomes the session's id, and a later call with that name returns the same session.
+        `player` names the process that plays, for `lose`. Return [] when no episode comes within `wait_s`.
+        Raises ChatMistake, also where the session `name` has another policy or task, or is over.
         """
         if self._num_waiting >= MAX_WAITING_AGENTS:
             raise ChatMistake("too many agents wait for episodes; come later", code="too_many", status=429)
@@ -92,7 +93,7 @@ class SessionBook:
         return sessions
 
     def session(self, session_id: str) -> AgentSession:
-        """A session that is played. Raises ChatMistake for one that is over, or never was."""
+        """Return a session that is played. Raises ChatMistake for a session that is over, or never was."""
         if session_id in self._taken:
             return self._taken[session_id]
         if session_id in self._over:
@@ -100,12 +101,12 @@ class SessionBook:
         raise ChatMistake("no such session; POST /v1/sessions gives one", code="no_session", status=404)
 
     def grew(self, piece: TurnPiece) -> None:
-        """A worker tells how a turn of a session grows, which may be over."""
+        """Pass on a piece of a turn to its session, if that is still played."""
         if (session := self._taken.get(piece.session)) is not None:
             session.grew(piece)
 
     def leave(self, session: AgentSession) -> None:
-        """Its seat is gone, or has the last reply."""
+        """Remove a session whose seat has hung up, before or after the last reply."""
         session.leave()
         if session in self._offered:
             self._offered.remove(session)
@@ -114,13 +115,13 @@ class SessionBook:
             self.counts[f"ends/{session.ending}"] += 1
 
     def expire(self) -> list[AgentSession]:
-        """Give up what agents have left lying, and say which."""
+        """Give up the sessions whose agents are silent for too long, and return them."""
         found = [session for session in self._taken.values() if session.expire(self._idle_s)]
         self.counts["expired"] += len(found)
         return found
 
     def lose(self, player: str) -> int:
-        """Give up what a process played that has ended; returns how many episodes these are."""
+        """Give up the episodes of a process that has ended, and return their number."""
         self._lost.append(player)
         played = [session for session in self._taken.values() if session.player == player and not session.is_over]
         num_lost = sum(session.give_up("the process that played it has ended") for session in played)
@@ -128,7 +129,7 @@ class SessionBook:
         return num_lost
 
     def unserved_s(self) -> dict[str, float]:
-        """Task -> for how long its episodes wait and no agent has taken any."""
+        """Task with waiting episodes -> seconds since an agent last took an episode of it, or since the first offer."""
         waiting = {session.task for session in self._offered}
         return {task: self._clock() - since for task, since in self._unserved.items() if task in waiting}
 
@@ -156,7 +157,7 @@ class SessionBook:
         return found
 
     def _together(self, policies: Sequence[str], offered: Sequence[AgentSession]) -> list[AgentSession]:
-        """The first that are there for all of the policies, from one start state."""
+        """Return an offered session of each policy, all from the first start state that has them; else []."""
         places: dict[tuple[str, str], dict[str, AgentSession]] = {}
         for session in offered:
             at = places.setdefault((session.task, session.start_state), {})

@@ -1,7 +1,8 @@
-"""Connections to the gateway that have shown no key: a crowd of them keeps nobody out for long.
+"""Connections to the gateway that have shown no key: limited, so that a crowd of them keeps nobody out for long.
 
-Whoever is on this host can connect to a port of it. Such connections have `STRANGER_S` to show a key, and of more than
-`MAX_STRANGERS` the oldest go, but for those so new that their first request may be on its way.
+Any process on this host can connect to the gateway's port. A connection has `STRANGER_S` to show a key. Of more than
+`MAX_STRANGERS` without a key the oldest are closed, except those younger than `NEW_S`, whose first request may be on
+its way.
 """
 
 import time
@@ -15,7 +16,7 @@ STRANGER_S, NEW_S = 10.0, 1.0
 
 
 class Strangers:
-    """Told of every connection that shows a key; looks at all of them again and again."""
+    """Connections that have shown a key, and the time since which the others have shown none."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -23,11 +24,11 @@ class Strangers:
         self._since_s: dict[RequestHandler, float] = {}
 
     def let_in(self, request: web.Request) -> None:
-        """The request has a right key, and so its connection."""
+        """Note that a request has shown a right key, which frees its connection from the limits."""
         self._known.add(request.protocol)
 
     def send_away(self, connections: list[RequestHandler]) -> int:
-        """Close what may not stay of all connections that there are; returns how many."""
+        """Close those of the server's `connections` that exceed the limits, and return their number."""
         now_s = self._clock()
         self._known &= set(connections)
         self._since_s = {one: self._since_s.get(one, now_s) for one in connections if one not in self._known}
