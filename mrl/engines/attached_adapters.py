@@ -1,9 +1,9 @@
 """Adapters beside the weights of the model in this process, y = W x + alpha / rank * B A x (arXiv 2106.09685).
 
-W stays what it is, and lies in memory once. In 16 bits the engine then rounds where the learner's pass does; a merge
-would round weights instead, and lose every change smaller than half a unit of one.
+W stays unchanged, and lies in memory once. In 16 bits the engine then rounds where the learner's forward rounds; merged
+weights would be rounded instead, and lose every change smaller than half a unit in a weight's last place.
 
-Nothing but W, B and A decides what is computed with. So two things prove it: W is that of the policy's folder, and B
+The result depends on W, B and A alone. So two comparisons prove the weights: W is that of the policy's folder, and B
 and A are those that were published.
 """
 
@@ -27,37 +27,39 @@ FIRST, SECOND = ".lora_A.weight", ".lora_B.weight"
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """A tensor as the model computes with it."""
+    """A tensor as the model holds it, and its digests."""
 
     tensor: Tensor
     as_read: str
-    """Digest that it has as long as nothing changes it."""
+    """Digest of the tensor in the model's number format, as it was read."""
     published: str
-    """Digest of what it was rounded from."""
+    """Digest of the published tensor, from which it was rounded."""
 
 
 @dataclass(frozen=True, slots=True)
 class Adapters:
-    """Those of one version: name of an adapted layer -> A [R, I] and B [O, R]."""
+    """The adapters of one version."""
 
     factors: Mapping[str, tuple[Held, Held]]
+    """Name of an adapted layer -> A [R, I] and B [O, R]."""
     scale: float
+    """alpha / rank."""
 
 
 class AttachedAdapters:
-    """The adapters of a model which was loaded from `folder`."""
+    """The adapters that a model, loaded from `folder`, computes with; none at first."""
 
     def __init__(self, model: nn.Module, folder: Path) -> None:
         self._model, self._folder = model, folder
         self._attached: Adapters | None = None
         self._hooks: list[RemovableHandle] = []
         self._of_folder: dict[str, tuple[str, str]] = {}
-        """Name in the folder -> digest of the tensor as this model has to hold it, and as it lies there."""
+        """Name in the folder -> digests of the tensor: in the model's number format, and as it lies in the folder."""
 
     def read(self, folder: Path, wanted: Mapping[str, str] | None) -> Adapters:
-        """What a folder holds, beside what is served.
+        """Read the adapters of a folder, without a change to those that are served.
 
-        Raises WeightsError when it cannot be read, does not fit or has other digests than are `wanted`.
+        Raises WeightsError when they cannot be read, do not fit or have other digests than are `wanted`.
         """
         tensors: dict[str, Tensor] = {}
 
@@ -86,28 +88,29 @@ class AttachedAdapters:
         return Adapters(held, read_scale(folder))  # type: ignore[arg-type]
 
     def attach(self, adapters: Adapters) -> None:
-        """Compute with these from now on. No forward may run meanwhile."""
+        """Compute with these adapters from now on. No forward may run meanwhile."""
         self._attached = adapters
         if not self._hooks:
             layers = ((name, self._model.get_submodule(name)) for name in adapters.factors)
             self._hooks = [layer.register_forward_hook(partial(self._add, name)) for name, layer in layers]
 
     def detach(self) -> None:
-        """Compute with the weights alone again, and keep nothing beside them. No forward may run meanwhile."""
+        """Compute with the weights alone again, and drop the adapters. No forward may run meanwhile."""
         for hook in self._hooks:
             hook.remove()
         self._hooks, self._attached = [], None
 
     def tensors(self) -> list[Tensor]:
-        """Those that are attached."""
+        """Tensors of the adapters that are attached."""
         factors = {} if self._attached is None else self._attached.factors
         return [factor.tensor for pair in factors.values() for factor in pair]
 
     @torch.no_grad()
     def checksums(self) -> dict[str, str]:
-        """Name -> digest of adapters and of the folder's tensors, as published where those are what is served.
+        """Name -> digest of each tensor of the adapters and of the folder; empty where nothing is attached.
 
-        Empty where nothing is attached.
+        The digest is the published one where the model holds that tensor, rounded to its number format; else it is that
+        of the tensor which the model holds.
         """
         if self._attached is None:
             return {}
@@ -121,7 +124,7 @@ class AttachedAdapters:
         return {name: one.published if found[name] == one.as_read else found[name] for name, one in held.items()}
 
     def _add(self, layer: str, _module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
-        """To a layer's output [..., O] what its adapter makes of the input [..., I]."""
+        """Forward hook: add to a layer's output [..., O] the output of its adapter for the input [..., I]."""
         assert self._attached is not None
         first, second = self._attached.factors[layer]
         low = functional.linear(inputs[0], first.tensor).flatten(0, -2)
@@ -132,7 +135,7 @@ class AttachedAdapters:
         return dict(released(self._model, self._model.state_dict().items()))
 
     def _read_folder(self) -> dict[str, tuple[str, str]]:
-        """One tensor in memory at a time; those that the model holds by other names are left out."""
+        """Hash the folder's tensors, one in memory at a time; without tensors that the model holds by other names."""
         held, found = self._held(), {}
         staged: dict[str, Tensor] = {}
 
@@ -151,7 +154,7 @@ class AttachedAdapters:
 def _fitting(
     where: str, layer: str, weight_OI: Tensor | None, first_RI: Tensor, second_OR: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """Both factors where and as the weight is."""
+    """Return both factors on the device and in the number format of the weight. Raises WeightsError."""
     if weight_OI is None or second_OR is None or first_RI.ndim != 2 or second_OR.ndim != 2:
         raise WeightsError(f"{where}: no adapter for {layer}")
     wanted = (second_OR.shape[0], first_RI.shape[1])

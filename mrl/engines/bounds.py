@@ -1,4 +1,4 @@
-"""How long an inference server may take for what it does."""
+"""Time limits of an inference server."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,28 +8,28 @@ from mrl.config.policy_tables import ServerTable
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """How long a server may take, in seconds."""
+    """Time limits of a server in seconds, after which it counts as lost."""
 
     start_s: float = 300.0
-    """From its start until it takes requests."""
+    """From the server's start until it takes requests."""
     silence_s: float = 20.0
-    """Without an answer to the watchdog."""
+    """Silence towards the watchdog."""
     stall_s: float = 120.0
-    """With answers in flight and not one more token."""
+    """Time without a new token while answers are in flight."""
     load_s: float = 600.0
-    """For new weights, while which it may be deaf."""
+    """For taking new weights, during which the server need not answer the watchdog."""
 
 
 USUAL = Bounds()
 
 
 def load_bound_s(model_folder: Path) -> float:
-    """A generous time for new weights of this model: a minute, and 20 s for each GB of its files."""
+    """Generous time for new weights of a model: a minute, and 20 s for each GB of its files."""
     return 60.0 + 20e-9 * sum(file.stat().st_size for file in model_folder.glob("*.safetensors"))
 
 
 def bounds_of(server: ServerTable, model_folder: Path) -> Bounds:
-    """What an engine of this model may take; the time for new weights by the size of the model unless it is given."""
+    """Time limits of a model's server, from its table; `load_s` by the size of the model where the table gives none."""
     return Bounds(
         start_s=server.start_s,
         silence_s=server.silence_s,

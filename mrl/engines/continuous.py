@@ -3,8 +3,8 @@
 Every step runs the model once over the newest token of every row. Prompts are read ahead, a few at once, each a single
 time for all answers to it. An ended row is given to a waiting answer; when none waits, the last row moves into it.
 
-What was computed for a turn of a conversation is kept while rows are free, until weights change: of the next prompt
-only what is new is read.
+Keys and values of a conversation's turn are kept while rows are free, until weights change: of the prompt of the next
+turn only the new tokens are read.
 """
 
 import itertools
@@ -28,47 +28,49 @@ from mrl.records.version import Version, VersionSpan
 
 PROMPTS_AT_ONCE = 16
 PROMPT_TOKENS_AT_ONCE = 4096
-"""Prompts that one forward reads, and how many tokens, with padding and what is kept; a longer one is read alone."""
+"""Prompts, and tokens with padding and kept tokens, that one forward reads at most; a longer prompt is read alone."""
 
 
 @dataclass(slots=True)
 class _Waiting:
-    """A request of which answers are still to be begun."""
+    """A request with answers that are still to be begun."""
 
     request: GenerationRequest
     begun: int = 0
     prompt: ReadPrompt | None = None
     experts: Experts | None = None
-    """[P - 1, X] of the prompt, as it was read."""
+    """[P - 1, X] experts of the prompt, as it was read."""
     epoch: int = 0
-    """Which weights read the prompt."""
+    """Number of the weights that read the prompt."""
 
     @property
     def read_ids(self) -> npt.NDArray[np.int32]:
-        """What of the prompt is read before an answer begins: the last token is the first of its forwards."""
+        """[P - 1] ids that are read before an answer begins; the last token is read by the answer's first step."""
         return self.request.prompt_token_ids[:-1]
 
 
 @dataclass(slots=True)
 class _Answer:
+    """An answer that is being sampled in one row."""
+
     request_id: str
     index: int
     watch: StopWatch
     decoding: Decoding | None = None
-    """None: as the engine samples."""
+    """None: the engine's own Sampling."""
     streams: bool = False
     num_told: int = 0
-    """Tokens that were told of while it grew."""
+    """Tokens that `grown` has told."""
     before: Experts | None = None
-    """[P - 1, X] of its prompt, where it tells those, too."""
+    """[P - 1, X] experts of the prompt, where the answer tells those, too."""
     prompt_token_ids: npt.NDArray[np.int32] | None = None
     conversation: str = ""
-    """Under which name its row is kept when it has ended; "": it is not."""
+    """Name under which the row is kept when the answer has ended; "" where it is not kept."""
     spans: list[VersionSpan] = field(default_factory=list)
-    """Of the versions before the present one."""
+    """Spans of the versions before the present one."""
 
     def spans_at(self, num_tokens: int, version: Version) -> list[VersionSpan]:
-        """Those of its first `num_tokens` tokens, the newest of them by `version`."""
+        """Version spans of the first `num_tokens` tokens, the newest of which `version` sampled."""
         spans = list(self.spans)
         fresh = num_tokens - sum(span.num_tokens for span in spans)
         if fresh and spans and spans[-1].version == version:
@@ -82,18 +84,19 @@ class ContinuousBatch:
     def __init__(
         self, model: PreTrainedModel, sampling: Sampling, *, max_running: int, record: RouterRecord | None = None
     ) -> None:
-        """At most `max_running` answers are sampled at once; they tell the experts that `record` sees."""
+        """At most `max_running` answers are sampled at once. With a `record` they tell the experts that it saw."""
         self._model, self._sampling, self._max_running = model, sampling, max_running
         self._waiting: deque[_Waiting] = deque()
         self._answers: list[_Answer] = []
         self._dead: list[int] = []
+        """Rows whose answers have ended or were aborted."""
         self._cache, self._kept = SlotCache(model.config, max_running), KeptRows()
         self._version: Version | None = None
         self._epoch = 0
         self.running = 0
-        """Answers that are being sampled."""
+        """Number of answers that are being sampled."""
         self.waiting = 0
-        """Answers that are not yet begun."""
+        """Number of answers that are not yet begun."""
         self.generated_tokens = 0
         self.prompt_tokens = 0
         self.reused_prompt_tokens = 0
@@ -118,12 +121,12 @@ class ContinuousBatch:
 
     @property
     def in_flight(self) -> int:
-        """Answers that were handed in and have not ended."""
+        """Number of answers that were handed in and have not ended."""
         return self.running + self.waiting
 
     @property
     def streams(self) -> bool:
-        """Whether any answer that is being sampled does."""
+        """Whether any answer that is being sampled streams."""
         return any(answer.streams for answer in self._answers)
 
     def grown(self) -> list[Grown]:
@@ -137,12 +140,12 @@ class ContinuousBatch:
         return found
 
     def submit(self, requests: Sequence[GenerationRequest]) -> None:
-        """Hand in requests."""
+        """Hand in requests; their answers begin when rows are free."""
         self._waiting.extend(_Waiting(request) for request in requests if request.seeds.size)
         self.waiting += sum(request.seeds.size for request in requests)
 
     def abort(self, request_ids: Iterable[str]) -> None:
-        """Forget requests."""
+        """Forget requests; rows of their answers are free from the next step."""
         gone = set(request_ids)
         self._waiting = deque(waiting for waiting in self._waiting if waiting.request.request_id not in gone)
         self.waiting = sum(waiting.request.seeds.size - waiting.begun for waiting in self._waiting)
@@ -151,13 +154,13 @@ class ContinuousBatch:
         self.running = len(self._answers) - len(self._dead)
 
     def tensors(self) -> list[Tensor]:
-        """All that it holds between two steps: the cache, kept rows, and prompts that were read ahead."""
+        """Tensors that are held between two steps: the cache, kept rows, and prompts that were read ahead."""
         read = [waiting.prompt.layers for waiting in self._waiting if waiting.prompt is not None]
         ahead = [tensor for layers in read for pair in layers for tensor in pair]
         return [*self._cache.tensors(), *self._kept.tensors(), *ahead]
 
     def relabel(self, version: Version) -> None:
-        """The weights have changed: tokens are of `version` from now on, and prompts are read anew."""
+        """Note that the weights have changed: label tokens with `version` from now on, and read prompts anew."""
         for row, answer in enumerate(self._answers):
             if self._version is not None:
                 answer.spans = answer.spans_at(int(self._rows["length"][row]), self._version)
@@ -167,7 +170,7 @@ class ContinuousBatch:
 
     @torch.inference_mode()
     def step(self) -> list[Finished]:
-        """One more token for every running answer; returns those that it ended."""
+        """Sample one more token for every running answer; return the answers that ended."""
         self._refill()
         if not self._answers:
             return []
@@ -180,7 +183,7 @@ class ContinuousBatch:
         return self._append(rows, tokens.cpu().numpy(), logprobs.cpu().numpy())
 
     def _sample(self, logits: Tensor, draws: Tensor) -> tuple[Tensor, Tensor]:
-        """One token per row. Rows that are decoded otherwise change nothing for the rows beside them."""
+        """Sample one token per row. Rows with a Decoding change nothing for the rows beside them."""
         apart: defaultdict[Decoding, list[int]] = defaultdict(list)
         for row, answer in enumerate(self._answers):
             if answer.decoding is not None:
@@ -225,7 +228,7 @@ class ContinuousBatch:
         return [self._finish(row, FinishReason.STOP if stopped[row] else FinishReason.LENGTH) for row in self._dead]
 
     def _keep_rows(self, ended: Sequence[int]) -> None:
-        """Of conversations, where no answer waits for these rows. None where experts of prompts are to be told."""
+        """Keep ended rows of conversations, unless answers wait for the rows, or experts of prompts are to be told."""
         if self._record is not None or self.waiting >= self._max_running - self.running:
             return
         for row in ended:
@@ -289,14 +292,14 @@ class ContinuousBatch:
             self._answers[row].conversation = request.conversations[place] if request.conversations else ""
 
     def _drop(self, row: int) -> None:
-        """The last row takes the place of this one."""
+        """Remove a row; the last row takes its place."""
         self._cache.drop(row)
         self._rows[row] = self._rows[len(self._answers) - 1]
         self._answers[row] = self._answers[-1]
         self._answers.pop()
 
     def _read(self, wanted: _Waiting) -> ReadPrompt:
-        """The cached prompt of a request, read by the present weights together with those that come next."""
+        """Return the prompt of a request as read by the present weights; if need be, read it with the next prompts."""
         if wanted.prompt is None or wanted.epoch != self._epoch:
             batch = list(self._next_to_read(wanted))
             layers = self._read_batch(batch)
@@ -312,11 +315,11 @@ class ContinuousBatch:
         return wanted.prompt
 
     def _next_to_read(self, wanted: _Waiting) -> Iterator[_Waiting]:
-        """`wanted`, which waits first, and those behind it that one forward can read with it."""
+        """Yield `wanted`, the first request that waits, and requests behind it whose prompts one forward can read."""
         longest, count, goes_on = 0, 0, self._num_kept(wanted) > 0
         for waiting in itertools.islice(self._waiting, PROMPTS_AT_ONCE):
             is_read = waiting.prompt is not None and waiting.epoch == self._epoch
-            # A prompt of which nothing is kept would give all of them its columns.
+            # Beside a prompt of which nothing is kept, the others would be read over its whole length.
             if not is_read and (self._num_kept(waiting) > 0) is goes_on:
                 count, longest = count + 1, max(longest, waiting.request.prompt_token_ids.size)
                 if waiting is not wanted and count * longest > PROMPT_TOKENS_AT_ONCE:
@@ -324,19 +327,19 @@ class ContinuousBatch:
                 yield waiting
 
     def _kept_row(self, waiting: _Waiting) -> KeptRow | None:
-        """What is kept of the conversation that it goes on with."""
+        """Return the kept row of the conversation that a request continues, or None."""
         names = waiting.request.conversations
         return self._kept.find(names[0]) if len(names) == 1 else None
 
     def _num_kept(self, waiting: _Waiting) -> int:
-        """Tokens of its prompt that need not be read; one is, for a forward needs something to read."""
+        """Tokens of a request's prompt that are kept and need not be read; a forward has to read one at least."""
         kept = self._kept_row(waiting)
         return 0 if kept is None else kept.num_shared(waiting.read_ids[:-1])
 
     def _read_batch(self, batch: Sequence[_Waiting]) -> list[tuple[Tensor, Tensor]]:
-        """Keys and values of prompts, padded on the left, of every layer; all columns, of sliding windows as well.
+        """Read prompts; return keys and values of every layer, padded on the left, all columns also of sliding windows.
 
-        As many tokens are read of each as are new in the one that has most of them: no row has a gap.
+        Of each prompt as many tokens are read as are new in the prompt with the most new ones, so no row has a gap.
         """
         prompts = [waiting.read_ids for waiting in batch]
         width = max(waiting.read_ids.size - self._num_kept(waiting) for waiting in batch)
@@ -368,7 +371,10 @@ class ContinuousBatch:
 
 
 def _beside(kept: Sequence[KeptRow | None], reused: Sequence[int]) -> Iterator[tuple[Tensor, Tensor]]:
-    """[rows, heads, columns, head_dim] keys and values of every layer, the first tokens of each, padded on the left."""
+    """Yield for every layer [rows, heads, columns, head_dim] keys and values of the first `reused` tokens of each row.
+
+    Rows are padded on the left.
+    """
     rows = [row for row in kept if row is not None]
     for layer in range(len(rows[0].layers)):
         like = rows[0].layers[layer]

@@ -1,4 +1,4 @@
-"""What one kind of inference server has to say for itself: how it is started, and what its routes take and give."""
+"""Contract of one kind of inference server: how it is started, and what its routes take and give."""
 
 import base64
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
@@ -16,20 +16,21 @@ from mrl.records.chosen_experts import Experts, narrow
 from mrl.records.finish import FinishReason
 
 PROBED_TEMPERATURES = (1.0, 0.5)
+"""Temperatures at which `hides_temperature` compares log-probabilities."""
 
 
 @dataclass(frozen=True, slots=True)
 class AdapterShape:
-    """What a server has to make room for."""
+    """Size of the adapters for which a server has to make room."""
 
     rank: int
     layers: tuple[str, ...]
-    """Last names of the linear layers that have one."""
+    """Last parts of the names of the linear layers that have an adapter."""
 
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """What a server is started with."""
+    """Settings with which a server is started."""
 
     python: Path
     """Interpreter of the engine's own environment."""
@@ -37,32 +38,32 @@ class Launch:
     """Hugging Face folder: configuration, tokenizer files, weights to start with."""
     host: str
     port: int
-    """Of a server that listens at one."""
+    """TCP port, for a server that listens at one."""
     device: str
     """"cpu" or "cuda"."""
     dtype: str
     """Name of a torch dtype, "float32" or "bfloat16"."""
     threads: int
-    """CPU threads of its kernels."""
+    """CPU threads of the server's kernels."""
     max_running: int
-    """Answers that it samples at once at most."""
+    """Answers that the server samples at once, at most."""
     max_context_tokens: int
-    """Prompt and answer together, at most."""
+    """Tokens of prompt and answer together, at most."""
     seed: int
     options: tuple[str, ...] = ()
     """Further command-line words, passed on unchanged."""
     adapters: AdapterShape | None = None
-    """Of those that it will be given; None where it is given whole weights."""
+    """Size of the adapters that the server will be given; None where it is given whole weights."""
     gpus: int = 1
-    """GPUs over which it shares out the model; they are all that its environment shows."""
+    """GPUs over which the server splits the model; they are all the GPUs that its environment shows."""
     may_sleep: bool = False
-    """Whether it has to be able to free a GPU's memory and take it again."""
+    """Whether the server has to be able to free a GPU's memory and take it again."""
     private: Path | None = None
-    """A folder of this user alone: for its socket file, or the file with its key."""
+    """Folder of this user alone, for the server's socket file, or the file with its key."""
     key: str = field(default="", repr=False)
-    """What its callers have to know, where it listens at a port."""
+    """Key that callers have to show, where the server listens at a port."""
     tells_experts: bool = False
-    """Whether it has to be able to say which experts tokens went to."""
+    """Whether the server has to be able to say which experts tokens went to."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,53 +73,53 @@ class Segment:
     token_ids: list[int]
     logprobs: list[float]
     finish_reason: FinishReason
-    """ABORT when the server gave it up before its end; what it had sampled is here."""
+    """ABORT when the server gave the answer up before its end; the tokens sampled by then are here."""
     labels: tuple[str, ...] = ()
     """The distinct weight versions that the server itself reports for these tokens; empty where it reports none."""
     experts: Experts | None = None
-    """[R, X] of all places from the one that was asked for to that which predicts the last token; of a stream with
-    its last part. None where nobody asked, and where nothing was sampled."""
+    """[R, X] experts of all places from `experts_from` to the place that predicts the last token; in a stream they come
+    with the last part. None where the call did not ask for them, or no token was sampled."""
 
 
 class Paused(HttpFailure):
-    """The server refuses what comes until it is told to go on; nothing of the request has been computed."""
+    """The server refuses requests until it is told to resume; nothing of the refused request has been computed."""
 
 
 class HalfUpdated(PeerLost):
-    """An update failed half-way: the server holds weights of no version until it loads one."""
+    """An update of weights failed half-way: the server holds no whole version until it loads one."""
 
 
 class Dialect(Protocol):
     """One kind of server. Every coroutine raises HttpFailure, which the caller turns into EngineLost.
 
-    The caller bounds what lasts as long as the model is large. `label` is the text of a Version, or "" while the server
-    has the weights that it started with.
+    The caller bounds the time of calls that last longer for larger models. `label` is the text of a Version, or ""
+    while the server has the weights that it started with.
     """
 
     name: str
     has_port: bool
-    """Whether a server of its kind that is started here listens at a TCP port, where every user of the host may knock;
-    otherwise on a socket file."""
+    """Whether a server of this kind, started here, listens at a TCP port, to which every user of the host can connect;
+    otherwise it listens on a socket file."""
     less_memory: str
-    """What a person changes when a server of its kind lacks memory."""
+    """Settings that a person changes when a server of this kind lacks memory, in words."""
 
     def command(self, launch: Launch) -> list[str]:
-        """The command line of a server in the foreground."""
+        """Command line of a server in the foreground."""
 
     def environment(self, launch: Launch) -> dict[str, str]:
-        """Variables beside those of this process."""
+        """Environment variables of the server, beside those of this process."""
 
     def reach(self, launch: Launch) -> Http:
-        """The way to a server that was started so. Inside a running event loop."""
+        """Client of the server that was started by `launch`. Call it inside a running event loop."""
 
     async def ready(self, http: Http) -> bool:
-        """Whether it takes requests; False while it still loads or nothing answers yet."""
+        """Whether the server takes requests; False while it still loads, or does not answer yet."""
 
     async def alive(self, http: Http) -> bool:
-        """Whether its parts answer; asked about once a second with a short limit."""
+        """Whether the server's parts answer; called about once a second with a short limit."""
 
     async def probe(self, http: Http) -> None:
-        """Raises EngineError naming the first route or feature that this server lacks."""
+        """Look at the server's routes and features. Raises EngineError naming the first that it lacks."""
 
     async def generate(
         self,
@@ -131,11 +132,11 @@ class Dialect(Protocol):
         request_id: str,
         experts_from: int = 0,
     ) -> Segment:
-        """Sample behind `token_ids`; ends at an EOS (its last token then), at the limit, or when it is aborted.
+        """Sample the tokens that follow `token_ids`, up to and with an EOS, up to the limit, or until aborted.
 
-        `experts_from` is the place from which on experts are told, where `sampling` tells any.
+        `experts_from` is the first place whose experts are told, where `sampling` tells any.
 
-        The server gives it up when the call is cancelled, which closes its connection. Raises Paused.
+        The server gives the answer up when the call is cancelled, which closes its connection. Raises Paused.
         """
 
     def stream(
@@ -149,79 +150,83 @@ class Dialect(Protocol):
         request_id: str,
         experts_from: int = 0,
     ) -> AsyncGenerator[Segment, None]:
-        """The same answer as that of `generate`, in parts as it is sampled; all but the last end by ABORT.
+        """Sample the same answer as `generate`, in parts as it is sampled; all parts but the last end by ABORT.
 
-        `labels` may come with the last one alone. Whoever wants no more closes it, which closes its connection.
+        `labels` may come with the last part alone. A caller that wants no more closes the generator, which closes the
+        connection.
         """
 
     async def abort_all(self, http: Http) -> None:
-        """Give up everything that runs; nothing new is begun until `resume`. The calls return what they have."""
+        """Give up all calls, which return the tokens that they have; nothing new is begun until `resume`."""
 
     async def prepare_load(self, http: Http, folder: Path, digests: Mapping[str, str]) -> None:
         """Check the weights of a folder, and load as much of them as the server can while it samples on.
 
-        Raises WeightsError when they are not what was published, or the server says that they do not fit.
+        Raises WeightsError when the weights are not what was published, or the server says that they do not fit.
         """
 
     async def load(self, http: Http, folder: Path, label: str) -> None:
         """Serve the weights of this Hugging Face folder, called `label`, and forget every cached prefix.
 
-        Called between `abort_all` and `resume`. Raises WeightsError when the server says that they do not fit.
+        Called between `abort_all` and `resume`. Raises WeightsError when the server says that the weights do not fit.
         """
 
     async def load_adapters(self, http: Http, folder: Path, label: str) -> None:
-        """As `load`, of adapters in peft's format above the weights that the server started with.
+        """Serve adapters in peft's format, on the weights that the server started with; else as `load`.
 
-        Raises EngineError where it cannot.
+        Raises EngineError where the server cannot.
         """
 
     async def broadcast_seats(self, http: Http) -> Seats:
-        """The ranks of a broadcast that the server and this process take. Raises EngineError where there are none."""
+        """Ranks of a broadcast that the server and this process take. Raises EngineError where there are none."""
 
     async def prepare_broadcast(self, http: Http, incoming: IncomingTensors) -> None:
-        """As much of a broadcast as the server can take while it samples on. Raises PeerLost, WeightsError."""
+        """Take as much of a broadcast as the server can while it samples on. Raises PeerLost, WeightsError."""
 
     async def receive(self, http: Http, incoming: IncomingTensors, label: str) -> None:
-        """As `load`, the rest of it. Raises PeerLost when nothing has changed, HalfUpdated when something has."""
+        """Take the rest of a broadcast, and serve its weights; else as `load`.
+
+        Raises PeerLost when the old weights are unchanged, HalfUpdated when some of them have changed.
+        """
 
     async def resume(self, http: Http) -> None:
-        """Take requests again."""
+        """Let the server take requests again."""
 
     async def score(
         self, http: Http, token_ids: Sequence[int], temperature: float, num_likeliest: int
     ) -> list[TokenScore] | None:
-        """Every token after the first, each beside so many of the likeliest; None when it was aborted.
+        """Score every token after the first, beside the `num_likeliest` likeliest in its place; None when aborted.
 
         Raises Paused, and EngineError for a temperature that the server does not score at.
         """
 
     async def checksums(self, http: Http) -> dict[str, str] | None:
-        """Name -> `xxhash.xxh3_128_hexdigest` of the bytes of each tensor that it serves; None where it cannot tell."""
+        """Name -> `xxhash.xxh3_128_hexdigest` of the bytes of each served tensor; None where the server cannot tell."""
 
     async def usage(self, http: Http) -> EngineUsage:
-        """From its own metrics."""
+        """Return how full the server is, from its own metrics."""
 
     async def sleep(self, http: Http) -> None:
         """Free the accelerator's memory; weights have to be loaded anew after `wake`."""
 
     async def wake(self, http: Http) -> None:
-        """Take the memory back."""
+        """Take the accelerator's memory again."""
 
 
 def hides_temperature(leads_nats: Sequence[float]) -> bool:
     """Whether a server reports log-probabilities from before the temperature is applied.
 
-    `leads_nats`: by how much the likeliest token leads at each of `PROBED_TEMPERATURES`. Two that are equally likely
-    prove nothing, and of a model that is sure the first's own log-probability is 0 at both.
+    `leads_nats` is the difference between the two largest log-probabilities at each of `PROBED_TEMPERATURES`. A
+    difference of 0 proves nothing. The largest alone would not do: a model that is sure has it at 0 at both.
     """
     at_one, at_half = leads_nats
     return at_one == at_half != 0.0
 
 
 def read_experts(told: Any, num_rows: int, read: Callable[[bytes], npt.NDArray[Any]]) -> Experts | None:
-    """[R, X] of what a server told in base64, whose bytes `read` makes [R, ...].
+    """[R, X] experts from base64 that a server told; `read` turns its bytes into an array [R, ...] of ids.
 
-    None where it told nothing, or anything but the ids of so many rows, as 16 bits hold them.
+    None where the server told nothing, or something else than `num_rows` rows of ids that 16 bits hold.
     """
     try:
         ids = read(base64.b64decode(told))

@@ -1,7 +1,7 @@
 """The embedded engine: transformers in the worker's own process, with continuous batching.
 
-One thread submits and collects. Another may load weights, prove them and ask for digests meanwhile: it reads beside
-sampling, and exchanges the weights in between two forwards, ahead of the next one.
+One thread submits and collects. Another thread may load weights, score with them and ask for digests meanwhile: it
+reads weights beside sampling, and exchanges them between two forwards, before the sampling thread begins the next one.
 """
 
 import threading
@@ -49,8 +49,8 @@ log = structlog.get_logger()
 class EmbeddedEngine:
     """One model in this process; see `Engine`.
 
-    What is sampled for an answer depends on its seed, and on the answers beside it through rounding alone. The same
-    requests handed in in the same order before the first `collect` give the same bits.
+    The tokens of an answer depend on its seed, and on the answers beside it through rounding alone. The same requests,
+    handed in in the same order before the first `collect`, give the same bits.
     """
 
     def __init__(
@@ -60,13 +60,13 @@ class EmbeddedEngine:
         self._dtype: torch.dtype = getattr(torch, dtype)
         self._model_folder, self._sampling, self._device = model_folder, sampling, device
         self._max_running = max_running
-        # Whoever comes between two forwards holds the turn while it waits for the model, which the loop then lacks:
-        # a lock alone would go to the loop again and again.
+        # A thread that comes between two forwards holds `_turn` while it waits for `_in_use`, so that the sampling
+        # loop has to wait for it. With one lock alone the loop would get the lock again and again.
         self._turn, self._in_use = threading.Lock(), threading.Lock()
         self._is_nudged = threading.Event()
         self._version: Version | None = None
         self.paused_s = 0.0
-        """How long no forward could run because of the last load."""
+        """Seconds for which no forward could run because of the last load."""
         self._start()
 
     @property
@@ -81,10 +81,10 @@ class EmbeddedEngine:
         self._batch.submit(requests)
 
     def collect(self, timeout_s: float) -> list[Finished]:
-        """Sample until an answer ends, at least one token and at most `timeout_s`; returns the answers that ended.
+        """Sample until an answer ends, at least one token and at most `timeout_s`; return the answers that ended.
 
-        A `nudge`, or an answer that streams, ends it after the token that is being sampled. Raises DeviceError when
-        memory does not suffice.
+        A `nudge`, or an answer that streams, ends the call after the token that is being sampled. Raises DeviceError
+        when memory does not suffice.
         """
         deadline_s = time.monotonic() + timeout_s
         while self._batch.in_flight:
@@ -118,11 +118,11 @@ class EmbeddedEngine:
     def load(self, folder: Path, version: Version, digests: Mapping[str, str] | None = None) -> None:
         """Serve the weights of a Hugging Face folder as `version`; sampling pauses only while they are swapped in.
 
-        They are read into the tensors that were served before the present ones: memory that is there already takes
-        them several times faster than new memory, and the device holds the weights twice from the second load on.
-        They come from the learner's GPU where they lie there and it lets this process see them, else from files.
-        Raises WeightsError, serving what it served before, when they cannot be read, do not fit or have other
-        `digests`, and DeviceError when there is no memory for them beside those.
+        Weights are read into the tensors that were served before the present ones: writing into memory that is there
+        already is several times faster than into new memory. So the device holds the weights twice from the second
+        load on. Weights come from the learner's GPU if they lie there and this process may see them, else from files.
+        Raises WeightsError when they cannot be read, do not fit or have other `digests`, and DeviceError when there is
+        no memory for them beside the old weights. The old weights are served on then.
         """
         device = numbered(self._device)
         if shared := shared_tensors(folder):
@@ -135,7 +135,7 @@ class EmbeddedEngine:
         self._take_over(str(folder), version, lambda place: read_folder(folder, place, digests))
 
     def load_adapters(self, folder: Path, version: Version, digests: Mapping[str, str] | None = None) -> None:
-        """As `load`, of adapters beside the weights of the model folder."""
+        """Serve adapters beside the weights of the model folder; else as `load`."""
         with self._enough_memory("while adapters are read", ELSEWHERE):
             adapters = self._adapters.read(folder, digests)
         with self._between_forwards():
@@ -145,12 +145,13 @@ class EmbeddedEngine:
             self.paused_s = time.monotonic() - began_s
 
     def broadcast_seats(self) -> Seats:
-        """One, of this process."""
+        """Seats in a broadcast: one, for this process."""
         device = numbered(self._device)
         return Seats(1, gpu_id(device), nccl_version(device))
 
     def receive(self, incoming: IncomingTensors, version: Version) -> None:
-        """As `load`, from a broadcast. Raises PeerLost when its members do not meet, or it comes apart."""
+        """Serve weights that come by a broadcast; else as `load`. Raises PeerLost when its members do not meet, or it
+        comes apart."""
         device = numbered(self._device)
         self._take_over(incoming.meeting.name, version, lambda place: receive_tensors(incoming, place, device=device))
 
@@ -175,24 +176,21 @@ class EmbeddedEngine:
             self.paused_s = time.monotonic() - began_s
 
     def label(self, version: Version) -> None:
-        """The weights that the engine started with are `version`."""
+        """Declare that the weights which the engine started with are `version`."""
         with self._between_forwards():
             self._serve(version)
 
     def score(self, token_ids: Sequence[Sequence[int]]) -> list[list[float]]:
         """Log-probabilities in nats of every token after the first under the loaded weights, at temperature 1.
 
-        Beside sampling, which goes on unless forwards change the model. Call it from the thread that loads weights.
+        Sampling goes on meanwhile, unless forwards change the model. Call it from the thread that loads weights.
         """
         apart = self._between_forwards() if writes_in_forwards(self._model) else nullcontext()
         with apart, self._enough_memory("while scoring", FEWER_ANSWERS):
             return score_tokens(self._model, token_ids)
 
     def score_answers(self, request: ScoringRequest) -> list[ScoredAnswer]:
-        """What the tokens of each answer are worth.
-
-        Raises WeightsError when there are no weights to serve.
-        """
+        """Score the tokens of each answer of a request. Raises WeightsError when there are no weights to serve."""
         if self._version is None:
             raise WeightsError("the engine has no verified weights to score with")
         with self._between_forwards(), self._enough_memory("while scoring", FEWER_ANSWERS):
@@ -206,7 +204,7 @@ class EmbeddedEngine:
         return [ScoredAnswer(*one) for one in found]
 
     def score_given(self, token_ids: Sequence[int]) -> list[TokenScore]:
-        """Every token after the first at temperature 1. Raises WeightsError when there are no weights to serve."""
+        """Score all tokens after the first at temperature 1. Raises WeightsError when there are no weights to serve."""
         if self._version is None:
             raise WeightsError("the engine has no verified weights to score with")
         with self._between_forwards(), self._enough_memory("while scoring", FEWER_ANSWERS):
@@ -214,9 +212,10 @@ class EmbeddedEngine:
         return [TokenScore(logprob, [(token_id, best)]) for logprob, token_id, best in found]
 
     def checksums(self) -> dict[str, str]:
-        """Name -> XXH3-128 of the bytes of every tensor, as whoever published them names them.
+        """Name, as in the published folder -> XXH3-128 of the bytes of the tensor.
 
-        None of them where they were rounded as they came. Only this thread changes them, so sampling goes on.
+        Empty where tensors were rounded to the engine's number format. Sampling goes on meanwhile, since only the
+        calling thread changes weights.
         """
         if attached := self._adapters.checksums():
             return attached
@@ -225,13 +224,13 @@ class EmbeddedEngine:
         return digests(dict(released(self._model, named_weights(self._model).items())))
 
     def usage(self) -> EngineUsage:
-        """How full it is; every answer that it samples has a row of the cache to its end."""
+        """Return how full the engine is; every answer that it samples has a row of the cache to its end."""
         batch = self._batch
         read = batch.prompt_tokens, batch.reused_prompt_tokens
         return EngineUsage(batch.running, batch.waiting, 0.0, batch.generated_tokens, *read)
 
     def sleep(self) -> None:
-        """Free the cache and what lies beside the weights; these stay, in main memory, to be written over."""
+        """Free the cache and all tensors beside the weights; the weights stay, in main memory, to be written over."""
         self.close()
         with self._between_forwards():
             self._spare.clear()
@@ -247,10 +246,10 @@ class EmbeddedEngine:
             self._batch = self._new_batch()
 
     def pause(self) -> None:
-        """Free the device, and keep all that is there in main memory, answers in flight too, until `resume`.
+        """Move all tensors from the device to main memory until `resume`, those of answers in flight, too.
 
-        Nothing else may be called meanwhile but what reads counters. On a CPU all of it stays where it is: products
-        depend on how weights are aligned, in their last bits.
+        Only methods that read counters may be called meanwhile. On a CPU all tensors stay where they are: the last
+        bits of products depend on how weights are aligned in memory.
         """
         with self._between_forwards():
             if self._device != "cpu":
@@ -258,12 +257,12 @@ class EmbeddedEngine:
                 self._off_device.leave(self.held())
 
     def held(self) -> list[Tensor]:
-        """What it has on its device between two forwards, beside weights to be written over."""
+        """Tensors on the device between two forwards, without those kept to be written over by the next load."""
         own = [*self._model.parameters(), *self._model.buffers()]
         return [*own, *self._adapters.tensors(), *self._batch.tensors()]
 
     def resume(self) -> None:
-        """Go on where it was paused, with the same bits. Raises DeviceError."""
+        """Move the tensors back to the device and go on, with the same bits. Raises DeviceError."""
         with self._between_forwards(), self._enough_memory("as its turn on the device began", ELSEWHERE):
             self._off_device.come_back()
 
@@ -287,9 +286,9 @@ class EmbeddedEngine:
         self._adapters = AttachedAdapters(self._model, self._model_folder)
         self._record = RouterRecord(self._model) if self._sampling.tells_experts else None
         self._is_rounded = False
-        """Whether the engine's number format is another one than that of the weights which it was given."""
+        """Whether weights were rounded, as the engine's number format differs from theirs."""
         self._spare: dict[str, Tensor] = {}
-        """The tensors that were served before the last load, to be written over by the next one."""
+        """Tensors that were served before the last load, to be written over by the next load."""
         self._off_device = OffDevice()
         self._batch = self._new_batch()
 
@@ -311,13 +310,13 @@ class EmbeddedEngine:
 
 
 class _Reading:
-    """Tensors that come from somewhere on their way into the tensors of a model."""
+    """Reading of new weights into `fresh`, tensors like those of a model."""
 
     def __init__(self, where: str, model: PreTrainedModel, fresh: dict[str, Tensor], arrive_on: str) -> None:
-        """They arrive in memory of this type of device."""
+        """`arrive_on` is the type of the device in whose memory the new weights arrive."""
         listed = {tensor.data_ptr(): name for name, tensor in named_weights(model).items()}
         self._own_names: dict[str, str] = {}
-        """Name in a folder -> the same, or of what it is tied to."""
+        """Name of a tensor in a folder -> the name of the tensor that it is tied to, or the same name."""
         for name, tensor in model.state_dict().items():
             tied = parts_of(model, listed[tensor.data_ptr()], tensor)
             self._own_names |= {a.name: b.name for a, b in zip(parts_of(model, name, tensor), tied, strict=True)}
@@ -327,9 +326,9 @@ class _Reading:
         self.is_rounded = False
 
     def take(self, read: Callable[[Place], dict[str, str]]) -> None:
-        """`read` puts tensors into their places and returns name -> digest.
+        """Read all weights by `read`, which writes tensors into their places and returns name -> digest.
 
-        Raises what it raises, and WeightsError unless it has all tensors of the model, in its shapes.
+        Raises what `read` raises, and WeightsError unless it has all tensors of the model, in the model's shapes.
         """
         found = read(self._place)
         if missing := self._fresh.keys() - {self._own_names[name] for name in found}:
@@ -341,7 +340,7 @@ class _Reading:
             self._fresh[self._own_names[name]].copy_(tensor)
 
     def _place(self, name: str, dtype: torch.dtype, shape: list[int]) -> Tensor:
-        """The tensor itself where it is like what comes; else one that is copied, with a change of device or type."""
+        """Tensor to write into: the model's own if device and type are the same, else one that is copied later."""
         if name not in self._own_names:
             raise self._misfit(f"differing names {[name]}")
         tensor = self._fresh[self._own_names[name]]

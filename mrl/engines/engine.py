@@ -1,6 +1,6 @@
-"""What every engine offers to a rollout worker: answers are handed in at any time and come out as they end.
+"""Contract of every engine with a rollout worker: requests are handed in at any time, answers come out as they end.
 
-One thread submits and collects. Weights may be loaded, sequences scored and usage read from another one meanwhile.
+One thread submits and collects. Another thread may load weights, score sequences and read usage meanwhile.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -19,51 +19,52 @@ from mrl.records.version import Version, VersionSpan
 
 @dataclass(frozen=True, slots=True)
 class Decoding:
-    """How an answer is sampled that is not trained on. What its log-probabilities are of is up to the engine."""
+    """Sampling settings of an answer that is not trained on. The engine decides of which distribution its
+    log-probabilities are."""
 
     temperature: float
     """0 takes the likeliest token (greedy)."""
     top_p: float = 1.0
-    """The likeliest tokens that have this probability together are sampled from (nucleus, arXiv 1904.09751); above 0
-    and at most 1, which takes all."""
+    """Probability of the nucleus, the likeliest tokens from which a token is sampled (arXiv 1904.09751); above 0 and at
+    most 1, which takes all tokens."""
     max_new_tokens: int | None = None
-    """None, or more than the policy's own limit: that limit."""
+    """Tokens of the answer, at most. None, or more than the policy's own limit: that limit."""
     stop: "StopStrings | None" = None
-    """None: the policy's own."""
+    """None: the stop strings of the policy."""
 
 
 @dataclass(frozen=True, slots=True)
 class StopStrings:
     """Texts that end an answer, looked for in the bytes of its tokens; the tokens stay as they were sampled.
 
-    They may begin in one token and end within another.
+    A stop string may begin in one token and end within another.
     """
 
     texts: tuple[bytes, ...]
-    """None of them empty."""
+    """The stop strings as UTF-8, none of them empty."""
     first_bytes: Callable[[Sequence[int]], bytes]
-    """Ids that begin an answer -> bytes; a text's first token may lose a space."""
+    """Token ids at the beginning of an answer -> bytes; the first token of a text may lose a space."""
     further_bytes: Callable[[Sequence[int]], bytes]
-    """Ids behind others -> bytes."""
+    """Token ids that follow others -> bytes."""
 
 
 class StopWatch:
     """Looks for stop strings in one answer as it grows."""
 
     def __init__(self, stop: StopStrings | None) -> None:
-        """Without any it never finds one."""
+        """Without `stop` no stop string is ever found."""
         self._stop, self._tail, self._is_begun = stop, b"", False
         self._kept_bytes = max(map(len, stop.texts), default=0) - 1 if stop else 0
 
     @property
     def looks(self) -> bool:
-        """Whether there is anything to find."""
+        """Whether there are stop strings to look for."""
         return self._stop is not None
 
     def ends_at(self, token_ids: Sequence[int]) -> int | None:
-        """How many of the next tokens are the answer's: up to the one that completes a stop string; None for all.
+        """Return how many of the next tokens belong to the answer, up to the token that completes a stop string.
 
-        After an end nothing more is asked.
+        None: all of them. After an end it is not called again.
         """
         if self._stop is None or (self._is_begun and self._passes(token_ids)):
             return None
@@ -78,7 +79,7 @@ class StopWatch:
         return None
 
     def _passes(self, token_ids: Sequence[int]) -> bool:
-        """Whether none of these tokens, looked at together, completes a stop string; then they are behind it."""
+        """Whether no token of these completes a stop string, looked at together; if so, note them as passed."""
         assert self._stop is not None
         text = self._tail + self._stop.further_bytes(token_ids)
         if any(one in text for one in self._stop.texts):
@@ -91,30 +92,30 @@ class StopWatch:
 
 
 def before_stop(completion: bytes, texts: Sequence[bytes]) -> bytes:
-    """The completion up to the first of the stop strings in it; all of it without one."""
+    """Return the completion up to its first stop string; all of it where there is none."""
     return completion[: min((place for text in texts if (place := completion.find(text)) >= 0), default=None)]
 
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How a policy samples; the same for all its answers but those that say otherwise.
+    """Sampling settings of a policy, for all its answers but those with a Decoding.
 
-    Log-probabilities are those of this distribution: softmax(logits / temperature) over the whole vocabulary.
+    Log-probabilities are those of the sampling distribution: softmax(logits / temperature) over the whole vocabulary.
     """
 
     temperature: float
     max_new_tokens: int
     eos_ids: tuple[int, ...]
-    """Any of them ends an answer and is its last token."""
+    """Token ids of which any ends an answer, as its last token."""
     stop: StopStrings | None = None
-    """What ends one beside them."""
+    """Stop strings, which end an answer as well."""
     top_p: float = 1.0
-    """As that of `Decoding`."""
+    """See `Decoding.top_p`."""
     tells_experts: bool = False
-    """Whether answers say which experts their tokens went to; those with a decoding of their own never do."""
+    """Whether answers say which experts their tokens went to; answers with a Decoding never do."""
 
     def decoded(self, decoding: Decoding | None) -> "Sampling":
-        """The same with a decoding of its own, if there is one."""
+        """Return these settings, overridden by a Decoding if there is one."""
         if decoding is None:
             return self
         limit = self.max_new_tokens if decoding.max_new_tokens is None else decoding.max_new_tokens
@@ -130,26 +131,26 @@ class Sampling:
 
 @dataclass(frozen=True, slots=True)
 class GenerationRequest:
-    """Sample `seeds.size` answers to one prompt."""
+    """Request to sample G answers to one prompt."""
 
     request_id: str
-    """Unique among the requests in flight, and not that of one that was aborted."""
+    """Unique among the requests in flight, and never that of an aborted request."""
     prompt_token_ids: npt.NDArray[np.int32]
     seeds: npt.NDArray[np.uint64]
     """[G] one seed per answer."""
     may_be_refused: bool = False
-    """Whether an engine that does not take it gives answers without a token in place of EngineError."""
+    """Whether an engine that does not take the request gives answers without a token in place of EngineError."""
     decoding: Decoding | None = None
-    """None: as the engine samples."""
+    """None: the Sampling of the engine."""
     streams: bool = False
-    """Whether `grown` tells how far its answers have come."""
+    """Whether `grown` tells how far the answers have come."""
     tells_prompt: bool = False
-    """Whether the first of its answers, where it says experts, says those of the prompt, too."""
+    """Whether the first answer, if it tells experts, tells those of the prompt, too."""
     conversations: tuple[str, ...] = ()
-    """[G] names: a later request may go on from what is computed for an answer, under its name. () where none does."""
+    """[G] names, one for each answer, by which a later request may reuse its keys and values; () where none does."""
 
     def num_told_before(self, index: int) -> int:
-        """Rows of the prompt that an answer with experts has before those of its tokens: of all places but the last."""
+        """Rows of experts that answer `index` has for the prompt, P - 1 for P prompt tokens, or 0."""
         return self.prompt_token_ids.size - 1 if self.tells_prompt and index == 0 else 0
 
 
@@ -158,15 +159,15 @@ class Generation:
     """One sampled answer of T tokens."""
 
     token_ids: npt.NDArray[np.int32]
-    """[T], of a `finished` one up to its EOS, or to the token that completes a stop string."""
+    """[T], up to and with the EOS, or the token that completes a stop string, if the answer is `finished`."""
     logprobs: npt.NDArray[np.float32]
-    """[T] of the sampling distribution, in nats."""
+    """[T] log-probabilities in the sampling distribution, in nats."""
     versions: list[VersionSpan]
     """Which version sampled which tokens; one span unless weights were loaded in mid-answer."""
     finish_reason: FinishReason
     experts: Experts | None = field(default=None, kw_only=True)
-    """[R, X] (`mrl.records.chosen_experts`): the last T rows are those of the tokens, what stands before is
-    of the prompt. None where nobody asked, or those of some token are not known."""
+    """[R, X] (`mrl.records.chosen_experts`): the last T rows are those of the tokens, rows before them belong to the
+    prompt. None where the request did not ask for them, or those of some token are not known."""
 
     @property
     def finished(self) -> bool:
@@ -175,53 +176,53 @@ class Generation:
 
 
 NOTHING = Generation(np.zeros(0, np.int32), np.zeros(0, np.float32), [], FinishReason.ABORT)
-"""No token."""
+"""An answer without a token."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """One answer of a request has ended."""
+    """One answer of a request, which has ended."""
 
     request_id: str
     index: int
-    """Which of the request's answers: the place of its seed."""
+    """Number of the answer within its request: the place of its seed."""
     generation: Generation
 
 
 @dataclass(frozen=True, slots=True)
 class Grown:
-    """How far one answer of a request with `streams` has come: what is here stays, and more will follow."""
+    """How far one answer of a request with `streams` has come: its tokens so far, which stay; more will follow."""
 
     request_id: str
     index: int
     generation: Generation
-    """Its reason is ABORT, which it will not end by."""
+    """The answer so far; `finish_reason` is ABORT, in place of the reason that is not known yet."""
 
 
 @dataclass(frozen=True, slots=True)
 class ScoringRequest:
-    """Say what these answers to a prompt are worth to the policy."""
+    """Request for the policy's log-probabilities of the tokens of given answers to one prompt."""
 
     prompt_token_ids: npt.NDArray[np.int32]
     answers: Sequence[npt.NDArray[np.int32]]
-    """[T] token ids of each, none empty."""
+    """[T] token ids of each answer, none empty."""
     num_likeliest: int = 0
-    """K, tokens that are told in the place of each token; at most `MAX_LIKELIEST`."""
+    """K, the number of likeliest tokens to tell in the place of each token; at most `MAX_LIKELIEST`."""
 
 
 class ScoredAnswer(NamedTuple):
-    """What an answer of T given tokens is worth to the policy, in nats at the sampling temperature."""
+    """The policy's log-probabilities of an answer of T given tokens, in nats at the sampling temperature."""
 
     logprobs: npt.NDArray[np.float32]
-    """[T]"""
+    """[T] of the given tokens."""
     likeliest_ids: npt.NDArray[np.int32]
-    """[T, K] the likeliest tokens in the place of each, best first; -1 where fewer are known."""
+    """[T, K] the likeliest tokens in the place of each token, best first; -1 where fewer are known."""
     likeliest_logprobs: npt.NDArray[np.float32]
-    """[T, K]"""
+    """[T, K] of the likeliest tokens; -inf where fewer are known."""
 
     @classmethod
     def of(cls, scores: Sequence["TokenScore"], num_likeliest: int) -> "ScoredAnswer":
-        """The same as arrays."""
+        """Return the scores of an answer's tokens as arrays."""
         ids = np.full((len(scores), num_likeliest), -1, dtype=np.int32)
         logprobs = np.full((len(scores), num_likeliest), -np.inf, dtype=np.float32)
         for place, score in enumerate(scores):
@@ -231,7 +232,7 @@ class ScoredAnswer(NamedTuple):
 
 
 class TokenScore(NamedTuple):
-    """What a given token is worth to the policy, in nats."""
+    """The policy's log-probability of a given token, in nats."""
 
     logprob: float
     likeliest: Sequence[tuple[int, float]] = ()
@@ -243,24 +244,24 @@ class EngineUsage:
     """How full an engine is now."""
 
     running: int
-    """Answers that are being sampled."""
+    """Number of answers that are being sampled."""
     waiting: int
-    """Answers that the engine holds and does not sample yet."""
+    """Number of answers that the engine holds and does not sample yet."""
     cache_share: float
-    """Share of the key-value cache in use, 0 to 1; 0 where what is begun never lacks room."""
+    """Share of the key-value cache in use, 0 to 1; 0 in an engine where a begun answer never lacks room."""
     generated_tokens: int
     """Tokens sampled since the engine started; stands still in an engine that hangs."""
     prompt_tokens: int = 0
     """Tokens of prompts since the engine started."""
     reused_prompt_tokens: int = 0
-    """Those of them whose keys and values it had kept of what it computed before."""
+    """Tokens of prompts whose keys and values were kept from earlier computations."""
 
 
 class Engine(Protocol):
-    """An engine labels every token with the version that sampled it.
+    """Samples answers and scores sequences, and labels every token with the version that sampled it.
 
     Every method raises EngineLost when the engine died, hangs, or serves other weights than it says. Then `restart`
-    makes it anew, without weights to serve and without memory of what was handed in.
+    makes it anew, without weights to serve and without the requests that were handed in.
     """
 
     @property
@@ -271,20 +272,20 @@ class Engine(Protocol):
         """Hand in requests; never waits. Raises WeightsError when there are no weights to serve."""
 
     def collect(self, timeout_s: float) -> list[Finished]:
-        """Answers that ended since the last call, in the order in which they ended.
+        """Return the answers that ended since the last call, in the order in which they ended.
 
-        Waits for the first of them, at most `timeout_s`, and not at all when nothing is in flight. Returns for tokens
-        of a request with `streams`, too.
+        Waits for the first answer, at most `timeout_s`, and not at all when nothing is in flight. New tokens of a
+        request with `streams` end the wait, too.
         """
 
     def grown(self) -> list[Grown]:
-        """Answers of requests with `streams` that had more tokens by the last `collect`, and have not ended.
+        """Return the answers of requests with `streams` that had new tokens by the last `collect`, and have not ended.
 
         Call it from the thread that collects.
         """
 
     def nudge(self) -> None:
-        """Have a `collect` that waits return as soon as it can, for something else to be handed in. From any thread."""
+        """Have a waiting `collect` return as soon as it can, so that its thread can do other work. From any thread."""
 
     def abort(self, request_ids: Iterable[str]) -> None:
         """Forget requests: none of their answers is collected any more."""
@@ -293,39 +294,40 @@ class Engine(Protocol):
         """Serve the weights of a Hugging Face folder as `version`; answers in flight go on under them.
 
         `digests` gives, for every tensor, `mrl.models.tensor_file.digest` of what was published.
-        Raises WeightsError, serving what it served before, when they do not fit or are not what was published.
+        Raises WeightsError when the weights do not fit or are not what was published; the old weights are served on.
         """
 
     def load_adapters(self, folder: Path, version: Version, digests: Mapping[str, str] | None = None) -> None:
-        """As `load`, of the adapters in peft's format that belong to the weights which the engine started with.
+        """Serve adapters in peft's format, on the weights that the engine started with, as `version`; else as `load`.
 
-        Raises EngineError where it cannot.
+        Raises EngineError where the engine cannot.
         """
 
     def broadcast_seats(self) -> Seats:
-        """The ranks of a broadcast that it takes. Raises EngineError where it takes weights from files alone."""
+        """Ranks of a broadcast that the engine takes. Raises EngineError where it takes weights from files alone."""
 
     def receive(self, incoming: IncomingTensors, version: Version) -> None:
-        """As `load`, from a broadcast. Raises PeerLost when its members do not meet, or it comes apart.
+        """Serve weights that come by a broadcast as `version`; else as `load`.
 
-        Afterwards it serves what it served before, or, where it has to write over that, nothing.
+        Raises PeerLost when the members of the broadcast do not meet, or it comes apart. Then the old weights are
+        served on, or none where the engine has to write over them.
         """
 
     def label(self, version: Version) -> None:
-        """The weights that the engine started with are `version`."""
+        """Declare that the weights which the engine started with are `version`."""
 
     def score(self, token_ids: Sequence[Sequence[int]]) -> list[list[float]]:
         """Log-probabilities in nats of every token after the first under the loaded weights, at temperature 1."""
 
     def score_answers(self, request: ScoringRequest) -> Sequence[ScoredAnswer | None]:
-        """What the tokens of each answer are worth.
+        """Score the tokens of each answer of a request.
 
-        None for an answer that the engine does not take, as one that is too long for it.
+        None for an answer that the engine does not take, such as an answer that is too long.
         Raises WeightsError when there are no weights to serve.
         """
 
     def score_given(self, token_ids: Sequence[int]) -> list[TokenScore] | None:
-        """Every token after the first at temperature 1, each beside the one likeliest token in its place.
+        """Score every token after the first at temperature 1, each beside the likeliest token in its place.
 
         None for a text that the engine does not take.
 
@@ -335,30 +337,30 @@ class Engine(Protocol):
     def checksums(self) -> dict[str, str] | None:
         """Name -> digest of the bytes of every tensor as the engine holds it; None where an engine cannot tell.
 
-        Digests are those of the weights' manifest.
+        Digests are of the same kind as those of the weights' manifest.
         """
 
     def usage(self) -> EngineUsage:
-        """How full it is; may be a second old."""
+        """Return how full the engine is; may be a second old."""
 
     def sleep(self) -> None:
         """Forget everything in flight and free the cache and the accelerator; there are no weights to serve then.
 
-        Raises EngineError where it cannot.
+        Raises EngineError where the engine cannot.
         """
 
     def wake(self) -> None:
-        """Be ready to `load` again."""
+        """Take memory again after `sleep`, so that weights can be loaded."""
 
     def restart(self) -> None:
         """Start anew, bounded in time; call it from the thread that made the engine. Raises EngineLost, UserError."""
 
     def close(self) -> None:
-        """End it; no process of it is left. May be called twice."""
+        """End the engine with all its processes. May be called twice."""
 
 
 def generate_all(engine: Engine, requests: Sequence[GenerationRequest]) -> list[list[Generation]]:
-    """All answers of all requests, in their order, from an engine that has nothing else in flight."""
+    """Return all answers of all requests, in their order, from an engine that has nothing else in flight."""
     engine.submit(requests)
     found: dict[str, dict[int, Generation]] = {request.request_id: {} for request in requests}
     missing = sum(request.seeds.size for request in requests)

@@ -1,7 +1,7 @@
-"""Engine environments: one per engine, since each pins a torch of its own; made by `mrl engine-env`.
+"""Python environments of engines: one per engine, since each pins a torch of its own; made by `mrl engine-env`.
 
-An environment lies at `<home>/<engine>-<cpu|gpu>-<hash>`, where the hash covers all that its making depends on, so that
-another version of the constraints or of the recipe has another place.
+An environment lies at `<home>/<engine>-<cpu|gpu>-<hash>`. The hash covers the constraints and the recipe, so an
+environment that was made from another version of them lies at another path.
 """
 
 import hashlib
@@ -16,14 +16,14 @@ HASH_DIGITS = 12
 
 
 def engines_home() -> Path:
-    """`$MRL_ENGINE_HOME`, or `mrl/engines` in the user's cache."""
+    """Folder of all engine environments: `$MRL_ENGINE_HOME`, or `mrl/engines` in the user's cache."""
     home = os.environ.get("MRL_ENGINE_HOME", "")
     cache = os.environ.get("XDG_CACHE_HOME", "")
     return Path(home) if home else (Path(cache) if cache else Path.home() / ".cache") / "mrl" / "engines"
 
 
 def environment_folder(engine: str, device: str, *, recipes: Path = RECIPES) -> Path:
-    """Where the environment of `engine` for "cpu" or "gpu" is, or would be. Raises EngineError for an unknown one."""
+    """Path of the environment of `engine` for "cpu" or "gpu", made or not. Raises EngineError for an unknown engine."""
     constraints, recipe = recipes / f"{engine}-{device}.txt", recipes / f"{engine}.sh"
     if engine not in ENGINES or not constraints.is_file() or not recipe.is_file():
         known = ", ".join(sorted(path.stem for path in recipes.glob("*-[cg]pu.txt")))
@@ -35,24 +35,24 @@ def environment_folder(engine: str, device: str, *, recipes: Path = RECIPES) -> 
 
 
 def is_made(engine: str, kind: str) -> bool:
-    """Whether the environment of an engine for "cpu" or "gpu" is there."""
+    """Whether the environment of an engine for "cpu" or "gpu" has been made."""
     return os.access(environment_folder(engine, kind) / "bin" / "python", os.X_OK)
 
 
 def making_command(engine: str, kind: str) -> str:
-    """What a person types to make the environment of an engine for "cpu" or "gpu"."""
+    """Command with which a person makes the environment of an engine for "cpu" or "gpu"."""
     return f"mrl engine-env {engine}" + (" --cpu" if kind == "cpu" else "")
 
 
 def _without_comments(constraints: str) -> bytes:
-    """What is installed; a word about it makes no other environment."""
+    """Constraints without their comments, which do not change the environment."""
     return "\n".join(line for line in constraints.splitlines() if not line.startswith("#")).encode()
 
 
 def engine_python(engine: str, *, device: str, configured: str = "") -> Path:
-    """The interpreter of an engine for `device` "cpu" or "cuda": the `configured` one, or the made environment's.
+    """Interpreter of an engine for `device` "cpu" or "cuda": the `configured` one, or that of the made environment.
 
-    Raises EngineError, naming the command that makes it, when it is not there.
+    Raises EngineError, naming the command that makes the environment, when the interpreter is not there.
     """
     if configured:
         python = Path(configured).expanduser()
@@ -70,5 +70,8 @@ def engine_python(engine: str, *, device: str, configured: str = "") -> Path:
 
 
 def cuda_toolkit(python: Path) -> Path | None:
-    """CUDA's compiler with its headers and libraries, where a recipe has made a toolkit of an environment's wheels."""
+    """Folder of CUDA's compiler, headers and libraries, where a recipe has made a toolkit of the environment's wheels.
+
+    None where there is no such toolkit.
+    """
     return next((folder.parent for folder in python.parent.parent.glob("lib/*/*/nvidia/cu13/lib64")), None)

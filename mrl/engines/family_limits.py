@@ -1,6 +1,6 @@
-"""Families that a server computes otherwise than transformers does, which a learner trains with: refused at the start.
+"""Model families that a server computes otherwise than transformers, which learners use: refused at the start.
 
-The canary would find each of them, at the first version and after every new start; here a person is told at once.
+The canary would find each family, at the first version and after every new start; this check tells a person at once.
 Seen on vLLM 0.32 and SGLang 0.5.23 by tests/engines/test_families.py.
 """
 
@@ -13,16 +13,16 @@ from mrl.models.size import equal_parts
 from mrl.models.skeleton import PreTrainedConfig, published_names
 
 WITHOUT_WINDOW = {"sglang": ("mistral", "phi3", "cohere2"), "vllm": ("cohere2",)}
-"""Server -> families whose sliding window it leaves out, or takes for one token longer."""
+"""Server -> families whose sliding window the server leaves out, or makes one token longer."""
 OTHERWISE = {"sglang": ("gemma", "olmo3")}
-"""Server -> families that it computes otherwise: Gemma's GELU is the exact one, OLMo 3's canary was off by nats."""
+"""Server -> families that the server computes otherwise: Gemma with the exact GELU; OLMo 3 was off by nats."""
 UNTIED = {"sglang": ("mixtral", "qwen2_moe", "qwen3_moe")}
-"""Server -> families that it computes with a head of its own, which nothing fills where the folder ties it."""
+"""Server -> families whose head the server keeps apart; where the folder ties it to the embedding, nothing fills it."""
 CURE = "another engine for this policy"
 
 
 def check_family(server: str, folder: Path, config: PreTrainedConfig, *, device: str, context_tokens: int) -> None:
-    """Raises EngineError for a model that the server computes otherwise."""
+    """Raises EngineError for a model that the server computes otherwise than transformers."""
     window = getattr(config, "sliding_window", None)
     where, family = str(folder / "config.json"), config.model_type
     if family in WITHOUT_WINDOW[server] and window and window < context_tokens:
@@ -48,10 +48,10 @@ def check_family(server: str, folder: Path, config: PreTrainedConfig, *, device:
 def check_learning(server: str, folder: Path, config: PreTrainedConfig, *, device: str, adapters: bool) -> None:
     """Raises EngineError for a policy whose new weights the server cannot be given, or does not compute with.
 
-    `adapters`: they are published alone, beside the folder's weights.
+    `adapters`: whether adapters alone are published, beside the folder's weights.
     """
     where = str(folder)
-    if getattr(config, "kv_lora_rank", None):  # no parameters, so neither bytes nor a swap of parameters see them
+    if getattr(config, "kv_lora_rank", None):  # the products are no parameters, so a swap and digests pass over them
         raise EngineError(
             f"{server} cannot be given new weights of latent attention: it computes with products of the old ones",
             where=where,
@@ -74,10 +74,10 @@ def check_learning(server: str, folder: Path, config: PreTrainedConfig, *, devic
 
 
 def check_parts(server: str, where: str, described: Any, gpus: int) -> None:
-    """Raises EngineError for a model that does not come apart into as many equal parts as its server has GPUs.
+    """Raises EngineError for a model that cannot be split into as many equal parts as its server has GPUs.
 
-    `described`: what its config.json says of its text part, by attribute. Both servers want that of attention heads
-    and of the inner width; of key-value heads there is one for each GPU, or several GPUs have the same one.
+    `described` has the attributes of its config.json about the text part. Both servers split attention heads and the
+    inner width into equal parts. Key-value heads are split, or several GPUs have the same key-value head.
     """
     heads = int(getattr(described, "num_attention_heads", None) or 1)
     cached = int(getattr(described, "num_key_value_heads", None) or heads)

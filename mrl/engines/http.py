@@ -10,15 +10,16 @@ import aiohttp
 import msgspec
 
 MAX_ANSWER_BYTES = 256 * 1024 * 1024
-"""The experts of a token of a large mixture take two thousand, as SGLang tells them."""
+"""Bytes of one answer, at most. The experts of one token of a large mixture take 2,000 bytes in SGLang's form."""
 CALL_S = 30.0
+"""Seconds that a call may last, where it names no other limit."""
 IDLE_S = 2.0
-"""A connection that was not used for so long is not used again: the servers close theirs after 5 s."""
+"""Seconds without use after which a connection is not used again: the servers close theirs after 5 s."""
 MAX_SHOWN_CHARS = 400
 
 
 class HttpFailure(Exception):
-    """A call that brought no usable answer; `status` is 0 when there was no HTTP answer at all."""
+    """Failure of a call that brought no usable answer; `status` is 0 when there was no HTTP answer at all."""
 
     def __init__(self, route: str, status: int, text: str) -> None:
         shown = " ".join(text.split())[:MAX_SHOWN_CHARS]
@@ -30,7 +31,7 @@ class Http:
     """Calls to one server. Make it inside a running event loop; `close` it there."""
 
     def __init__(self, base_url: str, *, socket_file: Path | None = None, key: str = "") -> None:
-        """Over TCP, or to the server that listens on `socket_file`; with a `key`, if the server wants one."""
+        """Call over TCP, or over `socket_file` if it is given; show `key` as a bearer token, if it is not empty."""
         self.base_url = base_url
         options: dict[str, Any] = {"limit": 0, "force_close": False, "keepalive_timeout": IDLE_S}
         connector = (
@@ -40,25 +41,25 @@ class Http:
         self._session = aiohttp.ClientSession(base_url, connector=connector, headers=headers, json_serialize=_encoded)
 
     async def get(self, route: str, *, within_s: float = CALL_S, **parameters: str) -> str:
-        """The text of a GET. Raises HttpFailure."""
+        """Return the text that answers a GET. Raises HttpFailure."""
         return await self._call("GET", route, None, parameters, within_s)
 
     async def post(self, route: str, body: object = None, *, within_s: float | None = CALL_S, **parameters: str) -> str:
-        """The text of a POST with a JSON body; `within_s` None waits as long as it lasts. Raises HttpFailure."""
+        """Return the text that answers a POST with a JSON body; `within_s` None: no time limit. Raises HttpFailure."""
         return await self._call("POST", route, body, parameters, within_s)
 
     async def get_json(self, route: str, *, within_s: float = CALL_S, **parameters: str) -> Any:
-        """The decoded JSON of a GET. Raises HttpFailure."""
+        """Return the decoded JSON that answers a GET. Raises HttpFailure."""
         return _decoded(route, await self.get(route, within_s=within_s, **parameters))
 
     async def post_json(
         self, route: str, body: object = None, *, within_s: float | None = CALL_S, **parameters: str
     ) -> Any:
-        """The decoded JSON of a POST. Raises HttpFailure."""
+        """Return the decoded JSON that answers a POST. Raises HttpFailure."""
         return _decoded(route, await self.post(route, body, within_s=within_s, **parameters))
 
     async def post_events(self, route: str, body: object) -> AsyncGenerator[Any, None]:
-        """The decoded JSON of the server-sent events that answer a POST, up to [DONE]. Raises HttpFailure."""
+        """Yield the decoded JSON of the server-sent events that answer a POST, up to [DONE]. Raises HttpFailure."""
         held, scanned, is_done = bytearray(), 0, False
         try:
             async with self._session.post(route, json=body, timeout=aiohttp.ClientTimeout(total=None)) as answer:
@@ -71,7 +72,7 @@ class Http:
                         del held[: end + 2]
                         scanned = 0
                         if said == "[DONE]":
-                            is_done = True  # the connection is good for another call once its end has come
+                            is_done = True  # read on to the end, so that the connection can serve another call
                         elif said:
                             yield _decoded(route, said)
                     scanned = max(0, len(held) - 1)  # half of an event's end may have come
@@ -112,12 +113,13 @@ async def _bounded_text(route: str, answer: aiohttp.ClientResponse) -> str:
 
 
 def _encoded(body: object) -> str:
-    """Ids of a long text in a tenth of the time that `json` takes."""
+    """Encode as JSON by msgspec, which takes a tenth of the time of `json` for the ids of a long text."""
     return msgspec.json.encode(body).decode()
 
 
 def _decoded(route: str, text: str) -> Any:
-    """16,000 tokens are 2 MB, which msgspec reads in a third of the time; what it refuses, as NaN, `json` may take."""
+    """Decode JSON. An answer of 16,000 tokens is 2 MB, which msgspec reads in a third of the time of `json`; `json`
+    takes what msgspec refuses, such as NaN. Raises HttpFailure."""
     with suppress(msgspec.DecodeError):
         return msgspec.json.decode(text)
     try:

@@ -2,7 +2,7 @@
 
 
 def metrics_of(text: str) -> dict[str, float]:
-    """Name -> sum of its samples; lines that are no samples count nothing."""
+    """Name of a metric -> sum of its samples; lines that are no samples are passed over."""
     sums: dict[str, float] = {}
     for line in text.splitlines():
         name, _, value = line.rpartition(" ")

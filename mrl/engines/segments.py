@@ -1,8 +1,9 @@
-"""Answers of a server in segments: each is one call, sampled by one version, and a new version begins a new one.
+"""Answers of a server in segments: a segment is one call, sampled by one version; a new version begins a new segment.
 
-While weights change a gate is closed: what runs is given up with the tokens that it has, and handed in again behind
-them once the gate is open; scores are asked for again. So spans are exact on every server, whatever it does to requests
-in flight or to those that come meanwhile, and no cached state of old weights meets new ones.
+While weights change a gate is closed: calls in flight are given up with the tokens that they have, and made again
+behind these tokens once the gate is open; scores are asked for again. So version spans are exact on every server,
+whatever it does to requests in flight or to requests that come meanwhile, and no cached state of old weights meets new
+ones.
 """
 
 import asyncio
@@ -31,19 +32,20 @@ from mrl.records.version import Version, VersionSpan
 T = TypeVar("T")
 ABORT_AGAIN_S = 0.1
 TOKENS_BETWEEN_STOPS = 128
-"""With stop strings one call samples so many tokens at most: what comes behind such a string has been for nothing.
+"""Tokens that one call samples at most where there are stop strings: tokens behind a stop string are sampled in vain.
 
-Servers are given ids and need no tokenizer, and so cannot look for text themselves.
+Servers are given ids and have no tokenizer, so they cannot look for text themselves.
 """
 PASSING = (408, 409, 425, 429)
 """HTTP statuses of refusals that may pass: the server is slow, busy, or begins something else."""
 REFUSALS = (400, 413, 422)
-"""HTTP statuses that say: not this request."""
+"""HTTP statuses with which a server refuses a request for good."""
 PATIENCE = 4
-"""A call is taken for forgotten once so many times the tokens have come that all calls at their longest would have.
+"""A call counts as forgotten once PATIENCE times as many tokens have come as all calls have together at their longest.
 
-In a queue that is served in order twice as many come at most: those ahead of a call, and those beside it. It may be
-too few only where `server.options` let others overtake many times: speculation, prompts in many parts, other policies.
+In a queue that is served in order, twice as many come at most: those of calls ahead of it, and those of calls beside
+it. PATIENCE may be too low only where `server.options` let other calls overtake a call many times: speculation, prompts
+in many parts, other policies.
 """
 
 log = structlog.get_logger()
@@ -51,22 +53,22 @@ log = structlog.get_logger()
 
 @dataclass(frozen=True, slots=True)
 class GivenUp:
-    """The last word about a request that was aborted: so many of its answers never come."""
+    """End of a request that was aborted; `num_answers` of its answers never come."""
 
     request_id: str
     num_answers: int
 
 
 class Segments:
-    """Everything in flight on one server. Lives in one event loop."""
+    """The calls in flight on one server, and the weights that it serves. Lives in one event loop."""
 
     def __init__(self, dialect: Dialect, http: Http, sampling: Sampling, *, drain_s: float) -> None:
-        """`drain_s` bounds the wait for what was given up."""
+        """`drain_s` bounds the wait for calls that were given up, in seconds."""
         self._dialect, self._http, self._sampling, self._drain_s = dialect, http, sampling, drain_s
         self._gate = asyncio.Event()
         self._gate.set()
         self._calls: dict[str, int] = {}
-        """Those in flight, the oldest first -> how many tokens had come before."""
+        """Name of each call in flight, the oldest first -> tokens that had come from all calls before it."""
         self._most_calls = self._num_scores = 0
         self._no_calls = asyncio.Event()
         self._no_calls.set()
@@ -80,22 +82,22 @@ class Segments:
 
     @property
     def is_updating(self) -> bool:
-        """Whether weights are being changed or looked at now, or the server sleeps."""
+        """Whether weights are being changed or hashed now, or the server sleeps."""
         return self._updating.locked() or self._sleeps
 
     @property
     def version(self) -> Version | None:
-        """What the server samples and scores with; None while it holds no whole version."""
+        """Version that the server samples and scores with; None while it holds no whole version."""
         return self._version if self._is_whole else None
 
     def label(self, version: Version, reported: str) -> None:
-        """Tokens are of `version` from now on; the server itself calls it `reported`."""
+        """Label tokens with `version` from now on; `reported` is the label that the server itself gives for it."""
         self._version, self._reported = version, reported
 
     async def answer(
         self, request: GenerationRequest, index: int, tell: Callable[[Grown], None] = lambda grown: None
     ) -> Finished:
-        """Sample one answer to its end, over as many versions as come; `tell` how far it is, if it streams."""
+        """Sample one answer to its end, over as many versions as come; `tell` takes its progress, if it streams."""
         prompt = request.prompt_token_ids.tolist()
         answer = _Answer(self._sampling.decoded(request.decoding), request.num_told_before(index))
         seed = int(request.seeds[index])
@@ -124,16 +126,16 @@ class Segments:
                             if request.streams and part.token_ids:
                                 tell(Grown(request.request_id, index, answer.generation()))
                         elif part.finish_reason is FinishReason.ABORT:
-                            break  # at a stop string, of which the server does not know
+                            break  # at a stop string, which the server does not know
             self._check_remembered()
         return Finished(request.request_id, index, answer.generation())
 
     async def score(
         self, rows: Sequence[Sequence[int]], temperature: float, num_likeliest: int
     ) -> list[list[TokenScore] | None]:
-        """Every token after the first of each row, a row by one version. The caller bounds the wait for them.
+        """Score every token after the first of each row, each row by one version. The caller bounds the wait.
 
-        None for a text that the server refuses to look at: no other server would take it.
+        None for a row that the server refuses: no other server would take it.
         """
         return list(await asyncio.gather(*(self._score(row, temperature, num_likeliest) for row in rows)))
 
@@ -156,25 +158,25 @@ class Segments:
         return scored
 
     async def load(self, folder: Path, version: Version) -> None:
-        """Change the weights. Raises WeightsError, EngineLost; the gate is open again unless the engine is lost."""
+        """Load new weights. Raises WeightsError, EngineLost; the gate is open again unless the engine is lost."""
         await self._change(lambda: self._dialect.load(self._http, folder, str(version)), version)
 
     async def load_adapters(self, folder: Path, version: Version) -> None:
-        """Change the adapters above the weights of the start; as `load`."""
+        """Load new adapters, on the weights that the server started with; else as `load`."""
         await self._change(lambda: self._dialect.load_adapters(self._http, folder, str(version)), version)
 
     async def receive(self, incoming: IncomingTensors, version: Version) -> None:
-        """Change the weights by a broadcast. Raises PeerLost; after HalfUpdated the gate opens with the next load."""
+        """Take new weights by a broadcast. Raises PeerLost; after HalfUpdated the gate opens with the next load."""
         await self._dialect.prepare_broadcast(self._http, incoming)
         await self._change(lambda: self._dialect.receive(self._http, incoming, str(version)), version)
 
     async def checksums(self) -> dict[str, str] | None:
-        """What the server says of its weights' bytes, while which it may be deaf."""
+        """Return the server's digests of its weights; `is_updating` meanwhile, since the server may not answer."""
         async with self._updating:
             return await self._dialect.checksums(self._http)
 
     async def sleep(self) -> None:
-        """Give up what runs, and free the server's memory; the gate opens again with the next weights."""
+        """Give up all calls, and free the server's memory; the gate opens again with the next weights."""
         async with self._updating:
             self._gate.clear()
             await self._drain()
@@ -199,14 +201,14 @@ class Segments:
             await self._go_on(is_whole=True)
 
     async def _go_on(self, *, is_whole: bool) -> None:
-        """Behind a change, or one that the server refused. After any other failure it is lost, and asked no more."""
+        """Resume the server after a change of weights, or one that it refused. After other failures it is lost."""
         self._is_whole = is_whole
         await self._dialect.resume(self._http)
         if is_whole:
             self._gate.set()
 
     async def _drain(self) -> None:
-        """Give up all calls. A call that was under way to the server is given up as it arrives, so this is repeated."""
+        """Give up all calls, again and again: a call may still be under way to the server. Raises EngineLost."""
         loop = asyncio.get_running_loop()
         deadline_s = loop.time() + self._drain_s
         await self._dialect.abort_all(self._http)
@@ -223,7 +225,7 @@ class Segments:
     async def _parts(
         self, token_ids: list[int], sampling: Sampling, *, streams: bool, **asked: Any
     ) -> AsyncGenerator[Segment, None]:
-        """What one call samples: as it comes, or at its end."""
+        """Sample one call, and yield its tokens: in parts as they come, if it streams, else in one part."""
         if not streams:
             yield await self._dialect.generate(self._http, token_ids, sampling, **asked)
             return
@@ -233,11 +235,11 @@ class Segments:
 
     @contextmanager
     def _refusals(self, num_tokens: int, max_new_tokens: int) -> Iterator[None]:
-        """A pause for an update ends a call as one that has sampled nothing more. Raises EngineError."""
+        """Turn a refusal of the server into EngineError; a pause for an update ends the call without further tokens."""
         try:
             yield
         except Paused:
-            if self._gate.is_set():  # it opens behind every call that an update has met: this pause is not ours
+            if self._gate.is_set():  # it opens after every call that our update has met: not our pause
                 raise
         except HttpFailure as failure:
             if 400 <= failure.status < 500 and failure.status not in PASSING:
@@ -246,7 +248,7 @@ class Segments:
 
     @contextmanager
     def _in_flight(self, name: str) -> Iterator[None]:
-        """A call that an update waits for, until it has ended."""
+        """Count a call as in flight, so that an update waits for its end."""
         self._calls[name] = self.generated_tokens
         self._most_calls = max(self._most_calls, len(self._calls))
         self._no_calls.clear()
@@ -258,7 +260,7 @@ class Segments:
                 self._no_calls.set()
 
     def _refused(self, failure: HttpFailure, num_tokens: int, max_new_tokens: int) -> EngineError:
-        """Its successor would refuse the same request as well."""
+        """Return EngineError, not EngineLost: a server that was started anew would refuse the same request."""
         return EngineError(
             "the server refuses to sample an answer",
             where=f"{self._dialect.name} at {self._http.base_url}",
@@ -269,7 +271,7 @@ class Segments:
         )
 
     def _check_remembered(self) -> None:
-        """Others that came later have ended again and again while one call got no answer: it will never have one."""
+        """Check that the oldest call is not forgotten while later calls end again and again. Raises EngineLost."""
         oldest, tokens_before = next(iter(self._calls.items()), ("", self.generated_tokens))
         tokens_since = self.generated_tokens - tokens_before
         if tokens_since > PATIENCE * self._most_calls * self._sampling.max_new_tokens:
@@ -285,21 +287,21 @@ class Segments:
 
 
 class _Answer:
-    """One answer as it grows; `finish_reason` is ABORT until it has ended."""
+    """One answer that is being sampled; `finish_reason` is ABORT until it has ended."""
 
     def __init__(self, sampling: Sampling, num_told_before: int = 0) -> None:
         self._sampling, self._watch = sampling, StopWatch(sampling.stop)
         self.experts = GrowingExperts(num_told_before)
         self._token_ids, self._logprobs = GrowingArray(NOTHING.token_ids, 1), GrowingArray(NOTHING.logprobs, 1)
-        """Of which a stream is told after every token: what was told before is not written to again."""
+        """Growing arrays, of which views are told after every token of a stream: what was told stays as it is."""
         self.finish_reason = FinishReason.ABORT
         self.num_segments = 0
-        """That were begun."""
+        """Segments that were begun."""
         self._versions: list[VersionSpan] = []
 
     @property
     def token_ids(self) -> npt.NDArray[np.int32]:
-        """[T] so far."""
+        """[T] token ids so far."""
         return self._token_ids.written()
 
     @property
@@ -308,12 +310,12 @@ class _Answer:
 
     @property
     def tokens_wanted(self) -> int:
-        """Of the next segment."""
+        """Token limit of the next segment."""
         return self.tokens_left if self._sampling.stop is None else min(self.tokens_left, TOKENS_BETWEEN_STOPS)
 
     def next_sampling(self) -> Sampling:
-        """Of the next segment. Of tokens whose experts were not told, others would be told by other weights: once any
-        are missing, no more are asked for.
+        """Sampling of the next segment. Once experts of earlier tokens are missing, no more are asked for: new weights
+        would tell other experts for those tokens.
         """
         if self.token_ids.size and self.experts.num_untold:
             self._sampling = replace(self._sampling, tells_experts=False)
@@ -323,13 +325,14 @@ class _Answer:
         end = self._watch.ends_at(segment.token_ids)
         self._token_ids.append(np.array(segment.token_ids[:end], dtype=np.int32), 0)
         self._logprobs.append(np.array(segment.logprobs[:end], dtype=np.float32), 0)
-        if self._sampling.tells_experts:  # a server may tell them unasked, and then of other places
+        if self._sampling.tells_experts:  # a server may tell experts unasked, and then for other places
             self.experts.add(len(segment.token_ids[:end]), segment.experts)
         self._versions = append_span(self._versions, len(segment.token_ids[:end]), version)
         self.finish_reason = self._reason(segment.finish_reason) if end is None else FinishReason.STOP
 
     def _reason(self, reason: FinishReason) -> FinishReason:
-        """What was given up at the very moment of its end has ended; what reached a segment's limit alone has not."""
+        """Reason of the answer, from that of a segment. An answer that is aborted right after its EOS has ended; the
+        limit of a segment does not end an answer."""
         if reason is FinishReason.ABORT and self.token_ids.size and self.token_ids[-1] in self._sampling.eos_ids:
             return FinishReason.STOP
         if reason is not FinishReason.STOP:
@@ -347,7 +350,7 @@ class _Answer:
 
 
 def append_span(versions: list[VersionSpan], num_tokens: int, version: Version) -> list[VersionSpan]:
-    """`versions` with `num_tokens` more of `version`; equal neighbours become one span."""
+    """Return `versions` with `num_tokens` more tokens of `version`; equal neighbours become one span."""
     if not num_tokens:
         return versions
     if versions and versions[-1].version == version:
@@ -361,6 +364,6 @@ def _too_long(num_tokens: int, max_new_tokens: int) -> EngineError:
 
 
 def _seed_of(seed: int, segment: int) -> int:
-    """A seed of 31 bits for each segment: the same seed again would draw the same numbers again."""
+    """Seed (31 bits) of a segment: with the seed of the answer, each segment would draw the same numbers."""
     digest = hashlib.blake2b(f"{seed}|{segment}".encode(), digest_size=4).digest()
     return int.from_bytes(digest, "little") >> 1

@@ -1,7 +1,7 @@
 """An inference server as an engine: started as a child from its own environment, or found at a URL.
 
-A thread of its own runs the event loop of all calls. A watchdog looks once a second whether the server lives, answers,
-and gets on; when it does not, every method raises EngineLost until `restart`.
+A thread of its own runs the event loop of all calls. A watchdog checks once a second that the server lives, answers,
+and samples tokens; when it does not, every method raises EngineLost until `restart`.
 """
 
 import asyncio
@@ -45,13 +45,13 @@ WATCH_S = 1.0
 MAX_STARTS = 3
 KEY_BYTES = 32
 ASKED_S = 600.0
-"""For scores and checksums; the watchdog looks meanwhile."""
+"""Seconds that scores, or checksums, may take; the watchdog looks meanwhile."""
 
 log = structlog.get_logger()
 
 
 class ServerEngine:
-    """An engine that is a server of one dialect."""
+    """An inference server of one dialect as an Engine."""
 
     def __init__(
         self,
@@ -63,9 +63,9 @@ class ServerEngine:
         url: str = "",
         bounds: Bounds = USUAL,
     ) -> None:
-        """With a `launch` the server is a child that writes to `log`; without one it is somebody else's at `url`.
+        """With a `launch` the server is a child that writes to `log`; without `launch` it is somebody else's, at `url`.
 
-        Raises EngineError, with the server's last log lines, when it does not come up.
+        Raises EngineError, with the last lines of the server's log, when the server does not come up.
         """
         assert (launch is None) == bool(url), "a child or a URL"
         self._dialect, self._sampling, self._launch, self._log = dialect, sampling, launch, log
@@ -180,7 +180,7 @@ class ServerEngine:
         self._run(self._current().wake(), self._bounds.load_s)
 
     def restart(self) -> None:
-        """See Engine. What keeps a server that did serve from coming up may pass: it is lost, not unusable."""
+        """See Engine. A server that has served before and does not come up raises EngineLost: the cause may pass."""
         self._end()
         try:
             self._begin()
@@ -227,7 +227,7 @@ class ServerEngine:
         start_s, port = self._bounds.start_s, launch.port if launch else 0
         ready = await_ready(self._dialect, self._link(), self._process, port, start_s=start_s)
         self._run(ready, start_s + self._bounds.silence_s)
-        self._run(check_answers(self._dialect, self._link(), self._sampling), start_s)  # some compile for first tokens
+        self._run(check_answers(self._dialect, self._link(), self._sampling), start_s)  # first tokens may compile
         self._loop.call_soon_threadsafe(self._spawn, self._watchdog())
 
     def _begin_process(self) -> Launch:
@@ -268,7 +268,7 @@ class ServerEngine:
     # In the event loop.
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Begin it in the loop; whatever ends it but its own end is the end of the engine."""
+        """Begin a task in the loop; an exception of the task ends the engine."""
         task = asyncio.ensure_future(work)
         task.add_done_callback(lambda done: None if done.cancelled() else self._lose_by(done.exception()))
         return task
@@ -294,7 +294,7 @@ class ServerEngine:
             return Finished(request.request_id, index, NOTHING)
 
     def _grow(self, grown: Grown) -> None:
-        """The newest alone is kept. Whatever is queued wakes whoever collects; only then is this looked at."""
+        """Keep the newest progress of an answer, and wake `collect` unless its queue does so already."""
         self._grown[grown.request_id, grown.index] = grown
         if self._finished.empty():
             self.nudge()
@@ -314,10 +314,10 @@ class ServerEngine:
             await asyncio.sleep(WATCH_S)
             if self._process is not None and (code := self._process.exit_code()) is not None:
                 self._lose(EngineLost(str(why_ended(self._dialect, self._process, code))))
-            updating = self._current().is_updating  # a server may be deaf while it loads, which has a bound of its own
+            updating = self._current().is_updating  # a server need not answer while it loads, which has its own limit
             lives = updating or await soon(self._dialect.alive(self._link()), patience_s)
             self._usage = await soon(self._dialect.usage(self._link()), patience_s) or self._usage
-            updating |= self._current().is_updating  # it may have fallen asleep since it was asked
+            updating |= self._current().is_updating  # an update, or sleep, may have begun since the server was asked
             if lives or updating:
                 heard_s = clock()
             if clock() - heard_s > self._bounds.silence_s:
@@ -333,9 +333,9 @@ class ServerEngine:
             self._lose(error if known else f"{type(error).__name__}: {error}")
 
     def _lose(self, why: object) -> None:
-        """From now on every call raises, and whoever waits is woken."""
+        """Mark the engine as lost: from now on every call raises, and calls that wait are woken."""
         if self._lost is None:
-            # What a person has to cure is told as it is: another start would end in the same way.
+            # An EngineError, which a person has to cure, stays as it is: another start would end in the same way.
             self._lost = (
                 why if isinstance(why, EngineError | EngineLost) else EngineLost(f"{self._dialect.name}: {why}")
             )
@@ -346,7 +346,7 @@ class ServerEngine:
     # From any thread.
 
     def _run(self, work: Coroutine[Any, Any, T], within_s: float) -> T:
-        """The result of a coroutine in the loop. Raises EngineLost when it fails, or lasts too long."""
+        """Run a coroutine in the loop and return its result. Raises EngineLost when it fails, or lasts too long."""
         if self._lost is not None:
             work.close()
             raise self._lost
@@ -354,7 +354,7 @@ class ServerEngine:
         self._awaited.add(future)
         try:
             return future.result()
-        except PeerLost:  # a member of a broadcast, of which the server knows
+        except PeerLost:  # a member of a broadcast is lost; the server knows that, and goes on
             raise
         except TimeoutError as error:
             self._lose(f"no answer within {within_s:g} s")
@@ -370,7 +370,7 @@ class ServerEngine:
     def _run_scores(
         self, rows: Sequence[Sequence[int]], temperature: float = 1.0, num_likeliest: int = 0
     ) -> list[list[TokenScore] | None]:
-        """What an update meanwhile takes counts beside."""
+        """Score rows; the limit allows for one update of weights meanwhile."""
         return self._run(self._current().score(rows, temperature, num_likeliest), ASKED_S + self._bounds.load_s)
 
     def _check(self) -> None:

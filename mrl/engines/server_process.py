@@ -1,4 +1,4 @@
-"""The process of an inference server, with all that it starts: begun, watched, ended without remainder."""
+"""The process of an inference server, with all processes that it starts: started, watched, ended without remainder."""
 
 import contextlib
 import os
@@ -17,21 +17,21 @@ from mrl.parent_death import command
 
 TAIL_LINES = 12
 SAYS_NOTHING = re.compile(r'^[\s^~]*$|\bFile ".*", line \d+|\d+%\|| \d+% Completed')
-"""Places in code, what is drawn below them, and bars of progress."""
+"""Lines of a log that tell nothing: places in code, the marks drawn below them, and progress bars."""
 OWN_PYTHON = frozenset({"PYTHONPATH", "PYTHONHOME"})
-"""Variables about mrl's interpreter, as module systems and people set them. A server has an interpreter of its own, to
-which packages found there, of another version of Python often, would come before those of its environment."""
+"""Environment variables about mrl's interpreter, which a server does not inherit. The server has an interpreter of its
+own, and would import packages found there, often of another version of Python, before those of its environment."""
 TEXT_BYTES = 64 * 1024
 TERM_S = 10.0
 END_POLL_S = 0.02
 
 
 class ServerProcess:
-    """A child that the kernel ends with this process, and whose descendants are remembered to be ended with it.
+    """A child that the kernel ends with this process; the child's descendants are remembered, to be ended with it.
 
     Start it from a thread that lives as long as the server shall: the kernel looks at the thread, not the process.
-    The child stays in this process's group, so that whoever ends the group ends it too. Its temporary folder goes with
-    it: servers leave sockets and metrics files in theirs.
+    The child stays in the process group of this process, so a signal to the group ends it, too. Its temporary folder is
+    removed with it, since servers leave sockets and metrics files there.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class ServerProcess:
         *,
         temporary: TemporaryFolder | None = None,
     ) -> None:
-        """Start it; its output is appended to `log`. `temporary` becomes its own, by default a new one.
+        """Start the server; its output is appended to `log`. It owns `temporary`, by default a new temporary folder.
 
         Raises OSError.
         """
@@ -68,32 +68,32 @@ class ServerProcess:
         return self._process.pid
 
     def exit_code(self) -> int | None:
-        """The server's exit code; None while it lives, and its present descendants are remembered then."""
+        """Exit code of the server; None while it lives, when its present descendants are remembered."""
         code = self._process.poll()
         if code is None:
             self._remember()
         return code
 
     def listens_at(self, port: int) -> bool:
-        """Whether it is this server, or a process that it started, that listens at a TCP port, as the kernel says."""
+        """Whether this server, or a process that it started, listens at a TCP port, as the kernel says."""
         return any(port in _listening(process) for process in (self._root, *self._descendants))
 
     def text(self) -> str:
-        """The end of its log in this life."""
+        """Return the end of the server's log since this start."""
         with self.log.open("rb") as file:
             end = file.seek(0, os.SEEK_END)
             file.seek(max(self._log_start, end - TEXT_BYTES))
             return file.read().decode("utf-8", errors="replace")
 
     def tail(self) -> str:
-        """The last telling lines of its log in this life, in one line."""
+        """Return the last telling lines of the server's log since this start, joined into one line."""
         lines = [line.strip() for line in self.text().splitlines() if not SAYS_NOTHING.search(line)]
         return " | ".join(lines[-TAIL_LINES:])
 
     def end(self, within_s: float = TERM_S) -> None:
-        """SIGTERM, then SIGKILL to whatever is left after `within_s`. May be called again.
+        """End all processes: SIGTERM, then SIGKILL to those left after `within_s`. May be called again.
 
-        What removes shared memory of dead processes is spared until it had time for that.
+        Processes that remove shared memory of dead processes are killed only after another `within_s`.
         """
         self._remember()
         if self._process.poll() is None:
@@ -111,7 +111,7 @@ class ServerProcess:
         self._temporary.remove()
 
     def _await_end(self, within_s: float) -> None:
-        """Until no member runs. One that has ended may stay a zombie for long: its parent went, and init is slow."""
+        """Wait until no process runs, at most `within_s`; one that lost its parent may stay a zombie for long."""
         deadline_s = time.monotonic() + within_s
         while self._living() and time.monotonic() < deadline_s:
             time.sleep(END_POLL_S)
@@ -121,7 +121,7 @@ class ServerProcess:
             self._descendants.update(self._root.children(recursive=True))
 
     def _living(self) -> list[psutil.Process]:
-        """Members that still run; psutil tells a pid that was given to another process by its time of creation."""
+        """Processes that still run; psutil knows a pid that was given to another process by its time of creation."""
         members = list(self._descendants)
         if self._process.poll() is None:
             members.append(self._root)
@@ -129,7 +129,7 @@ class ServerProcess:
 
 
 def _listening(process: psutil.Process) -> set[int]:
-    """TCP ports at which a process listens; none once it has ended."""
+    """TCP ports at which a process listens; none once the process has ended."""
     try:
         return {one.laddr.port for one in process.net_connections("tcp") if one.status == psutil.CONN_LISTEN}
     except psutil.NoSuchProcess:
@@ -137,7 +137,7 @@ def _listening(process: psutil.Process) -> set[int]:
 
 
 def free_port(host: str) -> int:
-    """A TCP port that was free a moment ago: whoever binds it has to be ready to find it taken."""
+    """Return a TCP port that was free a moment ago; it may be taken when a server binds it."""
     with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
         probe.bind((host, 0))
         port: int = probe.getsockname()[1]
@@ -150,7 +150,7 @@ def _kill(process: psutil.Process) -> None:
 
 
 def _removes_memory(process: psutil.Process) -> bool:
-    """Whether it is Python's resource tracker, which ends when the last of those has that it looks after."""
+    """Whether a process is Python's resource tracker, which ends by itself after the last process that it tracks."""
     try:
         return any("multiprocessing.resource_tracker" in word for word in process.cmdline())
     except psutil.Error:

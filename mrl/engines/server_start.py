@@ -1,6 +1,6 @@
-"""How a server starts and ends, seen from outside: it takes requests, or one line says why it does not.
+"""Start and end of a server, seen from outside: the server takes requests, or one line says why it does not.
 
-A server may bind its port only once it has loaded. Until it does, whoever answers there is a stranger and is not asked.
+A server may bind its port only once it has loaded. Until then another process may answer there, which is not asked.
 """
 
 import asyncio
@@ -21,25 +21,26 @@ READY_POLL_S = 0.25
 IN_USE = "address already in use"
 KILLED = (-signal.SIGKILL, 128 + signal.SIGKILL)
 ENDS_ITSELF = "received sigquit"
-"""SGLang says this when a part of it has failed, for whatever reason, and kills itself."""
+"""Text in SGLang's log when a part of it has failed, for whatever reason, and it kills itself."""
 NO_MEMORY = re.compile(
     r"out of memory|can(?:'t|not) allocate memory|(?:not enough|no available|insufficient) memory"
     r"|less than desired GPU memory|less than requested memory|larger than the available KV cache|exit ?code:? -9",
     re.IGNORECASE,
 )
-"""What servers and torch say of memory that does not suffice, and of a part that the kernel has killed."""
+"""Texts in logs of servers and torch about memory that does not suffice, and a process that the kernel has killed."""
 
 
 class PortTaken(EngineError):
-    """Somebody else has bound the server's port since it was chosen."""
+    """Another process has bound the server's port since it was chosen."""
 
 
 async def await_ready(
     dialect: Dialect, http: Http, process: ServerProcess | None, port: int, *, start_s: float
 ) -> None:
-    """Until the server takes requests: the child `process` at `port`, or whoever `http` leads to.
+    """Wait until the server takes requests: the child `process` at `port`, or the server that `http` leads to.
 
-    Without a `process` that is somebody else's; with `port` 0 nobody but the child can listen there.
+    Without a `process` the server is somebody else's. With `port` 0 the child listens on a socket file, where no other
+    process can listen.
 
     Raises PortTaken as soon as the child says so, EngineError when it has ended or `start_s` are over.
     """
@@ -53,16 +54,16 @@ async def await_ready(
 
 
 async def soon(call: Coroutine[Any, Any, T], within_s: float) -> T | None:
-    """What a quick question brings; None when nothing comes in time."""
+    """Return the result of a short call; None when it fails, or does not end within `within_s`."""
     with contextlib.suppress(HttpFailure, TimeoutError):
         return await asyncio.wait_for(call, within_s)
     return None
 
 
 async def check_answers(dialect: Dialect, http: Http, sampling: Sampling) -> None:
-    """Whether what takes requests is a server of this dialect, and tells experts where it has to.
+    """Check that the server which takes requests is one of this dialect, and tells experts where it has to.
 
-    Raises EngineError; HttpFailure for what may pass.
+    Raises EngineError; HttpFailure for failures that may pass.
     """
     where = f"{dialect.name} at {http.base_url}"
     cure = "use a version that is known to work, or correct server.url or the engine's name"
@@ -92,7 +93,7 @@ async def _check_experts(dialect: Dialect, http: Http, sampling: Sampling, where
 
 
 def why_ended(dialect: Dialect, process: ServerProcess, code: int) -> EngineError:
-    """What is to be told of a child that has ended, with the last lines of its log."""
+    """Return the error that describes why a child ended, with the last lines of its log."""
     text, got, where = process.text(), process.tail(), f"{dialect.name}, log {process.log}"
     what, cure = f"the server ended with code {code}", "the last lines of its log say why"
     if cause := [line.strip() for line in text.splitlines() if NO_MEMORY.search(line)]:
@@ -104,7 +105,8 @@ def why_ended(dialect: Dialect, process: ServerProcess, code: int) -> EngineErro
 
 
 def _check(dialect: Dialect, process: ServerProcess, port: int) -> None:
-    """Some that find their port taken end with that word; others live on for minutes and say it with their port."""
+    """Raise PortTaken or EngineError for a child that has ended or found its port taken. Some servers log IN_USE and
+    end then; others live on for minutes, and log their port with it."""
     code, text = process.exit_code(), process.text()
     lines = [line for line in text.splitlines() if port and IN_USE in line.lower()]
     if any(code is not None or str(port) in line for line in lines):

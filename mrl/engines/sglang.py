@@ -1,13 +1,14 @@
 """SGLang as a server (routes of 0.5.23): token ids in, token ids and log-probabilities out, weights from a folder.
 
-Seen on SGLang 0.5.23 on a CPU. `/abort_request {"abort_all": true}` makes every call return what it has sampled, with
-finish reason "abort" and a log-probability for each token. `ignore_eos` switches `stop_token_ids` off, too, so EOS ids
-are given as stop tokens and the model's own stay on. A load that fails half-way ends the server: its rollback reads the
-new folder again; hence tensors are compared by name and shape before. Output log-probabilities are those of the
-sampling distribution, input ones those of temperature 1. `sampling_seed` counts with --enable-deterministic-inference
-alone, which has no CPU backend: elsewhere answers differ by the server's own random numbers. The experts of its tokens
-come with the end of an answer, of one that is given up, too; those of a cached prefix are those of who wrote it.
-The way of a GPU (sleeping, its own backends) is written from the sources and has not run.
+Seen on SGLang 0.5.23 on a CPU. `/abort_request {"abort_all": true}` makes every call return the tokens that it has
+sampled, with finish reason "abort" and a log-probability for each token. `ignore_eos` switches `stop_token_ids` off,
+too, so EOS ids are given as stop tokens, and the model's own EOS stays on. A load that fails half-way ends the server,
+whose rollback reads the new folder again; hence tensors are compared by name and shape before. Output log-probabilities
+are those of the sampling distribution, input log-probabilities those of temperature 1. `sampling_seed` counts only with
+--enable-deterministic-inference, which has no CPU backend: elsewhere answers differ by the server's own random numbers.
+The experts of tokens come with the end of an answer, also of one that is given up; for a cached prefix they are those
+of the request that wrote the prefix.
+The code for GPUs (sleeping, their backends) is written from the sources and has not run.
 """
 
 import asyncio
@@ -38,8 +39,9 @@ DTYPES = ("float32", "bfloat16", "float16")
 WHOLE_DISTRIBUTION = {"top_p": 1.0, "top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0}
 NOT_BEGUN = "Failed to get weights iterator"
 NOT_FLUSHED = "cache was not flushed"
-"""SGLang has loaded, and answers that its last step was not over."""
+"""Text of an answer when SGLang has loaded the weights while a step still ran."""
 IDLE_S = 20.0
+"""Seconds that SGLang may take to end its last step."""
 MAX_LOADS = 3
 REASONS = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH, "abort": FinishReason.ABORT}
 NEEDED = ("/generate", "/server_info")
@@ -58,14 +60,14 @@ class SGLang:
     )
 
     def __init__(self) -> None:
-        """What it can do is known after `probe`."""
+        """The server's routes and features are known after `probe`."""
         self._routes: frozenset[str] = frozenset()
         self._hashes_bytes = self._sends_parts = False
         self._dtype = ""
         self._first_folder = Path()
         self._num_processes = 1
         self._sums: TensorSums | None = None
-        """Of what the last update brought, where that was a broadcast."""
+        """Hashes that the server has to report of the last update, where that was a broadcast."""
 
     def command(self, launch: Launch) -> list[str]:
         """See Dialect."""
@@ -80,7 +82,7 @@ class SGLang:
         return Http(f"http://{launch.host}:{launch.port}", key=launch.key)
 
     async def ready(self, http: Http) -> bool:
-        """See Dialect. One without this route takes requests as soon as it answers; `probe` names what it lacks."""
+        """See Dialect. A server without this route takes requests as soon as it answers; `probe` checks its routes."""
         try:
             await http.get("/ready", within_s=ANSWER_S)
         except HttpFailure as failure:
@@ -88,12 +90,12 @@ class SGLang:
         return True
 
     async def alive(self, http: Http) -> bool:
-        """See Dialect. It asks the process that samples; /health would sample a token and take a second."""
+        """See Dialect. /server_info asks the process that samples; /health would sample a token and take a second."""
         await http.get("/server_info", within_s=ANSWER_S)
         return True
 
     async def probe(self, http: Http) -> None:
-        """See Dialect. Controls may be missing in somebody else's server; then what needs them raises EngineError."""
+        """See Dialect. Somebody else's server may lack control routes: methods that need them raise EngineError."""
         self._routes = frozenset((await http.get_json("/openapi.json"))["paths"])
         self._need(http, *NEEDED)
         info = await http.get_json("/server_info")
@@ -117,9 +119,9 @@ class SGLang:
         request_id: str,
         experts_from: int = 0,
     ) -> Segment:
-        """See Dialect. The id is not handed on: a server may still hold it from an earlier life of ours.
+        """See Dialect. `request_id` is not passed on: a server may know it from an earlier process of this worker.
 
-        An answer that the model's own EOS ended, and none of ours, goes on as one that was aborted.
+        An answer that ended at the model's own EOS, which is none of the policy's, counts as aborted, and is continued.
         """
         body = _body_of_answer(token_ids, sampling, max_new_tokens, seed=seed, experts_from=experts_from)
         answer = _checked(await http.post_json("/generate", body, within_s=None))
@@ -136,9 +138,9 @@ class SGLang:
         request_id: str,
         experts_from: int = 0,
     ) -> AsyncGenerator[Segment, None]:
-        """See Dialect. Each event has all of the answer so far, but where the server was started to send parts.
+        """See Dialect. An event has the whole answer so far, or the new part if the server was started to send parts.
 
-        Its last token comes again when an answer is given up that was waiting for its next turn.
+        The last token comes again when an answer is given up while it waits for its next step.
         """
         body = _body_of_answer(token_ids, sampling, max_new_tokens, seed=seed, experts_from=experts_from)
         num_told = 0
@@ -153,14 +155,14 @@ class SGLang:
                 num_told = num_tokens
 
     async def abort_all(self, http: Http) -> None:
-        """See Dialect. Without a pause, which would wait for a whole second: the caller begins nothing, and a load
-        waits for whatever runs.
+        """See Dialect. SGLang is not paused, which would take a second: the caller begins nothing until `resume`, and a
+        load waits for calls that still run.
         """
         self._need(http, *CONTROLS)
         await http.post("/abort_request", {"abort_all": True})
 
     async def prepare_load(self, http: Http, folder: Path, digests: Mapping[str, str]) -> None:
-        """See Dialect. SGLang itself would find out behind the load, when the old weights are gone."""
+        """See Dialect. SGLang itself would find wrong weights only after the load, when the old weights are gone."""
         await asyncio.to_thread(read_folder, folder, wanted=digests)
 
     async def load(self, http: Http, folder: Path, label: str) -> None:
@@ -182,15 +184,15 @@ class SGLang:
         raise EngineError(what, where="rollout.weights", got="adapters", cure=cure)
 
     async def broadcast_seats(self, http: Http) -> Seats:
-        """See Dialect. One for each of its processes, and one for this process, which sees what they are given."""
+        """See Dialect. One seat for each process of the server, and one for this process, which checks the bytes."""
         self._need(http, *CONTROLS, *BROADCASTS)
         return Seats(1 + self._num_processes)
 
     async def prepare_broadcast(self, http: Http, incoming: IncomingTensors) -> None:
-        """See Dialect. Nothing: SGLang has no place for weights beside those that it serves."""
+        """See Dialect. Does nothing: SGLang has no place for weights beside those that it serves."""
 
     async def receive(self, http: Http, incoming: IncomingTensors, label: str) -> None:
-        """See Dialect. SGLang loads each bucket as it comes, so nothing is whole before the last."""
+        """See Dialect. SGLang loads each bucket as it comes, so the weights are whole only after the last bucket."""
         watching = asyncio.to_thread(witness_broadcast, incoming, self._dtype)
         witness = asyncio.ensure_future(asyncio.gather(watching, return_exceptions=True))
         name = incoming.meeting.name
@@ -210,7 +212,7 @@ class SGLang:
         self._sums = seen
 
     async def resume(self, http: Http) -> None:
-        """See Dialect. It was never paused."""
+        """See Dialect. Does nothing: SGLang was never paused."""
 
     async def score(
         self, http: Http, token_ids: Sequence[int], temperature: float, num_likeliest: int
@@ -231,19 +233,20 @@ class SGLang:
         ]
 
     async def checksums(self, http: Http) -> dict[str, str] | None:
-        """See Dialect. SGLang hashes the bytes it computes with, by its own names; on a GPU in a way of its own."""
+        """See Dialect. SGLang hashes the bytes that it computes with, under its own names. None on a GPU, where it
+        hashes otherwise."""
         if not self._hashes_bytes:
             return None
         held = (await http.post_json("/weights_checker", {"action": "checksum"}, within_s=None))["ranks"]
         if self._sums is not None:
             return self._sums.held(held[0]["checksums"])
         folder = Path((await http.get_json("/model_info"))["model_path"])
-        if not folder.is_dir():  # of somebody else's server, which sees other folders than we
+        if not folder.is_dir():  # somebody else's server, which sees other folders than this process
             return None
         return await asyncio.to_thread(digests_held, folder, held[0]["checksums"], self._dtype)
 
     async def usage(self, http: Http) -> EngineUsage:
-        """See Dialect. Gauges are as old as ten decoding steps at most."""
+        """See Dialect. Gauges are at most ten decoding steps old."""
         text = await http.get("/metrics", within_s=ANSWER_S)
         metrics, decoding = metrics_of(text), metrics_of("\n".join(re.findall(r'.*mode="decode".*', text)))
         in_ended = metrics.get("sglang:generation_tokens_total", 0.0)
@@ -258,7 +261,7 @@ class SGLang:
         )
 
     async def sleep(self, http: Http) -> None:
-        """See Dialect. A server that still ends a step would end itself."""
+        """See Dialect. Waits for the last step: a server that sleeps before its end would end itself."""
         await _await_idle(http)
         await http.post("/release_memory_occupation", {})
 
@@ -274,7 +277,7 @@ class SGLang:
 
 
 async def _ask(http: Http, token_ids: Sequence[int], sampling_params: dict[str, Any], **options: Any) -> Any:
-    """One call of /generate; HttpFailure when the server gave it up for a fault of its own."""
+    """Call /generate. Raises HttpFailure, also when the server gave the request up for a fault of its own."""
     return _checked(await http.post_json("/generate", _body(token_ids, sampling_params, **options), within_s=None))
 
 
@@ -294,7 +297,7 @@ def _body_of_answer(
 
 
 def _experts(meta: dict[str, Any], num_rows: int) -> Experts | None:
-    """[R, X] as it tells them when an answer ends, int32 in base64; flat, so that R has to be known."""
+    """[R, X] experts as SGLang tells them at an answer's end: int32 in base64, flat, so that R has to be known."""
     told = meta.get("routed_experts")
     return read_experts(told, num_rows, lambda data: np.frombuffer(data, "<i4").reshape(num_rows, -1))
 
@@ -307,9 +310,9 @@ def _checked(answer: Any) -> Any:
 
 
 def _segment(answer: Any, eos_ids: Collection[int], here: slice = slice(None), *, experts_from: int = 0) -> Segment:
-    """What it says of the tokens `here`; one that goes on ends by ABORT.
+    """Read the tokens `here` of an answer; the segment of an answer that goes on ends by ABORT.
 
-    The ids of one that goes on are a list that SGLang adds to, and may be ahead of their log-probabilities.
+    While an answer goes on, SGLang adds to the list of its ids, which may be longer than that of log-probabilities.
     """
     sampled, meta = answer["output_ids"], answer["meta_info"]
     reason = REASONS[meta["finish_reason"]["type"]] if meta["finish_reason"] else FinishReason.ABORT
@@ -323,12 +326,12 @@ def _segment(answer: Any, eos_ids: Collection[int], here: slice = slice(None), *
 
 
 async def _await_idle(http: Http) -> None:
-    """Until the step is over in which the last answers were given up; on a GPU that is after they have come."""
+    """Wait until the step is over in which the last answers were given up; on a GPU the answers come before its end."""
     await http.post("/flush_cache", timeout=f"{IDLE_S:g}", within_s=IDLE_S + ANSWER_S)
 
 
 async def _load_when_idle(http: Http, body: dict[str, Any]) -> None:
-    """One update from a folder; again where SGLang loaded it and something still ran, for the cache is the old one."""
+    """Load the weights of a folder. Repeat it where a step still ran meanwhile, so that the old cache was kept."""
     for number in range(MAX_LOADS):
         await _await_idle(http)
         try:
@@ -340,7 +343,7 @@ async def _load_when_idle(http: Http, body: dict[str, Any]) -> None:
 
 
 async def _lead_nats(http: Http, temperature: float) -> float:
-    """By how much the likeliest token behind some text is likelier than the next."""
+    """Return by how many nats the likeliest token after a short text is likelier than the next."""
     answer = await _ask(http, [1, 2, 3, 4], {"max_new_tokens": 1, "temperature": temperature}, top_logprobs_num=2)
     (first, second), *_ = answer["meta_info"]["output_top_logprobs"]
     return float(first[0] - second[0])

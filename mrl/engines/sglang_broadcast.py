@@ -1,8 +1,8 @@
-"""A broadcast into an SGLang server (routes of 0.5.23), bucket by bucket, and what this process sees of it.
+"""A broadcast into an SGLang server (routes of 0.5.23), bucket by bucket, and its check by this process.
 
-Seen on SGLang 0.5.23 on a CPU with gloo: each of its processes is a rank; a call receives one bucket and loads it at
-once. SGLang itself would wait for half an hour in a group that has come apart: a call without an answer is a lost
-server, one that answers with an error has told that nothing, or half, was changed.
+Seen on SGLang 0.5.23 on a CPU with gloo: each process of the server is a rank; a call receives one bucket and loads it
+at once. SGLang itself would wait for half an hour in a group that has come apart. So a call without an answer means a
+lost server; an answer with an error means that no weights, or only some, were changed.
 """
 
 from mrl.engines.dialect import HalfUpdated
@@ -14,18 +14,18 @@ from mrl.models.tensor_file import TYPES
 from mrl.records.rollouts import Meeting
 
 MARGIN_S = 10.0
-"""For what a call does beside waiting for others."""
+"""Seconds of a call for its work beside waiting for other members."""
 
 
 async def meet(http: Http, meeting: Meeting) -> None:
-    """The server's processes meet the others. Raises PeerLost, HttpFailure."""
+    """Let the server's processes join the group of the broadcast. Raises PeerLost, HttpFailure."""
     body = {
         "master_address": meeting.host,
         "master_port": meeting.port,
         "rank_offset": meeting.first_rank + 1,
         "world_size": meeting.world_size,
         "group_name": meeting.name,
-        "backend": f"cpu:{meeting.backend}",  # by its plain name torch would make, and await, another group for GPUs
+        "backend": f"cpu:{meeting.backend}",  # with the plain name torch would make, and await, a group for GPUs, too
     }
     try:
         await http.post("/init_weights_update_group", body, within_s=MEET_S + MARGIN_S)
@@ -37,7 +37,10 @@ async def meet(http: Http, meeting: Meeting) -> None:
 
 
 async def load(http: Http, incoming: IncomingTensors, label: str) -> None:
-    """All buckets; the version gets its name with the last. Raises HalfUpdated, HttpFailure."""
+    """Let the server receive and load all buckets; the version is named `label` with the last bucket.
+
+    Raises HalfUpdated, HttpFailure.
+    """
     buckets = buckets_of(incoming.tensors)
     try:
         for number, bucket in enumerate(buckets, 1):
@@ -59,12 +62,12 @@ async def load(http: Http, incoming: IncomingTensors, label: str) -> None:
 
 
 async def leave(http: Http, name: str) -> None:
-    """The end of a broadcast. Raises HttpFailure."""
+    """Let the server leave the group of a broadcast. Raises HttpFailure."""
     await http.post("/destroy_weights_update_group", {"group_name": name})
 
 
 async def give_up(http: Http, name: str) -> None:
-    """End an update and leave a group, of which the server may have either. Raises HttpFailure where it is silent."""
+    """End an update and leave the group, as far as the server has begun them. Raises HttpFailure where it is silent."""
     for route, body in (("/end_weight_update", {}), ("/destroy_weights_update_group", {"group_name": name})):
         try:
             await http.post(route, body)
@@ -74,9 +77,9 @@ async def give_up(http: Http, name: str) -> None:
 
 
 def witness_broadcast(incoming: IncomingTensors, dtype: str) -> TensorSums:
-    """Receive the same bytes in this process, a bucket at a time, and check their digests.
+    """Receive the broadcast in this process as well, a bucket at a time, and check its digests.
 
-    Returns what the server, which computes in `dtype`, has to report of them. Raises PeerLost, WeightsError.
+    Return the hashes that the server, which computes in `dtype`, has to report. Raises PeerLost, WeightsError.
     """
     sums = TensorSums(dtype)
     for name, tensor, its_digest in receive_each(incoming):

@@ -1,6 +1,6 @@
-"""How an SGLang server is started: loopback only, with a key of its callers, no hub traffic, token ids and no text.
+"""Launch of an SGLang server: on loopback only, with a key for its callers, no hub traffic, token ids and no text.
 
-Nor does it sample by rules of its own.
+The sampling defaults of the model's folder are switched off.
 """
 
 import os
@@ -14,13 +14,13 @@ from mrl.models.skeleton import PreTrainedConfig, config_of_folder, most_positio
 from mrl.transport.endpoints import HOST
 
 EXPERTS_ON_CPU = Path(__file__).parent / "inside" / "for_sglang" / "sglang_cpu_experts.py"
-"""In place of SGLang's own entry, where it is to say experts on a CPU."""
+"""Script that is run in place of SGLang's own entry, where it has to tell experts on a CPU."""
 SPARE_TOKENS = 7
-"""Of its context SGLang gives that many to nobody: it refuses longer prompts, and ends answers that go on sooner."""
+"""Tokens of its context that SGLang leaves unused: it refuses longer prompts, and ends longer answers earlier."""
 
 
 def command(launch: Launch) -> list[str]:
-    """The command line. The context is that of the model at most, beyond which SGLang does not start.
+    """Command line of a server. Its context is at most that of the model, beyond which SGLang does not start.
 
     Raises ModelFolderError, EngineError for a family that SGLang computes otherwise.
     """
@@ -39,14 +39,14 @@ def command(launch: Launch) -> list[str]:
     words += ["--random-seed", str(launch.seed), "--load-format", "safetensors", "--sampling-defaults", "openai"]
     words += ["--skip-tokenizer-init", "--grammar-backend", "none", "--skip-server-warmup"]
     words += ["--enable-metrics", "--decode-log-interval", "10", "--log-level", "error"]
-    # FlashInfer, its choice on a GPU, would be compiled when the first answer with a `top_p` comes, and deaf meanwhile.
+    # FlashInfer, the default on a GPU, is compiled at the first answer with a `top_p`; no call is answered meanwhile.
     words += ["--sampling-backend", "pytorch"]
     words += ["--incremental-streaming-output"]  # else each event of a stream has the whole answer again
     if launch.device == "cpu":
         words += ["--device", "cpu", "--attention-backend", "torch_native"]
         words += ["--disable-overlap-schedule", "--disable-radix-cache", "--mem-fraction-static", "0.2"]
         words += ["--max-total-tokens", str(launch.max_running * context_tokens), "--sleep-on-idle"]
-    elif launch.may_sleep:  # a CPU has no memory saver, and asleep the server keeps what it has
+    elif launch.may_sleep:  # there is no memory saver for a CPU, where a sleeping server keeps its memory
         words += ["--enable-memory-saver"]
     if launch.tells_experts:
         words += ["--enable-return-routed-experts"]
@@ -57,8 +57,8 @@ def command(launch: Launch) -> list[str]:
 
 
 def _key_file(folder: Path, key: str) -> Path:
-    """Options that no command line shows. With a key of its own SGLang asks for it on all routes but /health, /ready
-    and /metrics.
+    """Write the option with the key to a file, so that no command line shows it. With a key SGLang asks for it on all
+    routes but /health, /ready and /metrics.
     """
     path = folder / "server.yaml"
     replace_file(path, f'api-key: "{key}"\n'.encode(), mode=0o600, sync=False)
@@ -66,20 +66,20 @@ def _key_file(folder: Path, key: str) -> Path:
 
 
 def context_of(config: PreTrainedConfig, max_tokens: int) -> int:
-    """Tokens of context for answers that end, with their prompts, at `max_tokens`."""
+    """Tokens of context that SGLang needs for `max_tokens` of prompt and answer; at most the model's positions."""
     return min(max_tokens + SPARE_TOKENS, most_positions(config))
 
 
 def environment(launch: Launch) -> dict[str, str]:
-    """Variables beside those of this process."""
+    """Environment variables of a server, beside those of this process."""
     variables = {
         "HF_HUB_OFFLINE": "1",
         "DO_NOT_TRACK": "1",
-        "PYTHONWARNINGS": "ignore",  # some in each of its processes, which would push the last words out of sight
+        "PYTHONWARNINGS": "ignore",  # each process gives some, which would push the last log lines out of sight
         "OMP_NUM_THREADS": str(launch.threads),
-        "SGLANG_REQUEST_STATE_WAIT_TIMEOUT": "1",  # seconds until it sees that a caller has gone
+        "SGLANG_REQUEST_STATE_WAIT_TIMEOUT": "1",  # seconds until it notices that a caller has gone
     }
-    if HOST not in os.environ:  # a run on this host alone: its processes, and the learner's broadcast, meet on loopback
+    if HOST not in os.environ:  # the run is on this host alone: the server, and the learner's broadcast, use loopback
         variables |= {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
     if launch.device == "cpu":
         variables |= {"SGLANG_USE_CPU_ENGINE": "1", "TORCHDYNAMO_DISABLE": "1"}  # compiling takes seconds at each size

@@ -1,8 +1,8 @@
 """The key-value cache of continuous batching: transformers' cache classes over tensors that are never concatenated.
 
-All rows write their newest token into the same column, so that a row of n tokens occupies the n columns up to it, as in
-a batch padded on the left. Any model that takes such a batch takes this cache, sliding windows included. Columns before
-the longest row are cut off. When the columns run out, what is in use moves to the front.
+All rows write their newest token into the same column, so that a row of n tokens occupies the n columns up to that
+column, as in a batch padded on the left. Any model that takes such a batch takes this cache, also with sliding windows.
+Columns before the longest row are cut off. When the columns run out, the columns in use move to the front.
 """
 
 from collections import OrderedDict
@@ -20,26 +20,27 @@ from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 from mrl.errors import EngineError
 
 KINDS = {DynamicLayer.__name__, DynamicSlidingWindowLayer.__name__}
-"""Layers that keep keys and values, all of them or those of a window, which the mask cuts out here."""
+"""Layers of transformers that SlotLayer stands in for: they keep all keys and values, or those of a sliding window,
+which here the attention mask cuts out."""
 
 SPARE_COLUMNS = 64
-"""Steps for which there is room, at least, once what is in use has moved."""
+"""Free columns, one for each step, that there are at least after the columns in use have moved."""
 
 
 @dataclass(slots=True)
 class Window:
-    """What is in use of every layer: rows [0, rows) and columns [first, column)."""
+    """The part of every layer's tensors that is in use: rows [0, rows) and columns [first, column)."""
 
     rows: int = 0
     first: int = 0
     column: int = 0
-    """Where the next token of every row is written."""
+    """Column into which the next token of every row is written."""
     shape: tuple[int, int] = (0, 0)
-    """(rows, columns) that are allocated."""
+    """Allocated (rows, columns)."""
 
     @property
     def width(self) -> int:
-        """Columns in use."""
+        """Number of columns in use."""
         return self.column - self.first
 
 
@@ -51,7 +52,7 @@ class SlotLayer(DynamicLayer):
         self._window = window
 
     def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
-        """Write one token of every row; return all that is in use, that token included."""
+        """Write keys and values of one token of every row; return those of all columns in use, with that token."""
         window = self._window
         rows, end = slice(window.rows), window.column + 1
         keys, values = self._tensors_for(key_states, value_states)
@@ -60,7 +61,7 @@ class SlotLayer(DynamicLayer):
         return keys[rows, :, window.first : end], values[rows, :, window.first : end]
 
     def place(self, rows: Sequence[int], prompt_keys: Tensor, prompt_values: Tensor) -> None:
-        """Give [heads, T, head_dim] keys and values of a prompt to rows."""
+        """Write [heads, T, head_dim] keys and values of a prompt into each of the rows."""
         keys, values = self._tensors_for(prompt_keys[None], prompt_values[None])
         columns = slice(self._window.column - prompt_keys.shape[1], self._window.column)
         index = torch.tensor(rows, device=keys.device)
@@ -68,33 +69,33 @@ class SlotLayer(DynamicLayer):
         values[index, :, columns] = prompt_values
 
     def copied(self, row: int, columns: slice) -> tuple[Tensor, Tensor]:
-        """[heads, T, head_dim] keys and values of a row that is in use."""
+        """Copies of the [heads, T, head_dim] keys and values of a row in use."""
         assert self.keys is not None is not self.values, "a row in use has some"
         return self.keys[row, :, columns].clone(), self.values[row, :, columns].clone()
 
     def copy_row(self, source: int, target: int) -> None:
-        """Copy what is in use of a row."""
+        """Copy the columns in use of one row to another."""
         columns = slice(self._window.first, self._window.column)
         for tensor in (self.keys, self.values):
             if tensor is not None:
                 tensor[target, :, columns] = tensor[source, :, columns]
 
     def move(self, column: int, shape: tuple[int, int]) -> None:
-        """Move what is in use to end before `column`, into tensors of `shape` if theirs is another."""
+        """Move the part in use so that it ends before `column`, into new tensors if `shape` (rows, columns) differs."""
         if self.keys is not None and self.values is not None:
             self.keys = self._moved(self.keys, column, shape)
             self.values = self._moved(self.values, column, shape)
 
     def get_seq_length(self) -> int:
-        """Columns in use."""
+        """Number of columns in use."""
         return self._window.width
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        """(columns that `update` returns, 0)."""
+        """(number of columns that `update` returns, offset 0)."""
         return self._window.width + query_length, 0
 
     def _tensors_for(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """The tensors that these keys and values go into, made when they are the first."""
+        """Tensors of the layer, made to fit when these are its first keys and values."""
         if self.keys is None or self.values is None:
             self.keys, self.values = (self._empty(like, self._window.shape) for like in (keys, values))
             self.is_initialized = True
@@ -111,7 +112,7 @@ class SlotLayer(DynamicLayer):
 
     @staticmethod
     def _empty(like: Tensor, shape: tuple[int, int]) -> Tensor:
-        """Zeros: attention gives a masked column the weight 0, and 0 times what lies in fresh memory may be NaN."""
+        """New tensor of zeros: a masked column has weight 0, and 0 times what lies in fresh memory may be NaN."""
         return like.new_zeros(shape[0], like.shape[1], shape[1], like.shape[3])
 
 
@@ -126,52 +127,52 @@ class ReadPrompt:
 
 @dataclass(frozen=True, slots=True)
 class KeptRow:
-    """What was computed for an answer that has ended: its prompt and all that it sampled but the last token."""
+    """Keys and values of an answer that has ended, for its prompt and all sampled tokens but the last."""
 
     token_ids: npt.NDArray[np.int32]
     layers: Sequence[tuple[Tensor, Tensor]]
-    """[heads, T, head_dim] keys and values."""
+    """[heads, T, head_dim] keys and values of each layer."""
 
     def num_shared(self, token_ids: npt.NDArray[np.int32]) -> int:
-        """How many tokens these ids begin with that it begins with, too."""
+        """Length of the common prefix of the row and these ids, in tokens."""
         shortest = min(self.token_ids.size, token_ids.size)
         differ = np.flatnonzero(self.token_ids[:shortest] != token_ids[:shortest])
         return int(differ[0]) if differ.size else shortest
 
 
 class KeptRows:
-    """Rows of conversations that wait for their next turn, by name; those that were kept first are forgotten first."""
+    """Rows of conversations that wait for their next turn, by name; the oldest are forgotten first."""
 
     def __init__(self) -> None:
         self._rows: OrderedDict[str, KeptRow] = OrderedDict()
 
     def keep(self, name: str, row: KeptRow) -> None:
-        """In place of what was kept under this name before."""
+        """Keep a row, in place of an earlier one of this name."""
         self.forget(name)
         self._rows[name] = row
 
     def find(self, name: str) -> KeptRow | None:
-        """What is kept under this name."""
+        """Return the row of this name, or None."""
         return self._rows.get(name)
 
     def forget(self, name: str) -> None:
-        """What is kept under this name, if any is."""
+        """Forget the row of this name, if there is one."""
         self._rows.pop(name, None)
 
     def leave_room(self, rows: int, tokens: int) -> None:
-        """Keep no more than the last `rows`, nor more than `tokens` in all of them."""
+        """Forget the oldest rows until at most `rows` rows, and at most `tokens` tokens in all, are kept."""
         held = sum(row.token_ids.size for row in self._rows.values())
         while self._rows and (len(self._rows) > rows or held > tokens):
             _, gone = self._rows.popitem(last=False)
             held -= gone.token_ids.size
 
     def tensors(self) -> list[Tensor]:
-        """Keys and values of all of them."""
+        """Keys and values of all kept rows."""
         return [tensor for row in self._rows.values() for pair in row.layers for tensor in pair]
 
 
 class SlotCache(Cache):
-    """The cache of up to `max_rows` answers; those in use are the first rows. Its tensors grow as they are needed."""
+    """The cache of up to `max_rows` answers; rows in use are the first rows. Its tensors grow as they are needed."""
 
     def __init__(self, config: PreTrainedConfig, max_rows: int) -> None:
         """Raises EngineError for a model whose layers keep more than keys and values."""
@@ -185,7 +186,7 @@ class SlotCache(Cache):
 
     @property
     def num_places(self) -> int:
-        """Tokens that its tensors have room for."""
+        """Tokens for which the tensors have room: allocated rows times columns."""
         rows, columns = self._window.shape
         return rows * columns
 
@@ -194,13 +195,13 @@ class SlotCache(Cache):
         return [held for layer in self._slots for held in (layer.keys, layer.values) if held is not None]
 
     def mask(self, device: torch.device) -> Tensor:
-        """[rows, columns] which columns belong to a row, that of its next token included."""
+        """[rows, columns] whether a column belongs to the row, with the column of its next token."""
         window = self._window
         columns = np.arange(window.first, window.column + 1)
         return torch.from_numpy(columns >= self._starts[: window.rows, None]).to(device)
 
     def place(self, prompt: ReadPrompt, rows: Sequence[int]) -> None:
-        """Give a prompt to rows: to such as are in use, or to the next ones behind them."""
+        """Write a prompt into rows: rows in use, which it overwrites, or the next free rows behind them."""
         window = self._window
         self._reserve(max(window.rows, max(rows) + 1), prompt.num_tokens)
         if prompt.num_tokens:
@@ -212,12 +213,12 @@ class SlotCache(Cache):
         self._cut()
 
     def copied(self, row: int) -> list[tuple[Tensor, Tensor]]:
-        """[heads, T, head_dim] keys and values of a row, of every layer."""
+        """Copies of the [heads, T, head_dim] keys and values of a row, for every layer."""
         columns = slice(int(self._starts[row]), self._window.column)
         return [layer.copied(row, columns) for layer in self._slots]
 
     def drop(self, row: int) -> None:
-        """The last row takes the place of `row`."""
+        """Remove a row; the last row takes its place."""
         last = self._window.rows - 1
         if row != last:
             for layer in self._slots:
@@ -231,7 +232,7 @@ class SlotCache(Cache):
         self._reserve(self._window.rows, 0)
 
     def advance(self) -> None:
-        """The next token of every row has been written."""
+        """Note that the next token of every row has been written."""
         self._window.column += 1
 
     def _cut(self) -> None:
@@ -239,7 +240,7 @@ class SlotCache(Cache):
         window.first = int(self._starts[: window.rows].min(initial=window.column))
 
     def _reserve(self, rows: int, columns_before: int) -> None:
-        """Make room for `rows` rows, `columns_before` columns before that of the next token, and that one."""
+        """Make room for `rows` rows, for the column of the next token, and for `columns_before` columns before it."""
         window = self._window
         allocated_rows, columns = window.shape
         if rows <= allocated_rows and columns_before <= window.column < columns:

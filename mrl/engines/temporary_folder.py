@@ -1,7 +1,7 @@
-"""A server's temporary folder; where its owner was killed, whoever makes the next one removes it.
+"""A server's temporary folder; if its owner was killed, the process that makes the next such folder removes it.
 
-The owner holds a lock in it, which the kernel drops when the owner dies: what can be locked has no owner. The folder
-itself is locked too, which keeps systemd from removing what it finds there after ten days as old.
+The owner holds a lock on a file in the folder, which the kernel drops when the owner dies: a folder whose file can be
+locked has no owner. The folder itself is locked too, which keeps systemd from removing its files as old after ten days.
 """
 
 import fcntl
@@ -17,10 +17,10 @@ LOCK = "owner.lock"
 
 
 class TemporaryFolder:
-    """A new folder of this process, with a short path: those of sockets may have 107 characters."""
+    """A new folder of this process, with a short path: the path of a socket may have 107 characters."""
 
     def __init__(self, *, parent: Path | None = None, prefix: str = PREFIX) -> None:
-        """Make it in `parent`, by default the temporary folder; remove those there that nobody owns any more.
+        """Make the folder in `parent`, by default the system's temporary folder; remove folders there without an owner.
 
         Raises OSError.
         """
@@ -29,16 +29,16 @@ class TemporaryFolder:
                 if (lock := _lock(left, "r+b")) is not None:
                     _remove(left, lock)
         made = None
-        while made is None:  # somebody who removes what is left may have locked it first
+        while made is None:  # another process that removes folders without an owner may have locked it first
             self.path = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
             made = _lock(self.path, "x+b")
         self._owned = made
         self._itself = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        with suppress(OSError):  # a network's, which locks no folders
+        with suppress(OSError):  # a network file system may lock no folders
             fcntl.flock(self._itself, fcntl.LOCK_SH)
 
     def remove(self) -> None:
-        """With all that lies there. May be called again."""
+        """Remove the folder with all that lies in it. May be called again."""
         _remove(self.path, self._owned)
         if self._itself >= 0:
             os.close(self._itself)
@@ -46,7 +46,7 @@ class TemporaryFolder:
 
 
 def _lock(folder: Path, mode: str) -> BinaryIO | None:
-    """The lock of a folder, held; None where somebody holds it, and where it is not there any more. Raises OSError."""
+    """Take the lock of a folder; None where another process holds it, or it is gone. Raises OSError."""
     with suppress(FileNotFoundError, BlockingIOError), ExitStack() as closing:
         file: BinaryIO = closing.enter_context((folder / LOCK).open(mode))  # type: ignore[assignment]
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -1,4 +1,4 @@
-"""What a Hugging Face folder holds, compared with what an inference server has or says that it has."""
+"""Tensors of a Hugging Face folder, compared with those that an inference server has, or with the hashes it reports."""
 
 import hashlib
 import itertools
@@ -17,21 +17,21 @@ from mrl.models.skeleton import config_of_folder, ignored_weights
 from mrl.models.tensor_file import digest
 
 FUSED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
-"""Modules that servers make of several, whose rows lie behind each other in this order."""
+"""Module that servers fuse -> modules of the folder whose rows follow each other in it, in this order."""
 EXPERTS = {"w13_weight": (("gate_proj", "up_proj"), ("w1", "w3")), "w2_weight": (("down_proj",), ("w2",))}
-"""Parameters that servers make of a layer's experts: of each expert these modules, as its family calls them."""
+"""Parameter that servers make of all experts of a layer -> the modules of each expert in it, by either naming."""
 TURNED = (".c_attn.weight", ".c_proj.weight", ".c_fc.weight")
-"""Matrices that GPT-2 keeps the other way round than a server's linear layers; other families have these names too."""
+"""Matrices that GPT-2 keeps transposed against a server's linear layers; other families have these names too."""
 TIED_HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
 VOCAB_ROWS = 64
-"""Servers fill the rows of embeddings and heads up with zeros to a multiple of this."""
+"""Multiple to which servers pad the rows of embeddings and heads with zeros."""
 
 
 def check_same_tensors(folder: Path, like: Path) -> None:
     """Raises WeightsError unless `folder` has the tensors of `like` by name and shape; a tied head may be left out.
 
-    So may what transformers itself does not read of such a model, as layers that predict further tokens.
-    A folder `like` that is not on this machine, or has no safetensors, tells nothing.
+    Tensors that transformers does not read of such a model, such as layers that predict further tokens, may be missing.
+    Nothing is checked where `like` is not on this machine, or has no safetensors.
     """
     found, wanted = _shapes(folder), _shapes(like)
     if not wanted:
@@ -50,16 +50,16 @@ def check_same_tensors(folder: Path, like: Path) -> None:
 
 
 def tensor_names(folder: Path) -> set[str]:
-    """What a folder holds. Raises WeightsError when it cannot be read."""
+    """Names of a folder's tensors. Raises WeightsError when it cannot be read."""
     return set(_shapes(folder))
 
 
 def digests_held(folder: Path, sums: Mapping[str, str], dtype: str) -> dict[str, str]:
-    """Name -> XXH3-128 of each tensor of `folder` of which the server holds every byte, its hash when it does not.
+    """Name -> XXH3-128 of each tensor of `folder`, where the server holds all its bytes; else the server's own hash.
 
-    `sums` are the server's: its name -> first 16 hex digits of SHA-256 of the tensor's bytes in `dtype`. What the
-    server holds under a name that the folder does not explain is left out.
-    Raises WeightsError when nothing is in the folder, as when it has been pruned meanwhile.
+    `sums` is the server's report: its name -> first 16 hex digits of SHA-256 of the tensor's bytes in `dtype`. Tensors
+    of the server whose names match nothing in the folder are left out.
+    Raises WeightsError when no tensor is in the folder, as when it has been pruned meanwhile.
     """
     ours = TensorSums(dtype)
     with ExitStack() as stack:
@@ -75,21 +75,22 @@ def digests_held(folder: Path, sums: Mapping[str, str], dtype: str) -> dict[str,
 
 
 class TensorSums:
-    """Hashes of what a server makes of tensors that come one by one, to be compared with those that it reports."""
+    """Hashes that a server has to report for tensors that come one by one, to be compared with those it reports."""
 
     def __init__(self, dtype: str) -> None:
-        """The server computes in this type."""
+        """`dtype` is the number format in which the server computes."""
         self._dtype: torch.dtype = getattr(torch, dtype)
         self._rows: dict[str, Any] = {}
-        """Name that the server gives a tensor -> SHA-256 of the rows that came so far."""
+        """Name of a tensor in the server -> SHA-256 of its rows that came so far."""
         self._filled_up: dict[str, Any] = {}
-        """The same with the zeros that the server puts behind the last tensor."""
+        """Name in the server -> SHA-256 of the rows with the zeros that the server pads them with."""
         self._turned: dict[str, Any] = {}
-        """That of the transposed matrix, where the server may hold it."""
+        """Name in the server -> SHA-256 of the transposed matrix, where the server may hold that."""
         self._digests: dict[str, dict[str, str]] = {}
+        """Name in the server -> name in the folder -> digest, of the tensors that came."""
 
     def add(self, served: str, name: str, tensor: torch.Tensor, its_digest: str) -> None:
-        """The next rows of the server's tensor `served` are those of our tensor `name`."""
+        """Add the folder's tensor `name`, whose rows are the next rows of the server's tensor `served`."""
         rounded = tensor.to(self._dtype)
         rows = self._rows.setdefault(served, hashlib.sha256())
         rows.update(_bytes(rounded))
@@ -101,9 +102,10 @@ class TensorSums:
         self._digests.setdefault(served, {})[name] = its_digest
 
     def held(self, sums: Mapping[str, str]) -> dict[str, str]:
-        """As `digests_held`; tensors that came in another order than the server's are left out, too.
+        """Compare with the hashes that a server reports, as `digests_held`.
 
-        A head that the server has and that never came is held to the embedding.
+        Tensors that came in another order than the server's rows are left out. A head that the server reports and that
+        never came is compared with the embedding.
         """
         digests: dict[str, str] = {}
         wrong: dict[str, str] = {}
@@ -120,7 +122,7 @@ class TensorSums:
 
 
 def served_name(name: str) -> str:
-    """The tensor that servers make of this one, and of others."""
+    """Name of the tensor in a server that holds this tensor's rows, alone or fused with others."""
     layer, experts, its = name.partition(".experts.")
     for fused, spellings in EXPERTS.items() if experts else ():
         if its.split(".")[1:] in [[module, "weight"] for modules in spellings for module in modules]:
@@ -133,9 +135,9 @@ def served_name(name: str) -> str:
 
 
 def _parts(served: str, known: Container[str]) -> list[str]:
-    """The tensors whose rows a server's tensor is made of, unless they lie together in the folder, too.
+    """Names of the tensors whose rows make up a server's tensor; the name itself where it is not fused.
 
-    Those of experts as far as they are `known`.
+    Tensors of experts are listed as long as they are `known`.
     """
     for fused, modules in FUSED.items():
         if f".{fused}." in served:
@@ -169,7 +171,7 @@ def _shapes(folder: Path) -> dict[str, tuple[int, ...]]:
 
 
 def _unread(folder: Path, names: Collection[str]) -> set[str]:
-    """Those of the names that a learner never loads, as transformers leaves them out by the model's own word."""
+    """Return the `names` that a learner never loads, since transformers ignores them for this kind of model."""
     try:
         ignored = ignored_weights(config_of_folder(folder))
     except ModelFolderError:

@@ -1,4 +1,4 @@
-"""Seeded sampling: what is sampled for a row depends on its seed alone, not on the rows beside it."""
+"""Seeded sampling: the token of a row depends on the row's logits and seed, not on the rows beside it."""
 
 import hashlib
 
@@ -13,10 +13,10 @@ from mrl.engines.engine import Decoding
 def answer_seeds(
     run_seed: int, policy: str, prompt_id: str, step: int, group_size: int, *, position: int | None = None
 ) -> npt.NDArray[np.uint64]:
-    """[G] seeds: a hash of (run seed, policy, prompt id, sample index, step) and, of work, its position.
+    """[G] seeds: a hash of (run seed, policy, prompt id, sample index, step) and, for training prompts, the position.
 
     A prompt that comes round again within one step has another position, so its answers have other seeds. Held-out
-    prompts have no position: their seeds are those of every evaluation.
+    prompts have no position, so they have the same seeds in every evaluation.
     """
     place = f"{step}" if position is None else f"{step}|{position}"
     digests = (
@@ -27,7 +27,7 @@ def answer_seeds(
 
 
 def uniforms(seeds: npt.NDArray[np.uint64], places: npt.NDArray[np.integer]) -> npt.NDArray[np.float64]:
-    """A uniform number in [0, 1) for every seed and place in its answer; both broadcast.
+    """Uniform numbers in [0, 1) for seeds of answers and places of tokens within them; both broadcast.
 
     SplitMix64 (Steele et al. 2014, doi 10.1145/2660193.2660195) over a counter, vectorised.
     """
@@ -43,22 +43,23 @@ def sample(logits: Tensor, draws: Tensor, temperature: float) -> tuple[Tensor, T
     """Sample one token per row of softmax(logits / temperature) by inverse transform.
 
     Takes [rows, V] logits and [rows] float64 uniform numbers; returns [rows] token ids and their [rows] float32
-    log-probabilities in nats. The same number gives the same token whatever rows stand beside it.
+    log-probabilities in nats. The same number gives a row the same token, whatever rows are beside it.
     """
     scaled = logits.float() / temperature
     probabilities = scaled.softmax(-1)
     cumulative = probabilities.cumsum(-1, dtype=torch.float64)
     wanted = draws[:, None] * cumulative[:, -1:]
-    # Beyond the last token only where the logits are not numbers; the canary tells, an index error would not.
+    # An index is beyond the last token only where logits are NaN. It is clamped, so that the canary reports the fault.
     tokens = torch.searchsorted(cumulative, wanted, right=True).clamp_(max=logits.shape[-1] - 1)
     return tokens.squeeze(-1), probabilities.gather(-1, tokens).log_().squeeze(-1)
 
 
 def sample_decoded(logits: Tensor, draws: Tensor, decoding: Decoding) -> tuple[Tensor, Tensor]:
-    """As `sample`, by a decoding of its own; log-probabilities are those of the distribution that is left.
+    """As `sample`, by a Decoding; log-probabilities are those of the distribution over the tokens that are left.
 
-    At temperature 0 that is the likeliest token alone, the first one of equals, with log-probability 0. Of a nucleus it
-    is the smallest set of likeliest tokens with probability `top_p` or more (arXiv 1904.09751, equation 2).
+    At temperature 0 the likeliest token is left alone, the first one of equals, with log-probability 0. With `top_p`
+    the nucleus is left, the smallest set of likeliest tokens with probability `top_p` or more (arXiv 1904.09751,
+    equation 2).
     """
     if decoding.temperature == 0:
         tokens = logits.argmax(-1)

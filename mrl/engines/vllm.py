@@ -1,14 +1,15 @@
 """vLLM as a server (routes of 0.32 and 0.33): token ids in, token ids and log-probabilities out, weights from a folder.
 
-Seen on vLLM 0.32 for CPU. Requests that are aborted, by `/pause?mode=abort` too, return what they have sampled with
-finish reason "abort"; while paused 0.32 lets new ones wait, and 0.33 refuses them with status 503. An EOS that is given
-as a stop token is the last of `token_ids`.
+Seen on vLLM 0.32 for CPU. Requests that are aborted, also by `/pause?mode=abort`, return the tokens that they have
+sampled, with finish reason "abort". While paused, 0.32 lets new requests wait, and 0.33 refuses them with status 503.
+An EOS that is given as a stop token is the last of `token_ids`.
 `/health` answers for the HTTP process alone; `/is_paused` asks the process that samples.
-Its workers have an extension of ours (`inside/`), which reads and checks new weights beside their steps. That of a GPU
-gives them to vLLM's own reload; it was written from the sources of 0.33, as sleeping was, and has run on CPUs alone. A
-broadcast reaches the CPU alone: vLLM's own transfers need NCCL of its own making, and vLLM on this side. Adapters come
-by vLLM's own routes; requests name those that they want. The experts of tokens come from its second model runner alone,
-which needs Triton, so that no CPU has it; what is here of them was written from the sources.
+vLLM's workers have an extension of mrl (`inside/`), which reads and checks new weights beside their steps. That for
+GPUs gives the weights to vLLM's own reload; it was written from the sources of 0.33, as sleeping was, and has run on
+CPUs alone. A broadcast reaches vLLM on a CPU only: vLLM's own transfers need NCCL as vLLM sets it up, and vLLM on the
+learner's side. Adapters come by vLLM's own routes; requests name the adapters that they want. Only vLLM's second model
+runner tells the experts of tokens; it needs Triton, so it runs on no CPU, and the code for it here was written from the
+sources.
 """
 
 import asyncio
@@ -51,7 +52,7 @@ ARRIVAL_POLL_S = 0.01
 AWAITED = {"awaited": ""}
 ADAPTER_ROUTES = ("/v1/load_lora_adapter", "/v1/unload_lora_adapter")
 BELOW = ".base_layer."
-"""In names of weights below adapters."""
+"""Part of the names of weights that have an adapter."""
 REASONS = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH, "abort": FinishReason.ABORT}
 PART_REASONS: dict[Any, FinishReason] = {None: FinishReason.ABORT, **REASONS}
 
@@ -67,20 +68,20 @@ class VLLM:
     )
 
     def __init__(self) -> None:
-        """What it can do is known after `probe`."""
+        """The server's routes and features are known after `probe`."""
         self._routes: frozenset[str] = frozenset()
         self._swaps_tensors = False
         self._num_workers = self._num_copies = 1
         self._launch: Launch | None = None
         self._folder: Path | None = None
         self._prepared: Path | None = None
-        """What workers hold beside what they serve."""
+        """Folder whose weights the workers hold beside the served ones."""
         self._adapters: tuple[str, Path] | None = None
-        """Name and folder of those that it serves."""
+        """Name and folder of the adapters that are served."""
         self._num_loads = 0
-        """Of adapters."""
+        """Number of loads of adapters."""
         self._below: dict[str, str] | None = None
-        """Digests of the weights below adapters; in its life nothing but a load changes these."""
+        """Digests of the weights below the adapters; while the server lives, only a load changes these weights."""
 
     def command(self, launch: Launch) -> list[str]:
         """See Dialect. Raises EngineError for a model that vLLM does not serve on this device."""
@@ -107,10 +108,10 @@ class VLLM:
         return await answers(http, "/is_paused" if "/is_paused" in self._routes else "/health")
 
     async def probe(self, http: Http) -> None:
-        """See Dialect. Control routes may be missing in somebody else's server: what needs one raises EngineError."""
+        """See Dialect. Somebody else's server may lack control routes: methods that need them raise EngineError."""
         self._routes = frozenset((await http.get_json("/openapi.json"))["paths"])
         self._need(http, GENERATE, "/metrics", cure="vLLM 0.32 or newer, started with --enable-scale-out --tokens-only")
-        if "/resume" in self._routes:  # of somebody else's server, which an earlier life of ours may have left paused
+        if "/resume" in self._routes:  # an earlier process of this worker may have left somebody else's server paused
             await http.post("/resume")
         if hides_temperature([await lead_nats(http, temperature=one) for one in PROBED_TEMPERATURES]):
             what = "the server's log-probabilities are not those of the sampling distribution"
@@ -166,7 +167,7 @@ class VLLM:
         }
 
     def _segment(self, answer: Any, reasons: Mapping[Any, FinishReason], *, num_places: int) -> Segment:
-        """`num_places` from the one on that experts are told of, before those of its own tokens."""
+        """Read one answer. `num_places` is the number of places whose experts come before those of its own tokens."""
         choice = answer["choices"][0]
         if choice["finish_reason"] not in reasons:
             raise HttpFailure(GENERATE, 200, f"finish reason {choice['finish_reason']!r}")
@@ -179,11 +180,11 @@ class VLLM:
         """See Dialect."""
         self._need(http, "/pause", "/abort_requests")
         await http.post("/pause", mode="abort")
-        await http.post("/abort_requests", {})  # what has come since
+        await http.post("/abort_requests", {})  # requests that have come since
 
     async def prepare_load(self, http: Http, folder: Path, digests: Mapping[str, str]) -> None:
-        """See Dialect. The worker reads it in a thread of its own, and writes it beside what it serves."""
-        if self._launch is not None and self._launch.device == "cuda":  # there it cannot go back
+        """See Dialect. Workers read the weights in a thread of their own, into memory beside the served weights."""
+        if self._launch is not None and self._launch.device == "cuda":  # there a load that has begun cannot be undone
             await asyncio.to_thread(check_same_tensors, folder, self._launch.model_folder)
         if not self._swaps_tensors:
             await asyncio.to_thread(read_folder, folder, wanted=digests)
@@ -213,7 +214,7 @@ class VLLM:
         await self._begin_version(http, label)
 
     async def load_adapters(self, http: Http, folder: Path, label: str) -> None:
-        """See Dialect. Each load has a name of its own: under one name vLLM would read the files in every step."""
+        """See Dialect. Each load has a new name: with one name for all, vLLM would read the files in every step."""
         self._need(http, *ADAPTER_ROUTES, "/reset_prefix_cache", cure="start it able to take adapters at any time")
         before, self._num_loads = self._adapters, self._num_loads + 1
         name = f"{label}-{self._num_loads}"
@@ -230,14 +231,14 @@ class VLLM:
             raise HttpFailure("/reset_prefix_cache", 200, "prefixes of the old weights stay in the cache")
 
     async def broadcast_seats(self, http: Http) -> Seats:
-        """See Dialect. One: its worker, which looks at what comes before it serves any of it."""
+        """See Dialect. One seat, for the worker, which checks all weights before it serves any of them."""
         if not self._swaps_tensors or self._num_workers * self._num_copies > 1:
             what = "this vLLM takes weights in files alone"
             raise EngineError(what, where="rollout.weights", cure='weights = "files"')
         return Seats(1)
 
     async def prepare_broadcast(self, http: Http, incoming: IncomingTensors) -> None:
-        """See Dialect. All of it: the worker receives in a thread of its own, beside what it serves."""
+        """See Dialect. The worker receives the whole broadcast in a thread of its own, beside the served weights."""
         where = f"broadcast {incoming.meeting.name}"
         await call_workers(http, "mrl_join", [seat_of(incoming)])
         said = await self._arrival(http)
@@ -246,7 +247,7 @@ class VLLM:
         check_taken(where, said, taken={}, num_workers=1)
 
     async def receive(self, http: Http, incoming: IncomingTensors, label: str) -> None:
-        """See Dialect. Nothing is left to come."""
+        """See Dialect. All weights have arrived in `prepare_broadcast`, and are served now."""
         said = await call_workers(http, "mrl_serve_arrived", [])
         check_taken(f"broadcast {incoming.meeting.name}", said, taken={}, num_workers=1)
         self._folder = self._adapters = self._below = None
@@ -272,16 +273,16 @@ class VLLM:
         found = []
         for token_id, row in zip(token_ids[1:], scored[1:], strict=True):
             told = sorted(((one["logprob"], int(name)) for name, one in row.items()), reverse=True)
-            likeliest = [(name, logprob) for logprob, name in told[:num_likeliest]]  # the given one may be one too many
+            likeliest = [(name, logprob) for logprob, name in told[:num_likeliest]]  # the given token may be extra
             found.append(TokenScore(row[str(token_id)]["logprob"], likeliest))
         return found
 
     async def checksums(self, http: Http) -> dict[str, str] | None:
         """See Dialect. Known for a server that was started here, with one worker.
 
-        The extension reads the engine's bytes as they are. Where there is none, and before the first load, vLLM's own
-        hashes are compared with those of the folder's tensors in the engine's number format. Its steps stand still for
-        these, about a second for each GB, so below adapters that is done once.
+        The extension reads the engine's bytes as they are. Without the extension, and before the first load, vLLM's own
+        hashes are compared with those of the folder's tensors in the engine's number format. vLLM's steps stand still
+        while it hashes, about a second for each GB, so for weights below adapters that is done once.
         """
         if self._adapters is None or not self._swaps_tensors:
             return await self._weight_checksums(http)
@@ -292,7 +293,7 @@ class VLLM:
         return self._below | held[0] if len(held) == 1 else self._below
 
     async def _arrival(self, http: Http, method: str = "mrl_arrival") -> list[Any]:
-        """What workers say when none of them has to be awaited any more."""
+        """Ask the workers again and again, and return their answers once none of them is still at work."""
         while AWAITED in (said := await call_workers(http, method, [])):
             await asyncio.sleep(ARRIVAL_POLL_S)
         return said
@@ -305,7 +306,7 @@ class VLLM:
                 return held[0]
         if "/weight_checker" not in self._routes or self._launch is None or self._folder is None:
             return None
-        if self._num_workers * self._num_copies > 1:  # each has parts; to hash them, its steps would stand for seconds
+        if self._num_workers * self._num_copies > 1:  # each has parts, and steps would stand still for seconds
             return None
         sums = (await http.post_json("/weight_checker", {"action": "checksum"}, within_s=None))["checksums"]
         plain = {name.rpartition(":")[2].replace(BELOW, "."): sha256[:16] for name, sha256 in sums.items()}
@@ -346,5 +347,5 @@ class VLLM:
 
 
 def _array_of(data: bytes) -> npt.NDArray[Any]:
-    """[R, layers, chosen] as it tells them when an answer ends: a file of numpy. Raises ValueError."""
+    """[R, layers, K] ids of experts from the file of numpy that vLLM sends at an answer's end. Raises ValueError."""
     return np.lib.format.read_array(io.BytesIO(data), allow_pickle=False)

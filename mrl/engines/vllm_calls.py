@@ -14,18 +14,19 @@ from mrl.transport.endpoints import own_host
 
 GENERATE = "/inference/v1/generate"
 RETRYABLE = "ServiceUnavailableError"
-"""What vLLM calls a refusal with status 503 that passes: it is paused. A full queue has another name."""
+"""Type that vLLM gives a refusal with status 503 while it is paused. For a full queue the type is another."""
 ANSWER_S = 5.0
+"""Seconds for a route that answers at once."""
 
 
 async def ask(http: Http, token_ids: Sequence[int], **asked: Any) -> Any:
-    """One generation or scoring, of what `body_of` takes. Raises Paused, HttpFailure."""
+    """Ask for one answer or score; `asked` goes to `body_of`. Raises Paused, HttpFailure."""
     with _pauses():
         return await http.post_json(GENERATE, body_of(token_ids, **asked), within_s=None)
 
 
 async def ask_parts(http: Http, token_ids: Sequence[int], **asked: Any) -> AsyncGenerator[Any, None]:
-    """One generation as it grows. Raises Paused, HttpFailure; what fails behind its first line is an event, too."""
+    """Ask for one answer, and yield its parts. Raises Paused, HttpFailure; a failure may come as an event, too."""
     with _pauses():
         async with aclosing(http.post_events(GENERATE, body_of(token_ids, **asked) | {"stream": True})) as parts:
             async for part in parts:
@@ -36,9 +37,9 @@ async def ask_parts(http: Http, token_ids: Sequence[int], **asked: Any) -> Async
 
 
 def body_of(token_ids: Sequence[int], *, request_id: str = "", adapters: str = "", **sampling: Any) -> dict[str, Any]:
-    """What is posted, for `adapters` of this name.
+    """Body of a request to GENERATE; `adapters` is the name of the adapters to use, or "".
 
-    Where `sampling` is silent vLLM's own values are neutral: top_p 1, no penalties.
+    Values that `sampling` does not give are vLLM's own, which are neutral: top_p 1, no penalties.
     """
     parameters = {"detokenize": False, "ignore_eos": True, **sampling}
     body: dict[str, Any] = {"token_ids": list(token_ids), "sampling_params": parameters}
@@ -67,7 +68,7 @@ def _is_pause(failure: HttpFailure) -> bool:
 
 
 async def lead_nats(http: Http, *, temperature: float) -> float:
-    """By how much the likeliest token after token 0 is likelier than the next."""
+    """Return by how many nats the likeliest token after token 0 is likelier than the next."""
     answer = await ask(http, [0], max_tokens=1, temperature=temperature, logprobs=2)
     sampled = answer["choices"][0]["logprobs"]["content"][0]
     first, second, *_ = sorted((float(entry["logprob"]) for entry in sampled["top_logprobs"]), reverse=True)
@@ -75,16 +76,17 @@ async def lead_nats(http: Http, *, temperature: float) -> float:
 
 
 async def call_workers(http: Http, method: str, arguments: list[str], **named: str) -> list[Any]:
-    """What every worker process returns for a method of it. The caller bounds it."""
+    """Call a method of every worker process, and return what each returns. The caller bounds the time."""
     body = {"method": method, "args": arguments, "kwargs": named}
     text = await http.post("/collective_rpc", body, within_s=None)
     return json.loads(text)["results"] if text else []
 
 
 def check_taken(where: str, answers: Sequence[Any], *, taken: object, num_workers: int) -> None:
-    """What workers say to new weights, `taken` or {"refused": why}, has to come from all of them, and be the same.
+    """Check that all workers took new weights; each answers `taken` or {"refused": why}.
 
-    Raises WeightsError when all refuse, so that nothing has changed, and EngineLost when they now serve different ones.
+    Raises WeightsError when all refused, so that nothing has changed, and EngineLost when their answers differ or are
+    not all there, so that they may serve different weights.
     """
     refused = [answer["refused"] for answer in answers if isinstance(answer, dict) and "refused" in answer]
     num_taken = sum(answer == taken for answer in answers)
@@ -97,7 +99,7 @@ def check_taken(where: str, answers: Sequence[Any], *, taken: object, num_worker
 
 
 def seat_of(incoming: IncomingTensors) -> str:
-    """What `inside/broadcast_member.py` has to know to be a member of this broadcast, as JSON."""
+    """JSON that `inside/broadcast_member.py` needs to be a member of this broadcast."""
     meeting = incoming.meeting
     seat = {
         "host": meeting.host,
@@ -119,13 +121,16 @@ def seat_of(incoming: IncomingTensors) -> str:
 
 
 async def count_workers(http: Http) -> tuple[int, int]:
-    """Processes that each copy of the model is split over, and copies of it (tensor x pipeline, and data parallel)."""
+    """Return (processes over which each copy of the model is split, copies of it).
+
+    The first is tensor times pipeline parallelism, the second data parallelism.
+    """
     size = int((await http.get_json("/get_world_size", include_dp="false"))["world_size"])
     return size, int((await http.get_json("/get_world_size", include_dp="true"))["world_size"]) // size
 
 
 async def has_extension(http: Http) -> bool:
-    """Whether its workers have the methods of `inside/vllm_cpu_worker.py`."""
+    """Whether the server's workers have mrl's extension, the methods of `inside/arriving_weights.py`."""
     try:
         await call_workers(http, "mrl_look", [])
     except HttpFailure as failure:
@@ -136,7 +141,7 @@ async def has_extension(http: Http) -> bool:
 
 
 async def answers(http: Http, route: str) -> bool:
-    """Whether a route answers soon, and no error."""
+    """Whether a route answers within ANSWER_S, without an error."""
     try:
         await http.get(route, within_s=ANSWER_S)
     except HttpFailure:

@@ -1,4 +1,4 @@
-"""What the pinned wheels for GPUs ask of a machine, and what of that this one lacks."""
+"""Requirements of the pinned wheels for GPUs, and which of them this machine lacks."""
 
 import os
 import platform
@@ -11,26 +11,26 @@ from pathlib import Path
 
 PYTHON = (3, 11)
 DRIVER = 580
-"""Least driver of CUDA 13, which the wheels of both engines are built for."""
+"""Lowest major version of the NVIDIA driver for CUDA 13, for which the wheels of both engines are built."""
 GLIBC = {"vllm": (2, 28), "sglang": (2, 34)}
-"""By the tags of the wheels; see `recipes/`."""
+"""Engine -> lowest version of glibc, by the tags of its wheels; see `recipes/`."""
 DRIVER_FILE = Path("/proc/driver/nvidia/version")
 
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What of a machine decides whether a wheel runs there; None where that is not known."""
+    """Properties of a machine that decide whether a wheel runs there; None where a property is not known."""
 
     driver: int | None
     glibc: tuple[int, ...] | None
     has_python: bool
     can_compile: bool
-    """Whether there is a C++ compiler, and, where this is a Python of the environments' version, its headers."""
+    """Whether there is a C++ compiler and, if this Python has the version of the environments, Python's headers."""
 
 
 def this_machine() -> Machine:
-    """The driver's major version, the C library's, whether there is a Python of the environments' version, and whether
-    what Triton writes can be compiled for it.
+    """Look at this machine: major version of the driver, version of glibc, whether there is a Python of the
+    environments' version, and whether code that Triton writes can be compiled.
     """
     name, version = platform.libc_ver()
     glibc = tuple(int(part) for part in re.findall(r"\d+", version)) if name == "glibc" and version else None
@@ -46,7 +46,7 @@ def this_machine() -> Machine:
 
 
 def lacks(engine: str, machine: Machine) -> list[str]:
-    """One line for each thing that keeps the pinned wheels of `engine` from running on GPUs of `machine`."""
+    """Return a line for each property that keeps the pinned wheels of `engine` from running on GPUs of `machine`."""
     lines = []
     if machine.driver is not None and machine.driver < DRIVER:
         lines.append(

@@ -29,7 +29,7 @@ Tensors = dict[str, torch.Tensor]
 
 
 class ArrivingWeights:
-    """The part of a worker extension that changes nothing."""
+    """The part of a worker extension that reads and checks new weights, and changes no served weights."""
 
     model_runner: Any
     mrl_arriving: Future[Any]
@@ -37,11 +37,11 @@ class ArrivingWeights:
 
     @cached_property
     def mrl_folders(self) -> "OpenFolders":
-        """Of this worker."""
+        """Folders that this worker has opened."""
         return OpenFolders()
 
     def mrl_take(self, order: str) -> None:
-        """Begin to look at the tensors of a Hugging Face folder, beside what is served; `mrl_arrival` tells the rest.
+        """Begin to read and check the tensors of a Hugging Face folder, beside the steps; `mrl_arrival` has the result.
 
         `order` is JSON: "folder", and in "digests" the XXH3-128 of each tensor that has to be there.
         """
@@ -49,11 +49,11 @@ class ArrivingWeights:
         self.mrl_arriving = in_thread(lambda: self._taken(Path(told["folder"]), told["digests"]))
 
     def mrl_join(self, seat: str) -> None:
-        """As `mrl_take`, of a broadcast."""
+        """Begin to receive and check the tensors of a broadcast; `seat` is JSON for `broadcast_member.receive`."""
         self.mrl_arriving = in_thread(lambda: receive(json.loads(seat)))
 
     def mrl_arrival(self) -> dict[str, str]:
-        """{} when all of it is here, as it was published; else {"awaited": ""}, {"lost": why} or {"refused": why}."""
+        """{} when all tensors are here, as published; else {"awaited": ""}, {"lost": why} or {"refused": why}."""
         if not self.mrl_arriving.done():
             return {"awaited": ""}
         error = self.mrl_arriving.exception()
@@ -62,22 +62,22 @@ class ArrivingWeights:
         return {"lost" if isinstance(error, ConnectionError) else "refused": f"{type(error).__name__}: {error}"}
 
     def mrl_look(self) -> None:
-        """Begin to read what layers compute with, beside the steps; `mrl_checksums` has the answer."""
+        """Begin to hash the tensors that layers compute with, beside the steps; `mrl_checksums` has the result."""
         self.mrl_looking = in_thread(self._held)
 
     def mrl_checksums(self) -> dict[str, str]:
-        """Name that was published -> XXH3-128 of the bytes of that tensor, read back from what layers compute with.
+        """Published name -> XXH3-128 of the bytes of that tensor, read back from the tensors that layers compute with.
 
-        {"awaited": ""} while it looks. Empty before the first load.
+        {"awaited": ""} while they are read. Empty before the first load.
         """
         return self.mrl_looking.result() if self.mrl_looking.done() else {"awaited": ""}
 
     def mrl_adapter_checksums(self, folder: str) -> dict[str, str]:
-        """Name -> XXH3-128 of the adapters in `folder` where layers compute with them; else of what they have."""
+        """Name of each adapter tensor in `folder` -> its XXH3-128 if layers compute with it, else that of theirs."""
         return held_adapters(self.model_runner.lora_manager._adapter_manager, Path(folder))
 
     def _taken(self, folder: Path, digests: dict[str, str]) -> Any:
-        """All tensors of a folder, whose bytes are right."""
+        """Read all tensors of a folder and check their bytes. Raises ValueError for other bytes than `digests`."""
         with self.mrl_folders.open(folder) as files:
             tensors = {name: torch.empty(one.shape, dtype=one.dtype) for name, one in files.items()}
             found = in_threads(InFile.read_into, files.values(), tensors.values())
@@ -89,7 +89,7 @@ class ArrivingWeights:
 
 
 def in_thread(work: Callable[[], Any]) -> Future[Any]:
-    """What becomes of it, in a thread of its own."""
+    """Begin work in a thread of its own, and return the future of its result."""
     thread = ThreadPoolExecutor(1)
     future = thread.submit(work)
     thread.shutdown(wait=False)
@@ -97,13 +97,13 @@ def in_thread(work: Callable[[], Any]) -> Future[Any]:
 
 
 def in_threads(work: Callable[..., Any], *items: Any) -> list[Any]:
-    """Its results, by as many threads as torch may use."""
+    """Results of `work` for all items, by as many threads as torch may use, at most MOST_THREADS."""
     with ThreadPoolExecutor(min(MOST_THREADS, torch.get_num_threads())) as threads:
         return list(threads.map(work, *items))
 
 
 def check(found: dict[str, str], wanted: dict[str, str]) -> None:
-    """Raises ValueError unless all that are wanted were found so."""
+    """Check digests. Raises ValueError unless every name in `wanted` was found with the same digest."""
     wrong = [name for name, its_digest in wanted.items() if found.get(name) != its_digest]
     if wrong:
         raise ValueError(f"other bytes than were published, of {', '.join(wrong[:5])}")
@@ -114,13 +114,14 @@ class InFile(NamedTuple):
 
     file: BinaryIO
     mapped: np.ndarray | None
-    """The bytes of a file in memory."""
+    """Bytes of the whole file where it lies in another process's memory, mapped here; None for a file on disk."""
     dtype: torch.dtype
     shape: list[int]
     start: int
+    """Offset of the tensor's first byte in the file."""
 
     def read_into(self, target: torch.Tensor) -> str:
-        """Read it into a contiguous tensor like it; returns its digest. Raises EOFError."""
+        """Read the tensor into `target`, a contiguous tensor like it; return its digest. Raises EOFError."""
         raw = target.reshape(-1).view(torch.uint8).numpy()
         hashing = xxhash.xxh3_128()
         for done in range(0, len(raw), CHUNK_BYTES):
@@ -134,18 +135,18 @@ class InFile(NamedTuple):
 
 
 class OpenFolders:
-    """Folders of safetensors files. What of them lies in memory stays mapped, for its process to write over.
+    """Folders of safetensors files. Files that lie in another process's memory stay mapped while it writes over them.
 
-    To map memory anew for every version would cost more than to copy it.
+    Mapping memory anew for every version would cost more than copying it.
     """
 
     def __init__(self) -> None:
         self._mapped: dict[str, tuple[int, np.ndarray]] = {}
-        """Where a process has a file -> its number, and its bytes."""
+        """Path of a file in the memory of a process, below /proc -> its inode number, and its bytes."""
 
     @contextmanager
     def open(self, folder: Path) -> Iterator[dict[str, InFile]]:
-        """Name -> tensor. Raises OSError, and ValueError for what is no safetensors file."""
+        """Open a folder: name -> tensor. Raises OSError, and ValueError for a file that is no safetensors file."""
         paths = sorted(folder.glob("*.safetensors"))
         if not paths:
             raise FileNotFoundError(f"{folder}: no *.safetensors")

@@ -1,6 +1,6 @@
 """A member of a broadcast of weights in an engine's own environment, where mrl is not installed.
 
-The other end is `mrl.models.tensor_broadcast`, whose names of keys and order of bytes are kept here.
+The other end is `mrl.models.tensor_broadcast`; names of keys in the store and the order of bytes are the same here.
 """
 
 from datetime import timedelta
@@ -12,10 +12,10 @@ import xxhash
 
 
 def receive(seat: dict[str, Any]) -> dict[str, torch.Tensor]:
-    """All tensors of a broadcast, each in memory of its own.
+    """Receive all tensors of a broadcast, each in memory of its own.
 
-    `seat` is what `mrl.engines.vllm_calls.seat_of` makes. Raises ConnectionError when the members do not meet or one of
-    them is gone or late, ValueError when what came is not what was published, RuntimeError for want of memory.
+    `seat` is made by `mrl.engines.vllm_calls.seat_of`. Raises ConnectionError when the members do not meet or a member
+    is gone or late, ValueError when other bytes came than were published, RuntimeError for want of memory.
     """
     buckets = [
         {name: torch.empty(shape, dtype=getattr(torch, dtype)) for name, dtype, shape in bucket}
@@ -36,7 +36,7 @@ def receive(seat: dict[str, Any]) -> dict[str, torch.Tensor]:
 
 
 def digest(tensor: torch.Tensor) -> str:
-    """XXH3-128 of the bytes of a tensor of the CPU in row-major order, as 32 hex digits."""
+    """XXH3-128 of the bytes of a tensor on the CPU in row-major order, as 32 hex digits."""
     return xxhash.xxh3_128_hexdigest(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data)
 
 
@@ -56,7 +56,7 @@ def _join(seat: dict[str, Any]) -> Any:
 
 
 def _fill(group: Any, bucket: dict[str, torch.Tensor], flat: torch.Tensor) -> None:
-    """Give the tensors of a bucket the bytes that rank 0 sends."""
+    """Receive the bytes of a bucket from rank 0 into `flat`, and copy them into its tensors."""
     options = dist.BroadcastOptions()
     options.rootRank = options.rootTensor = 0
     group.broadcast([flat], options).wait()

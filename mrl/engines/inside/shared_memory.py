@@ -1,7 +1,7 @@
 """Tensors on a learner's GPU, opened by CUDA IPC in an engine's own environment, where mrl is not installed.
 
-The other end is `SharedMemory` in `mrl.models.memory_file`, which also says why the driver is called. Written from its
-documentation; it has run on a CPU alone, where the memory is a file without a name.
+The other end is `SharedMemory` in `mrl.models.memory_file`, which also says why the CUDA driver is called. Written from
+the driver's documentation; it has run on a CPU alone, where the memory is a file without a name.
 """
 
 import ctypes
@@ -24,7 +24,7 @@ PEER_ACCESS = 1
 
 
 class SharedTensor(NamedTuple):
-    """One of them."""
+    """A tensor in opened memory."""
 
     memory: "OpenMemory"
     dtype: torch.dtype
@@ -32,13 +32,13 @@ class SharedTensor(NamedTuple):
     start: int
 
     def here(self) -> torch.Tensor:
-        """A copy on the engine's device."""
+        """Return a copy on the engine's device."""
         copy = torch.empty(self.shape, dtype=self.dtype, device=self.memory.device)
         self.memory.read(self.start, copy.reshape(-1).view(torch.uint8))
         return copy
 
     def pieces(self, room: torch.Tensor) -> Iterator[torch.Tensor]:
-        """Its bytes one behind the other, each piece in `room` until the next one is asked for."""
+        """Yield the tensor's bytes in order; each piece lies in `room` until the next is asked for."""
         end = self.start + math.prod(self.shape) * self.dtype.itemsize
         for start in range(self.start, end, len(room)):
             piece = room[: end - start]
@@ -46,7 +46,7 @@ class SharedTensor(NamedTuple):
             yield piece
 
     def digest(self, room: torch.Tensor) -> str:
-        """XXH3-128 of its bytes, which pass through `room` on the host."""
+        """XXH3-128 of the tensor's bytes, which pass through `room` on the host."""
         hashing = xxhash.xxh3_128()
         for piece in self.pieces(room):
             hashing.update(piece.numpy().data)
@@ -54,10 +54,10 @@ class SharedTensor(NamedTuple):
 
 
 class OpenMemory:
-    """Bytes of another process, read as long as this is open."""
+    """Memory of another process, which can be read until `close`."""
 
     def __init__(self, gpu: str, handle: str, num_bytes: int, device: torch.device) -> None:
-        """Raises OSError, ValueError when they cannot be opened from this device."""
+        """Raises OSError, ValueError when the memory cannot be opened from this device."""
         self.device = device
         if (device.type == "cuda") != bool(gpu):
             raise OSError(f"the tensors lie on {gpu or 'the host'}, and are wanted on {device}")
@@ -72,7 +72,7 @@ class OpenMemory:
         call_driver("cuIpcOpenMemHandle_v2", ctypes.byref(self._address), its, ctypes.c_uint(PEER_ACCESS))
 
     def read(self, start: int, target: torch.Tensor) -> None:
-        """Copy bytes from there into `target`, and wait for it."""
+        """Copy bytes from offset `start` of the memory into `target`, and wait until they are there."""
         if self.device.type == "cpu":
             target.copy_(self._mapped[start : start + len(target)])
             return
@@ -83,13 +83,13 @@ class OpenMemory:
         self._stream.synchronize()
 
     def close(self) -> None:
-        """The end of reading."""
+        """End reading."""
         if self.device.type == "cuda":
             self._enter()
             call_driver("cuIpcCloseMemHandle", self._address)
 
     def _enter(self) -> None:
-        """Let the driver's functions mean torch's context, in the thread that calls: any may close."""
+        """Make torch's context the driver's current one in the calling thread, since any thread may close."""
         torch.cuda.set_device(self.device)
         torch.cuda.mem_get_info(self.device)
 
@@ -98,8 +98,9 @@ class OpenVersion:
     """The tensors of a published version on its learner's GPUs."""
 
     def __init__(self, folder: Path, device: torch.device) -> None:
-        """Empty where they lie in files alone; those of a module lie together, whichever ranks published them.
+        """Open the tensors of `folder`; `tensors` is empty where they lie in files alone.
 
+        They are sorted by name, so that those of a module follow each other, whichever ranks published them.
         Raises OSError, ValueError when they cannot be opened.
         """
         self.tensors: dict[str, SharedTensor] = {}
@@ -110,13 +111,13 @@ class OpenVersion:
         try:
             for file in files:
                 self._open(json.loads(file.with_suffix(SUFFIX).read_bytes()), device)
-            self.tensors = dict(sorted(self.tensors.items()))  # vLLM keeps what it was given until a module is whole
+            self.tensors = dict(sorted(self.tensors.items()))  # vLLM holds tensors until a module is whole
         except BaseException:
             self.close()
             raise
 
     def close(self) -> None:
-        """The end of reading. Raises OSError, RuntimeError when one of them cannot be closed; the others are."""
+        """End reading. Raises OSError, RuntimeError when a memory cannot be closed; the others are closed then, too."""
         self.tensors.clear()
         self._memories.close()
 
@@ -130,13 +131,13 @@ class OpenVersion:
 
 
 class _IpcHandle(ctypes.Structure):
-    """CUipcMemHandle."""
+    """CUipcMemHandle of the CUDA driver."""
 
     _fields_ = (("reserved", ctypes.c_ubyte * 64),)
 
 
 def call_driver(function: str, *arguments: Any) -> None:
-    """Call a function of the CUDA driver. Raises OSError with the name of what it answers but success."""
+    """Call a function of the CUDA driver. Raises OSError with the name of its error code."""
     driver = ctypes.CDLL("libcuda.so.1")
     if code := getattr(driver, function)(*arguments):
         said = ctypes.c_char_p()

@@ -1,9 +1,9 @@
-"""Every Python process of an inference server dies with the process that started it.
+"""Watch that ends every Python process of an inference server with the process that started it.
 
 A killed server would otherwise leave its engine and worker processes behind for good (vLLM 0.32 does). Python imports
-a module of this name at its start, so the watch reaches the processes that the server spawns as well. The kernel's own
-signal at a parent's death is that of the thread which called: vLLM 0.33 starts the workers of several GPUs from threads
-that end at once.
+a module of this name at its start, so the watch runs in the processes that the server spawns as well. The kernel's own
+signal at a parent's death would not do: it comes when the thread ends that started the process, and vLLM 0.33 starts
+the workers of several GPUs from threads that end at once.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""What a vLLM worker computes with of the adapters that it was given; seen in 0.32 on a CPU, read in 0.33."""
+"""Digests of the adapters that a vLLM worker computes with; seen in 0.32 on a CPU, read in 0.33."""
 
 import json
 from pathlib import Path
@@ -10,9 +10,10 @@ from safetensors.torch import load_file
 
 
 def held_adapters(manager: Any, folder: Path) -> dict[str, str]:
-    """Name of each tensor in `folder` -> its digest where vLLM's kernels have these numbers, else that of theirs.
+    """Name of each tensor in `folder` -> its digest, if vLLM's kernels have its numbers, else that of their numbers.
 
-    vLLM rounds to its own type, and multiplies B by alpha / rank once and for all. Empty unless one adapter is active.
+    vLLM rounds to its own number format, and multiplies B by alpha / rank when it loads. Empty unless exactly one
+    adapter is active.
     """
     active = [index for index, adapter_id in enumerate(manager.lora_index_to_id) if adapter_id is not None]
     if len(active) != 1:

@@ -1,14 +1,15 @@
-"""What makes vLLM on a CPU take new weights in place; imported by vLLM's worker before it makes the model.
+"""Extension of vLLM's worker on a CPU, which takes new weights in place; imported before the worker makes the model.
 
 On a CPU vLLM packs the weight of each linear layer for its kernels and empties the parameter, so a later load has
-nothing to write into: `reload_weights` answers OK and the packed copies of the old weights are served on. The experts
-of a mixture it packs within their parameters, and a later load writes plain rows over them, which it computes with as
-if they were packed. Here nothing is packed; layers compute with their parameters as they are, and so there is one copy
-of the weights to be right.
+nothing to write into: `reload_weights` answers OK, and the packed copies of the old weights are served on. vLLM packs
+the experts of a mixture within their parameters; a later load writes plain rows over them, with which vLLM computes as
+if they were packed. With this module nothing is packed: layers compute with their parameters as they are, so there is
+one copy of the weights.
 
-This replaces private functions of vLLM (seen in 0.32) and is for CPU only. If vLLM moves one, the import fails and the
-server does not start. If it no longer calls the one of linear layers, parameters are empty and the first weights are
-refused; of experts the canary alone would be off, so contracts hold those (tests/support/vllm_contract.py).
+The module replaces private functions of vLLM (seen in 0.32) and is for CPU only. If vLLM moves such a function, the
+import fails and the server does not start. If vLLM no longer calls the function of linear layers, parameters are empty
+and the first weights are refused. If it no longer calls those of experts, the canary alone would be off, so contracts
+hold them (tests/support/vllm_contract.py).
 """
 
 from collections.abc import Iterable, Iterator
@@ -35,7 +36,7 @@ def _compute_with_parameters(layer: Any, remove_weight: bool) -> None:
 
 
 def _keep_experts(self: Any, layer: Any) -> None:
-    """In the place of packing."""
+    """Leave the experts' parameters as they are, in place of vLLM's packing."""
 
 
 def _compute_with_experts(
@@ -51,7 +52,8 @@ def _compute_with_experts(
     apply_router_weight_on_input: bool,
     **_: Any,
 ) -> None:
-    """Into output [T, H]: of w1 [E, 2I, H] and w2 [E, H, I] the experts that a token chose, one after the other."""
+    """Compute the experts that tokens chose, one after the other, from w1 [E, 2I, H] and w2 [E, H, I] into output
+    [T, H]."""
     config = ApplyMoEActivationConfig.from_configs(self.moe_config, self.quant_config)
     summed = torch.zeros_like(output, dtype=torch.float32)
     for expert in topk_ids.unique().tolist():
@@ -61,7 +63,7 @@ def _compute_with_experts(
         active = inner.new_empty(len(inner), w2.shape[2])
         apply_moe_activation(activation, active, inner, activation_config=config)
         outer = torch.nn.functional.linear(active, w2[expert], biases[1]).float()
-        # with one expert a token vLLM may have weighed the input
+        # with one expert for each token, vLLM may have applied the router's weight to the input
         weights = 1.0 if apply_router_weight_on_input else topk_weights[rows, chosen, None]
         summed.index_add_(0, rows, outer * weights)
     output.copy_(summed)
@@ -78,16 +80,17 @@ CPUUnquantizedExperts.apply = _compute_with_experts
 class CpuWeightsExtension(ArrivingWeights):
     """Methods added to vLLM's worker.
 
-    The first weights go through the model's own loader, which is watched: where it puts which elements holds for all
-    that come later. These are written there beside the steps, into tensors that then take the place of the served ones.
+    The first weights go through the model's own loader, which is watched: the places to which it copies elements are
+    those for all later weights, too. Later weights are written to these places of spare tensors, beside the steps; the
+    spare tensors then replace the served ones.
     """
 
     mrl_places: dict[str, "_Place"]
     mrl_spare: Tensors
-    """Name of a parameter -> a tensor like it that nobody computes with."""
+    """Name of a parameter -> a tensor like it, which no layer computes with."""
 
     def mrl_serve_arrived(self) -> dict[str, str]:
-        """Serve what has arrived; {"refused": why} when it does not fit, and nothing has changed."""
+        """Serve the weights that have arrived; {"refused": why} when they do not fit, and nothing has changed."""
         arrived = self.mrl_arriving.result()
         if not isinstance(arrived, _Filled):
             return self._load(arrived)
@@ -98,7 +101,7 @@ class CpuWeightsExtension(ArrivingWeights):
         return {}
 
     def _taken(self, folder: Path, digests: dict[str, str]) -> "Tensors | _Filled":
-        """Written where they belong, if that is known."""
+        """Read a folder's tensors and check their bytes; into their places in spare parameters, if these are known."""
         places = getattr(self, "mrl_places", {})
         parameters = {name: one.data for name, one in self.model_runner.get_model().named_parameters()}
         living = {_storage(parameter) for parameter in parameters.values()}
@@ -114,7 +117,8 @@ class CpuWeightsExtension(ArrivingWeights):
         return _Filled(moved, spare)
 
     def _spare(self, name: str, like: torch.Tensor) -> torch.Tensor:
-        """One that was served before has what no tensor fills, such as rows beyond the vocabulary."""
+        """Tensor to fill in place of a parameter: one that was served before, or a copy of the parameter. Both have the
+        elements that no tensor fills, such as rows beyond the vocabulary."""
         spare = getattr(self, "mrl_spare", {}).get(name)
         return like.clone() if spare is None else spare
 
@@ -131,7 +135,7 @@ class CpuWeightsExtension(ArrivingWeights):
             _check_written(parameters)
             watch.check_placed()
             places = watch.settled()
-        except Exception as error:  # noqa: BLE001 - whatever a model's own loader raises for what it does not know
+        except Exception as error:  # noqa: BLE001 - a model's own loader raises anything for tensors it does not know
             for name, parameter in parameters.items():
                 parameter.data = served[name]
             return {"refused": f"{type(error).__name__}: {error}"}
@@ -139,7 +143,8 @@ class CpuWeightsExtension(ArrivingWeights):
         return {}
 
     def _held(self) -> dict[str, str]:
-        """What was rounded to the engine's number format counts as published as long as it is that rounding."""
+        """Digests of the served tensors. A tensor that is the published one, rounded to the engine's number format, has
+        the published digest."""
         places = getattr(self, "mrl_places", {})
         living = {_storage(parameter) for parameter in self.model_runner.get_model().parameters()}
         if not all(place.is_whole(living) for place in places.values()):
@@ -148,14 +153,14 @@ class CpuWeightsExtension(ArrivingWeights):
 
 
 class _Filled:
-    """Parameters that are whole, and where in them the tensors are."""
+    """Parameters that are filled with new weights, and the places of the tensors in them."""
 
     def __init__(self, places: dict[str, "_Place"], parameters: Tensors) -> None:
         self.places, self.parameters = places, parameters
 
 
 class _Place:
-    """Where the elements of one tensor went: pieces of it, and views of parameters."""
+    """The places to which the elements of one tensor were copied: pieces of the tensor, and views of parameters."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
         self._shape, self._dtype = tensor.shape, tensor.dtype
@@ -170,16 +175,16 @@ class _Place:
         return bool(self._pieces)
 
     def suits(self, file: InFile) -> bool:
-        """Whether the elements of this tensor go where those of the former one went."""
+        """Whether a tensor of a file has the same shape, so that its elements go to the same places."""
         return list(self._shape) == file.shape
 
     def is_whole(self, living: set[int]) -> bool:
-        """Whether all of it lies in parameters that layers still compute with: `living` storages."""
+        """Whether the whole tensor lies in `living` storages, those of parameters that layers still compute with."""
         held = sum(target.numel() for _, target in self._pieces if _storage(target) in living)
         return held == self._shape.numel()
 
     def moved(self, owners: dict[int, torch.Tensor]) -> "_Place":
-        """The same place in other parameters: storage -> the one for it."""
+        """Return the same places in other parameters; `owners`: storage of a parameter -> the tensor to use instead."""
         place = _Place(torch.empty(self._shape, dtype=self._dtype, device="meta"))
         for geometry, target in self._pieces:
             there = owners[_storage(target)]
@@ -188,7 +193,7 @@ class _Place:
         return place
 
     def fill(self, file: InFile) -> str:
-        """Read a tensor into its place; returns its digest. Raises ValueError for what is not a number."""
+        """Read a tensor into its places; return its digest. Raises ValueError for elements that are not finite."""
         whole = self._contiguous()
         if whole is None or whole.dtype != file.dtype:
             read = torch.empty(file.shape, dtype=file.dtype)
@@ -198,12 +203,12 @@ class _Place:
             self.settle(read)
         else:
             read, its_digest = whole, file.read_into(whole)
-        if read.numel() and not all(bound.isfinite() for bound in read.aminmax()):  # the quickest look for NaN
+        if read.numel() and not all(bound.isfinite() for bound in read.aminmax()):  # the quickest check for NaN
             raise ValueError("not a number")
         return its_digest
 
     def settle(self, tensor: torch.Tensor) -> None:
-        """Learn what the engine has to hold of `tensor`, where that is of another type."""
+        """Note the digests of `tensor`, as it is and rounded, where the engine's number format is another."""
         self._dtype = self._pieces[0][1].dtype
         if self._dtype != tensor.dtype:
             self._rounded, self._published = digest(tensor.to(self._dtype)), digest(tensor)
@@ -218,13 +223,16 @@ class _Place:
         return self._published if held == self._rounded else held
 
     def _contiguous(self) -> torch.Tensor | None:
-        """Where it lies in one piece, as rows of a fused parameter do; None where it was cut."""
+        """View of the whole tensor in a parameter, where it lies in one piece, as rows of a fused parameter do.
+
+        None where it was cut into pieces.
+        """
         (shape, _, offset), target = self._pieces[0]
         return target if shape == self._shape and offset == 0 and target.is_contiguous() else None
 
 
 class _Watch(TorchDispatchMode):
-    """Sees what a model's own loader copies where, however it fuses and cuts tensors."""
+    """Records to which places a model's own loader copies tensors, however it fuses and cuts them."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -233,7 +241,7 @@ class _Watch(TorchDispatchMode):
         self._kept: dict[str, torch.Tensor] = {}
 
     def named(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> Iterator[tuple[str, torch.Tensor]]:
-        """The same tensors, known by their storage from now on; all are kept until the end, so no storage is reused."""
+        """Yield the tensors, known by their storage from now on; all are kept, so that no storage is used again."""
         for name, tensor in tensors:
             self.places[name] = _Place(tensor)
             self._names[_storage(tensor)] = name
@@ -241,13 +249,13 @@ class _Watch(TorchDispatchMode):
             yield name, tensor
 
     def check_placed(self) -> None:
-        """Raise ValueError for tensors that the model took and used nowhere."""
+        """Raise ValueError for tensors that the model took and copied nowhere."""
         unused = [name for name, place in self.places.items() if not place.is_used]
         if unused:
             raise ValueError(f"no place in this model for {', '.join(unused[:5])}")
 
     def settled(self) -> dict[str, _Place]:
-        """Name of each tensor -> its place."""
+        """Name of each tensor -> its places, with the digests that it has to have there."""
         for name, tensor in self._kept.items():
             self.places[name].settle(tensor)
         return self.places

@@ -1,9 +1,9 @@
-"""What lets vLLM on a GPU take new weights without reading a disk or hashing in its steps (read in 0.33, run on CPUs).
+"""Extension of vLLM's worker on a GPU: new weights are read and hashed beside its steps (read in 0.33, run on CPUs).
 
-They are read and checked beside the steps into memory that the GPU copies from by itself, or where their learner shares
-its GPU looked at there; vLLM's own reload then puts them in place, whatever its kernels have made of the layout, so
-that captured graphs stay. Afterwards, beside the steps again, what layers compute with is compared on the GPU with what
-was read: bytes that are equal have its XXH3.
+Weights are read and checked beside the steps, into pinned memory from which the GPU copies by itself; where the learner
+shares its GPU's memory, they are checked there. vLLM's own reload then puts them in place, whatever layout its kernels
+have made, so that captured graphs stay valid. Afterwards, beside the steps again, the tensors that layers compute with
+are compared on the GPU with the weights that were read: a tensor with equal bytes gets their XXH3.
 """
 
 import logging
@@ -20,9 +20,9 @@ from shared_memory import OpenVersion, SharedTensor  # type: ignore[import-not-f
 FUSED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
 EXPERTS = {"gate_proj": ("w13_weight", 0), "up_proj": ("w13_weight", 1), "down_proj": ("w2_weight", 0)}
 EXPERTS |= {"w1": ("w13_weight", 0), "w3": ("w13_weight", 1), "w2": ("w2_weight", 0)}
-"""Module of an expert -> the parameter of all experts of its layer, and which rows of its expert it is there."""
+"""Module of an expert -> parameter of all experts of its layer, and number of the block of rows that it is there."""
 COMPARED_BYTES = 64 * 1024**2
-"""On the GPU beside what vLLM has there, and of memory of the host through which they pass."""
+"""Bytes that a comparison takes at a time, on the GPU beside vLLM's own memory, and in the host's memory."""
 
 
 class GpuWeightsExtension(ArrivingWeights):
@@ -31,17 +31,17 @@ class GpuWeightsExtension(ArrivingWeights):
     device: torch.device
     reload_weights: Callable[..., None]
     mrl_host: Tensors
-    """What came last in files, on the host; written over by what comes next."""
+    """Weights that last came in files, in the host's memory; the next ones are written over them."""
     mrl_shared: OpenVersion
-    """What came last on the learner's GPU, until it was looked at."""
+    """Weights that last came on the learner's GPU; closed once they were compared."""
     mrl_came: "Tensors | dict[str, SharedTensor]"
-    """What came last, either way."""
+    """Weights that came last, either way."""
     mrl_found: dict[str, str]
-    """Its digests."""
+    """Digests of `mrl_came`."""
     mrl_is_served: bool
 
     def mrl_serve_arrived(self) -> dict[str, str]:
-        """Serve what has arrived. Raises whatever vLLM raises: nobody knows what it serves then."""
+        """Serve the weights that have arrived. Raises whatever vLLM raises; it is not known then what vLLM serves."""
         arrived = self.mrl_arriving.result().items()
         self.reload_weights(weights_iterator=((name, _here(one)) for name, one in arrived), is_checkpoint_format=True)
         self.mrl_is_served = True
@@ -70,7 +70,7 @@ class GpuWeightsExtension(ArrivingWeights):
 
     @cached_property
     def mrl_room(self) -> torch.Tensor:
-        """Through which a tensor on the learner's GPU passes to be hashed."""
+        """Host memory through which a tensor on the learner's GPU passes to be hashed."""
         return torch.empty(COMPARED_BYTES, dtype=torch.uint8, pin_memory=self.device.type == "cuda")
 
     def _close_shared(self) -> None:
@@ -92,7 +92,7 @@ class GpuWeightsExtension(ArrivingWeights):
     def _held(self) -> dict[str, str]:
         if not getattr(self, "mrl_is_served", False):
             return {}
-        if self.device.type == "cuda":  # of this thread, which would else take memory of the first GPU
+        if self.device.type == "cuda":  # set for this thread, which would else take memory of the first GPU
             torch.cuda.set_device(self.device)
         parameters = self.model_runner.get_model().named_parameters()
         held = {name.replace(".base_layer.", "."): one.data for name, one in parameters}
@@ -101,7 +101,7 @@ class GpuWeightsExtension(ArrivingWeights):
         for name in sorted(self.mrl_came, key=_order):
             shape = torch.Size(self.mrl_came[name].shape)
             expert = _expert(name, shape[0], held) if len(shape) == 2 else None
-            if expert is not None:  # the kernel may have moved it: what is not equal is not wrong, the canary decides
+            if expert is not None:  # a kernel may have moved it, so unequal bytes are not wrong: the canary decides
                 if expert.shape == shape and (its_digest := self._compared(name, expert)):
                     found[name] = its_digest
                 continue
@@ -113,13 +113,13 @@ class GpuWeightsExtension(ArrivingWeights):
                 part = there[first : rows[served]] if shape else there
                 if part.shape == shape:  # else it is split over several GPUs
                     found[name] = self._compared(name, part) or digest(part.cpu())
-        self._close_shared()  # the learner may write over it: nothing is known of it from here on
+        self._close_shared()  # the learner may write over this memory from here on
         return found
 
     def _compared(self, name: str, part: torch.Tensor) -> str:
-        """XXH3 of the bytes of which a parameter on the device is the rounding; "" if it is of others.
+        """Return the XXH3 of the tensor `name` that came, if `part` of a parameter is its rounding; else "".
 
-        The learner's memory is hashed once more: the bytes that are compared are to be those that are told.
+        The learner's memory is hashed once more here, so that the digest is that of the bytes that were compared.
         """
         came, flat, start = self.mrl_came[name], part.reshape(-1), 0
         is_here = isinstance(came, torch.Tensor)
@@ -140,13 +140,13 @@ def _here(came: "torch.Tensor | SharedTensor") -> torch.Tensor:
 
 
 def _served(name: str, held: Tensors) -> str:
-    """The parameter whose rows are those of this tensor, and of others."""
+    """Name of the parameter that holds this tensor's rows, alone or fused with others."""
     fused = (name.replace(f".{part}.", f".{into}.") for into, parts in FUSED.items() for part in parts)
     return name if name in held else next((one for one in fused if one != name and one in held), name)
 
 
 def _expert(name: str, rows: int, held: Tensors) -> torch.Tensor | None:
-    """Where one matrix of one expert lies as long as no kernel has moved it; None for what is none."""
+    """View of one matrix of one expert, where it lies unless a kernel has moved it; None for another tensor."""
     layer, _, its = name.partition(".experts.")
     number, _, module = its.removesuffix(".weight").partition(".")
     if module not in EXPERTS:
@@ -157,7 +157,7 @@ def _expert(name: str, rows: int, held: Tensors) -> torch.Tensor | None:
 
 
 def _order(name: str) -> int:
-    """Of rows within one parameter."""
+    """Sort key of tensors: the order of their rows within a fused parameter."""
     parts = [part for into in FUSED.values() for part in into]
     return next((parts.index(part) for part in parts if f".{part}." in name), -1)
 

@@ -1,1 +1,1 @@
-"""What runs inside SGLang's environment, apart from what vLLM's workers find."""
+"""Modules that run inside SGLang's environment, apart from those that vLLM's workers find."""

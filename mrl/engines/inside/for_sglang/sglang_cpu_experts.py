@@ -1,7 +1,8 @@
-"""SGLang's entry on a CPU, where it is to say which experts tokens went to.
+"""Entry of an SGLang server on a CPU that has to tell which experts tokens went to.
 
-The table that it keeps them in (0.5.23) lies in memory that a GPU has to know, which no CPU build can ask for; there it
-is ordinary memory. The processes that the server spawns run this file as well, up to the last lines.
+SGLang (0.5.23) keeps experts in a table in pinned memory, which a CPU build cannot allocate; with this entry the table
+lies in ordinary memory. The processes that the server spawns run this file as well, without the part under
+`__name__ == "__main__"`.
 """
 
 import os
