@@ -47,6 +47,8 @@ ANY_POLICY = "policy"
 """Name by which an agent may call the policy of its session, whichever it is."""
 AGENT_FAILURES = RAISED, MEMORY, TIMEOUT
 """Why an agent may say that it cannot go on."""
+OF_RUN = "/seat", "/worker"
+"""Routes of the run's own processes."""
 SHUTDOWN_S = 1.0
 """For answers that are on their way when the run ends."""
 SESSION_HEADER = "MRL-Session"
@@ -334,6 +336,8 @@ class Gateway:
             return await handler(request)
         except ChatMistake as mistake:
             refusal = mistake
+        except (web.HTTPNotFound, web.HTTPMethodNotAllowed) as error:
+            refusal = _no_route(request, error.status)
         except (web.HTTPException, ConnectionError):
             raise
         except Exception as error:
@@ -342,6 +346,16 @@ class Gateway:
                 log.exception("a request of an agent could not be answered")
         self._book.counts[f"refused/{refusal.code}"] += 1
         return web.json_response(refusal.as_json(), status=refusal.status)
+
+
+def _no_route(request: web.Request, status: int) -> ChatMistake:
+    """What a client is told that asks for another route of OpenAI's API, or left out /v1."""
+    resources = ((route.method, route.resource) for route in request.app.router.routes() if route.resource)
+    routes = [f"{method} {one.canonical}" for method, one in resources if method != "HEAD"]
+    told = ", ".join(route for route in routes if not route.endswith(OF_RUN))
+    return ChatMistake(
+        f"no route {request.method} {request.path:.80}; there are {told}", code="no_route", status=status
+    )
 
 
 def _turn_id(session: AgentSession, number: int) -> str:
