@@ -20,7 +20,7 @@ SRUN = (
 It may use all cores of its job there: one that names a number of them has no more, and one that is bound has one.
 """
 HOST_WORD = "{host}"
-WILDCARDS = ("0.0.0.0", "*", "::")
+WILDCARDS = ("0.0.0.0", "*")
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
