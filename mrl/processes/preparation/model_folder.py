@@ -92,7 +92,8 @@ def context_tokens(folder: Path) -> int:
     text = text_part(described)
     found = text.get("max_position_embeddings") or text.get("n_positions")
     rope = text.get("rope_parameters") or text.get("rope_scaling") or {}
-    if LONGROPE in (rope.get("rope_type"), rope.get("type")):  # as in mrl.models.skeleton.most_positions
+    kinds = rope.get("rope_type"), rope.get("type")
+    if LONGROPE in kinds or "short_factor" in rope:  # as in mrl.models.skeleton.most_positions
         found = text.get(ORIGINAL) or rope.get(ORIGINAL) or found
     return found if isinstance(found, int) else 0
 

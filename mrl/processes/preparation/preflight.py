@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 from mrl.config.nearest_key import nearest
+from mrl.config.policy_tables import PolicyTable
 from mrl.config.schema import RunConfig
 from mrl.errors import AddressError, ConfigError, EngineError, MissingError, PluginError, TaskError, in_place
 from mrl.models.size import equal_parts
@@ -138,11 +139,22 @@ def _check_models(
                 anew=anew,
                 is_trained=not policy.frozen,
             )
+            check_built(policy, where=f"{where}: policies.{name}.model")
             check_sharing_out(config, name)
             with in_place(where):
                 try_regime(config, name)
         if policy.make is not None or missing is None:
             check_context(config, name, where=where)
+
+
+def check_built(policy: PolicyTable, *, where: str) -> None:
+    """Raises ModelFolderError for a config.json that transformers refuses, or makes no model of that a learner has."""
+    from mrl.models.skeleton import config_of_folder, model_size
+
+    with in_place(where):
+        described = config_of_folder(Path(policy.model))
+        if not policy.frozen:
+            model_size(described)
 
 
 def _in_file(error: TaskError | PluginError, where: str) -> TaskError | PluginError:
