@@ -16,7 +16,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 from mrl.cli.main import main
 from mrl.config.defaults import Resolved
@@ -300,6 +302,10 @@ MODELS = [
             described(model_type="deepseek_v32", layer_types=["indexed_attention", "full_attention"])),
     Mistake("attention with sinks", "train small.toml", r"a learner cannot train this model: it has attention with sinks; got .*gpt_oss",
             described(model_type="gpt_oss")),
+    Mistake("adapters over weights that would be rounded",
+            "train small.toml --policies.qwen.learner.lora.rank 4 --policies.qwen.learner.parameter_dtype bfloat16",
+            r"model\.safetensors: policies\.qwen\.learner\.parameter_dtype: weights below adapters are never rounded; got 'a in",
+            lambda folder: save_file({"a": np.full((2, 2), 0.1, np.float32)}, folder / "models/qwen/model.safetensors")),
     Mistake("rotary frequencies that transformers refuses", "train small.toml",
             r"small\.toml: policies\.qwen\.model: models/qwen: config\.json cannot be used; got .*short_factor",
             described(model_type="phi3", rope_scaling={"type": "yarn", "factor": 4.0}, pad_token_id=0)),

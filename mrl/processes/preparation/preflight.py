@@ -18,7 +18,7 @@ from mrl.processes.planning.unit_workers import check_cores, units_of
 from mrl.processes.preparation.hub_data import unfetched_data
 from mrl.processes.preparation.hub_models import missing_model, named
 from mrl.processes.preparation.learning_values import check_learning
-from mrl.processes.preparation.model_folder import check_model_folder
+from mrl.processes.preparation.model_folder import check_below_adapters, check_model_folder
 from mrl.processes.preparation.named_plugins import check_shadows, try_regime
 from mrl.processes.preparation.prompt_fit import check_prompts
 from mrl.processes.preparation.replayed_run import check_replay
@@ -140,6 +140,9 @@ def _check_models(
                 is_trained=not policy.frozen,
             )
             check_built(policy, where=f"{where}: policies.{name}.model")
+            with in_place(where):
+                if name in config.learning and policy.learner.lora and policy.learner.parameter_dtype == "bfloat16":
+                    check_below_adapters(Path(policy.model), key=f"policies.{name}.learner")
             check_sharing_out(config, name)
             with in_place(where):
                 try_regime(config, name)
