@@ -136,8 +136,8 @@ def skeleton(
                 short, dtype=dtype, trust_remote_code=False
             ).eval()
     except KeyError as error:  # of rotary frequencies, say
-        what, folder = "config.json names a kind of something that transformers does not have", config.name_or_path
-        raise ModelFolderError(what, where=folder, got=f"{error} of {config.model_type}") from error
+        what, got = "config.json names a kind of something that transformers does not have", config.model_type
+        raise ModelFolderError(what, where=config.name_or_path or "", got=f"{error} of {got}") from error
     except ValueError as error:
         raise ModelFolderError("no causal language model", got=config.model_type) from error
     if lora is not None:
