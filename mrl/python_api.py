@@ -23,6 +23,7 @@ from typing import Any
 import tomli_w
 
 from mrl.config.load import parse_toml, read_text, resolve
+from mrl.config.overrides import tell_overrides
 from mrl.config.run_folder import RunFolder, read_run_config, run_folder_of
 from mrl.config.schema import RunConfig
 from mrl.config.shipped_configs import config_file
@@ -32,8 +33,8 @@ from mrl.parent_death import command
 
 __all__ = ["Policy", "Run", "Step", "load", "open", "train"]
 
-CONFIGURATION = "configuration"
-"""What messages call one that lies in no file."""
+CONFIGURATION, OVERRIDES = "configuration", "overrides"
+"""What messages call one that lies in no file, and what is laid over it."""
 ERROR = "mrl: error: "
 """Opens a line that says why a command failed."""
 LOSS = "loss/total"
@@ -141,10 +142,14 @@ def load(source: str | Path | Mapping[str, Any], overrides: Mapping[str, Any] | 
     `overrides` are laid over it, as {"run.steps": 20}. Raises ConfigError, as `mrl check` would say it.
     """
     pairs = [(tuple(key.split(".")), value) for key, value in (overrides or {}).items()]
-    if isinstance(source, Mapping):
-        return resolve(dict(source), pairs, where=CONFIGURATION).config
-    path = config_file(str(source))
-    return resolve(parse_toml(read_text(path), where=str(path)), pairs, where=str(path)).config
+    where = CONFIGURATION if isinstance(source, Mapping) else str(config_file(str(source)))
+    try:
+        tables = dict(source) if isinstance(source, Mapping) else parse_toml(read_text(Path(where)), where=where)
+        return resolve(tables, pairs, where=where).config
+    except UserError as error:
+        words = [f"--{key}={value}" for key, value in (overrides or {}).items()]
+        tell_overrides(error, where, words, told_as=OVERRIDES)
+        raise
 
 
 def open(path: str | Path) -> Run:

@@ -15,6 +15,11 @@ from mrl.python_api import _NewSteps
 from tests.report.conftest import write_synthetic_run
 
 ROOT = Path(__file__).parents[1]
+ONE = {
+    "run": {"name": "small", "steps": 4},
+    "tasks": {"copy": {"source": "words", "dataset": "trim"}},
+    "policies": {"a": {"model": "models/a", "learner": {"minibatches": 4}}},
+}
 CONFIGS = sorted(path for path in (ROOT / "configs").rglob("*.toml"))
 
 
@@ -46,6 +51,20 @@ def test_overrides_lie_over_a_file_or_tables(tmp_path: Path) -> None:
         ("quickstart", {"run.steps": "twenty"}, "twenty"),
         ("nowhere.toml", {}, "no such file"),
         ({"run": {"name": "x"}}, {}, "configuration: "),
+        (ONE, {"run.steps": "x"}, r"^overrides: run\.steps: not valid"),
+        (ONE, {"policies.b.device": "cpu"}, "^overrides: policies has no 'b'"),
+        (ONE, {"policies.a.learner.minibatches": 100}, r"^overrides: policies\.a\.learner\.minibatches: more"),
+        (
+            ONE,
+            {"policies.a.learner.prompts_per_step": 1},
+            r"^configuration with --\S+=1: .*minibatches: more",
+        ),
+        (
+            ONE,
+            {"run.seed": 3, "policies.a.make.num_heads": 7},
+            "^configuration with --run.seed=3 .*: miss",
+        ),
+        (ONE, {"policies.a.make": {"num_heads": 7}}, r"^overrides: policies\.a\.make\.architecture: missing"),
     ],
 )
 def test_a_mistake_is_what_the_command_line_says(source: object, overrides: dict[str, object], line: str) -> None:

@@ -33,15 +33,20 @@ def parse_overrides(words: Sequence[str]) -> list[tuple[tuple[str, ...], Any]]:
     return pairs
 
 
-def tell_overrides(error: UserError, file: str, words: Sequence[str]) -> None:
-    """Tell mistakes of the configuration in `file` at the overrides: one may have made what the rules of all refuse."""
+def tell_overrides(error: UserError, file: str, words: Sequence[str], *, told_as: str = WHERE) -> None:
+    """Tell mistakes of the configuration in `file` at the overrides: one may have made what the rules of all refuse.
+
+    `told_as` is what the place of the overrides is called.
+    """
     keys = [word[2:].partition("=")[0] for word in words if word.startswith("--")]
     for one in (error, *error.more):
         place, _, key = one.where.partition(": ")
+        if place == WHERE:
+            one.where = one.where.replace(WHERE, told_as, 1)
         said = f"{key}: {one.what}" if key else one.what
         if words and place == file and not one.is_placed and re.match(r"\w+[.:]", said):
             is_own = any(said.startswith((f"{own}:", f"{own}.")) for own in keys)
-            told = WHERE if is_own else f"{file} with {shlex.join(words)}"
+            told = told_as if is_own else f"{file} with {shlex.join(words)}"
             one.where = f"{told}: {key}" if key else told
 
 

@@ -3,12 +3,14 @@
 Processes on other hosts, and a resumed run, have the texts from `config.json`.
 """
 
-import json
 from pathlib import Path
+
+from pydantic import ValidationError
 
 from mrl.config.policy_tables import PromptTable, ShotTable
 from mrl.config.schema import RunConfig
 from mrl.errors import ConfigError
+from mrl.records.canonical_json import parse_json
 
 MAX_FILE_BYTES = 1024 * 1024
 FORM = '{"user": "...", "assistant": "..."}'
@@ -47,10 +49,11 @@ def _with_shots(prompt: PromptTable, key: str, where: str) -> PromptTable:
         if not line.strip():
             continue
         try:
-            found.append(ShotTable.model_validate(json.loads(line), strict=True))
-        except ValueError:  # pydantic's own is one, too
+            found.append(ShotTable.model_validate(parse_json(line), strict=True))
+        except ValueError as error:  # pydantic's own is one, too
             place = f"{where}: {prompt.few_shot_file}:{number}"
-            raise ConfigError(f"{key}: the line is no example", where=place, got=line[:60], wanted=FORM) from None
+            why = "" if isinstance(error, ValidationError) else f" ({error})"
+            raise ConfigError(f"{key}: the line is no example{why}", where=place, got=line[:60], wanted=FORM) from None
     return prompt.model_copy(update={"few_shot": found, "few_shot_file": ""})
 
 

@@ -7,6 +7,7 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from mrl.config.nearest_key import annotation_at, nearest, nearest_key, table_keys
+from mrl.config.overrides import WHERE
 from mrl.config.policy_tables import SERVER_URL
 from mrl.config.schema import POLICY_NAME, RUN_NAME, UNIT_TYPE_NAME
 from mrl.config.task_tables import VERIFIER_NAME
@@ -62,14 +63,17 @@ def explain(
     meant: set[str] = set()
     for mistake in mistakes:
         path = tuple(str(part) for part in mistake["loc"] if part != "[key]")
-        dotted, spot = ".".join(path), "command line" if path in overridden else where
-        if mistake["type"] == "missing" and dotted in meant:
+        dotted, is_missing = ".".join(path), mistake["type"] == "missing"
+        if is_missing and dotted in meant:
             continue
+        is_own = any(path[: len(key)] == key for key in overridden)
         is_unknown = mistake["type"] == "extra_forbidden"
         what, got, wanted, cure = _unknown(path) if is_unknown else _wrong(mistake, path)
         meant.add(nearest_key(path) if is_unknown else "")
-        told.append(ConfigError(f"{dotted}: {what}", where=spot, got=got, wanted=wanted, cure=cure))
-        told[-1].is_placed = True
+        told.append(
+            ConfigError(f"{dotted}: {what}", where=WHERE if is_own else where, got=got, wanted=wanted, cure=cure)
+        )
+        told[-1].is_placed = is_own or not is_missing  # an override may have begun the table that lacks a key
     told[0].more = tuple(told[1:])
     return told[0]
 

@@ -48,6 +48,8 @@ ANY_POLICY = "policy"
 """Name by which an agent may call the policy of its session, whichever policy it is."""
 AGENT_FAILURES = RAISED, MEMORY, TIMEOUT
 """Kinds of failure that an agent may give for its episode."""
+OF_RUN = "/seat", "/worker"
+"""Routes of the run's own processes."""
 SHUTDOWN_S = 1.0
 """Seconds that open requests have to end when the run ends."""
 SESSION_HEADER = "MRL-Session"
@@ -335,6 +337,8 @@ class Gateway:
             return await handler(request)
         except ChatMistake as mistake:
             refusal = mistake
+        except (web.HTTPNotFound, web.HTTPMethodNotAllowed) as error:
+            refusal = _no_route(request, error.status)
         except (web.HTTPException, ConnectionError):
             raise
         except Exception as error:
@@ -343,6 +347,16 @@ class Gateway:
                 log.exception("a request of an agent could not be answered")
         self._book.counts[f"refused/{refusal.code}"] += 1
         return web.json_response(refusal.as_json(), status=refusal.status)
+
+
+def _no_route(request: web.Request, status: int) -> ChatMistake:
+    """Refusal of a route that the gateway does not have, as others of OpenAI's API; it lists those that there are."""
+    resources = ((route.method, route.resource) for route in request.app.router.routes() if route.resource)
+    routes = [f"{method} {one.canonical}" for method, one in resources if method != "HEAD"]
+    told = ", ".join(route for route in routes if not route.endswith(OF_RUN))
+    return ChatMistake(
+        f"no route {request.method} {request.path:.80}; there are {told}", code="no_route", status=status
+    )
 
 
 def _turn_id(session: AgentSession, number: int) -> str:

@@ -121,8 +121,8 @@ def skeleton(
 ) -> PreTrainedModel:
     """The model of a configuration with so many blocks, and adapters if any, all of it on the meta device.
 
-    Raises ModelFolderError for a family that transformers has no causal language model of; for adapters that cannot be,
-    as `add_adapters`.
+    Raises ModelFolderError for a family that transformers has no causal language model of, and for a configuration that
+    names what it does not have; for adapters that cannot be, as `add_adapters`.
     """
     short: Any = copy.deepcopy(config)
     short.num_hidden_layers = num_blocks
@@ -135,7 +135,10 @@ def skeleton(
             model: PreTrainedModel = AutoModelForCausalLM.from_config(
                 short, dtype=dtype, trust_remote_code=False
             ).eval()
-    except (ValueError, KeyError) as error:
+    except KeyError as error:  # of rotary frequencies, say
+        what, got = "config.json names a kind of something that transformers does not have", config.model_type
+        raise ModelFolderError(what, where=config.name_or_path or "", got=f"{error} of {got}") from error
+    except ValueError as error:
         raise ModelFolderError("no causal language model", got=config.model_type) from error
     if lora is not None:
         add_adapters(model, lora, seed=0)

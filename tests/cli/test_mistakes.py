@@ -16,7 +16,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 from mrl.cli.main import main
 from mrl.config.defaults import Resolved
@@ -300,6 +302,16 @@ MODELS = [
             described(model_type="deepseek_v32", layer_types=["indexed_attention", "full_attention"])),
     Mistake("attention with sinks", "train small.toml", r"a learner cannot train this model: it has attention with sinks; got .*gpt_oss",
             described(model_type="gpt_oss")),
+    Mistake("adapters over weights that would be rounded",
+            "train small.toml --policies.qwen.learner.lora.rank 4 --policies.qwen.learner.parameter_dtype bfloat16",
+            r"model\.safetensors: policies\.qwen\.learner\.parameter_dtype: weights below adapters are never rounded; got 'a in",
+            lambda folder: save_file({"a": np.full((2, 2), 0.1, np.float32)}, folder / "models/qwen/model.safetensors")),
+    Mistake("rotary frequencies that transformers refuses", "train small.toml",
+            r"small\.toml: policies\.qwen\.model: models/qwen: config\.json cannot be used; got .*short_factor",
+            described(model_type="phi3", rope_scaling={"type": "yarn", "factor": 4.0}, pad_token_id=0)),
+    Mistake("rotary frequencies of a kind that is not", "train small.toml",
+            r"small\.toml: policies\.qwen\.model: .*names a kind of something that .* not have; got \"'yaarn' of qwen3\"",
+            described(rope_scaling={"type": "yaarn", "factor": 4.0})),
     Mistake("a template with a mistake", "train small.toml",
             r"policies\.qwen: models/qwen/chat_template\.jinja:2: the chat template is not valid",
             model("chat_template.jinja", "a\n{% for %}")),
@@ -801,10 +813,15 @@ def test_every_kind_with_states_that_transformers_has_is_known() -> None:
     assert sorted(found - STATEFUL) == []
 
 
-@pytest.mark.parametrize(("rope", "longest"), [("longrope", 128), ("yarn", 512)])
-def test_a_model_with_frequencies_for_long_rows_reads_no_longer_ones(place: Path, rope: str, longest: int) -> None:
-    """As a server of it is told."""
-    described(original_max_position_embeddings=128, rope_scaling={"type": rope, "factor": 4.0})(place)
+@pytest.mark.parametrize(
+    ("rope", "longest"),
+    [({"type": "longrope"}, 128), ({"type": "yarn"}, 512), ({"type": "yarn", "short_factor": [1.0]}, 128)],
+)
+def test_a_model_with_frequencies_for_long_rows_reads_no_longer_ones(
+    place: Path, rope: dict[str, object], longest: int
+) -> None:
+    """As a server of it is told. Of Phi 3 with factors for short rows "yarn" is another word for "longrope"."""
+    described(original_max_position_embeddings=128, rope_scaling={"factor": 4.0} | rope)(place)
     assert context_tokens(place / "models" / "qwen") == longest
 
 

@@ -80,9 +80,17 @@ def test_a_large_file_is_no_template(file: Path, tmp_path: Path) -> None:
         load_config(file)
 
 
-def test_an_example_has_both_parts(file: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("line", "why"),
+    [
+        ('{"user": "c"}', "; got"),
+        ('{"user": "c", "user": "d", "assistant": "e"}', r" \(the key 'user' is given twice\); got"),
+        ('{"user": "c" "d"}', r" \(Expecting ',' delimiter: .*\); got"),
+    ],
+)
+def test_an_example_has_both_parts_once(file: Path, tmp_path: Path, line: str, why: str) -> None:
     """The line is named."""
-    (tmp_path / "shots.jsonl").write_text('{"user": "a", "assistant": "b"}\n{"user": "c"}\n')
-    with pytest.raises(ConfigError, match=r"shots\.jsonl:2: .*\.few_shot_file: the line is no example"):
+    (tmp_path / "shots.jsonl").write_text('{"user": "a", "assistant": "b"}\n' + line + "\n")
+    with pytest.raises(ConfigError, match=rf"shots\.jsonl:2: .*\.few_shot_file: the line is no example{why}"):
         load_config(file)
     assert ShotTable(user="a", assistant="b").assistant == "b"

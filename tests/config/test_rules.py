@@ -27,6 +27,8 @@ def config_with(**exchange):
             {"port": 9000, "metrics_port": 9000, "host": "127.0.0.1", "metrics_host": "127.0.0.1"},
             "metrics_port: the port of the exchange itself; got 9000; wanted another than 9000, or 0",
         ),
+        ({"host": "::"}, "exchange.host: the links of a run are IPv4; got '::'; wanted .*\"0.0.0.0\" for all"),
+        ({"host": "fd00::1"}, "exchange.host: the links of a run are IPv4"),
         ({"port": 9000}, "exchange.port: a port without an address; got 9000; cure: --exchange.host 127.0.0.1"),
         (
             {"metrics_port": 9000},

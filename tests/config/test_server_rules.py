@@ -22,6 +22,12 @@ def check(rollout, **policy) -> None:
     [
         ({"server": {"dtype": "bfloat16"}}, {}, r"llama\.rollout\.server: the embedded engine has no server.*dtype"),
         ({"engine": "vllm", "server": {"url": "http://h:1"}, "workers": 2}, {}, r"one server for several workers"),
+        (
+            {"engine": "vllm", "server": {"url": "http://h:1", "options": ["--enforce-eager"]}},
+            {},
+            r"llama\.rollout\.server\.options: .*does not start the server.*got \['--enforce-eager'\].*leave out url",
+        ),
+        ({"engine": "sglang", "server": {"url": "http://h:1", "python": "/p"}}, {}, r"server\.python: .*got '/p'"),
         ({"engine": "vllm", "server": {"options": ["--port", "80"]}}, {}, r"not an option .*--port.*a free one"),
         (
             {"engine": "vllm", "server": {"options": ["--port=80"]}},

@@ -407,6 +407,30 @@ def test_mistakes_of_agents_are_told(tmp_path, path, body, status, words):
     assert words in answer["error"]["message"]
 
 
+@pytest.mark.parametrize(
+    ("asking", "status", "route"),
+    [
+        (lambda client: client.responses.create(model="policy", input="Hi"), 404, "POST /v1/responses"),
+        (lambda client: client.embeddings.create(model="policy", input="Hi"), 404, "POST /v1/embeddings"),
+        (lambda client: client.with_options(base_url=f"{client.base_url}/../..").models.list(), 404, "GET /models"),
+        (lambda client: client.get("/completions", cast_to=dict), 405, "GET /v1/completions"),
+    ],
+)
+def test_who_asks_for_a_route_that_is_not_there_is_told_those_that_are(tmp_path, asking, status, route):
+    """In the form in which clients of OpenAI's API look for the reason; routes of the run's own are none of theirs."""
+
+    async def script(rig, http):
+        with pytest.raises(openai.APIStatusError) as caught:
+            await asking(rig.client(KEY))
+        return caught.value, rig.book.counts["refused/no_route"]
+
+    error, refused = run(tmp_path, script)
+    assert (error.status_code, error.code, refused) == (status, "no_route", 1)
+    assert f"no route {route}; there are GET /v1/models, POST /v1/sessions, POST /v1/chat/completions," in error.message
+    assert "/v1/sessions/{session}/reward" in error.message
+    assert "/seat" not in error.message
+
+
 def test_a_body_that_is_too_long_is_refused(tmp_path):
     """Before it is read."""
 

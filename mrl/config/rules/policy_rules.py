@@ -77,6 +77,13 @@ def _check_server(key: str, policy: PolicyTable) -> None:
             raise ConfigError(f"{key}.server.options: not an option to give", got=option, cure=f"leave it out: {why}")
     if rollout.engine != "embedded" and not rollout.server.url:
         _check_context(key, rollout)
+    for own in ("options", "python") if rollout.server.url else ():
+        if getattr(rollout.server, own):
+            raise ConfigError(
+                f"{key}.server.{own}: the run does not start the server at server.url",
+                got=getattr(rollout.server, own),
+                cure="leave it out, and give it to what starts that server; or leave out url",
+            )
     if rollout.server.url and rollout.workers > 1:
         raise ConfigError(
             f"{key}.server.url: one server for several workers",

@@ -88,6 +88,12 @@ def _check_names(config: RunConfig) -> None:
 
 def _check_exchange(config: RunConfig) -> None:
     table = config.exchange
+    if ":" in table.host:
+        raise ConfigError(
+            "exchange.host: the links of a run are IPv4",
+            got=table.host,
+            wanted='an IPv4 address of this host, a name that leads to one, or "0.0.0.0" for all of them',
+        )
     for key in ("port", "metrics_port"):
         host = key.replace("port", "host")
         if getattr(table, key) and not getattr(table, host):

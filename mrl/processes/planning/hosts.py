@@ -20,7 +20,7 @@ SRUN = (
 It may use all cores of its job there: one that names a number of them has no more, and one that is bound has one.
 """
 HOST_WORD = "{host}"
-WILDCARDS = ("0.0.0.0", "*", "::")
+WILDCARDS = ("0.0.0.0", "*")
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
@@ -92,9 +92,14 @@ def remote_words(config: RunConfig, hosts: Sequence[Host], environ: Mapping[str,
 
 
 def _check_first(first_host: str, environ: Mapping[str, str]) -> None:
-    """Raises ConfigError where this host of a SLURM job is not the first of the run."""
-    here = environ.get("SLURMD_NODENAME", os.uname().nodename.partition(".")[0])
-    if here != first_host:
+    """Raises ConfigError where this host of a SLURM job is not the first of the run, or SLURM calls it otherwise."""
+    told, hostname = environ.get("SLURMD_NODENAME"), os.uname().nodename
+    here = told or hostname
+    is_alike = here.partition(".")[0] == first_host.partition(".")[0]
+    if told and is_alike and here != first_host:  # nor would srun find the others by such names
+        what, cure = "--hosts: SLURM calls this host otherwise", "names as `scontrol show hostnames` prints them"
+        raise ConfigError(what, got=first_host, wanted=here, cure=cure)
+    if not is_alike:
         words = f"srun --overlap --nodes=1 --ntasks=1 --cpu-bind=none --nodelist={first_host}"
         cure = f"{words} before this command, or sbatch"
         raise ConfigError("--hosts: this is not the first of them", got=here, wanted=first_host, cure=cure)

@@ -1,7 +1,7 @@
 """A model folder, read before anything starts: whole files, an architecture that can be trained, a tokenizer, an EOS.
 
-Only JSON and the headers of the weights are read: no tensor, no torch. What loading would find out in a minute, in a
-process of the run, is found out here.
+Only JSON and the headers of the weights are read: no whole tensor, no torch. What loading would find out in a minute,
+in a process of the run, is found out here.
 """
 
 import importlib.util
@@ -13,7 +13,7 @@ from typing import Any
 
 from mrl.errors import ModelFolderError
 from mrl.hub_names import download
-from mrl.models.tensor_header import read_header
+from mrl.models.tensor_header import finer_than_bfloat16, read_header
 from mrl.tasks.jsonl_rows import relative_to
 
 LFS_POINTER = b"version https://git-lfs"
@@ -92,7 +92,8 @@ def context_tokens(folder: Path) -> int:
     text = text_part(described)
     found = text.get("max_position_embeddings") or text.get("n_positions")
     rope = text.get("rope_parameters") or text.get("rope_scaling") or {}
-    if LONGROPE in (rope.get("rope_type"), rope.get("type")):  # as in mrl.models.skeleton.most_positions
+    kinds = rope.get("rope_type"), rope.get("type")
+    if LONGROPE in kinds or "short_factor" in rope:  # as in mrl.models.skeleton.most_positions
         found = text.get(ORIGINAL) or rope.get(ORIGINAL) or found
     return found if isinstance(found, int) else 0
 
@@ -126,6 +127,23 @@ def weight_files(folder: Path, where: str, anew: str) -> list[Path]:
     raise ModelFolderError(
         "no weights", where=where, got=", ".join(others[:4]), wanted=f"{WEIGHTS}, or {INDEX} and its files", cure=cure
     )
+
+
+def check_below_adapters(folder: Path, *, key: str) -> None:
+    """Raises ModelFolderError for weights that a learner with adapters would have to round to bfloat16.
+
+    What also sees or hears is not looked at: its file holds more than a learner loads.
+    """
+    described = read_described(folder, key)
+    for file in weight_files(folder, key, "") if text_part(described) is described else ():
+        if name := finer_than_bfloat16(file):
+            raise ModelFolderError(
+                f"{key}.parameter_dtype: weights below adapters are never rounded",
+                where=str(file),
+                got=f"{name} in a finer format than bfloat16",
+                wanted="a folder whose weights are in bfloat16",
+                cure=f'{key}.parameter_dtype = "float32"',
+            )
 
 
 def _check_pointers(folder: Path, where: str, anew: str) -> None:

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 from mrl.config.nearest_key import nearest
+from mrl.config.policy_tables import PolicyTable
 from mrl.config.schema import RunConfig
 from mrl.errors import AddressError, ConfigError, EngineError, MissingError, PluginError, TaskError, in_place
 from mrl.models.size import equal_parts
@@ -17,10 +18,11 @@ from mrl.processes.planning.unit_workers import check_cores, units_of
 from mrl.processes.preparation.hub_data import unfetched_data
 from mrl.processes.preparation.hub_models import missing_model, named
 from mrl.processes.preparation.learning_values import check_learning
-from mrl.processes.preparation.model_folder import check_model_folder
+from mrl.processes.preparation.model_folder import check_below_adapters, check_model_folder
 from mrl.processes.preparation.named_plugins import check_shadows, try_regime
 from mrl.processes.preparation.prompt_fit import check_prompts
 from mrl.processes.preparation.replayed_run import check_replay
+from mrl.processes.preparation.told_waits import told_wait
 from mrl.processes.preparation.tracker_checks import check_trackers
 
 if TYPE_CHECKING:
@@ -137,11 +139,25 @@ def _check_models(
                 anew=anew,
                 is_trained=not policy.frozen,
             )
+            check_built(policy, where=f"{where}: policies.{name}.model")
+            with in_place(where):
+                if name in config.learning and policy.learner.lora and policy.learner.parameter_dtype == "bfloat16":
+                    check_below_adapters(Path(policy.model), key=f"policies.{name}.learner")
             check_sharing_out(config, name)
             with in_place(where):
                 try_regime(config, name)
         if policy.make is not None or missing is None:
             check_context(config, name, where=where)
+
+
+def check_built(policy: PolicyTable, *, where: str) -> None:
+    """Raises ModelFolderError for a config.json that transformers refuses, or makes no model of that a learner has."""
+    from mrl.models.skeleton import config_of_folder, model_size
+
+    with in_place(where):
+        described = config_of_folder(Path(policy.model))
+        if not policy.frozen:
+            model_size(described)
 
 
 def _in_file(error: TaskError | PluginError, where: str) -> TaskError | PluginError:
@@ -249,6 +265,7 @@ def check_tasks(
     from mrl.tasks.environments.environment_trial import try_environment
     from mrl.tasks.pool import build_pool
     from mrl.tasks.sources import open_source
+    from mrl.tasks.verifier_process import WALL_FACTOR
     from mrl.tasks.verifier_trial import try_verifier
 
     prompts: Sequence[Prompt] = ()
@@ -264,14 +281,19 @@ def check_tasks(
                 open_source(task, table, seed=config.pool.seed)
             except MissingError as missing:
                 (on_unfetched if on_unfetched and task in to_fetch else on_missing)(missing)
-    if on_trial is not None:
+    if on_trial is None:
+        return prompts, num_held_out
+    with told_wait("agents, which are tried until they ask something"):
         check_agents(config, on_missing)
     for task, table in config.tasks.items():
-        if table.own_verifier and on_trial is not None:
-            with suppress(MissingError):  # which was told above
+        if table.own_verifier:
+            most_s = WALL_FACTOR * table.verifier_timeout_s
+            told = f"tasks.{task}: {table.verifier} is tried on a few answers, each of which may take {most_s:g} s"
+            with suppress(MissingError), told_wait(told):  # which was told above
                 on_trial(try_verifier(task, table, seed=config.pool.seed))
-        if table.source == "environment" and on_trial is not None:
-            with suppress(MissingError):
+        if table.source == "environment":
+            told = f"tasks.{task}: {table.dataset} is tried for a turn, which may take {table.episode_s:g} s"
+            with suppress(MissingError), told_wait(told):
                 _check_says_again(config, task, try_environment(task, table, seed=config.pool.seed))
     return prompts, num_held_out
 

@@ -1,4 +1,4 @@
-"""An environment tried before a run: its class, its first start state, and a turn of nonsense."""
+"""An environment tried before a run: its class, its first start state, a turn of nonsense, and an end from outside."""
 
 import json
 import subprocess
@@ -8,7 +8,7 @@ from contextlib import closing
 
 from mrl.config.task_tables import TaskTable
 from mrl.errors import RoleFailed, TaskError
-from mrl.tasks.environments.contract import FAILURES, EnvironmentTurn, PolicyTurn
+from mrl.tasks.environments.contract import FAILURES, MAX_TURNS, EnvironmentTurn, PolicyTurn
 from mrl.tasks.environments.doors import URLS
 from mrl.tasks.environments.environment_child import START_S
 from mrl.tasks.environments.environments import environment_name, pool_of
@@ -21,7 +21,7 @@ NONSENSE = "}{ no such answer"
 
 
 def try_environment(task: str, table: TaskTable, *, seed: int) -> EnvironmentTurn:
-    """The first turn of its first start state. A second turn, to which the policy says nonsense, is tried too.
+    """The first turn of its first start state. Tried too: a turn of nonsense, and the end of an episode behind that.
 
     Raises TaskError, with what is wrong and its cure, for a class that can be no environment, and for one that fails;
     MissingError when its rows are not there.
@@ -33,8 +33,9 @@ def try_environment(task: str, table: TaskTable, *, seed: int) -> EnvironmentTur
     with closing(pool_of(table, name)) as pool:
         session = pool.open(item.number, json.loads(item.row))
         first = _turn(task, table, session.first, f"reset of {item.text[:80]!r}")
-        if not first.done:
-            _turn(task, table, session.step(PolicyTurn(NONSENSE)), f"the policy's turn {NONSENSE!r}")
+        said = f"the policy's turn {NONSENSE!r}"
+        if not first.done and not _turn(task, table, session.step(PolicyTurn(NONSENSE)), said).done:
+            _turn(task, table, session.finish(MAX_TURNS), f"the end of the episode behind {said}, as by max_turns")
     return first
 
 

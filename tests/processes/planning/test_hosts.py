@@ -1,6 +1,7 @@
 """Names, addresses and commands of several hosts, and what may not be asked of them."""
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -100,6 +101,17 @@ def test_the_first_host_of_a_slurm_job_is_the_one_that_this_runs_on(job: dict[st
     """The shell of `salloc` may be one of the login node, whose roles others would look for on the first host."""
     with pytest.raises(ConfigError, match=r"not the first of them; got '.*'; wanted n1; cure: srun .*--cpu-bind=none"):
         remote_words(config_of("x", "y"), parse_hosts("n1,n2"), job | {"SLURM_JOB_ID": "7"}, where="t")
+
+
+@pytest.mark.parametrize(("first", "told"), [("n1.cluster.org", "n1"), ("n1", "n1.cluster.org")])
+def test_a_first_host_is_called_as_slurm_calls_it(first: str, told: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With its domain or without, and the line says which. Where SLURM does not say, either is this host."""
+    hosts, job = parse_hosts(f"{first},n2"), {"SLURM_JOB_ID": "7"}
+    monkeypatch.setattr("os.uname", lambda: SimpleNamespace(nodename=told))
+    assert remote_words(config_of("x", "y"), hosts, job, where="t") == list(SRUN)
+    line = f"SLURM calls this host otherwise; got '{first}'; wanted {told}; cure: names as `scontrol show hostnames`"
+    with pytest.raises(ConfigError, match=line):
+        remote_words(config_of("x", "y"), hosts, job | {"SLURMD_NODENAME": told}, where="t")
 
 
 def test_hosts_of_a_slurm_job_that_a_run_leaves_idle_are_told_of() -> None:

@@ -1,6 +1,8 @@
 """What is refused before anything is started."""
 
+import re
 import socket
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +17,11 @@ from mrl.processes.preparation.preflight import (
     check_context,
     check_frozen,
     check_scorers,
+    check_tasks,
     check_teacher,
     preflight,
     unasked,
+    unheard,
 )
 
 
@@ -194,3 +198,31 @@ def test_the_first_host_looks_at_the_cores_of_its_own_units() -> None:
     assert "this host has no core 4000; got 'cpu:4000'" in refusal("cpu:4000")
     assert "this host has no core 4001; got 'n1/cpu:4001'" in refusal("n2/cpu:4000", "n1/cpu:4001")
     assert "core" not in refusal("n2/cpu:4000")
+
+
+def test_a_trial_that_takes_long_says_what_is_tried(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A verifier, whose calls may take minutes, and an environment; a line each time that it took so long again."""
+    code = """
+        import time
+        def score(reference, answer):
+            time.sleep(0.3)
+            return float(answer == reference)
+        class Game:
+            def reset(self): return "Guess"
+            def step(self, text): time.sleep(0.3); return "higher"
+    """
+    (tmp_path / "slow_trials.py").write_text(textwrap.dedent(code))
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{Path(__file__).parents[3]}")
+    monkeypatch.setattr("mrl.processes.preparation.told_waits.TELL_EVERY_S", 0.1)
+    judged = {"source": "words", "dataset": "trim", "verifier": "slow_trials:score", "verifier_timeout_s": 20.0}
+    tasks = {"judged": judged, "played": {"source": "environment", "dataset": "slow_trials:Game"}}
+    tables = {"run": {"name": "r", "steps": 1}, "tasks": tasks, "policies": {"a": {"model": "m"}}}
+
+    check_tasks(validate(tables, where="test"), unheard)
+
+    told = capfd.readouterr().err
+    each = "is tried on a few answers, each of which may take 120 s"
+    assert re.search(rf"^waited \d+ s for tasks.judged: slow_trials:score {each}$", told, re.MULTILINE)
+    assert "s for tasks.played: slow_trials:Game is tried for a turn, which may take 300 s\n" in told

@@ -93,6 +93,10 @@ REWARD = "    def get_reward(self): return 1\n"
         (RESET + "    def step(self, text): return 7", "step returned int"),
         (RESET + "    def step(self, text): return 'x', 'y', True", "is no number"),
         (RESET + "    def step(self, text): return 1 / 0", "my_games.py:3 in step"),
+        (RESET + STEP + "    def get_reward(self): ...",
+         "at the end of the episode behind the policy's turn '}{ no such answer', as by max_turns; got 'wrong_type: the"
+         " reward is None, which is no number"),
+        (RESET + STEP + "    def get_reward(self): return self.won", "'Game' object has no attribute 'won'"),
     ],
 )  # fmt: skip
 def test_a_class_that_can_be_no_environment_is_one_line(tmp_path, body, told):

@@ -1,0 +1,27 @@
+"""What is waited for before a run, told where it takes long."""
+
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+TELL_EVERY_S = 10.0
+
+
+@contextmanager
+def told_wait(what: str) -> Iterator[None]:
+    """While inside, standard error says every `TELL_EVERY_S` what is waited for, and for how long by now."""
+    begin_s, is_over = time.monotonic(), threading.Event()
+
+    def tell() -> None:
+        while not is_over.wait(TELL_EVERY_S):
+            print(f"waited {time.monotonic() - begin_s:.0f} s for {what}", file=sys.stderr, flush=True)
+
+    thread = threading.Thread(target=tell, name="told-wait", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        thread.join()
