@@ -69,7 +69,7 @@ class GrowingExperts:
             self.num_untold = 0
 
     def joined(self) -> Experts | None:
-        """[R, X] ids of the answer so far; None while any row is unknown."""
+        """Return the [R, X] ids of the answer so far; None while any row is unknown."""
         return None if self.num_untold else joined(self._parts)
 
 

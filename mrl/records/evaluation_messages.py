@@ -43,7 +43,7 @@ class Together(msgspec.Struct, frozen=True, kw_only=True):
     alone: dict[str, dict[str, float]]
     """A -> B -> share of the prompts that A solves and B does not, for A other than B."""
     rescuable: dict[str, Estimate]
-    """Policy -> share of the prompts that it does not solve and another policy does."""
+    """Policy -> share of the prompts that this policy does not solve and another policy does."""
 
 
 class EvaluatedAnswer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -153,7 +153,7 @@ class PutAck(_FromDaemon, frozen=True, kw_only=True, tag="put_ack"):
     stored: Count
     refused: dict[str, int]
     window_bytes: Count
-    """As in Welcome."""
+    """Bytes of Puts that the client may have unacknowledged; see Welcome."""
 
 
 class Later(_FromDaemon, frozen=True, kw_only=True, tag="later"):
@@ -161,7 +161,7 @@ class Later(_FromDaemon, frozen=True, kw_only=True, tag="later"):
 
     seq: Count
     storage: Annotated[str, msgspec.Meta(max_length=200)]
-    """As in Welcome."""
+    """Reason for which nothing can be stored; see Welcome."""
 
 
 class Deliver(_FromDaemon, frozen=True, kw_only=True, tag="deliver"):
@@ -193,7 +193,7 @@ class PairFlow(msgspec.Struct, frozen=True, kw_only=True):
     source: Name
     receiver: Name
     asked: Count
-    """Prompts that the receiver asked for."""
+    """Prompts about which the receiver asked."""
     hits: Count
     """Prompts among `asked` on which the receiver was given a record of the source, at once or later."""
     records: Count

@@ -16,7 +16,7 @@ MAX_LINE_CHARS = 2_000
 
 
 class HostReport(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="host_report"):
-    """Other host -> first host."""
+    """Another host's supervisor -> the first host's: the state of its host."""
 
     host: Name
     session: Name
@@ -38,7 +38,7 @@ class HostReport(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", ta
 
 
 class HostOrder(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="host_order"):
-    """First host -> other host, in answer to every report."""
+    """First host's supervisor -> another host's: the state of the run, in answer to every report."""
 
     phase: Literal["wait", "running", "draining", "stopping"]
     """"wait": start nothing yet, since an earlier supervisor of this host may still have processes."""

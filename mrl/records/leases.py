@@ -80,7 +80,7 @@ class LeaseGrant(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", ta
 
 
 class ReportAck(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="report_ack"):
-    """Allocator -> learner: received."""
+    """Allocator -> learner: confirms a report."""
 
     policy: Name
 

@@ -82,7 +82,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def num_sampled_tokens(self) -> int:
-        """S."""
+        """S, the number of sampled tokens."""
         return len(self.logprobs) // 4
 
     @property
@@ -302,7 +302,7 @@ class GroupsAck(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag
 
     tickets: list[Name]
     weights: WeightsNotice | None = None
-    """As in WorkGrant."""
+    """The newest weights; see WorkGrant."""
 
 
 class WeightsRequest(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="weights_request"):

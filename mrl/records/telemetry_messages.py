@@ -14,7 +14,7 @@ class MetricsRecord(msgspec.Struct, frozen=True, kw_only=True, tag_field="type",
 
     role: Name
     policy: str
-    """Empty for roles that serve no single policy."""
+    """Policy that the role serves; empty for roles that serve no single policy."""
     step: Count
     """Learner step of the policy; for a role without steps, the newest step that the role knows."""
     time_unix_s: float
@@ -47,7 +47,7 @@ class SampleRecord(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", 
     policy: Name
     step: Count
     kind: Name
-    """"rollout", "rescue", "evaluation", or "unjudged": the first answer of a kind on which a verifier failed."""
+    """"rollout", "rescue", "evaluation", or "unjudged": the first answer of a kind of verifier failure."""
     task: Name
     prompt: Annotated[str, msgspec.Meta(max_length=20_000)]
     completion: Annotated[str, msgspec.Meta(max_length=20_000)]
@@ -68,7 +68,7 @@ class Span(msgspec.Struct, frozen=True, kw_only=True):
     """An activity or a wait of a role, with its time; a long one comes in several spans."""
 
     kind: Annotated[str, msgspec.Meta(max_length=200)]
-    """For example "training" or "awaiting groups"."""
+    """Kind of the activity or wait, for example "training" or "awaiting groups"."""
     whom: Annotated[str, msgspec.Meta(max_length=200)] = ""
     """Role or policy that a wait was for, or the subject of the activity."""
     is_wait: bool = False

@@ -17,7 +17,7 @@ Seconds = Annotated[float, msgspec.Meta(ge=0.0, le=1e6)]
 
 
 class UnitReport(msgspec.Struct, frozen=True, kw_only=True):
-    """A node's knowledge about one unit."""
+    """A node's account of one unit."""
 
     unit: Name
     epoch: Count
