@@ -101,7 +101,7 @@ class TcpFront:
         self.failure: Exception | None = None
         """The error that ended the thread; None while it listens, and after `close`."""
         self._resume_s = 0.0
-        """Time at which the port is looked at again; 0 while it is."""
+        """Time at which the thread watches the port again; 0 while it watches."""
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._listener, selectors.EVENT_READ)
         self._wake_reader, self._wake_writer = os.pipe2(os.O_CLOEXEC)

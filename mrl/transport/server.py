@@ -52,7 +52,7 @@ LIVENESS = {
     # Keepalive rests while data is unacknowledged. This also ends a link whose peer takes nothing for so long (in ms).
     zmq.TCP_MAXRT: 30_000,
 }
-"""Options of every socket, by which the end of a peer is noticed that could not say goodbye."""
+"""Options of every socket, by which the end of a silent peer is noticed."""
 
 _ZAP_DOMAIN = b"mrl"
 _KEY_PROPERTY, _DESCRIPTOR_PROPERTY = "User-Id", "__fd"
@@ -69,7 +69,7 @@ class Incoming(NamedTuple):
 
 
 def any_role(_grant: Grant) -> bool:
-    """Admits every key of the run."""
+    """Admit every key of the run."""
     return True
 
 
