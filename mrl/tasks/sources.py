@@ -1,4 +1,4 @@
-"""The one list of task sources."""
+"""All sources of tasks by name, and the data set behind a task of the configuration."""
 
 import inspect
 import json

@@ -33,7 +33,7 @@ class OfferSeat(msgspec.Struct, frozen=True, tag="offer"):
 
 
 class StepSeat(msgspec.Struct, frozen=True, tag="step"):
-    """A turn of the policy."""
+    """Tells a turn of the policy and asks for the answer."""
 
     turn: PolicyTurn
 
@@ -61,7 +61,7 @@ def seat_reply(turn: EnvironmentTurn) -> bytes:
 
 
 class AgentSeat:
-    """One episode."""
+    """One episode whose environment is an agent."""
 
     def __init__(self, name: str) -> None:
         folder, self._policy, self._task = json.loads(name.removeprefix(MARK))

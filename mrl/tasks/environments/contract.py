@@ -154,7 +154,7 @@ class EnvironmentTurn:
     wants_tokens: bool = False
     """Whether the agent receives the tokens of that turn with their log-probabilities."""
     is_deterministic: bool = True
-    """Whether, behind this first turn of an episode, the environment answers equal turns equally."""
+    """Whether the environment answers equal turns of the policy equally. Read in the first turn of an episode."""
     begins_row: bool = False
     """Whether `messages` are a whole conversation, to be rendered anew in place of the earlier one. Only an agent's
     seat sets it."""

@@ -111,7 +111,7 @@ class EnvironmentPool:
         self.counts = EnvironmentCounts()
 
     def open(self, seed: int, row: Mapping[str, Any]) -> EpisodeSession:
-        """Begin an episode from this seed and row, which are JSON; never waits. `first` is the future of the first turn.
+        """Begin an episode from this seed and row, which are JSON; never waits. `first` is a future of its first turn.
 
         Futures raise RoleFailed when no process can be started.
         """

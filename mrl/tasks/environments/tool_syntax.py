@@ -165,7 +165,7 @@ def _hermes_calls(text: str) -> list[Call]:
     while text.startswith(OPEN) and len(found) <= LIMITS.calls:
         start = len(OPEN) + len(text[len(OPEN) :]) - len(text[len(OPEN) :].lstrip())
         end = _ends(text, start)
-        if not text[end:].lstrip().startswith(CLOSE):  # broken, or not closed: it ends at the next mark, or with the text
+        if not text[end:].lstrip().startswith(CLOSE):  # broken or not closed: up to the next mark, or all
             end = closed if (closed := text.find(CLOSE, start)) >= 0 else len(text)
         calls = _parsed(text[start:end].strip())
         if end == len(text) and isinstance(calls[-1], ToolCall):  # whole JSON, but more might have come

@@ -20,7 +20,7 @@ class OpenEpisode(msgspec.Struct, frozen=True, tag="open"):
 
 
 class StepEpisode(msgspec.Struct, frozen=True, tag="step"):
-    """A turn of the policy."""
+    """Tells a turn of the policy and asks for the answer."""
 
     episode: int
     turn: PolicyTurn

@@ -26,7 +26,7 @@ from mrl.tasks.sealed.system_calls import ARCHITECTURES, filter_program
 _SET_SECCOMP, _FILTER, _SET_NO_NEW_PRIVILEGES, _SET_DEATH_SIGNAL, _KILL = 22, 2, 38, 1, 9
 _CREATE_RULES, _ADD_RULE, _RESTRICT, _BENEATH = 444, 445, 446, 1
 _ALL_FILE_RIGHTS = 0x1FFF
-"""Rights of the first version of Landlock. The rights of later ones would need system calls that are refused here."""
+"""Rights of the first version of Landlock. Nothing that is open here could use the rights of later versions."""
 _EXECUTE, _READ_FILE, _READ_FOLDER = 1, 4, 8
 _LIBRARIES = ("/lib", "/lib64", "/usr/lib", "/usr/lib64", "/usr/local/lib", "/usr/share/zoneinfo", "/etc/ld.so.cache")
 OPEN_FILES = 64
