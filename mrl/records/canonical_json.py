@@ -1,6 +1,6 @@
 """One spelling for equal JSON, after RFC 8785: keys sorted by UTF-16 units, no spaces, numbers as ECMAScript has them.
 
-Whole numbers keep all their digits, where RFC 8785 has doubles alone.
+Integers keep all their digits; RFC 8785 knows only doubles.
 """
 
 import json
@@ -9,16 +9,19 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 MAX_DEPTH = 64
-"""Of objects and lists in one another."""
+"""Most levels of objects and lists nested in each other."""
 
 
 def canonical_json(value: object) -> str:
-    """The text of a JSON value. Raises ValueError for what is none, for NaN, and for text that is not UTF-8."""
+    """Return the text of a JSON value. Raises ValueError for other values, for NaN, and for text that is not UTF-8."""
     return _written(value, MAX_DEPTH)
 
 
 def parse_json(text: str) -> Any:
-    """The value of a JSON text. Raises ValueError for broken text, NaN, a key given twice, and what nests too deep."""
+    """Return the value of a JSON text.
+
+    Raises ValueError for broken text, NaN, a key given twice, and nesting deeper than `MAX_DEPTH`.
+    """
     try:
         value = strict_json(text, _refuse)
     except RecursionError:
@@ -28,9 +31,9 @@ def parse_json(text: str) -> Any:
 
 
 def strict_json(text: str, of_constant: Callable[[str], object]) -> Any:
-    """As `parse_json`, of any depth and of numbers of any size; NaN and infinities are what `of_constant` makes.
+    """Return the value of a JSON text of any depth, with numbers of any size; `of_constant` gives NaN and infinities.
 
-    Raises RecursionError where Python can nest no more.
+    Raises ValueError for broken text and a key given twice, RecursionError where Python can nest no deeper.
     """
     return json.loads(text, object_pairs_hook=_unique, parse_constant=of_constant)
 
@@ -59,7 +62,7 @@ def _written(value: object, depth: int) -> str:
 
 
 def _number(value: float) -> str:
-    """As ECMAScript writes a double: 1 for 1.0, 1e+21, 1e-7."""
+    """Return a double as ECMAScript writes it: 1 for 1.0, 1e+21, 1e-7."""
     if not math.isfinite(value):
         raise ValueError(f"{value} is no JSON")
     if value == int(value) and abs(value) < 1e21:

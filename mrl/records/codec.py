@@ -1,4 +1,4 @@
-"""Bytes <-> records. Decoding is typed, bounded, and says which field is wrong."""
+"""Bytes <-> records. Decoding is typed and bounded, and its errors name the field."""
 
 from typing import Any, TypeVar
 
@@ -12,19 +12,19 @@ SCHEMA = 2
 MAX_MESSAGE_BYTES = 8 * 1024 * 1024
 
 Buffer = bytes | bytearray | memoryview
-"""Bytes, owned or not."""
+"""Bytes, owned or a view."""
 
 T = TypeVar("T")
 _encoder = msgspec.msgpack.Encoder()
 
 
 def encode(record: msgspec.Struct) -> bytes:
-    """The msgpack form of a record: one map with string keys and a `type` tag where there are several kinds."""
+    """Encode a record with msgpack: one map with string keys, and a `type` tag where several kinds share a channel."""
     return _encoder.encode(record)
 
 
 def decoder(kind: Any) -> msgspec.msgpack.Decoder[Any]:
-    """A reusable typed decoder for `kind`, a Struct or a union of tagged Structs."""
+    """Return a reusable typed decoder for `kind`, a Struct or a union of tagged Structs."""
     return msgspec.msgpack.Decoder(kind)
 
 
@@ -42,12 +42,12 @@ def decode(data: Buffer, using: msgspec.msgpack.Decoder[T], *, max_bytes: int = 
 
 
 def pack_array(values: npt.ArrayLike, dtype: str) -> bytes:
-    """Raw little-endian bytes of a flat array; `dtype` is 'i4', 'f4' or 'u1'."""
+    """Return a flat array as raw little-endian bytes; `dtype` is 'i4', 'f4' or 'u1'."""
     return np.ascontiguousarray(values, dtype="<" + dtype).tobytes()
 
 
 def unpack_array(data: bytes, dtype: str) -> npt.NDArray[Any]:
-    """The flat array behind raw bytes, as a read-only view.
+    """Return the flat array that the raw bytes hold, as a read-only view.
 
     Raises RecordError when the length is no multiple of the item size.
     """

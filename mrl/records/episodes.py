@@ -1,6 +1,6 @@
 """Episodes: answers of several segments, some sampled by a policy and the others given by an environment.
 
-Messages mean the same to every policy; how they are spelled in tokens is a matter of each policy's own template.
+Messages mean the same to every policy; each policy's own chat template renders them in tokens.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,27 +13,27 @@ from mrl.records.canonical_json import canonical_json, parse_json
 from mrl.records.version import Count
 
 MAX_TURN_BYTES = 1 << 20
-"""Text of all messages of a turn with their tool calls, as UTF-8."""
+"""Most bytes of UTF-8 text of all messages of a turn, tool calls included."""
 MAX_TURN_MESSAGES, MAX_TURN_CALLS, MAX_NAME_CHARS = 256, 64, 64
 MAX_TOOLS, MAX_SCHEMA_BYTES = 128, 1 << 16
-"""What an environment may offer, and one tool's description and schema as canonical JSON."""
+"""Most tools of an environment, and most bytes of one tool's description and schema as canonical JSON."""
 MAX_SEGMENTS = 2000
 NAMELESS = "unknown"
-"""The tool that the answer to a broken call is of."""
+"""Name of the tool in the answer to a broken call."""
 CUT = "cut"
-"""How an episode ends whose last turn reached the policy's token limit."""
+"""Ending of an episode whose last turn reached the policy's token limit."""
 MAX_LAST_MESSAGES, MAX_LAST_CHARS = 8, 2000
-"""Kept of what an environment says behind the policy's last turn."""
+"""Most messages, and characters of each, that are kept of an environment's words after the policy's last turn."""
 Text = Annotated[str, msgspec.Meta(max_length=MAX_TURN_BYTES)]
 MessageRole = Literal["system", "user", "assistant", "tool"]
 
 
 class ToolCall(msgspec.Struct, frozen=True):
-    """One call of a tool, free of any family's syntax."""
+    """One call of a tool, in no model family's syntax."""
 
     name: str
     arguments: Text = "{}"
-    """A JSON object in its canonical form, `{"key":"b"}`."""
+    """A JSON object in canonical form, `{"key":"b"}`."""
 
     def __post_init__(self) -> None:
         check_name("a tool call's name", self.name)
@@ -46,7 +46,7 @@ class ToolCall(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, name: str, arguments: Mapping[str, Any]) -> "ToolCall":
-        """A call with these arguments. Raises RecordError where they are no JSON."""
+        """Return a call with these arguments. Raises RecordError for arguments that are not JSON."""
         try:
             return cls(name, canonical_json(arguments))
         except (TypeError, ValueError) as error:
@@ -54,7 +54,7 @@ class ToolCall(msgspec.Struct, frozen=True):
 
     @property
     def values(self) -> dict[str, Any]:
-        """The arguments by name."""
+        """Arguments by name."""
         return dict(parse_json(self.arguments))
 
 
@@ -67,9 +67,9 @@ class Message(msgspec.Struct, frozen=True, omit_defaults=True):
     role: MessageRole
     content: Text
     tool_calls: Annotated[tuple[ToolCall, ...], msgspec.Meta(max_length=MAX_TURN_CALLS)] = ()
-    """Of an assistant's message: the tools that it calls."""
+    """Tools that an assistant's message calls; empty in other messages."""
     name: str = ""
-    """Of a tool's message: the tool that answers."""
+    """Tool that gives the answer of a tool's message; empty in other messages."""
 
     def __post_init__(self) -> None:
         if self.role not in get_args(MessageRole):
@@ -85,7 +85,7 @@ class Message(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @property
     def num_bytes(self) -> int:
-        """Length of its content and its calls. Raises RecordError for text that is not UTF-8."""
+        """Bytes of the content and the calls as UTF-8. Raises RecordError for text that is not UTF-8."""
         return bytes_of(self.content) + sum(bytes_of(call.name + call.arguments) for call in self.tool_calls)
 
 
@@ -112,52 +112,52 @@ class ToolSpec(msgspec.Struct, frozen=True):
 
     @property
     def num_bytes(self) -> int:
-        """Length of its description and its schema."""
+        """Bytes of the description and the schema as UTF-8."""
         return bytes_of(self.description) + bytes_of(self.parameters)
 
     def as_chat(self) -> dict[str, Any]:
-        """As chat templates take it."""
+        """Return the tool in the form that chat templates take."""
         described = {"name": self.name, "description": self.description, "parameters": parse_json(self.parameters)}
         return {"type": "function", "function": described}
 
 
 class Opening(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What an environment begins an episode with, spelled for no family."""
+    """First messages and tools of an environment's episode, in no model family's syntax."""
 
     messages: Annotated[tuple[Message, ...], msgspec.Meta(min_length=1, max_length=MAX_TURN_MESSAGES)]
     tools: Annotated[tuple[ToolSpec, ...], msgspec.Meta(max_length=MAX_TOOLS)] = ()
 
 
 class EpisodeSegment(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A stretch of an episode behind its prompt: one turn of the policy, or what the environment says to it."""
+    """One segment of an episode after its prompt: a turn of the policy, or the messages that the environment gives."""
 
     num_tokens: Count
-    """Tokens of the row that it takes; 0 for what an environment says at the very end."""
+    """Tokens of the segment in its row; 0 for messages of the environment after the policy's last turn."""
     is_sampled: bool
-    """Whether the policy itself sampled these tokens. Only such tokens are trained on."""
+    """Whether the policy sampled the segment. Only sampled tokens are trained on."""
     messages: Messages
     begins_row: bool = False
-    """Whether the policy saw nothing of what stands before: these tokens, which were given, are the whole conversation
-    as its chat template renders it, the messages among it."""
+    """Whether a new row begins with the segment, so that the policy saw no earlier token. The tokens of the segment are
+    given: the whole conversation as the chat template renders it, of which `messages` are the newest."""
     is_rewritten: bool = False
-    """Whether that conversation is another one than it was, of these messages alone: an agent has rewritten it."""
+    """Whether an agent rewrote the conversation, so that the new row holds only these messages."""
     is_bare: bool = False
-    """Whether an agent gave it as a text, or as ids, without roles, or the policy sampled it behind such a text. The
-    roles of its messages are then for people who read it: no template has said them. A row that begins with it holds
-    what is given here alone."""
+    """Whether an agent gave the segment as text or ids without roles, or the policy sampled the segment behind such a
+    text. The roles of its messages are then only for readers: no template rendered them. A row that begins with such
+    a segment holds none of the earlier conversation."""
 
 
 Segments = Annotated[list[EpisodeSegment], msgspec.Meta(max_length=MAX_SEGMENTS)]
 
 
 def check_name(what: str, name: str) -> None:
-    """Raises RecordError for a name that nobody could read."""
+    """Check a name. Raises RecordError for a name that is empty, too long or not printable."""
     if not name or len(name) > MAX_NAME_CHARS or not name.isprintable():
         raise RecordError(f"{what} {name!r:.80}: wanted 1 to {MAX_NAME_CHARS} printable characters")
 
 
 def bytes_of(text: str) -> int:
-    """Length as UTF-8. Raises RecordError for text that has none."""
+    """Return the length of a text as UTF-8. Raises RecordError for text that is not UTF-8."""
     try:
         return len(text.encode())
     except UnicodeEncodeError:
@@ -165,14 +165,14 @@ def bytes_of(text: str) -> int:
 
 
 def shortened(segment: EpisodeSegment) -> EpisodeSegment:
-    """What an environment says when all is over: people read it, and no message has room for the whole of it."""
+    """Return the environment's words after the policy's last turn as a segment without tokens, cut for readers."""
     first = segment.messages[:MAX_LAST_MESSAGES]
     kept = tuple(Message(one.role, one.content[:MAX_LAST_CHARS], name=one.name) for one in first)
     return EpisodeSegment(num_tokens=0, is_sampled=False, messages=kept)
 
 
 def conversation_to_read(messages: Sequence[Message]) -> tuple[Message, ...]:
-    """Of a whole conversation what a segment has room for: its beginning and its end, cut where they are long."""
+    """Return the messages of a conversation that a segment has room for: the first and the last, cut where long."""
     half = MAX_TURN_MESSAGES // 2
     kept = tuple(messages if len(messages) <= MAX_TURN_MESSAGES else (*messages[:half], *messages[-half:]))
     if sum(one.num_bytes for one in kept) <= MAX_TURN_BYTES:
@@ -181,7 +181,7 @@ def conversation_to_read(messages: Sequence[Message]) -> tuple[Message, ...]:
 
 
 def transcript(messages: Sequence[Message]) -> str:
-    """A conversation as people read it: every message behind its role, calls as `name(arguments)`."""
+    """Return a conversation for people to read: every message after its role, calls as `name(arguments)`."""
     return "\n".join(f"{_speaker(message)}: {_said(message)}" for message in messages)
 
 
@@ -195,9 +195,9 @@ def _said(message: Message) -> str:
 
 
 def as_chat(messages: Sequence[Message]) -> list[Mapping[str, Any]]:
-    """Messages as chat templates take them; answers of tools name the calls before them in their order.
+    """Return messages in the form that chat templates take; answers of tools refer in order to the calls before them.
 
-    The answer to a broken call is that of a tool `NAMELESS`: templates of Hermes want a name of each.
+    The answer to a broken call is that of a tool `NAMELESS`: the templates of Hermes need a name in every answer.
     """
     found: list[Mapping[str, Any]] = []
     num_answers = 0
@@ -217,5 +217,5 @@ def as_chat(messages: Sequence[Message]) -> list[Mapping[str, Any]]:
 
 
 def _call_id(place: int) -> str:
-    """As long as the templates of Mistral want it."""
+    """Return an id of 9 characters, as the templates of Mistral demand."""
     return f"call{place:05d}"

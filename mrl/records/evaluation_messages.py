@@ -14,35 +14,36 @@ class TaskAccuracy(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Estimate(msgspec.Struct, frozen=True, kw_only=True):
-    """A mean over prompts, with the ends of its 95 % interval over prompts."""
+    """A mean over prompts, with its 95 % bootstrap interval over prompts."""
 
     mean: float
     low: float
     high: float
     prompts: int
-    """How many the mean is over."""
+    """Number of prompts in the mean."""
 
 
 class PromptTally(msgspec.Struct, frozen=True, kw_only=True):
-    """What came of one held-out prompt."""
+    """Counts of the answers to one held-out prompt."""
 
     prompt_id: str
     answered: int
     right: int
-    """Of these answers."""
+    """Answers among `answered` that are right."""
 
 
 class Together(msgspec.Struct, frozen=True, kw_only=True):
-    """What several policies solve, each with k answers of its own to every prompt."""
+    """Results of several policies together, each with k answers of its own to every prompt."""
 
     prompts: int
-    """Those to which every policy has at least k answers; all numbers are about them."""
+    """Prompts to which every policy has at least k answers; all numbers are about these prompts."""
     union: Estimate
-    """Some policy solves the prompt: 1 - product over policies of C(n-c, k) / C(n, k)."""
+    """Probability that some policy solves the prompt: 1 - product over policies of C(n-c, k) / C(n, k), for c right
+    ones among n answers."""
     alone: dict[str, dict[str, float]]
     """A -> B -> share of the prompts that A solves and B does not, for A other than B."""
     rescuable: dict[str, Estimate]
-    """Policy -> share of the prompts that it does not solve and another policy does."""
+    """Policy -> share of the prompts that this policy does not solve and another policy does."""
 
 
 class EvaluatedAnswer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -53,43 +54,44 @@ class EvaluatedAnswer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     completion: str
     reward: float
     opening: str = ""
-    """Of an episode: its first messages as the policy was shown them, special tokens included."""
+    """First messages of an episode as the policy was shown them, special tokens included; empty of a plain answer."""
     turns: list[ToldTurn] = []
-    """Of an episode: who said what behind them."""
+    """Turns of an episode after its opening; empty of a plain answer."""
 
 
 class EvaluationResult(msgspec.Struct, frozen=True, kw_only=True):
-    """Held-out accuracy of one version, with one answer or several to every prompt.
+    """Held-out accuracy of one version, with one or several answers to every prompt.
 
-    New weights overtake answers in the engine as they do in training: the rest of an answer is theirs.
+    New weights may reach the engine during an answer, as in training; the new version then samples the rest of the
+    answer.
     """
 
     policy: str
     version: Version
-    """The one that was asked for."""
+    """Version whose evaluation was asked for."""
     step: int
     accuracy: float
-    """Mean over prompts of the share of their answers that are right (avg@n)."""
+    """Mean over prompts of the share of right answers (avg@n)."""
     per_task: dict[str, TaskAccuracy]
     answers: list[EvaluatedAnswer]
     oldest: Version
     """Oldest version that sampled a token."""
     newest: Version
     own_token_share: float
-    """Share of the tokens that the asked version sampled, 0 to 1."""
+    """Share of the tokens that `version` sampled, 0 to 1."""
     missing: int
     """Answers that did not come: refused, lost again and again, or not begun when the next evaluation was due."""
     seconds: float
-    """From the question to the last answer."""
+    """Seconds from the start of the evaluation to the last answer."""
     samples: int = 1
-    """Answers that every prompt was asked for (n)."""
+    """Answers asked for per prompt (n)."""
     estimates: dict[str, Estimate] = {}
-    """With several answers: "pass@k" of every k asked for, over the prompts with at least k answers; "avg@n"; "maj@n"
-    over the prompts with all n, how often the answer given most often is right."""
+    """Estimates where n > 1: "pass@k" for every k asked for, over the prompts with at least k answers; "avg@n";
+    "maj@n", over the prompts with all n answers, the share whose most frequent answer is right."""
     tied_majorities: int = 0
-    """Prompts in which several answers were given most often; each counts with the mean of those answers."""
+    """Prompts with several equally frequent answers; such a prompt counts in "maj@n" with the mean of these answers."""
     prompts: list[PromptTally] = []
-    """What every prompt with an answer came to, in the order asked."""
+    """Counts of every prompt with an answer, in the order asked."""
 
     @property
     def file_name(self) -> str:
@@ -98,5 +100,5 @@ class EvaluationResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def result_name(policy: str, step: int) -> str:
-    """Name of the file of the result of a step."""
+    """Return the name of the file with the result of a step."""
     return f"{policy}-{step}.json"

@@ -6,23 +6,22 @@
     Put              ------------------>    PutAck       stored, refused by reason
                                             Later        nothing can be stored at the moment
     Announce         ------------------>                 newest version of a policy (drives ages and evictions)
-    Fetch            ------------------>    Deliver      what is held now ...
+    Fetch            ------------------>    Deliver      records held now ...
                                             Deliver      ... and, with watch, each record that arrives later
     Unwatch          ------------------>
     Subscribe        ------------------>    Deliver      requests to the client's policy, each to one of its subscribers
     Done             ------------------>                 ends deliveries; requests were taken over
-    Barrier          ------------------>    BarrierState who is missing, and how far; sent again when nobody is
-    StatRequest      ------------------>    Stat         what `mrl inspect` shows
+    Barrier          ------------------>    BarrierState missing policies and their progress; again when none is missing
+    StatRequest      ------------------>    Stat         the account that `mrl inspect` shows
 
-Flow is bounded in bytes both ways. What a client has put and the daemon has not acknowledged stays within the window
-that the daemon states; what the daemon has delivered and the client has not ended with Done stays within a bound of
-the daemon. Both sides count what is unanswered, not what was ever sent: nothing leaks when a message is lost or a
-daemon restarts.
+Flow is bounded in bytes both ways. Records put by a client and not yet acknowledged stay within the window that the
+daemon states. Records delivered by the daemon and not yet ended with Done stay within a bound of the daemon. Both sides
+count unanswered messages, not all messages ever sent: nothing leaks when a message is lost or a daemon restarts.
 
-Every daemon message carries the daemon's incarnation: when it changes, or the daemon says that it does not know the
-client, the client says Hello again, puts again what was not acknowledged, and renews its watches. A Put without PutAck
-and a Fetch without its Deliver are sent again with the same `seq`; a record that is stored already is refused as a
-duplicate by its id. Announce, Subscribe and Barrier are repeated with every Ping: saying them twice changes nothing.
+Every daemon message carries the daemon's incarnation. When it changes, or the daemon says that it does not know the
+client, the client says Hello again, puts unacknowledged records again, and renews its watches. A Put without PutAck and
+a Fetch without its Deliver are sent again with the same `seq`; a record that is stored already is refused as duplicate
+by its id. Announce, Subscribe and Barrier are repeated with every Ping, and a repetition changes nothing.
 """
 
 from typing import Annotated, Literal
@@ -40,7 +39,7 @@ PromptIds = Annotated[list[Name], msgspec.Meta(max_length=4096)]
 Policies = Annotated[list[Name], msgspec.Meta(max_length=1024)]
 
 RequestKind = Literal["score_request"]
-"""Record types that ask one policy to do something."""
+"""Types of records that ask one policy to do something."""
 
 
 class _FromClient(msgspec.Struct, frozen=True, kw_only=True, tag_field="type"):
@@ -49,18 +48,19 @@ class _FromClient(msgspec.Struct, frozen=True, kw_only=True, tag_field="type"):
 
 
 class Hello(_FromClient, frozen=True, kw_only=True, tag="hello"):
-    """The client is here (again); the daemon forgets what it held for an earlier connection of the same name."""
+    """The client is here (again); the daemon forgets the state of an earlier connection of the same name."""
 
     policy: Name
 
 
 class Ping(_FromClient, frozen=True, kw_only=True, tag="ping"):
-    """Are you there, and do you know me?"""
+    """The client asks whether the daemon is there and knows it."""
 
     progress: Count = 0
-    """Another number whenever the client's policy has got on; 0 from a client that does not say."""
+    """A number that changes whenever the client's policy has made progress; 0 from a client that does not say."""
     is_full: bool = False
-    """Whether nothing should be sent until a Ping says otherwise: nobody takes what came."""
+    """Whether the daemon should send nothing until a later Ping, because the client's received records are not being
+    taken."""
 
 
 class Put(_FromClient, frozen=True, kw_only=True, tag="put"):
@@ -79,10 +79,11 @@ class Announce(_FromClient, frozen=True, kw_only=True, tag="announce"):
 
 
 class Fetch(_FromClient, frozen=True, kw_only=True, tag="fetch"):
-    """What have the others on these prompts? At most `limit` records per prompt, at most `max_age_versions` old.
+    """Ask for other policies' records on prompts: at most `limit` per prompt, at most `max_age_versions` old.
 
-    With `watch` the daemon goes on delivering later ones on each prompt, until it has had `limit` or Unwatch; a client
-    has one watch per prompt, the latest. A Fetch with a `seq` above 0 is answered even when nothing is found.
+    With `watch` the daemon also delivers later records on each prompt, until `limit` records were delivered or Unwatch
+    came. A client has one watch per prompt, the latest. A Fetch with a `seq` above 0 is answered even when nothing is
+    found.
     """
 
     policy: Name
@@ -109,14 +110,14 @@ class Subscribe(_FromClient, frozen=True, kw_only=True, tag="subscribe"):
 
 
 class Done(_FromClient, frozen=True, kw_only=True, tag="done"):
-    """These deliveries have come, and these delivered requests will be served."""
+    """These deliveries have arrived, and these delivered requests will be served."""
 
     deliveries: Annotated[list[Count], msgspec.Meta(max_length=4096)] = []
     requests: RecordIds = []
 
 
 class Barrier(_FromClient, frozen=True, kw_only=True, tag="barrier"):
-    """The policy has come to barrier `number`, which opens when all `members` have come to it or a later one.
+    """The policy has reached barrier `number`, which opens when all `members` have reached it or a later one.
 
     Numbers never go back, except after an Announce with `resumed`.
     """
@@ -127,7 +128,7 @@ class Barrier(_FromClient, frozen=True, kw_only=True, tag="barrier"):
 
 
 class StatRequest(_FromClient, frozen=True, kw_only=True, tag="stat_request"):
-    """Show yourself."""
+    """The client asks for the daemon's account of itself."""
 
 
 class _FromDaemon(msgspec.Struct, frozen=True, kw_only=True, tag_field="type"):
@@ -135,36 +136,36 @@ class _FromDaemon(msgspec.Struct, frozen=True, kw_only=True, tag_field="type"):
 
 
 class Welcome(_FromDaemon, frozen=True, kw_only=True, tag="welcome"):
-    """Answers Hello and Ping, and whatever else comes from a client that has not said Hello."""
+    """Answers Hello, Ping, and any message from a client that has not said Hello."""
 
     window_bytes: Count
-    """How many bytes of Puts the client may have unacknowledged; one Put is always allowed."""
+    """Bytes of Puts that the client may have unacknowledged; one Put is always allowed."""
     known: bool = True
-    """False: say Hello (again)."""
+    """Whether the daemon knows the client; if not, the client says Hello (again)."""
     storage: Annotated[str, msgspec.Meta(max_length=200)] = ""
-    """Why nothing is stored at the moment ("disk_full"); what is put meanwhile has to be put again."""
+    """Reason for which nothing can be stored at the moment ("disk_full"); the client puts such records again."""
 
 
 class PutAck(_FromDaemon, frozen=True, kw_only=True, tag="put_ack"):
-    """Of these Puts `stored` records are in the file; the others were refused, by reason (stale, duplicate, ...)."""
+    """The Puts `seqs` are handled: `stored` records are in the file, the others refused (stale, duplicate, ...)."""
 
     seqs: list[Count]
     stored: Count
     refused: dict[str, int]
     window_bytes: Count
-    """As in Welcome."""
+    """Bytes of Puts that the client may have unacknowledged; see Welcome."""
 
 
 class Later(_FromDaemon, frozen=True, kw_only=True, tag="later"):
-    """The Put of this number was not taken: nothing can be stored at the moment. It has to be put again."""
+    """The Put `seq` was not taken, since nothing can be stored at the moment. The client puts it again."""
 
     seq: Count
     storage: Annotated[str, msgspec.Meta(max_length=200)]
-    """As in Welcome."""
+    """Reason for which nothing can be stored; see Welcome."""
 
 
 class Deliver(_FromDaemon, frozen=True, kw_only=True, tag="deliver"):
-    """Records for this client, as encoded by their sources, with the age in versions that each has now."""
+    """Records for this client, as encoded by their sources, with the present age in versions of each."""
 
     records: list[msgspec.Raw]
     ages_versions: list[int]
@@ -173,17 +174,17 @@ class Deliver(_FromDaemon, frozen=True, kw_only=True, tag="deliver"):
     seq: Count = 0
     """The Fetch that this message answers; 0 for anything else."""
     part: Count = 1
-    """Counts the messages of one answer, from 1 to `parts`."""
+    """Number of this message among the `parts` messages of one answer, from 1."""
     parts: Count = 1
 
 
 class BarrierState(_FromDaemon, frozen=True, kw_only=True, tag="barrier_state"):
-    """Barrier `number` is open when nobody is missing."""
+    """State of barrier `number`, which is open when no policy is missing."""
 
     number: Count
     missing: Policies
     progress: Annotated[list[Count], msgspec.Meta(max_length=1024)] = []
-    """Of those who are missing, in their order: what they said last in a Ping."""
+    """Progress that each missing policy last stated in a Ping, in the order of `missing`."""
 
 
 class PairFlow(msgspec.Struct, frozen=True, kw_only=True):
@@ -192,18 +193,18 @@ class PairFlow(msgspec.Struct, frozen=True, kw_only=True):
     source: Name
     receiver: Name
     asked: Count
-    """Prompts that the receiver asked for."""
+    """Prompts about which the receiver asked."""
     hits: Count
-    """Of those, prompts on which it was given a record of the source (at once or later)."""
+    """Prompts among `asked` on which the receiver was given a record of the source, at once or later."""
     records: Count
     bytes: Count
     mean_age_versions: float
     ages_versions: Count = 0
-    """Ages of all these records together; with `records` the mean age over any stretch of time."""
+    """Sum of the ages of all these records; with `records` it gives the mean age over any stretch of time."""
 
 
 class PolicyStat(msgspec.Struct, frozen=True, kw_only=True):
-    """What the daemon holds of one policy."""
+    """The daemon's account of one policy."""
 
     policy: Name
     newest: Version | None
@@ -217,22 +218,22 @@ class PolicyStat(msgspec.Struct, frozen=True, kw_only=True):
     kinds: dict[str, int] = {}
     """Records held, by type."""
     barrier: Count | None = None
-    """The last barrier that the policy has come to."""
+    """The last barrier that the policy has reached."""
     oldest_age_versions: Count = 0
-    """Age of the oldest record held, counted from its step to that of `newest`."""
+    """Steps from the oldest record held to `newest`."""
 
 
 class ClientState(msgspec.Struct, frozen=True, kw_only=True):
-    """What is open between the daemon and one client."""
+    """Open deliveries between the daemon and one client."""
 
     client: Name
     policy: Name
     silent_s: float
-    """Since it was last heard; living clients ping every second."""
+    """Seconds since the client was last heard; living clients ping every second."""
     unacknowledged: Count
-    """Records that it was given and has not acknowledged."""
+    """Records that the client was sent and has not acknowledged."""
     queued: Count
-    """Records for it that wait for these acknowledgements."""
+    """Records for the client that wait for these acknowledgements, or for room at the client."""
 
 
 class Stat(_FromDaemon, frozen=True, kw_only=True, tag="stat"):
@@ -248,27 +249,27 @@ class Stat(_FromDaemon, frozen=True, kw_only=True, tag="stat"):
     unacknowledged: Count = 0
     """Records delivered and not yet acknowledged."""
     abandoned: Count = 0
-    """Records whose delivery was given up after several tries."""
+    """Records whose delivery the daemon gave up: sent too often, or too many queued."""
     dropped_watches: Count = 0
     """Watches dropped because there were too many."""
     unserved: Count = 0
-    """Requests that no client of their policy has been given."""
+    """Requests that no client of their policy has been given yet."""
     storage: str = ""
-    """Why nothing is stored at the moment; "" when all is well."""
+    """Reason for which nothing can be stored at the moment; "" when all is well."""
     unstored: Count = 0
     """Puts on their way to the file."""
     later: Count = 0
     """Puts that were answered with Later."""
     sessions: list[ClientState] = []
-    """The clients for which most is open, at most 256."""
+    """The clients with most unacknowledged and queued records, at most 256."""
     undelivered: Count = 0
-    """Messages whose receiver was gone or did not keep up."""
+    """Messages whose receiver was gone or too slow."""
     file_bytes: Count = 0
-    """Length of the file and of what SQLite keeps beside it."""
+    """Bytes of the file and of the files that SQLite keeps beside it."""
     commits: Count = 0
     """Transactions that were committed."""
     commit_s: float = 0.0
-    """Seconds that these took, in all."""
+    """Seconds that these transactions took, in all."""
 
 
 ClientMessage = Hello | Ping | Put | Announce | Fetch | Unwatch | Subscribe | Done | Barrier | StatRequest

@@ -1,14 +1,14 @@
-"""Why an answer has no further token."""
+"""The reason for which an answer has no further token."""
 
 from enum import StrEnum
 
 
 class FinishReason(StrEnum):
-    """A closed set, by the names that inference servers give; an answer has an end of its own after `STOP` only."""
+    """Reasons by the names that inference servers use. Only an answer with `STOP` has an end of its own."""
 
     STOP = "stop"
-    """The policy ended it, with its EOS or a stop string."""
+    """The policy ended the answer, with its EOS or a stop string."""
     LENGTH = "length"
-    """It was cut at the token limit."""
+    """The answer was cut at the token limit."""
     ABORT = "abort"
-    """The engine gave it up before either."""
+    """The engine gave the answer up before an end or the limit."""

@@ -1,4 +1,4 @@
-"""The conversation with the allocator (MWRA in the paper): who may run how many requests at once."""
+"""The conversation with the allocator (MWRA in the paper): how many requests each worker may run at once."""
 
 from typing import Annotated
 
@@ -12,49 +12,50 @@ Rate = Annotated[float, msgspec.Meta(ge=0.0, le=1e15)]
 
 
 class LeaseRequest(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="lease_request"):
-    """Worker -> allocator, about once a second: I am here, this is my throughput, renew my lease."""
+    """Worker -> allocator, about once a second: the worker is alive, reports its throughput, and renews its lease."""
 
     holder: Name
     """Worker name, unique in the run."""
     policy: Name
     generated_tokens: Count
-    """Total since the worker started."""
+    """Tokens of complete groups since the worker started."""
     slot_seconds: Rate
-    """Integral of running requests over time since the worker started."""
+    """Integral of running requests over time since the worker started, in requests times seconds."""
     epoch: Count
     """Epoch of the lease that the worker acts under; 0 before the first."""
     slots: Count = 0
-    """Requests that it may have running under that lease, or still has: those that a smaller lease has no room for.
+    """Requests that the worker may run under that lease.
 
-    A restarted allocator learns from it.
+    After a smaller grant: the requests that still run, until they fit into it. A restarted allocator learns from this
+    field which slots are in use.
     """
     newest_epoch: Count = 0
-    """Epoch of the newest lease that it was granted: the smaller one, while it still acts under an older."""
+    """Epoch of the newest lease granted; above `epoch` while more requests run than the newest lease allows."""
     sequence: Count = 0
-    """Number of this request; the grant that answers it carries it back."""
+    """Number of this request; the grant that answers the request carries this number back."""
     unit: Annotated[str, msgspec.Meta(max_length=200)] = ""
-    """The unit that the worker was started on; empty where slots are leased and not units."""
+    """Unit that the worker was started on; empty where slots are leased and not units."""
     unit_epoch: Count = 0
-    """The epoch under which it was started there."""
+    """Epoch under which the worker was started on the unit."""
     active_s: Rate = 0.0
-    """Time with an answer in flight since the worker started."""
+    """Seconds with an answer in flight since the worker started."""
     sampled_tokens: Count = 0
-    """Total since the worker started, those of answers that have not ended included."""
+    """Tokens sampled for groups since the worker started, tokens of unfinished answers included."""
     full_answers: Count = 0
-    """Answers in flight when the engine held no more; 0 while all that the lease allows fits."""
+    """Answers in flight when the engine held no more; 0 while the engine has room for all that the lease allows."""
     awaits_turn: bool = False
-    """Its engine has not begun to start on the unit, which others have in turns."""
+    """Whether the engine has not begun to start on the unit, which several policies use in turns."""
 
 
 class LeaseReturn(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="lease_return"):
-    """Worker -> allocator: I run nothing any more and never will again; what I held is free."""
+    """Worker -> allocator: the worker runs nothing and never will again; its lease is free."""
 
     holder: Name
     policy: Name
 
 
 class LearnerReport(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="learner_report"):
-    """Learner -> allocator, after every step and about once a second while it waits: totals since it started."""
+    """Learner -> allocator, after every step and about once a second in waits: totals since the learner started."""
 
     policy: Name
     trained_tokens: Count
@@ -73,13 +74,13 @@ class LeaseGrant(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", ta
     slots: Count
     epoch: Count
     ttl_s: Rate
-    """Counted from when the request that this grant answers was sent."""
+    """Seconds from the sending of the request that this grant answers."""
     sequence: Count = 0
     """Number of the request that this grant answers."""
 
 
 class ReportAck(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="report_ack"):
-    """Allocator -> learner: received."""
+    """Allocator -> learner: confirms a report."""
 
     policy: Name
 
@@ -87,7 +88,7 @@ class ReportAck(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag
 AllocatorRequest = LeaseRequest | LeaseReturn | LearnerReport
 AllocatorReply = LeaseGrant | ReportAck
 UnitRequest = AllocatorRequest | NodeReport
-"""What an allocator of whole units hears."""
+"""Messages to an allocator of whole units."""
 UnitReply = AllocatorReply | NodeOrders
 
 allocator_request_decoder: msgspec.msgpack.Decoder[AllocatorRequest] = decoder(AllocatorRequest)

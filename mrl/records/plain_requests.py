@@ -1,10 +1,10 @@
-"""Requests outside of episodes: what the gateway hands to a rollout worker, and what comes back.
+"""Requests outside of episodes: messages between the gateway and a rollout worker.
 
-Nothing of them is trained on. Every request is for one answer. Messages are msgpack over a WebSocket of the worker's:
+Nothing in them is trained on. Every request is for one answer. Messages are msgpack over a WebSocket of the worker:
 
     worker ──▶ WorkerRoom, PlainPiece, PlainAnswer, PlainRefusal        gateway ──▶ PlainRequest, WithdrawnRequest
 
-The same line carries how the turns of an episode grow, where an agent streams them (`TurnPiece`).
+The same connection carries the turns of an episode as they grow, where an agent streams them (`TurnPiece`).
 """
 
 from typing import Annotated
@@ -14,80 +14,80 @@ import msgspec
 from mrl.records.episodes import Message, Text, ToolCall
 
 LOST = "lost"
-"""Code of a refusal that says nothing of the request: another worker may answer it."""
+"""Code of a refusal that is not about the request: another worker may answer it."""
 MAX_PLAIN_MESSAGES = 4096
 
 
 class PlainRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="request"):
-    """One answer, please, to a conversation, a text or token ids: to whichever of the three is there."""
+    """A request for one answer to a conversation, a text or token ids; only one of the three is given."""
 
     request_id: str
     messages: Annotated[tuple[Message, ...], msgspec.Meta(max_length=MAX_PLAIN_MESSAGES)] = ()
     tools: tuple[Text, ...] = ()
-    """JSON of each, as chat templates take it."""
+    """JSON of each tool, as chat templates take it."""
     text: str | None = None
     token_ids: tuple[int, ...] = ()
-    """Of the policy's own tokenizer, or so whoever asks says."""
+    """Ids of the policy's own tokenizer, as the asker claims."""
     temperature: float | None = None
-    """None: the policy's own."""
+    """Sampling temperature; None for the policy's own."""
     top_p: float = 1.0
     max_new_tokens: int | None = None
-    """0 samples nothing. None: as many as the policy's own answers may have, as where it is more than that."""
+    """Most tokens of the answer; 0 samples nothing. The policy's own limit holds where this is None or above it."""
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
-    """Of the policy's own EOS ids, all of which end an answer anyway, or so whoever asks says."""
+    """EOS ids of the policy, as the asker claims; all EOS ids end an answer in any case."""
     seed: int
-    """Of 64 bits."""
+    """64-bit seed."""
     scores_given: bool = False
     """Whether the given tokens are scored, too."""
     streams: bool = False
-    """Whether pieces of the answer are told before its end."""
+    """Whether pieces of the answer are sent before its end."""
 
 
 class PlainToken(msgspec.Struct, frozen=True, array_like=True):
-    """One token of a text that was given or sampled."""
+    """One token of a given or sampled text."""
 
     token_id: int
     spelled: bytes
-    """Its bytes; those of its name for a special token."""
+    """Bytes of the token; for a special token, the bytes of its name."""
     logprob: float | None = None
-    """In nats: of a sampled one in the distribution that it was sampled from, of a given one at temperature 1."""
+    """In nats: of a sampled token under its sampling distribution, of a given token at temperature 1."""
     likeliest_spelled: bytes = b""
-    """Of a given one: the token that is likeliest in its place."""
+    """Bytes of the likeliest token in the place of a given token."""
     likeliest_logprob: float | None = None
 
 
 class PlainPiece(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="piece"):
-    """What an answer has more than at its last piece; the whole answer comes at the end all the same."""
+    """The growth of an answer since its last piece. The whole answer comes at the end all the same."""
 
     request_id: str
     version: int
-    """The step of the weights that sampled its end."""
+    """Step of the weights that sampled the last token."""
     text: str = ""
-    """May lag behind its tokens: what a character, a stop text or a call may still be made of is not in it."""
+    """New text. It lags behind the tokens while they may be part of a character, a stop text or a tool call."""
     sampled: tuple[PlainToken, ...] = ()
 
 
 class PlainAnswer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="answer"):
-    """What the policy said."""
+    """The policy's whole answer."""
 
     request_id: str
     version: int
-    """The step of the weights that sampled its end, or scored."""
+    """Step of the weights that sampled the last token, or scored the given ones."""
     given: tuple[PlainToken, ...] = ()
-    """Of a request that wants them scored; the first one has no log-probability."""
+    """Scored given tokens, where the request wants scores; the first has no log-probability."""
     num_given_tokens: int
     text: str = ""
-    """Before what ended it; with tools, before the first call that can be read."""
+    """Text before the end token or stop text; with tools, before the first valid tool call."""
     tool_calls: tuple[ToolCall, ...] = ()
     sampled: tuple[PlainToken, ...] = ()
-    """All of it, its end included."""
+    """All sampled tokens, the end included."""
     is_cut: bool = False
-    """Whether the limit ended it."""
+    """Whether the token limit ended the answer."""
 
 
 class PlainRefusal(msgspec.Struct, frozen=True, tag="refusal"):
-    """Why there is no answer: a code in a word, and a line."""
+    """The reason for which there is no answer: a code of one word, and a line of text."""
 
     request_id: str
     code: str
@@ -95,28 +95,28 @@ class PlainRefusal(msgspec.Struct, frozen=True, tag="refusal"):
 
 
 class TurnPiece(msgspec.Struct, frozen=True, kw_only=True, tag="turn_piece"):
-    """What a turn of an episode says more than at its last piece; the turn itself goes to the seat, whole."""
+    """The growth of an episode's turn since its last piece. The whole turn goes to the agent's seat at its end."""
 
     session: str
     num_turns: int
     """Turns of the policy before this one."""
     start: int
-    """Characters of it that were told before."""
+    """Characters of the turn that earlier pieces told."""
     text: str
 
 
 class WorkerRoom(msgspec.Struct, frozen=True, tag="room"):
-    """A worker of this policy takes so many requests at a time now, and answers them by this step's weights."""
+    """A worker of this policy takes at most `room` requests at once, and answers with the weights of step `version`."""
 
     policy: str
     room: int
     version: int | None
     is_kept: bool = False
-    """Whether that is an earlier step's, for whoever asks for it by its step."""
+    """Whether these are the weights of an earlier step, for requests that name that step."""
 
 
 class WithdrawnRequest(msgspec.Struct, frozen=True, tag="withdrawn"):
-    """Whoever asked is gone."""
+    """The request was withdrawn: its asker is gone."""
 
     request_id: str
 
@@ -129,15 +129,15 @@ _from_gateway: msgspec.msgpack.Decoder[FromGateway] = msgspec.msgpack.Decoder(Fr
 
 
 def read_worker(body: bytes) -> FromWorker:
-    """What a worker says. Raises msgspec.DecodeError."""
+    """Decode a worker's message. Raises msgspec.DecodeError."""
     return _from_worker.decode(body)
 
 
 def read_gateway(body: bytes) -> FromGateway:
-    """What the gateway says. Raises msgspec.DecodeError."""
+    """Decode a message of the gateway. Raises msgspec.DecodeError."""
     return _from_gateway.decode(body)
 
 
 def plain_message(message: FromWorker | FromGateway) -> bytes:
-    """As it is sent."""
+    """Encode a message for the wire."""
     return msgspec.msgpack.encode(message)

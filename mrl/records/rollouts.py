@@ -1,12 +1,12 @@
 """Own answers on their way from a rollout worker to the learner of the same policy.
 
 The worker asks for work, the learner grants prompts within its staleness budget, the worker sends scored groups, the
-learner acknowledges them. Unacknowledged groups are sent again; granted work of a lost worker is granted anew.
-Held-out prompts go the same way, as a class of their own: they are granted first, and are never trained on.
-Where weights are broadcast, the worker also asks when it is ready for them, and is told where to meet.
+learner acknowledges them. Unacknowledged groups are sent again; granted work of a lost worker is granted anew. Held-out
+prompts go the same way as a class of their own: they are granted first, and are never trained on. Where weights are
+broadcast, the worker also asks for them when it is ready, and learns where the ranks meet.
 
-Shapes: G answers per group, T tokens of one answer, S of them sampled by the policy: all but those that an environment
-gave in an episode.
+Shapes: G answers per group, T tokens of one answer, S tokens sampled by the policy: all tokens but those that an
+environment gave in an episode.
 """
 
 from collections.abc import Sequence
@@ -26,22 +26,22 @@ from mrl.records.version import Count, Name, Version, VersionSpan
 
 TokenBytes = Annotated[bytes, msgspec.Meta(max_length=4 * 1024 * 1024)]
 MAX_TEXT_BYTES = 1024 * 1024
-"""Of an answer; a longer text is cut, its tokens are not."""
+"""Most bytes of an answer's text; a longer text is cut, its tokens are not."""
 TextBytes = Annotated[bytes, msgspec.Meta(max_length=MAX_TEXT_BYTES)]
 MAX_GROUP_BYTES = 256 * 1024 * 1024
-"""Of one message between a worker and its learner; a group is one."""
+"""Most bytes of one message between a worker and its learner, such as a whole group."""
 NamedRewards = Annotated[dict[Name, Reward], msgspec.Meta(max_length=16)]
 Failure = Annotated[str, msgspec.Meta(max_length=1000)]
 FIRST_CONTINUATION = -(1 << 40)
-"""Place of the first continuation: all have places before the pass over the prompts."""
+"""Position of the first continuation. Continuations have positions below 0, the pass over the prompts from 0 on."""
 MAX_SHOWN_CHARS = 20_000
-"""Of an episode that is sent for people to read: of its opening, and of its turns."""
+"""Most characters of the opening of an episode that is sent for people to read, and of its turns."""
 ROUNDED_NATS = 0.01
-"""What rounding may put a log-probability above 0."""
+"""Most nats by which rounding may put a log-probability above 0."""
 
 
 def sampled_places(segments: Sequence[EpisodeSegment]) -> npt.NDArray[np.bool_]:
-    """[T] whether the policy sampled each token of a row of these segments."""
+    """Return [T] whether the policy sampled each token of a row of these segments."""
     return np.repeat(
         np.array([segment.is_sampled for segment in segments], dtype=bool),
         np.array([segment.num_tokens for segment in segments], dtype=np.int64),
@@ -49,31 +49,31 @@ def sampled_places(segments: Sequence[EpisodeSegment]) -> npt.NDArray[np.bool_]:
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One sampled answer, or one episode. Its ids are the ids that the engine saw; they are never re-tokenized."""
+    """One sampled answer, or one episode. Its ids are those that the engine saw; they are never re-tokenized."""
 
     token_ids: TokenBytes
-    """[T] int32, of a `finished` one up to its EOS, or to the token that completes a stop string."""
+    """[T] int32 ids. A `finished` answer goes up to its EOS, or to the token that completes a stop string."""
     logprobs: TokenBytes
-    """[S] float32, of the sampling distribution (temperature applied)."""
+    """[S] float32 log-probabilities under the sampling distribution (temperature applied), in nats."""
     versions: Annotated[list[VersionSpan], msgspec.Meta(max_length=10_000)]
     """Run-length coded version of every sampled token; the lengths sum to S."""
     completion: TextBytes
-    """The bytes of the answer without EOS; of an episode, what was said as people read it."""
+    """Bytes of the answer without EOS; of an episode, its transcript for people to read."""
     finish_reason: FinishReason
     reward: Reward
     rewards: NamedRewards = {}
-    """Its parts by name, where the verifier gave several."""
+    """Parts of the reward by name, where the verifier gave several."""
     choice: Choice = ""
-    """What it says, where the collective votes on that; its reward is the learner's to find then."""
+    """Digest of the answer's result, where the collective votes on results; the learner then finds the reward."""
     failure: Failure = ""
-    """Kind of the verifier's failure on it and how it came, as "raised: KeyError: 'n' (judges.py:7 in judge)"."""
+    """Kind and cause of the verifier's failure on the answer, as "raised: KeyError: 'n' (judges.py:7 in judge)"."""
     segments: Segments = []
-    """Of an episode: its turns, in their order; the last one with tokens is sampled. Empty where S is T."""
+    """Segments of an episode; the last segment with tokens is sampled. Empty for an answer of one turn, where S = T."""
     ending: Annotated[str, msgspec.Meta(max_length=64)] = ""
-    """Of an episode: how it ended."""
+    """How the episode ended; empty for an answer of one turn."""
     experts: ChosenExperts | None = None
-    """[S] rows: where the engine's routers sent what its sampled tokens were predicted from. None where the policy does
-    not replay that, or the engine did not say it of all of them."""
+    """[S] rows of experts that the engine's routers chose at the places that predict the sampled tokens. None where the
+    policy does not replay experts, or the engine did not return all of them."""
 
     @property
     def finished(self) -> bool:
@@ -82,7 +82,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def num_sampled_tokens(self) -> int:
-        """S."""
+        """S, the number of sampled tokens."""
         return len(self.logprobs) // 4
 
     @property
@@ -92,14 +92,14 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def row_starts(self) -> npt.NDArray[np.int32] | None:
-        """[B] where the rows of its tokens behind the first one begin; None where all are one row."""
+        """[B] places of the tokens at which the rows after the first begin; None where all tokens are one row."""
         starts_B = np.cumsum([0, *(segment.num_tokens for segment in self.segments)])[:-1]
         found_B = starts_B[[segment.begins_row for segment in self.segments]] if self.segments else starts_B
         return found_B.astype(np.int32) if found_B.size else None
 
     @property
     def is_rewritten(self) -> bool:
-        """Whether an agent has rewritten the conversation: no single row of a peer's could say it."""
+        """Whether an agent rewrote the conversation: no single row of a peer could express it."""
         return any(segment.is_rewritten for segment in self.segments)
 
     @property
@@ -109,12 +109,12 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def is_unsayable(self) -> bool:
-        """Whether no peer could say its turns: each would need a single row of messages, which have roles."""
+        """Whether no peer could express its turns, which would need a single row of messages with roles."""
         return self.is_rewritten or self.is_bare
 
     @property
     def has_sound_rows(self) -> bool:
-        """Whether each of its rows ends with a sampled token, and those behind the first one begin with a given one."""
+        """Whether each row ends with a sampled token, and each row after the first begins with a given token."""
         starts_B, is_sampled_T = self.row_starts, self.is_sampled
         if starts_B is None or is_sampled_T is None:
             return True
@@ -124,49 +124,50 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 def are_logprobs(values: npt.ArrayLike) -> bool:
-    """Whether all are log-probabilities: finite, above 0 by rounding at most."""
+    """Whether all values are log-probabilities: finite, and above 0 by rounding at most."""
     found = np.asarray(values)
     return bool(((found > -np.inf) & (found <= ROUNDED_NATS)).all())
 
 
 class Continuation(msgspec.Struct, frozen=True, kw_only=True):
-    """A state to go on from: the start state of a prompt, and the first turns of a peer's episode from there."""
+    """A state to continue from: the start state of a prompt, and the first turns of a peer's episode from there."""
 
     prompt_id: Name
     source: Name
-    """The peer."""
+    """The peer that played the turns."""
     turns: Annotated[list[SharedTurn], msgspec.Meta(min_length=2, max_length=MAX_SEGMENTS)]
-    """Up to what the environment said to the last of the peer's turns."""
+    """Segments up to the environment's answer to the last given turn of the peer."""
     num_left: Count
-    """Turns in which the peer came from there to its success."""
+    """Turns that the peer took from this state to its success."""
 
     @property
     def num_given(self) -> int:
-        """Turns of the peer that are given."""
+        """Number of given turns of the peer."""
         return sum(turn.is_sampled for turn in self.turns)
 
     @property
     def num_bytes(self) -> int:
-        """Text of the turns."""
+        """Bytes of text of the turns, tool calls included."""
         return sum(message.num_bytes for turn in self.turns for message in turn.messages)
 
 
 class ScoredGroup(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The G verified answers that one policy gave to one prompt, or in one state to go on from."""
+    """The G verified answers that one policy gave to one prompt, or from one state of a continuation."""
 
     ticket: Name
-    """The grant that this group answers; stable over resends."""
+    """Ticket of the grant that this group answers; the same in every resend."""
     prompt_id: Name
     task: Name
     prompt_token_ids: TokenBytes
-    """[P] int32 under the policy's own tokenizer; the given turns of a continuation are part of it."""
+    """[P] int32 ids under the policy's own tokenizer, given turns of a continuation included."""
     answers: Annotated[list[Answer], msgspec.Meta(min_length=1, max_length=4096)]
     continuation: Continuation | None = None
-    """Where its episodes begin, if not at the prompt's start state."""
+    """State in which the episodes begin, if not at the prompt's start state."""
     opening: Opening | None = None
-    """Of episodes that a teacher may score: what `prompt_token_ids` spells, in the words of no family."""
+    """First messages and tools of the episodes, where a teacher may score them; `prompt_token_ids` renders the same."""
     prompt_experts: ChosenExperts | None = None
-    """[P - 1] rows of the prompt's tokens but the last one, whose row is that of an answer's first token."""
+    """[P - 1] rows of the prompt's experts. The place of the prompt's last token predicts an answer's first token,
+    whose row is part of the answer."""
 
     @property
     def oldest(self) -> Version:
@@ -185,29 +186,29 @@ class ScoredGroup(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 
 
 class WorkItem(msgspec.Struct, frozen=True, kw_only=True):
-    """One group to sample: which prompt, how many answers, with which seed."""
+    """One group to sample: prompt, number of answers, and the parts of the seed."""
 
     ticket: Name
     position: Annotated[int, msgspec.Meta(ge=FIRST_CONTINUATION)]
-    """Place in the policy's seeded, endless pass over the prompt pool; below 0 that of a continuation among all of
-    them. Part of the sampling seed."""
+    """Place in the policy's seeded, endless pass over the prompt pool; below 0, place of a continuation among all
+    continuations. Part of the sampling seed."""
     prompt_id: Name
     group_size: Annotated[int, msgspec.Meta(ge=1, le=4096)]
     step: Count
     """Learner step at which the grant was made; part of the sampling seed."""
     continuation: Continuation | None = None
-    """Where its episodes begin, if not at the prompt's start state."""
+    """State in which the episodes begin, if not at the prompt's start state."""
 
 
 class HeldOutItem(msgspec.Struct, frozen=True, kw_only=True):
-    """One answer to a held-out prompt to sample, for the evaluation of a version."""
+    """One answer to sample to a held-out prompt, for the evaluation of a version."""
 
     ticket: Name
     prompt_id: Name
     version: Version
-    """Nothing older begins it; a newer one may, and may overtake it."""
+    """Oldest version that may begin the answer; a newer version may begin it, or sample the rest of it."""
     sample: Count = 0
-    """Which of the answers to its prompt; part of the sampling seed."""
+    """Number of this answer among those to its prompt; part of the sampling seed."""
 
     @property
     def group_size(self) -> int:
@@ -216,57 +217,58 @@ class HeldOutItem(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WeightsNotice(msgspec.Struct, frozen=True, kw_only=True):
-    """Where the newest weights lie."""
+    """Version and place of the newest weights."""
 
     version: Version
     manifest_path: Annotated[str, msgspec.Meta(max_length=4096)]
 
 
 class WorkRequest(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="work_request"):
-    """Worker -> learner: grant me up to `max_groups`; `holding` are the tickets that I still work on."""
+    """Worker -> learner: grant up to `max_groups`; `holding` are the tickets on which the worker still works."""
 
     worker: Name
     max_groups: Count
     holding: Annotated[list[Name], msgspec.Meta(max_length=100_000)]
     serving: Version | None = None
-    """What would sample them now; None before there are weights: those of the answer will."""
+    """Version that would sample the groups now; None before the engine has weights. The weights in the grant then
+    sample."""
     max_held_out: Count = 0
-    """Held-out prompts that may be granted too, in place of as many answers of groups."""
+    """Most held-out prompts to grant beside groups, each in place of one answer of a group."""
     max_held_out_alone: Count = 0
-    """The same where there is no work but them."""
+    """Most held-out prompts to grant where there are no groups to sample."""
     progress: Count = 0
-    """Another number whenever the worker has got on: tokens that it sampled, and answers that it judged."""
+    """A number that changes whenever the worker has sampled tokens or judged answers."""
     is_loading: bool = False
-    """Whether its engine starts or takes new weights: no token need come, and the worker itself bounds how long."""
+    """Whether the engine starts or takes new weights: no token need come, and the worker itself bounds the time."""
 
 
 class StaleGroup(msgspec.Struct, frozen=True, kw_only=True):
-    """A group that was given up: complete, it would be too stale to train on, or its environment did not begin."""
+    """A group that was given up: it would be too stale to train on when complete, or its environment did not begin."""
 
     ticket: Name
     num_tokens: Count
-    """Of the answers that had ended."""
+    """Tokens of the answers that had ended."""
     unbegun: Annotated[str, msgspec.Meta(max_length=64)] = ""
-    """Of one that was to go on from a peer's turns and did not begin: why, in a word to count."""
+    """Reason in a word, to count, for which a continuation did not begin; empty for other groups."""
 
 
 class HeldOutAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of one held-out prompt."""
+    """The answer to one held-out prompt, or the reason for its absence."""
 
     ticket: Name
     failure: Annotated[str, msgspec.Meta(max_length=1000)] = ""
-    """Why there is no answer; empty where there is one."""
+    """Reason for which there is no answer; empty where there is one."""
     versions: Annotated[list[VersionSpan], msgspec.Meta(max_length=10_000)] = []
-    """Run-length coded version of every token."""
+    """Run-length coded version of every sampled token."""
     completion: TextBytes = b""
-    """The bytes of the answer without EOS."""
+    """Bytes of the answer without EOS; of an episode, its transcript for people to read."""
     reward: Reward = 0.0
     choice: Choice = ""
-    """Of what was read out of it and judged."""
+    """Digest of the answer's result that was judged."""
     opening: Annotated[str, msgspec.Meta(max_length=MAX_SHOWN_CHARS)] = ""
-    """Of an episode: its first messages as the policy was shown them, special tokens included."""
+    """First messages of an episode as the policy was shown them, special tokens included; empty of a plain answer."""
     turns: Annotated[list[ToldTurn], msgspec.Meta(max_length=MAX_SEGMENTS)] = []
-    """Of an episode: who said what behind them, for people to read."""
+    """Turns of an episode after its opening, for people to read; empty of a plain answer."""
 
 
 class HeldOutAnswers(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="held_out_answers"):
@@ -277,7 +279,7 @@ class HeldOutAnswers(msgspec.Struct, frozen=True, kw_only=True, tag_field="type"
 
 
 class Groups(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="groups"):
-    """Worker -> learner: finished groups, and groups that will not be finished."""
+    """Worker -> learner: finished groups, and groups that will never be finished."""
 
     worker: Name
     groups: Annotated[list[ScoredGroup], msgspec.Meta(max_length=4096)]
@@ -285,69 +287,70 @@ class Groups(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="g
 
 
 class WorkGrant(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="work_grant"):
-    """Learner -> worker: answers a request; an empty list says that the staleness budget is used up."""
+    """Learner -> worker: answers a request. Empty `items` mean that the staleness budget is used up."""
 
     items: list[WorkItem]
     weights: WeightsNotice | None = None
-    """None before the first version of the learner's life is whole."""
+    """None until the first version of this life of the learner is complete."""
     held_out: list[HeldOutItem] = []
     held_out_waiting: Version | None = None
-    """The version of which held-out prompts wait that nobody has been granted yet."""
+    """Version under evaluation whose held-out prompts are not all granted yet."""
 
 
 class GroupsAck(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="groups_ack"):
-    """Learner -> worker: these tickets are taken over; forget them."""
+    """Learner -> worker: the learner has these tickets; the worker forgets them."""
 
     tickets: list[Name]
     weights: WeightsNotice | None = None
-    """As in WorkGrant."""
+    """The newest weights; see WorkGrant."""
 
 
 class WeightsRequest(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="weights_request"):
-    """Worker -> learner: give me these weights, by broadcast to so many ranks of mine, or, with none, in files."""
+    """Worker -> learner: asks for weights, by broadcast to `num_ranks` ranks of the worker, or with 0 in files."""
 
     worker: Name
     version: Version
     attempt: Count
-    """The same in every repetition of one request, and no other's."""
+    """Number of the request: the same in every repetition, different in every other request."""
     num_ranks: Annotated[int, msgspec.Meta(ge=0, le=1024)]
     gpu: Annotated[str, msgspec.Meta(max_length=100)] = ""
-    """Unique id of the GPU that takes them in; empty where that is the processor's memory."""
+    """Unique id of the GPU that receives the weights; empty where main memory does."""
     nccl: Annotated[str, msgspec.Meta(max_length=100)] = ""
-    """Version of NCCL beside that GPU."""
+    """Version of NCCL in the worker's process with that GPU."""
 
 
 class Meeting(msgspec.Struct, frozen=True, kw_only=True):
-    """Where the ranks of one broadcast meet. The learner is rank 0; the ranks of one worker follow each other."""
+    """The meeting of the ranks of one broadcast. The learner is rank 0; the ranks of one worker are consecutive."""
 
     host: Annotated[str, msgspec.Meta(max_length=300)]
     port: Annotated[int, msgspec.Meta(ge=0, le=65535)]
-    """Of the store at `host`; 0 where `file` is the store."""
+    """Port of the store at `host`; 0 where `file` is the store."""
     name: Name
     backend: Literal["gloo", "nccl"]
     first_rank: Annotated[int, msgspec.Meta(ge=0)]
     world_size: Annotated[int, msgspec.Meta(ge=2)]
     file: Annotated[str, msgspec.Meta(max_length=4096)] = ""
-    """Store of members of one host, in a folder of their user alone."""
+    """Path of the store of members on one host, in a folder that only their user can read."""
 
 
 class WeightsRoute(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="weights_route"):
-    """Learner -> worker: how to come by the weights asked for; neither way is there once there are newer ones, or where
-    no place can be had to meet at.
+    """Learner -> worker: how to get the weights asked for.
+
+    Neither way is there once newer weights exist, or where no place for a meeting can be had.
     """
 
     attempt: Count
     weights: WeightsNotice
     meeting: Meeting | None = None
     folder: Annotated[str, msgspec.Meta(max_length=4096)] = ""
-    """Where they lie as files."""
+    """Path of the manifest beside which the weights lie as files; empty where they do not."""
 
 
 class Goodbye(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="goodbye"):
-    """Learner -> worker: all steps are done, ask for nothing more. Worker -> learner: that was heard."""
+    """Learner -> worker: all steps are done, ask for nothing more. Worker -> learner: confirms."""
 
     role: Name
-    """Who says it."""
+    """Role that sends the message."""
 
 
 WorkerMessage = WorkRequest | Groups | HeldOutAnswers | WeightsRequest | Goodbye

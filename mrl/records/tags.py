@@ -1,4 +1,4 @@
-"""What the exchange reads of a record. Everything else it stores and passes on unread, byte for byte."""
+"""The fields of a record that the exchange reads. The exchange stores and passes on the rest unread, byte for byte."""
 
 from typing import Annotated
 
@@ -28,15 +28,15 @@ class Tags(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     task: Name
     schema: Annotated[int, msgspec.Meta(ge=SCHEMA, le=SCHEMA)]
     scorer: OptionalName = ""
-    """Whom a score request asks."""
+    """Policy that a score request asks; empty in other records."""
     request_id: OptionalName = ""
-    """What a score answers."""
+    """Id of the request that a score answers; empty in other records."""
     receiver: OptionalName = ""
-    """Who asked for a score."""
+    """Policy that asked for a score; empty in other records."""
 
     @property
     def is_complete(self) -> bool:
-        """Whether the record carries what its type needs."""
+        """Whether the record carries the fields that its type needs."""
         match self.type:
             case "score_request":
                 return bool(self.scorer)
@@ -47,7 +47,7 @@ class Tags(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
     @property
     def addressee(self) -> str:
-        """The one policy that may have the record; "" when all may."""
+        """The only policy that may have the record; "" when every policy may."""
         return self.scorer if self.type == "score_request" else self.receiver if self.type == "score" else ""
 
     def is_for(self, policy: str) -> bool:
@@ -56,7 +56,7 @@ class Tags(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class _Rewards(msgspec.Struct, frozen=True, gc=False):
-    """Where records of several types keep their rewards."""
+    """The fields in which records of the several types keep their rewards."""
 
     reward: Reward | None = None
     rewards: Annotated[list[Reward], msgspec.Meta(max_length=MAX_GROUP)] = []
@@ -68,7 +68,7 @@ _rewards_decoder: msgspec.msgpack.Decoder[_Rewards] = decoder(_Rewards)
 
 
 def tags_of(body: bytes | memoryview) -> Tags | None:
-    """The tags of an encoded record; None when they are missing, out of bounds or of an unknown type."""
+    """Return the tags of an encoded record; None when tags are missing, out of bounds or of an unknown type."""
     try:
         tags = decode(body, _tags_decoder)
     except RecordError:
@@ -77,7 +77,7 @@ def tags_of(body: bytes | memoryview) -> Tags | None:
 
 
 def mean_reward_of(body: bytes) -> float | None:
-    """Over all answers of an encoded record; None where it has no rewards, or none that can be read."""
+    """Return the mean reward over all answers of an encoded record; None without rewards that can be read."""
     try:
         read = decode(body, _rewards_decoder)
     except RecordError:

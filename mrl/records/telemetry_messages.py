@@ -1,4 +1,4 @@
-"""What roles tell the supervisor, the only writer of `metrics.jsonl`, of samples and of the timeline."""
+"""Messages of the roles to the supervisor, the only writer of `metrics.jsonl`, of samples and of the timeline."""
 
 from typing import Annotated
 
@@ -14,31 +14,31 @@ class MetricsRecord(msgspec.Struct, frozen=True, kw_only=True, tag_field="type",
 
     role: Name
     policy: str
-    """Empty for roles that serve no single policy."""
+    """Policy that the role serves; empty for roles that serve no single policy."""
     step: Count
-    """Learner step of the policy; for roles without one, the newest step they know."""
+    """Learner step of the policy; for a role without steps, the newest step that the role knows."""
     time_unix_s: float
     values: Annotated[dict[str, float], msgspec.Meta(max_length=1000)]
 
 
 class HeartbeatRecord(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="heartbeat"):
-    """A role is alive, and this is what it does or waits for."""
+    """Sign of life of a role, with its activity or its wait."""
 
     role: Name
     policy: str
     pid: Count
     time_unix_s: float
     doing: Annotated[str, msgspec.Meta(max_length=200)]
-    """For example "training" or "awaiting groups"."""
+    """Activity, for example "training" or "awaiting groups"."""
     awaiting: Annotated[str, msgspec.Meta(max_length=200)]
-    """What is awaited, empty when nothing is."""
+    """Name of the wait, for example "groups"; empty when nothing is awaited."""
     whom: Annotated[str, msgspec.Meta(max_length=200)]
     for_s: float
-    """How long it has been doing or awaiting this."""
+    """Seconds since the wait, or else the activity, began."""
     bound_s: float
-    """When the wait gives up; 0 when nothing is awaited."""
+    """Seconds after which the wait gives up; 0 when nothing is awaited or the wait has no bound."""
     monotonic_s: float = 0.0
-    """When it was made, by the clock of its host that nobody sets; all processes of one host have it in common."""
+    """Time of the heartbeat on its host's monotonic clock, which all processes of one host share."""
 
 
 class SampleRecord(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="sample"):
@@ -47,7 +47,7 @@ class SampleRecord(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", 
     policy: Name
     step: Count
     kind: Name
-    """"rollout", "rescue", "evaluation", or "unjudged": the first answer of a kind on which a verifier failed."""
+    """"rollout", "rescue", "evaluation", or "unjudged": the first answer of a kind of verifier failure."""
     task: Name
     prompt: Annotated[str, msgspec.Meta(max_length=20_000)]
     completion: Annotated[str, msgspec.Meta(max_length=20_000)]
@@ -57,29 +57,29 @@ class SampleRecord(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", 
     rewards: dict[str, float] = {}
     """Parts of the reward by name, where the verifier gave several."""
     failure: Annotated[str, msgspec.Meta(max_length=1000)] = ""
-    """Why the verifier gave no reward."""
+    """Reason for which the verifier gave no reward."""
     opening: Annotated[str, msgspec.Meta(max_length=20_000)] = ""
-    """Of an episode: its first messages as the policy was shown them, special tokens included."""
+    """First messages of an episode as the policy was shown them, special tokens included; empty of a plain answer."""
     turns: Annotated[list[ToldTurn], msgspec.Meta(max_length=MAX_SEGMENTS)] = []
-    """Of an episode: who said what behind them."""
+    """Turns of an episode after its opening; empty of a plain answer."""
 
 
 class Span(msgspec.Struct, frozen=True, kw_only=True):
-    """What a role did, or waited for, for a while; a long one comes in pieces."""
+    """An activity or a wait of a role, with its time; a long one comes in several spans."""
 
     kind: Annotated[str, msgspec.Meta(max_length=200)]
-    """For example "training" or "awaiting groups"."""
+    """Kind of the activity or wait, for example "training" or "awaiting groups"."""
     whom: Annotated[str, msgspec.Meta(max_length=200)] = ""
-    """Whom a wait was for, or what the activity was about."""
+    """Role or policy that a wait was for, or the subject of the activity."""
     is_wait: bool = False
     is_beside: bool = False
-    """Whether another thread did it, at the same time as what the role did itself."""
+    """Whether another thread of the role did it, at the same time as the role's own activity."""
     began_unix_s: Annotated[float, msgspec.Meta(ge=0, le=1e11)]
     duration_s: Annotated[float, msgspec.Meta(ge=0, le=1e6)]
 
 
 class SpansRecord(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="spans"):
-    """What one role did since it last said so. Spans that are not beside do not overlap."""
+    """The spans of one role since its last record of this kind. Spans with `is_beside` false do not overlap."""
 
     role: Name
     policy: str

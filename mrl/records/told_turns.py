@@ -8,30 +8,30 @@ from mrl.records.episodes import EpisodeSegment, Message, Messages
 from mrl.records.experience import SharedTurn
 
 CUT = " [...]"
-"""Stands where a text was too long to keep."""
+"""Mark at the end of a text that was cut."""
 
 
 class ToldTurn(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A stretch of an episode: one turn of the policy, or what its environment said to it."""
+    """One segment of an episode: a turn of the policy, or the messages that its environment gave."""
 
     is_sampled: bool
-    """Whether a policy said it; the rest is never trained on."""
+    """Whether a policy sampled the turn. Other turns are never trained on."""
     tokens: int | None = None
-    """That it takes in the row; 0 for what was said when all was over, None for a peer's."""
+    """Tokens of the turn in its row; 0 for messages after the policy's last turn, None for a peer's turn."""
     messages: Messages
     begins_row: bool = False
-    """Whether a new row begins with it, in which all that was said stands as the template renders it."""
+    """Whether a new row begins with the turn, in which the template renders the whole conversation."""
     is_rewritten: bool = False
-    """Whether that row holds these messages alone, as an agent has rewritten the conversation."""
+    """Whether an agent rewrote the conversation, so that the new row holds only these messages."""
     is_bare: bool = False
-    """Whether it is text without roles that an agent gave, or what was sampled behind such a text."""
+    """Whether the turn is text without roles that an agent gave, or was sampled behind such a text."""
 
 
 def told_turns(turns: Iterable[EpisodeSegment | SharedTurn], max_chars: int) -> list[ToldTurn]:
-    """The turns, up to so many characters of text; the message in which they run out is cut, and none follows.
+    """Return the turns up to `max_chars` characters of text; the message that exceeds them is cut, and is the last.
 
-    A row that an agent begins says again what stands before: all of its messages are cut rather than that it takes more
-    than a quarter of what is left.
+    A row that an agent begins repeats earlier text. Its messages are cut where they would take more than a quarter of
+    the characters left.
     """
     found: list[ToldTurn] = []
     for turn in turns:
@@ -64,7 +64,7 @@ def _chars(message: Message) -> int:
 
 
 def _cut(message: Message, most: int) -> Message:
-    """Without its calls where it is cut: a part of one is none."""
+    """Return the message, or a cut copy without tool calls: a part of a call would be no call."""
     if _chars(message) <= most:
         return message
     return Message(message.role, message.content[:most] + CUT, name=message.name)

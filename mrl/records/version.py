@@ -1,4 +1,4 @@
-"""Versions: what an engine serves and what every sampled token is tagged with."""
+"""Versions of a policy's weights: the tag of an engine and of every sampled token."""
 
 from typing import Annotated
 
@@ -11,7 +11,7 @@ Name = Annotated[str, msgspec.Meta(min_length=1, max_length=200)]
 class Version(msgspec.Struct, frozen=True, order=True, gc=False):
     """The pair (run_epoch, step) of one policy; pairs compare like tuples.
 
-    A resume starts a new `run_epoch`, and voids the later steps of the old one.
+    A resume starts a new `run_epoch`, and voids the steps of the old epoch after the resumed step.
     """
 
     run_epoch: Count
@@ -22,14 +22,14 @@ class Version(msgspec.Struct, frozen=True, order=True, gc=False):
 
 
 class VersionSpan(msgspec.Struct, frozen=True):
-    """`num_tokens` consecutive tokens of one answer that were sampled by `version`."""
+    """`num_tokens` consecutive tokens of one answer, all sampled by `version`."""
 
     num_tokens: Annotated[int, msgspec.Meta(ge=1, le=10_000_000)]
     version: Version
 
 
 def age_versions(newest: Version, oldest: Version) -> int:
-    """Steps by which `oldest` lies behind `newest`.
+    """Return the steps by which `oldest` lies behind `newest`.
 
     Across a resume only the step counts: the steps of a voided epoch that lie above `newest` have age 0 here and are
     recognised by `is_void`.
@@ -38,5 +38,5 @@ def age_versions(newest: Version, oldest: Version) -> int:
 
 
 def is_void(version: Version, resumed_at: Version) -> bool:
-    """Whether `version` belongs to an epoch that a resume at `resumed_at` cut off before that step."""
+    """Whether a resume at `resumed_at` voided `version`: an older epoch with a later step."""
     return version.run_epoch < resumed_at.run_epoch and version.step > resumed_at.step

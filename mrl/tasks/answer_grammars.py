@@ -1,8 +1,8 @@
 """The answers that a scorer may evaluate: arithmetic, expressions of known functions, and lists; none of them is code.
 
-Some scorers of reasoning-gym give an answer to Python's `eval`, or to sympy, which does the same with it. What these
-grammars let through has no name but a function's or a variable's, no attribute, no assignment, no string but an
-element of a list; so it can mean a number, a term or a list, and nothing else.
+Some scorers of reasoning-gym give an answer to Python's `eval`, or to sympy, which does the same with it. An answer of
+these grammars has no name but a function's or a variable's, no attribute, no assignment, and no string but an element
+of a list. So it can mean a number, a term or a list, and nothing else.
 """
 
 import re
@@ -23,19 +23,19 @@ _FUNCTIONS = {
 
 
 def is_arithmetic(text: str) -> bool:
-    """Whether it is made of numbers, + - * / ** and brackets alone."""
+    """Whether the text consists of numbers, + - * / ** and brackets only."""
     return len(text) <= MAX_CHARS and _ARITHMETIC.fullmatch(text) is not None
 
 
 def is_term(text: str) -> bool:
-    """Whether it is arithmetic with variables of one letter and the functions of elementary mathematics."""
+    """Whether the text is arithmetic with variables of one letter and the functions of elementary mathematics."""
     if len(text) > MAX_CHARS or not _TERM.fullmatch(text) or _ATTRIBUTE.search(text):
         return False
     return all(len(name) == 1 or name in _FUNCTIONS for name in _NAME.findall(text))
 
 
 def is_list(text: str) -> bool:
-    """Whether it is made of lists, numbers and plain strings alone."""
+    """Whether the text consists of lists, numbers and plain strings only."""
     if len(text) > MAX_CHARS or "'''" in text or '"""' in text:
         return False
     return _LIST.fullmatch(_STRING.sub("0", text)) is not None
@@ -52,4 +52,4 @@ GRAMMARS: dict[str, Callable[[str], bool]] = {
     "intermediate_integration": is_term,
     "polynomial_multiplication": is_term,
 }
-"""Data set of reasoning-gym -> what its scorer may evaluate. The scorers of all others evaluate nothing."""
+"""Data set of reasoning-gym -> grammar of the answers that its scorer may evaluate. Other scorers evaluate nothing."""

@@ -1,7 +1,7 @@
 """The rows of data files: JSONL or Parquet, one file, or a folder laid out as data sets of the Hugging Face hub are.
 
 In such a folder a split is a set of files: those that the front matter of its README names for it, or else those that
-have its name in theirs ("data/train-00000-of-00001.parquet", "train.jsonl").
+have the split's name in their own ("data/train-00000-of-00001.parquet", "train.jsonl").
 """
 
 import fnmatch
@@ -18,29 +18,30 @@ from mrl.errors import MissingError, TaskError
 from mrl.tasks.jsonl_rows import jsonl_rows, nothing, relative_to
 
 Row = tuple[str, Mapping[str, Any]]
-"""Place, for messages, and the values by their columns."""
+"""Place of the row, for messages, and its values by column."""
 PARQUET, JSONL = ".parquet", (".jsonl", ".json")
 README = "README.md"
 SAVED, ARROW = "state.json", ".arrow"
-"""Files of every split that the package datasets saved by save_to_disk."""
+"""File name and ending by which a split saved by `save_to_disk` of the package datasets is recognised."""
 DEFAULT = "default"
-"""The configuration of a README that has no name."""
+"""Name of a README's configuration that gives none."""
 INSTALL_PARQUET = "pip install 'mrl[parquet]'"
 SHARD = re.compile(r"-\d+-of-(\d+)\.")
 FRONT_MATTER = re.compile(r"\A---\r?\n(.*?)\r?\n---", re.DOTALL)
 
 
 class Split(NamedTuple):
-    """Which rows of a folder; its configuration is `subset`, "" the only or default one."""
+    """A split of a folder's data set. `subset` is the configuration; "" is the only or default one."""
 
     name: str
     subset: str = ""
 
 
 def rows_of(path: Path, split: Split, *, where: str, get: str, form: str) -> Iterator[Row]:
-    """The rows of a file, or of a split of a folder. Raises MissingError for what is not there, TaskError.
+    """Yield the rows of a file, or of a split of a folder.
 
-    `form` says in words what a row should hold, `get` is the command that fetches the data.
+    Raises MissingError for missing data, TaskError for data that cannot be used. `form` says in words what a row should
+    hold, `get` is the command that fetches the data.
     """
     if not path.is_dir():
         yield from _rows_of_file(path, where=where, get=get, form=form)
@@ -54,7 +55,7 @@ def rows_of(path: Path, split: Split, *, where: str, get: str, form: str) -> Ite
 
 
 def check_of_folder(dataset: str, given: Collection[str], *, where: str) -> None:
-    """Raises TaskError for options, of those `given`, that choose within a folder where the data set is one file."""
+    """Check options. Raises TaskError where `given` has `split` or `subset` and the data set is a single file."""
     for option in ("split", "subset"):
         if option in given and Path(dataset).is_file():
             what, wanted = f"options.{option}: a single file has none", "a folder, or a data set of the hub"
@@ -62,7 +63,7 @@ def check_of_folder(dataset: str, given: Collection[str], *, where: str) -> None
 
 
 def _check_not_saved(folder: Path, names: Sequence[str], *, where: str) -> None:
-    """Raises TaskError for what `save_to_disk` of the package datasets left: its JSON files hold no rows."""
+    """Raises TaskError for a folder that `save_to_disk` of the package datasets wrote: its JSON files hold no rows."""
     if any(posixpath.basename(name) == SAVED for name in names) and any(name.endswith(ARROW) for name in names):
         what, wanted = "a data set of save_to_disk, whose Arrow files are not read", "JSONL or Parquet files"
         cure = f"in Python: datasets.load_from_disk({str(folder)!r})['train'].to_parquet('train.parquet')"
@@ -71,8 +72,9 @@ def _check_not_saved(folder: Path, names: Sequence[str], *, where: str) -> None:
 
 
 def kept(rows: Iterator[Row], wanted: Mapping[str, Any], *, where: str) -> Iterator[Row]:
-    """The rows whose columns have the wanted values; of a list any. Raises TaskError for a column that is not there,
-    and where no row is left.
+    """Yield the rows whose columns have the wanted values, or one value of a wanted list.
+
+    Raises TaskError for a column that is not there, and where no row is left.
     """
     num_rows = num_kept = 0
     for place, row in rows:
@@ -91,7 +93,7 @@ def kept(rows: Iterator[Row], wanted: Mapping[str, Any], *, where: str) -> Itera
 
 
 def split_files(names: Sequence[str], readme: str, split: Split, *, where: str) -> list[str]:
-    """The data files of one split among `names`. Raises TaskError, which lists what there is."""
+    """Return the data files of one split among `names`. Raises TaskError, which lists the known ones."""
     files = [name for name in names if is_data(name)]
     configs = _configs(readme)
     if configs:
@@ -104,7 +106,7 @@ def split_files(names: Sequence[str], readme: str, split: Split, *, where: str) 
         found = _of_split([name for name in files if f"/{folder}" in f"/{name}"], split, where)
     if not found:
         raise _no_such("split", split.name, files, where)
-    # A split in both forms is the same rows twice.
+    # Parquet and JSONL files of one split hold the same rows.
     found = [name for name in found if name.endswith(PARQUET)] or found
     for name in found:
         whole = SHARD.search(name)
@@ -120,9 +122,9 @@ def is_data(name: str) -> bool:
 
 
 def _of_split(names: Sequence[str], split: Split, where: str) -> list[str]:
-    """The files that have the split in their own names or, where none has, as a folder above them.
+    """Return the files that have the split in their own names or, where none has, as a folder above them.
 
-    Raises TaskError where these lie in several folders and nothing says which is meant.
+    Raises TaskError where these files lie in several folders and no subset is given.
     """
     word = re.compile(rf"(^|[_.-]){re.escape(split.name)}[_.-]")
     subset_of = {name: posixpath.dirname(name) for name in names if word.search(posixpath.basename(name))}
@@ -139,7 +141,7 @@ def _of_split(names: Sequence[str], split: Split, where: str) -> list[str]:
 
 
 def _config_of(configs: Sequence[Mapping[str, Any]], subset: str, where: str) -> Mapping[str, Any]:
-    """The configuration of a README that `subset` names, or the default one. Raises TaskError for none."""
+    """Return the configuration of a README that `subset` names, or the default one. Raises TaskError without one."""
     known = {str(config.get("config_name", DEFAULT)): config for config in configs}
     if not subset:
         marked = [name for name, config in known.items() if config.get("default") is True]
@@ -152,7 +154,7 @@ def _config_of(configs: Sequence[Mapping[str, Any]], subset: str, where: str) ->
 
 
 def _fits(name: str, pattern: str) -> bool:
-    """Whether a path has the form of a pattern, in which * and ? stand for no slash, and ** for any folders."""
+    """Whether a path matches a pattern, in which * and ? match no slash, and ** matches any folders."""
     return _fit(PurePosixPath(name).parts, PurePosixPath(pattern).parts)
 
 
@@ -165,7 +167,7 @@ def _fit(parts: Sequence[str], patterns: Sequence[str]) -> bool:
 
 
 def _configs(readme: str) -> list[Mapping[str, Any]]:
-    """The configurations that the front matter of a README lists; none where there is none, or it is no YAML."""
+    """Return the configurations in the front matter of a README; none without front matter, or where it is no YAML."""
     matter = FRONT_MATTER.match(readme)
     if matter is None:
         return []
@@ -179,7 +181,7 @@ def _configs(readme: str) -> list[Mapping[str, Any]]:
 
 
 def _splits(config: Mapping[str, Any]) -> dict[str, list[str]]:
-    """Split -> patterns of its files; what has no form of such is left out."""
+    """Return split -> patterns of its files; entries of any other form are left out."""
     found: dict[str, list[str]] = {}
     for one in _listed(config.get("data_files")):
         told = one if isinstance(one, dict) else {"path": one}
@@ -190,12 +192,12 @@ def _splits(config: Mapping[str, Any]) -> dict[str, list[str]]:
 
 
 def _listed(told: object) -> list[Any]:
-    """A list as it is, and of one thing a list."""
+    """Return a list as it is, any other value in a list of one."""
     return told if isinstance(told, list) else [told]
 
 
 def _check_one(known: Collection[str], where: str) -> str:
-    """The only subset, or "" where there is none. Raises TaskError for several."""
+    """Return the only subset, or "" where there is none. Raises TaskError for several."""
     if len(known) > 1:
         got = ", ".join(sorted(name or "the outer folder" for name in known)[:8])
         what = "options.subset: the data set has several, and none is chosen"

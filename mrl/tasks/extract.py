@@ -1,4 +1,4 @@
-r"""Where in a completion the answer stands: in tags, in \boxed{}, or after "the answer is".
+r"""The place of the answer in a completion: in tags, in \boxed{}, or after "the answer is".
 
 Every function takes time linear in the completion, which may be a megabyte of anything.
 """
@@ -11,13 +11,13 @@ BOX = re.compile(r"\\(?:boxed|fbox)(?![a-zA-Z])\s*")
 STATED = re.compile(r"(?i)\banswer\s*(?:is\b|:|=)[ \t:=]*|####[ \t]*")
 SENTENCE_END = re.compile(r"\.(?:\s|$)|\n")
 TAIL_CHARS = 1_000
-"""A stated answer is looked for in the last so many characters."""
+"""Characters at the end of a completion in which a stated answer is looked for."""
 MAX_ANSWER_CHARS = 1_000
-"""A longer answer is none."""
+"""Longest answer; a longer one counts as no answer."""
 
 
 def tagged_answer(completion: str) -> str:
-    """What stands in the last `<answer>...</answer>`, or the whole completion without one; stripped.
+    """Return the content of the last `<answer>...</answer>`, or the whole completion without one; stripped.
 
     >>> tagged_answer("reverse <answer>nus</answer>")
     'nus'
@@ -28,7 +28,7 @@ def tagged_answer(completion: str) -> str:
 
 
 def boxed_answer(text: str) -> str:
-    r"""The content of the last \boxed{...} or \fbox{...}; "" without one, or when its brace is not closed.
+    r"""Return the content of the last \boxed{...} or \fbox{...}; "" without one, or when its brace is not closed.
 
     >>> boxed_answer(r"so \boxed{3}, no, \boxed{\frac{1}{2}}")
     '\\frac{1}{2}'
@@ -44,7 +44,7 @@ def boxed_answer(text: str) -> str:
 
 
 def stated_answer(text: str) -> str:
-    """What follows the last "answer is", "answer:" or "####", up to the end of the sentence; "" without one.
+    """Return the text after the last "answer is", "answer:" or "####", up to the end of the sentence; "" without one.
 
     >>> stated_answer("Final Answer: The final answer is $12$. I hope it is correct.")
     '12'
@@ -63,12 +63,12 @@ def stated_answer(text: str) -> str:
 
 
 def choice_of(extracted: str) -> str:
-    """16 hex digits: equal for answers that read the same; "" for one that is empty."""
+    """Return 16 hex digits, equal for equal extracted answers; "" for an empty answer."""
     return hashlib.blake2b(extracted.encode(errors="replace"), digest_size=8).hexdigest() if extracted else ""
 
 
 def _braced(text: str) -> str:
-    r"""The content of the braces that `text` begins with; an escaped one (as in \{1, 2\}) opens and closes nothing."""
+    r"""Return the content of the braces that begin `text`; an escaped brace (in \{1, 2\}) opens and closes nothing."""
     depth = 0
     for found in re.finditer(r"\\.|[{}]", text, re.DOTALL):
         depth += {"{": 1, "}": -1}.get(found[0], 0)

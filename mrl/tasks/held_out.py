@@ -1,7 +1,7 @@
-"""The books of one evaluation: which answers to held-out prompts wait, which are under way, and what came of them.
+"""The books of one evaluation: answers to held-out prompts that wait, that are being given, and that came.
 
-All answers to a prompt are begun before those to the next one. One that was lost with a worker or an engine waits
-again, a bounded number of times: one that takes engines down with it costs itself.
+All answers to a prompt are begun before those to the next prompt. An answer lost with a worker or an engine waits
+again, a bounded number of times: an answer that takes engines down with it then counts as missing.
 """
 
 from collections import Counter, deque
@@ -16,27 +16,27 @@ from mrl.records.version import Version
 from mrl.tasks.pool import Prompt
 
 MAX_GRANTS = 3
-"""Of one answer. A worker outlives one loss of its engine more."""
+"""Most grants of one answer. A worker survives one loss of its engine more than that."""
 SHOWN_PER_TASK = 3
 
 
 @dataclass(frozen=True, slots=True)
 class Measure:
-    """What is measured by held-out prompts."""
+    """Measures of an evaluation."""
 
     success_reward: float = 1.0
-    """An answer is right when its reward is at least this."""
+    """Least reward of a right answer."""
     samples: int = 1
     """Answers to every prompt."""
     ks: tuple[int, ...] = (1,)
-    """Those of pass@k, none above `samples`."""
+    """k of each pass@k, none above `samples`."""
 
 
 PLAIN = Measure()
 
 
 def measure_of(config: RunConfig) -> Measure:
-    """That of a run."""
+    """Return the measures that a run's configuration defines."""
     table = config.evaluation
     return Measure(config.run.success_reward, table.samples, tuple(sorted(set(table.k))))
 
@@ -53,37 +53,41 @@ class HeldOutBook:
         began_s: float,
         measure: Measure = PLAIN,
     ) -> None:
-        """An answer has a place: that of its prompt times the answers to each, and its number among these."""
+        """Begin with all answers waiting.
+
+        The place of an answer is the number of its prompt times `measure.samples`, plus its number among the prompt's
+        answers.
+        """
         self.version = version
         self._measure = measure
         self._policy, self._prompts, self._began_s = policy, list(prompts), began_s
         self._num_places = len(self._prompts) * measure.samples
         self._waiting = deque(range(self._num_places))
         self._is_waiting = set(self._waiting)
-        """Those of the places in the queue that still wait; the others are skipped."""
+        """Places in the queue that still wait; other places in the queue are skipped."""
         self._running: dict[int, str] = {}
-        """Place of an answer -> who gives it."""
+        """Place of an answer -> worker that gives it."""
         self._grants: Counter[int] = Counter()
         self._answers: dict[int, HeldOutAnswer] = {}
         self._num_answered = 0
 
     @property
     def num_waiting(self) -> int:
-        """Answers that nobody gives yet."""
+        """Answers that no worker gives yet."""
         return len(self._is_waiting)
 
     @property
     def num_missing(self) -> int:
-        """Answers that have not come by now."""
+        """Answers that have not come so far."""
         return self._num_places - self._num_answered
 
     @property
     def is_over(self) -> bool:
-        """Whether no answer is to come any more."""
+        """Whether no answer is awaited any more."""
         return not self._is_waiting and not self._running
 
     def grant(self, worker: str, most: int) -> list[HeldOutItem]:
-        """The next answers to give, at most so many."""
+        """Grant the next answers to a worker, at most `most`."""
         items: list[HeldOutItem] = []
         while self._is_waiting and len(items) < most:
             place = self._waiting.popleft()
@@ -103,7 +107,7 @@ class HeldOutBook:
         return items
 
     def accept(self, answer: HeldOutAnswer) -> bool:
-        """Take an answer in, also when its prompt waits again meanwhile; False for one of another book, or repeated."""
+        """Take an answer, also while its prompt waits again; return False for another book's or a repeated answer."""
         kind, _, number = answer.ticket.rpartition(".")
         if f"{kind}." != self._ticket("") or not number.isdigit() or int(number) >= self._num_places:
             return False
@@ -117,9 +121,9 @@ class HeldOutBook:
         return True
 
     def lose(self, is_lost: Callable[[str, str], bool]) -> int:
-        """Prompts of which `is_lost` (worker, ticket) wait again, the first ones first; returns how many they are.
+        """Have the answers for which `is_lost` (worker, ticket) wait again, first ones first; return their number.
 
-        One that was granted too often is given up.
+        An answer that was granted too often is given up.
         """
         lost = [place for place, worker in self._running.items() if is_lost(worker, self._ticket(place))]
         for place in sorted(lost, reverse=True):
@@ -130,13 +134,13 @@ class HeldOutBook:
         return len(lost)
 
     def give_up(self, *, running: bool) -> None:
-        """Begin no more prompts; with `running` await no answer either."""
+        """Begin no more answers; with `running` also await none that was begun."""
         self._is_waiting.clear()
         if running:
             self._running.clear()
 
     def result(self, now_s: float) -> EvaluationResult | None:
-        """What the answers say; None when there is none."""
+        """Return the result of the answers that came; None without any."""
         places = self._answered
         if not places:
             return None
@@ -165,7 +169,7 @@ class HeldOutBook:
         )
 
     def failures(self) -> dict[str, int]:
-        """Why answers did not come -> how many of them; those that were never begun are not among them."""
+        """Return reason -> number of answers that did not come; answers that were never begun are not counted."""
         return dict(Counter(answer.failure for answer in self._answers.values() if answer.failure))
 
     @property
@@ -183,7 +187,7 @@ class HeldOutBook:
         return self._answers[place].reward >= self._measure.success_reward
 
     def _of_prompts(self, places: Sequence[int]) -> dict[str, list[int]]:
-        """Prompt id -> places of its answers, in the order of the prompts."""
+        """Return prompt id -> places of its answers, in the order of the prompts."""
         found: dict[str, list[int]] = {}
         for place in places:
             found.setdefault(self._prompt(place).prompt_id, []).append(place)
@@ -196,7 +200,7 @@ class HeldOutBook:
         ]
 
     def _majorities(self, places: Sequence[int]) -> dict[str, Majority]:
-        """Of the prompts all of whose answers came."""
+        """Return the majority of every prompt with all answers."""
         return {
             prompt_id: majority([(self._answers[place].choice, self._is_right(place)) for place in mine])
             for prompt_id, mine in self._of_prompts(places).items()
@@ -204,7 +208,7 @@ class HeldOutBook:
         }
 
     def _estimates(self, tallies: Sequence[PromptTally], majorities: Sequence[Majority]) -> dict[str, Estimate]:
-        """None with one answer to each prompt: they would all be the accuracy."""
+        """Return the estimates; none with one answer per prompt, where all would equal the accuracy."""
         samples = self._measure.samples
         if samples == 1:
             return {}
@@ -227,7 +231,7 @@ class HeldOutBook:
 
 
 def _came(answer: HeldOutAnswer) -> bool:
-    """Whether it says anything: it was sampled, and judged."""
+    """Whether the answer counts: it was sampled, and judged."""
     return bool(answer.versions) and not answer.failure
 
 

@@ -1,6 +1,6 @@
 """The rows of a JSONL file: one JSON object a line, as UTF-8, with or without a byte order mark.
 
-A file in another encoding, an empty one, and a line that is too long to be a row are refused with the line and a cure.
+A file in another encoding, an empty file, and a line that is too long for a row are refused with the line and a cure.
 """
 
 import codecs
@@ -13,7 +13,7 @@ from mrl.errors import MissingError, TaskError
 from mrl.records.canonical_json import strict_json
 
 MAX_LINE_BYTES = 8 * 1024 * 1024
-"""Of one row. What a verifier is given of it goes through a pipe with every answer."""
+"""Longest row. A verifier that takes the row gets it through a pipe with every answer."""
 SHOWN_CHARS = 60
 BYTE_ORDER_MARKS = {
     codecs.BOM_UTF32_LE: "UTF-32",
@@ -21,15 +21,15 @@ BYTE_ORDER_MARKS = {
     codecs.BOM_UTF16_LE: "UTF-16",
     codecs.BOM_UTF16_BE: "UTF-16",
 }
-"""The longer ones first: that of UTF-32 begins like that of UTF-16."""
+"""Byte order marks, longer ones first: that of UTF-32 begins like that of UTF-16."""
 
 
 def jsonl_rows(path: Path, *, where: str, get: str, form: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """(place, row) of every line; lines of white space are none.
+    """Yield (place, row) of every line; lines of white space are skipped.
 
-    Raises MissingError without the file; TaskError for a line that is no JSON object, one with a key given twice, one
-    of more than `MAX_LINE_BYTES`, an empty file, and text that is not UTF-8. `form` says in words what the file should
-    hold, `get` is the command that fetches it.
+    Raises MissingError without the file. Raises TaskError for a line that is no JSON object, for a line with a key
+    given twice, for a line of more than `MAX_LINE_BYTES`, for an empty file, and for text that is not UTF-8. `form`
+    says in words what the file should hold, `get` is the command that fetches it.
     """
     if not path.is_file():
         raise MissingError(
@@ -54,11 +54,11 @@ def jsonl_rows(path: Path, *, where: str, get: str, form: str) -> Iterator[tuple
 
 
 def nothing(_: str) -> None:
-    """What NaN and the infinities are in a row: JSON has none, and in tables they stand for a value that is missing."""
+    """Return None for NaN and infinities in a row: JSON has none, and in tables they stand for a missing value."""
 
 
 def relative_to(path: Path) -> str:
-    """What a relative path is relative to, in words; empty for an absolute one."""
+    """Return in words the folder that a relative path starts from; empty for an absolute path."""
     return "" if path.is_absolute() else f" (relative to {Path.cwd()}, the folder that mrl was started in)"
 
 

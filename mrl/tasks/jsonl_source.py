@@ -9,9 +9,9 @@ verifier = "my_verifiers:passes_tests"             def passes_tests(reference: s
 A prompt may be a conversation, [{"role": "system", "content": "..."}, {"role": "user", "content": "..."}], as "prompt"
 or under the key "messages"; the last message is a user's. The policy's chat template renders it.
 
-What the verifier needs to know of a prompt (tests, a rubric) stands in its reference; one that is no text is given to
-it as JSON. It may also take the `prompt`, and the whole `row` as a dict. Without a verifier an answer is right when it
-is the reference, letter for letter.
+The reference holds all that the verifier needs to know of a prompt (tests, a rubric); a reference that is no text is
+given to the verifier as JSON. The verifier may also take the `prompt`, and the whole `row` as a dict. Without a
+verifier an answer is right when it equals the reference, letter for letter.
 """
 
 import json
@@ -34,12 +34,12 @@ from mrl.tasks.split import HELD_OUT_PERCENT, hash_percent
 ROW = '{"prompt": "...", "reference": "..."}'
 FORM = f"a JSONL file, one object a line: {ROW}"
 MESSAGES = "messages"
-"""Key of a row that holds a conversation, where the one of `prompt_key` is not there."""
+"""Key of a row with a conversation, read where the row has no `prompt_key`."""
 ROLES = ("system", "user", "assistant", "tool")
 ABSENT = object()
-"""In place of a value that a row does not have."""
+"""Mark for a value that a row does not have."""
 MAX_PROMPT_BYTES = 1 << 20
-"""More than any model reads at once."""
+"""Longest prompt: more than any model reads at once."""
 
 
 class JsonlOptions(Table):
@@ -50,13 +50,13 @@ class JsonlOptions(Table):
     prompt_key: str = "prompt"
     """Key of a row that holds the prompt; "extra.question" is "question" within "extra", where no key has that name."""
     reference_key: str = "reference"
-    """Key that holds what the verifier is given beside the answer, such as "reward_model.ground_truth"."""
+    """Key of the reference, which the verifier gets beside the answer, such as "reward_model.ground_truth"."""
     split: str = "train"
     """Split of a folder to train on."""
     subset: str = ""
     """Configuration of the data set in a folder."""
     filter: dict[str, Any] = Field(default={})
-    """Columns and the values, or lists of values, that rows have to have there: { level = ["Level 4", "Level 5"] }."""
+    """Columns with the value, or list of values, that a row must have there: { level = ["Level 4", "Level 5"] }."""
 
 
 class JsonlSource:
@@ -86,30 +86,30 @@ class JsonlSource:
         random.Random(f"{seed}/{len(self._items)}").shuffle(self._items)
 
     def items(self, limit: int) -> Iterator[Item]:
-        """All prompts, the held-out ones first, so that one that stands in both files is held out."""
+        """Yield all prompts, the held-out ones first, so that a prompt which stands in both files is held out."""
         yield from sorted(self._items, key=lambda item: item.part != "held_out")
 
     def extract(self, completion: str) -> str:
-        """What stands in the last <answer> tags, or the whole completion."""
+        """Return the content of the last <answer> tags, or the whole completion."""
         return tagged_answer(completion)
 
     def verifier_reference(self, item: Item) -> str:
-        """The right answer."""
+        """Return the right answer."""
         return item.reference
 
     def score(self, item: Item, answer: str) -> float:
-        """1.0 for exactly the reference."""
+        """Return 1.0 for exactly the reference, else 0.0."""
         return float(answer == item.reference.strip())
 
     def _rows(self, dataset: str, file: str, *, where: str, get: str) -> Iterator[Row]:
-        """Of a file, or where the data set is a folder of the split of that name."""
+        """Yield the rows of a file or, where the data set is a folder, of the split `file`."""
         path, split = (
             (Path(dataset), Split(file, self._options.subset)) if Path(dataset).is_dir() else (Path(file), Split(""))
         )
         yield from kept(rows_of(path, split, where=where, get=get, form=FORM), self._options.filter, where=where)
 
     def _row(self, place: str, row: Mapping[str, Any]) -> tuple[str, tuple[Turn, ...], str, str]:
-        """Prompt, its turns if it is a conversation, reference, and all of the row as JSON. Raises TaskError."""
+        """Return prompt, its turns if it is a conversation, reference, and the whole row as JSON. Raises TaskError."""
         key = self._options.prompt_key
         own, reference = _value(row, key), _value(row, self._options.reference_key)
         prompt = row.get(MESSAGES) if own is ABSENT else own
@@ -127,7 +127,7 @@ class JsonlSource:
 
 
 def _value(row: Mapping[str, Any], key: str) -> Any:
-    """What stands under the key, or else under its words between dots, one within the other; ABSENT for nothing."""
+    """Return the value under the key, else under its words between dots, one within the other; ABSENT without one."""
     if key in row:
         return row[key]
     value: Any = row
@@ -137,7 +137,7 @@ def _value(row: Mapping[str, Any], key: str) -> Any:
 
 
 def _turns(messages: list[Any], place: str, key: str) -> tuple[Turn, ...]:
-    """(role, content) of every message. Raises TaskError for what is none, and where nobody asks at the end."""
+    """Return (role, content) of every message. Raises TaskError for an invalid message, or a last one of no user."""
     turns = []
     for number, message in enumerate(messages, start=1):
         role, content = (message.get("role"), _said(message)) if isinstance(message, dict) else (None, None)
@@ -154,7 +154,7 @@ def _turns(messages: list[Any], place: str, key: str) -> tuple[Turn, ...]:
 
 
 def _said(message: Mapping[str, Any]) -> str | None:
-    """The text of a message, its parts one behind the other; None where it has none, or an image among them."""
+    """Return the text of a message, its parts joined; None where it has no text, or other parts such as an image."""
     content = message.get("content")
     if not isinstance(content, list):
         return content if isinstance(content, str) else None
@@ -164,7 +164,7 @@ def _said(message: Mapping[str, Any]) -> str | None:
 
 
 def _shown(turns: Sequence[Turn]) -> str:
-    """One user's turn is a prompt as any other; of several the roles are told."""
+    """Return the text of a single user's turn, or several turns with their roles."""
     return turns[0][1] if len(turns) == 1 else "\n".join(f"{role}: {content}" for role, content in turns)
 
 

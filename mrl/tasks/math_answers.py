@@ -1,10 +1,10 @@
-r"""Are two answers the same mathematics? By `math-verify`; runs inside a verifier process, which bounds its time.
+r"""Whether two answers are the same mathematics, by `math-verify`; runs in a verifier process, which bounds its time.
 
 The package's own time limits are off: they rest on SIGALRM, which is refused in threads and does not interrupt a big
-multiplication. It is given one boxed answer, extracted beforehand: of two boxes in one text it accepts neither.
+multiplication. The package gets one boxed answer, extracted beforehand: of two boxes in one text it accepts neither.
 
-What it reads over (the text beside a number, the left side of an equation, what stands behind an approximation, the
-base of a number) is read here: a policy under training would learn to say more than one thing.
+The package ignores the text beside a number, the left side of an equation, the text after an approximation sign, and
+the base of a number. This module compares them too: otherwise a policy in training would learn to give several answers.
 """
 
 import itertools
@@ -23,9 +23,9 @@ for name in ("math_verify.parser", "math_verify.grader"):
 
 FORMS = (LatexExtractionConfig(boxed_match_priority=0), ExprExtractionConfig())
 MAX_DEPTH = 20
-"""Deeper nesting is no answer; the parser's time grows exponentially with some of it."""
+"""Deepest nesting of brackets in an answer; the parser's time grows exponentially with some nesting."""
 ROUNDING = 0.01
-"""A value and what it is said to be approximately may differ by this part of it."""
+"""Largest relative difference between a value and its stated approximation."""
 
 _TEXT = re.compile(r"\\(?:text|textbf|textit|textrm|mathrm|mathbf|mbox)\s*\{([^{}]*)\}")
 _HEDGE = re.compile(r"\b(?:or|nor|not|either|neither|maybe|perhaps|unless|except|but)\b", re.IGNORECASE)
@@ -38,7 +38,7 @@ _THOUSANDS = re.compile(r"-?\d{1,3}(?: \d{3})+(?:\.\d+)?")
 
 
 def score(reference: str, answer: str) -> float:
-    """1.0 when `answer` is `reference`, letter for letter or mathematically, and nothing else beside it; else 0.0."""
+    """Return 1.0 when `answer` equals `reference`, as text or as mathematics, and adds nothing to it; else 0.0."""
     if _squeezed(answer) == _squeezed(reference):
         return 1.0
     if _depth(answer) > MAX_DEPTH or _says_more(reference, answer):
@@ -54,7 +54,7 @@ def score(reference: str, answer: str) -> float:
 
 @lru_cache(maxsize=256)
 def mrl_prepare_reference(reference: str) -> list[Any]:
-    """The reference as mathematics; kept, because the answers of a group share it."""
+    """Return the reference, parsed; kept, because the answers of a group share it."""
     return _parse(reference)
 
 
@@ -63,7 +63,7 @@ def _parse(answer: str) -> list[Any]:
 
 
 def _says_more(reference: str, answer: str) -> bool:
-    """Whether the answer has a part that the parser reads over and that makes it another answer than the reference."""
+    """Whether the answer has a part that the parser ignores and that makes it differ from the reference."""
     if not _HEDGE.search(reference) and any(
         _HEDGE.search(text) and len(text.split()) > 1 for text in _TEXT.findall(answer)
     ):
@@ -78,18 +78,18 @@ def _says_more(reference: str, answer: str) -> bool:
 
 
 def _bases(answer: str) -> list[str]:
-    """The subscripts of numbers."""
+    """Return the subscripts of numbers: their bases."""
     return [braced or bare for braced, bare in _BASE.findall(answer)]
 
 
 def _is_near(one: str, other: str) -> bool:
-    """Whether both are numbers, and the same but for rounding."""
+    """Whether both are numbers, and equal up to rounding."""
     first, second = _parse(one), _parse(other)
     return bool(first and second) and _is_close(first[0], second[0])
 
 
 def _is_rounded(side: Any, gold: Any) -> bool:
-    """Whether the side of an equation, a fraction or an irrational number, is the reference but for rounding."""
+    """Whether the side of an equation, not an integer, equals the reference up to rounding."""
     return not side.is_integer and _is_close(side, gold)
 
 
@@ -102,7 +102,7 @@ def _is_close(one: Any, other: Any) -> bool:
 
 
 def _numbers_equated(answer: str) -> Iterator[Any]:
-    """The sides of an equation, or of a chain of them, that are numbers; none of several equations."""
+    """Yield the sides that are numbers, of an equation or a chain of equations; none of several separate equations."""
     if _SEVERAL.search(answer):
         return
     sides, depth = [""], 0
@@ -119,14 +119,14 @@ def _numbers_equated(answer: str) -> Iterator[Any]:
 
 
 def _squeezed(answer: str) -> str:
-    """Without spaces that mean nothing: "1 2" is not 12, and "1 200" is 1200."""
+    """Return the answer without spaces that mean nothing: "1 2" is not 12, and "1 200" is 1200."""
     words = _BETWEEN_WORDS.sub(" ", answer.strip())
     words = words.replace(" ", "") if _THOUSANDS.fullmatch(words) else words
     return re.sub(r"(?<!\w)\s+|\s+(?!\w)", "", words).rstrip(".")
 
 
 def _depth(answer: str) -> int:
-    """Greatest nesting of brackets of any kind."""
+    """Return the greatest nesting of brackets of any kind."""
     depth = deepest = 0
     for letter in answer:
         depth += (letter in "([{") - (letter in ")]}")

@@ -22,11 +22,11 @@ class Problem:
     problem: str
     reference: str
     row: str
-    """As JSON."""
+    """The row as JSON."""
 
 
 class Keys(NamedTuple):
-    """Names under which a row holds its parts; of each the first that the row has counts."""
+    """Keys under which a row holds its parts; the first of each that the row has counts."""
 
     problem: tuple[str, ...] = ("problem", "question")
     answer: tuple[str, ...] = ("answer",)
@@ -34,9 +34,9 @@ class Keys(NamedTuple):
 
 
 def read_problems(rows: Iterator[tuple[str, Mapping[str, Any]]], keys: Keys) -> list[Problem]:
-    """The problems of (place, row) pairs; rows without a usable reference answer are left out.
+    """Return the problems of (place, row) pairs; rows without a usable reference answer are left out.
 
-    Raises TaskError naming the first unusable row when more than half of them are.
+    Raises TaskError naming the first unusable row when more than half of the rows are unusable.
     """
     problems: list[Problem] = []
     unusable: list[str] = []
@@ -53,7 +53,7 @@ def read_problems(rows: Iterator[tuple[str, Mapping[str, Any]]], keys: Keys) -> 
 
 
 def reference_of(row: Mapping[str, Any], keys: Keys) -> str:
-    """The right answer of a row: boxed, after "####", or the whole value of an answer key; "" when it has none."""
+    """Return the right answer of a row: boxed, after "####", or the whole value of an answer key; "" without one."""
     given, solution = _first(row, keys.answer), _first(row, keys.solution)
     for text in (given, solution):
         found = boxed_answer(text) or (stated_answer(text) if "####" in text else "")
@@ -63,7 +63,7 @@ def reference_of(row: Mapping[str, Any], keys: Keys) -> str:
 
 
 def _first(row: Mapping[str, Any], keys: Sequence[str]) -> str:
-    """The first of these values that is text or a number, as text; "" when there is none."""
+    """Return the first value under these keys that is text or a number, as text; "" when there is none."""
     for key in keys:
         value = row.get(key)
         if isinstance(value, str | int | float) and not isinstance(value, bool):

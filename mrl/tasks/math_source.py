@@ -5,7 +5,7 @@ source = "math"
 dataset = "data/math/train.jsonl"                  or the id of a data set on the hub
 options = { held_out = "data/math/test.jsonl" }    or none: then 15 % of the problems, by hash, are held out
 
-Every problem is trained on or held out; one that stands in both files is held out.
+Every problem is either trained on or held out; a problem that stands in both files is held out.
 """
 
 import importlib.util
@@ -38,13 +38,13 @@ class MathOptions(Table):
     held_out: str = ""
     """Second file, or second split of a folder, with the held-out problems."""
     filter: dict[str, Any] = Field(default={})
-    """Columns and the values, or lists of values, that rows have to have there: { level = ["Level 4", "Level 5"] }."""
+    """Columns with the value, or list of values, that a row must have there: { level = ["Level 4", "Level 5"] }."""
     prompt: str = PROMPT
     """The prompt; `{problem}` stands for the problem."""
     boxed_only: bool = False
-    """Whether an answer has to stand in \\boxed{}; otherwise "the answer is ..." and <answer> tags count as well."""
+    """Whether an answer must stand in \\boxed{}; otherwise "the answer is ..." and <answer> tags count as well."""
     problem_keys: tuple[str, ...] = DEFAULT_KEYS.problem
-    """Keys of a row that hold the problem; the first that is there counts."""
+    """Keys of a row that may hold the problem; the first that the row has counts."""
     answer_keys: tuple[str, ...] = DEFAULT_KEYS.answer
     """Keys that hold the reference answer."""
     solution_keys: tuple[str, ...] = DEFAULT_KEYS.solution
@@ -80,11 +80,11 @@ class MathSource:
         random.Random(f"{seed}/{len(self._items)}").shuffle(self._items)
 
     def items(self, limit: int) -> Iterator[Item]:
-        """All problems, the held-out ones of a second file first, so that a repeated problem is held out."""
+        """Yield all problems, the held-out ones of a second file first, so that a repeated problem is held out."""
         yield from sorted(self._items, key=lambda item: item.part != "held_out")
 
     def extract(self, completion: str) -> str:
-        r"""The content of the last \boxed{}, else (unless `boxed_only`) of <answer> tags or after "the answer is"."""
+        r"""Return the content of the last \boxed{}, else (unless `boxed_only`) of <answer> tags or a stated answer."""
         answer = boxed_answer(completion)
         if not answer and not self._options.boxed_only:
             tagged = tagged_answer(completion) if "</answer>" in completion else ""
@@ -92,11 +92,11 @@ class MathSource:
         return answer if len(answer) <= MAX_ANSWER_CHARS else ""
 
     def verifier_reference(self, item: Item) -> str:
-        """The right answer."""
+        """Return the right answer."""
         return item.reference
 
     def score(self, item: Item, answer: str) -> float:
-        """1.0 for an answer equal to the reference; in this process and without limits: pools use `verifier`."""
+        """Return 1.0 for an answer equal to the reference; in this process and without limits: pools use `verifier`."""
         module = importlib.import_module(self.verifier.partition(":")[0])
         return float(module.score(item.reference, answer))
 

@@ -1,4 +1,4 @@
-"""The named operations that solve the word tasks; a locally made policy names one before it answers."""
+"""The named operations that solve the word tasks. A locally made policy names an operation before it answers."""
 
 import difflib
 from collections.abc import Callable
@@ -6,7 +6,7 @@ from collections.abc import Callable
 from mrl.errors import TaskError
 
 Operation = Callable[[str, str], str]
-"""(subject, letter) -> result; only counting reads the letter, and takes the first one where none is asked for."""
+"""(subject, letter) -> result. Only counting reads the letter; it counts the first letter where none is asked for."""
 
 OPERATIONS: dict[str, Operation] = {
     "reverse": lambda word, _: word[::-1],
@@ -21,7 +21,7 @@ OPERATIONS: dict[str, Operation] = {
 
 
 def check_operation(name: str, *, where: str) -> None:
-    """Raises TaskError for an operation that does not exist."""
+    """Check an operation's name. Raises TaskError for an operation that does not exist."""
     if name not in OPERATIONS:
         near = difflib.get_close_matches(name, OPERATIONS, n=1)
         raise TaskError(
@@ -34,7 +34,7 @@ def check_operation(name: str, *, where: str) -> None:
 
 
 def write_completion(operation: str, result: str) -> str:
-    """The answer's form in the warm start.
+    """Return a completion in the form that the warm start teaches.
 
     >>> write_completion("reverse", "nus")
     'reverse <answer>nus</answer>'

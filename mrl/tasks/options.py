@@ -14,7 +14,7 @@ Options = TypeVar("Options", bound=Table)
 
 
 def checked_options(table: type[Options], options: Mapping[str, Any], *, where: str) -> Options:
-    """The options as the source's table. Raises TaskError for the first that does not exist or is not valid."""
+    """Return the options as the source's table. Raises TaskError for the first that does not exist or is not valid."""
     try:
         return table.model_validate(dict(options))
     except ValidationError as error:

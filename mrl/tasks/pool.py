@@ -1,6 +1,6 @@
 """The finite prompt pool that all policies cycle over, and the held-out split.
 
-Which prompts exist depends on the task tables and `pool.seed` alone, so that all processes and all runs agree.
+The task tables and `pool.seed` alone determine the prompts, so that all processes and all runs agree.
 """
 
 import hashlib
@@ -27,7 +27,7 @@ from mrl.tasks.verify import Judge, Verdict, VerificationRequest
 
 MIN_ENTRIES = 2_000
 ENTRIES_PER_PROMPT = 25
-"""A data set whose first so many entries hold too few distinct prompts counts as too small."""
+"""Entries looked at per wanted prompt, at least MIN_ENTRIES. Too few distinct prompts among them are an error."""
 ALL = sys.maxsize
 
 
@@ -42,11 +42,11 @@ class Prompt:
     task: str
     text: str
     turns: tuple[Turn, ...] = ()
-    """The messages, where the prompt is a conversation."""
+    """Messages of a prompt that is a conversation."""
 
     @property
     def content(self) -> str | tuple[Turn, ...]:
-        """What a policy is asked: the text of one user's turn, or the messages of a conversation."""
+        """The question for a policy: the text of one user's turn, or the messages of a conversation."""
         return self.turns or self.text
 
 
@@ -82,45 +82,45 @@ class TaskPool:
 
     @property
     def held_out(self) -> list[Prompt]:
-        """The held-out split, tasks mixed; never returned by `prompt_at`."""
+        """The held-out split, tasks mixed; `prompt_at` never returns one of these prompts."""
         return list(self._held_out)
 
     @property
     def prompts(self) -> list[Prompt]:
-        """All of them, training prompts first."""
+        """All prompts, training prompts first."""
         return [*self._train, *self._held_out]
 
     def longest(self, count: int) -> list[Prompt]:
-        """So many of the training prompts, those with the most bytes."""
+        """Return the `count` training prompts with the most bytes."""
         return heapq.nlargest(count, self._train, key=lambda prompt: len(prompt.text.encode()))
 
     def prompt_at(self, position: int) -> Prompt:
-        """The training prompt at `position` >= 0 of an endless pass; every epoch holds each prompt once, reshuffled."""
+        """Return the training prompt at `position` >= 0 of an endless pass; each epoch reshuffles all prompts."""
         epoch, index = divmod(position, len(self._train))
         if epoch != self._epoch:
             self._epoch, self._order = epoch, self._permutation(epoch)
         return self._train[self._order[index]]
 
     def prompt(self, prompt_id: str) -> Prompt:
-        """The prompt of this id, training or held-out. Raises TaskError when the pool has none."""
+        """Return the prompt of this id, training or held-out. Raises TaskError when the pool has none."""
         return self._find(prompt_id).prompt
 
     def verify(self, prompt_id: str, completion_text: str) -> Verdict:
-        """The verdict on a completion of this prompt. Raises TaskError for an unknown id."""
+        """Return the verdict on a completion of this prompt. Raises TaskError for an unknown id."""
         return self.verify_all([(prompt_id, completion_text)])[0]
 
     def verify_all(self, completions: Sequence[tuple[str, str]]) -> list[Verdict]:
-        """Verdicts on (prompt id, completion text) pairs, in order; in processes of their own where a task needs it.
+        """Return verdicts on (prompt id, completion text) pairs, in order; in separate processes where tasks need them.
 
         Raises TaskError for an unknown id, RoleFailed when a task's verifier cannot be started.
         """
         return self._judge.judge(self._questions(completions))
 
     def submit(self, completions: Sequence[tuple[str, str]], *, rank: int = 0) -> "Future[list[Verdict]]":
-        """The verdicts on (prompt id, completion text) pairs of one task, in order, once all are there; never waits.
+        """Return a future of the verdicts on (prompt id, completion text) pairs of one task, in order; never waits.
 
-        Where completions queue for a verifier process, those of a lower `rank` come first.
-        Raises TaskError for an unknown id; the future raises RoleFailed as `verify_all` does.
+        Where completions queue for a verifier process, those of a lower `rank` come first. Raises TaskError for an
+        unknown id; the future raises RoleFailed as `verify_all` does.
         """
         return self._judge.submit(self._questions(completions), rank=rank)
 
@@ -130,16 +130,16 @@ class TaskPool:
         return any(self.is_episode(prompt.prompt_id) for prompt in self.prompts)
 
     def is_episode(self, prompt_id: str) -> bool:
-        """Whether the prompt is a start state of an environment, which says what is asked."""
+        """Whether the prompt is a start state of an environment, which asks the question."""
         return self._environments.has(self.prompt(prompt_id).task)
 
     def open_episode(self, prompt_id: str) -> EpisodeSession:
-        """An episode from this start state; never waits."""
+        """Begin an episode from this start state; never waits."""
         found = self._find(prompt_id)
         return self._environments.open(found.prompt.task, found.item)
 
     def verifier_values(self) -> dict[str, float]:
-        """Metrics of verifier and environment processes, totals since the start; empty when no task has any."""
+        """Return metrics of verifier and environment processes, totals since the start; empty when no task has any."""
         return self._judge.values() | self._environments.values()
 
     def close(self) -> None:
@@ -179,12 +179,12 @@ def build_pool(
     meeting: MeetingPlace | None = None,
     on_note: Callable[[str], None] = lambda note: None,
 ) -> TaskPool:
-    """The pool that the configuration describes: held-out prompts spread evenly over the tasks, others by weight.
+    """Build the pool that the configuration describes: held-out prompts spread evenly over the tasks, others by weight.
 
-    `order_seed` orders the training prompts (by default `pool.seed` does); it must be the same for all policies.
-    `meeting` is where episodes of a run meet their agents. `on_note` is told of rows of data that are left out.
-    Raises TaskError for a task that does not exist or a data set with too few distinct prompts, MissingError for data
-    or packages that are not there.
+    `order_seed` orders the training prompts (by default `pool.seed` does); it must be the same for all policies. At
+    `meeting` the episodes of a run meet their agents. `on_note` gets a line about rows of data that are left out.
+    Raises TaskError for a task that does not exist or a data set with too few distinct prompts, MissingError for
+    missing data or packages.
     """
     weights = [table.weight for table in tasks.values()]
     num_train = spread(pool.train_prompts, weights)
@@ -214,12 +214,12 @@ def build_pool(
 
 
 def prompt_id_of(task: str, text: str) -> str:
-    """Identity of a prompt across processes and policies."""
+    """Return the id of a prompt, equal across processes and policies."""
     return f"{task}:{hashlib.blake2b(text.encode(), digest_size=8).hexdigest()}"
 
 
 def spread(total: int, weights: Sequence[float]) -> list[int]:
-    """How many prompts each task gives, by largest remainders; a total of 0 means all it has, without weight none.
+    """Return the number of prompts of each task, by largest remainders; a total of 0 means all, without weight none.
 
     Raises TaskError where no task has any weight.
     """
@@ -237,7 +237,7 @@ def spread(total: int, weights: Sequence[float]) -> list[int]:
 
 
 def _weighed(parts: Sequence[list[_Verifiable]], weights: Sequence[float]) -> list[list[_Verifiable]]:
-    """The first prompts of each task, in the proportion of the weights; equal weights take all that there are."""
+    """Return the first prompts of each task, in proportion to the weights; equal weights take all prompts."""
     if len({weight for weight in weights if weight}) <= 1:
         return list(parts)
     unit = min(Fraction(len(part)) / Fraction(weight) for part, weight in zip(parts, weights, strict=True) if weight)

@@ -1,13 +1,13 @@
-"""What reasoning-gym's own scorers say of an answer; runs inside a verifier process, which bounds time and memory.
+"""Scores of answers by reasoning-gym's own scorers; runs in a verifier process, which bounds time and memory.
 
-Some of them evaluate an answer as Python. Here they may do that to answers of a grammar that holds no code
-(`answer_grammars`), and to no others: while an answer is scored, Python's own audit events refuse to compile anything
-else. That comes before the first instruction of an answer could run, so no answer can undo it. It is a scorer that
-somebody overlooked, or a next version's, for which the process is also sealed.
+Some scorers evaluate an answer as Python. Here they may evaluate only answers of a grammar that holds no code
+(`answer_grammars`): while an answer is scored, Python's own audit events refuse to compile anything else. The refusal
+comes before the first instruction of an answer could run, so no answer can undo it. The process is also sealed, for a
+scorer that somebody overlooked or that a next version brings.
 
-The nine data sets of `GRAMMARS` evaluate what their grammar lets through in the process that scores it, since only
-their own scorer knows what is right. There the seal protects the host and the other answers, not the reward of that
-very answer: code that got past the grammar could give itself any. The grammar alone stands in front of that.
+The nine data sets of `GRAMMARS` evaluate an answer of their grammar in the process that scores it, since only their own
+scorer knows what is right. There the seal protects the host and the other answers, not the reward of that very answer:
+code that got past the grammar could give itself any reward. Only the grammar stands in front of that.
 """
 
 import json
@@ -18,17 +18,17 @@ from functools import lru_cache
 from types import CodeType
 from typing import Any
 
-import reasoning_gym  # noqa: F401 - here, and not on the time of the first answer
+import reasoning_gym  # noqa: F401 - imported here, so that it takes no time of the first answer
 
 from mrl.tasks.answer_grammars import GRAMMARS
 from mrl.tasks.reasoning_gym_source import COMPOSITE, created
 
 _own_texts: frozenset[str] | None = None
-"""While an answer is scored that is not to be evaluated: texts of its entry, which a scorer may evaluate."""
+"""Texts of the entry, which a scorer may evaluate, while an answer is scored that must not be evaluated; else None."""
 
 
 def score(reference: str, answer: str) -> float:
-    """The data set's own score of an answer to an entry, between 0 and 1.
+    """Return the data set's own score of an answer to an entry, between 0 and 1.
 
     `reference` is the entry's `ReasoningGymSource.verifier_reference`.
     """
@@ -40,11 +40,11 @@ def score(reference: str, answer: str) -> float:
 
 @lru_cache(maxsize=256)
 def mrl_prepare_reference(reference: str) -> tuple[str, Any, Any, frozenset[str]]:
-    """Name of the entry's own data set, data set, entry and its texts; kept: the answers of a group share them."""
+    """Return name of the entry's own data set, data set, entry and its texts; kept for the answers of a group."""
     name, options, seed, number = json.loads(reference)
     dataset = _opened(name, json.dumps(options), seed)
     entry = dataset[number]
-    dataset.score_answer(entry["answer"], entry)  # which loads what the scorer needs
+    dataset.score_answer(entry["answer"], entry)  # has the scorer load what it needs
     of_part = entry["metadata"]["source_dataset"] if name == COMPOSITE else name
     return of_part, dataset, entry, frozenset(_texts_in(entry))
 
@@ -66,7 +66,7 @@ def _texts_in(part: object) -> Iterator[str]:
 
 @contextmanager
 def _evaluating(texts: frozenset[str] | None) -> Iterator[None]:
-    """Let these texts alone be evaluated, or everything (None)."""
+    """Allow only these texts to be evaluated, or everything (None)."""
     global _own_texts
     _watch()
     _own_texts = texts
@@ -78,12 +78,12 @@ def _evaluating(texts: frozenset[str] | None) -> Iterator[None]:
 
 @lru_cache(maxsize=1)
 def _watch() -> None:
-    """From now on, in this process: an audit hook can never be removed."""
+    """Install the audit hook in this process, for good: it can never be removed."""
     sys.addaudithook(_refuse)
 
 
 def _refuse(event: str, arguments: tuple[Any, ...]) -> None:
-    """Raise PermissionError for text that becomes code; modules that are loaded late, and mere syntax trees, may."""
+    """Raise PermissionError for text that becomes code; allow modules that are imported late, and mere syntax trees."""
     if _own_texts is None:
         return
     if event == "compile":

@@ -21,18 +21,18 @@ from mrl.tasks.source import Item
 INSTALL = "pip install 'mrl[tasks]' (it holds reasoning-gym)"
 VERIFIER = "mrl.tasks.reasoning_gym_answers:score"
 SIZE = {"size": 1_000_000}
-"""Entries that there may be, unless the options say otherwise; some data sets refuse so many."""
+"""Entries of a data set, unless the options say otherwise; some data sets refuse so many."""
 LOOKED_AT_ENTRIES = 8
 COMPOSITE = "composite"
-"""A data set made of others, with `datasets` among its options: a list of tables of name, weight and config."""
+"""Name of the data set made of others, listed in its option `datasets` as tables of name, weight and config."""
 COMPARE_TEXTS = {"spell_backward"}
-"""Data sets with a scorer of their own that is quick and harmless; without one, texts are compared anyway."""
+"""Data sets whose own scorer is quick and harmless. Where a data set has no own scorer, texts are compared anyway."""
 
 SUBJECTS: dict[str, Callable[[Mapping[str, Any]], tuple[str, str]]] = {
     "spell_backward": lambda entry: (entry["metadata"]["word"], ""),
     "letter_counting": lambda entry: (entry["question"].split('"')[3], entry["metadata"]["target_letter"]),
 }
-"""(word, letter) behind an entry, for the data sets whose prompts are about one word."""
+"""Data set -> (word, letter) of an entry, for the data sets whose prompts are about one word."""
 
 
 class ReasoningGymSource:
@@ -68,7 +68,7 @@ print(*f.DATASETS)' lists them"
         self.evaluates: bool = dataset in GRAMMARS or any(part.evaluates for part in parts)
 
     def items(self, limit: int) -> Iterator[Item]:
-        """The first `limit` entries."""
+        """Yield the first `limit` entries."""
         for number in range(min(limit, len(self._dataset))):
             entry = self._dataset[number]
             subject, letter = self._subject(entry) if self._subject else ("", "")
@@ -76,20 +76,20 @@ print(*f.DATASETS)' lists them"
             yield Item(entry["question"], subject, letter, number, "" if answer is None else str(answer))
 
     def extract(self, completion: str) -> str:
-        """What stands in the answer's tags."""
+        """Return the content of the answer's tags."""
         return tagged_answer(completion)
 
     def verifier_reference(self, item: Item) -> str:
-        """Which entry it is: the scorer looks at all of it."""
+        """Return the place of the entry as JSON, with its data set and options: the scorer reads the whole entry."""
         return json.dumps([*self._asked, item.number])
 
     def score(self, item: Item, answer: str) -> float:
-        """The data set's own score of an extracted answer, between 0 and 1; without limits: pools use `verifier`."""
+        """Return the data set's own score of an extracted answer, 0 to 1; without limits: pools use `verifier`."""
         return float(self._dataset.score_answer(answer, self._dataset[item.number]))
 
 
 def created(dataset: str, options: Mapping[str, Any], *, seed: int) -> Any:
-    """A data set of the package. Raises TypeError, ValueError, AssertionError for options that it refuses."""
+    """Create a data set of the package. Raises TypeError, ValueError, AssertionError for options that it refuses."""
     from reasoning_gym import create_dataset
     from reasoning_gym.composite import DatasetSpec
 
@@ -100,7 +100,7 @@ def created(dataset: str, options: Mapping[str, Any], *, seed: int) -> Any:
 
 
 def _parts(options: Mapping[str, Any], *, seed: int, where: str) -> list[ReasoningGymSource]:
-    """Each part of a composite data set by itself. Raises TaskError for one with a mistake, which is named."""
+    """Open each part of a composite data set by itself. Raises TaskError, which names the part with a mistake."""
     found, tables = [], options.get("datasets")
     if not isinstance(tables, list) or not tables:
         raise TaskError(
@@ -123,7 +123,7 @@ def _parts(options: Mapping[str, Any], *, seed: int, where: str) -> list[Reasoni
 
 
 def _check_repeatable(dataset: Any, again: Any, where: str) -> None:
-    """Learners and workers each open it, and have to see the same. Raises TaskError."""
+    """Check that two openings give the same entries: learners and workers each open the data set. Raises TaskError."""
     for number in range(min(LOOKED_AT_ENTRIES, len(dataset))):
         one, other = dataset[number], again[number]
         if (one["question"], one["answer"]) != (other["question"], other["answer"]):

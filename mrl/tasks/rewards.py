@@ -1,7 +1,7 @@
-"""What a verifier may give for an answer, and the kinds of failure where it gives nothing that is a reward.
+"""Values that a verifier may return for an answer, and the kinds of failure where it returns no reward.
 
-A reward is a finite number, or several by name: the answer's reward is then their weighted sum. Whatever else comes is
-a failure of one of a few kinds, told in one line with the file and line that it comes from.
+A reward is a finite number, or several by name: the answer's reward is then their weighted sum. Any other value is a
+failure of one of a few kinds, described in one line with the file and line of its cause.
 """
 
 import math
@@ -13,7 +13,8 @@ from typing import NamedTuple
 import msgspec
 
 MAX_REWARD = 1e6
-"""What crosses between processes has a bound; sums and differences of rewards stay below that."""
+"""Largest absolute reward. Sums and differences of rewards stay below the bound of values that cross between
+processes."""
 
 RAISED = "raised"
 NO_NUMBER = "no_number"
@@ -39,40 +40,40 @@ FAILURES = {
     UNREADABLE: "the data set's own scorer raised at the answer, which it cannot read",
     UNEVALUATED: "the evaluator made no text of the answer",
 }
-"""Kind of failure -> what it means."""
+"""Kind of failure -> its meaning."""
 OF_THE_ANSWER = (UNREADABLE, UNEVALUATED)
-"""Kinds that are an answer's own fault: it is wrong, and no verifier has failed."""
+"""Kinds for which the answer is to blame: it is wrong, and no verifier has failed."""
 
 UNNAMED = ""
-"""The name of a reward that came without one."""
+"""Name of a reward that was returned without one."""
 MAX_NAMED = 16
 MAX_WORDS_CHARS, MAX_PLACE_CHARS = 500, 300
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 
 
 class Outcome(msgspec.Struct, frozen=True, array_like=True):
-    """What a verifier gave for one answer: rewards by name, or the kind of failure and how it came about."""
+    """Result of a verifier for one answer: rewards by name, or the kind of failure and how it came about."""
 
     rewards: dict[str, float] = {}
     failure: str = ""
     words: str = ""
     spent: dict[str, int] = {}
-    """What it cost, where the verifier says so: counts by name."""
+    """Cost of the verdict by name, where the verifier states it."""
 
     @classmethod
     def of(cls, reward: float) -> "Outcome":
-        """A single number."""
+        """Return the outcome of a single number."""
         return cls({UNNAMED: reward})
 
 
 def with_costs(outcome: Outcome, told: object) -> Outcome:
-    """The outcome, with what a verifier's value or exception says that it cost (`spent`)."""
+    """Return the outcome with the cost that the verifier's value or exception states (`spent`)."""
     spent = getattr(told, "spent", None)
     return msgspec.structs.replace(outcome, spent=spent._asdict()) if isinstance(spent, JudgeCosts) else outcome
 
 
 class JudgeCosts(NamedTuple):
-    """What questions cost: requests sent, tokens that the server counted, and answers that were known already."""
+    """Cost of questions to a judge: requests sent, tokens that the server counted, and answers found in the cache."""
 
     requests: int = 0
     prompt_tokens: int = 0
@@ -80,7 +81,7 @@ class JudgeCosts(NamedTuple):
     cached: int = 0
 
     def plus(self, other: "JudgeCosts") -> "JudgeCosts":
-        """Both together."""
+        """Return the sum of both."""
         return JudgeCosts(*(one + two for one, two in zip(self, other, strict=True)))
 
 
@@ -97,9 +98,10 @@ class CodeLine(NamedTuple):
 
 
 def place_of(lines: Sequence[CodeLine]) -> str:
-    """Where it happened: the innermost of `lines`, which begin with the verifier, and its own line if that is another.
+    """Return where a failure happened: the innermost of `lines`, then the verifier's own line if that is another.
 
-    Example: "/usr/lib/python3.11/json/decoder.py:355 in raw_decode, called at my_verifiers.py:7 in judge".
+    `lines` begin with the verifier. Example: "/usr/lib/python3.11/json/decoder.py:355 in raw_decode, called at
+    my_verifiers.py:7 in judge".
     """
     if not lines:
         return ""
@@ -108,14 +110,14 @@ def place_of(lines: Sequence[CodeLine]) -> str:
 
 
 def failed(kind: str, what: str, place: str = "") -> Outcome:
-    """A failure in one line."""
+    """Return an outcome of this kind of failure, described in one line."""
     place = f" ({place[:MAX_PLACE_CHARS]})" * bool(place)
     words = " ".join(what.split())[: MAX_WORDS_CHARS - len(place)] + place
     return Outcome(failure=kind, words=words.encode(errors="replace").decode())
 
 
 def outcome_of(returned: object, place: str = "") -> Outcome:
-    """What a verifier's return value means; `place` is where the verifier stands."""
+    """Return the outcome that a verifier's return value means; `place` is the verifier's place in its file."""
     if not isinstance(returned, Mapping):
         return _checked({UNNAMED: returned}, place)
     if not returned or len(returned) > MAX_NAMED:
@@ -127,12 +129,12 @@ def outcome_of(returned: object, place: str = "") -> Outcome:
 
 
 def weighted_sum(rewards: Mapping[str, float], weights: Mapping[str, float]) -> float:
-    """The reward of an answer; a name without a weight has 1."""
+    """Return the reward of an answer; a name without a weight has weight 1."""
     return math.fsum(weights.get(name, 1.0) * reward for name, reward in rewards.items())
 
 
 def other_names(got: Mapping[str, float], wanted: Sequence[str], *, known_from: str) -> str:
-    """What is wrong with the names of these rewards, in words; empty when they are the `wanted` ones."""
+    """Return what is wrong with the names of these rewards, in words; empty when they are the `wanted` ones."""
     unknown, missing = sorted(set(got) - set(wanted)), sorted(set(wanted) - set(got))
     parts = [f"unknown reward {_named(unknown)}"] * bool(unknown) + [f"no reward {_named(missing)}"] * bool(missing)
     return f"{', '.join(parts)}; {known_from} {_named(sorted(wanted))}" if parts else ""

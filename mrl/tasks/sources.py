@@ -1,4 +1,4 @@
-"""The one list of task sources."""
+"""All sources of tasks by name, and the data set behind a task of the configuration."""
 
 import inspect
 import json
@@ -33,18 +33,18 @@ SOURCES: dict[str, Callable[..., Source]] = {
 """Name -> (dataset, options, *, seed, where, get) -> Source. A new source is one file and one line here."""
 
 CONTRACT = ("is_finite", "verifier", "evaluates", "items", "extract", "verifier_reference", "score")
-"""What a source of somebody else's needs, as `mrl.tasks.source.Source` has it."""
+"""Attributes that a plug-in's source needs, as `mrl.tasks.source.Source` has them."""
 OF_ROWS = ("jsonl", "math")
-"""Those that read files."""
+"""Sources that read files."""
 BENCHMARK = "benchmark"
 """The source whose data sets are those of `BENCHMARKS`."""
 
 
 def open_source(task: str, table: TaskTable, *, seed: int) -> Source:
-    """The data set behind one task of the configuration, judged by the task's own verifier where it names one.
+    """Open the data set of one task of the configuration, judged by the task's own verifier where it names one.
 
-    Raises TaskError when there is no such thing, or its answers are evaluated and this host cannot seal a process;
-    PluginError for a source of somebody else's that is none; MissingError when it is still to be fetched.
+    Raises TaskError when the data set does not exist, or its answers are evaluated and this host cannot seal a process;
+    PluginError for a plug-in that is no source; MissingError when the data set is still to be fetched.
     """
     dataset, make = _located(task, table), SOURCES.get(table.source)
     if make is None and table.source == BENCHMARK:
@@ -57,7 +57,7 @@ def open_source(task: str, table: TaskTable, *, seed: int) -> Source:
 
 
 def _of_plugin(task: str, table: TaskTable, given: Mapping[str, Any]) -> Source:
-    """A source of somebody else's; what its constructor raises that is no UserError is told as the plug-in's fault."""
+    """Open a plug-in's source. Any exception of its constructor but UserError is reported as the plug-in's fault."""
     where = f"tasks.{task}.source"
     plugin = find_plugin(SOURCE, table.source, (*SOURCES, BENCHMARK), where=where)
     make = load_plugin(plugin, _fault_of, where=where)
@@ -65,7 +65,7 @@ def _of_plugin(task: str, table: TaskTable, given: Mapping[str, Any]) -> Source:
         source: Source = make(table.dataset, table.options, **given)
     except UserError:
         raise
-    except Exception as error:  # noqa: BLE001 - somebody else's code may raise anything; it is said in one line
+    except Exception as error:  # noqa: BLE001 - a plug-in may raise anything; it is reported in one line
         what = f"{plugin.target} cannot be opened ({type(error).__name__}: {error})"
         raise PluginError(what, where=where, got=table.dataset, cure="mend it there, or its options") from None
     if lacks := missing_names(source, CONTRACT):
@@ -75,7 +75,7 @@ def _of_plugin(task: str, table: TaskTable, given: Mapping[str, Any]) -> Source:
 
 
 def _fault_of(found: object) -> str:
-    """What a plug-in has to be, where it cannot be called as a source is."""
+    """Return what a plug-in lacks to be called as a source is; empty when nothing."""
     wanted = "callable as (dataset, options, *, seed, where, get)"
     if not callable(found):
         return wanted
@@ -83,13 +83,13 @@ def _fault_of(found: object) -> str:
         inspect.signature(found).bind("", {}, seed=0, where="", get="")
     except TypeError as error:
         return f"{wanted}: {error}"
-    except ValueError:  # one written in C may not tell
+    except ValueError:  # a function in C may have no signature
         return ""
     return missing_names(found, CONTRACT[3:]) if isinstance(found, type) else ""
 
 
 def data_name(table: TaskTable) -> Name | None:
-    """The data set of the hub that a task takes, at its commit as far as that is known; None for files and folders."""
+    """Return the hub data set that a task takes, at its commit where that is known; None for files and folders."""
     if table.source == BENCHMARK:
         benchmark = BENCHMARKS.get(table.dataset)
         if benchmark is None or table.options.get("data"):
@@ -99,13 +99,13 @@ def data_name(table: TaskTable) -> Name | None:
     if table.source not in OF_ROWS or place.exists() or table.dataset.endswith((PARQUET, *JSONL)):
         return None
     if place.parent != Path() and place.parent.is_dir():
-        return None  # a name misspelt below a folder of this machine, and no id
+        return None  # a misspelt path below a folder of this machine, not an id
     found = parse_name(table.dataset, table.revision)
     return found and Name(found.id, table.commit or found.revision, "dataset")
 
 
 def splits_of(table: TaskTable) -> list[Split]:
-    """The splits that a task reads of a folder."""
+    """Return the splits that a task reads from a folder."""
     if table.source == BENCHMARK:
         benchmark = BENCHMARKS[table.dataset]
         return [Split(name, benchmark.subset) for name in (benchmark.held_out, benchmark.train) if name]
@@ -115,9 +115,9 @@ def splits_of(table: TaskTable) -> list[Split]:
 
 
 def is_data_here(table: TaskTable) -> bool:
-    """Whether all files that a task reads of a data set of the hub are in the hub's cache.
+    """Whether all files that a task reads from a hub data set are in the hub's cache.
 
-    Of one that others than `mrl fetch` put there nobody knows what files it has; what is there counts.
+    A data set that another program than `mrl fetch` put there has no list of its files; the files that are there count.
     """
     name = data_name(table)
     folder = snapshot(name) if name is not None and name.commit else Path()
@@ -134,7 +134,7 @@ def is_data_here(table: TaskTable) -> bool:
 
 
 def _listed(name: Name) -> list[str]:
-    """The files that a data set has on the hub at its commit; none where that has not been noted."""
+    """Return the files that a data set has on the hub at its commit; none where they have not been listed."""
     try:
         return list(json.loads(listing_file(name).read_text(encoding="utf-8")))
     except (OSError, ValueError):
@@ -142,7 +142,7 @@ def _listed(name: Name) -> list[str]:
 
 
 def _located(task: str, table: TaskTable) -> str:
-    """The file or folder of a task's data. Raises MissingError for a data set of the hub that is to be fetched."""
+    """Return the file or folder of a task's data. Raises MissingError for a hub data set that is not yet fetched."""
     name = data_name(table)
     if name is None:
         return str(table.options.get("data") or table.dataset) if table.source == BENCHMARK else table.dataset

@@ -1,4 +1,4 @@
-"""Which part of the data a prompt belongs to: as its data set says, or by a hash of its subject.
+"""The part of the data that a prompt belongs to: as its data set says, or by a hash of its subject.
 
 The hash is the same for every task and seed.
 """
@@ -18,7 +18,7 @@ TRAIN_PERCENT = 40
 
 
 def part_of(item: Item) -> Part:
-    """The part of an item; prompts about the same word, in any case, share it. Without a subject the text decides."""
+    """Return an item's part, shared by prompts about the same word in any case. Without a subject the text decides."""
     if item.part is not None:
         return item.part
     percent = hash_percent(item.subject.lower() or item.text)
@@ -28,16 +28,16 @@ def part_of(item: Item) -> Part:
 
 
 def hash_percent(text: str) -> int:
-    """0 to 99, evenly spread, the same in every process."""
+    """Return 0 to 99, evenly spread, the same in every process."""
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") % 100
 
 
 def distinct_items(
     source: Source, table: TaskTable, limit: int, left_out: Counter[LeftOut] | None = None
 ) -> Iterator[Item]:
-    """Items with distinct prompts among the first `limit` entries: tagged, and no longer than the task allows.
+    """Yield items with distinct prompts among the first `limit` entries, tagged, and no longer than the task allows.
 
-    Adds to `left_out` how many of the others there were.
+    Adds the numbers of the other entries to `left_out`, by reason.
     """
     seen: dict[str, str] = {}
     others: Counter[LeftOut] = Counter() if left_out is None else left_out
@@ -53,7 +53,7 @@ def distinct_items(
 
 
 def _tagged(text: str, tags: list[str]) -> str:
-    """The prompt after one of the kind tags, always the same one for the same prompt."""
+    """Return the prompt after one of the kind tags, always the same tag for the same prompt."""
     if not any(tags):
         return text
     choice = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") % len(tags)

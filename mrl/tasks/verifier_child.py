@@ -1,4 +1,4 @@
-"""One verifier process as its pool sees it: what it was given, what it says, how it ends."""
+"""One verifier process as its pool sees it: its request, its replies, and its end."""
 
 import itertools
 import os
@@ -13,7 +13,7 @@ from mrl.tasks.verifier_process import LENGTH
 
 MAX_REPLY_BYTES = 64 * 1024
 LAST_WORDS_S = 1.0
-"""How long a process that a limit ends has to say at which line it was."""
+"""Seconds for a process that reached a limit to tell its line of code."""
 _CODE_LINE = re.compile(r'File "([^"]*)", line (\d+) in (\S+)')
 
 J = TypeVar("J")
@@ -28,11 +28,11 @@ class VerifierChild(Generic[J]):
         self.process, self.requests, self.replies = process, process.stdin, process.stdout
         os.set_blocking(self.requests.fileno(), False)
         self.unsent = memoryview(b"")
-        """What of the request the pipe had no room for."""
+        """The part of the request for which the pipe had no room."""
         self.deadline_s = deadline_s
         self.is_ready = False
         self.extras: tuple[str, ...] = ()
-        """What its verifier takes beside reference and answer."""
+        """Arguments that the verifier takes beside reference and answer."""
         self.job: J | None = None
 
     def give(self, job: J, request: bytes, *, deadline_s: float) -> None:
@@ -42,7 +42,10 @@ class VerifierChild(Generic[J]):
         self.send_on()
 
     def send_on(self) -> bool:
-        """Send more; whether anything is left. A process that has just died is found by what it does not say."""
+        """Send more of the request; return whether any is left.
+
+        A process that has just died is noticed later, by the end of its replies.
+        """
         try:
             self.unsent = self.unsent[os.write(self.requests.fileno(), self.unsent) :]
         except BlockingIOError:
@@ -53,11 +56,11 @@ class VerifierChild(Generic[J]):
         return bool(self.unsent)
 
     def read(self) -> bytes:
-        """The reply, or b"" from a process that has ended."""
+        """Return the reply, or b"" from a process that has ended."""
         return os.read(self.replies.fileno(), MAX_REPLY_BYTES)
 
     def last_words(self, said: bytes, *, is_late: bool) -> str:
-        """Where a process is that a limit ends, as far as it can say so; `said` came already."""
+        """Return the code line of a process that reached a limit, if it can tell; `said` has been read already."""
         if is_late:
             self.process.send_signal(signal.SIGALRM)
         with suppress(subprocess.TimeoutExpired):
@@ -68,7 +71,7 @@ class VerifierChild(Generic[J]):
         return _place_in(said.decode(errors="replace"))
 
     def end(self) -> int:
-        """Kill it unless it has ended."""
+        """Kill the process unless it has ended; return its exit code."""
         self.process.kill()
         code = self.process.wait()
         self.requests.close()
@@ -77,7 +80,7 @@ class VerifierChild(Generic[J]):
 
 
 def _place_in(stack: str) -> str:
-    """The line of a verifier's code in a stack that `faulthandler` wrote, the innermost first."""
+    """Return the lines of a verifier's code in a stack that `faulthandler` wrote, the innermost first."""
     lines = [CodeLine(file, int(line), function) for file, line, function in _CODE_LINE.findall(stack)]
     own = itertools.takewhile(lambda line: not line.file.endswith("verifier_process.py"), lines)
     return place_of([*own][::-1])

@@ -4,9 +4,9 @@
                                         └── limit reached or died ──▶ failed answer, new process
 
 A verifier may hang in code that no signal handler interrupts, take all memory, take its process with it, or wait long
-for a service elsewhere. Here it costs one answer: the process is killed, the answer counts as failed, and the next one
-gets a new process. Nobody else waits for it: groups complete out of order, and as long as any answer waits, no process
-that can judge it is idle. Where answers queue, those of the group that was begun first are judged first.
+for a service elsewhere. Here that costs one answer: the process is killed, the answer counts as failed, and the next
+answer gets a new process. Other answers do not wait for it: groups complete out of order, and while any answer waits,
+no process that can judge it is idle. Where answers queue, those of the group that was begun first are judged first.
 """
 
 import heapq
@@ -35,7 +35,7 @@ from mrl.tasks.verifier_child import VerifierChild
 from mrl.tasks.verifier_process import EXTRAS, WALL_FACTOR, VerifierCall, VerifierReady
 
 MEMORY_BYTES = 1024**3
-"""Address space of one process; sympy with all it imports takes a tenth of it."""
+"""Address space of one process; sympy with all its imports takes a tenth of it."""
 MAX_REQUEST_BYTES = MAX_MESSAGE_BYTES
 START_S = 120.0
 OVER_LIMIT = (-signal.SIGPROF, -signal.SIGALRM)
@@ -48,15 +48,15 @@ _outcome = msgspec.msgpack.Decoder(Outcome)
 
 @dataclass(slots=True)
 class VerifierCounts:
-    """Since the start."""
+    """Totals since the pool's start."""
 
     handed_in: int = 0
     answers: int = 0
-    """Judged ones, whatever came of them."""
+    """Judged answers, whatever their outcome."""
     failures: Counter[str] = field(default_factory=Counter)
-    """Of these, by kind."""
+    """Failures among `answers`, by kind."""
     spent: Counter[str] = field(default_factory=Counter)
-    """What they cost, where the verifier says so."""
+    """Cost of the verdicts by name, where the verifier states it."""
 
 
 @dataclass(slots=True, eq=False)
@@ -68,14 +68,14 @@ class _Group:
     outcomes: dict[int, Outcome] = field(default_factory=dict)
 
     def settle(self, place: int, outcome: Outcome) -> None:
-        """One answer is judged; with the last one, the future has its result."""
+        """Note the outcome of one answer; with the last one, the future has its result."""
         self.outcomes[place] = outcome
         if len(self.outcomes) == self.size and not self.future.done():
             self.future.set_result([self.outcomes[place] for place in range(self.size)])
 
 
 class _Job(NamedTuple):
-    """One answer that waits for a process, or has one; the least is the next."""
+    """One answer that waits for a process, or has one. The least by (rank, serial) is the next."""
 
     rank: int
     serial: int
@@ -104,11 +104,11 @@ class VerifierPool:
         sealing: Sealing | None = None,
         environment: Mapping[str, str] | None = None,
     ) -> None:
-        """`timeout_s` is CPU time per answer, and `wall_factor` times that the limit of the clock.
+        """`timeout_s` is the limit of CPU time per answer, and `wall_factor` times that the limit of the clock.
 
-        `environment` is that of the processes; None gives them this one's.
-        With `sealing` every answer is judged in a fresh process that is closed up; the pool's own processes fork them.
-        Nothing is started before the first answer comes.
+        `environment` is that of the processes; None gives them this process's own. With `sealing` every answer is
+        judged in a fresh, sealed process, which the pool's own processes fork. Nothing is started before the first
+        answer comes.
         """
         self._argv = verifier_argv(verifier, memory_bytes=memory_bytes, timeout_s=timeout_s, sealing=sealing)
         self._environment = environment if sealing is None else sealed_environment(os.environ)
@@ -121,21 +121,21 @@ class VerifierPool:
         self._is_closing = False
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._thread = threading.Thread(target=self._serve, name="verifier-pool", daemon=True)
-        # All below belongs to the thread.
+        # All attributes below belong to the thread.
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._wake, selectors.EVENT_READ)
         self._children: list[_Child] = []
         self._waiting: list[_Job] = []
-        """A heap."""
+        """Jobs without a process, as a heap."""
         self._groups: set[_Group] = set()
-        """Taken in, and not judged as a whole: whatever goes wrong with an answer, somebody awaits these."""
+        """Groups that are not fully judged. Their futures must end, whatever goes wrong with an answer."""
         self.counts = VerifierCounts()
 
     def submit(self, calls: Sequence[VerifierCall], *, rank: int = 0) -> "Future[list[Outcome]]":
-        """What the verifier gives for these, in order, once all are judged; never waits.
+        """Return a future of the verifier's outcomes for these calls, in order; never waits.
 
-        Among answers that queue, those of a lower `rank` come first, and then those that were handed in first.
-        The future raises RoleFailed when no process can be started, and is cancelled when the pool closes before.
+        Among answers that queue, those of a lower `rank` come first, and then those that were handed in first. The
+        future raises RoleFailed when no process can be started, and is cancelled when the pool closes before.
         """
         group = _Group(len(calls))
         if not calls:
@@ -154,7 +154,7 @@ class VerifierPool:
         return group.future
 
     def close(self) -> None:
-        """End all processes; what is not judged by then is cancelled."""
+        """End all processes, and cancel all that is not judged by then."""
         with self._lock:
             is_first, self._is_closing = not self._is_closing, True
         if not is_first:
@@ -165,7 +165,7 @@ class VerifierPool:
         self._selector.close()
         os.close(self._wake)
 
-    # What follows runs in the pool's thread.
+    # The methods below run in the pool's thread.
 
     def _serve(self) -> None:
         while not self._is_closing:
@@ -222,7 +222,7 @@ class VerifierPool:
         self._selector.register(child.replies, selectors.EVENT_READ, child)
 
     def _due(self) -> list[tuple[_Child, bool]]:
-        """Processes that said something or ended (True), or reached their deadline (False); waits for the first.
+        """Wait for an event; return processes that said something or ended (True), or reached their deadline (False).
 
         New answers end the wait, and so does a process that takes more of a long request.
         """
@@ -248,22 +248,22 @@ class VerifierPool:
             self._settle(job, outcome)
 
     def _hear(self, child: _Child) -> Outcome | None:
-        """The outcome that `child` reports; None when no answer is concerned."""
+        """Return the outcome that `child` reports; None when no answer is concerned."""
         said = child.read()
         try:
             if not child.is_ready:
                 child.extras, child.is_ready = _ready.decode(said).extras, True
                 return None
             outcome = _outcome.decode(said)
-        except msgspec.DecodeError:  # it has ended, or says where it is while a limit ends it
+        except msgspec.DecodeError:  # it has ended, or writes its stack while a limit ends it
             return self._replace(child, said)
         child.job = None
         if outcome.failure == MEMORY and not self._is_sealed:
-            self._end(child)  # what it holds, and in what state it is, nobody knows
+            self._end(child)  # its memory and its state are unknown
         return outcome
 
     def _replace(self, child: _Child, said: bytes = b"", *, is_late: bool = False) -> Outcome | None:
-        """End a process that is late or has ended itself; the next answer gets a new one."""
+        """End a process that is late or has ended itself; return its answer's outcome. The next gets a new process."""
         was_ready, job = child.is_ready, child.job
         place = child.last_words(said, is_late=is_late) if was_ready and (said or is_late) else ""
         code = self._end(child)
@@ -286,7 +286,7 @@ class VerifierPool:
             self._groups.discard(job.group)
 
     def _fail(self, error: Exception) -> None:
-        """No process starts: nothing that was handed in so far is judged any more."""
+        """Fail all groups handed in so far, since no process starts."""
         unsettled = self._unsettled()
         self._waiting = []
         self._groups.clear()
@@ -301,7 +301,7 @@ class VerifierPool:
         return list(self._groups)
 
     def _end(self, child: _Child) -> int:
-        """Kill the process and forget it; returns its exit code."""
+        """Kill the process and forget it; return its exit code."""
         self._children.remove(child)
         self._selector.unregister(child.replies)
         if child.unsent:
@@ -312,9 +312,9 @@ class VerifierPool:
 def verifier_argv(
     verifier: str, *, memory_bytes: int, timeout_s: float, sealing: Sealing | None = None
 ) -> tuple[str, ...]:
-    """The command of one verifier process; it finds `verifier` where this one finds modules, or in its folder.
+    """Return the command of one verifier process, which finds `verifier` among modules as this process does.
 
-    Raises PluginError for one without a colon that is no entry point, or one of several.
+    Raises PluginError for a name without a colon that is no entry point, or that several have.
     """
     if ":" not in verifier:
         verifier = find_plugin(VERIFIER, verifier, (), where="verifier").target
@@ -326,7 +326,7 @@ def verifier_argv(
 
 
 def _encoded(call: VerifierCall, extras: Sequence[str]) -> bytes:
-    """A request without the extras that nobody takes. What is no text, such as half a character, becomes "?"."""
+    """Encode a request without extras that the verifier does not take. Half a character and the like become "?"."""
     asked = call._replace(**dict.fromkeys(set(EXTRAS) - set(extras), ""))
     try:
         return msgspec.msgpack.encode(asked)

@@ -1,8 +1,8 @@
 """One verifier process: `python -m mrl.tasks.verifier_process MODULE:FUNCTION MEMORY_BYTES CPU_S`.
 
-It reads calls from stdin and writes one reply each to stdout, until stdin ends; so it ends with the process that
-started it, and a hanging verifier of a parent that is gone ends by its own limits. What arrives is msgpack text from
-that parent; nothing is unpickled, and nothing imported but the function named at the start.
+It reads calls from stdin and writes one reply each to stdout, until stdin ends. So it ends with the process that
+started it, and a hanging verifier whose parent is gone ends by its own limits. Requests are msgpack text from that
+parent; nothing is unpickled, and nothing imported but the function named at the start.
 """
 
 import faulthandler
@@ -26,25 +26,25 @@ from mrl.plugins import see_modules
 from mrl.tasks.rewards import EXITED, MEMORY, RAISED, CodeLine, Outcome, failed, outcome_of, place_of, with_costs
 
 LENGTH = struct.Struct("<I")
-"""Before every request: its length in bytes. A reply has none: it is one write that a pipe carries whole."""
+"""Prefix of every request: its length in bytes. A reply has no prefix: it is one write that a pipe carries whole."""
 EXTRAS = ("prompt", "row")
-"""What a verifier is given beside reference and answer when it has arguments of these names."""
+"""Arguments that a verifier gets beside reference and answer when it has arguments of these names."""
 WALL_FACTOR = 6.0
-"""The limit is CPU time; a process that does not even use that is killed after so many times the limit."""
+"""Multiple of the limit of CPU time after which a process that does not use the CPU is killed."""
 
 
 class VerifierCall(NamedTuple):
-    """What a verifier is asked: a request, where extras that it does not take are empty."""
+    """A request to a verifier; extras that it does not take are empty."""
 
     reference: str
     answer: str
     prompt: str = ""
     row: str = ""
-    """The row of the data as JSON."""
+    """Row of the data as JSON."""
 
 
 class VerifierReady(msgspec.Struct, frozen=True, array_like=True):
-    """The first reply: the function is there, and takes these extras."""
+    """First reply: the function was found, and takes these extras."""
 
     extras: tuple[str, ...]
 
@@ -63,7 +63,7 @@ def main(words: list[str]) -> int:
     os.dup2(2, 1)  # what a verifier prints must not stand between replies
     verifier = named_function(name)
     extras = extras_of(verifier, name)
-    for limit in (signal.SIGPROF, signal.SIGALRM):  # on its way out it says which line it is at
+    for limit in (signal.SIGPROF, signal.SIGALRM):  # a process that a limit ends first writes its stack
         faulthandler.register(limit, file=replies, all_threads=False, chain=True)
     os.write(replies, msgspec.msgpack.encode(VerifierReady(extras)))
     while (request := read_request(sys.stdin.buffer)) is not None:
@@ -80,7 +80,7 @@ def main(words: list[str]) -> int:
 
 
 def named_function(name: str) -> Callable[..., Any]:
-    """The function "module:function". Raises ImportError, AttributeError or TypeError."""
+    """Return the function "module:function". Raises ImportError, AttributeError or TypeError."""
     module, _, function = name.partition(":")
     see_modules()
     found = getattr(importlib.import_module(module), function)
@@ -90,14 +90,14 @@ def named_function(name: str) -> Callable[..., Any]:
 
 
 def extras_of(verifier: Callable[..., Any], name: str) -> tuple[str, ...]:
-    """The extras that a verifier takes by name. Raises TypeError when it cannot be called with what it would be given.
+    """Return the extras that a verifier takes by name. Raises TypeError for a verifier that cannot be called with them.
 
-    Its first two arguments are the reference and the answer. Other names are as good; these two in the other order are
-    a mistake that nothing else would tell of.
+    Its first two arguments are the reference and the answer, under any names. The names "answer", "reference" in this
+    order also raise TypeError, since nothing else would reveal the mistake; so does an async function.
     """
     try:
         signature = inspect.signature(verifier)
-    except (TypeError, ValueError):  # one written in C may not tell
+    except (TypeError, ValueError):  # a function in C may have no signature
         return ()
     taken = [one for one in signature.parameters.values() if one.kind is not one.VAR_POSITIONAL]
     takes_all = any(one.kind is one.VAR_KEYWORD for one in taken)
@@ -116,7 +116,7 @@ def extras_of(verifier: Callable[..., Any], name: str) -> tuple[str, ...]:
 
 
 def judged(verifier: Callable[..., Any], call: VerifierCall, extras: tuple[str, ...]) -> Outcome:
-    """What the verifier gives, or the failure that its exception is."""
+    """Return the outcome of the verifier's value or of its exception."""
     given: dict[str, object] = {}
     if "prompt" in extras:
         given["prompt"] = call.prompt
@@ -144,7 +144,7 @@ def _definition(verifier: Callable[..., Any]) -> str:
 
 
 def read_request(stream: IO[bytes]) -> bytes | None:
-    """One request; None at the end of the stream."""
+    """Read one request; return None at the end of the stream."""
     head = stream.read(LENGTH.size)
     if len(head) < LENGTH.size:
         return None

@@ -1,4 +1,4 @@
-"""A verifier tried before a run: on a few prompts, with the reference as the answer, a wrong one, and garbage."""
+"""A trial of a verifier before a run: on a few prompts, with the reference, a wrong answer, and garbage as answers."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,34 +15,37 @@ from mrl.tasks.verify import Judge, Verdict, check_verifier
 PROMPTS = 3
 WRONG = "no such answer"
 AS_IT_IS = "builtins:str"
-"""An evaluator that gives what it is given."""
+"""An evaluator that returns the answer unchanged."""
 GARBAGE = {"blank": " \n", "garbage": "}{ \\frac{1,2.3e-- \ufffd [[\"'' <tool"}
-"""What policies write before they have learned better; an answer without any character never reaches a verifier."""
+"""Texts that untrained policies write. An answer without any character never reaches a verifier."""
 
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """What a task's verifier gave for one prompt."""
+    """Verdicts of a task's verifier for one prompt."""
 
     task: str
     prompt: str
     reference: str
     of_reference: Verdict
     of_wrong: Verdict
-    """For an answer that is another prompt's reference, or nonsense."""
+    """Verdict on a wrong answer: another prompt's reference, or nonsense."""
     evaluated: Verdict | None = None
-    """For the reference, given to the evaluator as if a policy had answered with it; None without an evaluator."""
+    """Verdict on the reference, given to the evaluator as a policy's answer would be; None without an evaluator."""
     of_garbage: tuple[Verdict, ...] = ()
-    """For the values of `GARBAGE`, of the first prompt alone."""
+    """Verdicts on the values of `GARBAGE`, for the first prompt only."""
 
 
 def try_verifier(task: str, table: TaskTable, *, seed: int) -> list[Trial]:
     """Call the task's own verifier on its first prompts.
 
-    Behind an evaluator it is given the same texts as they are, which an evaluator might have made, or never would: then
-    a failure is a verdict. The evaluator itself is tried on the references, though they need not be what it reads.
-    Raises TaskError, with the line that failed, when one does not start, or the verifier fails on a text that it has to
-    read: any, and behind an evaluator what that made; MissingError when the data are not there.
+    Where there is an evaluator, the verifier also gets the same texts unevaluated. The evaluator might or might not
+    return such texts, so a failure is then a verdict, not an error. The evaluator itself is tried on the references,
+    although they need not be code that it can read.
+
+    Raises TaskError, with the line that failed, when verifier or evaluator does not start, or when the verifier fails
+    on a text that it must be able to read: any text, or where there is an evaluator, any text that the evaluator
+    returned. Raises MissingError when the data are not there.
     """
     check_verifier(task, table)
     source = open_source(task, table, seed=seed)
@@ -61,30 +64,30 @@ def try_verifier(task: str, table: TaskTable, *, seed: int) -> list[Trial]:
 
 
 def tells_nothing(trials: Sequence[Trial]) -> bool:
-    """Whether one task's verifier gave one reward for everything: there is nothing to learn from that.
+    """Whether one task's verifier gave the same reward for everything, from which there is nothing to learn.
 
-    What it could not read, behind an evaluator, tells neither.
+    A failure on an unevaluated text is no reward, and gives False.
     """
     verdicts = [verdict for one in trials for verdict in (one.of_reference, one.of_wrong)]
     return len({one.reward for one in verdicts}) == 1 and not any(one.failure for one in verdicts)
 
 
 def evaluates_nothing(trials: Sequence[Trial]) -> bool:
-    """Whether one task's evaluator made no text of anything that it was given."""
+    """Whether one task's evaluator returned no text for any reference."""
     return all(one.evaluated is not None and one.evaluated.failure for one in trials)
 
 
 def fails_as_they_are(trials: Sequence[Trial]) -> bool:
-    """Whether one task's verifier failed on texts that nothing evaluated, which its evaluator may never write."""
+    """Whether one task's verifier failed on unevaluated texts, which its evaluator may never return."""
     return any(verdict.failure for one in trials for verdict in (one.of_reference, one.of_wrong, *one.of_garbage))
 
 
 def _verdicts(
     task: str, table: TaskTable, source: Source, asked: Sequence[tuple[Item, str]], *, as_it_is: bool = False
 ) -> list[Verdict]:
-    """What these answers get; `as_it_is`: with nothing in the evaluator's place.
+    """Return the verdicts on these answers; with `as_it_is` no evaluator changes them.
 
-    Raises TaskError where the verifier fails on what it has to read.
+    Raises TaskError where the verifier fails on a text that it must be able to read.
     """
     judge = Judge({task: table.model_copy(update={"evaluator": AS_IT_IS}) if as_it_is else table})
     try:

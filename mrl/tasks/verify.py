@@ -1,4 +1,4 @@
-"""Was the answer right? Verdicts on completions, in this process or in processes of their own."""
+"""Verdicts on completions, from this process or from processes of their own."""
 
 import os
 import subprocess
@@ -36,7 +36,7 @@ After = TypeVar("After")
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The reward of an answer. `failure` says of which kind it is when the verifier gave none, `words` how it came.
+    """The reward of an answer. Without one, `failure` is the kind of the verifier's failure, and `words` its cause.
 
     A task's own verifier decides the number. Of a data set's own scorer only the full score, 1.0, is rewarded, by 1.0:
     scorers give partial credit even to nonsense.
@@ -44,13 +44,13 @@ class Verdict:
 
     reward: float
     extracted: str
-    """The part of the completion that was judged; empty where there is none, and then it counts as failed."""
+    """The part of the completion that was judged; empty where there is none, and the answer then counts as failed."""
     rewards: Mapping[str, float] = field(default_factory=dict)
-    """The parts of the reward that have names."""
+    """Named parts of the reward."""
     failure: str = ""
     words: str = ""
     is_voted: bool = False
-    """Whether the collective votes on what was extracted; then there is no reward yet."""
+    """Whether the collective votes on `extracted`; then there is no reward yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,13 +62,13 @@ class VerificationRequest:
     item: Item
     completion: str
     is_voted: bool = False
-    """Whether the collective votes on it: of a training prompt alone. Held-out ones are judged by the data set."""
+    """Whether the collective votes on the answer: only for a training prompt. The data set judges held-out ones."""
 
 
 class Judge:
     """Verdicts on completions of all tasks, as they come. Threads and processes are started when first needed.
 
-    One thread hands in and closes.
+    Only one thread may hand in and close.
     """
 
     def __init__(self, tasks: Mapping[str, TaskTable]) -> None:
@@ -76,13 +76,13 @@ class Judge:
         self._pools: dict[str, VerifierPool] = {}
         self._quick: ThreadPoolExecutor | None = None
         self._names: dict[str, tuple[str, ...]] = {}
-        """Task -> names of the rewards of its first answer; the thread of the task's pool alone writes here."""
+        """Task -> names of the rewards of its first answer; written only by the thread of the task's pool."""
 
     def submit(self, questions: Sequence[VerificationRequest], *, rank: int = 0) -> "Future[list[Verdict]]":
-        """The verdicts on completions of one task, in order, once all are there; never waits.
+        """Return a future of the verdicts on completions of one task, in order; never waits.
 
-        Where completions queue for a process, those of a lower `rank` come first.
-        The future raises RoleFailed when the task's verifier cannot be started.
+        Where completions queue for a process, those of a lower `rank` come first. The future raises RoleFailed when the
+        task's verifier cannot be started.
         """
         if not questions or questions[0].is_voted or not questions[0].source.verifier:
             self._quick = self._quick or ThreadPoolExecutor(1, thread_name_prefix="scoring")
@@ -94,13 +94,13 @@ class Judge:
     def submit_answers(
         self, task: str, source: Source, answers: Sequence[tuple[Item, str]], *, rank: int = 0
     ) -> "Future[list[Verdict]]":
-        """As `submit`, on answers that were extracted already, of a task with a verifier."""
+        """Submit answers that were extracted already, of a task with a verifier; otherwise as `submit`."""
         calls = [self._call(task, source, item, answer) for item, answer in answers if answer]
         outcomes = self._pool(task, source).submit(calls, rank=rank)
         return _then(outcomes, lambda found: self._verdicts(task, [answer for _, answer in answers], found))
 
     def judge(self, questions: Sequence[VerificationRequest]) -> list[Verdict]:
-        """One verdict per question of any tasks, in order; waits. Raises RoleFailed as `submit`."""
+        """Return one verdict per question of any tasks, in order; waits. Raises RoleFailed as `submit`."""
         places: defaultdict[tuple[str, bool], list[int]] = defaultdict(list)
         for index, question in enumerate(questions):
             places[question.task, question.is_voted].append(index)
@@ -111,7 +111,7 @@ class Judge:
         return [verdicts[index] for index in range(len(questions))]
 
     def values(self) -> dict[str, float]:
-        """Metrics over all tasks that are verified in processes of their own: totals, and what waits now."""
+        """Return metrics over all tasks that are verified in separate processes: totals, and answers waiting now."""
         if not self._pools:
             return {}
         counts = [pool.counts for pool in list(self._pools.values())]  # another thread may begin one
@@ -127,7 +127,7 @@ class Judge:
         }
 
     def close(self) -> None:
-        """End the processes; they also end with this one. What is not judged by then is cancelled."""
+        """End the processes, which also end with this one, and cancel all that is not judged by then."""
         for pool in self._pools.values():
             pool.close()
         self._pools.clear()
@@ -140,14 +140,14 @@ class Judge:
         return self._tasks[task].is_voted
 
     def _at_once(self, question: VerificationRequest) -> Verdict:
-        """The verdict of the data set's scorer; of what is voted on only the extracted answer, and no label is read."""
+        """Return the verdict of the data set's scorer; for a vote only the extracted answer: no label is read."""
         if not question.is_voted:
             return judge(question.source, question.item, question.completion)
         extracted = question.source.extract(question.completion).strip()
         return Verdict(0.0 if extracted else self._tasks[question.task].failed_reward, extracted, is_voted=True)
 
     def _call(self, task: str, source: Source, item: Item, answer: str) -> VerifierCall:
-        """What the verifier is given; a person's own one gets the reference that the data set states."""
+        """Return the request to a verifier; a user's own verifier gets the reference that the data set states."""
         reference = item.reference if self._is_own(task) else source.verifier_reference(item)
         return VerifierCall(reference, answer, item.text, item.row)
 
@@ -155,7 +155,7 @@ class Judge:
         return bool(self._tasks[task].own_verifier)
 
     def _verdicts(self, task: str, answers: Sequence[str], outcomes: Sequence[Outcome]) -> list[Verdict]:
-        """Verdicts on extracted answers; of the outcomes there is one for each that is not empty."""
+        """Return verdicts on extracted answers; `outcomes` has one outcome for each answer that is not empty."""
         found = iter(outcomes)
         nothing = Verdict(self._tasks[task].failed_reward, "")
         return [self._verdict(task, answer, next(found)) if answer else nothing for answer in answers]
@@ -171,7 +171,7 @@ class Judge:
         return Verdict(weighted_sum(outcome.rewards, table.reward_weights), answer, named)
 
     def _with_known_names(self, task: str, outcome: Outcome) -> Outcome:
-        """The outcome, or a failure where its rewards are not those of the task or their sum is beyond bounds."""
+        """Return the outcome, or a failure where its names are not the task's or the weighted sum is beyond bounds."""
         weights = self._tasks[task].reward_weights
         known = tuple(weights) or self._names.setdefault(task, tuple(outcome.rewards))
         known_from = f"tasks.{task}.reward_weights has" if weights else "the first answer had"
@@ -221,23 +221,26 @@ def check_verifier(task: str, table: TaskTable) -> None:
 
 
 def judge(source: Source, item: Item, completion: str) -> Verdict:
-    """The verdict on a completion by the data set's own scorer, which runs in this process."""
+    """Return the verdict on a completion by the data set's own scorer, which runs in this process."""
     extracted = source.extract(completion)
     return _full_score(outcome_of(source.score(item, extracted)), extracted, failed_reward=0.0)
 
 
 def _full_score(outcome: Outcome, answer: str, *, failed_reward: float) -> Verdict:
-    """1.0 for the full score of a data set's own scorer. That it raises is no mistake of its: it cannot read this."""
+    """Return a verdict with reward 1.0 for the full score of a data set's own scorer, else without.
+
+    A scorer that raises is not at fault: it cannot read the answer.
+    """
     if outcome.failure:
         failure = UNREADABLE if outcome.failure == RAISED else outcome.failure
         return Verdict(failed_reward, answer, failure=failure, words=outcome.words)
-    if set(outcome.rewards) != {UNNAMED}:  # a scorer gives one number: something else has answered in its place
+    if set(outcome.rewards) != {UNNAMED}:  # a scorer gives one number: other code has answered in its place
         return Verdict(failed_reward, answer, failure=NAMES, words=f"a scorer gave {sorted(outcome.rewards)[:5]}")
     return Verdict(float(outcome.rewards[UNNAMED] == 1.0), answer)
 
 
 def _then(future: "Future[Before]", convert: Callable[[Before], After]) -> "Future[After]":
-    """A future of what `convert` makes of the result."""
+    """Return a future of the converted result."""
     converted: Future[After] = Future()
 
     def settle(done: "Future[Before]") -> None:

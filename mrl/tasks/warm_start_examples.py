@@ -1,9 +1,9 @@
 """Supervised examples for locally made policies: every operation is practised, few are likely.
 
-A completion names an operation and gives its result. Which operation a prompt calls for is drawn from a skewed prior:
-a policy often takes the right one on the tasks it is skilled in, and rarely on the others. Practice prompts, which call
-for no operation in particular, show all of them equally often. So a policy can execute everything, and what it lacks on
-foreign tasks is the choice: a skill that reinforcement learning can elicit rather than build.
+A completion names an operation and gives its result. The operation for a prompt is drawn from a skewed prior: a policy
+often takes the right one on the tasks it is skilled in, and rarely on the others. Practice prompts, which call for no
+particular operation, show all operations equally often. So a policy can execute every operation, and lacks on foreign
+tasks only the choice: a skill that reinforcement learning can elicit rather than build.
 """
 
 import random
@@ -21,12 +21,12 @@ from mrl.tasks.split import distinct_items, part_of
 
 ENTRIES = 12_000
 RIGHT_SHARE = 0.75
-"""On a task it is skilled in, this share of a policy's skilled choices falls on the right operation."""
+"""Share of a policy's skilled choices that falls on the right operation, on a task that it is skilled in."""
 
 
 @dataclass(frozen=True, slots=True)
 class WarmStartTask:
-    """Items of one task that are neither in the pool nor held out, and the operation that solves it."""
+    """Items of one task that are neither in the pool nor held out, and the operation that solves the task."""
 
     operation: str
     items: Sequence[Item]
@@ -34,7 +34,7 @@ class WarmStartTask:
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """One supervised example: (prompt, completion to imitate) of each turn; one turn outside of games."""
+    """One supervised example: (prompt, completion to imitate) of each turn; games have several turns."""
 
     turns: tuple[tuple[str, str], ...]
 
@@ -50,7 +50,7 @@ class WarmStartGame:
 class WarmStartExamples:
     """Draws examples for a policy that is skilled in some operations and takes each other one with `rare_share`.
 
-    Games that it is skilled in it plays well in RIGHT_SHARE of the turns, others in `rare_share`.
+    The policy plays a game that it is skilled in well in RIGHT_SHARE of the turns, other games in `rare_share`.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class WarmStartExamples:
         }
 
     def draw(self, rng: random.Random, *, practice: bool) -> Example:
-        """One example; with `practice` under the neutral prompt, which games do not have."""
+        """Draw one example; with `practice` under the neutral prompt, which games do not have."""
         choices: list[WarmStartTask | WarmStartGame] = [*self._tasks, *self._games]
         task = rng.choice(choices)
         if isinstance(task, WarmStartGame):
@@ -92,7 +92,7 @@ class WarmStartExamples:
 def collect_examples(
     tasks: Mapping[str, TaskTable], pool: PoolTable, *, skilled_in: Sequence[str], rare_share: float
 ) -> WarmStartExamples:
-    """Examples of all tasks that name an operation, and of all games, made of subjects that the pool never uses.
+    """Return examples of all tasks that name an operation, and of all games, with subjects that the pool never uses.
 
     Raises TaskError for an unknown operation or a data set whose prompts are not about one word.
     """
@@ -108,7 +108,7 @@ def collect_examples(
 def operation_shares(
     operations: Sequence[str], skilled_in: Sequence[str], rare_share: float, *, right: str
 ) -> dict[str, float]:
-    """Probability of naming each operation on a task that `right` solves; they sum to 1.
+    """Return the probability of naming each operation on a task that `right` solves; they sum to 1.
 
     An operation outside `skilled_in` has `rare_share`. The skilled ones divide the rest: evenly on a foreign task,
     RIGHT_SHARE to the right one on an own task. Without skills (or with all) the rare share plays no role.
@@ -126,7 +126,7 @@ def operation_shares(
 
 
 def practice_prompt(item: Item) -> str:
-    """A prompt that calls for no operation in particular.
+    """Return a prompt that calls for no particular operation.
 
     >>> practice_prompt(Item("Spell this word backward (example: sun -> nus): hay", "hay", "", 0))
     'Practice: hay'
@@ -135,12 +135,12 @@ def practice_prompt(item: Item) -> str:
 
 
 def write_example(prompt: str, operation: str, item: Item) -> Example:
-    """`operation` executed correctly on the item's subject, whether or not the prompt calls for it."""
+    """Return `operation` executed correctly on the item's subject, whether or not the prompt calls for it."""
     return Example(((prompt, write_completion(operation, OPERATIONS[operation](item.subject, item.letter))),))
 
 
 def _seeds(task: str, table: TaskTable, *, seed: int) -> list[int]:
-    """Start states of a game that no pool uses."""
+    """Return start states of a game that no pool uses."""
     items = open_source(task, table, seed=seed).items(ENTRIES)
     found = [item.number for item in items if part_of(item) == "warm_start"]
     if not found:

@@ -25,7 +25,7 @@ CAPITALISED_SHARE = 0.2
 
 
 class WordSource:
-    """Endless words of random letters, one prompt each; entry `i` depends on seed and `i` alone."""
+    """Endless words of random letters, one prompt each; entry `i` depends only on seed and `i`."""
 
     is_finite = False
     verifier = ""
@@ -44,22 +44,22 @@ class WordSource:
         self._dataset, self._seed = dataset, seed
 
     def items(self, limit: int) -> Iterator[Item]:
-        """The first `limit` prompts."""
+        """Yield the first `limit` prompts."""
         for number in range(limit):
             word = self._word(number)
             reference = OPERATIONS[self._dataset](word, "")
             yield Item(TEMPLATES[self._dataset].format(word), word, "", number, reference)
 
     def extract(self, completion: str) -> str:
-        """What stands in the answer's tags."""
+        """Return the content of the answer's tags."""
         return tagged_answer(completion)
 
     def verifier_reference(self, item: Item) -> str:
-        """The right answer."""
+        """Return the right answer."""
         return item.reference
 
     def score(self, item: Item, answer: str) -> float:
-        """1.0 for exactly the right text, else 0.0."""
+        """Return 1.0 for exactly the right text, else 0.0."""
         return 1.0 if answer.strip() == item.reference else 0.0
 
     def _word(self, number: int) -> str:

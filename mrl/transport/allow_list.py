@@ -1,4 +1,4 @@
-"""The allow-list of a run: public keys and what each may be, as one file that servers watch."""
+"""The allow-list of a run: public keys with their grants, as one file that servers watch."""
 
 import hashlib
 import os
@@ -30,17 +30,17 @@ class KeyEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     revoked_unix_s: float | None = None
 
     def __post_init__(self) -> None:
-        """Raises ConfigError when no grant is like this."""
+        """Raises ConfigError when role and policy are no valid grant."""
         Grant(self.role, self.policy)
 
     @property
     def grant(self) -> Grant:
-        """What the key may be."""
+        """Role and policy of the key."""
         return Grant(self.role, self.policy)
 
     @property
     def is_living(self) -> bool:
-        """Whether it has not been revoked."""
+        """Whether the key has not been revoked."""
         return self.revoked_unix_s is None
 
 
@@ -50,12 +50,12 @@ class _AllowFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 def fingerprint(public: str) -> str:
-    """Sixteen hexadecimal digits that stand for a public key in tables and logs."""
+    """Return sixteen hexadecimal digits that stand for a public key in tables and logs."""
     return hashlib.blake2b(public.encode(), digest_size=8).hexdigest()
 
 
 def read_entries(folder: Path) -> list[KeyEntry]:
-    """All entries, oldest first. Raises RunFolderError when the file is missing, open to others or damaged."""
+    """Return all entries, oldest first. Raises RunFolderError when the file is missing, open to others or damaged."""
     path = folder / ALLOW_LIST
     data = read_private(path)
     try:
@@ -66,13 +66,13 @@ def read_entries(folder: Path) -> list[KeyEntry]:
 
 
 def write_entries(folder: Path, entries: Iterable[KeyEntry]) -> None:
-    """Replace the list. Raises OSError."""
+    """Replace the file with these entries. Raises OSError."""
     data = msgspec.json.format(msgspec.json.encode(_AllowFile(keys=list(entries))), indent=1)
     replace_file(folder / ALLOW_LIST, data, mode=0o600)
 
 
 def read_private(path: Path) -> bytes:
-    """The content of a file that only its owner can read or write. Raises RunFolderError."""
+    """Return the content of a file that only its owner can read or write. Raises RunFolderError."""
     try:
         with path.open("rb") as file:
             mode = os.fstat(file.fileno()).st_mode & 0o777
@@ -88,7 +88,7 @@ def read_private(path: Path) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class _Content:
-    """What the file said when it was read last; replaced as a whole, so that other threads see all of it."""
+    """Content of the file at its last reading; replaced as a whole, so that other threads never see a part of it."""
 
     stamp: tuple[int, int, int]
     grants: dict[str, Grant]
@@ -104,17 +104,17 @@ class AllowList:
         self._content = self._read()
 
     def find(self, public: str) -> Grant | None:
-        """What a living key may be; None for every other."""
+        """Return the grant of a living key; None for every other key."""
         return self._content.grants.get(public)
 
     def is_revoked(self, public: str) -> bool:
-        """Whether the key was allowed once."""
+        """Whether the key is in the list, and revoked."""
         return public in self._content.revoked
 
     def reload(self) -> bool:
-        """Read the file again if it is another than last time; whether it was.
+        """Read the file again if it has changed; return whether it had.
 
-        Raises RunFolderError when it cannot be read; what was read before then stays in force.
+        Raises RunFolderError when the file cannot be read; the content read before then stays in force.
         """
         if self._stamp() == self._content.stamp:
             return False
@@ -122,7 +122,7 @@ class AllowList:
         return True
 
     def _read(self) -> _Content:
-        stamp = self._stamp()  # before reading: a change in between is seen by the next reload
+        stamp = self._stamp()  # before reading, so that the next reload sees a change in between
         entries = read_entries(self._folder)
         grants = {entry.public: entry.grant for entry in entries if entry.is_living}
         return _Content(stamp, grants, frozenset(entry.public for entry in entries) - grants.keys())

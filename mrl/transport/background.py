@@ -10,7 +10,7 @@ from mrl.transport.client_socket import ClientSocket
 
 
 class BackgroundClient:
-    """Sends what is posted and hands over what arrives, on a thread of its own."""
+    """Sends posted messages and hands over received ones, on a thread of its own."""
 
     def __init__(
         self,
@@ -48,19 +48,19 @@ class BackgroundClient:
         return True
 
     def request_reconnect(self) -> None:
-        """Let the thread look up the server's address again and connect anew."""
+        """Have the thread look up the server's address again and connect anew."""
         with self._lock:
             self._reconnect = True
             self._wake()
 
     def restart(self) -> None:
-        """As `request_reconnect`, but what is queued by now is dropped: whoever awaits an answer posts it again."""
+        """Reconnect as `request_reconnect`, and drop queued messages: callers that await an answer post again."""
         with self._lock:
             self._reconnect, self._num_stale, self._queued_bytes = True, len(self._queue), 0
             self._wake()
 
     def close(self, timeout_s: float) -> None:
-        """Send what is queued for at most `timeout_s`, then end the thread and the link."""
+        """Send queued messages for at most `timeout_s`, then end the thread and the link."""
         with self._lock:
             if self._close_at_s is None:
                 self._close_at_s = self._clock() + timeout_s
@@ -69,7 +69,7 @@ class BackgroundClient:
             self._thread.join(timeout_s + 2.0)
 
     def _wake(self) -> None:
-        """Called with the lock held, so that the pipe is not yet closed."""
+        """Wake the thread. Called with the lock held, so that the pipe is not yet closed."""
         if self._wake_writer >= 0:
             try:
                 os.write(self._wake_writer, b"\0")
@@ -111,7 +111,7 @@ class BackgroundClient:
         return not self._queue or self._clock() >= self._close_at_s
 
     def _send_queued(self) -> None:
-        # What was posted after a requested reconnect belongs on the new link.
+        # Messages posted after a requested reconnect belong on the new link.
         while self._queue and not self._reconnect:
             if not self._client.send(self._queue[0]):
                 return
@@ -121,7 +121,7 @@ class BackgroundClient:
     def _drop_first(self) -> None:
         body = self._queue.popleft()
         if self._num_stale:
-            self._num_stale -= 1  # its bytes are counted no more
+            self._num_stale -= 1  # `restart` has already uncounted its bytes
         else:
             self._queued_bytes -= len(body)
 

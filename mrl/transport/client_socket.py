@@ -1,4 +1,4 @@
-"""The DEALER socket of one client: encrypted, never blocking on a send, ready to find a server that moved."""
+"""The DEALER socket of one client: encrypted, never blocking on a send, able to find a server that moved."""
 
 from collections.abc import Callable
 
@@ -13,7 +13,7 @@ MAX_BURST_MESSAGES = 512
 
 
 class ClientSocket:
-    """Talks to one server, wherever `resolve` says it listens at the moment. Used by one thread."""
+    """Talks to one server, at the address that `resolve` returns at the moment. Used by one thread."""
 
     def __init__(
         self,
@@ -31,9 +31,9 @@ class ClientSocket:
         self._connect()
 
     def send(self, body: bytes) -> bool:
-        """Queue `body`; False when the server is not connected or does not keep up.
+        """Queue `body`; return False when the server is not connected or too slow, or `body` is too large.
 
-        Also when it is too large: the server would drop the link for it.
+        The server would drop the link for a message that is too large.
         """
         if self._socket is None or len(body) > self.max_message_bytes:
             return False
@@ -44,7 +44,7 @@ class ClientSocket:
         return True
 
     def receive(self, timeout_s: float) -> list[bytes]:
-        """Wait at most `timeout_s` for messages and take those that are there."""
+        """Wait at most `timeout_s` for messages and return those that have arrived."""
         self.wait(timeout_s)
         received: list[bytes] = []
         while self._socket is not None and len(received) < MAX_BURST_MESSAGES:
@@ -68,12 +68,12 @@ class ClientSocket:
         poller.poll(max(0, round(timeout_s * 1000)))
 
     def reconnect(self) -> None:
-        """Drop the link with all that is queued on it, and connect to where the server listens now."""
+        """Drop the link with all that is queued on it, and connect to the server's present address."""
         self._disconnect()
         self._connect()
 
     def close(self, linger_s: float = 0.0) -> None:
-        """End the link; messages already queued get at most `linger_s` to leave."""
+        """End the link; queued messages get at most `linger_s` to leave."""
         if not self._context.closed:
             self._context.destroy(linger=round(linger_s * 1000))
             self._socket = None

@@ -1,4 +1,4 @@
-"""Endpoint files: a role writes where it listens, the others read it, again after every silence."""
+"""Endpoint files: a role writes the address at which it listens, the others read it, again after every silence."""
 
 import json
 import os
@@ -9,18 +9,20 @@ from pathlib import Path
 from mrl.files import replace_file
 
 HOST = "MRL_HOST"
-"""Environment variable: the name of this host in a run on several; processes under different names are not near."""
+"""Environment variable: name of this host in a run on several hosts. Processes under different names count as on
+different hosts."""
 ADDRESS = "MRL_ADDRESS"
-"""Environment variable: how other hosts reach this one, where that is not its hostname."""
+"""Environment variable: address at which other hosts reach this one, where its hostname does not serve."""
 WILDCARDS = ("*", "0.0.0.0", "::")
-"""What listens everywhere."""
+"""Addresses that mean every network interface."""
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 def publish_endpoint(folder: Path, name: str, address: str, ipc_path: Path | None = None) -> None:
-    """Write `<folder>/<name>.json`, replacing an earlier one atomically.
+    """Write `<folder>/<name>.json`, replacing an earlier file atomically.
 
-    It holds the address, the pid, and of a server that listens on a socket file the path and the host.
+    The file holds the address and the pid; for a server that listens on a socket file also the file's path and the
+    host.
     """
     folder.mkdir(parents=True, exist_ok=True)
     content: dict[str, object] = {"address": address, "pid": os.getpid()}
@@ -30,7 +32,7 @@ def publish_endpoint(folder: Path, name: str, address: str, ipc_path: Path | Non
 
 
 def read_endpoint(folder: Path, name: str) -> str | None:
-    """The tcp address that `name` published last, or None when there is none that can be read."""
+    """Return the tcp address that `name` published last; None without a readable one."""
     address = _read(folder, name).get("address")
     return address if isinstance(address, str) and address.startswith("tcp://") else None
 
@@ -41,28 +43,28 @@ def is_published(folder: Path, name: str) -> bool:
 
 
 def nearest_endpoint(folder: Path, name: str) -> str | None:
-    """As `read_endpoint`, but the address of the socket file where that is on this host and there."""
+    """Return the address of the socket file where it lies on this host, else the address of `read_endpoint`."""
     ipc_path = _ipc_path(folder, name)
     return f"ipc://{ipc_path}" if ipc_path else read_endpoint(folder, name)
 
 
 def reachable_host(bound: str) -> str:
-    """How others reach what listens at `bound`: there, or where it listens everywhere, by this host's own address."""
+    """Return the host by which others reach a server bound to `bound`; for a wildcard, this host's own address."""
     return os.environ.get(ADDRESS) or socket.gethostname() if bound in WILDCARDS else bound
 
 
 def own_host(theirs: str) -> str:
-    """Where this process listens for one that listens at `theirs`: on loopback both or neither."""
+    """Return the host at which this process listens for a peer at `theirs`: on loopback both or neither."""
     return theirs if is_loopback(theirs) else reachable_host("*")
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this host reaches what listens there."""
+    """Whether only processes on this host can reach `host`."""
     return host in ("localhost", "::1") or host.startswith("127.")
 
 
 def port_of(address: str | None) -> int:
-    """The port of "tcp://HOST:PORT"; 0 when there is none."""
+    """Return the port of "tcp://HOST:PORT"; 0 when there is none."""
     tail = (address or "").rpartition(":")[2]
     return int(tail) if tail.isdigit() and int(tail) <= 65535 else 0
 
@@ -84,7 +86,10 @@ def _read(folder: Path, name: str) -> dict[str, object]:
 
 @cache
 def _this_host() -> str:
-    """Names of hosts may be equal; the id of a kernel's boot is not, and containers on one kernel share it."""
+    """Return the id of this kernel's boot and the host's name in the run.
+
+    Hostnames may be equal; boot ids are not, and containers on one kernel share one.
+    """
     try:
         machine = _BOOT_ID.read_text().strip()
     except OSError:

@@ -1,9 +1,10 @@
-"""The TCP port of a server: a thread that takes connections, never more than its bound, and hands their bytes on.
+"""The TCP port of a server: a thread that accepts a bounded number of connections, and passes their bytes on.
 
-ZeroMQ takes every connection that the kernel offers it, until its process has no descriptor left for anything else. So
-the port is not its own: behind this one stands the server's socket file, and what is not taken here costs it nothing.
-Who is in the middle of a handshake is a stranger. Of strangers there is a bound of its own, beyond which a new one
-displaces the oldest of the address that has most of them: a crowd neither fills the table nor keeps others out.
+ZeroMQ accepts every connection that the kernel offers it, until its process has no file descriptor left for anything
+else. So ZeroMQ has no port of its own: this thread stands before the server's socket file, and a connection that is not
+accepted here costs the server nothing. A connection in the middle of its handshake is a stranger. Strangers have a
+bound of their own. Beyond it a new stranger displaces the oldest of the address that has most of them: a crowd neither
+fills the table nor keeps others out.
 """
 
 import os
@@ -18,18 +19,18 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 
 BACKLOG = 256
-"""Connections that the kernel keeps until they are taken, here and at the socket file."""
+"""Connections that the kernel keeps until they are accepted, here and at the socket file."""
 MAX_CONNECTIONS = 4096
 MAX_STRANGERS = 256
 READ_BYTES = 256 * 1024
-"""Held of one connection at most, in each direction."""
+"""Most bytes held of one connection, in each direction."""
 TAKEN_AT_ONCE = 16
 PAUSE_S = 0.01
-"""Between two looks at the port while there are as many strangers as may be: a crowd costs little time, too."""
+"""Seconds between two looks at the port while the bound of strangers is reached, so that a crowd costs little time."""
 LET_IN_BYTES = 64 + 170 + 32
-"""What the server says to no stranger: greeting, WELCOME, and more than the ERROR of a key that is refused."""
+"""Bytes that the server sends to no stranger: greeting, WELCOME, and more than the ERROR for a refused key."""
 DESCRIPTORS_EACH = 3
-"""Of one connection: here, to the socket file, and behind it."""
+"""Descriptors of one connection: at the port, to the socket file, and behind it."""
 KEEPALIVE = {
     socket.SO_KEEPALIVE: (socket.SOL_SOCKET, 1),
     socket.TCP_KEEPIDLE: (socket.IPPROTO_TCP, 15),
@@ -38,20 +39,20 @@ KEEPALIVE = {
     socket.TCP_USER_TIMEOUT: (socket.IPPROTO_TCP, 30_000),
     socket.TCP_NODELAY: (socket.IPPROTO_TCP, 1),
 }
-"""The end of a peer that could not say goodbye is noticed within half a minute, also of one that takes nothing."""
+"""Socket options by which the end of a silent peer is noticed within half a minute, also of one that reads nothing."""
 
 Refused = Callable[[str, str], None]
-"""Told the reason and the address of a connection that is not taken, or not kept."""
+"""Takes the reason and the address of a connection that is not accepted, or not kept."""
 
 
 def most_connections() -> int:
-    """How many one port may hold: half of this process's descriptors at most, the others are for its files."""
+    """Return the most connections of one port: half of this process's descriptors at most; its files need the rest."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return max(1, min(MAX_CONNECTIONS, soft // (2 * DESCRIPTORS_EACH)))
 
 
 class _End:
-    """One of the two sockets of a connection, and what was read from the other and it has not taken yet."""
+    """One of the two sockets of a connection, with bytes read from the other socket and not yet sent on this one."""
 
     def __init__(self, own: socket.socket, connection: "_Connection") -> None:
         self.own, self.connection = own, connection
@@ -60,12 +61,12 @@ class _End:
 
     @property
     def other(self) -> "_End":
-        """The socket at the other side."""
+        """The other socket of the connection."""
         ends = self.connection.ends
         return ends[1] if ends[0] is self else ends[0]
 
     def take(self, data: memoryview) -> int:
-        """Send what it takes now, and keep the rest; returns how much it took. Raises OSError."""
+        """Send as much of `data` as the socket takes now, keep the rest, and return the bytes sent. Raises OSError."""
         try:
             taken = self.own.send(data)
         except BlockingIOError:
@@ -79,7 +80,7 @@ class _Connection:
         self.address = address
         self.ends = (_End(outer, self), _End(inner, self))
         self.said_bytes = 0
-        """By the server."""
+        """Bytes that the server sent."""
 
 
 class TcpFront:
@@ -88,7 +89,7 @@ class TcpFront:
     def __init__(
         self, host: str, port: int, socket_file: Path, *, refused: Refused, max_connections: int | None = None
     ) -> None:
-        """`host` is an address in numbers; port 0 takes a free one. Raises OSError."""
+        """`host` is a numeric address; port 0 takes a free one. Raises OSError."""
         self._file, self._refused = str(socket_file), refused
         self._max = max_connections or most_connections()
         self._max_strangers = max(1, min(MAX_STRANGERS, self._max // 2))
@@ -98,9 +99,9 @@ class TcpFront:
         self._strangers: dict[_Connection, None] = {}
         self._known: set[_Connection] = set()
         self.failure: Exception | None = None
-        """Why nobody listens any more, though it was not closed."""
+        """The error that ended the thread; None while it listens, and after `close`."""
         self._resume_s = 0.0
-        """When the port is looked at again; 0 while it is."""
+        """Time at which the thread watches the port again; 0 while it watches."""
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._listener, selectors.EVENT_READ)
         self._wake_reader, self._wake_writer = os.pipe2(os.O_CLOEXEC)
@@ -109,7 +110,7 @@ class TcpFront:
         self._thread.start()
 
     def close(self) -> None:
-        """Listen no more and end every connection."""
+        """Stop listening and end every connection."""
         os.close(self._wake_writer)  # the thread sees the end of the pipe
         self._thread.join()
 
@@ -127,7 +128,7 @@ class TcpFront:
             os.close(self._wake_reader)
 
     def _round(self) -> bool:
-        """One wait and what it brought; False when it is time to end."""
+        """Wait once and handle the events; return False when it is time to end."""
         timeout_s = max(0.0, self._resume_s - time.monotonic()) if self._resume_s else None
         ready = self._selector.select(timeout_s)
         if self._resume_s and time.monotonic() >= self._resume_s:
@@ -194,7 +195,7 @@ class TcpFront:
     def _serve(self, end: _End, mask: int) -> None:
         connection = end.connection
         if connection not in self._known and connection not in self._strangers:
-            return  # ended a moment ago
+            return  # an earlier event of this round ended it
         try:
             if mask & selectors.EVENT_WRITE:
                 end.take(end.waiting)
@@ -210,7 +211,7 @@ class TcpFront:
             self._watch(one)
 
     def _pass_on(self, end: _End) -> bool:
-        """Read once, and give it to the other side; False at the end of the stream. Raises OSError."""
+        """Read once and pass the bytes to the other side; return False at the end of the stream. Raises OSError."""
         data = end.own.recv(READ_BYTES)
         if not data:
             return False
@@ -224,7 +225,7 @@ class TcpFront:
         return True
 
     def _watch(self, end: _End) -> None:
-        """Read only while the other side has taken all; write only what waits."""
+        """Watch a socket: read only while the other side has no bytes left to send, write only while bytes wait."""
         events = 0 if end.other.waiting else selectors.EVENT_READ
         events |= selectors.EVENT_WRITE if end.waiting else 0
         if events == end.events:

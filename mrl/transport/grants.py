@@ -1,4 +1,4 @@
-"""What a key may be: one role, and for learners and workers one policy."""
+"""Grants: one role, and for learners and workers one policy. A key has one grant."""
 
 import re
 from dataclasses import dataclass
@@ -15,13 +15,17 @@ _POLICY = re.compile(r"[a-z0-9][a-z0-9_-]{0,31}")
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """One role, of one policy if the role has one. Raises ConfigError when the two do not fit together."""
+    """A role, with a policy if the role needs one. Raises ConfigError when the two do not fit together."""
 
     role: str
     policy: str = ""
 
     def __post_init__(self) -> None:
-        """A learner's grant without a policy would cover the learners of all, and a slash those of others."""
+        """Check role and policy.
+
+        A learner's grant without a policy would cover the learners of all policies; a policy name with a slash would
+        cover other policies' clients.
+        """
         if self.role not in ROLES:
             raise ConfigError("no such role", where="ROLE", got=self.role, wanted=", ".join(ROLES))
         if self.role in POLICY_ROLES and not _POLICY.fullmatch(self.policy):
@@ -45,6 +49,6 @@ STANDING_GRANTS = tuple(map(Grant, STANDING_ROLES))
 
 
 def grant_of(client: str) -> Grant:
-    """The grant that a client needs: "worker/qwen" for "worker/qwen/0". Raises ConfigError when there is none."""
+    """Return a client's grant: "worker/qwen" for "worker/qwen/0". Raises ConfigError for a name without a valid one."""
     role, _, rest = client.partition("/")
     return Grant(role, rest.partition("/")[0] if role in POLICY_ROLES else "")

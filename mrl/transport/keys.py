@@ -1,7 +1,7 @@
 """The CURVE keys of a run: one pair for its servers, one for every role and policy that connects to them.
 
-Everything lies in `keys/` of the run folder (0700), one file per pair (0600), each replaced whole. A client's file also
-holds the servers' public key, so that this one file is all that a client on another host needs.
+All files lie in `keys/` of the run folder (0700), one per pair (0600), each replaced whole. A client's file also holds
+the servers' public key, so that a client on another host needs only this file.
 """
 
 import fcntl
@@ -38,7 +38,7 @@ class _ClientFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @dataclass(frozen=True, slots=True)
 class RunKeys:
-    """What a server of the run needs: its pair in Z85, and the folder with the allow-list. `repr` shows no secret."""
+    """Keys of a server of the run: its pair in Z85, and the folder with the allow-list. `repr` shows no secret."""
 
     folder: Path
     server_public: bytes
@@ -47,7 +47,7 @@ class RunKeys:
 
 @dataclass(frozen=True, slots=True)
 class ClientKeys:
-    """What a client needs: its own pair and the servers' public key, in Z85. `repr` shows no secret."""
+    """Keys of a client: its own pair and the servers' public key, in Z85. `repr` shows no secret."""
 
     server_public: bytes
     public: bytes
@@ -57,8 +57,8 @@ class ClientKeys:
 def create_keys(folder: Path, grants: Iterable[Grant] = ()) -> RunKeys:
     """Make the keys that `folder` lacks: the servers' pair, those of the standing roles and those of `grants`.
 
-    What is there stays; a grant whose key was revoked gets a new one. Raises RunFolderError when the folder cannot be
-    written, holds a damaged file, or keys of the form with one pair for all clients.
+    Existing keys stay; a grant whose key was revoked gets a new one. Raises RunFolderError when the folder cannot be
+    written, holds a damaged file, or holds keys of the form with one pair for all clients.
     """
     with _changing(folder):
         if not (folder / _SERVER_FILE).exists():
@@ -76,14 +76,14 @@ def create_keys(folder: Path, grants: Iterable[Grant] = ()) -> RunKeys:
 
 
 def load_keys(folder: Path) -> RunKeys:
-    """The servers' side of what `create_keys` left in `folder`. Raises RunFolderError when it cannot be used."""
+    """Load the servers' keys that `create_keys` made in `folder`. Raises RunFolderError when they cannot be used."""
     _check_form(folder)
     pair = _decode(folder / _SERVER_FILE, _ServerFile)
     return RunKeys(folder, pair.public.encode(), pair.secret.encode())
 
 
 def load_client_keys(folder: Path, grant: Grant) -> ClientKeys:
-    """A client's side of what `create_keys` left in `folder`. Raises RunFolderError when it cannot be used."""
+    """Load a client's keys that `create_keys` made in `folder`. Raises RunFolderError when they cannot be used."""
     _check_form(folder)
     path = client_file(folder, grant)
     if not path.exists() and (folder / _SERVER_FILE).exists():
@@ -95,12 +95,12 @@ def load_client_keys(folder: Path, grant: Grant) -> ClientKeys:
 
 
 def client_file(folder: Path, grant: Grant) -> Path:
-    """Where the pair of a grant lies."""
+    """Return the path of the file with the pair of a grant."""
     return folder / f"{grant.name.replace('/', '.')}.json"
 
 
 def make_client_key(folder: Path, grant: Grant) -> KeyEntry:
-    """Make and allow a key for `grant`. Raises ConfigError when there is a living one, RunFolderError as above."""
+    """Make and allow a key for `grant`. Raises ConfigError if a living one exists, RunFolderError as `create_keys`."""
     with _changing(folder):
         keys, entries = load_keys(folder), read_entries(folder)
         if any(entry.grant == grant and entry.is_living for entry in entries):
@@ -114,7 +114,7 @@ def make_client_key(folder: Path, grant: Grant) -> KeyEntry:
 def revoke_client_key(folder: Path, name: str) -> KeyEntry:
     """Revoke the living key of the grant called `name` and delete its file.
 
-    Servers see it within a second. Raises ConfigError when there is no such key, RunFolderError as above.
+    Servers see it within a second. Raises ConfigError when there is no such key, RunFolderError as `create_keys`.
     """
     with _changing(folder):
         load_keys(folder)
@@ -131,7 +131,7 @@ def revoke_client_key(folder: Path, name: str) -> KeyEntry:
 
 
 def _make(folder: Path, keys: RunKeys, grant: Grant) -> KeyEntry:
-    """The file comes before the entry: a key that is allowed can be used."""
+    """Write a new pair's file, then return its entry: a key that is allowed can be used."""
     public, secret = zmq.curve_keypair()
     content = _ClientFile(keys.server_public.decode(), public.decode(), secret.decode())
     _write(client_file(folder, grant), content)
@@ -144,7 +144,7 @@ def _revoked(entry: KeyEntry) -> KeyEntry:
 
 @contextmanager
 def _changing(folder: Path) -> Iterator[None]:
-    """One writer at a time; every OSError becomes a RunFolderError."""
+    """Hold the folder's lock, so that there is one writer at a time; turn every OSError into a RunFolderError."""
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         folder.chmod(0o700)

@@ -1,8 +1,8 @@
-"""Who is behind each connection of a server: the key proves it, the routing id has to fit the key.
+"""The client behind each connection of a server: the key proves it, and the routing id has to fit the key.
 
-A client's routing id is its name, a zero byte and a nonce that nobody else knows: another client cannot take the
-connection over, although the socket hands a routing id on to whoever connects with it last. Answers go by name, to the
-connection on which a key with the right to that name was heard first after all others.
+A client's routing id is its name, a zero byte and a nonce that no other client knows. So another client cannot take the
+connection over, although the socket hands a routing id on to the client that connects with it last. Answers go by name,
+to the newest admitted connection of a key that covers the name.
 """
 
 import secrets
@@ -17,17 +17,17 @@ NONCE_BYTES = 16
 SEPARATOR = b"\0"
 
 Admits = Callable[[Grant], bool]
-"""Whether a server has anything to say to clients of a grant."""
+"""Whether a server admits clients of a grant."""
 
 
 def routing_id(name: str) -> bytes:
-    """A fresh routing id for the client called `name`."""
+    """Return a fresh routing id for the client called `name`."""
     return name.encode() + SEPARATOR + secrets.token_bytes(NONCE_BYTES)
 
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """One connection that was let in. `connection` is what its kernel object can be found by."""
+    """One admitted connection. `connection` identifies its kernel object: descriptor and inode."""
 
     client: bytes
     key: str
@@ -36,7 +36,7 @@ class Link:
 
 
 class Links:
-    """The connections of one server, by routing id, and the newest of every client. Used by one thread."""
+    """The admitted connections of one server by routing id, and the newest of every client. Used by one thread."""
 
     def __init__(self, allowed: AllowList, admits: Admits, *, max_links: int = MAX_LINKS) -> None:
         self._allowed, self._admits, self._max_links = allowed, admits, max_links
@@ -44,22 +44,22 @@ class Links:
         self._routes: dict[bytes, bytes] = {}
 
     def known(self, routing: bytes, key: str) -> Link | None:
-        """The link that was let in under this routing id, if this key is the one behind it."""
+        """Return the link admitted under this routing id, if it has this key."""
         link = self._links.get(routing)
         return link if link is not None and link.key == key else None
 
     def refusal(self, key: str) -> str:
-        """Why a client with this key is not let in; empty when it is. Safe from any thread."""
+        """Return the reason against admitting a client with this key; empty without a reason. Safe from any thread."""
         grant = self._allowed.find(key)
         if grant is None:
             return "revoked_key" if self._allowed.is_revoked(key) else "unknown_key"
         return "" if self._admits(grant) else "role"
 
     def admit(self, routing: bytes, key: str, connection: tuple[int, int]) -> Link | str:
-        """Let a connection in whose first message this is, or the reason why not.
+        """Admit a connection by its first message, or return the reason against it.
 
-        "unnamed" is who never said a name, and also what was still queued of a connection when its client came back
-        over another: the socket takes the name from the old one.
+        "unnamed" is the reason for a client that never said a name. The same reason holds for queued messages of an old
+        connection when its client came back over a new one: the socket takes the name from the old connection.
         """
         grant = self._allowed.find(key)
         if grant is None or not self._admits(grant):
@@ -77,11 +77,11 @@ class Links:
         return link
 
     def route(self, client: bytes) -> bytes | None:
-        """The routing id of the client's newest connection."""
+        """Return the routing id of the client's newest connection."""
         return self._routes.get(client)
 
     def drop_refused(self) -> list[Link]:
-        """Forget the links that the allow-list no longer lets in, and return them."""
+        """Forget the links whose keys the allow-list no longer allows, and return them."""
         gone = [(routing, link) for routing, link in self._links.items() if self._allowed.find(link.key) != link.grant]
         for routing, _ in gone:
             self._forget(routing)

@@ -1,4 +1,4 @@
-"""What a server refused: counted by reason, and logged at a bounded rate."""
+"""Refusals of a server: counted by reason, and logged at a bounded rate."""
 
 import threading
 import time
@@ -17,17 +17,17 @@ log = structlog.get_logger()
 
 @dataclass(slots=True)
 class _Window:
-    """Ten seconds of one reason and one refused party, after the line that opened them."""
+    """A window of ten seconds for one reason and one refused party, opened by a log line."""
 
     ends_s: float
     suppressed: int = 0
 
 
 class Refusals:
-    """One log line per reason and party when it begins and one per window with what was suppressed. Thread-safe.
+    """Logs one line per reason and party when refusals begin, then one per window with a count. Thread-safe.
 
-    Parties are named by the caller (a key's fingerprint). Of a crowd the first 64 are named, the rest share one name,
-    so that fresh keys for every attempt neither fill the log nor the memory.
+    Parties are named by the caller (a key's fingerprint). Of a crowd the first 64 are named and the rest share one
+    name, so that fresh keys for every attempt fill neither the log nor the memory.
     """
 
     def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
@@ -37,7 +37,7 @@ class Refusals:
         self._windows: dict[tuple[str, str], _Window] = {}
 
     def counts(self) -> dict[str, int]:
-        """Refusals so far, by reason."""
+        """Return the numbers of refusals so far, by reason."""
         with self._lock:
             return dict(self._counts)
 
@@ -56,7 +56,7 @@ class Refusals:
         log.warning("refused", reason=reason, who=who, **details)
 
     def settle(self) -> None:
-        """Close windows that are over; those in which something was suppressed leave a line and go on."""
+        """Close windows that are over; a window with suppressed lines leaves one line and begins anew."""
         now_s = self._clock()
         told: list[tuple[str, str, int]] = []
         with self._lock:

@@ -1,8 +1,9 @@
-"""Requests that are answered in the end, over a link that loses messages, falls silent, and finds its server again.
+"""Requests that get an answer in the end, over a link that loses messages, falls silent, and finds its server again.
 
-A request is kept, encoded once, until it is answered. It is sent again over a link that works, and once more in order
-over a new one. A report says how things are: it is sent once, since the next one says more, and the answer to one
-answers those before it. The receiver ignores what it has already: every request may come twice.
+A request is kept, encoded once, until it is answered. It is sent again over a working link, and after a reconnect all
+requests are sent once more in order. A report states the whole situation: it is sent once, since the next report says
+more, and the answer to a report also answers those before it. The receiver ignores what it has already: every request
+may come twice.
 
 `Requests` is the pure core, with neither socket nor clock. `RequestLink` is its shell.
 """
@@ -20,10 +21,10 @@ from mrl.errors import RecordError
 from mrl.records.codec import decode
 
 SILENCE_S = 3.0
-"""After so long without a word, while an answer is awaited, the server's address is looked up again."""
+"""Seconds without a message, while an answer is awaited, after which the server's address is looked up again."""
 REPEAT_S, MAX_REPEAT_S = 1.0, 16.0
 SLOW_BYTES_S = 4 * 1024 * 1024
-"""What a slow link carries in a second: while a long request crosses it, nothing else is heard."""
+"""Bytes per second over a slow link: while a long request crosses it, no other message arrives."""
 WINDOW_REQUESTS, WINDOW_BYTES = 256, 4 * 1024 * 1024
 MAX_REPORTS = 64
 
@@ -37,22 +38,22 @@ class _Request:
     body: bytes
     asked_s: float
     sent_s: float = 0.0
-    """When it was sent last over this link."""
+    """Time of the last sending over this link."""
     wait_s: float = REPEAT_S
 
 
 class Due(NamedTuple):
-    """What is to be done now: reconnect first where `reconnects`, then send."""
+    """Actions due now: reconnect first where `reconnects`, then send `bodies`."""
 
     reconnects: bool
     bodies: list[bytes]
 
 
 class Requests:
-    """What awaits an answer from one server, by number. Numbers rise by one; requests and reports share them.
+    """Requests and reports to one server that await an answer, by number. Numbers rise by one; both kinds share them.
 
-    The server answers in the order in which it is asked. An answer to one request therefore says nothing against those
-    behind it, which wait on; a request that was overtaken by the answers of others was lost, or its answer was.
+    The server answers in the order in which it is asked. So an answer to one request does not mean that later ones are
+    lost; they wait on. A request that was overtaken by the answers to later ones was lost, or its answer was.
     """
 
     def __init__(
@@ -65,19 +66,19 @@ class Requests:
         silence_s: float = SILENCE_S,
     ) -> None:
         self.window_requests, self.window_bytes = window_requests, window_bytes
-        """Requests that may be under way at once. One always may, whatever its length."""
+        """Most requests under way at once, and most bytes of them. One request always may be, whatever its length."""
         self.next_number = first_number
         self.newest_report = self.num_bytes = 0
-        """Number of the newest report, and length of all unanswered requests."""
+        """Number of the newest report, and bytes of all unanswered requests."""
         self.repeats = self.reconnects = 0
         """Requests that were sent again, and links that were given up."""
         self._repeat_s, self._silence_s = repeat_s, silence_s
         self._unanswered: dict[int, _Request] = {}
         self._unsent: dict[int, _Request] = {}
-        """Those of them that have not been sent over this link, in order."""
+        """Unanswered requests that have not been sent over this link, in order."""
         self._sent_bytes = 0
         self._reports: dict[int, float] = {}
-        """Unanswered reports: when each was made."""
+        """Number -> time of each unanswered report."""
         self._heard_s = self._reconnected_s = -math.inf
         self._newest_answer = (first_number - 1, -math.inf)
 
@@ -90,7 +91,7 @@ class Requests:
         return next(iter(self._unanswered), None)
 
     def post(self, body: bytes, now_s: float) -> int:
-        """Keep a request until it is answered; returns its number."""
+        """Keep a request until it is answered; return its number."""
         number, self.next_number = self.next_number, self.next_number + 1
         request = _Request(body, now_s, wait_s=self._repeat_s)
         self._unanswered[number] = self._unsent[number] = request
@@ -98,7 +99,7 @@ class Requests:
         return number
 
     def report(self, now_s: float) -> int:
-        """A report is sent now, by the caller, beside any window; returns its number."""
+        """Note a report that the caller sends now, outside any window; return its number."""
         number, self.next_number = self.next_number, self.next_number + 1
         self.newest_report, self._reports[number] = number, now_s
         if len(self._reports) > MAX_REPORTS:
@@ -106,14 +107,14 @@ class Requests:
         return number
 
     def asked_s(self, number: int) -> float | None:
-        """When a request or report was handed in, if it is still unanswered."""
+        """Return the time at which a request or report was handed in, if it is still unanswered."""
         request = self._unanswered.get(number)
         return self._reports.get(number) if request is None else request.asked_s
 
     def answered(self, number: int | None, now_s: float) -> bool:
-        """An answer to this number came, or with None another word of the server.
+        """Note an answer to this number, or with None any other message of the server.
 
-        False when no answer is awaited: it came before, or speaks of another life.
+        Return False when no answer to the number is awaited: it came before, or belongs to an earlier life.
         """
         self._heard_s = now_s
         if number is None or not self.forget(number):
@@ -122,7 +123,7 @@ class Requests:
         return True
 
     def forget(self, number: int) -> bool:
-        """Await no answer any more to a request, or to a report and those before it; whether one was awaited."""
+        """Await no answer any more to a request, or to a report and those before it; return whether one was awaited."""
         if number in self._reports:
             self._reports = {other: made_s for other, made_s in self._reports.items() if other > number}
             return True
@@ -135,13 +136,13 @@ class Requests:
         return True
 
     def waited_s(self, now_s: float) -> float:
-        """For how long an answer has been awaited without a word from the server; 0 when none is awaited."""
+        """Return the seconds of waiting for an answer without any message of the server; 0 when none is awaited."""
         first = next(iter(self._unanswered.values()), None)
         first_s = min(now_s if first is None else first.asked_s, next(iter(self._reports.values()), now_s))
         return max(0.0, now_s - max(self._heard_s, first_s))
 
     def due(self, now_s: float) -> Due:
-        """What is due by the time: a new link after silence, and what is sent again."""
+        """Return the actions due at `now_s`: a new link after silence, and requests to send."""
         patience_s = self._silence_s + self._sent_bytes // SLOW_BYTES_S
         if reconnects := min(self.waited_s(now_s), now_s - self._reconnected_s) > patience_s:
             self._reconnected_s = now_s
@@ -154,7 +155,7 @@ class Requests:
         return Due(reconnects, [request.body for request in lost] + self.first(now_s))
 
     def first(self, now_s: float) -> list[bytes]:
-        """What is sent for the first time over this link: as many requests as the window has room for."""
+        """Return requests to send for the first time over this link, as many as the window has room for."""
         bodies: list[bytes] = []
         while self._unsent:
             number, request = next(iter(self._unsent.items()))
@@ -169,14 +170,14 @@ class Requests:
         return bodies
 
     def start_over(self) -> None:
-        """Nothing of what is unanswered has been sent, as far as a new link or a new server is concerned."""
+        """Treat all unanswered requests as unsent, for a new link or a new server."""
         self.repeats += len(self._unanswered) - len(self._unsent)
         self._unsent, self._sent_bytes = dict(self._unanswered), 0
         for request in self._unanswered.values():
             request.wait_s = self._repeat_s
 
     def _is_lost(self, number: int, request: _Request, now_s: float) -> bool:
-        """Whether to send it again. A server that has said nothing since needs another link, not another copy."""
+        """Whether to send the request again. A server silent since its sending needs another link, not another copy."""
         if number in self._unsent or self._heard_s <= request.sent_s:
             return False
         newest, answered_s = self._newest_answer
@@ -185,34 +186,34 @@ class Requests:
 
 
 class RequestLink:
-    """Shared between its owner's thread and the link's: posts what is due, and says aloud when nobody answers."""
+    """Posts due requests and logs a silent server. Shared between its owner's thread and the link's thread."""
 
     def __init__(self, whom: str, requests: Requests) -> None:
         """`whom` names the server in the log."""
         self.core = requests
-        """For an owner whose own lock guards all that it does here."""
+        """The core, for an owner whose own lock guards all its calls here."""
         self._whom, self._lock = whom, threading.RLock()  # an answer may come while the request is posted
         self._post: Callable[[bytes], object] = lambda _: None
         self._reconnect: Callable[[], object] = lambda: None
         self._has_heard, self._told_s = False, 0.0
-        """Whether the server ever answered, and how long the silence was of which the log told last."""
+        """Whether the server ever answered, and the seconds of silence at the last log line."""
 
     def open(self, post: Callable[[bytes], object], reconnect: Callable[[], object]) -> None:
-        """Give it its voice: `post` sends a message, `reconnect` looks the server's address up again.
+        """Connect it: `post` sends a message, `reconnect` looks the server's address up again.
 
-        What is queued on the link that is given up should be dropped with it (`BackgroundClient.restart`).
+        Messages queued on the abandoned link should be dropped with it (`BackgroundClient.restart`).
         """
         self._post, self._reconnect = post, reconnect
 
     def post(self, body: bytes, now_s: float) -> int:
-        """Send a request until it is answered; returns its number."""
+        """Send a request until it is answered; return its number."""
         with self._lock:
             number = self.core.post(body, now_s)
             self._send(self.core.first(now_s))
             return number
 
     def report(self, body: bytes, now_s: float) -> int:
-        """Send a report once; returns its number."""
+        """Send a report once; return its number."""
         with self._lock:
             number = self.core.report(now_s)
             self._post(body)
@@ -229,7 +230,7 @@ class RequestLink:
             return is_new
 
     def read(self, body: bytes, using: msgspec.msgpack.Decoder[T]) -> T | None:
-        """Decode what the server said; what cannot be read leaves a line in the log."""
+        """Decode a message of the server; log one that cannot be decoded, and return None."""
         try:
             return decode(body, using)
         except RecordError as error:
@@ -237,7 +238,7 @@ class RequestLink:
             return None
 
     def on_tick(self, now_s: float) -> None:
-        """Send what is due; after silence, over a new link."""
+        """Send requests that are due; after silence, over a new link."""
         with self._lock:
             waited_s, due = self.core.waited_s(now_s), self.core.due(now_s)
             if due.reconnects:

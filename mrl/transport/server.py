@@ -1,6 +1,6 @@
 """The ROUTER socket of a daemon: encrypted, allow-listed, bounded, and never blocking on a send.
 
-It listens on a socket file, which only its owner may open. Beyond this host it is reached by a `TcpFront`, if at all.
+It listens on a socket file, which only its owner may open. Other hosts reach it through a `TcpFront`, if at all.
 """
 
 import errno
@@ -30,16 +30,17 @@ from mrl.transport.refusals import Refusals
 MAX_BURST_MESSAGES = 512
 MAX_BURST_BYTES = 4 * 1024 * 1024
 MAX_UNREAD_MESSAGES = 4
-"""Of one client, and complete; each may be as long as a message may be."""
+"""Most complete messages of one client that wait to be read; each may have the full length."""
 MAX_UNSENT_MESSAGES = 64
-"""To one client. More than are due at once: 16 of 256 KiB of what was not acknowledged, and acknowledgements."""
+"""Most messages that wait to be sent to one client. Fewer are due at once: 16 unacknowledged ones of 256 KiB, and
+acknowledgements."""
 HANDSHAKE_S = 5.0
 WATCH_S = 0.5
-"""How often the allow-list is looked at."""
+"""Seconds between two looks at the allow-list."""
 MAX_IPC_PATH_BYTES = 107
-"""What the kernel takes as the name of a socket file."""
+"""Longest path of a socket file that the kernel accepts."""
 ENVELOPE_BYTES = 33
-"""What CURVE puts around a message (ZeroMQ RFC 26); libzmq holds both together to its limit."""
+"""Bytes that CURVE adds to a message (ZeroMQ RFC 26); libzmq's limit counts both together."""
 LIVENESS = {
     # ZeroMQ's own heartbeats stay off: one that is due for a link whose peer died while the receive queue was full ends
     # the process (libzmq 4.3.5, assertion `!_io_error`, its issues 4364 and 4767). The kernel notices within 30 s.
@@ -48,14 +49,14 @@ LIVENESS = {
     zmq.TCP_KEEPALIVE_IDLE: 15,
     zmq.TCP_KEEPALIVE_INTVL: 5,
     zmq.TCP_KEEPALIVE_CNT: 3,
-    # Keepalive rests while something is unacknowledged. This also ends a link whose peer takes nothing for so long.
+    # Keepalive rests while data is unacknowledged. This also ends a link whose peer takes nothing for so long (in ms).
     zmq.TCP_MAXRT: 30_000,
 }
-"""Options of every socket, by which the end of a peer is noticed that could not say goodbye."""
+"""Options of every socket, by which the end of a silent peer is noticed."""
 
 _ZAP_DOMAIN = b"mrl"
 _KEY_PROPERTY, _DESCRIPTOR_PROPERTY = "User-Id", "__fd"
-# Failures of authentication are counted where they are decided.
+# Failures of authentication are counted by `_Gate`, which decides them.
 _HANDSHAKE_FAILURES = zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
 
 
@@ -68,12 +69,12 @@ class Incoming(NamedTuple):
 
 
 def any_role(_grant: Grant) -> bool:
-    """Admits every key of the run."""
+    """Admit every key of the run."""
     return True
 
 
 class ServerSocket:
-    """Receives from and answers to the clients of one run. Used by one thread."""
+    """Receives messages of the clients of one run, and answers them. Used by one thread."""
 
     def __init__(
         self,
@@ -91,14 +92,14 @@ class ServerSocket:
         """Listen on the socket file `ipc_path`, and with a `host` also at that TCP address; port 0 takes a free one.
 
         The file is 0600 in a folder that is made 0700. Without a path, or with one that is too long, it lies in a
-        temporary folder of its own: the attribute `ipc_path` says where. Over TCP there are at most `max_connections`,
-        by default as many as leave half of this process's descriptors to others.
+        temporary folder of its own, and the attribute `ipc_path` gives the path. Over TCP there are at most
+        `max_connections`, by default as many as leave half of this process's descriptors to others.
 
         Raises AddressError when either cannot be bound, RunFolderError when the allow-list cannot be read.
         """
         self.refusals = Refusals()
-        """What was refused, by reason: unknown_key, revoked_key, role, handshake, impersonation, unnamed, frames; of
-        TCP connections also crowd, full and busy."""
+        """Refusals by reason: unknown_key, revoked_key, role, handshake, impersonation, unnamed, frames; of TCP
+        connections also crowd, full and busy."""
         self._allowed = AllowList(keys.folder)
         self._links = Links(self._allowed, admits)
         self._watch_s = time.monotonic() + WATCH_S
@@ -120,9 +121,10 @@ class ServerSocket:
             raise
 
     def receive(self, timeout_s: float) -> list[Incoming]:
-        """Wait at most `timeout_s` or half a second, then take what is there: at most 512 messages or 4 MiB.
+        """Wait at most `timeout_s` or half a second, then return the messages there: at most 512, or 4 MiB.
 
-        What is longer than that comes alone or last. Raises RoleFailed where its TCP port takes no connection any more.
+        A message longer than that comes alone or last. Raises RoleFailed where the TCP port accepts no connection any
+        more.
         """
         if self._front is not None and self._front.failure is not None:
             raise RoleFailed(f"nobody listens at {self.address} any more") from self._front.failure
@@ -140,7 +142,7 @@ class ServerSocket:
         self._poller.register(descriptor, zmq.POLLIN)
 
     def send(self, client: bytes, body: bytes) -> bool:
-        """Queue `body` for one client; False when that client is gone or does not keep up."""
+        """Queue `body` for one client; return False when that client is gone or too slow."""
         routing = self._links.route(client)
         if routing is None:
             return False
@@ -156,7 +158,7 @@ class ServerSocket:
     def reload(self) -> None:
         """Read the allow-list if it has changed, and end the links of keys that it no longer allows.
 
-        A list that cannot be read is refused and counted; the one before stays in force.
+        A list that cannot be read is counted as a refusal, and the one before stays in force.
         """
         try:
             if not self._allowed.reload():
@@ -169,7 +171,7 @@ class ServerSocket:
             _cut(link.connection)
 
     def close(self) -> None:
-        """Stop listening; what is still queued is dropped."""
+        """Stop listening, and drop queued messages."""
         if self._context.closed:
             return
         if self._front is not None:
@@ -177,7 +179,7 @@ class ServerSocket:
         self._authenticator.stop()
         self._socket.disable_monitor()
         self._context.destroy(linger=0)
-        with suppress(OSError):  # its folder may be gone, or be another's
+        with suppress(OSError):  # its folder may be gone, or belong to another user
             self.ipc_path.unlink(missing_ok=True)
         if self._temporary is not None:
             self._temporary.cleanup()
@@ -189,7 +191,7 @@ class ServerSocket:
         return Path(self._temporary.name) / (path.name[:16] if path else "socket")
 
     def _bind_file(self) -> None:
-        """Raises AddressError."""
+        """Bind the socket file. Raises AddressError."""
         path = self.ipc_path
         try:
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -201,7 +203,7 @@ class ServerSocket:
             raise AddressError(f"cannot listen: {error.strerror}", where=str(path), cure=cure) from error
 
     def _bind_tcp(self, host: str, port: int, max_connections: int | None) -> str:
-        """The address at which others reach it. Raises AddressError."""
+        """Listen over TCP and return the address for other hosts. Raises AddressError."""
 
         def refused(reason: str, address: str) -> None:
             self.refusals.note(reason, address)
@@ -237,7 +239,7 @@ class ServerSocket:
         return received
 
     def _skip_frames(self, key: str) -> int:
-        """Take the rest of a message of more than one body frame; returns its bytes."""
+        """Take the rest of a message of more than one body frame; return its bytes."""
         self.refusals.note("frames", fingerprint(key))
         num_bytes, more = 0, True
         while more:
@@ -266,7 +268,7 @@ class ServerSocket:
 
 
 class _Gate:
-    """Answers the authenticator, on its thread: may this key connect?"""
+    """Tells the authenticator, on the authenticator's thread, whether a key may connect."""
 
     def __init__(self, links: Links, refusals: Refusals) -> None:
         self._links, self._refusals = links, refusals
@@ -313,7 +315,7 @@ def _router(
 
 
 def _connection(descriptor: int) -> tuple[int, int]:
-    """Descriptor and inode: together they say whether the descriptor still means the same connection."""
+    """Return descriptor and inode, which together identify the connection even after the descriptor's reuse."""
     try:
         return descriptor, os.fstat(descriptor).st_ino
     except OSError:  # closed since
@@ -321,7 +323,7 @@ def _connection(descriptor: int) -> tuple[int, int]:
 
 
 def _cut(connection: tuple[int, int]) -> None:
-    """End a connection under the socket, which offers no way to do so; a client that may not return is refused then."""
+    """End a connection under the socket, which offers no way to do so. A client with a refused key cannot come back."""
     descriptor, inode = connection
     with suppress(OSError):
         if descriptor >= 0 and os.fstat(descriptor).st_ino == inode:
@@ -341,7 +343,7 @@ def check_address(host: str, port: int) -> None:
 
 
 def _bindable(host: str) -> str:
-    """ZeroMQ binds literal addresses and interfaces only, so names are resolved here."""
+    """Return the address to bind: ZeroMQ binds literal addresses and interfaces only, so names are resolved here."""
     if host in WILDCARDS:
         return "0.0.0.0"
     try:

@@ -1,1 +1,1 @@
-"""Benchmarks by name: `catalogue` is the one table of them, `benchmark_source` reads and scores whichever it names."""
+"""Benchmarks by name: `catalogue` is their table, `benchmark_source` reads and scores any of them."""

@@ -4,7 +4,7 @@ r"""A benchmark by name: its rows from the Hugging Face hub, asked and scored as
 source = "benchmark"
 dataset = "gsm8k"
 
-Its test split is held out. One without a training split wants `weight = 0`: it is evaluated, and not trained on.
+The test split is held out. A benchmark without a training split wants `weight = 0`: it is evaluated, not trained on.
 """
 
 import importlib
@@ -31,16 +31,16 @@ VERIFIERS = {"math": MATH, "text": "", "program": "mrl.tasks.benchmarks.programs
 HASHES = re.compile(r"#### (-?[0-9.,]+)")
 _PLACES = re.compile(r"\{problem\}|\{test\}")
 LAST_CHARS = 300
-"""Of a completion, in which an answer behind "#### " stands."""
+"""Characters at the end of a completion in which an answer after "#### " must stand."""
 
 
 class BenchmarkOptions(Table):
     """The `options` of a task of this source."""
 
     data: str = ""
-    """Folder that holds the data set as the hub has it; empty: it comes from the hub."""
+    """Folder with the data set in the hub's layout; empty to take it from the hub."""
     prompt: str = ""
-    """Another prompt than the benchmark's; `{problem}` stands for the problem."""
+    """Prompt instead of the benchmark's own; `{problem}` stands for the problem."""
 
 
 class BenchmarkSource:
@@ -58,7 +58,7 @@ class BenchmarkSource:
         where: str,
         get: str = "",
     ) -> None:
-        """`dataset` is the folder with its rows. Raises MissingError, TaskError for rows or options that do not fit."""
+        """`dataset` is the folder with the rows. Raises MissingError, TaskError for rows or options that do not fit."""
         self._benchmark = benchmark
         self.verifier = VERIFIERS[benchmark.compare]
         self.evaluates = benchmark.compare == "program"
@@ -78,27 +78,27 @@ class BenchmarkSource:
         self._items = items
 
     def items(self, limit: int) -> Iterator[Item]:
-        """All problems, the held-out ones first."""
+        """Yield all problems, the held-out ones first."""
         yield from sorted(self._items, key=lambda item: item.part != "held_out")
 
     def extract(self, completion: str) -> str:
-        """The answer of a completion, where the benchmark wants it; "" when there is none."""
+        """Return the answer of a completion, from the place that the benchmark defines; "" when there is none."""
         answer = EXTRACTIONS[self._benchmark.extract](completion)
         return answer if self.evaluates or len(answer) <= MAX_ANSWER_CHARS else ""
 
     def verifier_reference(self, item: Item) -> str:
-        """The right answer, or the tests of a program."""
+        """Return the right answer, or the tests of a program."""
         return packed(self._tests(json.loads(item.row))) if self.evaluates else item.reference
 
     def _tests(self, row: Mapping[str, Any]) -> str:
-        """The tests of a row as one text that runs them."""
+        """Return the tests of a row as one text that runs them."""
         tests, entry = str(row.get(self._benchmark.tests) or ""), row.get(self._benchmark.entry, "")
         return f"{tests}\n\ncheck({entry})\n" if entry else tests
 
     def score(self, item: Item, answer: str) -> float:
-        """1.0 for the reference, letter for letter or as mathematics; in this process and without limits.
+        """Return 1.0 for the reference, as text or as mathematics; in this process and without limits.
 
-        Programs are never run here: there it is the letters.
+        Programs are never run here: they are compared as text.
         """
         if self.verifier != MATH:
             return float(answer == item.reference)
@@ -120,13 +120,13 @@ class BenchmarkSource:
 
 
 def _behind_hashes(text: str) -> str:
-    """The number behind the last "#### " of the end of a text, without commas."""
+    """Return the number after the last "#### " near the end of a text, without commas."""
     found = HASHES.findall(text[-LAST_CHARS:])
     return str(found[-1]).replace(",", "").replace("$", "") if found else ""
 
 
 def _boxed_or_dollars(text: str) -> str:
-    """What is boxed, else what stands between the first and the last dollar sign, else the text."""
+    """Return the boxed content, else the text between the first and the last dollar sign, else the whole text."""
     if boxed := boxed_answer(text):
         return boxed
     first, last = text.find("$"), text.rfind("$")
@@ -144,11 +144,11 @@ EXTRACTIONS: dict[str, Callable[[str], str]] = {
     "boxed_or_dollars": _boxed_or_dollars,
     "program": program_in,
 }
-"""Where a completion has its answer -> what finds it."""
+"""Place of the answer in a completion -> function that finds it."""
 REFERENCES: dict[str, Callable[[Any], str]] = {
     "plain": _plain,
     "hashes": lambda value: _behind_hashes(_plain(value)),
     "boxed": lambda value: boxed_answer(_plain(value)),
     "first": lambda value: _plain(value[0]).strip("$") if isinstance(value, list) and value else "",
 }
-"""How a row holds the right answer -> what reads it."""
+"""Form of the right answer in a row -> function that reads it."""

@@ -1,8 +1,8 @@
-"""The benchmarks that have names: where their data lie, how they are asked, and how an answer is found and judged.
+"""The benchmarks that have names: the place of their data, their prompts, and how an answer is found and judged.
 
 Data and splits are those of the sources that are named beside each. "math" compares by math-verify, as TRL and
-lighteval do; where a source compares by rules of its own (Hendrycks' `is_equiv`, Qwen's `math_equal`), single answers
-may be judged otherwise than there.
+lighteval do; where a source compares by rules of its own (Hendrycks' `is_equiv`, Qwen's `math_equal`), some answers may
+be judged differently there.
 """
 
 from dataclasses import dataclass
@@ -12,19 +12,19 @@ from mrl.config.nearest_key import nearest
 from mrl.errors import TaskError
 
 BOXED = "{problem}\nPlease reason step by step, and put your final answer within \\boxed{}."
-"""Of Qwen2.5-Math's evaluation (`qwen25-math-cot`), whose system message stands behind the problem here."""
+"""Prompt of Qwen2.5-Math's evaluation (`qwen25-math-cot`), with its system message after the problem."""
 
 
 @dataclass(frozen=True, slots=True)
 class Benchmark:
-    """One of them."""
+    """Data, prompt and scoring of one benchmark."""
 
     dataset: str
     """Id of the data set on the Hugging Face hub."""
     held_out: str
     """Split that is held out."""
     sources: tuple[str, ...]
-    """What data, prompt and extraction were taken from."""
+    """Origins of data, prompt and extraction."""
     subset: str = ""
     train: str = ""
     """Split to train on; empty where there is none."""
@@ -33,19 +33,20 @@ class Benchmark:
     answer: str = "answer"
     """Column of the right answer."""
     reference: Literal["plain", "hashes", "boxed", "first"] = "plain"
-    """How the right answer stands there: as it is, behind "#### ", in the last box, or first in a list."""
+    """Form of the right answer in its column: as it is, after "#### ", in the last box, or first in a list."""
     prompt: str = BOXED
-    """`{problem}` stands for the problem."""
+    """Prompt; `{problem}` stands for the problem."""
     extract: Literal["hashes", "boxed", "boxed_or_dollars", "program"] = "boxed"
-    """Where a completion has its answer: behind the last "#### " of its last 300 characters, in its last box, or
-    without one between its first and last dollar sign; a program is its last block of code."""
+    """Place of the answer in a completion: after the last "#### " of its last 300 characters; in its last box; in
+    its last box or else between its first and last dollar sign; for a program, its last block of code."""
     compare: Literal["text", "math", "program"] = "math"
-    """Programs are run with the tests in the column `tests`, each in a sealed process."""
+    """Comparison of answer and reference. Programs are run with the tests in the column `tests`, each in a sealed
+    process."""
     tests: str = ""
     entry: str = ""
-    """Column of the name that the function `check` of the tests is called with; empty where they run by themselves."""
+    """Column with the name of the function to pass to the tests' `check`; empty where the tests run by themselves."""
     examples: str = ""
-    """Column with a list of tests, the first of which `{test}` stands for in the prompt."""
+    """Column with a list of tests; `{test}` in the prompt stands for the first."""
 
 
 LM_EVAL = "EleutherAI/lm-evaluation-harness: lm_eval/tasks/"
@@ -97,7 +98,7 @@ BENCHMARKS: dict[str, Benchmark] = {
 
 
 def benchmark_of(name: str, *, where: str) -> Benchmark:
-    """The benchmark of this name. Raises TaskError with those that there are."""
+    """Return the benchmark of this name. Raises TaskError with the known names."""
     if name not in BENCHMARKS:
         near = nearest(name, BENCHMARKS)
         cure = f"did you mean {near}?" if near else ""

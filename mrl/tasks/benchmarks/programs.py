@@ -1,7 +1,7 @@
-"""Programs that a policy wrote, run with a benchmark's tests: in a sealed process of its own, or not at all.
+"""Programs that a policy wrote, run with a benchmark's tests: in a sealed process of their own, or not at all.
 
-As in EvalPlus and lm-evaluation-harness the program and its tests share one interpreter, in which a program could forge
-its verdict, though nothing outside. Such benchmarks have no split to train on.
+As in EvalPlus and lm-evaluation-harness the program and its tests share one interpreter. A program could therefore
+forge its verdict, though nothing outside. Such benchmarks have no split to train on.
 """
 
 import base64
@@ -15,19 +15,19 @@ _BLOCK = re.compile(r"```[ \t]*(?:python|py)?[ \t]*\r?\n(.*?)(?:```|\Z)", re.DOT
 
 
 def program_in(completion: str) -> str:
-    """The last block of code of a completion, or all of it; "" when there is none, or it is too long."""
+    """Return the last code block of a completion, or all of it; "" when there is none, or it is too long."""
     blocks = _BLOCK.findall(completion)
     program = str(blocks[-1]) if blocks else completion
     return program if program.strip() and len(program) <= MAX_PROGRAM_CHARS else ""
 
 
 def packed(tests: str) -> str:
-    """Tests as a short text: a request to a verifier process has a bound."""
+    """Return tests as a short text: a request to a verifier process has a bound."""
     return base64.b85encode(zlib.compress(tests.encode())).decode()
 
 
 def passes(reference: str, answer: str) -> float:
-    """1.0 for a program that passes the `packed` tests; whatever it raises, it is wrong."""
+    """Return 1.0 for a program that passes the `packed` tests; a program that raises anything is wrong."""
     tests = zlib.decompress(base64.b85decode(reference)).decode()
     names: dict[str, object] = {"__name__": "__main__"}
     try:

@@ -1,7 +1,7 @@
 """The seat of an episode whose environment is an agent: it offers the episode to the gateway of the run, and waits.
 
-One WebSocket per episode to `/seat` of the gateway, whose address and key lie in the run folder: messages are msgpack,
-each of the seat's is answered by one turn.
+One WebSocket per episode to `/seat` of the gateway, whose address and key lie in the run folder. Messages are msgpack;
+each message of the seat is answered by one turn.
 """
 
 import asyncio
@@ -21,11 +21,11 @@ from mrl.tasks.environments.user_class import BadReturn
 
 CONNECT_S = 30.0
 AWAY_S, RETRY_S = 60.0, 0.5
-"""For how long a gateway that is away is sought, and how often."""
+"""Seconds for which an absent gateway is looked for, and seconds between two tries."""
 
 
 class OfferSeat(msgspec.Struct, frozen=True, tag="offer"):
-    """An agent, please, for an episode of this policy; the row is what the task gives agents."""
+    """Asks for an agent for an episode of this policy; the row is the task's data for agents."""
 
     policy: str
     task: str
@@ -33,13 +33,13 @@ class OfferSeat(msgspec.Struct, frozen=True, tag="offer"):
 
 
 class StepSeat(msgspec.Struct, frozen=True, tag="step"):
-    """A turn of the policy."""
+    """Tells a turn of the policy and asks for the answer."""
 
     turn: PolicyTurn
 
 
 class FinishSeat(msgspec.Struct, frozen=True, tag="finish"):
-    """The reward, please: there are no further turns. `turn` is the last one where the agent has not seen it."""
+    """Asks for the reward: there are no further turns. `turn` is the last one where the agent has not seen it."""
 
     reason: str
     turn: PolicyTurn | None = None
@@ -51,17 +51,17 @@ _reply = msgspec.msgpack.Decoder(EnvironmentTurn)
 
 
 def read_seat(body: bytes) -> SeatRequest:
-    """What a seat says. Raises msgspec.DecodeError."""
+    """Decode a seat's message. Raises msgspec.DecodeError."""
     return _request.decode(body)
 
 
 def seat_reply(turn: EnvironmentTurn) -> bytes:
-    """What it is answered."""
+    """Encode the answer to a seat."""
     return msgspec.msgpack.encode(turn)
 
 
 class AgentSeat:
-    """One episode."""
+    """One episode whose environment is an agent."""
 
     def __init__(self, name: str) -> None:
         folder, self._policy, self._task = json.loads(name.removeprefix(MARK))
@@ -70,31 +70,31 @@ class AgentSeat:
         self._socket: aiohttp.ClientWebSocketResponse | None = None
 
     def reset(self, seed: int, row: Mapping[str, Any]) -> EnvironmentTurn:
-        """What the agent that takes the episode asks first, with its tools."""
+        """Return the first messages of the agent that takes the episode, with its tools."""
         SharedLoop.run(self._connect())
         return self._asked(OfferSeat(self._policy, self._task, {"seed": seed, **row}))
 
     def step(self, turn: PolicyTurn) -> EnvironmentTurn:
-        """What it asks next, or its reward."""
+        """Return the agent's next messages, or its reward."""
         return self._asked(StepSeat(turn))
 
     def finish(self, reason: str, turn: PolicyTurn | None = None) -> EnvironmentTurn:
-        """Its reward."""
+        """Return the agent's reward."""
         return self._asked(FinishSeat(reason, turn))
 
     def close(self) -> None:
-        """Hang up."""
+        """Close the connection."""
         if self._http is not None:
             SharedLoop.run(self._disconnect())
 
     def _asked(self, request: SeatRequest) -> EnvironmentTurn:
         body = SharedLoop.run(self._exchange(msgspec.msgpack.encode(request)))
-        if body is None:  # it was killed, or ends with the run: no fault of the agent's, nor of the policy's
+        if body is None:  # the gateway was killed, or ends with the run: neither agent nor policy is at fault
             return EnvironmentTurn(done=True, reason=GIVEN_UP, words="the gateway hung up")
         return _reply.decode(body)
 
     async def _connect(self) -> None:
-        """Reach the gateway, which may be about to start, or to start again. Raises BadReturn."""
+        """Connect to the gateway, which may be about to start or to start again. Raises BadReturn."""
         self._http = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=CONNECT_S))
         deadline_s, reason = time.monotonic() + AWAY_S, ""
         while time.monotonic() < deadline_s:
@@ -119,7 +119,7 @@ class AgentSeat:
         raise BadReturn(RAISED, f"the gateway of the run cannot be reached: {reason}")
 
     async def _exchange(self, body: bytes) -> bytes | None:
-        """The gateway's answer; None where it hung up."""
+        """Send a message and return the gateway's answer; None where the gateway closed the connection."""
         assert self._socket is not None
         try:
             await self._socket.send_bytes(body)

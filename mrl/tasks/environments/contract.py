@@ -1,7 +1,7 @@
-"""What crosses between a policy and an environment: messages, tool calls, tools, and the turns of either side.
+"""Messages between a policy and an environment: texts, tool calls, tools, and the turns of either side.
 
-All of it is checked when it is made, also where it comes out of another process: whatever exists here keeps the limits
-of `LIMITS`. Nothing in it is a token; who samples keeps tokens and text beside it.
+Every value is checked when it is made, also when it comes from another process: every existing value keeps the limits
+of `LIMITS`. No value holds what is trained on; the sampler keeps its tokens beside the text.
 """
 
 from collections.abc import Mapping, Sequence
@@ -26,18 +26,18 @@ from mrl.tasks.rewards import MAX_REWARD
 
 @dataclass(frozen=True, slots=True)
 class EpisodeLimits:
-    """What one turn may hold at most, whichever side it comes from."""
+    """Limits of one turn of either side."""
 
     turn_bytes: int = MAX_TURN_BYTES
-    """Text of all messages of a turn with their tool calls, as UTF-8."""
+    """Bytes of UTF-8 text of all messages of a turn, tool calls included."""
     messages: int = MAX_TURN_MESSAGES
     row_bytes: int = 2 * MAX_TURN_BYTES
-    """The same of a whole conversation that begins a row: more than models read at once."""
+    """Bytes of a whole conversation that begins a row: more than models read at once."""
     row_messages: int = 16 * MAX_TURN_MESSAGES
     sampled: int = 1 << 16
-    """Tokens of a turn that are told one by one."""
+    """Tokens of a turn that are given one by one."""
     bare_tokens: int = 1 << 19
-    """Ids of a bare text."""
+    """Ids of a text without roles."""
     calls: int = MAX_TURN_CALLS
     tools: int = MAX_TOOLS
     tools_bytes: int = MAX_TURN_BYTES
@@ -57,7 +57,7 @@ ENDS = {
     CUT: "the policy's last turn was cut at its token limit",
     GIVEN_UP: "the episode was given up from outside: its agent fell silent, the engine was lost, or the run ends",
 }
-"""Ends of an episode that counts, but for the last -> what it means."""
+"""Reason for the end of an episode -> its meaning. Episodes with any of these reasons but the last count."""
 FAILURES = {
     RAISED: "the environment raised an exception",
     TIMEOUT: "it gave nothing within its time",
@@ -71,24 +71,25 @@ FAILURES = {
     UNEQUAL: "it did not say to a peer's first turns what it had said to the peer",
     UNSAID: "the policy's own tokens, template and syntax of calls cannot say a peer's turn as it was",
 }
-"""Ends of an episode whose environment failed -> what it means. Its reward is the task's `failed_reward`."""
+"""Reason for the end of an episode whose environment failed -> its meaning. The reward is the task's
+`failed_reward`."""
 
 
 @dataclass(frozen=True, slots=True)
 class BrokenCall:
-    """A tool call that could not be read, or is beyond those that a turn may hold."""
+    """A tool call that could not be read, or exceeds the calls of a turn."""
 
     words: str
-    """One line for the policy: what is wrong with it."""
+    """One line for the policy about the mistake."""
 
 
 @dataclass(frozen=True, slots=True)
 class PolicyTurn:
-    """What a policy said in one turn: the whole `text`, as sampled, and the calls that were read from it.
+    """One turn of a policy: the whole `text`, as sampled, and the calls that were read from it.
 
-    `content` is what stands before its calls, and all of a text without any. The environment answers the `broken` calls
+    `content` is the text before the calls, or the whole text without calls. The environment answers the `broken` calls
     too. `is_cut`: the turn ended at the token limit. `sampled` are its tokens, its end included, where the environment
-    has asked for them and they are no more than a turn may tell.
+    has asked for them and they are within the limit.
     """
 
     text: str
@@ -109,9 +110,9 @@ class PolicyTurn:
 
 @dataclass(frozen=True, slots=True)
 class BareText:
-    """All that the policy is to go on from, without roles and without a template: a text, or ids.
+    """The whole row that the policy continues, without roles and without a template: a text, or ids.
 
-    The ids are of the policy's own tokenizer, or so the agent says that gives them. They count where `text` is None.
+    The ids are of the policy's own tokenizer, as the agent claims. They count only where `text` is None.
     """
 
     text: str | None = None
@@ -127,16 +128,17 @@ class BareText:
 
     @property
     def num_bytes(self) -> int:
-        """Length of its text as UTF-8."""
+        """Bytes of the text as UTF-8."""
         return bytes_of(self.text or "")
 
 
 @dataclass(frozen=True, slots=True)
 class EnvironmentTurn:
-    """What an environment gives back: messages to go on with, and at the end the reward.
+    """One turn of an environment: messages to continue with, and at the end the reward.
 
-    `reason` is "" while the episode goes on, else a key of `ENDS` or `FAILURES`; `words` tell of a failure in one line.
-    The first turn of an episode carries the `tools`, and one that begins a row those that there are from there on.
+    `reason` is "" while the episode goes on, else a key of `ENDS` or `FAILURES`; `words` describe a failure in one
+    line. The first turn of an episode carries the `tools`; a turn that begins a row carries those available from there
+    on.
     """
 
     messages: tuple[Message, ...] = ()
@@ -148,16 +150,16 @@ class EnvironmentTurn:
     tool_errors: int = 0
     """Calls of the policy's turn that raised, did not fit the tool, or could not be read."""
     stream: str = ""
-    """Under which name an agent is told how the policy's next turn grows; "" where it waits for the whole."""
+    """Name under which an agent receives the policy's next turn as it grows; "" where it waits for the whole turn."""
     wants_tokens: bool = False
-    """Whether an agent is told the tokens of that turn with their log-probabilities."""
+    """Whether the agent receives the tokens of that turn with their log-probabilities."""
     is_deterministic: bool = True
-    """Of the first turn of an episode: whether to equal turns behind it the environment says the same again."""
+    """Whether the environment answers equal turns of the policy equally. Read in the first turn of an episode."""
     begins_row: bool = False
-    """Whether `messages` are a whole conversation, to be rendered anew in the place of all that was said before. Only a
-    seat of agents gives it."""
+    """Whether `messages` are a whole conversation, to be rendered anew in place of the earlier one. Only an agent's
+    seat sets it."""
     bare: BareText | None = None
-    """What an agent asks behind in the place of messages. Only a seat of agents gives it."""
+    """Text or ids that an agent gives in place of messages. Only an agent's seat sets it."""
 
     def __post_init__(self) -> None:
         if self.bare is not None and (self.messages or self.tools or self.done):
@@ -180,12 +182,12 @@ class EnvironmentTurn:
 
     @property
     def has_failed(self) -> bool:
-        """Whether the environment failed, and the episode's reward is none of its own."""
+        """Whether the environment failed, so that its own reward does not count."""
         return self.reason in FAILURES
 
     @classmethod
     def failed(cls, reason: str, words: str) -> "EnvironmentTurn":
-        """The end of an episode by a failure, told in one line."""
+        """Return the end of an episode by a failure, described in one line."""
         told = " ".join(words.split())[:500].encode(errors="replace").decode()
         return cls(done=True, reason=reason, words=told)
 
@@ -194,25 +196,25 @@ class Environment(Protocol):
     """One episode of an environment. It lives in one thread of a process of its own, and may raise anything."""
 
     def reset(self, seed: int, row: Mapping[str, Any]) -> EnvironmentTurn:
-        """The first messages, and the tools."""
+        """Return the first messages, and the tools."""
         ...
 
     def step(self, turn: PolicyTurn) -> EnvironmentTurn:
-        """What it says to a turn of the policy."""
+        """Return the answer to a turn of the policy."""
         ...
 
     def finish(self, reason: str, turn: PolicyTurn | None) -> EnvironmentTurn:
-        """The reward of an episode that ends from outside, for a reason of `ENDS`.
+        """Return the reward of an episode that ends from outside, for a reason of `ENDS`.
 
-        `turn` is what the policy said last where that was cut, and is answered no more.
+        `turn` is the policy's last turn where it was cut; the environment does not answer it.
         """
         ...
 
     def close(self) -> None:
-        """Nothing is asked of it any more."""
+        """Release everything; no further request comes."""
         ...
 
 
 def total_bytes(messages: Sequence[Message]) -> int:
-    """Length of all their text."""
+    """Return the bytes of all their text."""
     return sum(message.num_bytes for message in messages)

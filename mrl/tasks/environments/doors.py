@@ -1,5 +1,4 @@
-"""The kinds of environment: a class of the user's, "module:Class", an OpenEnv server, "ws://HOST:PORT", and an agent
-of the user's, "agent:...".
+"""The kinds of environment: a user's class, "module:Class"; an OpenEnv server, "ws://HOST:PORT"; an agent, "agent:...".
 
 `python -m mrl.tasks.environments.doors MODULE:CLASS ROW` says in one line what is wrong with a class.
 """
@@ -19,7 +18,7 @@ URLS = ("ws://", "wss://")
 
 
 def open_door(name: str) -> Callable[[], Environment]:
-    """What makes one episode after another. Raises ClassMistake, with the cure, for a class that can be none."""
+    """Return a function that makes one episode per call. Raises ClassMistake, with the cure, for an unfit class."""
     if name.startswith(MARK):
         from mrl.tasks.environments.agent_seat import AgentSeat
 
@@ -34,7 +33,7 @@ def open_door(name: str) -> Callable[[], Environment]:
 
 
 def named_class(name: str) -> type:
-    """The class "module:Class". Raises ClassMistake."""
+    """Return the class "module:Class". Raises ClassMistake."""
     module, _, attribute = name.partition(":")
     if not module or not attribute:
         raise ClassMistake(f'{name!r} names no class; write "module:Class", or a URL, ws://HOST:PORT')
@@ -43,19 +42,19 @@ def named_class(name: str) -> type:
 
 
 def named_object(module: str, attribute: str) -> Any:
-    """What a module of the user's has under this name. Raises ClassMistake."""
+    """Return the attribute of a user's module. Raises ClassMistake."""
     see_modules()
     try:
         return getattr(importlib.import_module(module), attribute)
     except AttributeError:
         raise ClassMistake(f"the module {module} has no {attribute}") from None
-    except Exception as error:  # noqa: BLE001 - a module of the user's raises what it likes at its import
+    except Exception as error:  # noqa: BLE001 - a user's module may raise anything at its import
         told = " ".join(f"{type(error).__name__}: {error}".split())
         raise ClassMistake(f"the module {module} cannot be imported: {told}") from None
 
 
 def main(words: list[str]) -> int:
-    """0 for a class that can be an environment and takes the row, which is JSON; 2 with the mistake in one line."""
+    """Return 0 for a class that can be an environment and takes the row, which is JSON; else 2, and print why."""
     name, row = words
     try:
         kind = named_class(name)

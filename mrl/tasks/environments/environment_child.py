@@ -1,4 +1,4 @@
-"""One environment process from outside: its socket, and the episodes that it holds."""
+"""One environment process as its pool sees it: its socket, and the episodes that it holds."""
 
 import os
 import socket
@@ -14,14 +14,14 @@ from mrl.tasks.environments.wire import DropEpisode, Frames, Reply, Request, fra
 
 START_S = 120.0
 SILENCE_S = 20.0
-"""A process whose episodes run and that does not even beat is held by one of them."""
+"""Seconds without a message of a process with running episodes, after which one of them is taken to block it."""
 READ_BYTES = 1 << 18
 MAX_HANGING = 16
-"""Threads of a process that hang; then it gets no further episodes, and ends with its last one."""
+"""Hanging threads of a process, from which on it gets no further episodes and ends with its last one."""
 
 
 class EnvironmentChild:
-    """A process, and what was said to it that its socket has not taken yet. All belongs to the pool's thread."""
+    """One process, and the bytes that its socket has not taken yet. Belongs to the pool's thread."""
 
     def __init__(self, argv: tuple[str, ...], *, is_alone: bool) -> None:
         self.socket, theirs = socket.socketpair()
@@ -34,36 +34,37 @@ class EnvironmentChild:
         self.scripts: dict[int, Script] = {}
         self._running: set[int] = set()
         self._earliest_s = float("inf")
-        """No later than the first deadline of those that run, which with thousands of them is not sought every time."""
+        """A lower bound of the deadlines of running episodes. With thousands of them the exact one is not computed
+        every time."""
         self.heard_at_s = time.monotonic()
         self.hanging = 0
         self._frames, self._unsent = Frames(), bytearray()
 
     @property
     def wants_to_write(self) -> bool:
-        """Whether something waits for its socket."""
+        """Whether bytes wait for the socket."""
         return bool(self._unsent)
 
     @property
     def takes_more(self) -> bool:
-        """Whether it may get further episodes."""
+        """Whether the process may get further episodes."""
         return not self.is_alone and self.hanging < MAX_HANGING
 
     @property
     def is_needless(self) -> bool:
-        """Whether it holds nothing, and will hold nothing."""
+        """Whether the process holds no episode and will get none."""
         return not self.scripts and not self.takes_more
 
     @property
     def deadline_s(self) -> float:
-        """When something is too late: its start, a sign of life, or an answer."""
+        """Time at which something is late: the start, a sign of life, or an answer."""
         if not self.is_ready:
             return self.heard_at_s + START_S
         is_watched = bool(self._running) and not self.is_alone
         return min(self._earliest_s, self.heard_at_s + SILENCE_S) if is_watched else self._earliest_s
 
     def late(self, now_s: float) -> list[Script]:
-        """Those whose time is over; with them gone, `deadline_s` is exact."""
+        """Return the episodes whose time is over; once they are dropped, `deadline_s` is exact."""
         running = [self.scripts[number] for number in self._running]
         late = [script for script in running if script.deadline_s <= now_s]
         self._earliest_s = min((one.deadline_s for one in running if one.deadline_s > now_s), default=float("inf"))
@@ -75,13 +76,13 @@ class EnvironmentChild:
         assert request is not None
         script.asked_at_s = time.monotonic()
         if not self._running:
-            self.heard_at_s = script.asked_at_s  # it has not been expected to say anything so far
+            self.heard_at_s = script.asked_at_s  # no message was expected of the idle process
         self._running.add(script.number)
         self._earliest_s = min(self._earliest_s, script.deadline_s)
         self._send(request)
 
     def answered(self, script: Script) -> None:
-        """An episode has its answer, and runs no longer."""
+        """Note that an episode has its answer, and is no longer running."""
         self._running.discard(script.number)
 
     def drop(self, script: Script) -> None:
@@ -96,7 +97,7 @@ class EnvironmentChild:
             del self._unsent[: self.socket.send(self._unsent)]
 
     def read(self) -> list[Reply] | None:
-        """What it said; None from one that has ended or says what is none of its words."""
+        """Return the received messages; None from a process that has ended, or sent an invalid message."""
         try:
             data = self.socket.recv(READ_BYTES)
             found = [read_reply(body) for body in self._frames.bodies(data)]
@@ -108,9 +109,9 @@ class EnvironmentChild:
         return found if data else None
 
     def end(self) -> int:
-        """Kill it; returns its exit code."""
+        """Kill the process; return its exit code."""
         self.socket.close()
-        with suppress(subprocess.TimeoutExpired):  # one that is ending by itself has a code of its own to tell
+        with suppress(subprocess.TimeoutExpired):  # a process that ends by itself has an exit code of its own
             self.process.wait(0.2)
         self.process.kill()
         return self.process.wait()
@@ -121,6 +122,6 @@ class EnvironmentChild:
 
 
 def environment_argv(name: str, *, memory_bytes: int, cpu_s: float) -> tuple[str, ...]:
-    """The command of an environment process."""
+    """Return the command of an environment process."""
     module = "mrl.tasks.environments.environment_process"
     return (sys.executable, "-m", module, name, str(memory_bytes), str(cpu_s))

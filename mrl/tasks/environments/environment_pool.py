@@ -4,10 +4,11 @@
                                          ├── an episode is late: it ends alone, its thread is broken off
                                          └── the process is lost: its episodes are played again, suspects alone
 
-One thread per episode in a few processes, rather than one process per episode: most environments wait, for a service
-or for their policy, and a thread that waits costs kilobytes. What threads cannot keep apart is a crash, memory, and
-code that holds the interpreter lock. There the process is lost, episodes that stood still are played again elsewhere,
-and those that ran at that moment each in a process of its own: whoever takes a second one with it was it, and fails.
+There is one thread per episode in a few processes, not one process per episode: most environments wait, for a service
+or for their policy, and a waiting thread costs kilobytes. Threads do not protect each other from a crash, from full
+memory, and from code that holds the interpreter lock. Then the process is lost. Its idle episodes are played again
+elsewhere, and those that ran at that moment each in a process of its own: an episode that takes down a second process
+is to blame, and fails.
 """
 
 import itertools
@@ -30,18 +31,18 @@ from mrl.tasks.environments.wire import Asked, FinishEpisode, OpenEpisode, Proce
 
 MEMORY_BYTES = 4 * 1024**3
 MAX_EPISODES = 1024
-"""Of one process at once; further ones wait for a place."""
+"""Most episodes of one process at once; further ones wait for a place."""
 
 
 @dataclass(slots=True)
 class EnvironmentCounts:
-    """Since the start."""
+    """Totals since the pool's start."""
 
     episodes: int = 0
     turns: int = 0
     tool_errors: int = 0
     ends: Counter[str] = field(default_factory=Counter)
-    """Episodes that their environment ended, or that it failed, by reason."""
+    """Episodes that their environment ended, or in which it failed, by reason."""
     replays: int = 0
     """Episodes that were played again, because their process was lost."""
     processes: int = 0
@@ -49,33 +50,33 @@ class EnvironmentCounts:
 
 
 class EpisodeSession:
-    """One episode in a pool. Any thread may hold it; one request at a time."""
+    """One episode in a pool. Any thread may use it; one request at a time."""
 
     def __init__(self, pool: "EnvironmentPool", number: int) -> None:
         self._pool, self.number = pool, number
         self.first: Future[EnvironmentTurn] = Future()
-        """The first messages, and the tools."""
+        """Future of the first messages and the tools."""
 
     def step(self, turn: PolicyTurn) -> "Future[EnvironmentTurn]":
-        """What the environment says to a turn of the policy; never waits."""
+        """Return a future of the environment's answer to a turn of the policy; never waits."""
         return self._pool.ask(StepEpisode(self.number, turn))
 
     def finish(self, reason: str, turn: PolicyTurn | None = None) -> "Future[EnvironmentTurn]":
-        """The reward of an episode that ends from outside, for a reason of `ENDS`; never waits.
+        """Return a future of the reward of an episode that ends from outside, for a reason of `ENDS`; never waits.
 
-        `turn` is the policy's last one where that was cut: the environment does not answer it, and may reward it.
+        `turn` is the policy's last turn where it was cut: the environment does not answer it, and may reward it.
         """
         return self._pool.ask(FinishEpisode(self.number, reason, turn))
 
     def close(self) -> None:
-        """Nobody awaits it any more; what is still awaited has the end GIVEN_UP."""
+        """Drop the episode; a future still open has the end GIVEN_UP."""
         self._pool.drop(self.number)
 
 
 class EnvironmentPool:
     """Episodes of one environment ("module:Class" or a URL), in at most `processes` processes.
 
-    Besides them there may be as many again for episodes that are suspected to take their process with them.
+    As many processes again may run for episodes that are suspected to take their process down.
     """
 
     def __init__(
@@ -87,7 +88,7 @@ class EnvironmentPool:
         cpu_s: float,
         memory_bytes: int = MEMORY_BYTES,
     ) -> None:
-        """Of one episode: `wall_s` is the time that its environment takes in all, `cpu_s` that of the processor.
+        """Limits of one episode: `wall_s` seconds of its environment in all, `cpu_s` seconds of the processor.
 
         `memory_bytes` is the address space of one process. Nothing is started before the first episode is opened.
         """
@@ -99,18 +100,18 @@ class EnvironmentPool:
         self._is_closing = False
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._thread = threading.Thread(target=self._serve, name="environment-pool", daemon=True)
-        # All below belongs to the thread.
+        # All attributes below belong to the thread.
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._wake, selectors.EVENT_READ)
         self._children: list[EnvironmentChild] = []
         self._scripts: dict[int, Script] = {}
         self._places: dict[int, EnvironmentChild] = {}
         self._waiting: deque[Script] = deque()
-        """For a place."""
+        """Episodes that wait for a place."""
         self.counts = EnvironmentCounts()
 
     def open(self, seed: int, row: Mapping[str, Any]) -> EpisodeSession:
-        """An episode from this seed and row, which are JSON; never waits. `first` is the future of its first turn.
+        """Begin an episode from this seed and row, which are JSON; never waits. `first` is a future of its first turn.
 
         Futures raise RoleFailed when no process can be started.
         """
@@ -120,17 +121,17 @@ class EnvironmentPool:
         return session
 
     def ask(self, request: Asked) -> "Future[EnvironmentTurn]":
-        """The answer to a request to an episode that is open; never waits."""
+        """Return a future of the answer to a request to an open episode; never waits."""
         future: Future[EnvironmentTurn] = Future()
         self._hand_in(request, future)
         return future
 
     def drop(self, number: int) -> None:
-        """Nobody awaits this episode any more."""
+        """Drop an episode that nobody awaits any more."""
         self._hand_in(number, None)
 
     def close(self) -> None:
-        """End all processes; what is still awaited has the end GIVEN_UP."""
+        """End all processes; futures still open have the end GIVEN_UP."""
         with self._lock:
             is_first, self._is_closing = not self._is_closing, True
         if not is_first:
@@ -152,7 +153,7 @@ class EnvironmentPool:
                 self._thread.start()
             os.eventfd_write(self._wake, 1)
 
-    # What follows runs in the pool's thread.
+    # The methods below run in the pool's thread.
 
     def _serve(self) -> None:
         while not self._is_closing:
@@ -188,7 +189,7 @@ class EnvironmentPool:
             self._go_on(script)
 
     def _go_on(self, script: Script) -> None:
-        """Ask the next request of an episode, if it has a place, or let it wait for one."""
+        """Send the next request of an episode if it has a place, or queue it for one."""
         child = self._places.get(script.number)
         if child is None:
             self._waiting.append(script)
@@ -210,7 +211,7 @@ class EnvironmentPool:
             self._go_on(script)
 
     def _child_for(self, script: Script) -> EnvironmentChild | None:
-        """The process with the most room; a new one while there may be more; None when all are full."""
+        """Return the process with most room, or a new one while there may be more; None when all are full."""
         if script.is_alone:
             return None if sum(child.is_alone for child in self._children) >= self._size else self._start(is_alone=True)
         found = [child for child in self._children if child.takes_more]
@@ -227,7 +228,7 @@ class EnvironmentPool:
         return child
 
     def _due(self) -> list[tuple[EnvironmentChild, int]]:
-        """Processes that said something, take more, or are late (0); waits for the first, or for a request."""
+        """Wait for an event; return processes that sent something, can take more, or are late (event 0)."""
         earliest = min((child.deadline_s for child in self._children), default=float("inf"))
         timeout = None if earliest == float("inf") else max(0.0, earliest - time.monotonic())
         events = self._selector.select(timeout)
@@ -264,11 +265,11 @@ class EnvironmentPool:
             self._watch(child)
 
     def _hear(self, child: EnvironmentChild, script: Script, turn: EnvironmentTurn) -> None:
-        """The answer of one episode."""
+        """Take the answer of one episode."""
         if script.asked_at_s is None:
             return
         child.answered(script)
-        if turn.reason == MEMORY and not child.is_alone:  # whose memory it was, nobody knows
+        if turn.reason == MEMORY and not child.is_alone:  # which episode took the memory is unknown
             self._lose(child)
             return
         if words := script.answer(turn):
@@ -291,11 +292,11 @@ class EnvironmentPool:
         for script in child.late(now_s) if child.is_ready else []:
             words = f"no answer within {self._wall_s:g} s, which its environment may take in all"
             self._fail_one(child, script, EnvironmentTurn.failed(TIMEOUT, words))
-        if child in self._children and child.deadline_s <= now_s:  # it does not even beat, or does not start
+        if child in self._children and child.deadline_s <= now_s:  # it sends no beat, or does not start
             self._lose(child)
 
     def _lose(self, child: EnvironmentChild) -> None:
-        """The process is gone, or held by one of its episodes: those that ran are suspects."""
+        """Handle the loss of a process that ended, or that an episode blocks: episodes that ran are suspects."""
         was_ready, code = child.is_ready, self._end(child)
         if not was_ready:
             raise RoleFailed(f"the environment {self._name} does not start (exit code {code}); the log above says why")
@@ -330,7 +331,7 @@ class EnvironmentPool:
             self._leave(child, script)
 
     def _leave(self, child: EnvironmentChild, script: Script) -> None:
-        """An episode is over: its place is free."""
+        """Free the place of an episode that is over."""
         self._places.pop(script.number, None)
         child.drop(script)
         if child.is_needless:
@@ -342,7 +343,7 @@ class EnvironmentPool:
             self._selector.modify(child.socket, wanted, child)
 
     def _fail(self, error: Exception) -> None:
-        """No process starts: nothing that is open goes on."""
+        """Fail all open episodes, since no process starts."""
         self._take_in()
         for script in self._scripts.values():
             for line in script.lines:
@@ -355,7 +356,7 @@ class EnvironmentPool:
             self._end(child)
 
     def _end(self, child: EnvironmentChild) -> int:
-        """Kill the process and forget it; returns its exit code."""
+        """Kill the process and forget it; return its exit code."""
         self._children.remove(child)
         self._selector.unregister(child.socket)
         return child.end()

@@ -1,11 +1,11 @@
 """One environment process: `python -m mrl.tasks.environments.environment_process NAME MEMORY_BYTES CPU_S`.
 
-It holds many episodes. Each has a thread of its own for its whole life, so that one which waits for seconds delays
-nobody, and what an environment keeps per thread (a database, a browser) stays with it. The main thread reads requests
-from the socket on stdin, beats, and breaks off an episode that has used more than CPU_S of its processor time, by an
-exception in its thread, which then closes its environment; from code that holds the interpreter lock it cannot, and
-then its silence says so. Threads that do not end all the same are counted. The process ends with the one that started
-it.
+It holds many episodes. Each has a thread of its own for its whole life, so that an episode which waits for seconds
+delays no other, and per-thread state of an environment (a database, a browser) stays with it. The main thread reads
+requests from the socket on stdin and sends beats. It breaks off an episode that has used more than CPU_S of processor
+time, by an exception in the episode's thread, which then closes its environment. It cannot break off code that holds
+the interpreter lock; then its own silence tells the pool. Threads that do not end all the same are counted. The process
+ends with the one that started it.
 """
 
 import ctypes
@@ -55,16 +55,16 @@ from mrl.tasks.environments.wire import (
 from mrl.tasks.rewards import CodeLine, place_of
 
 STACK_BYTES = 512 * 1024
-"""Of an episode's thread. The default takes sixteen times that of the process's address space."""
+"""Stack of an episode's thread. The default takes sixteen times as much of the process's address space."""
 BEAT_S = 1.0
 WATCH_S = 0.25
 LEAVE_S = 2.0
-"""How long an episode that nobody awaits any more may take to close, before its thread counts as one that hangs."""
+"""Seconds that a dropped episode may take to close, before its thread counts as hanging."""
 READ_BYTES = 1 << 16
 
 
 class _BrokenOff(BaseException):
-    """Raised in the thread of an episode that nobody awaits any more."""
+    """Raised in the thread of an episode that was dropped."""
 
 
 class _Episode:
@@ -78,14 +78,14 @@ class _Episode:
         self.is_running, self.is_dropped = False, False
 
     def ask(self, request: Request) -> None:
-        """One request at a time; the answer is said when it is there."""
+        """Queue a request, at most one at a time; the thread sends the answer."""
         self.is_running = not isinstance(request, DropEpisode)
         self._requests.put(request)
         if self.thread.ident is None:
             self.thread.start()
 
     def cpu_s(self) -> float:
-        """Processor time of the thread so far."""
+        """Return the processor time of the thread so far, in seconds."""
         try:
             return time.clock_gettime(time.pthread_getcpuclockid(self.thread.ident or 0))
         except OSError:  # it has just ended
@@ -99,7 +99,7 @@ class _Episode:
             ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self.thread.ident), kind)
 
     def _live(self) -> None:
-        for part in (self._play, self._close, self._close):  # what breaks it off may come late, and cut the first close
+        for part in (self._play, self._close, self._close):  # a late breaking off may cut the first close
             with suppress(BaseException):  # the thread's outer edge; nobody awaits this episode any more
                 part()
 
@@ -117,7 +117,7 @@ class _Episode:
                 self._say(EpisodeReply(request.episode, turn))
 
     def _close(self) -> None:
-        """Once, whatever comes of it."""
+        """Close the environment once, whatever it raises."""
         if self._environment is None:
             return
         try:
@@ -137,10 +137,10 @@ class _Process:
         self._lock = threading.Lock()
         self._episodes: dict[int, _Episode] = {}
         self._leaving: list[tuple[_Episode, float]] = []
-        """Episodes that nobody awaits any more and whose threads may not have ended, and since when."""
+        """Dropped episodes whose threads may not have ended, with the time of the drop."""
 
     def serve(self) -> None:
-        """Until the socket ends."""
+        """Serve until the socket ends."""
         self._say(ProcessReady())
         frames, beat_s, told = Frames(), 0.0, 0
         while True:
@@ -177,12 +177,12 @@ class _Process:
             self._leaving.append((episode, time.monotonic()))
 
     def _count_hanging(self) -> int:
-        """Threads that should have ended, and have had the time to."""
+        """Return how many threads should have ended, and had the time to."""
         self._leaving = [(one, since_s) for one, since_s in self._leaving if one.thread.is_alive()]
         return sum(time.monotonic() - since_s > LEAVE_S for _, since_s in self._leaving)
 
     def _watch(self, running: dict[int, _Episode]) -> None:
-        """Break off what has used up its processor time."""
+        """Break off episodes that have used up their processor time."""
         for number, episode in running.items():
             if episode.cpu_s() > self._cpu_s and episode.is_running:
                 self._part_with(number)
@@ -197,7 +197,7 @@ class _Process:
 
 
 def answered(environment: Environment, request: Request) -> EnvironmentTurn:
-    """What the environment gives for a request. Raises whatever it raises."""
+    """Return the environment's answer to a request. Raises any exception of the environment."""
     match request:
         case OpenEpisode(seed=seed, row=row):
             return environment.reset(seed, json.loads(row))
@@ -209,7 +209,7 @@ def answered(environment: Environment, request: Request) -> EnvironmentTurn:
 
 
 def failure_of(error: BaseException) -> EnvironmentTurn:
-    """The end of an episode that an exception is, with the line that it comes from."""
+    """Return the end of an episode by an exception, with the line of code that raised it."""
     if isinstance(error, BadReturn):
         return EnvironmentTurn.failed(error.kind, str(error))
     if isinstance(error, RecordError):
@@ -250,4 +250,4 @@ def main(words: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    os._exit(main(sys.argv[1:]))  # threads of episodes that hang must not keep it
+    os._exit(main(sys.argv[1:]))  # hanging threads of episodes must not keep the process

@@ -6,8 +6,8 @@ dataset = "my_games:Wordle"              a class, in a module beside the configu
 options = { size = 2000 }                seeds 0 to 1999, `reset(seed=17)`; or a file of rows:
 options = { data = "words.jsonl" }       `reset(**row)`, with `seed`, the number of the row, where it takes one
 
-What a policy is shown is what the environment says first. Which part of the data a start state belongs to, the hash of
-its text decides: 15 % are held out.
+The environment's first messages are the policy's prompt. The hash of a start state's text decides to which part of the
+data it belongs: 15 % are held out.
 """
 
 import json
@@ -35,13 +35,13 @@ class EnvironmentOptions(Table):
     """The `options` of a task of this source."""
 
     data: str = ""
-    """JSONL file, one start state a line. Empty: seeds."""
+    """JSONL file, one start state a line; empty for seeds."""
     held_out: str = ""
     """Second JSONL file, with the held-out start states."""
     size: int = Field(default=0, ge=0)
-    """Number of seeds, where there is no file; 0: as many as the pool takes."""
+    """Number of seeds, where there is no file; 0 for as many as the pool takes."""
     reset: dict[str, Any] = Field(default={})
-    """What `reset` is given besides, the same in every episode: { letters = 5 }."""
+    """Further arguments of `reset`, the same in every episode: { letters = 5 }."""
 
 
 class EnvironmentSource:
@@ -67,7 +67,7 @@ class EnvironmentSource:
         self._seed = seed
 
     def items(self, limit: int) -> Iterator[Item]:
-        """All start states of files or of a number of seeds, held-out ones first; else the first `limit` seeds."""
+        """Yield all start states of files or of a number of seeds, held-out ones first; else `limit` seeds."""
         if self._rows:
             found = [self._item(number, part, row) for number, (part, row) in enumerate(self._rows)]
             random.Random(f"{self._seed}/{len(found)}").shuffle(found)
@@ -77,15 +77,15 @@ class EnvironmentSource:
             yield self._item(number, None, {})
 
     def extract(self, completion: str) -> str:
-        """All of it."""
+        """Return the whole completion."""
         return completion
 
     def verifier_reference(self, item: Item) -> str:
-        """Nothing: the environment knows it."""
+        """Return an empty text: the environment knows the right answer."""
         return item.reference
 
     def score(self, item: Item, answer: str) -> float:
-        """0.0: an answer alone is worth nothing, for the environment gives the rewards of episodes."""
+        """Return 0.0: only the environment gives rewards, and only to episodes."""
         return 0.0
 
     def _check_name(self, dataset: str, where: str) -> None:
@@ -102,13 +102,13 @@ class EnvironmentSource:
         whole = {**self._options.reset, **row}
         state = canonical_json(row) if row else f"seed {number}"
         text = f"{self._dataset} {state}"
-        if part is None and not self._is_game:  # of a game, a third part is left for the warm start
+        if part is None and not self._is_game:  # the warm start needs a third part of a game's states
             part = "held_out" if hash_percent(text) < HELD_OUT_PERCENT else "train"
         return Item(text, "", "", number, part=part, row=json.dumps(whole, ensure_ascii=False))
 
 
 class AgentSource(EnvironmentSource):
-    """Start states that agents are given as rows; what a policy is shown is what the agent asks first."""
+    """Start states that agents get as rows; the agent's first messages are the policy's prompt."""
 
     def _check_name(self, dataset: str, where: str) -> None:
         if ":" not in dataset and dataset not in (OUTSIDE, COMMAND):

@@ -1,4 +1,4 @@
-"""An environment tried before a run: its class, its first start state, a turn of nonsense, and an end from outside."""
+"""A trial of an environment before a run: class, first start state, a turn of nonsense, and an end from outside."""
 
 import json
 import subprocess
@@ -15,16 +15,16 @@ from mrl.tasks.environments.environments import environment_name, pool_of
 from mrl.tasks.sources import open_source
 
 MOST_STATES = 1_000_000
-"""Of an endless source that are looked through for one."""
+"""Start states of an endless source among which a given one is looked for."""
 NONSENSE = "}{ no such answer"
-"""What policies say before they have learned better."""
+"""A text such as untrained policies write."""
 
 
 def try_environment(task: str, table: TaskTable, *, seed: int) -> EnvironmentTurn:
-    """The first turn of its first start state. Tried too: a turn of nonsense, and the end of an episode behind that.
+    """Return the first turn from the first start state; also try a turn of nonsense, and the end of its episode.
 
-    Raises TaskError, with what is wrong and its cure, for a class that can be no environment, and for one that fails;
-    MissingError when its rows are not there.
+    Raises TaskError, with what is wrong and its cure, for a class that can be no environment, and for an environment
+    that fails; MissingError when its rows are not there.
     """
     item = next(iter(open_source(task, table, seed=seed).items(1)))
     name = environment_name(table)
@@ -40,7 +40,7 @@ def try_environment(task: str, table: TaskTable, *, seed: int) -> EnvironmentTur
 
 
 def first_turn(task: str, table: TaskTable, text: str, *, seed: int) -> EnvironmentTurn:
-    """What the environment says first from the start state of this text. Raises TaskError as `try_environment`."""
+    """Return the environment's first turn from the start state of this text. Raises TaskError as `try_environment`."""
     items = open_source(task, table, seed=seed).items(MOST_STATES)
     item, name = next(item for item in items if item.text == text), environment_name(table)
     with closing(pool_of(table, name)) as pool:
@@ -55,7 +55,7 @@ def _check_class(task: str, table: TaskTable, name: str, row: str) -> None:
 
 
 def tried_in_process(module: str, *words: str) -> tuple[str, str]:
-    """Why a module that imports code of the user's fails with these words, "" where it does not; and what it prints."""
+    """Run a module that imports a user's code; return why it fails ("" if it does not), and what it prints."""
     try:
         trial = subprocess.run(
             (sys.executable, "-m", module, *words), capture_output=True, timeout=START_S, check=False

@@ -1,4 +1,4 @@
-"""The environments of all tasks: an episode is opened from a start state, and metrics say how episodes end."""
+"""The environments of all tasks: they open an episode from a start state, and count how episodes end."""
 
 import json
 from collections import Counter
@@ -17,11 +17,11 @@ MIB = 1024**2
 class Environments:
     """Pools of the tasks that have an environment; processes are started when the first episode is opened.
 
-    One thread opens and closes.
+    Only one thread may open and close.
     """
 
     def __init__(self, tasks: Mapping[str, TaskTable], meeting: MeetingPlace | None = None) -> None:
-        """`meeting` is where episodes of a run meet their agents."""
+        """`meeting` is the place where episodes of a run meet their agents."""
         self._tasks, self._meeting = tasks, meeting
         self._pools: dict[str, EnvironmentPool] = {}
 
@@ -30,11 +30,11 @@ class Environments:
         return self._tasks[task].is_played
 
     def open(self, task: str, item: Item) -> EpisodeSession:
-        """An episode from this start state; never waits. `first` of the session is its first turn."""
+        """Begin an episode from this start state; never waits. `first` of the session is its first turn."""
         return self._pool(task).open(item.number, json.loads(item.row))
 
     def values(self) -> dict[str, float]:
-        """Metrics over all tasks, totals since the start; empty where no task has an environment."""
+        """Return metrics over all tasks, totals since the start; empty where no task has an environment."""
         counts = [pool.counts for pool in list(self._pools.values())]
         if not counts:
             return {}
@@ -49,7 +49,7 @@ class Environments:
         }
 
     def close(self) -> None:
-        """End the processes; they also end with this one."""
+        """End the processes, which also end with this one."""
         for pool in self._pools.values():
             pool.close()
         self._pools.clear()
@@ -69,7 +69,7 @@ class Environments:
 
 
 def pool_of(table: TaskTable, name: str) -> EnvironmentPool:
-    """The processes of one task's environment, which has this name."""
+    """Return the pool of one task's environment, which has this name."""
     return EnvironmentPool(
         name,
         processes=table.environment_processes,
@@ -80,5 +80,5 @@ def pool_of(table: TaskTable, name: str) -> EnvironmentPool:
 
 
 def environment_name(table: TaskTable) -> str:
-    """ "module:Class" or the URL that a task means."""
+    """Return "module:Class" or the URL that a task means."""
     return GAMES.get(table.dataset, table.dataset)

@@ -1,7 +1,7 @@
-"""One episode as its pool knows it: what was asked, and what came back, so that it can be played again.
+"""One episode as its pool knows it: its requests, and digests of the answers, so that it can be played again.
 
-Where a process is lost, episodes that it held are played again in another one, from the same seed with the same turns
-of the policy: the environment has to say the same, or the episode ends as lost. A policy is never asked again.
+When a process is lost, its episodes are played again in another one, from the same seed with the same turns of the
+policy: the environment must answer the same, or the episode ends as lost. A policy is never asked again.
 """
 
 import hashlib
@@ -15,12 +15,12 @@ from mrl.tasks.environments.contract import EnvironmentTurn
 from mrl.tasks.environments.wire import Asked
 
 MAX_LOSSES = 3
-"""Processes that an episode may lose without fault, before it ends as lost."""
+"""Most processes that an episode may lose without fault; one more, and it ends as lost."""
 
 
 @dataclass(slots=True)
 class _Line:
-    """One request, and what came back: a future until then, a digest afterwards."""
+    """One request with its answer: a future until then, a digest afterwards."""
 
     request: Asked
     future: Future[EnvironmentTurn]
@@ -29,47 +29,47 @@ class _Line:
 
 @dataclass(slots=True, eq=False)
 class Script:
-    """The requests of one episode. All belongs to the pool's thread."""
+    """The requests of one episode. Belongs to the pool's thread."""
 
     number: int
     wall_s: float
-    """Time that its environment may take in all, from its first request in a process on."""
+    """Seconds that the environment may take in all, counted anew in every process."""
     lines: list[_Line] = field(default_factory=list)
     played: int = 0
-    """Requests that its present process has answered."""
+    """Requests that the present process has answered."""
     asked_at_s: float | None = None
-    """When the one after these was sent; None while none is."""
+    """Time at which the request after these was sent; None while none is under way."""
     used_s: float = 0.0
     losses: int = 0
     is_alone: bool = False
-    """Whether it gets a process of its own, because it may have taken one with it."""
+    """Whether the episode gets a process of its own, because it may have taken down a shared one."""
     is_over: bool = False
 
     def add(self, request: Asked, future: "Future[EnvironmentTurn]") -> None:
-        """The next request."""
+        """Add the next request."""
         self.lines.append(_Line(request, future))
 
     @property
     def next_request(self) -> Asked | None:
-        """What its process is to be asked now; None while it answers, and when all is answered."""
+        """The request to send to the process now; None while the process answers, or when all are answered."""
         is_free = self.asked_at_s is None and not self.is_over
         return self.lines[self.played].request if is_free and self.played < len(self.lines) else None
 
     @property
     def awaits(self) -> bool:
-        """Whether somebody awaits an answer."""
+        """Whether an answer is awaited."""
         return bool(self.lines) and not self.is_over and not self.lines[-1].future.done()
 
     @property
     def deadline_s(self) -> float:
-        """When the answer is too late; infinite while none is awaited."""
+        """Time after which the answer is late; infinite while none is awaited."""
         return float("inf") if self.asked_at_s is None else self.asked_at_s + max(0.0, self.wall_s - self.used_s)
 
     def answer(self, turn: EnvironmentTurn) -> str:
-        """Take the answer to the present request; returns what is wrong with it in words, and "" if nothing is."""
+        """Take the answer to the present request; return in words what is wrong with it, "" if nothing is."""
         line = self.lines[self.played]
         self.used_s += time.monotonic() - (self.asked_at_s or 0.0)
-        said = replace(turn, stream="")  # played again it is another agent's, in a session of its own
+        said = replace(turn, stream="")  # another agent plays it again, in a session of its own
         self.asked_at_s, digest = None, hashlib.blake2b(msgspec.msgpack.encode(said), digest_size=16).digest()
         if line.digest and line.digest != digest:
             return f"played again, it said something else at turn {self.played}"
@@ -81,12 +81,12 @@ class Script:
         return ""
 
     def begin_again(self) -> None:
-        """Its process is gone; nothing is played."""
+        """Play all requests again, since the process is gone."""
         self.played, self.asked_at_s, self.used_s = 0, None, 0.0
         self.losses += 1
 
     def end(self, turn: EnvironmentTurn) -> None:
-        """A failure, for whoever awaits it; nothing is asked any more."""
+        """End the episode with a failure, which all open futures get."""
         self.is_over, self.asked_at_s = True, None
         for line in self.lines:
             if not line.future.done():

@@ -3,8 +3,8 @@
 Messages are those of `openenv.core.env_server.types` (0.10): {"type": "reset" | "step" | "close", "data": {...}} is
 answered by {"type": "observation", "data": {"observation": {...}, "reward": x, "done": b}} or {"type": "error", ...}.
 Where the server offers MCP tools, the policy's calls are actions `call_tool`; else its text is the action, under the
-key that the URL names: ws://127.0.0.1:8000/ws?text=message. Whether it says the same again to the same turns a server
-does not tell; ws://127.0.0.1:8000/ws?deterministic=yes does.
+key that the URL names: ws://127.0.0.1:8000/ws?text=message. A server does not tell whether it answers equal turns
+equally; the URL may: ws://127.0.0.1:8000/ws?deterministic=yes.
 """
 
 import json
@@ -31,7 +31,8 @@ from mrl.tasks.environments.user_class import BadReturn
 
 CONNECT_S = 30.0
 SAID_KEYS = ("message", "text", "content", "prompt", "messages", "output", "result")
-"""Of an observation: where the text for the policy stands, the first that is there; else all of it is shown as JSON."""
+"""Keys of an observation that may hold the text for the policy; the first that is there counts. Without any, the
+whole observation is shown as JSON."""
 LIST_TOOLS, CALL_TOOL = {"type": "list_tools"}, "call_tool"
 
 
@@ -51,7 +52,7 @@ class OpenEnvEnvironment:
         self._sum = 0.0
 
     def reset(self, seed: int, row: Mapping[str, Any]) -> EnvironmentTurn:
-        """The server's first observation, behind the row's prompt; its tools, where it has any."""
+        """Return the server's first observation after the row's prompt, and its tools, where it has any."""
         SharedLoop.run(self._connect())
         options = {key: value for key, value in row.items() if key not in ("prompt", "seed")}
         observed = self._asked("reset", {"seed": seed, **options})
@@ -64,7 +65,7 @@ class OpenEnvEnvironment:
         return EnvironmentTurn((Message("user", text),), tools=self._tools, is_deterministic=self._is_deterministic)
 
     def step(self, turn: PolicyTurn) -> EnvironmentTurn:
-        """The server's answer to the calls of a turn, or to its text where it has no tools."""
+        """Return the server's answer to the calls of a turn, or to its text where the server has no tools."""
         if not self._tools:
             observed = self._asked("step", {self._text_key: turn.text})
             messages = (Message("user", said),) if (said := _said(observed.get("observation"))) else ()
@@ -82,11 +83,11 @@ class OpenEnvEnvironment:
         return self._turn((*messages, *broken), observed, errors)
 
     def finish(self, reason: str, turn: PolicyTurn | None) -> EnvironmentTurn:
-        """The sum of the rewards so far; a cut turn has none."""
+        """Return the sum of the rewards so far; a cut turn has none."""
         return EnvironmentTurn(done=True, reward=self._sum, reason=reason)
 
     def close(self) -> None:
-        """Ends the connection, and with it the server's session."""
+        """End the connection, and with it the server's session."""
         if self._http is not None:
             SharedLoop.run(self._disconnect())
 
@@ -98,7 +99,7 @@ class OpenEnvEnvironment:
         return EnvironmentTurn(messages, tool_errors=errors)
 
     def _asked(self, kind: str, data: Mapping[str, Any]) -> Mapping[str, Any]:
-        """The `data` of the server's answer; its reward is added. Raises BadReturn for an error of the server."""
+        """Return the `data` of the server's answer, and add its reward. Raises BadReturn for an error of the server."""
         answer = SharedLoop.run(self._exchange({"type": kind, "data": data}))
         found = answer.get("data")
         if answer.get("type") == "error":
@@ -114,7 +115,7 @@ class OpenEnvEnvironment:
         return found
 
     def _listed(self) -> tuple[ToolSpec, ...]:
-        """The MCP tools of the server; none of one that takes no such action."""
+        """Return the MCP tools of the server; none where it takes no such action."""
         answer = SharedLoop.run(self._exchange({"type": "step", "data": LIST_TOOLS}))
         data = answer.get("data")
         found = data.get("observation", {}).get("tools") if isinstance(data, Mapping) else None
@@ -155,7 +156,7 @@ class OpenEnvEnvironment:
 
 
 def _said(observation: object) -> str:
-    """The text of an observation that a policy is shown."""
+    """Return the text of an observation for the policy."""
     if not isinstance(observation, Mapping):
         return ""
     for key in SAID_KEYS:
@@ -167,7 +168,7 @@ def _said(observation: object) -> str:
 
 
 def _tool_text(observation: object) -> tuple[str, bool]:
-    """What a tool said, and whether that is an error."""
+    """Return the text of a tool's answer, and whether it is an error."""
     if not isinstance(observation, Mapping):
         return "", False
     if (error := observation.get("error")) is not None:

@@ -12,16 +12,17 @@ SLICE_S = 0.5
 
 
 class SharedLoop:
-    """Where the threads of episodes have their network done."""
+    """The event loop in which the threads of episodes run their network calls."""
 
     _lock = threading.Lock()
     _loop: asyncio.AbstractEventLoop | None = None
 
     @classmethod
     def run(cls, work: Coroutine[Any, Any, Found]) -> Found:
-        """What `work` gives. The pool ends an episode that waits too long, so this has no bound of its own.
+        """Run `work` and return its result. It has no bound of its own: the pool ends an episode that waits too long.
 
-        It waits in slices: an episode is broken off by an exception in its thread, which one long wait lets in late.
+        The wait is cut in slices: an episode is broken off by an exception in its thread, which one long wait would
+        delay.
         """
         with cls._lock:
             if cls._loop is None:

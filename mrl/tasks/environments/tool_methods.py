@@ -1,6 +1,6 @@
 """Methods of a class as tools: a schema from type hints and docstring, and calls with checked arguments.
 
-A docstring is that of transformers' and TRL's tools: what the tool does, then `Args:` with a line for each argument.
+Docstrings have the form of transformers' and TRL's tools: the tool's purpose, then `Args:` with a line per argument.
 """
 
 import inspect
@@ -21,7 +21,7 @@ _ARGUMENT = re.compile(r"^\s*\*{0,2}(\w+)\s*(?:\([^)]*\))?\s*:\s*(.*)$")
 
 
 class ToolMistake(Exception):
-    """Why a method can be no tool, in words; or why a call does not fit its tool."""
+    """The reason for which a method can be no tool, or a call does not fit its tool."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class Tool:
     required: frozenset[str]
 
     def arguments(self, call: ToolCall) -> dict[str, Any]:
-        """The arguments of a call in the types of the method. Raises ToolMistake where they do not fit."""
+        """Return the arguments of a call in the types of the method. Raises ToolMistake where they do not fit."""
         given = call.values
         if unknown := sorted(set(given) - set(self.hints)):
             raise ToolMistake(f"{call.name} takes no {unknown[0]!r}; it takes {', '.join(self.hints) or 'nothing'}")
@@ -50,7 +50,7 @@ class Tool:
 
 
 def tool_of(name: str, function: Callable[..., Any]) -> Tool:
-    """The tool that a method of a class is. Raises ToolMistake, with the cure, for one that can be none."""
+    """Return a class's method as a tool. Raises ToolMistake, with the cure, for a method that can be none."""
     signature = inspect.signature(function)
     parameters = list(signature.parameters.values())[1:]
     try:
@@ -77,7 +77,7 @@ def tool_of(name: str, function: Callable[..., Any]) -> Tool:
 
 
 def purpose(docstring: str) -> str:
-    """A docstring up to its first section, in one line."""
+    """Return a docstring up to its first section, in one line."""
     lines = []
     for line in docstring.splitlines():
         if _SECTION.match(line):
@@ -87,7 +87,7 @@ def purpose(docstring: str) -> str:
 
 
 def argument_texts(docstring: str) -> dict[str, str]:
-    """Name -> description, of the `Args:` section."""
+    """Return name -> description, from the `Args:` section."""
     found: dict[str, str] = {}
     section = last = ""
     indent = 0
@@ -106,10 +106,10 @@ def argument_texts(docstring: str) -> dict[str, str]:
 
 
 def _schema(name: str, hint: Any) -> dict[str, Any]:
-    """The JSON schema of one argument."""
+    """Return the JSON schema of one argument."""
     try:
         schema = msgspec.json.schema(hint)
-    except TypeError:  # its words are several lines
+    except TypeError:  # its message has several lines
         schema = {"$ref": hint}
     if "$ref" in str(schema):
         kind = getattr(hint, "__name__", hint)

@@ -1,4 +1,4 @@
-r"""How families of models write tool calls, read from what a policy said.
+r"""The tool calls of model families, read from a policy's text.
 
 hermes   <tool_call>\n{"name": ..., "arguments": {...}}\n</tool_call>                       Qwen, Hermes
 llama3   {"name": ..., "parameters": {...}}, alone or behind <|python_tag|>                 Llama 3
@@ -6,9 +6,9 @@ mistral  [TOOL_CALLS] [{"name": ..., "arguments": {...}}], or [TOOL_CALLS]name[A
 plain    call NAME {...}, at the end                                                        models without a template
 none     none: a template that knows no tools, or writes calls in a way that is not known here
 
-`opened_by` makes that of a family whose calls somebody else reads.
+`opened_by` makes the syntax of a family whose calls another module reads.
 
-What is read is text with its special tokens. A call within reasoning, before what ends it, is none.
+The text includes its special tokens. A call within reasoning, before the mark that ends it, does not count.
 """
 
 import json
@@ -33,31 +33,31 @@ _decoder = json.JSONDecoder()
 
 Call = ToolCall | BrokenCall
 Tools = Sequence[Mapping[str, Any]]
-"""As chat templates take them, with JSON schemas."""
+"""Tools as chat templates take them, with JSON schemas."""
 
 
 @dataclass(frozen=True, slots=True)
 class ToolSyntax:
-    """One family's way."""
+    """The way in which one family writes tool calls."""
 
     name: str
     split: Callable[[str], tuple[str, str]]
-    """A text -> what stands before its calls, and what from the first one on; "" where it makes none."""
+    """Text -> the text before its calls, and the text from the first call on, "" where there is none."""
     calls: Callable[[str, Tools], list[Call]]
-    """What `split` gives second, and the tools that there are -> the calls in it, in order."""
+    """(second part of `split`, available tools) -> the calls in it, in order."""
     undecided: Callable[[str], int]
-    """A text without calls that goes on -> how many characters at its end may be the beginning of one."""
+    """Text without calls that goes on -> number of characters at its end that may begin a call."""
     thought: str = THOUGHT
-    """What ends reasoning."""
+    """Mark that ends reasoning."""
     most_calls: int = LIMITS.calls
-    """That the template can say of one turn; templates of Llama 3 have one."""
+    """Most calls of one turn that the template can express; templates of Llama 3 can express one."""
 
     def read(self, text: str, *, is_cut: bool = False, tools: Tools = ()) -> PolicyTurn:
-        """What a policy said in a turn. Of a turn that was cut, the call that it ends in counts as cut, whole or not.
+        """Read a policy's turn. In a turn that was cut, a broken last call counts as cut off.
 
-        Calls beyond the limit of a turn are one broken call; text beyond its limit raises RecordError.
+        Calls beyond the limit of a turn become one broken call; text beyond its limit raises RecordError.
         """
-        turn = PolicyTurn(text, is_cut=is_cut)  # too much text is refused before it is looked at
+        turn = PolicyTurn(text, is_cut=is_cut)  # raises for too much text before that is read
         thought, said = self._parted(text)
         before, rest = self.split(said)
         found = self.calls(rest, tools) if rest else []
@@ -76,19 +76,19 @@ class ToolSyntax:
         return replace(turn, tool_calls=calls, broken=broken, content=thought + before)
 
     def content_so_far(self, text: str) -> str:
-        """What of a text that goes on stands before its calls, whatever comes."""
+        """Return the part of a growing text that stands before its calls, whatever follows."""
         thought, said = self._parted(text)
         before, rest = self.split(said)
         return thought + (before if rest else said[: len(said) - self.undecided(said)])
 
     def _parted(self, text: str) -> tuple[str, str]:
-        """Reasoning, with what ends it, and what is said behind it."""
+        """Split a text into its reasoning, with the mark that ends it, and the rest."""
         thought, mark, said = text.partition(self.thought)
         return (thought + mark, said) if mark else ("", text)
 
 
 def begun_at_end(text: AnyStr, mark: AnyStr) -> int:
-    """How much of a mark, but not all of it, a text ends in."""
+    """Return the length of the longest proper beginning of `mark` with which `text` ends."""
     start = max(0, len(text) - len(mark) + 1)
     while (start := text.find(mark[:1], start)) >= 0:
         if mark.startswith(text[start:]):
@@ -98,7 +98,7 @@ def begun_at_end(text: AnyStr, mark: AnyStr) -> int:
 
 
 def syntax_of(template: str) -> ToolSyntax:
-    """The way that a chat template shows; `PLAIN` for none at all, and `NONE` for one that shows none known here."""
+    """Return the syntax that a chat template shows; `PLAIN` without a template, `NONE` where it shows no known one."""
     if not template:
         return PLAIN
     if OPEN in template and "arguments" in template and not re.search(r"<function=|<arg_key>|<parameter=", template):
@@ -111,7 +111,7 @@ def syntax_of(template: str) -> ToolSyntax:
 
 
 def call_of(value: object) -> Call:
-    """The call that a JSON value is. Arguments that are JSON within a text are read too."""
+    """Return the call that a JSON value describes. Arguments that are JSON within a text are read too."""
     if isinstance(value, dict) and isinstance(value.get("function"), dict):
         value = value["function"]
     if not isinstance(value, dict) or not isinstance(value.get("name"), str):
@@ -130,7 +130,7 @@ def call_of(value: object) -> Call:
 
 
 def _parsed(text: str) -> list[Call]:
-    """One JSON text: a call, or a list of them."""
+    """Return the calls of one JSON text: a call, or a list of them."""
     try:
         value = parse_json(text)
     except ValueError as error:
@@ -141,7 +141,7 @@ def _parsed(text: str) -> list[Call]:
 
 
 def _ends(text: str, start: int) -> int:
-    """Where the JSON value that begins at `start` ends; the end of the text for a broken one."""
+    """Return the place after the JSON value that begins at `start`; the end of the text for a broken value."""
     try:
         return _decoder.raw_decode(text, start)[1]
     except (ValueError, RecursionError):
@@ -165,10 +165,10 @@ def _hermes_calls(text: str) -> list[Call]:
     while text.startswith(OPEN) and len(found) <= LIMITS.calls:
         start = len(OPEN) + len(text[len(OPEN) :]) - len(text[len(OPEN) :].lstrip())
         end = _ends(text, start)
-        if not text[end:].lstrip().startswith(CLOSE):  # broken, or not closed: up to where it looks closed
+        if not text[end:].lstrip().startswith(CLOSE):  # broken or not closed: up to the next mark, or all
             end = closed if (closed := text.find(CLOSE, start)) >= 0 else len(text)
         calls = _parsed(text[start:end].strip())
-        if end == len(text) and isinstance(calls[-1], ToolCall):  # whole JSON, but who knows what was to come
+        if end == len(text) and isinstance(calls[-1], ToolCall):  # whole JSON, but more might have come
             calls[-1] = BrokenCall(f"the tool call is not closed by {CLOSE}")
         found += calls
         text = text[max(0, text.find(OPEN, end)) :] if OPEN in text[end:] else ""
@@ -183,7 +183,7 @@ def _llama_split(text: str) -> tuple[str, str]:
 
 
 def _llama_undecided(text: str) -> int:
-    """All of a text that begins as JSON."""
+    """Return the whole length of a text that begins as JSON, else that of a begun mark at its end."""
     return len(text) if text.lstrip()[:1] in ("", "{") else begun_at_end(text, PYTHON)
 
 
@@ -243,12 +243,12 @@ def _with_name(name: str, arguments: str) -> list[Call]:
 
 
 def plain_calls(calls: Sequence[ToolCall]) -> str:
-    """Calls as models without a template write them; those of a family's template are the template's to write."""
+    """Write calls as models without a template do; a family's template writes its own."""
     return "\n".join(f"call {one.name} {one.arguments}" for one in calls)
 
 
 def opened_by(mark: str, name: str, calls: Callable[[str, Tools], list[Call]], *, thought: str = THOUGHT) -> ToolSyntax:
-    """The way of a family that begins its calls with `mark`, and ends reasoning with `thought`."""
+    """Return the syntax of a family that begins its calls with `mark`, and ends reasoning with `thought`."""
     return ToolSyntax(name, _at(mark), calls, _undecided(mark), thought)
 
 

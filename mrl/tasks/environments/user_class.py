@@ -1,4 +1,4 @@
-"""A class of the user's as an environment, in the form that TRL's `environment_factory` takes, or as a text game.
+"""A user's class as an environment, in the form that TRL's `environment_factory` takes, or as a text game.
 
     class Shop:                                    class Guess:
         def reset(self, *, item, **row): ...           def reset(self, seed): return "Guess a number ..."
@@ -7,7 +7,7 @@
 
 Without `step` its public methods are tools. An episode ends when the policy answers without a call, or the class sets
 `self.done = True`. With `step` it is a game, which returns a text, (text, done) or (text, reward, done). `get_reward`
-may take the policy's last words as `answer`. A class without it has the sum of the rewards of its steps.
+may take the policy's last turn as `answer`. A class without it has the sum of the rewards of its steps.
 """
 
 import inspect
@@ -30,16 +30,16 @@ from mrl.tasks.environments.contract import (
 from mrl.tasks.environments.tool_methods import Tool, ToolMistake, tool_of
 
 NO_TOOLS = ("reset", "step", "get_reward", "close")
-"""Public methods that policies do not call."""
+"""Public methods that are not tools."""
 CALLED_AT_THE_END = ("answer",)
 
 
 class ClassMistake(Exception):
-    """Why a class can be no environment, with the cure, in one line."""
+    """The reason for which a class can be no environment, with the cure, in one line."""
 
 
 class BadReturn(Exception):
-    """What a class gave that it may not give: a kind of failure, and how it came."""
+    """A class returned something that it may not: a kind of failure, and a description."""
 
     def __init__(self, kind: str, words: str) -> None:
         super().__init__(words)
@@ -56,7 +56,7 @@ class ClassEnvironment:
         self._answer, self._sum = "", 0.0
 
     def reset(self, seed: int, row: Mapping[str, Any]) -> EnvironmentTurn:
-        """The messages of the row's `prompt`, with what `reset` returns behind them. Raises BadReturn."""
+        """Return the messages of the row's `prompt`, followed by what the class's `reset` returns. Raises BadReturn."""
         returned = self._object.reset(**_accepted(self._object.reset, {"seed": seed, **row}))
         messages = _joined(_messages(row.get("prompt")), _messages(returned))
         if not messages:
@@ -66,7 +66,7 @@ class ClassEnvironment:
         return EnvironmentTurn(messages, tools=tools, is_deterministic=is_deterministic)
 
     def step(self, turn: PolicyTurn) -> EnvironmentTurn:
-        """A game's answer, or those of the tools. Raises BadReturn."""
+        """Return a game's answer, or the answers of the tools. Raises BadReturn."""
         self._answer = turn.text
         if self._is_game:
             return self._game_turn(self._object.step(turn.text))
@@ -82,18 +82,18 @@ class ClassEnvironment:
         return EnvironmentTurn(messages, tool_errors=errors)
 
     def finish(self, reason: str, turn: PolicyTurn | None) -> EnvironmentTurn:
-        """The reward, for a cut `turn` too. Raises BadReturn."""
+        """Return the reward, for a cut `turn` too. Raises BadReturn."""
         if turn is not None:
             self._answer = turn.text
         return EnvironmentTurn(done=True, reward=self._reward(), reason=reason)
 
     def close(self) -> None:
-        """Calls the class's own `close`, where it has one."""
+        """Call the class's own `close`, where it has one."""
         if callable(own := getattr(self._object, "close", None)):
             own()
 
     def _called(self, call: ToolCall) -> tuple[str, str, bool]:
-        """Text and name of a tool's answer, and whether it is an error: the policy is told of that."""
+        """Call a tool; return its answer's text and name, and whether it is an error, of which the policy is told."""
         tool = self._tools.get(call.name)
         if tool is None:
             return f"error: there is no tool {call.name!r}; there are {', '.join(self._tools)}", call.name, True
@@ -128,7 +128,7 @@ class ClassEnvironment:
 
 
 def tools_of(kind: object, name: str) -> dict[str, Tool]:
-    """Name -> tool, of a class that can be an environment. Raises ClassMistake for one that cannot."""
+    """Return name -> tool, of a class that can be an environment. Raises ClassMistake for a class that cannot."""
     if not inspect.isclass(kind):
         raise ClassMistake(f"{name} is {type(kind).__name__}, and no class; write class {name.rpartition(':')[2]}:")
     if not callable(getattr(kind, "reset", None)):
@@ -159,7 +159,7 @@ def tools_of(kind: object, name: str) -> dict[str, Tool]:
 
 
 def check_row(kind: type, name: str, row: Mapping[str, Any]) -> None:
-    """Whether `reset` can be called with the columns of a row. Raises ClassMistake."""
+    """Check that `reset` can be called with the columns of a row. Raises ClassMistake."""
     given = {"seed", *row}
     for one in list(inspect.signature(kind.reset).parameters.values())[1:]:  # type: ignore[attr-defined]
         needs = one.default is one.empty and one.kind not in (one.VAR_KEYWORD, one.VAR_POSITIONAL)
@@ -175,7 +175,7 @@ def _check_constructor(kind: type, name: str) -> None:
         inspect.signature(kind).bind()
     except TypeError as error:
         raise ClassMistake(f"{name}() cannot be called without arguments: {error}; give them defaults") from None
-    except ValueError:  # one written in C may not tell
+    except ValueError:  # a class in C may have no signature
         return
 
 
@@ -198,7 +198,7 @@ def _check_arguments(function: Callable[..., Any], names: Sequence[str], what: s
 
 
 def _accepted(function: Callable[..., Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """Of `given` what a method takes by name."""
+    """Return the part of `given` that a method takes by name."""
     parameters = inspect.signature(function).parameters.values()
     if any(one.kind is one.VAR_KEYWORD for one in parameters):
         return dict(given)
@@ -206,7 +206,7 @@ def _accepted(function: Callable[..., Any], given: Mapping[str, Any]) -> dict[st
 
 
 def _messages(given: object) -> tuple[Message, ...]:
-    """None, a text, a message as a dict or a list of these. Raises BadReturn."""
+    """Return the messages of None, a text, a message as a dict, or a list of these. Raises BadReturn."""
     match given:
         case None | "":
             return ()
@@ -239,14 +239,14 @@ def _message(role: str, content: str) -> Message:
 
 
 def _joined(prompt: tuple[Message, ...], more: tuple[Message, ...]) -> tuple[Message, ...]:
-    """What `reset` returns as one user's text continues the prompt's last one, as in TRL."""
+    """Join messages: a single user's text from `reset` continues the prompt's last user message, as in TRL."""
     if prompt and len(more) == 1 and more[0].role == prompt[-1].role == "user":
         return (*prompt[:-1], _message("user", prompt[-1].content + more[0].content))
     return (*prompt, *more)
 
 
 def _unpacked(returned: object) -> tuple[object, object, bool]:
-    """(text, reward, done) of what `step` returns. Raises BadReturn."""
+    """Return (text, reward, done) of a value returned by `step`. Raises BadReturn."""
     match returned:
         case str():
             return returned, None, False
@@ -260,7 +260,7 @@ def _unpacked(returned: object) -> tuple[object, object, bool]:
 
 
 def _text(value: object) -> str:
-    """A tool's return value as text; what is no text is JSON. Raises BadReturn."""
+    """Return a tool's return value as text; other values as JSON. Raises BadReturn."""
     if value is None:
         return ""
     if isinstance(value, bytes):
@@ -285,7 +285,7 @@ def _check_size(messages: Sequence[Message]) -> None:
 
 
 def _number(value: object) -> float:
-    """A reward. Raises BadReturn."""
+    """Return a value as a reward. Raises BadReturn."""
     if isinstance(value, str | bytes) or not hasattr(value, "__float__"):
         raise BadReturn(WRONG_TYPE, f"the reward is {value!r:.80}, which is no number")
     number = float(value)

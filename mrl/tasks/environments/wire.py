@@ -1,4 +1,4 @@
-"""What a pool and its environment processes say to each other: msgpack, each message behind its length."""
+"""Messages between a pool and its environment processes: msgpack, each after its length."""
 
 import struct
 
@@ -8,7 +8,7 @@ from mrl.tasks.environments.contract import LIMITS, EnvironmentTurn, PolicyTurn
 
 LENGTH = struct.Struct("<I")
 MAX_FRAME_BYTES = 8 * LIMITS.turn_bytes
-"""More than a turn with its tools takes; what claims to be longer is no message."""
+"""Longest message: more than a turn with its tools takes. A longer length means that the stream is invalid."""
 
 
 class OpenEpisode(msgspec.Struct, frozen=True, tag="open"):
@@ -20,40 +20,40 @@ class OpenEpisode(msgspec.Struct, frozen=True, tag="open"):
 
 
 class StepEpisode(msgspec.Struct, frozen=True, tag="step"):
-    """A turn of the policy."""
+    """Tells a turn of the policy and asks for the answer."""
 
     episode: int
     turn: PolicyTurn
 
 
 class FinishEpisode(msgspec.Struct, frozen=True, tag="finish"):
-    """The reward, please: the episode ends from outside."""
+    """Asks for the reward of an episode that ends from outside."""
 
     episode: int
     reason: str
     turn: PolicyTurn | None = None
-    """What the policy said last, where that was cut and never answered."""
+    """The policy's last turn, where it was cut and never answered."""
 
 
 class DropEpisode(msgspec.Struct, frozen=True, tag="drop"):
-    """Nobody awaits it any more: close it, or where it still runs, break it off."""
+    """Close the episode, or break it off where it still runs: nobody awaits it any more."""
 
     episode: int
 
 
 class ProcessReady(msgspec.Struct, frozen=True, tag="ready"):
-    """The first message of a process: its class is there."""
+    """First message of a process: its class was found."""
 
 
 class ProcessBeat(msgspec.Struct, frozen=True, tag="beat"):
-    """A process lives, and code of its episodes does not keep it from saying so."""
+    """The process lives, and no code of its episodes blocks it."""
 
     hanging: int = 0
-    """Threads of episodes that nobody awaits any more, which do not end."""
+    """Threads of dropped episodes that do not end."""
 
 
 class EpisodeReply(msgspec.Struct, frozen=True, tag="reply"):
-    """What the environment of one episode gave."""
+    """The answer of one episode's environment."""
 
     episode: int
     turn: EnvironmentTurn
@@ -67,19 +67,19 @@ _reply = msgspec.msgpack.Decoder(Reply)
 
 
 def framed(message: Request | Reply) -> bytes:
-    """A message as it goes over a socket."""
+    """Return a message as it goes over a socket."""
     body = msgspec.msgpack.encode(message)
     return LENGTH.pack(len(body)) + body
 
 
 class Frames:
-    """Bytes of a stream -> messages."""
+    """Splits the bytes of a stream into messages."""
 
     def __init__(self) -> None:
         self._bytes = bytearray()
 
     def bodies(self, data: bytes) -> list[bytes]:
-        """The messages that are whole with this. Raises ValueError for a length that no message has."""
+        """Return the messages that are complete with this data. Raises ValueError for a length that no message has."""
         self._bytes += data
         found = []
         while len(self._bytes) >= LENGTH.size:
@@ -95,10 +95,10 @@ class Frames:
 
 
 def read_request(body: bytes) -> Request:
-    """A message to a process. Raises msgspec.DecodeError."""
+    """Decode a message to a process. Raises msgspec.DecodeError."""
     return _request.decode(body)
 
 
 def read_reply(body: bytes) -> Reply:
-    """A message of a process. Raises msgspec.DecodeError."""
+    """Decode a message of a process. Raises msgspec.DecodeError."""
     return _reply.decode(body)

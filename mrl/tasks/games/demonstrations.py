@@ -1,7 +1,7 @@
-"""Episodes of a game for the warm start: every turn has its form, and how well it is played is a matter of a share.
+"""Episodes of a game for the warm start: every turn has the right form, and a share of the turns is played well.
 
-A policy learns to answer as the game reads it, and to play well in `skill` of the turns. What it lacks is the choice,
-which reinforcement learning finds.
+A policy learns to answer in the form that the game reads, and to play well in the share `skill` of the turns. It lacks
+only the choice, which reinforcement learning finds.
 """
 
 import random
@@ -18,11 +18,11 @@ from mrl.tasks.operations import write_completion
 
 MAX_TURNS = 8
 Said = tuple[tuple[str, str], ...]
-"""(what the game said, what the policy answered) of each turn."""
+"""(text of the game, the policy's completion) of each turn."""
 
 
 def demonstrated(game: str, seed: int, rng: random.Random, *, skill: float) -> Said:
-    """The turns of one episode from this start state, each played well with the probability `skill`."""
+    """Return the turns of one episode from this start state, each played well with probability `skill`."""
     name = GAMES[game]
     kind = named_class(name)
     environment = ClassEnvironment(kind, tools_of(kind, name))
@@ -37,7 +37,7 @@ def demonstrated(game: str, seed: int, rng: random.Random, *, skill: float) -> S
 
 
 def _guess(prompt: str, said: Said, rng: random.Random, plays_well: bool) -> str:
-    """Halves what is left, or guesses any number."""
+    """Return a guess: the middle of the numbers left, or any number."""
     low, high = 1, int((said[0][0] if said else prompt).rstrip(".").rpartition(" ")[2])
     top = high
     answers = [*(answer for answer, _ in said[1:]), prompt] if said else []
@@ -49,7 +49,7 @@ def _guess(prompt: str, said: Said, rng: random.Random, plays_well: bool) -> str
 
 
 def _look(prompt: str, said: Said, rng: random.Random, plays_well: bool) -> str:
-    """Looks the word up and says what it was told, or makes an answer up."""
+    """Return a call that looks the word up, then the number found; or a made-up number."""
     if plays_well and not said:
         return f'call lookup {{"key":"{prompt.rpartition(" ")[2]}"}}'
     is_told = bool(said) and prompt.isdigit()
@@ -57,7 +57,7 @@ def _look(prompt: str, said: Said, rng: random.Random, plays_well: bool) -> str:
 
 
 def _go(prompt: str, said: Said, rng: random.Random, plays_well: bool) -> str:
-    """Follows the draught, or takes any door."""
+    """Return the door that the draught tells, or any door."""
     door = prompt.rpartition(" ")[2] if plays_well else str(rng.randint(1, DOORS))
     return write_completion("go", door)
 
@@ -67,7 +67,7 @@ PLAYERS: dict[str, Callable[[str, Said, random.Random, bool], str]] = {
     "lookup": _look,
     "maze": _go,
 }
-"""Game -> (what it said last, turns so far, rng, whether to play well) -> the policy's turn."""
+"""Game -> player: (last text of the game, turns so far, rng, whether to play well) -> the policy's turn."""
 
 
 def _text(messages: tuple[Message, ...]) -> str:

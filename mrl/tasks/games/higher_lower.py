@@ -1,7 +1,7 @@
 """Guess a number within some turns; each wrong guess is answered by "higher" or "lower".
 
-Whoever halves what is left always wins with the default: 15 numbers, 4 turns. Whoever does not listen wins one time in
-four.
+A player who halves the remaining range always wins with the default of 15 numbers and 4 turns. A player who ignores the
+answers wins one time in four.
 """
 
 import random
@@ -10,16 +10,16 @@ from mrl.tasks.extract import tagged_answer
 
 
 class HigherLower:
-    """A text game. The reward is 1 for the number, else 0."""
+    """A text game. The reward is 1 for finding the number, else 0."""
 
     def reset(self, seed: int, numbers: int = 15, turns: int = 4) -> str:
-        """A number from 1 to `numbers`, drawn by the seed, and so many guesses."""
+        """Draw a number from 1 to `numbers` by the seed, and allow `turns` guesses; return the question."""
         self._number = random.Random(f"higher_lower/{seed}").randint(1, numbers)
         self._left, self._found = turns, False
         return f"Guess a number from 1 to {numbers}."
 
     def step(self, text: str) -> tuple[str, bool]:
-        """What is said to a guess; a text without a number is answered, and costs a turn."""
+        """Return the answer to a guess, and whether the game is over. A text without a number costs a turn, too."""
         self._left -= 1
         guess = tagged_answer(text)
         is_number = guess.isascii() and guess.isdigit() and len(guess) < 10
@@ -30,5 +30,5 @@ class HigherLower:
         return said, self._left == 0
 
     def get_reward(self) -> float:
-        """1 for the number that was sought."""
+        """Return 1 if the number was found, else 0."""
         return float(self._found)

@@ -1,7 +1,7 @@
-"""A way through some rooms: a draught tells which of four doors goes on, and a wrong one ends the game.
+"""A way through some rooms: a draught tells which of four doors goes on, and a wrong door ends the game.
 
-Whoever follows the draught always gets out. Whoever takes any door leaves one room in four, and never gets out of
-all eight: the reward comes late, behind turns that all have to be right.
+A player who follows the draught always gets out. A player who takes random doors leaves one room in four, and
+practically never gets out of all eight: the reward comes late, after turns that all have to be right.
 """
 
 import random
@@ -15,14 +15,14 @@ class Maze:
     """A text game. The reward is 1 for getting out, else 0."""
 
     def reset(self, seed: int, rooms: int = 8) -> str:
-        """The first of so many rooms; the seed draws the way."""
+        """Draw a way through `rooms` rooms by the seed, and return the text of the first."""
         rng = random.Random(f"maze/{seed}")
         self._way = [str(rng.randint(1, DOORS)) for _ in range(rooms)]
         self._num_passed = 0
         return f"{rooms} rooms. {self._room()}"
 
     def step(self, text: str) -> tuple[str, bool]:
-        """The next room behind the right door; every other text ends the game."""
+        """Return the next room's text, and whether the game is over; any text but the right door ends the game."""
         if tagged_answer(text) != self._way[self._num_passed]:
             return "lost", True
         self._num_passed += 1
@@ -30,7 +30,7 @@ class Maze:
         return ("out" if is_out else self._room()), is_out
 
     def get_reward(self) -> float:
-        """1 behind the last door."""
+        """Return 1 after the last door, else 0."""
         return float(self._num_passed == len(self._way))
 
     def _room(self) -> str:

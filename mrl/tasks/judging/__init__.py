@@ -1,5 +1,5 @@
-"""Rewards by a language model behind an address that speaks as OpenAI's does.
+"""Rewards by a language model behind an address that speaks OpenAI's API.
 
-- `judge_model`    the verifier: question, score, and what is kept of both
-- `judge_request`  one question over HTTP, with its bounds, and when it is asked again
+- `judge_model`    the verifier: question, score, and cache of rewards
+- `judge_request`  one question over HTTP, with its bounds and repetitions
 """

@@ -1,8 +1,8 @@
-"""The verifier that asks a language model: a question from a template, and a score from what it says.
+"""The verifier that asks a language model: a question from a template, and a score from the model's reply.
 
-It runs in verifier processes as any verifier of a task does, which get the task's table `judge` in their environment.
-What a judge says of the same question is kept on the disk, by the content of address, model and question. Whatever is
-no score within its bounds is a failure of the verifier, which is counted; no number is made up.
+It runs in verifier processes as any verifier of a task does; their environment holds the task's table `judge`. A reward
+is kept on disk by its question: address, model and text. A reply without a score within the bounds is a failure of the
+verifier, which is counted; no number is made up.
 """
 
 import hashlib
@@ -23,28 +23,28 @@ from mrl.tasks.rewards import JudgeCosts
 from mrl.tasks.verifier_process import WALL_FACTOR
 
 SETTINGS = "MRL_JUDGE"
-"""Variable with the table, as JSON, and the time that there is for an answer."""
+"""Environment variable with the table as JSON, and the seconds that there are for an answer."""
 SOONER = 0.9
-"""A judge gives up so much before its process would be ended, and can say why."""
+"""Part of a process's time after which the judge gives up, so that it can still say why."""
 MAX_SHOWN_CHARS = 120
 _PLACE = re.compile(r"\{(prompt|answer|reference)\}")
 
 
 class JudgedReward(float):
-    """A reward, with what it cost."""
+    """A reward with its cost."""
 
     spent: JudgeCosts
 
     @classmethod
     def of(cls, reward: float, spent: JudgeCosts) -> "JudgedReward":
-        """Both together."""
+        """Return a reward with its cost."""
         judged = cls(reward)
         judged.spent = spent
         return judged
 
 
 def judge_environment(table: TaskTable, environment: Mapping[str, str]) -> dict[str, str] | None:
-    """The environment of a task's verifier processes; None, that of this one, for a task without a judge."""
+    """Return the environment of a task's verifier processes; None, for this process's own, without a judge."""
     if table.judge is None:
         return None
     total_s = SOONER * WALL_FACTOR * table.verifier_timeout_s
@@ -52,9 +52,9 @@ def judge_environment(table: TaskTable, environment: Mapping[str, str]) -> dict[
 
 
 def judge(reference: str, answer: str, prompt: str) -> JudgedReward:
-    """The reward that the judge gives, between 0 and 1 for scores between `least` and `most`.
+    """Return the reward that the judge gives, between 0 and 1 for scores between `least` and `most`.
 
-    Raises JudgeError where it gives none.
+    Raises JudgeError where the judge gives no score.
     """
     table, total_s = _settings(os.environ[SETTINGS])
     body = question(table, prompt=prompt, answer=answer, reference=reference)
@@ -74,7 +74,7 @@ def judge(reference: str, answer: str, prompt: str) -> JudgedReward:
 
 
 def question(table: JudgeTable, *, prompt: str, answer: str, reference: str) -> dict[str, Any]:
-    """What the server is asked. Braces in a prompt or an answer are none of the template."""
+    """Return the body of the request. Braces in a prompt or an answer are not part of the template."""
     parts = {"prompt": prompt, "answer": answer, "reference": reference}
     text = _PLACE.sub(lambda place: parts[place[1]], table.template)
     messages = [{"role": "system", "content": table.system}] * bool(table.system)
@@ -88,7 +88,7 @@ def question(table: JudgeTable, *, prompt: str, answer: str, reference: str) -> 
 
 
 def score_in(table: JudgeTable, text: str) -> float | None:
-    """The last score in a judge's words; None where there is none, or one that is no number within the bounds."""
+    """Return the last score in a judge's reply; None where there is none, or it is no number within the bounds."""
     found = [match[1] for match in re.finditer(table.score, text)]
     try:
         score = float(found[-1])
@@ -123,7 +123,7 @@ def _headers(table: JudgeTable) -> dict[str, str]:
 
 
 def _without_key(table: JudgeTable, words: str) -> str:
-    """What a server says may repeat what it was sent."""
+    """Return a message without the judge's key: a server's reply may repeat the request."""
     key = os.environ.get(table.key_variable, "").strip() if table.key_variable else ""
     return hidden(words.replace(key, "***") if key else words, os.environ)
 
@@ -150,11 +150,11 @@ def _reward(table: JudgeTable, reply: Mapping[str, Any], spent: JudgeCosts) -> f
 
 
 def _file_of(table: JudgeTable, body: Mapping[str, Any]) -> Path | None:
-    """Where the reward of a question is kept: the name covers all that it depends on."""
+    """Return the path of a question's kept reward, named by all that determines the reward; None without a cache."""
     if not table.cache:
         return None
     address = urlsplit(table.url)
-    place = f"{address.hostname}:{address.port}{address.path}"  # a user's name in it changes nothing
+    place = f"{address.hostname}:{address.port}{address.path}"  # a user name in the address changes nothing
     known_by = [place, body, table.score, table.least, table.most]
     name = hashlib.blake2b(json.dumps(known_by, sort_keys=True).encode(), digest_size=20).hexdigest()
     root = os.environ.get("MRL_CACHE") or Path.home() / ".cache" / "mrl"
@@ -162,7 +162,7 @@ def _file_of(table: JudgeTable, body: Mapping[str, Any]) -> Path | None:
 
 
 def _read(file: Path | None) -> float | None:
-    """A reward that is kept; None where none is, or what is there is none."""
+    """Return a kept reward; None where there is none, or the file holds no reward."""
     if file is None:
         return None
     try:
@@ -173,7 +173,7 @@ def _read(file: Path | None) -> float | None:
 
 
 def _keep(file: Path, reward: float) -> None:
-    """A disk that is full costs the next question, and nothing else."""
+    """Keep a reward. With a full disk the question is only asked again."""
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         replace_file(file, repr(reward).encode(), sync=False)

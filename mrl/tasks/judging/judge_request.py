@@ -1,7 +1,7 @@
-"""One question to a judge over HTTP: every wait has a bound, and what is worth it is asked again.
+"""One question to a judge over HTTP: every wait has a bound, and a request that may pass later is repeated.
 
-Standard library alone: a verifier's process asks one question at a time. Redirects are not followed, for they would
-take the key elsewhere.
+It uses only the standard library, since a verifier process asks one question at a time. Redirects are not followed, for
+they would take the key elsewhere.
 """
 
 import http.client
@@ -18,13 +18,13 @@ from mrl.tasks.rewards import JudgeCosts
 MAX_REPLY_BYTES = 1 << 20
 CHUNK_BYTES = 1 << 16
 MAX_WAIT_S = 60.0
-"""A server that wants a longer pause (Retry-After) gets this one."""
+"""Longest pause before a repetition, whatever the server asks for (Retry-After)."""
 MAX_SHOWN_CHARS = 200
 WORTH_ASKING_AGAIN = (408, 409, 425, 429, 500, 502, 503, 504, 529)
 
 
 class JudgeError(Exception):
-    """The judge gave no score. `spent` is what it cost all the same."""
+    """The judge gave no score. `spent` is the cost all the same."""
 
     def __init__(self, what: str, spent: JudgeCosts) -> None:
         super().__init__(what)
@@ -33,7 +33,7 @@ class JudgeError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class JudgeBounds:
-    """Seconds that one request may take, that all of them may take together, and before the second one."""
+    """Seconds of one request, seconds of all together, repetitions, and seconds before the first repetition."""
 
     timeout_s: float
     total_s: float
@@ -42,7 +42,7 @@ class JudgeBounds:
 
 
 class _Passing(Exception):
-    """A request failed in a way that another one may not; `after_s` is what the server asks for."""
+    """A request failed, and a repetition may pass; `after_s` is the pause that the server asks for."""
 
     def __init__(self, what: str, after_s: float = 0.0) -> None:
         super().__init__(what)
@@ -52,7 +52,7 @@ class _Passing(Exception):
 def ask(
     url: str, body: Mapping[str, Any], headers: Mapping[str, str], bounds: JudgeBounds
 ) -> tuple[dict[str, Any], JudgeCosts]:
-    """The reply of `url` to a question, as an object, and how many requests it took. Raises JudgeError."""
+    """Return the reply of `url` to a question, as an object, and the number of requests. Raises JudgeError."""
     began_s, data = time.monotonic(), json.dumps(body).encode()
     for number in range(1, bounds.retries + 2):
         left_s = bounds.total_s - (time.monotonic() - began_s)
@@ -73,7 +73,7 @@ def ask(
 
 
 class _Final(Exception):
-    """Another request would not do better."""
+    """A request failed, and a repetition would fail too."""
 
 
 def _asked(url: str, data: bytes, headers: Mapping[str, str], within_s: float) -> dict[str, Any]:
@@ -106,7 +106,7 @@ def _asked(url: str, data: bytes, headers: Mapping[str, str], within_s: float) -
 
 
 def _body(reply: http.client.HTTPResponse, deadline_s: float) -> bytes:
-    """All of it, whose parts may not come so slowly that the whole takes longer than it may, and one more timeout."""
+    """Read the whole reply, at most one timeout of the socket beyond the deadline. Raises TimeoutError."""
     text = b""
     while True:
         if time.monotonic() > deadline_s:
@@ -120,7 +120,7 @@ def _body(reply: http.client.HTTPResponse, deadline_s: float) -> bytes:
 
 
 def _pause_s(word: str) -> float:
-    """What Retry-After says in seconds; a date, and what is no number, say nothing."""
+    """Return the seconds that Retry-After asks for, at most `MAX_WAIT_S`; 0 for a date or any other text."""
     return min(MAX_WAIT_S, float(word)) if word.isdecimal() else 0.0
 
 

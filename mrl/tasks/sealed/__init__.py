@@ -1,8 +1,8 @@
-"""Running what a policy wrote: one fresh, sealed process per answer.
+"""Running code that a policy wrote: one fresh, sealed process per answer.
 
-- `sealing`          which answers of which tasks are sealed, and the host that cannot
-- `sealed_verifier`  the process that forks one for each answer, and never sees it run
-- `sealed_child`     one piece of work in such a process, heard once
-- `seal`             what closes a process up
-- `system_calls`     what it may still ask of the kernel
+- `sealing`          the tasks whose answers are sealed, and hosts that cannot seal
+- `sealed_verifier`  the process that forks one process per answer, and never runs an answer itself
+- `sealed_child`     one piece of work in such a process, with one bounded reply
+- `seal`             the closing of a process
+- `system_calls`     the system calls left to a sealed process
 """

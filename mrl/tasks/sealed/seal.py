@@ -1,8 +1,8 @@
-"""The seal of a process that runs what a policy wrote: it can compute, and say one thing at its end, and no more.
+"""The seal of a process that runs code of a policy: the process can compute, and write one reply, and no more.
 
-`seccomp` refuses every call of the kernel that is not on a short list (`system_calls`): no process, socket, signal,
-file for writing, or look into another process. `Landlock` leaves of all files Python's own libraries for reading; where
-the kernel has none, no file can be opened at all. Both need no rights, and hold for root and in a container as well.
+`seccomp` refuses every system call that is not on a short list (`system_calls`): no process, socket, signal, file for
+writing, or look into another process. `Landlock` leaves only Python's own libraries open for reading; where the kernel
+has no Landlock, no file can be opened at all. Both need no rights, and hold for root and in a container as well.
 """
 
 import ctypes
@@ -26,7 +26,7 @@ from mrl.tasks.sealed.system_calls import ARCHITECTURES, filter_program
 _SET_SECCOMP, _FILTER, _SET_NO_NEW_PRIVILEGES, _SET_DEATH_SIGNAL, _KILL = 22, 2, 38, 1, 9
 _CREATE_RULES, _ADD_RULE, _RESTRICT, _BENEATH = 444, 445, 446, 1
 _ALL_FILE_RIGHTS = 0x1FFF
-"""What the first version of Landlock knows; later ones know rights that nothing open here could use."""
+"""Rights of the first version of Landlock. Nothing that is open here could use the rights of later versions."""
 _EXECUTE, _READ_FILE, _READ_FOLDER = 1, 4, 8
 _LIBRARIES = ("/lib", "/lib64", "/usr/lib", "/usr/lib64", "/usr/local/lib", "/usr/share/zoneinfo", "/etc/ld.so.cache")
 OPEN_FILES = 64
@@ -37,15 +37,15 @@ libc = ctypes.CDLL(None, use_errno=True)
 
 @dataclass(frozen=True, slots=True)
 class Seal:
-    """What closes a process up on this host, made ready once; every process of the pool puts it on by `close_up`."""
+    """The seal of this host, prepared once; every process of the pool closes itself by `close_up`."""
 
     program: bytes
-    """The filter of system calls; empty for limits alone, where answers are trusted."""
+    """The filter of system calls; empty where answers are trusted and only limits hold."""
     rules: int
-    """A descriptor of Landlock's rules; -1 where the kernel has none."""
+    """File descriptor of Landlock's rules; -1 where the kernel has none."""
 
     def close_up(self, *, reply: int, memory_bytes: int, cpu_s: int) -> None:
-        """From here on this process can only compute, and write to `reply` and to nowhere (0, 1, 2). Raises OSError."""
+        """Close this process: it can then only compute and write to `reply`; 0, 1, 2 lead nowhere. Raises OSError."""
         os.environ.clear()
         highest = max(int(name) for name in os.listdir("/proc/self/fd"))
         nowhere = os.open(os.devnull, os.O_RDWR)
@@ -71,7 +71,7 @@ class Seal:
 
 
 def die_with(parent: int) -> None:
-    """End with the process that forked this one, at once when it is gone already."""
+    """Have this process end with the one that forked it, or at once when that is gone already."""
     _control(_SET_DEATH_SIGNAL, _KILL)
     if os.getppid() != parent:
         os._exit(1)
@@ -79,7 +79,7 @@ def die_with(parent: int) -> None:
 
 @functools.lru_cache(maxsize=1)
 def unsealed_reason() -> str:
-    """Why this host cannot seal a process; empty when it can. Found out once, by a program of its own."""
+    """Return why this host cannot seal a process; empty when it can. Found once, by a separate program."""
     argv = (sys.executable, "-m", "mrl.tasks.sealed.seal")
     try:
         found = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, timeout=TRIAL_S, check=False)
@@ -90,7 +90,7 @@ def unsealed_reason() -> str:
 
 
 def host_seal() -> "Seal | str":
-    """The seal of this host, tried on a process forked from this one; or, in words, why it has none."""
+    """Return the seal of this host, tried on a process forked from this one; or in words why there is none."""
     machine = ARCHITECTURES.get(platform.machine())
     if sys.platform != "linux" or machine is None:
         return f"there is no list of system calls for {sys.platform} on {platform.machine()}"
@@ -103,7 +103,7 @@ def host_seal() -> "Seal | str":
 
 
 def _tried(seal: Seal) -> str:
-    """Empty when a process under the seal still computes, and is refused what it should be; else what happened."""
+    """Return "" when a sealed process still computes and is refused what it should be, else what happened."""
     read_end, write_end = os.pipe()
     pid = os.fork()
     if not pid:
@@ -124,7 +124,7 @@ def _tried(seal: Seal) -> str:
 
 
 def _open_doors() -> str:
-    """What a sealed process can do and must not; empty when there is nothing."""
+    """Return what a sealed process can do and must not; empty when there is nothing."""
     tries: dict[str, Callable[[], object]] = {
         "read a file": lambda: os.open("/proc/self/environ", os.O_RDONLY),
         "write a file": lambda: os.open("/dev/null", os.O_WRONLY),
@@ -144,7 +144,7 @@ def _open_doors() -> str:
 
 
 def _file_rules() -> int:
-    """A descriptor of rules that leave Python's libraries for reading; -1 without Landlock. Raises OSError."""
+    """Return a descriptor of rules that leave Python's libraries for reading; -1 without Landlock. Raises OSError."""
     wanted = struct.pack("Q", _ALL_FILE_RIGHTS)
     rules = libc.syscall(_CREATE_RULES, wanted, len(wanted), 0)
     if rules < 0:
@@ -162,7 +162,7 @@ def _file_rules() -> int:
 
 
 def _libraries() -> Iterator[Path]:
-    """Folders and files of code alone: of the paths where modules are found those that installers write."""
+    """Return folders and files with code: of the paths where modules are found only those that installers write."""
     names = ("stdlib", "platstdlib", "purelib", "platlib")
     found = {Path(sysconfig.get_path(name)) for name in names}
     found |= {Path(sys.base_prefix) / "lib", Path(sys.base_exec_prefix) / "lib", Path(__file__).parents[2]}
@@ -171,7 +171,7 @@ def _libraries() -> Iterator[Path]:
 
 
 def _control(option: int, *arguments: int | bytes) -> None:
-    """`prctl`. Raises OSError."""
+    """Call `prctl`. Raises OSError."""
     full = [*arguments, 0, 0, 0, 0][:4]
     if libc.prctl(option, *(ctypes.c_ulong(one) if isinstance(one, int) else one for one in full)):
         raise _failed("prctl")

@@ -1,7 +1,7 @@
-"""One piece of work in a fresh, sealed process: forked from this one, heard once, and gone.
+"""One piece of work in a fresh, sealed process: forked from this one, read once, and gone.
 
-The process has what this one had in memory, and nothing else: see `seal`. What it writes is not trusted; it is bounded,
-read to its end, and only after that does anybody look at it.
+The process has this one's memory, and nothing else: see `seal`. Its reply is not trusted: it is bounded, and decoded
+only after its end.
 """
 
 import gc
@@ -18,12 +18,12 @@ from mrl.tasks.sealed.seal import Seal, die_with
 
 DONE, RAISED, OUT_OF_MEMORY, LATE, DIED = range(5)
 MAX_REPLY_BYTES = 64 * 1024
-"""What a pipe holds, so that nobody has to read while the work goes on."""
+"""Longest reply: as much as a pipe holds, so that nobody has to read while the work goes on."""
 MAX_REASON_CHARS = 200
 
 
 class Ended(NamedTuple):
-    """How it ended, and what it said: the result, or the reason when it raised."""
+    """Status of an ended process, and its reply: the result, or the reason when the work raised."""
 
     status: int
     reply: bytes = b""
@@ -31,7 +31,7 @@ class Ended(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ChildLimits:
-    """Of one process. The clock's is there for what waits instead of computing."""
+    """Limits of one process. The wall-clock limit is for work that waits instead of computing."""
 
     memory_bytes: int
     cpu_s: float
@@ -39,9 +39,10 @@ class ChildLimits:
 
 
 def run_sealed(work: Callable[[], bytes], seal: Seal, limits: ChildLimits) -> Ended:
-    """The result of `work` in a process of its own, which is gone when this returns.
+    """Return the result of `work` in a process of its own, which is gone on return.
 
-    Work that is late, dies, or says more than MAX_REPLY_BYTES has none. Raises OSError when no process can be made.
+    Work that is late, dies, or writes more than MAX_REPLY_BYTES has no result. Raises OSError when no process can be
+    made.
     """
     read_end, write_end = os.pipe()
     parent = os.getpid()
@@ -55,7 +56,7 @@ def run_sealed(work: Callable[[], bytes], seal: Seal, limits: ChildLimits) -> En
         said, is_late = _heard(read_end, deadline_s=time.monotonic() + limits.wall_s)
     finally:
         os.close(read_end)
-        os.kill(pid, signal.SIGKILL)  # it has said all that it will, or more than it may
+        os.kill(pid, signal.SIGKILL)  # it has written its reply, or more than it may
         _, status, used = os.wait4(pid, 0)
     is_late = is_late or _is_over_time(status, used.ru_utime + used.ru_stime, limits)
     if is_late or not said or said[0] not in (DONE, RAISED, OUT_OF_MEMORY) or len(said) > MAX_REPLY_BYTES:
@@ -64,7 +65,7 @@ def run_sealed(work: Callable[[], bytes], seal: Seal, limits: ChildLimits) -> En
 
 
 def _heard(replies: int, *, deadline_s: float) -> tuple[bytes, bool]:
-    """What is said until the other end closes or too much is said; and whether the deadline came before."""
+    """Read until the other end closes or the reply is too long; return it, and whether the deadline came first."""
     said = b""
     poll = select.poll()
     poll.register(replies, select.POLLIN)
@@ -80,13 +81,13 @@ def _heard(replies: int, *, deadline_s: float) -> tuple[bytes, bool]:
 
 
 def _is_over_time(status: int, used_s: float, limits: ChildLimits) -> bool:
-    """Whether a limit of time ended it: the timer of CPU time, or the kernel's own limit behind it."""
+    """Whether a time limit ended the process: the timer of CPU time, or the kernel's own limit behind it."""
     ended_by = os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
     return ended_by == signal.SIGPROF or (ended_by in (signal.SIGKILL, signal.SIGXCPU) and used_s >= limits.cpu_s)
 
 
 def _inside(work: Callable[[], bytes], seal: Seal, limits: ChildLimits, *, parent: int, reply: int) -> NoReturn:
-    """The forked process: nothing of this program comes after it, whatever happens."""
+    """Run the work in the forked process, and end it whatever happens: no other code of this program runs there."""
     try:
         die_with(parent)
         gc.disable()

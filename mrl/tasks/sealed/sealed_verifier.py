@@ -5,10 +5,10 @@
     keeper ──answer──▶ evaluating side ──forks──▶ sealed process: evaluator(answer) ──text──▶ keeper
     keeper ──forks──▶ sealed process: verifier(reference, text) ──outcome──▶ keeper ──▶ the pool
 
-The keeper speaks with the pool as `verifier_process` does. It has imported what judging needs, so that a process costs
-a fork, and it never runs anything that a policy wrote. Where the task has an evaluator ("" without), that alone runs
-it: in a process forked from one that never saw a reference or another answer, and that can give back nothing but a
-text. What it forges is a text, and the verifier compares that.
+The keeper (this process) speaks with the pool as `verifier_process` does. It has imported all that judging needs, so
+that a process costs only a fork, and it never runs code of a policy. Where the task has an evaluator ("" without), only
+the evaluator runs the answer, in a process forked from one that never saw a reference or another answer. That process
+can return nothing but a text: all that it can forge is a text, and the verifier compares that.
 """
 
 import gc
@@ -50,11 +50,12 @@ from mrl.tasks.verifier_process import (
 )
 
 PREPARE = "mrl_prepare_reference"
-"""Name of the function in a verifier's module that is called with the reference, outside the seal, before each answer:
-what it keeps need not be worked out in every sealed process. No other name is called."""
+"""Name of the function in a verifier's module that is called with the reference, outside the seal, before each
+answer. Results that it keeps need not be computed in every sealed process. No other function of the module is
+called there."""
 TRUSTED = "trusted"
 SOONER = 0.9
-"""The keeper ends what is late so much before the pool would end the keeper."""
+"""Part of the pool's time limit after which the keeper ends a late process, before the pool would end the keeper."""
 MAX_WORDS_CHARS = 500
 
 _call = msgspec.msgpack.Decoder(VerifierCall)
@@ -101,7 +102,7 @@ def _judged_apart(
     seal: Seal,
     limits: ChildLimits,
 ) -> Outcome:
-    """What a verifier says in a sealed process, which inherits what PREPARE of its module kept of the reference."""
+    """Return the outcome of a verifier in a sealed process, which inherits what PREPARE kept of the reference."""
     if prepare is not None:
         signal.setitimer(signal.ITIMER_PROF, limits.cpu_s)
         try:
@@ -120,7 +121,7 @@ def _judged_apart(
 
 
 def _plain(outcome: Outcome) -> Outcome:
-    """The outcome, held to what one may be: it comes from a process that is not trusted."""
+    """Return the outcome within the bounds of a valid one: it comes from a process that is not trusted."""
     if not outcome.failure:
         is_single = list(outcome.rewards) == [UNNAMED]
         return outcome_of(outcome.rewards[UNNAMED] if is_single else outcome.rewards)
@@ -133,7 +134,7 @@ def _said(ended: Ended) -> str:
 
 
 class _EvaluatingSide:
-    """A process that has imported the evaluator and forks one process per answer, seen from the keeper."""
+    """The evaluating side as the keeper sees it: a process with the evaluator imported, which forks one per answer."""
 
     def __init__(self, evaluator: str, seal: Seal, limits: ChildLimits) -> None:
         near, far = socket.socketpair()
@@ -148,7 +149,7 @@ class _EvaluatingSide:
             raise ImportError(f"the evaluator {evaluator} does not start: {(reason or b'it ended').decode()}")
 
     def evaluated(self, call: VerifierCall) -> tuple[Outcome | None, VerifierCall]:
-        """The call with the text in place of the answer; or why there is none, which is the answer's own fault."""
+        """Return the call with the evaluated text as the answer; or a failure of the answer, and the call as it was."""
         answer = call.answer.encode()
         self._requests.write(LENGTH.pack(len(answer)) + answer)
         self._requests.flush()
@@ -165,7 +166,7 @@ class _EvaluatingSide:
 
 
 def _evaluate(keeper_side: socket.socket, evaluator: str, seal: Seal, limits: ChildLimits, *, keeper: int) -> NoReturn:
-    """Fork a process for each answer in turn, before the answer is there: this one never reads any."""
+    """Fork a process for each answer in turn, before the answer arrives: this process never reads an answer."""
     try:
         die_with(keeper)
         nowhere = os.open(os.devnull, os.O_RDONLY)
@@ -192,7 +193,7 @@ def _evaluate(keeper_side: socket.socket, evaluator: str, seal: Seal, limits: Ch
 def _evaluate_one(
     link: IO[bytes], evaluator: Callable[[str], str], seal: Seal, limits: ChildLimits, *, parent: int
 ) -> NoReturn:
-    """Hand one answer to a sealed process, and what it says on; exit code 0 when there was an answer."""
+    """Give one answer to a sealed process and pass its reply on; exit code 0 when there was an answer."""
     code = 1
     try:
         die_with(parent)

@@ -1,8 +1,9 @@
-"""Which answers are judged in sealed processes, and what a host has to have for it.
+"""The choice of answers that are judged in sealed processes, and the needs of that on the host.
 
-Those that are evaluated: by a data set's own scorer, or by the task's evaluator, a function of the user's that runs
-them before the user's verifier compares. Scorers that only compare cannot be made to do anything else, and go on from
-one answer to the next; a verifier of the user's own runs as the user wrote it, with files and network.
+Sealed are answers that are evaluated: by a data set's own scorer, or by the task's evaluator, a function of the user
+that runs the answer before the user's verifier compares. Scorers that only compare cannot be made to do anything else,
+and their process judges one answer after the other. A user's own verifier runs as the user wrote it, with files and
+network.
 """
 
 from collections.abc import Mapping
@@ -16,25 +17,25 @@ from mrl.tasks.sealed.seal import unsealed_reason
 _KEPT = ("PATH", "HOME", "TZ", "LANG", "LD_LIBRARY_PATH")
 _KEPT_BEGINNINGS = ("PYTHON", "LC_")
 _LARGE_PAGES = {"PYTHONMALLOC": "malloc", "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
-"""A process that is forked for an answer copies its parent's table of pages: with pages of 2 MiB, where the kernel and
-glibc (2.35) have them, that takes a third of the time. Elsewhere these change nothing."""
+"""Environment for large pages. A process forked for an answer copies its parent's page table: with pages of 2 MiB,
+where kernel and glibc (2.35) have them, that takes a third of the time. Elsewhere these variables change nothing."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sealing:
-    """How the processes of a pool are sealed."""
+    """Settings of a pool's sealed processes."""
 
     evaluator: str = ""
-    """"module:function" that turns an answer into the text that is judged; empty where the answer itself is judged."""
+    """"module:function" that turns an answer into the text to judge; empty where the answer itself is judged."""
     is_trusted: bool = False
-    """Whether they go on with the limits alone where the host has no seal."""
+    """Whether answers are run with limits only where the host has no seal."""
 
 
 def sealing_of(task: str, table: TaskTable, *, evaluates: bool) -> Sealing | None:
-    """How answers of this task are sealed; None where nothing evaluates them, as far as the task says.
+    """Return how answers of this task are sealed; None where nothing is known to evaluate them.
 
-    `evaluates`: whether the source's own scorer takes answers for code. Raises TaskError where answers are evaluated,
-    this host has no seal, and the task does not say that they may be all the same.
+    `evaluates`: whether the source's own scorer evaluates answers as code. Raises TaskError where answers are
+    evaluated, this host has no seal, and the task does not trust the answers; also for an evaluator without a verifier.
     """
     if table.evaluator and not table.own_verifier:
         raise TaskError(
@@ -53,16 +54,16 @@ def sealing_of(task: str, table: TaskTable, *, evaluates: bool) -> Sealing | Non
 
 
 def described_seal() -> str:
-    """What becomes of answers that are evaluated on this host, in words."""
+    """Return in words how this host runs answers that are evaluated."""
     reason = unsealed_reason()
     return f"refused, unless trusted ({reason})" if reason else "each in a sealed process of its own"
 
 
 def sealed_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """What the processes of a sealed pool need of the environment to start; the sealed ones have nothing of it."""
+    """Return the variables that the processes of a sealed pool need to start; sealed processes have no environment."""
     kept = {
         name: value
         for name, value in environment.items()
         if name in (*_KEPT, MODULES) or name.startswith(_KEPT_BEGINNINGS)
     }
-    return _LARGE_PAGES | kept | {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}  # with threads none must fork
+    return _LARGE_PAGES | kept | {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}  # forking needs one thread

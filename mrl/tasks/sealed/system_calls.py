@@ -1,8 +1,8 @@
-"""What a sealed process may still ask of the kernel, and the filter that refuses all the rest.
+"""The system calls that a sealed process may make, and the filter that refuses all others.
 
-The list is what a Python interpreter needs that computes and imports: memory, clocks, its own signals, files for
-reading. There is no call in it that makes a process, a socket, a file, a mapping of another's memory or a signal to
-another; so there is nothing that namespaces would have to hide. Numbers are the kernel's own, per architecture.
+The list is what a computing and importing Python interpreter needs: memory, clocks, its own signals, files for reading.
+No call in it makes a process, a socket, a file, a mapping of another process's memory, or a signal to another process;
+so there is nothing that namespaces would have to hide. Numbers are the kernel's own, per architecture.
 """
 
 import os
@@ -12,14 +12,14 @@ from typing import NamedTuple
 
 
 class Architecture(NamedTuple):
-    """One machine's numbers. `opening` are calls with the place of their flags; `controls` is fcntl."""
+    """System call numbers of one architecture. `opening` maps calls to the place of their flags; `controls`: fcntl."""
 
     audit_arch: int
     allowed: frozenset[int]
     opening: dict[int, int]
     controls: int
     foreign_from: int
-    """Numbers from here on belong to another calling convention; 0 where there is none."""
+    """First number of another calling convention; 0 where there is none."""
 
 
 FILES = ("open", "openat")
@@ -47,26 +47,27 @@ ARCHITECTURES = {
     "x86_64": Architecture(0xC000003E, frozenset(_X86_64.values()), {2: 1, 257: 2}, 72, 0x40000000),
     "aarch64": Architecture(0xC00000B7, frozenset(_AARCH64.values()), {56: 2}, 25, 0),
 }
-"""`platform.machine()` -> numbers; a machine that is not here has no seal."""
+"""`platform.machine()` -> numbers; other machines have no seal."""
 
 _LOAD, _EQUAL, _AT_LEAST, _ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
 _NUMBER_AT, _ARCH_AT, _ARGUMENTS_AT = 0, 4, 16
 _ALLOW, _REFUSE, _KILL = 0x7FFF0000, 0x00050000 | 1, 0x80000000
-"""A refused call returns EPERM, an exception to an honest scorer; calls by another convention end the process."""
+"""Actions of the filter. A refused call returns EPERM, an exception to an honest scorer; a call by another
+convention ends the process."""
 _PATH_ONLY, _TEMPORARY = 0o10000000, 0o20000000
 CHANGING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND | _PATH_ONLY | _TEMPORARY
-"""A file that is opened with one of these flags is not only read."""
+"""Flags of opening a file that allow more than reading it."""
 READING_CONTROLS = (1, 2, 3)
-"""F_GETFD, F_SETFD and F_GETFL: what opening a file asks of it."""
+"""F_GETFD, F_SETFD and F_GETFL: the fcntl commands that opening a file needs."""
 
 
 def filter_program(machine: Architecture, *, with_files: bool) -> bytes:
-    """The seccomp program of a sealed process; `with_files`: whether files may be opened for reading."""
+    """Return the seccomp program of a sealed process; `with_files`: whether files may be opened for reading."""
     return b"".join(struct.pack("<HBBI", *step) for step in _steps(machine, with_files=with_files))
 
 
 def _steps(machine: Architecture, *, with_files: bool) -> Iterator[tuple[int, int, int, int]]:
-    """Instructions: what, how far to jump if so, how far if not, with what."""
+    """Yield instructions: operation, steps to skip if true, steps to skip if false, operand."""
     yield _LOAD, 0, 0, _ARCH_AT
     yield _EQUAL, 1, 0, machine.audit_arch
     yield _RETURN, 0, 0, _KILL
