@@ -68,7 +68,7 @@ class Policy:
     def export(self, to: str | Path | None = None, *, step: int | None = None) -> Path:
         """Write a step's checkpoint, by default the newest, as a Hugging Face folder; return its path.
 
-        Raises RunFolderError when there is no such step or `to` is taken, CheckpointError when the checkpoint is not sound.
+        Raises RunFolderError when there is no such step or `to` is taken, CheckpointError when it is not sound.
         """
         from mrl.cli.export import export
         from mrl.processes.preparation.hub_models import check_here, located
