@@ -37,7 +37,7 @@ READY = b"ready"
 
 
 class ForkedProcess:
-    """Handle of a fork, like `subprocess.Popen`. Until `wait` the fork stays a zombie, so its pid is not given away."""
+    """Handle of a fork, like `subprocess.Popen`. The fork stays a zombie until `wait`, so its pid is not reused."""
 
     def __init__(self, server: "ForkServer", pid: int) -> None:
         """Raises OSError when the process cannot be watched; the process is then killed."""
@@ -60,7 +60,7 @@ class ForkedProcess:
         try:
             return self._server.ask({"reap": self.pid})["code"]
         except OSError:
-            return -signal.SIGKILL  # what the server's death does to it
+            return -signal.SIGKILL  # the server's death kills its forks
 
     def send_signal(self, number: signal.Signals) -> None:
         """Send a signal to this process alone, not to its session."""

@@ -29,7 +29,7 @@ def prepare() -> None:
 
 @contextmanager
 def importing() -> Iterator[None]:
-    """Switch garbage collection off during imports: imported objects stay, and collection takes a fifth of the time."""
+    """Switch garbage collection off during imports: imported objects stay, and collecting takes a fifth of the time."""
     was_on = gc.isenabled()
     gc.disable()
     try:

@@ -197,7 +197,7 @@ class _Child:
     """A running command whose stdout and stderr a thread reads as one stream; ended in bounded time with its block."""
 
     def __init__(self, argv: list[str], config: str, bound_s: float) -> None:
-        """`config`: path of the temporary configuration file, hidden in lines. `bound_s`: seconds until a kill."""
+        """`config`: path of a temporary file, which the lines are not to show. `bound_s`: seconds until a kill."""
         self._config, self._bound_s = config, bound_s
         self._process = subprocess.Popen(
             argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,

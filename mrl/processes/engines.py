@@ -98,7 +98,7 @@ def check_lengths(
 
 
 def _check_context(table: PolicyTable, policy: str, task: str, prompt: int) -> None:
-    """Check the context of an engine that the run starts; `prompt` is the tokens of the longest prompt, of `task`."""
+    """Check the context of an engine that the run starts; the longest prompt, of `task`, has `prompt` tokens."""
     server, answer = table.rollout.server, table.rollout.max_new_tokens
     if server.url:
         return

@@ -98,7 +98,7 @@ def _filled(config: RunConfig, room: Mapping[str, int], load: Mapping[str, int])
     for place, name in enumerate(config.policies):
         hall.seat_home(name, place)
     workers = [(name, index) for name in config.policies for index in range(planned_workers(config, name))]
-    workers.sort(key=lambda worker: worker[1])  # the first of every policy, then the second of every policy
+    workers.sort(key=lambda worker: worker[1])  # the first worker of every policy, then the second
     for name, index in sorted(workers, key=lambda worker: not has_own_gpus(config.policies[worker[0]])):
         hall.seat_worker(name, index)
     return hall.taken

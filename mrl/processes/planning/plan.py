@@ -279,7 +279,7 @@ def environment(threads: int, gpus: Sequence[str] = ()) -> dict[str, str]:
         "PYTHONUNBUFFERED": "1",
         "TOKENIZERS_PARALLELISM": "false",
         "HF_HUB_OFFLINE": "1",
-        "PYTHONHASHSEED": "0",  # every process makes the same prompts; some data sets follow the order of sets
+        "PYTHONHASHSEED": "0",  # the order of sets, which some data sets depend on, is then the same everywhere
     }
     return variables | ({"CUDA_VISIBLE_DEVICES": ",".join(gpus)} if gpus else {})
 
