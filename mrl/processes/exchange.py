@@ -232,7 +232,7 @@ def _report(stat: Stat, telemetry: Telemetry) -> None:
 
 
 def tell_length(stat: Stat, told_bytes: int) -> int:
-    """Warn when a reader without end keeps the file's write-ahead log from beginning anew; again when the file doubles.
+    """Warn when a reader that never ends keeps the write-ahead log from beginning anew; again when the file doubles.
 
     Returns the file's length in bytes at the last warning; 0 while there is nothing to warn of.
     """

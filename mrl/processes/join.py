@@ -4,7 +4,7 @@ Owns: the processes of this host.
 Speaks: the records of its roles, its own heartbeat and reports to the first host's supervisor.
 Waits for: the first order, at most `--wait-s`; then telemetry of its roles, at most a turn.
 Unblocked by: orders of the first host, telemetry, child exits, signals, time.
-If it dies: the kernel kills every child; whoever started it, the first host or a person, starts it again.
+If it dies: the kernel kills every child; the first host, or the person who started it, starts it again.
 """
 
 import os

@@ -79,7 +79,7 @@ from mrl.weights.training_state import restore_training
 GROUP_TIMEOUT_MARGIN_S = 600.0
 """Seconds added for broadcasts in which other ranks wait while the first rank publishes and saves, too."""
 PUBLISHED_AND_SAVED = 4
-"""Bytes that a version published once and saved once has, as a multiple of the bytes of the model's files."""
+"""Bytes that are written for one version, published once and saved once, as a multiple of the model's files."""
 ENGINE_STARTS = 4
 """Starts of an engine that is lost again and again, the first included, before its worker ends."""
 STOPPED_EARLY = 143

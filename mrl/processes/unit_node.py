@@ -167,7 +167,7 @@ class UnitNode:
     def _kill(self, unit: str, now_s: float) -> None:
         """Kill every process on a unit that does not sleep: workers' groups, descendants, and whatever these started.
 
-        Engines that sleep are spared as long as the memory of the unit's GPUs is free.
+        Engines that are proved to sleep are spared, unless memory of the unit's GPUs stayed in use for too long since.
         """
         is_kept = unit in self._memory and self._memory[unit].is_kept(now_s)
         spared = {policy for policy, name in self._workers[unit].items() if self._is_proved(name) and not is_kept}

@@ -17,7 +17,8 @@ SRUN = (
 )  # fmt: skip
 """Command that starts one step on one host of the SLURM job in which the first supervisor runs.
 
-The step may use all cores that its job has on the host: with a number of cores it would get no more, bound only one.
+The step may use all cores that its job has on the host. A step that asks for a number of cores would get no more, and a
+bound step only one.
 """
 HOST_WORD = "{host}"
 WILDCARDS = ("0.0.0.0", "*", "::")

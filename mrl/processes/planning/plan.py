@@ -181,7 +181,7 @@ def _leased(
 
 
 def _seats(config: RunConfig, hosts: Sequence[str], *, here: str, shown: Sequence[str]) -> dict[Key, Seat]:
-    """Return the seats of all processes; every host shows `launch.gpus_per_host` GPUs, or as many as this one."""
+    """Return the seats of all processes; each host counts as showing `launch.gpus_per_host` GPUs, or this one's."""
     first = hosts[0] if hosts else ""
     offered = hosts if config.launch.policies_on_first_host or len(hosts) < 2 else hosts[1:]
     num_gpus = config.launch.gpus_per_host if len(hosts) > 1 else 0

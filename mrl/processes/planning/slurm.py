@@ -137,7 +137,7 @@ trap 'near_limit=1; kill -TERM "$run" 2>/dev/null || true' USR1
 
 
 def _run_script(head: Sequence[str], hosts: str, shape: _Shape) -> str:
-    """Return the run's script: near the job's limit the run saves and ends, and a job that may be requeued goes on.
+    """Return the run's script: near the job's limit the run saves and ends; a requeued job goes on with it.
 
     A job whose run has reached its end by then is not requeued.
     """
