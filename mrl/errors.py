@@ -3,21 +3,22 @@
     MRLError
     +-- UserError                 the person can cure it: one line, exit code 2
     |   +-- ConfigError           a config file or an override is wrong
-    |   |   +-- PluginError       a regime, source, verifier or tracker of somebody else's that cannot be had
+    |   |   +-- PluginError       a plug-in (regime, task source, verifier, tracker) is missing or unusable
     |   +-- RunFolderError        the run folder exists, is missing, or cannot be written
     |   +-- ModelFolderError      a policy's model folder is missing or unusable
-    |   |   +-- TokenizerRefused  its tokenizer is of a kind that cannot be aligned exactly
+    |   |   +-- TokenizerRefused  a policy's tokenizer is of a kind that cannot be aligned exactly
     |   +-- TaskError             a task or data set that does not exist or cannot be loaded
-    |   +-- MissingError          a model, data file or package that is still to be fetched; the cure is the command
+    |   +-- MissingError          a model, data file or package is still to be fetched; the cure names the command
     |   +-- AddressError          a port is busy or an address is not allowed
-    |   +-- EngineError           an engine's environment is missing, it lacks a route, or cannot serve the model
+    |   +-- EngineError           an engine has no environment, lacks a route, or cannot serve the model
     |   +-- DeviceError           there is no GPU, or memory does not suffice
     +-- RecordError               bytes that are no valid record; the message names the field
-    +-- WeightsError              published weights fail their checksum or canary
-    +-- EngineLost                an engine died, hangs, or serves other weights than it says; it is started anew
-    |   +-- WeightsUnproved       it serves other weights than it says, or nobody can tell
-    +-- CheckpointError           a checkpoint is missing, torn or of another model
-    +-- DiskBroken                nobody knows what is on the disk; its owner ends and reads it anew
+    +-- WeightsError              published weights fail their checksum or canary, or do not fit the model
+    |   +-- WeightsGone           published weights are no longer where they lay
+    +-- EngineLost                an engine died, hangs, or serves other weights than it says; it is restarted
+    |   +-- WeightsUnproved       an engine serves other weights than it should, or does not tell which
+    +-- CheckpointError           a checkpoint is missing, incomplete, or of another model
+    +-- DiskBroken                the state of the exchange's file is unknown; the exchange ends and reads it anew
     +-- PeerLost                  a bounded wait for another process ran out
     +-- RoleFailed                a role cannot continue; the supervisor ends the run with this reason
 
@@ -40,9 +41,9 @@ class UserError(MRLError, ValueError):
     """
 
     more: "tuple[UserError, ...]" = ()
-    """Further mistakes that were found with this one; each is a line of its own."""
+    """Further mistakes that were found together with this error; each is printed on a line of its own."""
     is_placed: bool = False
-    """Whether `where` says which of file and command line a mistake of a configuration is in."""
+    """Whether `where` already tells if a mistake in a configuration comes from the file or from the command line."""
 
     def __init__(self, what: str, *, where: str = "", got: object = "", wanted: str = "", cure: str = "") -> None:
         self.what, self.where, self.got, self.wanted, self.cure = what, where, got, wanted, cure
@@ -64,7 +65,7 @@ class UserError(MRLError, ValueError):
 
 @contextmanager
 def in_place(where: str) -> Iterator[None]:
-    """Mistakes found meanwhile are told as being at `where`, before whatever they say of their place themselves."""
+    """Put `where` in front of the place that a UserError raised in the block names."""
     try:
         yield
     except UserError as error:
@@ -81,7 +82,7 @@ class ConfigError(UserError):
 
 
 class PluginError(ConfigError):
-    """A regime, task source, verifier or tracker that a configuration names is not there, or is none."""
+    """A plug-in that a configuration names (regime, task source, verifier, tracker) cannot be found, loaded or used."""
 
 
 class RunFolderError(UserError):
@@ -93,7 +94,7 @@ class ModelFolderError(UserError):
 
 
 class TokenizerRefused(ModelFolderError):
-    """A tokenizer of a kind whose bytes cannot be known exactly."""
+    """A tokenizer cannot be aligned exactly, because the bytes or ids of its tokens are not certain."""
 
 
 class TaskError(UserError):
@@ -101,7 +102,7 @@ class TaskError(UserError):
 
 
 class MissingError(UserError):
-    """A model, data file or package that is still to be fetched; `mrl check` lists these instead of failing."""
+    """A model, data file or package is still to be fetched; `mrl check` lists what is missing instead of failing."""
 
 
 class AddressError(UserError):
@@ -109,42 +110,42 @@ class AddressError(UserError):
 
 
 class EngineError(UserError):
-    """An engine cannot be used as it is: no environment, a missing route, a model that it does not serve."""
+    """An engine cannot be used as it is: it has no environment, lacks a route, or does not serve the model."""
 
 
 class DeviceError(UserError):
-    """A device is not there, or its memory or that of the host does not suffice."""
+    """A device is missing, or its memory or the host's does not suffice."""
 
 
 class RecordError(MRLError, ValueError):
-    """Bytes from outside that are no valid record; the message names the field."""
+    """Bytes from outside this process are no valid record; the message names the field."""
 
 
 class WeightsError(MRLError, ValueError):
-    """Published weights that fail their checksum, their canary, or do not fit the model."""
+    """Published weights fail their checksum or their canary, or do not fit the model."""
 
 
 class WeightsGone(WeightsError):
-    """Published weights that are no longer where they lay: pruned, or in the memory of a process that has ended."""
+    """Published weights are no longer where they lay: pruned, or in the memory of a process that has ended."""
 
 
 class EngineLost(MRLError):
-    """An engine that died, hangs, or serves other weights than it says; started anew, it may serve again."""
+    """An engine died, hangs, or serves other weights than it says; restarted, it may serve again."""
 
 
 class WeightsUnproved(EngineLost):
-    """An engine whose scores or bytes are not those of the weights that it should serve, or that does not tell them."""
+    """An engine's scores or bytes are not those of the weights that it should serve, or it does not tell them."""
 
 
 class CheckpointError(MRLError, ValueError):
-    """A checkpoint that is missing, torn, or belongs to another model."""
+    """A checkpoint is missing, incomplete, or belongs to another model."""
 
 
 class DiskBroken(MRLError):
-    """Nobody knows what is on the disk.
+    """The state of the exchange's file on the disk is unknown.
 
-    After a failed fsync the kernel may have dropped the pages, and the next fsync succeeds all the same: whoever owns
-    the log has to end, and to start again from what can be read.
+    After a failed fsync the kernel may have dropped the pages, and the next fsync succeeds all the same. The process
+    that owns the file must end and start again from what can be read.
     """
 
 

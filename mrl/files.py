@@ -1,4 +1,4 @@
-"""Replacing a file so that readers see the old content or the new one, never half of either; room for one."""
+"""Replace a file so that readers see the old content or the new, never a part; check the room on a disk."""
 
 import os
 import secrets
@@ -7,9 +7,9 @@ from pathlib import Path
 
 
 def replace_file(path: Path, data: bytes, *, mode: int = 0o666, sync: bool = True) -> None:
-    """Write `data` under a temporary name beside `path`, then rename; `sync` forces it to the disk first.
+    """Write `data` under a temporary name beside `path`, then rename; `sync` forces the data to the disk first.
 
-    The process's mask takes its bits from the `mode`. On any error the old file stays and nothing else is left.
+    The process's umask clears bits of `mode`. On any error the old file stays and nothing else is left.
     Raises OSError.
     """
     name = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
@@ -27,7 +27,7 @@ def replace_file(path: Path, data: bytes, *, mode: int = 0o666, sync: bool = Tru
 
 
 def has_room(folder: Path, num_bytes: int) -> bool:
-    """Whether a file of this length, at least one byte, can lie in the folder; no data are written to find out."""
+    """Whether the disk of `folder` has room for a file of `num_bytes` (>= 1); the check writes no data."""
     try:
         with tempfile.TemporaryFile(dir=folder) as file:
             os.posix_fallocate(file.fileno(), 0, num_bytes)

@@ -1,9 +1,9 @@
-"""A process that has imported what roles import; each role is a fork of it.
+"""A server process that has imported what roles import (roles: learner, worker, ...); each role is a fork of it.
 
-torch and transformers take four seconds of a core to import. A run on a CPU has two processes or more for each policy,
-and all of them would import the same. A fork takes a tenth of a second, and shares the memory of what was imported.
+The import of torch and transformers takes four seconds of a core. A run on a CPU has at least two processes for each
+policy, and every process would import the same. A fork takes a tenth of a second, and shares the imported memory.
 
-Roles on a GPU start by themselves: CUDA, and what torch reads of the environment for it, do not outlive a fork.
+Roles on a GPU are not forked: CUDA, and what torch reads of the environment for CUDA, do not survive a fork.
 
 The server is one thread that forks and nothing else. It dies with the supervisor, and its forks with it.
 """
@@ -29,18 +29,18 @@ from mrl.process_start import importing
 
 MAX_MESSAGE_BYTES = 128 * 1024
 ANSWER_S = 60.0
-"""A fork takes a tenth of a second; on a machine that swaps, longer."""
+"""Seconds to wait for the server's answer. A fork takes a tenth of a second; on a machine that swaps, longer."""
 ENDINGS = {signal.SIGTERM, signal.SIGHUP, signal.SIGINT}
-"""What a batch system sends to every process of a job. Roles save a checkpoint then, and the server must not take them
-along before: it ends when its supervisor does."""
+"""Signals that a batch system sends to every process of a job. The server blocks them: roles save a checkpoint then,
+and would die with the server. The server ends when its supervisor does."""
 READY = b"ready"
 
 
 class ForkedProcess:
-    """A fork, as `subprocess.Popen` has a process. It stays a zombie until `wait`: its pid means nobody else."""
+    """Handle of a fork, like `subprocess.Popen`. The fork stays a zombie until `wait`, so its pid is not reused."""
 
     def __init__(self, server: "ForkServer", pid: int) -> None:
-        """Raises OSError, with the process killed, when it cannot be watched."""
+        """Raises OSError when the process cannot be watched; the process is then killed."""
         self.pid = pid
         self._server = server
         try:
@@ -51,28 +51,28 @@ class ForkedProcess:
             raise
 
     def has_ended(self) -> bool:
-        """Whether it has ended, by itself or with its server."""
+        """Whether the process has ended, by itself or with its server."""
         return _is_readable(self._ends)
 
     def wait(self) -> int:
-        """The exit code of a process that has ended, less than 0 for a signal."""
+        """Exit code of the process, which has ended; -N when signal N killed it."""
         os.close(self._ends)
         try:
             return self._server.ask({"reap": self.pid})["code"]
         except OSError:
-            return -signal.SIGKILL  # what the server's death does to it
+            return -signal.SIGKILL  # the server's death kills its forks
 
     def send_signal(self, number: signal.Signals) -> None:
-        """To it alone."""
+        """Send a signal to this process alone, not to its session."""
         with suppress(ProcessLookupError):
             os.kill(self.pid, number)
 
 
 class ForkServer:
-    """The supervisor's end."""
+    """Handle of the fork server in the supervisor: starts the server process and asks it for forks."""
 
     def __init__(self, modules: Sequence[str], environment: Mapping[str, str]) -> None:
-        """Start it; it imports `modules` and is then ready. Raises OSError when it cannot be started."""
+        """Start the server, which imports `modules` and is then ready. Raises OSError when it cannot be started."""
         self._environment = dict(environment)
         self._end, its_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._end.settimeout(ANSWER_S)
@@ -82,18 +82,18 @@ class ForkServer:
             self._process = subprocess.Popen(
                 command(os.getpid(), (sys.executable, "-m", "mrl.fork_server", *modules)),
                 stdin=its_end.fileno(),
-                stdout=2,  # what an import has to say is no part of what a command prints
+                stdout=2,  # prints of imported modules must not mix with the output of a command
                 env=self._environment,
                 start_new_session=True,
             )
 
     @property
     def is_ready(self) -> bool:
-        """Whether it can fork, as far as is known."""
+        """Whether the server can fork, as far as is known."""
         return self._is_ready and not self._is_over
 
     def is_settled(self, patience_s: float) -> bool:
-        """Whether it is ready, or never will be: it has died, or has imported for longer than that."""
+        """Whether the server is ready or never will be: it has died, or has imported for longer than `patience_s`."""
         if self._is_over or self._process.poll() is not None:
             self._is_over = True
         elif not self._is_ready and _is_readable(self._end.fileno()):
@@ -103,9 +103,9 @@ class ForkServer:
         return self._is_ready or self._is_over
 
     def fork(self, words: Sequence[str], environment: Mapping[str, str], stdin: int, log: int) -> ForkedProcess | None:
-        """A process that runs `python -m mrl` with these words, and leads a session of its own.
+        """Fork a process that runs `python -m mrl` with the arguments `words` and leads a session of its own.
 
-        None where that cannot be, as once the server is gone.
+        Returns None when that is impossible, for example because the server has ended.
         """
         if not self.is_ready:
             return None
@@ -117,11 +117,14 @@ class ForkServer:
             return None
 
     def ask(self, request: Mapping[str, object], descriptors: Sequence[int] = ()) -> dict[str, int]:
-        """What it answers. Raises OSError where it could not do that, and when it does not answer: then it is ended."""
+        """Send a request and return the server's answer.
+
+        Raises OSError when the server could not do it. A server that does not answer is ended, with OSError as well.
+        """
         if self._is_over:
             raise ConnectionResetError
         message = json.dumps(request).encode()
-        if len(message) > MAX_MESSAGE_BYTES:  # an environment that changed that much since
+        if len(message) > MAX_MESSAGE_BYTES:  # the environment changed by that much since the server's start
             raise OSError(errno.EMSGSIZE, os.strerror(errno.EMSGSIZE))
         try:
             socket.send_fds(self._end, [message], descriptors)
@@ -129,7 +132,7 @@ class ForkServer:
         except (ConnectionError, TimeoutError):
             answer = b""
         if not answer:
-            self.close()  # a late answer would be taken for the next one
+            self.close()  # else a late answer would be taken for the answer to the next request
             raise ConnectionResetError
         told: dict[str, int] = json.loads(answer)
         if "errno" in told:
@@ -137,21 +140,24 @@ class ForkServer:
         return told
 
     def close(self) -> None:
-        """End it, and with it all that is left of its forks."""
+        """End the server, and with it every fork that still runs."""
         self._is_over = True
-        self._process.kill()  # before it finds the line closed, which it would have something to say about
+        self._process.kill()  # first: a server that finds its socket closed would print a traceback
         self._process.wait()
         self._end.close()
 
 
 def _is_readable(descriptor: int) -> bool:
-    poll = select.poll()  # `select` ends at descriptor 1023
+    poll = select.poll()  # `select.select` takes no descriptor above 1023
     poll.register(descriptor, select.POLLIN)
     return bool(poll.poll(0))
 
 
 def _become(request: Mapping[str, object], descriptors: Sequence[int], server_pid: int) -> int:
-    """Be what was asked for, as far as a process differs that was started anew. Returns its exit code."""
+    """Make this fork like a process started anew (session, signals, files, environment, cores, seeds); run its command.
+
+    Returns the command's exit code.
+    """
     os.setsid()
     signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDINGS)
     stdin, log = descriptors
@@ -160,7 +166,7 @@ def _become(request: Mapping[str, object], descriptors: Sequence[int], server_pi
     for number in descriptors:
         os.close(number)
     die_with_parent()
-    if os.getppid() != server_pid:  # it died before the request was made
+    if os.getppid() != server_pid:  # the server died before `die_with_parent` took effect
         return 1
     for name in request["drop"]:  # type: ignore[attr-defined]
         os.environ.pop(name, None)
@@ -170,7 +176,7 @@ def _become(request: Mapping[str, object], descriptors: Sequence[int], server_pi
     if torch := sys.modules.get("torch"):
         torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", 1)))
     if drawn := sys.modules.get("numpy.random"):
-        drawn.seed()  # `random` sees to that by itself
+        drawn.seed()  # the module `random` reseeds itself after a fork
     sys.argv = ["mrl", *request["words"]]  # type: ignore[misc]
     try:
         runpy.run_module("mrl", run_name="__main__", alter_sys=True)
@@ -221,7 +227,7 @@ def _main(modules: Sequence[str]) -> None:
         for name in modules:
             importlib.import_module(name)
     gc.collect()
-    gc.freeze()  # nobody looks through these objects, so their pages stay shared
+    gc.freeze()  # garbage collection skips these objects, so their pages stay shared
     end.send(READY)
     _serve(end)
 

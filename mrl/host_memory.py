@@ -1,7 +1,7 @@
-"""Memory of this host, as far as this process may have it: a container or a job of SLURM may have less than all of it.
+"""Memory of this host that this process may use: a container or a SLURM job may have less than the whole.
 
-The limit of a control group is told by files of the kernel (cgroups v2 and v1). Nothing announces that it is reached:
-who writes to one page more is killed.
+Files of the kernel tell the limit of a control group (cgroups v2 and v1). Nothing announces that the limit is reached:
+the process that writes to one page more is killed.
 """
 
 from collections.abc import Iterator
@@ -12,16 +12,16 @@ import psutil
 OF_PROCESS, GROUPS = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")
 V2 = ("memory.max", "memory.current", ("inactive_file", "active_file"))
 V1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", ("total_inactive_file", "total_active_file"))
-"""Files with the limit and the use of a group, and what of that the kernel gives back when it is wanted."""
+"""(file with a group's limit, file with its use, keys of memory.stat for the use that the kernel can reclaim)."""
 
 
 def host_memory_bytes() -> int:
-    """All that there is."""
+    """Bytes of memory on the host, or the lowest limit of this process's control groups if that is less."""
     return min([psutil.virtual_memory().total, *(limit for limit, _ in _limits())])
 
 
 def free_memory_bytes() -> int:
-    """What can be written to at once, swap included."""
+    """Bytes that this process can still write to, swap included."""
     free = min([psutil.virtual_memory().available, *(max(0, limit - used) for limit, used in _limits())])
     return free + psutil.swap_memory().free
 
@@ -37,12 +37,12 @@ def _limits() -> Iterator[tuple[int, int]]:
         if controllers and "memory" not in controllers.split(","):
             continue
         root = GROUPS / "memory" if controllers else GROUPS
-        # In a container the path may be that of the host, where only its end, or nothing of it, is to be seen.
+        # In a container `path` may be the host's, of which the container sees only the end or nothing.
         folder = root / path.lstrip("/")
         for group in (folder, *(parent for parent in folder.parents if parent.is_relative_to(root))):
             try:
                 yield _limit(group, *(V1 if controllers else V2))
-            except (OSError, ValueError):  # it is not there, or has no limit
+            except (OSError, ValueError):  # the group's files are not there, or it has no limit
                 continue
 
 

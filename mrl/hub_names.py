@@ -1,4 +1,4 @@
-"""What has a name on the Hugging Face hub: models and data sets by their ids, and where the hub's cache holds them."""
+"""Names of models and data sets on the Hugging Face hub, and the folders of the hub's cache that hold them."""
 
 import re
 import shlex
@@ -13,7 +13,7 @@ MAIN = "main"
 
 @dataclass(frozen=True, slots=True)
 class Name:
-    """A repository on the hub: its id, and the branch, tag or commit that was asked for ("" is the main branch)."""
+    """A repository on the hub: its id and kind, and the wanted branch, tag or commit ("" is the main branch)."""
 
     id: str
     revision: str = ""
@@ -24,40 +24,43 @@ class Name:
 
     @property
     def commit(self) -> str:
-        """The commit that it is pinned to, or ""."""
+        """Commit that the name is pinned to; "" when its revision is a branch or tag."""
         return self.revision if COMMIT.fullmatch(self.revision) else ""
 
     @property
     def what(self) -> str:
-        """Its kind, in words."""
+        """Kind of the repository, in words for messages."""
         return "model" if self.kind == "model" else "data set"
 
     def at(self, commit: str) -> "Name":
-        """The same at this commit."""
+        """Return the same name, pinned to this commit."""
         return replace(self, revision=commit)
 
 
 @dataclass(frozen=True, slots=True)
 class AskedBy:
-    """Who asks for it: the key of the configuration that names it, and the command that gets it."""
+    """Origin of a wanted name: the key of the configuration that names it, and the command that fetches it."""
 
     key: str
     fetch: str
 
 
 def parse_name(text: str, revision: str = "") -> Name | None:
-    """The model that `ID` or `ID@REVISION` names; None for what has no form of an id, such as a path."""
+    """Return the model that `ID` or `ID@REVISION` names; None for a text that is no id, such as a path."""
     found, at, own = text.partition("@")
     return Name(found, own if at else revision) if ID.fullmatch(found) else None
 
 
 def not_here(name: Name) -> str:
-    """What is wrong with a name that may be meant for something on this machine, or for something on the hub."""
+    """Return the message for a name that is neither a folder on this machine nor in this machine's copy of the hub."""
     return f"no such folder here, and the {name.what} {name} of the hub is not on this machine"
 
 
 def download(source: str, folder: Path, *files: str) -> str:
-    """The command that gets what a `source`, ID or ID@REVISION, names: all of it, or what there is of these files."""
+    """Return the shell command that downloads `source` (ID or ID@REVISION) into `folder`.
+
+    The command takes the whole repository, or only those of `files` that exist in it.
+    """
     name = parse_name(source)
     words = ["hf", "download", name.id if name else source or "NAME"]
     words += ["--revision", name.revision] if name and name.revision else []
@@ -67,17 +70,17 @@ def download(source: str, folder: Path, *files: str) -> str:
 
 
 def snapshot(name: Name) -> Path:
-    """The folder in the hub's cache that holds, or will hold, a repository at its commit."""
+    """Folder of the hub's cache that holds, or will hold, a repository at its commit."""
     return _held(name) / "snapshots" / name.commit
 
 
 def listing_file(name: Name) -> Path:
-    """The file beside the snapshots in which `mrl fetch` notes what files a data set has at its commit."""
+    """File beside the snapshots in which `mrl fetch` lists the files of a data set at its commit."""
     return _held(name) / "mrl" / f"{name.commit}.json"
 
 
 def last_commit(name: Name) -> str:
-    """The commit that its revision was when it was last fetched to this machine; "" when it never was."""
+    """Commit that the name's revision meant when last fetched to this machine; "" when it was never fetched."""
     if name.commit:
         return name.commit
     try:

@@ -1,8 +1,9 @@
-"""A process that dies with its supervisor, however the supervisor ends.
+"""Bind a process to the life of its supervisor: it dies with the supervisor, however the supervisor ends.
 
-Runs as a script, `python -I -S parent_death.py SUPERVISOR_PID COMMAND...`, between the supervisor and a role: it asks
-the kernel for SIGKILL at the parent's death and becomes the role. This replaces a `preexec_fn`, which is unsafe in a
-process with threads. The request survives exec but not fork, so torchrun's ranks call `die_with_supervisor` themselves.
+The module runs as a script, `python -I -S parent_death.py SUPERVISOR_PID COMMAND...`, between the supervisor and a
+role: it asks the kernel for SIGKILL at the parent's death, then becomes the role by exec. This replaces a `preexec_fn`,
+which is unsafe in a process with threads. The request survives exec but not fork, so torchrun's ranks call
+`die_with_supervisor` themselves.
 """
 
 import ctypes
@@ -12,7 +13,7 @@ import sys
 
 SUPERVISOR_PID = "MRL_SUPERVISOR_PID"
 CORES = "MRL_CORES"
-"""Cores that a process may run on, "0,1": set before it becomes the role, so that every thread of it is bound."""
+"""Environment variable with the cores that a role may run on, as "0,1"; applied before the role starts any thread."""
 _PR_SET_PDEATHSIG = 1
 
 
@@ -23,9 +24,9 @@ def die_with_parent() -> None:
 
 
 def die_with_supervisor() -> None:
-    """`die_with_parent` in a process that a supervisor started, directly or through torchrun; else nothing.
+    """Call `die_with_parent` if a supervisor started this process, directly or through torchrun; else do nothing.
 
-    Ends the process at once when the supervisor is gone already. Called first thing by every role command.
+    Ends the process at once when the supervisor has ended already. Every role command calls this first.
     """
     supervisor = os.environ.get(SUPERVISOR_PID, "")
     if not supervisor.isdigit():
@@ -40,14 +41,14 @@ def die_with_supervisor() -> None:
 
 
 def command(supervisor_pid: int, argv: tuple[str, ...]) -> list[str]:
-    """The command line that runs `argv` bound to the life of `supervisor_pid`."""
+    """Return the command line that runs `argv` bound to the life of the process `supervisor_pid`."""
     return [sys.executable, "-I", "-S", os.path.abspath(__file__), str(supervisor_pid), *argv]
 
 
 def bind(cores: set[int]) -> None:
-    """Bind this process to these cores; ends it with a line when it may not run on one of them."""
+    """Bind this process to these cores; end it with an error message when it may not run on one of them."""
     lacking = sorted(cores - os.sched_getaffinity(0))
-    if lacking:  # the kernel would take the others, or name none
+    if lacking:  # the kernel would silently bind to the rest, or its error would name no core
         sys.stderr.write(f"mrl: error: this host has no core {lacking[0]} for processes of this run\n")
         os._exit(2)
     os.sched_setaffinity(0, cores)
@@ -55,7 +56,7 @@ def bind(cores: set[int]) -> None:
 
 def _main(supervisor_pid: int, argv: list[str]) -> None:
     die_with_parent()
-    if os.getppid() != supervisor_pid:  # it died before the request was made
+    if os.getppid() != supervisor_pid:  # the supervisor died before `die_with_parent` took effect
         os._exit(1)
     try:
         if os.environ.get(CORES):

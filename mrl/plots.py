@@ -1,4 +1,4 @@
-"""How pictures of matplotlib look: quiet axes, fixed margins, no global state; needs the extra `plots`."""
+"""Look of pictures made with matplotlib: quiet axes, fixed margins, no global state. Needs the extra `plots`."""
 
 import io
 from collections.abc import Iterator
@@ -35,7 +35,7 @@ SETTINGS: dict[Any, dict[str, Any]] = {
 
 @contextmanager
 def quiet_style() -> Iterator[None]:
-    """Pictures drawn inside look alike, whatever the person's own matplotlib settings are."""
+    """Draw the block's pictures with SETTINGS, whatever the user's own matplotlib settings are."""
     with matplotlib.rc_context():
         matplotlib.rcdefaults()
         for group, settings in SETTINGS.items():
@@ -46,14 +46,14 @@ def quiet_style() -> Iterator[None]:
 def sheet(
     width: float, height: float, *, left: float = 0.75, right: float = 0.15, top: float = 0.45, bottom: float = 0.6
 ) -> Figure:
-    """An empty figure; size and margins in inches. Fixed margins halve the time that automatic layout would take."""
+    """Return an empty figure; size and margins in inches. Fixed margins take half the time of automatic layout."""
     figure = Figure(figsize=(width, height))
     figure.subplots_adjust(left=left / width, right=1 - right / width, bottom=bottom / height, top=1 - top / height)
     return figure
 
 
 def png(figure: Figure) -> bytes:
-    """The picture as PNG; the same figure gives the same bytes."""
+    """Return the figure as PNG; the same figure gives the same bytes."""
     target = io.BytesIO()
     figure.savefig(target, format="png", dpi=DPI, metadata={"Software": None})
     return target.getvalue()

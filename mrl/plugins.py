@@ -1,10 +1,10 @@
-"""Plug-ins: regimes, task sources, verifiers and trackers that are no part of mrl, found by what a configuration names.
+"""Plug-ins: regimes, task sources, verifiers and trackers outside mrl, found by the name in a configuration.
 
-    "module:name"   an object in a module: of the folder `run.modules`, of PYTHONPATH, or installed
+    "module:name"   an object in a module, which lies in the folder `run.modules` or on PYTHONPATH, or is installed
     "name"          an entry point of an installed distribution, in the group of its kind
 
-Every process looks up by itself, from the same name in the same configuration. Nothing else is imported: entry points
-are read as metadata, and only the module of the named one is loaded. What is part of mrl is never looked for here.
+Every process looks a plug-in up by itself, from the same name in the same configuration. Entry points are read as
+metadata, and only the module of the named plug-in is imported. The parts of mrl itself are never looked for here.
 """
 
 import difflib
@@ -22,15 +22,15 @@ from typing import Any, NamedTuple
 from mrl.errors import PluginError
 
 MODULES = "MRL_MODULES"
-"""Environment variable that hands `run.modules` on to the processes of verifiers and trackers."""
+"""Environment variable that passes `run.modules` to the processes of verifiers and trackers."""
 
 
 class PluginKind(NamedTuple):
-    """What a plug-in can be."""
+    """A kind of plug-in: regime, task source, verifier or tracker."""
 
     word: str
     group: str
-    """Of its entry points."""
+    """Group of the kind's entry points."""
 
 
 REGIME = PluginKind("regime", "mrl.regimes")
@@ -40,19 +40,19 @@ TRACKER = PluginKind("tracker", "mrl.trackers")
 
 
 class Plugin(NamedTuple):
-    """A plug-in that was found, and not loaded yet."""
+    """A plug-in that was found and is not loaded yet."""
 
     kind: PluginKind
     name: str
-    """As the configuration has it."""
+    """Name in the configuration."""
     target: str
-    """ "module:name"."""
+    """Place of the object, as "module:name"."""
     distribution: str = ""
-    """Name and version of the distribution whose entry point it is; empty for "module:name"."""
+    """Name and version of the distribution with the plug-in's entry point; "" when `name` is "module:name"."""
 
     @property
     def described(self) -> str:
-        """Kind, name, module, and the distribution and version where it is of one; imports nothing."""
+        """Kind, name and target, and the distribution with its version or else the file; imports nothing."""
         module = self.target.partition(":")[0]
         origin = self.distribution or _distribution_of(module) or f"file {_file_of(module)}"
         target = "" if self.target == self.name else f" {self.target},"
@@ -60,12 +60,12 @@ class Plugin(NamedTuple):
 
 
 def short_name(name: str) -> str:
-    """The name of a regime or tracker in keys and in names of files: of "module:name" what follows the colon."""
+    """Name of a regime or tracker in keys and file names: the part after the colon of "module:name", or all of it."""
     return name.rpartition(":")[2]
 
 
 def use_modules(folder: str) -> None:
-    """Let this process, and those that it starts, find modules in the folder `run.modules`; empty: in none.
+    """Let this process, and those that it starts, find modules in `folder` (`run.modules`); "" for no folder.
 
     The folder comes last, so that no file in it takes the place of an installed module.
     """
@@ -77,14 +77,14 @@ def use_modules(folder: str) -> None:
 
 
 def see_modules() -> None:
-    """The same in a process that has it from the environment."""
+    """Let this process find modules in the folder that its environment names in MRL_MODULES."""
     _see(os.environ.get(MODULES, ""))
 
 
 def find_plugin(kind: PluginKind, name: str, built_in: Iterable[str], *, where: str) -> Plugin:
-    """The plug-in that `name` means, as far as metadata tell. `where`: file and key.
+    """Find the plug-in that `name` means, from metadata alone. `where` is the place for messages: file and key.
 
-    Raises PluginError where no entry point has the name, where two have it, or where "module:name" ends like a
+    Raises PluginError where no entry point has the name, where two have it, or where the name in "module:name" is a
     built-in name.
     """
     built_in = list(built_in)
@@ -131,10 +131,10 @@ def check_shadow(kind: PluginKind, name: str, *, where: str) -> None:
 
 
 def load_plugin(plugin: Plugin, fault_of: Callable[[Any], str], *, where: str) -> Any:
-    """The object of a plug-in; its module is imported. `fault_of` says what is wrong with an object, or "".
+    """Import a plug-in's module and return its object. `fault_of` returns the fault of an object, or "".
 
-    Raises PluginError: no such module, an exception while it is imported, no such name in it, or an object that is no
-    plug-in of its kind.
+    Raises PluginError where there is no such module, where its import raises an exception, where the module has no such
+    name, or where the object is no plug-in of its kind.
     """
     module_name, _, name = plugin.target.partition(":")
     try:
@@ -151,7 +151,7 @@ def load_plugin(plugin: Plugin, fault_of: Callable[[Any], str], *, where: str) -
             wanted=f"a module that is installed, on PYTHONPATH or in {folder}",
             cure=_near_module(module_name),
         ) from None
-    except (Exception, SystemExit) as error:  # noqa: BLE001 - somebody else's module may raise anything; it is said
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - a user's module may raise anything; the message tells it
         raise _broken(plugin, error, where) from None
     found: Any = module
     for part in name.split("."):
@@ -167,7 +167,7 @@ def load_plugin(plugin: Plugin, fault_of: Callable[[Any], str], *, where: str) -
 
 
 def missing_names(found: object, names: Iterable[str]) -> str:
-    """What an object lacks of the names of its contract, in words; empty where it has them all."""
+    """Return the attributes of `names` that an object lacks, in words; "" where it has them all."""
     lacking = [name for name in names if not hasattr(found, name)]
     return f"also {', '.join(lacking)}" if lacking else ""
 
@@ -182,13 +182,13 @@ def _named(point: importlib.metadata.EntryPoint) -> str:
 
 
 def _distribution_of(module: str) -> str:
-    """Name and version of the distribution that installed a module; empty for a file of one's own."""
+    """Return name and version of the distribution that installed a module; "" for a user's own file."""
     owners = importlib.metadata.packages_distributions().get(module.partition(".")[0], ())
     return ", ".join(f"{owner} {importlib.metadata.version(owner)}" for owner in dict.fromkeys(owners))
 
 
 def _file_of(module: str) -> str:
-    """Of a module that is imported or, where it is in no package, could be; without importing it."""
+    """Return the file of a module without importing it; the module is imported already, or is in no package."""
     file = getattr(sys.modules.get(module), "__file__", "")
     if not file and "." not in module:
         see_modules()

@@ -1,4 +1,4 @@
-"""What every process of mrl does first: descriptors up to its limit, and compiled code where nobody else writes."""
+"""Settings at the start of every process of mrl: its limit of open files, and a private cache of compiled code."""
 
 import gc
 import os
@@ -8,14 +8,17 @@ from contextlib import contextmanager
 from pathlib import Path
 
 MOST_DESCRIPTORS = 65_536
-"""Beyond that nothing of mrl has use for them, and programs that look at each possible one become slow."""
+"""Limit of open file descriptors. mrl needs no more, and programs that loop over every possible descriptor get slow."""
 COMPILED = "TORCHINDUCTOR_CACHE_DIR"
-"""Where torch keeps the code that it compiles, and runs what it finds. Left to itself it takes a folder in the host's
-temporary one, whose name every user can foresee, and be the first to make."""
+"""Environment variable with the folder in which torch keeps compiled code, and runs the code that it finds. By default
+torch takes a folder in the host's temporary one. Another user can foresee that name and make the folder first."""
 
 
 def prepare() -> None:
-    """Set both for this process, and for all that it starts; who has said where compiled code lies keeps that."""
+    """Set the limit of open files and the folder of compiled code, for this process and for those that it starts.
+
+    A folder of compiled code that the environment already names stays.
+    """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = MOST_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, MOST_DESCRIPTORS)
     if soft != resource.RLIM_INFINITY and soft < wanted:
@@ -26,7 +29,7 @@ def prepare() -> None:
 
 @contextmanager
 def importing() -> Iterator[None]:
-    """Nobody looks for garbage meanwhile: what is imported stays, and to look through it takes a fifth of the time."""
+    """Switch garbage collection off during imports: imported objects stay, and collecting takes a fifth of the time."""
     was_on = gc.isenabled()
     gc.disable()
     try:

@@ -1,12 +1,11 @@
-"""mrl from Python: configurations, runs in processes of their own, and what runs left in their folders.
+"""mrl from Python: configurations, runs in processes of their own, and the folders of runs.
 
     config = mrl.load("quickstart", {"run.steps": 20})
     run = mrl.train(config, on_step=print)
     table = pandas.DataFrame(run.metrics(policy="qwen"))
     run.policies["qwen"].export("qwen-trained")
 
-A run is that of `mrl train`, with the same processes and the same folder. It is a child of this program and ends with
-it.
+A run has the same processes and the same folder as with `mrl train`. It is a child of this program and ends with it.
 """
 
 import os
@@ -34,43 +33,43 @@ from mrl.parent_death import command
 __all__ = ["Policy", "Run", "Step", "load", "open", "train"]
 
 CONFIGURATION, OVERRIDES = "configuration", "overrides"
-"""What messages call one that lies in no file, and what is laid over it."""
+"""Names in messages: of a configuration that lies in no file, and of the keys that replace its own."""
 ERROR = "mrl: error: "
-"""Opens a line that says why a command failed."""
+"""Beginning of a line that says why a command failed."""
 LOSS = "loss/total"
-"""Is among the metrics of every step, and of nothing else that a learner tells."""
+"""Metric that marks a line as a learner step: every step has it, and no other line of a learner."""
 POLL_S = 0.2
 END_S = 120.0
-"""Beyond `supervision.stop_s`, until a run that was asked to end is killed."""
+"""Seconds, on top of `supervision.stop_s`, until a run that was asked to end is killed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One learner step of one policy, as it was told when it was done."""
+    """One finished learner step of one policy."""
 
     policy: str
     step: int
     values: dict[str, float | None]
-    """Metric -> value; docs/reference/metrics.md lists them. None where it was no finite number."""
+    """Metric -> value, None where the value was not finite; docs/reference/metrics.md lists the metrics."""
 
 
 class Policy:
-    """One policy of a run that learns."""
+    """One learning policy of a run."""
 
     def __init__(self, run: "Run", name: str) -> None:
         self._run, self.name = run, name
 
     @property
     def steps(self) -> list[int]:
-        """Steps with a checkpoint, oldest first."""
+        """Learner steps with a checkpoint, oldest first."""
         from mrl.weights.checkpoint_store import CheckpointStore  # imports torch
 
         return CheckpointStore(RunFolder(self._run.path).checkpoints(self.name), self.name).steps()
 
     def export(self, to: str | Path | None = None, *, step: int | None = None) -> Path:
-        """Write a checkpoint, the newest by default, as a Hugging Face folder; returns its path.
+        """Write a step's checkpoint, by default the newest, as a Hugging Face folder; return its path.
 
-        Raises RunFolderError when there is no such step or the place is taken, CheckpointError when it is not sound.
+        Raises RunFolderError when there is no such step or `to` is taken, CheckpointError when it is not sound.
         """
         from mrl.cli.export import export
         from mrl.processes.preparation.hub_models import check_here, located
@@ -81,18 +80,18 @@ class Policy:
 
 
 class Run:
-    """A run that is over, or goes on, as its folder shows it; every call reads what is there now."""
+    """A run that is over or goes on, seen through its folder; every call reads the folder anew."""
 
     def __init__(self, path: Path) -> None:
-        """Raises RunFolderError where there is no run."""
+        """Raises RunFolderError where `path` holds no run."""
         self.config = read_run_config(path)
         self.path = path.resolve()
         self.policies = {name: Policy(self, name) for name in self.config.learning}
 
     def metrics(self, policy: str = "", *, role: str = "learner") -> list[dict[str, Any]]:
-        """One flat row per record of a kind of role, for example "learner", "worker" or "exchange"; "" takes all.
+        """Return one flat row per line of metrics.jsonl from a kind of role: "learner", "worker", ...; "" for all.
 
-        Columns are time_unix_s, role, policy, step, and the metrics. Steps that a resume voided are among them.
+        Columns are time_unix_s, role, policy, step, and the metrics. Steps that a resume voided are included.
         """
         return [
             {name: line[name] for name in ("time_unix_s", "role", "policy", "step")} | line["values"]
@@ -113,11 +112,11 @@ class Run:
         held_out: bool = False,
         find: str = "",
     ) -> Iterator[dict[str, Any]]:
-        """Answers that were trained on, newest step first; columns are in docs/samples.md.
+        """Return answers that were trained on, newest step first; docs/samples.md lists the columns.
 
-        With `held_out` those to held-out prompts, of which a run keeps some of every evaluation.
+        With `held_out`, return answers to held-out prompts instead; a run keeps some of every evaluation.
 
-        Raises RunFolderError where none are kept, or for a policy, task or step that is not there.
+        Raises RunFolderError where no answers are kept, and for an unknown policy, task or step.
         """
         from mrl.report.samples.wanted_answers import Wanted, select
 
@@ -126,20 +125,20 @@ class Run:
         return select(RunFolder(self.path), self.config, wanted)
 
     def report(self) -> Path:
-        """Write report.html into the run folder; returns its path."""
+        """Write report.html into the run folder; return its path."""
         from mrl.report.page import write_report
 
         return write_report(self.path)
 
     def __repr__(self) -> str:
-        """With the path."""
+        """Expression that opens the run again."""
         return f"mrl.open({str(self.path)!r})"
 
 
 def load(source: str | Path | Mapping[str, Any], overrides: Mapping[str, Any] | None = None) -> RunConfig:
-    """The validated configuration of a TOML file, of a shipped one ("quickstart"), or of tables as a file has them.
+    """Return the validated configuration of a TOML file, a shipped file ("quickstart"), or a dict with a file's tables.
 
-    `overrides` are laid over it, as {"run.steps": 20}. Raises ConfigError, as `mrl check` would say it.
+    `overrides` replace keys, as {"run.steps": 20}. Raises ConfigError with the message of `mrl check`.
     """
     pairs = [(tuple(key.split(".")), value) for key, value in (overrides or {}).items()]
     where = CONFIGURATION if isinstance(source, Mapping) else str(config_file(str(source)))
@@ -153,7 +152,7 @@ def load(source: str | Path | Mapping[str, Any], overrides: Mapping[str, Any] | 
 
 
 def open(path: str | Path) -> Run:
-    """The run in a folder. Raises RunFolderError where there is none."""
+    """Return the run in a folder. Raises RunFolderError where the folder holds none."""
     return Run(Path(path))
 
 
@@ -167,9 +166,9 @@ def train(
 ) -> Run:
     """Train to the end, as `mrl train` does, and return the run.
 
-    `on_step` is called with every learner step, `on_line` with every line that the command prints. An exception of
-    either, as KeyboardInterrupt, ends the run first. Raises UserError for what the user can cure, RoleFailed when the
-    run cannot go on.
+    `on_step` is called with every learner step, `on_line` with every line that the command prints. An exception in
+    either, or KeyboardInterrupt, ends the run before it propagates. Raises UserError for what the user can cure,
+    RoleFailed when the run cannot go on.
     """
     flags = ["--clean"] * clean + ["--resume"] * resume
     folder = run_folder_of(config)
@@ -200,10 +199,10 @@ def _tell(
 
 
 class _Child:
-    """A command whose output, both streams in one, is read by a thread; ended within a bound when its block ends."""
+    """A running command whose stdout and stderr a thread reads as one stream; ended in bounded time with its block."""
 
     def __init__(self, argv: list[str], config: str, bound_s: float) -> None:
-        """`config` is the name of a file that its user knows nothing of."""
+        """`config`: path of a temporary file, which the lines are not to show. `bound_s`: seconds until a kill."""
         self._config, self._bound_s = config, bound_s
         self._process = subprocess.Popen(
             argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
@@ -217,7 +216,7 @@ class _Child:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Asked first, as Ctrl-C does, so that its processes end in their order."""
+        """Interrupt the command as Ctrl-C does, so that its processes end in order; kill it after the bound."""
         if self._process.poll() is None:
             self._process.send_signal(signal.SIGINT)
             try:
@@ -228,7 +227,7 @@ class _Child:
         self._reader.join(POLL_S)
 
     def is_running(self, wait_s: float) -> bool:
-        """Whether it goes on after so many seconds."""
+        """Wait `wait_s` for the command to end; return whether it still runs."""
         try:
             self._process.wait(wait_s)
         except subprocess.TimeoutExpired:
@@ -237,13 +236,13 @@ class _Child:
         return False
 
     def lines(self) -> list[str]:
-        """What it printed since the last call."""
+        """Return the lines printed since the last call."""
         with self._lock:
             lines, self._lines = self._lines, []
         return lines
 
     def check(self) -> None:
-        """Raises UserError or RoleFailed when it failed, with its own words."""
+        """Raises UserError or RoleFailed, with the command's own message, when the command failed."""
         code, why = self._process.returncode, "; ".join(self._errors)
         if code == 2:
             raise UserError(why or "mrl train ended with exit code 2")
@@ -262,17 +261,17 @@ class _Child:
 
 
 class _NewSteps:
-    """Learner steps as they are appended to a metrics file."""
+    """Reader of the learner steps that are appended to a metrics file."""
 
     def __init__(self, path: Path, *, from_end: bool) -> None:
-        """`from_end` leaves out what is there; else what is there belongs to a run that is about to be cleared."""
+        """`from_end`: skip the lines already there (resume). Else they belong to a run about to be cleared."""
         self._path = path
         known = path.stat() if path.exists() else None
         self._offset = known.st_size if known and from_end else 0
         self._cleared = _identity(known) if known and not from_end else None
 
     def read(self) -> list[Step]:
-        """The new ones, in order."""
+        """Return the steps appended since the last call, in order."""
         try:
             with self._path.open("rb") as file:
                 now = os.fstat(file.fileno())
@@ -293,12 +292,12 @@ class _NewSteps:
 
 
 def _identity(stat: os.stat_result) -> tuple[int, int, int]:
-    """Of a file that nobody writes; the number of its inode alone may be given out again."""
+    """Return (inode, size, mtime) of a file that no process writes; the inode number alone may be reused."""
     return stat.st_ino, stat.st_size, stat.st_mtime_ns
 
 
 def _without_none(value: Any) -> Any:
-    """Tables as TOML can hold them: a key without a value is left out."""
+    """Return tables as TOML can hold them: without keys whose value is None."""
     if isinstance(value, dict):
         return {key: _without_none(item) for key, item in value.items() if item is not None}
     if isinstance(value, list):

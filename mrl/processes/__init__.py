@@ -1,7 +1,8 @@
-"""Processes of a run: one file each, which opens with what it owns, speaks, waits for, and what happens if it dies.
+"""Processes of a run, one module each. Every such module opens with what its process owns, speaks and waits for.
 
-The processes are `supervisor` (of the first host) and `join` (of another one), `learner`, `worker`, `exchange` and
-`allocator`. `engines` builds the engine that a policy's table names, `trackers` feeds what gets the metrics besides
-the run's own files. `wiring` holds what every process does at its outer edge: signals, logs, telemetry, exit codes.
-`planning` decides which processes there are, and where; `preparation` is what is done before they start.
+The processes are `supervisor` (on the first host), `join` (the supervisor of every other host), `learner`, `worker`,
+`exchange`, `allocator` and `gateway`. `engines` builds the engine that a policy's table names; `trackers` feeds metrics
+to trackers such as TensorBoard. `wiring` holds the outer edge that all processes share: signals, logs, telemetry, exit
+codes. `planning` decides which processes there are, and where; `preparation` holds checks and downloads before a run;
+`evaluation` measures policies outside of a run and serves old checkpoints.
 """

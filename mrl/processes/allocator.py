@@ -1,4 +1,4 @@
-"""The allocator: how many requests each policy may run at once.
+"""The allocator: decides how many requests each policy may run at once.
 
 Owns: the rollout slots, their leases and shares.
 Speaks: lease grants to workers, acknowledgements to learners, decisions as metrics.
@@ -71,7 +71,7 @@ def _serve(config: RunConfig, folder: RunFolder, closing: ExitStack) -> int:
 
 
 def slot_settings(config: RunConfig) -> SlotSettings:
-    """The numbers of the slot allocator, as the configuration has them."""
+    """Return the slot allocator's settings from the configuration."""
     table = config.allocation
     return SlotSettings(
         table.slots,
@@ -85,7 +85,7 @@ def slot_settings(config: RunConfig) -> SlotSettings:
 
 
 def _listen(folder: RunFolder, host: str) -> ServerSocket:
-    """On the port of the allocator before, if it is still free, so that its clients need not look for it."""
+    """Listen on the port of the previous allocator, if it is free, so that clients need not look for a new one."""
     bind = partial(ServerSocket, load_keys(folder.keys), admits=_admits, host=host, ipc_path=socket_file(ROLE))
     try:
         server = bind(port=port_of(read_endpoint(folder.endpoints, ROLE)))
@@ -114,7 +114,7 @@ def _answer(server: ServerSocket, core: SlotCore) -> None:
 
 
 def report(telemetry: Telemetry, decisions: list[SlotShare], record: DecisionRecord, bound: float) -> None:
-    """Say what every policy has now; their step is the number of reports of their learner."""
+    """Send every policy's share as metrics; their step is the number of reports from the policy's learner."""
     for decision in decisions:
         if decision.moved_slots:
             log.info(

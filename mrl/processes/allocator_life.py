@@ -1,8 +1,8 @@
-"""The file `allocator.json`: an allocator hands on its number and the measured times of switches to its successor.
+"""The file `allocator.json`, through which an allocator passes its number and measured switch times to its successor.
 
-The epochs that an allocator grants follow from its number. With a smaller number epochs would be used again, and a unit
-could get two owners. So the file names the run that it belongs to, by the public key of the run's servers: no other run
-has this key, and it lasts as long as the run.
+The epochs of an allocator's leases follow from its number. With a smaller number epochs would be used again, and a unit
+could get two owners. So the file names its run, by the public key of the run's servers: no other run has this key, and
+the key lasts as long as the run.
 """
 
 from collections.abc import Mapping
@@ -27,13 +27,13 @@ log = structlog.get_logger()
 class _Kept(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     life: Annotated[int, msgspec.Meta(ge=1, le=MAX_LIFE)]
     run_key: str = ""
-    """Empty in a file of an mrl that did not write it."""
+    """Public key of the run's servers; "" in a file of an earlier version of mrl, which did not write the key."""
     switch_s: dict[str, Annotated[float, msgspec.Meta(ge=0)]] = {}
     """Per policy, seconds from a grant to the first request of its engine."""
 
 
 class AllocatorLife:
-    """One allocator of a run."""
+    """One allocator of a run: its number and the measured switch times, kept in `allocator.json`."""
 
     def __init__(self, path: Path, kept: _Kept) -> None:
         self._path, self._kept = path, kept
@@ -45,11 +45,11 @@ class AllocatorLife:
 
     @property
     def switch_s(self) -> Mapping[str, float]:
-        """Per policy, seconds of a switch to it, as measured so far."""
+        """Policy -> seconds of a switch of a unit to it, as measured so far."""
         return self._kept.switch_s
 
     def keep(self, switch_s: Mapping[str, float]) -> None:
-        """Write new measurements. A successor measures again what could not be written."""
+        """Write new measurements. After a failed write a successor measures again."""
         if switch_s == self._kept.switch_s:
             return
         self._kept = msgspec.structs.replace(self._kept, switch_s=dict(switch_s))
@@ -60,10 +60,10 @@ class AllocatorLife:
 
 
 def begin_life(path: Path, run_key: str) -> AllocatorLife:
-    """A new allocator of the run with this key, also after a crash.
+    """Return a new allocator of the run with this key, numbered after every earlier one, also after a crash.
 
     A file that names no run is taken for this run's. Raises RunFolderError when the file is damaged, names another run,
-    or cannot be read or written; it stays as it is.
+    or cannot be read or written; the file stays as it is.
     """
     before = _read(path)
     if before is not None and before.run_key not in ("", run_key):

@@ -1,4 +1,4 @@
-"""One child process: started, watched, signalled, and its log read. Used by the supervisor alone."""
+"""One child process: its start, its signals, its end and its log. Only supervisors use this module."""
 
 import errno
 import json
@@ -27,50 +27,50 @@ from mrl.processes.planning.torchrun import LIFE, LOCAL
 from mrl.processes.planning.unit_workers import UNIT
 
 CAN_FORK = hasattr(os, "pidfd_open")
-"""Linux alone tells of the end of a process that is another's child."""
+"""Whether the kernel (Linux) can tell of the end of a process that is another process's child."""
 FORKED = {"learner": "mrl.processes.learner", "worker": "mrl.processes.worker"}
-"""Roles that import torch -> what they import."""
+"""Role that imports torch -> its module."""
 MRL = (sys.executable, "-m", "mrl")
-"""What begins the command line of a process that may be a fork; torchrun starts interpreters of its own."""
+"""Beginning of the command line of a process that may be a fork; torchrun starts interpreters of its own."""
 MAX_READ_BYTES = 1024 * 1024
 TAIL_LINES = 60
 
 
 class Child:
-    """A process of the plan in all its lives; its log is one file per attempt.
+    """A process of the plan through all its lives; its log is one file per attempt of the run.
 
-    It leads a session and process group of its own, writes its log without a pipe (a slow supervisor never blocks it),
-    and is killed by the kernel when the supervisor dies.
+    The process leads a session and process group of its own. It writes its log without a pipe, so that a slow
+    supervisor never blocks it. The kernel kills it when the supervisor dies.
     """
 
     def __init__(self, spec: ProcessSpec, log: Path, *, life: str = "") -> None:
-        """`life` begins the name of every life; two supervisors of one attempt differ in it."""
+        """`life` begins the name of every life; it differs between two supervisors of one attempt."""
         self.spec, self.log = spec, log
         self.started_s = 0.0
         self.born_s = 0.0
-        """When this life began, whatever is forgiven later."""
+        """Monotonic time at which this life began; unlike `started_s`, it is never moved forward."""
         self.beat_s: float | None = None
-        """When its last heartbeat arrived; None before the first of this life."""
+        """Monotonic time of the last heartbeat; None before the first of this life."""
         self.tail: deque[str] = deque(maxlen=TAIL_LINES)
-        """Last lines of this life."""
+        """Last log lines of this life."""
         self.told_to_end: signal.Signals | None = None
-        """The signal by which the end of the run was announced to it."""
+        """Signal by which the process was told that the run ends."""
         self.line: socket.socket | None = None
-        """This side of the line to it, where it has one."""
+        """This side of the socket to a worker on a unit (`sleep_line`); None for other processes."""
         self._life = life or log.parent.name
         self._process: subprocess.Popen[bytes] | ForkedProcess | None = None
         self._num_lives = 0
         self._earlier_account: tuple[int, int] | None = None
-        self._read_bytes = log.stat().st_size if log.exists() else 0  # written under another supervisor
+        self._read_bytes = log.stat().st_size if log.exists() else 0  # skips what was written under another supervisor
         self._torn = b""
 
     @property
     def alive(self) -> bool:
-        """Whether it was started and has not been found ended."""
+        """Whether the process was started and `poll` has not found it ended."""
         return self._process is not None
 
     def start(self, around: Mapping[str, str], *, now_s: float, crash: Path, forks: ForkServer | None = None) -> None:
-        """Start it, as one of `forks` where it may be one; accounts of its crashes will lie in `crash`.
+        """Start the process, as a fork of `forks` where possible. `crash` is the folder for accounts of its crashes.
 
         Raises OSError when the log cannot be written or no process can be made.
         """
@@ -105,10 +105,10 @@ class Child:
             yield its_end
 
     def poll(self) -> int | None:
-        """Its exit code if it has just been found ended, else None. What was left of its group is killed first."""
+        """Return the exit code of a process just found ended, else None; first kills the rest of its group."""
         if self._process is None:
             return None
-        # The zombie keeps its pid, and so its group id, until it is reaped: nothing else can be hit here.
+        # The zombie keeps its pid, and so its group id, until it is reaped: the kill can hit no other process.
         if not _has_ended(self._process):
             return None
         self._signal_group(signal.SIGKILL)
@@ -120,7 +120,7 @@ class Child:
         return code
 
     def send(self, number: signal.Signals) -> None:
-        """Signal its group; SIGKILL goes to all its descendants too (torchrun's ranks lead sessions of their own)."""
+        """Signal the process group; SIGKILL also goes to all descendants (torchrun's ranks lead own sessions)."""
         if self._process is None:
             return
         descendants = _descendants(self._process.pid) if number == signal.SIGKILL else []
@@ -137,11 +137,11 @@ class Child:
             return
         for pid in (self._process.pid, *(process.pid for process in _descendants(self._process.pid))):
             with suppress(ProcessLookupError):
-                if _catches(pid, signal.SIGUSR1):  # others, such as torchrun, would end by it
+                if _catches(pid, signal.SIGUSR1):  # the signal would end other processes, such as torchrun
                     os.kill(pid, signal.SIGUSR1)
 
     def new_lines(self) -> list[str]:
-        """Whole lines written since the last call, at most a MiB; they also go to `tail`."""
+        """Return whole log lines written since the last call, at most a MiB; they also go to `tail`."""
         try:
             with self.log.open("rb") as file:
                 file.seek(self._read_bytes)
@@ -156,9 +156,10 @@ class Child:
         return lines
 
     def account(self, code: int, *, free_bytes: int) -> tuple[int, str]:
-        """Exit code and reason of the life that has just ended, as its log tells them.
+        """Return exit code and reason of the life that has just ended, as its log tells them.
 
-        A log on a disk without a free byte tells nothing, and another life would end alike: that is a user error.
+        With no free byte on the log's disk (`free_bytes`) a failure is a user error: the log may be incomplete, and
+        another life would end alike.
         """
         lines = [*self.tail, self._torn.decode(errors="replace")]
         if self.spec.role == "learner":
@@ -169,7 +170,7 @@ class Child:
         return code, reason
 
     def write_crash(self, folder: Path, code: int, reason: str, now_unix_s: float) -> None:
-        """Leave crash/<name>.json, unless this life of the process left a better one itself."""
+        """Write crash/<name>.json, unless this life of the process wrote a better one itself."""
         path = self._account_in(folder)
         if _mark(path) not in (None, self._earlier_account):
             return
@@ -184,19 +185,19 @@ class Child:
         assert self._process is not None
         try:
             os.killpg(self._process.pid, number)
-        except (ProcessLookupError, PermissionError):  # not yet its leader, or all of it gone
+        except (ProcessLookupError, PermissionError):  # the process does not lead its group yet, or the group is gone
             self._process.send_signal(number)
 
 
 def start_forks() -> ForkServer:
-    """A process of which ranks and workers on the CPU are forks. Raises OSError when none can be made."""
+    """Start the server whose forks are the ranks and workers on the CPU. Raises OSError when that is impossible."""
     return ForkServer(tuple(FORKED.values()), {**DEVICE_ORDER, **os.environ, **environment(1)})
 
 
 def is_forked(spec: ProcessSpec) -> bool:
-    """Whether a process may be a fork of one that has imported torch: a rank or a worker that is shown no GPU.
+    """Whether a process may be a fork of one that has imported torch: a rank or worker without a GPU.
 
-    Not on a unit, whose processes are found by the environment that they were started with.
+    Processes on a unit are never forks: they are found by the environment that they were started with.
     """
     is_mrl = spec.argv[: len(MRL)] == MRL
     return CAN_FORK and spec.role in FORKED and is_mrl and not {"CUDA_VISIBLE_DEVICES", UNIT} & spec.env.keys()
@@ -209,7 +210,7 @@ def _has_ended(process: "subprocess.Popen[bytes] | ForkedProcess") -> bool:
 
 
 def _mark(path: Path) -> tuple[int, int] | None:
-    """What differs between a file and one that is put in its place; None when there is none."""
+    """Return (inode, mtime in ns) of a file, which differ for a file put in its place; None when there is no file."""
     try:
         found = path.stat()
     except OSError:

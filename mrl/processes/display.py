@@ -1,6 +1,7 @@
-"""What the supervisor shows: a live view on a terminal, lines elsewhere.
+"""The supervisor's output: a live view on a terminal, lines elsewhere.
 
-A run goes on without anybody who looks: once its terminal is closed, or who read its output has left, it shows nothing.
+A run goes on without a reader: once its terminal is closed, or the program that read its output has ended, it shows
+nothing.
 """
 
 import errno
@@ -28,41 +29,41 @@ class LiveBoard(Protocol):
     """The part of `mrl.report.run_display.RunDisplay` that a display needs."""
 
     def apply(self, record: TelemetryRecord, now_s: float) -> None:
-        """Take in one record."""
+        """Update the board with one record."""
 
     def note(self, text: str, now_s: float) -> None:
-        """Show an event."""
+        """Add an event to the view."""
 
     def take_due(self) -> list[str]:
-        """Events that the records since the last call make."""
+        """Return the events that follow from the records since the last call."""
 
     def render(self, now_s: float | None = None) -> RenderableType:
-        """The live view."""
+        """Return the live view."""
 
     def render_ended(self) -> RenderableType:
-        """What stays on the terminal of the live view when the run has ended."""
+        """Return the view that stays on the terminal when the run has ended."""
 
     def step_line(self, record: TelemetryRecord) -> str | None:
-        """The line of one step, if the record is one."""
+        """Return the line of a learner step or an evaluation; None for any other record."""
 
     def heartbeat_line(self, now_s: float) -> str:
-        """The line about the whole pipeline."""
+        """Return a line about the state of the whole run."""
 
     def final_table(self) -> RenderableType:
-        """The table at the end."""
+        """Return the table printed at the end of a run."""
 
 
 class RunConsole(Console):
-    """A console that a run can lose."""
+    """A console that may be lost (terminal closed, pipe broken) without ending the run."""
 
     def say(self, text: str) -> None:
-        """Print one line as it is. Raises OSError as `show`."""
+        """Print one line as it is, without markup. Raises OSError as `show` does."""
         self.show(self.print, text, markup=False, highlight=False, soft_wrap=True)
 
     def show(self, tell: Callable[..., None], *words: RenderableType, **how: bool) -> None:
-        """`tell` with these words, by way of this console.
+        """Call `tell`, a method that prints on this console; losing the console is no error.
 
-        Raises OSError when a disk is full, which a person has to cure for the run's own files too.
+        Raises OSError when a disk is full: a person has to cure that, for the run's own files too.
         """
         try:
             tell(*words, **how)
@@ -72,12 +73,12 @@ class RunConsole(Console):
             self.on_broken_pipe()
 
     def on_broken_pipe(self) -> None:
-        """Say nothing from now on, where rich would end the process once who read it has left.
+        """Print nothing from now on. rich alone would end the process once its reader has left.
 
-        What others say there goes nowhere, on standard error too where that is the same.
+        Redirects the console's file to /dev/null for every writer, and stderr too where both are the same file.
         """
         self.quiet = True
-        with suppress(OSError):  # no file of the system's
+        with suppress(OSError):  # the console's file has no descriptor
             shown, nothing = self.file.fileno(), os.open(os.devnull, os.O_WRONLY)
             if os.path.sameopenfile(shown, STDERR):
                 os.dup2(nothing, STDERR)
@@ -87,7 +88,7 @@ class RunConsole(Console):
 
 
 class Display:
-    """Shows a board on `console`; a context manager that gives the terminal back however the run ends."""
+    """Shows a board on `console`; a context manager that restores the terminal however the run ends."""
 
     def __init__(self, board: LiveBoard, console: RunConsole) -> None:
         self.board, self.console = board, console
@@ -107,7 +108,7 @@ class Display:
             self.console.show(self._live.stop)
 
     def record(self, record: TelemetryRecord, now_s: float) -> None:
-        """Take in one record and, off a terminal, print its line."""
+        """Update the board with one record and, without a terminal, print the record's line."""
         self.board.apply(record, now_s)
         line = self.board.step_line(record) if self._live is None else None
         if line is not None:
@@ -116,7 +117,7 @@ class Display:
             self.event(text, now_s)
 
     def event(self, text: str, now_s: float) -> None:
-        """Something happened to a role: shown in the live view, or printed."""
+        """Show an event in the live view, or print it where there is none."""
         self.board.note(text, now_s)
         if self._live is None:
             self.line(text)
@@ -126,7 +127,7 @@ class Display:
         self.console.say(text)
 
     def refresh(self, now_s: float) -> None:
-        """Redraw, or print the heartbeat line, when it is due."""
+        """Redraw the live view, or print the heartbeat line, when that is due."""
         if now_s < self._next_s:
             return
         if self._live:

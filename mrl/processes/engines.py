@@ -1,4 +1,4 @@
-"""Which engine a policy's worker has: transformers in its own process, or a server of one of the known kinds."""
+"""Build the engine of a policy's worker: transformers in the worker's process, or a server (vLLM, SGLang)."""
 
 import os
 from collections.abc import Callable, Sized
@@ -32,7 +32,7 @@ DIALECTS: dict[str, type[Dialect]] = {"vllm": VLLM, "sglang": SGLang}
 
 
 def build_engine(config: RunConfig, policy: str, receiver: Receiver, folder: RunFolder, role: str) -> Engine:
-    """The engine of one worker, started. Raises UserError when it cannot be."""
+    """Start the engine of one worker and return it. Raises UserError when it cannot be started."""
     table = config.policies[policy]
     if table.rollout.engine == "embedded":
         return build_embedded(config, policy, receiver)
@@ -56,14 +56,14 @@ def build_engine(config: RunConfig, policy: str, receiver: Receiver, folder: Run
 
 
 def movable(engine: Engine) -> Movable:
-    """An engine that can leave its device and come back."""
+    """Return an engine together with the calls by which its memory leaves its device and comes back."""
     if isinstance(engine, EmbeddedEngine):
         return Movable(engine, engine.pause, engine.resume)
     return Movable(engine, engine.sleep, engine.wake, keeps_weights=False)
 
 
 def build_embedded(config: RunConfig, policy: str, receiver: Receiver) -> EmbeddedEngine:
-    """Transformers in this process."""
+    """Return an engine that runs transformers in this process."""
     table = config.policies[policy]
     return EmbeddedEngine(
         Path(table.model),
@@ -77,16 +77,16 @@ def build_embedded(config: RunConfig, policy: str, receiver: Receiver) -> Embedd
 def check_lengths(
     config: RunConfig, policy: str, pool: TaskPool, token_ids: Callable[[str | tuple[Turn, ...]], Sized]
 ) -> None:
-    """Raises ConfigError where a prompt and its answer exceed what a pass of the learner, or a server, may hold.
+    """Raises ConfigError where a prompt and its answer have more tokens than a learner's pass or an engine may hold.
 
-    Looked at are the prompts of the most bytes, which are the longest in tokens or nearly so.
+    Checks the PROMPTS_LOOKED_AT prompts with the most bytes, which are the longest in tokens or nearly so.
     """
     prompts = [prompt for prompt in pool.longest(PROMPTS_LOOKED_AT) if not pool.is_episode(prompt.prompt_id)]
-    if not prompts:  # what environments say is measured when they say it
+    if not prompts:  # messages of environments are measured during their episodes
         return
     longest = max(prompts, key=lambda prompt: len(token_ids(prompt.content)))
     table, prompt = config.policies[policy], len(token_ids(longest.content))
-    row = prompt + table.rollout.max_new_tokens - 1  # the last token is predicted, and predicts nothing
+    row = prompt + table.rollout.max_new_tokens - 1  # the last token is predicted and is no input
     if not table.frozen and row > table.learner.microbatch_tokens:
         raise ConfigError(
             f"policies.{policy}.learner.microbatch_tokens: smaller than one row",
@@ -98,7 +98,7 @@ def check_lengths(
 
 
 def _check_context(table: PolicyTable, policy: str, task: str, prompt: int) -> None:
-    """Of an engine that the run starts; `prompt` tokens are the longest prompt, of `task`."""
+    """Check the context of an engine that the run starts; the longest prompt, of `task`, has `prompt` tokens."""
     server, answer = table.rollout.server, table.rollout.max_new_tokens
     if server.url:
         return
@@ -118,7 +118,7 @@ def _check_context(table: PolicyTable, policy: str, task: str, prompt: int) -> N
 
 
 def answers_at_once(config: RunConfig, policy: str) -> int:
-    """Answers that the engine of one worker samples side by side."""
+    """Return the number of answers that the engine of one worker samples at a time."""
     table = config.policies[policy]
     in_flight = config.allocation.slots // max(1, len(config.allocation.units))
     if config.run.sync:
@@ -127,7 +127,7 @@ def answers_at_once(config: RunConfig, policy: str) -> int:
 
 
 def held_out_decoding(config: RunConfig, policy: str) -> Decoding | None:
-    """How held-out answers are sampled; None where it is how the policy samples."""
+    """Return temperature and top_p for held-out answers; None where the policy's own sampling is used."""
     table, own = config.evaluation, config.policies[policy].rollout.temperature
     if table.temperature in (None, own) and table.top_p == 1:
         return None
@@ -149,7 +149,7 @@ def _adapters(table: PolicyTable) -> AdapterShape | None:
 
 
 def _gpus(table: PolicyTable) -> int:
-    """Those of a server: all of the unit that its worker is on, or what the policy's table says."""
+    """Return the number of GPUs of a server: all GPUs of its worker's unit (1 on cores), or else `rollout.gpus`."""
     if UNIT not in os.environ:
         return table.rollout.gpus
     (unit,) = parse_units([os.environ[UNIT]])
@@ -166,7 +166,7 @@ def _launch(config: RunConfig, policy: str) -> Launch:
         port=0,
         device=table.device,
         dtype=server.dtype,
-        threads=int(os.environ.get("OMP_NUM_THREADS", table.rollout.threads)),  # on cores of a unit one for each
+        threads=int(os.environ.get("OMP_NUM_THREADS", table.rollout.threads)),  # on a unit of cores: one per core
         max_running=answers_at_once(config, policy),
         max_context_tokens=server.context_tokens,
         seed=config.run.seed,

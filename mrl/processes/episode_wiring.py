@@ -1,4 +1,4 @@
-"""Episodes of one policy of a run: what its engine plays them with, and its own words for those of its peers."""
+"""Episodes of one policy: the engine that plays them, and its peers' episodes rendered in its own tokens."""
 
 import sys
 from collections.abc import Callable, Sequence
@@ -42,7 +42,7 @@ from mrl.tasks.pool import TaskPool
 
 Int32s = npt.NDArray[np.int32]
 HALF = "\N{REPLACEMENT CHARACTER}"
-"""What tokenizers make of half a character."""
+"""Character that tokenizers decode an incomplete UTF-8 sequence to."""
 
 
 def with_episodes(
@@ -54,7 +54,7 @@ def with_episodes(
     *,
     tell: Callable[[TurnPiece], None] | None = None,
 ) -> Engine:
-    """The engine itself, or one that plays episodes where a task has an environment; `tell` takes turns as they grow.
+    """Return `engine`, wrapped to play episodes where a task has an environment; `tell` gets turns while they grow.
 
     Raises ModelFolderError where the policy's chat template has no way from one turn to the next.
     """
@@ -98,21 +98,21 @@ def with_episodes(
         tell=tell,
         tells_opening=bool(scorers(config.sharing, config.policies)),
     )
-    playing: Engine = EpisodeEngine(engine, stage)  # what it lacks, the engine within has
+    playing: Engine = EpisodeEngine(engine, stage)  # attributes that it lacks are those of the engine within
     return playing
 
 
 def read_turn(syntax: ToolSyntax, text: str, *, is_cut: bool, tools: Tools = ()) -> tuple[PolicyTurn, Message]:
-    """What the environment gets of a turn, and what is kept of it: all of its text where a call cannot be read."""
+    """Return the turn for the environment, and the message to keep: the whole text where a call cannot be read."""
     turn = syntax.read(text, is_cut=is_cut, tools=tools)
     content = turn.text if turn.broken else turn.content
     return turn, Message(role="assistant", content=content, tool_calls=() if turn.broken else turn.tool_calls)
 
 
 def own_syntax(spelling: TurnSpelling) -> ToolSyntax:
-    """How the policy calls tools: as its chat template shows, else as its family does, where it names one."""
+    """Return the policy's syntax of tool calls: its chat template's, else its family's, where its table names one."""
     syntax = syntax_of(spelling.template)
-    if spelling.template and spelling.said("", (PROBE_CALL,)) is None:  # it shows calls, and says none (SmolLM3)
+    if spelling.template and spelling.said("", (PROBE_CALL,)) is None:  # it shows calls, and renders none (SmolLM3)
         syntax = NONE
     if syntax is not NONE or not isinstance(spelling, FamilySpelling) or not spelling.mark:
         return syntax
@@ -124,7 +124,7 @@ def own_syntax(spelling: TurnSpelling) -> ToolSyntax:
 
 
 def _as_it_is_said(syntax: ToolSyntax, spelling: TurnSpelling) -> ToolSyntax:
-    """With no more calls in a turn than the template can say, for behind more of them it has no bridge."""
+    """Limit a turn to one call where the template renders no more: it could not go on after several calls."""
     is_single = syntax is not NONE and spelling.said("", (PROBE_CALL,)) and not spelling.said("", (PROBE_CALL,) * 2)
     return replace(syntax, most_calls=1) if is_single else syntax
 
@@ -136,7 +136,7 @@ def _family_call(call: FamilyCall) -> Call:
 
 
 def own_words(config: RunConfig, policy: str, receiver: Receiver) -> "OwnWords | None":
-    """How the policy says the episodes of its peers; None where no task has an environment."""
+    """Return the policy's rendering of its peers' episodes; None where no task has an environment."""
     tasks = [task for task in config.tasks.values() if task.is_played]
     if not tasks:
         return None
@@ -151,7 +151,7 @@ def own_words(config: RunConfig, policy: str, receiver: Receiver) -> "OwnWords |
 
 
 def plain_voice(config: RunConfig, policy: str, receiver: Receiver) -> PlainVoice:
-    """How the policy is asked and read outside of episodes."""
+    """Return how the policy is asked, and its answers are read, outside of episodes."""
     table = config.policies[policy]
     spelling = spelling_of(Path(table.model), table.prompt, eos_ids=receiver.eos_ids)
     syntax = own_syntax(spelling)
@@ -169,13 +169,13 @@ def plain_voice(config: RunConfig, policy: str, receiver: Receiver) -> PlainVoic
 
 
 def row_tokens(table: PolicyTable) -> int:
-    """Tokens that a prompt and its episode may have under this policy."""
+    """Return the tokens that a prompt and its episode may have together under this policy."""
     return episode_row_tokens(table, config_of_folder(Path(table.model)))
 
 
 @dataclass(frozen=True)
 class OwnWords:
-    """Says the episodes of peers as the policy itself would have them in a row."""
+    """Renders the episodes of peers in the policy's own tokens, as they would stand in a row of the policy."""
 
     spelling: TurnSpelling
     eos_id: int | None
@@ -183,18 +183,19 @@ class OwnWords:
     max_episode_tokens: int
 
     def opening(self, opening: Opening) -> Int32s | str:
-        """[P] the prompt of an episode that begins so; "no_opening" where the template refuses it."""
+        """[P] ids of the prompt of an episode with this opening; "no_opening" where the template refuses it."""
         try:
             return self.spelling.opening(opening.messages, [tool.as_chat() for tool in opening.tools])
         except ModelFolderError:
             return "no_opening"
 
     def spell(self, turns: Sequence[SharedTurn]) -> SpelledEpisode | str:
-        """The episode behind its prompt, or why not.
+        """Return the episode after its prompt in own tokens, or the reason why that is impossible.
 
-        "tool_calls": the own template cannot say its calls. "no_bridge": it does not go on with what an environment
-        said. "too_long": a turn, or the whole, is longer than own ones may be; nobody has verified a part of it.
-        "malformed": it does not begin with a turn of the policy, or has one that is no single message.
+        "tool_calls": the policy's template cannot render its calls. "no_bridge": the template cannot go on with an
+        environment's messages. "too_long": a turn, or the whole, is longer than the policy's own may be; it is not cut,
+        since only the whole was verified. "malformed": it does not begin with a sampled turn, or has a sampled turn
+        that is no single message.
         """
         said = list[Int32s]()
         for turn in turns:
@@ -206,7 +207,7 @@ class OwnWords:
         return self.join(turns, said)
 
     def join(self, turns: Sequence[SharedTurn], said: Sequence[Int32s]) -> SpelledEpisode | str:
-        """The episode with these ids [T] of the turns of the policy, in their order; why not, as of `spell`."""
+        """Return the episode with `said`, ids [T] of each sampled turn in order; or a reason, as `spell`."""
         parts, own = list[Int32s](), iter(said)
         calls: Sequence[ToolCall] = ()
         for turn in turns:
@@ -223,11 +224,11 @@ class OwnWords:
         return SpelledEpisode(np.concatenate(parts), np.repeat(is_sampled, sizes))
 
     def read(self, token_ids: Sequence[int]) -> str:
-        """What the policy is shown, special tokens in it."""
+        """Return token ids as text, special tokens included, without the end of a turn."""
         return self.spelling.text(token_ids)
 
     def turn(self, messages: Sequence[Message]) -> Int32s | str:
-        """One turn, or why not: "malformed", "tool_calls" or "too_long" as of an episode."""
+        """[T] ids of one turn, or a reason as of an episode: "malformed", "tool_calls" or "too_long"."""
         text = self.text(messages)
         if isinstance(text, str):
             return text
@@ -235,7 +236,7 @@ class OwnWords:
         return found if found.size <= self.max_turn_tokens else "too_long"
 
     def text(self, messages: Sequence[Message]) -> bytes | str:
-        """What the policy would write of one turn, as UTF-8, or why it cannot: "malformed" or "tool_calls"."""
+        """Return one turn as the policy would write it, in UTF-8, or a reason: "malformed" or "tool_calls"."""
         if len(messages) != 1 or messages[0].role != "assistant":
             return "malformed"
         said = messages[0]
@@ -245,7 +246,7 @@ class OwnWords:
         return "tool_calls" if found is None else found.encode()
 
     def rest(self, text: bytes, *, is_begun: bool, is_ended: bool) -> Int32s:
-        """[T] text at the end of a turn, behind a part that `is_begun`; closed by the own EOS where it `is_ended`."""
+        """[T] ids of the last part of a turn. `is_begun`: another part is before it. `is_ended`: EOS closes it."""
         return self.spelling.turn(text.decode(), eos_id=self.eos_id if is_ended else None, is_begun=is_begun)
 
     def _bridge(self, turn_ids: Int32s, calls: Sequence[ToolCall], messages: Sequence[Message]) -> Int32s | str:

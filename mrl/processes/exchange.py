@@ -2,13 +2,13 @@
 
 Owns: the records that policies share, and their file, `exchange/exchange.sqlite`.
 Speaks: acknowledgements, deliveries and barrier states to learners and workers; metrics to the supervisor; /metrics to
-    whoever asks.
+    any HTTP client.
 Waits for: messages, without a bound of its own: an idle exchange says so and costs nothing.
 Unblocked by: any client.
-If it dies: learners go on without what it has and count it; the restarted daemon opens its file, and its clients find
-    it again.
-Memory: its budget and some 150 MB; at 512 MiB beside the budget it ends. A client that is let in can make the socket
-    gather a message without end, and then this process ends instead of all others on the machine.
+If it dies: learners go on without its records and count that; the restarted daemon opens its file, and its clients
+    find it again.
+Memory: its budget and some 150 MB; at 512 MiB beyond the budget it ends. An admitted client can make the socket gather
+    an endless message; the limit ends this process before memory runs out for all others on the machine.
 """
 
 import resource
@@ -45,15 +45,16 @@ ROUND_S = 0.2
 REPORT_S = 2.0
 MAX_VALUES = 500
 MAX_READERS = 16
-"""Of the page, at a time."""
+"""Readers of the metrics page that are served at a time."""
 READER_S = 10.0
-"""Until a reader who says nothing, or takes nothing, is sent away."""
+"""Seconds until a reader who sends nothing, or takes nothing, is disconnected."""
 SPARE_BYTES = 512 * MIB
-"""What may be allocated beside the budget. Far above `BESIDE_BUDGET_BYTES`: what is mapped and not touched counts too,
-such as stacks of threads."""
+"""Bytes that may be allocated beyond the budget. Far above `BESIDE_BUDGET_BYTES`, since mapped memory that is never
+touched counts too, such as stacks of threads."""
 
 LOG_BYTES = 256 * MIB
-"""Of the file and its write-ahead log beside the budget; a log that readers let begin anew has an eighth of it."""
+"""Bytes beyond the budget that the file and its write-ahead log may have without a warning. A write-ahead log that
+readers let begin anew has at most an eighth of this."""
 
 log = structlog.get_logger()
 
@@ -71,7 +72,7 @@ def _serve(config: RunConfig, folder: RunFolder, closing: ExitStack) -> int:
     closing.callback(daemon.close)
     collector = ExchangeCollector(daemon.stat(), time.monotonic)
     closing.enter_context(metrics_page(collector, config.exchange, folder))
-    reload: list[int] = []  # an event's lock may be held by the thread that the handler interrupts
+    reload: list[int] = []  # not an Event: the thread that the handler interrupts may hold its lock
     signal.signal(signal.SIGHUP, lambda got, _frame: reload.append(got))
     telemetry.doing("serving")
     next_report_s, told_bytes = time.monotonic(), 0
@@ -127,7 +128,7 @@ def _open(config: RunConfig, folder: RunFolder) -> ExchangeDaemon:
 
 
 def _replay(config: RunConfig) -> Replay | None:
-    """Whose records are to be in the exchange from its beginning."""
+    """Return the ended run whose records the exchange begins with; None where the configuration names none."""
     table = replay_of(config.sharing)
     if table is None:
         return None
@@ -137,10 +138,10 @@ def _replay(config: RunConfig) -> Replay | None:
 
 @contextmanager
 def metrics_page(collector: ExchangeCollector, table: ExchangeTable, folder: RunFolder) -> Iterator[str]:
-    """Serve /metrics, publish where, and give its address; "" when the configuration wants none.
+    """Serve /metrics, publish the address and yield it; "" when the configuration wants no page.
 
-    Where any port will do, it is that of the last daemon if that is free: scrapers need not search. Raises AddressError
-    when the configured port cannot be had.
+    With `metrics_port` = 0, the port of the last daemon is taken if it is free, so that scrapers need not search.
+    Raises AddressError when the configured port cannot be had.
     """
     host = table.metrics_host
     if not host:
@@ -155,7 +156,7 @@ def metrics_page(collector: ExchangeCollector, table: ExchangeTable, folder: Run
     page = make_wsgi_app(registry)
     try:
         server = make_server(address, previous, page, _PageServer, _PageRequest)
-    except OSError:  # somebody else has it by now
+    except OSError:  # another process has the port by now
         server = make_server(address, table.metrics_port, page, _PageServer, _PageRequest)
     thread = threading.Thread(target=server.serve_forever, name="metrics-page", daemon=True)
     thread.start()
@@ -171,7 +172,7 @@ def metrics_page(collector: ExchangeCollector, table: ExchangeTable, folder: Run
 
 
 class _PageServer(ThreadingMixIn, WSGIServer):
-    """One thread a reader, of whom there are few: it has no keys, and its readers' threads are this daemon's."""
+    """HTTP server with a thread for each of a few readers: readers need no key, and their threads are this daemon's."""
 
     daemon_threads = True
 
@@ -180,7 +181,7 @@ class _PageServer(ThreadingMixIn, WSGIServer):
         super().__init__(*arguments)
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """In a thread of its own, or not at all."""
+        """Answer a reader in a thread of its own, or disconnect the reader where MAX_READERS are served."""
         if not self._places.acquire(blocking=False):
             self.shutdown_request(request)
             return
@@ -198,24 +199,24 @@ class _PageServer(ThreadingMixIn, WSGIServer):
             self._places.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A reader who leaves or is slow is no news."""
+        """Ignore the error: a reader who leaves or is slow is no news."""
 
 
 class _PageRequest(WSGIRequestHandler):
     timeout = READER_S
 
     def log_message(self, format: str, *arguments: Any) -> None:
-        """Nothing: who reads the page does so all the time."""
+        """Log nothing: scrapers read the page all the time."""
 
 
 def data_bytes() -> int:
-    """What this process has allocated: on a machine of many cores libraries alone take gigabytes."""
+    """Return the bytes that this process has allocated; on a machine of many cores libraries alone take gigabytes."""
     pages = int(Path("/proc/self/statm").read_text().split()[5])
     return pages * resource.getpagesize()
 
 
 def limit_memory(num_bytes: int) -> None:
-    """Let no more data than this be allocated by this process; a lower limit that is in force already stays."""
+    """Limit the memory that this process may allocate to `num_bytes`; a lower limit that is in force stays."""
     _, hard = resource.getrlimit(resource.RLIMIT_DATA)
     if hard == resource.RLIM_INFINITY or hard > num_bytes:
         resource.setrlimit(resource.RLIMIT_DATA, (num_bytes, num_bytes))
@@ -226,14 +227,14 @@ def _report(stat: Stat, telemetry: Telemetry) -> None:
         (policy_stat.newest.step for policy_stat in stat.policies if policy_stat.newest is not None), default=0
     )
     values = list(metrics_of(stat).items())
-    for start in range(0, len(values), MAX_VALUES):  # pairs grow with the square of the policies
+    for start in range(0, len(values), MAX_VALUES):  # pairs of policies grow with the square of their number
         telemetry.metrics(newest_step, dict(values[start : start + MAX_VALUES]))
 
 
 def tell_length(stat: Stat, told_bytes: int) -> int:
-    """Warn of a file that somebody keeps from beginning its log anew, and again once it has doubled.
+    """Warn when a reader that never ends keeps the write-ahead log from beginning anew; again when the file doubles.
 
-    Returns how long it was when it was told of last; 0 while there is nothing to tell.
+    Returns the file's length in bytes at the last warning; 0 while there is nothing to warn of.
     """
     if stat.file_bytes < stat.budget_bytes + LOG_BYTES:
         return 0
@@ -248,7 +249,7 @@ def tell_length(stat: Stat, told_bytes: int) -> int:
 
 
 def metrics_of(stat: Stat) -> dict[str, float]:
-    """The daemon's account as metrics."""
+    """Return the daemon's counts as metrics."""
     values: dict[str, float] = {
         "exchange/records": sum(policy_stat.records for policy_stat in stat.policies),
         "exchange/used_bytes": stat.used_bytes,

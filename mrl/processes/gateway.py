@@ -1,11 +1,11 @@
-"""The gateway of one run: where agents ask policies over HTTP.
+"""The gateway of one run: the HTTP server through which agents ask policies.
 
 Owns: the sessions of agents, requests outside of episodes, and the processes of agents that the run starts.
 Speaks: turns and rewards to the environment processes of rollout workers, requests to the workers themselves, OpenAI's
-    API to agents and others; metrics to the supervisor.
+    API to agents and other clients; metrics to the supervisor.
 Waits for: agents and turns; an agent that is silent for `gateway.idle_s` has given its episode up.
 Unblocked by: any agent, and the policies' engines.
-If it dies: groups that were played are given up; it is started again on the same port, and agents ask anew.
+If it dies: groups in play are given up; the gateway is started again on the same port, and agents ask anew.
 """
 
 import asyncio
@@ -46,7 +46,7 @@ ROLE = "gateway"
 ROUND_S = 0.2
 REPORT_S = 2.0
 UNSERVED_S = 30.0
-"""Episodes that no agent has taken for this long are told of, and again after as long."""
+"""Seconds after which the log warns of episodes that no agent has taken; the warning repeats at this interval."""
 MIB = 1024**2
 PLAIN_COUNTS = ("requests", "answers", "tokens", "scored_tokens", "tried_again")
 
@@ -67,7 +67,7 @@ def _serve(config: RunConfig, folder: RunFolder, closing: ExitStack) -> int:
 
 
 def kept_key(path: Path) -> str:
-    """The key in this file, which is made where there is none: it lasts as long as the run's folder."""
+    """Return the key in this file, or make one where there is no file. A key lasts as long as the run's folder."""
     if not path.exists():
         replace_file(path, f"mrl-{secrets.token_hex(24)}\n".encode(), mode=0o600)
     return path.read_text(encoding="ascii").strip()
@@ -77,7 +77,7 @@ async def _run(
     config: RunConfig, folder: RunFolder, telemetry: Telemetry, stop: threading.Event, keys: dict[str, str]
 ) -> None:
     book = SessionBook(idle_s=config.gateway.idle_s)
-    shutil.rmtree(folder.path / KEPT_VERSIONS, ignore_errors=True)  # of an earlier life
+    shutil.rmtree(folder.path / KEPT_VERSIONS, ignore_errors=True)  # files of an earlier gateway
     kept = KeptVersions(
         folder.path,
         folder.checkpoint_steps,
@@ -118,13 +118,13 @@ async def _run(
 
 
 def kept_version(config: RunConfig, run_folder: Path, policy: str, step: int) -> tuple[tuple[str, ...], dict[str, str]]:
-    """The command that serves one from its checkpoint, and its environment; GPUs are the run's own."""
+    """Return command and environment of the process that serves a policy's checkpoint; GPUs stay with the run."""
     argv = role_argv("kept-version", run_folder, python=sys.executable, policy=policy, index=step)
     return argv, environment(config.policies[policy].rollout.threads) | {"CUDA_VISIBLE_DEVICES": ""}
 
 
 async def listen(runner: web.AppRunner, table: GatewayTable, endpoints: Path) -> str:
-    """Listen, publish where, and return it. Where any port will do, it is the last one's if that is free.
+    """Listen, publish the address and return it. With `gateway.port` = 0, prefer the port of the last gateway.
 
     Raises AddressError when the configured port cannot be had.
     """
@@ -185,7 +185,7 @@ async def _watch(watched: _Watched, telemetry: Telemetry, stop: threading.Event)
 
 
 def metrics_of(book: SessionBook, num_processes: int) -> dict[str, float]:
-    """The gateway's account as metrics, totals since its start."""
+    """Return the gateway's counts as metrics: totals since its start, and current numbers."""
     counts = {f"gateway/{name}": float(count) for name, count in sorted(book.counts.items())}
     return counts | {
         "gateway/playing": float(len(book)),
@@ -196,7 +196,7 @@ def metrics_of(book: SessionBook, num_processes: int) -> dict[str, float]:
 
 
 def plain_metrics(desk: PlainDesk) -> dict[str, float]:
-    """Of requests outside of episodes, totals since the start."""
+    """Return metrics of requests outside of episodes: totals since the gateway's start, and current numbers."""
     counts = {f"gateway/plain/{name}": float(desk.counts[name]) for name in PLAIN_COUNTS}
     now = {"waiting": desk.num_waiting, "kept_versions": desk.kept.num_alive}
     return counts | {f"gateway/plain/{name}": float(count) for name, count in now.items()}

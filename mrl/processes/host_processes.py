@@ -1,4 +1,4 @@
-"""The processes of one host: started, watched, started again, ended. What a supervisor does, on whichever host."""
+"""The processes of one host: starts, watches, restarts and ends them. Shared by the supervisors of all hosts."""
 
 import os
 import shutil
@@ -30,21 +30,21 @@ STANDSTILL_S = 5.0
 LAST_RESORT_S = 2.0
 STACKS_S = 1.0
 HOST_MARGIN_S = 3.0
-"""What another host gets beyond `stop_s`: its supervisor first gives its own processes their time."""
+"""Seconds beyond `stop_s` for another host to end: its supervisor first gives its own processes `stop_s`."""
 
 
 class Told(Protocol):
-    """Whom the supervisor of a host tells what a person should see."""
+    """Receiver of a supervisor's lines for people."""
 
     def event(self, text: str, now_s: float) -> None:
-        """Something happened to a role."""
+        """Tell of an event of a role."""
 
     def line(self, text: str) -> None:
-        """One line as it is."""
+        """Tell one line as it is."""
 
 
 class HostProcesses:
-    """Children of this process, one per spec; the lifecycle says how long they are worth keeping."""
+    """Children of this process, one per spec; the lifecycle decides whether and how long they are restarted."""
 
     def __init__(
         self,
@@ -59,9 +59,9 @@ class HostProcesses:
         life: str = "",
         forks: ForkServer | None = None,
     ) -> None:
-        """Logs go to `attempt`, accounts of crashes to `crash`. `life` names this supervisor among those of a run.
+        """Logs go to `attempt`, accounts of crashes to `crash`. `life` tells this supervisor from others of the run.
 
-        Processes that `is_forked` says so of wait for `forks`, and are forks of it.
+        Processes that `is_forked` allows wait until `forks` is ready, and are its forks.
         """
         self._table, self._lifecycle, self._told = table, lifecycle, told
         self._attempt, self._crash = attempt, crash
@@ -70,53 +70,54 @@ class HostProcesses:
         self._restarts = RestartPolicy(table, sync=is_sync)
         self._due_s: dict[str, float] = dict.fromkeys(self._children, 0.0)
         self._kill_at_s: dict[str, float] = {}
-        """When a child that was told to end because its policy was stopped is killed."""
+        """Child of a stopped policy, told to end -> time at which it is killed."""
         self._kill_hung_at_s: dict[str, float] = {}
-        """When a child that hangs is killed; until then it may write its stacks."""
+        """Child that hangs -> time at which it is killed; until then it may write its stacks."""
         self._beside: list[Callable[[float], None]] = []
         self._dismissed: set[str] = set()
-        """Children whose end was asked for because their unit goes to somebody else: it is no failure."""
+        """Children that were told to end because their unit goes to another policy: their end is no failure."""
         self._not_before_s: dict[str, float] = {}
-        """When a child whose lease ended by its failure may be started under a new one."""
+        """Child whose lease ended by its failure -> earliest time of its start under a new lease."""
         self._out_until_s: dict[str, float] = {}
-        """Until when a child that was given up, and does not end the run, is left alone."""
+        """Child that was given up without ending the run -> time of its next try."""
         self._sent: signal.Signals | None = None
         self._sent_s = self._turned_s = time.monotonic()
 
     @property
     def num_restarts(self) -> int:
-        """Processes started again so far."""
+        """Number of restarts so far."""
         return self._restarts.num_restarts
 
     @property
     def num_alive(self) -> int:
-        """Children that live."""
+        """Number of living children."""
         return sum(child.alive for child in self._children.values())
 
     @property
     def is_over(self) -> bool:
-        """Whether the end was announced and nobody is left, or nothing more can be done."""
+        """Whether the end was announced and no child is left, or SIGKILL was sent LAST_RESORT_S ago."""
         if self._sent is None:
             return False
         killed_long_ago = self._sent == signal.SIGKILL and time.monotonic() - self._sent_s > LAST_RESORT_S
         return killed_long_ago or not self.num_alive
 
     def heard(self, role: str, said_s: float, now_s: float) -> None:
-        """A heartbeat of that time arrived. One that an earlier life left in the queue says nothing about this one.
+        """Note a heartbeat of `role` that was sent at `said_s`; one that an earlier life sent is ignored.
 
-        Both times are of the monotonic clock: who sets the host's clock makes nobody silent. It counts from the boot
-        of a host, so that the time of another host's supervisor means nothing here: all that it says counts.
+        Both times are of the monotonic clock, so that setting the host's clock makes no process silent. That clock
+        counts from the boot of its host. So `said_s` of another host's supervisor means nothing here, and all
+        heartbeats of that supervisor count.
         """
         child = self._children.get(role)
         if child and child.alive and (child.spec.role == HOST_ROLE or said_s >= child.born_s):
             child.beat_s = now_s
 
     def reached(self, role: str, step: int) -> None:
-        """A role told of a step that it has done."""
+        """Note that a role has done this step."""
         self._restarts.reached(role, step)
 
     def place(self, spec: ProcessSpec, now_s: float) -> None:
-        """Start this process now, or once the back-off after a failure under the same name is over."""
+        """Start this process now, or after the back-off of an earlier failure under the same name."""
         if spec.name not in self._children:
             self._children[spec.name] = Child(spec, self._attempt / spec.log_name, life=self._life)
         self._children[spec.name].spec = spec
@@ -124,47 +125,47 @@ class HostProcesses:
         self._due_s[spec.name] = max(now_s, self._not_before_s.pop(spec.name, now_s))
 
     def is_there(self, name: str) -> bool:
-        """Whether the process of this name lives, or is still to be started."""
+        """Whether the process of this name lives or is about to be started."""
         child = self._children.get(name)
         return name in self._due_s or (child is not None and child.alive)
 
     def is_given_up(self, name: str, now_s: float) -> bool:
-        """Whether the process of this name failed so often that it is left alone for now."""
+        """Whether the process of this name failed so often that it is not restarted for now."""
         return now_s < self._out_until_s.get(name, 0.0)
 
     def without(self, policies: Iterable[str]) -> list[str]:
-        """Those of these policies that have no process here, or have had one and were ended."""
+        """Return the policies among these without a process on this host: they never had one, or all have ended."""
         served = {child.spec.policy for child in self._children.values()}
         return [policy for policy in policies if policy not in served or policy in self._lifecycle.ended]
 
     def dismiss(self, name: str, number: signal.Signals) -> None:
-        """End a process that was placed: its end is no failure."""
+        """Send a placed process the signal `number`; its end is no failure."""
         self._due_s.pop(name, None)
         if self._children[name].alive:
             self._dismissed.add(name)
             self._children[name].send(number)
 
     def say(self, name: str, *words: object) -> bool:
-        """Say something on the line to a process that was placed; False when it does not get there."""
+        """Send a message over the socket of a placed process; return False when it cannot be sent."""
         line = self._children[name].line
         return line is not None and sleep_line.say(line, *words)
 
     def heard_from(self, name: str) -> list[str]:
-        """What it has said on its line since."""
+        """Return the messages that a placed process has sent over its socket since the last call."""
         line = self._children[name].line
         return [] if line is None else sleep_line.heard(line)
 
     def parts(self) -> tuple[Callable[[float], None], ...]:
-        """What to do every turn, in this order; each takes the time in seconds and may raise OSError."""
+        """Return the parts of every turn, in order; each takes the time in seconds and may raise OSError."""
         return (self._forgive_standstill, self._read_logs, self._reap, self._kill_silent, self._end_stopped,
                 *self._beside, self._start_due)  # fmt: skip
 
     def every_turn(self, part: Callable[[float], None]) -> None:
-        """Let somebody who places and dismisses processes have a part in every turn."""
+        """Add a part to every turn, for a caller that places and dismisses processes."""
         self._beside.append(part)
 
     def signal_all(self, now_s: float) -> None:
-        """Send every child the signal that is due, once."""
+        """Send every child the signal that is due for its end, once."""
         for child in self._children.values():
             due = self._lifecycle.due_signal(now_s, extra_s=_extra_s(child))
             if due is not None and due != child.told_to_end:
@@ -175,7 +176,7 @@ class HostProcesses:
             self._sent, self._sent_s = due, now_s
 
     def kill_all(self) -> None:
-        """Kill what lives and wait a moment for its end."""
+        """Kill all living children and wait at most a second for their end."""
         for child in self._children.values():
             child.send(signal.SIGKILL)
         deadline_s = time.monotonic() + 1.0
@@ -185,7 +186,7 @@ class HostProcesses:
             time.sleep(0.01)
 
     def _forgive_standstill(self, now_s: float) -> None:
-        """When this process itself stood still (a stopped job, a sleeping laptop), nobody else was silent."""
+        """Do not count the time in which this process itself stood still (a sleeping laptop) as a child's silence."""
         stood_s = now_s - self._turned_s
         self._turned_s = now_s
         if stood_s > STANDSTILL_S:
@@ -257,7 +258,7 @@ class HostProcesses:
             self._children[name].send(signal.SIGKILL)
 
     def _end_stopped(self, now_s: float) -> None:
-        """The processes of a policy that a person stopped end; its learner saves a checkpoint first."""
+        """End the processes of policies that a person stopped; a learner saves a checkpoint first."""
         if self._lifecycle.phase == "stopping":
             return
         stopped = {

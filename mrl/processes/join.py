@@ -1,10 +1,10 @@
-"""The supervisor of another host: it starts, watches and ends the roles that the run's plan puts there.
+"""The supervisor of a host other than the first: starts, watches and ends the roles that the plan puts there.
 
 Owns: the processes of this host.
-Speaks: what its roles say, its own heartbeat and reports to the first host's supervisor.
+Speaks: the records of its roles, its own heartbeat and reports to the first host's supervisor.
 Waits for: the first order, at most `--wait-s`; then telemetry of its roles, at most a turn.
 Unblocked by: orders of the first host, telemetry, child exits, signals, time.
-If it dies: the kernel kills every child; the first host starts it again, or somebody who started it.
+If it dies: the kernel kills every child; the first host, or the person who started it, starts it again.
 """
 
 import os
@@ -57,13 +57,13 @@ from mrl.transport.server import ServerSocket
 REPORT_S = 0.5
 POLL_S = 0.1
 LOST = 75
-"""Exit code when the first host was lost: worth trying again (EX_TEMPFAIL)."""
+"""Exit code when the first host was lost; a new try may succeed (EX_TEMPFAIL)."""
 
 
 def main(run_folder: Path, host: str, wait_s: float) -> int:
     """Serve a run on this host to its end. Raises PeerLost when its first host is not heard of within `wait_s`."""
     setproctitle.setproctitle(f"mrl::{HOST_ROLE}/{host}")
-    os.environ[HOST] = host  # before anything asks who is near
+    os.environ[HOST] = host  # before any look-up of an endpoint: its socket file counts only on the same host
     signals: list[int] = []
     restore = catch_signals(signals)
     deadline_s = time.monotonic() + wait_s
@@ -81,7 +81,7 @@ def main(run_folder: Path, host: str, wait_s: float) -> int:
 
 
 def _await_run(folder: RunFolder, signals: list[int], deadline_s: float, wait_s: float) -> None:
-    """A job that joins may start before the one that makes the run."""
+    """Wait until the run exists: a job that joins may start before the job that makes the run."""
     while not signals and not (folder.endpoints / "telemetry.json").exists():
         if time.monotonic() > deadline_s:
             raise PeerLost(f"{folder.path}: no run was seen here within {wait_s:g} s; its hosts share that folder")
@@ -89,7 +89,7 @@ def _await_run(folder: RunFolder, signals: list[int], deadline_s: float, wait_s:
 
 
 class Uplink:
-    """The link to the first host: newest order, reports, and what a person there should see. It is also a `Told`."""
+    """The link to the first host: holds the newest order, sends reports and lines for people. It is also a `Told`."""
 
     def __init__(self, folder: RunFolder, host: str, closing: ExitStack) -> None:
         self.host, self.session = host, secrets.token_hex(4)
@@ -107,20 +107,20 @@ class Uplink:
             on_tick=self._requests.on_tick,
             closing=closing,
         )
-        self._requests.open(self.client.post, self.client.request_reconnect)  # what is relayed stays queued
+        self._requests.open(self.client.post, self.client.request_reconnect)  # relayed records stay queued
         self._telemetry = Telemetry(f"{HOST_ROLE}/{host}", "", lambda record: self.client.post(encode(record)))
         self._telemetry.doing("supervising", host)
 
     def event(self, text: str, now_s: float) -> None:
-        """Something happened to a role."""
+        """Tell of an event of a role."""
         self.line(text)
 
     def line(self, text: str) -> None:
-        """One line as it is."""
+        """Tell one line as it is."""
         self._lines.append(text[:MAX_LINE_CHARS])
 
     def first_order(self, signals: list[int], deadline_s: float, wait_s: float) -> HostOrder | None:
-        """The first order that lets this supervisor do anything; None after a signal. Raises PeerLost, see `main`."""
+        """Return the first order other than "wait"; None after a signal. Raises PeerLost, see `main`."""
         while not signals:
             order = self.order
             if order is not None and order.phase != "wait":
@@ -133,7 +133,7 @@ class Uplink:
         return None
 
     def report(self, report: HostReport, now_s: float, *, is_last: bool = False) -> None:
-        """Send a report with the lines since the last one, and a heartbeat, when it is time."""
+        """Send a report with the lines since the last report, and a heartbeat, if REPORT_S have passed or `is_last`."""
         if now_s - self._reported_s < REPORT_S and not is_last:
             return
         self._reported_s = now_s
@@ -143,7 +143,7 @@ class Uplink:
         self.client.post(encode(self._telemetry.beat()))
 
     def measure(self, num_restarts: int, load: dict[str, float]) -> None:
-        """Say what the processes of this host hold, and its load."""
+        """Send the memory and number of this host's processes, and the host's load, as metrics."""
         footprint = footprint_of(os.getpid())
         values = {
             "process/pss_mib": footprint.pss_mib,
@@ -160,7 +160,7 @@ class Uplink:
 
 
 class JoinedHost:
-    """The roles of one host under the orders of the first."""
+    """The roles of this host, run under the orders of the first host."""
 
     def __init__(
         self, folder: RunFolder, host: str, uplink: Uplink, order: HostOrder, *, signals: list[int], closing: ExitStack
@@ -183,7 +183,7 @@ class JoinedHost:
         if served:
             check_data_here(config, folder.path)
         inbox_name = f"telemetry-{host}"
-        # Only roles of this host speak to it.
+        # Only roles of this host send to the inbox.
         self._inbox = ServerSocket(
             load_keys(folder.keys),
             admits=lambda grant: grant.role not in ("admin", HOST_ROLE),
@@ -232,12 +232,12 @@ class JoinedHost:
         for part in parts:
             try:
                 part(time.monotonic())
-            except OSError as error:  # the disk is full, or no process can be made; what is left must still be ended
+            except OSError as error:  # the disk is full, or no process can be made; the rest must still be ended
                 self._lifecycle.end(2, f"{error.strerror}: {error.filename}", now_s)
         self._processes.signal_all(time.monotonic())
 
     def _relay(self, now_s: float) -> None:
-        """Note who is alive, and hand on what was said as it is."""
+        """Note heartbeats and steps of this host's roles, and forward their records unchanged to the first host."""
         for client, body, grant in self._inbox.receive(TURN_S):
             try:
                 record: InboxRecord = decode(body, inbox_decoder)
@@ -247,7 +247,7 @@ class JoinedHost:
                 continue
             if isinstance(record, HeartbeatRecord):
                 self._processes.heard(record.role, record.monotonic_s, now_s)
-                self._inbox.send(client, body)  # so its role knows that all before it has arrived
+                self._inbox.send(client, body)  # tells the role that every earlier message has arrived
             elif isinstance(record, MetricsRecord):
                 self._processes.reached(record.role, record.step)
             self._uplink.client.post(body)

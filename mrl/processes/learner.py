@@ -3,9 +3,9 @@
 Owns: parameters, optimizer and version of the policy; which prompts its workers sample; when it is evaluated.
 Speaks: grants and acknowledgements to its workers, fetches and version announcements to the exchange, throughput to the
     allocator, published weights and checkpoints to the run folder; its ranks speak torch.distributed among themselves.
-Waits for: groups of its own workers, as long as one of them gets on, and `learner.data_timeout_s` more; after its last
-    step their held-out answers, each for at most as long; peers only where the regime has patience, and in a
-    synchronous run the other learners, as long as they get on, and `run.sync_timeout_s` more.
+Waits for: groups of its own workers, as long as a worker makes progress, and `learner.data_timeout_s` more; after its
+    last step their held-out answers, each for at most as long; peers only where the regime has patience, and in a
+    synchronous run the other learners, as long as they make progress, and `run.sync_timeout_s` more.
 Unblocked by: its workers; in a synchronous run the other learners.
 If it dies: the supervisor starts it again from its newest checkpoint, under a new run epoch; peers go on. A synchronous
     run ends with it, and `--resume` takes all policies back to their newest common step.
@@ -77,18 +77,18 @@ from mrl.weights.together import go_back_together
 from mrl.weights.training_state import restore_training
 
 GROUP_TIMEOUT_MARGIN_S = 600.0
-"""Other ranks wait in a broadcast while the first one publishes and saves too."""
+"""Seconds added for broadcasts in which other ranks wait while the first rank publishes and saves, too."""
 PUBLISHED_AND_SAVED = 4
-"""Times the bytes of the weights, in the number format that they lie on the disk in, once published and once saved."""
+"""Bytes that are written for one version, published once and saved once, as a multiple of the model's files."""
 ENGINE_STARTS = 4
-"""How often a worker starts an engine that is lost again and again, first start included, before it ends."""
+"""Starts of an engine that is lost again and again, the first included, before its worker ends."""
 STOPPED_EARLY = 143
 
 log = structlog.get_logger()
 
 
 class _Life(NamedTuple):
-    """What all parts of one life of a learner are made from."""
+    """Arguments shared by the functions that build the parts of a learner process."""
 
     config: RunConfig
     folder: RunFolder
@@ -165,14 +165,14 @@ def _learn(config: RunConfig, folder: RunFolder, closing: ExitStack, policy: str
 
 
 def _own_turn(config: RunConfig, folder: RunFolder, world: World, telemetry: Telemetry) -> LearnerTurn:
-    """Of the device, which whoever shares it may have for as long as it gets on."""
+    """Return this learner's turns on its device; any process may keep its turn for as long as it makes progress."""
     table = config.policies[telemetry.policy]
     lease = device_turn(folder, telemetry.role) if table.turns and world.is_first else None
     return LearnerTurn(world, telemetry, lease, shares=table.turns, bound_s=table.learner.data_timeout_s)
 
 
 def _enough_memory(during: str, policy: str, table: PolicyTable) -> AbstractContextManager[None]:
-    """Raises DeviceError with the settings that the memory plan would name, when memory runs out inside."""
+    """Raises DeviceError, with the settings that the memory plan would name, when memory runs out inside the block."""
     cure = f"{all_cures(table.learner, on_device=table.device == 'cuda')}; {PLAN}"
     return enough_memory(during, where=f"policies.{policy} ({table.model})", cure=cure)
 
@@ -198,7 +198,7 @@ def _store(config: RunConfig, folder: RunFolder, policy: str) -> CheckpointStore
 
 
 def _saver(table: LearnerTable, world: World, store: CheckpointStore, start: Version, lives: Lives) -> Saver | None:
-    """Writes what this rank holds; ranks that hold the same as one before them write nothing."""
+    """Return the writer of this rank's part of checkpoints; None for a rank whose part an earlier rank holds, too."""
     if world.rank >= table.num_shards:
         return None
     return Saver(store, rank=world.rank, num_ranks=table.num_shards, life=start.run_epoch, on_saved=lives.saved)
@@ -207,7 +207,7 @@ def _saver(table: LearnerTable, world: World, store: CheckpointStore, start: Ver
 def _start(
     config: RunConfig, folder: RunFolder, world: World, store: CheckpointStore, policy: str
 ) -> tuple[Version, Checkpoint | None]:
-    """Where this life starts: the first rank decides and counts the life, all ranks check the files together."""
+    """Return version and checkpoint to start from: the first rank decides, all ranks check the files together."""
     told = None
     if world.is_first:
         store.discard_unfinished()
@@ -234,7 +234,7 @@ def _is_sound(store: CheckpointStore, step: int, world: World) -> bool:
 
 
 def _candidates(config: RunConfig, folder: RunFolder, store: CheckpointStore, policy: str) -> list[int]:
-    """Steps to go on from, the best first; where all step together, the newest step that all have."""
+    """Return steps to go on from, the best first; in a synchronous run only the newest step that all policies have."""
     if not config.run.sync:
         steps = store.steps()
         folder.lives(policy).check_not_lost(steps)
@@ -245,21 +245,21 @@ def _candidates(config: RunConfig, folder: RunFolder, store: CheckpointStore, po
 
 
 def _group_timeout_s(config: RunConfig, policy: str) -> float:
-    """How long other ranks wait for a word of the first one: as long as it may be busy without them, and the margin."""
+    """Return seconds that other ranks wait for the first: as long as it may be busy without them, and a margin."""
     sync_s, table = 3 * config.run.sync_timeout_s if config.run.sync else 0.0, config.policies[policy]
     publish_s = PUBLISHED_AND_SAVED * load_bound_s(Path(table.model))
     return table.learner.data_timeout_s + sync_s + publish_s + GROUP_TIMEOUT_MARGIN_S
 
 
 def _meeting_point(config: RunConfig, folder: RunFolder, policy: str) -> MeetingPoint:
-    """Ranks on hosts that join by themselves are awaited for as long as these hosts are."""
+    """Return where the ranks meet. Ranks on hosts that join by themselves are awaited for as long as these hosts."""
     own_s = config.policies[policy].learner.collective_timeout_s
     bound_s = max(own_s, config.launch.join_s) if config.launch.hosts_join else own_s
     return MeetingPoint(folder.endpoints, f"ranks-{policy}", bound_s, lost_s=config.supervision.silence_s)
 
 
 def _canary(config: RunConfig, policy: str, trainer: Trainer, first: FirstRank | None) -> CanaryReferences:
-    """Every rank gets the prompts of the first one."""
+    """Return the canary references; every rank makes them from the first rank's prompts."""
     table = config.policies[policy]
     told = json.dumps(first.canary_prompts).encode() if first else None
     return CanaryReferences(
@@ -342,7 +342,7 @@ def _evaluations(life: _Life, intake: Intake, pool: TaskPool) -> Evaluations:
 
 
 def _pace(config: RunConfig, policy: str) -> Pace:
-    """A synchronous run samples every fresh group under the version that it trains."""
+    """Return the pace of sampling; a synchronous run samples every fresh group under the version that it trains."""
     table = config.policies[policy]
     objective = own_objective(table.objective, max_answer_tokens=table.rollout.max_new_tokens)
     return Pace(
@@ -374,9 +374,9 @@ def _batching(life: _Life, intake: Intake, regime: Regime, peers: ExchangeClient
 
 
 def _wait_bounds(table: PolicyTable, *, start_s: float) -> WaitBounds:
-    """A worker gives up on an engine by itself, after some starts; its learner does so a little later.
+    """Return bounds of waiting for workers, a little longer than a worker takes to give up on its engine by itself.
 
-    `start_s`: until a process is heard for the first time.
+    `start_s`: seconds until a new process is first heard.
     """
     engine = bounds_of(table.rollout.server, Path(table.model))
     loading_s, data_timeout_s = ENGINE_STARTS * (engine.start_s + engine.load_s), table.learner.data_timeout_s

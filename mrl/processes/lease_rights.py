@@ -6,7 +6,7 @@ from mrl.transport.grants import Grant
 
 
 def may_say(grant: Grant, message: UnitRequest) -> bool:
-    """Whether the message speaks for the key that brought it: its role, its policy, and no worker but its own."""
+    """Whether a message names the role, the policy and the worker of the key under which it was sent."""
     if isinstance(message, NodeReport):
         return grant.role == "supervisor"
     if isinstance(message, LearnerReport):

@@ -1,4 +1,4 @@
-"""Memory of a process tree as summed PSS: every page counted once, shared between those that map it."""
+"""Memory of a process tree as summed PSS: a page's bytes are divided between the processes that map it."""
 
 from typing import NamedTuple
 
@@ -8,14 +8,14 @@ MIB = 1024 * 1024
 
 
 class Footprint(NamedTuple):
-    """What a process and its descendants hold."""
+    """Number and memory of a process and its descendants."""
 
     num_processes: int
     pss_mib: float
 
 
 def footprint_of(pid: int) -> Footprint:
-    """The footprint of `pid` and all its descendants; processes that end meanwhile are left out."""
+    """Return the footprint of `pid` and all its descendants; processes that end meanwhile are left out."""
     try:
         root = psutil.Process(pid)
         pids = [pid, *(child.pid for child in root.children(recursive=True))]

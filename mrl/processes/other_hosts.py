@@ -1,4 +1,4 @@
-"""The other hosts of a run, as the first one's supervisor knows them: what they report, and what it orders."""
+"""The other hosts of a run, as the first host's supervisor knows them: their reports, and the orders to them."""
 
 from dataclasses import dataclass
 
@@ -9,29 +9,29 @@ from mrl.processes.planning.plan import Plan
 from mrl.records.host_messages import HostOrder, HostReport
 
 SILENCE_S = 3.0
-"""A host that has said nothing for this long is no longer waited for at the end."""
+"""Seconds without a report after which the end of the run no longer waits for a host."""
 
 
 @dataclass(slots=True)
 class _Known:
-    """One host."""
+    """State of one host."""
 
     session: str = ""
     heard_s: float = 0.0
     is_over: bool = True
     was_lost: bool = False
     is_spared: bool = False
-    """The run goes on without it."""
+    """Whether the run can go on without this host."""
     ended: frozenset[str] = frozenset()
-    """Stopped policies of which it has no process."""
+    """Stopped policies that have no process on this host."""
     is_missed: bool = False
-    """It was told that the run goes on without it."""
+    """Whether the user was told that the run goes on without this host."""
 
 
 class OtherHosts:
-    """Reports come in, orders go out. A host has one session: a new one waits until the earlier one is over.
+    """Takes reports of hosts, gives orders. A host has one session: a new one waits until the earlier one is over.
 
-    It is over when it says so, or when it has been silent for so long that it has ended its processes by itself.
+    A session is over when its host says so, or has been silent for so long that it has ended its processes by itself.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class OtherHosts:
         self._hosts = {name: _Known(heard_s=now_s, is_spared=plan.spares(name)) for name in plan.other_hosts}
 
     def answer(self, report: HostReport, now_s: float) -> HostOrder:
-        """Take a report in; returns what that session has to do. A stranger has to stop."""
+        """Take in a report and return the order to its session. An unknown host is ordered to stop."""
         known = self._hosts.get(report.host)
         if known is None:
             return self._order("stopping")
@@ -57,7 +57,10 @@ class OtherHosts:
         return self._order(self._lifecycle.phase)
 
     def tick(self, now_s: float) -> None:
-        """A host that joins by itself is waited for, but not for ever. Others are the children of this one."""
+        """Note hosts that join by themselves and were not heard of for `launch.join_s`; end the run if it needs one.
+
+        Hosts that do not join by themselves are children of this supervisor.
+        """
         if not self._table.hosts_join or self._lifecycle.phase != "running":
             return
         bound = f"launch.join_s = {self._table.join_s:g} s"
@@ -71,11 +74,11 @@ class OtherHosts:
             self._lifecycle.end(1, f"not heard of for {bound}: host {', '.join(needed)}", now_s)
 
     def are_over(self, now_s: float) -> bool:
-        """Whether no host that was heard of lately has processes."""
+        """Whether no host has processes, apart from hosts that are silent for SILENCE_S."""
         return all(known.is_over or now_s - known.heard_s > SILENCE_S for known in self._hosts.values())
 
     def have_ended(self, policy: str) -> bool:
-        """Whether no host that has joined has processes of a policy that was stopped."""
+        """Whether no host that has joined still has processes of `policy`, which was stopped."""
         return all(known.is_over or policy in known.ended for known in self._hosts.values())
 
     def _note(self, report: HostReport, now_s: float) -> None:

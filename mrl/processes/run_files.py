@@ -1,4 +1,4 @@
-"""The files that a run's telemetry becomes: metrics.jsonl, samples, the timeline. One writer per run."""
+"""The files that hold a run's telemetry: metrics.jsonl, samples, the timeline. One process writes them."""
 
 from mrl.config.run_folder import RunFolder
 from mrl.metrics.jsonl import MetricsWriter, SampleWriter
@@ -14,7 +14,7 @@ from mrl.records.telemetry_messages import (
 
 
 class RunFiles:
-    """Writes every record where it belongs."""
+    """Writers of a run's telemetry; each record goes to the file of its kind."""
 
     def __init__(self, folder: RunFolder) -> None:
         self._metrics = MetricsWriter(folder.metrics_jsonl)

@@ -1,8 +1,8 @@
-"""The line between a node and a worker whose engine may sleep on a GPU unit: a socket, the worker's standard input.
+"""The socket between a unit's node and a worker whose engine may sleep on a GPU unit; it is the worker's stdin.
 
-Node -> worker: "sleep"; "wake EPOCH". Worker -> node: "asleep"; "awake EPOCH"; "sleepless" when its engine cannot.
-No other process has an end of the line. Each word arrives whole or not at all. When one side dies, the other side finds
-the line ended.
+Node -> worker: "sleep"; "wake EPOCH". Worker -> node: "asleep"; "awake EPOCH"; "sleepless" when its engine cannot
+sleep. No other process has an end of the socket. Each message arrives whole or not at all. When one side dies, the
+other side finds the socket closed.
 """
 
 import os
@@ -18,7 +18,7 @@ SLEEP, WAKE, ASLEEP, AWAKE, SLEEPLESS = "sleep", "wake", "asleep", "awake", "sle
 
 
 def line() -> tuple[socket.socket, socket.socket]:
-    """Both ends; neither ever blocks."""
+    """Return both ends of a new socket pair; neither ever blocks."""
     ends = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     for end in ends:
         end.setblocking(False)
@@ -26,7 +26,7 @@ def line() -> tuple[socket.socket, socket.socket]:
 
 
 def say(end: socket.socket, *words: object) -> bool:
-    """Say something; False when the other side is gone, or does not listen."""
+    """Send a message of several words; return False when the other side is gone or does not read."""
     try:
         end.send(" ".join(map(str, words)).encode())
     except OSError:
@@ -35,7 +35,7 @@ def say(end: socket.socket, *words: object) -> bool:
 
 
 def heard(end: socket.socket) -> list[str]:
-    """What the other side has said since; "" when it is gone."""
+    """Return the messages that arrived since the last call; the last is "" when the other side is gone."""
     found: list[str] = []
     while not found or found[-1]:
         try:
@@ -48,7 +48,7 @@ def heard(end: socket.socket) -> list[str]:
 
 
 class WorkerLine:
-    """The worker's end."""
+    """The worker's end of the socket to its node."""
 
     def __init__(self, end: socket.socket) -> None:
         self._end = end
@@ -56,7 +56,7 @@ class WorkerLine:
 
     @classmethod
     def of_this_process(cls) -> "WorkerLine | None":
-        """The line that is this process's standard input, which is empty from then on; None where there is none."""
+        """Take the socket from this process's stdin, which is empty afterwards; None for a worker without one."""
         if not os.environ.get(UNIT_LINE):
             return None
         end = socket.socket(fileno=os.dup(0))
@@ -66,19 +66,19 @@ class WorkerLine:
         return cls(end)
 
     def is_due(self) -> bool:
-        """Whether the worker is to sleep."""
+        """Whether the node has ordered the worker to sleep."""
         self._is_due |= SLEEP in heard(self._end)
         return self._is_due
 
     def refuse(self) -> None:
-        """It cannot sleep."""
+        """Tell the node that the engine cannot sleep."""
         self._is_due = False
         say(self._end, SLEEPLESS)
 
     def rest(self, stopping: Callable[[], bool]) -> int | None:
-        """Say that the engine sleeps, and wait for the node's word; the epoch to wake up under, None to end.
+        """Tell the node that the engine sleeps and await its answer; return the epoch to wake up under, None to end.
 
-        The worker samples nothing meanwhile: only this call's return lets it go on.
+        The worker samples nothing until the call returns.
         """
         self._is_due = False
         say(self._end, ASLEEP)
@@ -86,7 +86,7 @@ class WorkerLine:
             select.select([self._end], [], [], LOOK_S)
             said = heard(self._end)
             for number, words in enumerate(said, 1):
-                if not words:  # the node is gone, and with it whoever could wake it
+                if not words:  # the node is gone; no other process could wake the engine
                     return None
                 word, _, epoch = words.partition(" ")
                 if word == WAKE and epoch.isdigit():
@@ -95,5 +95,5 @@ class WorkerLine:
         return None
 
     def awake(self, epoch: int) -> None:
-        """It can sample again."""
+        """Tell the node that the engine is awake under `epoch` and can sample."""
         say(self._end, AWAKE, epoch)

@@ -44,26 +44,26 @@ TURN_S = 0.1
 MEMORY_EVERY_S = 5.0
 REQUESTS_EVERY_S = 0.5
 SIGNALLED = 128
-"""A run that a signal ended exits with this and the signal's number."""
+"""Exit code of a run that a signal ended: this plus the signal's number."""
 STOPPED = 3
 """Exit code of a run that `mrl stop` ended."""
 
 
 class TelemetryInbox(Protocol):
-    """Where telemetry arrives; `mrl.transport.server.ServerSocket` in a run."""
+    """Socket at which telemetry arrives; `mrl.transport.server.ServerSocket` in a run."""
 
     def receive(self, timeout_s: float) -> list[Incoming]:
-        """Wait at most `timeout_s`, then take what is there."""
+        """Wait at most `timeout_s`, then return the messages that have arrived."""
 
     def send(self, client: bytes, body: bytes) -> bool:
-        """Answer one client; False when it is gone."""
+        """Send a message to one client; return False when the client is gone."""
 
 
 def open_inbox(folder: RunFolder, host: str, processes: Iterable[ProcessSpec]) -> ServerSocket:
-    """Bind the telemetry socket of a run, at a TCP address if `host` names one, and publish where it is.
+    """Bind the telemetry socket of a run, at a TCP address if `host` names one, and publish the address.
 
-    Keys that `processes` lack are made. Endpoints that an earlier attempt left are removed first. Raises AddressError
-    when the host is not of this machine, RunFolderError when the keys cannot be made or used.
+    Keys that `processes` lack are made. Endpoints of an earlier attempt are removed first. Raises AddressError when
+    `host` is no address of this machine, RunFolderError when the keys cannot be made or used.
     """
     for stale in folder.endpoints.glob("*.json"):
         stale.unlink(missing_ok=True)
@@ -75,15 +75,15 @@ def open_inbox(folder: RunFolder, host: str, processes: Iterable[ProcessSpec]) -
 
 
 def _grants(spec: ProcessSpec) -> list[Grant]:
-    """What a process needs, and a learner's workers, which leases may start where the plan has none."""
+    """Return the grants of a process; a learner's include its workers', which leases may start beyond the plan."""
     grants = [Grant(spec.role, spec.policy)]
     return [*grants, Grant("worker", spec.policy)] if spec.role == "learner" else grants
 
 
 def may_say(grant: Grant, record: InboxRecord) -> bool:
-    """Whether the record speaks for its sender: its role, and its policy where the sender has one.
+    """Whether a record names its sender's own role, and the sender's policy where it has one.
 
-    The supervisor of another host hands on what its roles said, which it has looked at in the same way.
+    The supervisor of another host may send any record: it forwards those of its roles, which it has checked alike.
     """
     if grant.role == "supervisor" or isinstance(record, HostReport):
         return grant.role == "supervisor"
@@ -92,7 +92,7 @@ def may_say(grant: Grant, record: InboxRecord) -> bool:
 
 
 class Supervisor:
-    """Runs one plan to its end. `run` returns the exit code; `reason` then says why, empty when all went well."""
+    """Runs one plan to its end. `run` returns the exit code; `reason` then says why the run ended, "" on success."""
 
     def __init__(
         self,
@@ -150,7 +150,7 @@ class Supervisor:
 
     @property
     def reason(self) -> str:
-        """Why the run ended, when not because all learners were done."""
+        """Reason of the run's end; "" when all learners were done."""
         return self._lifecycle.reason
 
     @property
@@ -159,7 +159,7 @@ class Supervisor:
         return self._attempt
 
     def run(self) -> int:
-        """Start everything, go on until the run ends, and leave no process behind, whatever happens."""
+        """Start the processes, supervise them until the run ends, and leave no process behind, whatever happens."""
         restore = catch_signals(self._signals)
         try:
             with self._display:
@@ -178,7 +178,7 @@ class Supervisor:
         for part in (lambda: self._take_left(time.monotonic()), self._close_trackers, self._files.close):
             try:
                 part()
-            except OSError as error:  # what could not be written before may be told only now
+            except OSError as error:  # an earlier failed write may be reported only here
                 if not self._lifecycle.exit_code:
                     self._lifecycle.exit_code, self._lifecycle.reason = 2, self._disk_reason(error)
 
@@ -195,7 +195,7 @@ class Supervisor:
         for part in (*look, *self._processes.parts(), self._hosts.tick, self._lifecycle.tick, self._measure):
             try:
                 part(time.monotonic())
-            except OSError as error:  # the disk is full, or no process can be made; what is left must still be ended
+            except OSError as error:  # the disk is full, or no process can be made; the rest must still be ended
                 self._lifecycle.end(2, self._disk_reason(error), now_s)
         self._processes.signal_all(time.monotonic())
         self._display.refresh(time.monotonic())
@@ -218,7 +218,7 @@ class Supervisor:
             elif not (isinstance(record, MetricsRecord) and self._files.left.had(record)):
                 self._take(record, time.monotonic())
                 if isinstance(record, HeartbeatRecord) and grant.role != "supervisor":
-                    self._inbox.send(client, body)  # so its role knows that all before it has arrived
+                    self._inbox.send(client, body)  # tells the role that every earlier message has arrived
 
     def _take_left(self, now_s: float) -> None:
         self._files.left.take(lambda record: self._take(record, now_s))
@@ -246,7 +246,7 @@ class Supervisor:
             self._lifecycle.interrupted(self._signals.pop(0), now_s)
 
     def _note_requests(self, now_s: float) -> None:
-        """What `mrl stop` asks for, from whichever host."""
+        """Carry out requests of `mrl stop` from any host, and note which stopped policies have ended."""
         if now_s < self._look_s:
             return
         self._look_s = now_s + REQUESTS_EVERY_S
@@ -286,7 +286,7 @@ class Supervisor:
 def catch_signals(into: list[int]) -> Callable[[], None]:
     """Collect SIGINT, SIGTERM and SIGHUP in `into` until the returned function is called.
 
-    SIGHUP stays ignored where it is: `nohup` starts what is to go on when its terminal is closed.
+    A SIGHUP that is ignored already stays ignored: a program under `nohup` goes on when its terminal is closed.
     """
     is_kept = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
     numbers = (signal.SIGINT, signal.SIGTERM) if is_kept else (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)

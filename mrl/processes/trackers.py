@@ -1,8 +1,8 @@
-"""Trackers of a run: each in a process of its own, fed from a bounded queue by a thread of its own.
+"""Trackers of a run, such as TensorBoard: each in a process of its own, fed from a bounded queue by a thread.
 
-Nothing here makes the supervisor wait: what does not fit into a queue is a lost point, which is counted and said once.
-A tracker that ends or cannot start loses all that follows; nothing restarts it before the next attempt of the run.
-`metrics.jsonl` has every point, and `replay` gives them to a tracker again.
+The supervisor never waits for a tracker: points that find no room in the queue are lost, and are counted and reported.
+A tracker that ends or cannot start loses all later points; nothing restarts it before the next attempt of the run.
+`metrics.jsonl` has every point, and `replay` gives all points to a tracker again.
 """
 
 import itertools
@@ -35,27 +35,27 @@ from mrl.records.telemetry_messages import MetricsRecord
 MAX_QUEUED = 2_000
 """Records that wait for one tracker."""
 MAX_BATCH = 200
-"""Records of one message to a tracker's process."""
+"""Records in one message to a tracker's process."""
 MAX_LOG_BYTES = 4 * 1024 * 1024
-"""Of what a tracker's package prints; what follows is left out."""
+"""Bytes kept of what a tracker's package prints; later output is left out."""
 FINISH_S = 30.0
-"""How long trackers have at the end of a run to send what is left."""
+"""Seconds that trackers have at the end of a run to send their last points."""
 LOOK_S = 0.1
 HURRIED_S = 2.0
-"""The same after a signal, when the prompt has to be back within seconds."""
+"""Seconds for the same after a signal, when the prompt has to be back soon."""
 PATIENCE_S = 120.0
-"""How long a replay waits for a tracker that takes nothing."""
+"""Seconds that a replay waits for a tracker that takes no points."""
 SEND_S = 1800.0
-"""How long a replay waits for what a tracker does at its end, such as an upload, of which nothing is heard."""
+"""Seconds that a replay waits for a tracker's work at its end, such as an upload, during which it says nothing."""
 KEEPS_ITS_OWN_PLACE = ("trackio",)
-"""Kinds that keep local runs of all projects in one place of their own, where their dashboard looks."""
+"""Kinds that keep the local runs of all projects in a folder of their own, where their dashboard looks."""
 ARGV = (sys.executable, "-m", "mrl.metrics.trackers.tracker_process")
 
 _reply = msgspec.json.Decoder(Reply)
 
 
 class TrackerFeed:
-    """Feeds one tracker. Made and closed by the supervisor's main thread: the process dies with the one that made it.
+    """Feeds one tracker's process. The supervisor's main thread makes it: the process dies with the thread that did.
 
     Raises OSError when no process can be made.
     """
@@ -65,7 +65,7 @@ class TrackerFeed:
     ) -> None:
         self.label, self._run, self._id_file = label, run, id_file
         self.num_taken = self.num_lost = 0
-        """Points."""
+        """Points that the tracker took, and points that were lost."""
         self._changed = threading.Condition()
         self._queue: deque[Given] = deque()
         self._in_flight: list[Given] = []
@@ -86,7 +86,7 @@ class TrackerFeed:
             thread.start()
 
     def offer(self, given: Given, *, wait_s: float = 0.0) -> None:
-        """Hand in points or a file of samples; those that find no room within `wait_s` are lost."""
+        """Queue points or a file of samples; what finds no room within `wait_s` is lost."""
         with self._changed:
             if wait_s:
                 self._changed.wait_for(lambda: self._is_over or len(self._queue) < MAX_QUEUED, wait_s)
@@ -97,25 +97,25 @@ class TrackerFeed:
             self._changed.notify_all()
 
     def take_lines(self) -> list[str]:
-        """What is to be told to people, each line once."""
+        """Return the lines for people since the last call."""
         with self._changed:
             lines = list(self._lines)
             self._lines.clear()
         return lines
 
     def end(self) -> None:
-        """No more points come: the tracker may finish, and is not waited for."""
+        """Tell the tracker that no more points come, without waiting for its end."""
         with self._changed:
             self._is_closing = True
             self._changed.notify_all()
 
     def has_ended(self, timeout_s: float) -> bool:
-        """Whether its tracker has finished or failed; waits at most this long for it."""
+        """Wait at most `timeout_s`; return whether the tracker has finished or failed."""
         self._threads[0].join(timeout_s)
         return not self._threads[0].is_alive()
 
     def await_end(self) -> None:
-        """Wait until its tracker has ended: `PATIENCE_S` while no point is taken, `SEND_S` once all of them are."""
+        """Wait until the tracker has ended; at most PATIENCE_S without a point taken, SEND_S once all are taken."""
         seen, seen_s = (-1, False), time.monotonic()
         while not self.has_ended(LOOK_S):
             now = (self.num_taken + self.num_lost, self._is_finishing)
@@ -125,7 +125,7 @@ class TrackerFeed:
                 break
 
     def close(self) -> None:
-        """Kill the process, and all that it has started, if the tracker has not ended by itself."""
+        """Kill the tracker's process, if it has not ended by itself, and all processes that it has started."""
         self.end()
         if not self.has_ended(0):
             self._give_up("it did not finish in time")
@@ -139,7 +139,7 @@ class TrackerFeed:
             cure = f"`mrl report RUN --to {self._run.kind}` sends them all again"
             self._lines.append(f"tracker {self.label}: {self.num_lost:,} of {total:,} points are lost; {cure}")
 
-    # What follows runs in the threads.
+    # The methods below run in the threads.
 
     def _serve(self) -> None:
         try:
@@ -149,7 +149,7 @@ class TrackerFeed:
         self._give_up(failure)
 
     def _give_up(self, why: str) -> None:
-        """What waits is lost, and so is all that comes."""
+        """Count all queued points as lost; later points are lost, too."""
         with self._changed:
             self._is_over = True
             self._lose(sum(map(num_points, (*self._in_flight, *self._queue))), why)
@@ -158,7 +158,7 @@ class TrackerFeed:
             self._changed.notify_all()
 
     def _feed(self) -> str:
-        """Feed the process until the end of the run; returns why it ended before, "" when it did not."""
+        """Feed the process until the end of the run; return why it ended or failed before, else ""."""
         stdin, stdout = self._process.stdin, self._process.stdout
         assert stdin is not None
         assert stdout is not None
@@ -199,14 +199,14 @@ class TrackerFeed:
             self._lose(reply.num_failed, reply.failure)
 
     def _lose(self, num_points: int, why: str) -> None:
-        """Count lost points and tell the first reason; one without lost points is told all the same."""
+        """Count lost points and tell the first reason; a failure that loses no points is told, too."""
         self.num_lost += num_points
         if why and not self._has_told_loss:
             self._has_told_loss = True
             self._lines.append(f"tracker {self.label}: {'points are lost' if num_points else 'it failed'}: {why}")
 
     def _keep_log(self, log: Path) -> None:
-        """What the tracker's package prints, without the user's keys."""
+        """Write what the tracker's package prints to its log, without the user's keys."""
         stderr = self._process.stderr
         assert stderr is not None
         room = MAX_LOG_BYTES
@@ -217,15 +217,15 @@ class TrackerFeed:
 
 
 class Trackers:
-    """The trackers of a run that its supervisor feeds."""
+    """The trackers that the supervisor of a run feeds."""
 
     def __init__(self, config: RunConfig, folder: RunFolder, attempt: Path) -> None:
-        """Starts them. One that cannot be started is told like one that fails."""
+        """Start the trackers. A tracker that cannot be started is reported like one that fails."""
         self._feeds: list[TrackerFeed] = []
         self._rollouts = folder.rollouts
         self._tables = dict(labelled(config.trackers))
         self._shown: dict[tuple[str, str], int] = {}
-        """(tracker, policy) -> step of the newest samples that it was given."""
+        """(tracker, policy) -> step of the newest samples that the tracker was given."""
         self._lines: list[str] = []
         for label, table in labelled(config.trackers):
             try:
@@ -234,7 +234,7 @@ class Trackers:
                 self._lines.append(f"tracker {label}: points are lost: {error.strerror}")
 
     def offer(self, record: MetricsRecord) -> None:
-        """Hand a record to every tracker; never waits."""
+        """Queue a record for every tracker; never waits."""
         if self._feeds:
             points = points_of(record)
             for feed in self._feeds:
@@ -245,17 +245,17 @@ class Trackers:
                     feed.offer(file)
 
     def take_lines(self) -> list[str]:
-        """What is to be told to people, each line once."""
+        """Return the lines of all trackers for people since the last call."""
         lines, self._lines = self._lines, []
         return lines + [line for feed in self._feeds for line in feed.take_lines()]
 
     def values(self) -> dict[str, float]:
-        """Metrics: points that each took and lost so far."""
+        """Return as metrics the points that each tracker took and lost so far."""
         taken = {f"tracker/points/{feed.label}": float(feed.num_taken) for feed in self._feeds}
         return taken | {f"tracker/lost_points/{feed.label}": float(feed.num_lost) for feed in self._feeds}
 
     def close(self, timeout_s: float, *, is_hurried: Callable[[], bool] = lambda: False) -> None:
-        """Let all finish side by side, `timeout_s` at most together, or `HURRIED_S` once the run is in a hurry."""
+        """Let all trackers finish side by side, within `timeout_s` in all, or HURRIED_S once `is_hurried`."""
         began_s = time.monotonic()
         for feed in self._feeds:
             feed.end()
@@ -267,7 +267,7 @@ class Trackers:
 
 
 def samples_of(record: MetricsRecord, table: TrackerTable, rollouts: Path) -> SampleFile | None:
-    """The answers that a tracker is to show of the step that a record of a learner tells of; None for none."""
+    """Return the file of answers that a tracker shows for the step of a learner's record; None where it shows none."""
     is_step = record.role.startswith("learner/") and record.step > 0
     if not (table.samples and is_step and record.step % table.samples_every == 0):
         return None
@@ -276,14 +276,14 @@ def samples_of(record: MetricsRecord, table: TrackerTable, rollouts: Path) -> Sa
 
 
 def labelled(tables: Sequence[TrackerTable]) -> list[tuple[str, TrackerTable]]:
-    """Each table with a name of its own: its kind, and from the second of a kind on its number."""
+    """Return each table with a label of its own: its kind, with a number from the second table of a kind on."""
     kinds = [short_name(table.kind) for table in tables]
     counts = [kinds[:place].count(kind) + 1 for place, kind in enumerate(kinds)]
     return [(f"{kind}-{n}" if n > 1 else kind, table) for kind, n, table in zip(kinds, counts, tables, strict=True)]
 
 
 def files_of(folder: RunFolder, table: TrackerTable, label: str) -> str:
-    """The folder of a tracker's files; empty where it has a place of its own for them."""
+    """Return the folder of a tracker's files; "" where the tracker keeps them in a place of its own."""
     own_place = "" if table.kind in KEEPS_ITS_OWN_PLACE else str(folder.path / "trackers" / label)
     return str(Path(table.folder).absolute()) if table.folder else own_place
 
@@ -291,7 +291,7 @@ def files_of(folder: RunFolder, table: TrackerTable, label: str) -> str:
 def start_feed(
     config: RunConfig, folder: RunFolder, table: TrackerTable, *, label: str, log: Path, name: str = ""
 ) -> TrackerFeed:
-    """Start a tracker for a run, or let it go on with what it did of it. Raises OSError."""
+    """Start a tracker for a run, or continue its run of an earlier attempt. Raises OSError."""
     id_file = folder.path / "trackers" / f"{label}.json"
     run = TrackedRun(
         kind=table.kind,
@@ -306,7 +306,7 @@ def start_feed(
 
 
 def _earlier_id(id_file: Path, table: TrackerTable) -> str:
-    """What this tracker called the run before; empty where it did not, or kept it in another project."""
+    """Return the id that this tracker gave the run before; "" for a run new to it, or kept in another project."""
     try:
         noted: Any = msgspec.json.decode(id_file.read_bytes())
     except (OSError, msgspec.DecodeError):
@@ -322,15 +322,15 @@ def _asked(stdin: IO[bytes], stdout: IO[bytes], what: object) -> Reply | None:
 
 
 def _read(stdout: IO[bytes]) -> Reply | None:
-    """The next reply; None when the process has ended."""
+    """Return the next reply; None when the process has ended."""
     line = stdout.readline()
     return _reply.decode(line) if line else None
 
 
 def replay(config: RunConfig, folder: RunFolder, table: TrackerTable) -> Iterator[str]:
-    """Give a tracker all of `metrics.jsonl`, as a run of its own beside one that it was fed while the run went on.
+    """Give a tracker all of `metrics.jsonl`, as a run of its own beside the run that it was fed live.
 
-    It gets samples of the steps whose answers the run has kept.
+    The tracker also gets samples of the steps whose answers the run has kept.
 
     Yields lines to tell. Raises RunFolderError when points were lost, OSError when no process can be made.
     """
@@ -360,7 +360,7 @@ def replay(config: RunConfig, folder: RunFolder, table: TrackerTable) -> Iterato
 
 
 def _free_label(folder: RunFolder, table: TrackerTable, run_name: str) -> tuple[str, str]:
-    """(label, name) of a replay; each is new, for steps that a tracker has are not to be there twice."""
+    """Return (label, name) of a replay, both unused: a tracker must not have the same steps twice in one run."""
     name = table.name or run_name
     for number in itertools.count(1):
         suffix = "-replay" + f"-{number}" * (number > 1)

@@ -1,4 +1,4 @@
-"""The loop of the allocator of whole units; every transition of every unit goes to `units.jsonl`."""
+"""The loop of the allocator that leases whole units; `units.jsonl` gets every transition of every unit."""
 
 import threading
 import time
@@ -32,18 +32,18 @@ from mrl.transport.server import ServerSocket
 POLL_S = 0.05
 UNITS_PER_RECORD = 500
 UNSERVED_S = 600.0
-"""The run ends when no unit could serve a policy for longer; a host is back from a reboot by then."""
+"""Seconds without any unit that could serve a policy after which the run ends; a reboot of a host takes less."""
 
 log = structlog.get_logger()
 
 
 def life_of(folder: RunFolder) -> AllocatorLife:
-    """A new allocator of a run. Raises RunFolderError when its number cannot be kept."""
+    """Return a new allocator of a run. Raises RunFolderError when its number cannot be kept."""
     return begin_life(folder.path / "allocator.json", load_keys(folder.keys).server_public.decode())
 
 
 def unit_rule(config: RunConfig, units: Sequence[Unit], switch_s: Mapping[str, float], now_s: float) -> UnitController:
-    """The controller of the units of a run. `switch_s`: per policy, seconds of a switch as measured earlier."""
+    """Return the controller of a run's units. `switch_s`: policy -> seconds of a switch to it, as measured earlier."""
     table = config.allocation
     return UnitController(
         {name: KINDS[config.policies[name].device] for name in config.learning},
@@ -60,10 +60,10 @@ def unit_rule(config: RunConfig, units: Sequence[Unit], switch_s: Mapping[str, f
 
 
 def unit_core(config: RunConfig, folder: RunFolder, life: AllocatorLife, now_s: float) -> UnitCore:
-    """The core for the units and policies of a run.
+    """Return the allocator's core for the units and policies of a run.
 
-    A host that joins by itself may bring the only units that serve a policy: these policies wait as long as a host may
-    take to join.
+    A host that joins by itself may bring the only units that can serve a policy. Such a policy waits as long as a host
+    may take to join.
     """
     table = config.allocation
     units = parse_units(table.units)
@@ -82,7 +82,7 @@ def unit_core(config: RunConfig, folder: RunFolder, life: AllocatorLife, now_s: 
 
 
 def _start_s(config: RunConfig) -> float:
-    """Seconds from a grant to the first request of its worker: the start of a process, and of the slowest server."""
+    """Return seconds from a grant to its worker's first request: the start of a process, and of the slowest server."""
     servers = [policy.rollout.server for policy in config.policies.values() if policy.rollout.engine != "embedded"]
     return config.supervision.start_s + max((server.start_s for server in servers), default=0.0)
 
@@ -117,7 +117,7 @@ def serve_units(
 
 
 def _check_served(core: UnitCore, now_s: float) -> None:
-    """Raises DeviceError for a policy that no unit serves: it would wait for ever."""
+    """Raises DeviceError for a policy that no unit serves any more: the policy would wait for ever."""
     unserved = core.unserved(now_s)
     if unserved:
         raise DeviceError(
@@ -150,7 +150,7 @@ def _lines(transitions: Iterable[Transition], types: Mapping[str, str]) -> Itera
 
 
 def _log_verdicts(records: Sequence[DecisionRecord], told: str) -> str:
-    """Log the newest verdicts where they differ from the verdicts told before; returns them."""
+    """Log the newest verdicts where they differ from `told`, the verdicts logged last; return them."""
     verdicts = "; ".join(f"{record.verdict} {record.candidate}" for record in records)
     if verdicts != told:
         for record in records:
@@ -160,7 +160,7 @@ def _log_verdicts(records: Sequence[DecisionRecord], told: str) -> str:
 
 
 def sleep_counts(reports: Iterable[NodeReport]) -> dict[str, float]:
-    """Engines that slept, that woke up, and that failed to, over all hosts, as metrics."""
+    """Return as metrics the numbers of engines, over all hosts, that slept, woke up, and failed to do either."""
     counts = Counter[str]()
     for report in reports:
         counts += Counter(slept=report.slept, woken=report.woken)

@@ -1,4 +1,8 @@
-"""The shell of a host's unit guard, inside its supervisor: the parent of processes alone can prove them gone."""
+"""The node of a host: carries out the allocator's orders on the host's units (GPUs or cores that run one engine).
+
+The node lives inside the host's supervisor, since only the parent of processes can prove that they are gone.
+`mrl.allocation.node_guard` decides, without a process in sight; the node acts and looks.
+"""
 
 import os
 import signal
@@ -39,7 +43,7 @@ def lease_units(
     is_first: bool,
     closing: ExitStack,
 ) -> None:
-    """Give the units of this host a node that takes part in every turn of the host's supervisor."""
+    """Make the node of this host's units, if it has units, and call it in every turn of the host's supervisor."""
     units = units_of(config, host, is_first=is_first)
     if units:
         gpus = visible_gpus(os.environ)
@@ -48,7 +52,7 @@ def lease_units(
 
 
 class UnitNode:
-    """Starts, ends and reports the workers on this host's units, as the allocator orders and the guard allows."""
+    """Starts, ends and reports the workers on this host's units; the allocator orders, the guard allows."""
 
     def __init__(
         self,
@@ -68,12 +72,12 @@ class UnitNode:
         types = {unit.name: seen_type(unit, gpu_models(_gpus_of(unit, gpus))) for unit in units}
         self._guard = NodeGuard(host or HOST_ROLE, self._units, wake_s=config.allocation.wake_s, types=types)
         self._workers: defaultdict[str, dict[str, str]] = defaultdict(dict)
-        """Unit -> policy -> name of the worker that was started there."""
+        """Unit -> policy -> name of the worker that was started on the unit."""
         self._asleep: set[str] = set()
-        """Workers that said that their engines sleep."""
+        """Names of workers that said that their engines sleep."""
         self._proved: set[str] = set()
-        """Workers among `_asleep` on whose unit the GPUs' memory was given back since."""
-        # Where a learner has the unit in turns its memory is no engine's to give back.
+        """Names among `_asleep` on whose unit the memory of the GPUs was found free since."""
+        # A learner that shares the unit's GPU in turns holds memory there, too: an engine cannot give that back.
         alone = [] if are_in_turns(config) else [unit for unit in units if unit.kind == "gpu"]
         self._memory = {unit.name: UnitMemory(_gpus_of(unit, gpus)) for unit in alone}
         self._orders: deque[NodeOrders] = deque(maxlen=16)
@@ -92,7 +96,7 @@ class UnitNode:
         self._requests.open(client.post, client.restart)
 
     def turn(self, now_s: float) -> None:
-        """Obey orders, act, and report; to be called every turn. Raises OSError as the start of a process does."""
+        """Obey orders, act, and report; called in every turn. Raises OSError when a process cannot be started."""
         released = self._released()
         self._end_sleepers(released)
         if self._lifecycle.phase == "stopping":
@@ -106,7 +110,7 @@ class UnitNode:
     def _take(self, body: bytes) -> None:
         """Keep orders for the next turn; called on the link's thread."""
         orders = self._requests.read(body, node_orders_decoder)
-        if orders is not None:  # else the allocator says it again
+        if orders is not None:  # else the allocator sends them again
             self._orders.append(orders)
             self._requests.answered(self._requests.core.newest_report, time.monotonic())
 
@@ -125,7 +129,7 @@ class UnitNode:
                     self._kill(action.unit, now_s)
 
     def _listen(self) -> None:
-        """Take the words of workers about the sleep of their engines."""
+        """Read the workers' messages about the sleep of their engines."""
         for unit, workers in self._workers.items():
             for policy, name in workers.items():
                 for words in self._processes.heard_from(name):
@@ -155,15 +159,15 @@ class UnitNode:
         self._processes.place(spec, now_s)
 
     def _wake(self, action: Action) -> None:
-        """Tell the engine to wake up; the guard has it killed when its time for that is over."""
+        """Tell the engine to wake up; the guard orders a kill when that takes too long."""
         name = self._workers[action.unit][action.policy]
         self._forget_sleep(name)
         self._processes.say(name, WAKE, action.epoch)
 
     def _kill(self, unit: str, now_s: float) -> None:
-        """Kill all that does not sleep: workers' groups and descendants, and whatever else was started from them.
+        """Kill every process on a unit that does not sleep: workers' groups, descendants, and whatever these started.
 
-        Engines that sleep are spared where the GPUs' memory was given back, and as long as it stays so.
+        Engines that are proved to sleep are spared, unless memory of the unit's GPUs stayed in use for too long since.
         """
         is_kept = unit in self._memory and self._memory[unit].is_kept(now_s)
         spared = {policy for policy, name in self._workers[unit].items() if self._is_proved(name) and not is_kept}
@@ -186,16 +190,17 @@ class UnitNode:
         self._proved.discard(name)
 
     def _end_sleepers(self, released: Sequence[str]) -> None:
-        """End engines that sleep and belong to a released policy: no order will wake them."""
+        """End the sleeping engines of released policies: no order will wake them."""
         for workers in self._workers.values():
             for policy, name in workers.items():
                 if name in self._asleep and policy in released:
                     self._end(name)
 
     def _look(self, unit: str) -> Seen:
-        """Quiet: every worker sleeps or is reaped, its descendants are gone, and the GPUs' memory is given back.
+        """Return whether a unit is quiet, and the policies whose engines sleep there.
 
-        A worker's own word is no proof that its engine sleeps: the memory has to be free, too.
+        Quiet: every worker sleeps or is reaped, its descendants are gone, and the memory of the GPUs is free. A
+        worker's own message alone is no proof that its engine sleeps.
         """
         found, workers = self._on_unit(unit), self._workers[unit]
         there = {policy for policy, name in workers.items() if self._processes.is_there(name)}
@@ -210,7 +215,7 @@ class UnitNode:
         return memory is None or memory.is_given_back(time.monotonic(), num_sleepers=num_sleepers)
 
     def _on_unit(self, unit: str) -> dict[str, list[int]]:
-        """Policy -> all processes on a unit."""
+        """Return policy -> pids of all its processes on a unit."""
         return processes_by(UNIT_POLICY, self._mark(unit))
 
     def _mark(self, unit: str) -> dict[str, str]:
@@ -224,7 +229,7 @@ class UnitNode:
         self._requests.report(encode(report), now_s)
 
     def _failed(self, now_s: float) -> dict[str, str]:
-        """Unit -> policy whose engine failed there again and again and is left alone for now."""
+        """Return unit -> policy whose engine failed there too often and is not restarted for now."""
         return {
             unit: policy
             for unit, workers in self._workers.items()
@@ -233,7 +238,7 @@ class UnitNode:
         }
 
     def _released(self) -> list[str]:
-        """Policies that need no engine any more."""
+        """Return the policies that need no engine any more."""
         lifecycle, learning = self._lifecycle, self._config.learning
         if lifecycle.phase != "running":
             return list(learning)

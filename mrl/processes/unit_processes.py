@@ -1,4 +1,4 @@
-"""Processes of an engine on a unit, wherever they went: found by the environment that they were started with."""
+"""Find all processes of an engine on a unit, by the environment that they were started with."""
 
 from collections.abc import Mapping
 
@@ -6,11 +6,11 @@ import psutil
 
 
 def processes_by(name: str, variables: Mapping[str, str]) -> dict[str, list[int]]:
-    """Processes of this user that were started with these environment variables, by the value of another variable.
+    """Return this user's processes that were started with `variables`, as pids by the value of the variable `name`.
 
-    The value is "" where the variable `name` is not set. Every descendant inherits the variables, also a descendant
-    that leads a session of its own, or whose parent has died. A process that has ended and is not yet reaped does not
-    count: it holds nothing.
+    The value is "" where `name` is not set. Every descendant inherits the variables, also a descendant that leads a
+    session of its own, or whose parent has died. A process that has ended and is not yet reaped does not count: it
+    holds no resources.
     """
     found: dict[str, list[int]] = {}
     for process in psutil.process_iter():

@@ -1,4 +1,4 @@
-"""How a rank of a learner publishes new weights: in files, or by broadcast, as its policy says."""
+"""Build what publishes a learner rank's new weights: in files, or by broadcast, as the policy's table says."""
 
 from contextlib import ExitStack
 from pathlib import Path
@@ -15,10 +15,10 @@ from mrl.weights.publish import Publisher
 def publisher_of(
     config: RunConfig, folder: RunFolder, closing: ExitStack, policy: str, world: World
 ) -> Publisher | BroadcastPublisher:
-    """Of this rank, in the number format that the engines compute in.
+    """Return this rank's publisher of weights, in the number format that the engines compute in.
 
-    Of a learner over several hosts the ranks of the first one publish, who have all of the weights between them; where
-    one copy is shared over hosts, so do all ranks that share it, each from its host into the run folder.
+    Of a learner over several hosts, the ranks of the first host publish: between them they hold all weights. Where one
+    copy is sharded over several hosts, all ranks that share it publish, each from its host into the run folder.
     """
     table = config.policies[policy]
     broadcasts, adapters = table.rollout.weights == "broadcast" and world.is_first, None
@@ -41,7 +41,7 @@ def publisher_of(
     closing.callback(files.close)
     if not broadcasts:
         return files
-    # SGLang knows but one way to meet; within a host the others meet in a folder that nobody else may enter.
+    # SGLang can meet at a TCP port only; other engines on this host meet in a folder that only this user may enter.
     meets_in = local_folder() if not config.exchange.host and table.rollout.engine != "sglang" else None
     host = config.exchange.host or "127.0.0.1"
     publisher = BroadcastPublisher(files, host=host, meets_in=meets_in, device=table.device, dtype=dtype)

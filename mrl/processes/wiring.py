@@ -1,7 +1,7 @@
-"""The outer edge that all roles share: signals, logs, telemetry, links, exit codes.
+"""The outer edge that all roles (learner, worker, exchange, ...) share: signals, logs, telemetry, links, exit codes.
 
-Exit codes: 0 done or told to stop, 1 cannot continue, 2 a mistake that the user can cure. The reason is the last line
-on stderr and lies in `crash/<role>.json`.
+Exit codes: 0 done or told to stop, 1 cannot continue, 2 a mistake that the user can cure. The reason of an ending with
+1 or 2 is the last line on stderr and lies in `crash/<role>.json`.
 """
 
 import errno
@@ -40,28 +40,28 @@ from mrl.transport.grants import grant_of
 from mrl.transport.keys import load_client_keys
 
 TELEMETRY = "MRL_TELEMETRY"
-"""Environment variable: the endpoint of the supervisor of this host, where it is not the first one's."""
+"""Environment variable: name of the endpoint of this host's supervisor; unset on the first host."""
 BEAT_S = 1.0
 MAX_STACK_BYTES = 1024 * 1024
-"""Of earlier lives; beyond that their stacks make room for those of this one."""
+"""Size of a role's file of stacks from earlier lives beyond which the next life overwrites the file."""
 FLUSH_S = 0.5
 QUEUED_MESSAGES = 4
-"""Of the greatest length that a link keeps for a server that is slow to take them."""
+"""Messages of the greatest length that a link queues for a slow server."""
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 log = structlog.get_logger()
 
 
 def load(run_folder: Path) -> tuple[RunConfig, RunFolder]:
-    """The resolved configuration, with models where this host has them, and the layout of a run."""
+    """Return the run's resolved configuration, with the paths of models on this host, and the layout of its folder."""
     return located(read_run_config(run_folder)), RunFolder(run_folder)
 
 
 def stop_event() -> threading.Event:
-    """An event that SIGTERM and SIGINT set; call it from the main thread.
+    """Return an event that SIGTERM and SIGINT set. Call this from the main thread.
 
-    A thread sets it, since a handler runs within the main thread, which may hold the event's lock: it would wait for
-    itself. `SimpleQueue.put` is made for handlers.
+    A thread sets the event, not the signal handler: the handler runs within the main thread, which may hold the event's
+    lock, and would deadlock. `SimpleQueue.put` is safe in handlers.
     """
     event, signals = threading.Event(), queue.SimpleQueue[int]()
 
@@ -76,11 +76,11 @@ def stop_event() -> threading.Event:
 
 
 Body = Callable[[RunConfig, RunFolder, ExitStack], int]
-"""A role's own work: (configuration, run folder, what to close at the end) -> exit code."""
+"""A role's own work: (configuration, run folder, stack of resources closed at the end) -> exit code."""
 
 
 def run_role(run_folder: Path, role: str, policy: str, body: Body) -> int:
-    """Run a role's body at its outer edge; every ending becomes an exit code and one line that says why."""
+    """Run a role's body; turn every ending into an exit code, and every failure into one line that says why."""
     faulthandler.enable()
     setproctitle.setproctitle(f"mrl::{role}")
     configure_logging(role, policy)
@@ -101,16 +101,16 @@ def run_role(run_folder: Path, role: str, policy: str, body: Body) -> int:
 
 
 def _may_have_room_again(error: UserError) -> bool:
-    """Whether memory ran out on a device that others have in turns: a dead one's memory comes back a while later."""
+    """Whether memory ran out on a device shared in turns: the memory of a dead process comes back with a delay."""
     if not turn_devices(os.environ) or error.__cause__ is None:
         return False
-    from mrl.models.device_memory import lacks_memory  # with torch, which whoever is here has
+    from mrl.models.device_memory import lacks_memory  # imports torch, which a role with turns has imported already
 
     return lacks_memory(error.__cause__)
 
 
 def _write_stacks_when_asked(folder: RunFolder, role: str, closing: ExitStack) -> None:
-    """SIGUSR1 has the stacks of all threads written, also of a process that hangs. Raises OSError."""
+    """Let SIGUSR1 write the stacks of all threads to a file, even when the process hangs. Raises OSError."""
     path = folder.stacks / f"{role.replace('/', '-')}.txt"
     path.parent.mkdir(parents=True, exist_ok=True)
     is_long = path.exists() and path.stat().st_size > MAX_STACK_BYTES
@@ -135,7 +135,7 @@ def link(
     max_message_bytes: int = MAX_MESSAGE_BYTES,
     closing: ExitStack,
 ) -> BackgroundClient:
-    """A background link to another role, flushed and closed with `closing`; `server` is the name of its endpoint."""
+    """Return a background link to the role with the endpoint `server`; flushed and closed with `closing`."""
     keys = load_client_keys(folder.keys, grant_of(identity))
     socket = ClientSocket(
         keys,
@@ -155,7 +155,7 @@ def link(
 
 
 def connect_exchange(folder: RunFolder, role: str, policy: str, closing: ExitStack) -> ExchangeClient:
-    """A learner's or worker's end of the exchange; it never waits for a daemon to be there."""
+    """Return a learner's or worker's client of the exchange; never waits for the daemon."""
     client = ExchangeClient.connect(
         lambda on_message, on_tick: link(
             folder, ENDPOINT, identity=role, on_message=on_message, on_tick=on_tick, closing=closing
@@ -168,7 +168,7 @@ def connect_exchange(folder: RunFolder, role: str, policy: str, closing: ExitSta
 
 
 def connect_telemetry(folder: RunFolder, role: str, policy: str, closing: ExitStack) -> Telemetry:
-    """A role's voice to the supervisor: metrics as they come, heartbeat and spans every second from its own thread."""
+    """Return a role's telemetry to the supervisor: metrics at once, heartbeat and spans every second from a thread."""
     posts: list[Callable[[bytes], bool]] = []
     unheard = UnheardMetrics(lambda body: posts[0](body) if posts else False)
     telemetry = Telemetry(role, policy, unheard.say)
@@ -190,7 +190,7 @@ def connect_telemetry(folder: RunFolder, role: str, policy: str, closing: ExitSt
 
 
 def _place(error: BaseException) -> str:
-    """The innermost line of the user's own modules, or else of all."""
+    """Return the innermost frame of a traceback that is in the user's own modules, or else the innermost of all."""
     frames, modules = traceback.extract_tb(error.__traceback__), os.environ.get(MODULES)
     own = [frame for frame in frames if modules and Path(frame.filename).is_relative_to(modules)]
     frame = (own or frames)[-1]

@@ -3,10 +3,10 @@
 Owns: one engine in this process, and the groups and held-out answers that its learner has not acknowledged.
 Speaks: work requests and groups to the learner, records and scores to the exchange, lease requests to the allocator,
     answers to requests outside of episodes to the gateway.
-Waits for: granted work and a lease, both bounded; in a synchronous run the exchange's word that it has what was
-    published. The worker of a frozen policy evaluates it once and waits for score requests, without a bound: idle, it
-    costs nothing.
-Unblocked by: the learner's next version (it raises the staleness budget), the allocator's next grant, the exchange.
+Waits for: granted work and a lease, both bounded; in a synchronous run the exchange's acknowledgement of published
+    records. The worker of a frozen policy evaluates it once and waits for score requests, without a bound: an idle
+    worker costs nothing.
+Unblocked by: the learner's next version (which raises the staleness budget), the allocator's next grant, the exchange.
 If it dies: the supervisor starts it again; the learner grants its work anew.
 """
 
@@ -64,7 +64,7 @@ from mrl.weights.own_folder import describe_folder
 
 FLUSH_SLICE_S = 0.5
 TOKENS_PER_TOKEN = 4
-"""A peer's text is scored up to this many times the tokens of the longest answer of any policy."""
+"""Longest text of a peer that is scored, as a multiple of the tokens of the longest answer of any policy."""
 
 
 def main(run_folder: Path, policy: str, index: int) -> int:
@@ -85,9 +85,9 @@ def build_sampler(
     *,
     tell: Callable[[TurnPiece], None] | None = None,
 ) -> tuple[Sampler, Receiver]:
-    """What answers the prompts of a pool: engine and tokenizer of one policy, and how it is asked.
+    """Build what answers the prompts of a pool: the engine of one policy with its tokenizer, encoder and decoding.
 
-    `tell` takes turns of episodes as they grow.
+    `tell` receives the turns of episodes piece by piece while they are sampled.
     """
     table = config.policies[policy]
     receiver = load_receiver(Path(table.model))
@@ -115,7 +115,7 @@ def _work(config: RunConfig, folder: RunFolder, closing: ExitStack, policy: str,
     table = config.policies[policy]
     is_server = table.rollout.engine != "embedded"
     telemetry.doing("starting")
-    link = None if table.frozen else _connect_learner(folder, policy, role, closing)  # it hears that the engine starts
+    link = None if table.frozen else _connect_learner(folder, policy, role, closing)  # tells it that the engine starts
     line = GatewayLine(folder.path) if config.has_gateway and not table.frozen else None
     if line is not None:
         closing.callback(line.close)
@@ -184,7 +184,7 @@ def _sampler(
 
 
 def _sample(loop: RolloutLoop, lease: LeaseHolder, engine: Engine, stop: threading.Event) -> None:
-    """Until told to stop. Raises RoleFailed where the worker's unit was lost meanwhile."""
+    """Sample until told to stop. Raises RoleFailed where the worker's unit was lost meanwhile."""
     loop.run(lambda: stop.is_set() or lease.has_lost_unit)
     if lease.has_lost_unit and not stop.is_set():
         raise RoleFailed("it was stopped for longer than its lease: its unit may be somebody else's by now")
@@ -203,7 +203,7 @@ def _engine(
     first: FirstTurn,
     stopping: Callable[[], bool],
 ) -> Engine:
-    """Started at once, or in its first turn on a device that it shares."""
+    """Start the engine at once, or in its first turn on a shared device."""
     make = partial(build_engine, config, policy, receiver, folder, telemetry.role)
     turn = device_turn(folder, telemetry.role)
     if turn is None:
@@ -220,7 +220,7 @@ def _engine(
 
 
 def _own_folder(config: RunConfig, policy: str) -> Manifest:
-    """What a server of a frozen policy has to prove, by prompts of the pool."""
+    """Return the manifest that a frozen policy's server has to prove; its canary is made from prompts of the pool."""
     table = config.policies[policy]
     encoder, pool = PromptEncoder(Path(table.model), table.prompt), build_pool(config.tasks, config.pool)
     prompts = [encoder.token_ids(pool.prompt_at(place).content) for place in range(min(len(pool), NUM_PROMPTS))]
@@ -231,14 +231,14 @@ def _own_folder(config: RunConfig, policy: str) -> Manifest:
 
 
 def _learner_bound_s(config: RunConfig, policy: str) -> float:
-    """Longer than its learner may take to give up, to start again and to load its model."""
+    """Return seconds longer than the policy's learner may take to give up, to start again and to load its model."""
     table, sync_s = config.policies[policy], 3 * config.run.sync_timeout_s if config.run.sync else 0.0
     start_s = config.supervision.start_s + load_bound_s(Path(table.model))
     return 2 * table.learner.data_timeout_s + start_s + sync_s
 
 
 class _UnitRest:
-    """Sleep as the node of the worker's unit orders it."""
+    """Sleep and wake up as the node of the worker's unit orders."""
 
     def __init__(self, line: WorkerLine, lease: LeaseHolder, stopping: Callable[[], bool]) -> None:
         self._line, self._lease, self._stopping = line, lease, stopping
@@ -266,7 +266,7 @@ class _UnitRest:
 def _frozen_evaluation(
     config: RunConfig, folder: RunFolder, sampler: Sampler, telemetry: Telemetry
 ) -> FrozenEvaluation | None:
-    """By the policy's first worker. Its weights never change, so neither does the result of an earlier attempt."""
+    """Return the evaluation by a frozen policy's first worker, or None; once a run, since weights never change."""
     is_first = telemetry.role == f"worker/{sampler.policy}/0"
     is_there = (folder.evaluation / result_name(sampler.policy, FROZEN.step)).exists()
     if not is_first or is_there or config.evaluation.every == NO_EVALUATION:
@@ -284,7 +284,7 @@ def _frozen_evaluation(
 
 
 def _scorer(config: RunConfig, sampler: Sampler, receiver: Receiver, exchange: ExchangeClient) -> Scorer | None:
-    """What answers the peers' score requests, where the regime lets this policy score."""
+    """Return what answers the peers' score requests; None where the regime does not let this policy score."""
     policy = sampler.policy
     if policy not in scorers(config.sharing, config.policies):
         return None
@@ -306,7 +306,7 @@ def _scorer(config: RunConfig, sampler: Sampler, receiver: Receiver, exchange: E
 def _plain_serving(
     config: RunConfig, line: GatewayLine | None, sampler: Sampler, receiver: Receiver, *, wake: Callable[[], None]
 ) -> PlainServing | None:
-    """What answers requests outside of episodes, where the run does; each one that comes wakes the worker."""
+    """Return what answers requests outside of episodes, or None; every request that arrives wakes the worker."""
     if line is None or not config.gateway.serve:
         return None
     voice = plain_voice(config, sampler.policy, receiver)
@@ -321,7 +321,7 @@ def _plain_serving(
 
 
 def _max_answers(config: RunConfig, policy: str, lease: LeaseHolder) -> Callable[[int], int]:
-    """What the lease allows; the whole batch in a synchronous run, since what is sampled together decides every bit."""
+    """Return the limit of answers in flight: the lease's, or in a synchronous run the batch, which decides all bits."""
     table = config.policies[policy]
     if config.run.sync:
         return WholeBatch(lease, table.learner.fresh_groups * table.rollout.group_size)
@@ -331,7 +331,7 @@ def _max_answers(config: RunConfig, policy: str, lease: LeaseHolder) -> Callable
 def _sender(
     config: RunConfig, exchange: ExchangeClient, telemetry: Telemetry, stop: threading.Event
 ) -> Callable[[Sequence[ExperienceRecord]], None]:
-    """A synchronous run waits until the exchange has what was published, and only then gives the learner the groups."""
+    """Return the call that publishes records; in a synchronous run it waits for the exchange's acknowledgement."""
     if not config.run.sync:
         return exchange.publish
     bound_s = config.run.sync_timeout_s
@@ -393,6 +393,6 @@ def _publisher(
 
 
 def _record_ids(policy: str, ticket: str) -> Callable[[], str]:
-    """Ids that come out the same when the same group is published again."""
+    """Return a maker of record ids, which are the same when the same group is published again."""
     numbers = itertools.count()
     return lambda: f"{policy}:{ticket}:{next(numbers)}"

@@ -1,3 +1,5 @@
-"""Evaluations outside of runs, `mrl eval`: whose answers (`subjects`), how they are had (`measuring`), what is kept of
-them (`kept_evaluations`).
+"""Evaluations outside of runs, and old versions served beside a run.
+
+`mrl eval` measures policies and models (`subjects`) on held-out prompts (`measuring`) and keeps the results in files
+(`kept_evaluations`). `kept_serving` is the process that serves a checkpoint through a run's gateway.
 """

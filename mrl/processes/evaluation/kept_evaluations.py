@@ -1,4 +1,4 @@
-"""Files of `mrl eval`: written whole or not at all, read again, and held against each other."""
+"""Files of `mrl eval`: written whole or not at all, read, and compared."""
 
 import time
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ UNION = "all together"
 
 @dataclass(frozen=True)
 class Difference:
-    """B minus A of one measure, over the prompts that both have enough answers to."""
+    """Difference of pass@k between evaluations A and B, over the prompts to which both have k answers."""
 
     policies: str
     k: int
@@ -27,7 +27,7 @@ class Difference:
 
 
 def keep(evaluation: EvaluationFile, place: Path) -> Path:
-    """Write the file and return its path; a folder gets a new file in it. Raises OSError."""
+    """Write an evaluation to `place`, or as a new file into the folder `place`; return its path. Raises OSError."""
     if place.suffix != ".json":
         place.mkdir(parents=True, exist_ok=True)
         stamp = time.strftime("%Y%m%d-%H%M%S", time.gmtime(evaluation.made_unix_s))
@@ -38,7 +38,7 @@ def keep(evaluation: EvaluationFile, place: Path) -> Path:
 
 
 def read_evaluation(path: Path) -> EvaluationFile:
-    """A file that `keep` wrote. Raises ConfigError."""
+    """Read a file that `keep` wrote. Raises ConfigError."""
     try:
         return msgspec.json.decode(path.read_bytes(), type=EvaluationFile)
     except OSError as error:
@@ -48,10 +48,10 @@ def read_evaluation(path: Path) -> EvaluationFile:
 
 
 def differences(first: Path, second: Path) -> list[Difference]:
-    """B minus A of every policy that both have, and of what all solve together.
+    """Return B minus A for every policy that both files have, and for what all policies solve together.
 
-    Policies are the same by their names without steps; where each file has one alone, these two are compared. Raises
-    ConfigError unless both files are of the same tasks and prompts.
+    Policies are matched by their names without steps; where each file has a single policy, these two are compared.
+    Raises ConfigError unless both files are of the same tasks and prompts.
     """
     a, b = read_evaluation(first), read_evaluation(second)
     _check_same(a, b, first, second)
@@ -72,7 +72,7 @@ def differences(first: Path, second: Path) -> list[Difference]:
 
 
 def _difference(policies: str, k: int, before: dict[str, float], after: dict[str, float]) -> list[Difference]:
-    """None where no prompt has k answers in both."""
+    """Return the difference at k, in a list; [] where no prompt has k answers in both."""
     common = [prompt for prompt in before if prompt in after]
     if not common:
         return []

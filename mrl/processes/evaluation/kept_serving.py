@@ -1,10 +1,10 @@
-"""One kept version of a policy, served beside the run for whoever asks for it by its step.
+"""The process that serves one kept version of a policy, a checkpoint, beside the run for clients that name its step.
 
 Owns: an engine of transformers in this process, with the weights of a checkpoint.
 Speaks: answers to the gateway, over a line as rollout workers have.
-Waits for: requests, without a bound: idle, it costs memory alone, and the gateway ends it.
+Waits for: requests, without a bound: an idle process costs memory alone, and the gateway ends it.
 Unblocked by: the gateway.
-If it dies: the gateway tells those who wait, and starts it again for the next request.
+If it dies: the gateway tells the clients that wait, and starts it again for the next request.
 """
 
 import shutil
@@ -35,10 +35,10 @@ from mrl.rollout.held_out_answers import InFlight
 from mrl.rollout.plain_serving import PlainServing
 
 MAX_AT_ONCE = 16
-"""Answers that are sampled side by side, on the CPU that the run uses too."""
+"""Most answers that are sampled at a time, on the CPU that the run uses, too."""
 COLLECT_S, IDLE_SLICE_S = 0.05, 0.5
 SPARE_SHARE = 1.25
-"""Memory that there has to be, in sizes of the weights."""
+"""Free memory that is needed, as a multiple of the bytes of the weights."""
 MIB = 1024 * 1024
 
 log = structlog.get_logger()
@@ -51,7 +51,7 @@ def main(run_folder: Path, policy: str, index: int) -> int:
     def body(config: RunConfig, folder: RunFolder, closing: ExitStack) -> int:
         woken = threading.Event()
         serving, engine = _start(config, folder, policy, step=index, woken=woken, closing=closing)
-        stop = wiring.stop_event()  # by now: while it loads it ends at once
+        stop = wiring.stop_event()  # not earlier: a signal while the weights load ends the process at once
         log.info("a kept version is served", step=index)
         while not stop.is_set():
             woken.clear()
@@ -68,12 +68,15 @@ def main(run_folder: Path, policy: str, index: int) -> int:
 def _start(
     config: RunConfig, folder: RunFolder, policy: str, *, step: int, woken: threading.Event, closing: ExitStack
 ) -> tuple[PlainServing, EmbeddedEngine]:
-    """Raises CheckpointError, RoleFailed where the weights have no room in memory."""
+    """Load the weights and connect to the gateway.
+
+    Raises CheckpointError, and RoleFailed where the weights have no room in memory.
+    """
     own = config.policies[policy]
     table = engine_table(own, engine="embedded", device="cpu", max_new_tokens=0)
     _check_memory(table)
     part = folder.path / KEPT_VERSIONS / f"{policy}-{step}"
-    shutil.rmtree(part, ignore_errors=True)  # of one that was killed while it loaded
+    shutil.rmtree(part, ignore_errors=True)  # left by a process that was killed while it loaded
     part.mkdir(parents=True)
     closing.callback(shutil.rmtree, part, ignore_errors=True)
     write_folder(part, own, sound_checkpoint(folder, policy, step))
@@ -96,7 +99,7 @@ def _start(
 
 
 def _is_good(version: Version) -> bool:
-    """Nothing is loaded behind its back: the only weights are those that it began with."""
+    """Whether answers under `version` may be used: always, since the engine's weights never change."""
     return True
 
 
@@ -105,7 +108,7 @@ def _most(config: RunConfig, policy: str) -> int:
 
 
 def _check_memory(table: PolicyTable) -> None:
-    """The run comes first: a host without room would end one of its processes."""
+    """Raises RoleFailed where memory is short: the kernel might otherwise kill a process of the run."""
     num_elements = sum(read_header(file).num_elements for file in weight_files(Path(table.model), "", ""))
     # Where adapters are trained, they are merged in float32 before the engine has its own.
     size = ELEMENT_BYTES["float32" if table.learner.lora else table.rollout.engine_dtype]

@@ -1,4 +1,4 @@
-"""`mrl eval` has policies answer held-out prompts, one after another, each in an engine of its own."""
+"""Measure policies on held-out prompts for `mrl eval`, one policy after another, each in an engine of its own."""
 
 import importlib.metadata
 import time
@@ -31,18 +31,18 @@ PACKAGES = ("torch", "transformers", "reasoning-gym")
 
 @dataclass(frozen=True)
 class HeldOutQuestions:
-    """What is measured."""
+    """Held-out prompts to answer, and the settings of the evaluation."""
 
     config: RunConfig
-    """Tasks, pool, seed, and the evaluation's own table; its policies are those of no subject."""
+    """Tasks, pool, seed, and the evaluation's own table; its policies are not used."""
     pool: TaskPool
     prompts: Sequence[Prompt]
     on_progress: Callable[[str, int, int], None]
-    """Told of a policy, its answers that came, and all that are asked for."""
+    """Called with a policy's label, the number of its answers so far, and the number of answers wanted."""
 
 
 def evaluate(subjects: Sequence[EvaluationSubject], asked: HeldOutQuestions, scratch: Path) -> EvaluationFile:
-    """The answers of all subjects, and what they say; logs of servers lie in `scratch` meanwhile.
+    """Have all subjects answer and return the results; `scratch` holds logs of servers meanwhile.
 
     Raises UserError, CheckpointError, and RoleFailed where an engine is lost again and again.
     """
@@ -68,7 +68,7 @@ def evaluate(subjects: Sequence[EvaluationSubject], asked: HeldOutQuestions, scr
 
 def _evaluate_one(subject: EvaluationSubject, asked: HeldOutQuestions, scratch: Path) -> EvaluatedPolicy:
     with subject.model_folder() as model:
-        # Frozen: no learner's pass has to hold its rows.
+        # As a frozen policy, whose rows need not fit into a learner's pass.
         table = subject.table.model_copy(update={"model": str(model), "frozen": True, "make": None})
         config = asked.config.model_copy(update={"policies": {subject.label: table}})
         result = _answers(subject, config, asked, RunFolder(scratch))
@@ -115,9 +115,9 @@ def _answers(
 
 
 def engine_table(table: PolicyTable, *, engine: str, device: str, max_new_tokens: int) -> PolicyTable:
-    """The policy in another engine, on another device, or with longer answers; empty or 0: as it is.
+    """Return the policy's table with another engine, device or answer length; "" or 0 leaves a setting as it is.
 
-    A server is always one of our own, never that of a run.
+    A server is always started anew; one at a `url`, which a run may use, is never asked.
     """
     server = table.rollout.server.model_copy(update={"url": ""})
     changes = {"engine": engine, "max_new_tokens": max_new_tokens}

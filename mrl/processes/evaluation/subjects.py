@@ -1,4 +1,4 @@
-"""Whose answers `mrl eval` measures: policies of runs at their checkpoints, model folders, models of the hub."""
+"""Subjects of `mrl eval`: policies of runs at their checkpoints, model folders, models of the hub."""
 
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
@@ -22,23 +22,23 @@ WHERE = "mrl eval"
 
 @dataclass(frozen=True)
 class EvaluationSubject:
-    """One policy that answers."""
+    """One policy or model whose answers `mrl eval` measures."""
 
     label: str
-    """Name in tables and in the sampling seeds: "qwen@150" of a run, the folder's or the model's own name else."""
+    """Name in tables and in the sampling seeds: "qwen@150" for a run's policy, else the name of the folder or model."""
     words: str
-    """What it was called on the command line."""
+    """The subject as named on the command line."""
     table: PolicyTable
-    """How it samples; `model` is where its weights, or those that it began with, lie."""
+    """Settings of its sampling; `model` is the folder of its weights, or of a run's initial weights."""
     step: int = 0
     run: Path | None = None
-    """The run that has its weights in a checkpoint; None where they are those of `table.model`."""
+    """Run with a checkpoint of its weights; None where they are those of `table.model`."""
     policy: str = ""
-    """Its name in that run."""
+    """Name of the policy in that run."""
 
     @contextmanager
     def model_folder(self) -> Iterator[Path]:
-        """The folder of its model, while inside. A checkpoint is written out for as long."""
+        """Yield the folder of the subject's model; a checkpoint is written out as one for the length of the block."""
         if self.run is None:
             yield Path(self.table.model)
             return
@@ -49,9 +49,9 @@ class EvaluationSubject:
 
 
 def run_of(words: str) -> tuple[Path, int | None] | None:
-    """The run that RUN or RUN@STEP names, and the step; None where it names no run. Raises ConfigError for a bad step.
+    """Return the run that RUN or RUN@STEP names, and the step; None where the words name no run.
 
-    A folder that has an @ in its own name is that folder.
+    A folder with an @ in its own name counts as that folder. Raises ConfigError for a bad step.
     """
     if is_run(Path(words)):
         return Path(words), None
@@ -66,10 +66,10 @@ def run_of(words: str) -> tuple[Path, int | None] | None:
 def find_subjects(
     words: Sequence[str], base: RunConfig, *, policy: str, tell: Callable[[str], None]
 ) -> list[EvaluationSubject]:
-    """All that is to be measured, in the order given; of runs the learning policies, or `policy` alone.
+    """Return the subjects that `words` name, in order; a run gives its learning policies, or `policy` alone.
 
-    Models without a run sample as a policy of `base` does. Raises UserError for the first that cannot be had; models of
-    the hub are fetched, which `tell` hears.
+    Models without a run sample as a policy of `base` does. Models of the hub are fetched, and `tell` gets lines about
+    that. Raises UserError for the first subject that cannot be had.
     """
     found: list[EvaluationSubject] = []
     for one in words:
@@ -129,9 +129,9 @@ def _of_model(words: str, base: RunConfig, tell: Callable[[str], None]) -> Evalu
 
 
 def _asked_like(config: RunConfig, model: str) -> PolicyTable:
-    """How a model without a run is asked and samples: as a policy of the configuration, that with the longest answers.
+    """Return the table of a model without a run: prompt and sampling of the policy in `config` with longest answers.
 
-    A chat template belongs to the model that it was written for.
+    Another model's chat template is left out: a template belongs to the model that it was written for.
     """
     policy = max(config.policies.values(), key=lambda policy: policy.rollout.max_new_tokens)
     prompt = policy.prompt
@@ -141,7 +141,7 @@ def _asked_like(config: RunConfig, model: str) -> PolicyTable:
 
 
 def base_config(words: Sequence[str], given: RunConfig | None) -> RunConfig:
-    """The tasks and the pool: those given, else those of the first run among the words. Raises RunFolderError."""
+    """Return the configuration of tasks and pool: `given`, else the first run's in `words`. Raises RunFolderError."""
     if given is not None:
         return given
     for one in words:

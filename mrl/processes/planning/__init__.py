@@ -1,14 +1,18 @@
-"""Which processes a run has and what becomes of them, decided without starting any.
+"""Decide which processes a run has, where they run and what follows their end, without starting any.
 
-- `plan`         a configuration becomes a list of processes, with their commands and environments
-- `hosts`        names and addresses of several hosts, and how a command gets there
-- `devices`      which GPUs each process sees
-- `placement`    on which host and GPUs each of them goes
-- `restarts`     what to do when a process ended
-- `lifecycle`    the phases of a run, and when to send which signal to end it
-- `log_lines`    what the log of a process says: warnings, and why it ended
-- `slurm`        batch scripts for several hosts, over the same command
-- `dry_run`      what a launch would start, as text
+- `plan`           turns a configuration into a list of processes, with their commands and environments
+- `hosts`          names and addresses of several hosts, and commands that reach them
+- `devices`        GPUs that this host shows
+- `placement`      host and GPUs of each process
+- `unit_workers`   units of a host, and the environment of a worker on a unit
+- `turns`          devices that processes use one after the other
+- `torchrun`       command and environment of a learner's ranks
+- `local_folder`   the folder that processes of one run share on one host
+- `restarts`       what to do when a process has ended
+- `lifecycle`      the phases of a run, and when to send which signal to end it
+- `log_lines`      warnings, and the reason of a process's end, in its log
+- `slurm`          batch scripts for several hosts, over the same command
+- `dry_run`        what a launch would start, as text
 
-Invariant: everything here is a function of its arguments; starting, signalling and waiting belong to `mrl.processes`.
+Nothing here starts, signals or awaits a process of a run; that belongs to `mrl.processes`.
 """

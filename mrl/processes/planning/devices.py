@@ -1,4 +1,4 @@
-"""Which GPUs this host shows, by the names that CUDA_VISIBLE_DEVICES takes; every process calls its own "cuda"."""
+"""GPUs that this host shows, by the names that CUDA_VISIBLE_DEVICES takes; every process calls its own "cuda"."""
 
 import os
 import re
@@ -14,10 +14,11 @@ from pathlib import Path
 import structlog
 
 DRIVER_S = 10.0
-"""A driver that is not well never answers."""
+"""Seconds to wait for nvidia-smi; a broken driver never answers."""
 ABANDON_S = 1.0
 DEVICE_ORDER = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
-"""By itself CUDA counts the fastest GPU first, and nvidia-smi by their place on the bus."""
+"""Environment that makes CUDA number GPUs by their place on the bus, as nvidia-smi does; by default the fastest GPU is
+the first."""
 _GPU = re.compile(r"GPU \d+:.*\(UUID: (GPU-[^)\s]+)\)")
 _NAME = re.compile(r"\d|GPU-|MIG-")
 _MIG = re.compile(r"\s+MIG .*\(UUID: (MIG-[^)\s]+)\)")
@@ -26,11 +27,11 @@ log = structlog.get_logger()
 
 
 def visible_gpus(environment: Mapping[str, str], devices: Path = Path("/dev")) -> list[str]:
-    """The GPUs that this host offers: the names in CUDA_VISIBLE_DEVICES if it is set, else the driver's ids.
+    """Return the GPUs that this host offers: the names in CUDA_VISIBLE_DEVICES if it is set, else the driver's ids.
 
-    As CUDA reads that, what is no name ends it: -1 hides all, and so does the NoDevFiles of SLURM.
+    As in CUDA, a word that is no name ends the list: -1 hides all GPUs, and so does SLURM's NoDevFiles.
 
-    Where the driver says nothing they are numbers, one for each /dev/nvidiaN: CUDA counts from 0 whatever N is.
+    Where the driver lists no GPU the names are numbers, one for each /dev/nvidiaN: CUDA counts from 0 whatever N is.
     """
     if "CUDA_VISIBLE_DEVICES" in environment:
         return list(takewhile(_NAME.match, map(str.strip, environment["CUDA_VISIBLE_DEVICES"].split(","))))
@@ -50,7 +51,7 @@ def _shown(path: str, devices: Path) -> tuple[str, ...]:
 
 
 def listed_gpus(lines: Iterable[str]) -> list[str]:
-    """Ids in the answer of `nvidia-smi -L`; of a GPU that is cut into parts (MIG) those of its parts."""
+    """Return the ids in the answer of `nvidia-smi -L`; for a GPU cut into parts (MIG), the ids of its parts."""
     found: list[list[str]] = []
     for line in lines:
         if whole := _GPU.match(line):
@@ -61,7 +62,7 @@ def listed_gpus(lines: Iterable[str]) -> list[str]:
 
 
 def sizes_mib(gpus: Sequence[str]) -> dict[str, float]:
-    """Memory of these GPUs, as their driver tells it; without those that it does not tell."""
+    """Return GPU -> MiB of memory, as the driver reports; a GPU whose memory it does not report is left out."""
     said, _ = ask_driver(["--query-gpu=index,uuid,memory.total", "--format=csv,noheader,nounits"])
     found: dict[str, float] = {}
     for index, uuid, mib in (map(str.strip, line.split(",")) for line in said or () if line.count(",") == 2):
@@ -73,7 +74,7 @@ def sizes_mib(gpus: Sequence[str]) -> dict[str, float]:
 def ask_driver(
     words: Sequence[str], *, path: str | None = None, within_s: float = DRIVER_S
 ) -> tuple[list[str] | None, str]:
-    """The lines that nvidia-smi prints, or None and why there are none."""
+    """Return the lines that nvidia-smi prints, or None and the reason why there are none."""
     program = shutil.which("nvidia-smi", path=os.environ.get("PATH", "") if path is None else path)
     if program is None:
         return None, "there is no nvidia-smi"
@@ -93,7 +94,7 @@ def ask_driver(
 
 
 def _abandon(process: subprocess.Popen[str]) -> None:
-    """Kill it with what it started; inside a driver that hangs it does not end by that, and is not waited for."""
+    """Kill a process with its group; a process inside a hanging driver does not end by that, and is not awaited."""
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     for pipe in filter(None, (process.stdout, process.stderr)):

@@ -1,4 +1,4 @@
-"""What a launch would start, as text: hosts, processes, devices, commands, environments."""
+"""Describe what a launch would start: hosts, processes, devices, commands, environments."""
 
 import itertools
 import shlex
@@ -10,7 +10,7 @@ from mrl.processes.planning.unit_workers import UNIT
 
 
 def describe(plan: Plan, config: RunConfig) -> Iterator[str]:
-    """Lines for a person. Devices of another host are chosen there, among those that it shows."""
+    """Yield lines for a person. Devices of another host are chosen on that host, among those that it shows."""
     for name in [host.name for host in plan.hosts] or [""]:
         yield f"host {name or 'here'}" + (", owns the run folder" if name == plan.first_host else "")
         for spec in plan.started_by(name):
@@ -30,7 +30,7 @@ def _process(spec: ProcessSpec, config: RunConfig) -> Iterator[str]:
 
 
 def ranks_told(spec: ProcessSpec, config: RunConfig) -> str:
-    """Which ranks of a learner over several hosts a process starts; empty for all others."""
+    """Return which ranks a process of a learner over several hosts starts; "" for every other process."""
     if spec.role != "learner" or config.policies[spec.policy].learner.hosts == 1:
         return ""
     per_host = config.policies[spec.policy].learner.ranks_per_host

@@ -1,4 +1,4 @@
-"""The hosts of a run: their names and addresses, what may not be asked of several, and how a command gets there."""
+"""The hosts of a run: names and addresses, checks of a run over several hosts, and commands that reach a host."""
 
 import os
 import re
@@ -15,9 +15,10 @@ SRUN = (
     "srun", "--nodes=1", "--ntasks=1", "--overlap", "--nodelist={host}", "--export=ALL", "--kill-on-bad-exit=1",
     "--cpu-bind=none",
 )  # fmt: skip
-"""One step on one host of the SLURM job that the first supervisor runs in.
+"""Command that starts one step on one host of the SLURM job in which the first supervisor runs.
 
-It may use all cores of its job there: one that names a number of them has no more, and one that is bound has one.
+The step may use all cores that its job has on the host. A step that asks for a number of cores would get no more, and a
+bound step only one.
 """
 HOST_WORD = "{host}"
 WILDCARDS = ("0.0.0.0", "*")
@@ -27,24 +28,24 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """One host: the name by which it is started, and how others reach it where that is not its hostname."""
+    """One host: the name by which it is started, and its address where other hosts do not reach it by its hostname."""
 
     name: str
     address: str = ""
 
     def __str__(self) -> str:
-        """As `parse_hosts` reads it."""
+        """Text of the host, which `parse_hosts` reads."""
         return f"{self.name}={self.address}" if self.address else self.name
 
 
 def parse_hosts(text: str) -> tuple[Host, ...]:
-    """Hosts of "a,b=10.0.0.2". Raises ConfigError for a name that is none, or stands twice, and for an IPv6 address."""
+    """Return the hosts of "a,b=10.0.0.2". Raises ConfigError for a bad or repeated name, and for an IPv6 address."""
     hosts = []
     for word in filter(None, text.split(",")):
         name, _, address = word.partition("=")
         if not _NAME.fullmatch(name):
             raise ConfigError("--hosts: not a host", got=word, wanted="NAME or NAME=ADDRESS, with commas between")
-        if ":" in address:  # nobody would be heard there
+        if ":" in address:  # links between hosts do not listen on IPv6
             wanted = "NAME=10.0.0.2, or a name that leads to such an address"
             raise ConfigError("--hosts: the links between hosts are IPv4", got=word, wanted=wanted)
         hosts.append(Host(name, address))
@@ -56,22 +57,22 @@ def parse_hosts(text: str) -> tuple[Host, ...]:
 
 
 def host_environment(host: Host) -> dict[str, str]:
-    """What the processes of a host know of where they are."""
+    """Return the variables that tell a host's processes its name and address."""
     return {HOST: host.name} | ({ADDRESS: host.address} if host.address else {})
 
 
 def join_argv(host: str, run_folder: Path, remote: Sequence[str], *, python: str) -> tuple[str, ...]:
-    """The command by which the first host starts the supervisor of another one."""
+    """Return the command by which the first host starts the supervisor of another host."""
     command = ("env", "-C", os.getcwd(), python, "-m", "mrl", "join", str(run_folder), "--host", host)
     words = tuple(word.replace(HOST_WORD, host) for word in remote)
-    # ssh hands its words to a shell, with spaces between.
+    # ssh joins its words with spaces and hands them to a shell.
     return (*words, shlex.join(command)) if Path(words[0]).name == "ssh" else (*words, *command)
 
 
 def remote_words(config: RunConfig, hosts: Sequence[Host], environ: Mapping[str, str], *, where: str) -> list[str]:
-    """The words that start a command on another host; none where there is no other, or others join by themselves.
+    """Return the words that start a command on another host; [] where there is none, or others join by themselves.
 
-    Raises ConfigError when there is no way to start one.
+    Raises ConfigError when there is no way to start a command there.
     """
     if len(hosts) < 2 or config.launch.hosts_join:
         return []
@@ -106,7 +107,7 @@ def _check_first(first_host: str, environ: Mapping[str, str]) -> None:
 
 
 def idle_hosts(config: RunConfig, hosts: Sequence[Host], environ: Mapping[str, str]) -> str:
-    """What to say of hosts of a SLURM job that the run leaves idle; empty where there are none, or nobody knows."""
+    """Return a note about hosts of a SLURM job that the run leaves idle; "" where no such host is known."""
     if config.launch.remote or config.launch.hosts_join:
         return ""
     if (components := environ.get("SLURM_HET_SIZE", "1")) != "1":
@@ -145,16 +146,17 @@ def check_hosts(config: RunConfig, hosts: Sequence[str], *, where: str) -> None:
 
 
 def counting_gpus(config: RunConfig, hosts: Sequence[Host], num_gpus: int) -> RunConfig:
-    """The configuration that all hosts go by: where it does not say how many GPUs each shows, as the first one does."""
+    """Return the configuration for all hosts: each counts as showing the first host's `num_gpus` where no key says."""
     if len(hosts) < 2 or config.launch.gpus_per_host or not num_gpus:
         return config
     return config.model_copy(update={"launch": config.launch.model_copy(update={"gpus_per_host": num_gpus})})
 
 
 def is_in_memory(config: RunConfig, policy: str) -> bool:
-    """Whether engines read new weights in the memory of their learner, and not on a disk.
+    """Whether engines read new weights in the memory of their learner, not on a disk.
 
-    Where nobody says, they do in a run of one host, unless the server is somebody else's, who may be elsewhere.
+    With `weights_in` = "auto" they do in a run on one host, unless the server was started by others (`url`), perhaps
+    elsewhere.
     """
     rollout = config.policies[policy].rollout
     if rollout.weights_in != "auto":

@@ -12,9 +12,9 @@ Phase = Literal["running", "draining", "stopping"]
 class Lifecycle:
     """running -> draining (all learners done) -> stopping (processes are being ended).
 
-    A host whose own learners are done drains until those of the whole run are.
+    A host whose own learners are done stays in draining until the learners of the whole run are done.
 
-    Any failure, a signal or the time limit goes straight to stopping; the first reason is the one that is told.
+    Any failure, a signal or the time limit leads straight to stopping; the first reason is the one that is told.
     """
 
     learners: frozenset[str]
@@ -28,48 +28,48 @@ class Lifecycle:
     done: set[str] = field(default_factory=set)
     """Learners that finished their steps, or whose policy was stopped."""
     stopped: set[str] = field(default_factory=set)
-    """Policies that a person ended before the run."""
+    """Policies that a person stopped before the end of the run."""
     ended: set[str] = field(default_factory=set)
-    """Those of them whose processes on this host are gone."""
+    """Policies among `stopped` whose processes on this host are gone."""
     _since_s: float = 0.0
     _hurried: bool = False
 
     def finished(self, learner: str, now_s: float) -> None:
-        """A learner finished its steps."""
+        """Note that a learner finished its steps."""
         self.done.add(learner)
         if self.phase == "running" and self.done >= self.learners:
             self._enter("draining", now_s)
 
     def stop(self, policy: str, now_s: float) -> None:
-        """A person ends this policy; the others go on, and when it was the last the run drains."""
+        """Stop a policy at a person's request. The others go on; after the last learning policy the run drains."""
         self.stopped.add(policy)
         if f"learner/{policy}" in self.learners:
             self.finished(f"learner/{policy}", now_s)
 
     def end(self, exit_code: int, reason: str, now_s: float) -> None:
-        """The run has to end, for this reason. A later reason does not replace the first."""
+        """End the run for this reason. A later reason does not replace the first."""
         if self.phase != "stopping":
             self.exit_code, self.reason = exit_code, reason
             self._enter("stopping", now_s)
 
     def interrupted(self, number: int, now_s: float) -> None:
-        """SIGINT, SIGTERM or SIGHUP arrived; a later one ends the patience with which processes are stopped.
+        """Note SIGINT, SIGTERM or SIGHUP. The first ends the run; with a later one processes are killed at once.
 
-        What follows at once is the same signal on another way: a batch system sends it to every process of a job.
+        A signal within SAME_SIGNAL_S of the first counts as the same: a batch system signals every process of a job.
         """
         if self.phase == "stopping" and now_s - self._since_s > SAME_SIGNAL_S:
             self._hurried = True
         self.end(128 + number, f"ended by {signal.Signals(number).name}", now_s)
 
     def tick(self, now_s: float) -> None:
-        """Time passes; a run whose learners are all done ends."""
+        """End a run that has reached its time limit, or whose learners are all done."""
         if self.max_run_s and self.phase == "running" and now_s - self.started_s > self.max_run_s:
             self.end(0, f"run.max_minutes = {self.max_run_s / 60:g} is over", now_s)
         if self.phase == "draining":
             self.end(0, "", now_s)
 
     def restarts(self, role: str, policy: str) -> bool:
-        """Whether a process of this role is still worth starting again."""
+        """Whether a process of this role and policy is still worth a restart."""
         if policy and policy in self.stopped:
             return False
         if self.phase == "running":
@@ -77,7 +77,7 @@ class Lifecycle:
         return self.phase == "draining" and role == "supervisor"
 
     def due_signal(self, now_s: float, *, extra_s: float = 0.0) -> signal.Signals | None:
-        """The signal that a process still alive should have received by now, if it has `stop_s + extra_s`."""
+        """Return the signal that a living process should have received by now, if it has `stop_s + extra_s` to end."""
         if self.phase != "stopping":
             return None
         late = self._hurried or now_s - self._since_s >= self.stop_s + extra_s

@@ -1,7 +1,7 @@
-"""The folder of one run on one host, for what only its processes there share: sockets, boards and meeting places.
+"""The folder that the processes of one run share on one host, for sockets, boards and meeting places.
 
 It lies on a file system of the host's own, apart from the run folder, which other hosts may see through a network. Its
-path is short, as those of sockets have to be. It is private (0700), for what lies there is trusted.
+path is short, as paths of sockets have to be. It is private (0700), since its content is trusted.
 """
 
 import os
@@ -18,14 +18,14 @@ from mrl.transport.server import MAX_IPC_PATH_BYTES
 
 PREFIX = "mrl-run-"
 RANDOM_CHARS = 8
-"""That `tempfile.mkdtemp` puts behind the prefix."""
+"""Number of characters that `tempfile.mkdtemp` appends to the prefix."""
 
 
 @contextmanager
 def local_folder_of(config: RunConfig) -> Iterator[Path]:
-    """A new one, which children of this process find by their environment, and which is removed in the end.
+    """Make a local folder, which children of this process find by their environment; remove it at the end.
 
-    What a supervisor that was killed left behind goes when the next run begins. Raises ConfigError as `parent_of`.
+    The folder of a supervisor that was killed is removed when the next run begins. Raises ConfigError as `parent_of`.
     """
     parent = parent_of(config)
     try:
@@ -41,10 +41,10 @@ def local_folder_of(config: RunConfig) -> Iterator[Path]:
 
 
 def parent_of(config: RunConfig) -> Path:
-    """The folder to make it in: `run.local_folder`, or the temporary folder, or /tmp where that one's path is too long.
+    """Return the local folder's parent: `run.local_folder`, else the temporary folder, or /tmp where that is unusable.
 
-    Not the user's runtime folder: it goes with the user's last login on the host, and a job of a batch system is none.
-    Raises ConfigError where there is none.
+    The user's runtime folder is no candidate: it vanishes with the user's last login on the host, and a batch job is no
+    login. Raises ConfigError where no parent is usable.
     """
     if config.run.local_folder:
         parent = Path(config.run.local_folder).expanduser().absolute()
@@ -61,7 +61,7 @@ def parent_of(config: RunConfig) -> Path:
 
 
 def why_not(config: RunConfig, parent: Path) -> str:
-    """Why no local folder can be made there; empty where it can."""
+    """Return why no local folder can be made in `parent`; "" where it can."""
     if not parent.is_dir():
         return "is no folder of this host"
     if not os.access(parent, os.W_OK | os.X_OK):

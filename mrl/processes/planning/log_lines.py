@@ -1,4 +1,4 @@
-"""What the log of a process says: which lines a person should see at once, and why the process ended."""
+"""Read the log of a process: lines that a person should see at once, and the reason of the process's end."""
 
 import json
 import re
@@ -14,7 +14,7 @@ _RANK_CODE = re.compile(r"exitcode\s*:\s*(-?\d+)")
 
 
 def loud_line(line: str) -> str | None:
-    """The line as a person should see it, when it is a warning or an error; None for everything else."""
+    """Return a warning or an error as a person should see it; None for every other line."""
     if line.startswith(ERROR_PREFIX):
         return line
     event = _event(line)
@@ -24,7 +24,7 @@ def loud_line(line: str) -> str | None:
 
 
 def reason_in(lines: Sequence[str]) -> str:
-    """The line that says best why a process ended: mrl's own, else a logged error, an exception, the last line."""
+    """Return the line that says best why a process ended: mrl's own, else a logged error, an exception, the last."""
     for line in reversed(lines):
         if line.startswith(ERROR_PREFIX):
             return line.removeprefix(ERROR_PREFIX)
@@ -38,7 +38,7 @@ def reason_in(lines: Sequence[str]) -> str:
 
 
 def without_launcher(lines: Sequence[str]) -> list[str]:
-    """The lines without what torchrun adds when a rank has failed: its own traceback, and where the rank ran."""
+    """Return the lines without torchrun's own after a rank has failed: its traceback, and where the rank ran."""
     kept = [line for line in lines if not _LAUNCHER.match(line)]
     for place, line in enumerate(kept):
         if "ChildFailedError" in line:
@@ -48,7 +48,7 @@ def without_launcher(lines: Sequence[str]) -> list[str]:
 
 
 def rank_code(code: int, lines: Sequence[str]) -> int:
-    """The exit code of the first rank that failed under torchrun, which itself always exits with 1."""
+    """Return the exit code of the first rank that failed under torchrun, which itself always exits with 1."""
     codes = _RANK_CODE.findall("\n".join(lines))
     return int(codes[-1]) if code == 1 and codes else code
 

@@ -1,9 +1,9 @@
-"""Where learners and workers go: on which host, on which of its GPUs. Pure, so that every host finds the same answer.
+"""Place learners and workers on hosts and their GPUs. Pure, so that every host finds the same answer.
 
-Learners come first, each whole on one host or with as many ranks on each of its `hosts`, then servers, then embedded
-engines. A server has its GPUs for itself: it takes most of their memory when it starts. A learner shares one with
-others, and an embedded engine does, only where none is left. With `turns` engines are on the GPUs of their learner, but
-for those on leased units, which learners have too where nothing else is left.
+Learners are placed first, each whole on one host or with equally many ranks on each of its `hosts`; then servers, then
+embedded engines. A server has its GPUs for itself: it takes most of their memory when it starts. A learner or an
+embedded engine shares a GPU only where none is free. With `turns` the engines of a policy are on the GPUs of its
+learner, or on leased units; learners may use the GPUs of these units, too, where no other is left.
 """
 
 from collections import Counter
@@ -19,31 +19,31 @@ from mrl.config.unit_names import parse_units
 from mrl.errors import ConfigError
 
 Key = tuple[Literal["learner", "worker"], str, int]
-"""Role, policy, index: of a worker its number, of a learner which of its hosts this is."""
+"""(role, policy, index). The index of a worker is its number; that of a learner counts the learner's hosts."""
 
 
 @dataclass(frozen=True, slots=True)
 class Seat:
-    """Where one process goes."""
+    """Place of one process."""
 
     host: str
     gpus: tuple[int, ...] = ()
-    """Among the GPUs that the host offers, by their place."""
+    """Positions among the GPUs that the host offers."""
 
 
 def planned_workers(config: RunConfig, policy: str) -> int:
-    """Workers of a policy that the plan starts; where units are leased, a lease starts those of whoever learns."""
+    """Return the number of workers that the plan starts; with units, leases start the workers of learning policies."""
     table = config.policies[policy]
     return 0 if config.allocation.units and not table.frozen else table.rollout.workers
 
 
 def worker_gpus(policy: PolicyTable) -> int:
-    """GPUs that one worker of a policy needs, with its engine; none for a server that somebody else started."""
+    """Return the number of GPUs that one worker needs with its engine; 0 with a server that the run does not start."""
     return policy.rollout.gpus if policy.device == "cuda" and not policy.rollout.server.url else 0
 
 
 def server_gpus(config: RunConfig, name: str) -> int:
-    """GPUs of the widest server that the run may start for a policy, from its table or on a leased unit; 0: of none."""
+    """Return the most GPUs of a server that the run may start for a policy, also on a leased unit; 0 for no server."""
     policy = config.policies[name]
     if not has_own_gpus(policy):
         return 0
@@ -55,27 +55,28 @@ def server_gpus(config: RunConfig, name: str) -> int:
 
 
 def rank_gpus(policy: PolicyTable) -> int:
-    """GPUs that the learner of a policy needs on each of its hosts, one for each rank."""
+    """Return the number of GPUs that a policy's learner needs on each of its hosts, one for each rank."""
     return policy.learner.ranks_per_host if policy.device == "cuda" and not policy.frozen else 0
 
 
 def has_own_gpus(policy: PolicyTable) -> bool:
-    """Whether the engines of a policy are servers that share a GPU with nobody."""
+    """Whether the engines of a policy are servers, which share their GPUs with no other process."""
     return policy.rollout.engine != "embedded" and worker_gpus(policy) > 0 and not policy.turns
 
 
 def joins_learner(policy: PolicyTable) -> bool:
-    """Whether its engines are where its learner is, in turns."""
+    """Whether the engines of a policy share the GPUs of its learner, in turns."""
     return policy.turns and rank_gpus(policy) > 0
 
 
 def seats(config: RunConfig, room: Mapping[str, int], load: Mapping[str, int] | None = None) -> dict[Key, Seat]:
-    """The seats of every learner, one on each of its hosts, and of every planned worker.
+    """Return the seats of every learner, one on each of its hosts, and of every planned worker.
 
-    `room`: host -> GPUs that it offers, for the hosts that policies live on, in their order. `load`: what runs on a
-    host beside them. Policies begin on the hosts in turn. A worker on GPUs goes to its policy's host while that has
-    some free, else to the host with most free; one on cores goes to the host with the fewest processes. Raises
-    ConfigError, with counts that would fit, when a learner or a server cannot have the GPUs that it needs.
+    `room`: host -> number of GPUs that it offers, for the hosts that policies live on, in their order. `load`: host ->
+    number of other processes on it. Policies begin on the hosts in turn. A worker on GPUs goes to its policy's host
+    while that has free GPUs, else to the host with most free GPUs. A worker on cores goes to the host with the fewest
+    processes. Raises ConfigError, with counts that would fit, when a learner or a server cannot have the GPUs that it
+    needs.
     """
     try:
         return _filled(config, room, load or {})
@@ -92,19 +93,19 @@ class _FullError(Exception):
 
 
 def _filled(config: RunConfig, room: Mapping[str, int], load: Mapping[str, int]) -> dict[Key, Seat]:
-    """As `seats`. Raises _FullError."""
+    """Return seats as `seats` does. Raises _FullError."""
     hall = _Hall(config, room, load)
     for place, name in enumerate(config.policies):
         hall.seat_home(name, place)
     workers = [(name, index) for name in config.policies for index in range(planned_workers(config, name))]
-    workers.sort(key=lambda worker: worker[1])  # the first of every policy, then the second of every policy
+    workers.sort(key=lambda worker: worker[1])  # the first worker of every policy, then the second
     for name, index in sorted(workers, key=lambda worker: not has_own_gpus(config.policies[worker[0]])):
         hall.seat_worker(name, index)
     return hall.taken
 
 
 class _Hall:
-    """Seats that are taken so far."""
+    """The seats taken so far."""
 
     def __init__(self, config: RunConfig, room: Mapping[str, int], load: Mapping[str, int]) -> None:
         self.taken: dict[Key, Seat] = {}
@@ -114,7 +115,7 @@ class _Hall:
         self._shared_units = _leased_gpus(config) if are_in_turns(config) else []
 
     def seat_home(self, name: str, place: int) -> None:
-        """The policy's host, and its learner there and on the hosts that come next."""
+        """Choose a policy's host, and seat its learner there and, if it needs several, on the hosts that come next."""
         hosts, policy = list(self._room), self._config.policies[name]
         turn = [hosts[(place + step) % len(hosts)] for step in range(len(hosts))]
         ranks, wanted = rank_gpus(policy), 1 if policy.frozen else policy.learner.hosts
@@ -129,7 +130,7 @@ class _Hall:
                 self._take(("learner", name, index), host, self._least_held(host)[:ranks])
 
     def seat_worker(self, name: str, index: int) -> None:
-        """On the policy's host or another."""
+        """Seat a worker on its policy's host or another."""
         policy, home = self._config.policies[name], self._homes[name]
         wanted = worker_gpus(policy)
         if joins_learner(policy):
@@ -138,7 +139,7 @@ class _Hall:
             self._load[home] += 1
             self._take(("worker", name, index), home, own[start : start + wanted])
             return
-        if not policy.frozen or index:  # the first one of a frozen policy stands for it since `seat_home`
+        if not policy.frozen or index:  # `seat_home` has counted the first worker of a frozen policy
             host = home if wanted else min(self._room, key=lambda host: (self._load[host], host != home))
         else:
             host, self._load = home, self._load - Counter([home])
@@ -154,7 +155,7 @@ class _Hall:
         self._take(("worker", name, index), host, gpus)
 
     def _shared(self, name: str) -> tuple[str, list[int]]:
-        """A GPU for an embedded engine that others use as well, of its policy's host before all."""
+        """Return host and GPU for an embedded engine that has to share a GPU, on its policy's host if possible."""
         hosts = sorted(self._room, key=lambda host: host != self._homes[name])
         for host in hosts:
             if gpus := self._least_held(host):
@@ -169,7 +170,7 @@ class _Hall:
         return [gpu for gpu in range(self._room[host]) if not self._held[host, gpu]]
 
     def _least_held(self, host: str) -> list[int]:
-        """GPUs of a host that are no server's."""
+        """Return the GPUs of a host that no server has, the least used first."""
         own = {
             (seat.host, gpu)
             for (role, name, _), seat in self.taken.items()
@@ -218,7 +219,7 @@ def _too_few_for_learner(name: str, policy: PolicyTable, room: Mapping[str, int]
 
 
 def _smaller(config: RunConfig, room: Mapping[str, int]) -> str:
-    """The largest counts of ranks and of workers that would fit, as keys and values; empty where none do."""
+    """Return the largest numbers of ranks and of workers that would fit, as keys and values; "" where none fit."""
     most_ranks = max([1, *map(rank_gpus, config.policies.values())])
     most_workers = max(policy.rollout.workers for policy in config.policies.values())
     for ranks in range(most_ranks, 0, -1):
@@ -251,7 +252,7 @@ def _changes(before: RunConfig, after: RunConfig) -> Iterator[str]:
 
 
 def least_gpus(config: RunConfig) -> int:
-    """GPUs without which a host cannot start its part; beside servers, which share none, each rank needs one."""
+    """Return the fewest GPUs with which a host can start its part; beside servers each rank needs a GPU, too."""
     own = [name for name, policy in config.policies.items() if has_own_gpus(policy) and planned_workers(config, name)]
     on_gpu = [policy for policy in config.policies.values() if policy.device == "cuda"]
     ranks = [rank_gpus(policy) for policy in on_gpu]
@@ -263,7 +264,7 @@ def least_gpus(config: RunConfig) -> int:
 
 
 def most_gpus(config: RunConfig) -> int:
-    """GPUs of a host of which each rank of a learner there and each worker has its own."""
+    """Return the number of GPUs with which each rank and each worker on a host has GPUs of its own."""
     on_gpu = {name: policy for name, policy in config.policies.items() if policy.device == "cuda"}
     apart = {name: policy for name, policy in on_gpu.items() if not joins_learner(policy)}
     workers = sum(planned_workers(config, name) * worker_gpus(policy) for name, policy in apart.items())
@@ -273,6 +274,6 @@ def most_gpus(config: RunConfig) -> int:
 
 
 def _leased_gpus(config: RunConfig) -> list[int]:
-    """GPUs of this host that are units, by their place among those that it shows."""
+    """Return the GPUs of this host that belong to units, as positions among the GPUs that it shows."""
     units = parse_units(config.allocation.units)
     return [device for unit in units if unit.kind == "gpu" and not unit.host for device in unit.devices]

@@ -1,8 +1,8 @@
 """The processes of a run: their names, hosts, commands and environments. Starts nothing.
 
-The learner of a policy lives whole on one host, unless `learner.hosts` asks for several, where it is a process on each;
-its workers may live on others. The first host has the daemons; for every other host its supervisor starts one process,
-`mrl join`, which is the supervisor there.
+The learner of a policy is one process on one host, or, where `learner.hosts` asks for several, a process on each; its
+workers may live on others. The first host has the daemons. Its supervisor starts one process for every other host,
+`mrl join`, which is the supervisor of that host.
 """
 
 import os
@@ -51,7 +51,7 @@ Role = Literal["exchange", "allocator", "gateway", "learner", "worker", "kept-ve
 
 @dataclass(frozen=True, slots=True)
 class ProcessSpec:
-    """One process. `name` is unique in the run and the name under which its telemetry speaks ("worker/qwen/0")."""
+    """One process. `name` is unique in the run, and its telemetry bears that name ("worker/qwen/0")."""
 
     name: str
     role: str
@@ -59,37 +59,37 @@ class ProcessSpec:
     index: int
     argv: tuple[str, ...]
     env: dict[str, str] = field(default_factory=dict)
-    """Added to the supervisor's own environment."""
+    """Variables added to the supervisor's own environment."""
     restart: Literal["always", "until_done", "leased", "spared"] = "always"
     """"until_done": exit code 0 means finished; "always": a process that ends while the run goes on has failed.
 
-    "spared": the same, but one that fails again and again does not end the run. "leased": as "spared", but only a new
-    lease of its unit starts it again.
+    "spared": as "always", but repeated failures do not end the run. "leased": as "spared", but only a new lease of its
+    unit starts the process again.
     """
     host: str = ""
-    """Host that it runs on; empty in a run on one host."""
+    """Host that the process runs on; "" in a run on one host."""
     has_line: bool = False
-    """Its standard input is a line to its supervisor (`mrl.processes.sleep_line`), else nothing."""
+    """Whether its stdin is a socket to its supervisor (`mrl.processes.sleep_line`), else empty."""
 
     @property
     def log_name(self) -> str:
-        """File name of its log."""
+        """File name of the process's log."""
         return self.name.replace("/", "-") + ".log"
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """All roles of a run, in the order in which they start, and what starts the supervisors of other hosts."""
+    """All processes of a run, in the order in which they start, and the processes that start other supervisors."""
 
     processes: tuple[ProcessSpec, ...]
     hosts: tuple[Host, ...] = ()
-    """The first one has the daemons; empty for a run on this host alone."""
+    """All hosts, of which the first has the daemons; empty for a run on this host alone."""
     unit_hosts: frozenset[str] = frozenset()
     """Hosts with units, on which leases start workers."""
     joins: tuple[ProcessSpec, ...] = ()
-    """Processes of the first host, one per other host, unless those join by themselves."""
+    """Processes of the first host that start the supervisors of the others; empty where hosts join by themselves."""
     leased: tuple[ProcessSpec, ...] = ()
-    """For each unit a worker of every policy whose engine fits it; leases start them, one at a time on a unit."""
+    """Workers that leases start, one at a time on a unit: for each unit one of every policy whose engine fits it."""
 
     @property
     def first_host(self) -> str:
@@ -104,18 +104,18 @@ class Plan:
 
     @property
     def learners(self) -> frozenset[str]:
-        """Names of the processes whose ends are those of the learners: the ones with their first ranks."""
+        """Names of the processes with the first rank of each learner: a learner ends when this process does."""
         return frozenset(spec.name for spec in self.processes if spec.role == "learner" and not spec.index)
 
     def spares(self, host: str) -> bool:
-        """Whether the run can go on without a host: it has nothing but engines, and whoever learns has others."""
+        """Whether the run can go on without a host: it has only workers, and learning policies have more elsewhere."""
         learning = {spec.policy for spec in self.processes if spec.role == "learner"}
         served = {spec.policy for spec in self.processes if spec.role == "worker" and spec.host != host}
         here = [spec for spec in self.processes if spec.host == host]
         return all(spec.role == "worker" and spec.policy not in learning - served for spec in here)
 
     def started_by(self, host: str) -> tuple[ProcessSpec, ...]:
-        """What the supervisor of a host starts; on the first one also the supervisors of the others."""
+        """Return the processes that a host's supervisor starts; for the first host also those of `joins`."""
         here = tuple(spec for spec in self.processes if spec.host == host)
         return (*self.joins, *here) if host == self.first_host else here
 
@@ -130,12 +130,12 @@ def build_plan(
     remote: Sequence[str] = (),
     python: str = sys.executable,
 ) -> Plan:
-    """The plan of a run in `run_folder`.
+    """Return the plan of a run in `run_folder`.
 
-    With several `hosts` policies live on them in turn. `gpus` are those of the host `here`, by default the first; what
-    runs elsewhere is given its devices by the plan that is made there. `remote` are the words that start a command on
-    another host; without them other hosts join by themselves. Raises ConfigError when a policy asks for GPUs that do
-    not exist.
+    With several `hosts` policies live on them in turn. `gpus` are those of the host `here`, by default the first;
+    processes of another host get their devices by the plan that is made there. `remote` are the words that start a
+    command on another host; without them other hosts join by themselves. Raises ConfigError when a policy asks for
+    GPUs that do not exist.
     """
     first = hosts[0].name if hosts else ""
     here = here or first
@@ -170,7 +170,7 @@ def build_plan(
 def _leased(
     config: RunConfig, run_folder: Path, gpus: Sequence[str], python: str, *, first: str, here: str
 ) -> Iterator[ProcessSpec]:
-    """GPUs of another host are named there."""
+    """Yield the workers that leases may start; GPUs of another host are named by the plan made there."""
     for unit in parse_units(config.allocation.units):
         host = unit.host or first
         shown = gpus if host == here else ()
@@ -181,7 +181,7 @@ def _leased(
 
 
 def _seats(config: RunConfig, hosts: Sequence[str], *, here: str, shown: Sequence[str]) -> dict[Key, Seat]:
-    """Hosts that show other GPUs than this one are told of by `launch.gpus_per_host`."""
+    """Return the seats of all processes; each host counts as showing `launch.gpus_per_host` GPUs, or this one's."""
     first = hosts[0] if hosts else ""
     offered = hosts if config.launch.policies_on_first_host or len(hosts) < 2 else hosts[1:]
     num_gpus = config.launch.gpus_per_host if len(hosts) > 1 else 0
@@ -209,7 +209,7 @@ def _order(config: RunConfig, key: Key) -> tuple[int, int]:
 
 
 def _gpus_of(seat: Seat, gpus: Sequence[str], here: str, policy: str) -> tuple[str, ...]:
-    """By their names, where these are known: on this host."""
+    """Return the names of a seat's GPUs; () on another host, whose names are not known here."""
     if seat.host != here:
         return ()
     if any(place >= len(gpus) for place in seat.gpus):
@@ -245,7 +245,7 @@ def _no_gpu(policy: str, num_leased: int, first: str) -> ConfigError:
 
 
 def _reach(config: RunConfig, policy: str, index: int, seated: Mapping[Key, Seat]) -> dict[str, str]:
-    """How far the ranks of a learner on one of its hosts speak, and to whom."""
+    """Return the variables by which a learner's ranks on one host choose network interfaces and find other ranks."""
     own = [seat.host for (role, name, _), seat in sorted(seated.items()) if (role, name) == ("learner", policy)]
     reaches_out, ranks = _broadcasts_far(config, policy, seated), config.policies[policy].learner.ranks_per_host
     stop_s = config.supervision.stop_s
@@ -260,26 +260,26 @@ def _broadcasts_far(config: RunConfig, policy: str, seated: Mapping[Key, Seat]) 
 
 
 def role_argv(role: Role, run_folder: Path, *, python: str, policy: str = "", index: int = 0) -> tuple[str, ...]:
-    """The command of one role process."""
+    """Return the command of one role process."""
     whose = ("--policy", policy) if policy else ()
     place = ("--index", str(index)) if policy or index else ()
     return (python, "-m", "mrl", role, "--run-folder", str(run_folder), *whose, *place)
 
 
 def learner_argv(run_folder: Path, *, python: str, policy: str, processes: int) -> tuple[str, ...]:
-    """The command of one learner on this host; what torchrun needs, `LIFE` and `LOCAL`, is filled in at every start."""
+    """Return the command of one learner on this host; `LIFE` and `LOCAL` in it are filled in at every start."""
     torchrun = torchrun_argv(Path(LOCAL), python=python, policy=policy, processes=processes)
     return (*torchrun, "-m", "mrl", "learner", "--run-folder", str(run_folder), "--policy", policy)
 
 
 def environment(threads: int, gpus: Sequence[str] = ()) -> dict[str, str]:
-    """What every role process has in its environment."""
+    """Return the variables that every role process has in its environment."""
     variables = {
         "OMP_NUM_THREADS": str(threads),
         "PYTHONUNBUFFERED": "1",
         "TOKENIZERS_PARALLELISM": "false",
         "HF_HUB_OFFLINE": "1",
-        "PYTHONHASHSEED": "0",  # every process makes the same prompts; some data sets follow the order of sets
+        "PYTHONHASHSEED": "0",  # the order of sets, which some data sets depend on, is then the same everywhere
     }
     return variables | ({"CUDA_VISIBLE_DEVICES": ",".join(gpus)} if gpus else {})
 
@@ -310,7 +310,7 @@ def _learner(
     gpus: tuple[str, ...],
     reach: Mapping[str, str],
 ) -> ProcessSpec:
-    """The ranks on one of its hosts; where it is not the first one, it is called as the first of them is."""
+    """Return the process with a learner's ranks on one of its hosts; its name is that of the first of these ranks."""
     folder, per_host = RunFolder(run_folder), policy.learner.ranks_per_host
     env = {**environment(policy.learner.threads, gpus), **reach}
     if policy.device == "cuda":
@@ -327,7 +327,7 @@ def _learner(
 
 
 def rank_role(policy: str, rank: int) -> str:
-    """The name under which a rank of a learner speaks."""
+    """Return the name of the role of a learner's rank."""
     return f"learner/{policy}" + f"/rank{rank}" * bool(rank)
 
 
@@ -354,9 +354,9 @@ def unit_worker(
     gpus: Sequence[str],
     python: str = sys.executable,
 ) -> ProcessSpec:
-    """The worker that a lease of `unit` under `epoch` starts.
+    """Return the worker that a lease of `unit` under `epoch` starts.
 
-    `gpus`: all that the unit's host shows, as CUDA names them; empty where that is not known.
+    `gpus`: all GPUs that the unit's host shows, as CUDA names them; empty where they are not known.
     """
     index = config.allocation.units.index(unit.name)
     is_cpu = unit.kind == "cpu"
@@ -383,9 +383,9 @@ def unit_worker(
 
 
 def planned(config: RunConfig) -> Plan:
-    """The plan on this host, or, where it shows too few GPUs, on one with as many as the run can use.
+    """Return the plan on this host, or, where it shows too few GPUs, on a host with as many as the run can use.
 
-    Learners over several hosts are placed on as many that are like this one.
+    Learners over several hosts are placed on as many hosts like this one.
     """
     here = visible_gpus(os.environ)
     gpus = here if len(here) >= least_gpus(config) else [str(number) for number in range(most_gpus(config))]

@@ -1,4 +1,4 @@
-"""What becomes of a process that ended: started again later, finished, or the end of the run. No process in sight."""
+"""Decide what follows the end of a process: a restart, its completion, or the end of the run. Touches no process."""
 
 import signal
 from collections import deque
@@ -10,13 +10,13 @@ from mrl.config.schema import SupervisionTable
 USER_ERROR = 2
 MAX_BACKOFF_S = 16.0
 FIRST_PAUSE_S, MAX_PAUSE_S = 60.0, 3600.0
-"""Between tries of what was given up and does not end the run."""
+"""Seconds of the first and of the longest pause before a process that was given up without ending the run is tried."""
 DAY_S = 86_400.0
 
 
 @dataclass(frozen=True, slots=True)
 class Exit:
-    """A process ended with `code` (negative: the signal); `reason` is what its log says last."""
+    """The end of a process with exit code `code` (negative: the signal), for the `reason` in its log."""
 
     name: str
     role: str
@@ -24,7 +24,7 @@ class Exit:
     reason: str
     until_done: bool
     spares_run: bool = False
-    """Given up, it is tried again after a pause, and the run goes on without it."""
+    """Whether the run goes on without the process once it is given up; it is then tried again after a pause."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,12 +33,12 @@ class StartAgain:
 
     at_s: float
     given_up: str = ""
-    """Why it is left alone for so long; empty for a wait between restarts."""
+    """Why the process is given up until `at_s`; "" for the usual wait before a restart."""
 
 
 @dataclass(frozen=True, slots=True)
 class RoleFinished:
-    """The process did what it was for."""
+    """The process has done its work."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,32 +57,35 @@ class _History:
     starts: int = 0
     started_s: float = 0.0
     restarts_s: deque[float] = field(default_factory=deque)
-    """Those within `window_s`."""
+    """Times of the restarts within `window_s`."""
     counted: deque[tuple[float, int]] = field(default_factory=deque)
-    """Those within a day, and those since it last got beyond the step that it had reached then: time and that step."""
+    """(time, step reached by then) of the restarts within a day; older ones stay until the process gets further."""
     reached: int = -1
-    """The farthest step of which it told, in any life."""
+    """Largest step that the process told of, in any life; -1 for none."""
     short_lives: int = 0
     num_pauses: int = 0
-    """Since its last life that was not short."""
+    """Pauses since the last life that was not short."""
 
     @property
     def is_stuck(self) -> bool:
-        """Whether it has got no further since the first restart that counts."""
+        """Whether the process has got no further since the first restart in `counted`."""
         return bool(self.counted) and -1 < self.reached == self.counted[0][1]
 
 
 class RestartPolicy:
-    """Counts starts and ends of every process, by name.
+    """Counts starts and ends of every process, by name, and decides about restarts.
 
-    Waits double from `backoff_s` with every restart within `window_s`. The run ends on exit code 2, when a process
-    fails again after `max_restarts` restarts within `window_s`, when twice as many lives in a row were shorter than
-    `window_s` (a slow start would otherwise hide an endless loop), and when a learner needs more than
-    `max_learner_restarts` within a day, or since it last got further. A learner of a synchronous run, and the
-    supervisor of a host with such learners, is never started again: the others cannot go back to where it would begin.
+    The wait before a restart doubles from `backoff_s` with every restart within `window_s`. The run ends:
+    - on exit code 2;
+    - when a process fails again after `max_restarts` restarts within `window_s`;
+    - when more than 2 * `max_restarts` lives in a row were shorter than `window_s`: a slow start would otherwise hide
+      an endless loop;
+    - when a learner needs more than `max_learner_restarts` within a day, or since it last got further;
+    - when a learner of a synchronous run, or the supervisor of a host with such a learner, has failed: the other
+      learners cannot go back to the step from which it would start.
 
-    What spares the run is given up in its place: tried once after a pause, which doubles up to `MAX_PAUSE_S` until a
-    life was no shorter than `window_s`.
+    A process that spares the run is given up instead: it is tried once after each pause, and the pause doubles up to
+    `MAX_PAUSE_S` until a life lasts `window_s`.
     """
 
     def __init__(self, table: SupervisionTable, *, sync: bool = False) -> None:
@@ -91,22 +94,22 @@ class RestartPolicy:
 
     @property
     def num_restarts(self) -> int:
-        """Restarts so far, over all processes."""
+        """Number of restarts so far, over all processes."""
         return sum(max(0, history.starts - 1) for history in self._histories.values())
 
     def started(self, name: str, now_s: float) -> None:
-        """The process was started (again)."""
+        """Note a start of the process."""
         history = self._histories.setdefault(name, _History())
         history.starts += 1
         history.started_s = now_s
 
     def reached(self, name: str, step: int) -> None:
-        """The process told of this step; who tells of none is held to the day alone."""
+        """Note a step that the process told of. A process that tells of none is held to its restarts within a day."""
         if name in self._histories:
             self._histories[name].reached = max(self._histories[name].reached, step)
 
     def ended(self, end: Exit, now_s: float) -> Verdict:
-        """The process ended while the run goes on."""
+        """Decide what follows the end of a process while the run goes on."""
         if end.until_done and end.code == 0:
             return RoleFinished()
         if end.code == USER_ERROR:
@@ -148,7 +151,7 @@ class RestartPolicy:
 
 
 def how_it_ended(code: int) -> str:
-    """ "exited with code 1" or "was killed by signal 15"; who lacks memory is killed by the kernel with 9."""
+    """Return "exited with code 1" or "was killed by signal 15"; the kernel sends 9 where memory runs out."""
     if code == -signal.SIGKILL:
         return "was killed by signal 9 (by the kernel if memory was short)"
     return f"was killed by signal {-code}" if code < 0 else f"exited with code {code}"
@@ -157,7 +160,7 @@ def how_it_ended(code: int) -> str:
 def is_silent(
     table: SupervisionTable, *, started_s: float, last_beat_s: float | None, now_s: float
 ) -> Literal["", "start", "beat"]:
-    """Whether a living process hangs: "start" when it never spoke, "beat" when it fell silent, else ""."""
+    """Return "start" for a living process that never sent a heartbeat, "beat" if its heartbeats stopped, else ""."""
     if last_beat_s is None:
         return "start" if now_s - started_s > table.start_s else ""
     return "beat" if now_s - last_beat_s > table.silence_s else ""

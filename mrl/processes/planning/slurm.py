@@ -1,7 +1,8 @@
 """Batch scripts of a run on several SLURM hosts. They ask for the hosts and run `mrl launch` on the first.
 
-One job of equal hosts; a heterogeneous job, whose first component has the daemons alone; or a job per policy, joined
-through the run folder, where neither can be had at once. The run folder lies on a file system that all hosts share.
+There are three shapes: one job of equal hosts; a heterogeneous job, whose first component has the daemons alone; and
+separate jobs, one per policy, which join through the run folder, where SLURM cannot give all hosts at once. The run
+folder lies on a file system that all hosts share.
 """
 
 import math
@@ -21,15 +22,16 @@ from mrl.processes.planning.plan import build_plan
 
 Shape = Literal["equal", "heterogeneous", "separate"]
 REPORT_S = 60
-"""Time that a run gets beyond `supervision.stop_s` before the job's limit: to save, to end and to write its report."""
+"""Seconds that a run has before the job's limit, beyond `supervision.stop_s`, to save, end and write its report."""
 JOIN_WAIT_S = 7 * 24 * 3600
-"""A job that joins may run long before, or after a requeue of, the one that it joins; the job's limit bounds it."""
+"""Seconds that a joining job waits for the run's job, which may start or be requeued much later; the job's limit bounds
+the wait."""
 TRY_AGAIN = 75
 
 
 @dataclass(frozen=True, slots=True)
 class SlurmRequest:
-    """What the batch scripts ask SLURM for, and how they begin the run."""
+    """Resources that the batch scripts ask SLURM for, and how they begin the run."""
 
     num_hosts: int
     cpus_per_host: int
@@ -42,7 +44,7 @@ class SlurmRequest:
 
 
 class Job(NamedTuple):
-    """One batch script; those after the first are submitted to start after it."""
+    """One batch script. Further scripts are submitted to start after the first."""
 
     title: str
     script: str
@@ -56,7 +58,7 @@ def render(
     *,
     python: str = sys.executable,
 ) -> list[Job]:
-    """The batch scripts, the run's own first. Raises ConfigError when the run does not fit what is asked for."""
+    """Return the batch scripts, the run's own first. Raises ConfigError when the run does not fit the request."""
     where = str(config_path)
     _check_units(config, request, where)
     hosts = _hosts(config, request, where)
@@ -76,7 +78,7 @@ def render(
 
 
 class _Shape(NamedTuple):
-    """What all shapes are rendered from."""
+    """Arguments that the renderers of all shapes share."""
 
     config: RunConfig
     request: SlurmRequest
@@ -135,9 +137,9 @@ trap 'near_limit=1; kill -TERM "$run" 2>/dev/null || true' USR1
 
 
 def _run_script(head: Sequence[str], hosts: str, shape: _Shape) -> str:
-    """Near the job's limit the run saves and ends; a job that may be requeued then goes on where it was.
+    """Return the run's script: near the job's limit the run saves and ends; a requeued job goes on with it.
 
-    One whose run has come to its end meanwhile has nothing to go on with.
+    A job whose run has reached its end by then is not requeued.
     """
     again = _AGAIN.format(config_json=shlex.quote(f"{shape.run_folder}/config.json")) if shape.request.requeue else ""
     body = _RUN.format(hosts=hosts, begin=shape.request.begin, again=again, launch=shlex.join(shape.launch))
@@ -145,7 +147,7 @@ def _run_script(head: Sequence[str], hosts: str, shape: _Shape) -> str:
 
 
 def _join_script(head: Sequence[str], host: str, shape: _Shape) -> str:
-    """A job that lost the run it joined, for that one was requeued, is requeued too."""
+    """Return the script of a joining job, which is requeued, too, when the run's job was requeued and so lost."""
     join = ("-m", "mrl", "join", str(shape.run_folder), "--host", host, "--wait-s", str(JOIN_WAIT_S))
     condition = f'[ -n "$near_limit" ] || [ "$code" -eq {TRY_AGAIN} ]'
     return _script(head, f"\n{shlex.join((shape.python, *join))} &\n", shape.request, condition)
@@ -188,12 +190,12 @@ def _host_options(request: SlurmRequest, num_hosts: int) -> dict[str, object]:
 
 
 def lead_s(config: RunConfig) -> int:
-    """How long before the job's limit the run is told to end."""
+    """Return the seconds before the job's limit at which the run is told to end."""
     return REPORT_S + math.ceil(config.supervision.stop_s)
 
 
 def _check_units(config: RunConfig, request: SlurmRequest, where: str) -> None:
-    """Raises ConfigError for a unit of a host that SLURM has yet to choose: nobody can name it now."""
+    """Raises ConfigError for a unit that names its host where SLURM has yet to choose the hosts."""
     named = [unit.name for unit in parse_units(config.allocation.units) if unit.host]
     if named and request.shape != "separate":
         raise ConfigError(
@@ -207,7 +209,7 @@ def _check_units(config: RunConfig, request: SlurmRequest, where: str) -> None:
 
 
 def _hosts(config: RunConfig, request: SlurmRequest, where: str) -> list[Host]:
-    """Stand-ins for hosts that SLURM has yet to choose; separate jobs are called as their policies."""
+    """Return stand-ins for the hosts that SLURM has yet to choose; separate jobs' hosts have the policies' names."""
     if request.shape == "separate":
         if request.num_hosts not in (1, len(config.policies)):
             raise ConfigError(
@@ -229,7 +231,7 @@ def _hosts(config: RunConfig, request: SlurmRequest, where: str) -> list[Host]:
 
 
 def _as_launched(config: RunConfig, shape: Shape) -> RunConfig:
-    """The configuration as the script's own overrides change it."""
+    """Return the configuration with the overrides that the script itself adds."""
     changes = {"hosts_join": shape == "separate"} | (
         {"policies_on_first_host": False} if shape == "heterogeneous" else {}
     )
@@ -237,7 +239,7 @@ def _as_launched(config: RunConfig, shape: Shape) -> RunConfig:
 
 
 def _threads(config: RunConfig, request: SlurmRequest, hosts: Sequence[Host]) -> dict[str, int]:
-    """Host -> threads of its roles. Raises ConfigError when one needs more GPUs than a host has."""
+    """Return host -> threads of its roles. Raises ConfigError when a role needs more GPUs than a host has."""
     gpus = [str(index) for index in range(request.gpus_per_host)]
     threads = {host.name: 0 for host in hosts}
     for host in hosts:

@@ -1,9 +1,9 @@
-"""How torchrun starts the ranks of one learner without a listener that other machines can reach.
+"""Command and environment of one learner's ranks under torchrun, without a listener that other machines can reach.
 
 `--standalone` opens two stores on all interfaces, without authentication, and torch unpickles what lies in a store.
 Here agent and ranks meet in files of the host's local folder instead, and collectives stay on the loopback interface.
-The agents of a learner over several hosts do not speak to each other: each starts the ranks of its own host, and these
-find each other by themselves (`mrl.learner.ranks.meeting`), and the interface that they speak over.
+The agents of a learner over several hosts do not speak to each other: each starts the ranks of its own host. The ranks
+find each other, and the network interface between them, by themselves (`mrl.learner.ranks.meeting`).
 """
 
 import math
@@ -14,45 +14,46 @@ from pathlib import Path
 from mrl.config.policy_tables import PolicyTable
 
 LIFE = "{life}"
-"""Stands in a command for a word that differs in every life of a process; a rendezvous is never used twice."""
+"""Placeholder in a command for a word that differs in every life of a process: a rendezvous is never used twice."""
 ALLOCATOR_WORDS = frozenset({"PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"})
-"""The variable's name, and the one that torch knew it by before, and still reads."""
+"""Names of the environment variable of torch's allocator: today's, and the earlier one, which torch still reads."""
 LARGE_PAGES = "THP_MEM_ALLOC_ENABLE"
-"""torch asks for them where it takes 2 MiB or more."""
+"""Environment variable with which torch asks for large pages where it allocates 2 MiB or more."""
 LOCAL = "{local}"
-"""Stands in a command for the host's local folder, which there is only once the run begins."""
+"""Placeholder in a command for the host's local folder, which exists only once the run begins."""
 SHUTDOWN, AGENT_MARGIN_S = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT", 30
-"""Seconds that an agent leaves its ranks between SIGTERM and SIGKILL."""
-# The file only grows, by one record per interval; nobody else's heartbeat is ever looked at.
+"""Environment variable with the seconds that torchrun's agent leaves its ranks between SIGTERM and SIGKILL; seconds by
+which that is longer than the supervisor's own patience."""
+# The file only grows, by one record per interval; no other agent's heartbeat is ever read.
 _STORE = "store_type=file,keep_alive_interval=600"
 
 
 def torchrun_argv(rendezvous: Path, *, python: str, policy: str, processes: int) -> tuple[str, ...]:
-    """The command up to what each rank runs; torchrun never restarts by itself. A rank that is alone needs none."""
+    """Return the command up to what each rank runs. torchrun never restarts; a single rank needs no torchrun."""
     if processes == 1:
         return (python,)
     meeting = f"{policy}-{LIFE}"
     where = ("--rdzv-backend", "c10d", "--rdzv-conf", _STORE, "--rdzv-endpoint", str(rendezvous / meeting))
     options = ("--rdzv-id", meeting, "--max-restarts", "0", "--nproc-per-node", str(processes))
-    # A folder for logs is made in any case, and left; nothing is written there.
+    # torchrun makes a folder for logs in any case and leaves it behind; nothing is written there.
     logs = ("--log-dir", str(rendezvous / "torchrun"))
     return (python, "-m", "torch.distributed.run", *where, *options, *logs)
 
 
 LONE_RANK = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}
-"""What torchrun would say to a rank that is alone, in place of what the user's environment says of ranks of its own."""
+"""Variables that torchrun would set for a single rank; they replace such variables in the user's environment."""
 
 
 def torchrun_environment(
     processes: int, *, stop_s: float = 0.0, reaches_out: bool = False, is_spread: bool = False
 ) -> dict[str, str]:
-    """What agent and ranks need in their environment, where so many ranks are on a host.
+    """Return the environment of agent and ranks, with `processes` ranks on a host.
 
-    Told to end they have `stop_s`; whoever told them kills them then, and not their agent, which by itself would after
-    half a minute, however long a step takes.
+    Ranks told to end have `stop_s`, then the supervisor kills them. By default their agent would kill them after half a
+    minute, however long a step takes.
 
-    `reaches_out`: the learner broadcasts to other hosts. NCCL chooses its interface once in a process, so that it may
-    not be loopback then; gloo is told one for each group. `is_spread`: the learner lives on several.
+    `reaches_out`: the learner broadcasts to other hosts. NCCL chooses its interface once in a process, which then may
+    not be loopback; gloo is told an interface for each group. `is_spread`: the learner lives on several hosts.
     """
     variables = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1", SHUTDOWN: str(math.ceil(stop_s) + AGENT_MARGIN_S)}
     variables |= LONE_RANK if processes == 1 else {}
@@ -62,9 +63,9 @@ def torchrun_environment(
 
 
 def nccl_environment(crash: Path, policy: str) -> dict[str, str]:
-    """Has NCCL note its last collectives, and write them to `crash/flight-recorder-POLICY-RANK` when one times out.
+    """Return variables with which NCCL records its last collectives and, when one times out, writes them to files.
 
-    `torchfrtrace` reads these files.
+    The files are `crash/flight-recorder-POLICY-RANK`; `torchfrtrace` reads them.
     """
     return {
         "TORCH_FR_BUFFER_SIZE": "2000",
@@ -74,23 +75,23 @@ def nccl_environment(crash: Path, policy: str) -> dict[str, str]:
 
 
 def allocator_environment(user: Mapping[str, str]) -> dict[str, str]:
-    """Of a learner or an embedded engine on a GPU: memory there grows in place, and main memory has large pages.
+    """Return variables of a learner or embedded engine on a GPU: GPU memory grows in place, main memory in large pages.
 
-    Lengths that vary would cut a GPU's memory to pieces. A key-value cache that grows would leave as much behind as it
-    has, which torch keeps from all other processes there. The user's own words for either are left alone.
+    Varying lengths would otherwise fragment a GPU's memory. A growing key-value cache would leave as much memory behind
+    as it has, which torch keeps from all other processes on the GPU. The user's own settings of either are left alone.
 
-    What lies in memory that grows is shared between processes by file descriptors (`pidfd_getfd`), which containers
-    often forbid: what is to be shared by CUDA IPC is allocated apart.
+    Memory that grows in place is shared between processes by file descriptors (`pidfd_getfd`), which containers often
+    forbid. So memory to be shared by CUDA IPC is allocated apart.
     """
     growing = {} if ALLOCATOR_WORDS & user.keys() else {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}
     return growing | _large_pages(user)
 
 
 def engine_environment(policy: PolicyTable, user: Mapping[str, str]) -> dict[str, str]:
-    """Of a worker: the same, where its engine runs in its process and on a GPU."""
+    """Return variables of a worker: those of `allocator_environment` where its engine is embedded and on a GPU."""
     return allocator_environment(user) if policy.device == "cuda" and policy.rollout.engine == "embedded" else {}
 
 
 def _large_pages(user: Mapping[str, str]) -> dict[str, str]:
-    """New memory comes twice as fast (3.4 in place of 1.5 GB/s beside an H200), which a checkpoint waits for."""
+    """Return the variable for large pages: a checkpoint's memory comes faster (3.4, not 1.5 GB/s beside an H200)."""
     return {} if LARGE_PAGES in user else {LARGE_PAGES: "1"}

@@ -1,4 +1,4 @@
-"""Devices that learners and engines of policies with `turns` have one after the other, and GPUs that are shared."""
+"""Devices that learners and engines of policies with `turns` use one after the other, and GPUs that are shared."""
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,8 +13,8 @@ from mrl.errors import ConfigError
 from mrl.processes.planning.unit_workers import UNIT
 
 TURN_DEVICES = "MRL_TURN_DEVICES"
-"""Variable of a process that has its devices in turns: their names, as CUDA takes them, the cores of its unit, or of
-all units where it is on none, or "cpu"."""
+"""Environment variable with the devices that a process has in turns: GPUs as CUDA names them, or the cores of its unit
+(of all units for a process on none), or "cpu"."""
 
 
 class Placed(Protocol):
@@ -22,19 +22,19 @@ class Placed(Protocol):
 
     @property
     def name(self) -> str:
-        """Its own in the run."""
+        """Name of the process, unique in the run."""
 
     @property
     def policy(self) -> str:
-        """Whose it is; empty for a daemon."""
+        """Policy of the process; "" for a daemon."""
 
     @property
     def env(self) -> dict[str, str]:
-        """What is added to its environment."""
+        """Variables added to the process's environment."""
 
 
 def turn_environment(config: RunConfig, spec: Placed) -> dict[str, str]:
-    """What tells a process that it has its devices in turns; empty for one that has them for itself."""
+    """Return the variable that names a process's devices in turns; {} for a process with devices of its own."""
     if not spec.policy or not config.policies[spec.policy].turns:
         return {}
     if config.policies[spec.policy].device == "cuda":
@@ -45,12 +45,12 @@ def turn_environment(config: RunConfig, spec: Placed) -> dict[str, str]:
 
 
 def turn_devices(environment: Mapping[str, str]) -> list[str]:
-    """The devices that a process with this environment has in turns."""
+    """Return the devices that a process with this environment has in turns."""
     return [name for name in environment.get(TURN_DEVICES, "").split(",") if name]
 
 
 def device_turn(folder: RunFolder, role: str) -> DeviceTurn | None:
-    """The turns of this process; None where it has its devices for itself."""
+    """Return this process's turns on its devices; None where it has its devices for itself."""
     devices = turn_devices(os.environ)
     if not devices:
         return None
@@ -59,7 +59,7 @@ def device_turn(folder: RunFolder, role: str) -> DeviceTurn | None:
 
 
 def check_turns(config: RunConfig, hosts: Sequence[str]) -> None:
-    """Raises ConfigError for turns in a run over several hosts: they are kept by the kernel of one."""
+    """Raises ConfigError for turns in a run over several hosts: the kernel of one host keeps them."""
     named = [name for name, policy in config.policies.items() if policy.turns]
     if named and len(hosts) > 1:
         raise ConfigError(
@@ -71,9 +71,9 @@ def check_turns(config: RunConfig, hosts: Sequence[str]) -> None:
 
 
 def shared_gpus(processes: Sequence[Placed]) -> Iterator[str]:
-    """A line for every GPU of this host that several processes of a plan are on, at once or in turns.
+    """Yield a line for every GPU of this host that several processes of a plan use, at once or in turns.
 
-    Of engines on leased units one is there at a time; they share it with others only in turns.
+    Engines on leased units count only with `turns`: otherwise one engine at a time has its unit for itself.
     """
     users: dict[str, list[Placed]] = {}
     for spec in (one for one in processes if UNIT not in one.env or TURN_DEVICES in one.env):

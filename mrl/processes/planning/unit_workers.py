@@ -1,4 +1,4 @@
-"""Units of the hosts of a run: units of a host, GPUs that are no unit's, and the marks of a worker on a unit."""
+"""Units of a run's hosts: the units of a host, its GPUs outside of units, and the environment of workers on units."""
 
 import os
 from collections.abc import Sequence
@@ -9,21 +9,22 @@ from mrl.config.unit_names import Unit, parse_units
 from mrl.errors import ConfigError
 
 UNIT, UNIT_EPOCH, UNIT_RUN, UNIT_POLICY = "MRL_UNIT", "MRL_UNIT_EPOCH", "MRL_UNIT_RUN", "MRL_UNIT_POLICY"
-"""Variables of a worker on a unit, and of every process that it starts: its node finds these processes by them."""
+"""Environment variables of a worker on a unit and of every process that it starts; the unit's node finds all of them by
+these variables."""
 KEEPS_ENVIRONMENT = "SPT_NOENV"
-"""Keeps `setproctitle` from writing the title over a process's environment, where the variables would be lost."""
+"""Environment variable that keeps `setproctitle` from writing the title over the environment, which the node reads."""
 UNIT_LINE = "MRL_UNIT_LINE"
-"""Set where the worker's engine may sleep: its standard input is then the line to its node."""
+"""Environment variable set where the worker's engine may sleep: the worker's stdin is then the socket to its node."""
 
 
 def units_of(config: RunConfig, host: str, *, is_first: bool) -> tuple[Unit, ...]:
-    """The units of one host; units without a host's name are on the first host."""
+    """Return the units of one host; units without a host's name are on the first host."""
     units = parse_units(config.allocation.units)
     return tuple(unit for unit in units if unit.host == host or (is_first and not unit.host))
 
 
 def check_cores(units: Sequence[Unit], *, where: str) -> None:
-    """Raises ConfigError for a unit, of those of this host, with a core that the host does not have."""
+    """Raises ConfigError when one of `units`, all of this host, has a core that the host does not have."""
     here = os.sched_getaffinity(0)
     for unit in units:
         lacking = [core for core in unit.devices if unit.kind == "cpu" and core not in here]
@@ -37,7 +38,7 @@ def check_cores(units: Sequence[Unit], *, where: str) -> None:
 
 
 def not_leased(config: RunConfig, gpus: Sequence[str], host: str, *, is_first: bool) -> list[str]:
-    """GPUs of a host that learners may have: no unit's, or all in turns.
+    """Return the GPUs of a host that learners may have: those outside of units, or all where they are used in turns.
 
     Raises ConfigError for a unit of GPUs that the host does not show.
     """
@@ -55,7 +56,7 @@ def not_leased(config: RunConfig, gpus: Sequence[str], host: str, *, is_first: b
 
 
 def unit_hosts(config: RunConfig, hosts: Sequence[str]) -> frozenset[str]:
-    """Other hosts with units. Raises ConfigError for a unit of a host that the run does not have."""
+    """Return the hosts named by units. Raises ConfigError for a unit of a host that the run does not have."""
     for unit in parse_units(config.allocation.units):
         if unit.host and unit.host not in hosts:
             raise ConfigError(

@@ -15,11 +15,11 @@ CARD = "README.md"
 ADAPTER = "adapter"
 """Folder of the adapters beside the merged weights."""
 OTHER_WEIGHTS = (".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack", ".ot", ".onnx", ".gguf", ".tflite")
-"""Ends of names of weights in other forms, and of what trainers leave beside them: the model as it was before."""
+"""Ends of the names of files with weights in other formats, or with a trainer's state: they hold the earlier model."""
 
 
 def step_of(found: list[int], wanted: int | None, where: Path) -> int:
-    """The wanted one of the steps with checkpoints, or the newest. Raises RunFolderError where there is none."""
+    """Return the wanted step among those with checkpoints, or the newest. Raises RunFolderError where there is none."""
     if not found:
         raise RunFolderError("no checkpoint", where=str(where), cure="let the run come to its first checkpoint")
     if wanted is not None and wanted not in found:
@@ -28,7 +28,7 @@ def step_of(found: list[int], wanted: int | None, where: Path) -> int:
 
 
 def sound_checkpoint(folder: RunFolder, policy: str, step: int) -> "Checkpoint":
-    """That of one policy at one step. Raises CheckpointError where it is damaged."""
+    """Return the checkpoint of one policy at one step. Raises CheckpointError where it is damaged."""
     from mrl.weights.checkpoint_store import CheckpointStore  # imports torch
 
     store = CheckpointStore(folder.checkpoints(policy), policy)
@@ -40,16 +40,16 @@ def sound_checkpoint(folder: RunFolder, policy: str, step: int) -> "Checkpoint":
 def write_folder(part: Path, table: PolicyTable, checkpoint: "Checkpoint") -> None:
     """Fill `part` with the checkpoint's weights, and configuration, tokenizer and chat template of the policy's model.
 
-    Of a policy that trains adapters the merged weights, and in `adapter/` the adapters alone.
+    For a policy that trains adapters, write the merged weights, and in `adapter/` the adapters alone.
     """
     _write_weights(part, table, checkpoint)
     for file in Path(table.model).iterdir():
         if file.is_file() and "safetensors" not in file.name and file.name != CARD and not _has_weights(file):
-            shutil.copyfile(file, part / file.name)  # a model may lie where nobody may write; its modes stay there
+            shutil.copyfile(file, part / file.name)  # without file modes: the model's files may be read-only
 
 
 def _has_weights(file: Path) -> bool:
-    """Whether it is a file of weights, or an index of such files."""
+    """Whether a file holds weights in another format, or is an index of such files."""
     return file.name.removesuffix(".index.json").endswith(OTHER_WEIGHTS)
 
 

@@ -1,4 +1,4 @@
-"""Whether the disk of a run folder has room for all checkpoints of a run, which is told before it begins."""
+"""Check, before a run begins, whether the disk of its folder has room for all its checkpoints."""
 
 import os
 import shutil
@@ -12,14 +12,15 @@ from mrl.config.schema import RunConfig
 
 GIB = 1024**3
 MOMENTS = 2
-"""Numbers that AdamW keeps beside each parameter; a checkpoint has all three."""
+"""Numbers that AdamW keeps for each parameter; a checkpoint holds them and the parameter."""
 BYTES = {"float32": 4, "bfloat16": 2}
 
 
 def room_notes(config: RunConfig, parameters: Mapping[str, int]) -> Iterator[str]:
-    """A warning where checkpoints will not all have room; `parameters` of policies, as far as they are known.
+    """Yield a warning where the checkpoints will not all have room. `parameters`: policy -> number, where known.
 
-    One is written before the oldest is deleted. Those that are there already take none. Adapters are small.
+    A checkpoint is written before the oldest is deleted. Existing checkpoints need no more room. Policies that train
+    adapters are left out: their checkpoints are small.
     """
     folder = run_folder_of(config)
     wanted = {
@@ -39,12 +40,12 @@ def room_notes(config: RunConfig, parameters: Mapping[str, int]) -> Iterator[str
 
 
 def checkpoint_bytes(table: LearnerTable, parameters: int) -> int:
-    """Length of one checkpoint of a policy that trains all its weights."""
+    """Return the bytes of one checkpoint of a policy that trains all its weights."""
     return parameters * (BYTES[table.parameter_dtype] + MOMENTS * BYTES[table.optimizer_dtype])
 
 
 def num_at_once(config: RunConfig, name: str) -> int:
-    """The most checkpoints of a policy that lie on the disk at any time: those kept, and the one that is written."""
+    """Return the most checkpoints of a policy on the disk at any time: those kept, and the one being written."""
     from mrl.weights.checkpoint_store import MIN_KEPT
 
     table, steps = config.policies[name].learner, config.run.steps
@@ -54,13 +55,13 @@ def num_at_once(config: RunConfig, name: str) -> int:
 
 
 def _existing(folder: RunFolder) -> Path:
-    """The folder, or the nearest one above it that is there."""
+    """Return the run folder, or the nearest folder above it that exists."""
     return next(path for path in (folder.path, *folder.path.parents) if os.path.exists(path))
 
 
 def _bytes_in(checkpoints: Path) -> int:
     found = 0
     for file in checkpoints.glob("step_*/*"):
-        with suppress(FileNotFoundError):  # a run that goes on has just deleted its oldest one
+        with suppress(FileNotFoundError):  # a running run has just deleted its oldest checkpoint
             found += file.stat().st_size
     return found

@@ -1,4 +1,4 @@
-"""The runs of a comparison: which there are, and what is left of an earlier call."""
+"""The runs of a comparison: their configurations, and how far they came in an earlier call."""
 
 import argparse
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,30 +17,30 @@ from mrl.errors import ConfigError, RunFolderError
 from mrl.plugins import short_name
 
 FITTED = {"learner": ("microbatch_tokens", "activation_checkpointing"), "rollout": ("answers_at_once",)}
-"""Table of a policy -> keys that follow from the memory of the host where they are left out."""
+"""Table of a policy -> keys that, where left out, follow from the memory of the host."""
 REPLACED = {
     "--run.seed": "--seeds",
     "--run.folder": "--folder",
     "--run.sync": "leave it out, or --async",
     "--sharing.regime": "--regimes",
 }
-"""Overrides that every run of a comparison would replace -> what says the same of all of them."""
+"""Override that every run of a comparison would replace -> the option to use instead."""
 SEEDS, TUNED_SEEDS = "3", "8"
-"""Unless told otherwise, without and with tuning."""
+"""Defaults of `--seeds`, without and with tuning."""
 REPORTED = {"sgt-reported": ("sgt", ("--sharing.sgt.lambda", "0.1", "--sharing.sgt.normaliser", "prompts"))}
-"""Name of a row -> a regime and the settings that papers report of it, whatever the configuration says. Shipped
-configurations tune SGT; its lambda is reported by GRAFT, and the normaliser is the one in which rescues fade."""
+"""Name of a row -> a regime with the settings that papers report for it, whatever the configuration says. Shipped
+configurations tune SGT. The lambda here is reported by GRAFT, and the normaliser is the one in which rescues fade."""
 
 
 class Planned(NamedTuple):
-    """What the runs of one row have in common."""
+    """Settings that the runs of one row have in common."""
 
     row: str
     """Name of a regime, or one of `REPORTED`."""
     label: str
-    """Its folders are LABEL-SEED."""
+    """Beginning of the names of its run folders, LABEL-SEED."""
     words: tuple[str, ...] = ()
-    """Overrides, after those of the command line."""
+    """Overrides that follow those of the command line."""
 
 
 @dataclass(frozen=True)
@@ -48,30 +48,30 @@ class PlannedRun:
     """One training run of the comparison."""
 
     regime: str
-    """Its row: the name of a regime, or one of `REPORTED`."""
+    """Row of the run: the name of a regime, or one of `REPORTED`."""
     seed: int
     folder: Path
     config: RunConfig
     left_out: tuple[str, ...] = ()
-    """Frozen policies of the comparison that this regime has no use for."""
+    """Frozen policies of the comparison that this regime does not use."""
 
     @property
     def config_toml(self) -> Path:
-        """The configuration, as `mrl train` takes it."""
+        """File of the configuration, for `mrl train`."""
         return self.folder.with_name(f"{self.folder.name}.toml")
 
     @property
     def output(self) -> Path:
-        """What `mrl train` printed last."""
+        """File of the output of `mrl train`, of its last call."""
         return self.folder.with_name(f"{self.folder.name}.log")
 
     @cached_property
     def learning(self) -> list[str]:
-        """Policies that are not frozen."""
+        """Names of the policies that are not frozen."""
         return [name for name, table in self.config.policies.items() if not table.frozen]
 
     def state(self) -> "State":
-        """What its folder holds now."""
+        """Return how far the run in `folder` has come."""
         try:
             earlier = read_run_config(self.folder)
         except RunFolderError:
@@ -88,18 +88,18 @@ class PlannedRun:
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """How far a run has come; all false before it was begun."""
+    """How far a run has come; all fields are false before it began."""
 
     is_done: bool = False
-    """This very configuration ran to its end."""
+    """Whether this very configuration ran to its end."""
     can_resume: bool = False
-    """It was begun, and every policy that learns has a checkpoint."""
+    """Whether the run was begun and every learning policy has a checkpoint."""
     is_foreign: bool = False
-    """The folder holds a run of another configuration."""
+    """Whether the folder holds a run of another configuration."""
 
 
 def plan_runs(arguments: argparse.Namespace, chosen: Mapping[str, tuple[str, ...]] | None = None) -> list[PlannedRun]:
-    """All runs, each row with the overrides `chosen` for it. Raises ConfigError for mistaken arguments."""
+    """Return all runs, each row with the overrides `chosen` for it. Raises ConfigError for mistaken arguments."""
     planned = [Planned(row, short_name(row), (chosen or {}).get(row, ())) for row in rows_of(arguments)]
     return plan_rows(arguments, folder_of(arguments), planned, final_seeds(arguments))
 
@@ -107,7 +107,7 @@ def plan_runs(arguments: argparse.Namespace, chosen: Mapping[str, tuple[str, ...
 def plan_rows(
     arguments: argparse.Namespace, folder: Path, planned: Sequence[Planned], seeds: Sequence[int]
 ) -> list[PlannedRun]:
-    """Runs seed by seed, so that every row has some early; `--tune` has each seed make policies of its own."""
+    """Return runs seed by seed, so that every row has results early; with `--tune` each seed makes its own policies."""
     names = [f"{one.label}-{seed}" for one in planned for seed in seeds]
     earlier, runs = _earlier([folder / name for name in names], folder_of(arguments)), list[PlannedRun]()
     makes: dict[str, int] = {}
@@ -123,23 +123,23 @@ def plan_rows(
 
 
 def rows_of(arguments: argparse.Namespace) -> list[str]:
-    """The rows asked for, each once; the first one is the baseline."""
+    """Return the rows asked for, each once; the first is the baseline."""
     return list(dict.fromkeys(arguments.regimes.split(",")))
 
 
 def final_seeds(arguments: argparse.Namespace) -> list[int]:
-    """The seeds that the tables are over."""
+    """Return the seeds of the final runs, over which the tables are made."""
     usual = SEEDS if arguments.tune is None else TUNED_SEEDS
     return seeds_in(usual if arguments.seeds is None else arguments.seeds, where="--seeds")
 
 
 def base_config(arguments: argparse.Namespace) -> RunConfig:
-    """The configuration under the first row, before anything else is changed for a run."""
+    """Return the configuration under the first row, before any other change for a run."""
     return load_config(arguments.config, [*arguments.overrides, *settings_of(rows_of(arguments)[0])])
 
 
 def given_keys(arguments: argparse.Namespace) -> list[str]:
-    """Keys that the command line overrides, as `--run.steps`; those of a table one by one."""
+    """Return the keys that the command line overrides, as `--run.steps`; a whole table counts key by key."""
     pairs = parse_overrides(arguments.overrides)
     return [key for path, value in pairs for key in _leaves("--" + ".".join(path), value)]
 
@@ -153,24 +153,24 @@ def _leaves(key: str, value: Any) -> Iterator[str]:
 
 
 def check_given(arguments: argparse.Namespace) -> None:
-    """Raises ConfigError for an override that no run would have."""
+    """Raises ConfigError for an override that every run would replace."""
     for key in given_keys(arguments):
         if key in REPLACED:
             raise ConfigError("is replaced in every run of a comparison", where=WHERE, got=key, cure=REPLACED[key])
 
 
 def folder_of(arguments: argparse.Namespace) -> Path:
-    """Where the runs lie."""
+    """Return the folder of the comparison's runs."""
     return arguments.folder or Path("runs") / f"compare-{base_config(arguments).run.name}"
 
 
 def tuning_folder(whole: Path) -> Path:
-    """Where the runs of its tuning lie."""
+    """Return the folder of the tuning runs of the comparison in `whole`."""
     return whole / "tuning"
 
 
 def check_untuned(runs: Sequence[PlannedRun]) -> None:
-    """Raises ConfigError where final runs lie that no tuning came before."""
+    """Raises ConfigError where the comparison's folder holds final runs that no tuning preceded."""
     folder = runs[0].folder.parent
     if not tuning_folder(folder).is_dir() and any(RunFolder(one.folder).config_json.is_file() for one in runs):
         raise ConfigError(
@@ -179,7 +179,7 @@ def check_untuned(runs: Sequence[PlannedRun]) -> None:
 
 
 def check_earlier(runs: Sequence[PlannedRun]) -> None:
-    """Raises ConfigError when a run would take the place of one of another configuration, which may have cost hours."""
+    """Raises ConfigError when a run would replace a run of another configuration, which may have cost hours."""
     foreign = [str(one.folder) for one in runs if one.state().is_foreign]
     if foreign:
         raise ConfigError(
@@ -188,16 +188,17 @@ def check_earlier(runs: Sequence[PlannedRun]) -> None:
 
 
 def _earlier(named: Sequence[Path], whole: Path) -> RunConfig | None:
-    """A run of the comparison in `whole` that was begun before, of its tuning too, one of those named if there is any.
+    """Return the configuration of a run of the comparison that was begun before; None where there is no such run.
 
-    The others are held to the same commits of their models, and to the same day in prompts; so are policies that this
-    run has left out, by the first run that has them.
+    The folders `named` come first, then all runs in `whole`, those of its tuning included. Policies that the first run
+    left out come from the first run that has them. Other runs have to keep the same commits of models and the same day
+    in prompts.
     """
     begun = [path.parent for place in (whole, tuning_folder(whole)) for path in sorted(place.glob("*/config.json"))]
     found: RunConfig | None = None
     for path in dict.fromkeys((*named, *begun)):
         if RunFolder(path).config_json.is_file():
-            with suppress(RunFolderError):  # begun anew, if it is one of this comparison
+            with suppress(RunFolderError):  # a damaged run is begun anew, if it is one of this comparison
                 run = read_run_config(path)
                 found = run if found is None else _with_policies_of(found, run)
     return found
@@ -221,7 +222,7 @@ def _plan_one(
     chosen += ["--run.sync", "false" if arguments.is_async else "true", *planned.words]
     config = load_config(arguments.config, [*arguments.overrides, *chosen])
     config = pinned(config, where=str(arguments.config), earlier=earlier, on_note=lambda _: None)
-    config = with_replay(complete(config).config)  # as the run itself fills it in, or it would be another one
+    config = with_replay(complete(config).config)  # as the run itself does: it is compared with the run's own
     if config.evaluation.every == NO_EVALUATION:
         raise ConfigError(
             "evaluation.every: runs that evaluate nothing cannot be compared",
@@ -235,13 +236,13 @@ def _plan_one(
 
 
 def settings_of(row: str) -> list[str]:
-    """What makes of a configuration the runs of this row."""
+    """Return the overrides that turn a configuration into that of this row."""
     regime, settings = REPORTED.get(row, (row, ()))
     return ["--sharing.regime", regime, *settings]
 
 
 def seeds_in(text: str, *, where: str) -> list[int]:
-    """`3` is 1, 2 and 3; `11,12` and `11,` are lists. Raises ConfigError for anything else."""
+    """Return the seeds in `text`: `3` is 1, 2 and 3; `11,12` and `11,` are lists. Raises ConfigError for others."""
     try:
         numbers = [int(part) for part in text.removesuffix(",").split(",")]
     except ValueError:
@@ -252,7 +253,7 @@ def seeds_in(text: str, *, where: str) -> list[int]:
 
 
 def _is_same(earlier: RunConfig, wanted: RunConfig) -> bool:
-    """Models are resolved, and keys left out fitted to memory, when a run starts: these are left out."""
+    """Whether two configurations agree, apart from the models and keys that are only filled in when a run starts."""
     policies = {
         name: _before_its_start(table, wanted.policies[name]) if name in wanted.policies else table
         for name, table in earlier.policies.items()

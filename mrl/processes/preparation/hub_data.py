@@ -1,8 +1,8 @@
-"""The data sets of a configuration that have names on the hub: pinned to commits, fetched, found on this machine.
+"""The data sets of a configuration that come from the hub: pinned to commits, fetched, found on this machine.
 
-A task's `dataset` is a file or folder where there is one, elsewhere an id on the hub with `revision`. Pinned, `commit`
-is what that stands for: so it stands in `config.json`, for resumption and for other hosts. Fetched are the README and
-the files of the splits that the task reads.
+A task's `dataset` is a file or folder if one exists, else an id on the hub with `revision`. A pinned task has the
+`commit` for which both stand; `config.json` keeps it, for resumption and for other hosts. Only the README and the files
+of the splits that the task reads are fetched.
 """
 
 from collections.abc import Callable
@@ -20,10 +20,10 @@ from mrl.tasks.sources import data_name, is_data_here, splits_of
 def pinned_data(
     config: RunConfig, *, where: str, earlier: RunConfig | None, on_note: Callable[[str], None]
 ) -> RunConfig:
-    """`config` with the commit of every data set of the hub, as far as it is known here; nothing is fetched.
+    """Return `config` with the commit of every data set of the hub, as far as it is known here; nothing is fetched.
 
-    A task that `earlier` had by the same id and revision keeps its commit; where the hub cannot be reached, which
-    `on_note` is told, it is that of the last fetch. Raises UserError.
+    A task that `earlier` had by the same id and revision keeps its commit. Where the hub cannot be reached, the commit
+    is that of the last fetch, and `on_note` is told. Raises UserError.
     """
     tasks, is_reached = dict(config.tasks), True
     for task, table in config.tasks.items():
@@ -45,7 +45,7 @@ def pinned_data(
 
 
 def fetched_data(config: RunConfig, *, where: str, tell: Callable[[str], None]) -> RunConfig:
-    """`config`, pinned, with all its data sets of the hub in the cache. Raises UserError for the first that is not."""
+    """Fetch all data sets of the hub; return `config`, pinned. Raises UserError for the first that cannot be had."""
     tasks = dict(config.tasks)
     for task, table in config.tasks.items():
         name = data_name(table)
@@ -62,19 +62,19 @@ def fetched_data(config: RunConfig, *, where: str, tell: Callable[[str], None]) 
 
 
 def unfetched_data(config: RunConfig) -> list[str]:
-    """Tasks whose data set of the hub is not whole on this machine."""
+    """Return the tasks whose data set comes from the hub and is not whole on this machine."""
     return [task for task, table in config.tasks.items() if data_name(table) is not None and not is_data_here(table)]
 
 
 def check_data_here(config: RunConfig, run: Path) -> None:
-    """Raises MissingError for the first data set of a run that is of the hub and not on this host."""
+    """Raises MissingError for the first data set of a run that comes from the hub and is not on this host."""
     for task in unfetched_data(config):
         what = f"the data set {data_name(config.tasks[task])} is not there"
         raise MissingError(what, where=f"tasks.{task}", cure=f"mrl fetch {run} on this host")
 
 
 def _wanted(pinned: Name, listing: Listing, task: str, table: TaskTable, asked: AskedBy) -> dict[str, HubFile]:
-    """The files of the splits that a task reads, the README first. Raises TaskError for a split that is not there."""
+    """Return the README and the files of the splits that a task reads. Raises TaskError for a missing split."""
     readme, told = {name: entry for name, entry in listing.files.items() if name == README}, ""
     if readme:
         fetch_files(pinned, listing, readme, asked, revision=pinned.commit, tell=lambda _: None)
@@ -89,13 +89,13 @@ def _asked_by(task: str, table: TaskTable, where: str) -> AskedBy:
 
 
 def _earlier_commit(earlier: RunConfig | None, task: str, table: TaskTable) -> str:
-    """The commit that a run has for a data set, if that was asked for by the same words."""
+    """Return the commit of a task's data set in `earlier`, if id and revision are the same; else ""."""
     had = earlier.tasks.get(task) if earlier is not None else None
     return had.commit if had is not None and (had.dataset, had.revision) == (table.dataset, table.revision) else ""
 
 
 def shown_data(task: str, table: TaskTable) -> str:
-    """Id, commit and place of the data set of the hub that a task takes, in words; empty for one of files."""
+    """Return id, commit and place of a task's data set of the hub, in words; "" for a task without one."""
     name = data_name(table)
     if name is None:
         return ""

@@ -1,8 +1,8 @@
-"""The models of a configuration that have names on the hub: pinned to commits, fetched, found on this machine.
+"""The models of a configuration that come from the hub: pinned to commits, fetched, found on this machine.
 
-A policy's `model` is a folder where there is one. Elsewhere its `source`, or `model` itself, is an id on the hub with
-`model_revision`. Pinned, `model` is the folder of the hub's cache that holds the commit, `source` is ID@COMMIT, and
-`model_revision` is what was asked for: so it stands in `config.json`, for resumption and for other hosts.
+A policy's `model` is a folder if one exists. Else its `source`, or `model` itself, is an id on the hub with
+`model_revision`. In a pinned configuration `model` is the folder of the hub's cache that holds the commit, `source` is
+ID@COMMIT, and `model_revision` is the revision asked for; `config.json` keeps these, for resumption and other hosts.
 """
 
 from collections.abc import Callable, Collection
@@ -20,7 +20,7 @@ from mrl.tasks.jsonl_rows import relative_to
 
 
 def named(policy: PolicyTable) -> Name | None:
-    """The model of the hub that a policy takes; None for a made one, and for a folder of this machine."""
+    """Return the model of the hub that a policy takes; None for a made policy, and for a folder of this machine."""
     if policy.make is not None or not policy.model:
         return None
     source = parse_name(policy.source)
@@ -30,19 +30,19 @@ def named(policy: PolicyTable) -> Name | None:
     if folder.exists():
         return None
     if not policy.source and folder.parent != Path() and folder.parent.is_dir():
-        return None  # a name misspelt below a folder of this machine, and no id
+        return None  # a misspelt name below a folder of this machine, not an id
     return parse_name(policy.source or policy.model, policy.model_revision)
 
 
 def pinned(
     config: RunConfig, *, where: str, earlier: RunConfig | None = None, on_note: Callable[[str], None]
 ) -> RunConfig:
-    """`config` with the commit of every model of the hub, as far as it is known here; nothing is fetched or written.
+    """Return `config` with the commit of every model of the hub, as far as known; nothing is fetched or written.
 
-    A policy that `earlier` had by the same id and revision keeps its commit, and one that `earlier` had keeps its day.
-    Others are asked for on the hub; where it cannot be reached, which `on_note` is told, the commit is that of the last
-    fetch. Raises UserError for a model that the hub does not have or does not give, and for a revision that would say
-    nothing.
+    A policy that `earlier` had by the same id and revision keeps its commit, and every policy of `earlier` keeps its
+    day (`prompt.today`). The hub is asked for other commits. Where it cannot be reached, the commit is that of the last
+    fetch, and `on_note` is told. Data sets of the hub are pinned, too. Raises UserError for a model that the hub does
+    not have or does not give, and for a revision without effect.
     """
     policies, is_reached = dict(config.policies), True
     for name, policy in config.policies.items():
@@ -65,10 +65,10 @@ def pinned(
 
 
 def fetched(config: RunConfig, names: Collection[str], *, where: str, tell: Callable[[str], None]) -> RunConfig:
-    """`config`, pinned, with the models of the hub that the policies `names` take in the cache.
+    """Fetch the hub models of the policies `names`, and all data sets of the hub; return `config`, pinned.
 
-    Where the hub cannot be asked, a model that is whole as far as can be told stays as it is, which `tell` hears.
-    Raises UserError for the first that cannot be got.
+    Where the hub cannot be asked, a model that seems whole stays as it is, and `tell` gets a line. Raises UserError for
+    the first that cannot be fetched.
     """
     policies = dict(config.policies)
     for name in [name for name in config.policies if name in names]:
@@ -89,12 +89,12 @@ def fetched(config: RunConfig, names: Collection[str], *, where: str, tell: Call
 
 
 def unfetched(config: RunConfig) -> list[str]:
-    """Policies whose model, and tasks whose data set, of the hub is not whole on this machine."""
+    """Return the policies and tasks whose model or data set of the hub is not whole on this machine."""
     return [name for name, policy in config.policies.items() if _is_missing(policy)] + unfetched_data(config)
 
 
 def missing_model(name: str, policy: PolicyTable, where: str) -> MissingError | None:
-    """What is to be done about a policy's model that is not here; None where it is here, or made."""
+    """Return an error with the cure for a policy's model that is not here; None where it is here, or made."""
     model = named(policy)
     if model is None:
         return _missing_folder(name, policy)
@@ -122,7 +122,7 @@ def _missing_folder(name: str, policy: PolicyTable) -> MissingError | None:
 
 
 def located(config: RunConfig) -> RunConfig:
-    """The configuration of a run, with the folders of its pinned models on this host, whose cache may lie elsewhere."""
+    """Return a run's configuration with the folders of its pinned models in this host's cache."""
     policies = dict(config.policies)
     for name, policy in config.policies.items():
         model = parse_name(policy.source)
@@ -132,7 +132,7 @@ def located(config: RunConfig) -> RunConfig:
 
 
 def check_here(config: RunConfig, names: Collection[str], run: Path) -> None:
-    """Raises MissingError for the first of these policies of a run whose model of the hub is not on this host."""
+    """Raises MissingError for the first policy of `names` whose model of the hub is not on this host."""
     for name in names:
         policy = config.policies[name]
         if named(policy) is not None and (missing := missing_model(name, policy, str(run))):
@@ -140,7 +140,7 @@ def check_here(config: RunConfig, names: Collection[str], run: Path) -> None:
 
 
 def asked_by(name: str, policy: PolicyTable, where: str) -> AskedBy:
-    """The key of a policy that names its model, as messages say it, and what gets the model."""
+    """Return the key that names a policy's model, as messages show it, and the command that fetches the model."""
     model = named(policy)
     is_pinned = model is not None and bool(model.commit) and Path(policy.model) == snapshot(model)
     shown = model.id if model is not None and is_pinned else policy.model
@@ -161,7 +161,7 @@ def _at(policy: PolicyTable, model: Name, commit: str) -> PolicyTable:
 
 
 def _earlier_commit(earlier: RunConfig | None, name: str, model: Name) -> str:
-    """The commit that a run has for a model, if that was asked for by the same words."""
+    """Return the commit of a policy's model in `earlier`, if id and revision are the same; else ""."""
     policy = earlier.policies.get(name) if earlier is not None else None
     had = parse_name(policy.source) if policy is not None else None
     if policy is None or had is None or had.id != model.id or policy.model_revision != model.revision:
@@ -170,7 +170,7 @@ def _earlier_commit(earlier: RunConfig | None, name: str, model: Name) -> str:
 
 
 def _check_revision(name: str, policy: PolicyTable, model: Name | None) -> None:
-    """Raises ConfigError for a revision of a folder, and for a second one."""
+    """Raises ConfigError for a revision of a folder, and for one that differs from the revision beside the id."""
     source = parse_name(policy.source)
     is_pinned = source is not None and bool(source.commit) and source.commit == Path(policy.model).name
     if not policy.model_revision or is_pinned:

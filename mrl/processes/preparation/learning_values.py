@@ -1,4 +1,4 @@
-"""The values that decide what a policy learns: shown before a run, and what is unusual among them is warned of."""
+"""Values that decide what a policy learns: checked and shown before a run, with warnings of unusual ones."""
 
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
@@ -16,10 +16,10 @@ from mrl.sharing.regimes import check_episodes, check_reuse, check_votes, regime
 from mrl.tasks.games.game_names import GAMES
 
 SANE_FACTOR = 20.0
-"""A learning rate that is so many times the usual one, or so little of it, is warned of."""
+"""Factor by which a learning rate may differ from the usual one, up or down, without a warning."""
 SMALL_MODEL_LR = 3e-4
 SHORT_ANSWER_TOKENS = 64
-"""Released models seldom answer in fewer."""
+"""Limit of an answer's tokens below which a released model gets a warning: such models seldom answer in fewer."""
 BY_SIZE = ("learner.lr", "rollout.max_new_tokens")
 """Keys whose defaults follow from the size of a model."""
 UNKNOWN = "not known yet"
@@ -34,10 +34,10 @@ SHOWN = (
 
 
 def check_learning(config: RunConfig, *, where: str) -> None:
-    """Raises ConfigError for a run in which somebody cannot learn what it is meant to, or cannot be made for it.
+    """Raises ConfigError for a run in which a policy cannot learn as configured, or cannot be made for the tasks.
 
-    One policy has nobody to learn from; a group of one answer has no other to be better than, where nothing else is
-    trained on.
+    A single policy has no peer to learn from. In a group of one answer no answer is better than another, so that
+    nothing is learned where nothing else is trained on.
     """
     made = [name for name, policy in config.policies.items() if policy.make is not None]
     if made and not any(table.operation or table.dataset in GAMES for table in config.tasks.values()):
@@ -72,7 +72,10 @@ def check_learning(config: RunConfig, *, where: str) -> None:
 
 
 def warnings(config: RunConfig, parameters: Mapping[str, int]) -> Iterator[str]:
-    """What is allowed and seldom meant. `parameters`: those of each policy whose size is known, 0 of made ones."""
+    """Yield warnings of settings that are allowed and seldom meant.
+
+    `parameters`: policy -> number of parameters where it is known, 0 for made policies.
+    """
     regime = str(config.sharing.get("regime"))
     if note := greedy_note(config.evaluation.temperature, config.evaluation.samples):
         yield f"evaluation.{note}"
@@ -122,7 +125,7 @@ def warnings(config: RunConfig, parameters: Mapping[str, int]) -> Iterator[str]:
 
 
 def _too_long_for_peers(config: RunConfig) -> Iterator[str]:
-    """Where the groups of a policy, or what a teacher tells of them, may be longer than a record, which holds all."""
+    """Yield warnings where a policy's group, or a teacher's scores of it, may be too long for one record."""
     token_bytes = shared_bytes(config.sharing)
     what, cure = "peers get nothing of such a group", "or a smaller group_size"
     if token_bytes > SHARED_BYTES:
@@ -143,9 +146,10 @@ def _too_long_for_peers(config: RunConfig) -> Iterator[str]:
 def learning_rows(
     config: RunConfig, chosen: Collection[str], unknown: Collection[str] = ()
 ) -> Iterator[tuple[str, list[tuple[str, bool]]]]:
-    """(key below a learning policy, (value, whether it was left out) of each). `chosen`: keys that mrl filled in.
+    """Yield (key below a learning policy, [(value, whether the key was left out) for each policy]).
 
-    What a method of the objective fills in is shown as it will be used. `unknown`: policies whose size nobody knows.
+    `chosen`: keys that mrl filled in. A value that the objective's method fills in is shown as it will be used.
+    `unknown`: policies whose model's size is not known.
     """
     for key in SHOWN:
         cells = [_cell(config.policies[name], f"policies.{name}.{key}" in chosen, key) for name in config.learning]

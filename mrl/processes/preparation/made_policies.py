@@ -1,7 +1,7 @@
 """Small local policies, made once and cached by their content.
 
-A made policy lies in `$MRL_CACHE/policies/<hash>` (default ~/.cache/mrl), where the hash covers all that its making
-depends on. Policies are made by parallel processes, one per core, so that this process never imports torch.
+A made policy lies in `$MRL_CACHE/policies/<hash>` (default ~/.cache/mrl), where the hash covers everything that the
+policy depends on. Parallel processes, one per core, make policies, so that this process never imports torch.
 """
 
 import hashlib
@@ -46,18 +46,18 @@ VERIFYING = {
     "environment_processes",
     "environment_memory_mib",
 }
-"""Keys of a task that say nothing about its examples."""
+"""Keys of a task that do not change its examples."""
 MAKING_FOLDERS = "models", "tasks", "tasks/games"
-"""Folders of the package whose own modules a made policy depends on."""
+"""Folders of the package whose modules, without those of subfolders, a made policy depends on."""
 POLL_S = 0.1
 SAY_EVERY_S, TELL_EVERY_S = 0.5, 10.0
-"""How often a maker says how far it is, and how often that is printed where there is no terminal."""
+"""Seconds between reports of a maker's progress, and between their prints where there is no terminal."""
 LAST_LINE_BYTES = 200
 BAR_CHARS = 24
 
 
 def resolve_policies(config: RunConfig, *, console: Console) -> RunConfig:
-    """`config` with the absolute model folder of every policy; what the cache lacks is made first."""
+    """Return `config` with the absolute model folder of every policy; policies that the cache lacks are made first."""
     names = [name for name, policy in config.policies.items() if policy.make is not None]
     folders = make_policies(config, names, force=False, console=console)
     policies = {
@@ -68,7 +68,7 @@ def resolve_policies(config: RunConfig, *, console: Console) -> RunConfig:
 
 
 def recipe_of(config: RunConfig, name: str) -> dict[str, Any]:
-    """The tables that the making of one policy depends on, as JSON values."""
+    """Return the tables on which the making of one policy depends, as JSON values."""
     table = config.policies[name].make
     assert table is not None
     tasks = {
@@ -80,9 +80,9 @@ def recipe_of(config: RunConfig, name: str) -> dict[str, Any]:
 
 
 def cached_folder(recipe: Mapping[str, Any], environ: Mapping[str, str] = os.environ) -> Path:
-    """Where the policy of this recipe lies or will lie.
+    """Return the folder in which the policy of this recipe lies or will lie.
 
-    The name also changes with the code that makes policies and with the package that tasks come from.
+    The folder's name also changes with the code that makes policies and with the package that tasks come from.
     """
     digest = hashlib.sha256(json.dumps(recipe, sort_keys=True).encode())
     package = Path(mrl.__file__).parent
@@ -100,9 +100,9 @@ def is_made(folder: Path) -> bool:
 
 
 def make_policies(config: RunConfig, names: Sequence[str], *, force: bool, console: Console) -> dict[str, Path]:
-    """The folder of every named policy, made in parallel where missing.
+    """Return the folder of every named policy; missing policies are made in parallel.
 
-    Raises UserError for the first that cannot be made because of a mistake, MRLError for other failures.
+    Raises UserError for the first policy that a mistake prevents, MRLError for other failures.
     """
     recipes = {name: recipe_of(config, name) for name in names}
     folders = {name: cached_folder(recipe) for name, recipe in recipes.items()}
@@ -130,15 +130,15 @@ def make_policies(config: RunConfig, names: Sequence[str], *, force: bool, conso
 
 
 class MakingLine:
-    """How far the policies under way are: on a terminal a line that changes, elsewhere lines every few seconds."""
+    """Progress of the policies being made: on a terminal a line that changes, elsewhere lines every few seconds."""
 
     def __init__(self, console: Console, stack: ExitStack) -> None:
-        """The line is gone when the stack ends."""
+        """The line on a terminal disappears when `stack` ends."""
         self._console, self._told_s = console, time.monotonic()
         self._status = stack.enter_context(console.status("starting")) if console.is_terminal else None
 
     def show(self, lines: Sequence[str], now_s: float) -> None:
-        """Show these lines, if it is time."""
+        """Show these lines: on a terminal at once, elsewhere every TELL_EVERY_S."""
         if self._status is not None:
             self._status.update(escape("   ".join(lines)))
         elif now_s - self._told_s >= TELL_EVERY_S:
@@ -154,12 +154,12 @@ class _Making:
     process: "subprocess.Popen[bytes]"
     said: IO[bytes]
     told: IO[bytes]
-    """What went wrong, and how far it is."""
+    """Files with the maker's errors (`said`) and its progress (`told`)."""
     since_s: float
 
     @property
     def progress(self) -> str:
-        """How far it is, as it said last. The file's place is the maker's, which writes there."""
+        """Progress that the maker printed last. Read with `pread`: the file's offset is where the maker writes."""
         number = self.told.fileno()
         told = os.pread(number, LAST_LINE_BYTES, max(0, os.fstat(number).st_size - LAST_LINE_BYTES))
         whole = told.decode(errors="replace").rpartition("\n")[0].splitlines()
@@ -177,7 +177,7 @@ class _Making:
 
 @contextmanager
 def _making(name: str, recipe: Mapping[str, Any], folder: Path) -> Iterator[_Making]:
-    """A process that makes one policy; it is killed when the block ends first."""
+    """Start a process that makes one policy; kill it when the block ends first."""
     with ExitStack() as files:
         said, told = (files.enter_context(tempfile.TemporaryFile()) for _ in range(2))
         file = files.enter_context(tempfile.NamedTemporaryFile("w", suffix=".json"))
@@ -195,7 +195,7 @@ def _making(name: str, recipe: Mapping[str, Any], folder: Path) -> Iterator[_Mak
 
 
 def build_policy(recipe: Mapping[str, Any], name: str, folder: Path) -> None:
-    """Make one policy in this process, and say how far its warm start is."""
+    """Make one policy in this process, and print the progress of its warm start."""
     from mrl.models.make import make_policy
     from mrl.tasks.warm_start_examples import collect_examples
 
@@ -207,7 +207,7 @@ def build_policy(recipe: Mapping[str, Any], name: str, folder: Path) -> None:
 
 
 def _teller(name: str, num_steps: int) -> Callable[[int, float], None]:
-    """Prints how far the making is and how long it will take."""
+    """Return a callback that prints the progress of the warm start and the seconds left."""
     began_s = time.monotonic()
     told_s = [began_s]
 

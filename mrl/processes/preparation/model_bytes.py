@@ -1,4 +1,4 @@
-"""How large the models of a configuration are, for limits that follow from it; one that is not there yet is guessed."""
+"""Sizes of a configuration's models, for limits that follow from them; a model that is not there yet is guessed."""
 
 import re
 from collections.abc import Iterator
@@ -11,27 +11,27 @@ from mrl.models.tensor_header import read_header
 from mrl.processes.preparation.model_folder import weight_files
 
 BYTES_PER_PARAMETER = 2
-"""Of released weights."""
+"""Bytes of a parameter in released weights."""
 
 
 def named_parameters(policy: PolicyTable) -> int:
-    """The number in the name of a policy's model ("8B", "135M"), or 0."""
+    """Return the number of parameters that the name of a policy's model tells ("8B", "135M"), or 0."""
     name = policy.source or Path(policy.model).name
     found = re.search(r"(?<![\w.])(\d+(?:\.\d+)?)([BM])\b", name, re.IGNORECASE)
     return int(float(found[1]) * (1e9 if found[2] in "Bb" else 1e6)) if found else 0
 
 
 def parameters(config: RunConfig) -> dict[str, int]:
-    """Policy -> parameters by the headers of its folder's weights, or by its name; of made ones 0.
+    """Return policy -> number of parameters, by the headers of its weights or by its model's name; 0 for made policies.
 
-    One that is not there and whose name says nothing is left out.
+    A policy whose model is not there and whose name tells no size is left out.
     """
     found = {name: _parameters(policy) for name, policy in config.policies.items()}
     return {name: size for name, size in found.items() if size or not config.policies[name].model}
 
 
 def size_notes(config: RunConfig) -> Iterator[str]:
-    """What is known of the sizes of models that are not there yet."""
+    """Yield notes about the sizes of models that are not there yet."""
     known = parameters(config)
     for name, policy in config.policies.items():
         if name not in known:
@@ -52,7 +52,7 @@ def _parameters(policy: PolicyTable) -> int:
 
 
 def weights_bytes(config: RunConfig) -> dict[str, int]:
-    """Policy -> bytes of the weights in its folder, or of one that its source names; made ones are small."""
+    """Return policy -> bytes of its weights, by its folder or its model's name; 0 for (small) made policies."""
     return {name: _weights_bytes(policy) for name, policy in config.policies.items()}
 
 

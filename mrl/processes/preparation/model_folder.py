@@ -1,7 +1,7 @@
-"""A model folder, read before anything starts: whole files, an architecture that can be trained, a tokenizer, an EOS.
+"""Check a model folder before anything starts: whole files, an architecture that can be trained, a tokenizer, an EOS.
 
-Only JSON and the headers of the weights are read: no whole tensor, no torch. What loading would find out in a minute,
-in a process of the run, is found out here.
+Only JSON and the headers of the weights are read: no tensor, no torch. Loading would find the same faults only after a
+minute, in a process of the run.
 """
 
 import importlib.util
@@ -23,29 +23,30 @@ ENCODERS = frozenset(
     (*("bert", "roberta", "distilbert", "albert", "electra", "deberta", "deberta-v2", "xlm-roberta", "camembert"),
      *("modernbert", "mpnet", "nomic_bert", "t5", "mt5", "umt5", "bart", "mbart", "pegasus", "clip", "siglip", "vit"))
 )  # fmt: skip
-"""Kinds of models that write no text from left to right, where config.json names no architecture."""
+"""Kinds of models (`model_type`) that write no text from left to right, whatever architecture config.json names."""
 STATEFUL = frozenset(
     (*("bailing_hybrid", "bamba", "falcon_h1", "falcon_mamba", "granitemoehybrid", "jamba", "kimi_linear", "lfm2"),
      *("lfm2_moe", "mamba", "mamba2", "minimax", "nemotron_h", "olmo_hybrid", "qwen3_5", "qwen3_5_text"),
      *("qwen3_5_moe", "qwen3_5_moe_text", "qwen3_next", "recurrent_gemma", "rwkv", "xlstm", "zamba", "zamba2"),
      *("inkling_text", "inkling2_text", "lfm3", "qwen4_exp", "qwen4_exp_text", "zaya"))
 )  # fmt: skip
-"""Kinds of models with layers that carry a state from token to token, where config.json does not say of each layer."""
+"""Kinds of models with layers that carry a state from token to token; used where config.json lists no layer types."""
 SINKS = frozenset(("gpt_oss", "mimo_v2_flash"))
 """Kinds of models whose attention has a sink."""
 ATTENTION = frozenset(("attention", "full_attention", "sliding_attention"))
-"""Kinds of layers whose rows can lie in one pass."""
+"""Kinds of layers that let a learner pack several rows into one pass."""
 IN_CHUNKS = frozenset(("llama4", "llama4_text"))
 WRITES_TEXT = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration", "ForImageTextToText")
-"""Ends of the names of architectures that do."""
+"""Ends of the names of architectures that write text."""
 
 
 def check_model_folder(folder: Path, *, key: str, source: str = "", anew: str = "", is_trained: bool = True) -> None:
     """Raises ModelFolderError unless `folder` holds a whole causal language model in Hugging Face form.
 
-    One that `is_trained` has to have weights of 16 or 32 bits, and to be of a kind whose rows a learner can pack.
-    Its tokenizer is read as every process of the policy reads it, which refuses what cannot be used (TokenizerRefused)
-    and what declares no EOS. `key` is the key of the configuration that names the folder, `anew` what fetches it anew.
+    A model that `is_trained` needs weights of 16 or 32 bits, and a kind whose rows a learner can pack. The tokenizer is
+    read as every process of the policy reads it, which refuses one that cannot be used (TokenizerRefused) and one that
+    declares no EOS. `key` is the key of the configuration that names the folder, `anew` the command that fetches the
+    folder again.
     """
     from mrl.alignment.receiver import load_receiver
     from mrl.alignment.tokenizer_folder import saving_command
@@ -76,7 +77,7 @@ def check_model_folder(folder: Path, *, key: str, source: str = "", anew: str = 
 
 
 def read_described(folder: Path, where: str) -> Mapping[str, Any]:
-    """The config.json of a folder. Raises ModelFolderError."""
+    """Return the content of a folder's config.json. Raises ModelFolderError."""
     try:
         described = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -87,7 +88,7 @@ def read_described(folder: Path, where: str) -> Mapping[str, Any]:
 
 
 def context_tokens(folder: Path) -> int:
-    """Tokens that the model can read at once, as its config.json says; 0 where that names no limit."""
+    """Return the tokens that the model can read at once, by its config.json; 0 where that names no limit."""
     described = read_described(folder, str(folder))
     text = text_part(described)
     found = text.get("max_position_embeddings") or text.get("n_positions")
@@ -99,13 +100,13 @@ def context_tokens(folder: Path) -> int:
 
 
 def text_part(described: Mapping[str, Any]) -> Mapping[str, Any]:
-    """What a config.json says of the language model: all of it, or a table of its own beside those of images."""
+    """Return the part of a config.json about the language model: all of it, or its own table beside those of images."""
     text = described.get("text_config")
     return text if isinstance(text, dict) else described
 
 
 def weight_files(folder: Path, where: str, anew: str) -> list[Path]:
-    """The files that hold the weights. Raises ModelFolderError where one is missing or nothing says which they are."""
+    """Return the files that hold the weights. Raises ModelFolderError where one is missing or none can be named."""
     if (folder / INDEX).is_file():
         try:
             names = sorted(set(json.loads((folder / INDEX).read_text(encoding="utf-8"))["weight_map"].values()))
@@ -208,7 +209,10 @@ def _check_architecture(described: Mapping[str, Any], where: str) -> None:
 
 
 def _check_has_causal(kind: str, architectures: list[str], where: str) -> None:
-    """What also sees or hears may have no causal language model in transformers: then no learner can load it."""
+    """Raises ModelFolderError for a model of images or sound without a causal language model in transformers.
+
+    No learner can load such a model.
+    """
     if architectures[0].endswith(("ForCausalLM", "LMHeadModel")):
         return
     from mrl.models.load_policy import has_causal_model
@@ -224,7 +228,7 @@ def _check_has_causal(kind: str, architectures: list[str], where: str) -> None:
 
 
 def _check_quantized(described: Mapping[str, Any], where: str) -> None:
-    """Raises ModelFolderError for weights rounded to few bits: no learner trains them, or publishes the like."""
+    """Raises ModelFolderError for weights rounded to few bits: no learner trains or publishes such weights."""
     for part in (described, text_part(described)):
         for key in ("quantization_config", "compression_config"):
             if settings := part.get(key):
@@ -263,7 +267,7 @@ def _check_rows(described: Mapping[str, Any], where: str) -> None:
 
 
 def _is_known(model_type: str) -> bool:
-    """Whether transformers has the architecture; its long list is loaded only where no folder has that name."""
+    """Whether transformers has the architecture; its long list is loaded only if no folder of it has that name."""
     found = importlib.util.find_spec("transformers")
     package = Path(found.origin).parent if found is not None and found.origin is not None else None
     name = model_type.replace("-", "_")

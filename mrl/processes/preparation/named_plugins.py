@@ -1,4 +1,4 @@
-"""The plug-ins that a configuration names, for people, and names that mean two things."""
+"""Checks and descriptions of the plug-ins that a configuration names."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,14 +11,14 @@ from mrl.sharing.regimes import REGIMES, build_regime
 
 
 def check_shadows(config: RunConfig, *, where: str) -> None:
-    """Raises PluginError where an installed distribution offers a plug-in called like one of mrl that the run uses."""
+    """Raises PluginError where a distribution offers a plug-in under a name of mrl's own that the run uses."""
     for kind, name, built_in, key in _names(config):
         if name in built_in:
             check_shadow(kind, name, where=f"{where}: {key}")
 
 
 def try_regime(config: RunConfig, policy: str) -> None:
-    """Raises PluginError for a regime of the user's own that cannot be built for a policy whose model is there."""
+    """Raises PluginError for a regime of the user's own that cannot be built for `policy`, whose model is there."""
     from mrl.alignment.receiver import load_receiver
 
     if config.sharing["regime"] not in REGIMES and not config.policies[policy].frozen:
@@ -27,7 +27,7 @@ def try_regime(config: RunConfig, policy: str) -> None:
 
 
 def told_plugins(config: RunConfig, *, where: str) -> Iterator[str]:
-    """One line for each plug-in of a checked configuration. Raises PluginError for one that is not there."""
+    """Return one line for each plug-in of a checked configuration. Raises PluginError for a missing plug-in."""
     found = [
         find_plugin(kind, name, built_in, where=f"{where}: {key}").described
         for kind, name, built_in, key in _names(config)
@@ -37,7 +37,7 @@ def told_plugins(config: RunConfig, *, where: str) -> Iterator[str]:
 
 
 def _names(config: RunConfig) -> Iterator[tuple[PluginKind, str, tuple[str, ...], str]]:
-    """(kind, name, names of mrl itself, key) of all that may be a plug-in's."""
+    """Yield (kind, name, mrl's own names, key) for every name that may be a plug-in's."""
     yield REGIME, str(config.sharing.get("regime", "independent")), tuple(REGIMES), "sharing.regime"
     for task, table in config.tasks.items():
         yield SOURCE, table.source, SOURCE_NAMES, f"tasks.{task}.source"

@@ -1,7 +1,7 @@
-"""Pair cards of a run: what the tokenizers of its policies alone make of a log-ratio, the floor of its residuals.
+"""Pair cards of a run: the error that two policies' tokenizers alone cause in a log-ratio, the floor of its residuals.
 
-They are measured beside the run, by a process of the lowest priority that ends with it, and lie in `pair_cards/` of its
-folder, where the report finds them. `mrl align floors RUN` measures what is missing.
+A process of the lowest priority measures them beside the run, and ends with it. They lie in `pair_cards/` of the run's
+folder, where the report finds them. `mrl align floors RUN` measures missing cards.
 """
 
 import itertools
@@ -24,7 +24,7 @@ LOWEST_PRIORITY = 19
 
 @contextmanager
 def measured_beside(config: RunConfig, folder: RunFolder, log_path: Path) -> Iterator[None]:
-    """While inside, another process measures the floors of the run; it is ended with the block if it still runs."""
+    """Measure the floors of the run in another process during the block; end the process with the block."""
     if not aligns(config.sharing):
         yield
         return
@@ -46,10 +46,10 @@ def measured_beside(config: RunConfig, folder: RunFolder, log_path: Path) -> Ite
 
 
 def write_pair_cards(run: Path) -> list[Path]:
-    """Measure the pairs of a run that have no card yet; returns the files of all.
+    """Measure the pairs of a run that have no card yet; return the files of all cards.
 
-    Takes nothing from a run that goes on: this process gets the lowest priority. Raises RunFolderError for a folder
-    that is no run, ModelFolderError for a tokenizer that cannot be read any more.
+    This process gets the lowest priority, so that it takes nothing from a running run. Raises RunFolderError for a
+    folder that is no run, ModelFolderError for a tokenizer that cannot be read any more.
     """
     from mrl.alignment.pair_card import PairCard, make_card
     from mrl.alignment.receiver import load_receiver
@@ -71,13 +71,13 @@ def write_pair_cards(run: Path) -> list[Path]:
 
 
 def pairs_of(config: RunConfig) -> list[tuple[str, str]]:
-    """Every two policies of which one at least learns, where the regime aligns tokenizers."""
+    """Return every pair of policies of which at least one learns, where the regime aligns tokenizers; else []."""
     pairs = itertools.combinations(config.policies, 2) if aligns(config.sharing) else ()
     return [pair for pair in pairs if any(name in config.learning for name in pair)]
 
 
 def _fingerprints(path: Path) -> object:
-    """What the card in a file says of its two tokenizers; None where there is no card."""
+    """Return the fingerprints of the two tokenizers in a card's file; None where there is no card."""
     try:
         card = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):

@@ -1,4 +1,4 @@
-"""Everything that can be found wrong before a process is started or a file is written."""
+"""Find every fault of a configuration that can be found before a process is started or a file is written."""
 
 import importlib.util
 import json
@@ -34,11 +34,11 @@ if TYPE_CHECKING:
 
 
 def ignore(trials: "Sequence[Trial]") -> None:
-    """What verifiers gave is looked at for failures alone."""
+    """Do nothing with the results of verifiers; a verifier that fails raises by itself."""
 
 
 def unheard(_: object) -> None:
-    """Nobody is told."""
+    """Do nothing with a note."""
 
 
 def preflight(
@@ -52,14 +52,14 @@ def preflight(
     on_note: Callable[[str], None] = unheard,
     on_prompts: "Callable[[str, Sequence[Prompt]], None]" = lambda policy, prompts: None,
 ) -> tuple[int, int]:
-    """Check sharing parameters, addresses, model folders and tasks. Raises UserError for the first that is wrong.
+    """Check sharing parameters, addresses, model folders and tasks. Raises UserError for the first fault.
 
-    `on_missing` is told of every model, data file and package that is not there yet; without it MissingError is raised
-    at the end, with all of them. `on_unfetched`, where it is given, is told instead of models and data sets that
-    `mrl fetch` gets. `on_trial` is told of what each verifier of the user's own gave, `on_note` of what is done
-    otherwise than one might think, `on_prompts` of every policy that can be asked by now, and of the prompts.
-    `first_host`: the name of this host in a run on several; the others look at their own cores. Returns how many
-    prompts there are to train on, and how many are held out.
+    `on_missing` is told of every model, data file and package that is not there yet; without `on_missing`, one
+    MissingError is raised at the end, with all of them. `on_unfetched`, if given, is told instead of models and data
+    sets that `mrl fetch` gets. `on_trial` gets the results of each verifier of the user's own, `on_note` notes on
+    behaviour that may surprise, and `on_prompts` each policy that can be asked already, with the prompts.
+    `first_host`: the name of this host in a run on several hosts; other hosts check their own cores. Returns the number
+    of prompts to train on, and the number of held-out prompts.
     """
     from mrl.allocation.floors import check_floors
     from mrl.processes.planning.local_folder import parent_of
@@ -80,7 +80,7 @@ def preflight(
     check_cores(units_of(config, first_host, is_first=True), where=where)
     _check_models(config, tell, on_unfetched or tell, where=where)
     check_adapters(config, tell)
-    if not first_host:  # the engines of a run on several hosts start on others too
+    if not first_host:  # on several hosts engines start on other hosts, too
         check_engines(config, tell)
     try:
         prompts, num_held_out = check_tasks(config, tell, on_trial, on_unfetched=on_unfetched, on_note=on_note)
@@ -109,7 +109,7 @@ def _check_addresses(config: RunConfig, *, where: str) -> None:
 
 
 def _addresses(config: RunConfig) -> Iterator[tuple[str, str, int]]:
-    """Table, host and port of what will be listened at."""
+    """Yield table, host and port of every address at which the run will listen."""
     if config.exchange.host:
         yield "exchange", config.exchange.host, config.exchange.port
     if config.exchange.metrics_host:
@@ -151,7 +151,7 @@ def _check_models(
 
 
 def check_built(policy: PolicyTable, *, where: str) -> None:
-    """Raises ModelFolderError for a config.json that transformers refuses, or makes no model of that a learner has."""
+    """Build the model of config.json without data. Raises ModelFolderError where transformers refuses it, or has none."""
     from mrl.models.skeleton import config_of_folder, model_size
 
     with in_place(where):
@@ -161,7 +161,7 @@ def check_built(policy: PolicyTable, *, where: str) -> None:
 
 
 def _in_file(error: TaskError | PluginError, where: str) -> TaskError | PluginError:
-    """The error with the configuration's file, unless it names a file of data."""
+    """Return the error with the configuration's file in its place, unless it names a file of data."""
     if not error.where.startswith("tasks."):
         return error
     kind, where = type(error), f"{where}: {error.where}"
@@ -169,18 +169,18 @@ def _in_file(error: TaskError | PluginError, where: str) -> TaskError | PluginEr
 
 
 def check_made(config: RunConfig) -> None:
-    """Raises ConfigError where a made policy, which is there by now, cannot read the prompts."""
+    """Raises ConfigError where a made policy, whose folder is there by now, cannot read the prompts."""
     names = [name for name, policy in config.policies.items() if policy.make is not None]
     if names:
         prompts, _ = check_tasks(
             config, on_missing=unheard, on_trial=None
-        )  # all is there, and verifiers have been tried
+        )  # nothing is missing by now, and verifiers have been tried
         for name in names:
             check_prompts(config, name, prompts, unheard)
 
 
 def check_sharing_out(config: RunConfig, name: str) -> None:
-    """Raises EngineError for a model that a server cannot share out over as many GPUs as it is given."""
+    """Raises EngineError for a model that a server cannot divide between its GPUs."""
     from mrl.engines.family_limits import check_parts
 
     gpus = server_gpus(config, name)
@@ -190,7 +190,7 @@ def check_sharing_out(config: RunConfig, name: str) -> None:
 
 
 def check_context(config: RunConfig, name: str, *, where: str) -> None:
-    """Raises ConfigError for a model whose heads cannot be shared out over the ranks that share a pass."""
+    """Raises ConfigError for a model whose attention heads cannot be divided between the ranks that share a pass."""
     policy = config.policies[name]
     ranks = policy.learner.context_parallel
     if ranks == 1 or policy.frozen:
@@ -212,14 +212,14 @@ def check_context(config: RunConfig, name: str, *, where: str) -> None:
 
 
 def _described(config: RunConfig, name: str) -> tuple[Path, SimpleNamespace]:
-    """The config.json of a policy's model, and what it says of its text part, by attribute."""
+    """Return the path of a model's config.json, and its part about text with keys as attributes."""
     path = Path(config.policies[name].model) / "config.json"
     described = json.loads(path.read_text(encoding="utf-8"))
     return path, SimpleNamespace(**(described.get("text_config") or described))
 
 
 def check_adapters(config: RunConfig, on_missing: Callable[[MissingError], None]) -> None:
-    """`on_missing` is told when a policy trains adapters and the package for them is not there."""
+    """Tell `on_missing` where a policy trains adapters and the package peft is not there."""
     learners = (name for name in config.learning if config.policies[name].learner.lora is not None)
     if importlib.util.find_spec("peft") is None:
         for name in learners:
@@ -228,7 +228,7 @@ def check_adapters(config: RunConfig, on_missing: Callable[[MissingError], None]
 
 
 def check_engines(config: RunConfig, on_missing: Callable[[MissingError], None]) -> None:
-    """`on_missing` is told of the environment of every engine that runs here as a server and is not installed."""
+    """Tell `on_missing` of every engine that runs here as a server and whose environment is not there."""
     from mrl.engines.environment import engine_python
 
     told = set()
@@ -255,11 +255,11 @@ def check_tasks(
 ) -> "tuple[Sequence[Prompt], int]":
     """Build the prompt pool and, unless `on_trial` is None, try environments, and verifiers of the user's own.
 
-    Returns its prompts, and how many of them are held out.
+    Returns the pool's prompts, and how many of them are held out.
 
-    Raises TaskError for data, or a verifier, that cannot be used. When something is missing, `on_missing` is told for
-    every task; `on_unfetched`, where it is given, is told instead of data sets that `mrl fetch` gets. `on_note` is
-    told of rows of data that are left out.
+    Raises TaskError for data, or a verifier, that cannot be used. `on_missing` is told of every task whose data are
+    missing; `on_unfetched`, if given, is told instead of data sets that `mrl fetch` gets. `on_note` is told of rows of
+    data that are left out.
     """
     from mrl.gateway.agent_trial import check_agents
     from mrl.tasks.environments.environment_trial import try_environment
@@ -289,7 +289,7 @@ def check_tasks(
         if table.own_verifier:
             most_s = WALL_FACTOR * table.verifier_timeout_s
             told = f"tasks.{task}: {table.verifier} is tried on a few answers, each of which may take {most_s:g} s"
-            with suppress(MissingError), told_wait(told):  # which was told above
+            with suppress(MissingError), told_wait(told):  # `on_missing` has been told above
                 on_trial(try_verifier(task, table, seed=config.pool.seed))
         if table.source == "environment":
             told = f"tasks.{task}: {table.dataset} is tried for a turn, which may take {table.episode_s:g} s"
@@ -299,7 +299,7 @@ def check_tasks(
 
 
 def _check_says_again(config: RunConfig, task: str, first: "EnvironmentTurn") -> None:
-    """Raises TaskError for an environment that does not say the same again, where episodes begin as those of peers."""
+    """Raises TaskError for an environment that is not deterministic, where episodes go on from peers' first turns."""
     from mrl.sharing.regimes import goes_on_in_episodes
     from mrl.tasks.environments.doors import URLS
 
@@ -317,9 +317,10 @@ def _check_says_again(config: RunConfig, task: str, first: "EnvironmentTurn") ->
 
 
 def check_teacher(config: RunConfig, *, where: str) -> None:
-    """Raises ConfigError when a teacher is no policy of the run, or teaches what is no task: plain GRPO unsaid.
+    """Raises ConfigError when a teacher is no policy of the run, or teaches no task of it.
 
-    So it does where a learner's kernel cannot use what teachers tell.
+    The run would train by plain GRPO without a word. Also raised where a learner's kernel cannot use the units that
+    teachers tell.
     """
     from mrl.sharing.copd import CopdParameters
     from mrl.sharing.regimes import check_sharing
@@ -357,7 +358,7 @@ def check_teacher(config: RunConfig, *, where: str) -> None:
 
 
 def check_frozen(config: RunConfig, *, where: str) -> None:
-    """Raises ConfigError for a frozen policy that the sharing regime never asks for a score."""
+    """Raises ConfigError for a frozen policy that is never asked for a score under the sharing regime."""
     for name in unasked(config, where=where):
         raise ConfigError(
             f"policies.{name}.frozen: the sharing regime has no use for it",
@@ -369,7 +370,7 @@ def check_frozen(config: RunConfig, *, where: str) -> None:
 
 
 def check_scorers(config: RunConfig, *, where: str) -> None:
-    """Raises ConfigError for a policy that scores for its peers in a server, at a temperature that servers do not."""
+    """Raises ConfigError for a policy that scores for peers in a server at another temperature than 1."""
     from mrl.sharing.regimes import scorers
 
     for name in sorted(scorers(config.sharing, config.policies)):
@@ -385,7 +386,7 @@ def check_scorers(config: RunConfig, *, where: str) -> None:
 
 
 def unasked(config: RunConfig, *, where: str) -> list[str]:
-    """Frozen policies that nobody asks for a score under the sharing regime. Raises ConfigError as `check_sharing`."""
+    """Return the frozen policies that the sharing regime asks for no score. Raises ConfigError as `check_sharing`."""
     from mrl.sharing.regimes import check_sharing, scorers
 
     check_sharing(config.sharing, where)

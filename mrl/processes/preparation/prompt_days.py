@@ -1,7 +1,7 @@
-"""The day that chat templates print (Llama 3.2, Mistral Small 3, SmolLM3): a run keeps the one on which it began.
+"""The day that chat templates print (Llama 3.2, Mistral Small 3, SmolLM3): a run keeps the day on which it began.
 
-By their own clocks processes of one run would ask otherwise after midnight, and so would a resumed run and an
-evaluation of another day.
+By their own clocks the processes of a run would render other prompts after midnight, and so would a resumed run and an
+evaluation on another day.
 """
 
 from contextlib import suppress
@@ -15,10 +15,10 @@ from mrl.models.chat_template import read_template
 
 
 def dated(config: RunConfig, earlier: RunConfig | None = None) -> RunConfig:
-    """`config` with `prompt.today` of the policies that left it out: what `earlier` has, else the day of now.
+    """Return `config` with `prompt.today` of the policies that left it out: the day in `earlier`, else today.
 
-    A policy that `earlier` had without a day goes on without one: runs of mrl 0.1 kept none, and print that of now. A
-    template that is not there yet, or cannot be read, prints none.
+    A policy without a day in `earlier` stays without: runs of mrl 0.1 kept no day, and print the current one. A policy
+    whose template is not there yet, prints no day or cannot be read gets none.
     """
     policies = dict(config.policies)
     for name, policy in config.policies.items():

@@ -1,6 +1,6 @@
-"""Whether every policy can be asked the prompts of the pool: its template takes them, and they fit into its context.
+"""Check that every policy can be asked the pool's prompts: its template takes them, and they fit into its context.
 
-Counted with the tokenizer's own file; what the engine then counts differs by special tokens at most, and is looked at
+Tokens are counted with the tokenizer's own file. The engine's count differs by special tokens at most, and is checked
 once more when a worker starts.
 """
 
@@ -36,7 +36,7 @@ BY_FAMILY = "policies.X.prompt.family, where the package renderers knows the mod
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """Tokens of a prompt and its answer, at most, and the key that says so."""
+    """Most tokens of a prompt with its answer, and the key that sets the limit."""
 
     tokens: int
     key: str
@@ -44,9 +44,10 @@ class Limit:
 
 
 def check_prompts(config: RunConfig, name: str, prompts: Sequence[Prompt], on_note: Callable[[str], None]) -> None:
-    """Raises ModelFolderError, ConfigError; `on_note` is told what is done for want of a template.
+    """Raises ModelFolderError or ConfigError where a policy cannot be asked `prompts`.
 
-    The policy's folder is there. A made policy asks in plain text, for it was made so.
+    The policy's folder is there. `on_note` is told how a policy without a template is asked. A made policy is asked in
+    plain text, for which it was made.
     """
     policy = config.policies[name]
     folder = Path(policy.model)
@@ -79,7 +80,7 @@ def check_prompts(config: RunConfig, name: str, prompts: Sequence[Prompt], on_no
 
 
 def _check_bridges(config: RunConfig, name: str, prompts: Sequence[Prompt], on_note: Callable[[str], None]) -> None:
-    """Whether the policy's template goes on from what environments say first, and calls the tools that they have."""
+    """Check that the policy's template goes on from environments' first messages and can call their tools."""
     states = {prompt.task: prompt for prompt in prompts if config.tasks[prompt.task].is_played}
     policy = config.policies[name]
     history = f"policies.{name}.prompt.history"
@@ -102,7 +103,7 @@ def _check_bridges(config: RunConfig, name: str, prompts: Sequence[Prompt], on_n
         if states:
             _tell_history(history, policy, spelling, is_given=is_history_given, on_note=on_note)
         for task, state in states.items():
-            if config.tasks[task].source == "agent":  # whether it has tools, it says when it asks
+            if config.tasks[task].source == "agent":  # an agent names its tools only when it asks
                 continue
             turn = first_turn(task, config.tasks[task], str(state.content), seed=config.pool.seed)
             if not turn.tools:
@@ -124,7 +125,7 @@ def _check_bridges(config: RunConfig, name: str, prompts: Sequence[Prompt], on_n
 
 
 def _check_shown(spelling: "TurnSpelling", task: str, turn: "EnvironmentTurn") -> None:
-    """Raises ModelFolderError for a template that leaves a tool out: nobody calls what they do not know of."""
+    """Raises ModelFolderError for a template that leaves a tool out: the policy would not know of it."""
     shown = spelling.text(spelling.opening(turn.messages, [tool.as_chat() for tool in turn.tools]).tolist())
     for tool in turn.tools:
         if tool.name not in shown:
@@ -134,7 +135,7 @@ def _check_shown(spelling: "TurnSpelling", task: str, turn: "EnvironmentTurn") -
 def _tell_history(
     key: str, policy: PolicyTable, spelling: "TurnSpelling", *, is_given: bool, on_note: Callable[[str], None]
 ) -> None:
-    """What the policy sees of the reasoning of its earlier turns, where that is not all of it or somebody asked."""
+    """Tell how the policy sees the reasoning of its earlier turns, where that is in part or the key was given."""
     if not spelling.template:
         if is_given:
             on_note(f"{key}: the model has no chat template, so it changes nothing")
@@ -149,7 +150,7 @@ def _tell_history(
 
 
 def _by_family(key: str, spelling: "TurnSpelling", is_played: bool, *, is_served: bool) -> str:
-    """What the family of a policy is used for, in words: in episodes, or of whoever asks the gateway."""
+    """Return for what a policy's family is used, in words: for episodes, or for requests at the gateway."""
     from mrl.models.families.family_spelling import FamilySpelling
     from mrl.models.families.renderers_package import TRIED
     from mrl.processes.episode_wiring import own_syntax
@@ -168,7 +169,7 @@ def _by_family(key: str, spelling: "TurnSpelling", is_played: bool, *, is_served
 def _check_plain(
     name: str, policy: PolicyTable, folder: Path, prompts: Sequence[Prompt], on_note: Callable[[str], None]
 ) -> None:
-    """Without a chat template."""
+    """Check a model without a chat template: it must not be trained to chat, and prompts must be plain text."""
     where = f"policies.{name}.model = {policy.model!r}"
     if sign := chat_sign(folder, policy.source.partition("@")[0]):
         get = "choose a revision that has one" if named(policy) else download(policy.source, folder, FILE, CONFIG)
@@ -207,7 +208,7 @@ def _check_options(name: str, policy: PolicyTable, template: ChatTemplate) -> No
 
 
 def _check_messages(name: str, policy: PolicyTable, prompt: Prompt, rendered: str) -> None:
-    """A template that leaves a message out says nothing of it. Of some it cuts the white space around them."""
+    """Raises ModelFolderError for a template that leaves a message out; white space around a message may go."""
     messages = messages_of(prompt.content, policy.prompt)
     given = {policy.prompt.system: "system message", **{shot.user: "question" for shot in policy.prompt.few_shot}}
     given |= {shot.assistant: "answer" for shot in policy.prompt.few_shot}
@@ -226,7 +227,7 @@ def _check_messages(name: str, policy: PolicyTable, prompt: Prompt, rendered: st
 def _check_bos(
     name: str, policy: PolicyTable, prompts: Sequence[Prompt], template: ChatTemplate | None, rendered: Sequence[str]
 ) -> None:
-    """Raises ModelFolderError where a prompt would open with two BOS. `rendered` has one of each kind."""
+    """Raises ModelFolderError where a prompt would open with two BOS. `rendered` has one prompt of each kind."""
     folder = Path(policy.model)
     bos = bos_of(folder)
     if not bos or not (any(text.startswith(bos) for text in rendered) if template else _adds_bos(folder, bos)):
@@ -262,7 +263,7 @@ def _adds_bos(folder: Path, bos: str) -> bool:
 
 
 def _template_of(name: str, policy: PolicyTable) -> str:
-    """Where the template of a policy stands."""
+    """Return the key or the file that holds a policy's template."""
     if policy.prompt.chat_template:
         return f"policies.{name}.prompt.chat_template"
     file = Path(policy.model) / FILE
@@ -270,7 +271,7 @@ def _template_of(name: str, policy: PolicyTable) -> str:
 
 
 def _one_of_each(prompts: Sequence[Prompt]) -> Iterator[Prompt]:
-    """One prompt of every task and order of roles: a template looks at roles, seldom at what is said."""
+    """Yield one prompt of every task and order of roles: templates depend on roles, seldom on texts."""
     seen = set()
     for prompt in prompts:
         roles = tuple(role for role, _ in prompt.content) if isinstance(prompt.content, tuple) else ()
@@ -284,18 +285,18 @@ def _limits(name: str, policy: PolicyTable, folder: Path) -> Iterator[Limit]:
     yield Limit(context_tokens(folder), f"policies.{name}.rollout.max_new_tokens", True)
     if rollout.engine != "embedded" and not rollout.server.url:
         yield Limit(rollout.server.context_tokens, f"policies.{name}.rollout.server.context_tokens", False)
-    if not policy.frozen:  # of the answer's last token nothing is predicted
+    if not policy.frozen:  # + 1: the answer's last token is predicted and is no input
         yield Limit(policy.learner.microbatch_tokens + 1, f"policies.{name}.learner.microbatch_tokens", False)
 
 
 def _check_lengths(
     config: RunConfig, name: str, prompts: Sequence[Prompt], template: ChatTemplate | None, limit: Limit
 ) -> None:
-    """Raises ConfigError with how many prompts are too long, and by how much."""
+    """Raises ConfigError where prompts are too long; its message tells how many, and by how much."""
     policy = config.policies[name]
     answer, room = policy.rollout.max_new_tokens, limit.tokens - policy.rollout.max_new_tokens
     texts = [_rendered(prompt, template, policy.prompt.assistant_prefill) for prompt in prompts]
-    # A token is a byte at least, so that most prompts need not be cut into tokens at all.
+    # A token has at least one byte, so most prompts need not be tokenized at all.
     doubtful = [place for place, text in enumerate(texts) if len(text.encode("utf-8", "replace")) > room]
     sizes = _token_counts(Path(policy.model), [texts[place] for place in doubtful])
     too_long = {place: size for place, size in zip(doubtful, sizes, strict=True) if size > room}

@@ -1,4 +1,4 @@
-"""The run whose records another one begins with: that it can be read, and that its prompts are those of this run."""
+"""Check the ended run whose records a run begins with: it must be readable, and have prompts of this run."""
 
 import json
 from collections.abc import Callable, Collection
@@ -14,14 +14,15 @@ from mrl.exchange.replay import Shared, shared_in
 from mrl.sharing.regimes import replayed_kinds
 
 FEW_SHARE = 0.05
-"""A smaller part of this run's prompts, on which there are records, is told."""
+"""Share of this run's prompts with records below which the user is told."""
 
 
 def check_replay(config: RunConfig, prompt_ids: Collection[str], on_note: Callable[[str], None], *, where: str) -> None:
-    """Check the run that `sharing.replay` names against the prompts that this one trains on; nothing without them.
+    """Check the run that `sharing.replay` names, and compare its prompts with `prompt_ids`, those of this run, if any.
 
-    `on_note` is told when few of them have a record, and of tasks that the two runs do not define alike. Raises
-    ConfigError or RunFolderError for a run that cannot be replayed, ConfigError where no prompt of it is among them.
+    `on_note` is told when few of this run's prompts have a record, and of tasks that the two runs define differently.
+    Raises ConfigError or RunFolderError for a run that cannot be replayed, ConfigError where the two have no prompt in
+    common.
     """
     table, kinds = replay_of(config.sharing), replayed_kinds(config.sharing)
     if table is None or not kinds:
@@ -61,7 +62,7 @@ def check_replay(config: RunConfig, prompt_ids: Collection[str], on_note: Callab
 
 
 def with_replay(config: RunConfig) -> RunConfig:
-    """`config` with the folder and the policies of the replayed run filled in; without it where nobody reads it."""
+    """Return `config` with folder and policies of `sharing.replay` filled in, or without it if no regime reads it."""
     table = replay_of(config.sharing)
     if table is None:
         return config
@@ -75,9 +76,9 @@ def with_replay(config: RunConfig) -> RunConfig:
 
 
 def _ended_run(config: RunConfig, folder: RunFolder, *, where: str) -> tuple[dict[str, Any], str]:
-    """Tasks and regime of the run that is to be replayed; it is another one, and over.
+    """Return tasks and regime of the run to be replayed. Raises ConfigError unless it is another run, and over.
 
-    Its configuration is read as plain values: it may be of another version, and its modules are none of this run's.
+    Its configuration is read as plain values: it may be of another version of mrl, or name modules that this run lacks.
     """
     is_own = folder.path.resolve() == run_folder_of(config).path
     if is_own or supervisor_of(folder.path) is not None:
@@ -99,12 +100,12 @@ def _ended_run(config: RunConfig, folder: RunFolder, *, where: str) -> tuple[dic
 
 
 def _policies_in(shared: Collection[Shared]) -> list[str]:
-    """Everybody who shared anything there; what that run had of another one is named, or left out."""
+    """Return all policies that shared anything, without those that the run itself replayed from another run."""
     return sorted({one.source for one in shared if not is_replayed(one.source)})
 
 
 def _of_policies(shared: Collection[Shared], table: ReplayTable, *, where: str) -> list[Shared]:
-    """What the policies shared that are named, or all. Raises ConfigError for one that shared nothing."""
+    """Return what the policies of `table`, or else all, shared. Raises ConfigError for one that shared nothing."""
     names = table.policies or _policies_in(shared)
     there = sorted({one.source for one in shared})
     for name in names:

@@ -1,4 +1,4 @@
-"""The prompts of policies as `mrl check --prompts` shows them: as they are asked, special tokens in them."""
+"""The prompts of policies as `mrl check --prompts` shows them: as models read them, special tokens included."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -13,9 +13,9 @@ if TYPE_CHECKING:
 
 
 def shown_prompts(config: RunConfig, asked: dict[str, Sequence[Prompt]], count: int) -> Iterator[str]:
-    """Lines that show the first `count` prompts of each policy in `asked`; of the others that they are not there.
+    """Yield lines with the first `count` prompts of each policy in `asked`; of other policies, that they lack a model.
 
-    Raises ModelFolderError for one that cannot be asked.
+    Raises ModelFolderError for a policy that cannot be asked.
     """
     from mrl.models.prompting import PromptEncoder
 
@@ -44,7 +44,7 @@ def _prompt(title: str, encoder: "PromptEncoder", prompt: Prompt) -> Iterator[st
 
 
 def _opening(title: str, config: RunConfig, name: str, prompt: Prompt) -> Iterator[str]:
-    """What an environment says first, which is the prompt of its episodes. Raises TaskError where it fails."""
+    """Yield an environment's first messages, the prompt of its episodes. Raises TaskError where it fails."""
     from mrl.models.families.family_spelling import spelling_of
     from mrl.tasks.environments.environment_trial import first_turn
 

@@ -1,4 +1,4 @@
-"""A configuration to begin with, for models and data of the user's own, as TOML with a comment above each key."""
+"""A configuration to start from, for the user's own models and data, as TOML with a comment above each key."""
 
 import re
 import textwrap
@@ -17,16 +17,16 @@ SHOWN = (
     "device", "rollout.engine", "rollout.group_size", "rollout.max_new_tokens", "rollout.temperature", "learner.lr",
     "learner.prompts_per_step", "learner.microbatch_tokens", "learner.checkpoint_every",
 )  # fmt: skip
-"""Keys of every policy that stand there; others are there where they were chosen by what the machine has."""
+"""Keys of every policy that the file shows; it shows another key where mrl chose its value."""
 ORDER = ("run", "sharing", "tasks", "evaluation", "policies")
 SAID = ("name", "model", "source")
 WIDTH = 100
 
 
 def policy_names(models: Sequence[str]) -> list[str]:
-    """A short name for each model, no two alike: qwen for Qwen/Qwen3-0.6B, llama-2 for the second of a family.
+    """Return a short name for each model, no two alike: qwen for Qwen/Qwen3-0.6B, llama-2 for the second of a family.
 
-    It is the first word that not all of them have: llama and qwen for my-llama and my-qwen.
+    The name is the model's first word that not all models have: llama and qwen for my-llama and my-qwen.
     """
     words_of = [re.findall(r"[a-z]+", Path(model.partition("@")[0]).name.lower()) for model in models]
     common = set.intersection(*map(set, words_of))
@@ -52,9 +52,9 @@ def starting_tables(
     device: str,
     options: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
-    """What the user said, as tables of a configuration; everything else follows or is a default.
+    """Return the user's arguments as tables of a configuration; every other key follows from them or is a default.
 
-    `options` are those of the task, such as the names of its columns.
+    `options` are the task's, such as the names of its columns.
     """
     task = re.sub(r"[^a-z0-9_-]+", "-", Path(data).stem.lower()).strip("-_")[:32] or "task"
     tables: dict[str, Any] = {
@@ -75,8 +75,8 @@ def starting_tables(
 def starting_text(
     path: Path, tables: Mapping[str, Any], config: RunConfig, choices: Sequence[Choice], memory: Sequence[str]
 ) -> str:
-    """The file: `tables`, the keys that matter with their values in `config`, and below what it takes (`memory`)."""
-    # Limits of time follow from the size of a model again, whenever the file is read.
+    """Return the file's text: `tables`, keys that matter with their values in `config`, and the lines of `memory`."""
+    # Time limits are left out: they follow from the size of a model whenever the file is read.
     why = {tuple(one.key.split(".")): one.why for one in choices if not one.key.endswith("_s")}
     policies = config.policies
     paths = {*_leaves(tables), *why, *(("policies", name, *key.split(".")) for name in policies for key in SHOWN)}
@@ -99,7 +99,7 @@ def starting_text(
 
 
 def _meaning(key: tuple[str, ...], why: str) -> str:
-    """The first sentence of the reference, and why the value is not the usual one."""
+    """Return the first sentence of the key's reference, and `why` mrl chose the value."""
     if key == ("sharing", "regime"):
         return f"What policies share: {', '.join(REGIMES)}."
     field = field_at(key)
@@ -114,7 +114,7 @@ def _comment(text: str) -> list[str]:
 
 
 def _line(key: str, value: Any) -> str:
-    """Key and value; a table stands in its line, so that the keys behind it are not taken for its own."""
+    """Return key and value; a table is written inline, so that later keys are not taken for its own."""
     if not isinstance(value, Mapping):
         return tomli_w.dumps({key: value}).strip()
     return f"{key} = {{ {', '.join(_line(*one) for one in value.items())} }}"
@@ -136,7 +136,7 @@ def _value(config: RunConfig, path: tuple[str, ...]) -> Any:
 
 
 def _place(key: tuple[str, ...]) -> tuple[Any, ...]:
-    """Tables as one reads them; in each what the user said, then `SHOWN`, then the rest."""
+    """Return the sort key of a key: tables in reading order, and in each SAID, then SHOWN, then the rest."""
     shown, table = ".".join(key[2:]), key[:-1]
     rank = SHOWN.index(shown) if shown in SHOWN else -1 if key[-1] in SAID else len(SHOWN)
     return (ORDER.index(key[0]) if key[0] in ORDER else len(ORDER), table[:2], len(table), table[::-1], rank, key)

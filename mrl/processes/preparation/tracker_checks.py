@@ -1,4 +1,4 @@
-"""What is wrong with the trackers of a configuration, before anything is started."""
+"""Check the trackers of a configuration before anything is started."""
 
 import importlib.util
 import os
@@ -19,19 +19,19 @@ _KEY = re.compile(r"key|token|secret|passw", re.IGNORECASE)
 def check_trackers(config: RunConfig, on_missing: Callable[[MissingError], None], *, where: str) -> None:
     """Raises ConfigError for an option that its tracker does not have.
 
-    `on_missing` is told of a package that is not there, and of a login that is needed.
+    `on_missing` is told of a missing package, and of a login that is needed.
     """
     for place, (_, table) in enumerate(labelled(config.trackers)):
         check_tracker(table, on_missing, where=where, key=f"trackers.{place}")
 
 
 def check_tracker(table: TrackerTable, on_missing: Callable[[MissingError], None], *, where: str, key: str) -> None:
-    """The same for one table, which stands at `key`."""
+    """Check one tracker's table, which stands at `key`, as `check_trackers` does."""
     kind = tracker_class(table.kind, where=f"{where}: {key}.kind")
     for option, value in table.options.items():
         _check_option(kind, table.kind, option, value, where=f"{where}: {key}.options")
     spec = importlib.util.find_spec(kind.package)
-    if spec is None or spec.origin is None:  # without an origin it is a folder of this name, as wandb makes one
+    if spec is None or spec.origin is None:  # no origin: a mere folder of this name, such as wandb makes
         what = f"the package {kind.package} is not there"
         package = f"'mrl[{table.kind}]'" if table.kind in TRACKERS else kind.package
         on_missing(MissingError(what, where=f"{key}.kind", cure=f"pip install {package}"))

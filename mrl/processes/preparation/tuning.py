@@ -1,11 +1,11 @@
 """Equal tuning of regimes by successive halving (arXiv 1502.07943), before `mrl compare` measures them on fresh seeds.
 
-Every regime tries as many configurations, on the same tuning seeds, for as many steps. Configuration 0 is the file's
-own; configuration i has the learning rate and the KL coefficient at place i + 1 of a Halton sequence (place 1 has the
-file's rate), the same for all regimes, and behind them the values of what the regime's own table marks with `Tuned`. At
-the end of a rung the better half goes on to the next one, which trains longer and from the start, so that every score
-is that of a whole schedule. What was tried lies in the run folders, with a file NAME.failed beside those that failed: a
-call after anything reads them and goes on.
+Every regime tries equally many configurations, on the same tuning seeds, for equally many steps. Configuration 0 is the
+file's own. Configuration i has the learning rate and the KL coefficient at place i + 1 of a Halton sequence (place 1
+has the file's rate), the same for all regimes, and values of the regime's own parameters that its table marks with
+`Tuned`. At the end of a rung the better half goes on to the next rung, which trains longer and from the start, so that
+every score is that of a whole schedule. The run folders keep the results, with a file NAME.failed beside each run that
+failed: a later call reads them and goes on.
 """
 
 import argparse
@@ -50,17 +50,18 @@ RULE = (
     "ties by fewer shared bytes, then by the lower number"
 )
 RUNG_SHARES = (0.25, 0.5, 1.0)
-"""Of `run.steps`; with fewer than 8 configurations the first ones are left out, so that the last has two or more."""
+"""Shares of `run.steps`; with fewer than 8 configurations the first rungs are left out, so that the last rung has two
+configurations or more."""
 LR_RANGE = 4.0
-"""Learning rates lie between this part and this multiple of the file's, evenly in their logarithm."""
+"""Learning rates lie between the file's divided and multiplied by this, evenly in their logarithm."""
 RELATIVE = ".learner.lr"
-"""End of the key that is tuned as a multiple of what was given."""
+"""End of the key that is tuned as a multiple of the given value."""
 KL_COEFFICIENTS = (0.0, 0.01)
 BASES = (2, 3, 5, 7, 11, 13)
-"""Of the Halton sequence: learning rate, KL coefficient, then the regime's own parameters."""
+"""Bases of the Halton sequence for the learning rate, the KL coefficient, then the regime's own parameters."""
 TUNING_SEEDS = "1001,1002"
 POOL_SEED_OFFSET = 1_000_003
-"""From the final runs' `pool.seed` to that of tuning: tasks whose entry i depends on seed + i share none of theirs."""
+"""Tuning's `pool.seed` minus the final runs': so large that tasks whose entry i depends on seed + i share no entry."""
 
 
 class Candidate(NamedTuple):
@@ -68,13 +69,13 @@ class Candidate(NamedTuple):
 
     place: int
     settings: Mapping[str, Any]
-    """Name -> value, for a reader; empty as the file has it."""
+    """Name -> value, for a reader; {} for the file's own configuration."""
     words: tuple[str, ...]
-    """The same as overrides of `mrl train`."""
+    """The settings as overrides of `mrl train`."""
 
 
 class Score(NamedTuple):
-    """Of one candidate at the end of a rung; None where a run of it failed."""
+    """Score of one candidate at the end of a rung; fields are None where one of its runs failed."""
 
     accuracy: float | None
     shared_bytes: float | None
@@ -82,7 +83,7 @@ class Score(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Rung:
-    """Candidates that trained equally long: row -> place -> score."""
+    """Scores of candidates that trained for equally many steps: row -> place -> score."""
 
     steps: int
     scores: Mapping[str, Mapping[int, Score]]
@@ -90,29 +91,29 @@ class Rung:
 
 @dataclass(frozen=True, slots=True)
 class Tuning:
-    """What is tried of every row, and what came of it so far."""
+    """The candidates of every row, and the rungs that are done."""
 
     seeds: Sequence[int]
     steps: Sequence[int]
-    """Of each rung."""
+    """Steps of each rung."""
     tried: Mapping[str, Sequence[Candidate]]
     rungs: Sequence[Rung] = ()
 
     def going_on(self) -> dict[str, list[int]]:
-        """Row -> places that the next rung trains, the best first; after the last rung the best is the choice."""
+        """Return row -> places that the next rung trains, best first; after the last rung the first is the choice."""
         if not self.rungs:
             return {row: [one.place for one in tried] for row, tried in self.tried.items()}
         return {row: better_half(scores) for row, scores in self.rungs[-1].scores.items()}
 
     def chosen(self) -> dict[str, Candidate]:
-        """Row -> its choice; empty before the last rung came to its end."""
+        """Return row -> its chosen candidate; {} before the end of the last rung."""
         if len(self.rungs) < len(self.steps):
             return {}
         return {row: self.tried[row][places[0]] for row, places in self.going_on().items()}
 
 
 def better_half(scores: Mapping[int, Score]) -> list[int]:
-    """The half of the places that `RULE` prefers, rounded up, the best first; those that failed are the last."""
+    """Return the half of the places that `RULE` prefers, rounded up, the best first; failed candidates come last."""
 
     def rank(place: int) -> tuple[bool, float, float, int]:
         accuracy, shared_bytes = scores[place]
@@ -123,15 +124,15 @@ def better_half(scores: Mapping[int, Score]) -> list[int]:
 
 
 def rung_steps(steps: int, number: int) -> list[int]:
-    """Steps of each rung for so many configurations."""
+    """Return the steps of each rung, for `number` configurations and `steps` of a whole run."""
     rungs = min(len(RUNG_SHARES), int(math.log2(number)))
     return [max(1, math.ceil(steps * share)) for share in RUNG_SHARES[-rungs:]]
 
 
 def planned_tuning(arguments: argparse.Namespace) -> Tuning:
-    """What `--tune` asks for.
+    """Return the tuning that `--tune` asks for, before its first rung.
 
-    Raises ConfigError for a mistaken argument, a regime that says of nothing to tune, and a given key that is tuned.
+    Raises ConfigError for a mistaken argument, a regime that marks no parameter to tune, and a given key that is tuned.
     """
     if arguments.tune < 2:
         raise ConfigError("too few configurations to choose from", where="--tune", got=arguments.tune, wanted=">= 2")
@@ -165,11 +166,11 @@ def planned_tuning(arguments: argparse.Namespace) -> Tuning:
 def tune(
     arguments: argparse.Namespace, train: Callable[[Sequence[PlannedRun]], None], *, on_rung: Callable[[str], None]
 ) -> Tuning:
-    """Train rung by rung what is not done, and write `tuning.json` after each.
+    """Train, rung by rung, the runs that are not done, and write `tuning.json` after each rung.
 
-    `train` leaves what is done as it is. A run that did not come to its end is trained once more, and then counts as
-    failed. With `--only-table` none does that did not before, and what there is is told, whole or not. Raises
-    ConfigError for what the final runs would be refused for, RoleFailed for a row of which all configurations failed.
+    `train` leaves runs that are done as they are. A run that did not reach its end is trained once more, and then
+    counts as failed. With `--only-table` no further run counts as failed, and the tuning is returned as far as it came.
+    Raises ConfigError for what the final runs would be refused for, RoleFailed for a row with no candidate left.
     """
     tuning = planned_tuning(arguments)
     check_untuned(plan_runs(arguments))
@@ -210,13 +211,13 @@ def _mark(one: PlannedRun) -> Path:
 
 
 def _has_failed(one: PlannedRun) -> bool:
-    """As this very configuration; what failed once is not tried again, or a later call might choose otherwise."""
+    """Whether this very configuration failed before. It is not tried again: a later call might choose otherwise."""
     mark = _mark(one)
     return mark.is_file() and mark.read_bytes() == config_toml(one.config).encode()
 
 
 def runs_to_go(arguments: argparse.Namespace, tuning: Tuning) -> int:
-    """Of the rung that is not done and of those after it, where there is one."""
+    """Return the number of runs that are left in the current rung and in later rungs."""
     number, left = len(_to_go(rung_runs(arguments, tuning))), [len(found) for found in tuning.going_on().values()]
     for _ in tuning.steps[len(tuning.rungs) + 1 :]:
         left = [math.ceil(places / 2) for places in left]
@@ -225,7 +226,7 @@ def runs_to_go(arguments: argparse.Namespace, tuning: Tuning) -> int:
 
 
 def rung_runs(arguments: argparse.Namespace, tuning: Tuning) -> dict[tuple[str, int], list[PlannedRun]]:
-    """(Row, place) -> its runs of the next rung, one for each tuning seed."""
+    """Return (row, place) -> the candidate's runs of the next rung, one for each tuning seed."""
     steps, seed = tuning.steps[len(tuning.rungs)], base_config(arguments).pool.seed + POOL_SEED_OFFSET
     shared = ("--run.steps", str(steps), "--evaluation.every", "0", "--pool.seed", str(seed))
     planned = {
@@ -238,17 +239,17 @@ def rung_runs(arguments: argparse.Namespace, tuning: Tuning) -> dict[tuple[str, 
 
 
 def scored(runs: Sequence[PlannedRun]) -> Score:
-    """Of one candidate, from its runs; those that are not done failed."""
+    """Return the score of one candidate from its runs; a run that is not done counts as failed."""
     if any(_has_failed(one) or not one.state().is_done for one in runs):
         return Score(None, None)
     outcomes = [read_outcome(one.folder) for one in runs]
-    # What was added up in another order is a tie.
+    # Rounded, so that sums in another order count as ties.
     accuracy = round(mean(one.end() for one in outcomes), 9)
     return Score(accuracy, mean(one.shared_bytes for one in outcomes))
 
 
 def candidates(config: RunConfig, row: str, number: int) -> list[Candidate]:
-    """So many configurations of a row. Raises ConfigError for one that has parameters and marks none with `Tuned`."""
+    """Return `number` configurations of a row. Raises ConfigError for parameters of which none is marked `Tuned`."""
     if row in REPORTED:
         raise ConfigError("has its settings fixed", where=f"--tune: {row}", cure=f"tune {REPORTED[row][0]}")
     parameters = regime_kind({"regime": row}, where="--tune").parameters
@@ -282,7 +283,7 @@ def _candidate(config: RunConfig, row: str, own: Mapping[str, Sequence[Any]], pl
 
 
 def radical_inverse(number: int, base: int) -> float:
-    """The digits of a number >= 0 mirrored at the point, in [0, 1): the van der Corput sequence."""
+    """Return a number >= 0 with its digits mirrored at the point, in [0, 1): the van der Corput sequence."""
     inverse, weight = 0.0, 1.0
     while number:
         number, digit = divmod(number, base)
@@ -292,7 +293,7 @@ def radical_inverse(number: int, base: int) -> float:
 
 
 def as_json(tuning: Tuning) -> dict[str, Any]:
-    """The rule, what was tried, every rung with its scores, and the choices."""
+    """Return the rule, the candidates, every rung with its scores, and the choices, as JSON values."""
     chosen = tuning.chosen()
     return {
         "rule": RULE,
@@ -318,7 +319,7 @@ def as_json(tuning: Tuning) -> dict[str, Any]:
 
 
 def grid(tuning: Tuning) -> Grid:
-    """Every configuration, with its score at the end of each rung that it reached; the chosen ones are marked."""
+    """Return a table of every configuration with its score at the end of each rung it reached; choices are marked."""
     chosen = tuning.chosen()
     head = ["regime", "number", "configuration", *(f"step {rung.steps}" for rung in tuning.rungs), "MiB shared", ""]
     lines = []
@@ -339,6 +340,6 @@ def _shown(accuracy: float | None) -> str:
 
 
 def told(one: Candidate) -> str:
-    """Its settings in one line."""
+    """Return a candidate's settings in one line."""
     named = {"lr_factor": "lr x", "kl_coefficient": "KL"}
     return ", ".join(f"{named.get(key, key)} {value}" for key, value in one.settings.items()) or "as configured"
