@@ -1,7 +1,7 @@
 """Check a model folder before anything starts: whole files, an architecture that can be trained, a tokenizer, an EOS.
 
-Only JSON and the headers of the weights are read: no tensor, no torch. Loading would find the same faults only after a
-minute, in a process of the run.
+Only JSON, the headers of the weights, and the beginnings of some tensors are read, without torch. Loading would find
+the same faults only after a minute, in a process of the run.
 """
 
 import importlib.util

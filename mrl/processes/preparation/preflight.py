@@ -151,7 +151,7 @@ def _check_models(
 
 
 def check_built(policy: PolicyTable, *, where: str) -> None:
-    """Build the model of config.json without data. Raises ModelFolderError where transformers refuses it, or has none."""
+    """Raise ModelFolderError for a config.json that transformers refuses, or of which a learner could make no model."""
     from mrl.models.skeleton import config_of_folder, model_size
 
     with in_place(where):
