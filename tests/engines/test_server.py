@@ -153,7 +153,7 @@ def collect(engine: ServerEngine, count: int, within_s: float = 120.0) -> list[F
 
 
 @pytest.mark.parametrize(("status", "is_lost"), [(400, False), (413, False), (500, True), (429, True)])
-def test_a_text_that_the_server_refuses_has_no_score_and_the_server_goes_on(tmp_path, status, is_lost):
+def test_a_text_that_the_server_refuses_has_no_score_and_the_server_goes_on(make, status, is_lost):
     """It would be refused by its successor as well; any other failure is the server's own."""
 
     class Refusing(Toy):
@@ -162,18 +162,15 @@ def test_a_text_that_the_server_refuses_has_no_score_and_the_server_goes_on(tmp_
                 raise HttpFailure("/score", status, "too long")
             return await super().score(http, token_ids, *how)
 
-    engine = ServerEngine(Refusing(), SAMPLING, launch=launch(tmp_path), log=tmp_path / "log", bounds=BOUNDS)
+    engine = make(kind=Refusing)
+    engine.label(Version(0, 0))
     answers = [np.array(ids, dtype=np.int32) for ids in ([5, 6], [5, 6, 7], [5])]
-    try:
-        engine.label(Version(0, 0))
-        if is_lost:
-            with pytest.raises(EngineLost, match="too long"):
-                engine.score_answers(ScoringRequest(np.array([1], dtype=np.int32), answers))
-        else:
-            scored = engine.score_answers(ScoringRequest(np.array([1], dtype=np.int32), answers))
-            assert [row is None or row.logprobs.size for row in scored] == [2, True, 1]
-    finally:
-        engine.close()
+    asked = ScoringRequest(np.array([1], dtype=np.int32), answers)
+    if is_lost:
+        with pytest.raises(EngineLost, match="too long"):
+            engine.score_answers(asked)
+    else:
+        assert [row is None or row.logprobs.size for row in engine.score_answers(asked)] == [2, True, 1]
 
 
 def await_loss(engine: ServerEngine, within_s: float = 120.0) -> str:
@@ -194,13 +191,18 @@ def members() -> list[psutil.Process]:
     return [child for child in psutil.Process().children(recursive=True) if child.is_running()]
 
 
-def test_a_nudge_ends_one_wait_for_answers(make, weights):
-    """It counts as no answer: what is in flight still comes."""
+@pytest.mark.parametrize("within_s", [0.0, 0.05])
+def test_a_nudge_ends_one_wait_for_answers(make, weights, within_s):
+    """Before it begins or, from another thread, in it; it counts as no answer: what is in flight still comes."""
     engine = make(token_s=0.2)
     engine.load(weights(3), Version(0, 3))
     engine.submit([ask("a", 1)])
-    engine.nudge()
+    nudging = threading.Timer(within_s, engine.nudge)
+    nudging.start()
+    if not within_s:
+        nudging.join()
     assert engine.collect(3600.0) == []
+    nudging.join()
     assert [one.request_id for one in collect(engine, 1)] == ["a"]
     assert engine.collect(3600.0) == [], "nothing is in flight"
 
@@ -330,7 +332,7 @@ def test_a_server_that_hangs_is_noticed_within_the_bound_and_ended(make, weights
     assert generate_all(engine, [ask("a", 8)])
 
 
-def test_an_update_that_hangs_is_noticed_at_its_bound_and_nothing_is_awaited_beyond(tmp_path, weights):
+def test_an_update_that_hangs_is_noticed_at_its_bound_and_nothing_is_awaited_beyond(make, weights):
     """SIGSTOP as it is about to load: deaf, as a server may be then. Its successor takes the same weights."""
 
     class Stopped(Toy):
@@ -341,22 +343,19 @@ def test_an_update_that_hangs_is_noticed_at_its_bound_and_nothing_is_awaited_bey
             await super().load(http, folder, label)
 
     stopped: list[psutil.Process] = []
-    engine = ServerEngine(Stopped(), SAMPLING, launch=launch(tmp_path), log=tmp_path / "log", bounds=BOUNDS)
-    try:
-        engine.load(weights(1), Version(0, 1))
-        engine._bounds = replace(BOUNDS, load_s=1.0)
-        began_s = time.monotonic()
-        with pytest.raises(EngineLost, match="no answer within 1 s"):
-            engine.load(weights(2), Version(0, 2))
-        assert time.monotonic() - began_s >= 1.0
-        engine._bounds = BOUNDS
-        engine.restart()
-        assert not stopped[0].is_running() or stopped[0].status() == psutil.STATUS_ZOMBIE
+    engine = make(kind=Stopped)
+    engine.load(weights(1), Version(0, 1))
+    engine._bounds = replace(BOUNDS, load_s=1.0)
+    began_s = time.monotonic()
+    with pytest.raises(EngineLost, match="no answer within 1 s"):
         engine.load(weights(2), Version(0, 2))
-        ((answer,),) = generate_all(engine, [ask("a", 8)])
-        assert answer.versions == [VersionSpan(2, Version(0, 2))]
-    finally:
-        engine.close()
+    assert time.monotonic() - began_s >= 1.0
+    engine._bounds = BOUNDS
+    engine.restart()
+    assert not stopped[0].is_running() or stopped[0].status() == psutil.STATUS_ZOMBIE
+    engine.load(weights(2), Version(0, 2))
+    ((answer,),) = generate_all(engine, [ask("a", 8)])
+    assert answer.versions == [VersionSpan(2, Version(0, 2))]
 
 
 @pytest.mark.parametrize(("gigabytes", "bound_s"), [(0, 60.0), (1, 80.0), (14, 340.0)])
@@ -400,12 +399,6 @@ def test_closing_leaves_no_process(make, weights):
     assert set(members()) <= before
 
 
-def test_a_server_that_dies_at_its_start_shows_its_last_words(make):
-    """One line: code, log, and what stands at its end."""
-    with pytest.raises(EngineError, match=r"code 3.*out of memory"):
-        make(argv=[sys.executable, "-c", "import sys; print('out of memory'); sys.exit(3)"])
-
-
 @pytest.mark.parametrize(
     ("script", "told"),
     [
@@ -422,7 +415,7 @@ def test_a_server_that_dies_at_its_start_shows_its_last_words(make):
     ],
 )
 def test_a_server_that_lacks_memory_is_told_from_one_that_ends_otherwise(make, script, told):
-    """By its code, or by what stands in its log; the cure is the setting of its kind."""
+    """By its code, or by its log, whose last words are shown; the cure is the setting of its kind."""
     with pytest.raises(EngineError, match=told):
         make(argv=[sys.executable, "-c", f"import os, sys; {script}"])
 
@@ -435,15 +428,17 @@ def test_a_server_that_is_killed_later_is_told_with_the_likely_cause(make):
     assert "killed (code -9), most likely by the kernel for want of memory" in await_loss(engine)
 
 
-def test_a_server_that_never_gets_ready_is_given_up(make):
-    """Within the bound for its start."""
+@pytest.mark.parametrize("said", ["", "port 1: address already in use"])
+def test_a_server_that_never_gets_ready_is_given_up(make, said):
+    """Within the bound for its start; another port that is in use is no reason to start again: it may try several."""
     before = set(members())
-    with pytest.raises(EngineError, match=r"took requests within 0\.5 s"):
-        make(argv=[sys.executable, "-c", "import time; time.sleep(60)"], bounds=Bounds(start_s=0.5, silence_s=5.0))
+    argv = [sys.executable, "-c", f"print({said!r}, flush=True); import time; time.sleep(60)"]
+    with pytest.raises(EngineError, match=r"took requests within 0\.8 s"):
+        make(argv=argv, bounds=Bounds(start_s=0.8, silence_s=5.0))
     assert set(members()) <= before
 
 
-def test_a_port_that_was_taken_meanwhile_costs_another_start(tmp_path, monkeypatch):
+def test_a_port_that_was_taken_meanwhile_costs_another_start(make, monkeypatch):
     """The server says that the address is in use; the next start takes another port."""
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
@@ -453,8 +448,7 @@ def test_a_port_that_was_taken_meanwhile_costs_another_start(tmp_path, monkeypat
             probe.bind(("127.0.0.1", 0))
             ports = [busy, probe.getsockname()[1]]
         monkeypatch.setattr("mrl.engines.server_engine.free_port", lambda host: ports.pop(0))
-        engine = ServerEngine(Toy(), SAMPLING, launch=launch(tmp_path), log=tmp_path / "log", bounds=BOUNDS)
-        engine.close()
+        make()
 
     assert ports == []
 
@@ -471,7 +465,7 @@ sys.argv = sys.argv[1:]
 """
 
 
-def test_a_server_that_lives_on_without_its_port_is_replaced_at_once(tmp_path, monkeypatch):
+def test_a_server_that_lives_on_without_its_port_is_replaced_at_once(make, monkeypatch):
     """As SGLang does: it says that its address is in use, and ends much later or never."""
 
     class Staying(Toy):
@@ -482,20 +476,12 @@ def test_a_server_that_lives_on_without_its_port_is_replaced_at_once(tmp_path, m
     with socket.create_server(("127.0.0.1", 0)) as stranger:
         ports = [stranger.getsockname()[1], free_port("127.0.0.1")]
         monkeypatch.setattr("mrl.engines.server_engine.free_port", lambda host: ports.pop(0))
-        engine = ServerEngine(Staying(), SAMPLING, launch=launch(tmp_path), log=tmp_path / "log", bounds=BOUNDS)
-        engine.close()
+        make(kind=Staying)
 
     assert ports == []
 
 
-def test_another_port_that_is_in_use_is_no_reason_to_start_again(make):
-    """A server may try several for purposes of its own."""
-    said = "print('port 1: address already in use', flush=True); import time; time.sleep(60)"
-    with pytest.raises(EngineError, match=r"took requests within 0\.8 s"):
-        make(argv=[sys.executable, "-c", said], bounds=Bounds(start_s=0.8, silence_s=5.0))
-
-
-def test_a_stranger_at_the_port_of_a_server_that_still_loads_is_not_believed(tmp_path, weights, monkeypatch):
+def test_a_stranger_at_the_port_of_a_server_that_still_loads_is_not_believed(make, weights, monkeypatch):
     """It answers all that is asked; the child finds the port taken once it has loaded, and gets another one."""
     ports = [free_port("127.0.0.1"), free_port("127.0.0.1")]
     busy = ports[0]
@@ -509,9 +495,7 @@ def test_a_stranger_at_the_port_of_a_server_that_still_loads_is_not_believed(tmp
     with subprocess.Popen([sys.executable, str(SCRIPT), str(busy), "0"]) as stranger:
         try:
             await_state(busy)
-            engine = ServerEngine(Loading(), SAMPLING, launch=launch(tmp_path), log=tmp_path / "log", bounds=BOUNDS)
-            engine.load(weights(3), Version(0, 1))
-            engine.close()
+            make(kind=Loading).load(weights(3), Version(0, 1))
             assert await_state(busy)["weights"] == 0, "it was the child that was given weights"
         finally:
             stranger.kill()
@@ -544,92 +528,69 @@ def test_a_server_that_somebody_else_started_is_used_and_left_alone(make, tmp_pa
     assert theirs.score([[1, 2]]) == [[-4.0]]
 
 
-@pytest.mark.parametrize(("status", "is_lost"), [(400, False), (403, False), (404, False), (429, True), (503, True)])
-def test_a_request_that_every_server_would_refuse_is_told_with_the_servers_words(tmp_path, status, is_lost):
+TOO_LONG = "This model's maximum context length is 4 tokens."
+CURED = rf"{TOO_LONG}.* wanted an answer of 50 tokens behind 2; cure: raise server\.context_tokens"
+
+
+@pytest.mark.parametrize(
+    ("fault", "error", "told"),
+    [
+        *((HttpFailure("/generate", status, TOO_LONG), EngineError, CURED) for status in (400, 403, 404)),
+        *((HttpFailure("/generate", status, TOO_LONG), EngineLost, TOO_LONG) for status in (429, 503)),
+        (EngineError("an answer exceeds the server's context"), EngineError, "^an answer exceeds"),
+    ],
+)
+def test_a_request_that_every_server_would_refuse_is_told_with_the_servers_words(make, fault, error, told):
     """It is not tried again and again; what may pass is the end of this server alone."""
 
     class Refusing(Toy):
         async def generate(self, http, token_ids, sampling, **named) -> Segment:
-            raise HttpFailure("/generate", status, "This model's maximum context length is 4 tokens.")
+            raise fault
 
-    engine = ServerEngine(Refusing(), SAMPLING, launch=launch(tmp_path), log=tmp_path / "log", bounds=BOUNDS)
-    told = rf"/generate answered {status}: This model's maximum"
-    wanted = r".* wanted an answer of 50 tokens behind 2; cure: raise server\.context_tokens"
-    try:
-        engine.label(Version(0, 0))
-        engine.submit([ask("a", 1, 2)])
-        with pytest.raises(EngineLost if is_lost else EngineError, match=told if is_lost else told + wanted):
-            collect(engine, 1)
-    finally:
-        engine.close()
+    engine = make(kind=Refusing)
+    engine.label(Version(0, 0))
+    engine.submit([ask("a", 1, 2)])
+    with pytest.raises(error, match=told):
+        collect(engine, 1)
 
 
 @pytest.mark.parametrize(
-    ("fault", "told"),
+    ("fault", "error", "told"),
     [
-        (HttpFailure("/openapi.json", 404, "Not Found"), r"toy at http://127.*refuses what .*answered 404: Not Found"),
-        (HttpFailure("/openapi.json", 200, "no JSON: <html>"), r"refuses what .*no JSON"),
         (
-            KeyError("paths"),
-            r"its answers are not those of such a server; got \"KeyError: 'paths'\"; cure: .*server\.url",
+            HttpFailure("/a", 404, "Not Found"),
+            EngineError,
+            r"toy at http://127.*refuses what .*answered 404: Not Found",
         ),
+        (HttpFailure("/a", 200, "no JSON: <html>"), EngineError, r"refuses what .*no JSON"),
+        (KeyError("paths"), EngineError, r"not those of such a server; got \"KeyError: 'paths'\"; cure: .*server\.url"),
+        (HttpFailure("/a", 503, "not yet"), EngineLost, "answered 503"),
     ],
 )
-def test_somebody_at_the_url_who_is_no_such_server_is_told_at_the_start(tmp_path, fault, told):
-    """It is not asked again and again."""
+def test_somebody_at_the_url_who_is_no_such_server_is_told_at_the_start(make, fault, error, told):
+    """It is not asked again and again; a server whose own fault may pass is."""
 
     class Stranger(Toy):
         async def probe(self, http: Http) -> None:
             raise fault
 
-    with pytest.raises(EngineError, match=told):
-        ServerEngine(Stranger(), SAMPLING, launch=launch(tmp_path), log=tmp_path / "log", bounds=BOUNDS)
+    with pytest.raises(error, match=told):
+        make(kind=Stranger)
 
 
-def test_a_server_that_fails_while_it_is_looked_at_may_be_started_again(tmp_path):
-    """A fault of its own passes."""
-
-    class Failing(Toy):
-        async def probe(self, http: Http) -> None:
-            raise HttpFailure("/openapi.json", 503, "not yet")
-
-    with pytest.raises(EngineLost, match="answered 503"):
-        ServerEngine(Failing(), SAMPLING, launch=launch(tmp_path), log=tmp_path / "log", bounds=BOUNDS)
-
-
-def test_what_a_person_has_to_cure_is_told_as_it_is(tmp_path):
-    """Another start would end in the same way."""
-
-    class Refusing(Toy):
-        async def generate(self, http, token_ids, sampling, **named) -> Segment:
-            raise EngineError("an answer exceeds the server's context")
-
-    engine = ServerEngine(Refusing(), SAMPLING, launch=launch(tmp_path), log=tmp_path / "log", bounds=BOUNDS)
-    try:
-        engine.label(Version(0, 0))
-        engine.submit([ask("a", 1)])
-        with pytest.raises(EngineError, match=r"^an answer exceeds"):
-            collect(engine, 1)
-    finally:
-        engine.close()
-
-
-def test_a_request_that_may_be_refused_costs_itself_alone(tmp_path):
+def test_a_request_that_may_be_refused_costs_itself_alone(make):
     """Its answer has no token; the server goes on with the others."""
 
     class Refusing(Toy):
         async def generate(self, http, token_ids, sampling, **named) -> Segment:
             if token_ids[0] == 1:
-                raise HttpFailure("/generate", 400, "This model's maximum context length is 4 tokens.")
+                raise HttpFailure("/generate", 400, TOO_LONG)
             return await super().generate(http, token_ids, sampling, **named)
 
-    engine = ServerEngine(Refusing(), SAMPLING, launch=launch(tmp_path), log=tmp_path / "log", bounds=BOUNDS)
-    try:
-        engine.label(Version(0, 0))
-        engine.submit([replace(ask("a", 1), may_be_refused=True), ask("b", 8)])
-        found = {one.request_id: one.generation for one in collect(engine, 2)}
-    finally:
-        engine.close()
+    engine = make(kind=Refusing)
+    engine.label(Version(0, 0))
+    engine.submit([replace(ask("a", 1), may_be_refused=True), ask("b", 8)])
+    found = {one.request_id: one.generation for one in collect(engine, 2)}
 
     assert (found["a"].token_ids.size, found["a"].versions, found["a"].finished) == (0, [], False)
     assert found["b"].token_ids.size > 0
@@ -672,15 +633,3 @@ class Streaming(Toy):
         reasons = [FinishReason.ABORT] * (len(whole.token_ids) - 1) + [whole.finish_reason]
         for token_id, logprob, reason in zip(whole.token_ids, whole.logprobs, reasons, strict=True):
             yield Segment([token_id], [logprob], reason, whole.labels)
-
-
-def test_a_nudge_ends_a_collect_that_waits(make, weights):
-    """From another thread, long before an answer ends."""
-    engine = make(token_s=0.2)
-    engine.load(weights(3), Version(0, 3))
-    engine.submit([ask("a", 1)])
-    nudging = threading.Timer(0.05, engine.nudge)
-    nudging.start()
-    assert engine.collect(3600.0) == []
-    nudging.join()
-    assert [one.request_id for one in collect(engine, 1)] == ["a"]

@@ -707,22 +707,16 @@ def delivery(*records):
     return Deliver(incarnation="one", records=raws, ages_versions=[0] * len(raws), delivery=1)
 
 
-def test_a_full_inbox_takes_nothing_and_loses_nothing(outcome):
-    """What did not fit is new when it comes again; what was taken is not."""
-    inbox = Inbox(Counter(), ClientLimits(inbox_records=2))
-    records = [outcome(f"r{number}") for number in range(3)]
+@pytest.mark.parametrize("bound", [{"inbox_records": 2}, {"inbox_bytes": 1000}])
+def test_a_full_inbox_takes_nothing_and_loses_nothing(outcome, bound):
+    """In records or in bytes. What did not fit is new when it comes again; what was taken is not."""
+    inbox = Inbox(Counter(), ClientLimits(**bound))
+    records = [outcome(f"r{number}", completion=bytes(600)) for number in range(3)]
     assert [inbox.take_in(delivery(record)) for record in records] == [[], [], None]
     assert inbox.take_in(delivery()) == []
     assert ids(inbox.take()) == ["r0", "r1"]
     assert inbox.take_in(delivery(*records)) == []
     assert ids(inbox.take()) == ["r2"]
-
-
-def test_an_inbox_is_full_in_bytes_too(outcome):
-    """Whatever the number of records."""
-    inbox = Inbox(Counter(), ClientLimits(inbox_bytes=1000))
-    records = [outcome(f"r{number}", completion=bytes(600)) for number in range(3)]
-    assert [inbox.take_in(delivery(record)) for record in records] == [[], [], None]
 
 
 def test_small_publishes_are_gathered_while_the_daemon_is_at_work(network, pair, outcome):

@@ -296,11 +296,6 @@ def test_a_record_larger_than_the_budget_is_refused(outcome):
     assert fetch(core, "p1") == [("small", 0)]
 
 
-def test_a_foreign_record_is_refused(outcome):
-    """A worker speaks for its own policy only."""
-    assert put(make_core(), outcome(source="llama"))[0].refused == {"foreign": 1}
-
-
 def test_nothing_is_said_of_a_record_before_it_is_committed(outcome):
     """No acknowledgement, nobody is given it, and a repetition is answered with its original."""
     core = make_core(is_slow=True)

@@ -43,12 +43,12 @@ class Rig:
 
     async def opened(self, http, key=KEY, **asked):
         """A session, or the refusal."""
-        async with http.post(f"{self.url}/sessions", json=asked, headers={"Authorization": f"Bearer {key}"}) as answer:
-            return answer.status, await answer.json()
+        return await self.post(http, "/sessions", asked, key)
 
-    async def post(self, http, path, body, key=KEY):
+    async def post(self, http, path, body, key=KEY, **headers):
         """Status and answer."""
-        async with http.post(self.url + path, json=body, headers={"Authorization": f"Bearer {key}"}) as answer:
+        headers |= {"Authorization": f"Bearer {key}"}
+        async with http.post(self.url + path, json=body, headers=headers) as answer:
             return answer.status, await answer.json()
 
     def seat(self, task="guess", policy="qwen"):
@@ -87,7 +87,8 @@ def run(folder, script, **options):
     """What an async function of (rig, http) returns."""
 
     async def whole():
-        async with gateway(folder, **options) as rig, aiohttp.ClientSession() as http:
+        connector = aiohttp.TCPConnector(limit=0)
+        async with gateway(folder, **options) as rig, aiohttp.ClientSession(connector=connector) as http:
             return await script(rig, http)
 
     return asyncio.run(whole())
@@ -106,8 +107,7 @@ def test_a_client_names_its_session(tmp_path):
             with pytest.raises(openai.ConflictError, match="player-7 is one of qwen and task guess"):
                 await client.post("/sessions", body={"task": "letters"}, cast_to=dict)
             waiting = asyncio.ensure_future(elsewhere(other.reset, 8, {}))
-            talk = [{"role": "user", "content": "1 + 2?"}]
-            asking = asyncio.ensure_future(client.chat.completions.create(model="policy", messages=talk))
+            asking = asyncio.ensure_future(ask(client, "1 + 2?"))
             await first
             last = asyncio.ensure_future(elsewhere(seat.step, PolicyTurn("3")))
             said = (await asking).choices[0].message.content
@@ -131,26 +131,10 @@ def test_a_client_names_its_session(tmp_path):
     assert (opened["id"], opened["row"], said, reward) == ("player-7", {"seed": 7}, "3", 0.5)
 
 
-@pytest.mark.parametrize(
-    ("name", "asked", "words"),
-    [
-        ("a.b", {}, "MRL-Session 'a.b': wanted 1 to 64 letters, digits, - and _"),
-        ("", {}, "MRL-Session '': wanted"),
-        ("a" * 65, {}, "wanted 1 to 64 letters"),
-        ("a", {"models": ["qwen", "llama"]}, "a name is that of one session; leave it out with several models"),
-    ],
-)
-def test_names_that_are_none(tmp_path, name, asked, words):
-    """Refused with what is wanted."""
-
-    async def script(rig, http):
-        headers = {"Authorization": f"Bearer {KEY}", SESSION_HEADER: name}
-        async with http.post(f"{rig.url}/sessions", json=asked, headers=headers) as answer:
-            return answer.status, (await answer.json())["error"]["message"]
-
-    status, told = run(tmp_path, script)
-    assert status == 400
-    assert words in told
+async def ask(client, text="Hi", **how):
+    """The policy's answer to a conversation of one message."""
+    talk = [{"role": "user", "content": text}]
+    return await client.chat.completions.create(model="policy", messages=talk, **how)
 
 
 async def lined(folder):
@@ -383,24 +367,34 @@ def test_a_seat_wants_a_key_of_its_own(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("path", "body", "status", "words"),
+    ("path", "body", "status", "words", "name"),
     [
-        ("/chat/completions", {"model": "policy", "messages": []}, 400, "belongs to no episode"),
-        ("/sessions/none/reward", {"reward": 1.0}, 404, "no such session"),
-        ("/sessions", {"model": "gpt"}, 404, "qwen, llama"),
-        ("/sessions", {"models": ["qwen", "gpt"]}, 404, "qwen, llama"),
-        ("/sessions", {"task": "gues", "wait_s": 0}, 404, "task 'gues': wanted one of guess, shop, letters, sums"),
-        ("/sessions", {"models": ["qwen", "qwen"]}, 400, "different policies"),
-        ("/sessions", {"models": []}, 400, "different policies"),
-        ("/sessions", {"wait_s": -1}, 400, "wait_s"),
-        ("/sessions", {"wait_s": 0}, 503, "ask again"),
+        ("/chat/completions", {"model": "policy", "messages": []}, 400, "belongs to no episode", None),
+        ("/sessions/none/reward", {"reward": 1.0}, 404, "no such session", None),
+        ("/sessions", {"model": "gpt"}, 404, "qwen, llama", None),
+        ("/sessions", {"models": ["qwen", "gpt"]}, 404, "qwen, llama", None),
+        (
+            "/sessions",
+            {"task": "gues", "wait_s": 0},
+            404,
+            "task 'gues': wanted one of guess, shop, letters, sums",
+            None,
+        ),
+        ("/sessions", {"models": ["qwen", "qwen"]}, 400, "different policies", None),
+        ("/sessions", {"models": []}, 400, "different policies", None),
+        ("/sessions", {"wait_s": -1}, 400, "wait_s", None),
+        ("/sessions", {"wait_s": 0}, 503, "ask again", None),
+        ("/sessions", {}, 400, "MRL-Session 'a.b': wanted 1 to 64 letters, digits, - and _", "a.b"),
+        ("/sessions", {}, 400, "MRL-Session '': wanted", ""),
+        ("/sessions", {}, 400, "wanted 1 to 64 letters", "a" * 65),
+        ("/sessions", {"models": ["qwen", "llama"]}, 400, "a name is that of one session; leave it out with", "a"),
     ],
 )
-def test_mistakes_of_agents_are_told(tmp_path, path, body, status, words):
+def test_mistakes_of_agents_are_told(tmp_path, path, body, status, words, name):
     """In the form in which clients look for the reason."""
 
     async def script(rig, http):
-        return await rig.post(http, path, body)
+        return await rig.post(http, path, body, **({} if name is None else {SESSION_HEADER: name}))
 
     code, answer = run(tmp_path, script)
     assert code == status
@@ -469,9 +463,7 @@ def test_an_agent_hears_at_once_that_its_episode_was_given_up(tmp_path):
         first = asyncio.ensure_future(elsewhere(seat.reset, 0, {}))
         _, session = await rig.opened(http)
         async with rig.client(session["api_key"]) as client:
-            asking = asyncio.ensure_future(
-                client.chat.completions.create(model="policy", messages=[{"role": "user", "content": "Hi"}])
-            )
+            asking = asyncio.ensure_future(ask(client))
             await first
             await elsewhere(seat.close)
             with pytest.raises(openai.BadRequestError, match="given up"):
@@ -551,17 +543,21 @@ def test_idle_agents_wait_without_harm(tmp_path):
         await first
         return status, len(models)
 
-    async def whole():
-        connector = aiohttp.TCPConnector(limit=0)
-        async with gateway(tmp_path) as rig, aiohttp.ClientSession(connector=connector) as http:
-            return await script(rig, http)
+    assert run(tmp_path, script) == (200, 2)
 
-    assert asyncio.run(whole()) == (200, 2)
+
+@asynccontextmanager
+async def seat_of(rig, http, agent, row=None):
+    """The seat of an episode that a function plays, and what that asks first."""
+    playing = asyncio.ensure_future(Player(agent, "guess", rig.client(KEY)).play(http))
+    seat = rig.seat()
+    yield seat, await elsewhere(seat.reset, 0, row or {})
+    playing.cancel()
 
 
 async def wins(client, row):
     """Asks once; whoever answers with the word of the row wins."""
-    answer = await client.chat.completions.create(model="policy", messages=[{"role": "user", "content": "Say it"}])
+    answer = await ask(client, "Say it")
     if row["word"] == "bad":
         raise KeyError("no such word")
     return answer.choices[0].message.content == row["word"]
@@ -579,13 +575,8 @@ def test_a_function_of_the_users_plays(tmp_path, word, turn, reward, reason, cap
     """What it returns is the reward; what it raises fails its own episode, and names its line."""
 
     async def script(rig, http):
-        player = Player(wins, "guess", rig.client(KEY))
-        playing = asyncio.ensure_future(player.play(http))
-        seat = rig.seat()
-        await elsewhere(seat.reset, 0, {"word": word})
-        last = await elsewhere(seat.step, turn)
-        playing.cancel()
-        return last
+        async with seat_of(rig, http, wins, {"word": word}) as (seat, _):
+            return await elsewhere(seat.step, turn)
 
     last = run(tmp_path, script)
     assert (last.reward, last.reason) == (reward, reason)
@@ -613,12 +604,9 @@ def test_an_agent_gets_the_log_probabilities_of_a_turn(tmp_path, is_streamed):
             found.extend(told)
             return 1.0
 
-        playing = asyncio.ensure_future(Player(agent, "guess", rig.client(KEY)).play(http))
-        seat = rig.seat()
-        first = await elsewhere(seat.reset, 0, {})
-        second = await elsewhere(seat.step, PolicyTurn("Hello", sampled=HELLO))
-        await elsewhere(seat.step, PolicyTurn("Hello"))
-        playing.cancel()
+        async with seat_of(rig, http, agent) as (seat, first):
+            second = await elsewhere(seat.step, PolicyTurn("Hello", sampled=HELLO))
+            await elsewhere(seat.step, PolicyTurn("Hello"))
         return first.wants_tokens, second.wants_tokens, found
 
     first, second, ((told,), others) = run(tmp_path, script)
@@ -634,10 +622,8 @@ def test_two_policies_play_one_agent_together(tmp_path):
     """One answers, the other checks: both from the same start state, each with its own turns and its own reward."""
 
     async def debate(clients, row):
-        talk = [{"role": "user", "content": f"{row['seed']}?"}]
-        said = (await clients["qwen"].chat.completions.create(model="policy", messages=talk)).choices[0].message.content
-        talk = [{"role": "user", "content": f"Is {said} right?"}]
-        checked = await clients["llama"].chat.completions.create(model="policy", messages=talk)
+        said = (await ask(clients["qwen"], f"{row['seed']}?")).choices[0].message.content
+        checked = await ask(clients["llama"], f"Is {said} right?")
         return {"qwen": 1.0, "llama": float(checked.choices[0].message.content == "yes")}
 
     async def script(rig, http):
@@ -665,7 +651,7 @@ def test_rewards_of_several_policies_are_by_name(tmp_path, capsys):
 
     async def debate(clients, row):
         for client in clients.values():
-            await client.chat.completions.create(model="policy", messages=[{"role": "user", "content": "Hi"}])
+            await ask(client)
         return 1.0
 
     async def script(rig, http):
@@ -689,16 +675,12 @@ def test_a_reward_that_is_refused_fails_its_episode_at_once(tmp_path, reward):
     """Its agent has nothing else to give."""
 
     async def agent(client, row):
-        await client.chat.completions.create(model="policy", messages=[{"role": "user", "content": "Hi"}])
+        await ask(client)
         return reward
 
     async def script(rig, http):
-        playing = asyncio.ensure_future(Player(agent, "guess", rig.client(KEY)).play(http))
-        seat = rig.seat()
-        await elsewhere(seat.reset, 0, {})
-        last = await elsewhere(seat.step, PolicyTurn("Hi"))
-        playing.cancel()
-        return last
+        async with seat_of(rig, http, agent) as (seat, _):
+            return await elsewhere(seat.step, PolicyTurn("Hi"))
 
     last = run(tmp_path, script)
     assert (last.reason, f"its reward {reward} was refused" in last.words) == (RAISED, True)
@@ -709,18 +691,14 @@ def test_an_agent_that_gives_up_while_the_policy_has_its_turn(tmp_path, capsys):
 
     async def agent(client, row):
         async with asyncio.timeout(0.2):
-            await client.chat.completions.create(model="policy", messages=[{"role": "user", "content": "Hi"}])
+            await ask(client)
 
     async def script(rig, http):
-        playing = asyncio.ensure_future(Player(agent, "guess", rig.client(KEY)).play(http))
-        seat = rig.seat()
-        await elsewhere(seat.reset, 0, {})
-        (session,) = rig.book._taken.values()
-        while session._parting is None:
-            await asyncio.sleep(0.01)
-        last = await elsewhere(seat.step, PolicyTurn("Hi"))
-        playing.cancel()
-        return last
+        async with seat_of(rig, http, agent) as (seat, _):
+            (session,) = rig.book._taken.values()
+            while session._parting is None:
+                await asyncio.sleep(0.01)
+            return await elsewhere(seat.step, PolicyTurn("Hi"))
 
     last = run(tmp_path, script)
     assert (last.reason, "TimeoutError" in last.words) == (RAISED, True)
@@ -733,15 +711,12 @@ def test_a_seat_tells_a_cut_turn(tmp_path):
         found = []
 
         async def agent(client, row):
-            answer = await client.chat.completions.create(model="policy", messages=[{"role": "user", "content": "Hi"}])
+            answer = await ask(client)
             found.append((answer.choices[0].message.content, answer.choices[0].finish_reason))
             return 0.5
 
-        playing = asyncio.ensure_future(Player(agent, "guess", rig.client(KEY)).play(http))
-        seat = rig.seat()
-        await elsewhere(seat.reset, 0, {})
-        last = await elsewhere(seat.finish, CUT, PolicyTurn("It is", is_cut=True))
-        playing.cancel()
+        async with seat_of(rig, http, agent) as (seat, _):
+            last = await elsewhere(seat.finish, CUT, PolicyTurn("It is", is_cut=True))
         return found, last.reward, last.reason
 
     assert run(tmp_path, script) == ([("It is", "length")], 0.5, CUT)
@@ -752,8 +727,7 @@ def test_many_episodes_at_once(tmp_path):
 
     async def script(rig, http):
         async def agent(client, row):
-            talk = [{"role": "user", "content": str(row["seed"])}]
-            answer = await client.chat.completions.create(model="policy", messages=talk)
+            answer = await ask(client, str(row["seed"]))
             return int(answer.choices[0].message.content)
 
         playing = asyncio.ensure_future(Player(agent, "", rig.client(KEY)).play(http))
@@ -772,12 +746,7 @@ def test_many_episodes_at_once(tmp_path):
         playing.cancel()
         return rewards
 
-    async def whole():
-        connector = aiohttp.TCPConnector(limit=0)
-        async with gateway(tmp_path) as rig, aiohttp.ClientSession(connector=connector) as http:
-            return await script(rig, http)
-
-    assert asyncio.run(whole()) == {number: float(number) for number in range(200)}
+    assert run(tmp_path, script) == {number: float(number) for number in range(200)}
 
 
 def test_an_agent_says_of_which_kind_its_failure_is(tmp_path):

@@ -68,6 +68,14 @@ async def until_asked(session, *messages):
     return opened, asking
 
 
+async def behind_a_turn(session):
+    """What the seat hears next, once the agent has asked and has been answered."""
+    _, asking = await until_asked(session, ASKED)
+    step = session.step(PolicyTurn("7"))
+    await asking
+    return step
+
+
 def test_an_episode_of_two_turns():
     """The seat hears what is new alone, the agent the turns, and in the end the seat the reward."""
 
@@ -196,17 +204,16 @@ def offering(*messages):
         call(ASKED, SAID, Message("assistant", "I"), TOLD),
         call(SYSTEM, TOLD),
         call(Message("user", "other")),
+        call(*[Message("user", "x" * 4096)] * 300),
         offering(ASKED, SAID, TOLD),
         offering(SYSTEM, TOLD),
     ],
 )
 def test_a_conversation_that_is_rewritten_is_a_branch(asked):
-    """The seat hears all of it, with the tools of the request, and the next request goes on from there."""
+    """The seat hears all of it, be it longer than a turn, with its tools, and the next request goes on from there."""
 
     async def script(session, clock):
-        _, asking = await until_asked(session, ASKED)
-        step = session.step(PolicyTurn("7"))
-        await asking
+        step = await behind_a_turn(session)
         asking = asyncio.ensure_future(session.ask(asked))
         again = asyncio.ensure_future(session.ask(asked))
         branch = await step
@@ -227,9 +234,7 @@ def test_a_branch_streams_as_any_turn_does():
     heard = []
 
     async def script(session, clock):
-        _, asking = await until_asked(session, ASKED)
-        step = session.step(PolicyTurn("7"))
-        await asking
+        step = await behind_a_turn(session)
         streamed = ChatCall((SYSTEM, TOLD), (), True, False, {})
         asking = asyncio.ensure_future(session.ask(streamed, lambda *told: heard.append(told)))
         branch = await step
@@ -255,9 +260,7 @@ def test_the_first_branch_of_a_run_is_told(asked, at):
     """With where it leaves what was said; a second is only counted."""
 
     async def script(session, clock):
-        _, asking = await until_asked(session, ASKED)
-        step = session.step(PolicyTurn("7"))
-        await asking
+        step = await behind_a_turn(session)
         for messages in (asked, call(SYSTEM, TOLD)):
             asking = asyncio.ensure_future(session.ask(messages))
             await step
@@ -274,9 +277,7 @@ def test_whoever_goes_back_begins_a_branch():
     """Also to where the conversation began, of which all is known."""
 
     async def script(session, clock):
-        _, asking = await until_asked(session, ASKED)
-        step = session.step(PolicyTurn("7"))
-        await asking
+        step = await behind_a_turn(session)
         asking = asyncio.ensure_future(session.ask(call(ASKED, SAID, TOLD)))
         await step
         step = session.step(PolicyTurn("9"))
@@ -292,9 +293,7 @@ def test_a_conversation_that_goes_on_is_no_branch():
     """White space at the ends of the policy's words is no other conversation."""
 
     async def script(session, clock):
-        _, asking = await until_asked(session, ASKED)
-        step = session.step(PolicyTurn("7"))
-        await asking
+        step = await behind_a_turn(session)
         asking = asyncio.ensure_future(session.ask(call(ASKED, Message("assistant", " 7\n"), TOLD)))
         return await step, asking.cancel(), session.counts
 
@@ -321,9 +320,7 @@ def test_what_cannot_be_answered_is_told_and_the_episode_goes_on_as_it_was(messa
     """What is no question, and what is too long for a row, or for one turn of it."""
 
     async def script(session, clock):
-        _, asking = await until_asked(session, ASKED)
-        step = session.step(PolicyTurn("7"))
-        await asking
+        step = await behind_a_turn(session)
         with pytest.raises(ChatMistake, match=words) as found:
             await session.ask(call(*messages))
         asking = asyncio.ensure_future(session.ask(call(ASKED, SAID, TOLD)))
@@ -331,20 +328,6 @@ def test_what_cannot_be_answered_is_told_and_the_episode_goes_on_as_it_was(messa
 
     told, heard, _, counts = played(script)
     assert (told, heard, counts["branches"]) == (code, (TOLD,), 0)
-
-
-def test_a_branch_may_be_longer_than_a_turn():
-    """It is a whole conversation: more messages, and more text, than one turn may bring."""
-    asked = call(*[Message("user", "x" * 4096)] * 300)
-
-    async def script(session, clock):
-        _, asking = await until_asked(session, ASKED)
-        step = session.step(PolicyTurn("7"))
-        await asking
-        asking = asyncio.ensure_future(session.ask(asked))
-        return await step, asking.cancel()
-
-    assert played(script)[0].messages == asked.messages
 
 
 def test_a_first_request_holds_nothing_of_the_policys():
@@ -439,9 +422,7 @@ def test_an_agent_that_wants_more_turns_than_there_are():
     """It is told so; where it gives up then, the episode is worth nothing, and no failure."""
 
     async def script(session, clock):
-        _, asking = await until_asked(session, ASKED)
-        step = session.step(PolicyTurn("7"))
-        await asking
+        step = await behind_a_turn(session)
         asking = asyncio.ensure_future(session.ask(call(ASKED, SAID, TOLD)))
         await step
         finish = session.finish(MAX_TURNS)
@@ -462,9 +443,7 @@ def test_an_agent_that_fails_or_falls_silent_ends_its_episode(end, reason):
     """The seat hears why."""
 
     async def script(session, clock):
-        _, asking = await until_asked(session, ASKED)
-        step = session.step(PolicyTurn("7"))
-        await asking
+        step = await behind_a_turn(session)
         assert not session.expire(5.0)
         clock.now_s = 6.0
         end(session)
@@ -517,28 +496,13 @@ def test_a_reward_that_is_none_can_be_given_again():
     """NaN is refused, and the episode waits on."""
 
     async def script(session, clock):
-        _, asking = await until_asked(session, ASKED)
-        step = session.step(PolicyTurn("7"))
-        await asking
+        step = await behind_a_turn(session)
         with pytest.raises(ChatMistake, match="finite"):
             session.reward(float("nan"))
         session.reward(1.0)
         return await step
 
     assert played(script).reward == 1.0
-
-
-def test_an_agent_hears_that_its_seat_is_gone():
-    """Its request is answered at once."""
-
-    async def script(session, clock):
-        _, asking = await until_asked(session, ASKED)
-        session.leave()
-        with pytest.raises(ChatMistake, match="given up") as found:
-            await asking
-        return session.ending, found.value.code
-
-    assert played(script) == (GIVEN_UP, OVER)
 
 
 def test_a_book_gives_up_and_counts_what_agents_have_left_lying():
@@ -594,15 +558,20 @@ def test_what_a_process_played_is_given_up_when_that_ends():
     assert asyncio.run(script()) == {"offered": 5, "expired": 2}
 
 
+async def of_two_policies(book):
+    """The sessions of one agent."""
+    for policy in ("qwen", "llama"):
+        book.offer(policy, "guess", {"seed": 1})
+    return await book.take(["qwen", "llama"])
+
+
 def test_an_agent_of_several_policies_is_heard_in_any_of_its_episodes():
     """While one policy has its turn, and for as long as an agent may be silent behind it, none of them is given up."""
 
     async def script():
         clock = Clock()
         book = SessionBook(idle_s=5.0, clock=clock)
-        for policy in ("qwen", "llama"):
-            book.offer(policy, "guess", {"seed": 1})
-        qwen, llama = await book.take(["qwen", "llama"])
+        qwen, llama = await of_two_policies(book)
         replies = [session.opened() for session in (qwen, llama)]
         asking = asyncio.ensure_future(llama.ask(call(ASKED)))
         await asyncio.sleep(0)
@@ -625,9 +594,7 @@ def test_a_turn_of_another_policy_is_not_waited_for_for_good():
     async def script():
         clock = Clock()
         book = SessionBook(idle_s=5.0, clock=clock)
-        for policy in ("qwen", "llama"):
-            book.offer(policy, "guess", {"seed": 1})
-        qwen, llama = await book.take(["qwen", "llama"])
+        qwen, llama = await of_two_policies(book)
         qwen.opened(), llama.opened()
         asking = asyncio.ensure_future(llama.ask(call(ASKED)))
         await asyncio.sleep(0)

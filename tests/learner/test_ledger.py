@@ -99,16 +99,6 @@ def test_no_more_is_granted_than_the_run_needs(make_group):
     assert len(books.grant(ask(100), 0.0)) == 4
 
 
-def test_the_work_of_a_restarted_worker_is_granted_again():
-    """A worker that holds nothing gets the positions that its earlier life held."""
-    books = ledger()
-    first = books.grant(ask(3), 0.0)
-
-    again = books.grant(ask(3), 1.0)
-
-    assert [item.position for item in again] == [item.position for item in first]
-
-
 def test_a_lost_grant_is_granted_again_and_a_held_one_is_not():
     """What the worker does not hold comes back to it; what it holds stays its own."""
     books = ledger()

@@ -190,20 +190,6 @@ def test_nothing_is_sampled_under_an_older_version_where_only_the_newest_will_do
     assert versions(learner.got) == {Version(0, 1)}
 
 
-def test_an_asynchronous_worker_samples_on_with_what_it_has(make_loop, learner):
-    """Until the staleness bound, older versions are of use."""
-    seen = []
-
-    def publish(groups) -> None:
-        seen.extend(groups)
-        learner.publish(1, torn=True)
-
-    loop = make_loop(publish=publish, max_answers=lambda in_flight: 2)
-    loop.run(lambda: len(tickets(learner.got)) >= 4)
-
-    assert versions(learner.got) == {Version(0, 0)}
-
-
 def test_a_worker_says_what_it_would_sample_under(make_loop, learner):
     """Where that is too old for more work, it gets some as soon as it serves what the learner told of."""
     learner.grants_the_newest_alone = True
@@ -270,7 +256,7 @@ def test_all_tries_of_refused_weights_take_less_than_a_learner_waits_for_groups(
 
 
 def test_refused_weights_do_not_hold_up_sampling_and_newer_ones_are_taken_at_once(make_loop, learner, monkeypatch):
-    """The same version is tried again only after a pause, in which the worker goes on with what it has."""
+    """The same version is tried again only after a pause, in which an asynchronous worker goes on with what it has."""
     monkeypatch.setattr("mrl.rollout.following.REFUSED_PAUSE_S", 3600.0)
     monkeypatch.setattr("mrl.rollout.following.MAX_REFUSED_PAUSE_S", 3600.0)
     learner.prompt_ids *= 10
@@ -567,27 +553,30 @@ def test_losses_between_which_groups_were_delivered_do_not_end_the_worker(make_l
     assert sorted(tickets(learner.got)) == [f"0.{number}" for number in range(len(tickets(learner.got)))]
 
 
-def test_an_engine_that_takes_long_to_start_anew_is_not_a_learner_without_work(make_loop, learner, monkeypatch):
-    """A large model may take longer to start than a learner may be silent."""
-    collect, restart, now_s, losses = EmbeddedEngine.collect, EmbeddedEngine.restart, [0.0], [EngineLost("gone")]
+def test_an_engine_that_comes_up_late_and_not_at_once_is_waited_for(make_loop, learner, monkeypatch):
+    """A large model may take longer to start than a learner may be silent; what was lost is sampled then."""
+    collect, restart, now_s = EmbeddedEngine.collect, EmbeddedEngine.restart, [0.0]
+    losses = ["while sampling", "at its restart"]
 
-    def lost_once(engine, timeout_s):
-        if losses:
-            raise losses.pop()
+    def lost(engine, timeout_s):
+        if len(losses) == 2:
+            raise EngineLost(losses.pop(0))
         return collect(engine, timeout_s)
 
     def slowly(engine):
         now_s[0] += 1000.0
+        if losses:
+            raise EngineLost(losses.pop(0))
         restart(engine)
 
-    monkeypatch.setattr(EmbeddedEngine, "collect", lost_once)
+    monkeypatch.setattr(EmbeddedEngine, "collect", lost)
     monkeypatch.setattr(EmbeddedEngine, "restart", slowly)
     loop = make_loop()
     loop._clock = lambda: now_s[0]
 
     loop.run(lambda: bool(learner.got))
 
-    assert loop.totals.engine_restarts == 1
+    assert loop.totals.engine_restarts == 2
 
 
 @pytest.mark.parametrize(("full", "refilled_at"), [(EngineUsage(2, 3, 0.1, 0), 4), (EngineUsage(2, 0, 0.95, 0), 0)])
@@ -611,28 +600,6 @@ def test_a_full_engine_is_given_no_more(make_loop, learner, monkeypatch, full, r
     refilled = [before for before, now in pairwise(in_flight) if now > before]
     assert max(refilled) <= refilled_at
     assert (max(refilled) > 0) == (refilled_at > 0)
-
-
-def test_an_engine_that_does_not_come_up_at_once_is_started_again(make_loop, learner, monkeypatch):
-    """What was lost is sampled by the one that came up."""
-    collect, restart, losses = EmbeddedEngine.collect, EmbeddedEngine.restart, ["while sampling", "at its restart"]
-
-    def lost(engine, timeout_s):
-        if len(losses) == 2:
-            raise EngineLost(losses.pop(0))
-        return collect(engine, timeout_s)
-
-    def fails(engine):
-        if losses:
-            raise EngineLost(losses.pop(0))
-        restart(engine)
-
-    monkeypatch.setattr(EmbeddedEngine, "collect", lost)
-    monkeypatch.setattr(EmbeddedEngine, "restart", fails)
-    loop = make_loop()
-    loop.run(lambda: bool(learner.got))
-
-    assert loop.totals.engine_restarts == 2
 
 
 def test_peers_are_served_while_there_is_no_work(make_loop, learner):
@@ -717,10 +684,10 @@ def test_when_a_lease_was_lost_nothing_runs_any_more(make_loop, learner, monkeyp
 
 @pytest.mark.parametrize("smaller", [2, 0])
 def test_what_a_smaller_lease_has_no_room_for_runs_to_its_end(make_loop, monkeypatch, smaller):
-    """Nothing is given up, and nothing begins; also where the lease is none."""
+    """Nothing is given up, and nothing begins; also where the lease is none, which hears how many answers run on."""
     monkeypatch.setattr(EmbeddedEngine, "collect", lambda engine, timeout_s: [])  # no answer ends
-    leases, in_flight = [4, 4, smaller, smaller, smaller], list[int]()
-    loop = make_loop(max_answers=lambda in_flight: leases[0])
+    leases, in_flight, told = [4, 4, smaller, smaller, smaller], list[int](), list[int]()
+    loop = make_loop(max_answers=lambda in_flight: told.append(in_flight) or leases[0])
 
     def done() -> bool:
         in_flight.append(loop._flights.num_answers)
@@ -729,6 +696,7 @@ def test_what_a_smaller_lease_has_no_room_for_runs_to_its_end(make_loop, monkeyp
 
     loop.run(done)
     assert in_flight == [0, 4, 4, 4, 4]
+    assert (told[0], told[-1], set(told)) == (0, 4, {0, 4})
 
 
 def test_a_lost_lease_gives_back_what_was_to_be_sampled_again(make_loop, monkeypatch):
@@ -748,15 +716,6 @@ def test_an_engine_that_starts_anew_uses_no_slot(make_loop, monkeypatch):
     monkeypatch.setattr(EmbeddedEngine, "restart", lambda engine: told.append("restart"))
     loop._recover(EngineLost("gone"))
     assert told == [0, "restart"]
-
-
-def test_the_lease_hears_how_many_answers_are_in_flight(make_loop, monkeypatch):
-    """What it has no room for is its own until it ends."""
-    monkeypatch.setattr(EmbeddedEngine, "collect", lambda engine, timeout_s: [])
-    told, turns = [], iter(range(3))
-    loop = make_loop(max_answers=lambda in_flight: told.append(in_flight) or 4)
-    loop.run(lambda: next(turns, None) is None)
-    assert (told[0], told[-1], len(set(told))) == (0, 4, 2)
 
 
 def test_a_synchronous_worker_waits_for_weights_and_verdicts(make_loop, learner):
