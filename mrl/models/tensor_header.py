@@ -1,4 +1,4 @@
-"""The header of a safetensors file, which says what the file holds and how long it is; no tensor is read."""
+"""Header of a safetensors file: how many elements and bytes the file should have. No tensor is read."""
 
 import json
 import math
@@ -8,21 +8,21 @@ from dataclasses import dataclass
 from pathlib import Path
 
 MAX_HEADER_BYTES = 100_000_000
-"""As the format has it."""
+"""Limit of the safetensors format."""
 
 
 @dataclass(frozen=True, slots=True)
 class TensorHeader:
-    """What a file of tensors says of itself."""
+    """Sizes that the header of a safetensors file tells."""
 
     file_bytes: int
-    """That it has when it is whole."""
+    """Bytes of the whole file, header included."""
     num_elements: int
-    """Of all tensors together."""
+    """Elements of all tensors together."""
 
 
 def read_header(file: Path) -> TensorHeader:
-    """The header of `file`. Raises ValueError with what is wrong with it, OSError."""
+    """Read the header of `file`. Raises ValueError that says what is wrong with it, OSError."""
     with file.open("rb") as stream:
         size = os.fstat(stream.fileno()).st_size
         if size < 8:
