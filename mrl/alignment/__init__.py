@@ -3,12 +3,12 @@
 Bytes are the common ground. They come from token ids and a table built from the tokenizer's own files alone, never from
 a decode call and never from character offsets: decoding cleans up spaces, drops specials, and replaces cut characters.
 
-Invariants: no token id is read by another tokenizer; what is emitted joins, byte for byte, to what was given (in NFC
+Invariants: no token id is read by another tokenizer; the emitted tokens join, byte for byte, to the given text (in NFC
 for a receiver that reads NFC), or the text is rejected with a reason that the caller counts; every log-prob of a peer
-is in a span or booked as dropped. The room needs numpy and `tokenizers`.
+is in a span or booked as dropped. The package needs numpy and `tokenizers`.
 
-The names in `__all__` are for use outside mrl; inside, modules are imported by their own names. A folder holds a
-tokenizer.json and says which token ends an answer.
+The names in `__all__` are for use outside mrl; inside, modules are imported by their own names. A tokenizer's folder
+holds a tokenizer.json and says which token ends an answer.
 
 >>> from pathlib import Path
 >>> import numpy as np
@@ -28,7 +28,7 @@ True
 (12, {}, 0)
 
 reading tokenizers
-- `tokenizer_file` reads `tokenizer.json`: kind, dummy prefix, fingerprint; `tokenizer_refusals` why a kind is refused
+- `tokenizer_file` reads `tokenizer.json`: kind, dummy prefix, fingerprint; `tokenizer_refusals`: why a kind is refused
 - `tokenizer_folder`               the tokenizer of a model folder, and which ids end an answer
 - `byte_table`     token id -> bytes
 - `encoders`       texts -> ids, flat, proved on probes
@@ -36,14 +36,14 @@ reading tokenizers
 
 carrying traces over
 - `peer_answer`, `sampled_answers`  the wire form, checked; written from sampled tokens
-- `peer_rows`, `normalization`     what of it can be read: cut to UTF-8, put into NFC
+- `peer_rows`, `normalization`     the readable part of an answer: cut to UTF-8, put into NFC
 - `own_rows`, `shared_spans`, `ragged`  own tokens, shared spans, flat rows
-- `translate`, `aligned_batch`     the whole path and its result; `selection` some of its rows, or several as one
+- `translate`, `aligned_batch`     the whole path and its result; `selection`: some of its rows, or several as one
 - `flags`          what happened to a row, and why one was refused
 - `spreading`      per-token log-probs from those of spans
 
 what it costs
-- `residual`       of a batch; `exact_tries` the floor at no policy difference
+- `residual`       the residual of a batch; `exact_tries`: the floor at no policy difference
 - `pair_card`, `card_text`         what to expect of a pair before any training
 """
 

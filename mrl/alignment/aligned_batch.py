@@ -1,4 +1,4 @@
-"""What peer answers became in the receiver's tokens.
+"""Peer answers in the receiver's tokens.
 
 Shapes: R rows; T receiver tokens and P peer tokens of all rows one after the other; S common spans of all rows.
 """
@@ -26,21 +26,21 @@ class AlignedTrace:
     token_ids: Int32s
     """[T] receiver ids, EOS included where it is mapped."""
     token_bytes: Int32s
-    """[T] text bytes; 0 for EOS."""
+    """[T] text bytes of every receiver token; 0 for EOS."""
     span_of_token: Int32s
-    """[T]"""
+    """[T] span of every receiver token."""
     peer_token_bytes: Int32s
-    """[P] as given."""
+    """[P] text bytes of every peer token, as given."""
     peer_span_of_token: Int32s
-    """[P] -1 for dropped tokens."""
+    """[P] span of every peer token; -1 for dropped tokens."""
     span_logprob: Float64s
-    """[S]"""
+    """[S] sum of the peer's log-probs in every span, in nats."""
     span_peer_tokens: Int32s
-    """[S]"""
+    """[S] peer tokens of every span."""
     span_receiver_tokens: Int32s
-    """[S]"""
+    """[S] receiver tokens of every span."""
     span_bytes: Int32s
-    """[S]"""
+    """[S] text bytes of every span, as the receiver reads them."""
     flags: Flag
     reject_reason: Reason | Literal[""]
     peer_logprob: float
@@ -55,10 +55,10 @@ class AlignedTrace:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AlignedBatch:
-    """What R peer answers became.
+    """R peer answers, translated.
 
-    Rejected rows have no receiver tokens and no spans; all their peer tokens are dropped. Rows whose fields lie (the
-    "wire" reasons) have no peer tokens either, since nothing in them can be believed.
+    Rejected rows have no receiver tokens and no spans; all their peer tokens are dropped. Rows with fields that are
+    wrong (the "wire" reasons) have no peer tokens either, since nothing in them can be believed.
 
     For every row: peer_logprob = sum of its span_logprob + dropped_logprob.
     """
@@ -74,35 +74,35 @@ class AlignedBatch:
     peer_offsets: Int64s
     """[R + 1] where each row's peer tokens start."""
     peer_logprobs: npt.NDArray[np.float32]
-    """[P] as given."""
+    """[P] log-prob of every peer token in nats, as given."""
     peer_token_bytes: Int32s
-    """[P] as given."""
+    """[P] text bytes of every peer token, as given."""
     peer_span_of_token: Int32s
-    """[P] span of every peer token; -1 for dropped ones."""
+    """[P] span of every peer token; -1 for dropped tokens."""
     span_row: Int32s
     """[S] row of every span, never falling."""
     span_logprob: Float64s
-    """[S] sum of the peer's log-probs."""
+    """[S] sum of the peer's log-probs in every span, in nats."""
     span_peer_tokens: Int32s
-    """[S] at least 1."""
+    """[S] peer tokens of every span, at least 1."""
     span_receiver_tokens: Int32s
-    """[S] at least 1."""
+    """[S] receiver tokens of every span, at least 1."""
     span_bytes: Int32s
-    """[S] text bytes as the receiver reads them; 0 for the EOS span."""
+    """[S] text bytes of every span, as the receiver reads them; 0 for the EOS span."""
     flags: Int32s
     """[R] `Flag` bits."""
     reject_reason: tuple[Reason | Literal[""], ...]
-    """[R] "" where the row was translated."""
+    """[R] why the row was rejected; "" where it was translated."""
     dropped_logprob: Float64s
-    """[R]"""
+    """[R] sum of the log-probs of dropped peer tokens, in nats."""
     dropped_tokens: Int64s
     """[R] peer tokens without a span."""
     peer_logprob: Float64s
-    """[R] sum over all peer tokens; 0 for a row whose fields lie."""
+    """[R] sum of the log-probs of all peer tokens, in nats; 0 for a row whose fields are wrong."""
 
     @property
     def num_rows(self) -> int:
-        """R."""
+        """R, the number of rows."""
         return len(self.reject_reason)
 
     @property
@@ -113,7 +113,7 @@ class AlignedBatch:
 
     @property
     def cut_bytes(self) -> Int64s:
-        """[R] bytes of the peer's text, as given, that no span holds: of its cut end, or of the whole row."""
+        """[R] bytes of the peer's text, as given, that are in no span: of its cut end, or of the whole row."""
         is_cut = self.peer_span_of_token < 0
         row = np.repeat(np.arange(self.num_rows), np.diff(self.peer_offsets))[is_cut]
         return np.bincount(row, self.peer_token_bytes[is_cut], self.num_rows).astype(np.int64)
@@ -125,7 +125,7 @@ class AlignedBatch:
         return is_exact
 
     def row(self, index: int) -> AlignedTrace:
-        """One row with its own span numbers."""
+        """Return one row with its own span numbers."""
         tokens = slice(self.row_offsets[index], self.row_offsets[index + 1])
         peer = slice(self.peer_offsets[index], self.peer_offsets[index + 1])
         first, end = np.searchsorted(self.span_row, [index, index + 1]).tolist()
@@ -159,7 +159,7 @@ POSITIONS = {
 OFFSETS = ("row_offsets", "peer_offsets")
 """Fields with one entry more than rows: of every part but the first, the leading 0 goes."""
 ROOM = 1.125
-"""Times what the first part lets expect."""
+"""Room of an array, as a multiple of the size that the first part lets expect."""
 
 
 class GrowingArray:
@@ -170,7 +170,7 @@ class GrowingArray:
         self._size = 0
 
     def append(self, values: npt.NDArray[Any], shift: int) -> None:
-        """Write `values` at the end, those that are not negative raised by `shift`."""
+        """Write `values` at the end; values that are not negative are raised by `shift`."""
         start, end = self._size, self._size + len(values)
         if end > len(self._room):
             wider = np.empty(max(end, int(end * ROOM)), dtype=self._room.dtype)
@@ -183,14 +183,14 @@ class GrowingArray:
         self._size = end
 
     def written(self) -> npt.NDArray[Any]:
-        """All that was appended."""
+        """Return all that was appended."""
         return self._room[: self._size]
 
 
 def merge(parts: Iterable[AlignedBatch], num_parts: int) -> AlignedBatch:
-    """Batches one after the other as one; spans are numbered on. `num_parts` is how many there will be.
+    """Join batches one after the other; spans are numbered on. `num_parts` is the number of parts to come.
 
-    Parts are copied as they come, so that those which nobody else holds need no memory beside the result.
+    Parts are copied as they come, so that parts which nobody else holds need no memory beside the result.
     """
     remaining = iter(parts)
     first = next(remaining)

@@ -1,7 +1,7 @@
 """Token id -> bytes, from the vocabulary alone.
 
 byte-level   inverse of GPT-2's byte-to-character map, one character = one byte
-metaspace    `<0xNN>` is that byte; in other pieces the metaspace character is a space and the rest is UTF-8
+metaspace    `<0xNN>` is the byte NN; in other pieces the metaspace character is a space and the rest is UTF-8
 added        byte-level: the literal UTF-8 of the content; metaspace: as other pieces, since the decoder does the same
 special      no bytes
 
@@ -25,7 +25,7 @@ BYTE_PIECE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
 class ByteTable:
-    """The bytes of every id. Ids without bytes (specials, holes, rows that only pad the embedding) are zero-width."""
+    """Bytes of every id. Ids without bytes (specials, holes, rows that only pad the embedding) are zero-width."""
 
     def __init__(self, pieces: Sequence[bytes], special_ids: frozenset[int]) -> None:
         self.pieces = tuple(pieces)
@@ -40,29 +40,29 @@ class ByteTable:
         self._is_known = self._is_special | (self._lengths > 0)
 
     def join(self, token_ids: Sequence[int] | npt.NDArray[Any]) -> bytes:
-        """The bytes that the ids stand for, one after the other; ids beyond the table are zero-width.
+        """Return the bytes that the ids stand for, one after the other; ids beyond the table are zero-width.
 
         Raises ValueError for a negative id.
         """
         return b"".join(self._pieces[self._index(np.asarray(token_ids, dtype=np.int64))].tolist())
 
     def lengths(self, token_ids: npt.NDArray[Any]) -> Int32s:
-        """[N] bytes of every id. Raises ValueError for a negative id."""
+        """Return [N] numbers of bytes of every id. Raises ValueError for a negative id."""
         lengths: Int32s = self._lengths[self._index(token_ids)]
         return lengths
 
     def is_special(self, token_ids: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
-        """[N] whether each id is a special one. Raises ValueError for a negative id."""
+        """Return [N] whether each id is a special one. Raises ValueError for a negative id."""
         is_special: npt.NDArray[np.bool_] = self._is_special[self._index(token_ids)]
         return is_special
 
     def is_known(self, token_ids: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
-        """[N] whether each id stands for bytes or is a special one; holes, padding and negative ids are neither."""
+        """Return [N] whether each id stands for bytes or is special; holes, padding and negative ids are neither."""
         is_known: npt.NDArray[np.bool_] = (token_ids >= 0) & self._is_known[np.clip(token_ids, 0, len(self.pieces))]
         return is_known
 
     def take_off_prefix(self, lengths: Int32s, token_ids: npt.NDArray[Any], offsets: Int64s) -> None:
-        """In place: one byte off the first token with bytes of every row where that token opens with a space."""
+        """Take one byte, in place, off the first token with bytes of every row where that token opens with a space."""
         audible = np.flatnonzero(lengths)
         place = np.searchsorted(audible, offsets[:-1])
         first = audible[place[place < len(audible)]]
@@ -77,7 +77,7 @@ class ByteTable:
 
 
 def build_byte_table(file: TokenizerFile, silent_ids: Sequence[int] = ()) -> ByteTable:
-    """The table of one tokenizer file; `silent_ids` are special too, whatever the file says.
+    """Build the table of one tokenizer file; `silent_ids` are special too, whatever the file says.
 
     A piece that stands for no bytes counts as special: it must never be emitted.
     """
@@ -93,13 +93,13 @@ def build_byte_table(file: TokenizerFile, silent_ids: Sequence[int] = ()) -> Byt
 
 
 def fallback_ids(file: TokenizerFile) -> frozenset[int]:
-    """The ids of single bytes that a metaspace tokenizer writes what no other piece says with."""
+    """Return the ids of single bytes with which a metaspace tokenizer writes characters that no other piece has."""
     pieces = file.pieces.items() if file.kind == "metaspace" else ()
     return frozenset(index for index, piece in pieces if BYTE_PIECE.fullmatch(piece))
 
 
 def piece_bytes(piece: str, kind: Kind) -> bytes | None:
-    """The bytes of one vocabulary piece; None when it stands for none.
+    """Return the bytes of one vocabulary piece; None when it stands for none.
 
     >>> piece_bytes("\\u0120caf\\u00c3\\u00a9", "byte_level")
     b' caf\\xc3\\xa9'
@@ -115,7 +115,9 @@ def piece_bytes(piece: str, kind: Kind) -> bytes | None:
 
 @functools.cache
 def _byte_of_character() -> dict[str, int]:
-    """Inverse of GPT-2's map: printable Latin-1 bytes are themselves, the other 68 follow from U+0100 in order."""
+    """Return the inverse of GPT-2's map: printable Latin-1 bytes are themselves, the other 68 follow from U+0100 in
+    order.
+    """
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in set(printable)]
     return {chr(b): b for b in printable} | {chr(0x100 + n): b for n, b in enumerate(others)}

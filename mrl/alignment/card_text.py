@@ -20,7 +20,7 @@ ROW_CHARACTERS = 1200
 NUMBER_DRAWS = 20_000
 NUMBER_SHARE = 0.12
 NUMBER_LENGTHS = (6, 6, 4, 3, 1, 1)
-"""How often numbers of one to six digits come: small ones are common, as in worked problems."""
+"""Weights of numbers of one to six digits: small numbers are common, as in worked problems."""
 NAMES = ("Natalia", "Weng", "Betty", "Julie", "Tobias", "Mark", "Albert", "Ken")
 THINGS = ("apples", "clips", "pages", "stickers", "marbles", "eggs", "pounds of flour", "dollars")
 
@@ -61,7 +61,7 @@ ADVERSARIAL = (
 
 
 def card_texts() -> dict[str, list[str]]:
-    """Kind -> rows."""
+    """Return kind of text -> rows."""
     return {
         "math": [_problem(random.Random(seed)) for seed in range(300)],
         "prose": rows_of("\n\n".join(topics[name] for name in sorted(topics)), limit=300),
@@ -72,7 +72,7 @@ def card_texts() -> dict[str, list[str]]:
 
 
 def rows_of(text: str, *, limit: int | None = None) -> list[str]:
-    """A long text cut at line ends into rows of about `ROW_CHARACTERS`."""
+    """Cut a long text at line ends into rows of about `ROW_CHARACTERS`, at most `limit` of them."""
     rows, current, size = [], list[str](), 0
     for line in text.splitlines(keepends=True):
         current.append(line)
@@ -84,9 +84,9 @@ def rows_of(text: str, *, limit: int | None = None) -> list[str]:
 
 
 def word_frequencies(num_words: int = 12_000) -> tuple[tuple[str, ...], list[float]]:
-    """Words of the prose with their frequencies, and numbers that make up `NUMBER_SHARE` of what is drawn.
+    """Return words of the prose with their probabilities, and numbers that make up `NUMBER_SHARE` of the probability.
 
-    The source of the zero-difference floor: words and numbers as they stand in technical text.
+    They are the source of the zero-difference floor: words and numbers as they stand in technical text.
     """
     counts = Counter(re.findall(r"[A-Za-z]+", " ".join(topics.values())))
     words = counts.most_common(num_words)
@@ -100,7 +100,7 @@ def word_frequencies(num_words: int = 12_000) -> tuple[tuple[str, ...], list[flo
 
 
 def _problem(rng: random.Random) -> str:
-    """A word problem and its worked answer, every step with its calculation."""
+    """Return a word problem and its worked answer, every step with its calculation."""
     name, thing = rng.choice(NAMES), rng.choice(THINGS)
     first, rate, days = rng.randint(3, 480), rng.randint(2, 60), rng.randint(2, 24)
     price, given = rng.randint(1, 40), rng.randint(1, 90)

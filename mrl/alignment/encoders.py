@@ -1,7 +1,7 @@
 """Texts -> own token ids, many at once: through `tokenizers`, which defines the ids.
 
-It is all but a twentieth of the time that an answer of a peer takes, so long batches are cut by several threads. Those
-of the library itself are off in a run, where every process would have as many as the host has cores.
+Encoding takes nineteen twentieths of the time that the alignment of an answer takes, so long batches are cut by several
+threads. The library's own threads are off in a run, where every process would have as many as the host has cores.
 """
 
 import os
@@ -23,7 +23,7 @@ Int32s: TypeAlias = npt.NDArray[np.int32]
 Int64s: TypeAlias = npt.NDArray[np.int64]
 MAX_THREADS = 8
 PIECE_CHARS = 64 * 1024
-"""Text that a thread takes at a time, in whole rows: some 50 ms of work."""
+"""Characters that a thread takes at a time, in whole rows: some 50 ms of work."""
 PROBES = (
     "The quick brown fox",
     " leading and  double   spaces ",
@@ -35,7 +35,7 @@ PROBES = (
     "\U0001f469\u200d\U0001f52c \U0001d4b3 \u00a0\u200b\ufeff",
     "\u0120 <0x0A> <|im_end|> </s> <unk>",
 )
-"""In NFC, without the metaspace character."""
+"""Texts that every supported tokenizer has to reproduce: in NFC, without the metaspace character."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -47,7 +47,7 @@ class Encoded:
 
 
 class FileEncoder:
-    """The tokenizer that the file describes, without dummy prefix, template, truncation or padding.
+    """Encoder by the tokenizer that a file describes, without dummy prefix, template, truncation or padding.
 
     Raises TokenizerRefused where `tokenizers` gives an added token another id than the file.
     """
@@ -58,7 +58,7 @@ class FileEncoder:
         _check_added_ids(self._tokenizer, file)
 
     def encode(self, texts: Sequence[str]) -> Encoded:
-        """The ids of every text."""
+        """Encode every text, in several threads where the batch is long."""
         pieces = list(_pieces(texts))
         num_threads = min(MAX_THREADS, len(os.sched_getaffinity(0)), len(pieces))
         if num_threads < 2:
@@ -71,12 +71,12 @@ class FileEncoder:
         return Encoded(np.fromiter(flat, dtype=np.int32, count=int(offsets[-1])), offsets)
 
     def _rows(self, texts: Sequence[str]) -> list[Encoding]:
-        """The library lets go of the interpreter meanwhile."""
+        """Encode texts in this thread; the library releases the interpreter lock meanwhile."""
         return self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
 
 
 def _pieces(texts: Sequence[str]) -> Iterator[Sequence[str]]:
-    """Consecutive texts, as many as have `PIECE_CHARS` together, the last of them included."""
+    """Yield pieces of consecutive texts, each as many as reach `PIECE_CHARS` together."""
     first = num_chars = 0
     for end, text in enumerate(texts, start=1):
         num_chars += len(text)
@@ -86,7 +86,7 @@ def _pieces(texts: Sequence[str]) -> Iterator[Sequence[str]]:
 
 
 def _check_added_ids(tokenizer: Tokenizer, file: TokenizerFile) -> None:
-    """Raises TokenizerRefused for the first added token whose id in the file is not the one that it is given.
+    """Raises TokenizerRefused for the first added token to which the library gives another id than the file does.
 
     A token that the vocabulary holds keeps its id there. The others are numbered on from the vocabulary's end, in the
     order of the file, whatever ids the file says.

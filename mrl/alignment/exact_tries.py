@@ -1,6 +1,6 @@
 """The tokenizer's own share of a log-ratio, measured exactly: one policy over bytes, seen through two tokenizers.
 
-The policy writes words, drawn independently, and stops after each with a fixed probability. What it gives to the next
+The policy writes words, drawn independently, and stops after each with a fixed probability. The probability of the next
 token follows exactly from the mass below a node of the trie over the words' tokens:
 
     log p(token | word so far) = log M(node after the token) - log M(node before it)
@@ -11,8 +11,8 @@ text it is 0; at a common boundary it is a number of that boundary only, so the 
 
     R(b) = sum of d_s over the spans before b,    d_s = sum of receiver log-probs - sum of peer log-probs,    R(EOS) = 0
 
-That holds for a tokenizer that cuts every word in a text as it cuts it alone. Each text is therefore also cut as a
-whole, and where that gives other tokens (one that joins words does) there is no figure, but a `NotMeasurable`.
+That holds for a tokenizer that cuts every word in a text as it cuts the word alone. Each text is therefore also cut as
+a whole. Where that gives other tokens, as with tokenizers that join words, the result is `NotMeasurable`.
 
 Shapes: N texts, W words of the source, T tokens over all texts, S common spans over all texts.
 """
@@ -31,9 +31,9 @@ Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 Int32s = npt.NDArray[np.int32]
 Word = list[tuple[int, int]]
-"""Tokens as (id, bytes), bytes 0 for a zero-width one."""
+"""Tokens of one word as (id, number of bytes), 0 bytes for a zero-width token."""
 Cut = Callable[[Sequence[str]], list[Word]]
-"""Texts in one tokenizer's own tokens; a text that it cannot write exactly has none."""
+"""Texts -> their tokens under one tokenizer; a text that the tokenizer cannot write exactly has none."""
 
 ANCHOR = "a"
 EOS_ID = -1
@@ -54,11 +54,11 @@ class WordDistribution:
     end_probability: float = 1 / 60
 
     def texts(self, words: Ints, offsets: Ints) -> list[str]:
-        """The N texts that these words make."""
+        """Return the N texts that these words make."""
         return [" ".join(self.words[word] for word in words[a:b].tolist()) for a, b in pairwise(offsets.tolist())]
 
     def sample(self, num_texts: int, rng: np.random.Generator) -> tuple[Ints, Ints]:
-        """(words of all texts one after the other, offsets of the texts [N + 1])."""
+        """Draw texts: (words of all texts one after the other, offsets of the texts [N + 1])."""
         lengths = rng.geometric(self.end_probability, num_texts)
         offsets = np.concatenate([[0], np.cumsum(lengths)])
         return rng.choice(len(self.words), size=int(offsets[-1]), p=self.probabilities), offsets
@@ -73,9 +73,9 @@ class NotMeasurable:
 
 @dataclass(frozen=True, slots=True)
 class Floor:
-    """What two tokenizers alone make of the log-ratio of one policy with itself.
+    """The log-ratio of one policy with itself, as two tokenizers alone make it.
 
-    Shares are of spans. `cumulative_std` says after how many spans of a text R has which standard deviation.
+    Shares are of spans. `cumulative_std` maps a number of spans of a text to the standard deviation of R after them.
     """
 
     texts: int
@@ -88,7 +88,7 @@ class Floor:
     outside_wide: float
     cumulative_std: Mapping[int, float]
     independent_std: Mapping[int, float]
-    """What `cumulative_std` would be if the residuals of spans were independent."""
+    """`cumulative_std` if the residuals of spans were independent."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -106,7 +106,7 @@ class TracedTexts:
 
 
 def trace_texts(source: WordDistribution, cut: Cut, words: Ints, offsets: Ints) -> TracedTexts | NotMeasurable:
-    """The texts as the tokenizer behind `cut` sees them, once it has cut the whole texts into the same tokens."""
+    """Return the texts as the tokenizer of `cut` sees them, once it has cut the whole texts into the same tokens."""
     few = min(FEW_TEXTS, len(offsets) - 1)
     num_apart = _num_apart(source, cut, words[: offsets[few]], offsets[: few + 1])
     if num_apart:  # most tokenizers without a floor show it at once, and cutting all words takes seconds
@@ -128,7 +128,7 @@ def trace_texts(source: WordDistribution, cut: Cut, words: Ints, offsets: Ints) 
 
 
 def _num_apart(source: WordDistribution, cut: Cut, words: Ints, offsets: Ints) -> int:
-    """How many texts are not cut as their words are; 0 also where a word cannot be cut alone."""
+    """Return how many texts are not cut as their words are; 0 also where a word cannot be cut alone."""
     used, place = np.unique(words, return_inverse=True)
     names = [source.words[word] for word in used.tolist()]
     alone, later = cut(names), [_after_anchor(row) for row in cut([f"{ANCHOR} {name}" for name in names])]
@@ -139,7 +139,9 @@ def _num_apart(source: WordDistribution, cut: Cut, words: Ints, offsets: Ints) -
 
 
 class ExactModel:
-    """The policy of a `WordDistribution` as one tokenizer sees it: its tokens of every word, at the start and later."""
+    """The policy of a `WordDistribution` as one tokenizer sees it: its tokens of every word, at a text's start and
+    later.
+    """
 
     def __init__(self, source: WordDistribution, first: Sequence[Word], later: Sequence[Word]) -> None:
         self._first = _Table(first, source.probabilities)
@@ -147,7 +149,7 @@ class ExactModel:
         self._log_go, self._log_stop = np.log1p(-source.end_probability), np.log(source.end_probability)
 
     def trace(self, words: Ints, offsets: Ints) -> TracedTexts:
-        """The texts in this tokenizer's tokens, with the exact log-prob of every token given all before it."""
+        """Return the texts in this tokenizer's tokens, with the exact log-prob of every token given all before it."""
         opens = np.zeros(words.size, dtype=bool)
         opens[offsets[:-1]] = True
         closes = np.zeros(words.size, dtype=bool)
@@ -168,7 +170,7 @@ class ExactModel:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SpanResiduals:
-    """Per common span: d_s in nats, token counts on both sides, and R at its end."""
+    """Residuals per common span: d_s in nats, token counts on both sides, and R at the span's end."""
 
     nats: Floats
     peer_tokens: Ints
@@ -179,7 +181,7 @@ class SpanResiduals:
 
 
 def span_residuals(peer: TracedTexts, receiver: TracedTexts) -> SpanResiduals:
-    """What each of the finest common spans of two traces adds to the log-ratio.
+    """Return what each of the finest common spans of two traces adds to the log-ratio.
 
     Raises ValueError when the traces do not cover the same texts.
     """
@@ -194,7 +196,7 @@ def span_residuals(peer: TracedTexts, receiver: TracedTexts) -> SpanResiduals:
 
 
 def measure_floor(peer: TracedTexts, receiver: TracedTexts) -> Floor:
-    """The residual of two traces of the same texts under the same policy; raises as `span_residuals` does."""
+    """Return the residual of two traces of the same texts under the same policy; raises as `span_residuals` does."""
     spans = span_residuals(peer, receiver)
     ratios = np.exp(spans.nats)
     one = (spans.peer_tokens == 1) & (spans.receiver_tokens == 1)
@@ -217,12 +219,12 @@ def measure_floor(peer: TracedTexts, receiver: TracedTexts) -> Floor:
 
 
 def sum_over(groups: npt.NDArray[np.integer], values: npt.NDArray[np.floating], num_groups: int) -> Floats:
-    """Sums of `values` by group number, in double precision."""
+    """Return the sums of `values` by group number, in double precision."""
     return np.bincount(groups, weights=values, minlength=num_groups).astype(np.float64)
 
 
 def outside_share(ratios: Floats, band: tuple[float, float]) -> float:
-    """Share of ratios outside a band."""
+    """Return the share of ratios outside a band."""
     return float(((ratios < band[0]) | (ratios > band[1])).mean()) if ratios.size else 0.0
 
 
@@ -261,7 +263,7 @@ class _Table:
 
 
 def _after_anchor(tokens: Word) -> Word:
-    """What follows the anchor; empty when a token covers its end."""
+    """Return the tokens after the anchor; empty when a token covers its end."""
     position = 0
     for index, (_, width) in enumerate(tokens):
         if position == len(ANCHOR) and width:

@@ -1,4 +1,4 @@
-"""What happened to a row on its way to the receiver, as flags, and why a row was refused, as a value."""
+"""Flags of a row for what happened to it on its way to the receiver, and the reason why a row was refused."""
 
 from dataclasses import dataclass
 from enum import IntFlag
@@ -19,7 +19,7 @@ Reason = Literal[
 ]
 """Why a row cannot be used.
 
-wire        "type" a field of the wrong kind; "shape" arrays that differ in length; "size" absurdly large, or
+wire        "type" a field of the wrong type; "shape" arrays that differ in length; "size" absurdly large, or
             far more tokens than bytes; "lengths" byte lengths that are negative or do not sum to the text;
             "logprobs" not finite, positive or absurdly small; "ids_differ" ids of the own tokenizer that it does not
             know, or that are not what the other fields say
@@ -29,31 +29,31 @@ translation "empty" no bytes; "utf8" no valid UTF-8 up to any peer token; "speci
 
 
 class Flag(IntFlag):
-    """What is remarkable about one translated row."""
+    """Bits for what happened to one translated row."""
 
     TAIL = 1
     """The row lacks its end: the peer was cut off, or bytes after its last whole character were dropped."""
     NORM = 2
-    """The receiver reads the text in NFC and the peer wrote it otherwise."""
+    """The receiver reads the text in NFC, and the peer did not write it so."""
     SPECIAL_IN = 4
     """The peer emitted a special token before its end."""
     SPECIAL_OUT = 8
     """The receiver would have produced a special token; the row is rejected."""
     REJECT = 16
-    """The row carries nothing over; its reason says why."""
+    """The row was rejected, and carries nothing over; its reason says why."""
     NONCANON = 32
-    """The peer sampled other ids than its tokenizer gives the text; told by the source."""
+    """The peer sampled other ids than its tokenizer gives the text, as the source itself tells."""
     EOS_UNMAPPED = 64
-    """The peer ended the answer, and its end has no counterpart here. A foreign end is dropped; a token of the own
+    """The peer ended the answer, and its end has no counterpart here. A foreign end is dropped. A token of the own
     tokenizer that is no EOS of this receiver stays, and ends nothing."""
     RECV_TRUNC = 128
-    """Cut at the last whole span within the receiver's token limit."""
+    """The row is cut at the last whole span within the receiver's token limit."""
     UNTRACED = 256
     """Only the text is known. The row's log-probs are zeros that mean nothing, and it counts in no residual."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rejected:
-    """A text that cannot be expressed exactly, and why; an expected outcome, to be counted."""
+    """A text that cannot be expressed exactly, and the reason; an expected outcome, to be counted."""
 
     reason: Reason

@@ -1,8 +1,8 @@
-"""Units that a policy finds likeliest in the place of a token, told as bytes, and read in the tokens of another one.
+"""The likeliest units in the place of a token under one policy, told as bytes and read in the tokens of another policy.
 
-A unit is what one token of the teller stands for, or an end, which has no bytes. It is read where one own token stands
-for the same bytes: SimCT's shared tokens (arXiv 2605.07711). What no single own token says is left to the rest, as what
-is not among the likeliest.
+A unit is the bytes of one token of the teller, or an end, which has no bytes. It is read where one own token stands for
+the same bytes: SimCT's shared tokens (arXiv 2605.07711). Units that no single own token stands for count as the rest,
+together with all that is not among the likeliest.
 
 Shapes: T tokens of the teller, S own tokens, K units of a place.
 """
@@ -24,7 +24,7 @@ Int32s: TypeAlias = npt.NDArray[np.int32]
 Float32s: TypeAlias = npt.NDArray[np.float32]
 
 PROBABILITY_ROUNDING = 1e-3
-"""By which the probabilities of a place may sum to more than 1."""
+"""Excess over 1 that the sum of the probabilities of a place may have."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -32,16 +32,18 @@ class NextUnits:
     """Units in the place of each of S own tokens, as own ids."""
 
     token_ids: Int32s
-    """[S, K] 0 where there is no unit."""
+    """[S, K] own ids; 0 where there is no unit."""
     logprobs: Float32s
-    """[S, K] in nats under the teller; NaN where there is no unit."""
+    """[S, K] log-probs in nats under the teller; NaN where there is no unit."""
 
     def packed(self) -> tuple[bytes, bytes]:
-        """Raw bytes of both."""
+        """Return the raw bytes of ids and log-probs."""
         return pack_array(self.token_ids, "i4"), pack_array(self.logprobs, "f4")
 
     def at(self, places: npt.NDArray[np.intp], own_places: npt.NDArray[np.intp], num_tokens: int) -> "NextUnits":
-        """[num_tokens, K] with the units of `places` in the places `own_places`."""
+        """Return units for `num_tokens` tokens, [num_tokens, K]: those of `places` in the places `own_places`, none
+        elsewhere.
+        """
         ids = np.zeros((num_tokens, self.token_ids.shape[1]), np.int32)
         logprobs = np.full(ids.shape, np.nan, np.float32)
         ids[own_places], logprobs[own_places] = self.token_ids[places], self.logprobs[places]
@@ -49,13 +51,14 @@ class NextUnits:
 
     @classmethod
     def unpacked(cls, token_ids: bytes, logprobs: bytes, *, num_tokens: int) -> "NextUnits":
-        """The units behind `packed`."""
+        """Return the units from the bytes of `packed`."""
         ids, nats = unpack_array(token_ids, "i4"), unpack_array(logprobs, "f4")
         return cls(ids.reshape(num_tokens, -1), nats.reshape(num_tokens, -1))
 
 
 def tell_units(token_ids_TK: Int32s, logprobs_TK: Float32s, teller: Receiver) -> ToldUnits:
-    """The wire form of the tokens that `teller` finds likeliest in the places of a text of its own, from its first on.
+    """Return the wire form of the tokens that `teller` finds likeliest in the places of a text of its own, from its
+    first place on.
 
     Tokens without bytes that end no answer are not told.
     """
@@ -75,7 +78,7 @@ def tell_units(token_ids_TK: Int32s, logprobs_TK: Float32s, teller: Receiver) ->
 def read_units(
     told: ToldUnits, num_tokens: int, reader: Receiver, *, end_id: int | None = None
 ) -> NextUnits | Rejected:
-    """[T, K] the told units as ids of `reader`, an end as `end_id`; Rejected for numbers that cannot be."""
+    """Return [T, K] the told units as ids of `reader`, an end as `end_id`; Rejected for numbers that cannot be."""
     if len(told.places) % 4 or len(told.places) != len(told.logprobs) or not num_tokens:
         return Rejected("shape")
     places, logprobs = unpack_array(told.places, "i4"), unpack_array(told.logprobs, "f4")
@@ -89,7 +92,7 @@ def read_units(
         return Rejected("shape")
     with np.errstate(all="ignore"):
         masses = np.where(is_told, np.exp(logprobs_TK), 0.0)
-        is_credible = (logprobs_TK <= LOGPROB_ROUNDING_NATS) | ~is_told  # not of what is no number
+        is_credible = (logprobs_TK <= LOGPROB_ROUNDING_NATS) | ~is_told  # False for NaN
     if not is_credible.all() or (masses.sum(-1) > 1 + PROBABILITY_ROUNDING).any():
         return Rejected("logprobs")
     ids_TK = np.full(places_TK.shape, -1, dtype=np.int32)
@@ -101,7 +104,7 @@ def read_units(
 
 
 def _merged(ids_TK: Int32s, masses_TK: npt.NDArray[np.float64]) -> NextUnits:
-    """Each own id once in a place: two tokens of the teller may stand for the same bytes, as its ends do."""
+    """Return each own id once in a place: two tokens of the teller may stand for the same bytes, as its ends do."""
     order_TK = np.argsort(ids_TK, axis=-1, kind="stable")
     ids_TK, masses_TK = np.take_along_axis(ids_TK, order_TK, -1), np.take_along_axis(masses_TK, order_TK, -1)
     for rank in range(ids_TK.shape[1] - 1):
@@ -115,12 +118,12 @@ def _merged(ids_TK: Int32s, masses_TK: npt.NDArray[np.float64]) -> NextUnits:
 
 
 def no_units(num_tokens: int) -> NextUnits:
-    """Of so many tokens none."""
+    """Return no units for `num_tokens` tokens."""
     return NextUnits(np.zeros((num_tokens, 0), np.int32), np.zeros((num_tokens, 0), np.float32))
 
 
 def joined_units(parts: Sequence[NextUnits]) -> NextUnits:
-    """The units of several texts, one behind the other."""
+    """Return the units of several texts, one after the other."""
     most = max(part.token_ids.shape[1] for part in parts)
     wide = [((0, 0), (0, most - part.token_ids.shape[1])) for part in parts]
     ids = [np.pad(part.token_ids, more) for part, more in zip(parts, wide, strict=True)]

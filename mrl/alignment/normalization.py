@@ -1,8 +1,8 @@
-"""Where the bytes of a text go when a receiver reads it in NFC.
+"""Positions of the bytes of a text after a receiver has put it into NFC.
 
-A character may combine with what stands before it only when it is a combining character or the second half of a
-canonical pair (a Hangul vowel after its consonant). Runs of such characters and the one in front are clusters; between
-clusters NFC changes nothing and a cluster is normalised on its own. Positions outside changed clusters move along;
+A character may combine with the one before it only when it is a combining character or the second half of a canonical
+pair (a Hangul vowel after its consonant). A run of such characters with the character before it is a cluster. Between
+clusters NFC changes nothing, and a cluster is normalised on its own. Positions outside changed clusters move along;
 positions inside one have no counterpart, so no span may end there.
 """
 
@@ -23,20 +23,20 @@ HANGUL_VOWELS_AND_FINALS = range(0x1161, 0x11C3)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Normalized:
-    """A text in NFC, and the changed clusters as byte ranges before and after. C clusters."""
+    """A text in NFC, and its C changed clusters as byte ranges before and after."""
 
     text: str
     old_starts: Int64s
     """[C] first byte of every changed cluster in the old text."""
     old_ends: Int64s
-    """[C]"""
+    """[C] end of every changed cluster in the old text, in bytes."""
     growth: Int64s
-    """[C] by how many bytes each cluster grew; negative where it shrank."""
+    """[C] bytes by which each cluster grew; negative where it shrank."""
 
     def map_lengths(self, lengths: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
-        """[T] byte lengths of tokens in the new text.
+        """Return [T] byte lengths of tokens in the new text.
 
-        A token that ends inside a changed cluster becomes silent: its bytes go to the token that leaves the cluster,
+        A token that ends inside a changed cluster gets no bytes: its bytes go to the token that leaves the cluster,
         with which it then shares a span.
         """
         ends = np.cumsum(lengths, dtype=np.int64)
@@ -48,7 +48,7 @@ class Normalized:
 
 
 def normalize_nfc(text: str) -> Normalized | None:
-    """The text in NFC, or None when it is in NFC already.
+    """Return the text in NFC, or None when it is in NFC already.
 
     >>> normalize_nfc("cafe\\u0301!").map_lengths(np.array([3, 1, 2, 1], dtype=np.int32)).tolist()
     [3, 0, 2, 1]
@@ -75,7 +75,9 @@ def normalize_nfc(text: str) -> Normalized | None:
 
 @functools.cache
 def _clusters() -> re.Pattern[str]:
-    """One character and all that may combine with it, where there is such, or a character that NFC replaces alone."""
+    """Return the pattern of one character and all that combine with it, at least one, or of a character that NFC
+    replaces alone.
+    """
     joining, replaced = [], []
     for code in range(0x80, sys.maxunicode + 1):
         decomposition = unicodedata.decomposition(character := chr(code))

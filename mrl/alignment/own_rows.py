@@ -21,22 +21,23 @@ Int64s: TypeAlias = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class OwnRows:
-    """Own tokens, flat."""
+    """Own tokens of L rows, as flat arrays."""
 
     rows: Int64s
-    """[L] which rows of the batch, ascending."""
+    """[L] numbers of the rows in the batch, ascending."""
     offsets: Int64s
-    """[L + 1]"""
+    """[L + 1] where each row's tokens start."""
     token_ids: Int32s
-    """[T] EOS included where it is carried over."""
+    """[T] own ids, EOS included where it is carried over."""
     lengths: Int32s
-    """[T] for finding spans: bytes, 1 for EOS; all 1 in rows that pass untouched, so that every token is a span."""
+    """[T] lengths for finding spans: bytes, 1 for EOS; all 1 in rows that pass untouched, so that every token is a
+    span."""
     text_lengths: Int32s
-    """[T] bytes; 0 for EOS."""
+    """[T] text bytes of every token; 0 for EOS."""
 
 
 def own_rows(peer: PeerRows, receiver: Receiver) -> OwnRows:
-    """Own tokens for all rows of `peer` without a fault; new faults, flags and lengths are written into it."""
+    """Return own tokens for all rows of `peer` without a fault; write new faults, flags and lengths into `peer`."""
     same: list[int] = []
     other: list[int] = []
     for row, answer in enumerate(peer.answers):
@@ -48,11 +49,12 @@ def own_rows(peer: PeerRows, receiver: Receiver) -> OwnRows:
 
 
 def _pass_through(peer: PeerRows, receiver: Receiver, rows: list[int]) -> OwnRows:
-    """Rows of the same tokenizer: the ids as they are, once they are seen to stand for what the answer says.
+    """Return rows of the same tokenizer: the ids as they are, once they are seen to stand for what the answer says.
 
-    "empty" without ids. "ids_differ" where an id is not known (nothing can be learnt from a row that only pads the
-    embedding), or the ids stand for another text, other byte lengths or other specials than the answer says. Equal
-    fingerprints do not mean equal EOS: what ends a row, and which specials stand before its end, is read from the ids.
+    A row without ids is rejected as "empty". It is rejected as "ids_differ" where an id is not known (nothing can be
+    learnt from a row that only pads the embedding), or the ids stand for another text, other byte lengths or other
+    specials than the answer says. Equal fingerprints do not mean equal EOS: the end of a row, and the specials before
+    its end, are read from the ids.
     """
     ids = [ids for row in rows if (ids := peer.answers[row].token_ids) is not None]
     faults: dict[int, Reason] = {row: "empty" for row, own in zip(rows, ids, strict=True) if not own.size}
@@ -81,7 +83,9 @@ def _pass_through(peer: PeerRows, receiver: Receiver, rows: list[int]) -> OwnRow
 def _misdescribed(
     receiver: Receiver, flat: Int32s, offsets: Int64s, text_lengths: Int32s, answers: list[PeerAnswer]
 ) -> set[int]:
-    """Places of answers whose text, byte lengths or special marks are not those of their ids, or with unknown ids."""
+    """Return the places of answers with unknown ids, or whose text, byte lengths or special marks are not those of
+    their ids.
+    """
     told = np.concatenate([np.zeros(0, np.int32), *(answer.byte_lengths for answer in answers)])
     marked = np.concatenate([np.zeros(0, bool), *(answer.special for answer in answers)])
     is_odd = ~receiver.table.is_known(flat) | (told != text_lengths) | (marked != receiver.table.is_special(flat))
@@ -90,7 +94,7 @@ def _misdescribed(
 
 
 def _flag_ends(peer: PeerRows, own: OwnRows, receiver: Receiver) -> None:
-    """SPECIAL_IN and EOS_UNMAPPED of rows that pass untouched, as their ids say."""
+    """Set SPECIAL_IN and EOS_UNMAPPED of rows that pass untouched, as their ids say."""
     ends_well = np.isin(own.token_ids[own.offsets[1:] - 1], receiver.eos_ids)
     has_special = row_sums(receiver.table.is_special(own.token_ids), own.offsets) > ends_well
     finished = np.array([peer.answers[row].finished for row in own.rows.tolist()], dtype=bool)
@@ -99,7 +103,7 @@ def _flag_ends(peer: PeerRows, own: OwnRows, receiver: Receiver) -> None:
 
 
 def _translate(peer: PeerRows, receiver: Receiver, rows: list[int]) -> OwnRows:
-    """Rows of other tokenizers: encode the text, compare, map the end."""
+    """Return rows of other tokenizers: encode the text, compare the bytes, map the end."""
     readable, texts, data = read_texts(peer, rows, nfc=receiver.reads_nfc)
     cut = receiver.cut_texts(texts, data)
     peer.reject({readable[place]: reason for place, reason in cut.faults.items()})
@@ -121,7 +125,9 @@ def _translate(peer: PeerRows, receiver: Receiver, rows: list[int]) -> OwnRows:
 
 
 def _map_ends(peer: PeerRows, rows: Int64s, *, can_end: bool) -> npt.NDArray[np.bool_]:
-    """[L] whether the row gets an own EOS. The peer's becomes one virtual byte, or is dropped without counterpart."""
+    """Return [L] whether the row gets an own EOS. The peer's becomes one virtual byte, or is dropped without
+    counterpart.
+    """
     ends = np.array([peer.answers[row].ends_with_eos for row in rows.tolist()], dtype=bool)
     finished = np.array([peer.answers[row].finished for row in rows.tolist()], dtype=bool)
     is_whole = peer.kept[rows] == np.diff(peer.offsets)[rows]
@@ -133,7 +139,7 @@ def _map_ends(peer: PeerRows, rows: Int64s, *, can_end: bool) -> npt.NDArray[np.
 
 
 def _in_order(one: OwnRows, other: OwnRows) -> OwnRows:
-    """Two sets of rows as one, ascending."""
+    """Join two sets of rows, ascending."""
     rows = np.concatenate([one.rows, other.rows])
     order = np.argsort(rows)
     starts = np.concatenate([one.offsets[:-1], other.offsets[:-1] + one.offsets[-1]])

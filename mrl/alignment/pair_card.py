@@ -1,10 +1,11 @@
-"""What to expect of a pair of tokenizers before any training: the pair card.
+"""The pair card: expectations of a pair of tokenizers before any training.
 
-Per direction and kind of text: how much of it falls into 1:1 spans, how lengths change, what is rejected. Per direction
-the floor: what the two tokenizers alone make of the log-ratio of one policy with itself (`exact_tries`), below which no
-residual of a run can fall; it depends on the words and numbers that `card_text` draws, so read it as an order of
-magnitude. A tokenizer that joins words has no such figure, and the card says so. And the commonest spans that the two
-cut differently. A tokenizer that cannot be read exactly makes a card without directions, with the reason.
+Per direction and kind of text the card gives the share of text in 1:1 spans, the change of lengths, and the rejected
+rows. Per direction it gives the floor: the log-ratio of one policy with itself that the two tokenizers alone make
+(`exact_tries`). No residual of a run can fall below the floor. It depends on the words and numbers that `card_text`
+draws, so read it as an order of magnitude. A tokenizer that joins words has no such figure, and the card says so. The
+card also lists the commonest spans that the two cut differently. A tokenizer that cannot be read exactly makes a card
+without directions, with the reason.
 """
 
 from collections import Counter
@@ -33,7 +34,7 @@ EXAMPLES_PER_KIND = 3
 
 @dataclass(frozen=True, slots=True)
 class Coverage:
-    """One direction on one kind of text. `share` is of receiver tokens, by kind of span."""
+    """Figures of one direction on one kind of text. `share` is the share of receiver tokens, by kind of span."""
 
     rows: int
     bytes: int
@@ -50,7 +51,7 @@ class Coverage:
 
 @dataclass(frozen=True, slots=True)
 class Direction:
-    """What the receiver gets of the peer."""
+    """Translation from the peer to the receiver."""
 
     peer: str
     receiver: str
@@ -61,25 +62,25 @@ class Direction:
 
 @dataclass(frozen=True, slots=True)
 class SpanText:
-    """One common span as both sides cut it."""
+    """One common span as both tokenizers cut it."""
 
     peer: tuple[bytes, ...]
     receiver: tuple[bytes, ...]
 
     @property
     def is_one_to_one(self) -> bool:
-        """Whether both sides hold it as one token."""
+        """Whether the span is one token on both sides."""
         return len(self.peer) == len(self.receiver) == 1
 
     @property
     def is_rewritten(self) -> bool:
-        """Whether the receiver reads other bytes than the peer wrote: it puts text into NFC."""
+        """Whether the receiver reads other bytes than the peer wrote, because it puts text into NFC."""
         return b"".join(self.peer) != b"".join(self.receiver)
 
 
 @dataclass(frozen=True, slots=True)
 class CutExample:
-    """A span that the two cut differently, and how often it came in one kind of text."""
+    """A span that the two tokenizers cut differently, and how often it came in one kind of text."""
 
     span: SpanText
     count: int
@@ -88,25 +89,25 @@ class CutExample:
 
 @dataclass(frozen=True, slots=True)
 class PairCard:
-    """A pair of tokenizers, both directions."""
+    """Card of a pair of tokenizers, in both directions."""
 
     names: tuple[str, str]
     fingerprints: tuple[str, str]
-    """Empty for a refused one."""
+    """Fingerprints of both; empty for a refused tokenizer."""
     directions: tuple[Direction, ...]
-    """First -> second and second -> first; none where one of the two is refused."""
+    """First -> second and second -> first; none where one of the two tokenizers is refused."""
     examples: tuple[CutExample, ...]
-    """Peer side: the first tokenizer."""
+    """Commonest spans that the two cut differently; the first tokenizer is the peer's."""
     refusals: Mapping[str, str] = field(default_factory=dict)
     """Name -> why this tokenizer cannot be aligned exactly."""
 
     @property
     def is_identity(self) -> bool:
-        """Whether both are one tokenizer: then ids pass through and nothing is lost."""
+        """Whether both are the same tokenizer: then ids pass through and nothing is lost."""
         return not self.refusals and self.fingerprints[0] == self.fingerprints[1]
 
     def to_json(self) -> dict[str, Any]:
-        """The card as JSON values; bytes as text, with replacement characters where they are none.
+        """Return the card as JSON values; bytes as text, with replacement characters where they are no UTF-8.
 
         A floor that cannot be measured is {"not_measurable": why}.
         """
@@ -131,7 +132,9 @@ def make_card(
     receivers: tuple[Receiver | TokenizerRefused, Receiver | TokenizerRefused],
     texts: Mapping[str, Sequence[str]],
 ) -> PairCard:
-    """The card of a pair on `texts`, kind -> rows. Only refusals and fingerprints where a tokenizer was refused."""
+    """Make the card of a pair on `texts`, kind -> rows; with only refusals and fingerprints where a tokenizer was
+    refused.
+    """
     first, second = receivers
     if isinstance(first, TokenizerRefused) or isinstance(second, TokenizerRefused):
         sides = dict(zip(names, receivers, strict=True))
@@ -149,7 +152,9 @@ def make_card(
 
 
 def written_by(peer: Receiver, texts: Sequence[str]) -> list[PeerAnswer]:
-    """The texts as answers of a policy with this tokenizer, log-probs all 0; its normalizer has its way."""
+    """Return the texts as answers of a policy with this tokenizer, log-probs all 0; its normalizer may change the
+    texts.
+    """
     cut = peer.cut_texts(texts, [text.encode() for text in texts])
     answers = []
     for start, end in pairwise(cut.offsets.tolist()):
@@ -165,13 +170,13 @@ def written_by(peer: Receiver, texts: Sequence[str]) -> list[PeerAnswer]:
 
 
 def translated(peer: Receiver, receiver: Receiver, texts: Sequence[str]) -> tuple[list[PeerAnswer], AlignedBatch]:
-    """The texts as the peer would write them, and what the receiver makes of them."""
+    """Return the texts as the peer would write them, and their translation for the receiver."""
     answers = written_by(peer, texts)
     return answers, translate_batch(answers, receiver, max_tokens=MAX_TOKENS)
 
 
 def coverage_of(batch: AlignedBatch) -> Coverage:
-    """The figures of one batch."""
+    """Return the figures of one batch."""
     residual = summarise(batch)
     widths = batch.span_receiver_tokens
     return Coverage(
@@ -193,7 +198,7 @@ def coverage_of(batch: AlignedBatch) -> Coverage:
 def pair_floors(
     names: tuple[str, str], receivers: tuple[Receiver, Receiver], rng: np.random.Generator
 ) -> tuple[Floor | NotMeasurable, Floor | NotMeasurable]:
-    """The residual of one policy with itself, first -> second and second -> first."""
+    """Return the residuals of one policy with itself, first -> second and second -> first."""
     words, frequencies = word_frequencies()
     source = WordDistribution(words, np.array(frequencies) / sum(frequencies))
     drawn, offsets = source.sample(FLOOR_TEXTS, rng)
@@ -207,7 +212,8 @@ def pair_floors(
 
 
 def span_texts(answer: PeerAnswer, batch: AlignedBatch, row: int, receiver: Receiver) -> list[SpanText]:
-    """The common spans of one row as the peer wrote them and as the receiver reads them; a rejected row has none.
+    """Return the common spans of one row as the peer wrote them and as the receiver reads them; a rejected row has
+    none.
 
     Tokens without bytes are left out.
     """
@@ -222,7 +228,7 @@ def span_texts(answer: PeerAnswer, batch: AlignedBatch, row: int, receiver: Rece
 
 
 def _pieces(data: bytes, spans: Int32s, widths: Int32s) -> dict[int, list[bytes]]:
-    """Span -> the bytes of its tokens, from the bytes of the row and the span and width of every token."""
+    """Return span -> the bytes of its tokens, from the bytes of the row and the span and width of every token."""
     found: dict[int, list[bytes]] = {}
     end = 0
     for span, width in zip(spans.tolist(), widths.tolist(), strict=True):
@@ -233,7 +239,7 @@ def _pieces(data: bytes, spans: Int32s, widths: Int32s) -> dict[int, list[bytes]
 
 
 def cut_words(receiver: Receiver, texts: Sequence[str]) -> list[Word]:
-    """The texts as (id, bytes) per token; no tokens for a text that this tokenizer cannot write exactly."""
+    """Return the texts as (id, bytes) per token; no tokens for a text that this tokenizer cannot write exactly."""
     cut = receiver.cut_texts(texts, [text.encode() for text in texts])
     flat = list(zip(cut.token_ids.tolist(), cut.lengths.tolist(), strict=True))
     rows = enumerate(pairwise(cut.offsets.tolist()))
@@ -241,7 +247,9 @@ def cut_words(receiver: Receiver, texts: Sequence[str]) -> list[Word]:
 
 
 def _examples(forth: Mapping[str, tuple[list[PeerAnswer], AlignedBatch]], receiver: Receiver) -> tuple[CutExample, ...]:
-    """The commonest of every kind of text; a span stands only where it comes most often, first kind first."""
+    """Return the commonest spans of every kind of text; a span is listed only under the kind where it comes most often,
+    the first kind in a tie.
+    """
     counts = {kind: Counter(_cut_differently(*written, receiver)) for kind, written in forth.items()}
     most: dict[SpanText, tuple[int, str]] = {}
     for kind, mine in counts.items():

@@ -25,7 +25,7 @@ MAX_COMPLETION_BYTES = 1 << 20
 MAX_TOKENS = 1 << 20
 MAX_TOKENS_PER_BYTE = 4
 FREE_TOKENS = 64
-"""So many tokens may an answer have beyond `MAX_TOKENS_PER_BYTE`: specials without any text are no flood."""
+"""Tokens that an answer may have beyond `MAX_TOKENS_PER_BYTE`: a few specials without any text are no flood."""
 MAX_FINGERPRINT_CHARACTERS = 128
 LOGPROB_ROUNDING_NATS = 1e-5
 MIN_LOGPROB_NATS = -1e4
@@ -34,7 +34,7 @@ REASONS = frozenset(FinishReason)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PeerAnswer:
-    """One answer of a peer. Only `validate` makes one from data that came from elsewhere."""
+    """One answer of a peer. Data from another process becomes one only by `validate`."""
 
     completion: bytes
     """The answer's bytes; specials and EOS have none. May end inside a character unless `finished`."""
@@ -45,19 +45,19 @@ class PeerAnswer:
     special: Bools
     """[T] True where the token is a special one."""
     finish_reason: FinishReason
-    """After "stop" the last token is the EOS: special, zero-width; where it is not, the EOS was not recorded. A special
-    last token of an answer that was cut or given up ends nothing."""
+    """Why the answer ended. After "stop" the last token is the EOS: special, zero-width; where it is not, the EOS was
+    not recorded. A special last token of an answer that was cut or given up ends nothing."""
     fingerprint: str
-    """Which tokenizer cut the text."""
+    """Fingerprint of the tokenizer that cut the text."""
     token_ids: Int32s | None = None
     """[T] ids under that tokenizer, for audit; read only by a receiver of the same fingerprint."""
     noncanonical: bool = False
-    """Whether the source saw that its tokenizer gives the text other ids."""
+    """Whether the source saw that its tokenizer gives the text other ids than were sampled."""
     traced: bool = True
     """False for a bare text: its tokens are stand-ins, and `logprobs` holds zeros that mean nothing."""
 
     def fields(self) -> dict[str, Any]:
-        """The keyword arguments of `validate`, arrays as raw little-endian bytes."""
+        """Return the keyword arguments of `validate`, arrays as raw little-endian bytes."""
         ids = None if self.token_ids is None else self.token_ids.astype("<i4").tobytes()
         return {
             "completion": self.completion,
@@ -83,9 +83,9 @@ class PeerAnswer:
 
 
 def bare_text(completion: bytes, *, finished: bool) -> PeerAnswer:
-    """An answer of which only the text is known: one token for all of it, and an EOS when it is `finished`.
+    """Return an answer of which only the text is known: one token for all of it, and an EOS when it is `finished`.
 
-    Why one that is not has no end makes no difference to its text; it counts as cut.
+    An unfinished text counts as cut, whatever the reason why it has no end: the text is the same.
     """
     num_tokens = 1 + finished
     return PeerAnswer(
@@ -111,7 +111,9 @@ def validate(
     noncanonical: Any = False,
     traced: Any = True,
 ) -> PeerAnswer | Rejected:
-    """A checked answer from fields as `PeerAnswer.fields` gives them (or arrays), or why it is none. Never raises."""
+    """Return a checked answer from fields as `PeerAnswer.fields` gives them (or arrays), or why it is refused. Never
+    raises.
+    """
     lengths, numbers, marks = _array(byte_lengths, "<i4"), _array(logprobs, "<f4"), _array(special, "u1")
     ids = None if token_ids is None else _array(token_ids, "<i4")
     if lengths is None or numbers is None or marks is None or (token_ids is not None and ids is None):
@@ -123,7 +125,7 @@ def validate(
 
 
 def _array(field: Any, dtype: str) -> npt.NDArray[Any] | None:
-    """The field as an array in the machine's byte order, or None when it is none or a value does not fit."""
+    """Return the field as an array in the machine's byte order, or None when it is no array or a value does not fit."""
     wanted = np.dtype(dtype)
     if isinstance(field, bytes | bytearray):
         data = bytes(field)
@@ -140,7 +142,7 @@ def _array(field: Any, dtype: str) -> npt.NDArray[Any] | None:
 
 
 def form_fault(answer: PeerAnswer) -> Reason | None:
-    """What is wrong with the kinds and sizes of the fields of one answer."""
+    """Return the fault in the types and sizes of the fields of one answer, if any."""
     lengths, logprobs, special, ids = answer.byte_lengths, answer.logprobs, answer.special, answer.token_ids
     for array, code in ((lengths, "i"), (logprobs, "f"), (special, "?"), (lengths if ids is None else ids, "i")):
         if type(array) is not np.ndarray or array.dtype.char != code:
@@ -162,7 +164,7 @@ def form_fault(answer: PeerAnswer) -> Reason | None:
 
 
 def number_faults(answers: Sequence[PeerAnswer]) -> dict[int, Reason]:
-    """Place -> what is wrong with the numbers of an answer whose form is right."""
+    """Return place -> the fault in the numbers of an answer, for answers whose form is right."""
     if not answers:
         return {}
     offsets = offsets_of(np.fromiter((len(answer.special) for answer in answers), np.int64, len(answers)))

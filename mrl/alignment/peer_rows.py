@@ -1,7 +1,7 @@
-"""Peer answers as flat arrays, and what of them can be read as text.
+"""Peer answers as flat arrays, and the part of them that can be read as text.
 
-A text is cut where its bytes stop being UTF-8, back to the end of a peer token; what stands behind is dropped. For a
-receiver that reads NFC it is normalised, and the peer's tokens get the lengths that their bytes have then.
+A text is cut where its bytes stop being UTF-8, back to the end of a peer token; the tokens after the cut are dropped.
+For a receiver that reads NFC the text is normalised, and the peer's tokens get the lengths that their bytes have then.
 Shapes: R rows, P peer tokens.
 """
 
@@ -22,32 +22,32 @@ Int64s: TypeAlias = npt.NDArray[np.int64]
 
 @dataclass(slots=True, eq=False)
 class PeerRows:
-    """R answers, flat. Rows whose fields lie have no tokens."""
+    """R answers as flat arrays. Rows with fields that are wrong have no tokens."""
 
     answers: Sequence[PeerAnswer]
     offsets: Int64s
-    """[R + 1]"""
+    """[R + 1] where each row's tokens start."""
     byte_lengths: Int32s
-    """[P] as given."""
+    """[P] bytes of every token, as given."""
     logprobs: npt.NDArray[np.float32]
-    """[P]"""
+    """[P] log-prob of every token in nats."""
     lengths: Int32s
-    """[P] bytes as the receiver reads them; 1 for an EOS that is carried over."""
+    """[P] bytes of every token as the receiver reads them; 1 for an EOS that is carried over."""
     kept: Int64s
-    """[R] how many of the row's tokens are used, from its start."""
+    """[R] number of the row's tokens that are used, from its start."""
     flags: Int32s
     """[R] `Flag` bits."""
     faults: dict[int, Reason]
-    """Row -> why it cannot be used."""
+    """Row -> why the row cannot be used."""
 
     def reject(self, faults: dict[int, Reason]) -> None:
-        """Use nothing of these rows."""
+        """Use no tokens of these rows, and record why."""
         self.faults |= faults
         self.kept[list(faults)] = 0
 
 
 def read_peer_rows(answers: Sequence[PeerAnswer]) -> PeerRows:
-    """The answers, flat, with the flags that they tell themselves."""
+    """Read answers into flat arrays, with the flags that follow from the answers alone."""
     faults: dict[int, Reason] = {}
     for row, answer in enumerate(answers):
         fault = form_fault(answer)
@@ -74,7 +74,7 @@ def read_peer_rows(answers: Sequence[PeerAnswer]) -> PeerRows:
 
 
 def read_texts(rows: PeerRows, wanted: Sequence[int], *, nfc: bool) -> tuple[list[int], list[str], list[bytes]]:
-    """The rows among `wanted` that can be read, their texts, and the bytes of these."""
+    """Return the rows among `wanted` that can be read, their texts, and the bytes of these."""
     readable: list[int] = []
     texts: list[str] = []
     data: list[bytes] = []
@@ -97,7 +97,7 @@ def read_texts(rows: PeerRows, wanted: Sequence[int], *, nfc: bool) -> tuple[lis
 
 
 def _cut(rows: PeerRows, row: int, valid_bytes: int) -> bytes:
-    """The bytes up to the last peer token that ends with a whole character, in place."""
+    """Cut a row, in place, after the last peer token that ends with a whole character; return the bytes up to there."""
     answer = rows.answers[row]
     ends = np.cumsum(answer.byte_lengths, dtype=np.int64)
     data = np.frombuffer(answer.completion, dtype=np.uint8)
@@ -109,7 +109,7 @@ def _cut(rows: PeerRows, row: int, valid_bytes: int) -> bytes:
 
 
 def _normalize(rows: PeerRows, row: int, text: str, data: bytes) -> tuple[str, bytes]:
-    """The text and its bytes in NFC; the row's token lengths change in place."""
+    """Return the text and its bytes in NFC; the row's token lengths change in place."""
     normalized = normalize_nfc(text)
     if normalized is None:
         return text, data

@@ -1,4 +1,4 @@
-"""The receiving end: a peer's bytes become own token ids, or are rejected with a reason.
+"""The receiving end: turns a peer's bytes into own token ids, or rejects them with a reason.
 
 A completion is read as a text of its own. Tokenizers with a dummy prefix write such a text with one phantom space in
 front, which has no bytes; the receiver adds it when it encodes and takes it off when it reads own ids.
@@ -28,14 +28,14 @@ Int64s: TypeAlias = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CutTexts:
-    """R texts in own tokens, without EOS. T tokens of all rows. Faulty rows keep their tokens."""
+    """R texts in own tokens, without EOS; T is the number of tokens of all rows. Faulty rows keep their tokens."""
 
     token_ids: Int32s
-    """[T]"""
+    """[T] own ids of all rows."""
     lengths: Int32s
     """[T] bytes of every token, the phantom space taken off."""
     offsets: Int64s
-    """[R + 1]"""
+    """[R + 1] where each row's tokens start."""
     faults: dict[int, Reason]
     """Row -> why its tokens cannot be used."""
 
@@ -43,8 +43,8 @@ class CutTexts:
 class Receiver:
     """One policy's tokenizer as a reader and writer of bytes.
 
-    `eos_id` ends an own answer; `eos_ids` are all ids that end one. A receiver without any has `eos_ids` empty: it can
-    read bytes, and `eos_id` raises ValueError.
+    `eos_id` ends an own answer; `eos_ids` are all ids that end one. A receiver without any EOS has `eos_ids` empty: it
+    can read bytes, and `eos_id` raises ValueError.
     """
 
     def __init__(self, file: TokenizerFile, *, eos_ids: tuple[int, ...]) -> None:
@@ -64,14 +64,15 @@ class Receiver:
         return self.eos_ids[0]
 
     def completion_bytes(self, token_ids: Sequence[int] | npt.NDArray[np.integer]) -> bytes:
-        """The bytes of own ids; specials and EOS are zero-width, and a phantom space is taken off.
+        """Return the bytes of own ids; specials and EOS are zero-width, and a phantom space is taken off.
 
-        May end inside a character when the answer was cut. Raises ValueError for a negative id.
+        The bytes may end inside a character when the answer was cut. Raises ValueError for a negative id.
         """
         return self.table.join(token_ids).removeprefix(self._prefix.encode())
 
     def byte_lengths(self, token_ids: npt.NDArray[np.integer], offsets: Int64s) -> Int32s:
-        """[T] bytes of the own ids of R rows; those of a row sum to the length of its `completion_bytes`.
+        """Return [T] numbers of bytes of the own ids of R rows; those of a row sum to the length of its
+        `completion_bytes`.
 
         Raises ValueError for a negative id.
         """
@@ -81,31 +82,33 @@ class Receiver:
         return lengths
 
     def unit_of(self, token_id: int, *, opens: bool) -> bytes | None:
-        """The bytes that an own id adds to a text, or at its beginning; none for an end, None for other specials."""
+        """Return the bytes that an own id adds to a text, or with `opens` to its beginning; b"" for an EOS, None for
+        other specials.
+        """
         if token_id in self.eos_ids:
             return b""
         piece = self.table.join([token_id])
         return (piece.removeprefix(self._prefix.encode()) if opens else piece) or None
 
     def id_of(self, unit: bytes, *, opens: bool) -> int | None:
-        """The own id that adds these bytes to a text, or at its beginning; None where none does."""
+        """Return the own id that adds these bytes to a text, or with `opens` to its beginning; None where none does."""
         prefix = self._prefix.encode() if opens else b""
         found = self._id_of_piece.get(prefix + unit)
-        if found is None and not (prefix and unit.startswith(prefix)):  # else its own space is taken for the phantom
+        if found is None and not (prefix and unit.startswith(prefix)):  # else its own space would be the phantom one
             found = self._id_of_piece.get(unit)
         return found
 
     @functools.cached_property
     def _id_of_piece(self) -> dict[bytes, int]:
-        """Of ids with the same bytes the last, as what was added is looked for first; a byte to fall back on if no
-        other id has it.
+        """Bytes -> id. Of several ids with the same bytes it is the last one, as encoding looks for added tokens first;
+        a fallback byte only where no other id has its byte.
         """
         found = {self.table.pieces[token_id]: token_id for token_id in self._fallback_ids}
         others = (one for one in enumerate(self.table.pieces) if one[1] and one[0] not in self._fallback_ids)
         return found | {piece: token_id for token_id, piece in others}
 
     def cut_texts(self, texts: Sequence[str], data: Sequence[bytes]) -> CutTexts:
-        """Own tokens of R texts; `data` holds their bytes. A text that is not in NFC does not pass an NFC reader."""
+        """Return own tokens of R texts; `data` holds their bytes. A reader of NFC faults a text that is not in NFC."""
         encoded = self._encoder.encode([self._prefix + text for text in texts] if self._prefix else texts)
         lengths = self.byte_lengths(encoded.token_ids, encoded.offsets)
         differing = self.rows_that_differ(encoded.token_ids, encoded.offsets, data)
@@ -117,7 +120,7 @@ class Receiver:
         return CutTexts(encoded.token_ids, lengths, encoded.offsets, faults)
 
     def rows_that_differ(self, token_ids: npt.NDArray[np.integer], offsets: Int64s, data: Sequence[bytes]) -> list[int]:
-        """Rows whose own ids do not stand for their bytes. Raises ValueError for a negative id."""
+        """Return the rows whose own ids do not stand for their bytes. Raises ValueError for a negative id."""
         prefix, joined = self._prefix.encode(), self.table.join(token_ids)
         found = row_sums(self.table.lengths(token_ids), offsets)
         sizes = np.fromiter(map(len, data), dtype=np.int64, count=len(data)) + len(prefix)
@@ -128,9 +131,9 @@ class Receiver:
 
 
 def load_receiver(folder: Path) -> Receiver:
-    """The receiver of a model folder, or of the `tokenizer.json` of one.
+    """Load the receiver of a model folder, or of its `tokenizer.json`.
 
-    The EOS is that of the folder's configuration files. Raises ModelFolderError for missing or malformed files or a
+    The EOS is read from the folder's configuration files. Raises ModelFolderError for missing or malformed files or a
     folder without an EOS, and TokenizerRefused for a kind of tokenizer that is not supported, or one whose byte table
     does not reproduce the probe texts.
     """
@@ -139,7 +142,9 @@ def load_receiver(folder: Path) -> Receiver:
 
 
 def prove(receiver: Receiver, file: TokenizerFile) -> Receiver:
-    """The receiver, once its byte table has reproduced the probe texts. Raises TokenizerRefused where it does not."""
+    """Return the receiver, once its byte table has reproduced the probe texts. Raises TokenizerRefused where it does
+    not.
+    """
     faults = receiver.cut_texts(PROBES, [probe.encode() for probe in PROBES]).faults
     if faults:
         first = min(faults)

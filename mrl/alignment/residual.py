@@ -31,12 +31,12 @@ Bools = npt.NDArray[np.bool_]
 
 KINDS = ("one_to_one", "one_to_many", "many_to_one", "many_to_many")
 BAND = (0.8, 1.2)
-"""Span ratios outside are called out of band: the usual clip range."""
+"""Span ratios outside this band are called out of band: the usual clip range."""
 
 
 @dataclass(frozen=True, slots=True)
 class Residual:
-    """A whole batch, or all that a pair of policies exchanged so far. Shares are of what was translated."""
+    """Residual of a whole batch, or of all that a pair of policies exchanged so far. Shares are of translated text."""
 
     rows: int
     rejected: Mapping[str, int]
@@ -44,7 +44,7 @@ class Residual:
     flagged: Mapping[str, int]
     """Flag name -> rows, rejected ones included."""
     peer_tokens: int
-    """Of translated rows with a trace, dropped tokens left out; so are all counts below."""
+    """Peer tokens in the spans of rows with a trace; the counts down to `one_to_one_bytes` are of these spans too."""
     receiver_tokens: int
     bytes: int
     spans: int
@@ -52,7 +52,7 @@ class Residual:
     """Receiver tokens in spans of each kind."""
     one_to_one_bytes: int
     peer_nats: float
-    """Sum of the peers' log-probs, dropped ones and those of rejected rows included: not to be divided by `bytes`."""
+    """Sum of the peers' log-probs, with those of dropped tokens and of rejected rows: not to be divided by `bytes`."""
     dropped_tokens: int
     dropped_nats: float
     gap_nats: float | None = None
@@ -83,7 +83,7 @@ class Residual:
 
     @property
     def gap_nats_per_byte(self) -> float | None:
-        """The gap in a unit that does not depend on tokenizers."""
+        """The gap per byte, a unit that does not depend on tokenizers."""
         return None if self.gap_nats is None else _ratio(self.gap_nats, self.bytes)
 
     @property
@@ -93,33 +93,32 @@ class Residual:
 
 
 def excess_std_nats(span_std_nats: float, floor_std_nats: float) -> float:
-    """Span std beyond what the two tokenizers make of equal policies, if both parts are independent.
+    """Return the span std beyond what the two tokenizers make of equal policies, if both parts are independent.
 
-    >>> round(excess_std_nats(0.5, 0.3), 12)
-    0.4
+    >>> round(excess_std_nats(0.5, 0.3), 12) 0.4
     """
     return float(max(0.0, span_std_nats**2 - floor_std_nats**2) ** 0.5)
 
 
 def span_ratios(batch: AlignedBatch, receiver_logprobs: npt.NDArray[np.floating]) -> Floats:
-    """[S] d_s in nats, from the receiver's log-probs [T] of the batch's own tokens."""
+    """Return [S] d_s in nats, from the receiver's log-probs [T] of the batch's own tokens."""
     return sum_over(batch.span_of_token, receiver_logprobs, batch.span_row.size) - batch.span_logprob
 
 
 def span_kinds(batch: AlignedBatch) -> Ints:
-    """[S] index into `KINDS`."""
+    """Return [S] indices into `KINDS`."""
     splits, merges = batch.span_receiver_tokens > 1, batch.span_peer_tokens > 1
     return splits + 2 * merges.astype(np.int64)
 
 
 def traced_spans(batch: AlignedBatch) -> Bools:
-    """[S] whether the peer's tokens and log-probs of a span are known."""
+    """Return [S] whether the peer's tokens and log-probs of a span are known."""
     is_traced: Bools = batch.is_traced[batch.span_row]
     return is_traced
 
 
 def summarise(batch: AlignedBatch, receiver_logprobs: npt.NDArray[np.floating] | None = None) -> Residual:
-    """The report of the batch as a whole."""
+    """Return the residual of the batch as a whole."""
     is_traced = traced_spans(batch)
     kinds, own_tokens, num_bytes = (
         values[is_traced] for values in (span_kinds(batch), batch.span_receiver_tokens, batch.span_bytes)
@@ -144,10 +143,9 @@ def summarise(batch: AlignedBatch, receiver_logprobs: npt.NDArray[np.floating] |
 
 
 def effective_share(log_weights: Floats) -> float:
-    """ESS of weights given as logs, as a share of their number; 0 for none. Safe for weights that under- or overflow.
+    """Return the ESS of weights given as logs, as a share of their number; 0 for none. Weights may under- or overflow.
 
-    >>> effective_share(np.array([3.0, 3.0]))
-    1.0
+    >>> effective_share(np.array([3.0, 3.0])) 1.0
     """
     if log_weights.size == 0:
         return 0.0

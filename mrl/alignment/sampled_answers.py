@@ -1,6 +1,6 @@
-"""The sending end: own sampled tokens become answers that any tokenizer can read.
+"""The sending end: describes own sampled tokens as answers that any tokenizer can read.
 
-Shapes: R answers, T tokens of one, its closing EOS included.
+Shapes: R answers, T tokens of one answer, its closing EOS included.
 """
 
 from collections.abc import Sequence
@@ -21,10 +21,11 @@ Float32s: TypeAlias = npt.NDArray[np.float32]
 def describe_answers(
     source: Receiver, token_ids: Sequence[Int32s], logprobs: Sequence[Float32s], finish_reasons: Sequence[FinishReason]
 ) -> list[PeerAnswer]:
-    """What the policy of `source` sampled, in bytes. An answer that stopped ends with an EOS of its own.
+    """Return the answers that the policy of `source` sampled, in bytes. An answer that stopped ends with an EOS of its
+    own.
 
-    `noncanonical` is told for finished answers only: the end of a cut one is cut otherwise by every tokenizer.
-    Raises ValueError for a negative id or another reason.
+    `noncanonical` is told for finished answers only: the end of a cut answer is cut otherwise by every tokenizer.
+    Raises ValueError for a negative id or an unknown finish reason.
     """
     offsets = offsets_of(np.array([len(ids) for ids in token_ids], dtype=np.int64))
     flat = np.concatenate([np.zeros(0, np.int32), *token_ids])
@@ -53,7 +54,7 @@ def _noncanonical(
     completions: Sequence[bytes],
     finish_reasons: Sequence[FinishReason],
 ) -> set[int]:
-    """Finished rows whose text their own tokenizer would cut otherwise, or could not read."""
+    """Return finished rows whose text their own tokenizer would cut otherwise, or could not read."""
     rows = [row for row, reason in enumerate(finish_reasons) if reason == FinishReason.STOP]
     texts = {row: completions[row].decode(errors="replace") for row in rows}
     cut = source.cut_texts([texts[row] for row in rows], [completions[row] for row in rows])

@@ -1,4 +1,4 @@
-"""Other cuts of an aligned batch: some of its rows, the first tokens of each, or several rows joined to one."""
+"""Selections from an aligned batch: some of its rows, the first tokens of each, or several rows joined to one."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -14,7 +14,7 @@ from mrl.alignment.ragged import offsets_of, sums_at
 
 
 def select_rows(batch: AlignedBatch, rows: Sequence[int]) -> AlignedBatch:
-    """The batch of these rows, which must be ascending; spans and rows are numbered anew."""
+    """Return the batch of these rows, which must be ascending; spans and rows are numbered anew."""
     wanted = np.asarray(rows, dtype=np.int64)
     is_wanted = np.zeros(batch.num_rows, dtype=bool)
     is_wanted[wanted] = True
@@ -50,7 +50,7 @@ SPAN_COLUMNS = ("span_row", "span_logprob", "span_peer_tokens", "span_receiver_t
 
 
 def first_tokens(batch: AlignedBatch, counts: Sequence[int]) -> AlignedBatch:
-    """The batch of the first `counts[r]` own tokens of every row; what the peer has beyond is booked as dropped.
+    """Return the batch of the first `counts[r]` own tokens of every row; peer tokens beyond them are booked as dropped.
 
     Raises ValueError when a row would be cut inside a span.
     """
@@ -82,19 +82,19 @@ def first_tokens(batch: AlignedBatch, counts: Sequence[int]) -> AlignedBatch:
 
 @dataclass(frozen=True, slots=True)
 class RowPart:
-    """A stretch of a joined row."""
+    """A part of a joined row."""
 
     row: int | None
-    """The row of the batch that it is; None where nothing of it has own tokens."""
+    """Row of the batch that makes the part; None where nothing of it has own tokens."""
     unsaid: PeerAnswer | None = None
-    """What the peer said behind that, and has no counterpart here: its tokens are booked as dropped."""
+    """Peer tokens after that row which have no counterpart here: they are booked as dropped."""
 
 
 def join_rows(batch: AlignedBatch, parts: Sequence[Sequence[RowPart]]) -> AlignedBatch:
-    """The batch in which each row is made of those parts, end to end; no span crosses from one into the next.
+    """Return the batch in which each row is made of its parts, end to end; no span crosses from one part into the next.
 
-    Rows of `batch` appear once, ascending. A row with a rejected part is rejected for the first one's reason, and all
-    of its peer tokens are dropped; its flags are those of all its parts.
+    Rows of `batch` appear once, ascending. A row with a rejected part is rejected for the reason of its first rejected
+    part, and all of its peer tokens are dropped; its flags are those of all its parts.
     """
     rejected: list[Reason | Literal[""]] = [next(iter(_reasons(batch, of_row)), "") for of_row in parts]
     flat, place = [part for of_row in parts for part in of_row], [n for n, of_row in enumerate(parts) for _ in of_row]
@@ -134,7 +134,7 @@ _NO_TOKENS: PeerTokens = np.zeros(0, np.int32), np.zeros(0, np.float32), np.zero
 
 
 def _peer_tokens(batch: AlignedBatch, part: RowPart, number: npt.NDArray[np.int32]) -> PeerTokens:
-    """Those of one part; `number` gives the spans their new numbers."""
+    """Return the peer tokens of one part; `number` gives the spans their new numbers."""
     spans, logprobs, lengths = _NO_TOKENS
     if part.row is not None:
         peer = slice(batch.peer_offsets[part.row], batch.peer_offsets[part.row + 1])
@@ -149,7 +149,7 @@ def _peer_tokens(batch: AlignedBatch, part: RowPart, number: npt.NDArray[np.int3
 
 
 def _reasons(batch: AlignedBatch, parts: Sequence[RowPart]) -> list[Reason]:
-    """Why parts were rejected, in their order."""
+    """Return the reasons of rejected parts, in their order."""
     found = [batch.reject_reason[part.row] for part in parts if part.row is not None]
     return [reason for reason in found if reason]
 

@@ -23,25 +23,25 @@ Bools: TypeAlias = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Spans:
-    """Which span every token belongs to, numbered over the batch and never falling within a side."""
+    """Span of every token, numbered over the batch and never falling within a side."""
 
     of_peer: Int32s
-    """[P]"""
+    """[P] span of every peer token."""
     of_receiver: Int32s
-    """[T]"""
+    """[T] span of every receiver token."""
     row_starts: Int64s
     """[R + 1] the first span of every row."""
 
     @property
     def num_spans(self) -> int:
-        """S."""
+        """S, the number of spans."""
         return int(self.row_starts[-1])
 
 
 def align_batch(
     peer_lengths: Int32s, peer_offsets: Int64s, receiver_lengths: Int32s, receiver_offsets: Int64s
 ) -> Spans:
-    """Spans from the byte lengths of both sides; `*_offsets` [R + 1] say where each row's tokens start.
+    """Return the spans from the byte lengths of both sides; `*_offsets` [R + 1] say where each row's tokens start.
 
     Raises ValueError when the sides of a row differ in bytes, or a row has tokens and no bytes.
     """
@@ -65,14 +65,14 @@ def align_batch(
 
 
 def _ends(lengths: Int32s) -> Int64s:
-    """[n + 1] where tokens end on the line of bytes, a zero in front."""
+    """Return [n + 1] positions where tokens end on the line of bytes, a zero in front."""
     ends = np.zeros(len(lengths) + 1, dtype=np.int64)
     np.cumsum(lengths, out=ends[1:])
     return ends
 
 
 def _number(is_common_end: Bools, ends: Int64s, lengths: Int32s, offsets: Int64s) -> tuple[Int32s, Int64s]:
-    """Span of every token, and the first span of every row: the number of spans closed before it."""
+    """Return the span of every token, and the first span of every row: the number of spans closed before it."""
     is_closing = is_common_end[ends]
     if len(lengths) and not lengths.all():
         is_closing &= lengths > 0
@@ -86,6 +86,6 @@ def _number(is_common_end: Bools, ends: Int64s, lengths: Int32s, offsets: Int64s
 
 
 def _keep_in_row(span_of_token: Int32s, silent: Int64s, offsets: Int64s, row_starts: Int64s) -> None:
-    """Tokens without bytes at a row's end ride with its last span, not with the next row's first."""
+    """Give tokens without bytes at a row's end, in place, to the row's last span, not to the next row's first."""
     row = np.searchsorted(offsets, silent, side="right") - 1
     span_of_token[silent] = np.minimum(span_of_token[silent], row_starts[row + 1] - 1)

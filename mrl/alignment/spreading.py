@@ -6,7 +6,7 @@ For receiver token j in a span of n receiver tokens, with L = the span's log-pro
     uniform    L / n
 
 Each keeps the span's total, and copies L exactly where n = 1. The rules that read the receiver's own log-probs belong
-to the objective (`mrl.objectives.ratios`). What these give for rows without a trace means nothing, since L does not.
+to the objective (`mrl.objectives.ratios`). Log-probs of rows without a trace mean nothing, since their L means nothing.
 
     SPREADING["bytes"](batch)               a whole batch
     SPREADING["uniform"](batch.row(3))      one row
@@ -27,12 +27,12 @@ Spreading: TypeAlias = Callable[[AlignedBatch | AlignedTrace], Float64s]
 
 
 def uniform(batch: AlignedBatch | AlignedTrace) -> Float64s:
-    """[T] equal parts."""
+    """Return [T] log-probs: equal parts of the span's."""
     return (batch.span_logprob / batch.span_receiver_tokens)[batch.span_of_token]
 
 
 def by_bytes(batch: AlignedBatch | AlignedTrace) -> Float64s:
-    """[T] parts in proportion to bytes."""
+    """Return [T] log-probs: parts of the span's in proportion to bytes."""
     sizes = batch.token_bytes.astype(np.float64)
     total = sums_at(batch.span_of_token, sizes, len(batch.span_logprob))[batch.span_of_token]
     part = np.divide(sizes, total, out=np.zeros_like(sizes), where=total != 0)

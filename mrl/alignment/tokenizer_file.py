@@ -1,6 +1,6 @@
-"""What `tokenizer.json` says about how ids and bytes belong together.
+"""Reading of `tokenizer.json` for how ids and bytes belong together.
 
-The kind is told by the decoder, because the decoder is what turns pieces into text; class names mislead.
+The kind is told by the decoder, because the decoder is the part that turns pieces into text; class names mislead.
 """
 
 import hashlib
@@ -16,7 +16,7 @@ from mrl.errors import ModelFolderError, TokenizerRefused
 Kind = Literal["byte_level", "metaspace"]
 METASPACE = "\u2581"
 TOKENIZER_FILE = "tokenizer.json"
-"""The name of a tokenizer in the form of the tokenizers library."""
+"""Name of the file of a tokenizer in the form of the tokenizers library."""
 DETERMINING = ("model", "normalizer", "pre_tokenizer", "decoder", "added_tokens")
 
 
@@ -32,7 +32,7 @@ class TokenizerFile:
 
     @property
     def pieces(self) -> dict[int, str]:
-        """Id -> piece of the model's vocabulary, added tokens not considered."""
+        """Id -> piece of the model's vocabulary, without added tokens."""
         return {index: piece for piece, index in self.content["model"]["vocab"].items()}
 
     @property
@@ -58,7 +58,9 @@ class TokenizerFile:
         return "blake2b:" + hashlib.blake2b(text.encode(), digest_size=32).hexdigest()
 
     def exact_json(self) -> str:
-        """The content for an encoder that adds and drops nothing: no dummy prefix, template, truncation or padding."""
+        """Return the content for an encoder that adds and drops nothing: no dummy prefix, template, truncation or
+        padding.
+        """
         inert = {"post_processor": None, "truncation": None, "padding": None}
         plain = {key: _without_prefix(self.content.get(key)) for key in ("normalizer", "pre_tokenizer")}
         return json.dumps(dict(self.content) | inert | plain)
@@ -100,7 +102,7 @@ def _read_json(path: Path) -> Mapping[str, Any]:
 
 
 def optional_json(path: Path) -> Mapping[str, Any]:
-    """The object in a JSON file; empty where there is no such file. Raises ModelFolderError for one that is broken."""
+    """Return the object of a JSON file; empty where there is no file. Raises ModelFolderError for a broken file."""
     if not path.is_file():
         return {}
     try:
@@ -121,7 +123,7 @@ def _refused(path: Path, content: Mapping[str, Any], got: str) -> TokenizerRefus
 
 
 def steps(part: Mapping[str, Any] | None) -> Iterator[Mapping[str, Any]]:
-    """The steps of a normalizer, pre-tokenizer or decoder, sequences unrolled."""
+    """Yield the steps of a normalizer, pre-tokenizer or decoder, sequences unrolled."""
     if part is None:
         return
     if part.get("type") != "Sequence":
@@ -141,7 +143,7 @@ def _strips_prefix(decoders: list[Mapping[str, Any]]) -> bool:
 
 
 def _without_prefix(part: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
-    """The same normalizer or pre-tokenizer with every step that adds a leading space disarmed."""
+    """Return the normalizer or pre-tokenizer without the steps, or settings of steps, that add a leading space."""
     if part is None or part.get("type") == "Prepend":
         return None
     changed = dict(part)

@@ -1,4 +1,4 @@
-"""The tokenizer of a model folder, and which ids end an answer."""
+"""The tokenizer of a model folder, and the ids that end an answer."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,7 +11,7 @@ DECLARING = ("generation_config.json", "config.json", "params.json")
 
 
 def read_tokenizer(path: Path) -> TokenizerFile:
-    """The tokenizer of a model folder, or of the `tokenizer.json` of one.
+    """Read the tokenizer of a model folder, or of its `tokenizer.json`.
 
     Raises ModelFolderError where there is none or it is malformed, and TokenizerRefused for a kind whose bytes cannot
     be known exactly.
@@ -30,7 +30,9 @@ def read_tokenizer(path: Path) -> TokenizerFile:
 
 
 def saving_command(folder: Path) -> str:
-    """The command that writes a tokenizer.json, of older files that are there or of the model it was trained from."""
+    """Return a shell command that writes a tokenizer.json, from older files in the folder or from the model that it was
+    trained from.
+    """
     older = any((folder / name).is_file() for name in ("vocab.json", "tokenizer.model", "spiece.model", "vocab.txt"))
     origin = str(folder) if older else "THE MODEL THAT IT WAS TRAINED FROM"
     return (
@@ -40,7 +42,7 @@ def saving_command(folder: Path) -> str:
 
 
 def find_eos(folder: Path, file: TokenizerFile) -> tuple[int, ...]:
-    """EOS ids, the preferred one first: that of the tokenizer's configuration where it is among several.
+    """Return the EOS ids, the preferred one first: that of the tokenizer's configuration where it is among several.
 
     Raises ModelFolderError where the folder declares none, and for an id that the tokenizer does not have.
     """

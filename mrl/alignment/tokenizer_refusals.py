@@ -1,4 +1,4 @@
-"""Why a tokenizer cannot be aligned exactly, in words, from what its file says of itself."""
+"""Reasons, in words, why a tokenizer cannot be aligned exactly, from its file alone."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -9,7 +9,7 @@ MODELS = {
     "WordLevel": UNKNOWN.format("word"),
     "Unigram": f"without byte fallback {UNKNOWN.format('character')}",
 }
-"""Model -> what is lost under it; Unigram without byte fallback."""
+"""Type of a model -> what is lost under it; the entry of Unigram is for models without byte fallback."""
 UNIGRAM_WITH_BYTES = "a Unigram model emits a special token wherever a plain text spells one"
 NO_BYTES = f"its decoder is not byte-level, and without byte fallback {UNKNOWN.format('character')}"
 NO_DECODER = "its decoder does not say which bytes a piece stands for"
@@ -24,11 +24,11 @@ NORMALIZERS = {
     "Strip": "loses spaces at the ends of a text",
     "Precompiled": "rewrites characters by a table of its own",
 }
-"""Normalizer -> what it does to a text before it is cut."""
+"""Type of a normalizer -> what it does to a text before the text is cut into tokens."""
 
 
 def model_fault(content: Mapping[str, Any]) -> str:
-    """Why pieces of this model and decoder do not stand for bytes."""
+    """Return why pieces of this model and decoder do not stand for bytes."""
     model = content.get("model") or {}
     kind, falls_back = str(model.get("type")), bool(model.get("byte_fallback"))
     if kind == "Unigram" and falls_back:
@@ -41,7 +41,9 @@ def model_fault(content: Mapping[str, Any]) -> str:
 
 
 def text_fault(normalizers: Iterator[Mapping[str, Any]], num_byte_pieces: int) -> str:
-    """What keeps a tokenizer of a supported kind from giving a text back; empty where its file does not show it."""
+    """Return why a tokenizer of a supported kind does not reproduce a text; empty where its file does not show a
+    reason.
+    """
     if num_byte_pieces < 256:
         return f"{256 - num_byte_pieces} of the 256 bytes have no piece of their own"
     lossy = [str(step.get("type")) for step in normalizers if step.get("type") in NORMALIZERS]

@@ -1,6 +1,6 @@
 """Peer answers in the receiver's tokens, whole batches at a time.
 
-    1 fields that lie are rejected                         5 EOS to EOS, one virtual byte on both sides
+    1 answers with wrong fields are rejected               5 EOS to EOS, one virtual byte on both sides
     2 equal fingerprints: ids pass through untouched       6 common spans, flat
     3 text: cut to UTF-8 at a peer token, NFC              7 cut at the last whole span within the receiver's limit
     4 encode, compare bytes                                8 book every log-prob: spans + dropped = all
@@ -26,13 +26,13 @@ from mrl.alignment.shared_spans import Spans, align_batch
 
 CHUNK_BYTES = 2 << 20
 BYTES_PER_TOKEN = 2
-"""What a peer token counts for in a chunk at least, so that tokens without bytes fill it too."""
+"""Bytes that a peer token counts for in a chunk at least, so that tokens without bytes fill it too."""
 
 
 def translate_batch(
     answers: Sequence[PeerAnswer], receiver: Receiver, *, max_tokens: int, chunk_bytes: int = CHUNK_BYTES
 ) -> AlignedBatch:
-    """Every answer in the receiver's tokens, at most `max_tokens` of them, or rejected with a reason.
+    """Translate every answer into at most `max_tokens` of the receiver's tokens, or reject it with a reason.
 
     Never raises for what an answer holds, and emits no token where `max_tokens` is not positive. Rows are worked on in
     groups of about `chunk_bytes` of text, so that the memory in use beside the result does not grow with the batch.
@@ -44,18 +44,18 @@ def translate_batch(
 def translate_texts(
     texts: Sequence[bytes], finished: Sequence[bool], receiver: Receiver, *, max_tokens: int
 ) -> AlignedBatch:
-    """Texts of which no trace is known, by the same path: `translate_batch` of `bare_text` answers.
+    """Translate texts of which no trace is known, by the same path: `translate_batch` of `bare_text` answers.
 
-    Their rows are flagged UNTRACED. A text is one peer token, so nothing inside it can be cut: one with an invalid end
-    is rejected with "utf8", one that does not fit with "too_long". A `finished` text that fits without its EOS only
-    loses that and is flagged RECV_TRUNC. Raises ValueError when `finished` is not as long as `texts`.
+    Their rows are flagged UNTRACED. A text is one peer token, so nothing inside it can be cut: a text with an invalid
+    end is rejected with "utf8", a text that does not fit with "too_long". A `finished` text that fits without its EOS
+    loses only the EOS and is flagged RECV_TRUNC. Raises ValueError when `finished` is not as long as `texts`.
     """
     answers = [bare_text(text, finished=bool(end)) for text, end in zip(texts, finished, strict=True)]
     return translate_batch(answers, receiver, max_tokens=max_tokens)
 
 
 def translate_chunk(answers: Sequence[PeerAnswer], receiver: Receiver, *, max_tokens: int) -> AlignedBatch:
-    """`translate_batch` in one piece."""
+    """Do `translate_batch` in one piece."""
     peer = read_peer_rows(answers)
     own = own_rows(peer, receiver)
     peer_tokens = spread_positions(peer.offsets[own.rows], peer.kept[own.rows])
@@ -66,7 +66,7 @@ def translate_chunk(answers: Sequence[PeerAnswer], receiver: Receiver, *, max_to
 
 
 def _chunks(answers: Sequence[PeerAnswer], chunk_bytes: int) -> Iterator[Sequence[PeerAnswer]]:
-    """Consecutive rows, at least one group."""
+    """Yield groups of consecutive rows, at least one group."""
     first = taken = 0
     for row, answer in enumerate(answers):
         size = _weight_bytes(answer)
@@ -78,14 +78,14 @@ def _chunks(answers: Sequence[PeerAnswer], chunk_bytes: int) -> Iterator[Sequenc
 
 
 def _weight_bytes(answer: PeerAnswer) -> int:
-    """What an answer counts for in a chunk; nothing in it has been checked yet."""
+    """Return the bytes that an answer counts for in a chunk; nothing in it has been checked yet."""
     size = len(answer.completion) if isinstance(answer.completion, bytes) else 0
     tokens = answer.special.size if isinstance(answer.special, np.ndarray) else 0
     return max(size, BYTES_PER_TOKEN * tokens)
 
 
 def _within_limit(peer: PeerRows, own: OwnRows, spans: Spans, max_tokens: int) -> npt.NDArray[np.bool_]:
-    """[S] whether a span lies within the first `max_tokens` of its row. A row without such a span is rejected."""
+    """Return [S] whether a span lies within its row's first `max_tokens`; reject rows without such a span."""
     is_kept = np.ones(spans.num_spans, dtype=bool)
     max_tokens = max(0, max_tokens)
     for place in np.flatnonzero(np.diff(own.offsets) > max_tokens).tolist():
@@ -102,7 +102,7 @@ def _within_limit(peer: PeerRows, own: OwnRows, spans: Spans, max_tokens: int) -
 def _book(
     peer: PeerRows, own: OwnRows, spans: Spans, peer_tokens: Int64s, is_kept: npt.NDArray[np.bool_]
 ) -> AlignedBatch:
-    """The batch, with every peer log-prob in a span or dropped."""
+    """Return the batch, with every peer log-prob in a span or dropped."""
     num_rows, num_spans = len(peer.answers), int(is_kept.sum())
     number = np.where(is_kept, np.cumsum(is_kept, dtype=np.int32) - 1, -1).astype(np.int32)
     peer_span = np.full(len(peer.logprobs), -1, dtype=np.int32)

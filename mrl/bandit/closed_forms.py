@@ -20,9 +20,9 @@ from mrl.bandit.problem import Bandit, Floats, restricted
 
 
 def grpo_mean_baseline(bandit: Bandit, group: int) -> Moments:
-    """GRPO, the group's mean as baseline.
+    """Return the moments of GRPO with the group's mean as baseline.
 
-        E ghat = (1 - 1/G) g*
+            E ghat = (1 - 1/G) g*
 
     A group whose rewards are all equal gives nothing, which happens with probability (1-p)^G + p^G. E||ghat||^2 is a
     sum over the number of successes (`counting.own_baseline`).
@@ -31,7 +31,7 @@ def grpo_mean_baseline(bandit: Bandit, group: int) -> Moments:
 
 
 def grpo_fixed_baseline(bandit: Bandit, group: int, baseline: float) -> Moments:
-    """GRPO with a fixed baseline b.
+    """Return the moments of GRPO with a fixed baseline b.
 
     E ghat = g*,   V = (1/G) ( E_pi[(r - b)^2 ||s||^2] - ||g*||^2 )
     """
@@ -40,7 +40,7 @@ def grpo_fixed_baseline(bandit: Bandit, group: int, baseline: float) -> Moments:
 
 
 def prp_weighted(bandit: Bandit, peer_group: int, baseline: float, weights_K: Floats) -> Moments:
-    """PRP: peer rows, each with a weight what(a) in place of the density ratio.
+    """Return the moments of PRP: peer rows, each with a weight what(a) in place of the density ratio.
 
     E ghat = E_mu[what (r - b) s],   V = (1/G') ( E_mu[what^2 (r - b)^2 ||s||^2] - ||E ghat||^2 )
     """
@@ -50,7 +50,7 @@ def prp_weighted(bandit: Bandit, peer_group: int, baseline: float, weights_K: Fl
 
 
 def prp_exact(bandit: Bandit, peer_group: int, baseline: float) -> Moments:
-    """PRP with the exact density ratio w = pi / mu.
+    """Return the moments of PRP with the exact density ratio w = pi / mu.
 
         E ghat = g*,   V = (1/G') ( E_pi[w (r - b)^2 ||s||^2] - ||g*||^2 )
 
@@ -61,7 +61,7 @@ def prp_exact(bandit: Bandit, peer_group: int, baseline: float) -> Moments:
 
 
 def prp_residual(bandit: Bandit, peer_group: int, baseline: float, residual_nats_K: Floats) -> Moments:
-    """PRP when alignment adds a residual xi to each log-ratio: what = w e^xi.
+    """Return the moments of PRP when alignment adds a residual xi to each log-ratio: what = w e^xi.
 
     E ghat = E_pi[e^xi (r - b) s],   V = (1/G') ( E_pi[w e^(2 xi) (r - b)^2 ||s||^2] - ||E ghat||^2 )
     """
@@ -69,7 +69,7 @@ def prp_residual(bandit: Bandit, peer_group: int, baseline: float, residual_nats
 
 
 def residual_bias_bound(bandit: Bandit, baseline: float, kappa_nats: float) -> float:
-    """Bound on the bias of `prp_residual` when |xi| <= kappa everywhere.
+    """Return a bound on the bias of `prp_residual` when |xi| <= kappa everywhere.
 
     || E_pi[(e^xi - 1)(r - b) s] || <= (e^kappa - 1) E_pi[|r - b| ||s||]
     """
@@ -78,7 +78,7 @@ def residual_bias_bound(bandit: Bandit, baseline: float, kappa_nats: float) -> f
 
 
 def prp_truncated(bandit: Bandit, peer_group: int, baseline: float, cap: float) -> Moments:
-    """PRP with the ratio cut at c: what = min(w, c).
+    """Return the moments of PRP with the ratio cut at c: what = min(w, c).
 
     E ghat = E_mu[min(w, c) (r - b) s] = g* - E_pi[(1 - c/w)_+ (r - b) s],
     V = (1/G') ( E_mu[min(w, c)^2 (r - b)^2 ||s||^2] - ||E ghat||^2 )
@@ -87,7 +87,7 @@ def prp_truncated(bandit: Bandit, peer_group: int, baseline: float, cap: float) 
 
 
 def prp_recompute(bandit: Bandit, peer_group: int) -> Moments:
-    """PRP that treats peer rows as its own, baseline b = q: what = 1.
+    """Return the moments of PRP that treats peer rows as its own, baseline b = q: what = 1.
 
         E ghat = q (1 - q) (mu_C - mu_F),   V = (1/G') ( E_mu[(r - q)^2 ||s||^2] - ||E ghat||^2 )
 
@@ -100,7 +100,7 @@ def prp_recompute(bandit: Bandit, peer_group: int) -> Moments:
 
 
 def xgrpo_peer_only(bandit: Bandit, group: int, peer_group: int) -> Moments:
-    """XGRPO with the mean reward of the peer's group as baseline.
+    """Return the moments of XGRPO with the mean reward of the peer's group as baseline.
 
         E ghat = g* for any peer,   E||(r - b) s||^2 = E_pi[((r - q)^2 + q (1-q) / G') ||s||^2]
 
@@ -113,7 +113,7 @@ def xgrpo_peer_only(bandit: Bandit, group: int, peer_group: int) -> Moments:
 
 
 def xgrpo_pooled(bandit: Bandit, group: int, peer_group: int, peer_weight: float) -> Moments:
-    """XGRPO with the pooled baseline (1 - w) mean(own) + w mean(peer).
+    """Return the moments of XGRPO with the pooled baseline (1 - w) mean(own) + w mean(peer).
 
         E ghat = (1 - (1 - w)/G) g*
 
@@ -124,12 +124,12 @@ def xgrpo_pooled(bandit: Bandit, group: int, peer_group: int, peer_weight: float
 
 
 def sgt(bandit: Bandit, group: int, peer_group: int, lambda_: float) -> Moments:
-    """SGT: GRPO, and where the own group failed as a whole, lambda times the score of one verified peer success.
+    """Return the moments of SGT: GRPO, and where the own group failed, lambda times the score of a peer success.
 
         E ghat     = (1 - 1/G) g* + lambda alpha (mu_C - pi),   alpha = (1-p)^G [ 1 - (1-q)^G' ]
         E||ghat||^2 = E||ghat_GRPO||^2 + lambda^2 alpha E_{mu_C}||s||^2     <=  E||ghat_GRPO||^2 + 2 lambda^2 alpha
 
-    No cross term: a group that failed as a whole gives GRPO exactly zero.
+    The peer success is verified. There is no cross term: a group that failed as a whole gives GRPO exactly zero.
     """
     own = grpo_mean_baseline(bandit, group)
     alpha = float(rescue_probability(bandit.p, bandit.q, group, peer_group))

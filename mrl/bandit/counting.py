@@ -13,7 +13,7 @@ from mrl.bandit.problem import Bandit, Floats, restricted
 
 
 def binomial(group: int, probability: float) -> Floats:
-    """P(k successes of `group`) for k = 0..group, [group + 1]."""
+    """Return P(k successes of `group`) for k = 0..group, [group + 1]."""
     counts = np.arange(group + 1)
     ways = np.array([float(math.comb(group, k)) for k in counts])
     result: Floats = ways * probability**counts * (1 - probability) ** (group - counts)
@@ -21,12 +21,12 @@ def binomial(group: int, probability: float) -> Floats:
 
 
 def own_baseline(bandit: Bandit, group: int) -> Moments:
-    """Moments of ghat with the mean of the group's own rewards as baseline: no peer."""
+    """Return the moments of ghat with the mean of the group's own rewards as baseline: no peer."""
     return mixed_baseline(bandit, group, 0, 0.0)
 
 
 def mixed_baseline(bandit: Bandit, group: int, peer_group: int, peer_weight: float) -> Moments:
-    """Moments of ghat = (1/G) sum_i (r_i - b) s_i with b = (1 - w) mean(own rewards) + w mean(peer rewards).
+    """Return the moments of ghat = (1/G) sum_i (r_i - b) s_i with b = (1 - w) mean(own rewards) + w mean(peer rewards).
 
         E||ghat||^2 = E_{k,k'} [ sum_i c_i^2 var_i + || sum_i c_i m_i ||^2 ],   c_i = (r_i - b) / G
 
@@ -48,6 +48,6 @@ def mixed_baseline(bandit: Bandit, group: int, peer_group: int, peer_weight: flo
 
 
 def _score_variance(bandit: Bandit, given_K: Floats) -> float:
-    """E||s||^2 - ||E s||^2 when the arm is drawn from `given_K`."""
+    """Return E||s||^2 - ||E s||^2 when the arm is drawn from `given_K`."""
     mean_K = given_K - bandit.pi_K
     return float(given_K @ bandit.score_squares - mean_K @ mean_K)

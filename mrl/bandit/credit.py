@@ -1,4 +1,4 @@
-"""How each method of the toy turns rewards into weights of rows: the only place where the methods differ.
+"""Weights of rows from rewards, for each method of the toy: the only place where the methods differ.
 
 Shapes: X prompts (contexts of all seeds and both policies), G own rows, the same number of peer rows, K arms.
 """
@@ -22,12 +22,12 @@ class Rules(NamedTuple):
 
 
 class Rows(NamedTuple):
-    """What one policy sees of one step."""
+    """Data of one step that one policy sees."""
 
     own_rewards_XG: Floats
     peer_rewards_XG: Floats
     peer_ratio_XG: Floats
-    """pi(a) / mu(a) of peer rows times e^xi: what a learner reads after alignment."""
+    """pi(a) / mu(a) of peer rows times e^xi: the ratio that a learner reads after alignment."""
     tickets_XG: Floats
     """Uniform numbers in [0, 1) that choose among the peer's successes."""
 
@@ -43,26 +43,26 @@ Credit = Callable[[Rows, Rules], Weights]
 
 
 def standardised(rewards_XG: Floats, all_XG: Floats) -> Floats:
-    """(r - mean) / (std + eps) with mean and std (correction 1) of `all_XG`; uniform rewards give zero."""
+    """Return (r - mean) / (std + eps) with mean and std (correction 1) of `all_XG`; uniform rewards give zero."""
     mean_X1 = all_XG.mean(axis=1, keepdims=True)
     result: Floats = (rewards_XG - mean_X1) / (all_XG.std(axis=1, ddof=1, keepdims=True) + EPS)
     return result
 
 
 def grpo(rows: Rows, rules: Rules) -> Weights:
-    """Own rows only: A_i / G."""
+    """Weigh own rows only: A_i / G."""
     advantages_XG = standardised(rows.own_rewards_XG, rows.own_rewards_XG)
     return Weights(advantages_XG / advantages_XG.shape[1], np.zeros_like(rows.peer_rewards_XG))
 
 
 def xgrpo(rows: Rows, rules: Rules) -> Weights:
-    """Own rows, mean and std over both groups."""
+    """Weigh own rows only, with mean and std over both groups."""
     advantages_XG = standardised(rows.own_rewards_XG, _both(rows))
     return Weights(advantages_XG / advantages_XG.shape[1], np.zeros_like(rows.peer_rewards_XG))
 
 
 def sgt(rows: Rows, rules: Rules) -> Weights:
-    """GRPO, and lambda on one peer success where the own group failed as a whole."""
+    """Weigh own rows as GRPO, and one peer success by lambda where the own group failed as a whole."""
     own_XG = grpo(rows, rules).own_XG
     tickets_XG = rows.tickets_XG * rows.peer_rewards_XG
     chosen_XG = (tickets_XG == tickets_XG.max(axis=1, keepdims=True)) & (tickets_XG > 0)
@@ -71,12 +71,12 @@ def sgt(rows: Rows, rules: Rules) -> Weights:
 
 
 def prp_recompute(rows: Rows, rules: Rules) -> Weights:
-    """Both groups as if they were own: ratio 1 on every row."""
+    """Weigh both groups as if they were own: ratio 1 on every row."""
     return _pooled(rows, np.ones_like(rows.peer_ratio_XG))
 
 
 def prp_behaviour(rows: Rows, rules: Rules) -> Weights:
-    """Peer rows through the clipped ratio: gradient of min(rho A, clip(rho) A), which is rho A or nothing."""
+    """Weigh peer rows by the clipped ratio: gradient of min(rho A, clip(rho) A), which is rho A or nothing."""
     rising_XG = rows.peer_rewards_XG > _both(rows).mean(axis=1, keepdims=True)
     ratio_XG = rows.peer_ratio_XG
     kept_XG = np.where(rising_XG, ratio_XG <= 1 + rules.clip_high, ratio_XG >= 1 - rules.clip_low)

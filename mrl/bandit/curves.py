@@ -13,11 +13,11 @@ from mrl.bandit.toy import Curve
 from mrl.plots import GHOST, INK, SOFT, sheet
 
 BLUES = ("#ffffff", "#f3f8fc", "#e4eff8", "#d0e3f2", "#b3d1e9", "#8fbbdd", "#69a3cf", "#4a8cc0")
-"""Light to dark, so that dark writing stays readable on all of them."""
+"""Colours from light to dark; dark writing stays readable on all of them."""
 
 
 def two_panels(sweep: Sweep, x_label: str, titles: tuple[str, str], *, reference: float) -> Figure:
-    """Support and variance of every main method; the quantity falls to the right, where the methods part.
+    """Draw support and variance of every main method; the quantity falls to the right, where the methods part.
 
     A thin line marks the reference instance.
     """
@@ -39,7 +39,7 @@ def two_panels(sweep: Sweep, x_label: str, titles: tuple[str, str], *, reference
 
 
 def sequence_picture() -> Figure:
-    """1 + chi^2 of whole sequences against their length, one line per spread of the token log-ratio."""
+    """Draw 1 + chi^2 of whole sequences against their length, one line per spread of the token log-ratio."""
     figure = sheet(8.2, 4.7, right=1.25)
     axes = figure.subplots()
     tokens, top = np.geomspace(16, 8192, 300), 1e6
@@ -63,7 +63,7 @@ def sequence_picture() -> Figure:
 
 
 def rescue_picture(group: int) -> Figure:
-    """Probability that SGT has something to do, over the success of learner and peer."""
+    """Draw the probability that SGT has a rescue, over the success of learner and peer."""
     figure = sheet(7.6, 5.2)
     axes = figure.subplots()
     p, q = np.geomspace(1e-3, 0.999, 240), np.geomspace(1e-3, 0.999, 240)
@@ -84,7 +84,7 @@ def rescue_picture(group: int) -> Figure:
 
 
 def toy_picture(curves: dict[str, Curve]) -> Figure:
-    """Mean success over training steps; the band spans the seeds."""
+    """Draw the mean success over training steps; the band spans the seeds."""
     figure = sheet(8.8, 5.0, right=1.75)
     axes = figure.subplots()
     ends, texts = {}, {}

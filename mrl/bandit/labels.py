@@ -1,4 +1,4 @@
-"""Where names of lines stand in a picture: beside what they name, never over each other.
+"""Places of the names of lines in a picture: beside their lines, never over each other.
 
 Places are in axes coordinates: 0 to 1 from bottom to top.
 """
@@ -16,7 +16,7 @@ LABEL_DISTANCE = 0.058
 
 
 def apart(places: Sequence[float], gap: float) -> list[float]:
-    """The places in their order, moved as little as needed for neighbours to be `gap` apart."""
+    """Return the places in their order, moved as little as needed for neighbours to be `gap` apart."""
     order = sorted(range(len(places)), key=places.__getitem__)
     blocks: list[tuple[float, int]] = []  # (centre, size): labels that touch move together
     for index in order:
@@ -30,7 +30,7 @@ def apart(places: Sequence[float], gap: float) -> list[float]:
 
 
 def label_ends(axes: Axes, ends: dict[str, tuple[float, float]], texts: dict[str, str]) -> None:
-    """Names of lines right of the axes, at the height of their last point, as far as they do not overlap."""
+    """Write names of lines right of the axes, at the height of their last point, as far as they do not overlap."""
     to_axes = axes.transData - axes.transAxes
     heights = [float(to_axes.transform(end)[1]) for end in ends.values()]
     for name, height in zip(ends, apart(heights, LABEL_DISTANCE), strict=True):

@@ -1,4 +1,4 @@
-"""One colour and one mark per method, the same in every picture of the study.
+"""The looks of methods: one colour and one mark per method, the same in every picture of the study.
 
 Colours are Okabe and Ito's, darkened for a white ground, which most eyes tell apart; labels stand at the data, so that
 no picture depends on colour alone.
@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 
 class Look(NamedTuple):
-    """Colour and mark of a method."""
+    """Colour, mark and dashes of a method's line."""
 
     colour: str
     mark: str

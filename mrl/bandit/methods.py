@@ -18,11 +18,11 @@ class Settings(NamedTuple):
     lambda_: float = 0.1
     """Coefficient of SGT's rescue term."""
     cap: float = 1.5
-    """Where PRP's truncated ratio is cut."""
+    """Largest density ratio of truncated PRP."""
     peer_weight: float = 0.5
-    """Part of the peer in XGRPO's pooled baseline."""
+    """Weight of the peer's mean in XGRPO's pooled baseline."""
     residual_nats: tuple[float, ...] = REFERENCE_RESIDUAL_NATS
-    """What alignment adds to the log-ratio of each arm."""
+    """Residual that alignment adds to the log-ratio of each arm, in nats."""
 
     @property
     def residual(self) -> Floats:
@@ -31,11 +31,13 @@ class Settings(NamedTuple):
 
 
 class Method(NamedTuple):
-    """One estimator; PRP with a ratio and GRPO with a fixed baseline use b = p, PRP recompute b = q."""
+    """A method: its closed form and its estimator. PRP with a ratio and GRPO with a fixed baseline use b = p, PRP
+    recompute b = q.
+    """
 
     name: str
     shares: str
-    """What crosses from the peer to the learner."""
+    """Data that cross from the peer to the learner, in a word or two."""
     closed: Callable[[Bandit, Settings], Moments]
     estimator: Callable[[Bandit, Settings], sampled.Estimator]
 
@@ -98,11 +100,11 @@ METHODS: tuple[Method, ...] = (
 )
 
 MAIN = ("GRPO", "XGRPO pooled", "SGT", "PRP exact", "PRP truncated", "PRP recompute")
-"""The methods that the sweeps show."""
+"""Names of the methods that the sweeps show."""
 
 
 def method_named(name: str) -> Method:
-    """Raises StopIteration for a name that is not in the list."""
+    """Return a method by name. Raises StopIteration for a name that is not in the list."""
     return next(method for method in METHODS if method.name == name)
 
 
@@ -118,7 +120,7 @@ class Row(NamedTuple):
 
 
 def reference_rows(bandit: Bandit, settings: Settings, num_draws: int, seed: int) -> list[Row]:
-    """Closed forms beside Monte Carlo, every method on the same draws."""
+    """Return the rows of the table: closed forms beside Monte Carlo, every method on the same draws."""
     rng = np.random.default_rng(seed)
     groups = sampled.draw_groups(bandit, num_draws, settings.group, settings.peer_group, rng)
     rows = []

@@ -22,16 +22,16 @@ class Moments(NamedTuple):
         return self.second - float(self.mean_K @ self.mean_K)
 
     def support(self, bandit: Bandit) -> float:
-        """S = < E ghat, grad log p >: first-order rise of log p per unit of step size."""
+        """Return S = < E ghat, grad log p >: first-order rise of log p per unit of step size."""
         return float(self.mean_K @ bandit.direction)
 
     def bias(self, bandit: Bandit) -> float:
-        """|| E ghat - g* ||: distance from the learner's own policy gradient."""
+        """Return || E ghat - g* ||: distance from the learner's own policy gradient."""
         return float(np.linalg.norm(self.mean_K - bandit.gradient))
 
 
 def of_independent_rows(mean_K: Floats, row_second: float, num_rows: int) -> Moments:
-    """Moments of the average of n independent rows, each with this mean and second moment.
+    """Return the moments of the average of n independent rows, each with this mean and second moment.
 
     V = (1/n) ( E||row||^2 - ||E row||^2 )
     """

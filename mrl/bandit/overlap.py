@@ -1,4 +1,4 @@
-"""How far learner and peer are apart, and how often one can help the other.
+"""Measures of the distance between learner and peer, and of how often one can help the other.
 
 These quantities belong to this project's bandit analysis of methods named in arXiv 2605.07244. Shapes: K arms.
 """
@@ -9,7 +9,7 @@ from mrl.bandit.problem import Bandit, Floats
 
 
 def rescue_probability(p: float | Floats, q: float | Floats, group: int, peer_group: int) -> Floats:
-    """alpha(p, q) = (1 - p)^G [ 1 - (1 - q)^G' ]: all G own answers fail and one of the G' of the peer is right.
+    """Return alpha(p, q) = (1 - p)^G [ 1 - (1 - q)^G' ]: all G own answers fail and one of the peer's G' is right.
 
     Broadcasts over p and q below 1; small values keep their digits.
     """
@@ -20,17 +20,17 @@ def rescue_probability(p: float | Floats, q: float | Floats, group: int, peer_gr
 
 
 def ratio_second_moment(bandit: Bandit) -> float:
-    """E_mu[w^2] = 1 + chi^2(pi || mu), with w = pi / mu."""
+    """Return E_mu[w^2] = 1 + chi^2(pi || mu), with w = pi / mu."""
     return float(bandit.mu_K @ bandit.ratio**2)
 
 
 def chi_squared(bandit: Bandit) -> float:
-    """chi^2(pi || mu) = E_mu[w^2] - 1, the variance of the density ratio."""
+    """Return chi^2(pi || mu) = E_mu[w^2] - 1, the variance of the density ratio."""
     return ratio_second_moment(bandit) - 1
 
 
 def sequence_growth(num_tokens: float | Floats, ratio_std_nats: float) -> Floats:
-    """1 + chi^2 of a whole sequence, exp(T d^2), for T independent tokens with a log-ratio of std d.
+    """Return 1 + chi^2 of a whole sequence, exp(T d^2), for T independent tokens with a log-ratio of std d.
 
     For one token with a normal log-ratio, mean -d^2/2 under mu, E_mu[w^2] = exp(d^2); over tokens it multiplies.
     """

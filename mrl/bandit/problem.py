@@ -1,4 +1,4 @@
-"""One prompt as a bandit: who plays which arm how often, and which arms are correct.
+"""One prompt as a bandit: the probabilities of arms under learner and peer, and the correct arms.
 
 Shapes: K arms.
 """
@@ -19,7 +19,7 @@ REFERENCE_LEARNER_LOGITS = (-2.37427, -2.632105, 0.640423, 0.1049, -0.535669, 0.
 REFERENCE_PEER_LOGITS = (-0.192615, -0.585795, -0.436292, 0.028928, -1.627522, -0.153154, -0.872138, -0.512587)
 REFERENCE_CORRECT = (0, 1)
 REFERENCE_RESIDUAL_NATS = (0.3, -0.2, 0.1, -0.1, 0.25, -0.3, 0.05, -0.15)
-"""What alignment adds to the log-ratio of each arm of the reference instance."""
+"""Residual that alignment adds to the log-ratio of each arm of the reference instance, in nats."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,7 +53,7 @@ class Bandit:
 
     @cached_property
     def rewards(self) -> Floats:
-        """1 on correct arms, 0 elsewhere, [K]."""
+        """Rewards, [K]: 1 on correct arms, 0 elsewhere."""
         return self.correct_K.astype(np.float64)
 
     @cached_property
@@ -63,7 +63,7 @@ class Bandit:
 
     @cached_property
     def scores(self) -> Floats:
-        """Row a is the score s(a) = grad log pi_a = e_a - pi, [K, K]."""
+        """Scores, [K, K]; row a is s(a) = grad log pi_a = e_a - pi."""
         return np.eye(len(self.pi_K)) - self.pi_K
 
     @cached_property
@@ -78,12 +78,12 @@ class Bandit:
 
     @cached_property
     def gradient(self) -> Floats:
-        """g* = grad p = p (pi_C - pi), [K]: what an unbiased estimator means."""
+        """g* = grad p = p (pi_C - pi), [K]: the mean of an unbiased estimator."""
         return self.p * self.direction
 
 
 def softmax(logits: npt.ArrayLike) -> Floats:
-    """Probabilities over the last axis."""
+    """Return softmax probabilities over the last axis."""
     logits = np.asarray(logits, dtype=np.float64)
     weights = np.exp(logits - logits.max(axis=-1, keepdims=True))
     probs: Floats = weights / weights.sum(axis=-1, keepdims=True)
@@ -91,19 +91,21 @@ def softmax(logits: npt.ArrayLike) -> Floats:
 
 
 def restricted(probs_K: Floats, keep_K: Bools) -> Floats:
-    """The distribution given that the arm is in a set, zero outside."""
+    """Return the distribution given that the arm is in a set, zero outside."""
     kept_K = np.where(keep_K, probs_K, 0.0)
     result: Floats = kept_K / kept_K.sum()
     return result
 
 
 def make_bandit(learner_logits: Sequence[float], peer_logits: Sequence[float], correct: Sequence[int]) -> Bandit:
-    """A bandit of two softmax policies; `correct` lists the correct arms."""
+    """Make a bandit of two softmax policies; `correct` lists the correct arms."""
     return Bandit(
         softmax(learner_logits), softmax(peer_logits), np.isin(np.arange(len(learner_logits)), np.asarray(correct))
     )
 
 
 def reference_bandit() -> Bandit:
-    """The instance of the printed table: 8 arms, 2 correct; the learner hardly ever finds them, the peer often does."""
+    """Return the instance of the printed table: 8 arms, 2 correct; the learner hardly ever finds them, the peer often
+    does.
+    """
     return make_bandit(REFERENCE_LEARNER_LOGITS, REFERENCE_PEER_LOGITS, REFERENCE_CORRECT)

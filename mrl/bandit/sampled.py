@@ -15,7 +15,7 @@ Ints = npt.NDArray[np.intp]
 
 
 class SampledGroups(NamedTuple):
-    """N independent prompts: what the learner and the peer played, and the rewards."""
+    """N independent prompts: the arms that learner and peer played, and the rewards."""
 
     own_NG: Ints
     peer_NH: Ints
@@ -23,7 +23,7 @@ class SampledGroups(NamedTuple):
     peer_rewards_NH: Floats
 
     def block(self, start: int, end: int) -> "SampledGroups":
-        """The draws from `start` up to `end`."""
+        """Return the draws from `start` up to `end`."""
         part = slice(start, end)
         return SampledGroups(
             self.own_NG[part], self.peer_NH[part], self.own_rewards_NG[part], self.peer_rewards_NH[part]
@@ -31,11 +31,11 @@ class SampledGroups(NamedTuple):
 
 
 Estimator = Callable[[Bandit, SampledGroups, np.random.Generator], Floats]
-"""Draws of ghat, [N, K]."""
+"""(Bandit, groups, random generator) -> [N, K] draws of ghat."""
 
 
 class Measured(NamedTuple):
-    """Support and variance with their standard errors."""
+    """Support and variance as measured, with their standard errors."""
 
     support: float
     support_error: float
@@ -46,7 +46,7 @@ class Measured(NamedTuple):
 
 
 def draw_groups(bandit: Bandit, num_draws: int, group: int, peer_group: int, rng: np.random.Generator) -> SampledGroups:
-    """Independent own and peer groups."""
+    """Draw independent own and peer groups."""
     own_NG = rng.choice(len(bandit.pi_K), size=(num_draws, group), p=bandit.pi_K)
     peer_NH = rng.choice(len(bandit.mu_K), size=(num_draws, peer_group), p=bandit.mu_K)
     return SampledGroups(own_NG, peer_NH, bandit.rewards[own_NG], bandit.rewards[peer_NH])
@@ -55,7 +55,7 @@ def draw_groups(bandit: Bandit, num_draws: int, group: int, peer_group: int, rng
 def measure(
     bandit: Bandit, estimator: Estimator, groups: SampledGroups, rng: np.random.Generator, *, block: int = 20_000
 ) -> Measured:
-    """Support and variance of an estimator over all drawn groups, in blocks that fit the cache."""
+    """Return support and variance of an estimator over all drawn groups, computed in blocks that fit the cache."""
     count = len(groups.own_NG)
     blocks = (groups.block(start, start + block) for start in range(0, count, block))
     draws_NK = np.concatenate([estimator(bandit, one, rng) for one in blocks])
@@ -67,14 +67,14 @@ def measure(
 
 
 def is_rescued(groups: SampledGroups) -> npt.NDArray[np.bool_]:
-    """Whether the own group failed as a whole and the peer had a success, [N]."""
+    """Return [N] whether the own group failed as a whole and the peer had a success."""
     failed_N = groups.own_rewards_NG.sum(axis=1) == 0
     rescued_N: npt.NDArray[np.bool_] = failed_N & (groups.peer_rewards_NH.sum(axis=1) > 0)
     return rescued_N
 
 
 def weighted_scores(bandit: Bandit, arms_NG: Ints, weights_NG: Floats) -> Floats:
-    """sum_i weight_i s(a_i) per draw, [N, K]."""
+    """Return sum_i weight_i s(a_i) per draw, [N, K]."""
     played_NK = np.zeros((len(arms_NG), len(bandit.pi_K)))
     for arms_N, weights_N in zip(arms_NG.T, weights_NG.T, strict=True):
         played_NK[np.arange(len(arms_N)), arms_N] += weights_N
@@ -83,7 +83,7 @@ def weighted_scores(bandit: Bandit, arms_NG: Ints, weights_NG: Floats) -> Floats
 
 
 def own_rows(peer_weight: float) -> Estimator:
-    """GRPO (peer_weight 0) and XGRPO: own rows against a mixed baseline."""
+    """Return the estimator of GRPO (peer_weight 0) and XGRPO: own rows against a mixed baseline."""
 
     def estimate(bandit: Bandit, groups: SampledGroups, rng: np.random.Generator) -> Floats:
         own_N1, peer_N1 = (rows.mean(axis=1, keepdims=True) for rows in groups[2:])
@@ -94,7 +94,7 @@ def own_rows(peer_weight: float) -> Estimator:
 
 
 def own_rows_fixed(baseline: float) -> Estimator:
-    """GRPO against a fixed baseline."""
+    """Return the estimator of GRPO against a fixed baseline."""
 
     def estimate(bandit: Bandit, groups: SampledGroups, rng: np.random.Generator) -> Floats:
         return weighted_scores(bandit, groups.own_NG, (groups.own_rewards_NG - baseline) / groups.own_NG.shape[1])
@@ -103,7 +103,7 @@ def own_rows_fixed(baseline: float) -> Estimator:
 
 
 def peer_rows(weights_K: Floats, baseline: float) -> Estimator:
-    """PRP: peer rows with a weight per arm."""
+    """Return the estimator of PRP: peer rows with a weight per arm."""
 
     def estimate(bandit: Bandit, groups: SampledGroups, rng: np.random.Generator) -> Floats:
         factors_NH = weights_K[groups.peer_NH] * (groups.peer_rewards_NH - baseline)
@@ -113,7 +113,9 @@ def peer_rows(weights_K: Floats, baseline: float) -> Estimator:
 
 
 def rescued_rows(lambda_: float) -> Estimator:
-    """SGT: GRPO, and lambda times the score of one peer success, drawn uniformly, where the own group failed."""
+    """Return the estimator of SGT: GRPO, and where the own group failed, lambda times the score of a uniformly drawn
+    peer success.
+    """
     grpo = own_rows(0.0)
 
     def estimate(bandit: Bandit, groups: SampledGroups, rng: np.random.Generator) -> Floats:

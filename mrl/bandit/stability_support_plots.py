@@ -1,4 +1,4 @@
-"""Pictures of the stability-support plane: variance to the right, support upwards, good is up and to the left."""
+"""Pictures of the stability-support plane: variance to the right, support upwards; better is up and to the left."""
 
 from collections.abc import Sequence
 
@@ -22,7 +22,7 @@ LABEL_SIDES = {
 
 
 def plane_picture(rows: Sequence[Row]) -> Figure:
-    """All methods on the reference instance, with Monte Carlo as open rings around the closed forms."""
+    """Draw all methods on the reference instance, with Monte Carlo as open rings around the closed forms."""
     figure = sheet(8.6, 5.6, left=0.9)
     axes = figure.subplots()
     set_plane(axes, (3e-5, 0.2), (4e-3, 0.3))
@@ -42,12 +42,12 @@ def plane_picture(rows: Sequence[Row]) -> Figure:
 
 
 def set_plane(axes: Axes, variance: tuple[float, float], support: tuple[float, float]) -> None:
-    """Logarithmic axes with fixed limits."""
+    """Set logarithmic axes with fixed limits."""
     axes.set(xscale="log", yscale="log", xlim=variance, ylim=support)
 
 
 def guides(axes: Axes, levels: Sequence[float]) -> None:
-    """Lines of equal S / sqrt(V): a learning rate moves a method along one, and cannot move it to another."""
+    """Draw lines of equal S / sqrt(V): a learning rate moves a method along its line, and to no other line."""
     low, high = axes.get_xlim()
     bottom, top = axes.get_ylim()
     ends = np.array([low, high])
@@ -61,7 +61,9 @@ def guides(axes: Axes, levels: Sequence[float]) -> None:
 
 
 def residual_picture(residual: ResidualSweep, exact: tuple[float, float], gradient_norm: float) -> Figure:
-    """Left: where random residuals throw PRP in the plane. Right: its bias, against the bound and against g*."""
+    """Draw, on the left, the places of PRP in the plane under random residuals; on the right, its bias, against the
+    bound and against g*.
+    """
     figure = sheet(10.4, 4.6, left=0.9)
     left, right = figure.subplots(1, 2, gridspec_kw={"wspace": 0.22})
     set_plane(left, (1e-5, 3e-2), (1e-3, 0.1))

@@ -1,4 +1,4 @@
-"""The whole study in memory: what its tables show, its numbers for programs, its pictures."""
+"""The whole study in memory: the contents of its tables, its numbers for programs, its pictures."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -17,7 +17,7 @@ from mrl.plots import png, quiet_style
 
 
 class Size(NamedTuple):
-    """How much is computed."""
+    """Size of the study: Monte Carlo draws, random residuals, and the toy."""
 
     draws: int
     residuals: int
@@ -40,14 +40,14 @@ class Results(NamedTuple):
 
 
 def compute(size: Size, seed: int) -> Results:
-    """Closed forms, Monte Carlo and the toy."""
+    """Compute closed forms, Monte Carlo and the toy."""
     bandit, settings = reference_bandit(), Settings()
     rows = reference_rows(bandit, settings, size.draws, seed)
     return Results(bandit, settings, rows, train_all(size.toy, CREDITS, seed), size, seed)
 
 
 def draw(results: Results) -> dict[str, bytes]:
-    """Every picture as PNG, by file name."""
+    """Draw every picture as PNG; return file name -> bytes."""
     with quiet_style():
         return {name: png(make(results)) for name, make in PICTURES.items()}
 
@@ -79,7 +79,7 @@ PICTURES: dict[str, Callable[[Results], Figure]] = {
 
 
 def numbers(results: Results) -> dict[str, Any]:
-    """What `bandit.json` holds, for programs."""
+    """Return the contents of `bandit.json`, for programs."""
     bandit, settings = results.bandit, results.settings
     alpha = float(rescue_probability(bandit.p, bandit.q, settings.group, settings.peer_group))
     instance = {"p": bandit.p, "q": bandit.q, "chi_squared": chi_squared(bandit), "rescue_probability": alpha}

@@ -28,13 +28,13 @@ class Sweep(NamedTuple):
 
 
 def with_success(bandit: Bandit, p: float) -> Bandit:
-    """The same bandit with another success of the learner; inside C and outside, arms stay in proportion."""
+    """Return the bandit with another success of the learner; inside C and outside, arms stay in proportion."""
     right_K, wrong_K = (restricted(bandit.pi_K, keep_K) for keep_K in (bandit.correct_K, ~bandit.correct_K))
     return Bandit(p * right_K + (1 - p) * wrong_K, bandit.mu_K, bandit.correct_K)
 
 
 def over_p(bandit: Bandit, settings: Settings, values_P: Floats) -> Sweep:
-    """The path of every main method as the learner's success varies."""
+    """Return the path of every main method as the learner's success varies."""
     bandits = [with_success(bandit, float(p)) for p in values_P]
     paths = {}
     for name in MAIN:
@@ -58,7 +58,9 @@ class ResidualSweep(NamedTuple):
 def over_residual(
     bandit: Bandit, settings: Settings, kappas_P: Sequence[float] | Floats, num_residuals: int, seed: int
 ) -> ResidualSweep:
-    """Residuals uniform in [-kappa, kappa], independent per arm; every kappa scales the same draws."""
+    """Return PRP's moments under residuals uniform in [-kappa, kappa], independent per arm; every kappa scales the same
+    draws.
+    """
     unit_RK = np.random.default_rng(seed).uniform(-1, 1, (num_residuals, len(bandit.pi_K)))
     moments = [
         [prp_residual(bandit, settings.peer_group, bandit.p, kappa * unit_K) for unit_K in unit_RK]

@@ -1,6 +1,7 @@
 """Two softmax policies that learn many contexts side by side, one update per step, under each sharing method.
 
-Only the order of the methods may be read: how high a curve lies depends on offsets and learning rate, which are ours.
+Only the order of the methods means something: the height of a curve depends on offsets and learning rate, which are
+chosen here.
 
 Shapes: R seeds, 2 policies, X contexts, K arms, G rows; `...` stands for the leading [R, 2, X].
 """
@@ -30,7 +31,8 @@ class Toy(NamedTuple):
     learning_rate: float = 1.0
     offset_mean: float = -0.5
     offset_std: float = 2.5
-    """Added to the logits of the correct arms, drawn once per context and policy: who finds what from the start."""
+    """Mean and standard deviation of the offset of the correct arms' logits, drawn once per context and policy: it
+    decides which policy finds which answers from the start."""
     residual_std_nats: float = 0.5
     rules: Rules = Rules()
 
@@ -41,7 +43,7 @@ class Curve(NamedTuple):
     success_RS: Floats
 
     def after(self, step: int) -> float:
-        """Mean over seeds after this many steps."""
+        """Return the mean over seeds after this many steps."""
         return float(self.success_RS[:, step].mean())
 
 
@@ -67,16 +69,16 @@ def train(toy: Toy, credit: Credit, seed: int) -> Curve:
 
 
 def start_logits(toy: Toy, rng: np.random.Generator) -> Floats:
-    """[2, X, K]: standard normal, and an offset on the first arms, which are the correct ones."""
+    """Return [2, X, K] logits: standard normal, and an offset on the first arms, which are the correct ones."""
     logits: Floats = rng.standard_normal((2, toy.contexts, toy.arms))
     logits[..., : toy.correct] += rng.normal(toy.offset_mean, toy.offset_std, (2, toy.contexts, 1))
     return logits
 
 
 def directions(probs: Floats, draws: Draws, credit: Credit, toy: Toy) -> Floats:
-    """Ascent direction of every context, [..., K]: sum over rows of weight times score.
+    """Return the ascent direction of every context, [..., K]: sum over rows of weight times score.
 
-    Each policy learns from its own rows and from those of the other one, which stand on axis 1 in reverse order.
+    Each policy learns from its own rows and from the other policy's, which stand on axis 1 in reverse order.
     """
     arms = _rows(draws.arms)
     peer_arms = _rows(draws.arms[:, ::-1])
@@ -89,12 +91,12 @@ def directions(probs: Floats, draws: Draws, credit: Credit, toy: Toy) -> Floats:
 
 
 def train_all(toy: Toy, credits_by_name: dict[str, Credit], seed: int) -> dict[str, Curve]:
-    """One curve per method, all from the same start."""
+    """Return one curve per method, all from the same start."""
     return {name: train(toy, credit, seed) for name, credit in credits_by_name.items()}
 
 
 def _draw(toy: Toy, probs: Floats, rng: np.random.Generator) -> Draws:
-    """One step of one seed. Arms by inverting the cumulative distribution."""
+    """Draw one step of one seed; arms are drawn by inverting the cumulative distribution."""
     shape = (*probs.shape[:-1], toy.group)
     cumulative = probs.cumsum(axis=-1)
     points = rng.random(shape) * cumulative[..., -1:]
@@ -103,7 +105,7 @@ def _draw(toy: Toy, probs: Floats, rng: np.random.Generator) -> Draws:
 
 
 def _inverted(cumulative_XK: Floats, points_XG: Floats) -> Ints:
-    """First arm whose cumulative probability exceeds the point: one search over rows laid end to end."""
+    """Return the first arm whose cumulative probability exceeds the point: one search over rows laid end to end."""
     num_rows, num_arms = cumulative_XK.shape
     rows = np.arange(num_rows)[:, None]
     # Row x occupies [2x, 2x + 1], so that rounding of a sum that ends near 1 never reaches the next row.
@@ -126,16 +128,16 @@ def _at(probs_XK: Floats, arms_XG: Ints) -> Floats:
 
 
 def _rows(values: npt.NDArray[Number]) -> npt.NDArray[Number]:
-    """[R, 2, X, .] as [R 2 X, .]."""
+    """Return [R, 2, X, .] as [R 2 X, .]."""
     return values.reshape(-1, values.shape[-1])
 
 
 def _success(toy: Toy, logits: Floats) -> Floats:
-    """Mean probability of the correct arms over policies and contexts, [R]."""
+    """Return the mean probability of the correct arms over policies and contexts, [R]."""
     success_R: Floats = softmax(logits)[..., : toy.correct].sum(axis=-1).mean(axis=(1, 2))
     return success_R
 
 
 def table_steps(toy: Toy) -> Sequence[int]:
-    """Where the table reads the curves: early and at the end."""
+    """Return the steps at which the table reads the curves: early and at the end."""
     return (toy.steps // 6, toy.steps)

@@ -1,7 +1,9 @@
-"""What a run needs of memory, told before it starts: no weights are read, and none need be there.
+"""The memory plan of a run, made before the run starts: no weights are read, and none need be there.
 
-- `run_memory`   every process of a plan, and what will not fit, with its cure
-- `needs`        what one process needs at its worst moment
-- `pass_memory`  what a learner's pass needs, traced without data
-- `lone_context` what ranks that share a pass hold of their exchange, traced in one of them
+- `run_memory`   every process of a plan; the processes that will not fit, with a cure
+- `policy_memory` the processes of one policy
+- `needs`        the need of one process at its worst moment
+- `pass_memory`  the need of a learner's pass, traced without data
+- `lone_context` the exchange between ranks that share a pass, traced in one of them
+- `fitting`      values of keys with which a run fits into its host
 """

@@ -1,8 +1,8 @@
-"""Keys that were left out get values with which a run fits into the memory of its first host.
+"""Values of keys that were left out, with which a run fits into the memory of its first host.
 
-Only keys of policies on cores on which nothing depends that is learned, but for rounding: the answers that an engine
-samples side by side, the tokens of a learner's pass, and whether it computes activations twice. Small models are left
-as the tables say.
+Only keys of policies on cores are set, and only keys that change nothing that is learned but for rounding: the answers
+that an engine samples side by side, the tokens of a learner's pass, and whether the pass computes activations twice.
+Small models are left as the tables say.
 """
 
 from collections.abc import Iterator, Mapping
@@ -17,11 +17,11 @@ from mrl.processes.planning.plan import Plan
 from mrl.processes.preparation.model_bytes import parameters
 
 FILLED = 0.85
-"""Of a host's memory: the plan may be off, and others want some, too."""
+"""Share of a host's memory that the plan may fill: the plan may be off, and other programs need some too."""
 
 
 def by_memory(config: RunConfig, plan: Plan, host_mib: float) -> Resolved:
-    """Lowers a key of the largest process again and again, until the host's processes fit or no key is left."""
+    """Lower a key of the largest process again and again, until the host's processes fit or no key is left."""
     sizes = parameters(config)
     if not any(
         table.device == "cpu" and sizes.get(name, 0) >= RELEASED_PARAMETERS for name, table in config.policies.items()
@@ -54,7 +54,7 @@ def _mib(needs: list[ProcessNeed]) -> float:
 
 
 def _smaller(needs: list[ProcessNeed], policies: Mapping[str, PolicyMemory], *, without: set[str]) -> Choice | None:
-    """The next value of a key of the largest process that has one, `without` some keys."""
+    """Return the next value of a key of the largest process that has one, `without` some keys."""
     for need in sorted(needs, key=lambda one: one.host_mib, reverse=True):
         policy = policies.get(need.spec.policy)
         if policy is None or policy.table.device != "cpu":
@@ -79,7 +79,7 @@ def _of_worker(policy: PolicyMemory) -> Iterator[tuple[str, Any]]:
 
 
 def _given(config: RunConfig) -> set[str]:
-    """Keys of policies that somebody has chosen."""
+    """Return the keys of policies that the user has set."""
     return {
         f"policies.{name}.{table}.{key}"
         for name, policy in config.policies.items()

@@ -1,8 +1,8 @@
-"""The memory plan: what each process of a plan needs at its worst moment, part by part, before anything is started.
+"""The need of each process of a plan at its worst moment, part by part, before anything is started.
 
-Pure arithmetic. What a pass through the model needs was traced before (`pass_memory`); nothing here knows a family of
-models. On a GPU the parts of a model lie on the device, and the process itself, with whatever it copies to
-the disk, on the host.
+Pure arithmetic. The memory of a pass through the model was traced before (`pass_memory`); nothing here knows a family
+of models. On a GPU the parts of a model lie on the device, and the process itself, with all that it copies to the disk,
+on the host.
 """
 
 import math
@@ -16,67 +16,75 @@ from mrl.processes.unit_memory import SLEEPER_MIB
 MIB = 1024 * 1024
 DAEMON_MIB = 75
 AGENT_MIB = 220
-"""torchrun beside its ranks, which imports torch and holds no tensor."""
+"""torchrun beside its ranks; it imports torch and holds no tensor."""
 TORCH_MIB = 460
-"""A process that has imported torch, transformers and the tasks; a third of it are pages that all of them share."""
+"""A process that has imported torch, transformers and the tasks; a third of it are pages that all such processes
+share."""
 VOCABULARY_BYTES = 2000
-"""Per token of a vocabulary, in a process that has its policy's tokenizer; measured with those of Qwen and Mistral."""
+"""Bytes per token of a vocabulary, in a process that has its policy's tokenizer; measured with those of Qwen and
+Mistral."""
 SERVER_MIB = {"vllm": 1100, "sglang": 1500}
 """Processes of a server beside weights and cache, measured on CPUs (vLLM 0.32, SGLang 0.5.23)."""
 TRACKER_MIB = {"swanlab": 85, "tensorboard": 45, "trackio": 85, "wandb": 125}
-"""The process of a tracker and what that starts, measured after 2,000 records of 60 values (swanlab, wandb offline)."""
+"""The process of a tracker and those that it starts, measured after 2,000 records of 60 values (swanlab, wandb
+offline)."""
 FLOAT_BYTES = 4
 NEW_WEIGHTS = "new weights"
 CUDA_CONTEXT = "CUDA context"
 SAMPLING_BYTES = 20
-"""Per row and token of the vocabulary while tokens are drawn: logits, scaled, softmax, and its sum in float64."""
+"""Bytes per row and token of the vocabulary while tokens are sampled: logits, scaled logits, softmax, and its sum in
+float64."""
 KEPT_WHOLE, KEPT_IN_GAPS, KEPT_BY_EXPERTS = 0.2, 0.5, 1.25
-"""Share of a pass's memory that malloc holds beyond it, between what was freed and what is needed next.
+"""Memory that malloc holds beyond a pass's own, as a share of it: gaps between freed blocks and the next needed ones.
 
 Measured with glibc (`tools/check_memory_plan.py`). Blocks that are gathered and let go (FSDP2) leave more gaps, most
-where the experts of a layer are one tensor, and so do the short-lived products of adapters."""
+where the experts of a layer are one tensor. The short-lived products of adapters leave more gaps too.
+"""
 CUDA_CONTEXT_MIB = 640
-"""Of a GPU, of every process that opened it: its context, kernels, and what products of matrices work in."""
+"""Memory that every process takes of a GPU that it opened: context, kernels, and workspace of matrix products."""
 KEPT_BY_CUDA = 0.05
-"""Share of its tensors at their peak that torch's allocator takes of a GPU beside them, in segments that grow."""
+"""Memory that torch's allocator takes of a GPU beside its tensors, in segments that grow, as a share of the tensors'
+peak."""
 SOON_WRITTEN = 1024**3
-"""Bytes of a checkpoint's copies up to which they are on the disk before the next pass needs its memory."""
+"""Bytes of a checkpoint's copies up to which they are on the disk before the next pass needs their memory."""
 PUBLISHED_AT_ONCE = 512 * 1024**2
 """Bytes of gathered weights that wait to be copied (`mrl.weights.staging.GATHERED_BYTES`)."""
 COPIES_IN_MEMORY, COPIES_FOR_DISK, COPIES_TO_SEND = 2, 1, 2
-"""Versions in a learner's memory: the newest, and the next one. An engine that reads one for longer than two steps take
-has a third made, for which nothing is set aside."""
+"""Versions in a learner's memory: the newest and the next where engines read them there or get a broadcast, one where
+they are written to disk. An engine that reads a version for longer than two steps take causes a third, for which
+nothing is set aside."""
 
 UPDATED_ELEMENTS = {"gpu": 1 << 23, "cpu": 1 << 18}
 """Elements of a parameter whose moments are updated at once (`mrl.learner.piecewise_adamw`)."""
 VISITORS = 2
-"""Pieces of so many elements that are on the device where moments lie on the host."""
+"""Pieces of UPDATED_ELEMENTS that are on the device at once where moments lie on the host."""
 ROUNDING_BYTES = {(False, False): 0, (True, False): 22, (False, True): 14, (True, True): 26}
-"""Whether moments are rounded, whether parameters are -> bytes for each element of a piece: in float32, random bits,
-results."""
+"""(Whether moments are rounded, whether parameters are) -> bytes for each element of a piece: its values in float32,
+random bits, and results."""
 INPUTS_LEAVING = 2
-"""Of blocks, still on the device where the others wait on the host (`mrl.learner.activation_offload`). In the backward
-pass one comes while another is used."""
+"""Blocks whose inputs are on the device while those of other blocks wait on the host
+(`mrl.learner.activation_offload`). In the backward pass one block's inputs arrive while another's are used."""
 
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """Bytes of each part at the moment at which their sum is largest."""
+    """Bytes of each part of a process at the moment at which their sum is largest."""
 
     moment: str
     parts: dict[str, float]
 
     @property
     def mib(self) -> float:
-        """The sum."""
+        """Sum of the parts in MiB."""
         return sum(self.parts.values()) / MIB
 
 
 def largest_microbatch(policy: PolicyTable, prompt_tokens: int, answer_tokens: int) -> tuple[Microbatch, int]:
-    """When all rows have so many tokens behind their prompts: the fullest pass of a rank, and how many make an update.
+    """Return the fullest pass of a rank, and the passes of an update, when all rows have `answer_tokens` after their
+    prompts.
 
-    Ranks that share the places of a pass have rows that are as much shorter: attention to heads in place of places
-    takes the same memory.
+    Ranks that share the places of a pass have rows that are shorter in proportion: attention by heads in place of
+    places takes the same memory.
     """
     table, group_size = policy.learner, policy.rollout.group_size
     sharing = table.context_parallel
@@ -100,10 +108,10 @@ def rank_needs(
     staged_on_device: float = 0.0,
     scoring: float = 0.0,
 ) -> tuple[Need, Need]:
-    """What one rank of a learner needs on its host, and on its device; they are the same memory without a GPU.
+    """Return the needs of one rank of a learner, on its host and on its device; without a GPU both are the same memory.
 
     Where ranks have shards, the first one alone reads the model, and gives the others theirs. `staged` are bytes of
-    published versions on the host (`staged_bytes`), `scoring` those that a pass of a canary needs.
+    published versions on the host (`staged_bytes`), `scoring` those of a pass over a canary.
     """
     rank = _Rank(
         size,
@@ -137,28 +145,28 @@ def rank_needs(
 
 
 def on_gpu_with(tensors: Need) -> Need:
-    """What a process of torch takes of a GPU for its tensors."""
+    """Return the need of a process of torch on a GPU: its tensors, and all that it takes beside them."""
     beside = {CUDA_CONTEXT: CUDA_CONTEXT_MIB * MIB, "kept by the allocator": KEPT_BY_CUDA * tensors.mib * MIB}
     return Need(tensors.moment, tensors.parts | beside)
 
 
 def resting_on_gpu(awake: Need) -> Need:
-    """What a process keeps of a GPU that it has in turns, while another has it."""
+    """Return what a process keeps on a GPU that it has in turns, while another process has it."""
     return Need("resting", {CUDA_CONTEXT: awake.parts[CUDA_CONTEXT]} if awake.parts else {})
 
 
 def process_parts(size: ModelSize) -> dict[str, float]:
-    """A process with the tokenizer of its policy, before it has a model."""
+    """Return the parts of a process with the tokenizer of its policy, before it has a model."""
     return {"process": float(TORCH_MIB * MIB), "vocabulary": float(VOCABULARY_BYTES * size.vocab_size)}
 
 
 def element_bytes(policy: PolicyTable) -> int:
-    """Of a number in the weights and the cache of the policy's engines."""
+    """Return the bytes of a number in the weights and the cache of the policy's engines."""
     return ELEMENT_BYTES[policy.rollout.engine_dtype]
 
 
 def staged_bytes(size: ModelSize, policy: PolicyTable, *, is_first: bool, in_memory: bool) -> float:
-    """Bytes of versions that a rank of a learner has copied for the engines, in their number format."""
+    """Return the bytes of versions that a rank of a learner has copied for the engines, in their number format."""
     rollout = policy.rollout
     copies = COPIES_IN_MEMORY if in_memory else COPIES_FOR_DISK
     if rollout.weights == "adapters":
@@ -179,11 +187,11 @@ def engine_need(
     adapters: int = 0,
     plays_episodes: bool = False,
 ) -> Need:
-    """An embedded engine: weights twice (served, and the next ones), the key-value cache, and drawing a token.
+    """Return the need of an embedded engine: weights twice (served, and the next ones), key-value cache, and sampling.
 
-    Where it is given adapters alone, that many elements, it has those twice, and the weights once. Beside that it
-    scores the canary, which needs `scoring` bytes. Of episodes that wait for their environments it keeps the rows, as
-    far as they take no more than its cache.
+    An engine that is given adapters alone, that many elements, has those twice, and the weights once. Scoring the
+    canary needs `scoring` bytes more. The rows of episodes that wait for their environments are kept, as far as they
+    take no more than the cache.
     """
     rows = _allocated_rows(answers_at_once, policy.rollout.group_size)
     per_token = float(element_bytes(policy) * size.cached_per_token)
@@ -206,11 +214,13 @@ def engine_need(
 def server_need(
     size: ModelSize, policy: PolicyTable, *, cached_tokens: int, vllm_cache_gib: int, gpus: int = 1
 ) -> Need:
-    """A server without its processes: weights, and on cores the cache; a GPU's cache is what its own options say.
+    """Return the need of a server without its processes: weights, and on cores the cache; a GPU's cache has the size
+    that the server's options set.
 
-    Of several `gpus` it is what lies on each of them.
+    With several `gpus` it is the need on each of them.
 
-    vLLM on cores reads new weights beside those that it serves, and places the first of them there once more.
+    vLLM on cores reads new weights beside the served ones. The first new weights are held twice, as read and as placed
+    in new parameters.
     """
     per_element = element_bytes(policy)
     parts = {"server's weights": per_element * size.parameters / gpus}
@@ -225,9 +235,9 @@ def server_need(
 
 
 def at_worst_turn(engines: Sequence[tuple[Need, Need]]) -> list[Need]:
-    """What each of several engines that take turns needs when all of them together need most.
+    """Return the need of each of several engines that take turns, at the turn at which all of them together need most.
 
-    `engines`: what each needs at its own turn, and while another has it.
+    `engines`: the need of each engine at its own turn, and while another has the turn.
     """
     if not engines:
         return []
@@ -237,7 +247,7 @@ def at_worst_turn(engines: Sequence[tuple[Need, Need]]) -> list[Need]:
 
 
 def _allocated_rows(answers: int, group_size: int) -> int:
-    """Rows double from one group on, as `mrl.engines.slot_cache` makes room for them."""
+    """Return the rows of the cache, which double from one group on, as `mrl.engines.slot_cache` makes room for them."""
     rows = min(group_size, answers)
     while rows < answers:
         rows = min(answers, 2 * rows)
@@ -245,7 +255,9 @@ def _allocated_rows(answers: int, group_size: int) -> int:
 
 
 def _allocated_columns(prompt_tokens: int, answer_tokens: int) -> int:
-    """Columns grow to twice what is in use and 64, whenever less than 64 would be left (`mrl.engines.slot_cache`)."""
+    """Return the columns of the cache, which grow to twice the used ones and 64, whenever less than 64 would be left
+    (`mrl.engines.slot_cache`).
+    """
     longest, columns = prompt_tokens + answer_tokens, 2 * prompt_tokens + 64
     while columns < longest + 64:
         columns = 2 * min(longest, columns) + 64
@@ -282,15 +294,15 @@ class _Rank:
         self._compute_bytes = FLOAT_BYTES if table.precision == "float32" else 2
 
     def state(self) -> dict[str, float]:
-        """What stays between two updates; gradients are kept until the next one begins."""
+        """Return the parts that stay between two updates; gradients are kept until the next update begins."""
         reference = {"reference": self.held} if self._holds_reference else {}
         return {"parameters": self.held, "optimizer": self.moments_on_device, **reference, "gradients": self.trained}
 
     def training(self) -> list[Need]:
-        """The windows of a forward and backward pass.
+        """Return the need in each window of a forward and backward pass.
 
-        What is outside of the blocks is summed in one piece when the backward pass is done, and nothing is gathered
-        any more then; until then the gradient of a head of its own waits as it was computed.
+        Gradients outside of the blocks are summed in one piece when the backward pass is done, and nothing is gathered
+        any more then. Until then the gradient of a head of its own waits as it was computed.
         """
         size, peaks, state = self._size, self._peaks, self.state()
         block = FLOAT_BYTES * size.trained_block / self._table.num_shards
@@ -325,7 +337,9 @@ class _Rank:
         ]
 
     def update(self) -> Need:
-        """Gradients of several whole copies are summed in one flat tensor; fused AdamW of float32 needs nothing."""
+        """Return the need of an update. Gradients of several whole copies are summed in one flat tensor; fused AdamW of
+        float32 needs nothing more.
+        """
         flat = self.trained if self._table.processes > 1 and not self._is_wrapped else 0.0
         visiting = VISITORS * 2 * self._moment_bytes * self._updated if self._table.optimizer_memory == "host" else 0.0
         are_rounded = self._moment_bytes < FLOAT_BYTES, self.saved < self.trained
@@ -334,12 +348,14 @@ class _Rank:
         return Need("update", self.state() | parts)
 
     def canary(self, scoring: float) -> Need:
-        """Its passes come between two steps, and keep nothing."""
+        """Return the need of scoring a canary, whose passes come between two steps and keep nothing."""
         gathered, _ = self._communication()
         return Need("canary", self.state() | {"scoring": scoring, "gathered blocks": gathered})
 
     def kept(self, need: Need) -> dict[str, float]:
-        """What malloc holds on to: gaps, and what was whole before it was shared out, on every rank (as measured)."""
+        """Return the memory that malloc holds on to, as measured: gaps, and on every rank the whole model from before
+        it was sharded.
+        """
         share = KEPT_IN_GAPS if self._is_wrapped or self._table.lora else KEPT_WHOLE
         share = KEPT_BY_EXPERTS if self._is_wrapped and self._size.has_experts else share
         was_whole = self.whole * (1 + self._holds_reference) if self.is_sharded else 0.0
@@ -347,7 +363,7 @@ class _Rank:
         return {"kept by malloc": share * passes + was_whole}
 
     def _communication(self) -> tuple[float, float]:
-        """Bytes of gathered parameters, and bytes per parameter of gradients that are being summed."""
+        """Return the bytes of gathered parameters, and the bytes per parameter of gradients that are being summed."""
         if not self._is_wrapped:
             return 0.0, 0.0
         gathered = self._compute_bytes * (self._size.outer + 2 * self._size.block)

@@ -1,7 +1,7 @@
-"""What a pass through the model needs in memory, found by running it with tensors that have no data.
+"""Memory of a pass through the model, found by running the pass with tensors that have no data.
 
-Two passes over models of two and of three blocks tell what one block needs, and so what any number of them does.
-Nothing is known of the family beside its configuration: its own code runs, and what that code allocates is counted.
+Passes over models of two and of three blocks show the need of one block, and so that of any number of blocks. Nothing
+is known of the family beside its configuration: its own code runs, and the memory that the code allocates is counted.
 """
 
 import weakref
@@ -29,25 +29,25 @@ from mrl.models.size import Microbatch, PassPeaks
 from mrl.models.skeleton import PreTrainedConfig, PreTrainedModel, once_per_model, skeleton
 
 AWAY = torch.device("meta")
-"""Stands for the host of a GPU, where what is offloaded waits."""
+"""Device that stands for the host of a GPU, where offloaded inputs wait."""
 
 
 class LiveBytes(TorchDispatchMode):
-    """Counts the bytes of storages that operations made inside and that somebody still holds."""
+    """Counts the bytes of storages that operations made inside and that are still held."""
 
     def __init__(self, given: Iterable[Tensor] = ()) -> None:
-        """What was `given` is not counted, nor are views of it: a model's parameters and buffers."""
+        """Count nothing for the tensors that were `given`, or for views of them: a model's parameters and buffers."""
         super().__init__()
         self._bytes = self._peak = self.offloaded = 0
         self._sizes = {tensor.untyped_storage()._cdata: 0 for tensor in given}
 
     def take_peak(self) -> int:
-        """The most at once since the last call."""
+        """Return the most bytes at once since the last call."""
         peak, self._peak = self._peak, self._bytes
         return peak
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run an operation and count what it returns."""
+        """Run an operation and count the tensors that it returns."""
         made = _run(func, args, kwargs or {})
         for one in tree_leaves(made):
             if isinstance(one, Tensor) and one.device == AWAY:
@@ -81,11 +81,11 @@ def pass_peaks(
     chunk_logits: int = CHUNK_LOGITS,
     context_parallel: int = 1,
 ) -> PassPeaks:
-    """The peaks of one microbatch, the head of which has so many logits at once in memory.
+    """Return the peaks of one microbatch, whose head has `chunk_logits` logits at once in memory.
 
-    Gradients of parameters count until they are added to what is there. With `offload` the inputs of checkpointed
-    blocks are on another device. Where `context_parallel` ranks share a pass, `batch` is the part of one of them.
-    Raises ModelFolderError as `skeleton`.
+    Gradients of parameters count until they are added to the sum of earlier passes. With `offload` the inputs of
+    checkpointed blocks are on another device. Where `context_parallel` ranks share a pass, `batch` is the part of one
+    rank. Raises ModelFolderError as `skeleton`.
     """
     dtype = getattr(torch, precision)
     how = {"checkpointing": checkpointing, "offload": offload}
@@ -102,10 +102,10 @@ def pass_peaks(
 def scoring_peak(
     config: PreTrainedConfig, *, dtype: str, rows: int, tokens: int, number_format: NumberFormat | None = None
 ) -> int:
-    """The most memory in bytes that scoring rows of so many tokens needs at once, beyond parameters of type `dtype`.
+    """Return the most bytes that scoring rows of `tokens` tokens needs at once, beyond parameters of type `dtype`.
 
-    With a `number_format` it is a learner's, of a canary for engines in that format (`mrl.weights.canary`). No block
-    keeps anything, so that two are as good as many. Raises ModelFolderError as `skeleton`.
+    With a `number_format` it is a learner's scoring of a canary for engines in that format (`mrl.weights.canary`). No
+    block keeps anything, so that two blocks need as much as many. Raises ModelFolderError as `skeleton`.
     """
     weights: NumberFormat | None = "float32" if number_format == "tf32" else number_format
     passes: list[tuple[int, AbstractContextManager[Any]]] = [(rows, nullcontext())]
@@ -126,7 +126,7 @@ def scoring_peak(
 
 @once_per_model
 def given_text_peak(config: PreTrainedConfig, *, dtype: str, tokens: int) -> int:
-    """The most memory in bytes that scoring one given text of so many tokens needs, beyond parameters of type `dtype`.
+    """Return the most bytes that scoring one given text of `tokens` tokens needs, beyond parameters of type `dtype`.
 
     Raises ModelFolderError as `skeleton`.
     """
@@ -135,7 +135,7 @@ def given_text_peak(config: PreTrainedConfig, *, dtype: str, tokens: int) -> int
 
 @once_per_model
 def answer_peak(config: PreTrainedConfig, *, dtype: str, prompt_tokens: int, answer_tokens: int) -> int:
-    """The same of an answer that a peer gave, behind its prompt, in one forward."""
+    """Return the most bytes that scoring a peer's answer needs, after its prompt, in one forward."""
     count = answer_tokens
     score = partial(last_logprobs, count=count, temperature=1.0, max_logits=count * config.vocab_size)
     return _peak_of_row(config, dtype, prompt_tokens + count, score)
@@ -154,7 +154,9 @@ def _peak_of_row(
 
 
 def _run(func: Any, args: Any, kwargs: Any) -> Any:
-    """What an operation returns. Of products of experts torch 2.13 tells the shape in bfloat16 alone."""
+    """Return the result of an operation. For products of experts, torch 2.13 knows the result's shape in bfloat16
+    alone.
+    """
     if func is not torch.ops.aten._grouped_mm.default or not isinstance(args[0], FakeTensor):
         return func(*args, **kwargs)
     left, right = args[:2]
@@ -205,7 +207,7 @@ def _sum_of(values: AnswerValues) -> Tensor:
 
 
 def without_data(model: nn.Module) -> None:
-    """Give a model of the meta device tensors of the CPU, in place, inside a FakeTensorMode; tied ones stay tied."""
+    """Give a model of the meta device tensors of the CPU, in place, inside a FakeTensorMode; tied tensors stay tied."""
     made: dict[Tensor, Tensor] = {}
     for module in model.modules():
         for held in (module._parameters, module._buffers):
@@ -223,7 +225,7 @@ def _drop_gradient(parameter: Tensor) -> None:
 
 
 def _at_gradient(module: nn.Module, act: Callable[[Tensor], None]) -> None:
-    """Have `act` called when the gradient of the module's output is there."""
+    """Have `act` called when the gradient of the module's output has been computed."""
 
     def watch(_module: nn.Module, _arguments: Any, output: Any) -> None:
         hidden = output if isinstance(output, Tensor) else output[0]

@@ -1,4 +1,4 @@
-"""What the processes of one policy need in memory: ranks of its learner, workers, and what of these rests on units."""
+"""Memory needs of the processes of one policy: ranks of its learner, workers, and engines that rest on units."""
 
 import math
 from copy import copy
@@ -35,31 +35,32 @@ from mrl.weights.canary_texts import largest_canary
 UNKNOWN_PROMPT_TOKENS = 128
 LOOKED_AT_PROMPTS = 64
 BYTES_PER_TOKEN = 3
-"""Of prompts whose tokenizer is not there yet."""
+"""Bytes per token, estimated for prompts whose tokenizer is not there yet."""
 
 
 class PolicyMemory:
-    """One policy of a configuration, of which the models are looked at once."""
+    """The memory of one policy of a configuration, whose models are looked at once."""
 
     def __init__(self, config: RunConfig, name: str) -> None:
         self.name, self.table, self._config = name, config.policies[name], config
 
     def under(self, config: RunConfig) -> "PolicyMemory":
-        """The same under a configuration that differs in its microbatches and its answers at once."""
+        """Return the policy under a configuration that differs in its microbatches and its answers at once."""
         other = copy(self)
         other.table, other._config = config.policies[self.name], config
         return other
 
     def with_answers(self, answers: int) -> "PolicyMemory":
-        """The same with so many answers at once."""
+        """Return the policy with `answers` answers at once."""
         rollout = self.table.rollout.model_copy(update={"answers_at_once": answers})
         table = self.table.model_copy(update={"rollout": rollout})
         return self.under(self._config.model_copy(update={"policies": self._config.policies | {self.name: table}}))
 
     def fewer_answers(self) -> list[int]:
-        """Numbers of answers at once that need a smaller cache, the largest first; a group is the least.
+        """Return numbers of answers at once that need a smaller cache, the largest first; one group is the least.
 
-        vLLM's cache on cores does not depend on them, nor does that of a server of others.
+        vLLM's cache on cores does not depend on these numbers, nor does the cache of a server that the run does not
+        start.
         """
         rollout, group_size = self.table.rollout, self.table.rollout.group_size
         if rollout.engine == "vllm" or rollout.server.url:
@@ -68,7 +69,9 @@ class PolicyMemory:
         return [group_size * 2**power for power in reversed(range(doublings))]
 
     def ranks(self, table: LearnerTable) -> list[tuple[Need, Need]]:
-        """The first rank of its learner under a table, and another one: on the host, and on the device."""
+        """Return the needs of the first rank of its learner under a table, and of another rank: each on the host, and
+        on the device.
+        """
         from mrl.memory_plan.pass_memory import pass_peaks
         from mrl.models.skeleton import model_size
 
@@ -106,17 +109,17 @@ class PolicyMemory:
         ]
 
     def fullest_pass(self, table: LearnerTable) -> tuple[Microbatch, int]:
-        """What a rank holds of its learner's rows under a table, and how many such passes make an update."""
+        """Return the fullest pass of a rank under a table, and the number of such passes in an update."""
         policy = self.table.model_copy(update={"learner": table})
         return largest_microbatch(policy, self._prompt_tokens, self._answer_tokens(policy))
 
     def engine(self, gpus: int = 1) -> Need:
-        """That of one worker; of a server on several GPUs on each of them."""
+        """Return the need of one worker's engine; of a server on several GPUs, the need on each of them."""
         return self._engine(self._answers) if self.table.rollout.engine == "embedded" else self._server(gpus)
 
     @property
     def _answers(self) -> int:
-        """That one worker has at once."""
+        """Answers that one worker samples at once."""
         rollout, learner, allocation = self.table.rollout, self.table.learner, self._config.allocation
         if rollout.engine != "embedded":
             from mrl.processes.engines import answers_at_once
@@ -131,7 +134,7 @@ class PolicyMemory:
         return min(wanted, rollout.answers_at_once or wanted)
 
     def _server(self, gpus: int) -> Need:
-        """That of a server that the run starts."""
+        """Return the need of a server that the run starts; empty for other servers."""
         from mrl.engines.sglang_launch import context_of
         from mrl.engines.vllm_launch import cpu_cache_gib
 
@@ -144,7 +147,8 @@ class PolicyMemory:
         )
 
     def server_processes(self, gpus: int = 1) -> dict[str, float]:
-        """What they hold on the host, wherever weights and cache lie, with a process more for each further GPU.
+        """Return the parts of a server's processes on the host, wherever weights and cache lie, with one more process
+        for each further GPU.
 
         They stay while a server sleeps.
         """
@@ -157,9 +161,10 @@ class PolicyMemory:
         return parts
 
     def arriving_weights(self) -> dict[str, float]:
-        """On the host of an embedded engine on a GPU, which reads all new weights there and then copies them.
+        """Return the parts for new weights on the host of an embedded engine on a GPU, which reads all of them there
+        and then copies them.
 
-        What it opens on its learner's GPU it copies from there, and adapters are small.
+        Weights that the engine opens on its learner's GPU are copied from there, and adapters are small.
         """
         rollout, is_given_none = self.table.rollout, self.table.frozen or self.table.rollout.weights == "adapters"
         is_embedded_on_gpu = rollout.engine == "embedded" and self.table.device == "cuda"
@@ -168,7 +173,8 @@ class PolicyMemory:
         return {NEW_WEIGHTS: float(element_bytes(self.table) * self._size.parameters)}
 
     def resting(self, *, is_asleep: bool) -> Need:
-        """What is left of that on the host while another policy has its unit: the memory of the GPU is given back.
+        """Return the need of one worker on the host while another policy has its unit: the memory of the GPU is given
+        back.
 
         An engine that sleeps keeps its processes; transformers also keep the weights that were served.
         """
@@ -180,7 +186,7 @@ class PolicyMemory:
         return Need("asleep", process | {"weights": float(element_bytes(self.table) * self._size.parameters)})
 
     def process(self) -> dict[str, float]:
-        """One of its workers without an engine."""
+        """Return the parts of one worker without an engine."""
         return process_parts(self._size)
 
     def _engine(self, answers: int) -> Need:
@@ -199,7 +205,7 @@ class PolicyMemory:
         )
 
     def _scoring(self, dtype: str, *, is_learner: bool) -> float:
-        """Bytes of a pass over the largest canary, where the model computes in `dtype`."""
+        """Return the bytes of a pass over the largest canary, where the model computes in `dtype`."""
         from mrl.memory_plan.pass_memory import scoring_peak
         from mrl.models.number_formats import coarser
 
@@ -215,14 +221,14 @@ class PolicyMemory:
 
     @cached_property
     def _plain_tokens(self) -> int:
-        """Of the longest prompt outside of episodes; 0 where it answers none."""
+        """Tokens of the longest prompt outside of episodes; 0 where the policy answers none."""
         if self.table.frozen or not self._config.gateway.serve:
             return 0
         return min(self._config.gateway.max_prompt_tokens, self._row_tokens(self.table))
 
     @cached_property
     def _scoring_given(self) -> float:
-        """Bytes of a pass over so long a text."""
+        """Bytes of a scoring pass over a text of `_plain_tokens`."""
         from mrl.memory_plan.pass_memory import given_text_peak
 
         if self._plain_tokens < 2:
@@ -232,10 +238,11 @@ class PolicyMemory:
 
     @property
     def _scoring_for_peers(self) -> float:
-        """Bytes of scoring an answer as long as any policy's longest, expressed in as many tokens; 0 if it scores none.
+        """Bytes of scoring an answer as long as any policy's longest, expressed in as many tokens; 0 if the policy
+        scores none.
 
         Where that takes several forwards, keys and values stay between them (`mrl.models.scoring.last_logprobs`), and
-        those of a block are there twice, and once for each of its query heads.
+        those of one block are there twice, and once for each of its query heads.
         """
         from mrl.memory_plan.pass_memory import answer_peak
         from mrl.models.scoring import rows_at_once
@@ -260,13 +267,15 @@ class PolicyMemory:
 
     @cached_property
     def _model_config(self) -> Any:
-        """What is known of the model: its folder's word, its recipe, or the number in the name of its source."""
+        """Configuration of the model as far as it is known: of its folder, its recipe, or the number in the name of its
+        source.
+        """
         from mrl.models.skeleton import config_of_folder, config_of_number, config_of_recipe
 
         if self._folder is not None:
             try:
                 return config_of_folder(self._folder)
-            except ModelFolderError:  # one that preflight let pass, and that loading will refuse
+            except ModelFolderError:  # a folder that preflight let pass, and that loading will refuse
                 weights = self._folder.glob("*.safetensors")
                 return config_of_number(sum(file.stat().st_size for file in weights) // 2)
         return config_of_recipe(self.table.make) if self.table.make else config_of_number(named_parameters(self.table))
@@ -279,7 +288,9 @@ class PolicyMemory:
 
     @cached_property
     def _adapters(self) -> int:
-        """Elements of what its engines are given in place of all weights; 0 where they are given those."""
+        """Elements of the adapters that its engines are given in place of all weights; 0 where they are given all
+        weights.
+        """
         from mrl.models.skeleton import model_size
 
         if self.table.rollout.weights != "adapters":
@@ -288,7 +299,9 @@ class PolicyMemory:
 
     @cached_property
     def longest_example_tokens(self) -> int:
-        """Of the prompt of most bytes, with an answer that takes all it may, or of the longest episode in all rows."""
+        """Tokens of the longest example: the prompt of most bytes with the longest answer, or the longest episode, all
+        rows of it.
+        """
         answer = self._prompts[1] + self.table.rollout.max_new_tokens
         if not self._played:
             return answer
@@ -299,20 +312,21 @@ class PolicyMemory:
 
     @property
     def _begins_rows(self) -> bool:
-        """Whether an episode may have several rows; it may where no folder says yet what the chat template is."""
+        """Whether an episode may have several rows; true also where no folder shows the chat template yet."""
         from mrl.models.turn_spelling import TurnSpelling
 
         if self.table.prompt.history != "template" or self.table.make is not None:
             return False
         try:
             return self._folder is None or TurnSpelling(self._folder, self.table.prompt, eos_ids=()).drops_reasoning
-        except ModelFolderError:  # which preflight tells
+        except ModelFolderError:  # preflight reports it
             return False
 
     def _answer_tokens(self, policy: PolicyTable) -> int:
-        """The most that one row has behind its prompt under a table: an answer, or an episode of all turns.
+        """Return the most tokens that one row has after its prompt under a table: an answer, or an episode of all
+        turns.
 
-        An environment is taken to say as much as the policy may, since only a run hears it.
+        Messages of an environment are estimated as long as the policy's answers may be, since only a run shows them.
         """
         answer = policy.rollout.max_new_tokens
         room = self._row_tokens(policy) - self._prompt_tokens if self._played else 0
@@ -324,7 +338,7 @@ class PolicyMemory:
         return [task for task in self._config.tasks.values() if task.is_played]
 
     def _row_tokens(self, policy: PolicyTable) -> int:
-        """Tokens that one row of an episode may have."""
+        """Return the most tokens that one row of an episode may have."""
         from mrl.models.skeleton import episode_row_tokens
 
         return episode_row_tokens(policy, self._model_config)
@@ -335,7 +349,7 @@ class PolicyMemory:
 
     @cached_property
     def _prompts(self) -> tuple[int, int]:
-        """Tokens of some prompts, their mean, and of the longest.
+        """Mean tokens of some prompts, and tokens of the longest.
 
         By the policy's tokenizer, or by their bytes where there is none yet.
         """
@@ -350,7 +364,7 @@ class PolicyMemory:
         prompts = [prompt for prompt in prompts if not pool.is_episode(prompt.prompt_id)]
         longest = [one for one in pool.longest(LOOKED_AT_PROMPTS // 2) if not pool.is_episode(one.prompt_id)]
         pool.close()
-        if not prompts or not longest:  # environments say theirs later
+        if not prompts or not longest:  # environments give their prompts later
             return UNKNOWN_PROMPT_TOKENS, UNKNOWN_PROMPT_TOKENS
         try:
             encode = None if self._folder is None else PromptEncoder(self._folder, self.table.prompt).token_ids

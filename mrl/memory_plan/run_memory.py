@@ -1,4 +1,4 @@
-"""The memory plan of a configuration: models are looked at (never their weights), each process gets its numbers."""
+"""The memory plan of a configuration: the need of each process, from the shapes of models, never their weights."""
 
 import itertools
 from collections import defaultdict
@@ -35,26 +35,29 @@ IN_MAIN_MEMORY = ("parameters", "optimizer", "reference")
 
 @dataclass(frozen=True, slots=True)
 class ProcessNeed:
-    """What one process of the plan needs: on the host, all ranks and torchrun together, and each of them on a GPU."""
+    """Need of one process of the plan: on the host that of all its ranks and torchrun together, on a GPU that of each
+    rank.
+    """
 
     spec: ProcessSpec
     host: Need
-    """Of the first rank."""
+    """Need of the first rank on the host."""
     count: int = 1
-    """Processes of its kind: ranks of a learner."""
+    """Number of its processes: the ranks of a learner."""
     agent_mib: float = 0.0
     device: Need | None = None
     other: Need | None = None
-    """Of every further rank on the host; None where they are like the first."""
+    """Need of every further rank on the host; None where it is that of the first."""
 
     @property
     def host_mib(self) -> float:
-        """All of its processes together."""
+        """MiB of all of its processes together, on the host."""
         return self.agent_mib + self.host.mib + (self.count - 1) * (self.other or self.host).mib
 
 
 def memory_plan(config: RunConfig, plan: Plan, policies: Mapping[str, PolicyMemory] | None = None) -> list[ProcessNeed]:
-    """Every process of the plan, what may lie on its units at their fullest, and the trackers' on the first host.
+    """Return the need of every process of the plan, of the engines that take turns on its units, and of the trackers on
+    the first host.
 
     The weights of no model are read, and none need be there. `policies` may have been looked at before.
     """
@@ -66,7 +69,7 @@ def memory_plan(config: RunConfig, plan: Plan, policies: Mapping[str, PolicyMemo
 
 
 def run_need(config: RunConfig) -> RunNeed:
-    """By the plan that `mrl check` shows, on its first host."""
+    """Return the need of a whole run by the plan that `mrl check` shows, on its first host."""
     plan = planned(config)
     host_mib = sum(need.host_mib for need in memory_plan(config, plan) if need.spec.host == plan.first_host)
     names_cores = any(unit.kind == "cpu" for unit in parse_units(config.allocation.units))
@@ -96,7 +99,9 @@ def check_sleepers(config: RunConfig, plan: Plan, *, host_mib: float, where: str
 def too_little(
     config: RunConfig, needs: list[ProcessNeed], host_mib: float, device_mib: Mapping[str, float]
 ) -> Iterator[str]:
-    """What will not fit, and the setting to change. `device_mib` holds the sizes of the GPUs that are known."""
+    """Yield lines that name what will not fit, and the setting to change. `device_mib` holds the sizes of the known
+    GPUs.
+    """
     on_host = sum(need.host_mib for need in needs)
     if on_host > host_mib:
         largest = max(needs, key=lambda need: need.host_mib)
@@ -117,7 +122,9 @@ def too_little(
 
 
 def by_device(needs: list[ProcessNeed]) -> dict[str, float]:
-    """GPU -> MiB that the plan needs there: of those who have it in turns, the largest, and what the others keep."""
+    """Return GPU -> MiB that the plan needs there; of processes that have the GPU in turns, the largest and what the
+    others keep.
+    """
     beside: defaultdict[str, float] = defaultdict(float)
     in_turns: defaultdict[str, list[tuple[Need, Need]]] = defaultdict(list)
     for need in needs:
@@ -151,12 +158,14 @@ def _need(config: RunConfig, spec: ProcessSpec, policies: Mapping[str, PolicyMem
 
 
 def _with_waiting(host: Need, device: Need, parts: Sequence[str]) -> Need:
-    """With copies of what leaves a GPU between two turns; locked memory, which stays."""
+    """Return the host's need with copies of the parts that leave a GPU between two turns, in locked memory, which
+    stays.
+    """
     return Need(host.moment, host.parts | {"between turns": sum(device.parts.get(part, 0.0) for part in parts)})
 
 
 def _tracker(label: str, table: TrackerTable, first_host: str) -> ProcessNeed:
-    """The supervisor starts it itself, so that it is in no plan."""
+    """Return the need of a tracker's process, which the supervisor starts itself and which is in no plan."""
     spec = ProcessSpec(f"tracker/{label}", "tracker", "", 0, (), {"OMP_NUM_THREADS": "1"}, host=first_host)
     return ProcessNeed(spec, Need("", {"process": TRACKER_MIB.get(table.kind, max(TRACKER_MIB.values())) * MIB}))
 
@@ -176,7 +185,7 @@ def _worker(spec: ProcessSpec, policy: PolicyMemory) -> ProcessNeed:
 
 
 def _on_unit(config: RunConfig, specs: list[ProcessSpec], policies: Mapping[str, PolicyMemory]) -> list[ProcessNeed]:
-    """The engines that take turns on one unit; they may be at their fullest at different turns on host and GPU."""
+    """Return the needs of engines that take turns on one unit; host and GPU may be fullest at different turns."""
     turns = [_worker(spec, policies[spec.policy]) for spec in specs]
     rests = [policies[spec.policy].resting(is_asleep=may_sleep(config, spec.policy)) for spec in specs]
     hosts = at_worst_turn([(turn.host, rest) for turn, rest in zip(turns, rests, strict=True)])
@@ -193,7 +202,7 @@ def _on_unit(config: RunConfig, specs: list[ProcessSpec], policies: Mapping[str,
 
 
 def _cure(config: RunConfig, need: ProcessNeed, room_mib: float, *, on_device: bool) -> str:
-    """For one process of the kind, which has `room_mib` on its GPU, or on the host."""
+    """Return the cure for a process that has `room_mib` on its GPU, or on the host."""
     if need.spec.role == "learner":
         policy = PolicyMemory(config, need.spec.policy)
 

@@ -18,7 +18,7 @@ from transformers import (
 from mrl.config.policy_tables import MakeTable
 
 EXPERTS, EXPERTS_PER_TOKEN = 8, 2
-"""Of a mixture; an expert is as wide as the hidden states."""
+"""Experts of a layer of a mixture, and experts that one token uses. An expert's MLP is as wide as the hidden states."""
 ARCHITECTURES: dict[str, Callable[..., PreTrainedModel]] = {
     "qwen3": lambda **shape: Qwen3ForCausalLM(Qwen3Config(**shape)),
     "llama": lambda **shape: LlamaForCausalLM(LlamaConfig(**shape)),
@@ -34,14 +34,16 @@ ARCHITECTURES: dict[str, Callable[..., PreTrainedModel]] = {
         )
     ),
 }
-"""Name -> constructor from a shape. The embeddings are tied in all of them."""
+"""Name -> constructor from keys of the model's configuration. All of them tie the head to the embedding."""
 
 MAX_POSITIONS = 512
 MLP_FACTOR = 3
 
 
 def init_model(recipe: MakeTable, *, vocab_size: int, eos_id: int, pad_id: int) -> PreTrainedModel:
-    """A model with random weights; they depend on the recipe alone and leave torch's global generator as it was."""
+    """Make a model with random weights; they depend on the arguments alone, and torch's global generator stays as it
+    was.
+    """
     shape = {
         "vocab_size": vocab_size,
         "hidden_size": recipe.hidden_size,

@@ -1,4 +1,4 @@
-"""A model's chat template, read and tried without its tokenizer: what is wrong with it is found before a run starts."""
+"""A model's chat template, read and tried without its tokenizer: its faults are found before a run starts."""
 
 import json
 import re
@@ -18,23 +18,23 @@ CHAT_TOKENS = (
 )
 """Tokens that open a turn in the templates of released models."""
 AS_IT_IS = PromptTable()
-"""Nothing stands around a prompt."""
+"""Prompt table that puts nothing around a prompt."""
 GIVEN = ("messages", "tools", "documents", "add_generation_prompt")
-"""Variables of templates that are no options."""
+"""Variables of templates that are not set by `template_options`."""
 CHAT_NAMES = ("-instruct", "-chat", "-it")
 """Ends of the names of models that were trained to chat, before a version."""
 _CLOCK = re.compile(r"""strftime_now\(\s*(["'])([^"'\\{}]*)\1\s*\)""")
-"""How templates print a day."""
+"""The call by which templates print the present day."""
 
 
 class ChatTemplate:
-    """The template by which a policy is asked. Rendering needs neither torch nor the tokenizer."""
+    """The chat template that renders a policy's prompts. Rendering needs neither torch nor the tokenizer."""
 
     def __init__(self, folder: Path, text: str, special_tokens: dict[str, str], prompt: PromptTable) -> None:
         self._folder, self._text, self._special_tokens, self._prompt = folder, text, special_tokens, prompt
 
     def render(self, content: str | Sequence[tuple[str, str]]) -> str:
-        """The prompt as the model is asked it. Raises ModelFolderError when the template cannot be used for it."""
+        """Return the prompt as the model reads it. Raises ModelFolderError when the template cannot be used for it."""
         from transformers.utils.chat_template_utils import render_jinja_template
 
         messages = messages_of(content, self._prompt)
@@ -49,12 +49,12 @@ class ChatTemplate:
 
     @property
     def prints_day(self) -> bool:
-        """Whether it prints one."""
+        """Whether the template prints the present day."""
         return _CLOCK.search(self._text) is not None
 
     def unread_options(self) -> list[str]:
-        """Those of the policy's `template_options` that the template does not name. Raises ModelFolderError."""
-        try:  # words alone: tags of transformers' own would not parse here
+        """Return the policy's `template_options` that the template does not name. Raises ModelFolderError."""
+        try:  # tokens alone: tags that only transformers knows would not parse here
             words = list(jinja2.Environment(autoescape=True).lex(self._text))
         except jinja2.TemplateError as error:
             raise refused(self._folder, error, self._prompt) from error
@@ -63,9 +63,9 @@ class ChatTemplate:
 
 
 def messages_of(content: str | Sequence[tuple[str, str]], prompt: PromptTable) -> list[dict[str, str]]:
-    """The conversation that a policy is asked: its system message and examples, then the prompt.
+    """Return the messages of a prompt: the policy's system message and examples, then the prompt.
 
-    A prompt that opens with a system message keeps its own one, and the examples stand behind that.
+    A prompt that opens with a system message keeps that one, and the examples stand after it.
     """
     turns = [("user", content)] if isinstance(content, str) else list(content)
     has_own = turns[0][0] == "system"
@@ -75,13 +75,15 @@ def messages_of(content: str | Sequence[tuple[str, str]], prompt: PromptTable) -
 
 
 def on_day(template: str, prompt: PromptTable) -> str:
-    """A template that prints the day of the run where it would print that of now."""
-    day = prompt.today  # transformers would make a text of a function that stands in for its own
+    """Return a template that prints `prompt.today`, the day of the run, in place of the present day; without it, as it
+    is.
+    """
+    day = prompt.today  # a function given in place of `strftime_now` would reach the template as text
     return _CLOCK.sub(lambda call: f'"{day:{call[2]}}"', template) if day else template
 
 
 def use_template(tokenizer: Any, prompt: PromptTable) -> None:
-    """Let a tokenizer of transformers render by the policy's own template where there is one, on the day of the run."""
+    """Set the chat template of a transformers tokenizer: the policy's own where it has one, with the day of the run."""
     template = prompt.chat_template or tokenizer.chat_template
     if isinstance(template, dict):  # several, each with a name
         tokenizer.chat_template = {name: on_day(one, prompt) for name, one in template.items()}
@@ -90,7 +92,7 @@ def use_template(tokenizer: Any, prompt: PromptTable) -> None:
 
 
 def read_template(folder: Path, prompt: PromptTable = AS_IT_IS) -> ChatTemplate | None:
-    """The chat template of the policy, else of its folder; None where there is none.
+    """Return the chat template of the policy, else of its folder; None where neither has one.
 
     Raises ModelFolderError for a file that cannot be read.
     """
@@ -114,10 +116,10 @@ def read_template(folder: Path, prompt: PromptTable = AS_IT_IS) -> ChatTemplate 
 
 
 def chat_sign(folder: Path, source: str = "") -> str:
-    """What says that the model was trained to chat, in words; empty for a model of plain text.
+    """Return, in words, the evidence that the model was trained to chat; empty for a model of plain text.
 
-    Its tokenizer having tokens that open a turn is not enough, for base models of a family share it: the end of a turn
-    has to be the end of an answer, or the name has to say so.
+    Tokens that open a turn are not enough, for base models of a family have the same tokenizer. Beside them the EOS
+    token has to be one that ends a turn; else the model's name has to say that it chats.
     """
     settings = _settings(folder)
     added = settings.get("added_tokens_decoder") or {}
@@ -134,12 +136,14 @@ def chat_sign(folder: Path, source: str = "") -> str:
 
 
 def bos_of(folder: Path) -> str:
-    """The text of the token that opens every text of the model; empty where its settings name none."""
+    """Return the text of the token that opens every text of the model (BOS); empty where its settings name none."""
     return _special_tokens(_settings(folder)).get("bos_token", "")
 
 
 def plain_text(content: str | Sequence[tuple[str, str]], *, where: str, prefill: str = "") -> str:
-    """What a model without a chat template is asked. Raises ModelFolderError for a conversation."""
+    """Return the prompt of a model without a chat template: text, line break, prefill. Raises ModelFolderError for a
+    conversation.
+    """
     if isinstance(content, str):
         return content + "\n" + prefill
     raise ModelFolderError(
@@ -152,7 +156,7 @@ def plain_text(content: str | Sequence[tuple[str, str]], *, where: str, prefill:
 
 
 def refused(folder: Path, error: Exception, prompt: PromptTable = AS_IT_IS) -> ModelFolderError:
-    """The error of a template as one line that names its file, or the key that it stands in."""
+    """Return the error of a template as one line that names the template's file, or its configuration key."""
     file = str(folder / (FILE if (folder / FILE).is_file() else CONFIG))
     file = "prompt.chat_template" if prompt.chat_template else file
     has_lines = isinstance(error, jinja2.TemplateSyntaxError) and not file.endswith(CONFIG)
@@ -179,7 +183,7 @@ def _settings(folder: Path) -> dict[str, Any]:
 
 
 def _special_tokens(settings: dict[str, Any]) -> dict[str, str]:
-    """Name -> text, as templates use them (`bos_token`)."""
+    """Return name -> text of the special tokens, by the names that templates use (`bos_token`)."""
     found = {}
     for name, token in settings.items():
         content = token.get("content") if isinstance(token, dict) else token

@@ -1,4 +1,6 @@
-"""Blocks compiled by torch.compile (`learner.compile`), all but their attention: its rows differ from pass to pass."""
+"""Compilation of blocks by torch.compile (`learner.compile`), all but their attention: its rows differ from pass to
+pass.
+"""
 
 import sys
 import sysconfig
@@ -15,9 +17,9 @@ from mrl.models.row_attention import register_row_attention
 
 
 def compile_blocks(blocks: Sequence[nn.Module]) -> None:
-    """Have blocks compiled when they are called first, in place: once for all of them and all lengths of passes.
+    """Have blocks compiled at their first call, in place: once for all blocks and all lengths of passes.
 
-    What is put around a block afterwards, to gather its parameters or to run it again, is not compiled.
+    Hooks that are put around a block afterwards, to gather its parameters or to run it again, are not compiled.
 
     Raises ConfigError on a host without a compiler of C++, or without the headers of Python.
     """
@@ -28,13 +30,13 @@ def compile_blocks(blocks: Sequence[nn.Module]) -> None:
 
 
 def as_written() -> AbstractContextManager[Any]:
-    """For a while, compiled blocks run as any others: for a call that is not worth a compilation of its own."""
-    can_compile = "torch._dynamo" in sys.modules  # which takes seconds to import
+    """Return a context in which compiled blocks run uncompiled: for a call that is not worth its own compilation."""
+    can_compile = "torch._dynamo" in sys.modules  # the import alone would take seconds
     return torch.compiler.set_stance("force_eager") if can_compile else nullcontext()
 
 
 def _check_compiler() -> None:
-    # Here, as they take seconds to import.
+    # Imported here, as they take seconds to import.
     from torch._inductor.cpp_builder import get_cpp_compiler
     from torch._inductor.exc import InvalidCxxCompiler
 
@@ -47,7 +49,7 @@ def _check_compiler() -> None:
             cure="install one (apt install g++), or learner.compile = false",
         ) from error
     header = Path(sysconfig.get_path("include"), "Python.h")
-    # What inductor and triton compile is made to be imported. torch only warns where they lack, and fails in a step.
+    # inductor and triton compile modules of Python. Where its headers lack, torch only warns, and fails in a step.
     if sys.platform == "linux" and not header.exists():
         raise ConfigError(
             "learner.compile: the headers of Python are not there",

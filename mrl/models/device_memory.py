@@ -1,6 +1,5 @@
-"""A device that is not there, or has too little memory: one line with a cure in place of torch's own words.
-
-And the way of tensors between a device that others need too, and main memory.
+"""Errors of one line with a cure, for a device that is not there or lacks memory; and `OffDevice`, which moves tensors
+between main memory and a device that others need too.
 """
 
 import mmap
@@ -19,14 +18,15 @@ from torch.distributed.tensor import DTensor
 from mrl.errors import DeviceError
 
 TOLD = re.compile(r"out of memory|can't allocate memory|cannot allocate memory|ALLOC_FAILED", re.IGNORECASE)
-"""What torch says on a CPU, and CUDA's libraries say, where there is no class for it."""
+"""Words of torch on a CPU, and of CUDA's libraries, for a lack of memory that has no error class."""
 MAX_SHOWN_CHARS = 160
 PLAN = "`mrl check CONFIG` shows what each process needs"
 LARGE_BYTES, MAPPED_BYTES = 2 << 20, 32 << 20
-"""Tensors of the first size are locked where they begin with a page, as in large pages they do. From the second on they
-are anyway: malloc maps each of them apart."""
+"""Tensors from LARGE_BYTES on are locked where they begin with a page, as in large pages they do. Tensors from
+MAPPED_BYTES on are always locked: malloc maps each of them apart."""
 FREED_S, LOOK_S = 30.0, 0.1
-"""How long the driver may take to give back the memory of a process that was killed, and how often it is looked for."""
+"""Longest seconds that the driver may take to give back the memory of a process that was killed, and seconds between
+two attempts to get it."""
 
 log = structlog.get_logger()
 
@@ -40,7 +40,7 @@ def check_device(device: str) -> None:
 
 
 def lacks_memory(error: BaseException) -> bool:
-    """Whether it says that memory does not suffice, of a device or of the host."""
+    """Whether an error says that memory of a device or of the host does not suffice."""
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
     return isinstance(error, RuntimeError | OSError) and TOLD.search(str(error)) is not None
@@ -48,7 +48,7 @@ def lacks_memory(error: BaseException) -> bool:
 
 @contextmanager
 def enough_memory(during: str, *, where: str, cure: str) -> Iterator[None]:
-    """Raises DeviceError with this cure when memory runs out inside, "out of memory " and `during`."""
+    """Raises DeviceError "out of memory `during`" with this cure when memory runs out inside."""
     try:
         yield
     except (RuntimeError, OSError, MemoryError) as error:
@@ -59,10 +59,11 @@ def enough_memory(during: str, *, where: str, cure: str) -> Iterator[None]:
 
 
 class OffDevice:
-    """Tensors whose memory leaves their device and comes back, bit for bit; they stay the same tensors meanwhile.
+    """Tensors whose memory leaves their device and comes back, bit for bit; they stay the same tensor objects
+    meanwhile.
 
-    What shares memory goes once. Between `leave` and `come_back` none of them may be read. The copies of a GPU's lie in
-    locked memory, which is kept for the next time.
+    Memory that several tensors share moves once. Between `leave` and `come_back` no tensor may be read. The copies of a
+    GPU's tensors lie in locked memory, which is kept for the next time.
     """
 
     def __init__(self) -> None:
@@ -70,11 +71,11 @@ class OffDevice:
         self._kept: list[_Copy] = []
 
     def leave(self, tensors: Iterable[Tensor]) -> None:
-        """Take them to main memory, and free theirs. Only once before `come_back`."""
+        """Copy the tensors to main memory, and free theirs. Only once before `come_back`."""
         assert not self._away, "they are away"
         local = [tensor.to_local() if isinstance(tensor, DTensor) else tensor for tensor in tensors]
         found = {storage.data_ptr(): storage for storage in (tensor.untyped_storage() for tensor in local)}
-        # Memory that others own, as numpy does, stays on a CPU; on a GPU torch would say that it cannot be freed.
+        # On a CPU, memory that others own, such as numpy, stays; on a GPU torch would say that it cannot be freed.
         own = [storage for storage in found.values() if storage.device.type != "cpu" or storage.resizable()]
         storages = [storage for storage in own if storage.nbytes()]
         kept: defaultdict[int, list[_Copy]] = defaultdict(list)
@@ -92,7 +93,7 @@ class OffDevice:
         _empty_cache(storages)
 
     def come_back(self) -> None:
-        """Take them back to their device. Raises torch's error where it stays too full for them."""
+        """Copy the tensors back to their device. Raises torch's error where it stays too full for them."""
         storages = [storage for storage, _ in self._away]
         for storage, copy in self._away:
             _grow(storage, copy.held.nbytes)
@@ -103,7 +104,7 @@ class OffDevice:
 
 
 class _Copy:
-    """Main memory for what a storage holds."""
+    """Main memory for the bytes of one storage."""
 
     def __init__(self, storage: torch.UntypedStorage) -> None:
         self.held = torch.empty(storage.nbytes(), dtype=torch.uint8)
@@ -139,9 +140,9 @@ def _empty_cache(storages: Sequence[torch.UntypedStorage]) -> None:
 
 
 def lock_pages(tensors: Sequence[Tensor], *, holder: object) -> None:
-    """Keep the pages of large tensors where they are as long as `holder` lives, so that a GPU can read them itself.
+    """Lock the pages of large tensors in main memory as long as `holder` lives, so that a GPU can read them itself.
 
-    One that might share a page with another one is left as it is.
+    A tensor that might share a page with another one is not locked.
     """
     if not tensors or not torch.cuda.is_available():
         return
@@ -155,7 +156,7 @@ def lock_pages(tensors: Sequence[Tensor], *, holder: object) -> None:
     weakref.finalize(holder, _unlock, locked).atexit = False
     if len(locked) == len(own_pages):
         return
-    with suppress(RuntimeError):  # CUDA tells the next kernel of what failed here, and then forgets it
+    with suppress(RuntimeError):  # CUDA reports the failure once more to the next kernel, and then forgets it
         torch.zeros((), device="cuda").add_(1)
     log.warning("main memory cannot be locked: copies to a GPU take longer", tensors=len(own_pages) - len(locked))
 

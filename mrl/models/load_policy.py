@@ -1,4 +1,4 @@
-"""A Hugging Face folder becomes a causal language model and a tokenizer, or one clear line says why not.
+"""Loading of a Hugging Face folder as a causal language model and a tokenizer; an error of one line says why it fails.
 
 Nothing is ever fetched: a policy is a local folder.
 """
@@ -20,7 +20,7 @@ CURE = "mrl policies make CONFIG builds the policies of a configuration that hav
 
 
 def load_policy(folder: Path, device: str = "cpu", *, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
-    """The model of a folder on `device`, in evaluation mode.
+    """Load the model of a folder on `device`, in evaluation mode.
 
     Raises ModelFolderError when it is missing or unusable, DeviceError where it has no place.
     """
@@ -52,13 +52,15 @@ def _loaded(folder: Path, dtype: torch.dtype) -> PreTrainedModel:
             wanted="weights for every layer that config.json names",
             cure="fetch the folder anew, or mend its config.json",
         )
-    model.__dict__.pop("_weight_conversions", None)  # what is published has names that ranks without the folder know
+    model.__dict__.pop("_weight_conversions", None)  # weights are published by names that ranks without the folder know
     _leave_file(model)
     return model
 
 
 def _leave_file(model: PreTrainedModel) -> None:
-    """Experts are put together outside of the mapped file, which stays in memory while another tensor lies in it."""
+    """Copy tensors that lie in the mapped file: experts are joined outside of it, but it stays in memory while another
+    tensor lies in it.
+    """
     weights = named_weights(model)
     apart = [tensor for name, tensor in weights.items() if len(parts_of(model, name, tensor)) == 1]
     for tensor in apart if len(apart) < len(weights) else ():
@@ -66,9 +68,10 @@ def _leave_file(model: PreTrainedModel) -> None:
 
 
 def hollow_policy(folder: Path) -> PreTrainedModel:
-    """The model that `load_policy` gives, without its values: memory that nobody has written to, and so takes none.
+    """Make the model that `load_policy` gives, without its values: in memory that nobody has written to, and so takes
+    none.
 
-    For a rank that is given its shards by another one. Raises ModelFolderError as `load_policy`.
+    For a rank that is given its shards by another rank. Raises ModelFolderError as `load_policy`.
     """
     check_folder(folder)
     try:
@@ -84,7 +87,7 @@ def hollow_policy(folder: Path) -> PreTrainedModel:
 
 
 def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
-    """The tokenizer of a folder. Raises ModelFolderError when it is missing or unusable."""
+    """Load the tokenizer of a folder. Raises ModelFolderError when it is missing or unusable."""
     check_folder(folder)
     try:
         return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
@@ -93,14 +96,14 @@ def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
 
 
 def knows_model_type(model_type: str) -> bool:
-    """Whether transformers itself has such models, without code of a folder."""
+    """Whether transformers itself has models of this type, without code from a folder."""
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
     return model_type in CONFIG_MAPPING_NAMES
 
 
 def has_causal_model(model_type: str) -> bool:
-    """Whether transformers has a causal language model of this kind."""
+    """Whether transformers has a causal language model of this type."""
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
     return model_type in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES

@@ -2,7 +2,7 @@
 
     y = W x + alpha / rank * B A x        A [rank, in] random, B [out, rank] zero at the start; W is not trained
 
-The model stays what it is; its adapted layers hold W as `base_layer` and have `lora_A` and `lora_B` beside it.
+The model object stays the same; its adapted layers hold W as `base_layer` and have `lora_A` and `lora_B` beside it.
 """
 
 import json
@@ -24,7 +24,7 @@ ADAPTER = "default"
 BASE, FIRST, SECOND = ".base_layer.", f".lora_A.{ADAPTER}.", f".lora_B.{ADAPTER}."
 FILE = "adapter_model.safetensors"
 WRAPPED = "base_model.model."
-"""How names begin in peft's files."""
+"""Prefix of the names in peft's files."""
 
 
 def add_adapters(model: nn.Module, table: LoraTable, *, seed: int) -> None:
@@ -48,7 +48,7 @@ def add_adapters(model: nn.Module, table: LoraTable, *, seed: int) -> None:
             wanted="some of " + ", ".join(sorted(linear)),
         )
     targets = [name for name, last in layers.items() if last in (table.target_modules or linear)]
-    # Where peft sees a mixture's configuration it also adapts experts, which are no layers: merging knows none of that.
+    # Where peft sees a mixture's configuration it also adapts experts, which are no layers, and cannot be merged here.
     without_config = nn.ModuleList([model])
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -61,19 +61,19 @@ def is_adapter(name: str) -> bool:
 
 
 def name_without_adapter(name: str) -> str:
-    """The name of a weight in the model without adapters."""
+    """Return the name of a weight in the model without adapters."""
     return name.replace(BASE, ".")
 
 
 def adapted_modules(model: nn.Module) -> dict[str, Any]:
-    """The layers with an adapter, by name."""
+    """Return name -> layer of the layers with an adapter."""
     return {name: module for name, module in model.named_modules() if hasattr(module, "lora_A")}
 
 
 def merged(
     model: nn.Module, name: str, weights: Mapping[str, Tensor], weight_OI: Tensor, whole: Callable[[Tensor], Tensor]
 ) -> Tensor:
-    """W + alpha / rank * B A for the weight of an adapted layer; any other weight as it is.
+    """Return W + alpha / rank * B A for the weight of an adapted layer, and any other weight as it is.
 
     `whole` gathers a tensor from its shards.
     """
@@ -87,7 +87,7 @@ def merged(
 
 @contextmanager
 def adapters_off(model: nn.Module) -> Iterator[None]:
-    """Inside, the model is what it was before it got adapters."""
+    """Inside, the model computes as it did before it got adapters."""
     # peft's own switch also turns gradients off, of which a sharded model takes note once and for all.
     modules = adapted_modules(model).values()
     for module in modules:
@@ -100,14 +100,14 @@ def adapters_off(model: nn.Module) -> Iterator[None]:
 
 
 def name_in_file(name: str) -> str:
-    """What peft calls a weight of an adapter in its files."""
+    """Return the name of an adapter's weight in peft's files."""
     return WRAPPED + name.replace(f".{ADAPTER}.", ".")
 
 
 def write_adapters(folder: Path, table: LoraTable, weights: Mapping[str, Tensor], model_name: str) -> None:
     """Write adapters as peft does, in a folder that peft, vLLM and SGLang load beside the model. Raises OSError.
 
-    The model is a folder, or ID or ID@REVISION of the hub.
+    `model_name` is a folder, or ID or ID@REVISION of the hub.
     """
     folder.mkdir(parents=True)
     tensors = {name_in_file(name): tensor.detach().cpu().contiguous() for name, tensor in weights.items()}
@@ -116,7 +116,7 @@ def write_adapters(folder: Path, table: LoraTable, weights: Mapping[str, Tensor]
 
 
 def describe_adapters(folder: Path, table: LoraTable, names: Iterable[str], model_name: str) -> None:
-    """Write what peft reads beside the file with tensors of these names. Raises OSError."""
+    """Write the configuration that peft reads beside a file whose tensors have these names. Raises OSError."""
     targets = {name.rpartition(".lora_A.")[0].rpartition(".")[2] for name in names} - {""}
     described = _peft_config(table, sorted(targets))
     name = None if Path(model_name).exists() else parse_name(model_name)  # a folder of this machine may be called so
@@ -127,7 +127,7 @@ def describe_adapters(folder: Path, table: LoraTable, names: Iterable[str], mode
 
 
 def read_scale(folder: Path) -> float:
-    """alpha / rank of written adapters. Raises WeightsError when the folder does not say it."""
+    """Return alpha / rank of written adapters. Raises WeightsError when the folder does not say it."""
     try:
         described = json.loads((folder / "adapter_config.json").read_text(encoding="utf-8"))
         return float(described["lora_alpha"] / described["r"])
@@ -148,7 +148,7 @@ def _peft_config(table: LoraTable, targets: list[str]) -> Any:
 
 
 def _linear_layers(model: nn.Module) -> dict[str, str]:
-    """Name -> last part of it, of all linear layers but the head, whose weight the learner takes as it is."""
+    """Return name -> its last part, of all linear layers but the head, whose weight the learner takes as it is."""
     head = model.get_output_embeddings()  # type: ignore[operator]
     layers = ((name, module) for name, module in model.named_modules() if isinstance(module, nn.Linear))
     return {name: name.rpartition(".")[2] for name, module in layers if module is not head}

@@ -1,4 +1,4 @@
-"""A recipe becomes a policy: tokenizer, architecture and warm start, saved as an ordinary Hugging Face folder.
+"""Making of a policy from a recipe: tokenizer, architecture and warm start, saved as an ordinary Hugging Face folder.
 
 A folder appears whole or not at all, and the same recipe and examples give the same weights.
 """
@@ -24,7 +24,8 @@ TOKENIZER_EXAMPLES = 6_000
 
 
 def make_policy(recipe: MakeTable, examples: Examples, folder: Path, *, on_step: Callable[[int, float], None]) -> None:
-    """Build the policy and put it at `folder`, replacing what is there. `on_step(step, loss)` follows the warm start.
+    """Build the policy and put it at `folder`, replacing what is there. `on_step(step, loss)` is called after each step
+    of the warm start.
 
     Raises ModelFolderError when the folder cannot be written.
     """
@@ -52,7 +53,7 @@ def make_policy(recipe: MakeTable, examples: Examples, folder: Path, *, on_step:
 
 
 def train_tokenizer(recipe: MakeTable, examples: Examples) -> PreTrainedTokenizerBase:
-    """The recipe's tokenizer, trained on prompts and completions of both kinds."""
+    """Train the recipe's tokenizer on prompts and completions, half of them of practice."""
     rng = random.Random(recipe.seed)
     drawn = [examples.draw(rng, practice=index % 2 == 0) for index in range(TOKENIZER_EXAMPLES)]
     texts = [text for one in drawn for prompt, completion in one.turns for text in (prompt + "\n", completion)]
@@ -60,7 +61,7 @@ def train_tokenizer(recipe: MakeTable, examples: Examples) -> PreTrainedTokenize
 
 
 def encode_example(tokenizer: PreTrainedTokenizerBase, example: Text) -> list[EncodedTurn]:
-    """Of each turn the prompt's ids as in rollouts, and the completion's ids with EOS."""
+    """Return (prompt ids as in rollouts, completion ids with EOS) of each turn."""
     return [
         (
             prompt_token_ids(tokenizer, prompt),
@@ -96,7 +97,7 @@ def _save(folder: Path, recipe: MakeTable, model: PreTrainedModel, tokenizer: Pr
 
 
 def describe(recipe: MakeTable, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> str:
-    """The README of a made folder."""
+    """Return the text of the README of a made folder."""
     skills = ", ".join(recipe.skilled_in) or "all operations"
     return f"""# A small {recipe.architecture} policy, made by `mrl policies make`
 

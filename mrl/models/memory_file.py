@@ -1,12 +1,13 @@
-"""Memory of a process that others of its host and its user open: safetensors files, and the same tensors on a GPU.
+"""Memory of a process that other processes of its user on its host open: safetensors files, and the same tensors on a
+GPU.
 
 A file has no name in a file system: it needs no room in /dev/shm, and is gone with the last process that has it open,
-however that ends. What limits it is the memory of the host, or of its control group. Memory that is there already takes
-bytes several times faster than new memory, so a file is written over by one version after another.
+however that process ends. Its limit is the memory of the host, or of its control group. Memory that is there already
+takes bytes several times faster than new memory, so one version after another is written over the same file.
 
-What lies on a GPU is opened by CUDA IPC, through functions of the driver, which are the same in every environment
+Memory on a GPU is opened by CUDA IPC, through functions of the driver, which are the same in every environment
 (https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__MEM.html). Torch's own way has private functions, and pickle.
-That has not run on a GPU; its twin on a CPU is a file without a name again.
+CUDA IPC has not run on a GPU; its twin on a CPU is again a file without a name.
 """
 
 import ctypes
@@ -32,9 +33,9 @@ from mrl.models.tensor_file import TYPES, Place, TensorShape, check_digests, dig
 SHARED = ".gpu"
 """Suffix of the file beside a file of tensors that says where the same tensors lie on a GPU."""
 IPC_PAGE_BYTES = 2 * 1024**2
-"""Of whole pages the driver shares nothing else with whoever opens them."""
+"""An allocation of whole pages of this size is shared alone: else the driver would share other memory with it."""
 PEER_ACCESS = 1
-"""CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS: the GPU of who opens it may be another one."""
+"""CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS: the process that opens the memory may use another GPU."""
 GB = 1e9
 CURE = f'fewer copies (rollout.weights_in = "disk"), engines that compute in bfloat16, or more memory; {PLAN}'
 
@@ -45,14 +46,14 @@ class MemoryFile:
     """A file whose tensors are views of this process's memory."""
 
     def __init__(self, name: str, *, pinned: bool = False) -> None:
-        """`pinned` lets a GPU copy into it by itself, where CUDA allows that. Raises OSError."""
+        """Make an empty file. `pinned` lets a GPU copy into it by itself, where CUDA allows that. Raises OSError."""
         self._name, self._descriptor = name, os.memfd_create(name)
         self.path = Path(f"/proc/{os.getpid()}/fd/{self._descriptor}")
-        """Of the open file, as other processes see it."""
+        """Path of the open file, as other processes see it."""
         self._pinned, self._mapped = pinned, np.empty(0, np.uint8)
 
     def lay_out(self, shapes: Sequence[TensorShape]) -> dict[str, Tensor]:
-        """Make it a file of tensors of these shapes; returns name -> tensor, to be written to.
+        """Make the file one of tensors of these shapes; return name -> tensor, to be written to.
 
         Raises DeviceError when the host lacks memory.
         """
@@ -70,7 +71,9 @@ class MemoryFile:
         return views
 
     def claim(self) -> bool:
-        """Whether nobody holds it (`mrl.weights.read_lock`); then nobody can until it is released."""
+        """Lock the file for writing; return False where a reader holds it (`mrl.weights.read_lock`). Until `release` no
+        reader can hold it.
+        """
         try:
             fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -78,11 +81,11 @@ class MemoryFile:
         return True
 
     def release(self) -> None:
-        """Let it be read."""
+        """Let the file be read."""
         fcntl.flock(self._descriptor, fcntl.LOCK_UN)
 
     def close(self) -> None:
-        """Whoever has it open keeps it; the tensors stay until nobody has them."""
+        """Close the file. A process that has it open keeps it; the tensors stay until nobody uses them."""
         self._unpin()
         os.close(self._descriptor)
 
@@ -90,11 +93,11 @@ class MemoryFile:
         self._unpin()
         free_bytes = free_memory_bytes() + self._mapped.size
         self._mapped = np.empty(0, np.uint8)
-        if size_bytes > free_bytes:  # the kernel would grant it, and then kill somebody for it
+        if size_bytes > free_bytes:  # the kernel would grant it, and then kill some process for it
             raise self._lacking(size_bytes, f"{free_bytes / GB:.2f} GB free")
         try:
             os.ftruncate(self._descriptor, size_bytes)
-            os.posix_fallocate(self._descriptor, 0, size_bytes)  # else memory that lacks is a signal, later
+            os.posix_fallocate(self._descriptor, 0, size_bytes)  # else a lack of memory would be a signal, later
             flags = mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0)
             self._mapped = np.frombuffer(mmap.mmap(self._descriptor, size_bytes, flags=flags), np.uint8)
         except OSError as error:
@@ -115,21 +118,21 @@ class MemoryFile:
 
 
 class SharedTensors(msgspec.Struct, frozen=True):
-    """Where tensors lie on a device of their owner, one behind the other."""
+    """Tensors that lie end to end in memory on a device, and the handle by which other processes open it."""
 
     gpu: str
     """Unique id of the GPU; empty for memory of the host."""
     handle: str
-    """Of CUDA IPC as hex digits, or the path of the memory of the host."""
+    """Handle of CUDA IPC as hex digits, or the path of the memory of the host."""
     num_bytes: int
     tensors: list[TensorShape]
 
 
 class SharedMemory:
-    """Bytes on a device, which other processes open. They go with this process, or when it closes them."""
+    """Bytes on a device that other processes can open. They go with this process, or when it closes them."""
 
     def __init__(self, num_bytes: int, device: torch.device) -> None:
-        """Raises OSError where the device has no room, or its driver does not share it."""
+        """Allocate and share bytes. Raises OSError where the device has no room, or its driver does not share it."""
         self.num_bytes, self._device = num_bytes, device
         if device.type == "cpu":
             descriptor = os.memfd_create("shared tensors")
@@ -156,11 +159,11 @@ class SharedMemory:
             raise OSError(f"torch copies what lies on {device}")
 
     def described(self, tensors: Sequence[TensorShape]) -> SharedTensors:
-        """What others need to open it, when these tensors lie in it."""
+        """Return what other processes need to open this memory and find these tensors in it."""
         return SharedTensors(gpu_id(self._device), self._handle, self.num_bytes, list(tensors))
 
     def close(self) -> None:
-        """Give the memory back; nobody may use it any more."""
+        """Free the memory; nobody may use it any more."""
         if self._device.type == "cpu":
             os.close(self._address)
             return
@@ -175,7 +178,7 @@ class _IpcHandle(ctypes.Structure):
 
 
 class _OnGpu:
-    """What torch makes a tensor of."""
+    """GPU memory in the form of which torch makes a tensor."""
 
     def __init__(self, address: int, num_bytes: int) -> None:
         about = {"shape": (num_bytes,), "typestr": "|u1", "data": (address, False), "version": 3}
@@ -183,7 +186,7 @@ class _OnGpu:
 
 
 def call_driver(function: str, *arguments: object) -> None:
-    """Call a function of the CUDA driver. Raises OSError with the name of what it answers but success."""
+    """Call a function of the CUDA driver. Raises OSError with the name of any answer but success."""
     driver = ctypes.CDLL("libcuda.so.1")
     if code := getattr(driver, function)(*arguments):
         said = ctypes.c_char_p()
@@ -192,15 +195,15 @@ def call_driver(function: str, *arguments: object) -> None:
 
 
 def _enter(device: torch.device) -> None:
-    """Let the driver's functions mean the context in which torch uses this GPU."""
+    """Make the driver's functions use the context in which torch uses this GPU."""
     torch.cuda.set_device(device)
     torch.cuda.mem_get_info(device)
 
 
 def shared_tensors(folder: Path) -> list[SharedTensors]:
-    """Where the tensors of a published version lie on GPUs; empty where they lie in files alone.
+    """Return where the tensors of a published version lie on GPUs; empty where they lie in files alone.
 
-    Raises WeightsError for what says nothing of the kind.
+    Raises WeightsError for files that cannot be read as such descriptions.
     """
     files = sorted(folder.glob("*.safetensors"))
     told = [file.with_suffix(SHARED) for file in files if file.with_suffix(SHARED).exists()]
@@ -217,9 +220,9 @@ def shared_tensors(folder: Path) -> list[SharedTensors]:
 def read_shared(
     shared: Sequence[SharedTensors], place: Place, wanted: Mapping[str, str], device: torch.device
 ) -> dict[str, str]:
-    """Copy tensors to their places on `device`; returns name -> digest of what lies there then.
+    """Copy tensors to their places on `device`; return name -> digest of the copies.
 
-    Raises OSError where they cannot be opened, WeightsError when `wanted` names others.
+    Raises OSError where the memory cannot be opened, WeightsError when `wanted` has other tensors or digests.
     """
     found: dict[str, Tensor] = {}
     for one in shared:
@@ -238,7 +241,8 @@ def read_shared(
 
 @contextmanager
 def _opened(shared: SharedTensors, device: torch.device) -> Iterator[Callable[[int, Tensor], None]]:
-    """Copies what begins at a byte into a contiguous tensor on `device`, and waits for it. Raises OSError.
+    """Open shared memory; give a function that copies the bytes from a position on into a contiguous tensor on
+    `device`, and waits for it. Raises OSError.
 
     `mrl/engines/inside/shared_memory.py` does the same in an engine's own environment.
     """

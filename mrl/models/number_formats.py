@@ -1,6 +1,7 @@
-"""Forwards in another number format than that of the parameters, operation by operation: the model is never copied.
+"""Forwards in a number format other than that of the parameters, operation by operation: the model is never copied.
 
-What an engine computes in 16 bits differs from the exact result by rounding; a forward in its format shows by how much.
+The results of an engine that computes in 16 bits differ from the exact ones by rounding; a forward in its format shows
+by how much.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -12,7 +13,8 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
 NumberFormat = Literal["float32", "tf32", "float16", "bfloat16"]
-"""From fine to coarse. In tf32 factors of float32 are multiplied with ten bits after the point, as tensor cores do."""
+"""Number formats, from fine to coarse. In tf32, factors of float32 are multiplied with ten bits after the point, as
+tensor cores do."""
 COARSENESS: tuple[NumberFormat, ...] = ("float32", "tf32", "float16", "bfloat16")
 TF32_DROPPED_BITS = 13
 
@@ -37,16 +39,16 @@ _PRODUCTS: set[Callable[..., Any]] = {
 }
 _LOOK_UPS_AND_NORMS: set[Callable[..., Any]] = {functional.embedding, functional.layer_norm, functional.rms_norm}
 _SCALES: set[Callable[..., Any]] = {Tensor.mul, Tensor.__mul__, torch.mul, Tensor.add, Tensor.__add__, torch.add}
-"""Of what a family's own norm does; where a parameter takes part."""
+"""Operations of a family's own norm; only those with a parameter among their operands are rounded."""
 
 
 def coarser(first: NumberFormat, second: NumberFormat) -> NumberFormat:
-    """The one with fewer bits after the point."""
+    """Return the format with fewer bits after the point."""
     return max(first, second, key=COARSENESS.index)
 
 
 def rounded(values: Tensor, number_format: NumberFormat) -> Tensor:
-    """The nearest values that the format has, in its type; tf32 lies in float32."""
+    """Return the nearest values that the format has, in its type; tf32 values lie in float32."""
     if number_format != "tf32":
         return values.to(getattr(torch, number_format))
     bits = values.to(torch.float32).view(torch.int32)
@@ -58,7 +60,8 @@ def rounded(values: Tensor, number_format: NumberFormat) -> Tensor:
 class ComputedIn(TorchFunctionMode):
     """Inside, models compute in the format `values`, with weights that are first rounded to the format `weights`.
 
-    One operation's operands are in memory twice meanwhile. Under FSDP it is what a rank gathers that is rounded.
+    The operands of the running operation are in memory twice. Under FSDP each rank rounds the weights that it has
+    gathered.
     """
 
     def __init__(self, values: NumberFormat, *, weights: NumberFormat) -> None:

@@ -1,7 +1,7 @@
 """The weights of a model by name: listing them, gathering them from their shards, and their names in a folder.
 
-In memory transformers holds the experts of a layer in one tensor. A released folder, and so what is published, has an
-expert per tensor: views of that one, by transformers' own conversion.
+In memory transformers holds the experts of a layer in one tensor. A released folder, and so a published version, has
+one tensor per expert: views of the layer's tensor, by transformers' own conversion.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -20,7 +20,7 @@ from mrl.models.lora import is_adapter, merged, name_in_file, name_without_adapt
 
 
 def named_weights(model: nn.Module) -> dict[str, Tensor]:
-    """Every parameter once (tied weights under their first name) and every persistent buffer."""
+    """Return every parameter once (tied weights under their first name) and every persistent buffer, by name."""
     weights: dict[str, Tensor] = dict(model.named_parameters())
     persistent = model.state_dict().keys()
     weights.update({name: buffer for name, buffer in model.named_buffers() if name in persistent})
@@ -28,13 +28,15 @@ def named_weights(model: nn.Module) -> dict[str, Tensor]:
 
 
 def trained_weights(model: nn.Module) -> dict[str, Tensor]:
-    """The part of `named_weights` that training changes: all of it, or the adapters alone where there are some."""
+    """Return the part of `named_weights` that training changes: the adapters alone where there are some, else all of
+    it.
+    """
     weights = named_weights(model)
     return {name: tensor for name, tensor in weights.items() if is_adapter(name)} or weights
 
 
 class ReleasedTensor(NamedTuple):
-    """A tensor of a folder, within a tensor of the model that lies in one piece."""
+    """A tensor as a folder names it: a view into one contiguous tensor of the model."""
 
     name: str
     shape: tuple[int, ...]
@@ -42,7 +44,7 @@ class ReleasedTensor(NamedTuple):
     offset: int
 
     def of(self, whole: Tensor) -> Tensor:
-        """This part; shares the memory of `whole`."""
+        """Return this tensor as a view of `whole`, whose memory it shares."""
         if self.shape == tuple(whole.shape):
             return whole.detach()
         assert whole.is_contiguous()
@@ -50,19 +52,20 @@ class ReleasedTensor(NamedTuple):
 
 
 _PARTS: WeakKeyDictionary[nn.Module, dict[str, list[ReleasedTensor]]] = WeakKeyDictionary()
-"""Model -> name -> its parts, which cost a millisecond each to find."""
+"""Model -> name of a weight -> its tensors in a folder, which cost a millisecond per weight to find."""
 
 
 def released(model: nn.Module, weights: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
-    """Weights of a model by the names that its folder has, as views of the same memory."""
+    """Yield weights of a model by the names that they have in its folder, as views of the same memory."""
     for name, tensor in weights:
         yield from ((part.name, part.of(tensor)) for part in parts_of(model, name, tensor))
 
 
 def parts_of(model: nn.Module, name: str, tensor: Tensor) -> list[ReleasedTensor]:
-    """What a folder has of the weight `name`, which is like `tensor`, in the order of the memory.
+    """Return the tensors that a folder has for the weight `name`, in the order of the memory; only the shape of
+    `tensor` is used.
 
-    A family of which a folder has other numbers, and no views, keeps its own name for them.
+    A weight that a folder holds as other numbers, and not as views, keeps its own name.
     """
     known = _PARTS.setdefault(model, {})
     if name not in known:
@@ -80,24 +83,24 @@ def parts_of(model: nn.Module, name: str, tensor: Tensor) -> list[ReleasedTensor
 
 
 class _WithoutCopies(TorchFunctionMode):
-    """Where transformers would copy a view to save it, the view stays."""
+    """Inside, `Tensor.contiguous` copies nothing: transformers calls it before it saves a view."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return args[0] if func is Tensor.contiguous else func(*args, **(kwargs or {}))
 
 
 class TensorSource(NamedTuple):
-    """A tensor of a model, by the name under which it is published."""
+    """A tensor of a model under the name by which it is published."""
 
     name: str
     like: Tensor
-    """Has its shape and type, and may be a shard, or lack values."""
+    """A tensor of its shape and type, which may be a shard or lack values."""
     whole: Callable[[], Tensor]
-    """Gathers it; where the model is sharded all ranks have to call it, in the same order."""
+    """Gathers the tensor; where the model is sharded all ranks have to call it, in the same order."""
 
 
 def weight_sources(model: nn.Module) -> list[TensorSource]:
-    """`named_weights` as a folder has them, adapters merged into theirs."""
+    """Return the `named_weights` as a folder has them, adapters merged into the weights that they adapt."""
     weights = named_weights(model)
 
     def whole(name: str, tensor: Tensor) -> Tensor:
@@ -114,7 +117,7 @@ def weight_sources(model: nn.Module) -> list[TensorSource]:
 
 
 def adapter_sources(model: nn.Module) -> list[TensorSource]:
-    """The adapters alone, by the names of peft's files."""
+    """Return the adapters alone, by the names of peft's files."""
     weights = named_weights(model)
     return [
         TensorSource(name_in_file(name), tensor, partial(_whole, tensor))
@@ -124,13 +127,13 @@ def adapter_sources(model: nn.Module) -> list[TensorSource]:
 
 
 def plain_sources(weights: Iterable[tuple[str, Tensor]]) -> list[TensorSource]:
-    """Of tensors that are whole."""
+    """Return sources of `weights` under the names that they have, without conversion or merging."""
     return [TensorSource(name, tensor, partial(_whole, tensor)) for name, tensor in weights]
 
 
 @torch.no_grad()
 def whole_weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """`weight_sources` one by one, each gathered from its shards when its turn comes."""
+    """Yield (name, tensor) of `weight_sources`, each gathered from its shards when its turn comes."""
     for source in weight_sources(model):
         yield source.name, source.whole()
 
@@ -146,7 +149,7 @@ def _sources(parts: list[ReleasedTensor], tensor: Tensor, whole: Callable[[], Te
 
 
 class _Gathered:
-    """A tensor whose parts are asked for one after the other: gathered for the first, kept until the last."""
+    """A weight whose parts are asked for one after the other: gathered for the first, kept until the last."""
 
     def __init__(self, whole: Callable[[], Tensor], num_parts: int) -> None:
         self._whole, self._num_parts = whole, num_parts

@@ -1,4 +1,4 @@
-"""A small policy with random weights, to see what an engine does with it."""
+"""A small policy with random weights, to test an engine with."""
 
 from pathlib import Path
 
@@ -17,9 +17,9 @@ TEXT = "What is one and two? <answer>three</answer> The quick brown fox jumps ov
 
 
 def save_probe(folder: Path, *, seed: int) -> None:
-    """Put the policy of a seed into `folder`, as a Hugging Face folder whose weights are larger than usual.
+    """Save the policy of a seed into `folder`, as a Hugging Face folder whose weights are larger than usual.
 
-    With weights as they are initialised all tokens are about equally likely, and much would look right that is not.
+    With usual initial weights all tokens are about equally likely, and much that is wrong would look right.
     """
     logging.disable_progress_bar()
     tokenizer = train_byte_level([TEXT] * 3, VOCAB_SIZE)

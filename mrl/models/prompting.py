@@ -1,4 +1,4 @@
-"""The content of a prompt becomes token ids: by the model's chat template, or as a line of plain text."""
+"""Token ids of a prompt: by the model's chat template, or as a line of plain text."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -24,7 +24,7 @@ class PromptEncoder:
         self._known: dict[str | Sequence[tuple[str, str]], npt.NDArray[np.int32]] = {}
 
     def token_ids(self, content: str | Sequence[tuple[str, str]]) -> npt.NDArray[np.int32]:
-        """[P] int32, read-only. Raises ModelFolderError when the chat template refuses it."""
+        """Return [P] int32 ids of a prompt, read-only. Raises ModelFolderError when the chat template refuses it."""
         if content not in self._known:
             try:
                 ids = np.asarray(prompt_token_ids(self._tokenizer, content, self._prompt), dtype=np.int32)
@@ -35,17 +35,18 @@ class PromptEncoder:
         return self._known[content]
 
     def shown(self, content: str | Sequence[tuple[str, str]]) -> str:
-        """The prompt as these ids spell it, special tokens in it. Raises ModelFolderError as `token_ids`."""
+        """Return the prompt as its ids spell it, with special tokens. Raises ModelFolderError as `token_ids`."""
         return str(self._tokenizer.decode(self.token_ids(content).tolist(), clean_up_tokenization_spaces=False))
 
 
 def prompt_token_ids(
     tokenizer: PreTrainedTokenizerBase, content: str | Sequence[tuple[str, str]], prompt: PromptTable = AS_IT_IS
 ) -> list[int]:
-    """The prompt by the chat template, text as one user turn; without a template, text and a line break.
+    """Return the ids of a prompt by the chat template, a text as one user turn; without a template, of text and line
+    break.
 
-    The text that the answer begins with stands behind it, and is cut into tokens with it. Raises ModelFolderError for a
-    conversation without a template.
+    The prefill, with which the answer begins, stands after the prompt and is tokenized with it. Raises ModelFolderError
+    for a conversation without a template.
     """
     if not tokenizer.chat_template:
         text = plain_text(content, where=str(tokenizer.name_or_path), prefill=prompt.assistant_prefill)
@@ -58,9 +59,9 @@ def prompt_token_ids(
 
 
 def bare_token_ids(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
-    """A text that no template stands around, with the special tokens that the tokenizer itself puts before it (a BOS).
+    """Return the ids of a text without a template, with the special tokens that the tokenizer puts before it (a BOS).
 
-    What it puts behind a text (an EOS) is left out: the text goes on.
+    Special tokens that it puts after a text (an EOS) are left out: the text goes on.
     """
     is_added = tokenizer(".", return_special_tokens_mask=True)["special_tokens_mask"]
     num_behind = [*reversed(is_added), 0].index(0)

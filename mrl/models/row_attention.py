@@ -1,8 +1,8 @@
-"""Attention of packed rows: none sees another, and rows with one prompt share what the prompt costs.
+"""Attention of packed rows: no row sees another, and rows of one prompt share the prompt's cost.
 
-A pass holds places: every prompt once, its answers behind it. All that a model does place by place is done once per
-place; only here does every answer get its prompt back, and is attended to as the row that it is. transformers calls
-this as any other attention (its `AttentionInterface`), for every family alike.
+A pass holds places: every prompt once, its answers after it. All that a model does place by place is done once per
+place. Only in attention does every answer get its prompt back, and is attended to as the whole row that it is.
+transformers calls this as any other attention (its `AttentionInterface`), for every family alike.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -21,61 +21,64 @@ from mrl.errors import ModelFolderError
 from mrl.models.varlen_attention import attend_at_once
 
 Kernel = Literal["rows", "varlen"]
-"""One call for rows of one length each, on any device, or one for all rows (see `varlen_attention`)."""
+"""`rows`: one call for neighbouring rows of equal length, on any device; `varlen`: one call for all rows (see
+`varlen_attention`)."""
 NAMES: dict[Kernel, str] = {"rows": "mrl_rows", "varlen": "mrl_rows_varlen"}
-"""How transformers knows them."""
+"""Kernel -> its name in transformers."""
 
 
 @dataclass(frozen=True, slots=True)
 class RowLayout:
-    """Where the rows of a pass lie among its L places.
+    """Positions of the rows of a pass among its L places.
 
     All rows laid end to end, each with its prompt, take R >= L positions.
     """
 
     lengths: tuple[int, ...]
-    """Of the rows, prompts included. They sum to R."""
+    """Tokens of each row, prompts included; their sum is R."""
     places_R: Tensor | None = None
-    """The place of every position; None when no prompt is shared, where they are the same."""
+    """The place of every position; None when no prompt is shared, and places and positions are the same."""
     positions_L: Tensor | None = None
-    """For every place, one of its positions. A shared prompt is the same in all of its rows."""
+    """For every place, one of its positions: the states of a shared prompt are the same in all of its rows."""
 
     @property
     def num_places(self) -> int:
-        """L."""
+        """L, the places of the pass."""
         return sum(self.lengths) if self.positions_L is None else len(self.positions_L)
 
     @property
     def runs(self) -> list[tuple[int, int]]:
-        """(rows, length) of neighbours of equal length: each is attended to in one call."""
+        """(rows, length) of neighbouring rows of equal length, which are attended to in one call."""
         return [(len([*same]), length) for length, same in groupby(self.lengths)]
 
     def bounds_on(self, device: torch.device) -> Tensor:
-        """[rows + 1] int32: where rows begin among the R positions, and where the last one ends."""
+        """Return [rows + 1] int32: where rows begin among the R positions, and where the last row ends."""
         return _bounds(self.lengths, device)
 
     def to(self, device: torch.device) -> "RowLayout":
-        """The same on another device."""
+        """Return the layout with its tensors on another device."""
         if self.places_R is None or self.positions_L is None:
             return self
         return RowLayout(self.lengths, self.places_R.to(device), self.positions_L.to(device))
 
 
 class PlaceExchange(Protocol):
-    """Ranks that hold l of the L places of a pass each, and attend over all of them with H / C heads each."""
+    """Exchange between C ranks that hold l of the L places of a pass each, and attend over all places with H / C heads
+    each.
+    """
 
     def by_heads(self, states_lHD: Tensor, num_places: int) -> Tensor:
-        """[L, H / C, D]."""
+        """Return [L, H / C, D] from [l, H, D]: this rank's heads at all places."""
 
     def by_places(self, states_LHD: Tensor) -> Tensor:
-        """[l, H, D] from [L, H / C, D]."""
+        """Return [l, H, D] from [L, H / C, D]: all heads at this rank's places."""
 
 
 def use_row_attention(model: nn.Module, kernel: Kernel = "rows") -> None:
-    """Have a model understand `packed_rows`, a RowLayout given to its decoder; without it, every sequence is a row.
+    """Let a model take `packed_rows`, a RowLayout given to its decoder; without it, every sequence is a row.
 
-    There is no other mask: sequences may be filled up on the right alone. Raises ModelFolderError for a family whose
-    attention transformers cannot exchange, or is in chunks.
+    No other mask is applied: sequences may be padded on the right alone. Raises ModelFolderError for a family whose
+    attention transformers cannot exchange, or is in chunks, and for layers that carry a state along a row.
     """
     model.set_attn_implementation(NAMES[kernel])  # type: ignore[operator]
     text_config = model.config.get_text_config()  # type: ignore[operator, union-attr]
@@ -93,10 +96,10 @@ def use_row_attention(model: nn.Module, kernel: Kernel = "rows") -> None:
 
 
 def _stateful(model: nn.Module, text_config: Any) -> str:
-    """What in a model hands something on along a row beside attention; "" where nothing does."""
+    """Return the names of parts that carry something along a row beside attention; "" where there are none."""
     kinds = {"linear_attention", "hybrid"} & set(getattr(text_config, "layer_types", None) or ())
     decoder: Any = model.get_decoder()  # type: ignore[operator]
-    layers = getattr(decoder, "layers", decoder)  # beside them one that also hears has convolutions over sounds
+    layers = getattr(decoder, "layers", decoder)  # beside them a model of audio has convolutions of sound
     convolutions = {type(one).__name__ for one in layers.modules() if isinstance(one, nn.Conv1d)}
     return ", ".join(sorted(kinds | convolutions))
 
@@ -111,7 +114,7 @@ def _unknown(got: str) -> ModelFolderError:
 
 
 def take(states: Tensor, places: Tensor) -> Tensor:
-    """states[places], where places come more than once: the same bits in every backward pass.
+    """Return states[places], where places may come more than once: with the same bits in every backward pass.
 
     On a CPU only `index_select` adds up in a fixed order, whatever the threads; on a GPU only indexing does.
     """
@@ -120,7 +123,9 @@ def take(states: Tensor, places: Tensor) -> Tensor:
 
 @contextmanager
 def attention_of_transformers(model: nn.Module) -> Iterator[None]:
-    """For a while, without gradient: the attention and the masks that the family comes with, however slow."""
+    """Inside, which is for passes without gradient, use the attention and masks that the family comes with, however
+    slow.
+    """
     before = _implementation(model)
     model.set_attn_implementation("eager")  # type: ignore[operator]
     try:
@@ -147,10 +152,10 @@ def row_attention(
     kernel: Kernel = "rows",
     **others: Any,
 ) -> tuple[Tensor, None]:
-    """Causal attention within rows, [N, L, H, D]; K key-value heads serve H heads.
+    """Return causal attention within rows, [N, L, H, D]; K key-value heads serve H heads.
 
-    `sliding_window` w lets a token see itself and the w - 1 before it; `softcap` bounds the scores' size (Gemma 2,
-    arXiv 2408.00118, section 2). With a `place_exchange` the states are those of this rank's places. Raises
+    `sliding_window` w lets a token see itself and the w - 1 tokens before it; `softcap` bounds the scores' size (Gemma
+    2, arXiv 2408.00118, section 2). With a `place_exchange` the states are those of this rank's places. Raises
     ModelFolderError for attention with sinks, with a mask of the family's own, or with a window that is nowhere but in
     a mask.
     """
@@ -175,7 +180,7 @@ def row_attention(
 def register_row_attention(
     wrap: Callable[[Callable[..., Any]], Callable[..., Any]] = lambda attention: attention,
 ) -> None:
-    """Make it known to transformers under its names, `wrap` around it."""
+    """Register row attention with transformers under the names of its kernels, with `wrap` around it."""
     for kernel, name in NAMES.items():
         AttentionInterface.register(name, wrap(partial(row_attention, kernel=kernel)))
 
@@ -185,17 +190,17 @@ register_row_attention()
 
 @lru_cache(maxsize=4)
 def _bounds(lengths: tuple[int, ...], device: torch.device) -> Tensor:
-    """The same for every block of a model, and its transfer to a GPU would have to be waited for."""
+    """Return `RowLayout.bounds_on`, kept for all blocks of a model: a transfer to a GPU would have to be waited for."""
     return torch.tensor([0, *accumulate(lengths)], dtype=torch.int32, device=device)
 
 
 def _end_to_end(states_LHD: Tensor, layout: RowLayout) -> Tensor:
-    """[R, H, D]."""
+    """Return [R, H, D] states of the positions."""
     return states_LHD if layout.places_R is None else take(states_LHD, layout.places_R)
 
 
 def _by_length(states_RHD: Tensor, runs: Sequence[tuple[int, int]]) -> list[Tensor]:
-    """[rows, H, length, D] of every run."""
+    """Return [rows, H, length, D] states of every run of rows of equal length."""
     parts: Sequence[Tensor] = states_RHD.split([count * length for count, length in runs])
     return [part.unflatten(0, run).transpose(1, 2) for part, run in zip(parts, runs, strict=True)]
 
@@ -207,13 +212,13 @@ class _Heads:
     softcap: float | None
 
     def attend_by_length(self, query_RHD: Tensor, key_RKD: Tensor, value_RKD: Tensor, layout: RowLayout) -> Tensor:
-        """[R, H, D], rows of one length at a time."""
+        """Return [R, H, D], with one call for each run of rows of equal length."""
         parts = (_by_length(states, layout.runs) for states in (query_RHD, key_RKD, value_RKD))
         attended = [self.attend(*rows).transpose(1, 2).flatten(0, 1) for rows in zip(*parts, strict=True)]
         return torch.cat(attended)
 
     def attend_at_once(self, query_RHD: Tensor, key_RKD: Tensor, value_RKD: Tensor, layout: RowLayout) -> Tensor:
-        """[R, H, D], all rows in one call."""
+        """Return [R, H, D], with one call for all rows."""
         return attend_at_once(
             query_RHD,
             key_RKD,
@@ -225,7 +230,7 @@ class _Heads:
         )
 
     def attend(self, query_NHLD: Tensor, key_NKLD: Tensor, value_NKLD: Tensor) -> Tensor:
-        """[N, H, L, D]."""
+        """Return [N, H, L, D], causal attention within sequences of equal length."""
         length = query_NHLD.shape[2]
         is_windowed = self.sliding_window is not None and self.sliding_window < length
         if self.softcap is not None:
@@ -242,7 +247,7 @@ class _Heads:
         )
 
     def _attend_by_scores(self, query_NHLD: Tensor, key_NKLD: Tensor, value_NKLD: Tensor) -> Tensor:
-        """What no kernel of torch does."""
+        """Attend with soft-capped scores, for which torch has no kernel."""
         assert self.softcap is not None
         key_NHLD, value_NHLD = (_of_every_head(states, query_NHLD) for states in (key_NKLD, value_NKLD))
         scale = query_NHLD.shape[-1] ** -0.5 if self.scaling is None else self.scaling
@@ -257,5 +262,5 @@ class _Heads:
 
 
 def _of_every_head(states_NKLD: Tensor, query_NHLD: Tensor) -> Tensor:
-    """[N, H, L, D]."""
+    """Return [N, H, L, D] keys or values, repeated for every query head that shares them."""
     return states_NKLD.repeat_interleave(query_NHLD.shape[1] // states_NKLD.shape[1], 1)

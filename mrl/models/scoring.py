@@ -1,4 +1,4 @@
-"""Log-probabilities of given texts by plain forwards: what a canary compares, and what peers ask for."""
+"""Log-probabilities of given texts by plain forwards: for the canary, and for peers that ask for scores."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -17,7 +17,7 @@ Float32s = npt.NDArray[np.float32]
 MAX_LOGITS = 1 << 26
 """Logits that one forward may make: 256 MiB of float32."""
 TOKENS_AT_ONCE = 8192
-"""Of several answers with their prompts in one forward; a longer one is read alone."""
+"""Tokens of several answers with their prompts in one forward, at most; a longer answer is read alone."""
 
 
 def writes_in_forwards(model: nn.Module) -> bool:
@@ -28,7 +28,7 @@ def writes_in_forwards(model: nn.Module) -> bool:
 
 
 def rows_at_once(longest: int, vocab_size: int, max_logits: int = MAX_LOGITS) -> int:
-    """Of so many tokens, in one forward."""
+    """Return how many rows of `longest` tokens one forward may read, at least one."""
     return max(1, max_logits // (longest * vocab_size))
 
 
@@ -36,10 +36,10 @@ def rows_at_once(longest: int, vocab_size: int, max_logits: int = MAX_LOGITS) ->
 def score_tokens(
     model: nn.Module, token_ids: Sequence[Sequence[int]], *, max_logits: int = MAX_LOGITS
 ) -> list[list[float]]:
-    """Log-probabilities in nats of every token of each sequence after its first, at temperature 1.
+    """Return log-probabilities in nats of every token of each sequence after its first, at temperature 1.
 
-    Sequences are filled up on the right, where causal attention never looks. They go through the model in as few
-    forwards as `max_logits` allows, one sequence at least in each.
+    Sequences are padded on the right, where causal attention never looks. They go through the model in as few forwards
+    as `max_logits` allows, one sequence at least in each.
     """
     longest = max((len(row) for row in token_ids), default=1)
     per_pass = rows_at_once(longest, _vocab_size(model), max_logits)
@@ -58,24 +58,27 @@ def _score_sequences(model: nn.Module, token_ids: Sequence[Sequence[int]]) -> li
 
 
 def next_token_logprobs(model: nn.Module, ids: Tensor) -> Tensor:
-    """[rows, T - 1] log-probabilities in nats of the tokens of [rows, T] after the first."""
+    """Return [rows, T - 1] log-probabilities in nats of the tokens of [rows, T] after the first."""
     output: Any = model(input_ids=ids, use_cache=False)
     logits: Tensor = output.logits[:, :-1].float()
-    norms = torch.stack([row.logsumexp(-1) for row in logits])  # each has its exponentials beside it
+    norms = torch.stack([row.logsumexp(-1) for row in logits])  # a row at a time: exponentials need memory
     return logits.gather(-1, ids[:, 1:, None]).squeeze(-1) - norms
 
 
 @torch.inference_mode()
 def score_beside_likeliest(model: nn.Module, token_ids: Sequence[int]) -> list[tuple[float, int, float]]:
-    """Of every token after the first: log-probability in nats at temperature 1, the likeliest token and its own."""
+    """Return, for every token after the first, its log-probability in nats at temperature 1, the likeliest token in its
+    place, and that token's log-probability.
+    """
     found = beside_likeliest(model, torch.tensor([list(token_ids)], device=next(model.parameters()).device))
     return list(zip(*(values.tolist() for values in found), strict=True))
 
 
 def beside_likeliest(model: nn.Module, ids: Tensor, *, max_logits: int = MAX_LOGITS) -> tuple[Tensor, Tensor, Tensor]:
-    """[T - 1] each, of the tokens of [1, T] after the first: log-probabilities, likeliest tokens, and theirs.
+    """Return three [T - 1] tensors for the tokens of [1, T] after the first: their log-probabilities, the likeliest
+    tokens in their places, and the log-probabilities of these.
 
-    One pass through the blocks; through the head go as many places at a time as make `max_logits`, one at least.
+    The blocks run once over all tokens. The head takes as many places at a time as make `max_logits`, one at least.
     """
     hidden: Tensor = model.get_decoder()(input_ids=ids, use_cache=False).last_hidden_state[0, :-1]  # type: ignore[operator]
     at_once = rows_at_once(1, _vocab_size(model), max_logits)
@@ -88,7 +91,7 @@ def beside_likeliest(model: nn.Module, ids: Tensor, *, max_logits: int = MAX_LOG
 
 
 def _beside_likeliest(model: nn.Module, hidden: Tensor, ids: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Of [N] tokens behind [N, D] hidden states."""
+    """Return the same three, [N] each, for [N] tokens that follow [N, D] hidden states."""
     logits = _logits(model, hidden).float()
     norms = logits.logsumexp(-1)
     likeliest, places = logits.max(-1)
@@ -96,7 +99,7 @@ def _beside_likeliest(model: nn.Module, hidden: Tensor, ids: Tensor) -> tuple[Te
 
 
 def _logits(model: nn.Module, hidden: Tensor) -> Tensor:
-    """[N, V] as the model itself makes them of [N, D], in its own number format."""
+    """Return [N, V] logits of [N, D] hidden states as the model itself computes them, in its own number format."""
     shape = head_shape(model)
     logits: Tensor = model.get_output_embeddings()(hidden)  # type: ignore[operator]
     if shape.divisor != 1:
@@ -118,13 +121,14 @@ def score_answers(
     num_likeliest: int = 0,
     max_logits: int = MAX_LOGITS,
 ) -> list[tuple[Float32s, Int32s, Float32s]]:
-    """[T] log-probabilities in nats of the tokens of each answer to one prompt, at the sampling temperature.
+    """Return [T] log-probabilities in nats of the tokens of each answer to one prompt, at the sampling temperature.
 
-    With them, [T, K] the `num_likeliest` ids in the place of each, best first, and their log-probabilities.
+    With them come, [T, K] each, the `num_likeliest` ids in the place of each token, best first, and their
+    log-probabilities.
 
-    Answers stand behind the prompt, filled up on the right, where causal attention never looks; so no mask is needed.
-    They go through the model in as few forwards as `max_logits` allows, a long one in several that keep keys and
-    values; split by the arguments alone: the same arguments give the same bits.
+    Answers follow the prompt, padded on the right, where causal attention never looks; so no mask is needed. They go
+    through the model in as few forwards as `max_logits` allows, a long answer in several that keep keys and values. The
+    split depends on the arguments alone: the same arguments give the same bits.
     """
     if not answers:
         return []
@@ -158,12 +162,14 @@ def last_logprobs(
     num_likeliest: int = 0,
     max_logits: int = MAX_LOGITS,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """[rows, count] log-probabilities in nats of the last `count` tokens of [rows, T]; at least one stands before.
+    """Return [rows, count] log-probabilities in nats of the last `count` tokens of [rows, T]; at least one token is
+    before them.
 
-    With them, [rows, count, K] the `num_likeliest` ids in the place of each, best first, and their log-probabilities.
+    With them come, [rows, count, K] each, the `num_likeliest` ids in the place of each token, best first, and their
+    log-probabilities.
 
-    Of a long answer and a large vocabulary the logits would take more memory than the model: each forward reads what
-    makes `max_logits`, the first one the tokens before as well.
+    With a long answer and a large vocabulary the logits would take more memory than the model. So each forward reads
+    only as many tokens as make `max_logits`, and the first one reads the tokens before the last `count` as well.
     """
     at_once = rows_at_once(len(ids), _vocab_size(model), max_logits)
     cache = DynamicCache() if at_once < count else None

@@ -1,4 +1,4 @@
-"""A policy without its weights: the configuration of a model, and models that have shapes and no data."""
+"""Policies without their weights: the configuration of a model, and models that have shapes and no data."""
 
 import copy
 import math
@@ -22,9 +22,9 @@ from mrl.models.size import ModelSize
 
 MIDDLING_BLOCKS, MIDDLING_HEAD_DIM = 24, 64
 LONGROPE = "longrope"
-"""Rotary frequencies of two sets, for short rows and for long ones (Phi 3 and Phi 4 mini)."""
+"""Type of rotary embedding with two sets of frequencies, for short rows and for long ones (Phi 3 and Phi 4 mini)."""
 ROTARY = r"rotary_emb\.inv_freq$"
-"""Of folders that were saved long ago (Llama 2); a model computes it."""
+"""Pattern of a weight that folders of long ago hold (Llama 2); the model computes it."""
 _Asked = ParamSpec("_Asked")
 _Found = TypeVar("_Found")
 
@@ -32,12 +32,12 @@ _Found = TypeVar("_Found")
 def once_per_model(
     find: Callable[Concatenate[PreTrainedConfig, _Asked], _Found],
 ) -> Callable[Concatenate[PreTrainedConfig, _Asked], _Found]:
-    """What a process finds of a model's configuration it finds once: a trace takes a second, and is asked for often."""
+    """Keep the results of a function of a model's configuration: a trace takes a second, and is asked for often."""
     known: dict[tuple[str, str | None, str], _Found] = {}
 
     @wraps(find)
     def found(config: PreTrainedConfig, *args: _Asked.args, **more: _Asked.kwargs) -> _Found:
-        attention = config._attn_implementation  # which its JSON lacks
+        attention = config._attn_implementation  # not in its JSON
         key = config.to_json_string(use_diff=False), attention, repr((args, sorted(more.items())))
         if key not in known:
             known[key] = find(config, *args, **more)
@@ -47,7 +47,9 @@ def once_per_model(
 
 
 def config_of_folder(folder: Path) -> PreTrainedConfig:
-    """What the config.json of a folder says. Raises ModelFolderError for what transformers does not know, or accept."""
+    """Return the configuration of a folder's config.json. Raises ModelFolderError where transformers does not know or
+    accept it.
+    """
     try:
         config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except StrictDataclassError as error:  # its first line names the key, the last one also what is there
@@ -62,22 +64,23 @@ def _unusable(folder: Path, reason: str) -> ModelFolderError:
 
 
 def head_dim(config: PreTrainedConfig) -> int:
-    """Width of one attention head; of layers whose heads differ (Gemma 4) the largest."""
+    """Return the width of one attention head; where layers differ (Gemma 4), the largest."""
     widths = [getattr(layer, "head_dim", None) for layer in _layers(config)]
     return max((width for width in widths if width), default=0) or config.hidden_size // config.num_attention_heads
 
 
 def most_cached_heads(config: PreTrainedConfig) -> int:
-    """Heads of keys and values of a layer; where layers differ the most of them."""
+    """Return the heads of keys and values of a layer; where layers differ, the most."""
     heads: int = config.num_attention_heads
     return max(getattr(layer, "num_key_value_heads", None) or heads for layer in _layers(config))
 
 
 def most_positions(config: PreTrainedConfig) -> int:
-    """Tokens that the model can read at once at most; a very large number where its configuration names no limit.
+    """Return the most tokens that the model can read at once; a very large number where its configuration names no
+    limit.
 
-    With longrope no more than those with one set of frequencies. Beyond them transformers turns all rows of a pass
-    by the other set as soon as one of these is longer, and vLLM every row, short ones too, as soon as one may be.
+    With longrope, the limit is that of the first set of frequencies. For a longer row transformers turns all rows of
+    its pass by the other set, and vLLM every row, short ones too, as soon as one may be longer.
     """
     most = getattr(config, "max_position_embeddings", None) or sys.maxsize
     rope = getattr(config, "rope_parameters", None) or {}
@@ -87,12 +90,16 @@ def most_positions(config: PreTrainedConfig) -> int:
 
 
 def _layers(config: PreTrainedConfig) -> list[PreTrainedConfig]:
-    """What holds of each layer, or of all of them: transformers refuses to tell of all what differs between them."""
+    """Return the configuration of each layer, or one for all alike: where layers differ, transformers refuses to name a
+    common value.
+    """
     return list(config.per_layer_config) if config.is_heterogeneous else [config]
 
 
 def episode_row_tokens(table: PolicyTable, config: PreTrainedConfig) -> int:
-    """Tokens that a prompt and its episode may have: what the engine can read, and a pass of the learner holds."""
+    """Return the most tokens of a prompt and its episode: as many as the engine can read, and a pass of the learner
+    holds.
+    """
     room = most_positions(config)
     if table.rollout.engine != "embedded":
         room = min(room, table.rollout.server.context_tokens)
@@ -100,13 +107,15 @@ def episode_row_tokens(table: PolicyTable, config: PreTrainedConfig) -> int:
 
 
 def config_of_recipe(recipe: MakeTable) -> PreTrainedConfig:
-    """That of the policy which a recipe makes."""
+    """Return the configuration of the policy that a recipe makes."""
     with torch.device("meta"):
         return init_model(recipe, vocab_size=recipe.vocab_size, eos_id=0, pad_id=0).config
 
 
 def config_of_number(parameters: int) -> PreTrainedConfig:
-    """A middling transformer with about so many parameters, for a policy of which nothing else is known."""
+    """Return a middling transformer's configuration with about so many parameters, for a policy of which no more is
+    known.
+    """
     width = max(1, round(math.sqrt(parameters / 12 / MIDDLING_BLOCKS) / MIDDLING_HEAD_DIM)) * MIDDLING_HEAD_DIM
     return LlamaConfig(
         hidden_size=width,
@@ -119,10 +128,10 @@ def config_of_number(parameters: int) -> PreTrainedConfig:
 def skeleton(
     config: PreTrainedConfig, num_blocks: int, dtype: torch.dtype, lora: LoraTable | None = None
 ) -> PreTrainedModel:
-    """The model of a configuration with so many blocks, and adapters if any, all of it on the meta device.
+    """Make the model of a configuration with `num_blocks` blocks, and adapters if any, all on the meta device.
 
     Raises ModelFolderError for a family that transformers has no causal language model of, and for a configuration that
-    names what it does not have; for adapters that cannot be, as `add_adapters`.
+    names something transformers does not have; as `add_adapters` for adapters that cannot be.
     """
     short: Any = copy.deepcopy(config)
     short.num_hidden_layers = num_blocks
@@ -147,7 +156,9 @@ def skeleton(
 
 @once_per_model
 def model_size(config: PreTrainedConfig, lora: LoraTable | None = None) -> ModelSize:
-    """Counted on skeletons of two and of three blocks, all blocks being like the third."""
+    """Count a model's parameters on skeletons of two and of three blocks; all further blocks are taken to be like the
+    third.
+    """
     two, three = (skeleton(config, blocks, torch.float32, lora) for blocks in (2, 3))
     (fewer, fewer_trained), (more, more_trained) = _counted(two), _counted(three)
     beyond = config.num_hidden_layers - 3
@@ -166,13 +177,13 @@ def model_size(config: PreTrainedConfig, lora: LoraTable | None = None) -> Model
 
 
 def published_names(config: PreTrainedConfig) -> list[str]:
-    """What a learner calls the weights that it publishes. Raises as `skeleton`."""
+    """Return the names under which a learner publishes the weights. Raises as `skeleton`."""
     model = skeleton(config, config.num_hidden_layers, torch.float32)
     return [name for name, _ in released(model, named_weights(model).items())]
 
 
 def ignored_weights(config: PreTrainedConfig) -> list[str]:
-    """Patterns of names that a folder of such a model may hold, and that transformers does not load.
+    """Return patterns of weight names that a folder of such a model may hold and transformers does not load.
 
     Raises as `skeleton`.
     """
@@ -181,19 +192,19 @@ def ignored_weights(config: PreTrainedConfig) -> list[str]:
 
 
 def adapted_layers(config: PreTrainedConfig, lora: LoraTable) -> tuple[str, ...]:
-    """Last names of the layers that get an adapter. Raises as `skeleton`."""
+    """Return the last names of the layers that get an adapter. Raises as `skeleton`."""
     model = skeleton(config, config.num_hidden_layers, torch.float32, lora)
     return tuple(sorted({name.rpartition(".")[2] for name in adapted_modules(model)}))
 
 
 def _own_head(model: PreTrainedModel) -> int:
-    """Parameters that training changes in the head alone."""
+    """Return the parameters that training changes in the head alone."""
     head, embedding = model.get_output_embeddings().weight, model.get_input_embeddings().weight
     assert isinstance(head, torch.Tensor)
     return head.numel() if head is not embedding and head.requires_grad else 0
 
 
 def _counted(model: nn.Module) -> tuple[int, int]:
-    """All parameters, and those that are trained."""
+    """Return the numbers of all parameters and of those that are trained."""
     trained = (parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
     return sum(parameter.numel() for parameter in model.parameters()), sum(trained)

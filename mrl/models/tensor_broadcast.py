@@ -1,12 +1,12 @@
-"""Weights over a process group that lives for one update: rank 0 sends, all others receive the same bytes.
+"""Broadcast of weights over a process group that lives for one update: rank 0 sends, all others receive the same bytes.
 
-Tensors travel in buckets: consecutive ones of one type, their bytes one behind the other. Sender and receivers cut the
-same list into the same buckets. Every wait of a member has a bound, so a member that dies or stops costs the others
-that time and the group; it never hangs them. The group is none of torch's default one: a process may be in both.
+Tensors travel in buckets: consecutive tensors of one type, their bytes end to end. Sender and receivers cut the same
+list into the same buckets. Every wait of a member has a bound, so a member that dies or stops costs the others that
+time and the group; it never hangs them. The group is apart from torch's default group: a process may be in both.
 
 The names of the keys by which members find each other are those of `torch.distributed.new_group`, so that an inference
-server that makes its group from torch's own functions can be a member (SGLang's `/init_weights_update_group`).
-NCCL is written from torch's documentation and has not run.
+server that makes its group from torch's own functions can be a member (SGLang's `/init_weights_update_group`). The NCCL
+path is written from torch's documentation and has not run.
 """
 
 import os
@@ -30,16 +30,18 @@ from mrl.transport.endpoints import own_host
 T = TypeVar("T")
 BUCKET_BYTES = 16 * 1024 * 1024
 MEET_S = 20.0
-"""Until all members are there."""
+"""Longest wait in seconds until all members have met."""
 STALL_S = 20.0
-"""For one bucket."""
+"""Longest wait in seconds for one bucket."""
 CPU = torch.device("cpu")
 BLOCKING_NCCL = {"TORCH_NCCL_BLOCKING_WAIT": "1", "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0"}
 """Without these torch ends the process when an operation of NCCL takes too long."""
 
 
 def in_buckets(items: Iterable[T], shape_of_item: Callable[[T], TensorShape]) -> Iterator[list[T]]:
-    """Consecutive tensors of one type: at most BUCKET_BYTES together, or one alone. Takes them one by one."""
+    """Yield buckets of consecutive tensors of one type: at most BUCKET_BYTES together, or one tensor alone. Takes the
+    items one by one.
+    """
     bucket: list[T] = []
     filled_bytes, dtype = 0, ""
     for item in items:
@@ -54,17 +56,17 @@ def in_buckets(items: Iterable[T], shape_of_item: Callable[[T], TensorShape]) ->
 
 
 def buckets_of(tensors: Sequence[TensorShape]) -> list[list[TensorShape]]:
-    """The buckets in which these tensors travel."""
+    """Return the buckets in which these tensors travel."""
     return list(in_buckets(tensors, lambda tensor: tensor))
 
 
 def size_bytes(bucket: Sequence[TensorShape]) -> int:
-    """Bytes of all its tensors."""
+    """Return the bytes of all tensors of a bucket."""
     return sum(tensor.num_bytes for tensor in bucket)
 
 
 def views(bucket: Sequence[TensorShape], flat: Tensor) -> Iterator[tuple[TensorShape, Tensor]]:
-    """The tensors of a bucket as views of its bytes."""
+    """Yield the tensors of a bucket as views of its bytes."""
     start = 0
     for tensor in bucket:
         part = flat[start : start + tensor.num_bytes]
@@ -74,30 +76,30 @@ def views(bucket: Sequence[TensorShape], flat: Tensor) -> Iterator[tuple[TensorS
 
 @dataclass(frozen=True, slots=True)
 class Seats:
-    """The ranks of a broadcast that one engine takes."""
+    """Ranks that one engine takes in a broadcast."""
 
     num_ranks: int
     gpu: str = ""
-    """Unique id of the GPU of a single rank that could use NCCL."""
+    """Unique id of the GPU, where the engine has a single rank that could use NCCL; else empty."""
     nccl: str = ""
-    """Its version of NCCL."""
+    """NCCL version of that rank's process."""
 
 
 @dataclass(frozen=True, slots=True)
 class IncomingTensors:
-    """A version that is about to be broadcast: where, and what."""
+    """A version that is about to be broadcast: where its ranks meet, its tensors and their digests."""
 
     meeting: Meeting
     tensors: Sequence[TensorShape]
     digests: Mapping[str, str]
-    """Name -> `mrl.models.tensor_file.digest` of what is sent."""
+    """Name of a tensor -> its `mrl.models.tensor_file.digest`."""
 
 
 class BroadcastGroup:
-    """The members of one broadcast, met."""
+    """One member's end of a broadcast's process group; all members have met once it is made."""
 
     def __init__(self, store: dist.Store, meeting: Meeting, rank: int, *, device: torch.device = CPU) -> None:
-        """Meet; NCCL works on this `device`. Raises PeerLost when not all members are there in time."""
+        """Wait for all members; NCCL works on this `device`. Raises PeerLost when not all members are there in time."""
         self._what = f"broadcast {meeting.name}"
         with self._bounded():
             keys = dist.PrefixStore(meeting.name, store)
@@ -110,12 +112,12 @@ class BroadcastGroup:
                 self._group = _gloo(_named(keys, meeting.name, "cpu"), rank, meeting)
 
     def send(self, flat: Tensor) -> None:
-        """Give bytes of the CPU to all others. Raises PeerLost."""
+        """Send bytes of the CPU to all other members. Raises PeerLost."""
         with self._bounded():
             self._group.broadcast([flat.to(self._device)], _from_first()).wait()
 
     def receive(self, flat: Tensor) -> None:
-        """Fill bytes of the CPU with what rank 0 sends. Raises PeerLost."""
+        """Fill `flat`, bytes of the CPU, with the bytes that rank 0 sends. Raises PeerLost."""
         with self._bounded():
             arrived = flat.to(self._device)
             self._group.broadcast([arrived], _from_first()).wait()
@@ -126,27 +128,27 @@ class BroadcastGroup:
     def _bounded(self) -> Iterator[None]:
         try:
             yield
-        except RuntimeError as error:  # torch has no kind of its own for a member that is gone or late
+        except RuntimeError as error:  # torch has no error class for a member that is gone or late
             raise PeerLost(f"{self._what}: {' '.join(str(error).split())[:300]}") from error
 
 
 def numbered(device: str) -> torch.device:
-    """A device with its number: the calling thread's for "cuda"."""
+    """Return a device with its number; "cuda" becomes the calling thread's current GPU."""
     return torch.device("cuda", torch.cuda.current_device()) if device == "cuda" else torch.device(device)
 
 
 def gpu_id(device: torch.device) -> str:
-    """Unique id of a GPU, empty for the CPU."""
+    """Return the unique id of a GPU, empty for the CPU."""
     return str(torch.cuda.get_device_properties(device).uuid) if device.type == "cuda" else ""
 
 
 def nccl_version(device: torch.device) -> str:
-    """Of this process's NCCL, such as "2.30.7"; empty for the CPU."""
+    """Return the NCCL version of this process, such as "2.30.7"; empty for the CPU."""
     return ".".join(map(str, torch.cuda.nccl.version())) if device.type == "cuda" else ""
 
 
 def open_store(host: str) -> dist.TCPStore:
-    """Where members find each other, on a free port of `host`. Raises OSError."""
+    """Open the store by which members find each other, on a free port of `host`. Raises OSError."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.create_server((host, 0), family=family) as listening:  # torch itself would listen on all addresses
         port = listening.getsockname()[1]
@@ -159,7 +161,8 @@ def open_store(host: str) -> dist.TCPStore:
 
 
 def file_store(path: Path) -> dist.FileStore:
-    """Where members on one host find each other: a file in a folder of their user alone. A port knows no users.
+    """Open the store by which members on one host find each other: a file in a folder that only their user can read. A
+    port would be open to every user.
 
     Raises RuntimeError when it cannot be made.
     """
@@ -169,7 +172,7 @@ def file_store(path: Path) -> dist.FileStore:
 
 
 def join(meeting: Meeting, rank: int, *, device: torch.device = CPU) -> BroadcastGroup:
-    """Meet as one of those who receive. Raises PeerLost."""
+    """Join a broadcast as a receiver. Raises PeerLost."""
     try:
         store = file_store(Path(meeting.file)) if meeting.file else _store_at(meeting)
     except RuntimeError as error:
@@ -184,10 +187,10 @@ def _store_at(meeting: Meeting) -> dist.TCPStore:
 
 
 def receive_tensors(incoming: IncomingTensors, place: Place, *, device: torch.device = CPU) -> dict[str, str]:
-    """Receive a version into its places, by NCCL over `device`; returns name -> digest of its tensors.
+    """Receive a version into its places, by NCCL over `device`; return name -> digest of the tensors that came.
 
-    Raises PeerLost when the group comes apart, WeightsError when what came is not what was published. Either way some
-    places are written to.
+    Raises PeerLost when the group comes apart, WeightsError when other tensors came than were published. In both cases
+    some places have been written to.
     """
     found: dict[str, str] = {}
     for tensor, view in _arriving(incoming, device):
@@ -198,7 +201,7 @@ def receive_tensors(incoming: IncomingTensors, place: Place, *, device: torch.de
 
 
 def receive_each(incoming: IncomingTensors) -> Iterator[tuple[str, Tensor, str]]:
-    """(name, value, digest) of each tensor, whose value lasts until the next. Raises PeerLost, WeightsError."""
+    """Yield (name, value, digest) of each tensor; a value lasts until the next. Raises PeerLost, WeightsError."""
     found: dict[str, str] = {}
     for tensor, view in _arriving(incoming, CPU):
         found[tensor.name] = digest(view)
@@ -207,7 +210,7 @@ def receive_each(incoming: IncomingTensors) -> Iterator[tuple[str, Tensor, str]]
 
 
 def _arriving(incoming: IncomingTensors, device: torch.device) -> Iterator[tuple[TensorShape, Tensor]]:
-    """Tensors as they arrive, as views of a buffer that the next bucket overwrites."""
+    """Yield tensors as they arrive, as views of a buffer that the next bucket overwrites."""
     group = join(incoming.meeting, incoming.meeting.first_rank, device=device)
     buffer = torch.empty(0, dtype=torch.uint8)
     for bucket in buckets_of(incoming.tensors):

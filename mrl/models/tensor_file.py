@@ -25,7 +25,7 @@ from mrl.errors import WeightsError
 CHUNK_BYTES = 1024 * 1024
 MAX_HEADER_BYTES = 100 * 1024 * 1024
 FROM_GPU_BYTES = 64 * 1024 * 1024
-"""Of a tensor on a GPU that are in main memory at once while it is hashed."""
+"""Bytes of a GPU's tensor that are in main memory at once while the tensor is hashed."""
 ALIGNMENT_BYTES = 64
 MAX_REASON_CHARS = 200
 DTYPES = {
@@ -42,11 +42,11 @@ DTYPES = {
 }
 TYPES = {name: dtype for dtype, name in DTYPES.items()}
 MOST_THREADS = 8
-"""Of those that read one folder: more of them wait for the same memory."""
+"""Threads that read one folder, at most: more of them would wait for the same memory."""
 
 
 class TensorShape(msgspec.Struct, frozen=True):
-    """What is told of a tensor beforehand; `dtype` as safetensors calls it."""
+    """Name, type and shape of a tensor, told before its bytes; `dtype` is safetensors' name of the type."""
 
     name: str
     dtype: str
@@ -59,21 +59,23 @@ class TensorShape(msgspec.Struct, frozen=True):
 
 
 def shape_of(name: str, tensor: Tensor) -> TensorShape:
-    """Of a tensor."""
+    """Return name, type and shape of a tensor."""
     return TensorShape(name, DTYPES[tensor.dtype], list(tensor.shape))
 
 
 def digest(tensor: Tensor) -> str:
-    """XXH3-128 of the tensor's bytes in row-major order, as 32 hex digits.
+    """Return the XXH3-128 of the tensor's bytes in row-major order, as 32 hex digits.
 
-    It finds what storage, transfer and mistakes do to weights, at the speed of memory. It is no protection from
+    A digest finds what storage, transfer and mistakes do to weights, at the speed of memory. It is no protection from
     somebody who can write into the run folder.
     """
     return digests({"": tensor})[""]
 
 
 def digests(tensors: Mapping[str, Tensor]) -> dict[str, str]:
-    """Name -> `digest`. Those on a GPU are read beside what it computes, once what was queued there before is done."""
+    """Return name -> `digest`. Tensors on a GPU are read on a stream of their own, after the work that was queued there
+    before.
+    """
     streams = {one.device: torch.cuda.Stream(one.device) for one in tensors.values() if one.is_cuda}
     for device, stream in streams.items():
         stream.wait_stream(torch.cuda.current_stream(device))
@@ -89,7 +91,9 @@ def digests(tensors: Mapping[str, Tensor]) -> dict[str, str]:
 
 
 def _digest_by_way_of(room: Tensor, tensor: Tensor, wait: Callable[[], object]) -> str:
-    """Of what lies elsewhere: it comes into `room` piece by piece, and is there after each `wait`."""
+    """Return the digest of a tensor on a GPU: it comes into `room` piece by piece, and a piece is there after each
+    `wait`.
+    """
     hashing = xxhash.xxh3_128()
     for piece in tensor.contiguous().reshape(-1).view(torch.uint8).split(room.numel()):
         room[: piece.numel()].copy_(piece, non_blocking=True)
@@ -101,7 +105,7 @@ def _digest_by_way_of(room: Tensor, tensor: Tensor, wait: Callable[[], object]) 
 def write_tensors(
     file: BinaryIO, tensors: Mapping[str, Tensor], about: Mapping[str, str] | None = None
 ) -> dict[str, str]:
-    """Write tensors of the CPU as a safetensors file, which is unbuffered; returns name -> digest. Raises OSError.
+    """Write tensors of the CPU to an unbuffered `file` as safetensors; return name -> digest. Raises OSError.
 
     `about` goes into the header's metadata.
     """
@@ -111,17 +115,18 @@ def write_tensors(
 
 
 Place = Callable[[str, torch.dtype, list[int]], Tensor | None]
-"""(name, dtype, shape) of a tensor in a file -> a contiguous tensor of the CPU like it to read it into, or None."""
+"""(name, dtype, shape) of a stored tensor -> the contiguous tensor like it to read it into, of the CPU when it comes
+from a file, or None."""
 
 
 def nowhere(name: str, dtype: torch.dtype, shape: list[int]) -> None:
-    """A place for tensors that are only to be checked."""
+    """Give no place: tensors are only checked."""
 
 
 def read_tensors(path: Path, place: Place = nowhere) -> Iterator[tuple[str, str]]:
-    """(name, digest) of every tensor in a safetensors file, read into its place.
+    """Yield (name, digest) of every tensor in a safetensors file, read into its place.
 
-    Raises WeightsError when the file is none, or is cut.
+    Raises WeightsError when the file is no safetensors file, or is cut off.
     """
     with ExitStack() as closing:
         for stored in _open(path, closing):
@@ -129,10 +134,10 @@ def read_tensors(path: Path, place: Place = nowhere) -> Iterator[tuple[str, str]
 
 
 def read_folder(folder: Path, place: Place = nowhere, wanted: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Read all safetensors files of a folder into their places, as many threads as torch has; returns name -> digest.
+    """Read all safetensors files of a folder into their places, in as many threads as torch has; return name -> digest.
 
-    All have their places before the first is read. Raises WeightsError when `wanted` names a tensor that is not there,
-    or that has another digest.
+    All tensors have their places before the first is read. Raises WeightsError when `wanted` names a tensor that is not
+    there, or that has another digest.
     """
     with ExitStack() as closing:
         listed = [stored for path in sorted(folder.glob("*.safetensors")) for stored in _open(path, closing)]
@@ -156,7 +161,8 @@ def check_digests(found: Mapping[str, str], wanted: Mapping[str, str], *, where:
 
 
 def copy_tensor(source: Tensor, target: Tensor) -> str:
-    """Copy values into a contiguous tensor of the CPU, rounded to its type; returns the digest of what it holds then.
+    """Copy `source` into `target`, a contiguous tensor of the CPU, rounded to its type; return the digest of `target`
+    then.
 
     Each part is hashed while it is in the processor's cache.
     """
@@ -171,7 +177,7 @@ def copy_tensor(source: Tensor, target: Tensor) -> str:
 
 
 def header_of(shapes: Iterable[TensorShape], about: Mapping[str, str] | None = None) -> bytes:
-    """What a file of such tensors begins with."""
+    """Return the header of a safetensors file of such tensors, its length first; `about` goes into its metadata."""
     header: dict[str, object] = {"__metadata__": {"format": "pt", **(about or {})}}
     offset = 0
     for one in shapes:
@@ -196,7 +202,7 @@ def _write_one(file: BinaryIO, raw: memoryview) -> str:
 
 
 def _write_all(file: BinaryIO, data: memoryview) -> None:
-    while data:  # an unbuffered file may take a part of it
+    while data:  # an unbuffered file may take only a part of the data
         data = data[file.write(data) :]
 
 
@@ -213,7 +219,7 @@ class _Stored(NamedTuple):
 
 
 def _open(path: Path, closing: ExitStack) -> list[_Stored]:
-    """The tensors of a file that is open until `closing`, in their order. Raises WeightsError."""
+    """Return the tensors of a file, in their order, which stays open until `closing` ends. Raises WeightsError."""
     try:
         file = closing.enter_context(path.open("rb", buffering=0))
         entries = _entries(path, file)
@@ -229,7 +235,9 @@ def _open(path: Path, closing: ExitStack) -> list[_Stored]:
 
 
 def _entries(path: Path, file: BinaryIO) -> list[tuple[str, torch.dtype, list[int], int]]:
-    """(name, dtype, shape, bytes) in the order of the file. Raises WeightsError unless tensors lie without gaps."""
+    """Return (name, dtype, shape, bytes) of each tensor in the order of the file. Raises WeightsError unless they lie
+    without gaps.
+    """
     try:
         (length,) = struct.unpack("<Q", file.read(8))
         if length > MAX_HEADER_BYTES:
@@ -252,7 +260,7 @@ def _entries(path: Path, file: BinaryIO) -> list[tuple[str, torch.dtype, list[in
 
 
 def _read_one(stored: _Stored, target: Tensor | None) -> str:
-    """Its digest; read into `target` where there is one. Raises WeightsError."""
+    """Read a stored tensor, into `target` where there is one; return its digest. Raises WeightsError."""
     room = memoryview(bytearray(min(CHUNK_BYTES, stored.num_bytes))) if target is None else _raw(target)
     hashing = xxhash.xxh3_128()
     done = 0
@@ -271,5 +279,5 @@ def _read_one(stored: _Stored, target: Tensor | None) -> str:
 
 
 def _raw(tensor: Tensor) -> memoryview:
-    """The bytes of a contiguous tensor of the CPU."""
+    """Return the bytes of a contiguous tensor of the CPU, which shares their memory."""
     return memoryview(tensor.reshape(-1).view(torch.uint8).numpy().data)

@@ -1,4 +1,4 @@
-"""The header of a safetensors file, which says what the file holds and how long it is; no tensor is read whole."""
+"""Header of a safetensors file: how many elements and bytes the file should have. No tensor is read whole."""
 
 import json
 import math
@@ -11,25 +11,25 @@ from typing import Any
 import numpy as np
 
 MAX_HEADER_BYTES = 100_000_000
-"""As the format has it."""
+"""Limit of the safetensors format."""
 FINER = {"F32": "<f4", "F16": "<f2"}
-"""Formats of numbers that bfloat16 may not hold -> numpy's name."""
+"""Number formats whose values bfloat16 may not hold -> numpy's name of the format."""
 LOOKED_AT_BYTES = 1 << 14
-"""Of a matrix; numbers that were never in bfloat16 are told by the first few."""
+"""Bytes read of a matrix: a few numbers show that it was never in bfloat16."""
 
 
 @dataclass(frozen=True, slots=True)
 class TensorHeader:
-    """What a file of tensors says of itself."""
+    """Sizes that the header of a safetensors file tells."""
 
     file_bytes: int
-    """That it has when it is whole."""
+    """Bytes of the whole file, header included."""
     num_elements: int
-    """Of all tensors together."""
+    """Elements of all tensors together."""
 
 
 def read_header(file: Path) -> TensorHeader:
-    """The header of `file`. Raises ValueError with what is wrong with it, OSError."""
+    """Read the header of `file`. Raises ValueError that says what is wrong with it, OSError."""
     start, tensors = _described(file)
     end = elements = 0
     try:
@@ -42,7 +42,7 @@ def read_header(file: Path) -> TensorHeader:
 
 
 def finer_than_bfloat16(file: Path) -> str:
-    """The name of a matrix in `file` of whose first numbers bfloat16 does not hold all; "" where there is none.
+    """Return the name of a matrix in `file` with numbers, among its first, that bfloat16 does not hold; "" for none.
 
     `file` is whole, as `read_header` says.
     """
@@ -60,7 +60,7 @@ def finer_than_bfloat16(file: Path) -> str:
 
 
 def _described(file: Path) -> tuple[int, dict[str, Any]]:
-    """Where the data of `file` begin, and its tensors by name. Raises ValueError, OSError."""
+    """Return the offset of the data in `file`, and the described tensors by name. Raises ValueError, OSError."""
     with file.open("rb") as stream:
         size = os.fstat(stream.fileno()).st_size
         if size < 8:

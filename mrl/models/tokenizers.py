@@ -1,4 +1,4 @@
-"""The two kinds of tokenizer that local policies get, trained on generated text.
+"""The two kinds of tokenizer that policies made locally get, trained on generated text.
 
 byte_level  byte-level BPE, as Qwen and GPT-2 have: words carry their leading space, any byte is in the alphabet
 metaspace   BPE over characters with byte fallback, as Gemma has: a space is U+2581, unknown characters are bytes
@@ -21,7 +21,7 @@ METASPACE_PIECES = rf"{METASPACE}?</?answer>|\"?{METASPACE}?{SPELLED}|\d|\n"
 
 
 def train_byte_level(texts: Iterable[str], vocab_size: int) -> PreTrainedTokenizerFast:
-    """A byte-level BPE tokenizer; the vocabulary ends smaller when the texts hold fewer merges."""
+    """Train a byte-level BPE tokenizer; its vocabulary is smaller than asked where the texts hold fewer merges."""
     tokenizer = Tokenizer(models.BPE())
     split = pre_tokenizers.Split(Regex(BYTE_LEVEL_PIECES), "isolated")
     to_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
@@ -36,7 +36,7 @@ def train_byte_level(texts: Iterable[str], vocab_size: int) -> PreTrainedTokeniz
 
 
 def train_metaspace(texts: Iterable[str], vocab_size: int) -> PreTrainedTokenizerFast:
-    """A BPE tokenizer over characters with U+2581 for the space, no dummy prefix, and all 256 byte tokens."""
+    """Train a BPE tokenizer over characters with U+2581 for the space, no dummy prefix, and all 256 byte tokens."""
     tokenizer = Tokenizer(models.BPE(byte_fallback=True, fuse_unk=True, unk_token="<unk>"))
     tokenizer.normalizer = normalizers.Replace(" ", METASPACE)
     spelled = pre_tokenizers.Split(Regex(METASPACE_PIECES), "isolated")
@@ -63,7 +63,7 @@ TOKENIZERS: dict[str, Callable[[Iterable[str], int], PreTrainedTokenizerFast]] =
     "byte_level": train_byte_level,
     "metaspace": train_metaspace,
 }
-"""Kind -> trainer."""
+"""Kind of tokenizer -> function of texts and a vocabulary size that trains it."""
 
 
 def _train(
@@ -76,7 +76,9 @@ def _train(
 
 
 def _without_added(content: str, pieces: set[str]) -> str:
-    """Byte pieces as plain vocabulary: as added tokens they would be read out of literal text and decode to nothing."""
+    """Return a tokenizer's JSON with its byte pieces as plain vocabulary: as added tokens they would be read out of
+    literal text and decode to nothing.
+    """
     tables = json.loads(content)
     tables["added_tokens"] = [token for token in tables["added_tokens"] if token["content"] not in pieces]
     return json.dumps(tables)

@@ -1,13 +1,13 @@
-"""The turns of an episode in a policy's own tokens: what it sampled stays, and what is said to it is put behind.
+"""The turns of an episode in a policy's own tokens: sampled turns stay as they are, and messages to it follow them.
 
 The text between two turns, the bridge, is read off the chat template. With a placeholder X for the policy's turn,
 
-    closing = what stands behind X in render([user, X])
-    bridge  = closing + what render([user, X, *new], to be answered) has more behind X than render([user, X])
+    closing = the text after X in render([user, X])
+    bridge  = closing + the text by which render([user, X, *new], to be answered) is longer than render([user, X])
 
 so that no turn is ever rendered or tokenized again in the row in which it was sampled. Where the template drops the
-reasoning of earlier turns, the policy is to see them without it, and `anew` gives the beginning of a new row; where
-`prompt.history` says "sampled", it goes on seeing all that it sampled, in one row.
+reasoning of earlier turns, the policy is to see these turns without it, and `anew` gives the beginning of a new row.
+Where `prompt.history` is "sampled", the policy goes on seeing all that it sampled, in one row.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -29,17 +29,17 @@ from mrl.records.episodes import Message, ToolCall, as_chat
 Int32s = npt.NDArray[np.int32]
 
 TURN = "XqTURNqX"
-"""Stands for the policy's turn: no template says it, trims it or treats it as anything but text."""
+"""Stands for the policy's turn: no template writes it by itself, trims it or treats it as anything but text."""
 TOLD = "XqTOLDqX"
-"""Stands for a message to the policy, where it is to be seen whether a template says it."""
+"""Stands for a message to the policy, to see whether a template writes the message at all."""
 ASKED = Message(role="user", content="?")
-"""What the placeholder answers."""
+"""The message that the placeholder answers."""
 PROBE = {"user": Message(role="user", content="A?"), "tool": Message(role="tool", content="B", name="f")}
 BEGIN_REASONING, END_REASONING = "<think>", "</think>"
 FOR_TOOLS = "tool_use"
-"""What transformers calls the template that it takes where there are tools."""
+"""Name of the template that transformers takes where there are tools."""
 PROBE_TURNS = 4
-"""So many that a template drops reasoning of the first ones where it keeps that of the newest."""
+"""Turns of a probe: with so many, a template that keeps only the newest turns' reasoning drops that of the first."""
 PROBE_CALL = ToolCall(name="f", arguments='{"x":"y"}')
 
 
@@ -55,7 +55,7 @@ class TurnSpelling:
         self._tokenizer = load_tokenizer(folder)
         use_template(self._tokenizer, prompt)
         self.template = str(self._tokenizer.chat_template or "")
-        """Of its conversations; "" for a model that is asked by lines of plain text."""
+        """The chat template as text; "" for a model that is prompted by lines of plain text."""
         self._closing = ""
         if self.template:
             self._closing = self._behind_turn(self._render([ASKED, _turn()], to_be_answered=False))
@@ -79,7 +79,8 @@ class TurnSpelling:
         return bool(self.template) and self._rendered_anew(chat, (), 0) is not None
 
     def opening(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()) -> Int32s:
-        """[P] the prompt of an episode: its first messages, to be answered, and the tools (as JSON schemas) there are.
+        """Return the [P] ids of an episode's prompt: its first messages, to be answered, and its tools (as JSON
+        schemas).
 
         Raises ModelFolderError when the template refuses them.
         """
@@ -91,11 +92,11 @@ class TurnSpelling:
     def anew(
         self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = (), *, since: int = 0
     ) -> tuple[Int32s, int] | None:
-        """[P] a whole conversation as the template renders it, to be answered, where it drops reasoning of turns.
+        """Return the [P] ids of a whole conversation, to be answered, where the template drops reasoning of turns.
 
-        The turns are those from message `since` on, whose reasoning the policy sees in its row of now. With the ids
-        comes the place from which on it sees reasoning in the new row. None where all of it stays, and where the policy
-        sees all that it sampled. Raises ModelFolderError as `opening` does.
+        Only turns from message `since` on have reasoning that the policy sees in its present row. With the ids comes
+        the index of the message from which on the new row shows reasoning. None where all reasoning stays, and where
+        the policy sees all that it sampled. Raises ModelFolderError as `opening` does.
         """
         if self._prompt.history != "template" or not self.template:
             return None
@@ -117,45 +118,48 @@ class TurnSpelling:
         return None if len(kept) == len(marks) else (self.opening(messages, tools), min(kept, default=len(messages)))
 
     def plain(self, text: str) -> Int32s:
-        """[P] a text that no template stands around, with the special tokens that the tokenizer puts before it."""
+        """Return [P] ids of a text without a template, with the special tokens that the tokenizer puts before it."""
         return np.asarray(bare_token_ids(self._tokenizer, text), dtype=np.int32)
 
     def name(self, token_id: int) -> str:
-        """Of a token in the vocabulary; "" for an id beyond it."""
+        """Return the name of a token in the vocabulary; "" for an id beyond it."""
         return str(self._tokenizer.convert_ids_to_tokens(token_id) or "")
 
     def is_end(self, token_id: int) -> bool:
-        """Whether it ends a turn."""
+        """Whether the token ends a turn."""
         return token_id in self._eos_ids
 
     def bridge(self, turn_ids: Sequence[int], tool_calls: Sequence[ToolCall], messages: Sequence[Message]) -> Int32s:
-        """[B] the ids between a turn of the policy, which made these calls, and its next one.
+        """Return the [B] ids between a turn of the policy, which made these calls, and its next turn.
 
-        An end of turn that the policy sampled itself is not said again; one that it did not sample, as in a turn cut at
-        the limit, is. Raises ModelFolderError when the template refuses the messages, or has no bridge to them.
+        An end of turn that the policy sampled itself is not written again. An end that it did not sample, as in a turn
+        cut at the limit, is. Raises ModelFolderError when the template refuses the messages, or has no bridge to them.
         """
         bridge_ids = self._ids_behind(self._bridge_text(tool_calls, messages) + self._prompt.assistant_prefill)
         if not len(turn_ids) or turn_ids[-1] not in self._eos_ids or not bridge_ids.size:
             return bridge_ids
-        # Llama's <|eom_id|> closes a turn as <|eot_id|> does; where roles alone open turns, the next one is to be said.
+        # Llama's <|eom_id|> closes a turn as <|eot_id|> does; where only roles open turns, the next role is written.
         is_said = bridge_ids[0] == turn_ids[-1] or (bool(self._closing) and bridge_ids[0] in self._eos_ids)
         return bridge_ids[1:] if is_said else bridge_ids
 
     def said(self, content: str, tool_calls: Sequence[ToolCall]) -> str | None:
-        """The text of a turn that others said, in the own syntax of calls, before what closes it.
+        """Return the text of a turn that others wrote, with calls in the policy's own syntax, without what closes the
+        turn.
 
-        None where the template has no way to say the calls.
+        None where the template has no way to write the calls.
         """
         return self._call_text(tool_calls, content) if tool_calls else content
 
     def turn(self, text: str, *, eos_id: int | None, is_begun: bool = False) -> Int32s:
-        """[T] a turn that others said, in the own tokens, closed by `eos_id`; or the rest of one that `is_begun`."""
+        """Return the [T] ids of a turn that others wrote, in own tokens, closed by `eos_id`. With `is_begun`, `text` is
+        the rest of a turn.
+        """
         end = () if eos_id is None else (eos_id,)
         ids = self._ids_behind(text) if is_begun and text else self._ids(text)
         return np.concatenate([ids, np.array(end, dtype=np.int32)])
 
     def text(self, turn_ids: Sequence[int]) -> str:
-        """A sampled turn as text, special tokens in it, without what ended it."""
+        """Return a sampled turn as text, with its special tokens, without the token that ended it."""
         is_ended = bool(len(turn_ids)) and turn_ids[-1] in self._eos_ids
         ids = list(turn_ids[:-1] if is_ended else turn_ids)
         return str(self._tokenizer.decode(ids, clean_up_tokenization_spaces=False))
@@ -165,7 +169,7 @@ class TurnSpelling:
         return self._rendered(self._opening_chat(messages), to_be_answered=True, **given)
 
     def _opening_chat(self, messages: Sequence[Message]) -> list[Mapping[str, Any]]:
-        """With the system message and examples that stand before every prompt."""
+        """Return the messages for the template, after the system message and examples that stand before each prompt."""
         around = messages_of([(message.role, message.content) for message in messages], self._prompt)
         own = messages[messages[0].role == "system" :]  # calls and tools' names in them stay
         return [*around[: len(around) - len(own)], *as_chat(own)]
@@ -177,7 +181,7 @@ class TurnSpelling:
         has_tools = bool(tool_calls) or any(message.role == "tool" for message in messages)
         alone = self._render(before, to_be_answered=False, has_tools=has_tools)
         longer = self._render([*before, *messages], to_be_answered=True, has_tools=has_tools)
-        if TURN in alone:  # else the template drops what is said beside calls, and all of it has to be there again
+        if TURN in alone:  # else the template drops text beside calls, and the whole rendering has to be there again
             alone, longer = self._behind_turn(alone), self._behind_turn(longer)
         if not longer.startswith(alone):
             raise self.refused("changes what was said when more is said")
@@ -190,7 +194,7 @@ class TurnSpelling:
         return self._closing + told
 
     def _call_text(self, tool_calls: Sequence[ToolCall], content: str) -> str | None:
-        """Content and calls as the template writes them; None where it leaves calls out, or cannot write them."""
+        """Return content and calls as the template writes them; None where it leaves calls out or cannot write them."""
         if not self.template:
             return None
         try:
@@ -211,14 +215,16 @@ class TurnSpelling:
         return calls if all(call.name in calls for call in tool_calls) else None
 
     def _behind_turn(self, rendered: str) -> str:
-        """What stands behind the placeholder. Raises ModelFolderError where it is not there once."""
+        """Return the text after the placeholder. Raises ModelFolderError where the placeholder is not there exactly
+        once.
+        """
         parts = rendered.split(TURN)
         if len(parts) != 2:
             raise self.refused("does not say each turn once, as it was given")
         return parts[1]
 
     def _render(self, messages: Sequence[Message], *, to_be_answered: bool, has_tools: bool = False) -> str:
-        """With `has_tools` by the template for tools, where a model has several."""
+        """Render messages; with `has_tools`, by the template for tools where a model has several."""
         named = self._tokenizer.chat_template
         for_tools = has_tools and isinstance(named, dict) and FOR_TOOLS in named
         given = {"chat_template": FOR_TOOLS} if for_tools else {}
@@ -238,7 +244,9 @@ class TurnSpelling:
         return str(rendered)
 
     def _ids_behind(self, text: str) -> Int32s:
-        """Ids of a text that stands behind others: vocabularies that put a space before a text's first word do not."""
+        """Return ids of a text that follows other text: without the space that some vocabularies put before a first
+        word.
+        """
         end = self._tokenizer.eos_token
         ids = self._ids(f"{end}{text}") if end else self._ids(text)
         return ids[1:] if end and ids[0] == self._tokenizer.eos_token_id else self._ids(text)
@@ -247,7 +255,7 @@ class TurnSpelling:
         return np.asarray(self._tokenizer(text, add_special_tokens=False)["input_ids"], dtype=np.int32)
 
     def refused(self, why: str, *, cure: str = "") -> ModelFolderError:
-        """The error of a template that cannot be used for episodes."""
+        """Return the error for a template that cannot be used for episodes."""
         return ModelFolderError(
             f"the chat template {why}",
             where=str(self._folder),
@@ -261,7 +269,7 @@ def _turn(tool_calls: Sequence[ToolCall] = ()) -> Message:
 
 
 def _marked(message: Message, mark: str) -> Message:
-    """The same turn with `mark` as its reasoning, which a template takes out or leaves in."""
+    """Return the turn with `mark` as its reasoning, to see whether a template drops it."""
     reasoning, end, rest = message.content.partition(END_REASONING)
     begin = f"{BEGIN_REASONING}\n" if BEGIN_REASONING in reasoning else ""
     return Message(message.role, f"{begin}{mark}\n{end}{rest}", message.tool_calls)

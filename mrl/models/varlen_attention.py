@@ -1,4 +1,4 @@
-"""Attention to rows of many lengths in one call of torch's flash kernel (`learner.attention_kernel = "varlen"`)."""
+"""Attention within rows of many lengths in one call of torch's flash kernel (`learner.attention_kernel = "varlen"`)."""
 
 import torch
 from torch import Tensor
@@ -6,18 +6,18 @@ from torch import Tensor
 from mrl.errors import ConfigError
 
 AMPERE = (8, 0)
-"""CUDA compute capability of the oldest GPUs that it is written for."""
+"""CUDA compute capability of the oldest GPUs that the kernel supports."""
 MAX_HEAD_SIZE = 256
 KEY, CURE = "learner.attention_kernel", 'learner.attention_kernel = "rows"'
 
 
 def capability_of(device: torch.device) -> tuple[int, int] | None:
-    """CUDA compute capability; None of what is no GPU."""
+    """Return the CUDA compute capability of a GPU; None for other devices."""
     return torch.cuda.get_device_capability(device) if device.type == "cuda" else None
 
 
 def check_varlen(device: torch.device, *, head_size: int, softcap: float | None) -> None:
-    """Raises ConfigError for a GPU or a model that the kernel is not written for."""
+    """Raises ConfigError for a GPU or a model that the kernel does not support."""
     capability = capability_of(device)
     if capability is None or capability < AMPERE:
         name = "a CPU" if capability is None else torch.cuda.get_device_name(device)
@@ -45,12 +45,12 @@ def attend_at_once(
     scaling: float | None,
     sliding_window: int | None,
 ) -> Tensor:
-    """[R, H, D]: causal attention within rows that lie end to end.
+    """Return [R, H, D], causal attention within rows that lie end to end.
 
-    bounds_N: int32, on the same device: row n takes the positions from bounds_N[n] on, before bounds_N[n + 1].
+    bounds_N: int32, on the same device; row n has the positions from bounds_N[n] to bounds_N[n + 1] - 1.
     longest: tokens of the longest row.
     """
-    # Here, as only few runs need it.
+    # Imported here, as only few runs need it.
     from torch.nn.attention.varlen import varlen_attn
 
     left = -1 if sliding_window is None else sliding_window - 1

@@ -1,7 +1,7 @@
-"""Whether torch's flash kernel for rows of all lengths can be had here, proved by a small comparison with one that can.
+"""Proof that torch's flash kernel for rows of all lengths works here, by a small comparison with another kernel.
 
-It is chosen by default on GPUs: a device, a build of torch or a model that it does not serve has to be found out before
-the first step, and not in it.
+The kernel is chosen by default on GPUs. A device, a build of torch or a model that it does not support has to be found
+before the first step, and not in it.
 """
 
 from collections.abc import Callable
@@ -17,9 +17,9 @@ from mrl.models.skeleton import head_dim, most_cached_heads
 from mrl.models.varlen_attention import CURE, KEY, attend_at_once, check_varlen
 
 LENGTHS = (3, 64, 1, 129)
-"""Of rows shorter and longer than a tile of the kernel."""
+"""Lengths of the compared rows: shorter and longer than a tile of the kernel."""
 TOLERANCE = 2e-2
-"""Of values of size one at most in bfloat16, which has eight bits of them."""
+"""Largest difference between the kernels, for values of size one at most in bfloat16, which has eight bits of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,13 +29,13 @@ class Heads:
     num_query: int
     num_cached: int
     size: int
-    """Of a query or a key."""
+    """Width of a query or a key."""
     value_size: int
     softcap: float | None
 
 
 def heads_of(config: PretrainedConfig) -> Heads:
-    """Those that a model's configuration names."""
+    """Return the attention heads that a model's configuration names."""
     text = config.get_text_config()
     apart = [getattr(text, key, None) for key in ("qk_nope_head_dim", "qk_rope_head_dim")]
     size = sum(apart) if all(apart) else head_dim(text)  # type: ignore[arg-type]
@@ -50,7 +50,7 @@ def heads_of(config: PretrainedConfig) -> Heads:
 
 
 def prove_varlen(device: torch.device, heads: Heads, attend: Callable[..., Tensor] = attend_at_once) -> None:
-    """Raises ConfigError where the kernel is not for this GPU or model, fails, or computes something else."""
+    """Raises ConfigError where the kernel does not support this GPU or model, fails, or computes something else."""
     if heads.value_size != heads.size:
         raise ConfigError(
             f"{KEY}: the kernel wants keys and values of one width",
@@ -77,7 +77,7 @@ def prove_varlen(device: torch.device, heads: Heads, attend: Callable[..., Tenso
 
 
 def _states(device: torch.device, heads: Heads) -> list[Tensor]:
-    """Queries, keys and values of rows that lie end to end; the same in every run."""
+    """Return queries, keys and values of rows that lie end to end; the same in every run."""
     made = torch.Generator().manual_seed(0)
     return [
         torch.empty(sum(LENGTHS), num_heads, heads.size).uniform_(-1, 1, generator=made).to(device, torch.bfloat16)

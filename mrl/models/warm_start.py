@@ -18,7 +18,7 @@ from transformers import PreTrainedModel
 PRACTICE_PHASE = 0.5
 """Share of the steps that show practice prompts only."""
 PRACTICE_ROWS_FACTOR = 1.5
-"""Practice prompts are short: so many more rows fit into a step of the first phase."""
+"""Rows of a step in the practice phase, as a multiple of `Schedule.rows`: practice prompts are short."""
 PRACTICE_SHARE = 0.4
 """Share of practice prompts after the first phase."""
 RAMP_STEPS = 30
@@ -28,7 +28,7 @@ IGNORED = -100
 
 
 EncodedTurn = tuple[list[int], list[int]]
-"""Token ids that are given, and those behind them that are imitated."""
+"""Token ids that are given, and the ids after them that are imitated."""
 
 
 class Text(Protocol):
@@ -41,10 +41,10 @@ class Text(Protocol):
 
 
 class Examples(Protocol):
-    """Where examples come from."""
+    """Source of examples."""
 
     def draw(self, rng: random.Random, *, practice: bool) -> Text:
-        """One example; with `practice` under the neutral prompt."""
+        """Draw one example; with `practice`, one under the neutral prompt."""
         ...
 
 
@@ -66,9 +66,9 @@ def warm_start(
     rng: random.Random,
     on_step: Callable[[int, float], None],
 ) -> None:
-    """Train `model` in place on its CPU or GPU; `encode` gives the ids of each turn, with EOS.
+    """Train `model` in place, on the device where it is; `encode` gives the ids of each turn, with EOS.
 
-    The loss is the mean negative log-likelihood of completion tokens. `on_step(step, loss)` hears of every step.
+    The loss is the mean negative log-likelihood of completion tokens. `on_step(step, loss)` is called after every step.
     """
     optimizer = torch.optim.AdamW(model.parameters(), lr=schedule.peak_lr, betas=(0.9, 0.98), weight_decay=0.01)
     model.train()
@@ -86,20 +86,22 @@ def warm_start(
 
 
 def lr_factor(step: int, num_steps: int) -> float:
-    """Linear ramp over the first steps, then a cosine down to FLOOR."""
+    """Return the learning rate as a share of its peak: a linear ramp over the first steps, and a cosine to FLOOR."""
     cosine = 0.5 * (1.0 + math.cos(math.pi * step / num_steps))
     return min(1.0, (step + 1) / RAMP_STEPS) * (FLOOR + (1.0 - FLOOR) * cosine)
 
 
 def draw_rows(examples: Examples, step: int, schedule: Schedule, rng: random.Random) -> list[Text]:
-    """The examples of one step."""
+    """Draw the examples of one step."""
     if step < PRACTICE_PHASE * schedule.steps:
         return [examples.draw(rng, practice=True) for _ in range(round(PRACTICE_ROWS_FACTOR * schedule.rows))]
     return [examples.draw(rng, practice=rng.random() < PRACTICE_SHARE) for _ in range(schedule.rows)]
 
 
 def pad_rows(rows: Sequence[Sequence[EncodedTurn]], device: torch.device) -> tuple[Tensor, Tensor]:
-    """Input ids and targets, both [R, T] int64: padded on the right, targets only where an imitated token follows."""
+    """Return input ids and targets, both [R, T] int64: padded on the right, targets only where an imitated token
+    follows.
+    """
     width = max(sum(len(given) + len(imitated) for given, imitated in turns) for turns in rows)
     ids = torch.zeros(len(rows), width, dtype=torch.int64)
     targets = torch.full((len(rows), width), IGNORED, dtype=torch.int64)
@@ -113,7 +115,7 @@ def pad_rows(rows: Sequence[Sequence[EncodedTurn]], device: torch.device) -> tup
 
 
 def completion_loss(model: PreTrainedModel, ids: Tensor, targets: Tensor) -> Tensor:
-    """Mean negative log-likelihood in nats over the targets; causal attention makes right padding harmless."""
+    """Return the mean negative log-likelihood in nats of the targets; right padding is harmless to causal attention."""
     hidden = model.get_decoder()(input_ids=ids, use_cache=False).last_hidden_state
     wanted = targets != IGNORED
     logits = model.get_output_embeddings()(hidden[wanted])

@@ -1,4 +1,4 @@
-"""Objectives: what one token contributes to the loss. Pure functions, tensors in, tensors out, nothing else.
+"""Objectives: the contribution of one token to the loss. Pure functions, tensors in, tensors out, nothing else.
 
 Every term is returned per token, unmasked and unnormalised. The learner multiplies by the per-token weights that a
 sharing regime assigned, and divides by denominators that are known before the first backward, so that k microbatches or
@@ -13,6 +13,6 @@ Shapes: T packed tokens, V vocabulary, D hidden width.
 - `ratios`       bounded ratios of tokens and rows, corrections against staleness, a peer's spans divided over tokens
 - `regularizer`  divergence from a reference, entropy bonus
 - `logprobs`     log-probability and entropy of given tokens from hidden states, in checkpointed chunks
-- `liger`        the same by Liger's fused kernel
+- `liger`        the outputs of `logprobs` by Liger's fused kernel
 - `diagnostics`  numbers to look at, without gradient
 """

@@ -15,7 +15,7 @@ from mrl.objectives.terms import TermInputs, distilled_advantages, term_losses
 
 @torch.no_grad()
 def k3_nats(logprobs_T: Tensor, sampled_logprobs_T: Tensor) -> Tensor:
-    """Per-token estimate of KL(sampler || policy) on tokens that the sampler drew; never negative.
+    """Return a per-token estimate of KL(sampler || policy) on tokens that the sampler drew; never negative.
 
         k3_t = exp(d_t) - d_t - 1,   d_t = log pi(y_t) - log q(y_t)
 
@@ -26,10 +26,10 @@ def k3_nats(logprobs_T: Tensor, sampled_logprobs_T: Tensor) -> Tensor:
 
 
 def clipped_tokens(spec: Term, inputs: TermInputs) -> Tensor:
-    """Tokens that have an advantage and that the term's clip, mask or clamp leaves without gradient.
+    """Return which tokens have an advantage and no gradient, because of the term's clip, mask or clamp.
 
-    Read off the gradient itself, so that it is right for every term. Weights that stand outside the clip (corrections,
-    GRAFT's gate, F-TIS's filter) and DPPO's penalty are left aside; tokens with units have no clip. Returns [T] bool.
+    Read off the gradient itself, so that it is right for every term. Weights outside the clip (corrections, GRAFT's
+    gate, F-TIS's filter) and DPPO's penalty are left aside; tokens with units have no clip. Returns [T] bool.
     """
     with torch.enable_grad():
         logprobs_T = inputs.logprobs_T.detach().requires_grad_()
@@ -42,12 +42,14 @@ def clipped_tokens(spec: Term, inputs: TermInputs) -> Tensor:
 
 @torch.no_grad()
 def sampled_entropy_nats(logprobs_T: Tensor) -> Tensor:
-    """Surprisal of the sampled tokens; its mean over a policy's own samples estimates the entropy. Returns [T]."""
+    """Return the surprisal of the sampled tokens; its mean over a policy's own samples estimates the entropy. Returns
+    [T].
+    """
     return -logprobs_T
 
 
 def _bare(spec: Term) -> Term:
-    """The term without what weighs it from outside its clip."""
+    """Return the term without the weights and penalties outside its clip."""
     match spec:
         case Clipped() | Cispo() | Trrd():
             return replace(spec, correction=None)

@@ -1,10 +1,10 @@
-"""Log-probabilities and entropies by Liger's fused kernel: what `logprobs` gives, with no logits in memory at all.
+"""Log-probabilities and entropies by Liger's fused kernel: the outputs of `logprobs`, with no logits in memory at all.
 
 Liger-Kernel 0.8.5 has one kernel with an output for every token (`LigerFusedLinearScaledCrossEntropyFunction`), for
-Hopper GPUs and bfloat16. On others it does in chunks what `logprobs` does, so `check_liger` refuses those. It keeps
-logits in float16 within a tile, gives entropies in bfloat16, and sums the head's gradient in bfloat16 over waves of
-1024 tokens, where the chunks sum in float32. It knows no soft cap. Its other fused losses reduce over tokens, or
-multiply the gradient of all of them with one number, which no objective here can use.
+Hopper GPUs and bfloat16. On other GPUs it does in chunks what `logprobs` does, so `check_liger` refuses those. The
+kernel keeps logits in float16 within a tile, gives entropies in bfloat16, and sums the head's gradient in bfloat16 over
+waves of 1024 tokens, where the chunks sum in float32. It knows no soft cap. Liger's other fused losses reduce over
+tokens, or multiply the gradient of all tokens by one number, which no objective here can use.
 
 Shapes: T tokens, D hidden width, V vocabulary.
 """
@@ -17,14 +17,14 @@ from torch import Tensor
 from mrl.errors import ConfigError, MissingError
 
 HOPPER = (9, 0)
-"""CUDA compute capability of the only GPUs that it is written for."""
+"""CUDA compute capability of the only GPUs that the kernel supports."""
 PACKAGES = ("liger_kernel", "triton", "cutlass.cute", "tvm_ffi")
-"""What the extra brings; CUTLASS comes in several packages, of which another one may be missing."""
+"""Packages of the extra `liger`; CUTLASS comes in several packages, any of which may be missing."""
 KEY, CURE = "learner.logprob_kernel", 'learner.logprob_kernel = "chunked"'
 
 
 def check_liger(device: torch.device, softcap: float | None) -> None:
-    """Raises ConfigError for a GPU or a model that the kernel is not written for, MissingError without its packages."""
+    """Raises ConfigError for a GPU or a model that the kernel does not support, MissingError without its packages."""
     if softcap is not None:
         raise ConfigError(f"{KEY}: the kernel knows no soft cap of logits", got=softcap, cure=CURE)
     capability = torch.cuda.get_device_capability(device) if device.type == "cuda" else None
@@ -38,20 +38,20 @@ def check_liger(device: torch.device, softcap: float | None) -> None:
 
 
 def missing_packages() -> list[str]:
-    """Those of `PACKAGES` that cannot be imported here."""
+    """Return the `PACKAGES` that cannot be imported here."""
     return [name for name in PACKAGES if not _is_there(name)]
 
 
 def _is_there(name: str) -> bool:
     try:
         return importlib.util.find_spec(name) is not None
-    except ModuleNotFoundError:  # what it is a part of
+    except ModuleNotFoundError:  # a parent package is missing
         return False
 
 
 def fused_logprobs(hidden_TD: Tensor, head_VD: Tensor, targets_T: Tensor, temperature: float) -> Tensor:
-    """[T] float32 log-probabilities of at least one target, with gradient by hidden states and head."""
-    # Here, as it needs triton, and takes seconds to import.
+    """Return [T] float32 log-probabilities of at least one target, with gradient by hidden states and head."""
+    # Imported here, as it needs triton, and takes seconds to import.
     from liger_kernel.ops import LigerFusedLinearScaledCrossEntropyFunction as Fused
 
     nll_T: Tensor = Fused.apply(hidden_TD, head_VD, targets_T, temperature)
@@ -61,7 +61,7 @@ def fused_logprobs(hidden_TD: Tensor, head_VD: Tensor, targets_T: Tensor, temper
 def fused_logprobs_and_entropy(
     hidden_TD: Tensor, head_VD: Tensor, targets_T: Tensor, temperature: float
 ) -> tuple[Tensor, Tensor]:
-    """`fused_logprobs`, and [T] float32 entropies in nats, which were rounded to bfloat16."""
+    """Return `fused_logprobs`, and [T] float32 entropies in nats, which were rounded to bfloat16."""
     from liger_kernel.ops import LigerFusedLinearScaledCrossEntropyFunction as Fused
 
     nll_T, entropy_T = Fused.apply(hidden_TD, head_VD, targets_T, temperature, return_entropy=True)

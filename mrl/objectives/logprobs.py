@@ -25,7 +25,7 @@ def token_logprobs(
     softcap: float | None = None,
     kernel: Kernel = "chunked",
 ) -> Tensor:
-    """log pi(target_t) under the sampling distribution at `temperature`, in chunks of at most `chunk_tokens` tokens.
+    """Return log pi(target_t) under the sampling distribution at `temperature`, `chunk_tokens` tokens at a time.
 
         l_t = z_t[y_t] / tau - logsumexp_v(z_t[v] / tau),   z_t = W h_t, or softcap * tanh(W h_t / softcap)
 
@@ -35,7 +35,7 @@ def token_logprobs(
 
     `targets_T` may be [T, N], N ids in the place of each token; then [T, N] is returned, which "liger" cannot.
 
-    The kernel "liger" does the same without logits, where `mrl.objectives.liger` can.
+    The kernel "liger" returns the same without logits in memory, where `mrl.objectives.liger` can.
     """
     if kernel == "liger" and len(targets_T):
         return fused_logprobs(hidden_TD, head_VD, targets_T, temperature)
@@ -56,7 +56,7 @@ def token_logprobs_and_entropy(
     softcap: float | None = None,
     kernel: Kernel = "chunked",
 ) -> tuple[Tensor, Tensor]:
-    """`token_logprobs`, and from the same logits the entropy of the distribution that each token was drawn from.
+    """Return `token_logprobs`, and from the same logits the entropy of the distribution behind each token.
 
         H_t = -sum_v p_t[v] log p_t[v] = logsumexp_v(z_t[v] / tau) - sum_v p_t[v] z_t[v] / tau
 
@@ -72,13 +72,13 @@ def token_logprobs_and_entropy(
 
 @dataclass(frozen=True, slots=True)
 class _Scale:
-    """What makes logits of the head's products x:  z = softcap * tanh(x / softcap) / tau."""
+    """Scaling of the head's products x to logits z: z = softcap * tanh(x / softcap) / tau."""
 
     temperature: float
     softcap: float | None
 
     def scaled(self, products_CV: Tensor) -> Tensor:
-        """[C, V], in float32 at least where it is not the products themselves."""
+        """Return [C, V] logits, in float32 at least; with nothing to scale, the products themselves."""
         if self.softcap is None and self.temperature == 1.0:
             return products_CV
         wide_CV = products_CV.to(_wide(products_CV))
@@ -87,18 +87,19 @@ class _Scale:
         return wide_CV.div_(self.temperature)
 
     def bend(self, logits_CV: Tensor) -> Tensor | None:
-        """tau dz/dx, of z:  1 - (tau z / softcap)^2; None where it is 1."""
+        """Return tau dz/dx from the logits z: 1 - (tau z / softcap)^2; None where it is 1."""
         if self.softcap is None:
             return None
         return (logits_CV * (self.temperature / self.softcap)).square_().neg_().add_(1.0)
 
 
 class _Chunked(torch.autograd.Function):
-    """Every chunk's logits live once in the forward pass and once more in the backward pass.
+    """`token_logprobs` with a backward pass of its own: each chunk's logits live once in the forward pass and once more
+    in the backward pass.
 
     The gradient of the head grows in one tensor of its size; autograd itself would make another one for every chunk.
-    It would also read and write the logits three times as often as the formula of `_products_gradient`, and with a
-    large vocabulary that is most of the time.
+    Autograd would also read and write the logits three times as often as the formula of `_products_gradient`, and with
+    a large vocabulary that is most of the time.
     """
 
     @staticmethod
@@ -149,7 +150,7 @@ class _Chunked(torch.autograd.Function):
 
 
 def _outputs(logits_CV: Tensor, targets_C: Tensor, with_entropy: bool) -> tuple[Tensor, ...]:
-    """Normalisers log sum_v exp z[v], log-probabilities, and entropies if asked for; overwrites the logits.
+    """Return normalisers log sum_v exp z[v], log-probabilities, and entropies if asked for; overwrites the logits.
 
     H = log sum_v exp s[v] - sum_v s[v] exp s[v] / sum_v exp s[v],   s = z - max z
     """
@@ -176,9 +177,9 @@ def _products_gradient(
     by_logprobs_C: Tensor | None,
     entropy_C: tuple[Tensor, Tensor] | None,
 ) -> Tensor:
-    """[C, V] gradient of the head's products, which are overwritten, in their dtype.
+    """Return [C, V] gradients by the head's products, which are overwritten, in their dtype.
 
-    By the outputs' gradients g (log-probabilities) and h (entropies H, beside them), p = exp(z - normaliser):
+    With the gradients g by the log-probabilities and h by the entropies H, and p = exp(z - normaliser):
 
         dL/dz[v] = sum_n g_n (1[v = y_n] - p[v]) - h p[v] (log p[v] + H)
     """
@@ -202,12 +203,12 @@ def _products_gradient(
 
 
 def _by_place(values_C: Tensor) -> Tensor:
-    """[C, N] of [C], or of [C, N] itself."""
+    """Return [C, N] values: [C] values as [C, 1], [C, N] values as they are."""
     return values_C.unsqueeze(-1) if values_C.dim() == 1 else values_C
 
 
 def _minus(logits_CV: Tensor, row_C1: Tensor) -> Tensor:
-    """Of each row the same; what has fewer bits than float32 gets those, other logits are overwritten."""
+    """Subtract one number from each row. Logits with fewer bits than float32 become float32, others are overwritten."""
     return logits_CV.sub_(row_C1) if logits_CV.dtype == row_C1.dtype else logits_CV - row_C1
 
 
@@ -216,7 +217,9 @@ def _wide(tensor: Tensor) -> torch.dtype:
 
 
 def _add_product(sum_VD: Tensor, of_products_CV: Tensor, hidden_CD: Tensor) -> None:
-    """sum += gradient^T h; what has fewer bits is multiplied as it is, and added up in the bits of the sum."""
+    """Add gradient^T h to the sum; factors with fewer bits are multiplied as they are, and added in the type of the
+    sum.
+    """
     if of_products_CV.dtype == sum_VD.dtype:
         sum_VD.addmm_(of_products_CV.T, hidden_CD)
     else:

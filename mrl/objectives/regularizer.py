@@ -1,4 +1,4 @@
-"""A pull to the reference policy, and an entropy bonus: added to a term whatever the advantages say.
+"""Losses that pull to the reference policy, or reward entropy: added to a term whatever the advantages say.
 
 Shapes: T tokens.
 """
@@ -17,13 +17,13 @@ MAX_K3_NATS = 10.0
 def reference_divergence(
     estimator: Literal["k1", "k2", "k3"], logprobs_T: Tensor, reference_logprobs_T: Tensor
 ) -> Tensor:
-    """Per-token estimate of KL(pi_theta || pi_ref) in nats.
+    """Return a per-token estimate of KL(pi_theta || pi_ref) in nats.
 
         d = log pi_ref(y_t) - log pi_theta(y_t), held in [-20, 20]
         k1 = -d;   k2 = d^2 / 2;   k3 = exp(d) - d - 1, held in [-10, 10]
 
     J. Schulman, "Approximating KL divergence" (2020); bounds as in verl. The gradient of k1 has mean 0 at the sampling
-    policy: it reports, and does not pull; those of k2 and k3 do. Gradient flows through `logprobs_T`. Returns [T].
+    policy: k1 reports, and does not pull; k2 and k3 pull. Gradient flows through `logprobs_T`. Returns [T].
     """
     difference_T = (reference_logprobs_T.detach() - logprobs_T).clamp(-MAX_LOG_RATIO_NATS, MAX_LOG_RATIO_NATS)
     match estimator:
@@ -39,7 +39,7 @@ def reference_divergence(
 def regularizer_losses(
     spec: Regularizer, logprobs_T: Tensor, *, reference_T: Tensor | None = None, entropy_T: Tensor | None = None
 ) -> Tensor:
-    """kl_coefficient * KL(pi_theta || pi_ref)_t - entropy_coefficient * H_t, in nats. Returns [T].
+    """Return kl_coefficient * KL(pi_theta || pi_ref)_t - entropy_coefficient * H_t, in nats, [T].
 
     `reference_T` are log-probabilities of the reference, `entropy_T` entropies of the policy with their gradient; each
     is needed only where its coefficient is not 0. Gradient flows through `logprobs_T` and `entropy_T`.

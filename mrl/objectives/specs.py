@@ -1,6 +1,6 @@
-"""What a loss component computes for one token, as plain values: no tensor, no torch.
+"""Terms of a loss, for one token, as plain values: no tensor, no torch.
 
-A sharing regime names its terms with these; `mrl.objectives.terms` holds the function behind each. Symbols: theta the
+A sharing regime names its terms with these; `mrl.objectives.terms` holds the function of each. Symbols: theta is the
 policy in training, prox its parameters at the start of the step, behaviour the policy (own or peer) that sampled.
 """
 
@@ -11,7 +11,7 @@ from typing import Literal, TypeAlias
 Level = Literal["token", "sequence", "geometric"]
 
 Spreading = Literal["receiver_multiplicative", "receiver_additive", "none"]
-"""How a peer's log-prob of a span is read at the span's tokens, by own log-probs (`mrl.objectives.ratios`)."""
+"""Rule by which a peer's log-prob of a span is divided over the span's own tokens (`mrl.objectives.ratios.spread`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,8 @@ class Clipped:
     """-min(r A, clip(r, 1 - clip_low, 1 + clip_high) A): PPO, GRPO, Dr.GRPO, DAPO, GSPO.
 
     ratio     "token", or "sequence": one length-normalised ratio per row, gradients per token (GSPO)
-    base      what divides: the policy at the start of the step, or the one that sampled (then `correction` is None)
+    base      denominator of the ratio: the policy at the start of the step, or the policy that sampled (then
+              `correction` is None)
     dual_clip bound of |term| for negative advantages, as a multiple of |A|
     """
 
@@ -70,7 +71,7 @@ class Imitation:
 
 @dataclass(frozen=True, slots=True)
 class CrossSequence:
-    """HACPO's term for rows of another agent: stepwise clipped sequence ratio, no min with A (arXiv 2603.02604)."""
+    """HACPO's term for rows of another policy: stepwise clipped sequence ratio, no min with A (arXiv 2603.02604)."""
 
     lower: float = 0.8
     lower_step: float = 0.025
@@ -87,11 +88,11 @@ class Grafted:
 
 @dataclass(frozen=True, slots=True)
 class Filtered:
-    """A clipped term without bad answers that the policy finds far less likely than who wrote them (F-TIS)."""
+    """A clipped term without bad answers that the policy finds far less likely than their writer did (F-TIS)."""
 
     clipped: Clipped
     max_divergence_nats: float
-    """Per token of a row."""
+    """Largest divergence, as the mean per token of a row."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,9 +119,9 @@ class Distilled:
 
     clipped: Clipped
     coefficient: float = 1.0
-    """beta, of a nat."""
+    """beta: the advantage of a nat."""
     max_gap_nats: float = math.inf
-    """Bound of |log teacher - log pi_prox| of a token."""
+    """Bound of |log pi_teacher - log pi_prox| of a token."""
 
 
 @dataclass(frozen=True, slots=True)

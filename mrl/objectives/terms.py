@@ -1,4 +1,4 @@
-"""The loss terms: what one token of a component contributes, and which function computes which spec.
+"""The loss terms: the contribution of one token of a component, and the function that computes each spec.
 
 Every term is returned per token, unmasked and unnormalised. Advantages, proximal, behaviour and teacher values carry no
 gradient.
@@ -31,59 +31,60 @@ from mrl.objectives.specs import (
 )
 
 LEAST_REST = 1e-6
-"""Probability beside all units at least, in logarithms: float32 adds up to 1 no better."""
+"""Least probability of the rest beside all units, inside logarithms: float32 sums to 1 no more exactly."""
 
 
 class UnitLogprobs(NamedTuple):
-    """What two policies give to units that may stand in the place of each of T tokens."""
+    """Log-probabilities under two policies of the units that may stand in the place of each of T tokens."""
 
     own_TK: Tensor
-    """Under the policy in training, with gradient."""
+    """Log-probs under the policy in training, with gradient."""
     teacher_TK: Tensor
-    """NaN where there is no unit."""
+    """Log-probs under the teacher; NaN where there is no unit."""
 
     @property
     def are_there(self) -> Tensor:
-        """[T] whether a token has any."""
+        """[T] whether a token has any units."""
         return self.teacher_TK.isfinite().any(-1)
 
 
 @dataclass(frozen=True, slots=True)
 class TermInputs:
-    """Log-probabilities in nats, advantages and rows of T tokens. Those of the policy in training carry gradient.
+    """Log-probabilities in nats, advantages and rows of T tokens. Only log-probabilities under the policy in training
+    carry gradient.
 
     A row is never cut: all its tokens are here, in any order.
     """
 
     logprobs_T: Tensor
-    """Under the policy in training."""
+    """Log-probs under the policy in training."""
     proximal_T: Tensor
-    """Under the same policy at the start of the step."""
+    """Log-probs under the same policy at the start of the step."""
     behaviour_T: Tensor
-    """Under the policy that sampled."""
+    """Log-probs under the policy that sampled."""
     advantages_T: Tensor
     row_T: Tensor
     """int64 row of each token, 0..R-1."""
     teacher_T: Tensor
-    """Under a policy that only scored; NaN where it said nothing."""
+    """Log-probs under a policy that only scored; NaN where it said nothing."""
     update_index: int = 0
     """Optimizer updates already made in this step."""
     units: UnitLogprobs | None = None
-    """None where no teacher said more than what the tokens themselves are worth."""
+    """Units of the tokens' places; None where teachers gave no more than the log-probs of the tokens themselves."""
 
 
 def corrected(term_T: Tensor, spec: Correction | None, inputs: TermInputs) -> Tensor:
-    """The term times its weight; unchanged without a correction. Returns [T]."""
+    """Return [T] the term times its correction's weight; unchanged without a correction."""
     if spec is None:
         return term_T
     return correction_weight(spec, inputs.proximal_T, inputs.behaviour_T, inputs.row_T) * term_T
 
 
 def clipped(spec: Clipped, inputs: TermInputs) -> Tensor:
-    """`clipped_surrogate` of the ratio that `spec` names, times its correction.
+    """Return the `clipped_surrogate` of the ratio that `spec` names, times its correction.
 
     With pi_prox recomputed at the start of the step and a token correction it is decoupled PPO (arXiv 2110.00641, eq.
-    7); with the sampler as base and without correction, PPO on rows of whoever sampled them. Returns [T].
+    7). With the sampler as base and without correction it is PPO on rows of any sampler. Returns [T].
     """
     base_T = inputs.proximal_T if spec.base == "proximal" else inputs.behaviour_T
     if spec.ratio == "sequence":
@@ -99,7 +100,7 @@ def clipped(spec: Clipped, inputs: TermInputs) -> Tensor:
 def clipped_surrogate(
     ratio_T: Tensor, advantages_T: Tensor, *, clip_low: float, clip_high: float, dual_clip: float | None = None
 ) -> Tensor:
-    """Per-token clipped surrogate, as a loss.
+    """Return the per-token clipped surrogate, as a loss.
 
         L_t = -min(r_t A_t, clip(r_t, 1 - low, 1 + high) A_t);   where A_t < 0:  L_t <- min(L_t, -dual A_t)
 
@@ -117,7 +118,7 @@ def clipped_surrogate(
 
 
 def cispo(spec: Cispo, inputs: TermInputs) -> Tensor:
-    """Per-token likelihood term with a detached, clipped ratio as its weight.
+    """Return a per-token likelihood term with a detached, clipped ratio as its weight.
 
         L_t = -sg[ clip(r_t, 1 - low, 1 + high) ] A_t log pi_theta(y_t),   r_t = pi_theta(y_t) / pi_prox(y_t)
 
@@ -130,7 +131,7 @@ def cispo(spec: Cispo, inputs: TermInputs) -> Tensor:
 
 
 def dppo(spec: Dppo, inputs: TermInputs) -> Tensor:
-    """Policy-gradient term of the tokens whose probability has not yet moved too far, and a pull back for every token.
+    """Return policy-gradient terms of tokens whose probability has not moved too far, and a pull back for every token.
 
         L_t = -keep_t A_t r_t + penalty (log r_t)^2,   r_t = pi_theta(y_t) / pi_behaviour(y_t)
         keep_t = 0  where A_t > 0 and pi_theta - pi_behaviour >  gap
@@ -138,7 +139,7 @@ def dppo(spec: Dppo, inputs: TermInputs) -> Tensor:
 
     The rule of prime-rl (total-variation mask, squared log-ratio penalty). A rare token may grow by a large factor, a
     likely one may not. Gradient flows through log pi_theta in both summands, none through keep. The pull reaches the
-    rows of the batch alone: those of a group whose advantages are all 0 are left out of it, so nothing pulls them back,
+    rows of the batch alone: a group whose advantages are all 0 has no rows there, so nothing pulls it back,
     unless the objective has a regularizer. Returns [T].
     """
     logprobs_T, behaviour_T, advantages_T = inputs.logprobs_T, inputs.behaviour_T.detach(), inputs.advantages_T.detach()
@@ -150,18 +151,18 @@ def dppo(spec: Dppo, inputs: TermInputs) -> Tensor:
 
 
 def imitation(spec: Imitation, inputs: TermInputs) -> Tensor:
-    """Per-token negative log-likelihood of given tokens.
+    """Return the per-token negative log-likelihood of given tokens.
 
         L_t = -log pi_theta(y*_t | x, y*_<t)
 
-    The residual term of success-gated transfer (SGT, arXiv 2605.07244) is the mean of it over the tokens of one
+    The residual term of success-gated transfer (SGT, arXiv 2605.07244) is the mean of L_t over the tokens of one
     verified peer answer: no ratio, no clip, no advantage. Gradient flows through `logprobs_T`. Returns [T].
     """
     return -inputs.logprobs_T
 
 
 def cross_sequence(spec: CrossSequence, inputs: TermInputs) -> Tensor:
-    """Stepwise clipped sequence ratio times advantage, without a min.
+    """Return the stepwise clipped sequence ratio times advantage, without a min.
 
         L_t = -c(s_t) sg[c(s_t)]^alpha A,   c(s) = clip(s, min(1, lower + m lower_step), 1)
         s   = exp( mean_t log pi_theta(y_t) - mean_t log pi_source(y_t) )
@@ -177,7 +178,7 @@ def cross_sequence(spec: CrossSequence, inputs: TermInputs) -> Tensor:
 
 
 def grafted(spec: Grafted, inputs: TermInputs) -> Tensor:
-    """`graft_weight` times the clipped term, whose ratio is the receiver's own pi_theta / pi_prox.
+    """Return `graft_weight` times the clipped term, whose ratio is the receiver's own pi_theta / pi_prox.
 
     From "Learning beyond what you sample" (GRAFT). Gradient flows through the clipped term only. Returns [T].
     """
@@ -186,7 +187,7 @@ def grafted(spec: Grafted, inputs: TermInputs) -> Tensor:
 
 
 def graft_weight(proximal_logprobs_T: Tensor, behaviour_logprobs_T: Tensor, row_T: Tensor, *, floor: float) -> Tensor:
-    """Weight of each token's row, from the parameters at the start of the step.
+    """Return the weight of each token's row, from the parameters at the start of the step.
 
         w = 1[s > floor] min(s, 1),   s = exp( mean_t log pi_prox(y_t) - mean_t log pi_source(y_t) )
 
@@ -198,13 +199,13 @@ def graft_weight(proximal_logprobs_T: Tensor, behaviour_logprobs_T: Tensor, row_
 
 
 def filtered(spec: Filtered, inputs: TermInputs) -> Tensor:
-    """The clipped term, 0 at `filtered_tokens`. Gradient flows through the clipped term only. Returns [T]."""
+    """Return the clipped term, 0 at `filtered_tokens`. Gradient flows through the clipped term only. Returns [T]."""
     return torch.where(filtered_tokens(spec, inputs), 0.0, clipped(spec.clipped, inputs))
 
 
 @torch.no_grad()
 def filtered_tokens(spec: Filtered, inputs: TermInputs) -> Tensor:
-    """Tokens of negative advantage in rows that lie too far from the policy, by its parameters at the step's start.
+    """Return which tokens have a negative advantage in rows too far from the policy of the step's start.
 
         A < 0  and  D > max,   D = (1/|y|) sum_t (log pi_behaviour(y_t) - log pi_prox(y_t))
 
@@ -218,7 +219,7 @@ def filtered_tokens(spec: Filtered, inputs: TermInputs) -> Tensor:
 
 
 def trrd(spec: Trrd, inputs: TermInputs) -> Tensor:
-    """Clipped surrogate of the ratio to a mixture of the old policy and the teacher.
+    """Return the clipped surrogate of the ratio to a mixture of the old policy and the teacher.
 
         log r_t = alpha (log pi_theta - log pi_prox) + (1 - alpha) clamp(log pi_theta - log pi_teacher)
 
@@ -234,7 +235,7 @@ def trrd(spec: Trrd, inputs: TermInputs) -> Tensor:
 
 
 def mixed_log_ratio(spec: Trrd, logprobs_T: Tensor, proximal_T: Tensor, teacher_T: Tensor) -> Tensor:
-    """log r of `trrd` in nats, not yet bounded; gradient through `logprobs_T` only. Returns [T]."""
+    """Return [T] log r of `trrd` in nats, not yet bounded; gradient through `logprobs_T` only."""
     own_T = logprobs_T - proximal_T.detach()
     teacher_gap_T = logprobs_T - teacher_T.detach()
     if spec.teacher_clamp is not None:
@@ -243,9 +244,9 @@ def mixed_log_ratio(spec: Trrd, logprobs_T: Tensor, proximal_T: Tensor, teacher_
 
 
 def distilled(spec: Distilled, inputs: TermInputs) -> Tensor:
-    """The clipped term with `distilled_advantages`; `beta unit_divergence` in its place at tokens with units.
+    """Return the clipped term with `distilled_advantages`; at tokens with units, `beta unit_divergence` instead.
 
-    Gradient flows through the ratio, or through what the policy gives to the units. Returns [T].
+    Gradient flows through the ratio, or through the policy's log-probs of the units. Returns [T].
     """
     term_T = clipped(spec.clipped, replace(inputs, advantages_T=distilled_advantages(spec, inputs)))
     if inputs.units is None:
@@ -256,7 +257,7 @@ def distilled(spec: Distilled, inputs: TermInputs) -> Tensor:
 
 @torch.no_grad()
 def distilled_advantages(spec: Distilled, inputs: TermInputs) -> Tensor:
-    """Advantages of tokens that a teacher scored; the others keep theirs.
+    """Return the advantages of tokens that a teacher scored; the other tokens keep theirs.
 
         A_t = beta clamp(log pi_teacher(y_t) - log pi_prox(y_t))
 
@@ -269,14 +270,15 @@ def distilled_advantages(spec: Distilled, inputs: TermInputs) -> Tensor:
 
 
 def unit_divergence(units: UnitLogprobs, max_gap_nats: float) -> Tensor:
-    """Reverse divergence of the policy from a teacher over units and what is left beside them, in nats. Returns [T].
+    """Return the reverse divergence of the policy from a teacher over units and the rest, in nats, [T].
 
         D_t = sum_u p(u) g(u) + p(rest) g(rest),   g = sg[clamp(log p - log q)],   p(rest) = 1 - sum_u p(u)
 
-    p and q are what policy and teacher give to the same units, as SimCT (arXiv 2605.07711) compares them. Unclamped,
-    D_t is KL(p || q) of the two coarser distributions, with its gradient: what g would add sums to that of 1. It is
-    what `distilled_advantages` gives in the mean over units drawn from p. Over all of a shared vocabulary the rest is
-    nothing, and D_t the divergence itself; over fewer units it is a lower bound of it.
+    p and q are the probabilities of the same units under policy and teacher, as SimCT (arXiv 2605.07711) compares
+    them. Unclamped, D_t is KL(p || q) of the two coarser distributions, with its gradient: the part through g would be
+    the gradient of a sum of probabilities, which is 1. `distilled_advantages` has the same mean over units drawn from
+    p. Over all of a shared vocabulary the rest is nothing, and D_t the divergence of the two policies; over fewer
+    units it is a lower bound of that divergence.
     """
     is_unit_TK = units.teacher_TK.isfinite()
     own_TK = torch.where(is_unit_TK, units.own_TK, 0.0)
@@ -290,7 +292,7 @@ def unit_divergence(units: UnitLogprobs, max_gap_nats: float) -> Tensor:
 
 
 def shaped(spec: Shaped, inputs: TermInputs) -> Tensor:
-    """Per-token shaped likelihood, neither ratio nor clip.
+    """Return the per-token shaped likelihood, with neither ratio nor clip.
 
         L_t = -A_t f(pi_theta(y_t)),   f(p) = p / (p + gamma) = sigmoid(log p - log gamma)
 
@@ -316,5 +318,5 @@ TERMS: dict[type[Any], Callable[[Any, TermInputs], Tensor]] = {
 
 
 def term_losses(spec: Term, inputs: TermInputs) -> Tensor:
-    """Per-token loss of one component, unweighted and unnormalised; gradient through `inputs.logprobs_T` only. [T]."""
+    """Return the per-token loss of one component, [T], unweighted and unnormalised; gradient by `logprobs_T` only."""
     return TERMS[type(spec)](spec, inputs)

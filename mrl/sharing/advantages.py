@@ -20,9 +20,9 @@ EPS = 1e-6
 def group_advantages(
     rewards_G: Rewards, kind: AdvantageKind = "group_std", *, std_correction: Literal[0, 1] = 1
 ) -> Float32s:
-    """Group-relative advantages.
+    """Return group-relative advantages.
 
-        group_std   A_i = (r_i - mean(r)) / (std(r) + 1e-6), std with that correction  GRPO (arXiv 2402.03300, 4.1.2)
+        group_std   A_i = (r_i - mean(r)) / (std(r) + 1e-6), std with `std_correction` GRPO (arXiv 2402.03300, 4.1.2)
         group_mean  A_i = r_i - mean(r)                                                Dr.GRPO (arXiv 2503.20783)
 
     A group of equal rewards, and a group of one, give exact zeros: they say nothing about which answer was better.
@@ -36,14 +36,14 @@ def group_advantages(
 
 
 def against(rewards_G: Rewards, baseline: float, std: float | None) -> Float32s:
-    """[G] float32 advantages (r_i - baseline) / (std + 1e-6). Without a std they are not divided."""
+    """Return [G] float32 advantages (r_i - baseline) / (std + 1e-6). Without a std they are not divided."""
     centred = np.asarray(rewards_G, dtype=np.float64) - baseline
     advantages: Float32s = (centred if std is None else centred / (std + EPS)).astype(np.float32)
     return advantages
 
 
 def overlong_penalties(lengths_G: Sequence[int], *, max_tokens: int, buffer_tokens: int) -> Float64s:
-    """Reward that overlong answers lose (DAPO, arXiv 2503.14476, eq. 13).
+    """Return the reward that overlong answers lose (DAPO, arXiv 2503.14476, eq. 13).
 
     An answer is overlong when it reaches into the last `buffer_tokens` before `max_tokens`. It loses
 

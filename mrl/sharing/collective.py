@@ -2,22 +2,22 @@
 
     own group arrives ──▶ every peer has voted on its prompt, or the patience is over ──▶ rewards ──▶ the regime absorbs
 
-Workers publish what their answers say (vote records) and reward nothing. The learner elects an answer when the group is
-trained, and only then are there rewards: of the own group for the regime, and of the peers' groups, which follow from
-their votes, for a regime that reads rewards. Without a peer's vote the own majority decides.
-Groups of other tasks pass through.
+Workers publish the choices that were read out of their answers (vote records) and reward nothing. The learner elects a
+choice when the group is trained, and only then are there rewards: those of the own group for the regime, and those of
+the peers' groups, which follow from their votes, for a regime that reads rewards. Without a peer's vote the own
+majority decides. Groups of other tasks pass through.
 
-Reads of a peer: what the answers of one group say (vote records). On the wire, per prompt: about 240 bytes, and 17 per
-answer. Costs: nothing; no text crosses, so nothing is aligned and nothing is lost.
+Reads of a peer: the choices of one group (vote records). On the wire, per prompt: about 240 bytes, and 17 per answer.
+Costs: nothing; no text crosses, so nothing is aligned and nothing is lost.
 
-    p_m(a) = share of the answers of policy m that say a,   SC_m = max_a p_m(a),   V(a) = sum_m SC_m p_m(a)
+    p_m(a) = share of the answers of policy m with choice a,   SC_m = max_a p_m(a),   V(a) = sum_m SC_m p_m(a)
 
-The answer with the largest V is taken for right. SC is the self-consistency of a policy on the prompt: who always says
-the same counts for more than who says something else every time. This is what the paper's abstract says; its equations
-were not at hand, so none is cited. Two rules are those of mrl: answers out of which nothing was read count in a
-policy's total and for nothing else, and a tie decides nothing.
+The choice with the largest V is taken for right. SC is the self-consistency of a policy on the prompt: a policy that
+always makes the same choice counts for more than one that makes another choice every time. This is the rule of the
+paper's abstract; its equations were not at hand, so none is cited. Two rules are those of mrl: answers out of which
+nothing was read count in a policy's total and for nothing else, and a tie decides nothing.
 
-Shapes: G choices per policy, one for each answer: a digest of what was read out of it, or "" for nothing.
+Shapes: G choices per policy, one for each answer: a digest of the text that was read out of it, or "" for nothing.
 """
 
 import itertools
@@ -38,11 +38,11 @@ from mrl.sharing.regime import Absorbed, Asking, Author, Regime
 
 
 class CollectiveParameters(PeerGroupParameters):
-    """The `[sharing.collective]` table: how long a group waits for the votes of peers."""
+    """The `[sharing.collective]` table: the bounds of a group's wait for the votes of peers."""
 
 
 class CollectiveRegime(PeerGroupReader):
-    """A regime whose rewards, in tasks that are voted on, come of the vote."""
+    """A regime around another one, which gives it the rewards of the vote in tasks that are voted on."""
 
     def __init__(self, regime: Regime, parameters: CollectiveParameters, context: SharingContext) -> None:
         super().__init__("vote", parameters, context)
@@ -54,32 +54,34 @@ class CollectiveRegime(PeerGroupReader):
             self.asking: Asking | None = replace(regime.asking, kinds=kinds, max_age_versions=oldest)
 
     def publish(self, group: ScoredGroup, author: Author) -> list[ExperienceRecord]:
-        """What the answers of a group say; of another task, what the regime gives."""
+        """Return the votes of a group; for a group of another task, the records of the regime."""
         if not self._is_voted(group):
             return self._regime.publish(group, author)
         return [VoteRecord(**author.tags(group), choices=_choices(group))]
 
     def asks(self, group: ScoredGroup) -> list[str]:
-        """The prompt of every group that is voted on; others as the regime asks."""
+        """Return the prompt of every group that is voted on; for other groups, the prompts that the regime asks for."""
         asked = self._regime.asks(group)
         return super().asks(group) if self._is_voted(group) else asked
 
     def awaited(self) -> list[str]:
-        """Prompts of own groups that were not trained yet, and what the regime awaits."""
+        """Return the prompts of own groups that were not trained yet, and the prompts that the regime awaits."""
         return list(dict.fromkeys([*super().awaited(), *self._regime.awaited()]))
 
     def hear(self, received: Sequence[Received], *, step: int) -> None:
-        """Keep the newest vote of every peer; the rest is the regime's. Rewards that are told for votes are ignored."""
+        """Keep the newest vote of every peer, and give other records to the regime. Rewards that peers tell for voted
+        tasks are ignored.
+        """
         is_own = [kind_of(item.record) == "vote" or item.record.task in self.context.voted for item in received]
         super().hear(list(itertools.compress(received, is_own)), step=step)
         self._regime.hear([item for item, is_vote in zip(received, is_own, strict=True) if not is_vote], step=step)
 
     def is_settled(self, group: ScoredGroup) -> bool:
-        """Whether every peer has voted on the prompt; of another task, as the regime says."""
+        """Whether every peer has voted on the prompt; for a group of another task, whether the regime says so."""
         return super().is_settled(group) if self._is_voted(group) else self._regime.is_settled(group)
 
     def absorb(self, groups: Sequence[ScoredGroup], *, step: int, rng: np.random.Generator) -> Absorbed:
-        """What the regime makes of the groups with their rewards, which `Absorbed.groups` then has."""
+        """Return the regime's rows for the groups with their rewards; `Absorbed.groups` then has these groups."""
         counts: defaultdict[str, float] = defaultdict(float)
         settled = [self._settled(group, step, counts) if self._is_voted(group) else group for group in groups]
         absorbed = self._regime.absorb(settled, step=step, rng=rng)
@@ -90,11 +92,11 @@ class CollectiveRegime(PeerGroupReader):
             absorbed,
             groups=settled,
             forget=list(dict.fromkeys([*absorbed.forget, *self.peer_groups.take_forgotten()])),
-            counts={**own, **absorbed.counts, **ignored, **shares},  # of a regime that asks itself, its own
+            counts={**own, **absorbed.counts, **ignored, **shares},  # a regime's own, where it asks peers
         )
 
     def state(self) -> dict[str, Any]:
-        """The totals behind the cumulative rates, and the regime's own state."""
+        """Return the totals behind the cumulative rates, and the regime's own state."""
         return super().state() | {"regime": self._regime.state()}
 
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -106,7 +108,9 @@ class CollectiveRegime(PeerGroupReader):
         return group.task in self.context.voted
 
     def _settled(self, group: ScoredGroup, step: int, counts: defaultdict[str, float]) -> ScoredGroup:
-        """The group with rewards. A regime that reads peers' rewards hears those that follow from their votes."""
+        """Return the group with rewards. A regime that reads peers' rewards hears the rewards that follow from their
+        votes.
+        """
         own = _choices(group)
         votes = [item.record for item in self.peer_groups.take(group.prompt_id) if isinstance(item.record, VoteRecord)]
         elected, failed_reward = winner([own, *(vote.choices for vote in votes)]), self.context.voted[group.task]
@@ -134,18 +138,18 @@ def _choices(group: ScoredGroup) -> list[str]:
 
 
 def _valued(vote: VoteRecord, rewards: list[float]) -> ValueRecord:
-    """A vote as the record of rewards that it comes to, once an answer is elected."""
+    """Return a vote as the record of rewards that follows from it, once a choice is elected."""
     tags = {name: getattr(vote, name) for name in Experience.__struct_fields__}
     return ValueRecord(**tags, rewards=rewards)
 
 
 def self_consistency(choices_G: Sequence[str]) -> Fraction:
-    """SC: the share of the answers that say what most of them say. 0 where none says anything."""
+    """Return SC: the share of the answers with the most frequent choice; 0 where no answer has a choice."""
     return Fraction(max(_counts(choices_G).values(), default=0), max(1, len(choices_G)))
 
 
 def winner(votes: Iterable[Sequence[str]]) -> str:
-    """The choice that the policies' choices elect; "" in a tie, and where nobody says anything.
+    """Return the choice that the policies' choices elect; "" in a tie, and where no answer has a choice.
 
     Votes are added as fractions: the order of the policies does not matter, not even by rounding.
     """
@@ -160,7 +164,7 @@ def winner(votes: Iterable[Sequence[str]]) -> str:
 
 
 def agreement(choices_G: Sequence[str], elected: str, *, failed_reward: float) -> list[float]:
-    """[G] rewards: 1 for the elected choice, 0 for another, `failed_reward` for an answer that says nothing.
+    """Return [G] rewards: 1 for the elected choice, 0 for another, `failed_reward` for an answer without a choice.
 
     Where none is elected, all are rewarded alike.
     """

@@ -1,4 +1,4 @@
-"""The context of a sharing regime: the policy that it serves, and who else is in the run."""
+"""The context of a sharing regime: the policy that it serves, and the other policies of the run."""
 
 import sys
 from collections.abc import Mapping
@@ -14,36 +14,36 @@ from mrl.sharing.recorder import SharingRecorder
 
 @dataclass(frozen=True, slots=True)
 class SharingContext:
-    """One policy of a run, as its sharing regime sees it."""
+    """The policy that a sharing regime serves, and all else that the regime needs to know of the run."""
 
     policy: str
     objective: OwnObjective
     receiver: Receiver
-    """Expresses peer texts in the policy's tokens."""
+    """Translates peers' texts into the policy's tokens."""
     peers: tuple[str, ...] = ()
     """The other policies that learn."""
     others: tuple[str, ...] = ()
     """All other policies, frozen ones included."""
     replayed: tuple[str, ...] = ()
-    """Sources of a run that ended: their records are there from the beginning, and no more come."""
+    """Policies of a run that ended, whose records are there from the beginning; no more come."""
     success_reward: float = 1.0
     """An answer is a success when its reward is at least this."""
     voted: Mapping[str, float] = field(default_factory=dict)
-    """Tasks whose answers are voted on -> the reward of an answer that says nothing."""
+    """Task whose rewards come from a vote -> reward of an answer out of which no choice was read."""
     max_turn_tokens: int = 0
-    """Of an answer of one turn, where the objective's limit is that of episodes; 0: the objective's."""
+    """Token limit of one turn, where the objective's limit is that of whole episodes; 0: the objective's limit."""
     max_staleness_versions: int = sys.maxsize
-    """Own groups that are staler are not trained on."""
+    """Staleness in versions beyond which own groups are not trained on."""
     spelling: EpisodeSpelling | None = None
-    """Says the episodes of peers in the policy's tokens; None in a run without episodes."""
+    """Writes the episodes of peers in the policy's tokens; None in a run without episodes."""
     recorder: SharingRecorder = field(default_factory=SharingRecorder)
-    """Hears of every answer of a peer that the regime reads."""
+    """Notes every answer of a peer that the regime reads."""
 
 
 def sharing_context(
     config: RunConfig, policy: str, receiver: Receiver, spelling: EpisodeSpelling | None = None
 ) -> SharingContext:
-    """The context of `policy` in the run that `config` describes; `spelling` where there are episodes."""
+    """Return the context of `policy` in the run that `config` describes; `spelling` where there are episodes."""
     table, replay = config.policies[policy], replay_of(config.sharing)
     others = tuple(sorted(set(config.policies) - {policy}))
     return SharingContext(
@@ -62,7 +62,7 @@ def sharing_context(
 
 
 def _longest_answer_tokens(config: RunConfig, policy: str) -> int:
-    """The most tokens that the policy samples for one answer, or in the turns of one episode."""
+    """Return the most tokens that the policy samples for one answer, or in the turns of one episode."""
     turn = config.policies[policy].rollout.max_new_tokens
     played = [task for task in config.tasks.values() if task.is_played]
     return max([turn, *(min(turn * task.max_turns, task.max_episode_tokens or sys.maxsize) for task in played)])

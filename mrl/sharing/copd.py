@@ -4,27 +4,27 @@ distil into each other on their own answers.
     A_u = beta (log pi_peer(u) - log pi_theta(u))   for a common span u of an own answer      distilled groups (eq. 8)
     A   = that of the policy's own objective                                                  all other groups (eq. 7)
 
-in the policy's own clipped objective, at every token of u. A common span is what both tokenizers can end at: DPCA's
+in the policy's own clipped objective, at every token of u. A common span ends where both tokenizers end a token: DPCA's
 chunk (arXiv 2606.09456), SimCT's minimal unit (arXiv 2605.07711). A group belongs to the phase of the version that
 sampled it: `rl_steps` versions by rewards, then `distil_steps` versions in which groups on a peer's tasks are distilled
-from it and the others are trained by rewards, as in Algorithm 1. The paper has one domain for each policy, which
-`teaches` names; it merges the policies afterwards, which those of different families cannot be.
+from the peer and other groups are trained by rewards, as in Algorithm 1. The paper has one domain for each policy,
+which `teaches` names. It merges the policies afterwards; policies of different families cannot be merged.
 
-Units: a teacher tells the `top_units` likeliest units of each place, as bytes, beside the score of what was said.
-Where a span is one token on both sides, and own tokens say units, the divergence over these and the rest is summed and
-differentiated itself (`mrl.objectives.terms.unit_divergence`), in place of A_u: SimCT's comparison (arXiv 2605.07711)
-without its continuations of several tokens.
+Units: a teacher tells the `top_units` likeliest units of each place, as bytes, beside the score of the answer. Where a
+span is one token on both sides, and own tokens stand for units, the divergence over these units and the rest is summed
+and differentiated itself (`mrl.objectives.terms.unit_divergence`), in place of A_u: SimCT's comparison (arXiv
+2605.07711) without its continuations of several tokens.
 
 Estimator elsewhere: one sampled token, or span, for each divergence (k1), its gradient by the score function without a
 baseline.
 Bias: with one tokenizer and on-policy rows it is unbiased for the sum of the states' reverse divergences with the
-states held fixed; what a token does to later states is left out. With two tokenizers a span's log-prob is that of one
-segmentation on each side, not of all, and where a span ends is known only behind it.
+states held fixed; the effect of a token on later states is left out. With two tokenizers a span's log-prob is that of
+one segmentation on each side, not of all, and the end of a span is known only after it.
 
 Gate: a teacher whose log-prob of a span lies within `agreement_nats` of the policy's own on less than `min_agreement`
-of a step's spans teaches nothing in that step. It stands for the paper's overlap of likeliest tokens, of which a policy
-would have to know its own. Groups of such a teacher, and answers that were not scored in time, are trained by rewards,
-and counted.
+of a step's spans teaches nothing in that step. The gate stands for the paper's overlap of likeliest tokens, for which a
+policy would have to know its own likeliest tokens. Groups of such a teacher, and answers that were not scored in time,
+are trained by rewards, and counted.
 
 Reads of a peer: log-probs of own answers (score records). On the wire, per prompt of a distilled group: to the teacher
 about 270 bytes, and for every answer 35 and its text; back 280, and for every answer 40 and 9 per token of the
@@ -60,20 +60,22 @@ class CopdParameters(Table):
     rl_steps: int = Field(3, ge=0)
     """Versions in a row whose groups are all trained by rewards."""
     distil_steps: Annotated[int, Tuned((1, 2, 4))] = Field(2, ge=0)
-    """Versions behind them whose groups are distilled; 0 is `independent`. The paper found 1.5 to 1 best."""
+    """Versions after these whose groups are distilled; 0 is `independent`. The paper found 1.5 to 1 best."""
     teaches: dict[str, Annotated[list[str], Field(min_length=1)]] = Field(default={})
-    """Policy -> the tasks on which the others distil from it; those left out teach nobody. Empty: all, on all tasks."""
+    """Policy -> the tasks on which the others distil from it; policies left out teach nobody. Empty: all teach, on all
+    tasks."""
     coefficient: Annotated[float, Tuned((0.3, 1.0, 3.0))] = Field(1.0, gt=0)
     """beta: the advantage of a nat."""
     max_gap_nats: float = Field(5.0, gt=0)
     """Bound of |log pi_peer - log pi_theta| per token; the paper has none."""
     spreading: Spreading = "none"
-    """How a span's difference falls to its own tokens: `none` the whole of it to each, which is the gradient of the
-    span's log-prob; `receiver_multiplicative` in proportion to own log-probs, as DPCA; `receiver_additive` evenly."""
+    """How a span's difference of log-probs is divided over its own tokens. `none`: each token gets the whole
+    difference, which gives the gradient of the span's log-prob; `receiver_multiplicative`: in proportion to own
+    log-probs, as DPCA; `receiver_additive`: evenly."""
     top_units: int = Field(TOP_UNITS, ge=0, le=MAX_LIKELIEST)
-    """Likeliest next units that a teacher tells of each place; 0: none, and one sampled token is all that is known."""
+    """Likeliest next units that a teacher tells for each place; 0: none, and one sampled token is all that is known."""
     agreement_nats: float = Field(1.0, gt=0)
-    """A teacher agrees on a span whose log-prob is within this of the own one."""
+    """Largest difference between the log-probs of a span under teacher and policy at which the teacher agrees on it."""
     min_agreement: float = Field(0.5, ge=0, le=1)
     """Least share of a step's spans on which a teacher has to agree."""
     peer_hold_versions: int = Field(1, ge=0)
@@ -88,7 +90,7 @@ class CopdParameters(Table):
         return self
 
     def teachers_of(self, policy: str, policies: Sequence[str]) -> tuple[str, ...]:
-        """The policies that `policy` distils from on some task."""
+        """Return the policies that `policy` distils from on some task."""
         others = sorted(set(policies) - {policy}) if self.distil_steps else []
         return tuple(other for other in others if not self.teaches or other in self.teaches)
 
@@ -98,7 +100,7 @@ class CopdParameters(Table):
 
 
 class CopdRegime(ScoreReader):
-    """Own rows, in turn by rewards and by what peers think of their spans."""
+    """Trains on own rows, in turn by rewards and by peers' log-probs of their spans."""
 
     def __init__(self, parameters: CopdParameters, context: SharingContext) -> None:
         teachers = parameters.teachers_of(context.policy, context.others)
@@ -114,9 +116,9 @@ class CopdRegime(ScoreReader):
             self.components = (context.objective.component(),)
 
     def teacher_of(self, group: ScoredGroup) -> str | None:
-        """A policy that teaches the group's task, where the group is of a distilling version.
+        """Return a policy that teaches the group's task, where a distilling version sampled the group; else None.
 
-        Several take turns, by prompt and version.
+        Several teachers take turns, by prompt and version.
         """
         if not self.parameters.distils(group.newest.step):
             return None
@@ -125,7 +127,7 @@ class CopdRegime(ScoreReader):
         return able[zlib.crc32(f"{group.prompt_id}@{group.newest.step}".encode()) % len(able)] if able else None
 
     def absorb(self, groups: Sequence[ScoredGroup], *, step: int, rng: np.random.Generator) -> Absorbed:
-        """Own rows. Rows of scored answers have the teacher's log-probs, and 0 where it says nothing."""
+        """Return own rows; rows of scored answers have the teacher's log-probs, and advantage 0 where it gave none."""
         counts: Counter[str] = Counter(asked=0, scored=0, absent=0, unscored=0, gated=0)
         lengths: list[int] = []
         rows_of: list[tuple[ScoredGroup, list[TrainingExample]]] = []
@@ -151,7 +153,7 @@ class CopdRegime(ScoreReader):
     def _taught_by(
         self, teachers: set[str], group: ScoredGroup, rows: list[TrainingExample], counts: Counter[str]
     ) -> list[TrainingExample]:
-        """The rows of a group; without one that these teachers scored, they are those of the own objective."""
+        """Return the rows of a group; where none was scored by `teachers`, the rows of the own objective."""
         scored = [row.examined is not None and row.examined.source in teachers for row in rows]
         counts["gated"] += sum(row.examined is not None for row in rows) - sum(scored)
         if not any(scored):
@@ -163,8 +165,8 @@ class CopdRegime(ScoreReader):
 
 
 def _shares_of_units(rows: Sequence[TrainingExample]) -> dict[str, float]:
-    """How much of the teachers' opinions units tell: of scored tokens, and of a teacher's probability where there are
-    any.
+    """Return two shares of the teachers' opinions that units tell: of scored tokens those with units, and the mean of a
+    teacher's probability on the units of such a token.
     """
     told = [row for row in rows if row.teacher_units is not None]
     num_scored = sum(int(np.isfinite(row.teacher_logprobs).sum()) for row in rows if row.teacher_logprobs is not None)
@@ -176,7 +178,9 @@ def _shares_of_units(rows: Sequence[TrainingExample]) -> dict[str, float]:
 
 
 def agreeing(row: TrainingExample, within_nats: float) -> Bools:
-    """[S] whether the teacher of a scored row agrees with its sampler, for every common span that it scored."""
+    """Return, for every common span that the teacher of a row scored, whether the teacher agrees with the row's
+    sampler.
+    """
     assert row.teacher_logprobs is not None
     assert row.teacher_spans is not None
     assert row.behaviour_logprobs is not None

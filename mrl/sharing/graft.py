@@ -6,10 +6,10 @@
     term     w min(rho a, clip(rho) a), rho = pi_theta / pi_B,old, a = the advantage that the row had at its source
     order    rows of peers are trained last
 
-The denominator counts all rows, those that the gate closes included, so that it is known before the first backward;
-the paper removes them. Without `balance` a direction keeps all its prompts, and so does that from a run that ended,
-which has no other (`sharing.replay`). Of A's successes those count that A tells: an episode may be too long to cross,
-or its agent has rewritten it. Without any of them nothing is selected.
+The denominator counts all rows, those with w = 0 included, so that it is known before the first backward; the paper
+removes these. Without `balance` a direction keeps all its prompts. So does the direction from a run that ended, which
+has no other direction (`sharing.replay`). Only successes of A whose text crosses count: an episode may be too long, or
+its agent has rewritten it. A group of A without any of them is not selected.
 
 Reads of a peer: whole groups (rollout records). On the wire, per prompt: about 240 bytes, and for every answer 125, its
 text and 13 per token; for an episode 30, and for each of its turns 145, its texts and 13 per token.
@@ -45,11 +45,11 @@ class GraftParameters(PeerGroupParameters):
     floor: Annotated[float, Tuned((0.5, 0.8, 0.95))] = Field(0.8, ge=0)
     """Rows whose ratio of mean likelihoods is not above this are not trained on (delta)."""
     balance: Annotated[bool, Tuned((True, False))] = True
-    """Both directions of a pair graft about equally many prompts."""
+    """Whether both directions of a pair graft about equally many prompts."""
 
 
 class GraftRegime(RolloutReader):
-    """Own groups, with failed ones replaced by peers' groups."""
+    """Trains on own groups, with failed groups replaced by peers' groups."""
 
     def __init__(self, parameters: GraftParameters, context: SharingContext) -> None:
         super().__init__(parameters, context)
@@ -59,7 +59,7 @@ class GraftRegime(RolloutReader):
         self.components = (own, Component(GRAFTED, graft, 1.0, own.denominator, "peer", own.regularizer))
 
     def absorb(self, groups: Sequence[ScoredGroup], *, step: int, rng: np.random.Generator) -> Absorbed:
-        """Own rows of the groups that stay, and the rows of the grafted groups last."""
+        """Return own rows of the groups that stay, and the rows of the grafted groups last."""
         objective = self.context.objective
         heard = self.take_rollouts(groups)
         bound = self.context.success_reward
@@ -103,15 +103,15 @@ def choose_grafts(
     success_reward: float = 1.0,
     one_way: Collection[str] = (),
 ) -> dict[int, RolloutRecord]:
-    """The peers' groups that replace own ones: place of the own group -> group of a peer.
+    """Return the peers' groups that replace own groups: place of the own group -> group of a peer.
 
-    An answer succeeded when its reward is at least `success_reward`; of its source's successes those that cross count.
-    Balance is kept per peer, but for those that are `one_way`: nobody grafts onto a run that ended. Where several peers
-    could replace a group, the one with the most successes does, and of equals the first by name.
+    An answer succeeded when its reward is at least `success_reward`; only successes whose text crosses count. Balance
+    is kept per peer, but not for sources in `one_way`: nobody grafts onto a run that ended. Where several peers could
+    replace a group, the one with the most successes does, and of equals the first by name.
     """
 
     def num_told(group: ScoredGroup | RolloutRecord) -> int:
-        """Successes that cross, of a group in which some and not all succeeded."""
+        """Return the number of successes that cross, of a group in which some and not all succeeded; else 0."""
         passed = [answer for answer in group.answers if answer.reward >= success_reward]
         return sum(map(_crosses, passed)) if len(passed) < len(group.answers) else 0
 
@@ -130,14 +130,14 @@ def choose_grafts(
 
 
 def _crosses(answer: Answer | SharedAnswer) -> bool:
-    """Whether peers get the text of an own answer, or got that of a peer's."""
+    """Whether the text of an own answer goes to peers, or that of a peer's answer came here."""
     if isinstance(answer, SharedAnswer):
         return bool(answer.turns or answer.completion)
     return 0 < answer_bytes(answer) <= MAX_COMPLETION_BYTES
 
 
 def _top(found: list[tuple[int, int, RolloutRecord]], limit: int) -> list[tuple[int, int, RolloutRecord]]:
-    """The `limit` entries with the most successes. Entries equal to the last of them are taken too."""
+    """Return the `limit` entries with the most successes. Entries equal to the last of them are taken too."""
     if limit <= 0:
         return []
     least = sorted((passed for passed, _, _ in found), reverse=True)[limit - 1]

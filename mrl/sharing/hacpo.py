@@ -10,10 +10,10 @@ Four mechanisms: the shared baseline, omega, the stepwise clip, and the order: o
 many more updates as there are more rows. As in the authors' code (zzx-peter/HACRL-code), a group of equal rewards has
 no advantage whatever omega says, a baseline above 1 (or the highest reward, if that is more) falls back to the own
 mean, the closing EOS of an answer is left out of all rows, own ones too, and of their means (an answer that is EOS
-alone keeps it), and own rows that move nothing keep their places in the order. Of an episode, which the paper does not
-know, that is the EOS of every turn. Where verifiers give negative rewards, omega multiplies what a reward has above the
-least one: the paper's are never below 0. Own rows get the policy's own objective: set `method = "gspo"` for the
-paper's.
+alone keeps it), and own rows without gradient keep their places in the order. In an episode, which the paper does not
+know, the EOS of every turn is left out. Where verifiers give negative rewards, omega multiplies a reward's excess over
+the least reward: the paper's rewards are never below 0. Own rows get the policy's own objective: set `method = "gspo"`
+for the paper's.
 
 Reads of a peer: whole groups (rollout records). On the wire, per prompt: about 240 bytes, and for every answer 125, its
 text and 13 per token; for an episode 30, and for each of its turns 145, its texts and 13 per token.
@@ -44,16 +44,16 @@ from mrl.sharing.regime import Absorbed, Component, TrainingExample
 CROSS = "cross"
 CAPABILITY_FLOOR = 1e-8
 RATIO_BOUNDS = (0.1, 10.0)
-"""Of capabilities; an unable policy has the floor. As in the authors' code."""
+"""Bounds of the ratio of two capabilities, as in the authors' code."""
 
 
 class HacpoParameters(PeerGroupParameters):
     """The `[sharing.hacpo]` table."""
 
     alpha: Annotated[float, Tuned((0.5, 1.0, 2.0))] = Field(1.0, ge=0)
-    """Exponent of the detached ratio: how much likelier rows count for more."""
+    """Exponent of the detached ratio: the larger, the more likelier rows weigh."""
     lower: Annotated[float, Tuned((0.6, 0.8, 0.9))] = Field(0.8, ge=0, le=1)
-    """Lower bound of the cross ratio at the first update of a step (1 - delta); the upper one is 1."""
+    """Lower bound of the cross ratio at the first update of a step (1 - delta); the upper bound is 1."""
     lower_step: float = Field(0.025, ge=0)
     """Rise of the lower bound with every further update of the step."""
     window_steps: int = Field(5, ge=1)
@@ -63,9 +63,10 @@ class HacpoParameters(PeerGroupParameters):
 
 
 class Capabilities:
-    """How able each policy is now: the mean over its last `window_steps` steps that had any reward.
+    """Capability of each policy: the mean over its last `window_steps` steps that had any reward.
 
-    Rewards are counted from the least mean of all windows where that is negative, so that no ratio has a wrong sign.
+    Capabilities are counted from the least mean of all windows where that is negative, so that no ratio has a wrong
+    sign.
     """
 
     def __init__(self, *, window_steps: int) -> None:
@@ -80,12 +81,12 @@ class Capabilities:
                 window.append(sum(seen) / len(seen))
 
     def of(self, policy: str) -> float | None:
-        """The mean over the window of `policy`. None before its first step."""
+        """Return the mean over the window of `policy`; None before its first step."""
         window = self._means.get(policy)
         return sum(window) / len(window) if window else None
 
     def ratio(self, policy: str, other: str) -> float:
-        """omega = P(policy) / P(other), held in [0.1, 10] as in the authors' code. It is 1 while either is unknown."""
+        """Return omega = P(policy) / P(other), held in [0.1, 10] as in the authors' code; 1 while either is unknown."""
         own, others = self.of(policy), self.of(other)
         if own is None or others is None:
             return 1.0
@@ -94,7 +95,7 @@ class Capabilities:
         return min(high, max(low, max(own - least, CAPABILITY_FLOOR) / max(others - least, CAPABILITY_FLOOR)))
 
     def state(self) -> dict[str, Any]:
-        """The windows as JSON values."""
+        """Return the windows as JSON values."""
         return {policy: list(window) for policy, window in self._means.items()}
 
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -107,11 +108,11 @@ class Joint(NamedTuple):
 
     own_G: Float32s
     of_peers: Float32s
-    """Of all answers of peers to the prompt, in order, omega included."""
+    """Advantages of all answers of peers to the prompt, in order, omega included."""
 
 
 class HacpoRegime(RolloutReader):
-    """Own groups, then the peers' groups on the same prompts."""
+    """Trains on own groups, then on the peers' groups on the same prompts."""
 
     def __init__(self, parameters: HacpoParameters, context: SharingContext) -> None:
         super().__init__(parameters, context)
@@ -121,7 +122,7 @@ class HacpoRegime(RolloutReader):
         self._capabilities = Capabilities(window_steps=parameters.window_steps)
 
     def absorb(self, groups: Sequence[ScoredGroup], *, step: int, rng: np.random.Generator) -> Absorbed:
-        """Own rows in phase 0, peers' rows in phase 1."""
+        """Return own rows in phase 0, peers' rows in phase 1."""
         objective = self.context.objective
         peers = self.take_traces(groups, needs_trace=True)
         self._capabilities.note(_passes(self.context, groups, peers))
@@ -149,7 +150,7 @@ class HacpoRegime(RolloutReader):
         )
 
     def state(self) -> dict[str, Any]:
-        """The capability windows, and the totals behind the cumulative rates."""
+        """Return the capability windows, and the totals behind the cumulative rates."""
         return super().state() | {"capabilities": self._capabilities.state()}
 
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -158,7 +159,7 @@ class HacpoRegime(RolloutReader):
         self._capabilities.restore(state["capabilities"])
 
     def _advantages(self, group: ScoredGroup, traces: Sequence[PeerTrace]) -> Joint:
-        """The advantages of one prompt. A prompt that no peer answered has the policy's own."""
+        """Return the advantages of one prompt. A prompt that no peer answered has the policy's own."""
         objective = self.context.objective
         if not traces:
             return Joint(own_advantages(group, objective), np.zeros(0, np.float32))
@@ -183,9 +184,9 @@ def joint_advantages(
     std_correction: int = 1,
     least: float = 0.0,
 ) -> Joint:
-    """Advantages of own rewards [G] and of each peer's, against the capability-weighted joint baseline.
+    """Return the advantages of own rewards [G] and of each peer's, against the capability-weighted joint baseline.
 
-    `least` is the least reward that a verifier gave. Equal rewards give exact zeros; a baseline above 1 and every
+    `least` is the least reward that a verifier gave. Equal rewards give exact zeros. A baseline above 1 and above every
     reward is replaced by the own mean. The authors' std has correction 1.
     """
     pooled = np.concatenate([own_G, *peers])
@@ -204,15 +205,17 @@ def joint_advantages(
 
 
 def scaled(rewards: Sequence[Float64s], scales: Sequence[float], *, least: float) -> list[Float64s]:
-    """Rewards of each policy, times its scale. They are scaled from `least` where that is negative."""
+    """Return the rewards of each policy, times its scale; where `least` is negative, their excess over `least` is
+    scaled.
+    """
     zero = min(0.0, least)
     return [one if scale == 1.0 else zero + scale * (one - zero) for scale, one in zip(scales, rewards, strict=True)]
 
 
 def _without_eos(row: TrainingExample, context: SharingContext) -> TrainingExample:
-    """An own row without the EOS that closes it; of an episode, that closes a turn.
+    """Return an own row without the EOS that closes it, or in an episode each of its turns.
 
-    A masked row stays masked; EOS alone stays, being all that was sampled.
+    A masked row stays masked. A row of EOS alone stays, being all that was sampled.
     """
     is_trained = np.ones(row.answer_token_ids.size, dtype=bool) if row.is_trained is None else row.is_trained
     is_last = is_trained & ~np.append(is_trained[1:], False)
@@ -249,7 +252,7 @@ def _cross_example(group: ScoredGroup, trace: PeerTrace, advantage: np.float32) 
 def _passes(
     context: SharingContext, groups: Sequence[ScoredGroup], peers: Sequence[Sequence[PeerTrace]]
 ) -> dict[str, list[float]]:
-    """Passes of all answers of the step, by policy: 1 for a success, else 0."""
+    """Return the passes of all answers of the step, by policy: 1 for a success, else 0."""
     passes: defaultdict[str, list[float]] = defaultdict(list)
     bound = context.success_reward
     passes[context.policy] = [float(answer.reward >= bound) for group in groups for answer in group.answers]

@@ -22,7 +22,7 @@ class IndependentParameters(Table):
 
 
 class IndependentRegime:
-    """Publishes nothing and asks for nothing."""
+    """Trains on own rows alone: publishes nothing and asks for nothing."""
 
     asking: Asking | None = None
     patience: Patience | None = None
@@ -32,31 +32,31 @@ class IndependentRegime:
         self.components = (context.objective.component(),)
 
     def publish(self, group: ScoredGroup, author: Author) -> list[ExperienceRecord]:
-        """No record: peers get nothing."""
+        """Return no record: peers get nothing."""
         return []
 
     def asks(self, group: ScoredGroup) -> list[str]:
-        """No prompt: peers are asked for nothing."""
+        """Return no prompt: peers are asked for nothing."""
         return []
 
     def awaited(self) -> list[str]:
-        """No prompt."""
+        """Return no prompt."""
         return []
 
     def hear(self, received: Sequence[Received], *, step: int) -> None:
-        """Drop them: nothing is asked for."""
+        """Drop the records: nothing was asked for."""
 
     def is_settled(self, group: ScoredGroup) -> bool:
-        """Always true: nobody is waited for."""
+        """Return true: nobody is waited for."""
         return True
 
     def absorb(self, groups: Sequence[ScoredGroup], *, step: int, rng: np.random.Generator) -> Absorbed:
-        """Own rows only."""
+        """Return own rows only."""
         own = own_examples(groups, self.context)
         return Absorbed(own.examples, {POLICY_GRADIENT: self.context.objective.denominator(own.lengths)})
 
     def state(self) -> dict[str, Any]:
-        """Nothing: there is no state."""
+        """Return nothing: there is no state."""
         return {}
 
     def restore(self, state: Mapping[str, Any]) -> None:

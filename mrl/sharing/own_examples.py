@@ -1,4 +1,4 @@
-"""Own groups as training examples: the ids that were sampled, with the advantages that a regime gives them."""
+"""Own groups as training examples: the sampled ids, with the advantages that a regime gives them."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -37,12 +37,12 @@ def own_examples(
     keep_idle: bool = False,
     keep_masked: bool = False,
 ) -> OwnExamples:
-    """One row for every own answer. `advantages` are [G] for each group; by default they are the policy's own.
+    """Return one row for every own answer. `advantages` are [G] for each group; by default they are the policy's own.
 
-    A group whose advantages are all exactly zero moves nothing, so its rows are left out. They stay where the objective
-    has a regularizer. They also stay with `keep_idle`, for regimes in which their places among the minibatches count.
-    The row of an answer that the objective masks is left out; with `keep_idle` or `keep_masked` it keeps its place, and
-    its weights are 0.
+    A group whose advantages are all exactly zero has no gradient, so its rows are left out. They stay where the
+    objective has a regularizer. They also stay with `keep_idle`, for regimes in which their places among the
+    minibatches count. The row of an answer that the objective masks is left out; with `keep_idle` or `keep_masked` it
+    keeps its place, and its weights are 0.
     """
     objective = context.objective
     keep_masked = keep_masked or keep_idle
@@ -63,12 +63,12 @@ def own_examples(
 
 
 def own_advantages(group: ScoredGroup, objective: OwnObjective) -> Float32s:
-    """[G] the advantages of a group, from its own rewards alone."""
+    """Return the [G] advantages of a group, from its own rewards alone."""
     return objective.advantages(objective.rewards(group))
 
 
 def prompt_of(group: ScoredGroup) -> Int32s:
-    """[P] the prompt of an own group in own tokens."""
+    """Return the [P] ids of an own group's prompt."""
     return unpack_array(group.prompt_token_ids, "i4")
 
 

@@ -60,10 +60,10 @@ METHODS: dict[str, dict[str, Any]] = {
 """Method -> values of the keys that a configuration leaves out.
 
 GRPO arXiv 2402.03300, Dr.GRPO 2503.20783, DAPO 2503.14476, GSPO 2507.18071, CISPO 2506.13585; DPPO as in prime-rl,
-where `clip_high` is the largest gap between the two probabilities of a token; `level` is that of the correction table,
-and DPPO has no correction, since its ratio is to the sampler. That of GSPO is at the level of its ratio, the geometric
-mean over the answer: weights of tokens would put their noise back into it. Its paper has no correction (it finds the
-ratio of answers tolerant of rounding between engine and learner); stale answers need one here.
+where `clip_high` is the largest gap between the two probabilities of a token. `level` is that of the correction table.
+DPPO has no correction, since its ratio is to the sampler. GSPO's correction is at the level of its ratio, the geometric
+mean over the answer: weights of tokens would put their noise back into the ratio. GSPO's paper has no correction (it
+finds the ratio of answers tolerant of rounding between engine and learner); stale answers need one here.
 """
 
 DENOMINATORS: dict[str, DenominatorKind] = {"sequence_mean": "rows", "token_mean": "tokens", "constant": "constant"}
@@ -71,7 +71,7 @@ DENOMINATORS: dict[str, DenominatorKind] = {"sequence_mean": "rows", "token_mean
 
 @dataclass(frozen=True, slots=True)
 class OwnObjective:
-    """A policy's own objective, resolved."""
+    """A policy's own objective, with the values of its method filled in."""
 
     term: Term
     regularizer: Regularizer | None
@@ -92,14 +92,15 @@ class OwnObjective:
         term: Term | None = None,
         spreading: Spreading = "receiver_multiplicative",
     ) -> Component:
-        """The component of own rows. A regime may give it another term, and say how a teacher's spans are read."""
+        """Return the component of own rows; a regime may give it another term, and a rule to divide teachers' spans."""
         kind = DENOMINATORS[self.aggregation]
         return Component(name, term or self.term, 1.0, kind, "own", self.regularizer, spreading)
 
     def token_clip(self) -> Clipped:
-        """A term that clips ratios of tokens: the own one where it does, else one at 0.2 with the own correction.
+        """Return a term that clips ratios of tokens: the own term where it does, else one at 0.2 with the own
+        correction.
 
-        Bounds of a whole row's ratio, as GSPO's, are far too narrow for those of a token.
+        Bounds of a whole row's ratio, as GSPO's, are far too narrow for ratios of tokens.
         """
         match self.term:
             case Clipped(ratio="token") as own:
@@ -112,12 +113,12 @@ class OwnObjective:
                 return Clipped()
 
     def weights(self, num_tokens: int) -> Float32s:
-        """[T] weights of one row: 1 / T where the objective averages over an answer, else 1."""
+        """Return [T] weights of one row: 1 / T where the objective averages over an answer, else 1."""
         share = 1.0 / num_tokens if num_tokens and self.aggregation == "sequence_mean" else 1.0
         return np.full(num_tokens, share, dtype=np.float32)
 
     def denominator(self, lengths: Sequence[int]) -> float:
-        """The denominator of a component with rows of these lengths in tokens. Rows left out count too. Never 0."""
+        """Return the denominator of a component with rows of these lengths in tokens, left-out rows included; not 0."""
         match self.aggregation:
             case "sequence_mean":
                 count = len(lengths)
@@ -132,16 +133,16 @@ class OwnObjective:
         return self.mask_cut_answers and answer.finish_reason is FinishReason.LENGTH
 
     def rewards(self, group: ScoredGroup) -> Float64s:
-        """[G] the rewards that advantages are made of: as verified, less what overlong answers lose."""
+        """Return [G] the rewards from which advantages are computed: as verified, less what overlong answers lose."""
         rewards = np.array([answer.reward for answer in group.answers], dtype=np.float64)
         return self.penalised(rewards, [answer.num_sampled_tokens for answer in group.answers])
 
     def advantages(self, rewards_G: Float64s) -> Float32s:
-        """[G] the advantages of one group with these rewards."""
+        """Return [G] the advantages of one group with these rewards."""
         return group_advantages(rewards_G, self.advantage, std_correction=self.std_correction)
 
     def penalised(self, rewards_G: Float64s, lengths_G: Sequence[int]) -> Float64s:
-        """[G] rewards of answers of these lengths in own tokens, less what overlong ones lose."""
+        """Return [G] rewards of answers of these lengths in own tokens, less what overlong answers lose."""
         if not self.overlong_buffer_tokens:
             return rewards_G
         return rewards_G + self.overlong_penalty * overlong_penalties(
@@ -155,7 +156,7 @@ def clips_tokens(term: Term) -> TypeGuard[Clipped]:
 
 
 def own_objective(table: ObjectiveTable, *, max_answer_tokens: int) -> OwnObjective:
-    """The objective of a configuration. Keys that it leaves out take the values of the method."""
+    """Return the objective of a configuration. Keys that the table leaves out take the values of the method."""
     given = {key: value for key, value in table.model_dump().items() if value is not None}
     values = METHODS[table.method] | given
     return OwnObjective(

@@ -1,6 +1,6 @@
-"""Own answers as peers can read them: the text, how the own tokenizer cut it, and the log-probs of its tokens.
+"""Own answers in the form that peers can read: the text, its cut by the own tokenizer, and the log-probs of its tokens.
 
-Episodes cross turn by turn: messages and calls as structure, and of each turn of the policy how it was cut.
+Episodes cross turn by turn: messages and calls as structure, and for each turn of the policy the cut of its tokens.
 """
 
 import hashlib
@@ -26,15 +26,15 @@ class OwnTurn(NamedTuple):
     """A turn of the policy in one of its episodes, of T tokens."""
 
     token_ids: Int32s
-    """[T]"""
+    """[T] own ids."""
     logprobs: Float32s
-    """[T]"""
+    """[T] log-probs under the policy, in nats."""
     content: bytes
     finish_reason: FinishReason
 
 
 def traces_of(answers: Sequence[Answer], receiver: Receiver) -> list[TokenTrace | None]:
-    """The traces of own answers: how the own tokenizer cut them, and log-probs.
+    """Return the traces of own answers: their cut by the own tokenizer, and log-probs.
 
     An answer whose ids do not stand for its completion has None.
     """
@@ -51,12 +51,12 @@ def traces_of(answers: Sequence[Answer], receiver: Receiver) -> list[TokenTrace 
 
 
 def trace_of(answer: Answer, receiver: Receiver) -> TokenTrace | None:
-    """`traces_of` for one answer."""
+    """Return the trace of one answer, as `traces_of`."""
     return traces_of([answer], receiver)[0]
 
 
 def rollout_record(group: ScoredGroup, author: Author, receiver: Receiver, advantages_G: Float32s) -> RolloutRecord:
-    """A whole own group as peers can read it, with the advantages [G] that its answers have here."""
+    """Return a whole own group as peers can read it, with the advantages [G] that its answers have here."""
     plain = [answer for answer in group.answers if not answer.segments and answer_bytes(answer) <= MAX_COMPLETION_BYTES]
     traces = iter(traces_of(plain, receiver))
     answers = [
@@ -69,12 +69,14 @@ def rollout_record(group: ScoredGroup, author: Author, receiver: Receiver, advan
 
 
 def digest_of(text: bytes) -> bytes:
-    """By which peers see that they write a turn alike."""
+    """Return the digest by which peers see whether they write a turn alike."""
     return hashlib.blake2b(text, digest_size=8).digest()
 
 
 def _shared_text(answer: Answer, advantage: float, traces: Iterator[TokenTrace | None]) -> SharedAnswer:
-    """One answer of one turn, with the next trace. One with more text than may cross gives its reward alone."""
+    """Return an answer of one turn, with the next trace. An answer with more text than may cross gives its reward
+    alone.
+    """
     crosses = answer_bytes(answer) <= MAX_COMPLETION_BYTES
     return SharedAnswer(
         completion=answer.completion if crosses else b"",
@@ -86,9 +88,9 @@ def _shared_text(answer: Answer, advantage: float, traces: Iterator[TokenTrace |
 
 
 def _shared_episode(answer: Answer, advantage: float, receiver: Receiver) -> SharedAnswer:
-    """One episode, up to the policy's last turn.
+    """Return one episode, up to the policy's last turn.
 
-    One with more text than may cross, or whose turns no peer could say, gives its reward alone.
+    An episode with more text than may cross, or whose turns no peer could write, gives its reward alone.
     """
     crosses = answer_bytes(answer) <= MAX_COMPLETION_BYTES and not answer.is_unsayable
     return SharedAnswer(
@@ -101,7 +103,7 @@ def _shared_episode(answer: Answer, advantage: float, receiver: Receiver) -> Sha
 
 
 def answer_bytes(answer: Answer) -> int:
-    """Text of an own answer that crosses; of an episode that of its turns, up to the policy's last."""
+    """Return the bytes of an own answer's text that cross; of an episode, of its turns up to the policy's last."""
     if not answer.segments:
         return len(answer.completion)
     if answer.is_unsayable:
@@ -111,12 +113,12 @@ def answer_bytes(answer: Answer) -> int:
 
 
 def last_reason(answer: Answer) -> FinishReason:
-    """How the last turn of an episode ended."""
+    """Return how the last turn of an episode ended."""
     return FinishReason.LENGTH if answer.ending == CUT else FinishReason.STOP
 
 
 def own_turns(answer: Answer) -> list[OwnTurn]:
-    """The policy's own turns of an episode."""
+    """Return the policy's own turns of an episode."""
     bounds = np.cumsum([segment.num_tokens for segment in answer.segments])[:-1]
     ids = np.split(unpack_array(answer.token_ids, "i4"), bounds)
     own = [place for place, segment in enumerate(answer.segments) if segment.is_sampled]
@@ -130,7 +132,7 @@ def own_turns(answer: Answer) -> list[OwnTurn]:
 
 
 def _traced_turns(answer: Answer, receiver: Receiver) -> list[TracedTurn]:
-    """The turns of an episode; those of the policy with the trace of all that it sampled there."""
+    """Return the turns of an episode; turns of the policy have the trace of all that it sampled there."""
     turns = own_turns(answer)
     ids, logprobs, _, reasons = zip(*turns, strict=True) if turns else ((), (), (), ())
     described = iter(describe_answers(receiver, ids, logprobs, reasons))
@@ -142,7 +144,7 @@ def _traced_turns(answer: Answer, receiver: Receiver) -> list[TracedTurn]:
 
 
 def _traced_turn(segment: EpisodeSegment, sampled: PeerAnswer | None) -> TracedTurn:
-    """A turn without a trace where its content is not what the sampled ids begin with."""
+    """Return one turn; its trace is left out where the sampled ids do not begin with its content."""
     if sampled is None:
         return TracedTurn(is_sampled=False, messages=segment.messages)
     content = segment.messages[0].content.encode()

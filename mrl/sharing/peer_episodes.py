@@ -1,9 +1,9 @@
-"""Episodes of peers in own tokens: every message as the own template says it, the peer's turns to be imitated.
+"""Episodes of peers in own tokens: every message as the own template writes it, the peer's turns to be imitated.
 
-What an environment said takes places in the row and is not trained on. Nothing is compared by token: of such an episode
-no log-probability crosses. Where one does, `peer_turns` aligns it.
+Messages of the environment take places in the row and are not trained on. Nothing is compared by token: such episodes
+cross without log-probabilities. Episodes with log-probabilities are aligned by `peer_turns`.
 
-Shapes: T own tokens behind the prompt, S of them the peer's turns.
+Shapes: T own tokens after the prompt, S of them the peer's turns.
 """
 
 from collections.abc import Sequence
@@ -22,36 +22,38 @@ class SpelledEpisode(NamedTuple):
     """An episode in own tokens."""
 
     token_ids: Int32s
-    """[T] up to the end of the last turn of the policy."""
+    """[T] own ids, up to the end of the policy's last turn."""
     is_sampled: Bools
     """[T] whether a token belongs to a turn of the policy."""
 
 
 class EpisodeSpelling(Protocol):
-    """The own way to say what others have said."""
+    """Writes conversations of other policies in own tokens."""
 
     def opening(self, opening: Opening) -> Int32s | str:
-        """[P] the prompt of an episode that begins so; why not: "no_opening" where the template refuses it."""
+        """Return [P] the ids of an episode's prompt; or why not: "no_opening" where the template refuses it."""
         ...
 
     def spell(self, turns: Sequence[SharedTurn]) -> SpelledEpisode | str:
-        """The episode behind its prompt, or why it cannot be said: a word to count."""
+        """Return the episode after its prompt, or why it cannot be written: a word to count."""
         ...
 
     def text(self, messages: Sequence[Message]) -> bytes | str:
-        """What the policy would write of one turn, as UTF-8, or why it cannot: a word to count."""
+        """Return the text that the policy itself would write for one turn, as UTF-8, or why not: a word to count."""
         ...
 
     def rest(self, text: bytes, *, is_begun: bool, is_ended: bool) -> Int32s:
-        """[T] text at the end of a turn, behind a part that `is_begun`; closed by the own EOS where it `is_ended`."""
+        """Return [T] ids of a text at the end of a turn, after a part that `is_begun`; closed by the own EOS where it
+        `is_ended`.
+        """
         ...
 
     def join(self, turns: Sequence[SharedTurn], said: Sequence[Int32s]) -> SpelledEpisode | str:
-        """The episode with these ids [T] of the turns of the policy, in their order; why not, as of `spell`."""
+        """Return the episode with these ids [T] of the policy's turns, in their order; or why not, as `spell`."""
         ...
 
     def read(self, token_ids: Sequence[int]) -> str:
-        """Own tokens as text, special ones in it."""
+        """Return own tokens as text, with special tokens."""
         ...
 
 
@@ -60,13 +62,13 @@ class PeerEpisode(NamedTuple):
 
     record: EpisodeRecord
     spelled: SpelledEpisode | None
-    """None where it cannot be said in own tokens."""
+    """The episode in own tokens; None where it cannot be written in them."""
     rejected: str = ""
-    """Why, then."""
+    """Why it cannot be written; "" when it can."""
 
     @property
     def source(self) -> str:
-        """The policy that acted in it."""
+        """The policy whose episode it is."""
         return self.record.source
 
     @property
@@ -76,21 +78,21 @@ class PeerEpisode(NamedTuple):
 
     @property
     def num_tokens(self) -> int:
-        """S."""
+        """S, the tokens of the peer's turns."""
         return 0 if self.spelled is None else int(self.spelled.is_sampled.sum())
 
     @property
     def completion(self) -> bytes:
-        """What was said, as people read it."""
+        """The bytes of all messages, as people read them."""
         return said_in(self.record.turns).encode(errors="replace")
 
     @property
     def reward(self) -> float:
-        """As the peer's environment gave it."""
+        """Reward that the peer's environment gave."""
         return self.record.reward
 
     def example(self, prompt_token_ids: Int32s, *, component: str, weights: Float32s) -> TrainingExample:
-        """The training example of its turns, with `weights` [S]."""
+        """Return the training example of its turns, with `weights` [S]."""
         assert self.spelled is not None, "only what can be said is trained on"
         return TrainingExample(
             prompt_token_ids=prompt_token_ids,
@@ -106,7 +108,7 @@ class PeerEpisode(NamedTuple):
 
 
 def peer_episode(record: EpisodeRecord, spelling: EpisodeSpelling | None) -> PeerEpisode:
-    """The episode of a record in own tokens; "no_spelling" rejects it in a policy that has no episodes itself."""
+    """Return a record's episode in own tokens; "no_spelling" rejects it in a policy without episodes of its own."""
     if spelling is None:
         return PeerEpisode(record, None, "no_spelling")
     spelled = spelling.spell(record.turns)
@@ -114,10 +116,11 @@ def peer_episode(record: EpisodeRecord, spelling: EpisodeSpelling | None) -> Pee
 
 
 def shared_turns(answer: Answer) -> list[SharedTurn]:
-    """The turns of an own episode as peers get them, up to the policy's last.
+    """Return the turns of an own episode as peers get them, up to the policy's last.
 
-    None of one that an agent has rewritten, since peers put turns into one row and each of these was said in its own,
-    nor of one with text that has no roles, which no template of a peer's could say.
+    There are none for an episode that an agent has rewritten, since peers put turns into one row and each of these was
+    sampled in its own row. Nor are there any for an episode with text that has no roles, which no template of a peer
+    could write.
     """
     if answer.is_unsayable:
         return []
@@ -126,5 +129,5 @@ def shared_turns(answer: Answer) -> list[SharedTurn]:
 
 
 def said_in(turns: Sequence[SharedTurn]) -> str:
-    """A conversation as people read it."""
+    """Return a conversation as people read it."""
     return transcript([message for turn in turns for message in turn.messages])

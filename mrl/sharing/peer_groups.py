@@ -1,10 +1,10 @@
-"""Whole groups of peers (rollouts or values) on the prompts that own groups are about.
+"""Whole groups of peers (rollouts, values or votes) on the prompts of own groups.
 
     own group arrives ──▶ open ──▶ every peer has answered: settled
-                              └──▶ the own group is trained, with what is there; answers that come later are late
+                              └──▶ the own group is trained with the answers so far; later answers are late
 
-Peers are optional: a prompt that nobody answered is trained alone. Of all this only the cumulative counts outlive a
-restart, since own groups that were not trained are sampled again, and asked for again.
+Peers are optional: a prompt that nobody answered is trained alone. Only the cumulative counts outlive a restart: own
+groups that were not trained are sampled again, and asked for again.
 """
 
 import sys
@@ -35,10 +35,10 @@ class PeerGroupParameters(Table):
 class PeerGroups:
     """The newest record of every peer for each open prompt.
 
-    A prompt is closed once its own groups are too stale to be trained on: those that were dropped are never taken, and
-    what peers said to them would fill the memory. At most `max_prompts` are open. Beyond that the least recently opened
-    one is closed. Where several own groups are open on a prompt, records that are trained on go to the first alone;
-    rewards and votes go to all of them.
+    A prompt is closed once its own groups are too stale to be trained on: dropped groups are never taken, and the
+    peers' records about them would fill the memory. At most `max_prompts` are open; beyond that the least recently
+    opened prompt is closed. Where several own groups are open on a prompt, records that are trained on go to the first
+    group alone; rewards and votes go to all of them.
     """
 
     def __init__(
@@ -51,13 +51,14 @@ class PeerGroups:
         max_staleness_versions: int = sys.maxsize,
         max_prompts: int = 4096,
     ) -> None:
-        """`max_staleness_versions` is the bound of own groups."""
+        """`max_staleness_versions` is the staleness bound of own groups."""
         self._kind, self._policy, self._peers = kind, policy, frozenset(peers)
         self._max_age_versions, self._max_prompts = max_age_versions, max_prompts
         self._max_staleness_versions = max_staleness_versions
         self._open: dict[str, dict[str, Received]] = {}
         self._waiting: defaultdict[str, dict[str, int]] = defaultdict(dict)
-        """Open prompt -> tickets of its own groups that were not trained yet, and the step of the version of each."""
+        """Open prompt -> ticket of each own group on it that was not trained yet -> step of the version of that
+        group."""
         self._newest_step = 0
         self._forget: dict[str, None] = {}
         self._counts: Counter[str] = Counter()
@@ -69,7 +70,7 @@ class PeerGroups:
         return list(self._open)
 
     def open(self, group: ScoredGroup) -> list[str]:
-        """Open the prompt of an own group that has arrived. Returns the prompts to ask for."""
+        """Open the prompt of an own group that has arrived. Return the prompts to ask for."""
         self._open[group.prompt_id] = self._open.pop(group.prompt_id, {})
         self._waiting[group.prompt_id][group.ticket] = group.newest.step
         self._newest_step = max(self._newest_step, group.newest.step)
@@ -94,10 +95,10 @@ class PeerGroups:
         return prompt_id not in self._open or self._peers <= self._open[prompt_id].keys()
 
     def take(self, prompt_id: str) -> list[Received]:
-        """The records of the prompt for one own group, by name of the peer. Counts whether any peer answered.
+        """Return the records of the prompt for one own group, by name of the peer; count whether any peer answered.
 
-        The prompt is closed, unless another own group waits for the same rewards or votes. One that is older than
-        records may be was dropped, and waits no more.
+        The prompt is closed, unless another own group waits for the same rewards or votes. A waiting group that is
+        older than records may be was dropped, and waits no more.
         """
         found = self._open.get(prompt_id, {})
         self._totals["asked"] += 1
@@ -114,13 +115,13 @@ class PeerGroups:
         return [found[source] for source in sorted(found)]
 
     def take_forgotten(self) -> list[str]:
-        """Prompts that were closed since the last call and are not open again."""
+        """Return the prompts that were closed since the last call and are not open again."""
         forgotten = [prompt_id for prompt_id in self._forget if prompt_id not in self._open]
         self._forget.clear()
         return forgotten
 
     def take_counts(self) -> dict[str, float]:
-        """Metrics: what happened since the last call, and the cumulative rates once defined."""
+        """Return metrics: the events since the last call, and the cumulative rates once defined."""
         counts, self._counts = self._counts, Counter()
         values = {f"sharing/{name}_prompts": float(counts[name]) for name in ("asked", "hit")}
         values |= {f"regime/ignored_{r}": float(counts[r]) for r in ("late", "own", "stale", "other") if counts[r]}
@@ -134,11 +135,11 @@ class PeerGroups:
         return values
 
     def state(self) -> dict[str, Any]:
-        """The totals behind the cumulative rates, as JSON values."""
+        """Return the totals behind the cumulative rates, as JSON values."""
         return dict(self._totals)
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Count on from `state()`."""
+        """Continue the totals from `state()`."""
         self._totals = Counter(state)
 
     def _ignore_reason(self, item: Received) -> str:
@@ -179,11 +180,11 @@ class PeerGroupReader:
         )
 
     def asks(self, group: ScoredGroup) -> list[str]:
-        """The prompt of every own group."""
+        """Return the prompt of every own group."""
         return self.peer_groups.open(group)
 
     def awaited(self) -> list[str]:
-        """Prompts of own groups that were not trained yet."""
+        """Return the prompts of own groups that were not trained yet."""
         return self.peer_groups.prompt_ids
 
     def hear(self, received: Sequence[Received], *, step: int) -> None:
@@ -195,7 +196,7 @@ class PeerGroupReader:
         return self.peer_groups.is_settled(group.prompt_id)
 
     def state(self) -> dict[str, Any]:
-        """The totals behind the cumulative rates. Records that were heard are asked for again."""
+        """Return the totals behind the cumulative rates. Records that were heard are asked for again."""
         return {"totals": self.peer_groups.state()}
 
     def restore(self, state: Mapping[str, Any]) -> None:

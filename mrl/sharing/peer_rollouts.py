@@ -1,7 +1,7 @@
-"""Whole groups of peers as training rows: what PRP, HACPO and GRAFT share.
+"""Whole groups of peers as training rows: the common part of PRP, HACPO and GRAFT.
 
 An answer that cannot be expressed in own tokens is not trained on; its reward still counts in baselines, because a
-reward needs no tokenizer. An objective that takes reward from overlong answers takes it from those of peers too, by
+reward needs no tokenizer. An objective that takes reward from overlong answers takes it from peers' answers too, by
 their length in own tokens; otherwise own and peers' rewards could not be compared.
 """
 
@@ -21,7 +21,7 @@ from mrl.sharing.regime import Absorbed, Author, TrainingExample
 
 
 def peer_rewards(traces: Sequence[PeerTrace], context: SharingContext) -> Float64s:
-    """[N] rewards of N answers of peers, less what overlong ones lose.
+    """Return [N] rewards of N answers of peers, less what overlong answers lose.
 
     An answer that is too long for own tokens counts as long as the limit.
     """
@@ -38,24 +38,27 @@ class RolloutReader(PeerGroupReader):
         super().__init__("rollout", parameters, context)
 
     def publish(self, group: ScoredGroup, author: Author) -> list[ExperienceRecord]:
-        """Every group, failed ones too: peers need them for their baselines and balance."""
+        """Return a record of every group, failed ones too: peers need them for their baselines and balance."""
         context = self.context
         return [rollout_record(group, author, context.receiver, own_advantages(group, context.objective))]
 
     def take_rollouts(self, groups: Sequence[ScoredGroup]) -> list[list[RolloutRecord]]:
-        """For each own group, the groups of peers on its prompt, by name of the peer."""
+        """Return, for each own group, the groups of peers on its prompt, by name of the peer."""
         taken = [self.peer_groups.take(group.prompt_id) for group in groups]
         return [[item.record for item in of_group if isinstance(item.record, RolloutRecord)] for of_group in taken]
 
     def take_traces(self, groups: Sequence[ScoredGroup], *, needs_trace: bool) -> list[list[PeerTrace]]:
-        """For each own group, all answers of peers to its prompt, in own tokens. Answers of one peer stand together.
+        """Return, for each own group, all answers of peers to its prompt, in own tokens. Answers of one peer stand
+        together.
 
         With `needs_trace` an answer without sound log-probs is not usable.
         """
         return self.traces_of(self.take_rollouts(groups), needs_trace=needs_trace)
 
     def traces_of(self, rollouts: Sequence[Sequence[RolloutRecord]], *, needs_trace: bool) -> list[list[PeerTrace]]:
-        """For each list of peers' groups, all their answers in own tokens; `needs_trace` as in `take_traces`."""
+        """Return, for each list of peers' groups, all their answers in own tokens; `needs_trace` is that of
+        `take_traces`.
+        """
         read = iter(peer_traces([one for told in rollouts for one in told], self.context, needs_trace=needs_trace))
         return [[trace for _ in told for trace in next(read)] for told in rollouts]
 
@@ -68,7 +71,7 @@ class RolloutReader(PeerGroupReader):
         counts: Mapping[str, float] | None = None,
         expansion: float = 1.0,
     ) -> Absorbed:
-        """The result of `absorb`, with the counts of this step.
+        """Return the result of `absorb`, with the counts of this step.
 
         `peer_lengths` are the lengths of all usable answers of peers, in own tokens.
         """

@@ -1,11 +1,11 @@
 """Answers of peers in own tokens, and the training rows that they make.
 
-A trace (how the source's tokenizer cut an answer, and its log-probs) is optional for those who only imitate a text, and
-needed by those who form ratios. A trace that lies is counted and not believed; the text itself may still be used. Who
-imitates a text takes it whole: what the own token limit leaves of it is an answer that nobody verified.
+A trace (how the source's tokenizer cut an answer, and its log-probs) is optional for regimes that only imitate a text,
+and needed by regimes that form ratios. A trace that is wrong is counted and not believed; the text itself may still be
+used. An imitated text is taken whole: a part that fits the own token limit is an answer that nobody verified.
 
-Shapes: T own tokens of one answer, S of them trained on: all but those of an episode that a peer did not sample, or
-wrote otherwise where a ratio to it is formed.
+Shapes: T own tokens of one answer, S of them trained on: in an episode only the peer's turns, and where a ratio to the
+peer is formed only the parts that both policies write alike.
 """
 
 from collections.abc import Sequence
@@ -27,20 +27,20 @@ from mrl.sharing.peer_turns import NOTHING_SHARED, EpisodeRow, aligned_episodes,
 from mrl.sharing.regime import WITHHELD, Bools, ExaminedAnswer, Int32s, TrainingExample
 
 CUT = "cut"
-"""Of a text that is to be imitated only the beginning has room within the own token limit."""
+"""Reason of a text that is to be imitated and has not room as a whole within the own token limit."""
 
 
 class PeerTrace(NamedTuple):
     """One answer of a peer in own tokens."""
 
     answer: SharedAnswer | OutcomeRecord
-    """As the peer sent it, with its reward."""
+    """The answer as the peer sent it, with its reward."""
     examined: ExaminedAnswer
     aligned: AlignedTrace
-    """The T own tokens, and the peer's log-probs of the spans that both tokenizers have in common; of an episode the
-    tokens that lie in such spans."""
+    """The T own tokens, and the peer's log-probs of the spans that both tokenizers have in common; of an episode only
+    the tokens that lie in such spans."""
     row: EpisodeRow | None = None
-    """Of an episode that can be used."""
+    """The whole row of an episode that can be used; else None."""
     needs_trace: bool = False
     """Whether only tokens in spans are trained on."""
 
@@ -56,18 +56,18 @@ class PeerTrace(NamedTuple):
 
     @property
     def completion(self) -> bytes:
-        """The bytes of its text; of an episode, what was said."""
+        """The bytes of its text; of an episode, all messages as people read them."""
         turns = self.answer.turns if isinstance(self.answer, SharedAnswer) else []
         return said_in(turns).encode(errors="replace") if turns else self.answer.completion
 
     @property
     def reward(self) -> float:
-        """As the peer's verifier gave it."""
+        """Reward that the peer's verifier gave."""
         return self.answer.reward
 
     @property
     def advantage(self) -> float:
-        """The advantage of the answer in its group at the source. 0 for a success that comes without its group."""
+        """Advantage of the answer in its group at the source; 0 for a success that comes without its group."""
         return self.answer.advantage if isinstance(self.answer, SharedAnswer) else 0.0
 
     @property
@@ -77,12 +77,12 @@ class PeerTrace(NamedTuple):
 
     @property
     def num_tokens(self) -> int:
-        """S. It is 0 for an answer that cannot be expressed in own tokens."""
+        """S, the trained tokens; 0 for an answer that cannot be expressed in own tokens."""
         return len(self.aligned.token_ids) if self.row is None else int(self._is_trained(self.row).sum())
 
     @property
     def num_sampled_tokens(self) -> int:
-        """All own tokens of what the peer said."""
+        """Own tokens of all that the peer sampled."""
         return self.num_tokens if self.row is None else int(self.row.is_sampled.sum())
 
     def example(
@@ -97,10 +97,11 @@ class PeerTrace(NamedTuple):
         phase: int = 0,
         kept: Bools | None = None,
     ) -> TrainingExample:
-        """The training example of the tokens that are `kept` [S], of all S by default. All have the same advantage.
+        """Return the training example of the tokens that are `kept` [S], of all S by default. All have the same
+        advantage.
 
-        `behaviour` and `spans` are [S]. Without `weights` the row counts as the mean over its tokens. It ends with the
-        last token that is trained on.
+        `behaviour` and `spans` are [S]. Without `weights` the row counts as the mean over its tokens. The row ends with
+        the last token that is trained on.
         """
         kept = np.ones(self.num_tokens, dtype=bool) if kept is None else kept
         token_ids, is_trained = self.aligned.token_ids, kept
@@ -124,18 +125,18 @@ class PeerTrace(NamedTuple):
         )
 
     def _is_trained(self, row: EpisodeRow) -> Bools:
-        """[T]"""
+        """Return [T] whether a token is trained on."""
         return row.is_aligned if self.needs_trace else row.is_sampled
 
 
 def peer_traces(
     records: Sequence[RolloutRecord | OutcomeRecord], context: SharingContext, *, needs_trace: bool
 ) -> list[list[PeerTrace]]:
-    """For each record, all its answers in own tokens. The recorder hears of every one.
+    """Return, for each record, all its answers in own tokens, and give every one to the recorder.
 
     An answer longer than own answers may be, EOS included, is cut, or rejected where it cannot be cut. With
-    `needs_trace` an answer without sound log-probs is not usable. Without, texts are imitated, and a cut one is not
-    usable. Never raises for what records say.
+    `needs_trace` an answer without sound log-probs is not usable. Without it, texts are imitated, and a cut text is not
+    usable. Never raises for the contents of records.
     """
     told = [_Told(record, answer) for record in records for answer in _answers_of(record)]
     if not told:
@@ -151,7 +152,7 @@ def peer_traces(
 def in_own_tokens(
     answers: Sequence[SharedAnswer | OutcomeRecord], fingerprints: Sequence[str], receiver: Receiver, *, max_tokens: int
 ) -> tuple[AlignedBatch, list[str]]:
-    """The answers as rows of own tokens, and for each the fault of its trace, "" where it is sound.
+    """Return the answers as rows of own tokens, and for each answer the fault of its trace, "" where it is sound.
 
     `fingerprints` name the tokenizers that cut the answers. The ids and log-probs of an equal tokenizer pass through
     untouched.
@@ -161,21 +162,23 @@ def in_own_tokens(
 
 
 def behaviour_of(row: AlignedTrace) -> tuple[Float32s, npt.NDArray[np.int32]]:
-    """[T] the peer's log-prob of each own token's span, and [T] the number of that span, for a ratio to the peer."""
+    """Return, for a ratio to the peer, [T] the peer's log-prob of each own token's span, and [T] the number of that
+    span.
+    """
     return row.span_logprob[row.span_of_token].astype(np.float32), row.span_of_token.astype(np.int32)
 
 
 def mean_logprobs(row: AlignedTrace) -> Float32s:
-    """[T] the peer's mean log-prob per peer token of its spans, the same everywhere."""
+    """Return [T] the peer's mean log-prob per peer token of its spans, the same everywhere."""
     mean = row.span_logprob.sum() / max(1, row.span_peer_tokens.sum())
     return np.full(len(row.token_ids), mean, dtype=np.float32)
 
 
 def ended_text(row: AlignedTrace, turn_spans: Sequence[int] = ()) -> tuple[Bools, float]:
-    """[T] whether an own token is none that ends a turn, and the peer's mean log-prob without its own ends.
+    """Return [T] whether an own token is not the end of a turn, and the peer's mean log-prob without its own ends.
 
     HACPO's code leaves the end of an answer out of both means (arXiv 2603.02604). `turn_spans` are the spans of each
-    turn of an episode. What is nothing but ends stays whole.
+    turn of an episode. A row of nothing but ends stays whole.
     """
     is_end = np.zeros(len(row.span_bytes), dtype=bool)
     last = np.cumsum([count for count in turn_spans or [len(is_end)] if count], dtype=np.int64) - 1
@@ -186,28 +189,28 @@ def ended_text(row: AlignedTrace, turn_spans: Sequence[int] = ()) -> tuple[Bools
 
 
 def _answers_of(record: RolloutRecord | OutcomeRecord) -> Sequence[SharedAnswer | OutcomeRecord]:
-    """All answers of a group. An outcome is its one answer itself."""
+    """Return all answers of a group. An outcome is its one answer itself."""
     return [record] if isinstance(record, OutcomeRecord) else record.answers
 
 
 class _Told(NamedTuple):
-    """One answer of a record."""
+    """One answer, with the record that holds it."""
 
     record: RolloutRecord | OutcomeRecord
     answer: SharedAnswer | OutcomeRecord
 
     @property
     def turns(self) -> Sequence[TracedTurn]:
-        """Those of an episode."""
+        """Turns of an episode; empty for an answer of one turn."""
         return self.answer.turns if isinstance(self.answer, SharedAnswer) else []
 
     @property
     def is_withheld(self) -> bool:
-        """Whether its author sent the reward alone."""
+        """Whether the author sent the reward alone."""
         return not (isinstance(self.answer, OutcomeRecord) or self.turns or self.answer.completion or self.answer.trace)
 
     def examined(self, rejected: str, fault: str, batch: AlignedBatch, row: int) -> ExaminedAnswer:
-        """What the recorder hears of it."""
+        """Return the answer as the recorder gets it."""
         return ExaminedAnswer(self.record.source, self.record.prompt_id, rejected, fault, batch, row)
 
 

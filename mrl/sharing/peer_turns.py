@@ -1,14 +1,14 @@
-"""Episodes of peers in own tokens, aligned turn by turn: what PRP, HACPO and GRAFT train on of them.
+"""Episodes of peers in own tokens, aligned turn by turn, for PRP, HACPO and GRAFT.
 
     the peer sampled   content          | calls, in its syntax  | its end
     shared             content, and the end of a turn without calls; all, where both write the calls alike
     own turn           content          | calls, in own syntax  | own end
 
-Spans lie within the shared part of one turn. What the peer sampled behind it is booked as dropped. The own tokens there
-stand in the row, so that the policy sees whole turns, and so do those between turns; they have no ratio to the peer,
-and are not trained on where one is formed.
+Spans lie within the shared part of one turn. Tokens that the peer sampled after it are booked as dropped. Own tokens
+after it stand in the row, so that the policy sees whole turns, and so do those between turns. They have no ratio to the
+peer, and are not trained on where one is formed.
 
-Shapes: T own tokens of an episode behind its prompt, S of them trained on.
+Shapes: T own tokens of an episode after its prompt, S of them trained on.
 """
 
 import itertools
@@ -33,34 +33,35 @@ from mrl.sharing.peer_episodes import EpisodeSpelling
 from mrl.sharing.regime import Bools, Int32s
 
 UNTRACED = "untraced"
-"""The source sent no trace, because its ids do not stand for the text."""
+"""Trace fault: the source sent no trace, because its ids do not stand for the text."""
 NOTHING_SHARED = "nothing_shared"
-"""All that the peer sampled is written otherwise here."""
+"""Reason of an episode in which nothing that the peer sampled is written alike here."""
 
 
 class EpisodeRow(NamedTuple):
     """An episode as a training row."""
 
     token_ids: Int32s
-    """[T]"""
+    """[T] own ids of the episode."""
     is_sampled: Bools
     """[T] whether a token belongs to a turn of the peer."""
     is_aligned: Bools
-    """[T] whether it lies in a span, and has a log-prob of the peer: the tokens of the aligned trace, in order."""
+    """[T] whether a token lies in a span, and has a log-prob of the peer: these are the tokens of the aligned trace, in
+    order."""
     turn_spans: tuple[int, ...]
-    """Spans of each turn."""
+    """Number of spans of each turn."""
 
 
 class AlignedEpisode(NamedTuple):
-    """What became of one episode."""
+    """One episode of a peer, aligned, or the reason why it cannot be used."""
 
     batch: AlignedBatch
-    """Holds the shared parts of its turns, end to end, as row `place`."""
+    """Batch that holds the shared parts of the episode's turns, end to end, as row `place`."""
     place: int
     row: EpisodeRow | None
-    """None where it cannot be used."""
+    """The episode as a training row; None where it cannot be used."""
     rejected: str
-    """Why, then; "" else."""
+    """Why the episode cannot be used; "" when it can."""
     trace_fault: str
     """Why the source's log-probs are not believed, or are not there; "" when they are sound."""
 
@@ -69,23 +70,25 @@ class PeerTurn(NamedTuple):
     """One turn of a peer, made ready for the alignment."""
 
     shared: PeerAnswer | None
-    """What both write alike, with its trace; None where that is nothing."""
+    """The part that both policies write alike, with its trace; None where it is empty."""
     unsaid: PeerAnswer | None = None
-    """What the peer sampled behind that."""
+    """Tokens that the peer sampled after the shared part."""
     rest: bytes | None = None
-    """What the policy itself writes behind it, before its end; None where both write the whole turn alike."""
+    """Text that the policy itself writes after the shared part, before its end; None where both write the whole turn
+    alike."""
     fault: str = ""
-    """Of the trace."""
+    """Fault of the peer's trace; "" where it is sound."""
 
 
 def aligned_episodes(
     answers: Sequence[SharedAnswer], fingerprints: Sequence[str], context: SharingContext, *, max_turn_tokens: int
 ) -> list[AlignedEpisode]:
-    """The episodes in own tokens, all in one batch; `fingerprints` name the tokenizers that cut them. Never raises.
+    """Return the episodes in own tokens, all in one batch; `fingerprints` name the tokenizers that cut them. Never
+    raises.
 
-    Rejected are: "no_spelling" in a policy without episodes; what `EpisodeSpelling` cannot say, by its word; turns that
-    are "malformed"; "size" for more text than may cross; "too_long" for a turn beyond `max_turn_tokens` that is not the
-    last, or not written alike; and what alignment rejects in any turn.
+    Reasons of rejection: "no_spelling" in a policy without episodes; what `EpisodeSpelling` cannot write, by its word;
+    "malformed" turns; "size" for more text than may cross; "too_long" for a turn beyond `max_turn_tokens` that is not
+    the last, or not written alike; and what alignment rejects in any turn.
     """
     if not answers:
         return []
@@ -112,14 +115,14 @@ def aligned_episodes(
 
 
 def is_written_alike(trace: TokenTrace, text: bytes, content: bytes) -> bool:
-    """Whether the trace of a turn with this content is one of this text."""
+    """Whether the trace of a turn with this content is a trace of this text."""
     return trace.written == digest_of(text) if trace.written else text == content
 
 
 def believed(
     completion: bytes, trace: TokenTrace | None, *, finish_reason: FinishReason, fingerprint: str
 ) -> tuple[PeerAnswer, str]:
-    """A text with its trace; where that is missing or lies, the bare text, and why."""
+    """Return a text with its trace, and ""; where the trace is missing or wrong, the bare text, and why."""
     finished = finish_reason is FinishReason.STOP
     if trace is None:
         return bare_text(completion, finished=finished), UNTRACED
@@ -139,7 +142,7 @@ def believed(
 
 
 def _read(answer: SharedAnswer, fingerprint: str, spelling: EpisodeSpelling | None) -> list[PeerTurn] | str:
-    """The turns of the peer, or why they cannot be used."""
+    """Return the turns of the peer, or why they cannot be used."""
     if spelling is None:
         return "no_spelling"
     if len(answer.turns) % 2 == 0 or any(one.is_sampled is not (n % 2 == 0) for n, one in enumerate(answer.turns)):
@@ -158,7 +161,7 @@ def _read(answer: SharedAnswer, fingerprint: str, spelling: EpisodeSpelling | No
 
 
 def _turn(turn: TracedTurn, text: bytes, *, finish_reason: FinishReason, fingerprint: str) -> PeerTurn:
-    """A turn that the policy itself would write as `text`."""
+    """Return a turn of the peer, which the policy itself would write as `text`."""
     content = turn.messages[0].content.encode()
     if turn.trace is None or is_written_alike(turn.trace, text, content):
         whole, fault = believed(text, turn.trace, finish_reason=finish_reason, fingerprint=fingerprint)
@@ -171,7 +174,9 @@ def _turn(turn: TracedTurn, text: bytes, *, finish_reason: FinishReason, fingerp
 
 
 def split_trace(trace: TokenTrace, common: bytes, *, fingerprint: str) -> tuple[PeerAnswer | None, PeerAnswer] | Reason:
-    """The tokens that lie within `common`, up to the end of a character, and the others; or what is wrong with them."""
+    """Return the tokens that lie within `common`, up to the end of a character, and the others; or what is wrong with
+    them.
+    """
     try:
         lengths, logprobs = unpack_array(trace.byte_lengths, "i4"), unpack_array(trace.logprobs, "f4")
         ids = None if trace.token_ids is None else unpack_array(trace.token_ids, "i4")
@@ -193,7 +198,7 @@ def split_trace(trace: TokenTrace, common: bytes, *, fingerprint: str) -> tuple[
         noncanonical=trace.noncanonical,
     )
     unsaid = validate(
-        completion=bytes(int(ends[-1]) - num_bytes),  # its text is not known here, and does not matter
+        completion=bytes(int(ends[-1]) - num_bytes),  # zeros: the text is not known here, and does not matter
         byte_lengths=lengths[num_shared:],
         logprobs=logprobs[num_shared:],
         special=trace.special[num_shared:],
@@ -209,7 +214,7 @@ def split_trace(trace: TokenTrace, common: bytes, *, fingerprint: str) -> tuple[
 
 
 def _num_within(common: bytes, lengths: Int32s, ends: npt.NDArray[np.int64]) -> int:
-    """The number of tokens up to the last with bytes that ends within `common` and behind a whole character there."""
+    """Return the number of tokens up to the last one with bytes that ends in `common`, after a whole character."""
     within = np.flatnonzero((lengths > 0) & (ends <= len(common)))
     for place in within[::-1].tolist():
         if ends[place] == len(common) or common[ends[place]] & 0xC0 != 0x80:
@@ -218,12 +223,12 @@ def _num_within(common: bytes, lengths: Int32s, ends: npt.NDArray[np.int64]) -> 
 
 
 class _SharedPart(NamedTuple):
-    """What both write alike of one turn, in own tokens."""
+    """The part of one turn that both policies write alike, in own tokens."""
 
     token_ids: Int32s
     num_spans: int
     is_short: bool
-    """Whether the own limit has cut it."""
+    """Whether the own token limit has cut it."""
 
 
 def _said(batch: AlignedBatch, part: RowPart) -> _SharedPart:
@@ -242,7 +247,7 @@ def _row(
     *,
     max_turn_tokens: int,
 ) -> EpisodeRow | str:
-    """The episode around the shared parts of its turns, or why there is none."""
+    """Return the episode around the shared parts of its turns, or why there is none."""
     said, is_aligned = list[Int32s](), list[Bools]()
     for number, (turn, part) in enumerate(zip(turns, shared, strict=True), 1):
         ids, is_last = part.token_ids, number == len(turns)

@@ -1,25 +1,25 @@
 """Prefixes of peers' successes: where all own episodes failed, play on from the first turns of one that succeeded.
 
     S     = { x : every own episode from the start state x failed, and a peer's verified episode was received in time }
-    s_k   = x, and behind it the first k of the n turns that the peer took in it, with what the environment said to each
+    s_k   = x, and after it the first k of the peer's n turns in that episode, with the environment's answers to each
     group = G own episodes from s_k, for one k of 1 .. n - 1; a worker plays the k turns in its own environment first
 
     L = L_GRPO over groups from start states and groups from states s_k alike, each with its own baseline
 
 What it estimates. The turns of a group from s_k are sampled by the policy itself, given s_k, so there is no ratio to
 the peer: the group's gradient is that of J_k = E[reward | s_k], as good an estimate as the own objective's is of J at a
-start state (its own clip, baseline and staleness included). That S was chosen by what other groups came to is no bias
-in it, since the episodes from s_k are sampled afresh. A batch is an estimate for a mixture of states, whose weights the
-policy's failures and the peer's successes draw, and which is not differentiated through.
+start state (its own clip, baseline and staleness included). S is chosen by the results of other groups, which is no
+bias, since the episodes from s_k are sampled afresh. A batch is an estimate for a mixture of states; the policy's
+failures and the peer's successes determine its weights, which are not differentiated through.
 What it does not estimate. It is no unbiased estimate of the gradient of J at x: states come from the peer's successes,
-and not from where the policy itself gets to. The k turns are context and get no credit, so nothing here teaches a
-policy to reach s_k; what it learns behind it has to reach back to x by itself. A state that the policy never comes to
-takes its part of the batch all the same: groups from s_k stand in place of as many from start states.
+and not from the policy's own episodes. The k turns are context and get no credit, so nothing here teaches a policy to
+reach s_k; learning after s_k has to carry back to x by itself. A state that the policy never reaches takes its part of
+the batch all the same: groups from s_k stand in place of as many from start states.
 
 `start` says how k is chosen. "drawn": uniformly. "backwards": the policy plays the peer's last m turns itself; m begins
-at 1, and grows by one when a share of the groups from there had a success, for each task of its own. This is a reverse
+at 1, and grows by one when a share of the groups from there had a success, for each task separately. This is a reverse
 curriculum (arXiv 1707.05300; 1807.06919 and 1812.03381 from one demonstration, 2402.05808 on answers of models); here
-the demonstrations are those of peers, and only what failed is visited.
+the demonstrations are those of peers, and only start states that failed are visited.
 
 Reads of a peer: verified episodes of two turns or more, from start states that failed here. On the wire, per start
 state with such a success: about 300 bytes, and its texts. Costs: the environment plays k turns for each of G episodes;
@@ -47,29 +47,30 @@ RECORDS_PER_ASK = 16
 MAX_HEARD = 4096
 """Records kept for the next batch; the oldest go first."""
 GROWTH_GROUPS = 8
-"""So many groups of a task say whether the policy is to play one turn more itself."""
+"""Groups of a task after which it is decided whether the policy plays one turn more itself."""
 
 
 class PrefixParameters(Table):
     """The `[sharing.prefix]` table."""
 
     start: Annotated[Literal["drawn", "backwards"], Tuned(("drawn", "backwards"))] = "drawn"
-    """Where the policy goes on: behind any number of the peer's turns, drawn evenly, or first before its last one, and
-    ever further from the end as the policy succeeds."""
+    """Where the policy goes on. "drawn": after a number of the peer's turns that is drawn uniformly. "backwards": first
+    before the peer's last turn, and ever further from the end as the policy succeeds."""
     growth_success_share: float = Field(0.5, gt=0, le=1)
-    """`backwards`: the policy plays one turn more itself once this share of the groups from there had a success."""
+    """Share of the groups from one number of left turns that need a success before the policy plays one turn more
+    itself, for "backwards"."""
     max_share: Annotated[float, Tuned((0.25, 0.5, 0.75))] = Field(0.5, gt=0, le=1)
-    """States handed out for one batch, as a part of its groups; others wait."""
+    """States handed out for one batch, as a share of its groups; others wait."""
     gate_age_versions: int = Field(8, ge=0)
-    """A failure is answered only while the learner is at most this many versions past the one that failed."""
+    """A failure is answered only while the learner is at most this many versions past the version that failed."""
     max_pending: int = Field(1024, ge=1)
-    """Failures that wait at once."""
+    """Most failures that wait at once; beyond that the least recent expires."""
     max_age_versions: int | None = Field(None, ge=0)
     """Peer successes older than this are ignored; without it any age is taken, since environments do not change."""
 
 
 class PrefixRegime:
-    """The own objective on own groups, some of which go on from where peers had come."""
+    """Trains by the own objective on own groups, some of which go on from states that peers had reached."""
 
     patience: Patience | None = None
 
@@ -85,7 +86,7 @@ class PrefixRegime:
         )
 
     def publish(self, group: ScoredGroup, author: Author) -> list[ExperienceRecord]:
-        """The first success of two turns or more. One that a peer began is none of the policy's own."""
+        """Return the first success of two turns or more; none of a group that goes on from a peer's turns."""
         if group.continuation is not None:
             return []
         found = next((answer for answer in group.answers if self._is_publishable(answer)), None)
@@ -98,7 +99,7 @@ class PrefixRegime:
         ]
 
     def asks(self, group: ScoredGroup) -> list[str]:
-        """The prompt of a group that failed from its start state. A success from there settles an older failure."""
+        """Return the prompt of a group that failed from its start state; a success there settles an older failure."""
         has_passed = any(map(self._is_success, group.answers))
         if group.continuation is not None:
             self._growth.note(group.task, group.continuation.num_left, has_passed=has_passed)
@@ -110,22 +111,23 @@ class PrefixRegime:
         return [group.prompt_id]
 
     def awaited(self) -> list[str]:
-        """Prompts whose failure is pending."""
+        """Return the prompts whose failure is pending."""
         return self._pending.prompt_ids
 
     def hear(self, received: Sequence[Received], *, step: int) -> None:
-        """Note records for the next batch. A record that answers no failure then is counted and forgotten."""
+        """Note records for the next batch. A record that answers no failure at that time is counted and forgotten."""
         self._num_overflown += max(0, len(self._heard) + len(received) - MAX_HEARD)
         self._heard.extend(received)
 
     def is_settled(self, group: ScoredGroup) -> bool:
-        """Always true: a failure waits without its group."""
+        """Return true: a failure waits without its group."""
         return True
 
     def absorb(self, groups: Sequence[ScoredGroup], *, step: int, rng: np.random.Generator) -> Absorbed:
-        """Own rows, those of continued groups among them, and the states that workers are to go on from.
+        """Return own rows, those of continued groups among them, and the states that workers are to go on from.
 
-        Without any the rows are those of `IndependentRegime`, bit for bit, and `rng` is untouched.
+        Without any such states and groups the rows are those of `IndependentRegime`, bit for bit, and `rng` is
+        untouched.
         """
         self._pending.expire(step=step)
         counts: Counter[str] = Counter({"align/rejected": 0})
@@ -142,7 +144,7 @@ class PrefixRegime:
         )
 
     def state(self) -> dict[str, Any]:
-        """The table of failures, and how many turns the policy plays itself."""
+        """Return the table of failures, and the number of turns that the policy plays itself."""
         return self._pending.state() | {"growth": self._growth.state()}
 
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -158,7 +160,7 @@ class PrefixRegime:
         return answer.finished and num_turns > 1 and not answer.is_unsayable and self._is_success(answer)
 
     def _continuations(self, room: int, rng: np.random.Generator, counts: Counter[str]) -> list[Continuation]:
-        """At most `room` states, of the failures that wait longest. Records that are not looked at stay."""
+        """Return at most `room` states, for the failures that wait longest. Records that are not looked at stay."""
         by_prompt = self._take_usable(counts)
         found: list[Continuation] = []
         for prompt_id in [one for one in self._pending.prompt_ids if one in by_prompt]:
@@ -173,7 +175,7 @@ class PrefixRegime:
         return found
 
     def _take_usable(self, counts: Counter[str]) -> dict[str, list[Received]]:
-        """The records that answer a pending failure, by prompt; the newest first, whenever they came."""
+        """Return the records that answer a pending failure, by prompt; the newest first, whenever they came."""
         heard = {item.record.record_id: item for item in self._heard}
         self._heard.clear()
         if self._num_overflown:
@@ -202,7 +204,7 @@ class PrefixRegime:
     def _choose(
         self, candidates: Sequence[Received], rng: np.random.Generator, counts: Counter[str]
     ) -> Continuation | None:
-        """The beginning of one of the successes, drawn uniformly among those that can be said here."""
+        """Return the beginning of one success, drawn uniformly among those that can be written in own tokens."""
         for index in rng.permutation(len(candidates)):
             record = candidates[index].record
             assert isinstance(record, EpisodeRecord), "others were ignored"
@@ -213,7 +215,9 @@ class PrefixRegime:
         return None
 
     def _beginning(self, record: EpisodeRecord, rng: np.random.Generator) -> Continuation | str:
-        """The first turns of a success, or why there are none: "malformed", "one_turn", or what the spelling says."""
+        """Return the first turns of a success, or why there are none: "malformed", "one_turn", "too_long", or a word of
+        the spelling.
+        """
         if not all(turn.is_sampled is (place % 2 == 0) for place, turn in enumerate(record.turns)):
             return "malformed"
         num_turns = (len(record.turns) + 1) // 2
@@ -235,7 +239,7 @@ class PrefixRegime:
         return found if found.num_bytes <= MAX_COMPLETION_BYTES else "too_long"
 
     def _values(self, groups: Sequence[ScoredGroup]) -> dict[str, float]:
-        """What continued groups came to; only their number where there are none."""
+        """Return metrics of continued groups; only their number where there are none."""
         continued = [(group, group.continuation) for group in groups if group.continuation is not None]
         values = {"prefix/groups": float(len(continued))}
         if continued:
@@ -249,7 +253,9 @@ class PrefixRegime:
 
 
 class _Growth:
-    """For each task, how many turns the policy plays itself: one more when enough groups from there had a success."""
+    """For each task, the number of turns that the policy plays itself: one more when enough groups from there had a
+    success.
+    """
 
     def __init__(self, success_share: float) -> None:
         self._success_share = success_share
@@ -258,11 +264,11 @@ class _Growth:
         self._solved: Counter[str] = Counter()
 
     def own_turns(self, task: str) -> int:
-        """So many of a peer's last turns are the policy's to play."""
+        """Return how many of a peer's last turns the policy plays itself."""
         return self._own_turns.get(task, 1)
 
     def note(self, task: str, num_left: int, *, has_passed: bool) -> None:
-        """A group came in from where its peer took `num_left` turns more; only those of the present number count."""
+        """Note a group from a state where its peer took `num_left` turns more, if that is the present number."""
         if num_left != self.own_turns(task):
             return
         self._tried[task] += 1
@@ -273,11 +279,11 @@ class _Growth:
             self._tried[task] = self._solved[task] = 0
 
     def values(self) -> dict[str, float]:
-        """Metrics."""
+        """Return the metrics."""
         return {f"prefix/own_turns/{task}": float(count) for task, count in sorted(self._own_turns.items())}
 
     def state(self) -> dict[str, dict[str, int]]:
-        """As plain JSON values."""
+        """Return the state as plain JSON values."""
         return {"own_turns": dict(self._own_turns), "tried": dict(self._tried), "solved": dict(self._solved)}
 
     def restore(self, state: Mapping[str, Mapping[str, int]]) -> None:

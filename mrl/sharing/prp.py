@@ -6,7 +6,7 @@
 
     variant     ratio of a peer's token
     behaviour   pi_theta / peer's probability, spread over own tokens: density ratio and residual inside the clip
-    recompute   pi_theta / pi_old: taken as if it were an own answer
+    recompute   pi_theta / pi_old: the answer is taken as if it were an own one
     decoupled   pi_theta / pi_prox; outside the clip the detached weight pi_prox / peer in [1 / weight_cap, weight_cap]
     sequence    exp(mean log pi_theta - mean log peer), per row, each mean over the tokens of its own tokenizer
     luffy       none: -A f(pi_theta), f(x) = x / (x + shaping_gamma) (arXiv 2504.14945)
@@ -15,24 +15,24 @@ The ratios of `behaviour` and `sequence` are far from 1 before any update. Where
 better than the peer did, the clip does not bound them, so the term has a dual clip (arXiv 1912.09729): at most
 dual_clip |A|.
 
-Two filters, both off by default, and `prp` without them is what it was, bit for bit:
+Two filters, both off by default:
 
     negative_divergence = d     a peer's row with A < 0 has no term where D > d, D = (1/|y|) sum_t (log peer - log
-                                pi_prox): what the peer wrote, found bad, and the policy would hardly say anyway. After
-                                F-TIS (arXiv 2605.22537), by `mrl.objectives.terms.filtered_tokens`. The clip of
-                                "sequence" does that already, from D = -log(1 - clip_low) on
+                                pi_prox): a bad answer that the policy would hardly write anyway. After F-TIS (arXiv
+                                2605.22537), by `mrl.objectives.terms.filtered_tokens`. The clip of "sequence" does that
+                                already, from D = -log(1 - clip_low) on
     peer_share_until_step = S   of a peer's N answers to a prompt the first ceil(N max(0, 1 - t / S)) are in P at step
                                 t: all at first, none from step S on. After S2L-PO (arXiv 2605.30789), where a smaller
                                 explorer gives way to the learner's own answers; here own answers do not become more
 
-Neither paper's equations were at hand: what stands here is this code's reading of the rules that they state in words,
-and so carries no number of theirs. A filtered row stays in |P|, which has to be known before the first backward, and
-its reward in the mean; an answer beyond the share is in neither. Answers of a group are exchangeable, so that its first
-are a uniform draw.
+Neither paper's equations were at hand: these are this code's reading of the rules that the papers state in words, and
+so carry no number of an equation. A filtered row stays in |P|, which has to be known before the first backward, and its
+reward in the mean; an answer beyond the share is in neither. Answers of a group are exchangeable, so that the first
+answers are a uniform draw.
 
-The paper's formulas are not published; these are a reconstruction. `behaviour` follows its figure, where the data of a
-peer's row holds the peer's log-probs. `decoupled` is what we recommend: across tokenizers, token ratios hold noise that
-a clip takes for a change of the policy.
+The formulas of PRP are not published; those above are a reconstruction. `behaviour` follows the paper's figure, where
+the data of a peer's row holds the peer's log-probs. `decoupled` is what we recommend: across tokenizers, token ratios
+hold noise that a clip takes for a change of the policy.
 
 Reads of a peer: whole groups (rollout records). On the wire, per prompt: about 240 bytes, and for every answer 125, its
 text and 13 per token; for an episode 30, and for each of its turns 145, its texts and 13 per token.
@@ -75,38 +75,39 @@ READERS: Mapping[str, tuple[Variant, ...]] = {
     "shaping_gamma": ("luffy",),
     "negative_divergence": ("behaviour", "decoupled"),
 }
-"""Key -> variants that it means something to; keys that are not here concern all."""
+"""Key -> variants in which the key has a meaning; keys that are not here concern all variants."""
 
 
 class PrpParameters(PeerGroupParameters):
     """The `[sharing.prp]` table."""
 
     variant: Annotated[Variant, Tuned(("behaviour", "recompute", "decoupled"))] = "behaviour"
-    """How a peer's token enters the loss."""
+    """Ratio, or term, by which a peer's token enters the loss."""
     advantages: Annotated[Literal["pooled", "source"], Tuned(("pooled", "source"))] = "pooled"
-    """Advantages over own and peers' answers together, or each within its own group."""
+    """Baseline of the advantages: own and peers' answers together ("pooled"), or each answer's own group ("source")."""
     spreading: Spreading | Literal["bytes", "uniform"] = "receiver_multiplicative"
-    """Of "behaviour" and "decoupled", how a span's log-prob is read at own tokens: own log-probs scaled to it; moved to
-    it; not divided, so that each token has the ratio of its span; or parts by bytes; or equal parts."""
+    """How a span's log-prob is divided over own tokens, for "behaviour" and "decoupled". "receiver_multiplicative"
+    scales own log-probs to it, "receiver_additive" moves them to it, "none" divides nothing, so that each token has the
+    ratio of its span; "bytes" gives parts by bytes, "uniform" equal parts."""
     weight_level: Literal["token", "sequence", "geometric"] = "geometric"
-    """Of "decoupled": weight of each token, of the whole row, or the geometric mean over the row."""
+    """Level of the weight of "decoupled", by token, by whole row, or as the geometric mean over the row."""
     weight_cap: float = Field(2.0, ge=1)
-    """Of "decoupled": the weight stays within [1 / weight_cap, weight_cap]."""
+    """Bound of the weight of "decoupled", which stays within [1 / weight_cap, weight_cap]."""
     dual_clip: Annotated[float, Field(gt=1)] | Literal["off"] = 3.0
-    """Of "behaviour" and "sequence": bound of the term for negative advantages, as a multiple of the advantage. Without
-    it a bad answer that the policy likes better than its peer weighs without bound, before any update."""
+    """Bound of the term for negative advantages, as a multiple of the advantage, for "behaviour" and "sequence".
+    Without it a bad answer that the policy likes better than its peer does weighs without bound, before any update."""
     shaping_gamma: float = Field(0.1, gt=0)
-    """Of "luffy": the gamma of x / (x + gamma)."""
+    """The gamma of x / (x + gamma), for "luffy"."""
     negative_divergence: float | None = Field(None, ge=0)
-    """Of "behaviour" and "decoupled": nats per token by which a bad answer may be likelier to its peer than to
-    the policy; beyond that it is not trained on (F-TIS). Left out: it always is."""
+    """Nats per token by which a bad answer may be likelier to its peer than to the policy, for "behaviour" and
+    "decoupled". Beyond that it is not trained on (F-TIS). Left out: bad answers are always trained on."""
     peer_share_until_step: int | None = Field(None, ge=1)
-    """Step from which no answer of a peer is trained on; until then their share falls evenly from all (S2L-PO). Left
-    out: it stays at all."""
+    """Step from which no answer of a peer is trained on; until then the peers' share falls evenly from all answers
+    (S2L-PO). Left out: all answers are trained on."""
 
     @model_validator(mode="after")
     def _no_contradiction(self) -> "PrpParameters":
-        """Raises ValueError for a key that was set and that nothing reads, or that contradicts another."""
+        """Raises ValueError for a key that was set and that nothing reads, or that contradicts another key."""
         for key, variants in READERS.items():
             if key in self.model_fields_set and self.variant not in variants:
                 wanted = " or ".join(map(repr, variants))
@@ -127,7 +128,7 @@ class PrpParameters(PeerGroupParameters):
 
 
 class PrpRegime(RolloutReader):
-    """Own groups and the peers' groups on the same prompts, as one batch."""
+    """Trains on own groups and the peers' groups on the same prompts, as one batch."""
 
     def __init__(self, parameters: PrpParameters, context: SharingContext) -> None:
         super().__init__(parameters, context)
@@ -146,7 +147,7 @@ class PrpRegime(RolloutReader):
         self.components = (own, peer)
 
     def absorb(self, groups: Sequence[ScoredGroup], *, step: int, rng: np.random.Generator) -> Absorbed:
-        """Own and peers' rows under one denominator."""
+        """Return own and peers' rows under one denominator."""
         objective = self.context.objective
         rollouts, counts = self._within_share(self.take_rollouts(groups), step)
         peers = self.traces_of(rollouts, needs_trace=self.parameters.variant in TRACED)
@@ -164,14 +165,14 @@ class PrpRegime(RolloutReader):
         return self.absorbed(own.examples + pooled, denominators, peer_lengths=lengths, counts=counts)
 
     def is_settled(self, group: ScoredGroup) -> bool:
-        """Whether every peer has answered about the prompt of `group`, or no answer would be taken any more."""
+        """Whether every peer has answered about the prompt of `group`, or no peer's answer would be taken any more."""
         until = self.parameters.peer_share_until_step
         return (until is not None and group.newest.step >= until) or super().is_settled(group)
 
     def _within_share(
         self, rollouts: list[list[RolloutRecord]], step: int
     ) -> tuple[list[list[RolloutRecord]], dict[str, float]]:
-        """The peers' groups with as many answers as the share of this step takes, and its counts."""
+        """Return the peers' groups with as many answers as the share of this step takes, and its counts."""
         until = self.parameters.peer_share_until_step
         if until is None:
             return rollouts, {}
@@ -183,7 +184,7 @@ class PrpRegime(RolloutReader):
         return kept, {"sharing/peer_share": left / until, "sharing/annealed_rows": before - _num_answers(kept)}
 
     def _advantages(self, group: ScoredGroup, traces: Sequence[PeerTrace]) -> tuple[Float32s, Float32s]:
-        """[G] advantages of own answers, and those of all answers of peers, in order."""
+        """Return [G] advantages of own answers, and the advantages of all answers of peers, in order."""
         objective = self.context.objective
         if self.parameters.advantages == "source" or not traces:
             told = np.array([trace.advantage for trace in traces], dtype=np.float32)
@@ -203,7 +204,9 @@ class PrpRegime(RolloutReader):
         )
 
     def _peer_logprobs(self, row: AlignedTrace) -> tuple[Float32s | None, Int32s | None]:
-        """[T] the peer's log-probs at own tokens, and [T] the spans that the learner has yet to divide."""
+        """Return [T] the peer's log-probs at own tokens, and [T] the spans that the learner has yet to divide; None
+        where there are none.
+        """
         if self.parameters.variant == "sequence":
             return mean_logprobs(row), None
         if self.parameters.variant not in TRACED:
@@ -218,7 +221,7 @@ def _num_answers(rollouts: Sequence[Sequence[RolloutRecord]]) -> float:
 
 
 def _filtered(term: Term, negative_divergence: float | None) -> Term:
-    """The term of peers' tokens without bad answers beyond the divergence."""
+    """Return the term of peers' tokens without bad answers beyond the divergence."""
     if negative_divergence is None:
         return term
     assert isinstance(term, Clipped), "variants with a ratio to the peer are clipped"
@@ -226,7 +229,7 @@ def _filtered(term: Term, negative_divergence: float | None) -> Term:
 
 
 def _spreading(parameters: PrpParameters) -> Spreading:
-    """The rule by which the learner reads spans. Rules that need no own log-probs leave it no spans."""
+    """Return the rule by which the learner divides spans. Rules that need no own log-probs leave it no spans."""
     match parameters.spreading:
         case "bytes" | "uniform":
             return "receiver_multiplicative"
@@ -235,7 +238,7 @@ def _spreading(parameters: PrpParameters) -> Spreading:
 
 
 def _term(parameters: PrpParameters, objective: OwnObjective) -> Term:
-    """The term of peers' tokens. It has the clips of the policy's own objective where these bound the same ratio."""
+    """Return the term of peers' tokens, with the clips of the own objective where these bound the same ratio."""
     token = objective.token_clip()
     dual_clip = None if parameters.dual_clip == "off" else parameters.dual_clip
     match parameters.variant:

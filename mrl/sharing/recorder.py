@@ -1,7 +1,7 @@
 """The cost of sharing in one step, as metrics for each peer.
 
-The recorder sees what regimes read of peers, as `ExaminedAnswer`, and which training examples hold one of these. Own
-log-probs come from the training pass. Nothing here changes what is trained on, and no regime takes part.
+The recorder sees the answers that regimes read of peers, as `ExaminedAnswer`, and which training examples hold one of
+these. Own log-probs come from the training pass. Nothing here changes what is trained on, and no regime takes part.
 
 Shapes: R answers of one peer that a step trained on, T own tokens of one of them.
 """
@@ -35,9 +35,9 @@ class TrainedAnswers(NamedTuple):
 
     source: str
     batch: AlignedBatch
-    """[R] what was trained of each: a row that the regime cut ends where the training example does."""
+    """[R] the trained part of each answer: a row that the regime cut ends where the training example does."""
     logprobs: list[Float32s | None]
-    """[R] own log-probs [T]; None where the training pass told none, or trained other tokens than the aligned ones."""
+    """[R] own log-probs [T]; None where the training pass gave none, or trained other tokens than the aligned ones."""
 
 
 class SharingRecorder:
@@ -51,7 +51,7 @@ class SharingRecorder:
         self._examined += answers
 
     def record(self, examples: Sequence[TrainingExample], logprobs: Mapping[int, Float32s]) -> dict[str, float]:
-        """Metrics `align/.../{source}` of a step that trained on `examples`; the next record counts anew.
+        """Return metrics `align/.../{source}` of a step that trained on `examples`; the next record counts anew.
 
         `logprobs` maps places among `examples` to own log-probs [T].
         """
@@ -61,7 +61,9 @@ class SharingRecorder:
 
 
 def examined_values(examined: Sequence[ExaminedAnswer]) -> dict[str, float]:
-    """Per peer: answers looked at, and how many could not be used or had no sound trace, by reason."""
+    """Return, per peer, how many answers were examined, and how many could not be used or had no sound trace, by
+    reason.
+    """
     values: dict[str, float] = {}
     for source in sorted({answer.source for answer in examined}):
         mine = [answer for answer in examined if answer.source == source]
@@ -75,7 +77,7 @@ def examined_values(examined: Sequence[ExaminedAnswer]) -> dict[str, float]:
 
 
 def coverage_values(trained: Sequence[TrainedAnswers]) -> dict[str, float]:
-    """Per peer: how far spans of both tokenizers coincide, and lengths of the answers trained on."""
+    """Return, per peer, how far spans of both tokenizers coincide, and lengths of the answers trained on."""
     values: dict[str, float] = {}
     for rows in trained:
         residual = summarise(rows.batch)
@@ -95,7 +97,9 @@ def coverage_values(trained: Sequence[TrainedAnswers]) -> dict[str, float]:
 
 
 def gap_values(trained: Sequence[TrainedAnswers]) -> dict[str, float]:
-    """Per peer: own log-probs of its answers compared with the peer's. Answers without own log-probs are left out."""
+    """Return, per peer, own log-probs of its answers compared with the peer's. Answers without own log-probs are left
+    out.
+    """
     values: dict[str, float] = {}
     for rows in trained:
         known = {row: logprobs for row, logprobs in enumerate(rows.logprobs) if logprobs is not None}
@@ -107,7 +111,7 @@ def gap_values(trained: Sequence[TrainedAnswers]) -> dict[str, float]:
 
 
 def _by_source(examples: Sequence[TrainingExample], logprobs: Mapping[int, Float32s]) -> Iterator[TrainedAnswers]:
-    """The answers trained on, sources by name. Of an answer behind several examples the first example counts."""
+    """Yield the answers trained on, sources by name. Of an answer behind several examples the first example counts."""
     place_of: dict[ExaminedAnswer, int] = {}
     for place, example in enumerate(examples):
         if example.examined is not None:
@@ -129,7 +133,7 @@ def _by_source(examples: Sequence[TrainingExample], logprobs: Mapping[int, Float
 
 
 def _gathered(answers: Sequence[ExaminedAnswer]) -> AlignedBatch:
-    """The rows of answers as one batch. Answers of one batch stand together, their rows ascending."""
+    """Return the rows of answers as one batch. Answers of one batch stand together, their rows ascending."""
     parts = []
     for _, group in itertools.groupby(answers, key=lambda answer: id(answer.batch)):
         rows = list(group)
@@ -139,10 +143,10 @@ def _gathered(answers: Sequence[ExaminedAnswer]) -> AlignedBatch:
 
 
 def _trained_part(batch: AlignedBatch, trained: Sequence[npt.NDArray[np.int32]]) -> AlignedBatch:
-    """The rows as far as they were trained.
+    """Return the rows as far as they were trained.
 
-    A row that was cut inside a span stays whole, since spans cannot be divided; so does one of which other tokens were
-    trained than its first ones, as in episodes without the ends of their turns.
+    A row that was cut inside a span stays whole, since spans cannot be divided. So does a row of which other tokens
+    than its first ones were trained, as in episodes without the ends of their turns.
     """
     ends = np.minimum(np.diff(batch.row_offsets), [tokens.size for tokens in trained])
     for row, (start, end) in enumerate(itertools.pairwise(batch.row_offsets.tolist())):

@@ -1,7 +1,7 @@
 """The protocol of a sharing regime, and the values that cross it.
 
 Shapes: P prompt tokens, T answer tokens of one row, S of them trained on: all but those that an environment gave in an
-episode; arrays are numpy, one row each.
+episode; arrays are numpy, of one row each.
 """
 
 import inspect
@@ -29,10 +29,10 @@ DenominatorKind = Literal["rows", "tokens", "prompts", "constant"]
 
 @dataclass(frozen=True, slots=True)
 class Component:
-    """One summand of the loss: which term its tokens get, its coefficient, and what its denominator counts.
+    """One summand of the loss: the term of its tokens, its coefficient, and the unit that its denominator counts.
 
-    "rows", "tokens" and "prompts" count those of the batch, or of the component alone, as its regime says; "constant"
-    takes every row for one as long as the token limit. `Absorbed.denominators` holds the value.
+    "rows", "tokens" and "prompts" are counted over the batch, or over the component alone, as its regime says;
+    "constant" counts every row as if it were as long as the token limit. `Absorbed.denominators` holds the value.
     """
 
     name: str
@@ -40,22 +40,22 @@ class Component:
     coefficient: float
     denominator: DenominatorKind
     rows: Literal["own", "peer"]
-    """Who wrote the answers."""
+    """Author of the answers: the policy itself, or a peer."""
     regularizer: Regularizer | None = None
     spreading: Spreading = "receiver_multiplicative"
-    """How `behaviour_logprobs` and `teacher_logprobs` of spans are read by token."""
+    """Rule by which span log-probs in `behaviour_logprobs` and `teacher_logprobs` are divided over tokens."""
 
 
 WITHHELD = "withheld"
-"""The author of an answer sent its reward alone."""
+"""Reason of an answer that cannot be used because its author sent the reward alone."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ExaminedAnswer:
-    """A peer's answer that was brought into own tokens, or an own answer that a peer has scored.
+    """A peer's answer in own tokens, or an own answer that a peer has scored.
 
-    The functions that read records make it, and give it to the recorder. A regime only passes it on, in the row that it
-    makes of the answer.
+    The functions that read records make it, and give it to the recorder. A regime only passes it on, in the training
+    example that it makes of the answer.
     """
 
     source: str
@@ -66,7 +66,7 @@ class ExaminedAnswer:
     trace_fault: str = ""
     """Why the source's log-probs are not believed, or are not there; "" when they are sound."""
     batch: AlignedBatch | None = None
-    """Holds the answer as row `row`; None for a score that was rejected."""
+    """Batch that holds the answer as row `row`; None for a rejected score."""
     row: int = 0
 
 
@@ -79,43 +79,44 @@ class TrainingExample:
     """
 
     prompt_token_ids: Int32s
-    """[P], never trained on."""
+    """[P] ids of the prompt, never trained on."""
     answer_token_ids: Int32s
-    """[T], the closing EOS of a finished answer included, unless the regime leaves it out."""
+    """[T] ids of the answer, with the closing EOS of a finished answer unless the regime leaves it out."""
     component: str
     advantages: Float32s
-    """[S], 0 where the component's term has none."""
+    """[S] advantages; 0 where the component's term has none."""
     weights: Float32s
-    """[S], multiplies the per-token term."""
+    """[S] factors of the per-token term."""
     behaviour_logprobs: Float32s | None
-    """[S] of the policy that sampled the row; None where no ratio is formed. With `behaviour_spans` each token has the
-    sum over its span."""
+    """[S] log-probs under the policy that sampled the row; None where no ratio is formed. With `behaviour_spans` each
+    token has the sum over its span."""
     prompt_id: str
     source: str
     """The policy that wrote the answer."""
     phase: int = 0
-    """Rows of a lower phase are trained before rows of a higher one, for regimes that order minibatches."""
+    """Rows of a lower phase are trained before rows of a higher phase, for regimes that order minibatches."""
     behaviour_spans: Int32s | None = None
-    """[S] number of the common span of each token, from 0, never falling. The learner reads a span's log-prob at its
-    tokens by its own log-probs, as the component's `spreading` says. None: every token is a span of its own."""
+    """[S] number of the common span of each token, from 0, never falling. The learner divides a span's log-prob over
+    its tokens by its own log-probs, as the component's `spreading` says. None: every token is a span of its own."""
     teacher_logprobs: Float32s | None = None
-    """[S] that a scoring peer gave the token's span; NaN, or None for the whole row, where it said nothing."""
+    """[S] log-prob that a scoring peer gave the token's span; NaN, or None for the whole row, where it gave none."""
     teacher_spans: Int32s | None = None
-    """[S] as `behaviour_spans`, of the teacher's segmentation."""
+    """[S] span of each token as in `behaviour_spans`, of the teacher's segmentation."""
     teacher_units: NextUnits | None = None
-    """Of each of S tokens the units that a scoring peer finds likeliest in its place; None where it told none."""
+    """Units that a scoring peer finds likeliest in the place of each of the S tokens; None where it told none."""
     examined: ExaminedAnswer | None = None
     """The answer that the row's tokens, or its teacher's log-probs, come from. Only the recorder reads it, on the first
     rank; other ranks do not get it."""
     is_trained: Bools | None = None
-    """[T] whether a token is trained on; the others are context alone. None: all are."""
+    """[T] whether a token is trained on; the others are context alone. None: all are trained on."""
     row_starts: Int32s | None = None
-    """[B] places in the answer from which on the policy saw a conversation anew, and nothing of what stands before, nor
-    the prompt. None: all is one row. The loss takes it for one row in any case."""
+    """[B] places in the answer from which on the policy read a new row, without the prompt and the tokens before the
+    place. None: all is one row. The loss counts the answer as one row in any case."""
     experts: Experts | None = None
-    """[S, X] what is replayed of the routers of who sampled the row (`mrl.records.chosen_experts`); None: nothing."""
+    """[S, X] experts to replay, as the routers of the sampling engine chose them (`mrl.records.chosen_experts`); None:
+    none."""
     prompt_experts: Experts | None = None
-    """[P - 1, X] the same of the prompt's tokens but the last one."""
+    """[P - 1, X] experts to replay for the prompt's tokens but the last one."""
 
     @property
     def num_rows(self) -> int:
@@ -124,38 +125,39 @@ class TrainingExample:
 
     @property
     def num_trained_tokens(self) -> int:
-        """S."""
+        """S, the trained tokens."""
         return self.weights.size
 
     @property
     def trained_token_ids(self) -> Int32s:
-        """[S]"""
+        """[S] ids of the trained tokens."""
         return self.answer_token_ids if self.is_trained is None else self.answer_token_ids[self.is_trained]
 
 
 @dataclass(frozen=True, slots=True)
 class Rescue:
-    """A peer's answer that was trained on where the own group failed. Samples show it."""
+    """A peer's answer that was trained on where the own group failed, as the run's samples show it."""
 
     prompt_id: str
     source: str
     completion: bytes
     reward: float
     prompt_token_ids: tuple[int, ...] = ()
-    """Of an episode: [P] what it was put behind."""
+    """[P] ids of the prompt, of an episode; else empty."""
     turns: tuple[SharedTurn, ...] = ()
-    """Of an episode: its turns."""
+    """Turns of an episode; else empty."""
 
 
 @dataclass(frozen=True, slots=True)
 class Absorbed:
-    """What one batch becomes.
+    """Result of `absorb`: the training rows of one batch, with all that goes with them.
 
     `denominators` has one entry per component of the regime: the number that divides the component's sum over the whole
     batch. `absorb` sees the whole batch of a step (all ranks), so the numbers are final before the first backward. They
-    count what the component's `denominator` names, and they include rows that were left out of `examples` because their
-    advantages are all exactly zero: such a row adds 0 to the sum and 1 to the count. An entry is never 0, not even that
-    of a component without rows. A learner that splits the batch into M minibatches divides each denominator by M.
+    count the unit that the component's `denominator` names. They include rows that were left out of `examples` because
+    their advantages are all exactly zero: such a row adds 0 to the sum and 1 to the count. An entry is never 0, not
+    even that of a component without rows. A learner that splits the batch into M minibatches divides each denominator
+    by M.
     """
 
     examples: list[TrainingExample]
@@ -166,16 +168,17 @@ class Absorbed:
     """Metric name -> value of this step."""
     rescued: Sequence[Rescue] = ()
     continuations: Sequence[Continuation] = ()
-    """States that workers are to sample groups from; these come as own groups, in place of as many others."""
+    """States that workers are to sample groups from. These groups arrive as own groups, and each replaces another
+    one."""
     groups: Sequence[ScoredGroup] = ()
-    """The own groups, where their rewards are other than they came with; empty where they are the same."""
+    """The own groups with their new rewards, where the regime has changed rewards; else empty."""
     expansion: float = 1.0
     """Optimizer updates of the step, as a multiple of the policy's minibatches: 2 for a batch twice as large."""
 
 
 @dataclass(frozen=True, slots=True)
 class Author:
-    """The author of published records: the policy, and what every record of its worker says."""
+    """The author of published records: the policy, and the fields that all records of its worker have."""
 
     policy: str
     fingerprint: str
@@ -185,7 +188,7 @@ class Author:
     now_unix_s: float
 
     def tags(self, group: ScoredGroup) -> dict[str, Any]:
-        """The fields that every record about a group carries, under a new record id."""
+        """Return the fields that every record about a group carries, under a new record id."""
         return {
             "record_id": self.make_id(),
             "source": self.policy,
@@ -200,23 +203,23 @@ class Author:
 
 @dataclass(frozen=True, slots=True)
 class Asking:
-    """The question to the exchange for the prompts that `asks` names, which are watched until they are forgotten."""
+    """The question to the exchange about prompts that `asks` returns; they are watched until they are forgotten."""
 
     kinds: tuple[RecordKind, ...]
     """Record types that are of use."""
     limit: int
     """Records per prompt at most."""
     max_age_versions: int | None
-    """Oldest age that is still of use; None takes any."""
+    """Oldest age in versions that is still of use; None takes any."""
     scorer: str = ""
-    """The policy that is asked for scores; empty where nobody is."""
+    """Names of the policies that are asked for scores, joined by commas; empty where nobody is."""
 
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """The longest wait of an own group for what peers say about its prompt: peers are optional.
+    """Bounds of an own group's wait for peers' records about its prompt: peers are optional.
 
-    While enough groups are ready, those that peers have answered are trained first. A group that is still awaited is
+    While enough groups are ready, groups that peers have answered are trained first. A group that is still awaited is
     passed over for `hold_versions` steps at most, inside the staleness bound. A batch that holds such a group waits
     `wait_s` at most.
     """
@@ -226,11 +229,11 @@ class Patience:
 
 
 class Regime(Protocol):
-    """One way to share. Workers call `publish`; the learner calls the rest, from one thread.
+    """A sharing regime. Workers call `publish`; the learner calls the rest, from one thread.
 
-    Order at the learner: `asks` once for every own group when it arrives (also for groups that are dropped later),
-    `hear` for everything that was received, in between `is_settled` to choose the groups of a step, then `absorb` with
-    these. A checkpoint is taken between two calls.
+    Order at the learner: `asks` once for every own group when it arrives (also for groups that are dropped later);
+    `hear` for every record that was received; in between `is_settled`, to choose the groups of a step; then `absorb`
+    with these groups. A checkpoint is taken between two calls.
     """
 
     @property
@@ -245,23 +248,23 @@ class Regime(Protocol):
 
     @property
     def asking(self) -> Asking | None:
-        """The question for the prompts that `asks` names. None for a regime that never asks."""
+        """The question about the prompts that `asks` returns. None for a regime that never asks."""
         ...
 
     def publish(self, group: ScoredGroup, author: Author) -> list[ExperienceRecord]:
-        """The records that this group gives to the peers. They depend on the arguments alone."""
+        """Return the records that this group gives to the peers. They depend on the arguments alone."""
         ...
 
     def asks(self, group: ScoredGroup) -> list[str]:
-        """Note an own group that has arrived. Returns the prompt ids to ask the peers for."""
+        """Note an own group that has arrived. Return the prompt ids to ask the peers for."""
         ...
 
     def awaited(self) -> list[str]:
-        """The prompt ids that are awaited now. A resumed learner asks for them again."""
+        """Return the prompt ids that are awaited now. A resumed learner asks for them again."""
         ...
 
     def hear(self, received: Sequence[Received], *, step: int) -> None:
-        """Note peer records at learner step `step`. What is kept has a bound, whatever comes."""
+        """Note peer records at learner step `step`. The number of kept records has a bound, whatever arrives."""
         ...
 
     def is_settled(self, group: ScoredGroup) -> bool:
@@ -276,7 +279,7 @@ class Regime(Protocol):
         ...
 
     def state(self) -> dict[str, Any]:
-        """The state that a checkpoint must hold, as plain JSON values."""
+        """Return the state that a checkpoint must hold, as plain JSON values."""
         ...
 
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -285,7 +288,7 @@ class Regime(Protocol):
 
 
 def lacks_of_regime(found: object) -> str:
-    """The first part of `Regime` that a class, or an object, does not have or has in another form; "" for none."""
+    """Return the first part of `Regime` that a class or an object lacks, or has in another form; "" for none."""
     is_class = isinstance(found, type)
     if is_class and hasattr(found, "__getattr__"):  # its objects may have anything
         return ""
@@ -298,7 +301,7 @@ def lacks_of_regime(found: object) -> str:
 
 
 def check_absorbed(absorbed: object, components: Sequence[Component]) -> None:
-    """Raises PluginError for what a learner cannot train on; regimes of mrl never give that."""
+    """Raises PluginError for a result of `absorb` that a learner cannot train on; regimes of mrl never return one."""
     names = sorted(component.name for component in components)
 
     def refused(got: object, wanted: str) -> PluginError:
@@ -320,12 +323,12 @@ def _is_called_alike(found: object, name: str, wanted: Callable[..., Any]) -> bo
     if not isinstance(found, type):
         del given[0]  # the object, which is bound
     elif not inspect.isfunction(inspect.getattr_static(found, name, None)):
-        return True  # whether it takes an object shows in the object that is built
+        return True  # its signature is checked on the object, once that is built
     named = {one.name: None for one in given if one.kind is one.KEYWORD_ONLY}
     try:
         inspect.signature(own).bind(*[None] * (len(given) - len(named)), **named)
     except TypeError:
         return False
-    except ValueError:  # one written in C may not tell
+    except ValueError:  # a function written in C may have no signature
         return True
     return True

@@ -1,7 +1,7 @@
-"""The regimes by name: checking and building what the `[sharing]` table of a run asks for.
+"""The regimes by name: checks of the `[sharing]` table of a run, and building of the regime that it names.
 
 [sharing]
-regime = "sgt"          which regime runs
+regime = "sgt"          name of the regime that runs
 [sharing.sgt]           parameters of that regime; tables of other regimes may stand beside it
 lambda = 0.3
 """
@@ -39,27 +39,29 @@ from mrl.sharing.xgrpo import XgrpoParameters, XgrpoRegime
 
 
 class RegimeKind(NamedTuple):
-    """One regime: its typed table, the function that builds it, and what the configuration must know of it."""
+    """One regime: its typed table, the function that builds it, and what a configuration is checked by."""
 
     parameters: type[Table]
     build: Callable[[Any, SharingContext], Regime]
     carries_text: bool = True
-    """Whether policies read each other's texts in own tokens, so that tokenizers are aligned. Turns of episodes that
-    are said anew are not."""
+    """Whether policies read each other's texts in own tokens, so that tokenizers are aligned. False where only turns of
+    episodes cross that are written anew."""
     learns_of_uniform_groups: bool = False
-    """Whether the regime uses own groups whose answers all have one reward. Dynamic sampling drops these."""
+    """Whether the regime uses own groups whose answers all have one reward. Dynamic sampling drops these groups."""
     carries_episodes: bool = False
     """Whether the regime shares answers of several turns."""
     takes_voted_rewards: bool = False
-    """Whether workers publish nothing that rewards decide, so that these may come late: by the collective's vote."""
+    """Whether nothing that workers publish depends on rewards, so that rewards may come late: by the collective's
+    vote."""
     replays: tuple[RecordKind, ...] = ()
-    """Kinds of records that it can read of a run that ended (`sharing.replay`); empty where it can read none."""
+    """Kinds of records that the regime can read of a run that ended (`sharing.replay`); empty where it can read
+    none."""
     goes_on_in_episodes: bool = False
-    """Whether own episodes begin where those of peers had come: then all tasks have several turns, and environments
-    say the same again."""
+    """Whether own episodes go on from states that peers had reached: then all tasks need several turns, and
+    environments that say the same again."""
     teachers_of: Callable[[Any, str, Sequence[str]], tuple[str, ...]] = lambda parameters, policy, policies: ()
-    """(Its parameters, a policy, all policies) -> the policies that score texts of that one.
-    What a teacher says stands in a clip of tokens, so the objective of a policy with a teacher needs one."""
+    """(Parameters of the regime, a policy, all policies) -> the policies that score texts of that policy. A teacher's
+    score enters a clip of token ratios, so the objective of a policy with a teacher needs such a clip."""
     reuses: bool = False
     """Whether the rows of an own group follow from the group alone, so that it may be absorbed again in later steps
     (`learner.reuse_share`)."""
@@ -105,11 +107,12 @@ REGIMES: dict[str, RegimeKind] = {
         teachers_of=CopdParameters.teachers_of,
     ),
 }
-"""Every regime of mrl; a new one is added here and nowhere else. Those of other packages are plug-ins."""
+"""Name -> every regime of mrl; a new one is added here and nowhere else. Regimes of other packages are plug-ins."""
 
 
 def regime_kind(table: Mapping[str, Any], where: str = "") -> RegimeKind:
-    """The regime that the `[sharing]` table in `where` names: one of `REGIMES`, else a plug-in, a `RegimeKind` too.
+    """Return the regime that the `[sharing]` table in `where` names: one of `REGIMES`, else a plug-in, a `RegimeKind`
+    too.
 
     Raises PluginError for a name that means neither.
     """
@@ -123,7 +126,9 @@ def regime_kind(table: Mapping[str, Any], where: str = "") -> RegimeKind:
 
 
 def build_regime(table: Mapping[str, Any], context: SharingContext) -> Regime:
-    """The regime of one policy. Raises ConfigError as `check_sharing` does, PluginError for one that is none."""
+    """Build the regime of one policy. Raises ConfigError as `check_sharing` does, PluginError for a plug-in that is no
+    regime.
+    """
     kind, parameters = regime_kind(table), check_sharing(table, "")
     regime = (kind.build if _name(table) in REGIMES else partial(_of_plugin, kind))(parameters, context)
     if not context.voted:
@@ -132,7 +137,7 @@ def build_regime(table: Mapping[str, Any], context: SharingContext) -> Regime:
 
 
 def shares(table: Mapping[str, Any]) -> bool:
-    """Whether policies hear of each other at all under this `[sharing]` table."""
+    """Whether policies share anything under this `[sharing]` table."""
     return _name(table) != "independent"
 
 
@@ -142,21 +147,24 @@ def aligns(table: Mapping[str, Any]) -> bool:
 
 
 def replayed_kinds(table: Mapping[str, Any]) -> tuple[RecordKind, ...]:
-    """Kinds of records that are read of a run that ended, under this `[sharing]` table; empty where none are."""
+    """Return the kinds of records that are read of a run that ended, under this `[sharing]` table; empty where none
+    are.
+    """
     return regime_kind(table).replays if REPLAY in table else ()
 
 
 def scorers(table: Mapping[str, Any], policies: Mapping[str, PolicyTable]) -> frozenset[str]:
-    """The policies whose engines score texts of learning policies, under this `[sharing]` table."""
+    """Return the policies whose engines score texts of learning policies, under this `[sharing]` table."""
     learning = [name for name, policy in policies.items() if not policy.frozen]
     return frozenset(teacher for name in learning for teacher in _teachers_of(table, name, policies))
 
 
 def check_sharing(table: Mapping[str, Any], where: str) -> Table:
-    """The typed parameters of the regime that the `[sharing]` table in `where` names. Every sub-table is checked.
+    """Return the typed parameters of the regime that the `[sharing]` table in `where` names. Every sub-table is
+    checked.
 
-    Those of plug-ins that do not run may stand there and are not looked at: nothing is imported for them.
-    Raises ConfigError for an unknown regime, an unknown key (with the nearest valid one) or a value out of bounds.
+    Sub-tables of plug-ins that do not run are allowed and not looked at: nothing is imported for them. Raises
+    ConfigError for an unknown regime, an unknown key (with the nearest valid one) or a value out of bounds.
     """
     name = short_name(_name(table))
     kinds = REGIMES | {name: regime_kind(table, where)}
@@ -178,8 +186,8 @@ def check_sharing(table: Mapping[str, Any], where: str) -> Table:
 def check_objectives(table: Mapping[str, Any], policies: Mapping[str, PolicyTable], where: str) -> None:
     """Check that every policy learns by an objective that suits the regime of the `[sharing]` table in `where`.
 
-    Raises ConfigError for groups that dynamic sampling drops although the regime learns of them, and for an objective
-    without a clip of token ratios where the policy has a teacher.
+    Raises ConfigError where dynamic sampling drops groups of which the regime learns, and where a policy with a teacher
+    has an objective without a clip of token ratios.
     """
     name = _name(table)
     check_sharing(table, where)
@@ -204,8 +212,8 @@ def check_objectives(table: Mapping[str, Any], policies: Mapping[str, PolicyTabl
 
 
 def check_episodes(table: Mapping[str, Any], tasks: Mapping[str, TaskTable], where: str) -> None:
-    """Raises ConfigError where a task has an environment and the regime shares answers of one turn alone, or the other
-    way about.
+    """Raises ConfigError where a task has an environment and the regime shares no episodes, or where the regime goes on
+    in episodes and a task has none.
     """
     name = _name(table)
     if regime_kind(table, where).goes_on_in_episodes:
@@ -223,7 +231,7 @@ def check_episodes(table: Mapping[str, Any], tasks: Mapping[str, TaskTable], whe
 
 
 def check_votes(config: RunConfig, where: str) -> None:
-    """Raises ConfigError where answers are voted on and something would go by their rewards before the vote."""
+    """Raises ConfigError where answers are voted on and a setting needs their rewards before the vote."""
     voted = next((name for name, task in config.tasks.items() if task.is_voted), None)
     if voted is None:
         return
@@ -256,7 +264,7 @@ def check_votes(config: RunConfig, where: str) -> None:
 
 
 def check_reuse(config: RunConfig, where: str) -> None:
-    """Raises ConfigError where a policy trains on own groups again whose credit, or rewards, peers give it once."""
+    """Raises ConfigError where a policy trains again on own groups whose credit, or rewards, peers give only once."""
     policy = next((name for name in config.learning if config.policies[name].learner.reused_groups), None)
     if policy is None:
         return
@@ -281,12 +289,14 @@ def check_reuse(config: RunConfig, where: str) -> None:
 
 
 def goes_on_in_episodes(table: Mapping[str, Any]) -> bool:
-    """Whether own episodes begin where those of peers had come, under this `[sharing]` table."""
+    """Whether own episodes go on from states that peers had reached, under this `[sharing]` table."""
     return regime_kind(table).goes_on_in_episodes
 
 
 def sharing_schema() -> dict[str, Any]:
-    """JSON schema of the `[sharing]` table: the regime's name and one sub-table per regime; any for a plug-in's."""
+    """Return the JSON schema of the `[sharing]` table: the regime's name and one sub-table per regime; any for a
+    plug-in's.
+    """
     tables = {name: kind.parameters.model_json_schema(by_alias=True) for name, kind in REGIMES.items()}
     regime = known_or_plugin(list(REGIMES)) | {
         "default": "independent",
@@ -299,8 +309,8 @@ def sharing_schema() -> dict[str, Any]:
 
 
 def _check_turns(name: str, tasks: Mapping[str, TaskTable], where: str) -> None:
-    """Raises ConfigError for a task whose answers have one turn, behind which nobody can go on, and for one of agents,
-    whose turns cannot be played again.
+    """Raises ConfigError for a task whose answers have one turn, after which nobody can go on, and for a task of
+    agents, whose turns cannot be played again.
     """
     for task, of_task in tasks.items():
         if of_task.source == "agent":
@@ -323,7 +333,7 @@ def _check_turns(name: str, tasks: Mapping[str, TaskTable], where: str) -> None:
 
 
 def _fault_of(found: object) -> str:
-    """What a plug-in has to be, where it is no regime."""
+    """Return what a plug-in has to be, where it is no regime; "" where it is one."""
     if not (isinstance(found, RegimeKind) and issubclass(found.parameters, Table) and callable(found.build)):
         return "a mrl.sharing.regimes.RegimeKind(parameters, build): parameters a mrl.config.table.Table"
     lacks = lacks_of_regime(found.build) if isinstance(found.build, type) else ""
@@ -331,7 +341,7 @@ def _fault_of(found: object) -> str:
 
 
 def _of_plugin(kind: RegimeKind, parameters: Table, context: SharingContext) -> Regime:
-    """What its constructor raises that is no UserError is told as the plug-in's fault."""
+    """Build the regime of a plug-in. Errors of its constructor other than UserError are told as the plug-in's fault."""
     where, name = "sharing.regime", getattr(kind.build, "__name__", kind.build)
     try:
         regime = kind.build(parameters, context)
@@ -370,7 +380,7 @@ def _name(table: Mapping[str, Any]) -> str:
 
 
 def _explain(mistake: ErrorDetails, name: str, kind: type[Table], where: str) -> ConfigError:
-    if not mistake["loc"]:  # keys that are right alone and wrong together
+    if not mistake["loc"]:  # each key is valid alone, and they contradict each other
         return ConfigError(f"sharing.{name}: {mistake['msg'].removeprefix('Value error, ')}", where=where)
     key = str(mistake["loc"][0])
     if mistake["type"] != "extra_forbidden":

@@ -5,8 +5,8 @@
                       └──▶ superseded   a newer, or equally new, own group had a success
 
 asked = hit + expired + superseded + pending, over all prompts that ever entered. Settled = hit or expired, not
-superseded: the hit rate says how often a peer helped where help was needed to the end. The hit rate from a source is
-the share of settled prompts that were settled by its success.
+superseded: the hit rate is the share of prompts that a peer helped, of those that needed help to the end. The hit rate
+from a source is the share of settled prompts that were settled by its success.
 """
 
 from collections import Counter
@@ -53,7 +53,7 @@ class PendingRescues:
         return list(self._failures)
 
     def failed(self, failure: Failure) -> None:
-        """Enter a failure. It replaces the one on the same prompt, unless that one is newer."""
+        """Enter a failure. It replaces the failure on the same prompt, unless that one is newer."""
         held = self._failures.get(failure.prompt_id)
         if held is not None and held.version > failure.version:
             return
@@ -81,13 +81,15 @@ class PendingRescues:
             self._drop(failure.prompt_id, "expired")
 
     def take_forgotten(self) -> list[str]:
-        """Prompts that have left the table since the last call and have not come back."""
+        """Return the prompts that have left the table since the last call and have not come back."""
         forgotten = [prompt_id for prompt_id in self._forget if prompt_id not in self._failures]
         self._forget.clear()
         return forgotten
 
     def take_counts(self) -> dict[str, float]:
-        """Metrics: what happened since the last call, what is pending, and the cumulative hit rates once defined."""
+        """Return metrics: the events since the last call, the pending prompts, and the cumulative hit rates once
+        defined.
+        """
         news = self._totals - self._reported
         self._reported = self._totals.copy()
         counts = {f"sharing/{name}_prompts": float(news[name]) for name in ("asked", "hit", "expired")}
@@ -99,7 +101,7 @@ class PendingRescues:
         return counts
 
     def state(self) -> dict[str, Any]:
-        """Everything as JSON values; failures as rows [prompt id, token ids, run epoch, step]."""
+        """Return everything as JSON values; failures as rows [prompt id, token ids, run epoch, step]."""
         rows = [
             [f.prompt_id, list(f.prompt_token_ids), f.version.run_epoch, f.version.step]
             for f in self._failures.values()

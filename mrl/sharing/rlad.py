@@ -1,11 +1,11 @@
-"""Reinforcement-aware distillation (RLAD, arXiv 2602.22495): a teacher's engine scores own answers, its opinion moves
-the trust region.
+"""Reinforcement-aware distillation (RLAD, arXiv 2602.22495): a teacher's engine scores own answers, and its log-probs
+move the trust region.
 
     r = (pi_theta / pi_old)^alpha (pi_theta / pi_teacher)^(1 - alpha),   in place of the ratio of the clipped objective
 
 The teacher is a frozen policy of the run or a live peer; with other tokens its log-probs are those of common spans,
 divided over own tokens. An answer that was not scored in time has the plain ratio: the policy's own objective, which
-has to clip ratios of tokens (grpo, dr_grpo, dapo). Groups that move nothing are not sent. Advantages are those of the
+has to clip ratios of tokens (grpo, dr_grpo, dapo). Groups without advantages are not sent. Advantages are those of the
 policy's own objective; the paper's have the population's deviation, which `objective.std_correction = 0` sets.
 
 Reads of a peer: log-probs of own answers (score records). On the wire, per prompt with a mixed group: to the teacher
@@ -61,26 +61,28 @@ class RladParameters(Table):
     """Longest wait of a batch for its scores; a synchronous run waits `run.sync_timeout_s` and ends without them."""
 
     def teachers_of(self, policy: str, policies: Sequence[str]) -> tuple[str, ...]:
-        """The policy that scores for `policy`, alone. Empty where nobody does, as for the teacher itself."""
+        """Return the policy that scores for `policy`, alone. Empty where nobody does, as for the teacher itself."""
         others = sorted(set(policies) - {policy})
         wanted = self.teacher or (others[0] if others else "")
         return (wanted,) if wanted in others else ()
 
 
 class _Asked(NamedTuple):
-    """A request about one own group."""
+    """An open request about one own group."""
 
     prompt_id: str
     teacher: str
     step: int
-    """Of the group's newest version."""
+    """Step of the group's newest version."""
 
 
 class ScoreReader:
-    """Asks teachers for the scores of own groups, and keeps what they say until the groups are trained."""
+    """The part of a regime that asks teachers for the scores of own groups, and keeps the scores until the groups are
+    trained.
+    """
 
     num_units = 0
-    """Units that teachers are asked to tell of each place."""
+    """Units that teachers are asked to tell for each place."""
 
     def __init__(self, context: SharingContext, teachers: Sequence[str], patience: Patience) -> None:
         self.context = context
@@ -91,7 +93,8 @@ class ScoreReader:
             self.asking = Asking(("score",), SCORES_PER_ASK, None, scorer=", ".join(teachers))
             self.patience = patience
         self._open: dict[str, _Asked] = {}
-        """By request. Those about groups that were dropped go once these are too stale to be trained on."""
+        """Request id -> open request. Requests about groups that were dropped are closed once these are too stale to be
+        trained on."""
         self._newest_step = 0
         self._scores: dict[str, ScoreRecord] = {}
         self._forget: dict[str, None] = {}
@@ -99,12 +102,14 @@ class ScoreReader:
         self._totals: Counter[str] = Counter()
 
     def teacher_of(self, group: ScoredGroup) -> str | None:
-        """The teacher that is asked about a group, by what worker and learner both know of it; None for nobody."""
+        """Return the teacher that is asked about a group, None for nobody; from what worker and learner both know of
+        the group.
+        """
         raise NotImplementedError
 
     def publish(self, group: ScoredGroup, author: Author) -> list[ExperienceRecord]:
-        """A request to score the group. One without a teacher, with an oversized text, or with no text that crosses is
-        not sent.
+        """Return a request to score the group; none for a group without a teacher, with an oversized text, or with no
+        text that crosses.
         """
         teacher = self._scorer_of(group)
         if teacher is None:
@@ -120,7 +125,7 @@ class ScoreReader:
         ]
 
     def asks(self, group: ScoredGroup) -> list[str]:
-        """The prompt of a group that was sent to the teacher."""
+        """Return the prompt of a group that was sent to a teacher."""
         teacher = self._scorer_of(group)
         if teacher is None:
             return []
@@ -132,7 +137,7 @@ class ScoreReader:
         return [group.prompt_id]
 
     def awaited(self) -> list[str]:
-        """Prompts whose groups have no scores yet."""
+        """Return the prompts whose groups have no scores yet."""
         return list(dict.fromkeys(one.prompt_id for name, one in self._open.items() if name not in self._scores))
 
     def hear(self, received: Sequence[Received], *, step: int) -> None:
@@ -149,12 +154,12 @@ class ScoreReader:
                 self._scores[record.request_id] = record
 
     def is_settled(self, group: ScoredGroup) -> bool:
-        """Whether the scores of `group` are there. A group that was never sent is settled."""
+        """Whether the scores of `group` have arrived. A group that was never sent is settled."""
         request = request_id(self.context.policy, group.ticket)
         return request not in self._open or request in self._scores
 
     def state(self) -> dict[str, Any]:
-        """The totals behind the cumulative rate. Open groups are sampled again."""
+        """Return the totals behind the cumulative rate. Open groups are sampled again."""
         return {"totals": dict(self._totals)}
 
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -164,9 +169,9 @@ class ScoreReader:
     def with_scores(
         self, rows: list[TrainingExample], group: ScoredGroup, counts: Counter[str]
     ) -> list[TrainingExample]:
-        """The own rows of a group, with the teacher's log-probs where it was asked and gave sound ones.
+        """Return the own rows of a group, with the teacher's log-probs where it was asked and gave sound ones.
 
-        Its request is closed: each group is read once.
+        The group's request is closed: each group is read once.
         """
         request = request_id(self.context.policy, group.ticket)
         record = self._scores.get(request)
@@ -194,7 +199,9 @@ class ScoreReader:
         return scored
 
     def absorbed(self, examples: list[TrainingExample], lengths: list[int], counts: Counter[str]) -> Absorbed:
-        """A step of own rows without those that are masked; `lengths` in tokens of all that are not."""
+        """Return a step of own rows without the masked ones; `lengths` are the tokens of every answer that is not
+        masked.
+        """
         return Absorbed(
             [row for row in examples if row.weights.any()],
             {POLICY_GRADIENT: self.context.objective.denominator(lengths)},
@@ -218,14 +225,16 @@ class ScoreReader:
             self._forget[asked.prompt_id] = None
 
     def _take_forgotten(self) -> list[str]:
-        """Prompts of requests that were closed since the last call. Prompts with another open request are left out."""
+        """Return the prompts of requests that were closed since the last call, without prompts that have another open
+        request.
+        """
         still_open = {asked.prompt_id for asked in self._open.values()}
         forgotten = [prompt_id for prompt_id in self._forget if prompt_id not in still_open]
         self._forget.clear()
         return forgotten
 
     def _values(self, counts: Counter[str]) -> dict[str, float]:
-        """Metrics of a step with these counts of rows."""
+        """Return the metrics of a step with these counts of rows."""
         ignored, self._ignored = self._ignored, Counter()
         self._totals.update(asked=counts["asked"], scored=counts["scored"])
         values = {f"sharing/{name}_rows": float(count) for name, count in counts.items()}
@@ -236,7 +245,7 @@ class ScoreReader:
 
 
 class RladRegime(ScoreReader):
-    """Own rows with a teacher's log-probs."""
+    """Trains on own rows with a teacher's log-probs."""
 
     def __init__(self, parameters: RladParameters, context: SharingContext) -> None:
         teachers = parameters.teachers_of(context.policy, context.others)
@@ -245,11 +254,11 @@ class RladRegime(ScoreReader):
         self.components = (context.objective.component(term=_term(parameters, context) if teachers else None),)
 
     def teacher_of(self, group: ScoredGroup) -> str | None:
-        """The one teacher. A group that moves nothing has none."""
+        """Return the one teacher; None for a group whose advantages are all 0."""
         return self.teachers[0] if own_advantages(group, self.context.objective).any() else None
 
     def absorb(self, groups: Sequence[ScoredGroup], *, step: int, rng: np.random.Generator) -> Absorbed:
-        """Own rows. Rows of scored answers have the teacher's log-probs."""
+        """Return own rows; rows of scored answers have the teacher's log-probs."""
         counts: Counter[str] = Counter(asked=0, scored=0, absent=0, unscored=0)
         examples: list[TrainingExample] = []
         lengths: list[int] = []
@@ -261,25 +270,25 @@ class RladRegime(ScoreReader):
 
 
 def _fits(record: ScoreRecord, group: ScoredGroup) -> bool:
-    """Whether the record has what was asked for about the group, by its numbers."""
+    """Whether the record has as many scores, and units, as were asked for about the group."""
     wanted = num_scores(group.answers)
     return len(record.scores) == wanted and (record.units is UNSET or len(record.units) == wanted)
 
 
 def _given(answer: Answer) -> GivenAnswer:
-    """An own answer as it is sent to a teacher."""
+    """Return an own answer in the form that is sent to a teacher."""
     if not answer.segments:
         return GivenAnswer(completion=answer.completion, finish_reason=answer.finish_reason)
     return GivenAnswer(completion=b"", finish_reason=last_reason(answer), turns=shared_turns(answer))
 
 
 def request_id(policy: str, ticket: str) -> str:
-    """The id of the request about one group. Its worker and its learner both know it."""
+    """Return the id of the request about one group. Its worker and its learner both know it."""
     return f"{policy}:{ticket}:score"
 
 
 def _term(parameters: RladParameters, context: SharingContext) -> Trrd:
-    """The term of own rows: the policy's own clips with the teacher's ratio."""
+    """Return the term of own rows: the policy's own clips with the teacher's ratio."""
     own = context.objective.term
     assert clips_tokens(own), "others are refused before a run starts"
     return Trrd(

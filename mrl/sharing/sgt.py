@@ -8,9 +8,9 @@
 y* is the peer's text in own tokens, closed by the own EOS when the peer ended it itself. The normaliser Z is a choice
 of this code. "prompts" counts the prompts sampled for the batch: those of its own groups, and those of groups that
 dynamic sampling has dropped. "rescues" counts its rescued prompts, older failures included. "tokens" counts the
-tokens of its rescues, which then weigh alike in short and long ones. Policies run asynchronously, so a success may come
-after the failure that it answers: `rescues` says how a failure waits and how it is settled. A success that was verified
-before the failure lies in the exchange's memory, and answers at once.
+tokens of its rescues, which then weigh alike in short and long rescues. Policies run asynchronously, so a success may
+come after the failure that it answers: `mrl.sharing.rescues` says how a failure waits and how it is settled. A success
+that was verified before the failure lies in the exchange's memory, and answers at once.
 
 Reads of a peer: verified texts (outcome records) on prompts that failed here. On the wire, per prompt with a success:
 about 360 bytes, one text, and 13 bytes per token (ids, lengths and log-probs, for the residual). Costs: one forward and
@@ -51,7 +51,8 @@ from mrl.sharing.rescues import Failure, PendingRescues
 RESCUE = "rescue"
 RECORDS_PER_ASK = 16
 DENOMINATORS: dict[str, DenominatorKind] = {"prompts": "prompts", "rescues": "prompts", "tokens": "tokens"}
-"""What the rescue component counts, by normaliser: prompts of own groups, prompts rescued, tokens of rescues."""
+"""Normaliser -> the unit that the rescue component counts: prompts of own groups, prompts rescued, tokens of
+rescues."""
 MAX_HEARD = 4096
 """Records kept for the next batch; the oldest go first."""
 
@@ -71,25 +72,25 @@ class SgtParameters(Table):
     lambda_: Annotated[float, Tuned((0.1, 0.3, 0.6, 1.0))] = Field(0.1, alias="lambda", ge=0, allow_inf_nan=False)
     """Coefficient of the rescue term."""
     normaliser: Annotated[Literal["prompts", "rescues", "tokens"], Tuned(("prompts", "rescues"))] = "prompts"
-    """What divides the rescue term: all prompts of the batch, its rescued prompts, or the tokens of its rescues."""
+    """Divisor of the rescue term: all prompts of the batch, its rescued prompts, or the tokens of its rescues."""
     gate_success_share: float = Field(0.0, ge=0, lt=1)
-    """A group counts as failed when at most this share of its answers succeeded; 0 asks that all failed."""
+    """A group counts as failed when at most this share of its answers succeeded; 0: all have to fail."""
     gate_age_versions: int = Field(8, ge=0)
-    """A failure is rescued only while the learner is at most this many versions past the one that failed."""
+    """A failure is rescued only while the learner is at most this many versions past the version that failed."""
     max_pending: int = Field(1024, ge=1)
-    """Failures that wait at once."""
+    """Most failures that wait at once; beyond that the least recent expires."""
     max_age_versions: int | None = Field(None, ge=0)
     """Peer successes older than this are ignored; without it any age is taken, since a verified text stays right."""
     successes_per_rescue: int = Field(1, ge=1, le=16)
-    """Distinct peer answers per rescued prompt; they share the weight of one."""
+    """Distinct peer answers per rescued prompt; together they weigh as one."""
     publish_per_group: int = Field(1, ge=1, le=16)
     """Distinct own successes per group that are published."""
     finished_only: bool = True
-    """Publish and use only answers that ended by themselves."""
+    """Whether only answers that ended by themselves are published and used."""
 
 
 class SgtRegime:
-    """The own objective on own groups, plus rescues."""
+    """Trains by the own objective on own groups, and imitates peers' successes as rescues."""
 
     patience: Patience | None = None
 
@@ -108,7 +109,7 @@ class SgtRegime:
         )
 
     def publish(self, group: ScoredGroup, author: Author) -> list[ExperienceRecord]:
-        """The first distinct successes; a group's answers are exchangeable, so the first is a uniform draw."""
+        """Return the first distinct successes; a group's answers are exchangeable, so the first is a uniform draw."""
         chosen: dict[bytes, Answer] = {}
         for answer in group.answers:
             if self._is_publishable(answer):
@@ -119,7 +120,7 @@ class SgtRegime:
         ]
 
     def asks(self, group: ScoredGroup) -> list[str]:
-        """The prompt of a group that failed. A group with a success settles an older failure on its prompt."""
+        """Return the prompt of a group that failed. A group with a success settles an older failure on its prompt."""
         if self.context.objective.drop_uniform_groups and group.is_uniform:
             self._droppable.add(group.ticket)
         passed = sum(answer.reward >= self.context.success_reward for answer in group.answers)
@@ -130,20 +131,20 @@ class SgtRegime:
         return [group.prompt_id]
 
     def awaited(self) -> list[str]:
-        """Prompts whose failure is pending."""
+        """Return the prompts whose failure is pending."""
         return self._pending.prompt_ids
 
     def hear(self, received: Sequence[Received], *, step: int) -> None:
-        """Note records for the next batch. A record that answers no failure then is counted and forgotten."""
+        """Note records for the next batch. A record that answers no failure at that time is counted and forgotten."""
         self._num_overflown += max(0, len(self._heard) + len(received) - MAX_HEARD)
         self._heard.extend(received)
 
     def is_settled(self, group: ScoredGroup) -> bool:
-        """Always true: a failure waits without its group."""
+        """Return true: a failure waits without its group."""
         return True
 
     def absorb(self, groups: Sequence[ScoredGroup], *, step: int, rng: np.random.Generator) -> Absorbed:
-        """Own rows, and the rescues that were heard.
+        """Return own rows, and the rescues that were heard.
 
         Without a rescue the rows are those of `IndependentRegime`, bit for bit, and `rng` is untouched.
         """
@@ -180,7 +181,7 @@ class SgtRegime:
         )
 
     def state(self) -> dict[str, Any]:
-        """The table of failures, the cumulative counts, and tickets of groups that dynamic sampling may drop."""
+        """Return the table of failures, the cumulative counts, and tickets of groups that dynamic sampling may drop."""
         return self._pending.state() | {"droppable": sorted(self._droppable)}
 
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -189,13 +190,13 @@ class SgtRegime:
         self._droppable = set(state["droppable"])
 
     def _take_dropped(self, groups: Sequence[ScoredGroup]) -> int:
-        """The number of groups since the last batch that dynamic sampling has kept out of `groups`."""
+        """Return the number of groups since the last batch that dynamic sampling has kept out of `groups`."""
         dropped = self._droppable - {group.ticket for group in groups}
         self._droppable.clear()
         return len(dropped)
 
     def _rescue_row(self, failure: Failure, answer: PeerTrace | PeerEpisode, *, rows_sharing: int) -> TrainingExample:
-        """The row of one rescue. It is a token mean, divided by the `rows_sharing` rescues of its prompt.
+        """Return the row of one rescue: a mean over tokens, divided by the `rows_sharing` rescues of its prompt.
 
         With the normaliser "tokens" every token counts 1.
         """
@@ -234,7 +235,7 @@ class SgtRegime:
         )
 
     def _take_usable(self, counts: Counter[str]) -> dict[str, list[Received]]:
-        """The records that answer a pending failure, by prompt in order of arrival."""
+        """Return the records that answer a pending failure, by prompt in order of arrival."""
         heard = list(self._heard)
         self._heard.clear()
         if self._num_overflown:
@@ -263,7 +264,7 @@ class SgtRegime:
         return "" if record.prompt_id in self._pending else "not_pending"
 
     def _choose(self, candidates: list[Received], rng: np.random.Generator, counts: Counter[str]) -> list[Success]:
-        """The successes of one rescue: distinct texts, drawn uniformly."""
+        """Return the successes of one rescue: distinct texts, drawn uniformly."""
         chosen: list[Success] = []
         texts: set[bytes] = set()
         for index in rng.permutation(len(candidates)):
@@ -281,7 +282,7 @@ class SgtRegime:
         return chosen
 
     def _read(self, record: OutcomeRecord | EpisodeRecord) -> PeerTrace | PeerEpisode:
-        """A peer's success in own tokens."""
+        """Return a peer's success in own tokens."""
         if isinstance(record, EpisodeRecord):
             return peer_episode(record, self.context.spelling)
         ((trace,),) = peer_traces([record], self.context, needs_trace=False)

@@ -1,7 +1,7 @@
-"""Scores of own answers by another policy, laid on the own tokens that were sampled. These are never cut anew.
+"""Scores of own answers by another policy, assigned to the own tokens that were sampled. These are never cut anew.
 
-Episodes are scored turn by turn. Of a turn in which the two families write calls otherwise, the content is laid on: own
-tokens behind it have no score, and what the teacher gave to its own spelling of the calls is dropped.
+Episodes are scored turn by turn. In a turn in which the two families write calls otherwise, only the content is
+assigned: own tokens after it have no score, and the teacher's log-probs of its own spelling of the calls are dropped.
 """
 
 import itertools
@@ -30,59 +30,61 @@ from mrl.sharing.peer_turns import is_written_alike, split_trace
 from mrl.sharing.regime import WITHHELD, ExaminedAnswer, Int32s
 
 UNSCORED = "unscored"
-"""The teacher could not express the text, or own ids do not stand for it."""
+"""Reason of a missing score: the teacher could not express the text, or own ids do not stand for it."""
 
 
 class TeacherTrace(NamedTuple):
-    """The score of one own answer of S sampled tokens, at K units a place."""
+    """The score of one own answer of S sampled tokens, with K units a place."""
 
     logprobs: Float32s
-    """[S] sum over the token's common span, in nats; NaN where the teacher says nothing, as of an end that it lacks."""
+    """[S] teacher's sum over the token's common span, in nats; NaN where it gave none, as for an end that it lacks."""
     spans: Int32s
-    """[S]"""
+    """[S] common span of each token."""
     aligned: AlignedBatch
-    """The same as one row. An end that only one side has is not in it: the row is flagged EOS_UNMAPPED, the own token
+    """The score as one row. An end that only one side has is not in it: the row is flagged EOS_UNMAPPED, the own token
     is left out, the teacher's is dropped."""
     units: NextUnits | None
-    """[S, K] what the teacher finds likeliest where a span is one token on both sides; None where it told nothing."""
+    """[S, K] units that the teacher finds likeliest, where a span is one token on both sides; None where it told
+    none."""
 
 
 class ExaminedScore(NamedTuple):
-    """The score of one own answer, and what the recorder knows of it."""
+    """The score of one own answer, and the same as the recorder gets it."""
 
     examined: ExaminedAnswer
     trace: TeacherTrace | None
-    """None for a score that is rejected."""
+    """The score on own tokens; None for a rejected score."""
 
 
 class _LaidOn(NamedTuple):
-    """An own answer, or one own turn, of T tokens. Its score of P tokens covers the first A of them in S spans."""
+    """An own answer, or own turn, of T tokens, with a score of P tokens that covers its first A tokens in S spans."""
 
     token_ids: Int32s
-    """[T]"""
+    """[T] own ids."""
     token_bytes: Int32s
-    """[T]"""
+    """[T] text bytes of every own token."""
     span_of_token: Int32s
-    """[A]"""
+    """[A] span of every own token that is scored."""
     told_logprobs: Float32s
-    """[P]"""
+    """[P] log-probs that the teacher gave its tokens, in nats."""
     told_bytes: Int32s
-    """[P]"""
+    """[P] text bytes of the teacher's tokens."""
     told_span: Int32s
-    """[P] -1 where it is dropped."""
+    """[P] span of every token of the teacher; -1 for dropped tokens."""
     num_spans: int
     flags: Flag
     units: NextUnits | None = None
 
     @property
     def span_logprob(self) -> Float64s:
-        """[S]"""
+        """[S] the teacher's log-prob of each span, in nats."""
         is_kept = self.told_span >= 0
         return sums_at(self.told_span[is_kept], self.told_logprobs[is_kept].astype(np.float64), self.num_spans)
 
 
 def teacher_traces(group: ScoredGroup, record: ScoreRecord, context: SharingContext) -> list[ExaminedScore]:
-    """The scores of the answers of an own group, one for each. The recorder hears of every one that was asked about.
+    """Return the scores of the answers of an own group, one for each. The recorder gets every answer that was asked
+    about.
 
     `record` has as many scores as `num_scores` says.
     """
@@ -107,7 +109,9 @@ def teacher_traces(group: ScoredGroup, record: ScoreRecord, context: SharingCont
 
 
 def num_scores(answers: Sequence[Answer]) -> int:
-    """Scores that a teacher gives to own answers: one to each, to an episode one for every own turn that crosses."""
+    """Return how many scores a teacher gives to own answers: one to each, and to an episode one for every own turn that
+    crosses.
+    """
     turns = [[] if answer.is_unsayable else answer.segments for answer in answers]
     return sum(sum(segment.is_sampled for segment in of_answer) or 1 for of_answer in turns)
 
@@ -119,9 +123,10 @@ def teacher_trace(
     receiver: Receiver,
     units: Sequence[ToldUnits | None] = (),
 ) -> TeacherTrace | Rejected | None:
-    """The scores of one own answer, aligned with its own tokens; `units` are there for each of them, or for none.
+    """Return the scores of one own answer, aligned with its own tokens; `units` are there for each score, or for none.
 
-    None when the teacher could express nothing of it, or own ids do not stand for it; Rejected when a score lies.
+    None when the teacher could express nothing of the answer, or own ids do not stand for it; Rejected when a score is
+    wrong.
     """
     if answer.segments:
         parts = [_turn(own, score, fingerprint, receiver) for own, score in zip(own_turns(answer), scores, strict=True)]
@@ -158,7 +163,7 @@ def _whole(answer: Answer, score: TokenTrace | None, fingerprint: str, receiver:
 
 
 def _turn(own: OwnTurn, score: TokenTrace | None, fingerprint: str, receiver: Receiver) -> _LaidOn | Rejected:
-    """The score of one own turn: of all of it where both write it alike, else of its content."""
+    """Return the score of one own turn: of all of it where both policies write it alike, else of its content."""
     text = receiver.completion_bytes(own.token_ids)
     if score is None or not own.token_ids.size:
         return _silent(own.token_ids, receiver)
@@ -170,7 +175,7 @@ def _turn(own: OwnTurn, score: TokenTrace | None, fingerprint: str, receiver: Re
 
 
 def _common(text: bytes, content: bytes) -> bytes:
-    """What both begin with; less than the content where the text is no valid UTF-8."""
+    """Return the bytes with which both begin; fewer than the content's where the text is no valid UTF-8."""
     both = zip(text, content, strict=False)
     return text[: next((place for place, (one, other) in enumerate(both) if one != other), len(content))]
 
@@ -187,7 +192,7 @@ def _believed(text: bytes, score: TokenTrace, finish_reason: FinishReason, finge
 
 
 def _with_units(part: _LaidOn | Rejected, told: ToldUnits, receiver: Receiver) -> _LaidOn | Rejected:
-    """The part with units where a span is one token on both sides: there both policies stood at the same choice."""
+    """Return the part with units at spans of one token on both sides: there both policies faced the same choice."""
     if isinstance(part, Rejected) or not part.num_spans:
         return part
     units = read_units(told, part.told_span.size, receiver, end_id=_own_end(part.token_ids, receiver))
@@ -203,8 +208,8 @@ def _with_units(part: _LaidOn | Rejected, told: ToldUnits, receiver: Receiver) -
 
 
 def _own_end(own_ids: Int32s, receiver: Receiver) -> int | None:
-    """The end of an own answer. Where it was cut, and could have had one of several, none stands for all of them: they
-    are left to the rest, and so is the teacher's.
+    """Return the end of an own answer. Where the answer was cut and could have had one of several ends, none stands for
+    all of them: own ends are left to the rest, and so is the teacher's.
     """
     last, ends = int(own_ids[-1]), receiver.eos_ids
     if last in ends:
@@ -213,13 +218,15 @@ def _own_end(own_ids: Int32s, receiver: Receiver) -> int | None:
 
 
 def _silent(own_ids: Int32s, receiver: Receiver) -> _LaidOn:
-    """Own tokens of which the teacher says nothing."""
+    """Return own tokens to which the teacher gives no score."""
     none, no_logprobs = np.zeros(0, np.int32), np.zeros(0, np.float32)
     return _LaidOn(own_ids, _lengths(own_ids, receiver), none, no_logprobs, none, none, 0, Flag(0))
 
 
 def _lay_on(own_ids: Int32s, told: PeerAnswer, receiver: Receiver) -> _LaidOn:
-    """A score of the same text. An end on both sides is one virtual byte. An own end alone has no score."""
+    """Return own tokens with a score of the same text. An end on both sides is one virtual byte. An own end alone has
+    no score.
+    """
     own_lengths, num_own, num_told = _lengths(own_ids, receiver), len(own_ids), len(told.byte_lengths)
     has_own_end = int(own_ids[-1]) in receiver.eos_ids
     lengths, told_lengths = own_lengths.copy(), told.byte_lengths.copy()
@@ -235,7 +242,9 @@ def _lay_on(own_ids: Int32s, told: PeerAnswer, receiver: Receiver) -> _LaidOn:
 
 
 def _lay_on_content(own_ids: Int32s, content: PeerAnswer | None, unsaid: PeerAnswer, receiver: Receiver) -> _LaidOn:
-    """A score of a turn whose `content` alone both write alike: up to the last place where both cut it."""
+    """Return own tokens of a turn with the score of its `content`, which alone both write alike: up to the last place
+    where both cut it.
+    """
     own_lengths = _lengths(own_ids, receiver)
     lengths = np.zeros(0, np.int32) if content is None else content.byte_lengths
     own_ends, ends = np.cumsum(own_lengths), np.cumsum(lengths)
@@ -258,7 +267,7 @@ def _joined(first: PeerAnswer, second: PeerAnswer) -> PeerAnswer:
 def _laid(
     own_ids: Int32s, own_lengths: Int32s, told: PeerAnswer, lengths: Int32s, told_lengths: Int32s, *, flags: Flag
 ) -> _LaidOn:
-    """The first tokens of both sides, of these `lengths`, in common spans; the score's others are dropped."""
+    """Return the first tokens of both sides, of these `lengths`, in common spans; drop the score's other tokens."""
     spans = align_batch(
         told_lengths, offsets_of(np.array([told_lengths.size])), lengths, offsets_of(np.array([lengths.size]))
     )
@@ -274,7 +283,7 @@ def _lengths(own_ids: Int32s, receiver: Receiver) -> Int32s:
 
 
 def _book(parts: Sequence[_LaidOn]) -> AlignedBatch:
-    """The parts end to end as one row. Own tokens without a span are not in it."""
+    """Return the parts end to end as one row. Own tokens without a span are not in it."""
     own_ids = np.concatenate([part.token_ids[: len(part.span_of_token)] for part in parts])
     own_bytes = np.concatenate([part.token_bytes[: len(part.span_of_token)] for part in parts])
     before = offsets_of(np.array([part.num_spans for part in parts])).astype(np.int32)

@@ -1,4 +1,4 @@
-"""Cross-policy baselines (XGRPO, arXiv 2605.07244): own rows only, measured against what peers reach on the prompt.
+"""Cross-policy baselines (XGRPO, arXiv 2605.07244): own rows only, measured against peers' rewards on the prompt too.
 
     A_i  = (r_i - mu) / (sigma + 1e-6),   mu = (1 - w) mean(own) + w mean(peers),   sigma = std of all rewards, pooled
 
@@ -6,15 +6,14 @@
     pooled          w = share of the peers' answers: mu is the mean of all rewards
     peer_only       w = 1
     rescaled        pooled, a peer's rewards times omega = P(own) / P(peer), the ratio of running mean rewards (HACPO),
-                    both counted from the least one where rewards are negative
+                    all counted from the least of them where rewards are negative
     mean_only       pooled, without sigma
     leave_one_out   pooled, without the answer itself
 
 The paper's formulas are not published; these are a reconstruction. A prompt that no peer answered has the policy's own
 advantages. Where all own answers fail and a peer succeeds every advantage is negative: own failures are pushed down.
 
-Reads of a peer: the rewards of one group (value records). On the wire, per prompt: about 240
-bytes, and 9 per answer.
+Reads of a peer: the rewards of one group (value records). On the wire, per prompt: about 240 bytes, and 9 per answer.
 Costs: nothing; no text crosses, so nothing is aligned and nothing is lost.
 """
 
@@ -43,9 +42,9 @@ class XgrpoParameters(PeerGroupParameters):
     """The `[sharing.xgrpo]` table."""
 
     baseline: Annotated[Baseline, Tuned(("pooled", "rescaled", "mean_only", "leave_one_out"))] = "pooled"
-    """What an own reward is measured against."""
+    """The baseline that an own reward is measured against."""
     peer_weight: float | None = Field(None, ge=0, le=1)
-    """Weight w of the peers' mean; without it, their share of the answers (1 for peer_only)."""
+    """Weight w of the peers' mean; without this key, their share of the answers (1 for peer_only)."""
     window_steps: int = Field(5, ge=1)
     """Steps over which the running mean rewards of "rescaled" are taken."""
 
@@ -59,7 +58,7 @@ class XgrpoParameters(PeerGroupParameters):
 
 
 class XgrpoRegime(PeerGroupReader):
-    """Own rows with advantages that peers' rewards have moved."""
+    """Trains on own rows, with advantages measured against peers' rewards too."""
 
     def __init__(self, parameters: XgrpoParameters, context: SharingContext) -> None:
         super().__init__("value", parameters, context)
@@ -68,12 +67,12 @@ class XgrpoRegime(PeerGroupReader):
         self._capabilities = Capabilities(window_steps=parameters.window_steps)
 
     def publish(self, group: ScoredGroup, author: Author) -> list[ExperienceRecord]:
-        """The rewards of every group, as the policy's own advantages are made of them."""
+        """Return the rewards of every group, as the policy's own advantages are computed from them."""
         rewards: list[float] = self.context.objective.rewards(group).tolist()
         return [ValueRecord(**author.tags(group), rewards=rewards)]
 
     def absorb(self, groups: Sequence[ScoredGroup], *, step: int, rng: np.random.Generator) -> Absorbed:
-        """Own rows. The advantages of a group that peers answered are measured against their rewards too."""
+        """Return own rows. The advantages of a group that peers answered are measured against their rewards too."""
         heard = [self._rewards_by_peer(group.prompt_id) for group in groups]
         objective = self.context.objective
         own_rewards = [float(reward) for group in groups for reward in objective.rewards(group)]
@@ -88,7 +87,7 @@ class XgrpoRegime(PeerGroupReader):
         )
 
     def state(self) -> dict[str, Any]:
-        """The capability windows, and the totals behind the cumulative rates."""
+        """Return the windows of mean rewards, and the totals behind the cumulative rates."""
         return super().state() | {"capabilities": self._capabilities.state()}
 
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -128,10 +127,11 @@ def cross_advantages(
     std_correction: int = 1,
     divide: bool = True,
 ) -> Float32s:
-    """[G] advantages of own rewards, measured against the rewards of peers ([G_m] each). The module has the formulas.
+    """Return [G] advantages of own rewards, measured against the rewards of peers ([G_m] each) by the module's
+    formulas.
 
     All rewards equal give exact zeros, whatever the scales. The standard deviation is that of the rewards as they are,
-    not rescaled; without `divide`, as in "mean_only", there is none.
+    not rescaled; without `divide`, as in "mean_only", nothing is divided by it.
     """
     pooled = np.concatenate([own_G, *peers])
     if np.all(pooled == pooled[0]):
@@ -142,7 +142,7 @@ def cross_advantages(
         num_own -= 1
         own_mean_G = (own_G.sum() - own_G) / max(1, num_own)
     share = 1.0 if baseline == "peer_only" else len(theirs) / (num_own + len(theirs))
-    weight = share if peer_weight is None or not num_own else peer_weight  # without own others, the peers' mean alone
+    weight = share if peer_weight is None or not num_own else peer_weight  # a group of one, left out: the peers' mean
     centred_G = own_G - ((1 - weight) * own_mean_G + weight * theirs.mean())
     if baseline == "mean_only" or not divide:
         return np.asarray(centred_G, dtype=np.float32)
@@ -152,7 +152,7 @@ def cross_advantages(
 def _rewards_by_policy(
     policy: str, own_rewards: Sequence[float], heard: Sequence[Mapping[str, Sequence[float]]]
 ) -> dict[str, list[float]]:
-    """All rewards of the step by policy."""
+    """Return all rewards of the step by policy."""
     rewards: defaultdict[str, list[float]] = defaultdict(list)
     rewards[policy] += own_rewards
     for by_peer in heard:

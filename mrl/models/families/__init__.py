@@ -1,1 +1,1 @@
-"""Families of models whose turns and tool calls the package `renderers` knows, beside what chat templates tell."""
+"""Model families whose turns and tool calls the package `renderers` knows, beyond what chat templates tell."""

@@ -1,6 +1,7 @@
-"""Tool calls that the package `renderers` reads: held against the family's tags before, and of the tools' types after.
+"""Tool calls as the package `renderers` reads them, checked by the family's tags before and given the tools' types
+after.
 
-Families that write arguments between tags say the text "7" and the number 7 alike. Their calls are looked through once
+Families that write arguments between tags write the text "7" and the number 7 alike. Their calls are checked once
 before the package reads them: its patterns pass over tags that are not closed, and take long for many of them.
 """
 
@@ -11,19 +12,20 @@ from typing import Any, NamedTuple
 from mrl.records.canonical_json import parse_json
 
 Tools = Sequence[Mapping[str, Any]]
-"""As chat templates take them, with JSON schemas."""
+"""Tools as chat templates take them, with JSON schemas."""
 
 PYTHON = {"True": True, "False": False, "None": None}
-"""What templates of some families make of values, Qwen3.5's among them, and policies learn to write."""
+"""Spellings of values by templates of some families, Qwen3.5's among them, which policies learn to write."""
 KINDS = {str: "string", bool: "boolean", int: "integer", float: "number", list: "array", dict: "object"}
-"""Of values of JSON, beside null, as schemas name them."""
+"""Python type -> the name that schemas give to its JSON values; null is apart."""
 ANY = frozenset({*KINDS.values(), "null"})
 
 _TAG = re.compile(r'<(/?)(?:(function|parameter|invoke|arg_key|arg_value)(=|>| name="))')
 _NAME = re.compile(r'[^<>"\n]+"?>')
 _LETTERS = {"function": "F", "parameter": "P", "invoke": "I", "arg_key": "K", "arg_value": "V"}
 _BLOCK = re.compile(r"(?:F(?:P[^Pp]*p)*f?)?|(?:I(?:P[^Ppi]*p)*i)*|(?:K[^Kk]*kV[^Vv]*v)*")
-"""The tags of one call, or of several of MiniMax; a text may hold tags of other kinds than its own."""
+"""Tags of one whole call, or of several of MiniMax; the text of an argument may hold tags of other kinds than its
+own."""
 
 
 class FamilyCall(NamedTuple):
@@ -32,11 +34,11 @@ class FamilyCall(NamedTuple):
     name: str
     arguments: object
     fault: str
-    """Why it cannot be read, in a word or two; "" for a whole call."""
+    """Why the call cannot be read, in a word or two; "" for a whole call."""
 
 
 def tags_of(text: str) -> str:
-    """A letter for each tag: small for one that closes, "x" for one that begins and is none."""
+    """Return a letter for each tag: small for one that closes, "x" for a malformed tag."""
     return "".join(map(_letter, _TAG.finditer(text)))
 
 
@@ -46,7 +48,7 @@ def is_whole(block: str) -> bool:
 
 
 def for_package(tools: Tools) -> list[dict[str, Any]]:
-    """The tools with no more than the package asks for: their names, and which arguments stay text."""
+    """Return the tools with no more than the package asks for: their names, and which arguments stay text."""
     return [
         {
             "type": "function",
@@ -64,8 +66,10 @@ def for_package(tools: Tools) -> list[dict[str, Any]]:
 
 
 def read_call(call: Any, tools: Tools, *, is_tagged: bool) -> FamilyCall:
-    """A call as the package gives it, with arguments of types that the tool allows where the family does not tell."""
-    # Whether there is such a tool, the environment says.
+    """Return a call that the package read, with arguments of types that the tool allows where the family writes no
+    types.
+    """
+    # A call of an unknown tool is no fault here: the environment says which tools there are.
     fault = "" if call.status in ("ok", "unknown_tool") else call.status.replace("_", " ")
     arguments = call.arguments
     if is_tagged and isinstance(arguments, dict) and call.status in ("ok", "invalid_json"):
@@ -91,7 +95,7 @@ def _letter(tag: re.Match[str]) -> str:
 
 
 def _arguments(tool: Mapping[str, Any]) -> dict[str, frozenset[str]]:
-    """Argument of a tool -> kinds of JSON that its schema allows."""
+    """Return argument of a tool -> JSON types that its schema allows."""
     parameters = tool["function"].get("parameters")
     properties = parameters.get("properties") if isinstance(parameters, dict) else None
     if not isinstance(properties, dict):
@@ -100,7 +104,9 @@ def _arguments(tool: Mapping[str, Any]) -> dict[str, frozenset[str]]:
 
 
 def _kinds(schema: object, root: Mapping[str, Any], seen: set[str]) -> set[str]:
-    """Kinds that a schema allows; a reference in `seen` adds none. All of them for what is not understood."""
+    """Return the JSON types that a schema allows; a reference in `seen` adds none. All of them for a schema that is not
+    understood.
+    """
     if not isinstance(schema, dict):
         return set(ANY)
     if isinstance(name := schema.get("$ref"), str):
@@ -124,8 +130,10 @@ def _kind(value: object) -> str:
 
 
 def _typed(text: str, kinds: frozenset[str]) -> object:
-    """What a text between tags says: a value of another kind where it reads as one that is allowed, else itself."""
-    if "string" not in kinds:  # what is JSON the package has read
+    """Return the value of a text between tags: as another type where it reads as one that is allowed, else the text
+    itself.
+    """
+    if "string" not in kinds:  # the package has read it already where it is JSON
         return PYTHON.get(text, text)
     try:
         value = PYTHON[text] if text in PYTHON else parse_json(text)

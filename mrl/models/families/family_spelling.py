@@ -1,9 +1,10 @@
-"""The turns of a policy that names its family: by its chat template, and by the package `renderers` where that ends.
+"""The turns of a policy that names its family: by its chat template, and by the package `renderers` where the template
+has no bridge.
 
-The template stays what everything is held against. `check` proves on conversations that both say the same, token by
-token; where the template has a bridge, it is that one. Where it has none, the package gives it: what the policy sampled
-has to stand before it unchanged, and behind a turn as the family writes it the bridge has to be what a whole rendering
-has there.
+The template is the reference. `check` proves on conversations that template and package write the same, token by token.
+Where the template has a bridge, that bridge is used. Where it has none, the package gives one: the policy's sampled
+tokens have to stand before it unchanged, and after a turn as the family writes it the bridge has to equal the same part
+of a whole rendering.
 """
 
 import contextlib
@@ -29,18 +30,20 @@ PROOFS: dict[str, tuple[Message, tuple[Mapping[str, Any], ...]]] = {
     "user": (Message(role="assistant", content=TURN), ()),
     "tool": (Message(role="assistant", content="", tool_calls=(PROBE_CALL,)), (PROBE_TOOL,)),
 }
-"""Role of an answer -> the turn that it answers, and the tools that there are."""
+"""Role of an answer -> the turn that it answers and the tools, in the conversation by which the bridge is proved."""
 END_THOUGHT = {"gemma4": "<channel|>"}
-"""What ends reasoning, where it is another mark than that of most families."""
+"""Family -> the mark that ends reasoning, where it is not that of most families."""
 SHOWN_CHARS, BEFORE_CHARS = 30, 10
-"""Of a difference, and of what both say beside it."""
+"""Characters shown of a difference, and of the equal text beside it."""
 
 
 class FamilySpelling(TurnSpelling):
-    """Messages of episodes <-> ids of a policy whose family the package `renderers` knows."""
+    """Messages of episodes <-> ids, for a policy whose family the package `renderers` knows."""
 
     def __init__(self, folder: Path, prompt: PromptTable, *, eos_ids: Collection[int]) -> None:
-        """Raises what TurnSpelling and `renderer_of` do, and ModelFolderError for a model without a chat template."""
+        """Load tokenizer and renderer. Raises what TurnSpelling and `renderer_of` do, and ModelFolderError for a model
+        without a chat template.
+        """
         super().__init__(folder, prompt, eos_ids=eos_ids)
         self.family = prompt.family
         if not self.template:
@@ -51,19 +54,19 @@ class FamilySpelling(TurnSpelling):
             )
         self._renderer = renderer_of(self._tokenizer, self.family, prompt.template_options)
         self.thought_end = END_THOUGHT.get(self.family, END_REASONING)
-        """What ends reasoning, in which a call is none."""
+        """The mark that ends reasoning; a call within reasoning is none."""
         self.mark, self._is_tagged = "", False
-        """The token that begins tool calls; "" where they begin with none, or are not read back. Whether their
-        arguments stand between tags."""
+        """The token that begins tool calls; "" where they begin with none, or are not read back. `_is_tagged`: whether
+        their arguments stand between tags."""
         self._end_ids: dict[str, int] = {}
-        """Role of an answer that is bridged by the package -> the id that the family ends the turn before it with."""
+        """Role of an answer whose bridge the package gives -> the id with which the family ends the turn before it."""
         self._learn_calls()
 
     def check(self, *, has_tools: bool) -> None:
-        """Prove that template and package say the same, and that there is a bridge, as TurnSpelling does.
+        """Prove that template and package write the same, and that there is a bridge, as TurnSpelling does.
 
-        Raises ModelFolderError with the first difference, where neither has a bridge, and where sampling goes on behind
-        a turn that the family ends before an answer.
+        Raises ModelFolderError with the first difference, where neither has a bridge, and where sampling would go on
+        after the token with which the family ends a turn before an answer.
         """
         for role in ("user", *["tool"] * has_tools):
             if self._is_by_package(role) and self._eos_ids and (end := self._end_ids[role]) not in self._eos_ids:
@@ -77,7 +80,7 @@ class FamilySpelling(TurnSpelling):
 
     @cached_property
     def bridged(self) -> frozenset[str]:
-        """Roles to whose messages the template has no bridge, and the package one that was proved."""
+        """Roles to whose messages the template has no bridge, and the package has one that was proved."""
         found = set()
         for role in PROOFS:
             with contextlib.suppress(ModelFolderError):
@@ -85,14 +88,14 @@ class FamilySpelling(TurnSpelling):
         return frozenset(found)
 
     def bridge(self, turn_ids: Sequence[int], tool_calls: Sequence[ToolCall], messages: Sequence[Message]) -> Int32s:
-        """[B] as of TurnSpelling; by the package where it was proved, and the template has no bridge of its own."""
+        """Return [B] ids as TurnSpelling does; by the package where it was proved, and the template has no bridge."""
         if messages and {message.role for message in messages} <= self.bridged:
             names = [call.name for call in tool_calls] + [NAMELESS] * len(messages)
             told = [
                 msgspec.structs.replace(one, name=one.name or name) for one, name in zip(messages, names, strict=False)
             ]
             before, turn, end = self.opening([ASKED])[:1].tolist(), list(turn_ids), self._end_ids[messages[0].role]
-            # The family goes on from its own end of a turn alone: that stands behind a turn that ended otherwise.
+            # The package goes on only after the family's own end of a turn: it is added to a turn that ended otherwise.
             for said, added in ((turn, []), ([end], [end] * (turn[-1:] != [end]))):
                 found = self._by_package(before, said, told)
                 if found is not None:
@@ -101,9 +104,9 @@ class FamilySpelling(TurnSpelling):
         return super().bridge(turn_ids, tool_calls, messages)
 
     def calls(self, text: str, tools: Tools) -> list[FamilyCall]:
-        """The calls in a text that begins with one. `tools` (JSON schemas) say which arguments are texts.
+        """Return the calls in a text that begins with a call. `tools` (JSON schemas) say which arguments are texts.
 
-        No more than one beyond those that a turn may make.
+        At most one call more than a turn may make is returned.
         """
         blocks = [self.mark + part for part in text.split(self.mark)[1 : MAX_TURN_CALLS + 2]]
         whole = [block for block in blocks if not self._is_tagged or is_whole(block)]
@@ -119,7 +122,9 @@ class FamilySpelling(TurnSpelling):
         return read or [FamilyCall("", None, "no call")]
 
     def _is_by_package(self, role: str) -> bool:
-        """Whether the bridge to such an answer is the package's. Raises ModelFolderError where the proof fails."""
+        """Whether the package gives the bridge to an answer of this role. Raises ModelFolderError where the proof
+        fails.
+        """
         (turn, tools), answer = PROOFS[role], PROBE[role]
         given = {"tools": list(tools)} if tools else {}
         asked, chat = self._opening_chat([ASKED]), self._opening_chat([ASKED, turn, answer])
@@ -128,13 +133,13 @@ class FamilySpelling(TurnSpelling):
 
         start, end = _sampled(whole, len(chat) - 2)
         said, behind = self._decoded(whole.token_ids[start:end]), whole.token_ids[end:]
-        said = said.rpartition(END_REASONING)[2].lstrip("\n")  # what templates keep of earlier reasoning is their own
+        said = said.rpartition(END_REASONING)[2].lstrip("\n")  # templates treat earlier reasoning in their own ways
         wanted = said + self._decoded(behind)
         self._compare(self._rendered(chat, to_be_answered=True, **given), wanted, behind, is_whole=False)
         try:
             super().bridge([], turn.tool_calls, [answer])
         except ModelFolderError:
-            # What the family writes at the end of a turn is sampled, or stands in the bridge.
+            # The token with which the family ends a turn is either sampled or part of the bridge.
             turns = (whole.token_ids[start:end], whole.token_ids[start : end - 1])
             if not any(self._by_package(whole.token_ids[:start], one, [answer]) == whole.token_ids for one in turns):
                 raise
@@ -143,7 +148,7 @@ class FamilySpelling(TurnSpelling):
         return False
 
     def _by_family(self, chat: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]) -> Any:
-        """A conversation, to be answered, as the package renders it."""
+        """Return the package's rendering of a conversation, to be answered."""
         try:
             return self._renderer.render(list(chat), tools=list(tools) or None, add_generation_prompt=True)
         except Exception as error:
@@ -152,13 +157,17 @@ class FamilySpelling(TurnSpelling):
             raise ModelFolderError(what, where=where, got=got, cure="no family") from error
 
     def _compare(self, by_template: str, by_family: str, last_ids: list[int], *, is_whole: bool = True) -> None:
-        """Raises ModelFolderError unless both are one text, or end in one, with these ids at its end."""
+        """Raises ModelFolderError unless both texts are the same, or the first ends in the second, with these ids at
+        its end.
+        """
         is_one = by_template == by_family if is_whole else by_template.endswith(by_family)
         if not is_one or self._ids(by_template).tolist()[-len(last_ids) :] != last_ids:
             raise self._otherwise(by_template, by_family, step=1 if is_whole else -1)
 
     def _by_package(self, before: list[int], turn_ids: list[int], messages: Sequence[Message]) -> list[int] | None:
-        """All that the policy sees at its next turn; None unless that begins with what was there."""
+        """Return all ids that the policy sees at its next turn, by the package; None unless they begin with the ids
+        before.
+        """
         try:
             found = self._renderer.bridge_to_next_turn(before, turn_ids, as_chat(messages))
         except Exception:  # noqa: BLE001 - a turn that the package cannot go on from
@@ -182,7 +191,7 @@ class FamilySpelling(TurnSpelling):
             self.mark = ""
 
     def _ids_as_said(self, text: str) -> list[int]:
-        """Ids of a text that was sampled: letters that a tokenizer composes (NFC) stay as they were."""
+        """Return the ids of a sampled text, in which letters that a tokenizer composes (NFC) stay as they were."""
         backend = self._tokenizer.backend_tokenizer
         if not isinstance(normalizer := backend.normalizer, normalizers.NFC):
             return self._ids(text).tolist()
@@ -196,7 +205,7 @@ class FamilySpelling(TurnSpelling):
         return str(self._tokenizer.decode(list(token_ids), clean_up_tokenization_spaces=False))
 
     def _otherwise(self, by_template: str, by_family: str, *, step: int) -> ModelFolderError:
-        """With where they differ first, or, by a `step` of -1, last."""
+        """Return the error with the place where the texts differ first or, with a `step` of -1, last."""
         one, other = by_template[::step], by_family[::step]
         pairs = enumerate(zip(one, other, strict=False))
         place = next((at for at, (a, b) in pairs if a != b), min(len(one), len(other)))
@@ -211,13 +220,15 @@ class FamilySpelling(TurnSpelling):
 
 
 def _sampled(rendered: Any, message: int) -> tuple[int, int]:
-    """Where the part of a message that a policy samples begins and ends among the ids of a rendering."""
+    """Return begin and end, among the ids of a rendering, of the part of a message that a policy samples."""
     own = [place for place, index in enumerate(rendered.message_indices) if index == message]
     sampled = [place for place in own if rendered.sampled_mask[place]]
     return (sampled[0], sampled[-1] + 1) if sampled else (0, 0)
 
 
 def spelling_of(folder: Path, prompt: PromptTable, *, eos_ids: Collection[int]) -> TurnSpelling:
-    """How a policy says turns: by its chat template, and by its family too where it names one. Raises as both do."""
+    """Return the spelling of a policy's turns: by its chat template, and by its family too where it names one. Raises
+    as both do.
+    """
     make = FamilySpelling if prompt.family else TurnSpelling
     return make(folder, prompt, eos_ids=eos_ids)

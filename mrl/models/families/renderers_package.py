@@ -1,6 +1,6 @@
-"""The package `renderers`, which knows how families of models write turns and tool calls.
+"""Access to the package `renderers`, which knows how families of models write turns and tool calls.
 
-It is imported where a policy names its family and nowhere else: it brings a client of OpenAI's API.
+The package is imported only where a policy names its family: it brings a client of OpenAI's API.
 """
 
 import copy
@@ -11,12 +11,13 @@ from typing import Any
 from mrl.errors import ConfigError, MissingError, ModelFolderError
 
 TRIED = "0.1.12"
-"""The only version that is used; what others write nobody has held against chat templates."""
+"""The only version that is used; nobody has compared the output of others with chat templates."""
 KEY, INSTALL = "prompt.family", "pip install 'mrl[renderers]'"
 
 
 def renderer_of(tokenizer: Any, family: str, options: Mapping[str, Any]) -> Any:
-    """The package's renderer of a family, which keeps the reasoning of earlier turns; of `options` it takes its own.
+    """Return the package's renderer of a family, which keeps the reasoning of earlier turns; it takes its own keys of
+    `options`.
 
     Raises MissingError without the package, ConfigError for a family that it does not know, and ModelFolderError where
     it cannot use the tokenizer.
@@ -31,7 +32,7 @@ def renderer_of(tokenizer: Any, family: str, options: Mapping[str, Any]) -> Any:
     try:
         named: Any = config_from_name(family)
         given = {key: options[key] for key in template_field_names(named) & set(options)}
-        nameless = copy.copy(tokenizer)  # else words in the folder's path say which model it is
+        nameless = copy.copy(tokenizer)  # else the package reads from words in the folder's path which model it is
         nameless.name_or_path = ""
         return create_renderer(nameless, type(named)(thinking_retention="all"), chat_template_kwargs=given)
     except Exception as error:  # assertions, and errors of pydantic and of a download, among them

@@ -1,11 +1,11 @@
 """Passes whose tokens go to the experts that an engine chose for them (R3, arXiv 2510.11370).
 
-Of a token in a layer with router logits s and chosen experts I the gates are
+For a token, a layer's router logits s and the chosen experts I give the gates
 
     g_i = I_i exp(s_i) / sum_j I_j exp(s_j)
 
-as they are where the router chooses itself: the choice alone is taken over, and gradients reach the router through the
-gates. A family that does not divide by the sum keeps exp(s_i) / sum over all experts.
+as they do where the router chooses itself: only the choice is replaced, and gradients reach the router through the
+gates. A family that does not divide by the sum over the chosen experts keeps exp(s_i) / sum over all experts.
 
 Shapes: L places of a pass, N decoder layers, K chosen experts of a token in a layer, E experts of a layer.
 """
@@ -20,27 +20,27 @@ from torch import Tensor, nn
 from mrl.models.routing.routers import RoutingShape, routers_of
 
 OWN = -1
-"""In place of an expert's id: the router chooses for itself."""
+"""Stands in place of an expert's id where the router chooses for itself."""
 
 
 class RouterReplay:
-    """Has the decoder of a model understand `chosen_experts`, int16 [L, N, K]; without it routers choose themselves.
+    """Lets the decoder of a model take `chosen_experts`, int16 [L, N, K]; without them, routers choose for themselves.
 
-    A place is taken over whole or, where it says `OWN`, not at all.
+    In a layer, the experts of a place are replaced all together or, where they are `OWN`, not at all.
     """
 
     def __init__(self, model: nn.Module) -> None:
-        """Changes the model in place, before anything is put around its layers. Raises ModelFolderError."""
+        """Change the model in place, before anything is put around its layers. Raises ModelFolderError."""
         self.shape: RoutingShape
         self.shape, routers = routers_of(model)
         self._routers = {index: _Router(router) for index, router in routers.items()}
         for index, layer in enumerate(model.get_decoder().layers):  # type: ignore[operator]
-            # The innermost call: a layer that runs again in the backward pass is told again.
+            # The innermost call: a layer that runs again in the backward pass gets the experts again.
             layer.forward = partial(_told, layer.forward, self._routers.get(index), index)
 
     def take_counts(self) -> tuple[float, float]:
-        """Slots (token, layer, chosen expert) that were taken over in passes with gradient since the last call, and how
-        many of their experts the router would not have chosen at all.
+        """Return two counts over passes with gradient since the last call: slots (token, layer, chosen expert) whose
+        expert was given, and those of them whose expert the router would have given to no slot of the token.
         """
         told, other = (sum(pair) for pair in zip(*(one.take_counts() for one in self._routers.values()), strict=True))
         return told, other
@@ -54,14 +54,14 @@ def _told(
     chosen_experts: Tensor | None = None,
     **keys: Any,
 ) -> Any:
-    """One layer, its router told what to choose."""
+    """Run one layer, whose router gets the chosen experts."""
     if router is not None:
         router.told_LK = None if chosen_experts is None else chosen_experts[:, index]
     return forward(*arguments, **keys)
 
 
 class _Router:
-    """What stands in the place of a router's own forward."""
+    """Replacement of a router's own forward."""
 
     def __init__(self, router: Any) -> None:
         self.told_LK: Tensor | None = None

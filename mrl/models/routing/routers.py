@@ -16,21 +16,25 @@ ROUTERS = ("Qwen3MoeTopKRouter", "MixtralTopKRouter")
 
 @dataclass(frozen=True, slots=True)
 class RoutingShape:
-    """Of what a token's routers choose: K of E experts in each of N decoder layers; nothing counts of dense ones."""
+    """Numbers that say which choices of experts are possible: K of E experts in each of N decoder layers; ids of layers
+    without a router do not count.
+    """
 
     num_layers: int
     top_k: int
     num_experts: int
     layers: tuple[int, ...]
-    """Those that have a router."""
+    """Indices of the layers that have a router."""
 
     @property
     def num_slots(self) -> int:
-        """X = N * K."""
+        """X = N * K, the chosen experts of one token."""
         return self.num_layers * self.top_k
 
     def fits(self, experts_RX: Experts, num_rows: int) -> bool:
-        """Whether routers of this shape can have chosen these at so many places: K different experts each."""
+        """Whether routers of this shape can have chosen these experts at `num_rows` places: K different experts in each
+        layer.
+        """
         if experts_RX.shape != (num_rows, self.num_slots) or int(experts_RX.max(initial=0)) >= self.num_experts:
             return False
         ids_RNK = experts_RX.reshape(num_rows, self.num_layers, self.top_k)[:, self.layers]
@@ -38,7 +42,7 @@ class RoutingShape:
 
 
 def routers_of(model: nn.Module) -> tuple[RoutingShape, dict[int, nn.Module]]:
-    """Their shape, and layer -> its router.
+    """Return the shape of a model's routers, and layer -> its router.
 
     Raises ModelFolderError for a model without experts, or with routers that work otherwise.
     """
