@@ -19,6 +19,8 @@ class TensorHeader:
     """That it has when it is whole."""
     num_elements: int
     """Of all tensors together."""
+    dtypes: dict[str, str]
+    """Of each tensor, as safetensors calls it: "BF16"."""
 
 
 def read_header(file: Path) -> TensorHeader:
@@ -36,11 +38,12 @@ def read_header(file: Path) -> TensorHeader:
     if not isinstance(header, dict):
         raise ValueError("its header is no JSON object")
     header.pop("__metadata__", None)
-    end = elements = 0
+    end, elements, dtypes = 0, 0, dict[str, str]()
     try:
-        for tensor in header.values():
+        for name, tensor in header.items():
             end = max(end, int(tensor["data_offsets"][1]))
             elements += math.prod(int(size) for size in tensor["shape"])
+            dtypes[name] = str(tensor["dtype"])
     except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
         raise ValueError(f"its header is damaged ({type(error).__name__})") from error
-    return TensorHeader(8 + length + end, elements)
+    return TensorHeader(8 + length + end, elements, dtypes)
