@@ -1,4 +1,4 @@
-"""The header of a safetensors file, which says what the file holds and how long it is; no tensor is read."""
+"""Which files of a model folder hold its weights, and what their headers say of them; no tensor is read."""
 
 import json
 import math
@@ -9,6 +9,22 @@ from pathlib import Path
 
 MAX_HEADER_BYTES = 100_000_000
 """As the format has it."""
+
+
+WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
+
+
+def files_of_weights(folder: Path) -> list[Path]:
+    """The safetensors files of the index that are there, else the one that has the usual name, else all.
+
+    A folder may have its weights twice: Mistral's have `consolidated.safetensors` beside them, with names of its own.
+    """
+    files = sorted(folder.glob("*.safetensors"))
+    try:
+        named = set(json.loads((folder / INDEX).read_text(encoding="utf-8"))["weight_map"].values())
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        named = {WEIGHTS}
+    return [file for file in files if file.name in named] or files
 
 
 @dataclass(frozen=True, slots=True)
