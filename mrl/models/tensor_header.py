@@ -9,8 +9,6 @@ from pathlib import Path
 
 MAX_HEADER_BYTES = 100_000_000
 """As the format has it."""
-
-
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 
 
