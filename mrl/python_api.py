@@ -66,17 +66,20 @@ class Policy:
 
         return CheckpointStore(RunFolder(self._run.path).checkpoints(self.name), self.name).steps()
 
-    def export(self, to: str | Path | None = None, *, step: int | None = None) -> Path:
+    def export(self, to: str | Path | None = None, *, step: int | None = None, dtype: str = "model") -> Path:
         """Write a step's checkpoint, by default the newest, as a Hugging Face folder; return its path.
 
-        Raises RunFolderError when there is no such step or `to` is taken, CheckpointError when it is not sound.
+        Its weights are in `dtype`, "float32", "bfloat16" or "float16", or as in the model that the policy was trained
+        from. Raises RunFolderError when there is no such step or `to` is taken, CheckpointError when it is not sound,
+        ConfigError for another dtype.
         """
         from mrl.cli.export import export
         from mrl.processes.preparation.hub_models import check_here, located
 
         check_here(self._run.config, [self.name], self._run.path)
         place = Path(to) if to is not None else None
-        return export(located(self._run.config), RunFolder(self._run.path), self.name, step, place)
+        config, folder = located(self._run.config), RunFolder(self._run.path)
+        return export(config, folder, self.name, step, place, dtype=dtype)
 
 
 class Run:

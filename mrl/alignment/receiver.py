@@ -130,15 +130,16 @@ class Receiver:
         return [n for n, text in enumerate(data) if joined[ends[n] : ends[n + 1]].removeprefix(prefix) != text]
 
 
-def load_receiver(folder: Path) -> Receiver:
+def load_receiver(folder: Path, closing: str = "") -> Receiver:
     """Load the receiver of a model folder, or of its `tokenizer.json`.
 
-    The EOS is read from the folder's configuration files. Raises ModelFolderError for missing or malformed files or a
-    folder without an EOS, and TokenizerRefused for a kind of tokenizer that is not supported, or one whose byte table
+    The EOS is read from the folder's configuration files. Of several, the one that comes first in `closing`, which is
+    the chat template's text behind an answer, closes answers. Raises ModelFolderError for missing or malformed files or
+    a folder without an EOS, and TokenizerRefused for a kind of tokenizer that is not supported, or one whose byte table
     does not reproduce the probe texts.
     """
     file = read_tokenizer(folder)
-    return prove(Receiver(file, eos_ids=find_eos(file.path.parent, file)), file)
+    return prove(Receiver(file, eos_ids=find_eos(file.path.parent, file, closing)), file)
 
 
 def prove(receiver: Receiver, file: TokenizerFile) -> Receiver:

@@ -1,6 +1,6 @@
 """The tokenizer of a model folder, and the ids that end an answer."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -41,20 +41,29 @@ def saving_command(folder: Path) -> str:
     )
 
 
-def find_eos(folder: Path, file: TokenizerFile) -> tuple[int, ...]:
-    """Return the EOS ids, the preferred one first: that of the tokenizer's configuration where it is among several.
+def find_eos(folder: Path, file: TokenizerFile, closing: str = "") -> tuple[int, ...]:
+    """Return the EOS ids, first the one that closes an answer.
 
-    Raises ModelFolderError where the folder declares none, and for an id that the tokenizer does not have.
+    Of several, the one that comes first in `closing`, the chat template's text behind an answer, closes answers; else
+    that of the tokenizer's configuration. Raises ModelFolderError where the folder declares none, and for an id that
+    the tokenizer does not have.
     """
     named = _named_eos(optional_json(folder / "tokenizer_config.json"), file)
     for name in DECLARING:
         ids = _ids(optional_json(folder / name).get("eos_token_id"))
         if ids:
-            return _known(tuple(sorted(ids, key=lambda token_id: token_id != named)), file, folder / name)
+            closes = _first_in(closing, ids, file, named)
+            return _known(tuple(sorted(ids, key=lambda token_id: token_id != closes)), file, folder / name)
     if named is None:
         wanted = "eos_token_id in generation_config.json or config.json, or eos_token in tokenizer_config.json"
         raise ModelFolderError("no EOS token is declared", where=str(folder), wanted=wanted)
     return (named,)
+
+
+def _first_in(closing: str, ids: Collection[int], file: TokenizerFile, named: int | None) -> int | None:
+    """Return the id whose token comes first in `closing`, else `named`: Gemma's is `<eos>`, which ends no turn."""
+    places = {int(token["id"]): closing.find(token["content"]) for token in file.added_tokens}
+    return min((index for index in ids if places.get(index, -1) >= 0), key=places.__getitem__, default=named)
 
 
 def _ids(declared: Any) -> list[int]:

@@ -1,4 +1,4 @@
-"""`mrl export RUN --policy NAME [--step N] [--to FOLDER]`: a checkpoint becomes a Hugging Face folder.
+"""`mrl export RUN --policy NAME [--step N] [--to FOLDER] [--dtype D]`: a checkpoint becomes a Hugging Face folder.
 
 The folder holds weights, configuration, tokenizer, chat template and a model card, and is loaded like any other. It
 appears whole or not at all. Of a policy that trains adapters it holds the merged weights, and in `adapter/` the
@@ -9,6 +9,7 @@ import argparse
 import json
 import os
 import shutil
+import sys
 import tempfile
 from pathlib import Path
 
@@ -18,20 +19,31 @@ from mrl.config.run_folder import RunFolder, read_run_config
 from mrl.config.schema import RunConfig
 from mrl.errors import ConfigError, RunFolderError
 from mrl.models.chat_template import CONFIG, FILE
-from mrl.processes.preparation.checkpoint_folder import ADAPTER, CARD, sound_checkpoint, step_of, write_folder
+from mrl.processes.preparation.checkpoint_folder import (
+    ADAPTER,
+    AS_MODEL,
+    CARD,
+    DTYPES,
+    dtypes_in,
+    sound_checkpoint,
+    step_of,
+    write_folder,
+)
 from mrl.processes.preparation.hub_models import check_here, located
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The run, the policy, the step, the place."""
+    """The run, the policy, the step, the place, the dtype."""
     parser.add_argument("run", type=Path, metavar="RUN", help="folder of the run, runs/<name>")
     parser.add_argument("--policy", required=True, metavar="NAME", help="the policy to export")
     parser.add_argument("--step", type=int, metavar="N", help="a step with a checkpoint; the newest by default")
     parser.add_argument("--to", type=Path, metavar="FOLDER", help="by default RUN/exports/NAME-step_N")
+    dtype_help = "of the weights; by default as in the model that the policy was trained from"
+    parser.add_argument("--dtype", choices=(AS_MODEL, *DTYPES), default=AS_MODEL, help=dtype_help)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Write the folder and print its path."""
+    """Write the folder and print its path; beside it, how its weights are."""
     config, folder = located(read_run_config(arguments.run)), RunFolder(arguments.run.resolve())
     if arguments.policy not in config.learning:
         raise ConfigError(
@@ -41,18 +53,30 @@ def run(arguments: argparse.Namespace) -> int:
             wanted=" or ".join(config.learning),
         )
     check_here(config, [arguments.policy], arguments.run)
-    print(export(config, folder, arguments.policy, arguments.step, arguments.to))
+    to = export(config, folder, arguments.policy, arguments.step, arguments.to, dtype=arguments.dtype)
+    print(f"weights in {_dtypes_of(to)}", file=sys.stderr, flush=True)
+    print(to)
     return 0
 
 
-def export(config: RunConfig, folder: RunFolder, policy: str, step: int | None, to: Path | None) -> Path:
-    """Write the folder of one policy at one step; returns its path.
+def export(
+    config: RunConfig,
+    folder: RunFolder,
+    policy: str,
+    step: int | None,
+    to: Path | None,
+    *,
+    dtype: str = AS_MODEL,
+) -> Path:
+    """Write the folder of one policy at one step, its weights in one of DTYPES or as the model; returns its path.
 
     Raises RunFolderError when there is no such step or the place is taken or cannot be written, CheckpointError when it
-    is not sound.
+    is not sound, ConfigError for another dtype.
     """
     from mrl.weights.checkpoint_store import CheckpointStore  # imports torch
 
+    if dtype not in (AS_MODEL, *DTYPES):
+        raise ConfigError("no dtype of weights", where="export", got=dtype, wanted=" or ".join((AS_MODEL, *DTYPES)))
     place = folder.checkpoints(policy)
     step = step_of(CheckpointStore(place, policy).steps(), step, place)
     to = to or folder.path / "exports" / f"{policy}-step_{step}"
@@ -62,16 +86,20 @@ def export(config: RunConfig, folder: RunFolder, policy: str, step: int | None, 
     part = _part_of(to)
     with held(part):
         try:
-            write_folder(part, config.policies[policy], checkpoint)
+            write_folder(part, config.policies[policy], checkpoint, dtype)
             if template := config.policies[policy].prompt.chat_template:
                 _put_template(part, template)
-            (part / CARD).write_text(model_card(config, policy, step), encoding="utf-8")
+            (part / CARD).write_text(model_card(config, policy, step, _dtypes_of(part)), encoding="utf-8")
             part.chmod(0o755)
             part.rename(to)
         except BaseException:
             shutil.rmtree(part, ignore_errors=True)
             raise
     return to
+
+
+def _dtypes_of(folder: Path) -> str:
+    return " and ".join(sorted(set(dtypes_in(folder).values())))
 
 
 def _part_of(to: Path) -> Path:
@@ -96,7 +124,7 @@ def _put_template(folder: Path, template: str) -> None:
         file.write_text(json.dumps(settings, indent=2, ensure_ascii=False), encoding="utf-8")
 
 
-def model_card(config: RunConfig, policy: str, step: int) -> str:
+def model_card(config: RunConfig, policy: str, step: int, dtypes: str) -> str:
     """What the folder is and where it comes from, as the hub shows it."""
     table, regime = config.policies[policy], config.sharing["regime"]
     lora = table.learner.lora
@@ -125,6 +153,7 @@ def model_card(config: RunConfig, policy: str, step: int) -> str:
             ),
             f"- learning rate {table.learner.lr}, {table.learner.prompts_per_step} prompts a step of "
             f"{table.rollout.group_size} answers, seed {config.run.seed}",
+            f"- weights in {dtypes}",
             "",
         ]
     )

@@ -21,6 +21,7 @@ from mrl.errors import WeightsError
 from mrl.models.lora import WRAPPED, read_scale
 from mrl.models.parameters import named_weights, released
 from mrl.models.tensor_file import digest, digests, read_folder, read_tensors
+from mrl.models.tensor_header import files_of_weights
 
 FIRST, SECOND = ".lora_A.weight", ".lora_B.weight"
 
@@ -143,7 +144,7 @@ class AttachedAdapters:
             staged[name] = torch.empty(shape, dtype=dtype)
             return staged[name]
 
-        for path in sorted(self._folder.glob("*.safetensors")):
+        for path in files_of_weights(self._folder):
             for name, in_folder in read_tensors(path, place):
                 tensor = staged.pop(name)
                 if name in held:

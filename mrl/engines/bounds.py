@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mrl.config.policy_tables import ServerTable
+from mrl.models.tensor_header import files_of_weights
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +26,7 @@ USUAL = Bounds()
 
 def load_bound_s(model_folder: Path) -> float:
     """Generous time for new weights of a model: a minute, and 20 s for each GB of its files."""
-    return 60.0 + 20e-9 * sum(file.stat().st_size for file in model_folder.glob("*.safetensors"))
+    return 60.0 + 20e-9 * sum(file.stat().st_size for file in files_of_weights(model_folder))
 
 
 def bounds_of(server: ServerTable, model_folder: Path) -> Bounds:

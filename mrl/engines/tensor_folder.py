@@ -15,6 +15,7 @@ from safetensors import SafetensorError, safe_open
 from mrl.errors import ModelFolderError, WeightsError
 from mrl.models.skeleton import config_of_folder, ignored_weights
 from mrl.models.tensor_file import digest
+from mrl.models.tensor_header import files_of_weights
 
 FUSED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
 """Module that servers fuse -> modules of the folder whose rows follow each other in it, in this order."""
@@ -156,7 +157,7 @@ def _parts(served: str, known: Container[str]) -> list[str]:
 def _open(stack: ExitStack, folder: Path) -> dict[str, Any]:
     """Name of each tensor -> the open file that holds it. Raises WeightsError."""
     files: dict[str, Any] = {}
-    for path in sorted(folder.glob("*.safetensors")):
+    for path in files_of_weights(folder):
         try:
             file = stack.enter_context(safe_open(path, framework="pt"))
         except (OSError, SafetensorError) as error:

@@ -127,6 +127,11 @@ class ExchangeClient:
         with self._lock:
             return dict(self._counts)
 
+    def losses(self) -> dict[str, float]:
+        """Metrics: what was published and goes to no peer, totals of this process."""
+        with self._lock:
+            return {f"exchange/{why}": float(self._counts[why]) for why in ("too_large", "dropped")}
+
     def publish(self, records: Sequence[ExperienceRecord], *, room_within_s: float = 0.0) -> None:
         """Hand records to the exchange. What is too large is counted and dropped; so is the oldest when too much waits.
 

@@ -51,6 +51,8 @@ def keep_batch(folder: Path, policy: str, step: int, order: StepOrder) -> Path:
                 "weights": row.weights.tolist(),
                 "behaviour_logprobs": _listed(row.behaviour_logprobs),
                 "teacher_logprobs": _listed(row.teacher_logprobs),
+                "teacher_unit_ids": None if row.teacher_units is None else row.teacher_units.token_ids.tolist(),
+                "teacher_unit_logprobs": None if row.teacher_units is None else row.teacher_units.logprobs.tolist(),
             }
         )
         for row in order.examples

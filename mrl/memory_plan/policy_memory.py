@@ -25,6 +25,7 @@ from mrl.memory_plan.needs import (
     staged_bytes,
 )
 from mrl.models.size import Microbatch, ModelSize
+from mrl.models.tensor_header import files_of_weights
 from mrl.processes.planning.hosts import is_in_memory
 from mrl.processes.preparation.made_policies import cached_folder, is_made, recipe_of
 from mrl.processes.preparation.model_bytes import named_parameters
@@ -276,7 +277,7 @@ class PolicyMemory:
             try:
                 return config_of_folder(self._folder)
             except ModelFolderError:  # a folder that preflight let pass, and that loading will refuse
-                weights = self._folder.glob("*.safetensors")
+                weights = files_of_weights(self._folder)
                 return config_of_number(sum(file.stat().st_size for file in weights) // 2)
         return config_of_recipe(self.table.make) if self.table.make else config_of_number(named_parameters(self.table))
 

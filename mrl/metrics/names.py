@@ -222,6 +222,8 @@ METRICS: dict[str, Metric] = {
     "scoring/refused_answers": Metric("answers", "peers' answers that own tokens cannot express, since the start"),
     "scoring/dropped_requests": Metric("requests", "score requests not answered since the worker started"),
     "scoring/busy_s": Metric("s", "time spent scoring for peers since the worker started"),
+    "exchange/too_large": Metric("records", "records too long to be sent to peers, since the worker started"),
+    "exchange/dropped": Metric("records", "records dropped as the exchange took none, since the worker started"),
     "plain/answers": Metric("answers", "answers to requests outside of episodes since the worker started"),
     "plain/tokens": Metric("tokens", "tokens sampled for them since the worker started"),
     "plain/scored_tokens": Metric("tokens", "given tokens scored for them since the worker started"),

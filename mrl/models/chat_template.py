@@ -19,6 +19,8 @@ CHAT_TOKENS = (
 """Tokens that open a turn in the templates of released models."""
 AS_IT_IS = PromptTable()
 """Prompt table that puts nothing around a prompt."""
+TURN = "XqTURNqX"
+"""Stands for the policy's turn: no template writes it by itself, trims it or treats it as anything but text."""
 GIVEN = ("messages", "tools", "documents", "add_generation_prompt")
 """Variables of templates that are not set by `template_options`."""
 CHAT_NAMES = ("-instruct", "-chat", "-it")
@@ -35,17 +37,29 @@ class ChatTemplate:
 
     def render(self, content: str | Sequence[tuple[str, str]]) -> str:
         """Return the prompt as the model reads it. Raises ModelFolderError when the template cannot be used for it."""
+        messages = messages_of(content, self._prompt)
+        return self._rendered(messages, to_be_answered=True) + self._prompt.assistant_prefill
+
+    def behind_answer(self) -> str:
+        """Return the template's text behind an answer; empty where the template cannot show one."""
+        chat = [{"role": "user", "content": "?"}, {"role": "assistant", "content": TURN}]
+        try:
+            return self._rendered(chat, to_be_answered=False).partition(TURN)[2]
+        except ModelFolderError:  # a template may be good for prompts alone
+            return ""
+
+    def _rendered(self, messages: list[dict[str, str]], *, to_be_answered: bool) -> str:
         from transformers.utils.chat_template_utils import render_jinja_template
 
-        messages = messages_of(content, self._prompt)
         try:
             given: dict[str, Any] = dict(self._special_tokens) | self._prompt.template_options
+            text = on_day(self._text, self._prompt)
             found: Any = render_jinja_template(
-                [messages], chat_template=on_day(self._text, self._prompt), add_generation_prompt=True, **given
+                [messages], chat_template=text, add_generation_prompt=to_be_answered, **given
             )
         except (jinja2.TemplateError, TypeError, ValueError, KeyError, AttributeError) as error:
             raise refused(self._folder, error, self._prompt) from error
-        return str(found[0][0]) + self._prompt.assistant_prefill
+        return str(found[0][0])
 
     @property
     def prints_day(self) -> bool:

@@ -148,7 +148,11 @@ def _peft_config(table: LoraTable, targets: list[str]) -> Any:
 
 
 def _linear_layers(model: nn.Module) -> dict[str, str]:
-    """Return name -> its last part, of all linear layers but the head, whose weight the learner takes as it is."""
+    """Return name -> its last part, of the language model's linear layers.
+
+    Without the head, whose weight the learner takes as it is, and layers for images, which no row passes.
+    """
     head = model.get_output_embeddings()  # type: ignore[operator]
+    of_text = set(model.get_decoder().modules())  # type: ignore[operator]
     layers = ((name, module) for name, module in model.named_modules() if isinstance(module, nn.Linear))
-    return {name: name.rpartition(".")[2] for name, module in layers if module is not head}
+    return {name: name.rpartition(".")[2] for name, module in layers if module in of_text and module is not head}

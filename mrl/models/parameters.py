@@ -4,7 +4,7 @@ In memory transformers holds the experts of a layer in one tensor. A released fo
 one tensor per expert: views of the layer's tensor, by transformers' own conversion.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
@@ -59,6 +59,15 @@ def released(model: nn.Module, weights: Iterable[tuple[str, Tensor]]) -> Iterato
     """Yield weights of a model by the names that they have in its folder, as views of the same memory."""
     for name, tensor in weights:
         yield from ((part.name, part.of(tensor)) for part in parts_of(model, name, tensor))
+
+
+def in_dtypes(
+    weights: Iterable[tuple[str, Tensor]], dtypes: Mapping[str, str], others: str
+) -> Iterator[tuple[str, Tensor]]:
+    """Weights, those of floating point in their dtype ("bfloat16"), or in `others`; "" leaves them as they are."""
+    for name, tensor in weights:
+        dtype = dtypes.get(name, others)
+        yield name, tensor.to(getattr(torch, dtype)) if dtype and tensor.is_floating_point() else tensor
 
 
 def parts_of(model: nn.Module, name: str, tensor: Tensor) -> list[ReleasedTensor]:

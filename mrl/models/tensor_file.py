@@ -21,6 +21,7 @@ import xxhash
 from torch import Tensor
 
 from mrl.errors import WeightsError
+from mrl.models.tensor_header import files_of_weights
 
 CHUNK_BYTES = 1024 * 1024
 MAX_HEADER_BYTES = 100 * 1024 * 1024
@@ -134,13 +135,13 @@ def read_tensors(path: Path, place: Place = nowhere) -> Iterator[tuple[str, str]
 
 
 def read_folder(folder: Path, place: Place = nowhere, wanted: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Read all safetensors files of a folder into their places, in as many threads as torch has; return name -> digest.
+    """Read the weights of a folder into their places, in as many threads as torch has; return name -> digest.
 
     All tensors have their places before the first is read. Raises WeightsError when `wanted` names a tensor that is not
     there, or that has another digest.
     """
     with ExitStack() as closing:
-        listed = [stored for path in sorted(folder.glob("*.safetensors")) for stored in _open(path, closing)]
+        listed = [stored for path in files_of_weights(folder) for stored in _open(path, closing)]
         if not listed:
             raise WeightsError(f"{folder}: no *.safetensors to load")
         places = [place(stored.name, stored.dtype, stored.shape) for stored in listed]

@@ -1,4 +1,4 @@
-"""Header of a safetensors file: how many elements and bytes the file should have. No tensor is read whole."""
+"""The files of a model folder that hold its weights, and their headers. No tensor is read whole."""
 
 import json
 import math
@@ -16,6 +16,20 @@ FINER = {"F32": "<f4", "F16": "<f2"}
 """Number formats whose values bfloat16 may not hold -> numpy's name of the format."""
 LOOKED_AT_BYTES = 1 << 14
 """Bytes read of a matrix: a few numbers show that it was never in bfloat16."""
+WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
+
+
+def files_of_weights(folder: Path) -> list[Path]:
+    """Return the safetensors files that the index names, else the file with the usual name, else all.
+
+    A folder may have its weights twice: Mistral's have `consolidated.safetensors` beside them, with names of its own.
+    """
+    files = sorted(folder.glob("*.safetensors"))
+    try:
+        named = set(json.loads((folder / INDEX).read_text(encoding="utf-8"))["weight_map"].values())
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        named = {WEIGHTS}
+    return [file for file in files if file.name in named] or files
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,19 +40,22 @@ class TensorHeader:
     """Bytes of the whole file, header included."""
     num_elements: int
     """Elements of all tensors together."""
+    dtypes: dict[str, str]
+    """Tensor -> its dtype in the words of safetensors: "BF16"."""
 
 
 def read_header(file: Path) -> TensorHeader:
     """Read the header of `file`. Raises ValueError that says what is wrong with it, OSError."""
     start, tensors = _described(file)
-    end = elements = 0
+    end, elements, dtypes = 0, 0, dict[str, str]()
     try:
-        for tensor in tensors.values():
+        for name, tensor in tensors.items():
             end = max(end, int(tensor["data_offsets"][1]))
             elements += math.prod(int(size) for size in tensor["shape"])
+            dtypes[name] = str(tensor["dtype"])
     except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
         raise ValueError(f"its header is damaged ({type(error).__name__})") from error
-    return TensorHeader(start + end, elements)
+    return TensorHeader(start + end, elements, dtypes)
 
 
 def finer_than_bfloat16(file: Path) -> str:

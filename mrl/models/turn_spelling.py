@@ -21,15 +21,13 @@ import numpy.typing as npt
 
 from mrl.config.policy_tables import PromptTable
 from mrl.errors import ModelFolderError
-from mrl.models.chat_template import AS_IT_IS, messages_of, plain_text, refused, use_template
+from mrl.models.chat_template import AS_IT_IS, TURN, messages_of, plain_text, refused, use_template
 from mrl.models.load_policy import load_tokenizer
 from mrl.models.prompting import bare_token_ids
 from mrl.records.episodes import Message, ToolCall, as_chat
 
 Int32s = npt.NDArray[np.int32]
 
-TURN = "XqTURNqX"
-"""Stands for the policy's turn: no template writes it by itself, trims it or treats it as anything but text."""
 TOLD = "XqTOLDqX"
 """Stands for a message to the policy, to see whether a template writes the message at all."""
 ASKED = Message(role="user", content="?")

@@ -9,11 +9,12 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from mrl.alignment.receiver import Receiver
+from mrl.alignment.receiver import Receiver, load_receiver
 from mrl.config.policy_tables import PolicyTable
 from mrl.config.schema import RunConfig
 from mrl.engines.engine import Engine, before_stop
 from mrl.errors import ModelFolderError
+from mrl.models.chat_template import read_template
 from mrl.models.families.family_calls import FamilyCall
 from mrl.models.families.family_spelling import FamilySpelling, spelling_of
 from mrl.models.skeleton import config_of_folder, episode_row_tokens
@@ -43,6 +44,15 @@ from mrl.tasks.pool import TaskPool
 Int32s = npt.NDArray[np.int32]
 HALF = "\N{REPLACEMENT CHARACTER}"
 """Character that tokenizers decode an incomplete UTF-8 sequence to."""
+
+
+def own_receiver(table: PolicyTable) -> Receiver:
+    """The policy's tokenizer; of several EOS ids, its chat template says which one closes an answer.
+
+    Raises ModelFolderError and TokenizerRefused as of `load_receiver`.
+    """
+    template = read_template(Path(table.model), table.prompt)
+    return load_receiver(Path(table.model), template.behind_answer() if template else "")
 
 
 def with_episodes(

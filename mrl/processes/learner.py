@@ -19,7 +19,6 @@ from typing import NamedTuple
 
 import structlog
 
-from mrl.alignment.receiver import load_receiver
 from mrl.allocation.learner_reports import ReportSender
 from mrl.config.memory_savings import all_cures
 from mrl.config.policy_tables import LearnerTable, PolicyTable
@@ -53,7 +52,7 @@ from mrl.models.device_memory import PLAN, enough_memory
 from mrl.models.parameters import adapter_sources, weight_sources
 from mrl.models.prompting import PromptEncoder
 from mrl.processes import wiring
-from mrl.processes.episode_wiring import own_words
+from mrl.processes.episode_wiring import own_receiver, own_words
 from mrl.processes.planning.plan import rank_role
 from mrl.processes.planning.turns import device_turn
 from mrl.processes.weight_publishing import publisher_of
@@ -119,7 +118,7 @@ def _learn(config: RunConfig, folder: RunFolder, closing: ExitStack, policy: str
     turn = _own_turn(config, folder, world, telemetry)
     if not turn.begin(stop.is_set):
         return STOPPED_EARLY
-    receiver = load_receiver(Path(table.model))
+    receiver = own_receiver(table)
     context = sharing_context(config, policy, receiver, own_words(config, policy, receiver))
     regime = build_regime(config.sharing, context)
     store = _store(config, folder, policy)

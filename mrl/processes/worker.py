@@ -20,7 +20,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from mrl.alignment.receiver import Receiver, load_receiver
+from mrl.alignment.receiver import Receiver
 from mrl.allocation.lease import LeaseHolder, Used
 from mrl.config.run_folder import RunFolder
 from mrl.config.schema import NO_EVALUATION, RunConfig
@@ -33,7 +33,7 @@ from mrl.metrics.telemetry import Telemetry
 from mrl.models.prompting import PromptEncoder
 from mrl.processes import wiring
 from mrl.processes.engines import answers_at_once, build_engine, check_lengths, held_out_decoding, movable
-from mrl.processes.episode_wiring import own_words, plain_voice, row_tokens, with_episodes
+from mrl.processes.episode_wiring import own_receiver, own_words, plain_voice, row_tokens, with_episodes
 from mrl.processes.planning.turns import device_turn
 from mrl.processes.planning.unit_workers import UNIT, UNIT_EPOCH
 from mrl.processes.sleep_line import WorkerLine
@@ -90,7 +90,7 @@ def build_sampler(
     `tell` receives the turns of episodes piece by piece while they are sampled.
     """
     table = config.policies[policy]
-    receiver = load_receiver(Path(table.model))
+    receiver = own_receiver(table)
     encoder = PromptEncoder(Path(table.model), table.prompt)
     check_lengths(config, policy, pool, encoder.token_ids)
     engine = with_episodes(make_engine(receiver), config, policy, pool, receiver, tell=tell)
@@ -154,6 +154,7 @@ def _work(config: RunConfig, folder: RunFolder, closing: ExitStack, policy: str,
         has_lost_lease=lambda: not config.run.sync and lease.is_lost(time.monotonic()),
         rests_unleased=not is_server,
         publish=_publisher(regime, receiver, policy, _sender(config, exchange, telemetry, stop)),
+        losses=exchange.losses,
         scorer=scorer,
         max_staleness_versions=table.learner.max_staleness_versions,
         plain=_plain_serving(config, line, sampler, receiver, wake=link.nudge),

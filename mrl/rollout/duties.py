@@ -1,6 +1,6 @@
 """What a worker has to keep to beside sampling: its lease, its peers, its learner's bounds."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from mrl.records.rollouts import ScoredGroup
@@ -21,6 +21,8 @@ class Duties:
     """Groups in flight that can only end staler than this are given up."""
     held_out_share: float | None = None
     """Part of the places that held-out prompts may have while there are groups to sample; None where none come."""
+    losses: Callable[[], Mapping[str, float]] = dict
+    """Metrics of what was published and goes to no peer."""
     scorer: Scorer | None = None
     """Answers what peers ask of the engine, between all else."""
     plain: PlainServing | None = None

@@ -9,7 +9,7 @@ engine, so no score depends on what else was asked.
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -45,6 +45,9 @@ class ScoreLink(Protocol):
 
     def publish(self, records: Sequence[ExperienceRecord]) -> None:
         """Hand records to the exchange."""
+
+    def losses(self) -> Mapping[str, float]:
+        """Metrics of those that go to no peer."""
 
 
 @dataclass
@@ -117,6 +120,7 @@ class Scorer:
             "scoring/refused_answers": totals.refused,
             "scoring/dropped_requests": totals.dropped,
             "scoring/busy_s": totals.busy_s,
+            **self._exchange.losses(),
         }
 
     def _take_requests(self) -> None:

@@ -387,7 +387,7 @@ class RolloutLoop:
         }
         if usage.prompt_tokens:
             values["rollout/reused_prompt_share"] = usage.reused_prompt_tokens / usage.prompt_tokens
-        values |= self._sampler.pool.verifier_values()
+        values |= self._sampler.pool.verifier_values() | dict(self._duties.losses())
         values |= self._duties.scorer.values() if self._duties.scorer else {}
         values |= self._plain.values() if self._plain else {}
         self._telemetry.metrics(step, values)

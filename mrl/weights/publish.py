@@ -24,6 +24,7 @@ from mrl.models.memory_file import SHARED
 from mrl.models.number_formats import NumberFormat
 from mrl.models.parameters import TensorSource, named_weights, plain_sources, released
 from mrl.models.tensor_file import write_tensors
+from mrl.models.tensor_header import INDEX
 from mrl.records.version import Version
 from mrl.weights.adapters import AdapterFormat
 from mrl.weights.canary import make_canary
@@ -34,7 +35,6 @@ from mrl.weights.staging import Staged, Staging
 SHARD_BYTES = 2 * 1024**3
 """Tensors that are in memory together while an export is written."""
 PARTS = ".parts-"
-INDEX = "model.safetensors.index.json"
 STILL_S = 600.0
 """Longest time in which no rank adds anything to a version that was copied; how long all of it takes has no bound."""
 CLOSE_S = 5.0

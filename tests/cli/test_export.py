@@ -1,6 +1,7 @@
 """A checkpoint of a run becomes a folder that transformers loads as it would load any other."""
 
 import json
+import shutil
 from pathlib import Path
 
 import peft
@@ -112,6 +113,48 @@ def test_transformers_loads_what_was_exported(run, model_folder, step, arguments
     assert "trained from: Qwen/Qwen3-test" in card
     assert json.loads((exported / "config.json").read_text())["model_type"] == "qwen3"
     assert [path.name for path in (run.path / "exports").iterdir()] == [exported.name]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "others", "norm"),
+    [
+        ([], "bfloat16", "float32"),
+        (["--dtype", "model"], "bfloat16", "float32"),
+        (["--dtype", "float32"], "float32", "float32"),
+        (["--dtype", "float16"], "float16", "float16"),
+    ],
+)
+@pytest.mark.parametrize("lora", [None, {"rank": 2, "target_modules": ["q_proj"]}], ids=["whole", "adapters"])
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
+def test_weights_are_in_the_dtype_of_the_model_or_the_wanted_one(
+    tmp_path, model_folder, lora, arguments, others, norm, capsys
+):
+    """What was not trained is bit for bit what it was; a tensor that a family keeps in 32 bits stays so."""
+    model = load_policy(model_folder)
+    begun_from = tmp_path / "model"
+    shutil.copytree(model_folder, begun_from)
+    model.to(torch.bfloat16).model.norm.to(torch.float32)
+    model.save_pretrained(begun_from)
+    config, folder = begun(tmp_path, {"model": str(begun_from), "learner": {} if lora is None else {"lora": lora}})
+    model = load_policy(begun_from)
+    if lora is not None:
+        add_adapters(model, config.policies["qwen"].learner.lora, seed=1)
+    save(folder, training_tensors(model, torch.optim.AdamW(trained_weights(model).values())))
+
+    assert main(["export", str(folder.path), "--policy", "qwen", *arguments]) == 0
+
+    told = capsys.readouterr()
+    exported = Path(told.out.strip())
+    assert told.err == f"weights in {' and '.join(sorted({others, norm}))}\n"
+    assert told.err.strip() in (exported / "README.md").read_text()
+    found, wanted = load_file(exported / "model.safetensors"), load_file(begun_from / "model.safetensors")
+    assert found.keys() == wanted.keys()
+    for name, tensor in wanted.items():
+        dtype = getattr(torch, norm if name == "model.norm.weight" else others)
+        assert found[name].dtype == dtype, name
+        assert torch.equal(found[name], tensor.to(dtype)), name
+    loaded = AutoModelForCausalLM.from_pretrained(exported, local_files_only=True)
+    assert loaded.config.dtype == loaded.dtype == getattr(torch, others)
 
 
 def test_a_mixture_is_exported_by_the_names_of_its_folder(tmp_path, capsys):

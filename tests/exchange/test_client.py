@@ -394,7 +394,8 @@ def test_a_record_that_no_message_can_hold_is_left_out(network, pair, rollout):
     assert told == [(1, "a smaller rollout.group_size or rollout.max_new_tokens")]
     assert max(len(body) for _, body in network.under_way) <= MAX_MESSAGE_BYTES
     network.run()
-    assert (worker.counts["too_large"], worker.counts["stored"]) == (2, 2)
+    assert worker.losses() == {"exchange/too_large": 2.0, "exchange/dropped": 0.0}
+    assert worker.counts["stored"] == 2
 
 
 def exactly(num_bytes, record):
@@ -464,7 +465,7 @@ def test_a_publisher_that_waits_for_room_drops_nothing(network, rollout, monkeyp
     assert (worker.counts["stored"], worker.counts.get("dropped", 0)) == (8, 0)
     worker.publish([msgspec.structs.replace(record, record_id=record.record_id + "again") for record in records])
     network.run()
-    assert worker.counts["dropped"] == 8 - 6_000_000 // len(encode(records[0]))
+    assert worker.losses()["exchange/dropped"] == 8 - 6_000_000 // len(encode(records[0]))
     assert worker.flush(0.0) is False
 
 

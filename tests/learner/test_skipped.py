@@ -1,10 +1,13 @@
 """Updates that were left out: their rows are kept, and too many in a row end the run."""
 
 import json
+from dataclasses import replace
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
+from mrl.alignment.next_units import NextUnits
 from mrl.errors import RoleFailed
 from mrl.learner.kept_rows import keep_batch
 from mrl.learner.ranks.learner_turn import LearnerTurn
@@ -24,6 +27,8 @@ def test_the_rows_of_a_skipped_update_can_be_read(make_rows, tmp_path):
     """One JSON line a row; what is no number is null."""
     rows = make_rows(4)
     rows[0].advantages[0] = float("nan")
+    units = NextUnits(np.array([[7, 0]], np.int32), np.array([[-0.5, np.nan]], np.float32))
+    rows[2] = replace(rows[2], teacher_units=units)
 
     path = keep_batch(tmp_path, "qwen", 7, order(rows))
 
@@ -32,6 +37,8 @@ def test_the_rows_of_a_skipped_update_can_be_read(make_rows, tmp_path):
     assert read[0]["advantages"][0] is None
     assert read[1]["answer_token_ids"] == rows[1].answer_token_ids.tolist()
     assert read[1]["behaviour_logprobs"] == pytest.approx(rows[1].behaviour_logprobs.tolist())
+    assert (read[1]["teacher_unit_ids"], read[2]["teacher_unit_ids"]) == (None, [[7, 0]])
+    assert read[2]["teacher_unit_logprobs"] == [[-0.5, None]]
     assert (read[3]["component"], read[3]["denominator"], read[3]["behaviour_logprobs"]) == ("rescue", 2.0, None)
 
 

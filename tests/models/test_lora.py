@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch import nn
+from transformers import AutoModelForCausalLM, Gemma3Config
 
 from mrl.config.policy_tables import LoraTable, MakeTable
 from mrl.errors import ConfigError
@@ -50,6 +51,24 @@ def test_a_model_with_new_adapters_is_the_model(family: str) -> None:
     assert {name for name, one in model.named_parameters() if one.requires_grad} == set(trained_weights(model))
     assert all(is_adapter(name) for name in trained_weights(model))
     assert len(adapted_modules(model)) == 2 * 7, "all linear layers of both blocks, and not the head"
+
+
+def test_what_sees_gets_no_adapters() -> None:
+    """Its layers have names that those of the language model have too."""
+    text = {"hidden_size": 16, "intermediate_size": 32, "num_attention_heads": 2, "num_key_value_heads": 1}
+    sight = {"hidden_size": 16, "intermediate_size": 32, "num_attention_heads": 2, "image_size": 28, "patch_size": 14}
+    config = Gemma3Config(
+        text_config=text | {"num_hidden_layers": 2, "head_dim": 8, "vocab_size": 50},
+        vision_config=sight | {"num_hidden_layers": 1},
+        mm_tokens_per_image=4,
+    )
+    model = AutoModelForCausalLM.from_config(config)
+    add_adapters(model, TABLE, seed=1)
+    names = adapted_modules(model)
+    assert len(names) == 2 * 7
+    assert all(name.startswith("model.language_model.") for name in names)
+    with pytest.raises(ConfigError, match="no such linear layers; got 'fc1'; wanted some of down_proj"):
+        add_adapters(AutoModelForCausalLM.from_config(config), LoraTable(target_modules=["fc1"]), seed=1)
 
 
 def test_equal_seeds_give_equal_adapters_and_leave_the_generator() -> None:

@@ -33,6 +33,9 @@ class Silence:
     def publish(self, records) -> None:
         raise AssertionError("nothing was asked")
 
+    def losses(self) -> dict[str, float]:
+        return {}
+
 
 @pytest.fixture
 def folder(tiny_model, tmp_path) -> Callable[..., Path]:

@@ -25,7 +25,7 @@ from mrl.records.rollouts import (
     WorkRequest,
     worker_message_decoder,
 )
-from mrl.records.telemetry_messages import Span, SpansRecord, TelemetryRecord
+from mrl.records.telemetry_messages import MetricsRecord, Span, SpansRecord, TelemetryRecord
 from mrl.records.version import Version
 from mrl.rollout import following
 from mrl.rollout.duties import Duties
@@ -146,11 +146,15 @@ def no_pause(monkeypatch):
 def test_peers_hear_of_groups_before_the_learner_does(make_loop, learner):
     """What a synchronous run relies on: when the learner has the groups, the exchange has what they give."""
     calls = []
-    loop = make_loop(publish=lambda groups: calls.append((len(groups), len(learner.got))), in_step=True)
+    lost = {"exchange/too_large": 1.0}
+    loop = make_loop(
+        publish=lambda groups: calls.append((len(groups), len(learner.got))), losses=lambda: lost, in_step=True
+    )
 
     loop.run(lambda: bool(learner.got))
 
     assert calls == [(2, 0)]
+    assert lost.items() <= [one.values for one in learner.told if isinstance(one, MetricsRecord)][-1].items()
     assert tickets(learner.got) == ["0.0", "0.1"]
     assert learner.asked[0].max_groups == 2
 

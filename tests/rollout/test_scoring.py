@@ -49,6 +49,9 @@ class Wire:
     def publish(self, records: list[ExperienceRecord]) -> None:
         self.said += records
 
+    def losses(self) -> dict[str, float]:
+        return {"exchange/too_large": 0.0}
+
 
 @pytest.fixture
 def make_scorer(tiny_model, pool, receiver, tmp_path, monkeypatch):
@@ -305,6 +308,7 @@ def test_requests_to_others_and_about_unknown_prompts_are_not_answered(make_scor
 
     assert wire.said == []
     assert scorer.totals.dropped == 1
+    assert scorer.values().items() >= {"scoring/dropped_requests": 1, "exchange/too_large": 0.0}.items()
 
 
 def test_nothing_is_scored_under_weights_that_are_not_proved_yet(make_scorer, pool):

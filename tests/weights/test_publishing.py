@@ -22,11 +22,12 @@ from transformers import AutoModelForCausalLM
 from mrl.errors import RoleFailed, WeightsError, WeightsGone
 from mrl.models.parameters import TensorSource, named_weights, plain_sources
 from mrl.models.tensor_file import digest, read_folder
+from mrl.models.tensor_header import INDEX
 from mrl.records.version import Version
 from mrl.weights import publish
 from mrl.weights.canary import canary_sequences, make_canary
 from mrl.weights.manifest import MANIFEST, Canary, read_manifest
-from mrl.weights.publish import INDEX, PARTS, Publisher
+from mrl.weights.publish import PARTS, Publisher
 from mrl.weights.read_lock import read_lock
 
 NO_CANARY = Canary([], [], [])

@@ -1,12 +1,16 @@
 """A checkpoint of a run's policy as a folder that transformers loads."""
 
+import json
 import shutil
+from collections import Counter
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from mrl.config.policy_tables import PolicyTable
 from mrl.config.run_folder import RunFolder
 from mrl.errors import CheckpointError, RunFolderError
+from mrl.models.tensor_header import read_header
+from mrl.processes.preparation.model_folder import weight_files
 
 if TYPE_CHECKING:
     from mrl.weights.checkpoint_store import Checkpoint
@@ -14,6 +18,12 @@ if TYPE_CHECKING:
 CARD = "README.md"
 ADAPTER = "adapter"
 """Folder of the adapters beside the merged weights."""
+AS_MODEL = "model"
+"""In place of a dtype: each tensor keeps its dtype in the folder that the policy was trained from."""
+DTYPES = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
+"""Dtypes of exported weights: torch's name -> that of safetensors."""
+DTYPE_KEYS = ("dtype", "torch_dtype")
+"""Keys of config.json for the dtype; older programs read the second."""
 OTHER_WEIGHTS = (".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack", ".ot", ".onnx", ".gguf", ".tflite")
 """Ends of the names of files with weights in other formats, or with a trainer's state: they hold the earlier model."""
 
@@ -37,15 +47,25 @@ def sound_checkpoint(folder: RunFolder, policy: str, step: int) -> "Checkpoint":
     return store.open(step)
 
 
-def write_folder(part: Path, table: PolicyTable, checkpoint: "Checkpoint") -> None:
+def write_folder(part: Path, table: PolicyTable, checkpoint: "Checkpoint", dtype: str = "") -> None:
     """Fill `part` with the checkpoint's weights, and configuration, tokenizer and chat template of the policy's model.
 
-    For a policy that trains adapters, write the merged weights, and in `adapter/` the adapters alone.
+    For a policy that trains adapters, write the merged weights, and in `adapter/` the adapters alone. Merged weights
+    are in `dtype`, one of DTYPES or AS_MODEL, or as the checkpoint has them.
     """
-    _write_weights(part, table, checkpoint)
+    _write_weights(part, table, checkpoint, dtype)
     for file in Path(table.model).iterdir():
         if file.is_file() and "safetensors" not in file.name and file.name != CARD and not _has_weights(file):
             shutil.copyfile(file, part / file.name)  # without file modes: the model's files may be read-only
+    if dtype in DTYPES:
+        _tell_dtype(part / "config.json", dtype)
+
+
+def dtypes_in(folder: Path) -> dict[str, str]:
+    """Return tensor -> its dtype in a model folder, for dtypes of DTYPES. Raises ModelFolderError."""
+    names = {stored: name for name, stored in DTYPES.items()}
+    headers = [read_header(file) for file in weight_files(folder, str(folder), "")]
+    return {name: names[one] for header in headers for name, one in header.dtypes.items() if one in names}
 
 
 def _has_weights(file: Path) -> bool:
@@ -53,19 +73,37 @@ def _has_weights(file: Path) -> bool:
     return file.name.removesuffix(".index.json").endswith(OTHER_WEIGHTS)
 
 
-def _write_weights(folder: Path, table: PolicyTable, checkpoint: "Checkpoint") -> None:
+def _write_weights(folder: Path, table: PolicyTable, checkpoint: "Checkpoint", dtype: str) -> None:
     from mrl.models.load_policy import hollow_policy, load_policy
     from mrl.models.lora import add_adapters, write_adapters
-    from mrl.models.parameters import released, trained_weights, whole_weights
+    from mrl.models.parameters import in_dtypes, released, trained_weights, whole_weights
     from mrl.weights.publish import write_weights
     from mrl.weights.training_state import restore_weights, saved_weights
 
-    lora = table.learner.lora
+    model_folder, lora = Path(table.model), table.learner.lora
+    stored = dtypes_in(model_folder) if dtype == AS_MODEL else {}
+    others = dtype if dtype in DTYPES else ""
+    if stored:  # what the folder calls otherwise is as most of it is
+        others = Counter(stored.values()).most_common(1)[0][0]
     if lora is None:
-        write_weights(folder, released(hollow_policy(Path(table.model)), saved_weights(checkpoint)))
+        weights = released(hollow_policy(model_folder), saved_weights(checkpoint))
+        write_weights(folder, in_dtypes(weights, stored, others))
         return
-    model = load_policy(Path(table.model))
+    model = load_policy(model_folder)
     add_adapters(model, lora, seed=0)
     restore_weights(model, checkpoint)
-    write_weights(folder, whole_weights(model))
+    write_weights(folder, in_dtypes(whole_weights(model), stored, others))
     write_adapters(folder / ADAPTER, lora, trained_weights(model), table.source or table.model)
+
+
+def _tell_dtype(config_file: Path, dtype: str) -> None:
+    """Let a config.json say it, of each part of the model that it says it of."""
+    described = json.loads(config_file.read_text(encoding="utf-8"))
+    if not any(key in described for key in DTYPE_KEYS):
+        described["dtype"] = dtype
+    config_file.write_text(json.dumps(_saying(described, dtype), indent=2, ensure_ascii=False), encoding="utf-8")
+
+
+def _saying(described: dict[str, Any], dtype: str) -> dict[str, Any]:
+    parts = {key: _saying(value, dtype) for key, value in described.items() if isinstance(value, dict)}
+    return described | parts | {key: dtype for key in DTYPE_KEYS if described.get(key)}

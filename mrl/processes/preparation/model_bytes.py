@@ -7,7 +7,7 @@ from pathlib import Path
 from mrl.config.policy_tables import PolicyTable
 from mrl.config.schema import RunConfig
 from mrl.errors import UserError
-from mrl.models.tensor_header import read_header
+from mrl.models.tensor_header import files_of_weights, read_header
 from mrl.processes.preparation.model_folder import weight_files
 
 BYTES_PER_PARAMETER = 2
@@ -59,5 +59,5 @@ def weights_bytes(config: RunConfig) -> dict[str, int]:
 def _weights_bytes(policy: PolicyTable) -> int:
     if not policy.model:
         return 0
-    here = sum(file.stat().st_size for file in Path(policy.model).glob("*.safetensors"))
+    here = sum(file.stat().st_size for file in files_of_weights(Path(policy.model)))
     return here or BYTES_PER_PARAMETER * named_parameters(policy)

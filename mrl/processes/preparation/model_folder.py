@@ -13,12 +13,11 @@ from typing import Any
 
 from mrl.errors import ModelFolderError
 from mrl.hub_names import download
-from mrl.models.tensor_header import finer_than_bfloat16, read_header
+from mrl.models.tensor_header import INDEX, WEIGHTS, finer_than_bfloat16, read_header
 from mrl.tasks.jsonl_rows import relative_to
 
 LFS_POINTER = b"version https://git-lfs"
 LONGROPE, ORIGINAL = "longrope", "original_max_position_embeddings"
-WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 ENCODERS = frozenset(
     (*("bert", "roberta", "distilbert", "albert", "electra", "deberta", "deberta-v2", "xlm-roberta", "camembert"),
      *("modernbert", "mpnet", "nomic_bert", "t5", "mt5", "umt5", "bart", "mbart", "pegasus", "clip", "siglip", "vit"))
