@@ -1,11 +1,11 @@
 """Inputs of checkpointed blocks that wait in main memory, from the forward pass of their block to its backward pass.
 
-What a block keeps under activation checkpointing is its input alone. From a GPU these inputs are copied to locked main
-memory beside the arithmetic, and come back one block before they are needed. Values are copied and never computed with,
-so the bits are those of a pass that keeps them. On a CPU the same hooks copy within main memory, which saves nothing.
+Under activation checkpointing a block keeps only its input. From a GPU these inputs are copied to locked main memory
+beside the arithmetic, and come back one block before they are needed. Values are copied and never computed with, so the
+bits are those of a pass that keeps them. On a CPU the same hooks copy within main memory, which saves nothing.
 
-On a GPU all that is read or written is memory of the stream that computes, and that stream waits for a copy before it
-takes or frees what is copied: so the allocator may give freed memory to the next block at once.
+On a GPU all copies read or write memory of the stream that computes. That stream waits for a copy before it uses or
+frees the copied tensor: so the allocator may give freed memory to the next block at once.
 """
 
 import weakref
@@ -16,20 +16,20 @@ from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
 PIECE_BYTES = 1 << 25
-"""torch takes a power of two of bytes wherever it locks memory: in pieces of one, little is lost, and passes of other
-lengths use the same pieces again."""
+"""Bytes of a piece of locked memory. torch locks powers of two of bytes: with pieces of such a size little is lost, and
+passes of other lengths use the same pieces again."""
 LEAVING = 2
-"""Inputs on their way to main memory, which are still on the device; the block after waits for the oldest of them."""
+"""Most inputs on their way to main memory, which are still on the device; a further one waits for the oldest."""
 
 
 def locked_bytes(size: int) -> int:
-    """What is taken of main memory for an input of so many bytes."""
+    """Return the bytes of main memory that an input of `size` bytes takes."""
     whole, rest = divmod(size, PIECE_BYTES)
     return whole * PIECE_BYTES + (1 << (rest - 1).bit_length() if rest else 0)
 
 
 class OffloadedInputs:
-    """Of all blocks of a model, in the order of their forward passes; `host` is where they wait."""
+    """Offloaded inputs of all blocks of a model, in the order of their forward passes; they wait on `host`."""
 
     def __init__(self, host: torch.device | None = None) -> None:
         self._host = host or torch.device("cpu")
@@ -37,7 +37,7 @@ class OffloadedInputs:
         self._to_gpu: _GpuCopies | None = None
 
     def hooks(self) -> saved_tensors_hooks:
-        """What is saved for backward inside of this context, on this thread, waits in main memory."""
+        """Return a context in which tensors that this thread saves for the backward pass wait in main memory."""
         return saved_tensors_hooks(self._leave, self._come_back)
 
     def _leave(self, tensor: Tensor) -> "_Waiting":
@@ -56,18 +56,18 @@ class OffloadedInputs:
 
 
 class _Waiting:
-    """One input, copied there and back at once."""
+    """One offloaded input, copied to the host and back at once."""
 
     def __init__(self, tensor: Tensor, host: torch.device) -> None:
         self._device, self._kept = tensor.device, tensor.detach().to(host, copy=True)
 
     def come_back(self) -> Tensor:
-        """On its device again."""
+        """Return the input on its device."""
         return self._kept.to(self._device, copy=True)
 
 
 class _WaitingForGpu(_Waiting):
-    """Copied beside the arithmetic. The input that left before it is fetched when this one is used."""
+    """One offloaded input of a GPU, copied beside the arithmetic. Its return begins that of the input before it."""
 
     def __init__(self, tensor: Tensor, copies: "_GpuCopies", before: _Waiting | None) -> None:
         self._copies, self._before = copies, weakref.ref(before) if before is not None else None
@@ -86,20 +86,20 @@ class _WaitingForGpu(_Waiting):
         return flat.view(self._shape)
 
     def fetch(self) -> None:
-        """Begin to copy it back."""
+        """Begin to copy the input back, where that has not begun."""
         if self._fetched is None:
             self._fetched = self._copies.back(self._pieces, self._device)
 
 
 class _GpuCopies:
-    """A stream beside the one that computes."""
+    """Copies between a GPU and main memory, on a stream beside the one that computes."""
 
     def __init__(self, device: torch.device) -> None:
         self._beside = torch.cuda.Stream(device)
         self._leaving: deque[tuple[Tensor, torch.cuda.Event]] = deque()
 
     def away(self, flat: Tensor) -> list[Tensor]:
-        """Pieces in locked main memory, once what the stream that computes has to do is done."""
+        """Begin to copy a flat tensor, behind the work of the computing stream; return pieces in locked main memory."""
         computing = torch.cuda.current_stream(flat.device)
         self._free(LEAVING - 1, computing)
         pieces = flat.split(PIECE_BYTES // flat.element_size())
@@ -112,11 +112,11 @@ class _GpuCopies:
         return kept
 
     def back(self, kept: list[Tensor], device: torch.device) -> tuple[Tensor, torch.cuda.Event]:
-        """On the device in one row, once the event has come to pass."""
+        """Begin to copy pieces back; return the flat tensor on the device, and the event that says that it is whole."""
         computing = torch.cuda.current_stream(device)
         self._free(0, computing)
         flat = torch.empty(sum(map(len, kept)), dtype=kept[0].dtype, device=device)
-        self._beside.wait_stream(computing)  # which may still use what lay in this memory
+        self._beside.wait_stream(computing)  # it may still use what lay in this memory
         with torch.cuda.stream(self._beside):
             for piece, there in zip(flat.split(PIECE_BYTES // flat.element_size()), kept, strict=True):
                 piece.copy_(there, non_blocking=True)

@@ -1,7 +1,7 @@
-"""How the own groups of a step come together in an asynchronous run, and how long they wait for peers.
+"""Batches of own groups in an asynchronous run, and how long they wait for peers.
 
-A batch is taken as soon as enough groups are ready. Only where the regime has patience, and only for its `wait_s`, is a
-batch held back whose groups peers may still have something to say about.
+A batch is taken as soon as enough groups are ready. Where the regime has patience, a batch with groups that are not
+settled waits for peers' records, for `wait_s` at most.
 """
 
 import time
@@ -19,32 +19,32 @@ from mrl.sharing.regime import Regime
 
 WAIT_SLICE_S = 0.2
 HOLD_SLICE_S = 0.02
-"""Records of peers wake nobody up: while a batch is held for them, they are looked for this often."""
+"""Seconds between two looks for peers' records while a batch waits for them: their arrival wakes no thread."""
 
 Stopping = Callable[[], bool]
 
 
 @dataclass(frozen=True, slots=True)
 class Gathered:
-    """The own groups of one step; the regime has heard of the peers what there was to hear."""
+    """Own groups of one step, for which the regime has heard the records of peers."""
 
     groups: list[ScoredGroup]
     values: Mapping[str, float]
-    """Metric name -> value: what the wait was for."""
+    """Metric name -> value: seconds that were waited for groups, and for peers."""
 
 
 class Batching(Protocol):
-    """One way for the groups of a step to come together."""
+    """One way to gather the own groups of a step."""
 
     def begin(self) -> None:
-        """Called once, after the first weights are out."""
+        """Begin; called once, after the first weights are published."""
 
     def gather(self, step: int, stopping: Stopping) -> Gathered | None:
-        """The groups of `step`, or None when the role is stopping. Raises PeerLost when a bounded wait ran out."""
+        """Return the groups of `step`; None when the role is stopping. Raises PeerLost when a bounded wait ran out."""
 
 
 class AsynchronousBatching:
-    """Every policy at its own pace: peers are heard when they come, and never waited for beyond the patience."""
+    """Gathers groups at the policy's own pace: records of peers are heard as they come, awaited within the patience."""
 
     def __init__(
         self, intake: Intake, regime: Regime, peers: ExchangeClient | None, telemetry: Telemetry, *, bounds: WaitBounds
@@ -53,11 +53,11 @@ class AsynchronousBatching:
         self._telemetry, self._bounds = telemetry, bounds
 
     def begin(self) -> None:
-        """Ask for everything that a restored regime awaits."""
+        """Ask the exchange for all prompts that a restored regime awaits."""
         self._ask(self._regime.awaited())
 
     def gather(self, step: int, stopping: Stopping) -> Gathered | None:
-        """The groups of `step`, settled ones first."""
+        """Return the groups of `step`, settled ones first."""
         began_s = time.monotonic()
         if not await_groups(
             self._intake, step, stopping, lambda: self._listen(step), self._telemetry, bounds=self._bounds
@@ -76,7 +76,7 @@ class AsynchronousBatching:
         return patience.hold_versions if patience else 0
 
     def _hold(self, step: int, stopping: Stopping) -> None:
-        """Wait for peers while the batch has groups that they may still say something about."""
+        """Wait for peers, within the patience, while the batch has groups that are not settled."""
         patience = self._regime.patience
         if patience is None or self._peers is None:
             return
@@ -90,7 +90,7 @@ class AsynchronousBatching:
                 self._listen(step)
 
     def _listen(self, step: int) -> None:
-        """Take note of own groups that arrived, and of what peers sent."""
+        """Tell the regime of own groups that arrived, and of records that peers sent."""
         for group in self._intake.arrivals():
             self._ask(self._regime.asks(group))
         received = self._peers.take() if self._peers else []
@@ -114,12 +114,12 @@ def await_groups(
 ) -> bool:
     """Call `listen` until enough groups for `step` are ready; False when the role is stopping.
 
-    However long that takes while a worker gets on. Raises PeerLost when none was heard, or got on, within the bounds.
+    There is no time limit while a worker gets on. Raises PeerLost when none was heard, or got on, within the bounds.
     """
     began_s, whom = time.monotonic(), f"worker/{telemetry.policy}"
 
     def waits(*, for_weights: bool) -> bool:
-        """Until groups are ready, or, `for_weights`, any worker could sample some; False when the role is stopping."""
+        """Wait for groups, or with `for_weights` for a worker that can sample; False when the role is stopping."""
         while not stopping():
             listen()
             if intake.unsettled(step) is not None or (for_weights and intake.has_served):

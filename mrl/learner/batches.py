@@ -22,19 +22,19 @@ from mrl.sharing.regime import Absorbed, Regime, Rescue, check_absorbed
 
 @dataclass(frozen=True, slots=True)
 class PreparedStep:
-    """A step that can be trained, and what there is to say about it."""
+    """A step that is ready to be trained, and its metrics."""
 
     order: StepOrder
     values: dict[str, float]
     groups: list[ScoredGroup]
-    """The own groups that were sampled for it, without those that are trained on again."""
+    """Own groups that were sampled for the step, without those that are trained on again."""
     rescued: Sequence[Rescue]
     tokens: int
-    """Answer tokens of these groups."""
+    """Sampled tokens of `groups`."""
 
 
 class BatchMaker:
-    """Forms the order of one step after the other; `batching` says how their groups come together."""
+    """Prepares one step after the other; `batching` gathers their own groups."""
 
     def __init__(
         self,
@@ -51,14 +51,14 @@ class BatchMaker:
         self._run, self._reuse = run, reuse
 
     def begin(self) -> None:
-        """The first weights are out; after a resume, ask once more for what the restored regime awaits."""
+        """Begin, once the first weights are published; after a resume, ask again for prompts that the regime awaits."""
         self._batching.begin()
 
     def prepare(self, step: int, rng: np.random.Generator, stopping: Stopping) -> PreparedStep | None:
-        """The next step's order, or None when the role is stopping.
+        """Return the next step, or None when the role is stopping.
 
         Raises PeerLost when no batch came together within the time limit, TaskError when verifiers failed on too many
-        answers, PluginError when a regime of the user's own absorbed them into what is no batch.
+        answers, PluginError when a regime of the user's own returned what is no batch.
         """
         gathered = self._batching.gather(step, stopping)
         if gathered is None:
@@ -94,11 +94,11 @@ class BatchMaker:
         )
 
     def state(self) -> dict[str, Any]:
-        """Its part of a checkpoint; empty where every group is trained on once."""
+        """Return its part of a checkpoint; empty where every group is trained on once."""
         return {} if self._reuse is None else {"reuse": self._reuse.state()}
 
     def _draw(self, fresh: Sequence[ScoredGroup], step: int, rng: np.random.Generator) -> list[ScoredGroup]:
-        """Earlier groups that complete the batch; these may be drawn from the next step on."""
+        """Draw earlier groups that complete the batch; `fresh` groups may be drawn from the next step on."""
         if self._reuse is None:
             return []
         drawn = self._reuse.draw(step, rng)
@@ -132,10 +132,10 @@ class BatchMaker:
 def batch_values(
     groups: Sequence[ScoredGroup], step: int, *, reused: Sequence[ScoredGroup] = (), success_reward: float = 1.0
 ) -> dict[str, float]:
-    """Reward, length and staleness of a batch's own groups at learner step `step`.
+    """Return metrics of a batch's own groups at learner step `step`: reward, length, staleness, episodes.
 
-    Staleness is that of `reused` groups too. All else was told of them when they were fresh, and tells how well the
-    policy does now. Rewards are of groups that began at their start states; of groups that went on from elsewhere where
+    Staleness includes that of `reused` groups. The other metrics tell how well the policy does now, and included those
+    groups when they were fresh. Rewards are of groups that began at their start states, or of continuations where
     there are none.
     """
     begun = [group for group in groups if group.continuation is None] or groups
@@ -159,7 +159,7 @@ def batch_values(
 
 
 def _episode_values(episodes: Sequence[Answer]) -> dict[str, float]:
-    """Turns of episodes, given tokens in them, and how many ended in which way; empty where there are none."""
+    """Return metrics of episodes: turns, given tokens, rows, shares of each ending; empty without episodes."""
     if not episodes:
         return {}
     turns = [sum(segment.is_sampled for segment in episode.segments) for episode in episodes]
@@ -176,7 +176,7 @@ def _episode_values(episodes: Sequence[Answer]) -> dict[str, float]:
 
 
 def _named_means(groups: Sequence[ScoredGroup]) -> dict[str, float]:
-    """The mean of every part of the reward that has a name, over the answers of its task that have it."""
+    """Return the mean of every named part of the reward, over the answers of its task that have it."""
     parts: defaultdict[str, list[float]] = defaultdict(list)
     for group in groups:
         for answer in group.answers:
@@ -186,7 +186,7 @@ def _named_means(groups: Sequence[ScoredGroup]) -> dict[str, float]:
 
 
 def _shares(staleness: Sequence[int]) -> list[tuple[int, float]]:
-    """(versions, share of the groups that are so stale), from 0 to the largest."""
+    """Return (staleness in versions, share of the groups with it) pairs, from 0 to the largest."""
     counts = np.bincount(staleness)
     return [(versions, float(count) / len(staleness)) for versions, count in enumerate(counts)]
 

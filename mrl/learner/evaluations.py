@@ -1,6 +1,6 @@
-"""When a version is evaluated, and what is told of it: the learner's part of evaluations.
+"""The learner's part of evaluations: which versions are evaluated, and the reports of their results.
 
-The workers answer the held-out prompts beside their other work; the learner awaits them after its last step only.
+Workers answer the held-out prompts beside their other work; the learner waits for answers only after its last step.
 """
 
 import time
@@ -27,17 +27,17 @@ log = structlog.get_logger()
 
 @dataclass(frozen=True, slots=True)
 class EvaluationPlan:
-    """Which steps are evaluated: the first and the last one on all held-out prompts, others on some."""
+    """Steps that are evaluated: the first and the last one on all held-out prompts, others on some."""
 
     prompts: Sequence[Prompt]
     every: int
     """Steps between evaluations; 0 for the first and the last step alone."""
     num_prompts: int
-    """Of the steps in between; 0 takes all."""
+    """Prompts for steps in between; 0 takes all."""
     total_steps: int
 
     def prompts_at(self, step: int) -> Sequence[Prompt]:
-        """What is asked at a step; nothing where none is due."""
+        """Return the prompts to ask at a step; none where no evaluation is due."""
         if step in (0, self.total_steps):
             return self.prompts
         is_due = self.every > 0 and step % self.every == 0
@@ -50,25 +50,25 @@ class Evaluations:
     def __init__(
         self, intake: Intake, plan: EvaluationPlan, folder: Path, telemetry: Telemetry, *, bounds: WaitBounds
     ) -> None:
-        """Results are files of `folder`. After the last step answers are awaited within the `bounds` of groups."""
+        """Results are files in `folder`. After the last step answers are awaited within `bounds`, as groups are."""
         self._intake, self._plan, self._folder, self._telemetry = intake, plan, folder, telemetry
         self._bounds = bounds
 
     def ask_when_due(self, version: Version) -> None:
-        """Have a version evaluated that is about to be announced, where it is due and has no result."""
+        """Have a version evaluated, before it is announced, where an evaluation is due and has no result."""
         prompts = self._plan.prompts_at(version.step)
         if prompts and result_version(self._folder / result_name(self._telemetry.policy, version.step)) != version:
             self._intake.evaluate(version, prompts)
 
     def tell(self, wait_s: float = 0.0) -> None:
-        """Tell of the evaluations that ended since the last call; waits at most `wait_s` for an answer."""
+        """Report the evaluations that ended since the last call; wait at most `wait_s` for an answer."""
         for one in self._intake.evaluated(wait_s):
             self._tell(one)
 
     def await_last(self, stopping: Callable[[], bool]) -> None:
-        """Wait for the evaluation under way, until it is over or no worker gets on any more; then tell of it.
+        """Wait for the evaluation under way, until it is over or no worker gets on any more; then report it.
 
-        The steps are done: one that does not come to its end costs itself.
+        All steps are done, so that an evaluation without an end costs no more than its own result.
         """
         policy, began_s = self._telemetry.policy, time.monotonic()
         self._telemetry.doing("evaluating")
@@ -100,7 +100,7 @@ class Evaluations:
 
 
 def result_version(path: Path) -> Version | None:
-    """The version that an evaluation result is about, None when there is no result."""
+    """Return the version of an evaluation result; None when there is no result."""
     try:
         return msgspec.json.decode(path.read_bytes(), type=EvaluationResult).version
     except (OSError, msgspec.DecodeError):

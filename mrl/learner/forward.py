@@ -1,4 +1,4 @@
-"""One forward pass of a packed batch: what the policy gives to the answer tokens in it."""
+"""One forward pass of a packed batch: the policy's log-probabilities and entropies of its answer tokens."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -17,48 +17,48 @@ from mrl.models.row_attention import take
 from mrl.objectives.logprobs import Kernel, token_logprobs, token_logprobs_and_entropy
 
 CHUNK_LOGITS = 1 << 25
-"""128 MiB of float32; `learner.chunk_logits` says otherwise."""
+"""Default of `learner.chunk_logits`: 128 MiB of float32."""
 
 
 @dataclass(frozen=True, slots=True)
 class ForwardSettings:
-    """The distribution that engines sample from, and how many tokens have their logits in memory at once."""
+    """The temperature at which engines sample, and how many tokens have their logits in memory at once."""
 
     temperature: float
     chunk_tokens: int = 4096
     chunk_logits: int = CHUNK_LOGITS
-    """Logits of a chunk at most, of whose float32 a pass needs a few."""
+    """Most logits of a chunk; a pass needs a few float32 arrays of that size."""
     kernel: Kernel = "chunked"
     context: ContextGroup | None = None
-    """The ranks that share the places of a pass; None where each has passes of its own."""
+    """Ranks that share the places of a pass; None where each rank has passes of its own."""
 
     def tokens_at_once(self, vocab_size: int) -> int:
-        """Length of a chunk."""
+        """Return the number of tokens in a chunk."""
         return min(self.chunk_tokens, max(1, self.chunk_logits // vocab_size))
 
 
 def answer_logprobs(model: nn.Module, batch: PackedBatch, settings: ForwardSettings) -> Tensor:
-    """[T] float32 log-probabilities of the batch's answer tokens under the sampling temperature.
+    """Return float32 log-probabilities of the batch's answer tokens at the sampling temperature, [T].
 
-    The head is applied to the places that predict an answer token only, in chunks.
+    The head is applied only to the places that predict an answer token, in chunks.
     """
     return _through(model, token_logprobs, batch, batch.target_ids_T, settings)
 
 
 class AnswerValues(NamedTuple):
-    """What one pass gives to the answer tokens of a batch, in nats, with gradient."""
+    """Results of one pass for the answer tokens of a batch, in nats, with gradient."""
 
     logprobs_T: Tensor
     entropy_T: Tensor | None
-    """Of the distributions that the tokens were drawn from."""
+    """Entropies of the whole distributions in the tokens' places; None where not asked for."""
     unit_logprobs_TK: Tensor | None
-    """None for a batch without units."""
+    """Log-probabilities of the batch's units; None for a batch without units."""
 
 
 def answer_values(
     model: nn.Module, batch: PackedBatch, settings: ForwardSettings, *, with_entropy: bool
 ) -> AnswerValues:
-    """`answer_logprobs`, and from the same logits the batch's units and, if asked for, entropies; float32."""
+    """Return `answer_logprobs` and, from the same logits, those of units and, if asked for, entropies; float32."""
     units_TK = batch.unit_ids_TK
     ids = batch.target_ids_T if units_TK is None else torch.cat([batch.target_ids_T.unsqueeze(-1), units_TK], -1)
     score = token_logprobs_and_entropy if with_entropy else token_logprobs
@@ -71,7 +71,7 @@ def answer_values(
 
 @torch.no_grad()
 def frozen_logprobs(model: nn.Module, batches: Sequence[PackedBatch], settings: ForwardSettings) -> list[Tensor]:
-    """`answer_logprobs` without gradient, [T] per batch."""
+    """Return `answer_logprobs` without gradient, [T] per batch."""
     return [answer_logprobs(model, batch, settings) for batch in batches]
 
 
@@ -94,7 +94,7 @@ def _through(model: Any, score: Callable[..., Any], batch: PackedBatch, ids: Ten
 def _answer_outputs(
     model: Any, score: Callable[..., Any], batch: PackedBatch, ids: Tensor, settings: ForwardSettings
 ) -> Any:
-    """`ids` are [T], or [T, N] in the place of each token."""
+    """Score `ids`: [T], or [T, N] with N ids in the place of each token."""
     context = settings.context
     told_LNK = None if batch.experts_LNK is None else batch.experts_LNK.to(batch.input_ids_L.device)
     if context is None:
@@ -113,7 +113,7 @@ def _answer_outputs(
 
 
 def _hidden(model: Any, input_ids: Tensor, position_ids: Tensor, **attention: Any) -> Tensor:
-    """[places, D]."""
+    """Return the last hidden states, [places, D]."""
     hidden_NLD: Tensor = model.get_decoder()(
         input_ids=input_ids.unsqueeze(0), position_ids=position_ids.unsqueeze(0), use_cache=False, **attention
     ).last_hidden_state

@@ -1,7 +1,7 @@
-"""Which evaluations are under way, and who answers their prompts: without socket or clock.
+"""Ledger of evaluations: which are under way, and which worker answers which prompt. Without socket or clock.
 
-One evaluation at a time is granted, that of the newest version asked for. When the next one is due before it is over,
-it ends with the answers that have been begun: later ones would say little about its version.
+Prompts are granted for one evaluation at a time, that of the newest version. When the next evaluation is due before the
+end, the earlier one ends with the answers that have been begun: later answers would say little about its version.
 """
 
 from collections.abc import Callable, Collection, Sequence
@@ -21,7 +21,7 @@ class Evaluated(NamedTuple):
     result: EvaluationResult | None
     """None when no prompt was answered."""
     failures: dict[str, int]
-    """Why prompts have no answer -> how many."""
+    """Reason why prompts have no answer -> number of prompts."""
 
 
 class HeldOutLedger:
@@ -31,7 +31,7 @@ class HeldOutLedger:
         self._policy, self._measure = policy, measure
         self._newest: HeldOutBook | None = None
         self._overtaken: list[HeldOutBook] = []
-        """Those whose last answers are still to come."""
+        """Earlier evaluations, whose last answers are still to come."""
         self._over: list[Evaluated] = []
 
     @property
@@ -41,11 +41,11 @@ class HeldOutLedger:
 
     @property
     def waiting(self) -> Version | None:
-        """The version of which prompts wait that nobody has been granted yet."""
+        """Version of the evaluation that has prompts to grant; None without."""
         return self._newest.version if self._newest is not None and self._newest.num_waiting else None
 
     def ask(self, version: Version, prompts: Sequence[Prompt], now_s: float) -> None:
-        """Evaluate a version from now on; one that is under way begins no more prompts."""
+        """Evaluate a version from now on; an evaluation under way begins no more prompts."""
         if self._newest is not None:
             self._newest.give_up(running=False)
             self._overtaken.append(self._newest)
@@ -53,23 +53,23 @@ class HeldOutLedger:
         self._settle(now_s)
 
     def lose(self, worker: str, holding: Collection[str], now_s: float) -> int:
-        """What the worker does not hold (any more) waits again; returns how many prompts."""
+        """Take back prompts that the worker does not hold (any more); return how many."""
         return self._lose(lambda who, ticket: who == worker and ticket not in holding, now_s)
 
     def expire(self, workers: Collection[str], now_s: float) -> int:
-        """What silent workers have waits again; returns how many prompts."""
+        """Take back prompts of silent workers; return how many."""
         return self._lose(lambda who, _: who in workers, now_s)
 
     def grant(self, request: WorkRequest) -> list[HeldOutItem]:
-        """Prompts for a worker that serves the version asked for, or a newer one."""
+        """Return prompts for a worker that serves the evaluated version, or a newer one."""
         return self._grant(request, request.max_held_out)
 
     def grant_alone(self, request: WorkRequest, granted: int) -> list[HeldOutItem]:
-        """More, where there is no other work for the worker; `granted` it has just been granted."""
+        """Return more prompts for a worker without other work, which has just been granted `granted` prompts."""
         return self._grant(request, request.max_held_out_alone - granted)
 
     def accept(self, answers: Sequence[HeldOutAnswer], now_s: float) -> None:
-        """Take answers in; repeated ones and those of an earlier life are ignored."""
+        """Take in answers; repeated ones and those of an earlier life of the learner are ignored."""
         for answer in answers:
             for book in self._books():
                 if book.accept(answer):
@@ -77,13 +77,13 @@ class HeldOutLedger:
         self._settle(now_s)
 
     def give_up(self, now_s: float) -> None:
-        """Await nothing any more: what is under way is over with what has come."""
+        """End all evaluations with the answers that have come."""
         for book in self._books():
             book.give_up(running=True)
         self._settle(now_s)
 
     def take_over(self) -> list[Evaluated]:
-        """The evaluations that ended since the last call."""
+        """Return the evaluations that ended since the last call."""
         over, self._over = self._over, []
         return over
 

@@ -40,21 +40,21 @@ if TYPE_CHECKING:
 POLL_S = 0.05
 WORKER_SILENCE_S = 60.0
 GOODBYE_S = 3.0
-"""Workers say something every second."""
+"""Seconds to wait until all workers have heard the goodbye: they say something every second."""
 
 
 @dataclass
 class Waits:
-    """How long the learner waited since its last batch."""
+    """Seconds that the learner waited since its last batch."""
 
     since_s: float
     wait_s: float = 0.0
     short_s: float = 0.0
-    """Part of it in which workers might not sample more."""
+    """Part of the wait in which workers might not sample more."""
 
 
 class Intake:
-    """Grants work and takes groups in. All but the serving itself is called by the learner's thread."""
+    """Grants work to workers and takes in their groups. Its own thread calls `turn`; other threads call the rest."""
 
     def __init__(
         self,
@@ -66,7 +66,7 @@ class Intake:
         courier: "BroadcastPublisher | None" = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Without a courier every version lies in files, and nobody asks for it.
+        """`courier` answers requests for weights; without it every version lies in files, and no worker asks.
 
         Without `held_out` nothing is evaluated. With `evaluates_alone` no groups are granted while an evaluation is
         under way.
@@ -82,18 +82,18 @@ class Intake:
         self._notice: WeightsNotice | None = None
         self._stopping = False
         self._unaware: set[str] | None = None
-        """Workers that have yet to hear that all steps are done; None before they are."""
+        """Workers that have not yet acknowledged that all steps are done; None before these are done."""
         self.malformed = 0
         self._failure: BaseException | None = None
         self._thread = threading.Thread(target=self._serve, name="intake", daemon=True)
 
     def open(self) -> None:
-        """Answer workers from now on. Before the first weights are announced they hear that their learner is there."""
+        """Answer workers from now on; until the first weights are announced, only to show that the learner is there."""
         if self._thread.ident is None and not self._stopping:
             self._thread.start()
 
     def announce(self, notice: WeightsNotice) -> None:
-        """Tell workers of these weights from now on; opens the link where that has not been done."""
+        """Announce these weights to workers from now on; open the link where that has not been done."""
         with self._changed:
             self._news.announced(self._clock())
             self._notice = notice
@@ -101,23 +101,23 @@ class Intake:
         self.open()
 
     def publishing(self, progress: int) -> None:
-        """New weights are on their way, so far: another number whenever they have got on."""
+        """Note how far the publishing of new weights is: `progress` is another number whenever it has got on."""
         with self._changed:
             self._news.publishing(progress, self._clock())
 
     def got_on(self) -> None:
-        """The learner itself has got on, for example with its training."""
+        """Note progress of the learner itself, for example in its training."""
         with self._changed:
             self._news.num_moves += 1
 
     @property
     def num_moves(self) -> int:
-        """How often workers, new weights for them, or the learner itself have got on since it began."""
+        """How often workers, the publishing of weights, or the learner itself have got on since its start."""
         with self._changed:
             return self._news.num_moves
 
     def arrivals(self) -> list[ScoredGroup]:
-        """Groups that came in since the last call, whether or not they will be fresh enough to train on."""
+        """Return groups that came in since the last call, whether or not they will be fresh enough to train on."""
         with self._changed:
             arrived, self._arrivals = self._arrivals, []
         return arrived
@@ -138,17 +138,17 @@ class Intake:
             return self._news.has_served
 
     def given_up(self, bounds: WaitBounds, began_s: float) -> str:
-        """Why a wait for groups since `began_s` (of this clock) is over; empty while any worker gets on."""
+        """Return why a wait for groups since `began_s` (of this clock) is over; empty while any worker gets on."""
         with self._changed:
             return bounds.given_up(self._news, began_s, self._clock())
 
     def unsettled(self, step: int, is_settled: IsSettled = always, hold_versions: int = 0) -> int | None:
-        """How many groups that are not settled the next batch would have; None while there are too few groups."""
+        """Return how many groups of the next batch are not settled; None while there are too few groups."""
         with self._changed:
             return self._ledger.unsettled(step, is_settled, hold_versions)
 
     def next_batch(self, step: int, is_settled: IsSettled = always, hold_versions: int = 0) -> list[ScoredGroup] | None:
-        """The groups of `step` when there are enough, settled ones first; never waits."""
+        """Return the groups of `step`, settled ones first, or None while there are too few; never waits."""
         with self._changed:
             batch = self._ledger.take_batch(step, is_settled, hold_versions)
             if batch is not None:
@@ -165,7 +165,7 @@ class Intake:
             self._books.ask(version, prompts, self._clock())
 
     def evaluated(self, timeout_s: float = 0.0) -> list[Evaluated]:
-        """The evaluations that ended since the last call; waits at most `timeout_s` for a held-out answer.
+        """Return the evaluations that ended since the last call; wait at most `timeout_s` for a held-out answer.
 
         Raises RoleFailed when the link's thread has ended.
         """
@@ -182,7 +182,7 @@ class Intake:
             return self._books.is_open
 
     def stop_evaluating(self) -> None:
-        """Await no held-out answer any more: evaluations end with those that came."""
+        """End all evaluations with the held-out answers that came."""
         with self._changed:
             self._books.give_up(self._clock())
 
@@ -193,12 +193,12 @@ class Intake:
 
     @property
     def window_groups(self) -> float | None:
-        """Groups that may be in flight and in stock at an adaptive pace; None at any other."""
+        """Groups that may be running and ready at an adaptive pace; None at any other pace."""
         with self._changed:
             return None if self._ledger.window is None else self._ledger.window.groups
 
     def offer(self, found: Sequence[Continuation]) -> None:
-        """Have groups sampled that go on from these states."""
+        """Have groups sampled for these continuations."""
         with self._changed:
             self._ledger.offer(found)
 
@@ -209,25 +209,25 @@ class Intake:
             return {} if self._ledger.curriculum is None else self._ledger.curriculum.values()
 
     def state(self) -> dict[str, Any]:
-        """The ledger's part of a checkpoint."""
+        """Return the ledger's part of a checkpoint."""
         with self._changed:
             return self._ledger.state()
 
     def take_counts(self) -> dict[str, int]:
-        """What the ledger counted since the last call."""
+        """Return what the ledger counted since the last call."""
         with self._changed:
             counts = dict(self._ledger.counts)
             self._ledger.counts.clear()
         return counts
 
     def take_failures(self) -> VerifierFailures:
-        """What verifiers failed on since the last call."""
+        """Return counts of the answers on which verifiers failed since the last call."""
         with self._changed:
             taken, self._unjudged = self._unjudged, VerifierFailures()
         return taken
 
     def say_goodbye(self) -> None:
-        """All steps are done: let every worker know, within a bound, so that none takes the silence for a loss."""
+        """Tell every worker, within a bound, that all steps are done, so that none takes the silence for a loss."""
         with self._changed:
             self._unaware = set(self._ledger.last_seen_s)
             self._changed.wait_for(lambda: not self._unaware, GOODBYE_S)
@@ -240,7 +240,10 @@ class Intake:
         self._server.close()
 
     def turn(self, timeout_s: float) -> None:
-        """Wait at most `timeout_s` for messages, answer them, do what is due: called by the link's thread alone."""
+        """Answer messages, waiting for them at most `timeout_s`, and take back work of silent workers.
+
+        Only the link's own thread calls it.
+        """
         for client, body, _grant in self._server.receive(timeout_s):
             try:
                 message = decode(body, worker_message_decoder, max_bytes=MAX_GROUP_BYTES)
@@ -289,7 +292,7 @@ class Intake:
                 return self._answer_early(message, now_s)
             if isinstance(message, WorkRequest):
                 self._news.asked(message, now_s, serves=self._ledger.may_sample(message.serving))
-                # One whose engine has yet to start is no replica, and asks for nothing that it could lose.
+                # A worker whose engine has yet to start is no replica, and holds nothing that it could lose.
                 is_starting = message.serving is None and not (message.max_groups or message.holding)
                 return WorkGrant(items=[], weights=notice) if is_starting else self._grant(message, notice, now_s)
             self._news.delivered(now_s)
@@ -304,14 +307,14 @@ class Intake:
             return GroupsAck(tickets=tickets, weights=notice)
 
     def _answer_early(self, message: WorkRequest | Groups | HeldOutAnswers, now_s: float) -> LearnerMessage:
-        """Before there are weights to tell of nothing is granted or taken over: it comes again."""
+        """Answer before any weights are announced: nothing is granted or taken over, and the worker sends it again."""
         if not isinstance(message, WorkRequest):
             return GroupsAck(tickets=[])
         self._news.asked(message, now_s, serves=False)
         return WorkGrant(items=[])
 
     def _grant(self, request: WorkRequest, notice: WeightsNotice, now_s: float) -> WorkGrant:
-        """Held-out prompts first, groups in what places are left, and more held-out prompts where there is no group."""
+        """Grant held-out prompts first, then groups in the places left, or more held-out prompts without groups."""
         held_out = self._held_out
         if held_out is None:
             return WorkGrant(items=self._ledger.grant(request, now_s), weights=notice)

@@ -1,4 +1,4 @@
-"""Rows that people look at: the answers of every step, and batches whose update was left out, as JSON lines."""
+"""Files for people to read, as JSON lines: the answers of every step, and batches whose update was skipped."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -23,15 +23,15 @@ from mrl.sharing.regime import Rescue
 from mrl.tasks.pool import TaskPool
 
 KEPT = 3
-"""Newest batches of a policy that are kept."""
+"""Newest skipped batches of a policy that are kept."""
 MAX_TURNS_CHARS = 256 * 1024
-"""Text of an episode's turns."""
+"""Limit of the text of an episode's opening, and of its turns."""
 
 log = structlog.get_logger()
 
 
 def keep_batch(folder: Path, policy: str, step: int, order: StepOrder) -> Path:
-    """Write the rows that step `step` trained on; returns the file. Values that are no numbers appear as null.
+    """Write the rows of step `step`, whose update was skipped; return the file. Values that are no numbers are null.
 
     Raises OSError.
     """
@@ -75,10 +75,10 @@ def _step_of(path: Path) -> int:
 def sample_writer(
     pool: TaskPool, telemetry: Telemetry, rollouts: Path, max_mib: int, spelling: EpisodeSpelling | None = None
 ) -> Callable[[int, PreparedStep], None]:
-    """What a learner calls behind every step: it tells samples of it, and writes all its answers.
+    """Return a function to call after every step: it sends samples to telemetry, and writes all answers of the step.
 
-    Of those the folder `rollouts` keeps `max_mib` at most, and none with 0. A disk that is full costs the answers of
-    the step, and is told. `spelling` reads what episodes begin with.
+    The folder `rollouts` keeps at most `max_mib` MiB of answers, and none with 0. On a full disk the answers of the
+    step are lost, with a warning. `spelling` reads the openings of episodes.
     """
     policy, told = telemetry.policy, _Told(pool, spelling)
     files = RolloutFiles(rollouts, policy, max_mib * 1024 * 1024) if max_mib else None
@@ -101,7 +101,7 @@ def sample_writer(
 
 @dataclass(frozen=True)
 class _Told:
-    """What there is to say of any answer: prompt, text, reward, and the turns of an episode."""
+    """Readable fields of answers: prompt, text, reward, and the turns of an episode."""
 
     pool: TaskPool
     spelling: EpisodeSpelling | None
@@ -113,7 +113,7 @@ class _Told:
         return shown
 
     def opening(self, group: ScoredGroup) -> str:
-        """What the episodes of a group begin with, to be read once for all of them; "" of answers of one turn."""
+        """Return the opening of a group's episodes, which is the same for all of them; "" for answers of one turn."""
         if not any(answer.segments for answer in group.answers):
             return ""
         return self._read(unpack_array(group.prompt_token_ids, "i4").tolist(), MAX_TURNS_CHARS)

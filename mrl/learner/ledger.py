@@ -1,13 +1,15 @@
-"""Which prompts are being sampled by whom, and which groups are ready: the learner's books, without socket or clock.
+"""Ledger of a learner: which worker samples which prompt, and which groups are ready. Without socket or clock.
 
-Admission paces sampling: at most (eta + v + 1) * B groups are accepted or running (AReaL, arXiv 2505.24298, section 4),
-where v is the version that the worker who asks would sample under. Trained in the order in which they came, B a step,
-all of these are trained at step eta + v at the latest, when v is as stale as it may be. An adaptive pace narrows this
-to what the learner needs in stock, so that it trains on fresher groups. The staleness bound itself is enforced in
-`take_batch`. Where groups are trained on again (`prompts.reuse`), B counts the fresh ones, and eta is smaller here by
-the versions in which they may be. With dynamic sampling (DAPO, arXiv 2503.14476, section 3.2) a group whose answers all
-have one reward is not accepted, and the next prompt takes its place. With a curriculum visits of the order are skipped.
-States to go on from are granted before the next visit, as groups that count like any other.
+Admission paces sampling: at most (eta + v + 1) * B groups are accepted or running (AReaL, arXiv 2505.24298, section 4).
+Here eta is the staleness bound, B the groups of a step, and v the version under which the asking worker would sample.
+Trained in the order in which they came, B a step, all of these are trained at step eta + v at the latest, when v is as
+stale as it may be. An adaptive pace narrows this to what the learner needs in stock, so that it trains on fresher
+groups. The staleness bound itself is enforced in `take_batch`.
+
+Where groups are trained on again (`prompts.reuse`), B counts the fresh ones, and eta is smaller here by the versions
+that are reserved for the others. With dynamic sampling (DAPO, arXiv 2503.14476, section 3.2) a group whose answers all
+have one reward is not accepted, and the next prompt takes its place. With a curriculum, visits of the prompt order are
+skipped. Continuations, states of peers to go on from, are granted before the next visit, and count as groups like any.
 """
 
 import math
@@ -24,14 +26,14 @@ from mrl.records.rollouts import Answer, Continuation, ScoredGroup, StaleGroup, 
 from mrl.records.version import Version, is_void
 
 MAX_GIVEN_BYTES = 2 * 1024 * 1024
-"""Of peers' turns in one grant, which has to fit into a message; one more state may stand behind it."""
+"""Limit of peers' turns in one grant, which has to fit into a message; the last continuation may exceed it."""
 UNBEGUN = "unbegun_groups/"
-"""Of the names of counts of continuations that did not begin; the reason stands behind."""
+"""Prefix of the names of counts of continuations that did not begin; the reason follows."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """How much may be sampled: B groups per step, at most `max_staleness_versions` ahead, `total_steps` in all.
+    """Limits of sampling: B groups per step, at most `max_staleness_versions` ahead, `total_steps` in all.
 
     With `drop_uniform` groups of equal rewards are dropped, until `max_resampling` * B groups were sampled for a step.
     """
@@ -43,13 +45,13 @@ class Pace:
     drop_uniform: bool = False
     max_resampling: float = 10.0
     adaptive: bool = False
-    """Whether less is in flight and in stock than the staleness bound allows, where the learner needs no more."""
+    """Whether fewer groups are running and ready than the staleness bound allows, where the learner needs no more."""
     reserved_versions: int = 0
-    """Versions of the staleness bound that admission leaves over, for groups that are trained on again later."""
+    """Versions of the staleness bound that admission leaves, for groups that are trained on again later."""
 
     @property
     def versions_ahead(self) -> int:
-        """How many versions ahead of training may be sampled."""
+        """Number of versions ahead of training that may be sampled."""
         return self.max_staleness_versions - self.reserved_versions
 
 
@@ -74,7 +76,7 @@ IsSettled = Callable[[ScoredGroup], bool]
 
 
 def always(_group: ScoredGroup) -> bool:
-    """Nobody has anything more to say about any group."""
+    """Take every group for settled, as where no peer is waited for."""
     return True
 
 
@@ -89,22 +91,22 @@ class WorkLedger:
     step: int = 0
     cursor: int = 0
     accepted: int = 0
-    """Groups consumed or ready."""
+    """Groups trained on or ready."""
     dropped: int = 0
     """Uniform groups dropped since the last batch was taken."""
     returned: deque[int] = field(default_factory=deque)
     """Positions whose grant was lost; granted again first."""
     running: dict[str, Running] = field(default_factory=dict)
     ready: list[Ready] = field(default_factory=list)
-    """Oldest first."""
+    """Groups that can be trained on, in order of arrival."""
     last_seen_s: dict[str, float] = field(default_factory=dict)
     counts: Counter[str] = field(default_factory=Counter)
     is_short: bool = False
-    """Whether the worker that asked last had room for more than any may sample, whatever it serves."""
+    """Whether the worker that asked last had room for more than a worker with the newest weights may sample."""
     newest: Version | None = None
-    """The version announced last; None before the first, when nobody can sample."""
+    """Version announced last; None before the first, when no worker can sample."""
     curriculum: Curriculum | None = None
-    """Which visits are skipped; None skips none."""
+    """Choice of the visits to skip; None skips none."""
     continuations: Continuations = field(default_factory=Continuations)
 
     def __post_init__(self) -> None:
@@ -113,7 +115,7 @@ class WorkLedger:
         self.window: AdmissionWindow | None = window if pace.adaptive else None
 
     def capacity(self, serving: Version | None = None) -> int:
-        """Groups that may be granted now, to a worker that would sample them under `serving`, or the newest version."""
+        """Return how many groups may be granted now, to a worker that would sample under `serving`, or the newest."""
         if serving is not None and is_void(serving, self.resumed_at):
             return 0
         step = self.step if serving is None else min(self.step, serving.step)
@@ -124,20 +126,20 @@ class WorkLedger:
         return max(0, room)
 
     def may_sample(self, serving: Version | None) -> bool:
-        """Whether a worker that serves this has weights whose answers can be trained on."""
+        """Whether answers of a worker that serves this version can be trained on."""
         return serving is not None and not is_void(serving, self.resumed_at)
 
     def offer(self, found: Sequence[Continuation]) -> None:
-        """Have groups sampled that go on from these states, before the next visit of the order."""
+        """Take in continuations, to have their groups sampled before the next visit of the order."""
         self.returned.extend(self.continuations.enter(found))
 
     def announced(self, version: Version) -> None:
-        """Workers are told of this version from now on, and may sample for its step."""
+        """Note that workers are told of this version from now on, and may sample for its step."""
         self.step = max(self.step, version.step)
         self.newest = version
 
     def grant(self, request: WorkRequest, now_s: float) -> list[WorkItem]:
-        """Work for one worker; what it does not hold (any more), as after a restart, is granted anew."""
+        """Return work for one worker; take back work that it does not hold (any more), as after a restart."""
         self.last_seen_s[request.worker] = now_s
         holding = set(request.holding)
         self._take_back(lambda ticket, run: run.worker == request.worker and ticket not in holding)
@@ -149,7 +151,7 @@ class WorkLedger:
         return items
 
     def expire(self, now_s: float, silence_s: float) -> set[str]:
-        """Take back the work of workers that said nothing for `silence_s`; returns who they are."""
+        """Take back the work of workers that said nothing for `silence_s`; return their names."""
         silent = {worker for worker, seen_s in self.last_seen_s.items() if now_s - seen_s > silence_s}
         if silent:
             self._take_back(lambda _, run: run.worker in silent)
@@ -158,7 +160,7 @@ class WorkLedger:
         return silent
 
     def accept(self, groups: Sequence[ScoredGroup], worker: str, now_s: float) -> list[ScoredGroup]:
-        """Take finished groups over; returns the new ones, uniform ones that are dropped included.
+        """Take finished groups over; return the new ones, uniform ones that are dropped included.
 
         A repeated or unknown ticket is counted and ignored. A group that is not what was granted, or that has a token
         without log-probability, or without a version that was announced, is counted and its prompt sampled again.
@@ -182,7 +184,7 @@ class WorkLedger:
         return new
 
     def write_off(self, groups: Sequence[StaleGroup], worker: str, now_s: float) -> None:
-        """Groups that were given up because they would have come too late; others take their places."""
+        """Count groups that workers gave up, too stale or not begun; other groups take their places."""
         self.last_seen_s[worker] = now_s
         for group in groups:
             if self._claim(group.ticket) is None:
@@ -193,10 +195,10 @@ class WorkLedger:
                 self._count_stale(group.num_tokens)
 
     def take_batch(self, step: int, is_settled: IsSettled = always, hold_versions: int = 0) -> list[ScoredGroup] | None:
-        """B groups that are fresh enough to train at `step`, or None when there are too few.
+        """Take out B groups that are fresh enough to train at `step`; None when there are too few.
 
-        First those that cannot wait: at the staleness bound, or passed over in `hold_versions` batches. Then settled
-        ones, for which waiting has nothing more to give. Then the others. Each oldest first.
+        First come groups that cannot wait: at the staleness bound, or passed over in `hold_versions` batches. Then come
+        settled groups, which gain nothing by waiting, and then the others. Each kind is in order of arrival.
         """
         chosen = self._choose(step, is_settled, hold_versions)
         if chosen is None:
@@ -214,20 +216,21 @@ class WorkLedger:
         return [entry.group for entry in chosen]
 
     def unsettled(self, step: int, is_settled: IsSettled = always, hold_versions: int = 0) -> int | None:
-        """How many groups of the batch that `take_batch` would form now are not settled; None when there is none."""
+        """Return how many groups of the batch that `take_batch` would form are not settled; None without a batch."""
         chosen = self._choose(step, is_settled, hold_versions)
         return None if chosen is None else sum(not is_settled(entry.group) for entry in chosen)
 
     def adjust(self, *, short_wait_s: float, wait_s: float, period_s: float) -> None:
-        """Between two batches the learner waited `wait_s`, of which `short_wait_s` while workers might not sample more.
+        """Adjust the window of an adaptive pace, after a batch.
 
-        Lets the window of an adaptive pace follow.
+        In the `period_s` since the last batch the learner waited `wait_s`, and `short_wait_s` of that while workers
+        might not sample more.
         """
         if self.window is not None:
             self.window.adjust(short_wait_s, wait_s, period_s, num_replicas=len(self.last_seen_s))
 
     def state(self) -> dict[str, Any]:
-        """What a resume needs: positions not yet trained are sampled again."""
+        """Return the state for a resume, which samples positions again that are not yet trained on."""
         open_positions = self._open_positions()
         state = {"cursor": self.cursor, "open": sorted(open_positions), "dropped": self.dropped}
         if self.curriculum is not None:
@@ -272,7 +275,7 @@ class WorkLedger:
         return self.prompt_at(position) if continuation is None else continuation.prompt_id
 
     def _next_taken(self) -> int:
-        """The next position of the order that is not skipped."""
+        """Return the next position of the order that is not skipped."""
         position = self.cursor
         if self.curriculum is None:
             return position
@@ -284,7 +287,7 @@ class WorkLedger:
         return position
 
     def _claim(self, ticket: str) -> int | None:
-        """The position behind a ticket, taken off the books; also when its grant was taken back but not given again."""
+        """Remove the grant of a ticket and return its position, also when it was taken back and not granted again."""
         run = self.running.pop(ticket, None)
         if run is not None:
             return run.position
@@ -302,7 +305,7 @@ class WorkLedger:
         return is_whole and has_prompt and all(map(_is_usable, group.answers)) and not self._is_of_the_future(group)
 
     def _is_of_the_future(self, group: ScoredGroup) -> bool:
-        """Whether it says that weights sampled it which nobody was told of: it would never count as stale."""
+        """Whether the group names a version that was never announced: it would never count as stale."""
         newest = self.newest
         return newest is not None and any(span.version > newest for one in group.answers for span in one.versions)
 
@@ -312,7 +315,7 @@ class WorkLedger:
             self.counts["granted_again"] += 1
 
     def _choose(self, step: int, is_settled: IsSettled, hold_versions: int) -> list[Ready] | None:
-        """The B entries of the batch of `step`, or None when too few are fresh enough."""
+        """Return the B entries of the batch of `step`, or None when too few are fresh enough."""
         self.step = step
         self._drop_stale(step)
         if len(self.ready) < self.pace.groups_per_step:
@@ -363,7 +366,7 @@ def _num_given_bytes(item: WorkItem) -> int:
 
 
 def _is_usable(answer: Answer) -> bool:
-    """Whether every sampled token of the answer has a version and a log-probability that is one."""
+    """Whether every sampled token of the answer has a version and a valid log-probability."""
     num_tokens = len(answer.token_ids) // 4
     if num_tokens == 0 or len(answer.token_ids) % 4 or len(answer.logprobs) % 4:
         return False
@@ -375,5 +378,5 @@ def _is_usable(answer: Answer) -> bool:
         return False
     if answer.experts is not None and answer.experts.unpacked(num_sampled) is None:
         return False
-    # Of one that is not a number the loss would not be one either.
+    # One that is not a number would make the loss none either.
     return are_logprobs(unpack_array(answer.logprobs, "f4"))

@@ -1,4 +1,4 @@
-"""The loss of a packed batch: every component's term on its own tokens, and what is added to it.
+"""The loss of a packed batch: the term and the regularizer of every component, on its own tokens.
 
     coefficient_c / D_c * sum over rows, tokens of weight_t * (term_t + regularizer_t)      summed over components c
 
@@ -21,31 +21,31 @@ from mrl.sharing.regime import Component
 
 @dataclass(frozen=True, slots=True)
 class TokenValues:
-    """What is known of a batch's T answer tokens when its loss is taken. Log-probabilities and entropies in nats."""
+    """Values of a batch's T answer tokens that its loss is made of. Log-probabilities and entropies in nats."""
 
     logprobs_T: Tensor
     proximal_T: Tensor
-    """Under the parameters at the start of the step. It carries no gradient, as what others say carries none."""
+    """Log-probabilities under the parameters at the start of the step; no gradient, as for those of other models."""
     behaviour_T: Tensor
-    """Under the policy that sampled; 0 for rows without behaviour."""
+    """Log-probabilities under the policy that sampled; 0 for rows without behaviour."""
     teacher_T: Tensor
-    """Under a policy that scored; NaN where none did."""
+    """Log-probabilities under a policy that scored; NaN where none did."""
     reference_T: Tensor | None = None
-    """Under the reference policy; None where no component is held to it."""
+    """Log-probabilities under the reference policy; None where no component has a KL penalty."""
     entropy_T: Tensor | None = None
-    """None where no component has an entropy bonus."""
+    """Entropies in the tokens' places; None where no component has an entropy bonus."""
     unit_logprobs_TK: Tensor | None = None
-    """Of the batch's units; None where it has none."""
+    """Log-probabilities of the batch's units; None where it has none."""
 
     def detached(self) -> "TokenValues":
-        """The same numbers without gradient."""
+        """Return the same numbers without gradient."""
         entropy_T = None if self.entropy_T is None else self.entropy_T.detach()
         units_TK = None if self.unit_logprobs_TK is None else self.unit_logprobs_TK.detach()
         return replace(self, logprobs_T=self.logprobs_T.detach(), entropy_T=entropy_T, unit_logprobs_TK=units_TK)
 
 
 def needs_reference(components: Iterable[Component]) -> bool:
-    """Whether some component is held to the policy at the start of the run."""
+    """Whether some component has a KL penalty to the policy at the start of the run."""
     return any(c.regularizer is not None and c.regularizer.kl_coefficient > 0 for c in components)
 
 
@@ -57,7 +57,7 @@ def needs_entropy(components: Iterable[Component]) -> bool:
 def component_losses(
     values: TokenValues, batch: PackedBatch, components: Sequence[Component], update_index: int
 ) -> list[Tensor]:
-    """Per component the weighted sum over its tokens, not yet divided: a scalar with gradient, exact 0 if absent."""
+    """Return each component's weighted sum over its tokens, not yet divided: a scalar with gradient, 0 if absent."""
     losses = []
     for index, component in enumerate(components):
         mine_T = batch.component_T == index
@@ -74,7 +74,7 @@ def component_losses(
 
 
 def term_inputs(values: TokenValues, batch: PackedBatch, mine_T: Tensor, update_index: int) -> TermInputs:
-    """The tokens where `mine_T` is true, as their term sees them; their rows are numbered anew from 0."""
+    """Return the inputs of a term for the tokens where `mine_T` is true; their rows are numbered anew from 0."""
     own_TK, teacher_TK = values.unit_logprobs_TK, batch.unit_logprobs_TK
     units = None if own_TK is None or teacher_TK is None else UnitLogprobs(own_TK[mine_T], teacher_TK[mine_T])
     return TermInputs(
@@ -90,15 +90,16 @@ def term_inputs(values: TokenValues, batch: PackedBatch, mine_T: Tensor, update_
 
 
 def behaviour_by_token(batch: PackedBatch, components: Sequence[Component], proximal_T: Tensor) -> Tensor:
-    """[T] log-probs of who sampled, those of spans read as the component of their row says.
+    """Return log-probabilities of the sampling policy by token, [T]; those of spans are spread as the component says.
 
-    Spans are read by what the policy gave to their tokens when the step began, so that all its updates see the same.
+    Spans are spread by the own log-probabilities of their tokens at the start of the step, so that all updates of a
+    step see the same.
     """
     return _by_token(batch.behaviour_logprobs_T, batch.behaviour_span_T, batch.component_T, components, proximal_T)
 
 
 def teacher_by_token(batch: PackedBatch, components: Sequence[Component], proximal_T: Tensor) -> Tensor:
-    """[T] log-probs of a teacher, read as `behaviour_by_token` reads those of the sampler."""
+    """Return log-probabilities of a teacher by token, [T], as `behaviour_by_token` does for the sampling policy."""
     return _by_token(batch.teacher_logprobs_T, batch.teacher_span_T, batch.component_T, components, proximal_T)
 
 
@@ -119,5 +120,5 @@ def _by_token(
 
 
 def shares(components: Sequence[Component], denominators: Mapping[str, float]) -> list[float]:
-    """coefficient / denominator of each component; 0 where there is nothing to divide by."""
+    """Return coefficient / denominator of each component; 0 where the denominator is 0."""
     return [c.coefficient / d if (d := denominators[c.name]) else 0.0 for c in components]

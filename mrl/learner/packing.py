@@ -1,10 +1,10 @@
-"""Training examples become packed tensors: the only bridge from what regimes say to what the model sees.
+"""Training examples become packed tensors: the only bridge from the rows of regimes to the input of the model.
 
 A pass is a line of places: a prompt, then the answers to it, one behind the other, then the next prompt. Rows with one
-prompt share its places; every answer's positions go on from the prompt's, and none sees another
-(`mrl.models.row_attention`). The last answer token is a target only: an answer takes one place less than it has tokens.
-Tokens that an environment gave in an episode take places, and are no targets. An episode that goes on as its chat
-template renders it anew is several rows to the model, and one to the loss.
+prompt share its places; every answer's positions go on from the prompt's, and no answer attends to another
+(`mrl.models.row_attention`). The last answer token is only a target: an answer takes one place less than it has tokens.
+Tokens that an environment gave in an episode take places, and are no targets. An episode whose chat template rendered
+earlier turns anew is several rows to the model, and one row to the loss.
 """
 
 import heapq
@@ -27,7 +27,7 @@ from mrl.sharing.regime import Component, TrainingExample
 Int64s: TypeAlias = npt.NDArray[np.int64]
 
 PIECES_PER_RANK = 8
-"""Rows of one prompt go to one rank, in pieces small enough that at least so many make up a rank's share."""
+"""Rows of one prompt go to ranks in pieces, so small that at least so many pieces make up a rank's share."""
 
 COLUMNS = {
     "predict_at_T": torch.int64,
@@ -39,7 +39,7 @@ COLUMNS = {
     "teacher_logprobs_T": torch.float32,
     "row_T": torch.int64,
 }
-"""The token-wise tensors that every batch has."""
+"""Name -> number format of the token-wise tensors that every batch has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +48,8 @@ class PackedBatch:
 
     The token-wise tensors are flat over all rows. `predict_at_T[t]` is the place whose hidden state predicts answer
     token t. `behaviour_logprobs_T` is 0 for rows without behaviour, `teacher_logprobs_T` NaN for rows without a
-    teacher. Both hold the log-prob of the token's span; spans are numbered from 0 over all rows, None says that every
-    token is one. A row is in one batch, and its tokens stand together.
+    teacher. Both hold the log-probability of the token's span. Spans are numbered from 0 over all rows; None says that
+    every token is a span of its own. A row is in one batch, and its tokens stand together.
     """
 
     input_ids_L: Tensor
@@ -63,26 +63,26 @@ class PackedBatch:
     behaviour_logprobs_T: Tensor
     teacher_logprobs_T: Tensor
     row_T: Tensor
-    """Which of the packed examples each token belongs to."""
+    """Index of the row that each token belongs to, among the examples given to `pack`."""
     behaviour_span_T: Tensor | None = None
     teacher_span_T: Tensor | None = None
     unit_ids_TK: Tensor | None = None
-    """int64, what a teacher finds likeliest in the place of each token; None where no row has any."""
+    """int64 own ids of the K units that a teacher finds likeliest in the place of each token; None without any."""
     unit_logprobs_TK: Tensor | None = None
-    """float32 under the teacher; NaN where there is no unit."""
+    """float32 log-probabilities of the units under the teacher; NaN where there is no unit."""
     experts_LNK: Tensor | None = None
-    """int16, what the routers of each place are told; None where they choose for themselves. It stays in main memory,
-    being larger than all else together: each forward takes its own along."""
+    """int16, the K experts that each of N layers uses at each place; None where all routers choose for themselves. It
+    stays in main memory, being larger than all else together: each forward takes its own along."""
 
     def to(self, device: torch.device) -> "PackedBatch":
-        """The same batch on another device."""
+        """Return the same batch on another device."""
         tensors: dict[str, Any] = {name: getattr(self, name) for name in self.__slots__ if name != "experts_LNK"}
         moved = {name: tensor.to(device) for name, tensor in tensors.items() if tensor is not None}
         return PackedBatch(**moved, experts_LNK=self.experts_LNK)
 
 
 def row_tokens(example: TrainingExample) -> int:
-    """Places that a row takes whose prompt is not there yet."""
+    """Return the places that a row takes with its prompt."""
     return example.prompt_token_ids.size + _answer_places(example)
 
 
@@ -91,9 +91,9 @@ def _answer_places(example: TrainingExample) -> int:
 
 
 def deal(sizes: Sequence[int], num_ranks: int) -> list[list[int]]:
-    """Pieces of so many tokens dealt over ranks, the largest first, each to the rank that has least so far.
+    """Deal pieces of these sizes to ranks, the largest first, each to the rank that has least so far.
 
-    Indices per rank, ascending. No rank has more than the least loaded one and a largest piece beside it.
+    Returns indices per rank, ascending. No rank has more than the least loaded rank and one largest piece.
     """
     shares: list[list[int]] = [[] for _ in range(num_ranks)]
     loads = [(0, rank) for rank in range(num_ranks)]
@@ -113,13 +113,13 @@ def pack(
     world_size: int = 1,
     routing: RoutingShape | None = None,
 ) -> list[PackedBatch]:
-    """This rank's share of the rows as forward passes of at most `microbatch_tokens`, or of one longer row.
+    """Return this rank's share of the rows as forward passes of at most `microbatch_tokens`, or of one longer row.
 
-    Every row counts with its prompt, as attention is over whole rows: what a pass needs in memory then has a bound that
-    the number of answers to a prompt does not change. Where there is a `routing`, experts that rows bring are told.
+    Every row counts with its prompt, as attention is over whole rows: the memory of a pass then has a bound that the
+    number of answers to a prompt does not change. With a `routing`, routers use the experts that rows bring.
 
     All ranks call it with the same arguments but `rank`; together they hold every row once. All get the same number of
-    passes, the last of them without a row where a rank has less to do: a forward is a matter of all ranks.
+    passes, the last ones without a row where a rank has less to do: all ranks take part in every forward.
     """
     if not examples:
         return []
@@ -134,7 +134,7 @@ def pack(
 
 
 def _rows_of_ranks(examples: Sequence[TrainingExample], num_ranks: int) -> list[list[int]]:
-    """Rows of each rank, those with one prompt together; ranks have about equally many places."""
+    """Return the rows of each rank, those with one prompt together; ranks have about equally many places."""
     share = sum(map(row_tokens, examples)) / num_ranks
     groups: dict[bytes, list[int]] = {}
     for place, example in enumerate(examples):
@@ -145,14 +145,14 @@ def _rows_of_ranks(examples: Sequence[TrainingExample], num_ranks: int) -> list[
 
 
 def _cut(examples: Sequence[TrainingExample], rows: list[int], share: float, num_ranks: int) -> Iterator[list[int]]:
-    """Rows of one prompt, the longest first, in pieces that can be dealt; one rank takes them as they are."""
+    """Cut the rows of one prompt, the longest first, into pieces to deal; a single rank takes them uncut."""
     rows = sorted(rows, key=lambda row: -_answer_places(examples[row]))
     most = float("inf") if num_ranks == 1 else share / PIECES_PER_RANK
     return _fill_passes(examples, rows, most)
 
 
 def _fill_passes(examples: Sequence[TrainingExample], rows: Sequence[int], most_tokens: float) -> Iterator[list[int]]:
-    """Rows in their order, as many at a time as fit."""
+    """Yield rows in their order, as many at a time as fit into `most_tokens`."""
     filling: list[int] = []
     tokens = 0
     for row in rows:
@@ -167,7 +167,7 @@ def _fill_passes(examples: Sequence[TrainingExample], rows: Sequence[int], most_
 
 
 def _more_places(examples: Sequence[TrainingExample], row: int, after: int | None) -> int:
-    """What a row takes behind another one."""
+    """Return the places that a row adds behind another row, whose prompt it may share."""
     shares = after is not None and _have_one_prompt(examples[after], examples[row])
     return _answer_places(examples[row]) if shares else row_tokens(examples[row])
 
@@ -209,20 +209,20 @@ def _lay_out(
 
 
 def seen_rows(row: TrainingExample) -> list[npt.NDArray[np.int32]]:
-    """What the model reads of each of its rows: all but the last token."""
+    """Return the ids that the model reads of each of an example's rows: all but the last token."""
     first, *others = np.split(row.answer_token_ids, [] if row.row_starts is None else row.row_starts)
     return [np.concatenate([row.prompt_token_ids, first[:-1]]), *(other[:-1] for other in others)]
 
 
 def _predict_at(row: TrainingExample, places_B: Sequence[Int64s]) -> Int64s:
-    """[T] the place that predicts each token; of the first one of a later row, which is given, any place."""
+    """Return the place that predicts each token, [T]; any place for the first token of a later row, which is given."""
     first, *others = places_B
     parts = [first[row.prompt_token_ids.size - 1 :], *(np.concatenate([other[:1], other]) for other in others)]
     return np.concatenate(parts)
 
 
 def _places_of_rows(rows: Sequence[TrainingExample]) -> Iterator[list[Int64s]]:
-    """Where the tokens of each row are, but for the last one, of all rows that the model reads of each."""
+    """Yield for each example the places of all its rows, those of a row's last token excepted."""
     prompt_at = end = 0
     for before, row in zip([None, *rows], rows, strict=False):
         if before is None or not _have_one_prompt(before, row):
@@ -246,11 +246,11 @@ def _row_layout(places_of: Sequence[Int64s], num_places: int) -> RowLayout:
 
 
 class _Told:
-    """What the routers of passes are told, by the experts that rows bring.
+    """Experts for the routers of passes, by the experts that rows bring.
 
-    Of a prompt it is what the first row brings that brings any, in every pass with that prompt: also where the rows in
-    it bring none, so that no value depends on how rows are dealt out. Its last place, at which first tokens are
-    predicted, is told by the first row that brings those of its own.
+    A prompt has those of the first row that brings any, in every pass with that prompt: also where the rows in the pass
+    bring none, so that no value depends on how rows are dealt out. Its last place, at which first tokens are predicted,
+    has those of the first row that brings experts of its first token.
     """
 
     def __init__(self, examples: Sequence[TrainingExample], shape: RoutingShape) -> None:
@@ -270,7 +270,7 @@ class _Told:
     def places(
         self, rows: Sequence[TrainingExample], places_of: Sequence[Sequence[Int64s]], num_places: int
     ) -> Tensor | None:
-        """[L, N, K] of a pass; None where nothing is told."""
+        """Return the experts of a pass, [L, N, K]; None where there are none."""
         told_LX = self._nothing(num_places)
         for row, places_B in zip(rows, places_of, strict=True):
             predict_at, experts_SX = _predict_at(row, places_B), self._of_tokens(row)
@@ -292,14 +292,14 @@ class _Told:
 
 
 def _empty() -> PackedBatch:
-    """A pass over one place that belongs to no row."""
+    """Return a pass over one place that belongs to no row."""
     place_L = torch.zeros(1, dtype=torch.int64)
     nothing = {name: torch.zeros(0, dtype=dtype) for name, dtype in COLUMNS.items()}
     return PackedBatch(input_ids_L=place_L, position_ids_L=place_L, rows=RowLayout((1,)), **nothing)
 
 
 def _spans(spans: Sequence[npt.NDArray[np.int32] | None], sizes: Sequence[int]) -> Tensor | None:
-    """[T] spans of all rows, numbered on; a row without any has one per token. None when no row has any."""
+    """Return the spans of all rows, [T], numbered on; a row without any has one per token. None when no row has any."""
     if all(of_row is None for of_row in spans):
         return None
     starts = np.cumsum([0, *sizes])[:-1]  # a row has at most as many spans as tokens
@@ -308,7 +308,7 @@ def _spans(spans: Sequence[npt.NDArray[np.int32] | None], sizes: Sequence[int]) 
 
 
 def _unit_columns(rows: Sequence[TrainingExample]) -> dict[str, Tensor]:
-    """[T, K] units of all rows, K being that of the row which has most of them. Empty when no row has any."""
+    """Return the units of all rows, [T, K], with the largest K of any row. Empty when no row has any."""
     most = max((row.teacher_units.token_ids.shape[1] for row in rows if row.teacher_units is not None), default=0)
     if not most:
         return {}
@@ -323,7 +323,7 @@ def _unit_columns(rows: Sequence[TrainingExample]) -> dict[str, Tensor]:
 
 
 def _token_columns(row: TrainingExample, place: int, predict_at: Int64s, component: int) -> dict[str, npt.NDArray[Any]]:
-    """One row's part of the token-wise tensors, by their names in `PackedBatch`."""
+    """Return one row's part of the token-wise tensors, by their names in `PackedBatch`."""
     num_tokens, target_ids = row.num_trained_tokens, row.answer_token_ids
     if row.is_trained is not None:
         predict_at, target_ids = predict_at[row.is_trained], target_ids[row.is_trained]

@@ -1,4 +1,4 @@
-"""What a policy gives to the answers that peers wrote or scored: their log-probs, read off the training pass itself."""
+"""A policy's own log-probabilities of answers that peers wrote or scored, taken from the training pass itself."""
 
 from collections.abc import Sequence
 
@@ -16,9 +16,9 @@ Float32s = npt.NDArray[np.float32]
 
 
 class PeerLogprobs:
-    """Log-probs of the rows of peers, and of own rows with a teacher, gathered over minibatches and ranks.
+    """Own log-probabilities of peers' rows, and of own rows with a teacher, gathered over minibatches and ranks.
 
-    A row is read when its turn comes: with several minibatches, after the updates before it.
+    They are taken as each row is trained on: with several minibatches, after the updates before it.
     """
 
     def __init__(self, order: StepOrder, components: Sequence[Component], world: World) -> None:
@@ -36,7 +36,7 @@ class PeerLogprobs:
 
     @torch.no_grad()
     def add(self, part: StepOrder, batches: Sequence[PackedBatch], logprobs: Sequence[Tensor]) -> None:
-        """Take the rows of one minibatch that this rank holds."""
+        """Take in the rows of one minibatch that this rank holds."""
         if not self._parts:
             return
         starts = [self._start_of.get(id(example), -1) for example in part.examples]
@@ -47,7 +47,7 @@ class PeerLogprobs:
             self._flat[place_T[start_T >= 0]] = logprobs_T[start_T >= 0]
 
     def values(self) -> dict[int, Float32s]:
-        """Place in the order's examples -> [T] log-probs, the same on every rank."""
+        """Return place in the order's examples -> [T] log-probabilities, the same on every rank."""
         if not self._parts:
             return {}
         flat = self._world.sum_values(self._flat).cpu().numpy()
@@ -55,7 +55,7 @@ class PeerLogprobs:
 
 
 def _places_in_row(row_T: Tensor) -> Tensor:
-    """[T] how many tokens of the same row stand before each token; the tokens of a packed row stand together."""
+    """Return how many tokens of its row stand before each token, [T]; the tokens of a packed row stand together."""
     index_T = torch.arange(len(row_T), device=row_T.device)
     opens_T = torch.ones_like(row_T, dtype=torch.bool)
     opens_T[1:] = row_T[1:] != row_T[:-1]

@@ -1,13 +1,13 @@
-"""AdamW whose moments and parameters come to an update piece by piece: from main memory, or out of 16 bits, or both.
+"""AdamW that updates piece by piece, with moments in main memory, or moments and parameters in 16 bits, or both.
 
 Parameters, gradients and their norm stay on the device, and so does the arithmetic: torch's own fused AdamW over ranges
-of elements, in float32. So with moments of float32 the parameters are, bit for bit, those that moments on the device
-would give, however ranks share them out. Moments and parameters of bfloat16 are widened, updated, and rounded at random
+of elements, in float32. So with float32 moments the parameters are, bit for bit, those that moments on the device
+would give, however ranks shard them. Moments and parameters in bfloat16 are widened, updated, and rounded at random
 (`stochastic_rounding`); gradients are float32 in any case.
 
-From main memory an update moves 16 bytes for each trained parameter of the rank, or 8: two moments there, and back. On
-a GPU the next piece comes while the last one leaves, and both from memory that is locked where it is, which copies
-several times as fast.
+With moments in main memory an update moves 16 bytes for each trained parameter of the rank, or 8 where they are
+bfloat16: two moments to the device, and back. On a GPU the next piece comes while the last one leaves, and both use
+page-locked memory, which copies several times as fast.
 """
 
 import math
@@ -26,18 +26,18 @@ from mrl.models.device_memory import lock_pages
 from mrl.weights.tensor_pieces import held_piece
 
 PIECE_ELEMENTS, CPU_PIECE_ELEMENTS = 1 << 23, 1 << 18
-"""Elements of a piece on a GPU, and where it is to stay in the caches of a CPU. Powers of two, so that no vector of a
-CPU is cut."""
+"""Elements of a piece on a GPU, and on a CPU, whose caches are to hold it. Powers of two, so that no vector of a CPU is
+cut."""
 OF_PARAMETERS = 1
-"""Told to the key of their random bits, which are then others than those of their moments."""
+"""Part of the key of the parameters' random bits, so that these differ from those of their moments."""
 VISITORS = 2
 """Pieces whose moments are on the device at once, 64 MiB each: one comes while the other leaves."""
 
 
 class PiecewiseAdamW(AdamW):
-    """Takes its place; the moments of all parameters are there, as zeros, from the start.
+    """Takes the place of AdamW; the moments of all parameters are there, as zeros, from the start.
 
-    `load_state_dict` would take them to the device: they are to be filled where they are.
+    Saved moments are to be copied into them: `load_state_dict` would take them to the device.
     """
 
     def __init__(
@@ -51,9 +51,9 @@ class PiecewiseAdamW(AdamW):
         dtype: torch.dtype = torch.float32,
         piece_elements: int = 0,
     ) -> None:
-        """Moments are of `dtype`, float32 or bfloat16, in main memory or beside their parameters.
+        """Moments have `dtype`, float32 or bfloat16, and lie in main memory or beside their parameters.
 
-        `piece_elements` 0 takes what suits the device.
+        `piece_elements` 0 takes the size that suits the device.
         """
         super().__init__(parameters, lr=lr, betas=betas, weight_decay=weight_decay, fused=True)
         self._piece_elements, self._on_host, self._dtype = piece_elements, on_host, dtype
@@ -70,7 +70,7 @@ class PiecewiseAdamW(AdamW):
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
-        """One update of all parameters that have a gradient; a closure is not called."""
+        """Update all parameters that have a gradient; a closure is not called."""
         trained = [
             (number, parameter, group)
             for group in self.param_groups
@@ -105,7 +105,7 @@ class PiecewiseAdamW(AdamW):
 
 @dataclass(frozen=True, slots=True)
 class _Piece:
-    """E elements of a parameter, from its element `first` on, with what is theirs."""
+    """E elements of a parameter, from its element `first` on, with their gradient and moments."""
 
     weights_E: Tensor
     gradient_E: Tensor
@@ -113,15 +113,15 @@ class _Piece:
     step: Tensor
     group: dict[str, Any]
     parameter: int
-    """Its number, which is the same on every rank and after a resume."""
+    """Number of the parameter, the same on every rank and after a resume."""
     first: int
 
 
 class _Visits:
-    """Pieces one after the other."""
+    """Updates pieces one after the other."""
 
     def update(self, piece: _Piece) -> None:
-        """torch's fused kernel on a piece, whose moments come to its device and leave it again."""
+        """Update a piece by torch's fused kernel; its moments come to the device and leave it again."""
         device = piece.weights_E.device
         visiting_E = [moment_E.to(device, copy=True) for moment_E in piece.moments_E]
         _update(piece, visiting_E, step=piece.step.to(device, copy=True))
@@ -129,24 +129,24 @@ class _Visits:
             moment_E.copy_(visitor_E)
 
     def end(self) -> None:
-        """Moments are where they were."""
+        """Return once all moments are back where they were."""
 
 
 class _InPlace(_Visits):
-    """Moments are on the device already."""
+    """Updates pieces whose moments are on the device already."""
 
     def update(self, piece: _Piece) -> None:
         _update(piece, piece.moments_E, step=piece.step.to(piece.weights_E.device, copy=True))
 
 
 class _VisitsToGpu(_Visits):
-    """Copies run beside the arithmetic, in both directions at once."""
+    """Updates pieces on a GPU; copies run beside the arithmetic, in both directions at once."""
 
     def __init__(self, device: torch.device, piece_elements: int, dtype: torch.dtype) -> None:
         self._main = torch.cuda.current_stream(device)
         self._coming, self._leaving = torch.cuda.Stream(device), torch.cuda.Stream(device)
         self._places = [_Place(device, piece_elements, dtype) for _ in range(VISITORS)]
-        self._coming.wait_stream(self._main)  # of whose memory the places are
+        self._coming.wait_stream(self._main)  # the places are memory of that stream
 
     def update(self, piece: _Piece) -> None:
         place = self._places.pop(0)
@@ -171,7 +171,7 @@ class _VisitsToGpu(_Visits):
 
 
 class _Place:
-    """Where both moments of a piece of at most M elements are on a GPU."""
+    """Memory on a GPU for both moments of a piece of at most M elements."""
 
     def __init__(self, device: torch.device, piece_elements: int, dtype: torch.dtype) -> None:
         self.moments_M = [torch.empty(piece_elements, dtype=dtype, device=device) for _ in range(2)]
@@ -179,7 +179,7 @@ class _Place:
 
 
 def _update(piece: _Piece, moments_E: list[Tensor], *, step: Tensor) -> None:
-    """In float32; what has 16 bits is rounded to what it keeps."""
+    """Update a piece in float32; values that are kept in 16 bits are rounded at random."""
     group = piece.group
     weights_E, mean_E, square_E = (held_E.float() for held_E in (piece.weights_E, *moments_E))
     adamw(
@@ -188,7 +188,7 @@ def _update(piece: _Piece, moments_E: list[Tensor], *, step: Tensor) -> None:
         [mean_E],
         [square_E],
         [],
-        [step],  # which it counts itself
+        [step],  # the kernel counts it up itself
         lr=group["lr"],
         beta1=group["betas"][0],
         beta2=group["betas"][1],
@@ -198,7 +198,7 @@ def _update(piece: _Piece, moments_E: list[Tensor], *, step: Tensor) -> None:
         maximize=False,
         fused=True,
     )
-    # What has float32 is what was updated.
+    # Float32 tensors were updated where they are.
     if piece.weights_E.dtype != torch.float32:
         piece.weights_E.copy_(to_bfloat16(weights_E, _bits(piece, OF_PARAMETERS)))
     if moments_E[0].dtype != torch.float32:
@@ -208,7 +208,7 @@ def _update(piece: _Piece, moments_E: list[Tensor], *, step: Tensor) -> None:
 
 
 def _bits(piece: _Piece, *of: int) -> Tensor:
-    """Random ones of its elements, the same in every layout of ranks and after every resume."""
+    """Return random bits for the piece's elements, [E], the same in every layout of ranks and after every resume."""
     key = rounding_key(piece.parameter, int(piece.step), *of)
     return rounding_bits(len(piece.weights_E), first=piece.first, key=key, device=piece.weights_E.device)
 
@@ -218,10 +218,10 @@ def _moments(state: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
 
 
 def _elements(tensor: Tensor) -> Tensor:
-    """What this rank holds of it, in one row that shares its memory."""
+    """Return this rank's part of a tensor, flat, in the same memory."""
     return (tensor.to_local() if isinstance(tensor, DTensor) else tensor).view(-1)
 
 
 def _first_element(parameter: Tensor) -> int:
-    """Of the whole parameter, the number of the first element that this rank holds."""
+    """Return the number, in the whole parameter, of the first element that this rank holds."""
     return held_piece(parameter, 0).first_row * math.prod(parameter.shape[1:])

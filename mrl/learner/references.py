@@ -1,4 +1,4 @@
-"""What a learner knows of its own scores: a canary for every version, compared with the version before."""
+"""A learner's canaries: its own scores of short texts for every version, compared with those of the version before."""
 
 from collections.abc import Sequence
 
@@ -16,7 +16,7 @@ from mrl.weights.manifest import Canary
 class CanaryReferences:
     """Texts and scores of the canaries of one policy; every rank has the same texts.
 
-    The first ones are of prompts, later ones of the rows of the last step: what a step is about, it changes most.
+    The first texts are prompts, later ones rows of the last step: a step changes scores of its own rows most.
     """
 
     def __init__(
@@ -31,15 +31,15 @@ class CanaryReferences:
     ) -> None:
         """`engine_format` is the number format of the engines.
 
-        They get adapters merged with `merges_adapters`, and alone with `sends_adapters`.
+        With `merges_adapters` engines get weights with merged adapters, with `sends_adapters` the adapters alone.
         """
         self._trainer, self._max_row_tokens = trainer, max_row_tokens
         ids = [np.asarray(prompt, dtype=np.int32) for prompt in prompts]
         self.texts = texts_of_prompts(ids, max_row_tokens=max_row_tokens)
         precision: NumberFormat = trainer.precision
         self._format = coarser(precision, engine_format)
-        # The step before is looked for in how weights are rounded as well, so the learner has to know how they are.
-        # It does not where it computes with coarser ones than its engines, or where they round sums that it never made.
+        # The version before is scored with its weights rounded as in the engines, so the learner has to know how.
+        # It does not where it computes in a coarser format than they, or where they round sums that it never made.
         engine_rounds_more = COARSENESS.index(engine_format) >= COARSENESS.index(precision)
         self._can_compare = engine_rounds_more and not (merges_adapters and engine_format != "float32")
         self._rounds_sums = sends_adapters and self._format in ("float16", "bfloat16")
@@ -47,8 +47,8 @@ class CanaryReferences:
         self._previous_rounded: list[list[float]] = []
 
     def before_step(self, order: StepOrder) -> None:
-        """Score what is about to be trained on under the weights that were published last; of all ranks."""
-        if examples := order.examples:  # else nothing of the step says anything, and the texts before are as good
+        """Score the rows that are about to be trained on under the weights published last; all ranks call it."""
+        if examples := order.examples:  # without rows the texts before are as good
             self.texts = texts_of_step(
                 [example.prompt_token_ids for example in examples],
                 [example.answer_token_ids for example in examples],
@@ -60,7 +60,7 @@ class CanaryReferences:
                 self._previous_rounded = rounded_logprobs(self._trainer.model, self.texts, self._arithmetic)
 
     def make(self) -> Canary | None:
-        """The canary of the weights of now; of all ranks. None for a rank that has no part in it."""
+        """Return the canary of the current weights; all ranks call it. None for a rank that has no part in it."""
         if not self._takes_part:
             return None
         before = self._previous, self._previous_rounded
@@ -73,6 +73,6 @@ class CanaryReferences:
 
     @property
     def _arithmetic(self) -> NumberFormat:
-        """Engines on GPUs multiply float32 on tensor cores, in attention whatever torch is told."""
+        """Number format: engines on GPUs multiply float32 on tensor cores, in attention whatever torch is told."""
         on_gpu = self._trainer.world.device.type == "cuda"
         return "tf32" if on_gpu and self._format == "float32" else self._format

@@ -1,8 +1,9 @@
-"""Where a model's parameters live, and in which format: whole on every rank, or shared out block by block (FSDP2).
+"""Placement and number format of a model's parameters: whole on every rank, or sharded block by block (FSDP2).
 
-The ranks form a mesh of replicas x shards. Forward and backward gather one block at a time; gradients are summed, never
-averaged, because every component of the loss is divided by what is known of all ranks before (`loss`). Shards lie on
-one host where `shard_size` does not say otherwise; then gradients alone travel between hosts, once for each update.
+The ranks form a mesh of replicas x shards. Forward and backward gather one block at a time. Gradients are summed, never
+averaged: every component of the loss is divided by a denominator of all ranks, which is known before (`loss`). The
+shards of a replica lie on one host where `shard_size` does not say otherwise; then only gradients travel between hosts,
+once for each update.
 """
 
 import functools
@@ -31,7 +32,8 @@ from mrl.models.row_attention import use_row_attention
 
 
 def read_policy(folder: Path, table: LearnerTable, world: World) -> nn.Module:
-    """What this rank has to bring to `place`: the policy of a folder, or its shapes where the first rank shares it out.
+    """Return the model that this rank brings to `place`: the policy of a folder, or, where the first rank deals out the
+    values, its shapes alone.
 
     Raises ModelFolderError as `load_policy`.
     """
@@ -41,7 +43,7 @@ def read_policy(folder: Path, table: LearnerTable, world: World) -> nn.Module:
 def place(model: nn.Module, table: LearnerTable, world: World) -> nn.Module:
     """Put a model on the devices of all ranks, as its table says, ready for packed rows; changes it in place.
 
-    Ranks that share parameters out get the values of the first one: what the others bring has the same shapes alone.
+    Ranks with shards get the values of the first rank: the models of the others bring the same shapes alone.
 
     Raises ConfigError when the device lacks the number format or the host a compiler, ModelFolderError when the model
     has no known blocks, or an attention that cannot be exchanged, or adapters over weights that would be cut off.
@@ -55,7 +57,7 @@ def place(model: nn.Module, table: LearnerTable, world: World) -> nn.Module:
         )
     if table.parameter_dtype == "bfloat16":
         _keep_in_bfloat16(model, has_values=world.is_first or table.num_shards == 1, has_adapters=bool(table.lora))
-    # Parameters of another format than what is computed are widened block by block, as they are gathered.
+    # Parameters in another format than the arithmetic are converted block by block, as they are gathered.
     wrapped = table.sharding == "shard" or "bfloat16" in (table.precision, table.parameter_dtype)
     if not (wrapped or table.activation_checkpointing or table.compile):
         return nn.Module.to(model, world.device)
@@ -68,7 +70,7 @@ def place(model: nn.Module, table: LearnerTable, world: World) -> nn.Module:
 
 
 def checkpoint_blocks(blocks: Sequence[nn.Module], offloaded: OffloadedInputs | None = None) -> None:
-    """Have blocks keep their inputs alone, or have them `offloaded`, and run again in the backward pass."""
+    """Have blocks keep only their inputs, on the device or `offloaded`, and run again in the backward pass."""
     for block in blocks:
         # Inside the gathering of the block's parameters, which the backward pass repeats before it runs this again.
         forward = functools.partial(checkpoint, block.forward, use_reentrant=False, preserve_rng_state=False)
@@ -81,21 +83,21 @@ def _with_hooks(offloaded: OffloadedInputs, forward: Callable[..., Any], *argume
 
 
 def is_wrapped(model: nn.Module) -> bool:
-    """Whether every forward is a matter of all ranks, which then sum gradients in the backward pass."""
+    """Whether FSDP2 wraps the model: all ranks take part in every forward, and the backward pass sums gradients."""
     return isinstance(model, FSDPModule)
 
 
 def sum_over_replicas(model: nn.Module, *, is_due: bool) -> None:
-    """Have the next backward pass sum gradients over replicas too, or within each replica alone until it is due.
+    """Have the next backward pass sum gradients over replicas too, or, until that is due, within each replica alone.
 
-    It is due in the last pass of an update: what the passes before left is added to it.
+    The sum over replicas is due in the last pass of an update; gradients of the passes before are added to it.
     """
     if isinstance(model, FSDPModule):
         model.set_requires_all_reduce(is_due)
 
 
 def transformer_blocks(model: nn.Module) -> list[nn.Module]:
-    """The repeated blocks, by the class that transformers names for the model's family."""
+    """Return the repeated blocks, by the class that transformers names for the model's family."""
     names = getattr(model, "_no_split_modules", None) or ()
     blocks = [module for module in model.modules() if type(module).__name__ in names]
     if not blocks:
@@ -107,10 +109,10 @@ def transformer_blocks(model: nn.Module) -> list[nn.Module]:
 
 @torch.no_grad()
 def _keep_in_bfloat16(model: nn.Module, *, has_values: bool, has_adapters: bool) -> None:
-    """Round parameters to the nearest, one by one; without values they have memory that nobody has written to.
+    """Round parameters to the nearest bfloat16, one by one; without values they get uninitialised memory.
 
-    Adapters stay what they are, as in peft; of the weights below them nothing may be cut off: no update would bring it
-    back, and engines and exports have them from their folder. Buffers stay as well.
+    Adapters keep their format, as in peft. Of the weights below them nothing may be cut off: no update would bring it
+    back, and engines and exports read these weights from their folder. Buffers stay as well.
     """
     for name, parameter in model.named_parameters():
         if has_adapters and parameter.requires_grad:
@@ -128,13 +130,13 @@ def _keep_in_bfloat16(model: nn.Module, *, has_values: bool, has_adapters: bool)
 
 def _wrap(model: nn.Module, blocks: list[nn.Module], table: LearnerTable, world: World) -> nn.Module:
     compute = None if table.precision == table.parameter_dtype == "float32" else getattr(torch, table.precision)
-    # What goes into a block is made of such parameters and has their format; where it has another, that is meant.
+    # The input of a block comes from such parameters and has their format; where it has another, that is meant.
     policy = MixedPrecisionPolicy(param_dtype=compute, reduce_dtype=torch.float32, cast_forward_inputs=False)
     mesh = _mesh(table.num_shards, world)
     whole = {name: parameter.detach() for name, parameter in model.named_parameters()} if world.is_first else {}
     for module in (*blocks, model):
-        # Of the outermost part too: else its parameters stay gathered after a pass without gradient, and whoever lists
-        # the model's parameters then finds those copies in place of the shards.
+        # The outermost part is resharded too: else its parameters stay gathered after a pass without gradient, and a
+        # list of the model's parameters then has those copies in place of the shards.
         fully_shard(module, mesh=mesh, mp_policy=policy, reshard_after_forward=True)
     for module in model.modules():
         if isinstance(module, FSDPModule):
@@ -149,10 +151,10 @@ def _wrap(model: nn.Module, blocks: list[nn.Module], table: LearnerTable, world:
 
 
 def _sum_in_float32(module: FSDPModule) -> None:
-    """Have gradients of parameters in bfloat16 stay in the format in which they are summed over ranks and passes.
+    """Keep gradients of bfloat16 parameters in float32, in which they are summed over ranks and passes.
 
-    FSDP2 would round each pass's sum to the format of the parameters, and add these: of many passes the small ones are
-    lost. torch 2.13 has no public switch for it (pytorch/pytorch#170648), though its parameters have one.
+    FSDP2 would round each pass's sum to the format of the parameters, and add the rounded sums: over many passes small
+    ones are lost. torch 2.13 has no public switch for it (pytorch/pytorch#170648), though its parameters have one.
     """
     for group in module._get_fsdp_state()._fsdp_param_groups:
         trained = [one.sharded_param for one in group.fsdp_params if one.sharded_param.requires_grad]
@@ -170,7 +172,7 @@ def _with_float32_sums(group: Any, decide: Callable[[], None]) -> None:
 
 @torch.no_grad()
 def _fill_from_first(model: nn.Module, whole: Mapping[str, Tensor]) -> None:
-    """Every rank gets its shards of what the first rank has, tensor by tensor, so that few are whole at once."""
+    """Give every rank its shards of the first rank's values, tensor by tensor, so that few are whole at once."""
     _check_alike(model)
     for name, parameter in model.named_parameters():
         assert isinstance(parameter, DTensor)
@@ -182,7 +184,10 @@ def _fill_from_first(model: nn.Module, whole: Mapping[str, Tensor]) -> None:
 
 
 def _check_alike(model: nn.Module) -> None:
-    """Raises ModelFolderError on every rank when ranks have other parameters: what is read may untie what is made."""
+    """Raises ModelFolderError on every rank when ranks differ in parameters.
+
+    The weights that the first rank reads may have a head of its own where the shapes of config.json have a tied one.
+    """
     shapes = repr([(name, tuple(parameter.shape)) for name, parameter in model.named_parameters()])
     digest = int.from_bytes(hashlib.sha256(shapes.encode()).digest()[:7], "big")
     own = torch.tensor([digest], device=next(model.parameters()).device)
@@ -197,7 +202,7 @@ def _check_alike(model: nn.Module) -> None:
 
 
 def _mesh(shards: int, world: World) -> DeviceMesh:
-    """Replicas x shards; neighbouring ranks hold one replica. A process of its own becomes a group of one."""
+    """Return the mesh of replicas x shards; neighbouring ranks hold one replica. A lone process is a group of one."""
     if not dist.is_initialized():
         backend = "nccl" if world.device.type == "cuda" else "gloo"
         dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
@@ -206,7 +211,7 @@ def _mesh(shards: int, world: World) -> DeviceMesh:
         return init_device_mesh(world.device.type, (shards,), mesh_dim_names=("shard",))
     mesh = init_device_mesh(world.device.type, (replicas, shards), mesh_dim_names=("replicate", "shard"))
     if world.patience is not None:
-        # Its groups are new ones that wait for ten minutes on NCCL, however long the first rank may write a version.
+        # The groups of a mesh wait for ten minutes on NCCL, however long the first rank may take to write a version.
         for group in mesh.get_all_groups():
             _set_pg_timeout(world.patience, group)
     return mesh

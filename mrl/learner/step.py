@@ -26,9 +26,9 @@ from mrl.sharing.regime import Component
 
 
 class Updater:
-    """Makes the updates of one rank.
+    """Makes the optimizer updates of one rank.
 
-    Components may be held to a reference: a frozen model, or the model itself without its adapters.
+    The reference of a KL penalty is a frozen model, or the model itself without its adapters.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class Updater:
         self.clock = PhaseClock(world.device, world.note)
         self._model, self._optimizer, self._components, self._world = model, optimizer, components, world
         self._forward, self._max_grad_norm = forward, max_grad_norm
-        # Ranks that share the places of a pass have the same losses.
+        # Ranks that share the places of a pass have the same losses: only the first one counts them.
         self._counts = forward.context is None or forward.context.rank == 0
         self._with_entropy = needs_entropy(components)
         self._reference = reference
@@ -61,7 +61,7 @@ class Updater:
         update_index: int,
         num_rows: int,
     ) -> tuple[dict[str, float], list[TokenValues]]:
-        """One update over this rank's batches; `num_rows` counts the rows of all ranks.
+        """Make one update over this rank's batches; `num_rows` counts the rows of all ranks.
 
         `proximal` None says that the parameters are still those of the start of the step: the log-probabilities of this
         very forward are the proximal ones, and a second forward is saved. Returns loss values (the same on every rank)
@@ -88,7 +88,7 @@ class Updater:
             return self._apply(totals, num_rows), seen
 
     def _values(self, batch: PackedBatch, proximal_T: Tensor | None) -> TokenValues:
-        # First, while no activations are kept; and a sharded model may not be entered again before its backward pass.
+        # First: no activations are kept yet, and a sharded model may not be entered again before its backward pass.
         reference_T = self._reference_logprobs(batch) if self._needs_reference else None
         found = answer_values(self._model, batch, self._forward, with_entropy=self._with_entropy)
         proximal_T = found.logprobs_T.detach() if proximal_T is None else proximal_T

@@ -1,4 +1,4 @@
-"""The order of one step: everything that the ranks of a learner need to train on the same batch."""
+"""Order of one step: everything that the ranks of a learner need to train on the same batch."""
 
 import itertools
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ from mrl.sharing.regime import TrainingExample
 
 @dataclass(frozen=True, slots=True)
 class StepOrder:
-    """The rows of one step in training order, and the denominators of the loss components over all of them.
+    """Rows of one step in training order, and the denominators of the loss components over all of them.
 
     `expansion` multiplies the policy's number of minibatches.
     """
@@ -44,7 +44,7 @@ class _Row(msgspec.Struct, frozen=True):
     row_starts: bytes | None
     experts: ChosenExperts | None
     prompt_experts: int
-    """Place among those of the order; -1 for none."""
+    """Place in the order's `prompt_experts`; -1 for none."""
     units: tuple[bytes, bytes] | None
 
 
@@ -53,11 +53,11 @@ class _Order(msgspec.Struct, frozen=True):
     denominators: dict[str, float]
     expansion: float
     prompt_experts: list[ChosenExperts] = []
-    """Once for all rows of a prompt."""
+    """Experts of each prompt, once for all its rows."""
 
 
 def encode_order(order: StepOrder) -> bytes:
-    """The order as msgpack, arrays as raw bytes."""
+    """Return the order as msgpack, arrays as raw bytes."""
     prompts = {id(told): told for row in order.examples if (told := row.prompt_experts) is not None}
     places = {name: place for place, name in enumerate(prompts)}
     rows = [_to_row(example, places.get(id(example.prompt_experts), -1)) for example in order.examples]
@@ -66,14 +66,14 @@ def encode_order(order: StepOrder) -> bytes:
 
 
 def decode_order(data: bytes) -> StepOrder:
-    """The order behind `encode_order`; it comes from the first rank of the same process group."""
+    """Return the order that `encode_order` encoded; it comes from the first rank of the same process group."""
     wire = msgspec.msgpack.decode(data, type=_Order)
     rows = [_from_row(row, wire.prompt_experts) for row in wire.rows]
     return StepOrder(rows, wire.denominators, wire.expansion)
 
 
 def split_minibatches(order: StepOrder, num_minibatches: int, rng: np.random.Generator) -> list[StepOrder]:
-    """Rows dealt into parts of equal size, one optimizer update each, denominators divided evenly.
+    """Split the rows into parts of equal size, one optimizer update each, denominators divided evenly.
 
     There are `num_minibatches` parts times the order's expansion, rounded, at least one. Rows are shuffled within each
     phase, lower phases first. With one part the rows keep their order.

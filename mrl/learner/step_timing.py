@@ -1,4 +1,4 @@
-"""Where the time of a step goes on this rank, and what the step asks of its device."""
+"""Time of a step by phase on this rank, and the step's use of its device: memory, floating-point operations."""
 
 import resource
 import time
@@ -26,12 +26,12 @@ class PhaseClock:
         """`note` is told the name of every phase that begins."""
         self._device, self._note = device, note
         self.on_phase: Callable[[], None] = lambda: None
-        """Called as each phase begins: whoever wants to know that training goes on."""
+        """Called as each phase begins: a sign that training goes on."""
         self._spent_s = dict.fromkeys(PHASES, 0.0)
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Count what happens inside."""
+        """Count the time inside the context for a phase."""
         self.on_phase()
         self._note(name)
         self._settle()
@@ -41,7 +41,7 @@ class PhaseClock:
         self._spent_s[name] += time.perf_counter() - began_s
 
     def take(self) -> dict[str, float]:
-        """Phase -> seconds since the last call."""
+        """Return phase -> seconds since the last call."""
         taken, self._spent_s = self._spent_s, dict.fromkeys(PHASES, 0.0)
         return taken
 
@@ -51,7 +51,7 @@ class PhaseClock:
 
 
 def peak_memory_mib(device: torch.device) -> float:
-    """Largest memory in use: of a GPU since the last call, of the process since its start."""
+    """Return the largest memory in use, in MiB: of a GPU since the last call, of the process since its start."""
     if device.type == "cuda":
         peak = torch.cuda.max_memory_allocated(device) / KIB_PER_MIB**2
         torch.cuda.reset_peak_memory_stats(device)
@@ -60,13 +60,13 @@ def peak_memory_mib(device: torch.device) -> float:
 
 
 def training_flops(model: nn.Module, examples: Sequence[TrainingExample], places: int) -> float:
-    """Floating-point operations of forward and backward over these rows, which take so many places; none done twice.
+    """Return the floating-point operations of forward and backward over these rows, nothing counted twice.
 
         6 N L  +  6 V D sum(S)  +  6 A sum(n^2)
 
-    N parameters besides embedding and head, of experts those that a token chooses, L places, where a prompt that rows
-    share counts once, V D those of the head, which sees trained tokens alone, A the width of all heads of all layers;
-    n tokens of a row, S of them trained. Of n^2 causal attention needs half (arXiv 2204.02311, B).
+    N: parameters besides embedding and head; of experts only those that a token chooses. L: `places`, where a prompt
+    that rows share counts once. V D: parameters of the head, which sees trained tokens alone. A: width of all heads of
+    all layers. n: tokens of a row, S of them trained. Of n^2 causal attention needs half (arXiv 2204.02311, B).
     """
     head = model.get_output_embeddings().weight  # type: ignore[operator]
     embedding = model.get_input_embeddings().weight  # type: ignore[operator]
@@ -81,13 +81,13 @@ def training_flops(model: nn.Module, examples: Sequence[TrainingExample], places
 
 
 def _share(name: str, parameter: nn.Parameter, config: Any) -> float:
-    """Of a parameter, what one token meets."""
+    """Return the share of a parameter that one token uses: of experts, those that a token chooses."""
     is_shared_out = ".experts." in name and parameter.ndim == 3
     return getattr(config, "num_experts_per_tok", len(parameter)) / len(parameter) if is_shared_out else 1.0
 
 
 def peak_flops(device: torch.device) -> float | None:
-    """What the device can do in a second at best; None where nobody has written it down."""
+    """Return the device's peak floating-point operations per second; None where `PEAK_FLOPS` does not list it."""
     if device.type != "cuda":
         return None
     name = torch.cuda.get_device_name(device)

@@ -1,13 +1,13 @@
-"""How a step comes together in a synchronous run: all policies meet twice, and each hears the same as in any equal run.
+"""Batches in a synchronous run: all policies meet twice in a step, and each hears the same as in any equal run.
 
-    own groups ready             their worker has delivered them, and before that published what they give to peers
-    meet 2 * step                now the exchange holds what every policy gives to this step
-    fetch, hear in fixed order   what peers published for later steps is not there yet, and would be left out
-    fetch until scores are there they alone are made after the meeting; who was asked for them owes them
-    meet 2 * step + 1            only now does anybody train, and so publish the next version
+    own groups ready             a worker has delivered them, and before that published their records to the exchange
+    meet 2 * step                now the exchange holds the records of every policy for this step
+    fetch, hear in fixed order   records of later steps are not there yet, and would be left out
+    fetch until scores are there only scores are made after the meeting, by the policy that was asked for them
+    meet 2 * step + 1            only now does any policy train, and so publish the next version
 
-All waits have a bound. That of a meeting is how long a policy may stand still: whoever is missing and says that it gets
-on, as one does whose workers evaluate, is waited for. When it runs out the run ends and says who was missing.
+All waits have a bound. The bound of a meeting is how long a missing policy may stand still: one that reports progress,
+as while its workers evaluate, is waited for. When the bound runs out the run ends and names the missing policies.
 """
 
 import itertools
@@ -26,14 +26,14 @@ from mrl.sharing.regime import Asking, Regime
 
 PROMPTS_AT_ONCE = 32
 MAX_RECORDS_PER_PROMPT = 64
-"""All that there is: which records a smaller limit would leave out could depend on whose came first."""
+"""Meant to be all of them: which records a smaller limit would leave out could depend on the order of arrival."""
 SLICE_S = 0.5
-"""A role that is told to stop leaves a meeting after this long."""
+"""Seconds after which a role that is told to stop leaves a meeting."""
 ASK_AGAIN_S = 0.05
 
 
 class SynchronousBatching:
-    """All `members` (policies that learn) step together. Without `peers` there is nobody to wait for."""
+    """Gathers groups where all `members` (policies that learn) step together. Without `peers` none is waited for."""
 
     def __init__(
         self,
@@ -51,10 +51,10 @@ class SynchronousBatching:
         self._arrived: list[ScoredGroup] = []
 
     def begin(self) -> None:
-        """Nothing: what is awaited is asked for in every step."""
+        """Do nothing: awaited prompts are asked for in every step."""
 
     def gather(self, step: int, stopping: Stopping) -> Gathered | None:
-        """The groups of `step` in the order of their prompts."""
+        """Return the groups of `step` in the order of their prompts."""
         began_s = time.monotonic()
         ready = await_groups(self._intake, step, stopping, self._note_arrivals, self._telemetry, bounds=self._bounds)
         groups = self._intake.next_batch(step) if ready else None
@@ -72,14 +72,14 @@ class SynchronousBatching:
         self._arrived += self._intake.arrivals()
 
     def _asked(self) -> set[str]:
-        """Prompts that the groups of this step ask for, those that are not trained on included."""
+        """Return the prompts to ask for, by all groups that arrived for this step, also those not trained on."""
         arrived, self._arrived = sorted(self._arrived, key=_by_prompt), []
         return {prompt_id for group in arrived for prompt_id in self._regime.asks(group)}
 
     def _share(
         self, peers: ExchangeClient, groups: list[ScoredGroup], asked: set[str], step: int, stopping: Stopping
     ) -> bool:
-        """Hear what every policy gives to this step; False when the role is stopping."""
+        """Meet the other policies and hear their records for this step; False when the role is stopping."""
         if not self._meet(peers, 2 * step, step, stopping):
             return False
         how = self._regime.asking
@@ -125,9 +125,9 @@ class SynchronousBatching:
     def _hear_scores(
         self, peers: ExchangeClient, how: Asking, groups: list[ScoredGroup], step: int, stopping: Stopping
     ) -> None:
-        """Scores are the one kind that is made after the meeting: ask again until all are there.
+        """Ask for scores until all are there: only scores are made after the meeting.
 
-        Without them the step would not be that of an equal run. The bound is for one group more to have them.
+        Without some of them the step would not be that of an equal run. The bound is for one group more to have them.
         """
         if not how.scorer:
             return
@@ -145,7 +145,7 @@ class SynchronousBatching:
 
 
 class Standstill:
-    """Since when each of those who are awaited has stood still."""
+    """Since when each awaited policy has stood still."""
 
     def __init__(self) -> None:
         self._since_s: dict[tuple[str, int], float] = {}
@@ -153,10 +153,10 @@ class Standstill:
     def of(
         self, progress: Mapping[str, int], now_s: float, bound_s: float, *, first_word_s: float = 0.0
     ) -> dict[str, float]:
-        """Who has said the same for longer than a bound -> that bound in seconds; of all who are awaited now.
+        """Return awaited policies whose progress was the same for longer than a bound -> that bound in seconds.
 
-        Who has said nothing yet (0) may be starting: for that one it is the greater of `bound_s` and `first_word_s`.
-        Counted from the first look.
+        A policy that has reported nothing yet (progress 0) may be starting: its bound is the greater of `bound_s` and
+        `first_word_s`. Time counts from the first call with that progress.
         """
         self._since_s = {said: self._since_s.get(said, now_s) for said in progress.items()}
         bounds_s = {who: bound_s if said else max(bound_s, first_word_s) for who, said in progress.items()}
@@ -170,10 +170,11 @@ def _by_prompt(group: ScoredGroup) -> tuple[str, str]:
 def in_fixed_order(
     received: Sequence[Received], prompt_ids: Collection[str], step: int, *, limit: int
 ) -> list[Received]:
-    """What was asked for and is not of a later step, the newest `limit` per prompt, in an order that equal runs share.
+    """Return the newest `limit` records per prompt that were asked for and are of no later step, as in any equal run.
 
-    Record ids carry the run epoch, so after a resume only those of one step can be compared. What was sampled at the
-    step of a resume may have been published before it as well: that is left out, or older records would have no place.
+    Record ids carry the run epoch, so that after a resume only ids of one step can be compared. Records of the step of
+    a resume may have been published before the resume as well: these are left out, or they would take the places of
+    older records.
     """
     once = {item.record.record_id: item for item in received}
     asked = [i for i in once.values() if i.record.prompt_id in prompt_ids and i.record.newest.step <= step]

@@ -17,8 +17,7 @@ MEANS = ("entropy/sampled_nats", "ratio/clip_share", "mismatch/k3_nats", "kl/ref
 
 
 class Tally:
-    """Means over the tokens of own rows; rows of peers are counted, as trained and as filtered, and described
-    elsewhere."""
+    """Means over the tokens of own rows. Rows of peers only enter the counts of trained tokens and filtered rows."""
 
     def __init__(self, components: Sequence[Component], world: World) -> None:
         self._own = [(index, c.term) for index, c in enumerate(components) if c.rows == "own"]
@@ -36,7 +35,7 @@ class Tally:
 
     @torch.no_grad()
     def add(self, batches: Sequence[PackedBatch], seen: Sequence[TokenValues], update_index: int) -> None:
-        """Count one update."""
+        """Add the tokens of one update."""
         for batch, values in zip(batches, seen, strict=True):
             self._trained[1] += len(values.logprobs_T)
             for index, term in self._own:
@@ -61,7 +60,7 @@ class Tally:
                 self._num_filtered += (dropped_T / row_sum(torch.ones_like(dropped_T), inputs.row_T)).sum()
 
     def values(self) -> dict[str, float]:
-        """Means over tokens, after summing over ranks."""
+        """Return means over tokens, after summing over ranks."""
         own, trained = self._world.sum_values(self._trained).tolist()
         sums = dict(zip(MEANS, self._world.sum_values(self._sums).tolist(), strict=True))
         per_token = 1.0 / own if own else 0.0

@@ -1,4 +1,4 @@
-"""What every rank of a learner does with a step order: pack its share, forward, backward, update, diagnose."""
+"""Training of one step on one rank of a learner: pack its share of the rows, forward, backward, update, diagnostics."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -44,7 +44,7 @@ log = structlog.get_logger()
 
 
 class Trainer:
-    """Model and optimizer of one rank: rows are dealt out, gradients summed, parameters lie where `place` puts them.
+    """Model and optimizer of one rank. Rows are dealt out to ranks, gradients are summed, `place` puts the parameters.
 
     `reference` is a frozen copy of the policy at the start of the run, needed where `needs_reference(components)`; a
     learner of adapters has it in its model already.
@@ -92,7 +92,7 @@ class Trainer:
         self._places = 0
         self._seed, self._total_steps = seed, total_steps
         self.peer_logprobs: dict[int, Float32s] = {}
-        """Of the last step: place among its examples -> [T] log-probs of a peer's row."""
+        """Place among the last step's examples -> [T] own log-probabilities of a row that a peer wrote or scored."""
         self.optimizer = _optimizer(self.model, table)
         self._off_device = OffDevice()
         self._reference = None if reference is None else place(reference.eval().requires_grad_(False), table, world)
@@ -108,11 +108,11 @@ class Trainer:
         )
 
     def at_each_phase(self, act: Callable[[], None]) -> None:
-        """Have `act` called at every forward, backward and update: signs that training goes on."""
+        """Have `act` called at the beginning of every pack, forward, backward and update: training goes on."""
         self._updater.clock.on_phase = act
 
     def train(self, order: StepOrder, step: int) -> dict[str, float]:
-        """All updates of one step; returns its metrics, the same on every rank."""
+        """Make all updates of one step; return its metrics, the same on every rank."""
         lr = learning_rate(self._table, step, self._total_steps)
         for group in self.optimizer.param_groups:
             group["lr"] = lr
@@ -141,7 +141,7 @@ class Trainer:
         return losses | {"optim/lr": lr, "optim/updates": float(len(parts))}
 
     def _of_replay(self, order: StepOrder) -> dict[str, float]:
-        """How much was replayed in this step, and how often routers would have chosen otherwise."""
+        """Return metrics of router replay: share of replayed tokens, and of choices that routers would change."""
         if self._replay is None:
             return {}
         shape = self._replay.shape
@@ -157,7 +157,7 @@ class Trainer:
         }
 
     def take_measurements(self, order: StepOrder) -> dict[str, float]:
-        """Time split of the step that was trained last, by this rank's clock, and what it asked of the device."""
+        """Return seconds by phase of the last step, by this rank's clock, peak memory in MiB and use of the device."""
         spent_s = self._updater.clock.take()
         values = {f"time/{name}_s": seconds for name, seconds in spent_s.items()}
         values["memory/learner_peak_mib"] = peak_memory_mib(self.world.device)
@@ -169,22 +169,22 @@ class Trainer:
         return values
 
     def leave_device(self) -> None:
-        """Between two steps: parameters and moments, and a reference, to main memory; gradients are not needed again.
+        """Move parameters, moments and the reference to main memory, between two steps, and drop gradients.
 
-        What lies there anyway stays. Nothing may be computed before `come_to_device`.
+        Tensors that are in main memory anyway stay. Nothing may be computed before `come_to_device`.
         """
         self.optimizer.zero_grad(set_to_none=True)
         self._off_device.leave(tensor for tensor in self.held() if tensor.device.type != "cpu")
 
     def held(self) -> list[Tensor]:
-        """All that stays between two steps, but for gradients."""
+        """Return all tensors that stay between two steps, except gradients."""
         models = [self.model] if self._reference is None else [self.model, self._reference]
         held = [tensor for model in models for tensor in (*model.parameters(), *model.buffers())]
         held += [one for state in self.optimizer.state.values() for one in state.values() if isinstance(one, Tensor)]
         return held
 
     def come_to_device(self) -> None:
-        """All of that again, bit for bit."""
+        """Move all of that back to the device, bit for bit."""
         self._off_device.come_back()
 
     def _pack(self, part: StepOrder) -> list[PackedBatch]:
@@ -200,9 +200,9 @@ class Trainer:
 
 
 def agreed_kernel(wanted: str, model: nn.Module, world: World) -> str:
-    """What every rank attends with. "auto" is the varlen kernel where all of them can, as they prove; the log says so.
+    """Return the attention kernel of all ranks: for "auto" the varlen kernel, where every rank proves it.
 
-    Raises ConfigError where "varlen" is wanted and cannot be had.
+    The log says which. Raises ConfigError where "varlen" is wanted and cannot be had.
     """
     if wanted == "rows":
         return wanted
@@ -230,9 +230,10 @@ def _optimizer(model: nn.Module, table: LearnerTable) -> AdamW:
 
 
 def learning_rate(table: LearnerTable, step: int, total_steps: int) -> float:
-    """Up to `lr` in a straight line over the steps of the warm-up, then down to `lr_final_share * lr` at the last step.
+    """Return the learning rate of a step.
 
-    Without a warm-up, step 0 has `lr`.
+    It rises linearly to `lr` over the warm-up, and then falls to `lr_final_share * lr` at the last step. Without a
+    warm-up, step 0 has `lr`.
     """
     if step < table.warmup_steps:
         return table.lr * (step + 1) / table.warmup_steps
@@ -250,14 +251,14 @@ def check_forward(
     kernel: Kernel = "chunked",
     context: ContextGroup | None = None,
 ) -> None:
-    """Score sequences as training does and as transformers' own model does, in the same number format.
+    """Check that training scores sequences as transformers' own model does, in the same number format.
 
     Ranks of a `context` do it together, as they train.
 
-    The second half of every sequence is an answer to its first half; a second answer, which shares that prompt, is what
-    another sequence ends with. Raises ModelFolderError when training is off by more than rounding makes of the model
-    itself, which a head with a bias, or of a family that `models.heads` does not know, would make it, or an attention
-    that is more than causal.
+    The second half of every sequence is an answer to its first half. A second answer, which shares that prompt, is the
+    second half of another sequence. Raises ModelFolderError when training is off by more than rounding changes the
+    model itself: as with a head that has a bias, or is of a family that `models.heads` does not know, or with an
+    attention that is more than causal.
     """
     prompts, ends = [ids[: len(ids) // 2] for ids in token_ids], [ids[len(ids) // 2 :] for ids in token_ids]
     pairs = [(prompts[i], ends[j]) for i in range(len(prompts)) for j in (i, (i + 1) % len(prompts))]
@@ -286,7 +287,7 @@ def _device(model: nn.Module) -> torch.device:
 
 
 def _in_order(row_T: Tensor) -> list[int]:
-    """The rows of a batch as they come."""
+    """Return the rows of a batch in the order in which they come."""
     return list(dict.fromkeys(row_T.tolist()))
 
 

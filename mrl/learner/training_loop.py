@@ -1,8 +1,8 @@
-"""The life of a learner: prepare, train, publish, and again, until its steps are done.
+"""Main loop of a learner: prepare a batch, train, publish, until all steps are done.
 
-The first rank speaks to the other roles; the others follow the orders that it broadcasts. Peers are optional at every
-step: what they sent in time is in the order, and no wait for them is without a bound. In a synchronous run nothing that
-is trained on or saved depends on time, on the number of lives, or on who was first.
+The first rank speaks to the other roles; the other ranks follow the orders that it broadcasts. Peers are optional at
+every step: records that came in time are in the order, and every wait for them has a bound. In a synchronous run
+nothing that is trained on or saved depends on time, on restarts, or on the order of arrival.
 """
 
 import time
@@ -42,29 +42,29 @@ from mrl.weights.training_state import training_tensors
 
 MAX_SKIPPED_UPDATES = 5
 STILL_WAITING, SAY_SO_S = b"wait", 60.0
-"""What the first rank tells the others, and how often, while it waits for a batch: it takes as long as it takes."""
+"""Message of the first rank to the others while it waits for a batch, however long, and the seconds between two."""
 
 SourcesOf = Callable[[nn.Module], Sequence[TensorSource]]
-"""What is published of a model."""
+"""Model -> the tensors of it that are published."""
 
 log = structlog.get_logger()
 
 
 @dataclass(frozen=True, slots=True)
 class Milestones:
-    """The steps at which a learner saves, and ends; and when it gives the alarm."""
+    """Steps at which a learner saves and ends, and the bound above which it warns of a mismatch."""
 
     total: int
     checkpoint_every: int
     mismatch_alarm_nats: float = float("inf")
-    """Divergence between learner and engine above which a step is warned of."""
+    """Divergence between learner and engine, in nats, above which a step logs a warning."""
     save_when_stopped: bool = False
-    """Whether a learner that is stopped early saves its last step, which no other policy need have."""
+    """Whether a learner that is stopped early saves its last step: where policies need no common step."""
 
 
 @dataclass
 class Totals:
-    """What a learner reports to the allocator: totals since it started."""
+    """Totals since the learner's start, which it reports to the allocator."""
 
     trained_tokens: int = 0
     busy_s: float = 0.0
@@ -75,14 +75,14 @@ class Totals:
 
 @dataclass
 class FirstRank:
-    """What only the first rank has: its links to the other roles."""
+    """Parts that only the first rank has: its links to the other roles."""
 
     policy: str
     intake: Intake
     batches: BatchMaker
     regime: Regime
     recorder: SharingRecorder
-    """Notes what the regime reads of peers."""
+    """Notes peers' answers that the regime reads, for metrics."""
     peers: ExchangeClient | None
     evaluations: Evaluations | None
     crash_folder: Path
@@ -112,7 +112,10 @@ class Learner:
         published: SourcesOf = weight_sources,
         turn: LearnerTurn,
     ) -> None:
-        """What is `published` of a model all ranks gather, and give to their `publisher`. It is its `turn`."""
+        """All ranks gather the `published` tensors of the model, and give them to their `publisher`.
+
+        The learner has its `turn` on the device when this is called.
+        """
         self._publisher, self._published, self._turn = publisher, published, turn
         self._trainer, self._milestones, self._first, self._saver = trainer, milestones, first, saver
         self._version, self._seed = start, seed
@@ -150,17 +153,17 @@ class Learner:
         return finished
 
     def progress(self) -> int:
-        """A number above 0 that changes as this policy gets on: workers, training, weights on their way. Any thread."""
+        """Return a number above 0 that changes as workers, training or publishing get on. From any thread."""
         assert self._first is not None, "the first rank speaks to peers"
         return 1 + self._first.intake.num_moves + self._publisher.progress
 
     def await_evaluation(self, stopping: Callable[[], bool]) -> None:
-        """Behind the last step: wait within a bound for what is being evaluated. Other ranks have no part in it."""
+        """Wait, after the last step and within a bound, for the evaluation under way. Only the first rank waits."""
         if self._first and self._first.evaluations:
             self._first.evaluations.await_last(self._telling_of_life(self._first, stopping))
 
     def _step(self, stopping: Callable[[], bool]) -> bool:
-        """One step; False when `stopping` ended it before it was trained."""
+        """Train one step; False when `stopping` ended it before it was trained."""
         started_s = time.monotonic()
         prepared = self._prepare(stopping)
         order = self._trainer.world.broadcast_bytes(self._encode(prepared))
@@ -212,7 +215,7 @@ class Learner:
         return prepared
 
     def _telling_ranks(self, stopping: Callable[[], bool]) -> Callable[[], bool]:
-        """`stopping`, telling the other ranks meanwhile that the batch they wait for is not there yet."""
+        """Wrap `stopping`, so that its calls tell the other ranks now and then that the batch is not there yet."""
         world, told_s = self._trainer.world, time.monotonic()
 
         def stopping_and_saying_so() -> bool:
@@ -226,13 +229,13 @@ class Learner:
         return stopping_and_saying_so
 
     def _telling_of_life(self, first: FirstRank, stopping: Callable[[], bool]) -> Callable[[], bool]:
-        """`stopping`, which is looked at all the time in a wait, telling others meanwhile what there is to tell."""
+        """Wrap `stopping`, which a wait calls all the time, so that its calls also send the reports that are due."""
 
         def stopping_at_a_beat() -> bool:
             first.allocator.beat()
             if first.evaluations:
                 first.evaluations.tell()
-            self._publisher.check()  # else it would wait for groups of a version that nobody was told of
+            self._publisher.check()  # raises, where else no worker would hear of the version
             first.intake.publishing(self._publisher.progress)
             return stopping()
 
@@ -264,7 +267,7 @@ class Learner:
             )
 
     def _watch_mismatch(self, values: dict[str, float]) -> None:
-        """Learner and engine see the same tokens differently: by staleness, or because one of them is wrong."""
+        """Warn where learner and engine score the same tokens differently: by staleness, or as one of them is wrong."""
         k3_nats, bound = values["mismatch/k3_nats"], self._milestones.mismatch_alarm_nats
         if not k3_nats <= bound:
             self._alarms += 1
@@ -296,11 +299,11 @@ class Learner:
             first.evaluations.tell()
 
     def _publish(self, *, resumed: bool) -> None:
-        """All ranks copy a version; it is announced when it is whole, which takes its time beside training."""
+        """Begin to publish the current version, on all ranks; once complete it is announced, beside training."""
         self._trainer.world.note("publishing")
         model, first, version = self._trainer.model.eval(), self._first, self._version
         canary = self._canary.make()
-        lasts = version.step == self._milestones.total  # nobody knows when it is read
+        lasts = version.step == self._milestones.total  # it may be read at any later time
         if first is None:
             self._publisher.begin(self._published(model), version, None, lasts=lasts)
             return
@@ -315,7 +318,7 @@ class Learner:
             first.peers.announce(version, resumed=resumed)
 
     def _announce(self, first: FirstRank, version: Version, manifest: Path) -> None:
-        """Called by the thread that publishes."""
+        """Announce a complete version to the workers; called by the thread that publishes."""
         first.intake.announce(WeightsNotice(version=version, manifest_path=str(manifest)))
 
     def _save_when_due(self) -> None:
@@ -325,7 +328,10 @@ class Learner:
             self._save()
 
     def _save_stopped(self) -> None:
-        """What lies in main memory is first taken back, in a turn: others stop too, and give theirs back."""
+        """Save the last step, in a turn in which tensors come back from main memory.
+
+        The turn does come: other processes stop too, and give theirs back.
+        """
         self._turn.begin(lambda: False)
         self._turn.come()
         with self._turn.getting_on():

@@ -1,4 +1,4 @@
-"""How many own answers verifiers failed on. A verifier that mostly fails would train a policy on nothing, unsaid."""
+"""Limit of own answers on which verifiers fail: a broken verifier would silently leave a policy nothing to learn."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -11,16 +11,16 @@ from mrl.tasks.rewards import OF_THE_ANSWER
 
 @dataclass(slots=True)
 class VerifierFailures:
-    """Of the answers that came in since a batch was formed."""
+    """Counts of the answers that came in since the last batch, and of those on which a verifier failed."""
 
     answers: int = 0
     failed: Counter[str] = field(default_factory=Counter)
-    """By task."""
+    """Task -> its failures."""
     first: dict[str, str] = field(default_factory=dict)
-    """What the first one of each task was."""
+    """Task -> its first failure, in words."""
 
     def note(self, groups: Sequence[ScoredGroup]) -> None:
-        """New groups. One that is an answer's own fault makes it wrong, and is none of the verifier's."""
+        """Count new groups. A failure that is an answer's own fault makes the answer wrong, and does not count."""
         for group in groups:
             self.answers += len(group.answers)
             for answer in group.answers:
@@ -30,7 +30,7 @@ class VerifierFailures:
 
     @property
     def share(self) -> float:
-        """Of the answers on which a verifier failed."""
+        """Share of the answers on which a verifier failed."""
         return self.failed.total() / self.answers if self.answers else 0.0
 
     def check(self, most: float, *, step: int) -> None:

@@ -1,18 +1,28 @@
 """Rollout: prompts in, scored groups out.
 
-- `link`      the worker's side of the conversation with its learner
-- `worker_loop`  a worker's life
-- `sampling`  prompts become requests, finished answers become scored groups
-- `groups_in_flight`  groups in the engine, and groups whose weights are still to be proved
-- `updates`   new weights into an engine, proved by canary and digests
-- `following`  which weights an engine serves, and which are next
-- `verifying` verification beside sampling
-- `peer_scoring`  what this policy gives to answers of its peers
-- `plain_voice`    how a policy is asked outside of episodes, and read
-- `plain_serving`  requests outside of episodes, beside the groups
-- `frozen`    the life of a worker whose policy does not learn
-- `worker_counters`  what a worker counts
-- `sleep_requests`  that a worker's engine sleep and wake
-- `held_out_answers`  the share of a worker's places that held-out prompts have
-- `frozen_evaluation` the evaluation of a policy that does not learn
+- `worker_loop`        main loop of a rollout worker
+- `duties`             limits and side tasks of a worker
+- `link`               a worker's messages with its learner: granted work, finished groups, weights
+- `worker_lease`       how many answers a worker's lease allows
+- `worker_counters`    counters of a worker, as metrics
+- `sleep_requests`     requests that a worker's engine sleep and wake
+- `sampling`           prompts become requests, finished answers become scored groups
+- `groups_in_flight`   groups in the engine, and complete groups whose weights are not yet proved
+- `verifying`          verification of answers beside sampling
+- `updates`            loading of new weights into an engine, proved by canary and digests
+- `following`          choice of the weights that an engine loads next
+- `engine_turns`       an engine on a device that processes use in turns
+- `playing`            episodes between an engine and environments
+- `episode`            state of one episode
+- `replaying`          turns of a peer that an own episode begins with
+- `bare_rows`          text without roles that an agent gives
+- `told_experts`       experts of a mixture model, sent to the learner with the tokens
+- `peer_scoring`       log-probabilities of peers' answers under this policy
+- `foreign_answers`    peers' answers in this policy's tokens
+- `plain_voice`        prompts and answers of requests outside of episodes
+- `plain_serving`      requests outside of episodes, answered beside the groups
+- `held_out_answers`   share of a worker's places that held-out prompts have
+- `held_out_pass`      held-out prompts of one evaluation, answered by one engine
+- `frozen`             main loop of a worker whose policy does not learn
+- `frozen_evaluation`  evaluation of a policy that does not learn
 """

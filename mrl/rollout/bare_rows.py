@@ -1,7 +1,7 @@
-"""Text or ids without roles, which agents ask the policy behind: which tokens are given, and in which row.
+"""Text or ids without roles that an agent has the policy go on from: the tokens to give, and the row they belong to.
 
-What was sampled is never tokenized again. Whoever repeats all of a row and adds to it goes on in that row, and what is
-added alone is given; whoever does not begins another one.
+What was sampled is never tokenized again. An agent that repeats all of a row and adds to it goes on in that row: only
+the addition is given. Any other text begins a new row.
 """
 
 from collections.abc import Callable, Sequence
@@ -19,17 +19,17 @@ Int32s = npt.NDArray[np.int32]
 
 
 class GivenRow(NamedTuple):
-    """What is given of a bare text."""
+    """Tokens to give to the policy for a bare text."""
 
     token_ids: Int32s
-    """[B]"""
+    """[B] the addition to the row, or all of a new one."""
     begins_row: bool
     spelled: str | None
-    """All of the row with it, as whoever gave it has it in text; None where it is not told in text alone."""
+    """Text of the row up to here, as the agent has it; None where the agent gave ids."""
 
 
 def whole(bare: BareText, spelling: TurnSpelling) -> GivenRow:
-    """All of it, with the special tokens that the tokenizer itself puts before a text.
+    """Return a new row of all of the text, with the special tokens that the tokenizer itself puts before a text.
 
     Raises RecordError for an id that the policy does not have, and for no token at all.
     """
@@ -42,9 +42,10 @@ def whole(bare: BareText, spelling: TurnSpelling) -> GivenRow:
 
 
 def given_row(bare: BareText, spelling: TurnSpelling, past: Callable[[], Int32s], spelled: str | None) -> GivenRow:
-    """What of it stands behind the row of now: `past` is that row, [P], and `spelled` its text, if that is known.
+    """Return what a bare text adds to the current row, or a new row where it does not begin with the current one.
 
-    Ids are held against the row's ids, and a text against its text. Raises RecordError as `whole` does.
+    `past` gives the ids of the current row, [P]; `spelled` is its text, None where that is not known. Ids are compared
+    with the row's ids, and a text with its text. Raises RecordError as `whole` does.
     """
     if bare.text is None:
         row = past()
@@ -58,7 +59,7 @@ def given_row(bare: BareText, spelling: TurnSpelling, past: Callable[[], Int32s]
 
 
 def _known(token_ids: Sequence[int], spelling: TurnSpelling) -> Int32s:
-    """[B] what was sampled is the policy's own; of all else the tokenizer has to know each id."""
+    """Return given ids, [B]. Raises RecordError for an id that the policy's tokenizer does not know."""
     unknown = next((one for one in sorted(set(token_ids)) if not spelling.name(one)), None)
     if unknown is not None:
         raise RecordError(f"the agent gave a token that the policy does not have: {unknown}")
@@ -66,12 +67,12 @@ def _known(token_ids: Sequence[int], spelling: TurnSpelling) -> Int32s:
 
 
 def spelled_turn(token_ids: Int32s, spelling: TurnSpelling) -> str:
-    """A sampled turn as text, what ended it by its name."""
+    """Return a sampled turn as text, with the name of the token that ended it."""
     text, last = spelling.text(token_ids.tolist()), token_ids[-1:].tolist()
     return text + spelling.name(last[0]) if spelling.is_end(last[0]) else text
 
 
 def to_read(token_ids: Int32s, spelling: TurnSpelling) -> Message:
-    """What was given, for people; its beginning, where it is more than a message holds. The role is none of its own."""
+    """Return given ids as a message for people to read, shortened to its limit. Its role "user" stands for no role."""
     text = spelling.text(token_ids.tolist())
     return Message("user", text if bytes_of(text) <= MAX_TURN_BYTES else text[:MAX_LAST_CHARS])

@@ -1,4 +1,4 @@
-"""What a worker has to keep to beside sampling: its lease, its peers, its learner's bounds."""
+"""Limits and side tasks of a worker: its lease, the bounds of its learner, work for peers and for the gateway."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,28 +11,28 @@ from mrl.rollout.sleep_requests import SleepRequests
 
 @dataclass(frozen=True)
 class Duties:
-    """What a worker has to keep to beside sampling."""
+    """Limits and side tasks of one worker."""
 
     max_answers: Callable[[int], int]
-    """Answers that may be in flight, told how many are: what its lease allows, or the batch of a synchronous run."""
+    """Answers in flight -> answers that may be: as many as the lease allows, or the batch of a synchronous run."""
     publish: Callable[[Sequence[ScoredGroup]], None]
-    """Gives to the peers what the regime shares of finished groups; called before the learner gets them."""
+    """Publishes the regime's records of finished groups to the peers; called before the learner gets the groups."""
     max_staleness_versions: int
-    """Groups in flight that can only end staler than this are given up."""
+    """Groups in flight that can only end with more staleness than this, in versions, are given up."""
     held_out_share: float | None = None
-    """Part of the places that held-out prompts may have while there are groups to sample; None where none come."""
+    """Share of the places that held-out prompts may have while there are groups to sample; None without evaluations."""
     losses: Callable[[], Mapping[str, float]] = dict
-    """Metrics of what was published and goes to no peer."""
+    """Metrics of published records that go to no peer."""
     scorer: Scorer | None = None
-    """Answers what peers ask of the engine, between all else."""
+    """Scores answers for peers with the engine, between other work; None where no peer asks."""
     plain: PlainServing | None = None
-    """Answers requests outside of episodes, in a bounded share."""
+    """Answers requests outside of episodes, in a bounded share of the places; None where the run does not."""
     rest: SleepRequests | None = None
-    """Whether the worker is to sleep, where it may."""
+    """Requests that the engine sleep; None where it never does."""
     has_lost_lease: Callable[[], bool] = lambda: False
-    """Whether the lease of what is in flight ran out while this process stood still: others may have its places."""
+    """Whether the lease of answers in flight ran out while this process stood still: others may have their slots."""
     rests_unleased: bool = False
-    """Whether the engine samples only when it is collected from: what is in flight when the lease is lost then rests,
-    and goes on under the next one. A server's answers run on by themselves, and are given up."""
+    """Whether the engine samples only within `collect`. Answers in flight when the lease is lost then rest, and go on
+    under the next lease. Answers of a server, which samples by itself, are given up."""
     in_step: bool = False
-    """Sample under the newest announced version or not at all, and batch by batch, as a synchronous run must."""
+    """Whether to sample only under the newest announced version, and batch by batch, as a synchronous run must."""

@@ -1,11 +1,11 @@
-"""An engine on a device that others use in turns: it has its memory there while it has the turn, and only then.
+"""An engine on a device that processes use in turns: it has memory on the device only while it has the turn.
 
-Whoever calls the engine waits until it is there, `collect` no longer than it may. A thread asks for the turn as soon as
-anything is to be done, and gives it back when somebody waits for it and either nothing is left to do or the engine has
-had it for long enough. Then what is in flight rests: it goes on in the next turn, the embedded engine's with the same
-bits, a server's as at an update of its weights, behind the tokens that it had. A server gives its weights away; what it
-served before is loaded and proved again before anybody hears of its turn, unless new weights wait for it: then these
-come in first, and alone.
+A call waits until the engine has its turn, `collect` no longer than its timeout. A thread asks for the turn as soon as
+there is work. It gives the turn back when another process waits, and no work is left or the turn was long enough.
+Answers in flight then rest until the next turn: those of an embedded engine go on with the same bits, those of a server
+behind the tokens that they have, as at an update of its weights. A server loses its weights with its turn. At the next
+turn they are loaded and proved again before any call gets in; but where new weights wait, their load gets in first,
+and alone.
 """
 
 import threading
@@ -28,27 +28,27 @@ from mrl.weights.read_lock import read_lock
 
 LOOK_S = 0.02
 IDLE_S = 0.05
-"""An engine without work keeps its turn for so long after its last call: the next one often follows at once."""
+"""Seconds that an engine without work keeps its turn after its last call: the next call often follows at once."""
 MIN_TURN_S, KEPT_PER_SWITCH = 1.0, 10.0
-"""How long an engine that has work keeps its turn at least, and how many times what it took to leave and come back: a
-tenth of the time at most goes into that."""
+"""An engine with work keeps its turn for at least the first, in seconds, and the second times the time of a switch
+(leave and come back): switches take a tenth of the time at most."""
 UNKNOWN = Ahead("", 0)
 
 log = structlog.get_logger()
 
 
 class Movable(NamedTuple):
-    """A started engine, and how its memory leaves its device and comes back."""
+    """A started engine, and the calls that move its memory off its device and back."""
 
     engine: Engine
     leave: Callable[[], None]
     come_back: Callable[[], None]
     keeps_weights: bool = True
-    """Whether it has its weights when it is back."""
+    """Whether the engine still has its weights when it is back."""
 
 
 class Loaded(NamedTuple):
-    """What an engine was given last."""
+    """Arguments of an engine's last `load`."""
 
     folder: Path
     version: Version
@@ -56,7 +56,7 @@ class Loaded(NamedTuple):
 
 
 class EngineInTurns:
-    """An engine that has its device in turns. What is not here, the engine within has, whose turn it need not be."""
+    """An engine that has its device in turns. What is not defined here is the inner engine's, and needs no turn."""
 
     def __init__(
         self,
@@ -68,31 +68,31 @@ class EngineInTurns:
         waits: Callable[[int], None] = lambda _: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`make` starts the engine, in its first turn. `waits` hears before that how often those ahead have got on.
+        """`make` starts the engine, in its first turn. Before that `waits` is told, again and again, `turns_seen`.
 
         Raises what `make` raises, and EngineLost when told to stop before.
         """
         self._turn, self._telemetry, self._stopping, self._clock = turn, telemetry, stopping, clock
         self._state = threading.Condition()
         self._is_here = self._is_bare = False
-        """Whether anybody may enter, and, without weights behind a turn of others, who brings new ones."""
+        """Whether all calls may enter; whether only a load may, since the engine came back without weights."""
         self._ahead = UNKNOWN
         self._waiting = self._busy = self._loads = 0
-        """Callers that wait for the turn, those that are inside the engine, and those of them that prepare it."""
+        """Callers that wait for the turn; callers inside the engine; those inside that load, prove or restart it."""
         self._in_flight: dict[str, int] = {}
-        """Request -> its answers that have not come."""
+        """Request id -> number of its answers that have not come."""
         self._gone: set[str] = set()
-        """Requests that were given up while the engine was away."""
+        """Requests that were aborted while the engine was away."""
         self._failure: BaseException | None = None
-        """Why it could not leave, or come back: whoever calls hears of it; until it is restarted it keeps its turn."""
+        """Why the engine could not leave or come back: every call raises it, and the turn is kept, until a restart."""
         self._loaded: Loaded | None = None
         self._left_with: Version | None = None
         self._loads_wanted = 0
-        """Callers with new weights: the old ones are loaded again only where these do not come to be served."""
+        """Callers in `load`: while there are any, the old weights are not loaded again."""
         self._ending = threading.Event()
         self._tokens = -1
         self.turns_seen = 0
-        """Grows while whoever has the turn gets on."""
+        """Count of changes seen ahead in the queue: the process ahead got on, or is another one now."""
         self._await_first(waits)
         try:
             with turn.getting_on():
@@ -109,16 +109,16 @@ class EngineInTurns:
 
     @property
     def is_away(self) -> bool:
-        """Whether the turn is another's."""
+        """Whether the engine is without its turn."""
         return not self._is_here
 
     @property
     def version(self) -> Version | None:
-        """See Engine; while it is away that which it will have when it is back."""
+        """See Engine; while the engine is away, the version that it will have when it is back."""
         return self._engine.version if self._is_here else self._left_with
 
     def submit(self, requests: Sequence[GenerationRequest]) -> None:
-        """See Engine; it may wait for the turn."""
+        """See Engine; may wait for the turn."""
         with self._inside():
             self._engine.submit(requests)
         self._in_flight |= {one.request_id: one.seeds.size for one in requests if one.seeds.size}
@@ -139,7 +139,7 @@ class EngineInTurns:
         return found
 
     def abort(self, request_ids: Iterable[str]) -> None:
-        """See Engine; while it is away it forgets them when it is asked for answers again."""
+        """See Engine; an engine that is away forgets the requests at its next `abort` or `collect` within a turn."""
         names = set(request_ids)
         for name in names:
             self._in_flight.pop(name, None)
@@ -220,7 +220,7 @@ class EngineInTurns:
                 raise
 
     def close(self) -> None:
-        """See Engine. A turn that it has ends with this process, which has memory on the device until then."""
+        """See Engine. A turn that is held ends with this process, which has memory on the device until then."""
         self._ending.set()
         with self._state:
             self._state.notify_all()
@@ -235,9 +235,9 @@ class EngineInTurns:
     def _inside(
         self, timeout_s: float | None = None, *, loads: bool = False, bare: bool = False, anew: bool = False
     ) -> Iterator[bool]:
-        """Inside it is this engine's turn, unless there is a timeout that ran out, which `False` says.
+        """Wait for the engine's turn and keep it within the context; yields False where the timeout ran out.
 
-        It has its weights, but for who enters `bare`.
+        The engine has its weights then, except for a caller that enters `bare`.
         """
         began_s = self._clock()
         with self._state:
@@ -264,7 +264,7 @@ class EngineInTurns:
 
     @contextmanager
     def _loading(self, *, bare: bool = False, anew: bool = False) -> Iterator[None]:
-        """The same for what prepares the engine: the turn counts from its end."""
+        """Enter to load, prove or restart the engine: the length of its turn counts from the end of that."""
         with self._inside(loads=True, bare=bare, anew=anew):
             try:
                 yield
@@ -278,12 +278,12 @@ class EngineInTurns:
         return timeout_s is not None and self._clock() - began_s >= timeout_s
 
     def _await_change(self, began_s: float, timeout_s: float | None) -> None:
-        """A slice of a wait; the state is locked."""
+        """Wait a slice of time for a change of the state, which is locked."""
         slice_s = 1.0 if timeout_s is None else max(0.0, timeout_s - (self._clock() - began_s))
         with self._telemetry.awaiting("turn", whom=self._ahead.holder, since_s=began_s):
             self._state.wait(slice_s)
 
-    # The thread of turns.
+    # The thread that takes and gives back turns.
 
     def _await_first(self, waits: Callable[[int], None]) -> None:
         began_s = self._clock()
@@ -310,14 +310,14 @@ class EngineInTurns:
                 elif self._waiting or self._in_flight:
                     self._enter()
                 else:
-                    self._turn.give_back()  # its place in the queue, too
+                    self._turn.give_back()  # or its place in the queue
             except BaseException as error:  # noqa: BLE001 - it is raised by whoever calls the engine
                 with self._state:
                     self._failure, self._is_here = error, True
                     self._state.notify_all()
 
     def _look_around(self) -> None:
-        """Tell those who wait that it gets on, and leave when it is time."""
+        """Show progress to the processes that wait for the turn, and leave when it is time."""
         tokens = self._engine.usage().generated_tokens if self._busy and not self._loads else self._tokens
         if tokens != self._tokens:
             self._tokens = tokens
@@ -355,14 +355,14 @@ class EngineInTurns:
         self._open()
 
     def _open(self) -> None:
-        """Whoever waits may come in."""
+        """Let the waiting callers in."""
         with self._state:
             self._is_here, self._is_bare = True, False
             self._used_s = self._since_s = self._clock()
             self._state.notify_all()
 
     def _load_again(self, loaded: Loaded) -> None:
-        """Raises EngineLost where that is not to be had any more, or not proved."""
+        """Load and prove the old weights. Raises EngineLost where they are gone, or not proved."""
         try:
             with read_lock(loaded.folder):
                 self._engine.load(*loaded)
@@ -383,7 +383,7 @@ class EngineInTurns:
             if not self._may_leave():
                 return
             self._left_with = self._engine.version
-            self._is_here = False  # nobody enters any more, and who is inside comes out
+            self._is_here = False  # no caller enters any more, and those inside come out
             while self._busy:
                 self._engine.nudge()
                 self._state.wait(LOOK_S)
@@ -397,4 +397,4 @@ class EngineInTurns:
         if ahead != self._ahead:
             self._ahead = ahead
             self.turns_seen += 1
-            self._turn.got_on()  # for those behind, who see nobody else
+            self._turn.got_on()  # processes behind see the progress of this one alone

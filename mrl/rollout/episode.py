@@ -1,4 +1,4 @@
-"""One episode of a policy: what is asked for, what it is while it is played, and the row that comes of it."""
+"""One episode of a policy: its request, its state while it is played, and its result."""
 
 import hashlib
 from collections.abc import Sequence
@@ -24,23 +24,26 @@ from mrl.tasks.environments.contract import DONE, EnvironmentTurn, PolicyTurn
 from mrl.tasks.verify import Verdict
 
 PIECES = 32
-"""A turn is told in pieces of which each makes it longer by this part at least."""
+"""A growing turn is sent in pieces, each of which makes it longer by at least one part in so many."""
 
 Int32s = npt.NDArray[np.int32]
 
 
 class PlayedSession(Protocol):
-    """One episode at its environment. No call waits."""
+    """Session of one episode with its environment. No call waits."""
 
     first: "Future[EnvironmentTurn]"
-    """What the environment says first."""
+    """The environment's first turn."""
 
     def step(self, turn: PolicyTurn) -> "Future[EnvironmentTurn]":
-        """What it says to a turn of the policy."""
+        """Give the environment a turn of the policy; the future holds its answer."""
         ...
 
     def finish(self, reason: str, turn: PolicyTurn | None = None) -> "Future[EnvironmentTurn]":
-        """The reward of an episode that ends for a reason of the policy's side; `turn` is the last, where it is new."""
+        """Ask for the reward of an episode that ends on the policy's side.
+
+        `reason` is a key of `ENDS`; `turn` is the last turn, where the environment has not had it.
+        """
         ...
 
     def close(self) -> None:
@@ -50,40 +53,40 @@ class PlayedSession(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class EpisodeRules:
-    """How the episodes of one task are played."""
+    """Rules of the episodes of one task."""
 
     max_turns: int
-    """Turns of the policy."""
+    """Most turns of the policy."""
     max_tokens: int
-    """Tokens behind the prompt, sampled and given."""
+    """Most tokens behind the first messages, sampled and given."""
     failed_reward: float
-    """Reward where the environment fails."""
+    """Reward of an episode whose environment fails."""
 
 
 @dataclass(frozen=True, slots=True)
 class EpisodeRequest(GenerationRequest):
-    """Play `seeds.size` episodes from one start state. Its prompt is empty: the environment says it."""
+    """Play `seeds.size` episodes from one start state. The prompt is empty: the environment gives it."""
 
     prompt_id: str = ""
     given: tuple[SharedTurn, ...] = ()
-    """Turns of a peer that stand before those of the policy."""
+    """First turns of a peer's episode, with the environment's answers, before the policy's own turns."""
 
 
 @dataclass(frozen=True, slots=True)
 class PlayedEpisode(Generation):
-    """One episode. Of its T tokens the policy sampled S, which `logprobs` [S] and `versions` are of."""
+    """One episode of T tokens. The policy sampled S of them, to which `logprobs` [S] and `versions` belong."""
 
     prompt_token_ids: Int32s
     """[P], given turns included."""
     segments: list[EpisodeSegment]
-    """Behind the given turns."""
+    """Segments behind the given turns."""
     verdict: Verdict
     ending: str
-    """A name of `ENDS` or `FAILURES` of the contract."""
+    """A key of `ENDS` or `FAILURES` of the contract."""
     opening: Opening | None = None
-    """None where it is not to be told, or the environment did not begin."""
+    """First messages and tools; None where no teacher needs them, or the environment did not begin."""
     given: tuple[SharedTurn, ...] = ()
-    """Turns of a peer that it went on from."""
+    """First turns of a peer's episode from which it went on."""
 
 
 @dataclass(slots=True, eq=False)
@@ -95,43 +98,43 @@ class EpisodeInPlay:
     session: PlayedSession
     rules: EpisodeRules
     awaited: "Future[EnvironmentTurn] | None"
-    """What the environment is to say; None while the policy has its turn."""
+    """The environment's next answer; None while the policy has its turn."""
     replay: TurnReplay | None = None
-    """The given turns, while they are played and behind it; None where there are none."""
+    """Replay of the given turns, also after its end; None where no turns are given."""
     prompt_token_ids: Int32s | None = None
-    """Of an episode in which it is the policy's turn, or was."""
+    """[P] None until the environment has begun."""
     opening: Opening | None = None
-    """What its environment began it with, where that is to be told."""
+    """First messages and tools, where a teacher needs them."""
     token_ids: list[Int32s] = field(default_factory=list)
     logprobs: list[npt.NDArray[np.float32]] = field(default_factory=list)
     experts: list[Experts | None] = field(default_factory=list)
-    """Of each turn of the policy; the first may begin with those of the prompt."""
+    """Experts of each turn of the policy; those of the first turn may begin with the prompt's."""
     versions: list[VersionSpan] = field(default_factory=list)
     segments: list[EpisodeSegment] = field(default_factory=list)
     num_turns: int = 0
     tools: tuple[ToolSpec, ...] = ()
-    """What its environment offers."""
+    """Tools that its environment offers."""
     conversation: list[Message] = field(default_factory=list)
-    """All that was said, from the first message on."""
+    """All messages, from the first one on."""
     row_at: int = 0
-    """Place in `token_ids` at which the row begins that the policy sees now; 0 behind the prompt."""
+    """Place in `token_ids` at which the current row begins, the row that the policy sees; 0: with the prompt."""
     row_since: int = 0
-    """Place in `conversation` from which on that row shows the reasoning of turns."""
+    """Place in `conversation` from which on the current row shows the reasoning of turns."""
     last_turn: PolicyTurn | None = None
     is_bare: bool = False
-    """Whether the policy has, or had, its newest turn behind text without roles."""
+    """Whether the policy's newest turn goes on from text without roles."""
     spelled: str | None = None
-    """The row of such a turn as text, where its agent has all of it in text."""
+    """Text of the current row, where the agent gave all of it as text without roles."""
     stream: str = ""
-    """Under which name an agent is told how the turn grows that the policy has now."""
+    """Name under which pieces of the current turn are sent to its agent; "" where none are."""
     streamed: str = ""
-    """What it was told."""
+    """Text of the current turn that was sent in pieces."""
     next_piece_tokens: int = 0
-    """Tokens of the turn at which it is told more."""
+    """Tokens of the current turn from which on the next piece is sent."""
     awaits_reward: bool = False
-    """Whether it has had all its turns. The reward of an agent of several policies may hang on turns of the others."""
+    """Whether all turns are over. The reward of an agent of several policies may depend on turns of the others."""
     wants_tokens: bool = False
-    """Whether the agent is told the tokens of that turn one by one."""
+    """Whether the agent is told the tokens of the current turn one by one."""
 
     @property
     def has_tools(self) -> bool:
@@ -140,35 +143,35 @@ class EpisodeInPlay:
 
     @property
     def num_given_tokens(self) -> int:
-        """Of turns of a peer, and what the environment said to them."""
+        """Tokens of a peer's turns, and of the environment's answers to them."""
         return 0 if self.replay is None else self.replay.num_tokens
 
     @property
     def num_tokens(self) -> int:
-        """Behind the first message: given, sampled, and said by the environment, in all rows."""
+        """Tokens behind the first messages: given, sampled, and of the environment, in all rows."""
         return self.num_given_tokens + sum(ids.size for ids in self.token_ids)
 
     @property
     def num_pass_tokens(self) -> int:
-        """Of its prompt and all its rows."""
+        """Tokens of its prompt and of all its rows."""
         assert self.prompt_token_ids is not None, "it has begun"
         return self.prompt_token_ids.size + sum(ids.size for ids in self.token_ids)
 
     @property
     def num_turns_in_all(self) -> int:
-        """Given ones included."""
+        """Turns of the policy, and of the peer where turns are given."""
         return self.num_turns + sum(turn.is_sampled for turn in self.request.given)
 
     @property
     def past(self) -> Int32s:
-        """All that the policy sees at its next turn."""
+        """[P] the current row: all that the policy sees at its next turn."""
         assert self.prompt_token_ids is not None, "it has begun"
         behind = self.token_ids[self.row_at :]
         return np.concatenate([*behind] if self.row_at else [self.prompt_token_ids, *behind])
 
     @property
     def seed(self) -> int:
-        """Of its next turn; the first has the episode's own, so that a single turn is sampled as an answer would be."""
+        """Seed of the next turn; the first has the episode's own, so that a single turn is sampled as an answer is."""
         own = int(self.request.seeds[self.index])
         if not self.num_turns:
             return own
@@ -177,16 +180,16 @@ class EpisodeInPlay:
 
     @property
     def last_words(self) -> str:
-        """What the policy said last; "" before its first turn."""
+        """Content of the policy's last turn; "" before its first turn."""
         return next((one.messages[0].content for one in reversed(self.segments) if one.is_sampled), "")
 
     def heard(self, said: EnvironmentTurn, *, tells: bool) -> None:
-        """What is to be told of the turn that follows; `tells`: whether any is told while it grows."""
+        """Note what the agent wants to be told of the next turn; `tells` says whether growing turns are sent at all."""
         self.stream, self.wants_tokens = said.stream if tells else "", said.wants_tokens
         self.streamed, self.next_piece_tokens = "", 0
 
     def more_to_tell(self, generation: Generation, voice: OwnVoice) -> list[TurnPiece]:
-        """What its agent was not told before of a turn that goes on: one piece, or none."""
+        """Return the new piece of a growing turn for its agent: a list of one piece, or of none."""
         told, num_tokens = self.streamed, generation.token_ids.size
         if num_tokens < self.next_piece_tokens:
             return []
@@ -198,7 +201,7 @@ class EpisodeInPlay:
         return [TurnPiece(session=self.stream, num_turns=num_turns, start=len(told), text=text[len(told) :])]
 
     def sampled(self, generation: Generation, message: Message, spelling: TurnSpelling) -> None:
-        """The policy had a turn."""
+        """Take in a turn that the policy sampled."""
         self.num_turns += 1
         if self.spelled is not None:
             self.spelled += spelled_turn(generation.token_ids, spelling)
@@ -210,21 +213,21 @@ class EpisodeInPlay:
             self.versions = append_span(self.versions, span.num_tokens, span.version)
 
     def told(self, token_ids: Int32s, messages: Sequence[Message], *, begins_row: bool = False) -> None:
-        """The environment answered it; `token_ids` are the whole conversation where that begins a row."""
+        """Take in the environment's answer; `token_ids` are the whole conversation where it begins a row."""
         if begins_row:
             self.row_at = len(self.token_ids)
         self.conversation += messages
         self._put(token_ids, messages, is_sampled=False, begins_row=begins_row)
 
     def rewritten(self, token_ids: Int32s, messages: Sequence[Message]) -> None:
-        """The agent has put these messages in the place of all that was said; `token_ids` are all of them."""
+        """Take in messages by which the agent replaced the whole conversation; `token_ids` are all of them."""
         self.row_at, self.conversation = len(self.token_ids), list(messages)
         self.is_bare, self.spelled = False, None
         kept = conversation_to_read(messages)
         self._put(token_ids, kept, is_sampled=False, begins_row=True, is_rewritten=True)
 
     def given(self, row: GivenRow, spelling: TurnSpelling) -> None:
-        """Its agent gave text without roles, and no tools; the first such text is the prompt's to hold."""
+        """Take in an agent's text without roles, which ends the use of tools. A first text is in the prompt alone."""
         self.is_bare, self.spelled, self.tools = True, row.spelled, ()
         if self.prompt_token_ids is None:
             return
@@ -234,7 +237,10 @@ class EpisodeInPlay:
         self._put(row.token_ids, told, is_sampled=False, begins_row=row.begins_row, is_bare=True)
 
     def anew(self, spelling: TurnSpelling, messages: Sequence[Message] = ()) -> Int32s | None:
-        """[P] the beginning of a new row, where one begins with these messages. Raises ModelFolderError."""
+        """Return the beginning of a new row, [P], where the template drops reasoning that the current row shows.
+
+        `messages` come behind the conversation. Raises ModelFolderError.
+        """
         tools = [tool.as_chat() for tool in self.tools]
         row = spelling.anew([*self.conversation, *messages], tools, since=self.row_since)
         if row is None:
@@ -247,12 +253,12 @@ class EpisodeInPlay:
         self.segments.append(EpisodeSegment(num_tokens=token_ids.size, messages=tuple(messages), **how))
 
     def forget(self) -> None:
-        """Nobody may train on it: it was given up in mid-play, by no fault of the policy's."""
+        """Drop all tokens: the episode was given up in mid-play, by no fault of the policy's, and is not trained on."""
         self.token_ids, self.logprobs, self.versions, self.segments = [], [], [], []
         self.experts = []
 
     def played(self, verdict: Verdict, ending: str) -> PlayedEpisode:
-        """Its row ends with what the policy sampled last; what the environment says behind it takes no tokens."""
+        """Return the result. Its row ends with the last sampled token: messages behind that take no tokens."""
         while self.segments and not self.segments[-1].is_sampled and self.segments[-1].num_tokens:
             self.segments[-1] = EpisodeSegment(num_tokens=0, is_sampled=False, messages=self.segments[-1].messages)
             self.token_ids.pop()

@@ -1,6 +1,4 @@
-"""The engine of a worker follows the weights that its learner tells of; what it refuses is tried again, more and more
-seldom.
-"""
+"""A worker's engine follows the weights that its learner announces; refused ones are tried again, ever more seldom."""
 
 import math
 from collections.abc import Callable
@@ -16,9 +14,9 @@ from mrl.rollout.updates import Installed, Missed, Refused, Updates
 from mrl.rollout.worker_counters import WorkerTotals
 
 REFUSED_PAUSE_S, MAX_REFUSED_PAUSE_S = 0.5, 10.0
-"""Weights that were refused are tried again after the first, and after twice as long each time.
+"""Seconds until refused weights are tried again: the first pause, doubled each time up to the second.
 
-All tries together take less than the learner's patience (`learner.data_timeout_s`): the worker knows the reason.
+All tries together take less than `learner.data_timeout_s`, so that the worker, which knows the reason, fails first.
 """
 MAX_REFUSED_IN_A_ROW = 20
 
@@ -26,7 +24,7 @@ log = structlog.get_logger()
 
 
 class Following:
-    """Which weights one engine serves, and which are next."""
+    """Choice of the weights that one engine loads next."""
 
     def __init__(
         self,
@@ -44,19 +42,22 @@ class Following:
         self._max_staleness_versions = max_staleness_versions
         self._refused_in_a_row = 0
         self._refused: tuple[Version, float] | None = None
-        """The version that was refused last, or left behind by its learner, and when it may be tried again."""
+        """Version that was refused or not offered last, and when it may be tried again."""
 
     @property
     def has_refused(self) -> bool:
-        """Whether the newest weights that were tried could not be taken."""
+        """Whether the weights that were tried last could not be loaded."""
         return self._refused is not None
 
     def begin_anew(self) -> None:
-        """What was refused may be tried at once."""
+        """Let refused weights be tried again at once."""
         self._refused = None
 
     def follow(self, *, to_the_end: bool) -> None:
-        """A step towards the newest weights, or all of it. Raises RoleFailed where they are refused too often."""
+        """Begin an update to the newest weights, or take in its outcome; `to_the_end` waits for that.
+
+        Raises RoleFailed where weights are refused too often.
+        """
         notice = self._link.notice
         if notice is None or self._is_kept(notice.version):
             return
@@ -83,7 +84,7 @@ class Following:
             self._refused = outcome.version, self._clock() + pause_s
 
     def _is_kept(self, newest: Version) -> bool:
-        """Whether to stay with what is served: an evaluation of it is to be begun, and groups are fresh enough yet."""
+        """Whether to keep the served version: its evaluation has prompts to begin, and groups are fresh enough yet."""
         served = self._engine.version
         if served is None or self._link.held_out_waiting != served or not self._custody.is_good(served):
             return False

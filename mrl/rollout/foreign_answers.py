@@ -1,7 +1,7 @@
-"""Answers that others wrote, in the tokens of the policy that is to score them: what is not said byte for byte, is not.
+"""Answers of peers in the tokens of the policy that is to score them: byte for byte, or not at all.
 
-An episode begins with the opening as the policy's own template says it. Each turn of the other policy is written in the
-own syntax of calls, and what the environment said stands between them as it would in an own episode.
+An episode begins with the opening as the scoring policy's own template renders it. Each turn of the peer is written in
+the scoring policy's syntax of calls. Between turns the environment's messages stand as in an own episode.
 """
 
 from collections.abc import Sequence
@@ -23,18 +23,18 @@ Bools = npt.NDArray[np.bool_]
 
 
 class ForeignText(NamedTuple):
-    """An answer, or one turn of an episode."""
+    """One answer, or one turn of an episode, in own tokens."""
 
     token_ids: Int32s
     """[T]"""
     byte_lengths: Int32s
-    """[T]"""
+    """[T] bytes of each token."""
     written: bytes = b""
-    """Of a turn that is more than its content: digest of what the policy writes."""
+    """Digest of a turn as the policy writes it, where that is more than the turn's content; else empty."""
 
 
 class ForeignAnswer(NamedTuple):
-    """One answer behind its prompt."""
+    """All tokens of one answer behind its prompt."""
 
     token_ids: Int32s
     """[T]"""
@@ -46,7 +46,7 @@ class ForeignAnswer(NamedTuple):
 def foreign_answers(
     answers: Sequence[GivenAnswer], receiver: Receiver, *, max_tokens: int
 ) -> list[ForeignAnswer | None]:
-    """Answers of one turn; None for one that own tokens cannot say, or not within `max_tokens`."""
+    """Express answers of one turn in own tokens; None for one that needs more than `max_tokens`, or cannot be said."""
     texts, finished = [answer.completion for answer in answers], [answer.finished for answer in answers]
     own = translate_texts(texts, finished, receiver, max_tokens=max_tokens)
     is_said = own.is_exact & ((own.flags & Flag.RECV_TRUNC) == 0)
@@ -59,7 +59,7 @@ def foreign_answers(
 
 
 def foreign_episode(answer: GivenAnswer, receiver: Receiver, spelling: EpisodeSpelling) -> ForeignAnswer | None:
-    """An episode; None for one with more text than crosses, or that own tokens or template cannot say."""
+    """Express an episode in own tokens; None for one with too much text, or that own tokens or template cannot say."""
     own = [turn for turn in answer.turns if turn.is_sampled]
     num_bytes = sum(message.num_bytes for turn in answer.turns for message in turn.messages)
     if not own or num_bytes > MAX_COMPLETION_BYTES:

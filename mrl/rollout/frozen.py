@@ -1,9 +1,10 @@
-"""The life of a frozen policy's worker: it scores what peers ask for, with the weights of the policy's own folder.
+"""Main loop of a frozen policy's worker: it scores answers of peers, with the weights of the policy's own folder.
 
 Between their requests one worker of the policy evaluates it once.
 
-Nobody publishes weights for it. A server therefore proves after every start, and from time to time, that it serves that
-folder: it scores the canary as transformers does, and holds the folder's bytes where it can tell what it holds.
+Nobody publishes weights for a frozen policy. A server therefore proves after every start, and from time to time, that
+it serves that folder: it scores the canary as transformers does, and has the folder's bytes, where its bytes can be
+compared.
 """
 
 import time
@@ -26,15 +27,15 @@ POLL_S = 0.02
 REPORT_S = 2.0
 MAX_LOST_IN_A_ROW = 3
 QUIET_S = 30.0
-"""A worker that has scored nothing for so long has no other work than its evaluation."""
+"""Seconds without a score after which the evaluation no longer shares the engine with other work."""
 PROVE_AGAIN_S = 300.0
-"""Of weights that nobody updates no other proof would ever come."""
+"""Seconds between two proofs of a server's weights: no update comes to prove them again."""
 
 log = structlog.get_logger()
 
 
 class FrozenLife:
-    """One worker around one engine."""
+    """Main loop of one worker with one engine."""
 
     def __init__(
         self,
@@ -46,7 +47,7 @@ class FrozenLife:
         evaluation: FrozenEvaluation | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`manifest` says what a server has to serve; None where transformers itself reads the folder."""
+        """`manifest` describes the weights that a server has to serve; None where transformers reads the folder."""
         self._scorer, self._engine, self._telemetry = scorer, engine, telemetry
         self._manifest, self._evaluation = manifest, evaluation
         self._clock, self._prove_s = clock, 0.0
@@ -58,7 +59,7 @@ class FrozenLife:
     def run(self, stopping: Callable[[], bool]) -> None:
         """Work until `stopping`.
 
-        Raises RoleFailed when the engine is lost again and again, EngineError when it serves something else.
+        Raises RoleFailed when the engine is lost again and again, EngineError when it serves other weights.
         """
         while not stopping():
             try:
@@ -90,7 +91,7 @@ class FrozenLife:
             time.sleep(POLL_S)
 
     def _begin(self) -> None:
-        """Give the weights of the start their name. Raises EngineError: another start would end in the same way."""
+        """Label and prove the engine's first weights. Raises EngineError: another start would end in the same way."""
         self._engine.label(FROZEN)
         if self._manifest is None:
             return
@@ -105,7 +106,7 @@ class FrozenLife:
             ) from error
 
     def _prove_again(self, manifest: Manifest) -> None:
-        """Raises EngineLost where somebody has changed the weights since: another start has them from the folder."""
+        """Raises EngineLost where somebody has changed the weights: a restart reads them from the folder again."""
         try:
             self._prove(manifest)
         except WeightsUnproved as error:

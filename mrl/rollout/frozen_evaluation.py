@@ -1,4 +1,4 @@
-"""The evaluation of a policy that does not learn: once, between the score requests of its peers."""
+"""Evaluation of a policy that does not learn: once, between score requests of its peers."""
 
 import time
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ log = structlog.get_logger()
 
 
 class FrozenEvaluation:
-    """Held-out answers of one version, sampled in slices of time."""
+    """Evaluation of one version, whose held-out answers are sampled in slices of time."""
 
     def __init__(
         self,
@@ -33,7 +33,7 @@ class FrozenEvaluation:
         share: float,
         measure: Measure = PLAIN,
     ) -> None:
-        """At most `max_answers` are in flight, `share` of them beside other work; the result is a file of `folder`."""
+        """At most `max_answers` are in flight, `share` of that beside other work; the result is a file in `folder`."""
         self._sampler, self._telemetry, self._folder, self._max_answers = sampler, telemetry, folder, max_answers
         self._book = HeldOutBook(sampler.policy, version, prompts, began_s=time.monotonic(), measure=measure)
         self._share = HeldOutShare(share, group_size=0)  # the other work comes one request after another
@@ -55,9 +55,9 @@ class FrozenEvaluation:
         return True
 
     def give_up(self) -> None:
-        """End with the worker: answers that are still to come are told as missing, aloud, where there are any.
+        """End the evaluation, since the worker ends; log and count the answers that are still missing.
 
-        There is no result: what came so far would pass for one. A resumed run evaluates anew.
+        There is no result: a partial one would pass for a whole one. A resumed run evaluates anew.
         """
         if self._is_over:
             return

@@ -1,4 +1,4 @@
-"""Groups on their way through the engine: what was handed in, which answers have come, what may be believed already."""
+"""Groups on their way through the engine: in flight, complete, and complete with their weights proved."""
 
 import itertools
 import time
@@ -22,7 +22,7 @@ Item = WorkItem | HeldOutItem
 MAX_UNBEGUN_IN_A_ROW = 20
 MOST_REASONS = 3
 FRUITLESS_S = 30.0
-"""For so long only groups that were given up have come: that is told, and again after as long."""
+"""Seconds in which only given-up groups come before a warning is logged, and logged again."""
 
 log = structlog.get_logger()
 
@@ -32,7 +32,7 @@ class Flight:
     """One group in the engine, or one answer to a held-out prompt."""
 
     number: int
-    """Place in the order of departures."""
+    """Place in the order in which items went to the engine."""
     item: Item
     prompt_token_ids: npt.NDArray[np.int32]
     answers: dict[int, Generation] = field(default_factory=dict)
@@ -44,7 +44,7 @@ class Flight:
 
     @property
     def generations(self) -> list[Generation]:
-        """The answers of a complete group, by the place of their seed."""
+        """Answers of a complete group, by the place of their seed."""
         return [self.answers[index] for index in range(self.item.group_size)]
 
     @property
@@ -54,12 +54,12 @@ class Flight:
 
     @property
     def versions(self) -> set[Version]:
-        """The versions that sampled any token of it."""
+        """Versions that sampled any token of it."""
         return {span.version for generation in self.answers.values() for span in generation.versions}
 
 
 class Flights:
-    """What one engine has been handed and has not finished. Groups complete out of order."""
+    """Groups and held-out answers that one engine was handed and has not finished. Groups complete out of order."""
 
     def __init__(self, sampler: Sampler) -> None:
         self._sampler = sampler
@@ -76,16 +76,16 @@ class Flights:
 
     @property
     def num_held_out(self) -> int:
-        """Those of them to held-out prompts."""
+        """Answers to held-out prompts that have not come."""
         return sum(isinstance(flight.item, HeldOutItem) for flight in self._flying.values())
 
     @property
     def requests(self) -> list[str]:
-        """Names of the requests in flight."""
+        """Ids of the requests in flight."""
         return list(self._flying)
 
     def depart(self, items: Sequence[Item]) -> list[GenerationRequest]:
-        """The requests to hand in for these items; a repeated item gets a name of its own."""
+        """Put items in flight, and return the requests to submit; a repeated item gets a new request id."""
         requests = []
         for item, number in zip(items, self._numbers, strict=False):
             request = self._sampler.request(item, f"{item.ticket}#{number}")
@@ -94,7 +94,7 @@ class Flights:
         return requests
 
     def arrive(self, finished: Iterable[Finished]) -> list[Flight]:
-        """Take answers in; the groups that are complete by them, in the order of their last answers."""
+        """Take in answers; return the groups that they complete, in the order of their last answers."""
         complete = []
         for one in finished:
             flight = self._flying[one.request_id]
@@ -104,7 +104,7 @@ class Flights:
         return complete
 
     def give_up_stale(self, newest: Version, max_staleness_versions: int) -> dict[str, StaleGroup]:
-        """Groups that can only end too stale for a learner which is at `newest`, by request; they are forgotten.
+        """Forget and return, by request id, groups that can only end too stale for a learner at version `newest`.
 
         A group of which no answer with a token has come stays: only the engine knows under which version it began.
         """
@@ -117,7 +117,7 @@ class Flights:
         return found
 
     def give_up_beyond(self, num_answers: int) -> dict[str, Item]:
-        """The youngest groups, by request, so many that no more answers than that are left; they are forgotten."""
+        """Forget and return, by request id, the youngest groups, until at most `num_answers` are in flight."""
         found = {}
         while self.num_answers > num_answers:
             request_id, flight = self._flying.popitem()
@@ -125,30 +125,30 @@ class Flights:
         return found
 
     def lose(self) -> list[Item]:
-        """Everything in flight is lost; what has to be sampled again."""
+        """Forget everything in flight; return the items, which have to be sampled again."""
         items = [flight.item for flight in self._flying.values()]
         self._flying.clear()
         return items
 
 
 class Beginnings:
-    """Looks for groups of which an episode had no turn, because its environment did not begin, or was given up.
+    """Sorts out groups in which an episode had no turn, because its environment did not begin, or was given up.
 
-    Where no other groups come for long it says so, again and again.
+    Where no other groups come for long, a warning is logged, again and again.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock, self._in_a_row = clock, 0
         self._given_up: Counter[str] = Counter()
-        """Why -> groups since the last one that began."""
+        """Reason -> groups given up since the last group that began."""
         self._since_s = self._told_s = 0.0
-        """When the first of them came, and when they were told of last."""
+        """When the first of these groups came, and when the last warning was logged."""
 
     def sort(self, flights: Sequence[Flight]) -> tuple[list[Flight], list[StaleGroup]]:
-        """Groups that began, with all held-out answers, and what to say of the others, which are given up.
+        """Return groups that began, with all held-out answers, and a message for each other group: it is given up.
 
-        Where a peer's turns cannot be played again, or an episode was given up from outside, that is no fault of the
-        environment's beginning.
+        A group whose peer's turns cannot be played again, or whose episode was given up from outside, does not count
+        as one whose environment did not begin.
 
         Raises RoleFailed where environments do not begin again and again.
         """
@@ -184,7 +184,7 @@ class Beginnings:
         return begun, given_up
 
     def _tell(self) -> None:
-        """A person is told that the run waits for good: nobody who waits for groups knows why none come."""
+        """Warn a person that no group comes: processes that wait for groups do not know why."""
         now_s = self._clock()
         if self._given_up and now_s - self._told_s >= FRUITLESS_S:
             self._told_s = now_s
@@ -204,7 +204,7 @@ def _why(unbegun: Generation) -> str:
 
 
 class Custody:
-    """Complete groups wait here until every version that sampled a token of them has passed its canary."""
+    """Complete groups that wait until every version that sampled a token of them is proved."""
 
     def __init__(self) -> None:
         self._good: set[Version] = set()
@@ -218,21 +218,21 @@ class Custody:
         return version in self._good
 
     def hold(self, flights: Iterable[Flight]) -> None:
-        """Take complete groups in."""
+        """Take in complete groups."""
         self._held += flights
 
     def passed(self, version: Version) -> None:
-        """The engine has proved that it serves this version."""
+        """Note that the engine has proved that it serves this version."""
         self._good.add(version)
 
     def release(self) -> list[Flight]:
-        """The groups that may be believed, in the order in which they came."""
+        """Return the groups whose versions are all proved, in the order in which they came."""
         free = [flight for flight in self._held if flight.versions <= self._good]
         self._held = [flight for flight in self._held if not flight.versions <= self._good]
         return free
 
     def refuse(self) -> list[Item]:
-        """The engine was wrong about its weights: what has to be sampled again."""
+        """Forget the groups that wait for a proof; return their items, which have to be sampled again."""
         items = [flight.item for flight in self._held]
         self._held.clear()
         return items

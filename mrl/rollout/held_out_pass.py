@@ -1,4 +1,4 @@
-"""One engine answers held-out prompts, in slices of time, until the books of an evaluation are closed."""
+"""Held-out prompts of one evaluation, answered by one engine in slices of time."""
 
 from mrl.errors import EngineLost
 from mrl.metrics.telemetry import Telemetry
@@ -12,7 +12,7 @@ SLICE_S = 0.05
 
 
 class HeldOutPass:
-    """What one engine has of one evaluation: answers in flight, and answers that are being verified."""
+    """Answers of one evaluation that one engine samples, or that are being verified."""
 
     def __init__(self, sampler: Sampler, telemetry: Telemetry, book: HeldOutBook) -> None:
         self._sampler, self._book = sampler, book
@@ -24,9 +24,9 @@ class HeldOutPass:
         return self._flights.num_answers
 
     def go_on(self, room: int) -> None:
-        """Hand in at most `room` answers more, sample for a slice of time, and take in what was verified.
+        """Hand in at most `room` answers more, sample for a slice of time, and take in verified answers.
 
-        Raises EngineLost; what was in flight then waits again, a bounded number of times.
+        Raises EngineLost; answers in flight then wait to be sampled again, a bounded number of times.
         """
         engine = self._sampler.engine
         try:

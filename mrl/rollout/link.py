@@ -1,6 +1,6 @@
-"""The worker's side of the link to its learner: which work is held, which groups are not yet acknowledged.
+"""A worker's side of the link to its learner: work that was granted, and groups that are not yet acknowledged.
 
-Groups are sent until they are acknowledged, each encoded once; tickets make every repetition harmless.
+Each group is encoded once, and sent until it is acknowledged; its ticket makes repetitions harmless.
 """
 
 import math
@@ -35,7 +35,7 @@ from mrl.rollout.held_out_answers import HeldOutRoom
 from mrl.transport.requests import RequestLink, Requests
 
 REPEAT_S = 1.0
-"""A worker that samples for long says so as often, or the learner would grant its work to others."""
+"""Seconds between a worker's requests, also while it samples: the learner grants a silent worker's work to others."""
 
 Delivery = ScoredGroup | StaleGroup | HeldOutAnswer
 
@@ -43,7 +43,7 @@ log = structlog.get_logger()
 
 
 class WorkerProgress(NamedTuple):
-    """How far a worker is; see `WorkRequest`."""
+    """Progress of a worker, as its `WorkRequest` tells it."""
 
     num_done: int
     is_loading: bool
@@ -54,7 +54,10 @@ ASLEEP = WorkerProgress(0, is_loading=False)
 
 
 class WorkerLink:
-    """Shared between the worker's thread (`take_work`, `deliver`) and the socket's thread (`on_message`, `on_tick`)."""
+    """Link of one worker to its learner.
+
+    The worker's thread (`take_work`, `deliver`) and the socket's thread (`on_message`, `on_tick`) share it.
+    """
 
     def __init__(
         self, worker: str, *, learner: str = "the learner", clock: Callable[[], float] = time.monotonic
@@ -62,18 +65,18 @@ class WorkerLink:
         self._worker, self._clock = worker, clock
         self._changed = threading.Condition()
         self._is_nudged = False
-        # Numbers are none that an earlier life of this worker had: one may still be on its way to an answer.
+        # Request numbers differ from those of an earlier process of this worker, to which answers may still come.
         self._requests = RequestLink(learner, Requests(first_number=1 + secrets.randbits(40)))
         self._work: dict[str, WorkItem | HeldOutItem] = {}
         self._taken: set[str] = set()
-        """Tickets of work that the worker's thread has already got."""
+        """Tickets of work that `take_work` has returned."""
         self._undelivered: dict[str, int] = {}
         """Ticket -> number of the request that delivers it."""
         self._wanted, self._wanted_held_out = 0, HeldOutRoom()
         self.held_out_waiting: Version | None = None
-        """The version of which held-out prompts waited when the learner answered last."""
+        """Version whose evaluation still had held-out prompts to grant at the learner's last answer; None without."""
         self._serving: Version | None = None
-        """What the engine would sample under, as the worker's thread said last."""
+        """Version that the engine would sample under, as of the last `take_work`."""
         self._progress: Callable[[], WorkerProgress] = lambda: STARTING
         self._asked_s = self.answered_s = float("-inf")
         """When the learner was asked for work last, and when it answered last."""
@@ -81,20 +84,20 @@ class WorkerLink:
         self._weights_route: WeightsRoute | None = None
         self._ended = False
         self.is_over = False
-        """Whether the learner has done all its steps: nothing more is asked of it, or delivered."""
+        """Whether the learner has done all its steps: nothing more is asked of it, or delivered to it."""
 
     def open(self, post: Callable[[bytes], object], reconnect: Callable[[], object]) -> None:
-        """Give the link its voice: `post` sends a message, `reconnect` looks the learner's address up again."""
+        """Connect the link: `post` sends a message, `reconnect` looks the learner's address up again."""
         self._requests.open(post, reconnect)
         self._asked_s = self._clock()
 
     def tell(self, progress: Callable[[], WorkerProgress]) -> None:
-        """How the learner is told of the worker's progress; called from any thread. Before this its engine starts."""
+        """Set the source of the progress that the learner is told, called from any thread; until then `STARTING`."""
         self._progress = progress
 
     @property
     def notice(self) -> WeightsNotice | None:
-        """The newest weights that the learner told of."""
+        """Newest weights that the learner announced; None before that."""
         with self._changed:
             return self._notice
 
@@ -105,13 +108,12 @@ class WorkerLink:
         serving: Version | None = None,
         held_out: HeldOutRoom = HeldOutRoom(),  # noqa: B008 - a tuple
     ) -> list[WorkItem | HeldOutItem]:
-        """Ask for up to `max_groups` more, to be sampled under `serving`; may be empty. Every item is given once.
+        """Ask for up to `max_groups` more groups, to be sampled under `serving`, and return granted work, maybe none.
 
-        Held-out prompts come first, and take the places of groups.
+        Every item is returned once. Held-out prompts come first, and take the places of groups.
 
-        Waits at most `timeout_s`, and no longer than until the learner tells of other weights, or a `nudge`. There is
-        one unanswered request at a time: the learner would take a second one for that of a worker that lost what the
-        first one was granted.
+        Waits at most `timeout_s`; other weights that the learner announces, or a `nudge`, end the wait. At most one
+        request is unanswered: the learner would take a second one for that of a worker that lost its first grant.
         """
         with self._changed:
             self._wanted, self._wanted_held_out = max_groups, held_out
@@ -127,7 +129,7 @@ class WorkerLink:
     def deliver(self, groups: Sequence[Delivery]) -> None:
         """Send finished groups and held-out answers, or say that groups are given up; repeated until acknowledged.
 
-        One that no message has room for is given up, too.
+        A group that is longer than a message may be is given up, too.
         """
         with self._changed:
             for group in groups:
@@ -145,15 +147,15 @@ class WorkerLink:
                 self._requests.post(body, self._clock())
 
     def give_up(self, items: Sequence[WorkItem | HeldOutItem]) -> None:
-        """Forget work that cannot be done; the learner grants it anew."""
+        """Forget work items that cannot be done; the learner grants them anew."""
         with self._changed:
             for item in items:
                 self._forget(item.ticket)
 
     def rest(self, within_s: float) -> None:
-        """Give up all work, and let the learner know, before the worker sleeps; its answer is awaited so long at most.
+        """Give up all work before the worker sleeps, tell the learner, and wait for its answer, at most `within_s`.
 
-        What is delivered and not yet acknowledged is sent again when the worker wakes up.
+        Groups that were sent and are not yet acknowledged are sent again when the worker wakes up.
         """
         with self._changed:
             self._work.clear()
@@ -165,7 +167,7 @@ class WorkerLink:
             self._work.clear()  # granted meanwhile
 
     def begin_anew(self) -> None:
-        """Begin as a new worker would: what was told of weights before is old."""
+        """Begin as a new worker, after a sleep: forget the announced weights and the unanswered request for work."""
         with self._changed:
             self._notice, self._ended = None, False
             self._requests.core.forget(self._requests.core.newest_report)
@@ -181,11 +183,11 @@ class WorkerLink:
         within_s: float,
         is_wanted: Callable[[], bool] = lambda: True,
     ) -> WeightsRoute | None:
-        """Ask how to come by a version, by broadcast to so many ranks or, with none, in files; waits for the answer.
+        """Ask how to get a version, by broadcast to `num_ranks` ranks or, with 0, in files; wait for the answer.
 
-        None when there is none in time, the link has ended, the learner is done, or `is_wanted` says no when it is
-        looked at again (`wake`).
-        Another thread than the worker's may ask, one at a time.
+        Returns None when no answer comes within `within_s`, the link has ended, the learner has done all its steps, or
+        `is_wanted` is false when `wake` has it looked at again.
+        Another thread than the worker's may call it, one call at a time.
         """
         with self._changed:
             if self.is_over:
@@ -203,24 +205,24 @@ class WorkerLink:
             return self._weights_route
 
     def wake(self) -> None:
-        """Have whoever waits for weights look whether they are still wanted."""
+        """Make a waiting `ask_weights` look again whether its version is wanted."""
         with self._changed:
             self._changed.notify_all()
 
     def nudge(self) -> None:
-        """Have whoever waits for work look at other things that have come. From any thread."""
+        """End a wait of `take_work`, since the worker has something else to look at. From any thread."""
         with self._changed:
             self._is_nudged = True
             self._changed.notify_all()
 
     def end(self) -> None:
-        """Wait for no weights any more."""
+        """End a wait of `ask_weights`, and every later one, at once."""
         with self._changed:
             self._ended = True
             self._changed.notify_all()
 
     def on_message(self, body: bytes) -> None:
-        """Take an answer of the learner."""
+        """Take in an answer of the learner."""
         message = self._requests.read(body, learner_message_decoder)
         if message is None:
             return
@@ -245,7 +247,7 @@ class WorkerLink:
             self._changed.notify_all()
 
     def on_tick(self, now_s: float) -> None:
-        """Ask for work when it is time, and repeat what was not answered; after long silence over a new link."""
+        """Ask for work when it is time, and repeat unanswered requests; after long silence over a new connection."""
         with self._changed:
             if self.is_over:
                 return
@@ -258,7 +260,7 @@ class WorkerLink:
         return self._ended or self.is_over
 
     def _take_leave(self, now_s: float) -> None:
-        """Say that the goodbye was heard, and await no answer any more."""
+        """Acknowledge the learner's goodbye, and await no answer any more."""
         self.is_over = True
         self._requests.report(encode(Goodbye(role=self._worker)), now_s)
         for number in (self._requests.core.newest_report, *self._undelivered.values()):
@@ -291,7 +293,7 @@ class WorkerLink:
         return [item for ticket, item in self._work.items() if ticket not in self._taken]
 
     def _within(self, max_groups: int) -> list[WorkItem | HeldOutItem]:
-        """What is fresh and has room: all held-out prompts, and groups in the places that these leave."""
+        """Return work not yet taken that has room: all held-out prompts, and groups in the places that these leave."""
         held_out = [item for item in self._fresh() if isinstance(item, HeldOutItem)]
         groups = [item for item in self._fresh() if isinstance(item, WorkItem)]
         lost = math.ceil(len(held_out) / groups[0].group_size) if groups else 0

@@ -1,9 +1,9 @@
-"""Scoring for peers: what this policy's engine thinks of answers that others wrote.
+"""Scoring for peers: log-probabilities of peers' answers under this policy.
 
-A request holds texts, or episodes as turns. They are expressed in own tokens, scored behind the prompt as this policy
-renders it, and sent back as byte lengths and log-probs, which mean the same under every tokenizer; those of an episode
-turn by turn. A text that own tokens cannot express byte for byte gets no score. Every request is one call of the
-engine, so no score depends on what else was asked.
+A request holds texts, or episodes as turns. They are expressed in this policy's tokens, scored behind the prompt as
+this policy renders it, and sent back as byte lengths and log-probabilities, which mean the same under every tokenizer;
+those of an episode turn by turn. A text that these tokens cannot express byte for byte gets no score. Every request is
+one call of the engine, so that no score depends on other requests.
 """
 
 import sys
@@ -32,16 +32,16 @@ from mrl.sharing.peer_episodes import EpisodeSpelling
 
 MAX_WAITING = 4096
 SERVE_S = 0.5
-"""Sampling goes on after this long, whatever is still asked."""
+"""Seconds of scoring after which sampling goes on, whatever requests still wait."""
 
 Int32s = npt.NDArray[np.int32]
 
 
 class ScoreLink(Protocol):
-    """What the scorer needs of the exchange client."""
+    """Methods of the exchange client that the scorer uses."""
 
     def take(self) -> list[Received]:
-        """Records that came since the last call."""
+        """Return the records that came since the last call."""
 
     def publish(self, records: Sequence[ExperienceRecord]) -> None:
         """Hand records to the exchange."""
@@ -52,12 +52,12 @@ class ScoreLink(Protocol):
 
 @dataclass
 class ScoringTotals:
-    """Counted since the worker started."""
+    """Counters of one scorer since the worker started."""
 
     requests: int = 0
     tokens: int = 0
     refused: int = 0
-    """Answers that own tokens cannot express, or that the engine does not take."""
+    """Answers or turns without a score: own tokens cannot express them, or the engine does not take them."""
     dropped: int = 0
     """Requests dropped because too many waited, or about a prompt that does not exist."""
     busy_s: float = 0.0
@@ -65,7 +65,7 @@ class ScoringTotals:
 
 
 class Scorer:
-    """Answers score requests with the engine of one worker, between its batches."""
+    """Answers score requests of peers with the engine of one worker, between its other work."""
 
     def __init__(
         self,
@@ -78,8 +78,8 @@ class Scorer:
         spelling: EpisodeSpelling | None = None,
         row_tokens: int = sys.maxsize,
     ) -> None:
-        """`keeps_step`: score nothing of a step before the engine serves that step's version. `spelling` says episodes;
-        without one they get no score. Nor has one that is longer than `row_tokens`, its opening included.
+        """With `keeps_step` a request waits until the engine serves the version of its step. `spelling` expresses
+        episodes; without it they get no score. Neither does an episode longer than `row_tokens`, opening included.
         """
         self._sampler, self._receiver, self._exchange, self._spelling = sampler, receiver, exchange, spelling
         self._max_answer_tokens, self._keeps_step, self._row_tokens = max_answer_tokens, keeps_step, row_tokens
@@ -87,9 +87,9 @@ class Scorer:
         self.totals = ScoringTotals()
 
     def serve(self, is_proved: Callable[[Version], bool] = lambda _: True) -> int:
-        """Answer what is asked, oldest first, for about `SERVE_S` at most; how many requests were answered.
+        """Answer waiting requests, oldest first, for about `SERVE_S` at most; return how many were answered.
 
-        `is_proved` says of which versions it is certain that the engine serves them; under others nothing is scored.
+        `is_proved` tells whether the engine has proved that it serves a version; under others nothing is scored.
         """
         self._take_requests()
         if not self._waiting:
@@ -112,7 +112,7 @@ class Scorer:
         return num_done
 
     def values(self) -> dict[str, float]:
-        """Metrics, totals since the start."""
+        """Return the counters as metrics."""
         totals = self.totals
         return {
             "scoring/requests": totals.requests,
@@ -132,7 +132,7 @@ class Scorer:
             self.totals.dropped += 1
 
     def _answer(self, request: ScoreRequestRecord, version: Version) -> bool:
-        """Whether the request is done with; it is not when the engine went on to another version meanwhile."""
+        """Answer a request, or drop it; False when the engine loaded another version meanwhile: then try again."""
         try:
             scores, units = self._score(request)
         except TaskError:
@@ -150,7 +150,7 @@ class Scorer:
         return True
 
     def _score(self, request: ScoreRequestRecord) -> tuple[list[TokenTrace | None], list[ToldUnits | None]]:
-        """The scores of all answers, and their units if any are asked for.
+        """Return the scores of all answers, and the likeliest units in their places if the request asks for any.
 
         Raises TaskError for a prompt that does not exist.
         """
@@ -174,7 +174,7 @@ class Scorer:
         return traces, units if num_units else []
 
     def _said(self, request: ScoreRequestRecord) -> tuple[Int32s, Sequence[ForeignAnswer | None]]:
-        """[P] the prompt, and the answers behind it; None for those that cannot be said."""
+        """Return the prompt, [P], and the answers in own tokens; None for an answer that these cannot express."""
         nothing = [None] * len(request.answers)
         if not isinstance(request.opening, Opening):
             prompt = self._sampler.prompt_token_ids(self._sampler.pool.prompt(request.prompt_id).content)
@@ -190,7 +190,7 @@ class Scorer:
         return opening, [None if answer is None or answer.token_ids.size > room else answer for answer in found]
 
     def _trace(self, text: ForeignText, logprobs: npt.NDArray[np.float32]) -> TokenTrace:
-        """The wire form; log-probs are held within what a receiver believes."""
+        """Return scores as a record holds them, clipped to the log-probabilities that a receiver accepts."""
         return TokenTrace(
             byte_lengths=pack_array(text.byte_lengths, "i4"),
             logprobs=pack_array(np.clip(logprobs, MIN_LOGPROB_NATS, 0.0), "f4"),

@@ -1,7 +1,7 @@
 """Requests outside of episodes, answered by a worker's engine beside its groups: a bounded share, never trained on.
 
-They wait here for places that groups leave free, and are answered once the versions that sampled them are proved; those
-that stream in pieces, each under the same condition.
+Requests wait here for places that groups leave free. An answer is sent once the versions that sampled it are proved; a
+streamed answer is sent in pieces, each under the same condition.
 """
 
 import itertools
@@ -36,19 +36,19 @@ from mrl.rollout.held_out_answers import HeldOutShare, InFlight
 from mrl.rollout.plain_voice import PlainVoice
 
 SCORING_S = 0.05
-"""Sampling goes on after this long, whatever is still to be scored."""
+"""Seconds of scoring after which sampling goes on, whatever is still to be scored."""
 
 Int32s = npt.NDArray[np.int32]
 
 
 class PlainLine(Protocol):
-    """What a worker needs of its line to the gateway."""
+    """Methods of a worker's line to the gateway that are used here."""
 
     def take(self) -> list[FromGateway]:
-        """What came since the last call; never waits. A withdrawn request without an id: all of them are."""
+        """Return messages since the last call; never waits. A withdrawal without an id is of all requests."""
 
     def send(self, message: FromWorker) -> None:
-        """Say it as soon as the line is there; never waits."""
+        """Send a message; never waits."""
 
 
 @dataclass(eq=False)
@@ -58,11 +58,11 @@ class _Asked:
     given: tuple[PlainToken, ...] = ()
     num_told_tokens: int = 0
     num_told_chars: int = 0
-    """What pieces have told."""
+    """Tokens and characters of the answer that were sent in pieces."""
 
 
 class PlainServing:
-    """The requests that one worker holds. All but the line belongs to the worker's thread."""
+    """Requests outside of episodes that one worker holds. Only the worker's thread calls it."""
 
     def __init__(
         self,
@@ -75,9 +75,9 @@ class PlainServing:
         is_kept: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """At most `share` of the places, at least one of them, and of the time for scores while groups are sampled.
+        """`share` bounds the places, to at least one, and the time for scores while groups are sampled.
 
-        `is_kept` of an engine that serves an earlier step.
+        `is_kept` says that the engine serves an earlier step, from its checkpoint.
         """
         self._line, self._voice, self._engine, self._is_kept = line, voice, engine, is_kept
         self._share, self._clock = share, clock
@@ -86,7 +86,7 @@ class PlainServing:
         self._flying: dict[str, _Asked] = {}
         self._held: list[tuple[_Asked, Generation]] = []
         self._grown: dict[str, Generation] = {}
-        """How far answers in flight have come that stream, where not all of that is told."""
+        """Request id -> streamed answer in flight, where its newest tokens are not proved and not sent."""
         self._score_due_s = clock()
         self._room: WorkerRoom | None = None
         self._newest: tuple[PlainRequest, Int32s | str] | None = None
@@ -99,14 +99,14 @@ class PlainServing:
 
     @property
     def has_work(self) -> bool:
-        """Whether anything is in flight, waits, or came just now."""
+        """Whether any request is in flight, waits, or came just now."""
         self._hear()
         return bool(self._flying or self._ready or self._to_score or self._held)
 
     def serve(self, max_answers: int, in_flight: InFlight, is_good: Callable[[Version], bool]) -> None:
-        """Answer what is complete, score and hand in what there is room for; nothing under weights without a proof.
+        """Send complete answers, then score and hand in requests that have room; nothing under unproved weights.
 
-        `in_flight` is all that the worker has in the engine.
+        `in_flight` counts all answers that the worker has in the engine.
         """
         self._hear()
         self._answer(is_good)
@@ -114,7 +114,7 @@ class PlainServing:
         version = self._engine.version
         if version is None or not is_good(version):
             return
-        room = max(1, int(self._share * max_answers)) if max_answers else 0  # 0: its places are another one's now
+        room = max(1, int(self._share * max_answers)) if max_answers else 0  # 0: the worker has no lease
         self._tell(WorkerRoom(self._voice.policy, room, version.step, self._is_kept))
         if not room:
             return
@@ -127,11 +127,11 @@ class PlainServing:
             self._engine.submit(requests)
 
     def departed(self) -> None:
-        """Groups were handed in."""
+        """Note that groups were handed in."""
         self._places.departed(groups=True)
 
     def arrive(self, finished: Iterable[Finished], is_good: Callable[[Version], bool]) -> list[Finished]:
-        """Take answers in, and pass on those whose weights are proved; what is none of these comes back."""
+        """Take in own answers, and send those whose weights are proved; return the other answers."""
         others = []
         for one in finished:
             asked = self._flying.pop(one.request_id, None)
@@ -143,8 +143,8 @@ class PlainServing:
         return others
 
     def lose(self) -> list[str]:
-        """Give everything back to the gateway, for another worker; names of what the engine may still hold."""
-        self._tell(WorkerRoom(self._voice.policy, 0, None))  # first, or it would get the same again
+        """Give all requests back to the gateway, for another worker; return the names of those in the engine."""
+        self._tell(WorkerRoom(self._voice.policy, 0, None))  # first, or the gateway would send the same again
         asked = [*self._to_score, *self._ready, *self._flying.values(), *(one for one, _ in self._held)]
         for one in asked:
             self._refuse(one.request, LOST, "the worker lost its engine, or its place")
@@ -157,7 +157,7 @@ class PlainServing:
         return flying
 
     def values(self) -> dict[str, float]:
-        """Metrics, totals since the start."""
+        """Return the counters as metrics."""
         return {
             "plain/answers": self._num_answers,
             "plain/tokens": self._num_tokens,
@@ -177,7 +177,7 @@ class PlainServing:
             (self._to_score if message.scores_given else self._ready).append(asked)
 
     def _prompt(self, request: PlainRequest) -> Int32s | str:
-        """Its tokens, or why there are none; made once for the answers that one client wants to one prompt."""
+        """Return the prompt, [P], or why there is none; tokenized once for several answers to one prompt."""
         alike = msgspec.structs.replace(request, request_id="", seed=0)
         if self._newest is None or self._newest[0] != alike:
             try:
@@ -206,14 +206,14 @@ class PlainServing:
             self._line.send(room)
 
     def _score(self, version: Version, *, beside: bool) -> None:
-        """Within the share of time, while anything is sampled `beside`."""
+        """Score waiting texts for a slice of time; while answers are sampled `beside`, within the share of time."""
         began_s = now_s = self._clock()
         while self._to_score and now_s >= self._score_due_s and now_s - began_s < SCORING_S:
             asked = self._to_score[0]
             scores = self._engine.score_given(asked.prompt.tolist()) if asked.prompt.size > 1 else []
             before_s, now_s = now_s, self._clock()
             self._score_due_s = now_s + (now_s - before_s) * (1 / self._share - 1) * beside
-            if self._engine.version != version:  # the same again, by the newer weights
+            if self._engine.version != version:  # score again, by the newer weights
                 return
             self._to_score.popleft()
             if scores is None:
@@ -244,7 +244,7 @@ class PlainServing:
         return GenerationRequest(name, asked.prompt, seeds, may_be_refused=True, decoding=decoding, streams=streams)
 
     def _tell_grown(self, is_good: Callable[[Version], bool]) -> None:
-        """Of answers that stream, the tokens up to the first one whose version is not proved."""
+        """Send new tokens of streamed answers, up to the first token whose version is not proved."""
         if any(asked.request.streams for asked in self._flying.values()):
             self._grown |= {one.request_id: one.generation for one in self._engine.grown()}
         grown, self._grown = self._grown, {}

@@ -1,4 +1,4 @@
-"""How one policy is asked outside of episodes, and how what it says is read: whole, or as it grows."""
+"""Requests outside of episodes as prompts of one policy, and its answers as text and calls: whole, or as they grow."""
 
 import codecs
 from collections.abc import Sequence
@@ -17,14 +17,14 @@ from mrl.records.plain_requests import PlainRequest
 from mrl.tasks.environments.tool_syntax import ToolSyntax, begun_at_end
 
 MAX_TOKEN_BYTES = 16
-"""Bytes of text for each token that a prompt may have: text has about four. A tokenizer takes seconds for a long word,
-and sampling waits for it."""
+"""Bytes of text for each token that a prompt may have; text has about four. Longer text is not tokenized: a tokenizer
+takes seconds for a long word, and sampling waits for it."""
 
 Int32s = npt.NDArray[np.int32]
 
 
 def text_so_far(said: bytes, ends: Sequence[bytes], syntax: ToolSyntax | None) -> str:
-    """What a text that goes on begins with, whatever comes: `ends` end it, calls in this syntax are no part of it."""
+    """Return the part of a growing text that later tokens cannot change, before any of `ends` and calls in `syntax`."""
     if (before := before_stop(said, ends)) == said:
         before = said[: len(said) - max((begun_at_end(said, end) for end in ends), default=0)]
     text = codecs.getincrementaldecoder("utf-8")(errors="replace").decode(before)  # without half a character
@@ -32,21 +32,21 @@ def text_so_far(said: bytes, ends: Sequence[bytes], syntax: ToolSyntax | None) -
 
 
 def spelled_token(receiver: Receiver, spelling: TurnSpelling, token_id: int) -> bytes:
-    """The bytes of a token; of a special one its name."""
+    """Return the bytes of a token; of a special token its name."""
     return receiver.table.join([token_id]) or spelling.name(token_id).encode(errors="replace")
 
 
 @dataclass(frozen=True)
 class PlainVoice:
-    """How one policy is asked and read."""
+    """Encodes requests outside of episodes for one policy, and reads its answers."""
 
     policy: str
     receiver: Receiver
     spelling: TurnSpelling
     syntax: ToolSyntax | None
-    """Of its calls; None where its template shows none that can be read."""
+    """Syntax of its tool calls; None where its template shows none that can be read."""
     stop: tuple[bytes, ...]
-    """What ends its answers beside EOS."""
+    """Texts that end its answers, beside EOS."""
     temperature: float
     max_new_tokens: int
     row_tokens: int
@@ -55,7 +55,7 @@ class PlainVoice:
     """Tokens that a prompt, or a text to score, may have: what the memory plan counted."""
 
     def prompt(self, request: PlainRequest) -> Int32s:
-        """What is sampled behind, or scored. Raises ValueError in words for whoever asks."""
+        """Return the ids to go on from, or to score, [P]. Raises ValueError with words for the client."""
         others = [one for one in request.stop_token_ids if one not in self.receiver.eos_ids]
         if others:
             wanted = f"of {', '.join(map(str, self.receiver.eos_ids)) or 'none'}, which end all of its answers"
@@ -88,19 +88,19 @@ class PlainVoice:
         return found.astype(np.int32)
 
     def limit(self, request: PlainRequest) -> int:
-        """Tokens of its answer."""
+        """Return the token limit of the request's answer."""
         wanted = request.max_new_tokens
         return self.max_new_tokens if wanted is None else min(wanted, self.max_new_tokens)
 
     def decoding(self, request: PlainRequest) -> Decoding:
-        """How its answer is sampled."""
+        """Return the decoding of the request's answer."""
         texts = self._ends(request)
         stop = StopStrings(texts, self.receiver.completion_bytes, self.receiver.table.join) if texts else None
         temperature = self.temperature if request.temperature is None else request.temperature
         return Decoding(temperature, request.top_p, self.limit(request), stop)
 
     def read(self, request: PlainRequest, sampled: Int32s, *, is_cut: bool) -> tuple[str, tuple[ToolCall, ...]]:
-        """Text and calls of an answer; a text cut in mid-character has a replacement mark in its place."""
+        """Return text and calls of an answer; a character that is cut in the middle becomes a replacement mark."""
         text = before_stop(self._said(request, sampled), self._ends(request)).decode(errors="replace")
         if not request.tools or self.syntax is None:
             return text, ()
@@ -108,16 +108,16 @@ class PlainVoice:
         return (turn.text, ()) if turn.broken else (turn.content, turn.tool_calls)
 
     def read_so_far(self, request: PlainRequest, sampled: Int32s) -> str:
-        """What the text of an answer that goes on begins with, whatever comes."""
+        """Return the part of a growing answer's text that later tokens cannot change."""
         syntax = self.syntax if request.tools else None
         return text_so_far(self._said(request, sampled), self._ends(request), syntax)
 
     def spelled(self, token_id: int) -> bytes:
-        """The bytes of a token; of a special one its name."""
+        """Return the bytes of a token; of a special token its name."""
         return spelled_token(self.receiver, self.spelling, token_id)
 
     def _said(self, request: PlainRequest, sampled: Int32s) -> bytes:
-        """Where there are tools, special tokens are named: calls are written with them."""
+        """Return the bytes of an answer; with tools, special tokens by name, since calls are written with them."""
         if not request.tools:
             return self.receiver.completion_bytes(sampled)
         table = self.receiver.table
@@ -133,7 +133,7 @@ class PlainVoice:
 
 
 def _num_bytes(request: PlainRequest) -> int:
-    """Of all that is to be tokenized, before a chat template puts its own words around."""
+    """Return the bytes of text to be tokenized, without what a chat template adds."""
     texts = [request.text or "", *request.tools]
     for message in request.messages:
         texts += [message.content, *(call.arguments for call in message.tool_calls)]

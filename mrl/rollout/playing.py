@@ -3,10 +3,10 @@
     submit ──▶ environments are reset ──▶ turn in the engine ──▶ environment ──▶ turn in the engine ... ──▶ collect
                                               ▲ prompt, all sampled turns and bridges as they were │
 
-What was sampled is never rendered again, but as context of a new row where the policy is to see what its template
-renders. Where turns of a peer are given, they are played first, and are part of the prompt of what the policy samples
-behind them. An environment that takes its time delays its own episode alone: the engine samples the turns of the others
-meanwhile. What an episode costs is bounded by its task in turns and tokens.
+What was sampled is rendered again only as context of a new row, where the policy is to see what its template renders.
+Given turns of a peer are played first, and are part of the prompt of the turns that the policy samples. A slow
+environment delays only its own episode: the engine samples turns of the others meanwhile. Its task bounds an episode
+in turns and tokens.
 """
 
 import itertools
@@ -44,36 +44,36 @@ from mrl.tasks.environments.contract import (
 from mrl.tasks.verify import Verdict
 
 ENVIRONMENT_SLICE_S = 0.01
-"""How long the engine samples at most before environments that have answered are asked, while any is awaited."""
+"""Seconds that the engine samples at most before it looks for answers of environments, while any is awaited."""
 IN_STEP_SLICE_S = 0.5
 SAMPLING = "sampling"
 
 
 @dataclass(frozen=True)
 class Stage:
-    """What episodes of one policy are played with."""
+    """Means and limits with which the episodes of one policy are played."""
 
     open: Callable[[str], PlayedSession]
-    """Prompt id -> an environment that is being reset."""
+    """Prompt id -> session with an environment that is being reset."""
     rules: Callable[[str], EpisodeRules]
-    """Prompt id -> those of its task."""
+    """Prompt id -> rules of its task."""
     voice: OwnVoice
     max_turn_tokens: int
     row_tokens: int
     """Tokens that a prompt and its episode may have together, in each row."""
     pass_tokens: int = sys.maxsize
-    """The same in all rows together, which the learner has in one pass."""
+    """Tokens that the prompt and all rows may have together, which the learner has in one pass."""
     in_step: bool = False
-    """Whether all environments that may ask for a turn answer before any is sampled, as a synchronous run must: what is
-    sampled together decides every bit."""
+    """Whether all environments that may ask for a turn answer before any turn is sampled, as a synchronous run must:
+    which turns are sampled together decides every bit."""
     tell: Callable[[TurnPiece], None] | None = None
-    """Takes what agents are told of turns as they grow; None where turns are told whole."""
+    """Sends agents pieces of their turns as these grow; None where agents get turns whole."""
     tells_opening: bool = False
-    """Whether an episode holds what its environment began it with, as one does that is to be scored by a teacher."""
+    """Whether an episode keeps its first messages and tools, as needed where a teacher is to score it."""
 
 
 class EpisodeEngine:
-    """An engine that plays episodes. All but the four calls of sampling go to the engine within."""
+    """An engine that plays episodes. Calls that are not defined here go to the inner engine."""
 
     def __init__(self, engine: Engine, stage: Stage) -> None:
         self._engine, self._stage = engine, stage
@@ -81,25 +81,25 @@ class EpisodeEngine:
         self._waiting: list[EpisodeInPlay] = []
         """Episodes whose environment is awaited."""
         self._turns: dict[tuple[str, int], EpisodeInPlay] = {}
-        """Name of a request to the engine, and place in it -> the episode whose turn it is."""
+        """Request id at the inner engine, and index of the answer in it -> the episode whose turn that is."""
         self._prompts: dict[str, Int32s] = {}
-        """Request -> the prompt of the first of its episodes that began."""
+        """Request id -> [P] prompt of the first of its episodes that began."""
         self._ended: list[Finished] = []
         self._others: Counter[str] = Counter()
-        """Requests of no episode -> answers that the engine samples for them."""
+        """Id of a request without episodes -> number of its answers in the inner engine."""
         self._grown: list[Grown] = []
-        """How far these have come that stream."""
+        """Growing answers of these requests, for the next call of `grown`."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._engine, name)
 
     @property
     def doing(self) -> str:
-        """What a heartbeat says: nothing is sampled while environments have the word."""
+        """Activity for heartbeats: sampling, or only waiting for environments."""
         return "awaiting environments" if self._waiting and not self._turns else SAMPLING
 
     def submit(self, requests: Sequence[GenerationRequest]) -> None:
-        """As of an engine; environments of the new episodes are reset meanwhile."""
+        """See Engine; begins to reset the environments of new episodes."""
         others = [request for request in requests if not isinstance(request, EpisodeRequest)]
         self._engine.submit(others)
         self._others.update({request.request_id: request.seeds.size for request in others})
@@ -111,7 +111,7 @@ class EpisodeEngine:
                     self._waiting.append(EpisodeInPlay(request, index, session, rules, session.first))
 
     def collect(self, timeout_s: float) -> list[Finished]:
-        """As of an engine; an episode comes whole, as a `PlayedEpisode`."""
+        """See Engine; an episode comes whole, as a `PlayedEpisode`."""
         until_s = time.monotonic() + timeout_s
         if not (self._stage.in_step and self._turns):
             self._hear()
@@ -132,19 +132,19 @@ class EpisodeEngine:
         return others + ended
 
     def grown(self) -> list[Grown]:
-        """As of an engine; how far turns have come is told to their agents."""
+        """See Engine; new pieces of growing turns are sent to their agents."""
         others, self._grown = self._grown, []
         for one in self._engine.grown():
             episode = self._turns.get((one.request_id, one.index))
             if episode is None:
-                others += [one] if one.request_id in self._others else []  # else it is of a turn that was given up
+                others += [one] if one.request_id in self._others else []  # else its turn was given up
             elif episode.stream and self._stage.tell is not None:
                 for piece in episode.more_to_tell(one.generation, self._stage.voice):
                     self._stage.tell(piece)
         return others
 
     def abort(self, request_ids: Iterable[str]) -> None:
-        """As of an engine."""
+        """See Engine."""
         gone = set(request_ids)
         for name in gone:
             self._others.pop(name, None)
@@ -153,17 +153,17 @@ class EpisodeEngine:
         self._engine.abort(turns | gone)
 
     def restart(self) -> None:
-        """As of an engine."""
+        """See Engine."""
         self._forget_all()
         self._engine.restart()
 
     def sleep(self) -> None:
-        """As of an engine."""
+        """See Engine."""
         self._forget_all()
         self._engine.sleep()
 
     def close(self) -> None:
-        """As of an engine."""
+        """See Engine."""
         self._forget_all()
         self._engine.close()
 
@@ -174,7 +174,7 @@ class EpisodeEngine:
         self._grown.clear()
 
     def _forget(self, gone: set[str]) -> None:
-        """Close the episodes of these requests."""
+        """Close and forget the episodes of these requests."""
         for episode in (*self._waiting, *self._turns.values()):
             if episode.request.request_id in gone:
                 episode.session.close()
@@ -186,7 +186,7 @@ class EpisodeEngine:
     # The environment's side.
 
     def _hear(self) -> None:
-        """Take in what environments have said, and hand in the turns that follow, while there are weights to serve."""
+        """Take in answers of environments, and submit the turns that follow, while there are weights to serve."""
         if self._engine.version is None:
             return
         awaited = [one.awaited for one in self._waiting if one.awaited is not None and not one.awaits_reward]
@@ -200,7 +200,7 @@ class EpisodeEngine:
             self._engine.submit(self._requests(ready))
 
     def _answered(self, episode: EpisodeInPlay) -> bool:
-        """Whether it is the policy's turn now; else the episode has ended, or waits for its reward."""
+        """Take in the environment's answer; return whether it is the policy's turn now."""
         assert episode.awaited is not None, "the environment was awaited"
         said, episode.awaited = episode.awaited.result(), None
         episode.heard(said, tells=self._stage.tell is not None)
@@ -231,11 +231,11 @@ class EpisodeEngine:
         return not self._has_ended(episode)
 
     def _bare(self, episode: EpisodeInPlay, bare: BareText) -> bool:
-        """Whether it is the policy's turn behind text without roles, in its row or in a new one."""
+        """Take in text without roles, in the current row or a new one; return whether it is the policy's turn now."""
         spelling, has_begun = self._stage.voice.spelling, episode.prompt_token_ids is not None
         if episode.request.given and not has_begun:
             return self._fails(episode, UNEQUAL, "it gave text without roles, and to the peer messages")
-        if max(bare.num_bytes / MAX_TOKEN_BYTES, len(bare.token_ids)) > self._stage.row_tokens:  # unread
+        if max(bare.num_bytes / MAX_TOKEN_BYTES, len(bare.token_ids)) > self._stage.row_tokens:  # too long to tokenize
             if not has_begun:
                 return self._fails(episode, TOO_LONG, "its first text is longer than a row may be")
             self._ask_reward(episode, MAX_TOKENS)
@@ -245,7 +245,7 @@ class EpisodeEngine:
         return not self._has_ended(episode) if has_begun else self._opens(episode, row.token_ids)
 
     def _rewritten(self, episode: EpisodeInPlay, said: EnvironmentTurn) -> bool:
-        """Whether it is the policy's turn behind a conversation that is another one than it was."""
+        """Take in a conversation that replaces the one so far; return whether it is the policy's turn now."""
         if total_bytes(said.messages) > MAX_TOKEN_BYTES * self._stage.row_tokens:  # before anything is tokenized
             self._ask_reward(episode, MAX_TOKENS)
             return False
@@ -259,7 +259,7 @@ class EpisodeEngine:
         return not self._has_ended(episode)
 
     def _has_tools(self, episode: EpisodeInPlay, said: EnvironmentTurn) -> bool:
-        """Whether the policy can call the tools that there are from here on; else the episode has ended."""
+        """Set the tools from here on; end the episode and return False where the policy cannot call them."""
         if said.tools and not self._stage.voice.can_call:
             words = "the policy's chat template shows no calls that can be read; policies.X.prompt.family may tell them"
             return self._fails(episode, WRONG_TYPE, words)
@@ -294,7 +294,7 @@ class EpisodeEngine:
         self._waiting.append(episode)
 
     def _replayed(self, episode: EpisodeInPlay, replay: TurnReplay, said: EnvironmentTurn) -> bool:
-        """The environment has answered a given turn: whether it is the policy's turn now."""
+        """Take in the environment's answer to a given turn; return whether it is the policy's turn now."""
         end = replay.heard(said)
         if end is not None:
             self._end(episode, end)
@@ -310,7 +310,7 @@ class EpisodeEngine:
         return False
 
     def _opens(self, episode: EpisodeInPlay, prompt: Int32s) -> bool:
-        """Whether the policy can have its first turn behind this prompt."""
+        """Set the prompt; end the episode and return False where the policy cannot have its first turn behind it."""
         room = min(self._stage.row_tokens - prompt.size, episode.rules.max_tokens - episode.num_given_tokens)
         if self._stage.max_turn_tokens > room:
             what = "its first message and given turns" if episode.request.given else "its first message"
@@ -323,7 +323,7 @@ class EpisodeEngine:
         return True
 
     def _has_ended(self, episode: EpisodeInPlay) -> bool:
-        """Whether there is no further turn for the policy; then the reward is asked for."""
+        """Ask for the reward where the policy can have no further turn; return whether that is so."""
         reason, more = "", self._stage.max_turn_tokens
         if episode.num_turns_in_all >= episode.rules.max_turns:
             reason = MAX_TURNS
@@ -342,7 +342,7 @@ class EpisodeEngine:
         self._waiting.append(episode)
 
     def _fails(self, episode: EpisodeInPlay, reason: str, words: str) -> bool:
-        """False: its environment has failed."""
+        """End the episode, since its environment has failed; return False."""
         self._end(episode, EnvironmentTurn.failed(reason, words))
         return False
 
@@ -364,7 +364,7 @@ class EpisodeEngine:
     # The policy's side.
 
     def _requests(self, ready: Sequence[EpisodeInPlay]) -> list[GenerationRequest]:
-        """One request for the first turns of a group, which have one prompt, and one for every other turn."""
+        """Return one request for all first turns of a group, which have one prompt, and one for every other turn."""
         together: defaultdict[tuple[str, int], list[EpisodeInPlay]] = defaultdict(list)
         for episode in ready:
             place = -1 if not episode.num_turns else episode.index
@@ -382,7 +382,7 @@ class EpisodeEngine:
         return requests
 
     def _said(self, episode: EpisodeInPlay, generation: Generation) -> None:
-        """A turn of the policy goes to its environment. One that the engine does not take ends the episode."""
+        """Give a turn of the policy to its environment. A turn that the engine refused ends the episode."""
         if not generation.token_ids.size:
             self._ask_reward(episode, MAX_TOKENS)
             return

@@ -1,8 +1,8 @@
-"""The turns of a peer that an own episode begins with: played again, and held against the peer's record.
+"""Turns of a peer with which an own episode begins: played again, and compared with the peer's record.
 
-Each turn is said in the policy's own tokens and read back as the policy itself would be read, so that the environment
-hears what the row of the episode says. What the environment answers has to be what the peer's record holds, message by
-message; else the episode ends as unequal, and nobody samples anything behind it.
+Each turn is written in the policy's own tokens and read back as a sampled turn would be, so that the environment gets
+what the episode's row says. The environment's answers have to be those of the peer's record, message by message; else
+the episode ends as unequal, and nothing is sampled behind it.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -27,25 +27,25 @@ SHOWN_CHARS = 100
 
 @dataclass(frozen=True)
 class OwnVoice:
-    """How a policy speaks, and how it is read."""
+    """Turns written in one policy's tokens, and its sampled tokens read as turns."""
 
     spelling: TurnSpelling
     read: Callable[[str, bool, Sequence[ToolSpec]], tuple[PolicyTurn, Message]]
-    """Text of a turn, whether it was cut at the limit, and the tools that there are to call -> what the environment
-    gets, and what is kept of it."""
+    """Text of a turn, whether it was cut at the limit, and the tools that there are to call -> the turn for the
+    environment, and the message that is kept of it."""
     say: Callable[[Sequence[Message]], Int32s | str]
-    """Messages of a turn that others had -> the policy's own ids of it, or why it cannot be said, in a word."""
+    """Messages of another policy's turn -> [T] own ids of it, or a word that says why there are none."""
     can_call: bool
     """Whether the policy's template shows a way to call tools that `read` knows."""
     so_far: Callable[[str, bool], str]
-    """Text of a turn that goes on, and whether there are tools to call -> what its message begins with."""
+    """Text of a growing turn, and whether there are tools to call -> what its message is sure to begin with."""
     spelled: Callable[[int], bytes]
-    """A token's bytes; of a special one its name."""
+    """Token id -> its bytes; of a special token its name."""
 
     def heard(
         self, generation: Generation, tools: Sequence[ToolSpec], *, tells_tokens: bool
     ) -> tuple[PolicyTurn, Message]:
-        """What was sampled, as `read` has it. Raises RecordError for more text than a turn may hold."""
+        """Return a sampled turn as `read` does. Raises RecordError for more text than a turn may hold."""
         is_cut = generation.finish_reason is FinishReason.LENGTH
         turn, message = self.read(self.spelling.text(generation.token_ids.tolist()), is_cut, tools)
         if not tells_tokens or generation.token_ids.size > LIMITS.sampled:
@@ -55,9 +55,10 @@ class OwnVoice:
         return replace(turn, sampled=tokens), message
 
     def row(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> Int32s:
-        """[P] a whole conversation, to be answered. Without a template each turn in it is one of the policy's own.
+        """Return a whole conversation, to be answered, as a row [P].
 
-        Raises ModelFolderError where it cannot be said.
+        Without a chat template its assistant turns are written as turns of the policy. Raises ModelFolderError where
+        own tokens cannot say the conversation.
         """
         own = [place for place, message in enumerate(messages) if message.role == "assistant"]
         if self.spelling.template or not own:
@@ -76,28 +77,28 @@ class OwnVoice:
 
 @dataclass(slots=True)
 class TurnReplay:
-    """The given turns of one episode, and how far they are played."""
+    """Given turns of one episode, and how far they are played."""
 
     turns: Sequence[SharedTurn]
     voice: OwnVoice
     tools: Sequence[ToolSpec]
     parts: list[Int32s] = field(default_factory=list)
-    """A turn, a bridge, a turn, a bridge, ..."""
+    """Ids of what was played: a turn, a bridge, a turn, a bridge, ..."""
     said: PolicyTurn | None = None
     """The newest turn, as the environment got it."""
 
     @property
     def num_tokens(self) -> int:
-        """Of what was played so far."""
+        """Tokens of what was played so far."""
         return sum(part.size for part in self.parts)
 
     @property
     def is_over(self) -> bool:
-        """Whether the policy goes on from here."""
+        """Whether all given turns are played, and the policy goes on."""
         return len(self.parts) >= len(self.turns)
 
     def next_turn(self) -> PolicyTurn | EnvironmentTurn:
-        """The next turn for the environment, or the end of an episode in which it cannot be said."""
+        """Return the next given turn for the environment, or the end of an episode in which it cannot be said."""
         messages = self.turns[len(self.parts)].messages
         token_ids = self.voice.say(messages)
         if isinstance(token_ids, str):
@@ -107,7 +108,7 @@ class TurnReplay:
             self.said, message = self.voice.read(self.voice.spelling.text(token_ids.tolist()), False, self.tools)
         except RecordError as error:
             return EnvironmentTurn.failed(UNSAID, str(error))
-        # A template may drop what is said beside calls.
+        # A template may drop content beside calls.
         if message.tool_calls != wanted.tool_calls or not (wanted.tool_calls or message.content == wanted.content):
             words = f"a peer's turn, said in own tokens, is another: {_shown([message])}, and was {_shown([wanted])}"
             return EnvironmentTurn.failed(UNSAID, words)
@@ -115,9 +116,9 @@ class TurnReplay:
         return self.said
 
     def heard(self, answer: EnvironmentTurn) -> EnvironmentTurn | None:
-        """Take in what the environment said to it; the end of the episode where that is not what the peer was told.
+        """Take in the environment's answer; return the end of the episode where the peer got another answer.
 
-        Raises ModelFolderError where the own template has no bridge to it.
+        Raises ModelFolderError where the own template has no bridge to that answer.
         """
         expected = self.turns[len(self.parts)].messages
         if answer.has_failed:

@@ -1,4 +1,4 @@
-"""What one policy samples: prompts become requests, finished answers become verified ones, and those scored groups."""
+"""Sampling of one policy: prompts become requests to its engine, finished answers are verified and become groups."""
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
@@ -30,18 +30,18 @@ from mrl.tasks.source import Turn
 from mrl.tasks.verify import Verdict
 
 TEXTS_SHARE = 0.25
-"""Of a group's message that its texts may fill: tokens of white space have many bytes."""
+"""Share of a group's message that the texts of its answers may fill: tokens of white space have many bytes."""
 MAX_TRANSCRIPT_BYTES = 256 * 1024
-"""Of what people read of one episode."""
+"""Limit of the transcript of one episode."""
 GIVEN, SAMPLED = "(a peer's turns)", "(own turns)"
-"""Lines in what people read of an episode that goes on from a peer's turns."""
+"""Lines in the transcript of an episode that goes on from a peer's turns."""
 NO_PROMPT = np.zeros(0, dtype=np.int32)
-"""Of a prompt that an environment says."""
+"""Token ids of a prompt that the environment gives later."""
 
 
 @dataclass(frozen=True)
 class Sampler:
-    """What turns prompts into scored answers for one policy."""
+    """Turns prompts into scored answers of one policy."""
 
     policy: str
     run_seed: int
@@ -50,16 +50,18 @@ class Sampler:
     prompt_token_ids: Callable[[str | tuple[Turn, ...]], npt.NDArray[np.int32]]
     """Content of a prompt -> ids under the policy's tokenizer."""
     completion_bytes: Callable[[npt.NDArray[np.int32]], bytes]
-    """Sampled ids -> bytes, special tokens having none."""
+    """Sampled ids -> bytes; special tokens have none."""
     stop: tuple[bytes, ...] = ()
-    """What ends an answer beside its EOS."""
+    """Texts that end an answer, beside EOS."""
     held_out_decoding: Decoding | None = None
-    """Of held-out answers; None: as the policy samples."""
+    """Decoding of held-out answers; None: as the policy samples."""
     read_prompt: Callable[[Sequence[int]], str] | None = None
-    """Ids of a prompt -> what the policy is shown, special tokens in it; for people, and where there are episodes."""
+    """Ids of a prompt -> its text with special tokens, for people to read; None without episodes."""
 
     def request(self, item: WorkItem | HeldOutItem, request_id: str) -> GenerationRequest:
-        """What the engine is asked for. A held-out answer has the same seed in every evaluation, and may be refused."""
+        """Return the request to the engine for an item. A held-out answer has the same seed in every evaluation, and
+        may be refused.
+        """
         is_held_out, decoding = isinstance(item, HeldOutItem), None
         continuation = None if isinstance(item, HeldOutItem) else item.continuation
         if isinstance(item, HeldOutItem):
@@ -77,7 +79,7 @@ class Sampler:
         return GenerationRequest(request_id, prompt, seeds, is_held_out, decoding, tells_prompt=not is_held_out)
 
     def held_out(self, item: HeldOutItem, generation: Generation, verdict: Verdict) -> HeldOutAnswer:
-        """The answer to a held-out prompt."""
+        """Return the scored answer to a held-out prompt."""
         episode = generation if isinstance(generation, PlayedEpisode) else None
         return HeldOutAnswer(
             ticket=item.ticket,
@@ -97,7 +99,7 @@ class Sampler:
         *,
         opening: Opening | None = None,
     ) -> ScoredGroup:
-        """The scored group of a finished item; `opening` is that of its episodes."""
+        """Return the scored group of a finished item; `opening` is that of its episodes."""
         return ScoredGroup(
             ticket=item.ticket,
             prompt_id=item.prompt_id,
@@ -109,9 +111,9 @@ class Sampler:
         )
 
     def verdicts(self, prompt_id: str, generations: Sequence[Generation], *, rank: int) -> "Future[list[Verdict]]":
-        """The verdicts on answers to one prompt, once all are there; never waits. `rank` orders those that queue.
+        """Return a future of the verdicts on answers to one prompt; never waits. `rank` orders answers that queue.
 
-        Episodes come with their verdicts.
+        Episodes already hold their verdicts.
         """
         if played := [one.verdict for one in generations if isinstance(one, PlayedEpisode)]:
             known: Future[list[Verdict]] = Future()
@@ -120,9 +122,9 @@ class Sampler:
         return self.pool.submit([(prompt_id, self._text(generation)) for generation in generations], rank=rank)
 
     def answers(self, generations: Sequence[Generation], verdicts: Sequence[Verdict]) -> list[Answer]:
-        """What was sampled, with what was said about it; texts beyond what a message carries are cut."""
+        """Return the answers with their verdicts; texts are cut to what a message has room for."""
         most = min(MAX_TEXT_BYTES, int(TEXTS_SHARE * MAX_GROUP_BYTES) // max(1, len(generations)))
-        most = max(most, MAX_COMPLETION_BYTES + 1)  # what is cut is too long for peers: they would take it for whole
+        most = max(most, MAX_COMPLETION_BYTES + 1)  # so that no cut text is published: it is too long
         return [
             Answer(
                 token_ids=pack_array(generation.token_ids, "i4"),
@@ -141,7 +143,7 @@ class Sampler:
         ]
 
     def completion(self, generation: Generation) -> bytes:
-        """The bytes of an answer without its end; of an episode, what was said."""
+        """Return the bytes of an answer without its EOS; of an episode, its transcript."""
         if not isinstance(generation, PlayedEpisode):
             return self.completion_bytes(generation.token_ids)
         text = transcript([message for segment in generation.segments for message in segment.messages])
@@ -155,9 +157,9 @@ class Sampler:
         return shown[:MAX_SHOWN_CHARS]
 
     def _text(self, generation: Generation) -> str:
-        """What is verified, as a server would give it: the text before what ended it.
+        """Return the text that is verified: that before the EOS or stop string, as a server would give it.
 
-        A text cut in mid-character has a replacement mark in its place.
+        A character that is cut in the middle becomes a replacement mark.
         """
         text = before_stop(self.completion_bytes(generation.token_ids), self.stop)
         return text.decode("utf-8", errors="replace")

@@ -1,19 +1,19 @@
-"""Requests that a worker's engine sleep and wake, where engines on GPU units may."""
+"""Requests that a worker's engine sleep and wake, for engines on GPU units."""
 
 from typing import Protocol
 
 
 class SleepRequests(Protocol):
-    """The requests, and what the worker answers."""
+    """Requests that one engine sleep and wake, and the worker's answers."""
 
     def is_due(self) -> bool:
         """Whether the worker is to sleep."""
 
     def refuse(self) -> None:
-        """The engine cannot sleep; the worker is told to end."""
+        """Answer that the engine cannot sleep; the worker is then told to end."""
 
     def sleep(self) -> bool:
-        """Until the worker is woken up; False when it is to end. The engine is asleep."""
+        """Answer that the engine sleeps, and wait until it is to wake up; False when the worker is to end."""
 
     def awake(self) -> None:
-        """The engine can sample again."""
+        """Answer that the engine can sample again."""

@@ -1,4 +1,4 @@
-"""The experts that an engine told with the answers of a group, on their way to the learner."""
+"""Experts of a mixture model that an engine told with the answers of a group, packed for the learner."""
 
 from collections.abc import Sequence
 
@@ -13,9 +13,9 @@ log = structlog.get_logger()
 
 
 def with_experts(group: ScoredGroup, generations: Sequence[Generation]) -> ScoredGroup:
-    """The group with those of its answers and of its prompt; as it is where the engine told none.
+    """Return the group with the experts of its answers and of its prompt; unchanged where the engine told none.
 
-    So it is, too, where they would take more of a message than is theirs: its routers choose for themselves then.
+    It is unchanged, too, where the experts need more than `MAX_EXPERTS_BYTES`: the learner's routers choose then.
     """
     told = [generation.experts for generation in generations]
     if all(one is None for one in told):

@@ -1,7 +1,7 @@
 """New weights for an engine: files or a broadcast, verified, loaded, and then proved by canary and digests.
 
-A broadcast that fails costs a bounded time; the same version is then asked for in files. It happens beside sampling,
-in a thread of its own; what is sampled meanwhile is held until the proof is there.
+A broadcast that fails costs a bounded time; the same version is then asked for in files. An update runs beside
+sampling, in a thread of its own; groups that are sampled meanwhile are held until the weights are proved.
 """
 
 import math
@@ -28,19 +28,19 @@ from mrl.weights.manifest import Manifest, differing, read_manifest
 from mrl.weights.read_lock import read_lock
 
 ROUTE_S = 60.0
-"""Until the learner says where to meet: it may be sending to others, each bucket with a bound of its own."""
+"""Seconds to wait for the learner's word where to meet: it may be sending to others, each bucket within a bound."""
 FILES_S = 120.0
-"""Until the learner has written the files."""
+"""Seconds to wait until the learner has written the files."""
 CLOSE_S = 5.0
-"""For an update under way when the worker ends."""
+"""Seconds to wait for an update under way when the worker ends."""
 TOLD_S = 10.0
-"""Until the learner's word of newer weights has come, when the ones that it told of have gone."""
+"""Seconds to wait until the learner's notice of newer weights has come, when the announced ones are gone."""
 
 log = structlog.get_logger()
 
 
 class Route(Enum):
-    """How a version came to an engine."""
+    """Way in which a version came to an engine."""
 
     FILES = "files"
     ADAPTERS = "files of adapters alone"
@@ -50,19 +50,19 @@ class Route(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Installed:
-    """The engine serves a version, and has proved it."""
+    """Outcome of an update: the engine serves a version, and has proved it."""
 
     version: Version
     gap: CanaryGap
     compared_share: float
-    """Of the tensors, those whose bytes in the engine were compared with what was published."""
+    """Share of the tensors whose bytes in the engine were compared with the published ones."""
     seconds: float
     route: Route
 
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """What was published cannot be taken; the engine serves what it served before."""
+    """Outcome of an update: the published weights cannot be loaded; the engine serves what it served before."""
 
     version: Version
     reason: str
@@ -70,16 +70,19 @@ class Refused:
 
 @dataclass(frozen=True, slots=True)
 class Missed:
-    """The learner does not hand a version over, or no longer: there is a newer one, or the learner is away or done."""
+    """Outcome of an update: the learner does not offer the version, or no longer.
+
+    There is a newer version, or the learner is away or has done all its steps.
+    """
 
     version: Version
     reason: str
     lost_broadcast: bool
-    """A broadcast of it failed before."""
+    """Whether a broadcast of the version failed before."""
 
 
 class NotOffered(WeightsError):
-    """See Missed."""
+    """The learner does not offer a version; see Missed."""
 
     def __init__(self, reason: str, *, lost_broadcast: bool = False) -> None:
         super().__init__(reason)
@@ -94,11 +97,11 @@ def install(
     link: WorkerLink | None = None,
     is_wanted: Callable[[], bool] = lambda: True,
 ) -> Installed:
-    """Let the engine serve `version`, which this manifest describes.
+    """Load `version`, which this manifest describes, into the engine, and prove it.
 
-    What is broadcast is asked for over the `link`, as long as it `is_wanted`. Raises WeightsError when the weights are
-    not what was published, do not fit or are not offered (the old version is served on, or none), and EngineLost when
-    the engine turns out to serve something else.
+    A broadcast is asked for over the `link`, as long as the version `is_wanted`. Raises WeightsError when the weights
+    are not what was published, do not fit or are not offered (the old version is served on, or none), and EngineLost
+    when the engine turns out to serve something else.
     """
     started_s = time.monotonic()
     manifest = read_manifest(manifest_path)
@@ -111,7 +114,7 @@ def install(
         if route is not Route.BROADCAST:
             is_here = route is not Route.FILES_INSTEAD
             folder = manifest_path.parent if is_here else _in_files(version, link, is_wanted)
-            closing.enter_context(read_lock(folder))  # until it is proved: some engines compare with what lies there
+            closing.enter_context(read_lock(folder))  # until the proof: some engines compare with these files
             load = engine.load_adapters if route is Route.ADAPTERS else engine.load
             load(folder, version, manifest.tensors)
         proof = prove(engine, manifest)
@@ -119,7 +122,10 @@ def install(
 
 
 def _by_broadcast(engine: Engine, manifest: Manifest, link: WorkerLink | None, is_wanted: Callable[[], bool]) -> Route:
-    """Whether the engine has got the tensors. Raises NotOffered when the learner offers others, or is away."""
+    """Let the engine receive a broadcast; return FILES_INSTEAD where that failed.
+
+    Raises NotOffered when the learner offers another version, or is away.
+    """
     assert link is not None, "who is told of a broadcast has a link to ask for it"
     seats = engine.broadcast_seats()
     route = link.ask_weights(
@@ -143,7 +149,7 @@ def _by_broadcast(engine: Engine, manifest: Manifest, link: WorkerLink | None, i
 
 
 def _in_files(version: Version, link: WorkerLink | None, is_wanted: Callable[[], bool]) -> Path:
-    """Where the learner writes a version whose broadcast failed. Raises NotOffered."""
+    """Return the folder to which the learner writes a version whose broadcast failed. Raises NotOffered."""
     assert link is not None, "it was told of a broadcast"
     route = link.ask_weights(version, num_ranks=0, within_s=FILES_S, is_wanted=is_wanted)
     if route is None or not route.folder:
@@ -153,25 +159,26 @@ def _in_files(version: Version, link: WorkerLink | None, is_wanted: Callable[[],
 
 @dataclass(frozen=True, slots=True)
 class Proof:
-    """How far the canary is off, and how much of the bytes was looked at."""
+    """How far the canary is off, and the share of the tensors whose bytes were compared."""
 
     gap: CanaryGap
     compared_share: float
 
 
 def prove(engine: Engine, manifest: Manifest) -> Proof:
-    """Look at the weights that an engine serves.
+    """Prove that an engine serves the weights that a manifest describes.
 
-    Where the bytes of all tensors are compared they decide, and a canary that is off is only warned of. Elsewhere it
-    decides, and beside bytes of adapters, whose scale is in no tensor. What scores no numbers is never served.
+    Where the bytes of all tensors are compared, they decide, and a canary that is off only gives a warning. Elsewhere
+    the canary decides, and also for adapters, whose scale is in no tensor. Weights that give scores which are no finite
+    numbers are never served.
 
-    Raises WeightsUnproved when these are others than published, or nothing can be said; EngineLost.
+    Raises WeightsUnproved when the weights are others than published, or nothing can be proved; EngineLost.
     """
     version = manifest.version
     try:
         gap = gap_nats(manifest.canary, engine.score(manifest.canary.token_ids))
         held = engine.checksums() or {}
-    except (WeightsError, ValueError) as error:  # it has them by now: as long as nobody knows what, they are no good
+    except (WeightsError, ValueError) as error:  # the weights are loaded, and unproved ones are no good
         raise WeightsUnproved(f"version {version} cannot be proved: {error}") from error
     if wrong := differing(manifest, held):
         raise WeightsUnproved(f"the engine serves other bytes than version {version} in {wrong[:5]}")
@@ -196,7 +203,7 @@ def _tell(proof: Proof, manifest: Manifest) -> None:
 
 
 class Updates:
-    """Follows the newest announced version with one update at a time."""
+    """Updates one engine to the newest announced version, one update at a time."""
 
     def __init__(self, engine: Engine, telemetry: Telemetry, *, link: WorkerLink | None = None) -> None:
         self._engine, self._telemetry, self._link = engine, telemetry, link
@@ -205,12 +212,13 @@ class Updates:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="weights")
         self._pending: tuple[Version, Future[Installed]] | None = None
         self._gone_s: float | None = None
-        """Since when no version was found, one after the other; None where the last one was."""
+        """When the first of the newest, unbroken row of versions was found gone; None where the last one was there."""
 
     def follow(self, notice: WeightsNotice, *, to_its_end: bool = False) -> Installed | Refused | Missed | None:
-        """Begin an update to what is announced, unless it is served already or one is under way.
+        """Begin an update to the announced version, unless it is served already or an update is under way.
 
-        The outcome of an update is given once, when it has ended; with `to_its_end` of this one. Raises EngineLost.
+        Returns the outcome of an update once, after its end, and else None; `to_its_end` waits for the end. Raises
+        EngineLost.
         """
         if self._pending is None and notice.version != self._engine.version:
             path = Path(notice.manifest_path)
@@ -231,10 +239,10 @@ class Updates:
             return Refused(version, str(error))
 
     def _has_passed(self, version: Version) -> bool:
-        """Whether the learner has told of newer weights than these, which have gone, or has done all its steps.
+        """Whether weights that are gone are old: the learner announced newer ones, or has done all its steps.
 
-        It prunes what is old by then, and its word of what is newer may be on its way: that is waited for, but not for
-        each anew where none is found, as by a worker that cannot see the learner's memory.
+        The learner prunes old weights, and its notice of newer ones may still be on its way. That is waited for, but
+        only once where version after version is gone, as for a worker that cannot see the learner's memory.
         """
         if self._link is None or self._link.notice is None:
             return False
@@ -246,11 +254,11 @@ class Updates:
     @property
     def is_loading(self) -> bool:
         """Whether an update is under way whose version the engine does not serve yet."""
-        pending = self._pending  # another thread may ask
+        pending = self._pending  # another thread may change it
         return pending is not None and pending[0] != self._engine.version
 
     def abandon(self) -> None:
-        """Forget the update under way, once it has ended: the engine is lost, and the learner no longer waited for."""
+        """End the update under way without waiting for the learner, and forget its outcome: the engine is lost."""
         if self._pending is None:
             return
         self._is_wanted = False
@@ -260,7 +268,7 @@ class Updates:
         self._pending, self._is_wanted = None, True
 
     def close(self) -> None:
-        """Wait for what is under way, whatever becomes of it; an engine that does not come to its end is closed."""
+        """Wait for the end of the update under way; where that takes more than `CLOSE_S`, close the engine."""
         if self._pending is not None and wait([self._pending[1]], CLOSE_S).not_done:
             self._engine.close()
         self._thread.shutdown(cancel_futures=True)

@@ -32,22 +32,22 @@ class _Awaited(NamedTuple):
 
 
 class Verifying:
-    """Groups that are being verified. A slow verdict holds up its own group alone."""
+    """Groups that are being verified. A slow verdict delays only its own group."""
 
     def __init__(self, sampler: Sampler, telemetry: Telemetry) -> None:
         self._sampler, self._telemetry = sampler, telemetry
         self._awaited: list[_Awaited] = []
         self._span = _SharedSpan(telemetry)
         self._told: set[tuple[str, str]] = set()
-        """Tasks and kinds of failure of which a first one was shown."""
+        """Tasks and kinds of failure of which the first failure was logged."""
 
     def __len__(self) -> int:
         return len(self._awaited)
 
     def hand_in(self, flights: Sequence[Flight]) -> None:
-        """Verify the answers of these groups; never waits.
+        """Begin to verify the answers of these groups; never waits.
 
-        Where answers queue, the group that departed first comes first: it is the first that would be too stale.
+        Where answers queue, those of the group that the engine got first come first: it would be too stale first.
         """
         for flight in flights:
             verdicts = self._sampler.verdicts(flight.item.prompt_id, flight.generations, rank=flight.number)
@@ -56,9 +56,9 @@ class Verifying:
             self._awaited.append(_Awaited(flight, verdicts, time.monotonic()))
 
     def done(self, *, to_the_last: bool = False) -> list[ScoredGroup | HeldOutAnswer]:
-        """What was verified since the last call; `to_the_last`: all that was handed in. In the order of handing in.
+        """Return what was verified since the last call, in the order of handing in; `to_the_last` waits for all.
 
-        Raises RoleFailed when a task's verifier cannot be started; a held-out answer has failed then.
+        Raises RoleFailed when a task's verifier cannot be started; a held-out answer is returned as failed instead.
         """
         if to_the_last and self._awaited:
             with self._telemetry.awaiting("verdicts", whom=self.awaited, since_s=self.awaited_since_s):
@@ -71,13 +71,13 @@ class Verifying:
 
     @property
     def awaited(self) -> str:
-        """Whose verdicts are awaited longest, in words."""
+        """Name of the verifier that is awaited longest."""
         task = self._sampler.pool.prompt(self._awaited[0].flight.item.prompt_id).task if self._awaited else ""
         return f"the verifier of {task}"
 
     @property
     def awaited_since_s(self) -> float | None:
-        """When the answers were handed in that wait longest, by the clock of waits; None where none wait."""
+        """`time.monotonic` at which the answers that wait longest were handed in; None where none wait."""
         return self._awaited[0].since_s if self._awaited else None
 
     def _scored(self, awaited: _Awaited) -> ScoredGroup | HeldOutAnswer:
@@ -95,7 +95,7 @@ class Verifying:
         return with_experts(group, flight.generations)
 
     def _tell_failures(self, flight: Flight, verdicts: Sequence[Verdict]) -> None:
-        """Show the first failure of every kind, with the answer that it came of."""
+        """Log the first failure of every kind in a task, and show the answer that caused it."""
         prompt = self._sampler.pool.prompt(flight.item.prompt_id)
         for verdict in verdicts:
             if not verdict.failure or (prompt.task, verdict.failure) in self._told:
@@ -114,7 +114,7 @@ class Verifying:
             )
 
     def _held_out(self, item: HeldOutItem, generation: Generation, verdicts: "Future[list[Verdict]]") -> HeldOutAnswer:
-        """One that cannot be judged costs itself."""
+        """Return a scored held-out answer, or one that has failed where it cannot be judged."""
         if not generation.token_ids.size:
             words = generation.verdict.words if isinstance(generation, PlayedEpisode) else ""
             return HeldOutAnswer(ticket=item.ticket, failure=words or "refused by the engine")
@@ -125,7 +125,7 @@ class Verifying:
 
 
 class _SharedSpan:
-    """The span of time in which anything is verified, however many groups at once; any thread."""
+    """Telemetry of the time in which any group is being verified. From any thread."""
 
     def __init__(self, telemetry: Telemetry) -> None:
         self._telemetry = telemetry
@@ -134,14 +134,14 @@ class _SharedSpan:
         self._open = ExitStack()
 
     def enter(self) -> None:
-        """One more group."""
+        """Count one more group."""
         with self._lock:
             self._inside += 1
             if self._inside == 1:
                 self._open.enter_context(self._telemetry.beside("verifying"))
 
     def leave(self) -> None:
-        """One group less."""
+        """Count one group less."""
         with self._lock:
             self._inside -= 1
             if not self._inside:

@@ -1,8 +1,8 @@
-"""What a worker counts from its start.
+"""Counters of a worker since its start.
 
-The allocator learns from it what groups a place makes, and gives places by that: answers to held-out prompts and to
-requests outside of episodes are no part of `tokens`, `slot_seconds` and `sampled_tokens`. Time with nothing but them in
-flight is busy all the same.
+The allocator measures by them how fast a slot samples groups, and assigns slots by that. Answers to held-out prompts
+and to requests outside of episodes are therefore no part of `tokens`, `slot_seconds` and `sampled_tokens`. Time in
+which nothing else is in flight is busy time all the same.
 """
 
 import math
@@ -17,39 +17,38 @@ from mrl.rollout.updates import Installed, Missed, Route
 
 @dataclass
 class WorkerTotals:
-    """Counted since the worker started."""
+    """Counters of one worker since it started."""
 
     started_s: float
     groups: int = 0
     tokens: int = 0
     slot_seconds: float = 0.0
-    """Time integral of the answers of groups in flight."""
+    """Time integral of the number of groups' answers in flight."""
     held_out_slot_seconds: float = 0.0
-    """The same of answers to held-out prompts."""
+    """The same for answers to held-out prompts."""
     engine_tokens: int = 0
-    """Sampled tokens of all answers."""
+    """Tokens that the engine sampled for all answers, unfinished ones included."""
     sampled_tokens: int = 0
-    """As the engine counts them, those of answers that have not ended included; the part that groups in flight have of
-    the places."""
+    """The groups' part of `engine_tokens`, estimated by their share of the answers in flight."""
     full_answers: int = 0
-    """Answers in flight when the engine held no more; 0 while all that may be in flight fits."""
+    """Answers in flight when the engine was full last, or more that it had since; 0 while it was never full."""
     busy_s: float = 0.0
     idle_s: float = 0.0
     weights_refused: int = 0
     engine_restarts: int = 0
     routes: Counter[Route] = field(default_factory=Counter)
-    """Weight updates by how they came."""
+    """Number of weight updates by route."""
     failed_broadcasts: int = 0
     canary_warnings: int = 0
     """Updates whose canary was off although every byte was right."""
     versions_not_told: int = 0
-    """Updates that only the canary could prove, and whose step it was too noisy to see."""
+    """Updates that only the canary could prove, while its noise hid the difference from the version before."""
     last: Installed | None = None
     _engine_tokens: int = 0
     _group_tokens: float = 0.0
 
     def passed(self, seconds: float, before: InFlight, now: InFlight) -> None:
-        """So much time went by, between so many answers in flight and so many."""
+        """Add a stretch of time, at whose ends `before` and `now` were in flight."""
         self.slot_seconds += seconds * (before.of_groups + now.of_groups) / 2
         self.held_out_slot_seconds += seconds * (before.held_out + now.held_out) / 2
         if any(before) or any(now):
@@ -58,7 +57,7 @@ class WorkerTotals:
             self.idle_s += seconds
 
     def sampled(self, engine_tokens: int, in_flight: InFlight) -> None:
-        """The engine has sampled so many tokens since it started; fewer than before: it started again."""
+        """Take in the engine's count of tokens since its start; a smaller count than before shows a restart."""
         fresh = engine_tokens - (self._engine_tokens if engine_tokens >= self._engine_tokens else 0)
         self._engine_tokens = engine_tokens
         self.engine_tokens += fresh
@@ -67,14 +66,14 @@ class WorkerTotals:
         self.sampled_tokens = int(self._group_tokens)
 
     def in_flight(self, answers: int, *, is_full: bool) -> None:
-        """So many answers are in flight; `is_full`: the engine holds no more."""
+        """Take in the number of answers in flight; `is_full` says that the engine has no room for more."""
         if is_full:
             self.full_answers = answers
         elif self.full_answers:
             self.full_answers = max(self.full_answers, answers)
 
     def installed(self, update: Installed) -> None:
-        """An update of the weights has been proved."""
+        """Count an update of the weights that has been proved."""
         self.last = update
         self.canary_warnings += bool(update.gap.problem)
         self.versions_not_told += update.compared_share < 1.0 and not update.gap.tells_versions
@@ -82,16 +81,16 @@ class WorkerTotals:
         self.failed_broadcasts += update.route is Route.FILES_INSTEAD
 
     def missed(self, update: Missed) -> None:
-        """An update has not come about."""
+        """Count an update for which the learner did not offer the weights."""
         self.failed_broadcasts += update.lost_broadcast
 
     def delivered(self, groups: Sequence[ScoredGroup]) -> None:
-        """These groups went to the learner."""
+        """Count groups that went to the learner."""
         self.groups += len(groups)
         self.tokens += sum(span.num_tokens for group in groups for a in group.answers for span in a.versions)
 
     def values(self, now_s: float) -> dict[str, float]:
-        """As metrics."""
+        """Return the counters as metrics."""
         life_s = max(now_s - self.started_s, 1e-9)
         values = {
             "rate/rollout_tokens_s": self.tokens / life_s,

@@ -1,4 +1,4 @@
-"""A worker and its lease: how many answers that allows, and what is said before the engine may start."""
+"""How many answers a worker's lease allows, and what learner and allocator are told before the engine may start."""
 
 import math
 import time
@@ -12,26 +12,28 @@ log = structlog.get_logger()
 
 
 class WholeBatch:
-    """As many answers as a batch has. The lease is looked at all the same: one that was lost is not renewed before."""
+    """Allows the answers of a whole batch. It calls `LeaseHolder.slots` all the same: a lost lease is renewed only
+    after that.
+    """
 
     def __init__(self, lease: LeaseHolder, num_answers: int) -> None:
         self._lease, self._num_answers = lease, num_answers
 
     def __call__(self, in_flight: int) -> int:
-        """Told how many are in flight."""
+        """Return how many answers may be in flight."""
         self._lease.slots(time.monotonic())
         return self._num_answers
 
 
 class LeasedAnswers:
-    """How many answers the lease allows; the log tells when that changes, and how many may be in flight at most."""
+    """Allows as many answers as the lease. A change is logged, with the number that may be in flight at most."""
 
     def __init__(self, lease: LeaseHolder, group_size: int) -> None:
         self._lease, self._group_size = lease, group_size
         self._told = 0
 
     def __call__(self, in_flight: int) -> int:
-        """Told how many are in flight. They are given back by whole groups, as they are leased."""
+        """Return how many answers the lease allows. Slots are in use by whole groups, as they are leased."""
         in_use = math.ceil(in_flight / self._group_size) * self._group_size
         leased = self._lease.slots(time.monotonic(), in_use)
         at_most = max(leased, in_use)
@@ -42,22 +44,22 @@ class LeasedAnswers:
 
 
 class FirstTurn:
-    """What learner and allocator hear while an engine awaits its first turn on a device: it has not begun to start.
+    """Tells learner and allocator that an engine waits for its first turn on a device, and then that it starts.
 
-    Both bound how long a start may take, and neither how long others have the device before it.
+    Both bound how long a start may take, and not how long other processes have the device before it.
     """
 
     def __init__(self, link: WorkerLink | None, lease: LeaseHolder) -> None:
         self._link, self._lease = link, lease
 
     def is_awaited(self, turns_seen: int) -> None:
-        """Those ahead have got on so often."""
+        """Tell that the engine waits; `turns_seen` counts signs of progress of the processes ahead of it."""
         self._lease.await_turn()
         if self._link is not None:
             self._link.tell(lambda: WorkerProgress(turns_seen, is_loading=False))
 
     def has_come(self) -> None:
-        """The engine starts."""
+        """Tell that the engine starts."""
         self._lease.rest()
         if self._link is not None:
             self._link.tell(lambda: STARTING)

@@ -1,9 +1,9 @@
-"""The life of a rollout worker: keep the engine full, follow the weights, verify beside it, publish, deliver.
+"""Main loop of a rollout worker: keep the engine full, load new weights, verify, publish and deliver groups.
 
-Groups complete out of order; a long answer holds up its own group alone. When new weights come, what is in flight goes
-on under them. Held-out prompts are answered beside the groups, ahead of them, in a bounded share of the places. A
-synchronous run differs in two things: nothing is handed in before the newest weights are served, and what was handed in
-together is delivered together, in the order of its items; the learner grants it groups or held-out prompts.
+Groups complete out of order; a long answer delays only its own group. When new weights come, answers in flight go on
+under them. Held-out prompts are answered beside the groups and before them, in a bounded share of the places.
+In a synchronous run nothing is handed in before the newest weights are served. Groups that were handed in together are
+delivered together, in the order of their items; the learner grants either groups or held-out prompts.
 """
 
 import time
@@ -28,20 +28,20 @@ from mrl.rollout.verifying import Verifying
 from mrl.rollout.worker_counters import WorkerTotals
 
 IDLE_SLICE_S = 0.5
-"""How long a worker without work waits before it asks again."""
+"""Seconds that a worker without work waits for a grant before it goes on with its loop."""
 QUICK_SLICE_S = 0.05
-"""The same where a learner waits for every batch, where peers ask, and while answers are in flight."""
+"""The same in a synchronous run, where peers or clients may ask, and while answers are in flight."""
 PROOF_SLICE_S = 0.005
 MAX_LOST_IN_A_ROW = 3
 REST_S = 1.0
-"""How long a worker that is to sleep waits for its learner to hear of it."""
+"""Seconds that a worker about to sleep waits for its learner to answer."""
 FULL_CACHE_SHARE = 0.9
 
 log = structlog.get_logger()
 
 
 class RolloutLoop:
-    """One worker around one engine."""
+    """Main loop of one worker with one engine."""
 
     def __init__(
         self,
@@ -69,10 +69,10 @@ class RolloutLoop:
         self._plain = duties.plain
         self._lost_in_a_row = 0
         self._is_resting = False
-        """What is in flight has no lease, and waits for one."""
+        """Whether answers in flight have lost their lease, and rest until there is another."""
         self._turned_s = self._worked_s = clock()
         self.totals = totals or WorkerTotals(clock())
-        self.totals.started_s = clock()  # a start and a first turn before it are no part of rates
+        self.totals.started_s = clock()  # rates leave out the engine's start
         self._following = Following(
             sampler.engine,
             self._updates,
@@ -121,9 +121,9 @@ class RolloutLoop:
         self._account(began_with)
 
     def _sleep(self, rest: SleepRequests) -> None:
-        """Deliver what is complete, give up the rest, and sleep. Woken up, begin like a worker that was just started.
+        """Deliver complete groups, give up the others, and sleep. Woken up, begin like a worker that was just started.
 
-        Groups in flight are given up and not kept: the learner counts them as on their way, and would wait for them.
+        Groups in flight are not kept over the sleep: the learner counts them as under way, and would wait for them.
         """
         self._telemetry.doing("falling asleep")
         self._link.end()
@@ -170,7 +170,7 @@ class RolloutLoop:
         return len(self._flights) + len(self._custody) + len(self._verifying)
 
     def _keep_lease(self) -> None:
-        """Say what is in use. After a loss it rests until there is another lease, or ends and is granted anew."""
+        """Tell the lease what is in flight. After a loss that rests until the next lease, or is given up."""
         if self._duties.has_lost_lease():
             self._is_resting = self._duties.rests_unleased
             told = {"groups": len(self._flights), "given_up": not self._is_resting}
@@ -191,7 +191,7 @@ class RolloutLoop:
 
     @property
     def _num_answers(self) -> int:
-        """That have not come, those to requests outside of episodes among them."""
+        """Answers that have not come, those to requests outside of episodes included."""
         return self._flights.num_answers + (self._plain.in_flight if self._plain else 0)
 
     def _lose_plain(self) -> list[str]:
@@ -211,10 +211,10 @@ class RolloutLoop:
             self._engine.submit(self._flights.depart(items))
 
     def _await_work(self) -> list[Item]:
-        """Work for an idle worker, within a slice of time. Raises PeerLost when the learner was silent for too long.
+        """Return work for an idle worker, within a slice of time. Raises PeerLost when the learner is silent too long.
 
-        One that answers may train or publish for as long as it takes; whether it hangs is watched on its own host. One
-        that is done is not waited for.
+        A learner that answers may train or publish for as long as it takes: its own host watches whether it hangs. A
+        learner that has done all its steps is not waited for.
         """
         if self._link.is_over:
             self._telemetry.doing("done")
@@ -224,13 +224,13 @@ class RolloutLoop:
             raise PeerLost(f"no word from {self._learner} within {self._learner_bound_s:.0f} s")
         if self._following.has_refused and (self._duties.in_step or self._engine.version is None):
             with self._telemetry.awaiting("weights that can be taken", whom=self._learner):
-                time.sleep(IDLE_SLICE_S)  # and then ask all the same: the answer tells of newer ones
+                time.sleep(IDLE_SLICE_S)  # then ask all the same: the answer tells of newer weights
         what, whom = ("work", self._learner) if self._room() else ("lease", "allocator")
         with self._telemetry.awaiting(what, whom=whom, bound_s=self._learner_bound_s):
             if not self._room():
                 time.sleep(QUICK_SLICE_S)
                 return []
-            # Where nothing more is to be had under what is still served, there is as soon as the newer is loaded.
+            # Under the weights still served the learner may grant nothing, and something once the newer are loaded.
             slice_s = QUICK_SLICE_S if self._updates.is_loading else self._idle_slice_s
             if self._plain is not None and self._plain.has_work:
                 slice_s = 0.0 if self._plain.in_flight else PROOF_SLICE_S
@@ -254,21 +254,21 @@ class RolloutLoop:
         return self._link.take_work(room, timeout_s, self._engine.version, held_out)
 
     def _held_out_room(self) -> HeldOutRoom:
-        """None under weights that are not proved: an evaluation is begun by a version, not by what may be one."""
+        """Return the room for held-out prompts: none under unproved weights, since an evaluation is of a version."""
         if self._held_out is None or not self._custody.is_good(self._engine.version):
             return HeldOutRoom()
         in_flight = self._in_flight
         return self._held_out.room(self._max_answers() - in_flight.plain, in_flight)
 
     def _room(self) -> int:
-        """Groups that may be handed in now."""
+        """Return how many groups may be handed in now."""
         return self._places() // self._group_size
 
     def _places(self) -> int:
-        """Answers that may be handed in now: within the lease, and only while the engine samples all that it holds.
+        """Return how many answers may be handed in now: within the lease, and none while the engine is full.
 
-        A server whose cache is full throws out what it has begun and begins it again. What it says is up to a second
-        old: of those that waited then, no more wait now than are in flight beyond what it runs at once.
+        A server whose key-value cache is full preempts answers, and computes them again later. The usage that it tells
+        is up to a second old: no more answers wait now than are in flight beyond those that run.
         """
         usage = self._engine.usage()
         waiting = min(usage.waiting, self._num_answers - usage.running)
@@ -295,7 +295,7 @@ class RolloutLoop:
         return []
 
     def _give_up_stale(self) -> None:
-        """Free the engine of what nobody can train on any more: the longest answers, mostly."""
+        """Abort groups that can only end too stale to train on: mostly those with the longest answers."""
         notice = self._link.notice
         if notice is None:
             return
@@ -320,14 +320,14 @@ class RolloutLoop:
         self._report(max((group.newest.step for group in groups), default=max(held_out, default=0)))
 
     def _recover(self, error: EngineLost) -> None:
-        """Start the engine anew and sample again what it had, and what it may have sampled under wrong weights."""
+        """Restart the engine; sample again the groups that it had, and complete ones whose weights were not proved."""
         self._updates.abandon()
         self._lose_plain()
         lost = self._custody.refuse() + self._flights.lose()
         self._again += [item for item in lost if isinstance(item, WorkItem)]
         self._link.give_up([item for item in lost if not isinstance(item, WorkItem)])  # the learner counts their losses
-        self._max_answers()  # its places are free until there is an engine again
-        self._again.sort(key=lambda item: item.position)  # as they were granted, and would be without the loss
+        self._max_answers()  # tells the lease that nothing is in flight
+        self._again.sort(key=lambda item: item.position)  # in the order of their grants, as without the loss
         reason: EngineLost | None = error
         while reason is not None:
             self._lost_in_a_row += 1
@@ -338,10 +338,10 @@ class RolloutLoop:
                 ) from reason
             log.warning("engine lost", reason=str(reason), groups_to_sample_again=len(self._again))
             reason = self._restart()
-        self._worked_s = self._clock()  # the learner had no part in what the engine took to start
+        self._worked_s = self._clock()  # the engine's start is no silence of the learner
 
     def _restart(self) -> EngineLost | None:
-        """Why the engine did not come up again, None when it did."""
+        """Restart the engine; return why it did not start, None when it did."""
         with self._telemetry.awaiting("engine", whom="its restart"):
             try:
                 self._engine.restart()
@@ -352,10 +352,10 @@ class RolloutLoop:
     # Accounts.
 
     def _progress(self) -> WorkerProgress:
-        """For the learner; another thread asks, also while this one waits for its engine."""
+        """Return the progress for the learner. The link's thread calls it, also while this one waits for its engine."""
         is_loading = self._updates.is_loading or not self._custody.is_good(self._engine.version)
         is_loading = is_loading or getattr(self._engine, "doing", SAMPLING) != SAMPLING  # environments take their time
-        is_loading = is_loading and not getattr(self._engine, "is_away", False)  # it waits for others, who get on
+        is_loading = is_loading and not getattr(self._engine, "is_away", False)  # away, `turns_seen` is its progress
         values = self._sampler.pool.verifier_values()
         judged = values.get("verify/answers", 0.0) + values.get("environment/turns", 0.0)
         moves = int(judged) + getattr(self._engine, "turns_seen", 0)
@@ -363,14 +363,14 @@ class RolloutLoop:
 
     @property
     def _in_flight(self) -> InFlight:
-        """Nothing while it rests."""
+        """Answers in flight; none while they rest without a lease."""
         if self._is_resting:
             return InFlight(0, 0)
         num_held_out, num_plain = self._flights.num_held_out, self._plain.in_flight if self._plain else 0
         return InFlight(self._flights.num_answers - num_held_out, num_held_out, num_plain)
 
     def _account(self, began_with: InFlight) -> None:
-        """A turn is over, which began with so many answers in flight."""
+        """Count the time of one pass of the loop, which began with these answers in flight."""
         now_s, before_s = self._clock(), self._turned_s
         self._turned_s = now_s
         self.totals.passed(now_s - before_s, began_with, self._in_flight)

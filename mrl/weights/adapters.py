@@ -1,4 +1,4 @@
-"""Adapters alone as a published version: a folder as peft writes it, and what says to which weights they belong."""
+"""Adapters alone as a published version: a folder as peft writes it, and digests of the weights below them."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -9,14 +9,14 @@ from mrl.models.tensor_file import read_folder
 
 
 class AdapterFormat:
-    """How the adapters of one policy are published."""
+    """Format in which the adapters of one policy are published."""
 
     def __init__(self, table: LoraTable, model_folder: Path) -> None:
-        """The policy's folder is read once. Raises WeightsError when it cannot be."""
+        """Read the policy's folder once. Raises WeightsError when it cannot be read."""
         self._table, self._model_folder = table, model_folder
         self.base = read_folder(model_folder)
         """Name -> digest of the tensors below the adapters, which never change."""
 
     def describe(self, folder: Path, names: Iterable[str]) -> None:
-        """Write what peft reads beside adapters of these names. Raises OSError."""
+        """Write the files that peft reads beside adapters of these names. Raises OSError."""
         describe_adapters(folder, self._table, names, str(self._model_folder))

@@ -1,8 +1,8 @@
 """Publishing by broadcast: the newest version stays in memory, and goes to the engines that ask for it.
 
-The learner's thread copies a version and goes on training. The thread of its link to the workers answers those that ask
-and never waits. A third thread sends, every wait of it bounded, and writes the version as files for workers that a
-broadcast failed, who are told where they lie.
+The learner's thread copies a version and goes on training. The thread of its link to the workers answers requests and
+never waits. A third thread sends, with a bound on every wait. For workers whose broadcast failed, it writes the version
+as files, and they are told where.
 """
 
 import queue
@@ -37,7 +37,7 @@ from mrl.weights.publish import Publisher, WhenWhole
 from mrl.weights.weight_buffers import VersionBuffer, WeightBuffers
 
 KEPT = 3
-"""Manifests that remain."""
+"""Newest manifests that are kept."""
 CLOSE_S = 2.0
 
 log = structlog.get_logger()
@@ -51,30 +51,30 @@ class BroadcastPublisher:
     ) -> None:
         """`files` writes folders; manifests lie beside them. `device` is the learner's.
 
-        Members find each other at a port of `host`, or, where all are on this host, in a file in the folder `meets_in`,
-        which is their user's alone.
+        Members of a broadcast find each other at a port of `host`, or, where all are on this host, in a file in the
+        folder `meets_in`, which is their user's alone.
 
-        Weights are published as `dtype`, if it is given.
+        Weights are published in `dtype`, if it is given.
         """
         self._dtype: torch.dtype | None = getattr(torch, dtype) if dtype else None
         self._files, self._host, self._device = files, host, numbered(device)
         self._meets_in = meets_in
         self._met: Path | None = None
-        """Where the last meeting was."""
+        """File of the last meeting."""
         self._held, self._requests = WeightBuffers(), BroadcastRequests()
         self._number = 0
         self._told_nccl: set[str] = set()
-        """Versions of NCCL of engines that were told to be others."""
+        """Engines' versions of NCCL that a warning has named already."""
         self._last: tuple[BroadcastGroup, dist.Store] | None = None
         self._failure: Exception | None = None
         self._lasts: threading.Event | None = None
-        """Set when the version that lasts is there."""
+        """Set when the version that lasts is written."""
         self._writing = threading.Lock()
         self._written: tuple[Version, Path] | None = None
         """The version written last, and its manifest."""
         self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._counting, self._num_jobs = threading.Lock(), 0
-        """Jobs of the thread that sends: waiting, or under way."""
+        """Number of jobs of the thread that sends, waiting or under way."""
         # Not a daemon: a thread that comes back from gloo while the interpreter ends takes the process down (SIGABRT).
         self._thread = threading.Thread(target=self._work, name="broadcast")
         self._thread.start()
@@ -92,7 +92,7 @@ class BroadcastPublisher:
     ) -> None:
         """Keep a copy of a version; its manifest is there at once. Raises OSError, RoleFailed.
 
-        One that `lasts` is written as files, by the thread that sends: who wants it later finds nobody to send it.
+        A version that `lasts` is written as files, by the thread that sends: later no learner is there to send it.
         """
         assert canary is not None, "it is the first rank's"
         if lasts:
@@ -105,9 +105,9 @@ class BroadcastPublisher:
             when_whole(path)
 
     def finish(self) -> None:
-        """Wait for a version that `lasts`; for others there is nothing to wait. Raises RoleFailed."""
+        """Wait for a version that `lasts`; other versions are there at once. Raises RoleFailed."""
         while self._lasts is not None and not self._lasts.wait(CLOSE_S):
-            self.check()  # what its thread does meanwhile has bounds of its own
+            self.check()  # the thread that writes it has bounds of its own
         self.check()
 
     def check(self) -> None:
@@ -117,12 +117,12 @@ class BroadcastPublisher:
 
     @property
     def progress(self) -> int:
-        """As `Publisher.progress`, of a version on its way into files."""
+        """See `Publisher.progress`, for a version that is being written as files."""
         return self._files.progress
 
     @torch.no_grad()
     def publish_weights(self, weights: Iterable[tuple[str, Tensor]], version: Version, canary: Canary) -> Path:
-        """Keep a copy of weights as they come; returns the path of the manifest. Raises OSError, RoleFailed."""
+        """Keep a copy of weights as they come; return the path of the manifest. Raises OSError, RoleFailed."""
         self.check()
         held = self._copied(weights, version, canary)
         manifest = Manifest(
@@ -141,7 +141,7 @@ class BroadcastPublisher:
         return path
 
     def close(self) -> None:
-        """Send no more; what is under way and does not end soon ends before the process does, within its own bounds."""
+        """Stop sending. A job that does not end soon ends before the process does, within its own bounds."""
         self._jobs.put(None)
         self._thread.join(CLOSE_S)
         if not self._thread.is_alive():
@@ -156,11 +156,11 @@ class BroadcastPublisher:
     # The thread of the link to the workers.
 
     def ask(self, client: bytes, request: WeightsRequest) -> None:
-        """A worker wants a version; `answers` has the answer when there is one."""
+        """Take in a worker's request for a version; `answers` has the answer once it is due."""
         self._requests.ask(client, request, time.monotonic())
 
     def answers(self, notice: WeightsNotice, *, num_workers: int) -> list[tuple[bytes, WeightsRoute]]:
-        """Answers to those who asked, which are due now; never waits. `num_workers` are known."""
+        """Return (client, answer) for requests that can be answered now; never waits. `num_workers` are known."""
         newest, is_idle = self._held.newest(), not self._num_jobs
         written = self._folder_of(newest)
         due = self._requests.due(
@@ -174,14 +174,14 @@ class BroadcastPublisher:
         found += [_route(one, notice, folder=written) for one in due.readers]
         found += [_route(one, notice, meeting=meeting) for one, meeting in due.invited]
         found += self._call_together(due.party, notice) if due.party else []
-        # Behind the party: its members are on their way to a meeting, which has a bound.
+        # After the broadcast: its members are on their way to a meeting, which has a bound.
         if newest and not written and is_idle and self._requests.wants_files(newest.version):
             self._begin(lambda: self._write_if_newest(newest.version))
         return found
 
     def _call_together(self, party: list[WaitingWorker], notice: WeightsNotice) -> list[tuple[bytes, WeightsRoute]]:
         held = self._held.use(party[0].request.version)
-        if held is None:  # there has been a newer one for a moment: they will be told of it
+        if held is None:  # a newer version has just come: they will be told of it
             return [_route(one, notice) for one in party]
         self._number += 1
         name = f"{self._files.policy}-{held.version}-{self._number}"
@@ -248,7 +248,7 @@ class BroadcastPublisher:
             self._forget_meeting(Path(meeting.file) if meeting.file else None)
 
     def _forget_meeting(self, newer: Path | None = None) -> None:
-        """Remove the file of the meeting before; members of the newer one may still read theirs."""
+        """Remove the file of the meeting before, and note the newer one, which its members may still read."""
         if self._met is not None:
             self._met.unlink(missing_ok=True)
         self._met = newer
@@ -263,7 +263,7 @@ class BroadcastPublisher:
             self._held.release(held)
 
     def _write_last(self, held: VersionBuffer, written: threading.Event, when_whole: WhenWhole | None) -> None:
-        """Raises RoleFailed: nobody will offer this version again."""
+        """Write the last version as files. Raises RoleFailed, since this version will not be offered again."""
         try:
             path = self._write(held)
         except OSError as error:

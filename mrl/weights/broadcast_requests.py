@@ -1,7 +1,7 @@
-"""Who takes part in which broadcast: the pure core of a learner's courier, without sockets, clocks and tensors.
+"""Which workers take part in which broadcast: the core of `BroadcastPublisher`, without sockets, clocks and tensors.
 
-Workers ask when they are ready for a version. Those that ask close together meet in one broadcast; one that comes later
-gets a broadcast of its own. Whoever cannot be served by broadcast asks for files.
+Workers ask when they are ready for a version. Workers that ask close together meet in one broadcast; a worker that
+comes later gets a broadcast of its own. A worker that cannot be served by broadcast asks for files.
 """
 
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from mrl.records.rollouts import Meeting, WeightsRequest
 from mrl.records.version import Version
 
 WINDOW_S = 0.1
-"""How long the first who asks waits for others, where there are others."""
+"""Seconds that the first worker to ask waits for others, where there are others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,16 +25,16 @@ class WaitingWorker:
 
 @dataclass(frozen=True, slots=True)
 class DueAnswers:
-    """What is to be answered, and done, now."""
+    """Workers that can be answered now, by kind of answer."""
 
     outdated: list[WaitingWorker]
-    """They ask for a version that is not the newest any more."""
+    """Workers that ask for a version that is not the newest any more."""
     readers: list[WaitingWorker]
-    """They read the files of the newest version."""
+    """Workers that are to read the files of the newest version."""
     party: list[WaitingWorker]
-    """They take part in one broadcast of the newest version."""
+    """Workers that are to take part in one broadcast of the newest version."""
     invited: list[tuple[WaitingWorker, Meeting]]
-    """They ask once more although they were sent to a meeting: that answer may be lost."""
+    """Workers that ask once more although they were sent to a meeting: that answer may be lost."""
 
 
 class BroadcastRequests:
@@ -43,11 +43,11 @@ class BroadcastRequests:
     def __init__(self) -> None:
         self._asking: dict[str, WaitingWorker] = {}
         self._invited: dict[str, tuple[int, Meeting]] = {}
-        """Attempt of each worker that was sent to a meeting, and where it was sent."""
+        """Worker that was sent to a meeting -> attempt of its request, and the meeting."""
         self._again: dict[str, WaitingWorker] = {}
 
     def ask(self, client: bytes, request: WeightsRequest, now_s: float) -> None:
-        """A request, which may be a repetition; a worker's newest one counts."""
+        """Take in a request, which may be a repetition; a worker's newest request counts."""
         if request.worker in self._invited and self._invited[request.worker][0] == request.attempt:
             self._again[request.worker] = WaitingWorker(client, request, now_s)
             return
@@ -56,15 +56,15 @@ class BroadcastRequests:
         self._asking[request.worker] = WaitingWorker(client, request, before.since_s if before and is_same else now_s)
 
     def invite(self, asking: WaitingWorker, meeting: Meeting) -> None:
-        """It was sent there: a repetition of its request is no new one, also where it only crossed that answer."""
+        """Note that a worker was sent to a meeting: a repetition of its request, which may cross it, is no new one."""
         self._invited[asking.request.worker] = asking.request.attempt, meeting
 
     def due(
         self, newest: Version | None, now_s: float, *, num_workers: int, can_send: bool, has_files: bool
     ) -> DueAnswers:
-        """Take out what can be answered. While there is no newest version only those are who were invited before.
+        """Take out workers that can be answered; while there is no newest version, only those invited before.
 
-        `num_workers` are known: once all of them have asked, nobody is waited for.
+        `num_workers` are known: once all of them have asked, no other is waited for.
         """
         invited = [(one, self._invited[worker][1]) for worker, one in self._again.items()]
         self._again.clear()
@@ -83,17 +83,17 @@ class BroadcastRequests:
         return DueAnswers(outdated, readers, party, invited)
 
     def wants_files(self, newest: Version | None) -> bool:
-        """Whether somebody waits for the files of the newest version."""
+        """Whether any worker waits for the files of the newest version."""
         return any(one.request.version == newest and not one.request.num_ranks for one in self._asking.values())
 
 
 def backend_of(party: list[WaitingWorker], own_gpu: str, own_nccl: str) -> Literal["gloo", "nccl"]:
-    """NCCL where every member, the learner too, has a GPU of its own, and the same NCCL; otherwise gloo."""
+    """Return "nccl" where every member, the learner too, has a GPU of its own and the same NCCL; otherwise "gloo"."""
     return "nccl" if _is_apart(party, own_gpu) and not other_nccl(party, own_gpu, own_nccl) else "gloo"
 
 
 def other_nccl(party: list[WaitingWorker], own_gpu: str, own_nccl: str) -> set[str]:
-    """Versions of NCCL of a party that are not the learner's, where they alone are in the way: it refuses them."""
+    """Return versions of NCCL that differ from the learner's and alone prevent its use: NCCL refuses other versions."""
     return {one.request.nccl for one in party} - {own_nccl} if _is_apart(party, own_gpu) else set()
 
 

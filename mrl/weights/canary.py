@@ -1,10 +1,10 @@
 """The canary: texts that tell whether an engine serves the weights that the learner published.
 
-Two things give other weights away. Scores that are off by several times what rounding makes of them, on average or in
-the tail: tensors that were exchanged, or are another model's. And scores that are off in the direction of the version
-before: an update that was lost, as a whole or in part. The second finds steps that are far smaller than rounding is,
-as rounding has no reason to point there, or, with adapters, points there in the learner's own pass as well; where it
-cannot be told from chance, that is said and nothing is refused.
+Two signs give other weights away. First, scores that are off by several times the noise of rounding, on average or in
+the tail: tensors were exchanged, or are another model's. Second, scores that are off in the direction of the version
+before: an update was lost, as a whole or in part. The second sign finds steps that are far smaller than rounding, since
+rounding has no reason to point in that direction, or, with adapters, points there in the learner's own pass as well.
+Where the sign cannot be told from chance, that is said and nothing is refused.
 """
 
 import math
@@ -23,22 +23,23 @@ from mrl.models.scoring import score_tokens
 from mrl.weights.manifest import Canary
 
 NOISE_MULTIPLE = 3.0
-"""Healthy engines are off by 0.8 to 1.4 times the learner's noise, exchanged tensors by 10 times and more."""
+"""Allowed multiple of the learner's noise: healthy engines are off by 0.8 to 1.4 times the noise, exchanged tensors by
+10 times and more."""
 QUANTILE = 0.95
 FLOOR_NATS = 1e-4
-"""Of either bound: in float32 the learner's own noise may be nothing at all, and another order of sums is not."""
+"""Least value of either bound: in float32 the learner's own noise may be zero, that of another order of sums not."""
 SURE_ERRORS = 6.0
 """Standard errors at which a share of the update counts as missing: chance does that once in a billion."""
 MIN_MISSING_SHARE = 0.1
-"""Less of an update than this is not looked for."""
+"""Least share of an update whose absence is looked for."""
 TELLING_SHARE, TELLING_ERRORS = 0.2, 3.0
-"""A canary by which so much of the update may be missing, at so many errors, does not tell whether it was made."""
+"""A canary tells versions apart where the missing share of the update and so many standard errors are at most this."""
 
 Floats = npt.NDArray[np.float64]
 
 
 def canary_sequences(vocab_size: int, *, num_sequences: int = 4, num_tokens: int = 16) -> list[list[int]]:
-    """Random token ids, for models that have no texts: [num_sequences][num_tokens], the same for the same arguments."""
+    """Return random ids, for models without texts: [num_sequences][num_tokens], the same for the same arguments."""
     ids = np.random.default_rng(0).integers(0, vocab_size, size=(num_sequences, num_tokens))
     return [[int(token) for token in row] for row in ids]
 
@@ -50,10 +51,10 @@ def make_canary(
     previous: Sequence[Sequence[float]] = (),
     previous_rounded: Sequence[Sequence[float]] = (),
 ) -> Canary:
-    """What the learner writes into the manifest, for an engine that computes in `number_format`.
+    """Return the canary for the manifest, for an engine that computes in `number_format`.
 
     `previous` are the `reference_logprobs` of the same texts under the version that was published before, and
-    `previous_rounded` its `rounded_logprobs`. Where the model is sharded, all ranks have to make it.
+    `previous_rounded` its `rounded_logprobs`. Where the model is sharded, all ranks have to call it.
     """
     return Canary(
         [list(row) for row in token_ids],
@@ -67,7 +68,7 @@ def make_canary(
 def reference_logprobs(
     model: nn.Module, token_ids: Sequence[Sequence[int]], number_format: NumberFormat
 ) -> list[list[float]]:
-    """Scores of a model whose weights are those that the engine gets, and whose arithmetic is that of float32."""
+    """Return scores under weights in the format that the engine gets, by arithmetic in float32."""
     weights: NumberFormat = "float32" if number_format == "tf32" else number_format
     with as_written(), ComputedIn("float32", weights=weights):
         return score_tokens(model, token_ids)
@@ -76,7 +77,7 @@ def reference_logprobs(
 def rounded_logprobs(
     model: nn.Module, token_ids: Sequence[Sequence[int]], number_format: NumberFormat
 ) -> list[list[float]]:
-    """The same in the engine's number format, by transformers' own attention and with half of the rows at once."""
+    """Return scores by arithmetic in the engine's format, transformers' own attention, and half of the rows at once."""
     half = (len(token_ids) + 1) // 2
     with as_written(), attention_of_transformers(model), ComputedIn(number_format, weights=number_format):
         return [row for part in (token_ids[:half], token_ids[half:]) if part for row in score_tokens(model, part)]
@@ -89,26 +90,26 @@ class CanaryGap:
     mean_nats: float
     max_nats: float
     noise_nats: float
-    """The mean that rounding alone makes, as the learner measured it."""
+    """Mean difference that rounding alone makes, as the learner measured it."""
     missing_share: float = math.nan
-    """Of the last update, what the engine seems to lack: 0 when it serves the new version, 1 when the one before, any
-    other number when steps before that are missing too.
+    """Share of the last update that the engine seems to lack: 0 for an engine with the new version, 1 for one with the
+    version before, any other number when steps before that are missing too.
 
     Not a number where nothing can be compared.
     """
     missing_error: float = math.inf
-    """Its standard error."""
+    """Standard error of the missing share."""
     problem: str = ""
-    """Why these are other weights; empty when they need not be."""
+    """Why the engine serves other weights; empty when nothing shows that."""
 
     @property
     def tells_versions(self) -> bool:
-        """Whether it shows that no considerable part of the last update is missing."""
+        """Whether the canary shows that no considerable part of the last update is missing."""
         return abs(self.missing_share) + TELLING_ERRORS * self.missing_error <= TELLING_SHARE
 
 
 def gap_nats(canary: Canary, scored: Sequence[Sequence[float]]) -> CanaryGap:
-    """How far an engine's scores are from the reference. Raises ValueError when the shapes differ."""
+    """Return how far an engine's scores are from the reference. Raises ValueError when the shapes differ."""
     reference, rows = _flat(canary.logprobs), [len(row) for row in canary.logprobs]
     if [len(row) for row in scored] != rows:
         raise ValueError("the engine scored other texts than the canary's")
@@ -128,16 +129,17 @@ def gap_nats(canary: Canary, scored: Sequence[Sequence[float]]) -> CanaryGap:
 
 
 def _missing_of_adapters(canary: Canary, off_T: Floats, noise_T: Floats, rows: Sequence[int]) -> tuple[float, float]:
-    """Share of what 16 bits keep of an update that an engine lacks, and its standard error.
+    """Return the share that an engine lacks of the part of an update that 16 bits keep, and its standard error.
 
-    Adapters add to sums that are rounded before, so that of a small step much is lost, and of those before it as well.
-    The learner's rounded passes of both versions tell how much is kept; the engine is held to that of the new one. One
-    that keeps more is held to the exact reference, and where it keeps less than that, nothing can be told.
+    Adapters add to sums that are rounded before, so that much of a small step is lost, and of the steps before it as
+    well. The learner's rounded passes of both versions tell how much is kept; the engine is compared with the rounded
+    pass of the new version. An engine that keeps more is compared with the exact reference, and where it keeps less
+    than that, nothing can be told.
     """
     update = _flat(canary.previous) - _flat(canary.logprobs)
     kept, kept_error = _missing(_flat(canary.previous_rounded) - _flat(canary.rounded), [], update, rows)
     lacks, error = _missing(off_T - noise_T, [], update, rows)
-    if not kept > SURE_ERRORS * kept_error:  # a stale engine would look like this one
+    if not kept > SURE_ERRORS * kept_error:  # a stale engine would look the same
         return math.nan, math.inf
     if lacks < -SURE_ERRORS * error:
         lacks, error = _missing(off_T, [], update, rows)
@@ -146,9 +148,10 @@ def _missing_of_adapters(canary: Canary, off_T: Floats, noise_T: Floats, rows: S
 
 
 def excess(off_T: npt.NDArray[np.floating], noise_T: npt.NDArray[np.floating]) -> str:
-    """By what differences in nats are larger than rounding makes them, of which `noise_T` is a sample; else empty.
+    """Return by what the differences `off_T`, in nats, exceed those of rounding, of which `noise_T` is a sample.
 
-    Judged by their mean and by a quantile, never by one token: rounding has tails.
+    Empty where they do not. Differences are judged by their mean and by a quantile, never by one token: rounding has
+    tails.
     """
     tail, tail_noise = (float(np.quantile(np.abs(part), QUANTILE)) for part in (off_T, noise_T))
     judged = (("the mean", _mean(off_T), _mean(noise_T)), (f"the {QUANTILE:.0%} quantile", tail, tail_noise))
@@ -160,11 +163,11 @@ def excess(off_T: npt.NDArray[np.floating], noise_T: npt.NDArray[np.floating]) -
 
 
 def _missing(off_T: Floats, apart: Sequence[Floats], update_T: Floats, rows: Sequence[int]) -> tuple[float, float]:
-    """Share of the update (old minus new) in what an engine is off by, and its standard error; by least squares.
+    """Return the share of the update (old minus new) in an engine's differences, and its standard error.
 
-    A shift of all tokens, and what is off in the directions `apart` [T], is taken out before. The error is the larger
-    of two that hold for noise of any size (MacKinnon and White 1985, HC3): one for noise that differs from token to
-    token, one for noise that tokens of a row have in common.
+    The share is by least squares. A shift of all tokens, and differences in the directions `apart`, [T] each, are taken
+    out before. The error is the larger of two that hold for noise of any size (MacKinnon and White 1985, HC3): one for
+    noise that differs from token to token, one for noise that tokens of a row have in common.
     """
     other = np.stack([np.ones_like(off_T), *apart], axis=1)
     off, update = (part - other @ np.linalg.lstsq(other, part)[0] for part in (off_T, update_T))

@@ -1,7 +1,7 @@
-"""Writing checkpoints beside the training: what is saved is copied at once, and goes to the disk in a thread.
+"""Writing of checkpoints beside the training: tensors are copied at once, and go to the disk in a thread.
 
-No collective is needed to write one, so nothing here can meet those of the training. One checkpoint is in flight: the
-next save waits until it is on the disk.
+Writing needs no collective, so that nothing here can meet those of the training. One checkpoint is in flight at a time:
+the next save waits until it is on the disk.
 """
 
 import threading
@@ -21,7 +21,7 @@ TIMEOUT_S = 1800.0
 
 
 class Saver:
-    """Saves what one rank holds; the first of `num_ranks` completes the folder. `life` is the run epoch."""
+    """Saves the pieces that one rank holds; the first of `num_ranks` completes the folder. `life` is the run epoch."""
 
     def __init__(
         self,
@@ -40,7 +40,7 @@ class Saver:
         self._failure: BaseException | None = None
 
     def save(self, step: int, tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> None:
-        """Copy tensors and state and begin to write them; all ranks call it, the state is that of the first.
+        """Copy tensors and state and begin to write them; all ranks call it, and the state is that of the first rank.
 
         Raises as `wait` does, for the checkpoint before.
         """
@@ -58,7 +58,7 @@ class Saver:
         self._thread.start()
 
     def wait(self) -> None:
-        """Until the checkpoint in flight is on the disk. Raises OSError, CheckpointError when it could not be saved."""
+        """Wait until the checkpoint in flight is on the disk. Raises OSError, CheckpointError when it was not saved."""
         if self._thread is None:
             return
         self._thread.join(self._timeout_s)
@@ -86,5 +86,5 @@ class Saver:
 
 
 def _copy(tensor: Tensor) -> Tensor:
-    """On the CPU, in memory of its own."""
+    """Return a copy on the CPU, in memory of its own."""
     return tensor.detach().to("cpu", copy=True).contiguous()

@@ -5,8 +5,9 @@
 Every rank writes the rows that it holds, without a word to the others; the manifest says which rows of which tensor lie
 in which file, with their checksums, so that any other number of ranks can read them. The files are those of torch's
 distributed checkpoints (DCP) as safetensors, and `torch.distributed.checkpoint.load` reads them into any layout by its
-`HuggingFaceStorageReader`. They are not written by it: DCP's own writer describes a checkpoint by a pickle, neither
-writer keeps checksums nor syncs the folder, and both need collectives for every checkpoint, beside those of training.
+`HuggingFaceStorageReader`. DCP does not write them: its own writer describes a checkpoint by a pickle, neither that nor
+its writer of safetensors keeps checksums or syncs the folder, and both need collectives for every checkpoint, beside
+those of training.
 """
 
 import hashlib
@@ -34,9 +35,10 @@ UNFINISHED = ".incomplete-"
 POLL_S = 0.05
 MAX_REASON_CHARS = 200
 MIN_KEPT = 3
-"""Checkpoints that every policy keeps at least.
+"""Checkpoints that every policy of a synchronous run keeps at least.
 
-One may have saved a step that another has yet to save, while that one's last save is still on its way to the disk.
+A policy may have saved a step that another one has yet to save, while the last save of the other one is still on its
+way to the disk.
 """
 
 
@@ -47,13 +49,13 @@ class StoredPiece(msgspec.Struct, frozen=True, kw_only=True):
     first_row: int
     held_shape: tuple[int, ...]
     shape: tuple[int, ...]
-    """Of the whole tensor."""
+    """Shape of the whole tensor."""
     dtype: str
     digest: str
 
 
 class CheckpointManifest(msgspec.Struct, frozen=True, kw_only=True):
-    """What a checkpoint folder holds."""
+    """Content of a checkpoint folder."""
 
     format: int
     policy: str
@@ -61,10 +63,10 @@ class CheckpointManifest(msgspec.Struct, frozen=True, kw_only=True):
     state_digest: str
     tensors: dict[str, list[StoredPiece]]
     digest: str = ""
-    """Of all this, without itself."""
+    """Digest of all other fields."""
 
     def sealed(self) -> "CheckpointManifest":
-        """The same with its digest."""
+        """Return the same manifest with its digest."""
         plain = msgspec.structs.replace(self, digest="")
         return msgspec.structs.replace(plain, digest=_digest(msgspec.json.encode(plain)))
 
@@ -80,11 +82,11 @@ class Checkpoint:
     _files: dict[str, Any] = field(default_factory=dict)
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """Of a whole tensor."""
+        """Return the shape of a whole tensor."""
         return self.tensors[name][0].shape
 
     def read(self, name: str, first_row: int = 0, num_rows: int | None = None) -> Tensor:
-        """Rows of a tensor, whichever files they lie in; all of it by default."""
+        """Return rows of a tensor, whichever files they lie in; all of it by default."""
         if not self.shape(name):
             return self._open(self.tensors[name][0].file).get_tensor(name)
         last_row = self.shape(name)[0] if num_rows is None else first_row + num_rows
@@ -97,7 +99,7 @@ class Checkpoint:
         self._files.clear()
 
     def check_readable(self, file: str) -> None:
-        """Raises SafetensorError, OSError where the library that reads the rows cannot make out what is in the file."""
+        """Raises SafetensorError, OSError where the library that reads the rows cannot make sense of the file."""
         self._open(file)
 
     def _rows(self, name: str, piece: StoredPiece, first_row: int, last_row: int) -> Tensor:
@@ -113,13 +115,13 @@ class Checkpoint:
 
 
 class CheckpointStore:
-    """The checkpoints of one policy, the newest few of them kept."""
+    """Checkpoints of one policy, of which the newest few are kept."""
 
     def __init__(self, folder: Path, policy: str, *, keep: int = 2) -> None:
         self._folder, self._policy, self._keep = folder, policy, keep
 
     def write_pieces(self, step: int, pieces: Mapping[str, Piece], *, rank: int, life: int) -> None:
-        """Write and sync what one rank has of a checkpoint that does not count yet. Raises OSError."""
+        """Write and sync one rank's pieces of a checkpoint that does not count yet. Raises OSError."""
         folder = self._unfinished(step, life)
         folder.mkdir(parents=True, exist_ok=True)
         name = f"rank_{rank:05d}.safetensors"
@@ -141,7 +143,7 @@ class CheckpointStore:
         replace_file((folder / name).with_suffix(".json"), msgspec.json.encode(listed))
 
     def complete(self, step: int, state: bytes, *, life: int, num_ranks: int = 1, timeout_s: float = 600.0) -> Path:
-        """Await the pieces of all ranks, add `state` (JSON), and give the folder its name; then drop the oldest.
+        """Await the pieces of all ranks, add `state` (JSON), and give the folder its name; then delete the oldest.
 
         Raises CheckpointError when a rank has not written its pieces within `timeout_s`, OSError.
         """
@@ -167,7 +169,7 @@ class CheckpointStore:
         return final
 
     def steps(self) -> list[int]:
-        """Steps that have a whole folder, ascending."""
+        """Return the steps that have a whole folder, ascending."""
         found = (path.name.removeprefix("step_") for path in self._folder.glob("step_*"))
         return sorted(int(name) for name in found if name.isdigit())
 
@@ -177,12 +179,12 @@ class CheckpointStore:
             shutil.rmtree(self._folder / f"step_{later}", ignore_errors=True)
 
     def discard_unfinished(self) -> None:
-        """Delete what earlier lives did not complete."""
+        """Delete checkpoints that earlier lives of the learner did not complete."""
         for torn in self._folder.glob(f"{UNFINISHED}*"):
             shutil.rmtree(torn, ignore_errors=True)
 
     def open(self, step: int) -> Checkpoint:
-        """A checkpoint whose manifest and state are sound.
+        """Return a checkpoint whose manifest and state are sound.
 
         Raises CheckpointError when they are not, or are those of another policy or step.
         """
@@ -210,7 +212,7 @@ class CheckpointStore:
         return Checkpoint(folder, step, msgspec.json.decode(state), manifest.tensors)
 
     def problem(self, step: int, *, rank: int = 0, num_ranks: int = 1) -> str | None:
-        """What is wrong with a checkpoint, None when nothing is; each of `num_ranks` reads its part of the files."""
+        """Return what is wrong with a checkpoint, or None; each of `num_ranks` ranks reads its part of the files."""
         try:
             checkpoint = self.open(step)
             files = sorted({piece.file for pieces in checkpoint.tensors.values() for piece in pieces})

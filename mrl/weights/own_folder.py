@@ -1,4 +1,4 @@
-"""The manifest of a policy that nobody trains: its own folder is what was published, once and for all."""
+"""Manifest of a frozen policy: its own folder is the only version, published once and for all."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,7 +18,7 @@ def describe_folder(
     token_ids: Sequence[Sequence[int]],
     number_format: NumberFormat = "float32",
 ) -> Manifest:
-    """What an engine that serves this folder in `number_format` has to prove, by these texts; scored on the CPU.
+    """Return the manifest that an engine serving this folder in `number_format` has to prove; texts scored on the CPU.
 
     The model is in memory meanwhile. Raises ModelFolderError, WeightsError.
     """

@@ -1,7 +1,7 @@
 """Publishing: a version that engines can load, as a Hugging Face folder with a manifest.
 
 A version is copied while the model stands still, and becomes a folder beside training. Where learner and engines are on
-one host its files are links into the memory of the learner's ranks; elsewhere they are written to the disk, one a rank.
+one host its files are links into the memory of the learner's ranks; elsewhere each rank writes a file to the disk.
 """
 
 import json
@@ -33,23 +33,23 @@ from mrl.weights.read_lock import FILES, is_read_locked
 from mrl.weights.staging import Staged, Staging
 
 SHARD_BYTES = 2 * 1024**3
-"""Tensors that are in memory together while an export is written."""
+"""Bytes of tensors that are in memory together while an export is written."""
 PARTS = ".parts-"
 STILL_S = 600.0
-"""Longest time in which no rank adds anything to a version that was copied; how long all of it takes has no bound."""
+"""Most seconds in which no rank adds anything to a version that was copied; the time of the whole has no bound."""
 CLOSE_S = 5.0
 POLL_S, LOOK_S = 0.005, 1.0
-"""Between two looks for what ends a wait, and for what has been added meanwhile."""
+"""Seconds between two looks for the end of a wait, and for files added meanwhile."""
 
 WhenWhole = Callable[[Path], None]
-"""Is told where the manifest of a version lies, by a thread of its own."""
+"""Called with the path of a complete version's manifest, by the thread that writes it."""
 
 
 class Part(msgspec.Struct, frozen=True):
-    """What one rank has added to a version's folder."""
+    """Part of a version's folder that one rank has added."""
 
     file: str
-    """Empty where it had nothing to add."""
+    """Name of the file; empty where the rank had nothing to add."""
     tensors: dict[str, str]
     """Name -> digest."""
     failure: str = ""
@@ -73,11 +73,11 @@ class Publisher:
         num_ranks: int = 1,
         keep: int = 2,
     ) -> None:
-        """Weights are published as they are, or as torch's `dtype`; the other files of `model_folder` lie beside them.
+        """Weights are published as they are, or in torch's `dtype`; the other files of `model_folder` lie beside them.
 
-        With `adapters` what is published are adapters alone, as they are. What is published `in_memory` can be read as
-        long as this process lives, and then on the device `shares_on`, if it is given, as well. A rank beyond
-        `num_ranks` gathers with the others, and copies nothing.
+        With `adapters` only adapters are published, as they are. A version that is published `in_memory` can be read
+        as long as this process lives, and where `shares_on` is given, on that device as well. A rank beyond `num_ranks`
+        gathers with the others, and copies nothing.
         """
         self.folder, self.policy, self._model_folder = folder, policy, model_folder
         self._adapters, self._in_memory, self._keep = adapters, in_memory, keep
@@ -93,7 +93,7 @@ class Publisher:
         )
         self._thread: threading.Thread | None = None
         self._parts = folder
-        """Where the version that was begun last is written."""
+        """Folder in which the version that was begun last is written."""
         self._failure: BaseException | None = None
         self._last: Path | None = None
         if rank == 0:
@@ -108,12 +108,12 @@ class Publisher:
         canary_ids: Sequence[Sequence[int]],
         number_format: NumberFormat = "float32",
     ) -> Path:
-        """Publish a model that this process holds whole, and wait for it; returns the manifest's path."""
+        """Publish a model that this process holds whole, and wait for it; return the manifest's path."""
         canary = make_canary(model, canary_ids, number_format)
         return self.publish_weights(released(model, named_weights(model).items()), version, canary)
 
     def publish_weights(self, weights: Iterable[tuple[str, Tensor]], version: Version, canary: Canary) -> Path:
-        """As `publish`, of tensors."""
+        """Publish named tensors, and wait for it; return the manifest's path."""
         self.begin(plain_sources(weights), version, canary)
         self.finish()
         assert self._last is not None
@@ -128,10 +128,10 @@ class Publisher:
         *,
         lasts: bool = False,
     ) -> None:
-        """Copy a version; it becomes a folder beside what the caller does next.
+        """Copy a version, and begin to make a folder of it, in a thread.
 
-        All ranks call it with the same sources; the first one's `canary` counts. The folder appears under its name when
-        it is whole, and is not synced: a resume writes it anew. One that `lasts` outlives this process.
+        All ranks call it with the same sources; the first rank's `canary` counts. The folder appears under its name
+        when it is whole, and is not synced: a resume writes it anew. A version that `lasts` outlives this process.
         Waits for the version before.
         Raises DeviceError, OSError, RoleFailed when this version cannot be copied, or the one before came to nothing.
         """
@@ -167,9 +167,9 @@ class Publisher:
 
     @property
     def progress(self) -> int:
-        """Bytes of the version on its way that lie in its folder, of all ranks; any thread may ask.
+        """Bytes in the folder of the version under way, of all ranks; they change as long as it gets on.
 
-        They change as long as it gets on.
+        From any thread.
         """
         if self._thread is None or not self._thread.is_alive():
             return 0
@@ -179,7 +179,7 @@ class Publisher:
             return 0
 
     def close(self) -> None:
-        """Give memory back. Versions that lie in it are gone for whoever has not opened them."""
+        """Give memory back. Versions that lie in it are gone for readers that have not opened them."""
         if self._thread is not None:
             self._thread.join(CLOSE_S)
             if self._thread.is_alive():  # it ends with the process, and so does the memory
@@ -207,7 +207,7 @@ class Publisher:
                 shutil.rmtree(parts, ignore_errors=True)
 
     def _add_part(self, parts: Path, staged: Staged, as_link: bool) -> None:
-        """Write, or link, what this rank has copied, and say so."""
+        """Write, or link, the tensors that this rank has copied, and tell the first rank."""
         name = self._file_name(self._rank) if staged.names else ""
         try:
             if name and as_link:
@@ -221,7 +221,7 @@ class Publisher:
             digests = {}
             for tensor, its_digest in staged.digests.items():
                 digests[tensor] = its_digest.result()
-                _unsaid(parts, self._rank).touch()  # who waits for it sees that it goes on
+                _unsaid(parts, self._rank).touch()  # shows the first rank that it goes on
             part = Part(name, digests)
         except BaseException as error:  # the first rank waits for a word
             self._say(parts, Part("", {}, failure=repr(error)))
@@ -235,7 +235,7 @@ class Publisher:
         unfinished.rename(_told(parts, self._rank))
 
     def _complete(self, parts: Path, version: Version, canary: Canary) -> Path:
-        """Make a version of what all ranks have added; returns its manifest's path."""
+        """Make a version of the parts of all ranks; return its manifest's path."""
         told = [_await_part(parts, rank) for rank in range(self._num_ranks)]
         for rank, part in enumerate(told):
             if part.failure:
@@ -252,7 +252,7 @@ class Publisher:
         manifest = Manifest(policy=self.policy, version=version, tensors=tensors, base=base, canary=canary)
         (parts / MANIFEST).write_bytes(msgspec.json.encode(manifest))
         folder = self.folder / str(version)
-        if folder.exists():  # a former life left it
+        if folder.exists():  # an earlier life of the learner left it
             remove(folder / MANIFEST)
         parts.rename(folder)
         return folder / MANIFEST
@@ -269,9 +269,9 @@ class Publisher:
                 (folder / source.name).symlink_to(source.resolve())
 
     def _drop_what_was_in(self, file: Path) -> None:
-        """Remove the version that lay in a file which this rank has written over, before anybody can read the file.
+        """Remove the version that lay in a file which this rank has written over, before any engine can read the file.
 
-        The first rank has pruned it, unless a reader had begun to hold it: by the file of another rank.
+        The first rank has pruned that version, unless a reader had begun to hold it: by the file of another rank.
         """
         for link in self.folder.glob(f"[0-9]*/{self._file_name(self._rank)}"):
             with suppress(OSError):  # it is no link, or has gone
@@ -279,9 +279,9 @@ class Publisher:
                     remove(link.parent / MANIFEST)
 
     def _prune(self) -> None:
-        """Make room for a version: drop all but the newest, those of earlier lives included.
+        """Make room for a version: remove all but the newest, those of earlier lives included.
 
-        One that is held stays until the next time: its engine is being proved against what lies there.
+        A version with a read lock stays until the next time: an engine is being proved against its files.
         """
         manifests = sorted(self.folder.glob(f"[0-9]*/{MANIFEST}"), key=_version_of)
         for manifest in manifests[: len(manifests) - self._keep + 1]:
@@ -301,13 +301,13 @@ def write_weights(folder: Path, weights: Iterable[tuple[str, Tensor]]) -> None:
 
 
 def remove(manifest_path: Path) -> None:
-    """Remove a published version; whoever has its files open keeps them."""
+    """Remove a published version; readers that have its files open keep them."""
     manifest_path.unlink(missing_ok=True)
     shutil.rmtree(manifest_path.parent, ignore_errors=True)
 
 
 def _shards(weights: Iterable[tuple[str, Tensor]]) -> Iterator[dict[str, Tensor]]:
-    """Consecutive tensors on the CPU, `SHARD_BYTES` at once; a larger tensor alone."""
+    """Yield consecutive tensors on the CPU, at most `SHARD_BYTES` at once; a larger tensor alone."""
     shard: dict[str, Tensor] = {}
     size = 0
     for name, tensor in weights:
@@ -320,7 +320,7 @@ def _shards(weights: Iterable[tuple[str, Tensor]]) -> Iterator[dict[str, Tensor]
 
 
 def _name_shards(folder: Path, places: dict[str, str]) -> None:
-    """Give the files the names that Hugging Face gives them: one alone, or several with an index."""
+    """Give the files their Hugging Face names: one alone, or several with an index."""
     names = sorted(set(places.values()))
     if len(names) == 1:
         (folder / names[0]).rename(folder / "model.safetensors")
@@ -344,7 +344,7 @@ def _unsaid(parts: Path, rank: int) -> Path:
 
 
 def _await_part(parts: Path, rank: int) -> Part:
-    """What a rank says of its part. Raises RoleFailed when it says nothing, and no rank adds anything."""
+    """Wait for a rank's part. Raises RoleFailed when it does not come while no rank adds anything."""
     path, growth = _told(parts, rank), _Growth(parts)
     while not path.exists():
         growth.check(f"rank {rank}")
@@ -353,7 +353,7 @@ def _await_part(parts: Path, rank: int) -> Part:
 
 
 class _Growth:
-    """Whether anything is still added to a folder."""
+    """Watch for files that are still added to a folder, or grow there."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -361,7 +361,7 @@ class _Growth:
         self._looked_s = self._grew_s = time.monotonic()
 
     def check(self, who: str) -> None:
-        """Raises RoleFailed when nothing was for too long."""
+        """Raises RoleFailed when nothing was added for too long."""
         now_s = time.monotonic()
         if now_s - self._looked_s < LOOK_S:
             return
@@ -374,7 +374,7 @@ class _Growth:
 
     def _look(self) -> list[tuple[str, int, int]]:
         found = []
-        with suppress(FileNotFoundError):  # it got its name in this moment
+        with suppress(FileNotFoundError):  # the folder got its final name in this moment
             for file in os.scandir(self._folder):
                 state = file.stat(follow_symlinks=False)
                 found.append((file.name, state.st_size, state.st_mtime_ns))

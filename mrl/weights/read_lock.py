@@ -1,6 +1,6 @@
-"""The read lock of a published version: while it is held, nothing is written over the version, nor is it pruned.
+"""Read lock of a published version: while it is held, the version is neither written over nor pruned.
 
-The kernel lets go when the reader dies.
+The kernel drops the lock when the reader dies.
 """
 
 import os
@@ -18,10 +18,10 @@ CURE = 'where processes may not read each other\'s memory: rollout.weights_in = 
 
 @contextmanager
 def read_lock(folder: Path) -> Iterator[None]:
-    """While a published version is read: keep its files as they are, and where they are unless it is pruned already.
+    """Keep the files of a published version as they are, and where they are, while it is read.
 
     Raises WeightsGone when it is no longer there, also where it goes while it is read, and WeightsError when it lies in
-    the memory of a process that lets nobody see it.
+    the memory of a process that cannot be seen from here.
     """
     with ExitStack() as closing:
         paths = sorted(folder.glob(FILES))
@@ -34,27 +34,27 @@ def read_lock(folder: Path) -> Iterator[None]:
             raise WeightsGone(f"{folder}: {_fate(folder)}") from error
         except OSError as error:  # a path below /proc that is hidden, or of another process by now
             raise WeightsError(f"{error.filename}: not to be read ({error.strerror}); {CURE}") from error
-        if not (folder / MANIFEST).exists():  # what is removed first; who writes a file over has removed it too
+        if not (folder / MANIFEST).exists():  # pruning and writing over remove it first
             raise WeightsGone(f"{folder}: has been pruned")
         try:
             yield
-        except WeightsError as error:  # whoever loads opens the files by their names
+        except WeightsError as error:  # a loader opens the files by their names
             if all(os.path.exists(path) for path in paths):
                 raise
             raise WeightsGone(f"{folder}: {_fate(folder)}") from error
 
 
 def _fate(folder: Path) -> str:
-    """Of a version some of whose files are not there; of what was pruned there is nothing."""
+    """Return what became of a version with missing files: a pruned version leaves nothing, a lost memory dead links."""
     if any(path.is_symlink() and not os.path.exists(path) for path in folder.glob(FILES)):
         return f"is in the memory of a process that has ended, or is not to be seen from here; {CURE}"
     return "has been pruned"
 
 
 def is_read_locked(folder: Path) -> bool:
-    """Whether somebody holds a published version."""
+    """Whether any process holds the read lock of a published version."""
     for path in folder.glob(FILES):
-        with suppress(OSError), path.open("r+b") as file:  # NFS locks for one alone who may write
+        with suppress(OSError), path.open("r+b") as file:  # NFS: an exclusive lock needs a writable file
             if not try_lock(file.fileno(), path):
                 return True
     return False

@@ -1,8 +1,8 @@
-"""Versions copied out of a model, in the number format of the engines, while it does not change.
+"""Copies of a model's versions, in the number format of the engines, made while the model does not change.
 
 Every rank of a learner copies its part of the tensors, by several threads on a CPU, into memory from which engines of
-its host read them, or from which they are written to a disk while training goes on. One XXH3 of a tensor is all that
-is computed of it: on a CPU as its bytes are copied, on a GPU beside training.
+its host read them, or from which they are written to a disk while training goes on. Only the XXH3 digest of a tensor
+is computed: on a CPU as its bytes are copied, on a GPU beside training.
 
 A rank may keep the same tensors on its device, for engines to open: then the copy of the model is made there, and
 memory of the host is filled from it beside training.
@@ -23,26 +23,26 @@ from mrl.models.tensor_broadcast import size_bytes, views
 from mrl.models.tensor_file import DTYPES, MOST_THREADS, TYPES, TensorShape, copy_tensor, digest
 
 GATHERED_BYTES = 512 * 1024**2
-"""Of gathered tensors that wait to be copied, beside one more."""
+"""Most bytes of gathered tensors that wait to be copied, beside one more tensor."""
 
 log = structlog.get_logger()
 
 
 @dataclass(frozen=True, slots=True)
 class Staged:
-    """What one rank has of a version."""
+    """One rank's part of a version."""
 
     file: MemoryFile
     names: Sequence[str]
-    """Of its tensors, in the order of the file."""
+    """Names of its tensors, in the order of the file."""
     digests: dict[str, Future[str]] = field(default_factory=dict)
-    """By name, as they become known; in the file a tensor is whole by then."""
+    """Name -> digest, once it is known; in the file a tensor is whole by then."""
     shared: SharedTensors | None = None
-    """Where the same tensors lie on the rank's device; as long as the file, and claimed with it."""
+    """The same tensors on the rank's device; they last as long as the file, and are claimed with it."""
 
 
 class Staging:
-    """The part of one rank. Files that nobody reads any more are written over."""
+    """Copies one rank's part of every version. Files that no engine reads any more are written over."""
 
     def __init__(
         self,
@@ -63,16 +63,16 @@ class Staging:
         self._dtype: torch.dtype | None = getattr(torch, dtype) if dtype else None
         self._pinned, self._num_kept, self._shares_on = pinned, num_kept, shares_on
         self._shared: dict[MemoryFile, SharedMemory] = {}
-        """What lies on the device beside a file."""
+        """File -> memory on the device with the same tensors."""
         self._files: list[MemoryFile] = []
-        """In the order in which they were written."""
+        """Files in the order in which they were written."""
         self._threads = ThreadPoolExecutor(
             min(MOST_THREADS, max(2, torch.get_num_threads())), "staging", initializer=_use, initargs=(shares_on,)
         )
 
     @torch.no_grad()
     def take(self, sources: Sequence[TensorSource]) -> Staged:
-        """Copy this rank's part; all ranks take the same sources. The file is claimed until it is released.
+        """Copy this rank's part; all ranks pass the same sources. The file is claimed until it is released.
 
         Raises DeviceError when the host lacks memory.
         """
@@ -111,7 +111,7 @@ class Staging:
         self._files.clear()
 
     def _unshare(self) -> None:
-        """Give back what nobody reads on the device; what one still reads there goes with this process."""
+        """Give back memory on the device that no engine reads; the rest goes with this process."""
         for file, shared in self._shared.items():
             if file.claim():
                 shared.close()
@@ -139,7 +139,7 @@ class Staging:
         return Staged(file, list(targets), brought, shared.described(shapes))
 
     def _beside(self, file: MemoryFile, shapes: Sequence[TensorShape]) -> SharedMemory | None:
-        """Memory on the device for what goes into this file, if there is any for it."""
+        """Return memory on the device for the tensors of this file; None where there is none."""
         if self._shares_on is None or not shapes or file in self._shared:
             return self._shared.get(file)
         if len(self._shared) > self._num_kept:
@@ -154,7 +154,10 @@ class Staging:
         return self._shared.get(file)
 
     def _own_shapes(self, sources: Sequence[TensorSource]) -> list[TensorShape]:
-        """Those of this rank, dealt so that all ranks have about as much to copy; wide types first: all are aligned."""
+        """Return the shapes of this rank's tensors, wide types first, so that all are aligned.
+
+        Tensors are dealt so that all ranks have about as much to copy.
+        """
         shapes = [self._shape_of(source) for source in sources]
         filled_bytes = [0] * self._num_ranks
         own: set[str] = set()
@@ -185,7 +188,7 @@ class Staging:
 
 
 def _shared_memory(num_bytes: int, device: torch.device) -> SharedMemory:
-    """Raises OSError where there is no room for it, whatever torch's allocator gives back."""
+    """Allocate shared memory on a device. Raises OSError without room, even once torch's cache is given back."""
     try:
         return SharedMemory(num_bytes, device)
     except OSError:
@@ -194,12 +197,12 @@ def _shared_memory(num_bytes: int, device: torch.device) -> SharedMemory:
 
 
 def _use(device: torch.device | None) -> None:
-    """Of a thread: a new one has the first GPU, and the end of `torch.cuda.stream` would make a context there."""
+    """Set the GPU of a new thread: on the first one the end of `torch.cuda.stream` would make a context."""
     if device is not None and device.type == "cuda":
         torch.cuda.set_device(device)
 
 
 def _bring(part: Tensor, target: Tensor) -> str:
-    """Copy a tensor from the device, beside what is computed there; returns its digest."""
+    """Copy a tensor from the device, beside the arithmetic there; return its digest."""
     with torch.cuda.stream(torch.cuda.Stream(part.device) if part.is_cuda else None):
         return copy_tensor(part, target)

@@ -1,4 +1,4 @@
-"""What a rank holds of a tensor: all of it, or some of its rows."""
+"""Piece of a tensor that a rank holds: all of it, or some of its rows."""
 
 import json
 from collections.abc import Mapping
@@ -16,13 +16,13 @@ class Piece:
     """Shares its memory with the tensor."""
     first_row: int
     shape: tuple[int, ...]
-    """Of the whole tensor."""
+    """Shape of the whole tensor."""
     is_first_copy: bool
     """False where a rank before this one holds the same rows."""
 
 
 def dcp_metadata(pieces: Mapping[str, Piece]) -> dict[str, str]:
-    """Where pieces lie in their tensors, as torch.distributed.checkpoint looks for it in a file's header."""
+    """Return the places of pieces in their tensors, as torch.distributed.checkpoint reads them in a file's header."""
     offsets = {
         name: {"saved_offsets": [piece.first_row, *[0] * (len(piece.shape) - 1)] if piece.shape else []}
         for name, piece in pieces.items()
@@ -31,7 +31,7 @@ def dcp_metadata(pieces: Mapping[str, Piece]) -> dict[str, str]:
 
 
 def held_piece(tensor: Tensor, rank: int) -> Piece:
-    """What this rank holds. Sharded tensors are dealt by rows, as `torch.chunk` does (FSDP2's layout)."""
+    """Return this rank's piece of a tensor. Shards are consecutive rows, dealt as by `torch.chunk` (FSDP2's layout)."""
     if not isinstance(tensor, DTensor):
         return Piece(tensor.detach(), 0, tuple(tensor.shape), rank == 0)
     axes = dict(zip(tensor.placements, range(tensor.device_mesh.ndim), strict=True))

@@ -1,4 +1,4 @@
-"""Where policies that step together go on: the newest step of which every one of them has a checkpoint."""
+"""Step from which policies of a synchronous run go on: the newest one of which every policy has a checkpoint."""
 
 from collections.abc import Mapping
 
@@ -8,7 +8,7 @@ from mrl.weights.checkpoint_store import CheckpointStore
 
 
 def go_back_together(policy: str, stores: Mapping[str, CheckpointStore], lives: Mapping[str, Lives]) -> int | None:
-    """The newest common step of the policies in `stores`; checkpoints of `policy` that are newer are deleted.
+    """Return the newest common step of the policies in `stores`, and delete newer checkpoints of `policy`.
 
     None where one of them never saved any: then all begin anew.
     Raises RunFolderError, with nothing deleted, where the checkpoints of one of them are gone; CheckpointError where
@@ -25,7 +25,7 @@ def go_back_together(policy: str, stores: Mapping[str, CheckpointStore], lives: 
 
 
 def newest_common_step(stores: Mapping[str, CheckpointStore]) -> int | None:
-    """The newest step of which every policy has a checkpoint; None when one of them has none at all.
+    """Return the newest step of which every policy has a checkpoint; None when one of them has none at all.
 
     Raises CheckpointError when all have some, but of different steps.
     """

@@ -1,4 +1,4 @@
-"""Parameters and optimizer state as named tensors, and back into a model that may lie on other ranks.
+"""Parameters and optimizer state as named tensors, and back into a model with any layout of ranks.
 
 Names: "model/PARAMETER", "optimizer/STATE/PARAMETER".
 """
@@ -19,9 +19,9 @@ MODEL, OPTIMIZER = "model/", "optimizer/"
 
 
 def training_tensors(model: nn.Module, optimizer: Optimizer) -> dict[str, Tensor]:
-    """All weights that training changes and all that the optimizer remembers of them, as this rank holds them.
+    """Return all weights that training changes, and the optimizer's state of them, as this rank holds them.
 
-    Of a model with adapters these are the adapters; the weights below them are those of its folder.
+    For a model with adapters these are the adapters; the weights below them are those of its folder.
     """
     tensors = {MODEL + name: tensor for name, tensor in trained_weights(model).items()}
     for name, parameter in _trained_parameters(model):
@@ -31,7 +31,7 @@ def training_tensors(model: nn.Module, optimizer: Optimizer) -> dict[str, Tensor
 
 
 def restore_training(model: nn.Module, optimizer: Optimizer, checkpoint: Checkpoint) -> None:
-    """Read what this rank holds of everything saved; hyperparameters stay those of `optimizer`.
+    """Fill this rank's part of model and optimizer from a checkpoint; hyperparameters stay those of `optimizer`.
 
     Raises CheckpointError when the checkpoint belongs to another model; nothing is changed then.
     """
@@ -45,7 +45,7 @@ def restore_training(model: nn.Module, optimizer: Optimizer, checkpoint: Checkpo
 
 @torch.no_grad()
 def restore_weights(model: nn.Module, checkpoint: Checkpoint) -> None:
-    """The part of `restore_training` that is the model's. Raises CheckpointError as it does."""
+    """Fill this rank's part of the model alone. Raises CheckpointError as `restore_training` does."""
     weights = trained_weights(model)
     _check_same_model(weights, checkpoint)
     for name, tensor in weights.items():
@@ -53,14 +53,14 @@ def restore_weights(model: nn.Module, checkpoint: Checkpoint) -> None:
 
 
 def saved_weights(checkpoint: Checkpoint) -> Iterator[tuple[str, Tensor]]:
-    """The model's weights in a checkpoint, one by one and whole, under their own names."""
+    """Yield the model's weights in a checkpoint, one by one and whole, under their own names."""
     for name in checkpoint.tensors:
         if name.startswith(MODEL):
             yield name.removeprefix(MODEL), checkpoint.read(name)
 
 
 def _trained_parameters(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
-    """In the order in which the optimizer has them."""
+    """Return the trained parameters with their names, in the order in which the optimizer has them."""
     return [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
 
 
@@ -86,7 +86,7 @@ def _other_model(checkpoint: Checkpoint, what: str) -> CheckpointError:
 
 @torch.no_grad()
 def _restore_state(state: dict[str, Any], parameter: Tensor, saved: dict[str, str], checkpoint: Checkpoint) -> None:
-    """Fill what an optimizer remembers of a parameter, `saved` under names: in its place, else beside the parameter."""
+    """Fill an optimizer's state of a parameter, `saved` under names: in its place, else beside the parameter."""
     for key, name in saved.items():
         if key not in state:
             is_scalar = checkpoint.shape(name) == ()

@@ -18,7 +18,7 @@ from mrl.weights.manifest import Canary
 
 @dataclass
 class VersionBuffer:
-    """The tensors of one version; nobody writes to them while they are in use."""
+    """Tensors of one version; they are not written to while they have `users`."""
 
     version: Version
     canary: Canary
@@ -33,13 +33,13 @@ class VersionBuffer:
         return [tensor for bucket, _ in self.buckets for tensor in bucket]
 
     def named(self) -> Iterator[tuple[str, Tensor]]:
-        """Name and value of each."""
+        """Yield name and value of each tensor."""
         for bucket, flat in self.buckets:
             yield from ((tensor.name, view) for tensor, view in views(bucket, flat))
 
 
 class WeightBuffers:
-    """Written by the thread that trains, read by the one that sends; `take` never waits for a reader."""
+    """Buffers that the training thread writes and the sending thread reads; `take` never waits for a reader."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -47,9 +47,9 @@ class WeightBuffers:
         self._newest: VersionBuffer | None = None
 
     def take(self, weights: Iterable[tuple[str, Tensor]], version: Version, canary: Canary) -> VersionBuffer:
-        """Copy a version as its tensors come, a bucket of them in memory beside the copy; it is the newest then.
+        """Copy a version as its tensors come, and make it the newest; one bucket is in memory beside the copy.
 
-        Until then there is no newest version.
+        Until that is done there is no newest version.
         """
         with self._lock:
             self._newest = None
@@ -63,12 +63,12 @@ class WeightBuffers:
         return fresh
 
     def newest(self) -> VersionBuffer | None:
-        """The newest version, None while it is written. It may be written over unless it is in use."""
+        """Return the newest version, None while it is written. It may be written over unless it is in use."""
         with self._lock:
             return self._newest
 
     def use(self, version: Version) -> VersionBuffer | None:
-        """The tensors of the newest version if it is this one, kept as they are until `release`."""
+        """Return the newest version if it is this one, with its tensors kept as they are until `release`; else None."""
         with self._lock:
             if self._newest is None or self._newest.version != version:
                 return None
@@ -76,7 +76,7 @@ class WeightBuffers:
             return self._newest
 
     def release(self, held: VersionBuffer) -> None:
-        """The end of one use."""
+        """End one use of a version."""
         with self._lock:
             held.users -= 1
 

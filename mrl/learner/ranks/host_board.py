@@ -1,6 +1,6 @@
-"""What the ranks of a learner are at where they share no memory: told over the store at the first rank, every second.
+"""Board of a learner's ranks on several hosts: they tell their activities over the first rank's store, every second.
 
-Clocks of hosts differ, so that a rank says how long it has been at something, and whoever hears it counts from then. A
+Clocks of hosts differ, so that a rank tells how long it has been at an activity, and others count on from then. A
 thread speaks to the store and may hang there, when a network is cut; what it heard last is read without it.
 """
 
@@ -20,16 +20,16 @@ from mrl.learner.ranks.watchdog import Place
 BEAT_S = 1.0
 CLOSE_S = 2.0
 PART_S = 10.0
-"""The first rank waits so long at its end for the others to have read that it is there."""
+"""Seconds that the first rank waits at its end for the others to have read `END`."""
 LOOK_S = 0.1
 OVER, END = "over", "end"
-"""Keys of the store: why this life of the learner is over, and that its last rank has done all it had to."""
+"""Keys of the store: why this life of the learner is over; that the first rank, the last to be done, is done."""
 
 log = structlog.get_logger()
 
 
 class _Said(msgspec.Struct, frozen=True, array_like=True):
-    """What one rank says."""
+    """Activity of one rank, as it is sent."""
 
     number: int
     count: int
@@ -39,7 +39,7 @@ class _Said(msgspec.Struct, frozen=True, array_like=True):
 
 
 class HostBoard:
-    """What all ranks are at, by rank. It speaks to a store through a client of its own, which `close` gives back."""
+    """Activities of all ranks, by rank. It speaks to the store through a client of its own, until `close`."""
 
     def __init__(self, open_store: Callable[[], dist.Store], place: RankPlace, *, lost_s: float) -> None:
         """A rank that is not heard of for `lost_s` is lost."""
@@ -57,21 +57,21 @@ class HostBoard:
         self._thread.start()
 
     def note(self, what: str) -> None:
-        """This rank begins the next thing."""
+        """See Board."""
         with self._lock:
             self._count, self._what, self._since_s = self._count + 1, what, time.monotonic()
 
     def live(self) -> None:
-        """This rank's process runs; its thread says so by itself."""
+        """See Board; does nothing, since the board's own thread tells it."""
 
     def places(self) -> list[Place]:
-        """By rank. Only a process of this host has a pid that means anything here."""
+        """See Board. Only a process of this host has a pid that means anything here."""
         with self._lock:
             heard = {**self._heard, self._place.rank: (self._own(0), time.monotonic())}
         return [self._seen(rank, *heard[rank]) if rank in heard else _NOWHERE for rank in range(self._place.size)]
 
     def lost(self, now_s: float, forgiven_s: float = 0.0) -> str:
-        """Why this life is over, though no rank is late at anything; empty as long as it is not.
+        """Return why this life is over, though no rank is late at anything; empty as long as it is not.
 
         Silence before `forgiven_s` does not count.
         """
@@ -88,10 +88,10 @@ class HostBoard:
         return ""
 
     def end_together(self, stopping: Callable[[], bool]) -> str:
-        """All is done here. The first rank is the last to be ready, and others wait for it: were it lost before, they
-        would be needed again.
+        """Wait for the common end, once all is done here; return why it came to nothing, else "".
 
-        Returns why that came to nothing, else nothing.
+        The first rank is the last to be done, and the others wait for it: were it lost before, they would be needed
+        again.
         """
         if self._place.rank == 0:
             self._ended.set()
@@ -103,7 +103,7 @@ class HostBoard:
         return ""
 
     def close(self) -> None:
-        """Say and hear no more."""
+        """Stop telling and hearing."""
         self._closed.set()
         self._thread.join(CLOSE_S)
 

@@ -1,7 +1,7 @@
-"""The turn of a learner on devices that it shares: its ranks have their memory there for one step, and only then.
+"""Turns of a learner on devices that other processes use, too: its ranks have memory there for one step at a time.
 
-The first rank asks for the turn once a batch is there; all ranks come, train, publish, save and leave, and only when
-all have left is the turn given back. What the learner keeps in main memory between two turns comes back bit for bit.
+The first rank asks for the turn once a batch is there. All ranks move to the device, train, publish, save and leave;
+when all have left the turn is given back. Tensors that lie in main memory between two turns come back bit for bit.
 """
 
 import time
@@ -20,17 +20,17 @@ SAY_SO_S = 60.0
 
 
 class HeldOnDevice(Protocol):
-    """What a rank has on its device."""
+    """Tensors that a rank has on its device."""
 
     def leave_device(self) -> None:
-        """Move it to main memory."""
+        """Move the tensors to main memory."""
 
     def come_to_device(self) -> None:
-        """Move it back."""
+        """Move the tensors back to the device."""
 
 
 class LearnerTurn:
-    """The turn of one rank, or, without `shares`, a device that it need not share. Only the first has the `lease`."""
+    """Turn of one rank on its device; without `shares` the device is its own. Only the first rank has the `lease`."""
 
     def __init__(
         self,
@@ -41,7 +41,7 @@ class LearnerTurn:
         shares: bool = False,
         bound_s: float = 0.0,
     ) -> None:
-        """Whoever has the turn may stand still for `bound_s`."""
+        """A process that has the turn may stand still for `bound_s`."""
         self._world, self._telemetry, self._lease = world, telemetry, lease
         self.shares, self._bound_s = shares, bound_s
         self._held: HeldOnDevice | None = None
@@ -67,16 +67,16 @@ class LearnerTurn:
         return said == READY
 
     def has(self, held: HeldOnDevice, waits_on: Callable[[], None] | None) -> None:
-        """From now on this is what comes and leaves; it is on the device.
+        """Set the tensors that come and leave from now on; they are on the device now.
 
-        `waits_on` is told while the turn is awaited and whoever has it gets on.
+        `waits_on` is called, while the turn is awaited, whenever the process ahead has got on.
         """
         self._held, self._waits_on = held, waits_on
 
     def take(self, stopping: Callable[[], bool]) -> bool:
         """Wait until it is this learner's turn; False when told to stop, and its place in the queue stays.
 
-        Of the first rank. Raises PeerLost when whoever has the turn stands still for too long.
+        Only the first rank waits. Raises PeerLost when the process that has the turn stands still for too long.
         """
         if self._lease is None:
             return True
@@ -85,7 +85,7 @@ class LearnerTurn:
         while (ahead := self._lease.ask()) is not None:
             if ahead != self._ahead:
                 self._ahead, self._saw_move_s = ahead, time.monotonic()
-                self._lease.got_on()  # for those behind, who see nobody else
+                self._lease.got_on()  # processes behind see this one alone
                 if self._waits_on is not None:
                     self._waits_on()
             if time.monotonic() - self._saw_move_s > self._bound_s:
@@ -102,13 +102,13 @@ class LearnerTurn:
         return True
 
     def take_times(self) -> dict[str, float]:
-        """Metrics of the last turn, with the moves at its beginning and end; none of a device of its own."""
+        """Return seconds of the wait for the last turn, and of the moves in it; nothing for a device of its own."""
         if not self.shares:
             return {}
         return {"time/wait_for_turn_s": self._waited_s, "time/move_s": self._moved_s}
 
     def come(self) -> None:
-        """All ranks, behind the first one's `take`."""
+        """Move to the device; all ranks call it, after the first rank's `take`."""
         if self.shares and self._held is not None:
             self._world.note("coming to the device")
             began_s = time.monotonic()
@@ -117,7 +117,7 @@ class LearnerTurn:
             self._moved_s = time.monotonic() - began_s
 
     def leave(self) -> None:
-        """All ranks; then the turn is given back."""
+        """Move off the device, all ranks; then give the turn back."""
         if not self.shares or self._held is None:
             return
         self._world.note("leaving the device")
@@ -131,7 +131,7 @@ class LearnerTurn:
             self._lease.give_back()
 
     def got_on(self) -> None:
-        """Let those who wait for the turn see that this learner gets on."""
+        """Show the processes that wait for the turn that this learner gets on."""
         if self._lease is not None:
             self._lease.got_on()
 

@@ -1,9 +1,9 @@
-"""How the ranks of several hosts find each other, once for every life of the learner.
+"""Meeting of the ranks of several hosts, once for every life of the learner.
 
 The first rank opens a store at a free port of its host's address and writes the address to `endpoints/` of the run
-folder, as every listener of a run does. The others read it there, and take their seats. A seat is taken once: a rank
-that comes to one that is taken is of a later life than this store, and ends that life for all who are still in it.
-So no rank of one life is ever in a group with one of another.
+folder, as every listener of a run does. The other ranks read it there, and take their seats. A seat is taken once: a
+rank that finds its seat taken is of a later life than the store, and ends the store's life for all ranks still in it.
+So ranks of different lives are never in one group.
 
 torchrun's own rendezvous over several hosts is not used. Its store listens on all addresses of a host, without
 authentication, and its port has to be known beforehand.
@@ -30,7 +30,7 @@ from mrl.transport.endpoints import port_of, publish_endpoint, read_endpoint
 
 POLL_S = 0.1
 STORE_S = 10.0
-"""For one question to the store."""
+"""Seconds for one question to the store."""
 LIFE = "life"
 """Key of the store: the name of the life whose ranks meet there."""
 
@@ -39,20 +39,20 @@ log = structlog.get_logger()
 
 @dataclass(frozen=True, slots=True)
 class MeetingPoint:
-    """Where a learner's ranks look for each other, and for how long."""
+    """Place at which a learner's ranks look for each other, and the bounds of their waits."""
 
     endpoints: Path
     """Folder of endpoint files that all hosts see."""
     name: str
-    """Of the endpoint file."""
+    """Name of the endpoint file."""
     bound_s: float
-    """Until all ranks are there."""
+    """Seconds until all ranks are there."""
     lost_s: float
-    """Afterwards a rank that is not heard of for so long is lost."""
+    """Seconds without a word after which a rank is lost, once all have met."""
 
 
 class _Guest(msgspec.Struct, frozen=True):
-    """What a rank says of itself as it takes its seat."""
+    """Entry of a rank about itself, made as it takes its seat."""
 
     host: str
     address: str
@@ -61,31 +61,31 @@ class _Guest(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Met:
-    """All ranks of one life are there."""
+    """Meeting of the ranks of one life, at a store."""
 
     address: str
-    """Of the store, "tcp://HOST:PORT"."""
+    """Address of the store, "tcp://HOST:PORT"."""
     life: str
     store: dist.Store
-    """Held by the first rank as long as it lives."""
+    """Client of the store, which the first rank holds as long as it lives."""
     addresses: Mapping[str, str] = field(default_factory=dict)
-    """Of the hosts, by their names."""
+    """Host name -> address."""
 
     def keys(self, room: str) -> dist.Store:
-        """A part of the store for one purpose."""
+        """Return a part of the store for one purpose."""
         return dist.PrefixStore(f"{self.life}/{room}", self.store)
 
     def another(self, room: str) -> dist.Store:
-        """The same over a connection of its own, so that nobody waits for another's question. Raises RuntimeError."""
+        """Return a part over a new connection, so that its questions wait for no others. Raises RuntimeError."""
         return dist.PrefixStore(f"{self.life}/{room}", _connect(self.address))
 
 
 class _NotThisLifeError(Exception):
-    """The life that this rank came to is over, or its store is gone; there will be another."""
+    """The life that this rank came to is over, or its store is gone; there will be another life."""
 
 
 def meet(place: RankPlace, point: MeetingPoint) -> Met:
-    """Wait until all ranks of one life are there; binds the collectives of this process to the host's interface.
+    """Wait until all ranks of one life are there; bind the collectives of this process to the host's interface.
 
     Raises PeerLost naming the ranks that have not come within the bound, ConfigError where hosts have other versions
     of torch or this one has no address.

@@ -17,13 +17,13 @@ from mrl.transport.endpoints import HOST, reachable_host
 
 GLOO, NCCL = "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"
 ANY_PORT = 9
-"""Nothing is sent there: the kernel is only asked for the way."""
+"""Port to which nothing is sent: the kernel is only asked for the route."""
 
 
 def own_address(others: Sequence[str]) -> tuple[str, str]:
-    """Address and interface of this host, as the `others` see it, names or addresses.
+    """Return address and interface of this host, as the `others` (names or addresses) reach it.
 
-    Where this host's name leads to loopback, it is the address from which one of the others is reached. Raises
+    Where this host's name leads to loopback, take the address from which one of the others is reached. Raises
     ConfigError when no interface has it.
     """
     named = reachable_host("*")
@@ -43,14 +43,13 @@ def own_address(others: Sequence[str]) -> tuple[str, str]:
 
 
 def bind_collectives(interface: str) -> None:
-    """Have groups of this process that are made from now on speak over one interface; the user's own words for NCCL
-    stay."""
+    """Bind process groups that are made from now on to one interface; a user's own setting for NCCL stays."""
     os.environ[GLOO] = interface
     os.environ.setdefault(NCCL, f"={interface}")  # without "=" NCCL takes it for the beginning of a name
 
 
 def _interfaces() -> dict[str, str]:
-    """Address -> interface."""
+    """Return address -> interface."""
     kinds = (socket.AF_INET, socket.AF_INET6)
     return {one.address: name for name, found in psutil.net_if_addrs().items() for one in found if one.family in kinds}
 

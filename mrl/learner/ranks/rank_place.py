@@ -10,28 +10,28 @@ from dataclasses import dataclass
 LEARNER_HOSTS = "MRL_LEARNER_HOSTS"
 """Environment variable: the hosts of a learner that lives on several, "a,b"; those of the first ranks come first."""
 LEARNER_PLACE = "MRL_LEARNER_PLACE"
-"""Environment variable: which of them this one is, from 0."""
+"""Environment variable: number of this host among the learner's hosts, from 0."""
 
 
 @dataclass(frozen=True, slots=True)
 class RankPlace:
-    """One rank of a learner."""
+    """Place of one rank in its learner."""
 
     local_rank: int = 0
-    """Among the ranks of its host."""
+    """Number among the ranks of its host."""
     local_size: int = 1
     host: int = 0
-    """Which of the learner's hosts it is on."""
+    """Number of its host among the learner's hosts."""
     hosts: tuple[str, ...] = ("",)
 
     @property
     def rank(self) -> int:
-        """Among all ranks; neighbours share a host."""
+        """Number among all ranks; neighbours share a host."""
         return self.host * self.local_size + self.local_rank
 
     @property
     def size(self) -> int:
-        """Ranks of the learner."""
+        """Number of ranks of the learner."""
         return len(self.hosts) * self.local_size
 
     @property
@@ -40,16 +40,16 @@ class RankPlace:
         return len(self.hosts) > 1
 
     def host_of(self, rank: int) -> str:
-        """Name of the host that a rank lives on; empty where all live on one."""
+        """Return the name of the host that a rank lives on; empty where all live on one."""
         return self.hosts[rank // self.local_size]
 
     def told(self, rank: int) -> str:
-        """A rank as a person should read of it."""
+        """Return the words by which people read of a rank."""
         return f"rank {rank} on host {self.host_of(rank)}" if self.is_spread else f"rank {rank}"
 
 
 def rank_place(environ: Mapping[str, str]) -> RankPlace:
-    """The place that torchrun and the supervisor describe; without them that of a process alone."""
+    """Return the place that torchrun and the supervisor describe; without them that of a process alone."""
     return RankPlace(
         local_rank=int(environ.get("RANK", "0")),
         local_size=int(environ.get("WORLD_SIZE", "1")),

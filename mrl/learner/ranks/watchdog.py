@@ -1,10 +1,10 @@
-"""Whether the ranks of a learner still go on together, and who is awaited when they do not.
+"""Watch of a learner's ranks: whether they still go on together, and which rank is awaited when they do not.
 
-Every rank notes in a file that all of them map what it is at; all note the same things in the same order, so that the
-rank with the least count is the one that the others wait for. A thread of each rank reads the file. It costs no
-collective and no message, and tells of a rank that was stopped or killed too. When some rank has been at one thing for
-longer than its bound, all are asked for their stacks (SIGUSR1), the reason is logged, and the rank ends; torchrun then
-ends the others, and the supervisor starts the learner again from its checkpoint.
+Every rank notes its activity in a file that all ranks map. All note the same activities in the same order, so that the
+rank with the least count is the one that the others wait for. A thread of each rank reads the file. That costs no
+collective and no message, and finds a rank that was stopped or killed, too. When a rank has been at one activity for
+longer than its bound, all ranks are asked for their stacks (SIGUSR1), the reason is logged, and the rank ends; torchrun
+then ends the others, and the supervisor starts the learner again from its checkpoint.
 """
 
 import mmap
@@ -24,11 +24,11 @@ import structlog
 
 POLL_S = 1.0
 STANDSTILL_S = 5.0
-"""A watch that was not running for so long forgives everybody: the whole learner, or its host, stood still."""
+"""Seconds that a watch did not run after which it forgives all ranks: the whole learner, or its host, stood still."""
 STACKS_S = 1.0
-"""Time for all ranks to write their stacks."""
+"""Seconds for all ranks to write their stacks."""
 SLOW = frozenset({"starting", "forming a batch", "order of the step", "publishing", "saving a checkpoint"})
-"""What may last as long as the first rank may wait for others, or as it takes to write a large model."""
+"""Activities that may last as long as the first rank may wait for other roles, or takes to write a large model."""
 _SLOT = struct.Struct("<QdI36s")
 _ALIVE = struct.Struct("<d")
 _BYTES = _SLOT.size + _ALIVE.size
@@ -38,32 +38,32 @@ log = structlog.get_logger()
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """What one rank is at: the `count`-th thing, since a time of the monotonic clock. Count 0: it has yet to begin."""
+    """Activity of one rank: its `count`-th, since a time of the monotonic clock. Count 0: it has yet to begin."""
 
     count: int
     since_s: float
     pid: int
     what: str
     alive_s: float
-    """When its watch last looked: of a process that was stopped, long ago."""
+    """When the rank's watch last looked; long ago for a process that was stopped."""
     host: str = ""
-    """The host it is on, where the ranks live on several. The `pid` of a process of another host is 0 here."""
+    """Host of the rank, where the ranks live on several. The `pid` of a process of another host is 0 here."""
 
 
 class Board(Protocol):
-    """Where the ranks of a learner say what they are at."""
+    """Board on which the ranks of a learner show their activities."""
 
     def note(self, what: str) -> None:
-        """This rank begins the next thing."""
+        """Note that this rank begins its next activity."""
 
     def live(self) -> None:
-        """This rank's process runs, whatever it is at."""
+        """Note that this rank's process runs, whatever its activity."""
 
     def places(self) -> list[Place]:
-        """By rank."""
+        """Return the activities of all ranks, by rank."""
 
     def lost(self, now_s: float, forgiven_s: float = 0.0) -> str:
-        """Why the ranks cannot go on, though none is late; empty where nobody knows of anything."""
+        """Return why the ranks cannot go on, though none is late; empty where no reason is known."""
 
 
 class ProgressBoard:
@@ -78,21 +78,21 @@ class ProgressBoard:
         self.live()
 
     def note(self, what: str) -> None:
-        """This rank begins the next thing."""
+        """See Board."""
         self._count += 1
         slot = (self._count, time.monotonic(), os.getpid(), what.encode()[:36])
         _SLOT.pack_into(self._slots, self._rank * _BYTES, *slot)
 
     def live(self) -> None:
-        """This rank's process runs, whatever it is at."""
+        """See Board."""
         _ALIVE.pack_into(self._slots, self._rank * _BYTES + _SLOT.size, time.monotonic())
 
     def places(self) -> list[Place]:
-        """By rank."""
+        """See Board."""
         return [self._place(rank * _BYTES) for rank in range(self._size)]
 
     def lost(self, now_s: float, forgiven_s: float = 0.0) -> str:
-        """Nothing: torchrun ends all ranks of a host with the first that ends."""
+        """See Board; always empty, since torchrun ends all ranks of a host with the first that ends."""
         return ""
 
     def _place(self, at: int) -> Place:
@@ -104,9 +104,9 @@ class ProgressBoard:
 def stall_of(
     places: Sequence[Place], now_s: float, bound_s: float, slow_bound_s: float, forgiven_s: float = 0.0
 ) -> str:
-    """Who is awaited, where, for how long, once a rank has been at one thing beyond its bound; empty before that.
+    """Return which rank is awaited, at what, for how long, once a rank has exceeded a bound; empty before that.
 
-    `slow_bound_s` bounds what is in SLOW. Nothing counts that happened before `forgiven_s`.
+    `bound_s` bounds an activity, `slow_bound_s` one in SLOW. Time before `forgiven_s` does not count.
     """
 
     def lasted_s(place: Place) -> float:
@@ -130,7 +130,7 @@ def stall_of(
 
 
 def _names(places: Sequence[Place], ranks: Sequence[int]) -> str:
-    """ "rank 1, 3", or where they live on several hosts "rank 2, 3 on host b"."""
+    """Return names as "rank 1, 3", or where ranks live on several hosts "rank 2, 3 on host b"."""
     hosts = list(dict.fromkeys(places[rank].host for rank in ranks))
     of_host = {host: ", ".join(str(rank) for rank in ranks if places[rank].host == host) for host in hosts}
     return " and ".join(f"rank {named}" + f" on host {host}" * bool(host) for host, named in of_host.items())
@@ -139,7 +139,7 @@ def _names(places: Sequence[Place], ranks: Sequence[int]) -> str:
 class StallWatch:
     """A thread that reads the board and ends this process on a stall.
 
-    With `ends` false it only tells of one, once: NCCL's own watchdog ends the process, and writes its flight recorder
+    With `ends` false it only logs a stall, once: NCCL's own watchdog ends the process, and writes its flight recorder
     before. A rank that is lost ends this process in any case.
     """
 
@@ -150,7 +150,7 @@ class StallWatch:
         self._thread.start()
 
     def close(self) -> None:
-        """Watch no longer."""
+        """Stop watching."""
         self._closed.set()
         self._thread.join()
 
@@ -180,7 +180,7 @@ class StallWatch:
 
 
 def ask_for_stacks(pids: Iterable[int]) -> None:
-    """Have processes write the stacks of all their threads to where they said at their start (faulthandler)."""
+    """Have processes write the stacks of all their threads to the file that they set at their start (faulthandler)."""
     for pid in pids:
         with suppress(ProcessLookupError, PermissionError):
             os.kill(pid, signal.SIGUSR1)

@@ -33,7 +33,7 @@ class World:
         addresses: Mapping[str, str] = MappingProxyType({}),
         patience: timedelta | None = None,
     ) -> None:
-        """Without a `board`, nobody is told what this rank is at. `addresses` are those of several hosts, by name.
+        """The `board` shows this rank's activity to the others. `addresses` are those of several hosts, by name.
 
         Collectives wait for so much `patience`; None: for as long as torch lets them.
         """
@@ -48,12 +48,15 @@ class World:
         return self.rank == 0
 
     def note(self, what: str) -> None:
-        """Begin something that all ranks do in the same order, and may wait for each other in."""
+        """Note the activity that begins now. All ranks note the same ones in the same order."""
         if self._board:
             self._board.note(what)
 
     def watch(self, *, bound_s: float, slow_bound_s: float) -> None:
-        """From now on this process ends, with a reason that names who is awaited, when the ranks go on no longer."""
+        """Watch for stalls of the ranks: in one this process ends, with a reason that names the awaited rank.
+
+        On a GPU only the reason is logged, and NCCL ends the process.
+        """
         if self._board:
             ends = self.device.type != "cuda"
             self._watch = StallWatch(self._board, bound_s=bound_s, slow_bound_s=slow_bound_s, ends=ends)
@@ -71,23 +74,23 @@ class World:
             parameter.grad = total.view_as(parameter)
 
     def sum_values(self, values: Tensor) -> Tensor:
-        """Element-wise sum over ranks."""
+        """Return the element-wise sum over ranks, in place."""
         if self.size > 1:
             dist.all_reduce(values)
         return values
 
     def max_values(self, values: Tensor) -> Tensor:
-        """Element-wise maximum over ranks."""
+        """Return the element-wise maximum over ranks, in place."""
         if self.size > 1:
             dist.all_reduce(values, op=dist.ReduceOp.MAX)
         return values
 
     def any(self, flag: bool) -> bool:
-        """Whether it is so on some rank; the same answer on all."""
+        """Whether `flag` is true on any rank; the same answer on all."""
         return bool(self.max_values(torch.tensor(float(flag), device=self.device)))
 
     def broadcast_bytes(self, data: bytes | None) -> bytes:
-        """What the first rank passes; the others pass None. An empty message means: stop."""
+        """Return the bytes that the first rank passes; the others pass None. An empty message means: stop."""
         if self.size == 1:
             return data or b""
         # The first rank has nothing to wait for here but the others; they may wait long for it to form a batch.
@@ -103,7 +106,7 @@ class World:
 
     @contextmanager
     def naming_hosts(self) -> Iterator[None]:
-        """Have a collective that fails say which host it lacks. Raises PeerLost in place of torch's own error."""
+        """Have a failed collective inside name the host that it lacks: PeerLost in place of torch's own error."""
         try:
             yield
         except RuntimeError as error:
@@ -113,9 +116,9 @@ class World:
             raise PeerLost(f"a rank on host {gone[0]} is gone: {str(error).partition('. ')[0]}") from error
 
     def part(self, stopping: Callable[[], bool]) -> None:
-        """All is done, here and in the group, which was closed. Ranks of other hosts wait for the first one's word.
+        """End together, once all is done and the group is closed: ranks of other hosts wait for the first rank's word.
 
-        Raises PeerLost when that one is lost before it came: they are needed again.
+        Raises PeerLost when the first rank is lost before: the others are needed again.
         """
         if isinstance(self._board, HostBoard) and (reason := self._board.end_together(stopping)):
             raise PeerLost(reason)
@@ -128,14 +131,14 @@ class World:
             dist.destroy_process_group()
 
     def __enter__(self) -> Self:
-        """Nothing more: whoever has joined is in it."""
+        """Return itself: it has joined its group already."""
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        """`close`, and speak to ranks of other hosts no more.
+        """Leave the process group, and speak to ranks of other hosts no more.
 
-        A rank that fails alone leaves a group of NCCL as it is: torch would wait there for the others, which wait for
-        this one (`ProcessGroupNCCL::shutdown`), and nobody would be told why. They are ended once this process is.
+        A rank that fails alone leaves a group of NCCL as it is: torch would wait there for the other ranks, which wait
+        for this one (`ProcessGroupNCCL::shutdown`), and no reason would be told. They are ended once this process is.
         """
         if error is None or self.device.type != "cuda":
             self.close()
@@ -146,9 +149,9 @@ class World:
 
 
 def join_world(device_kind: str, *, timeout_s: float, point: MeetingPoint | None = None) -> World:
-    """Join the group that torchrun and the supervisor describe; without them, be a group of one.
+    """Join the process group that torchrun and the supervisor describe; without them, be a group of one.
 
-    The ranks of one host meet in a file, which needs no listener, where the environment names a folder for it. Those of
+    Ranks of one host meet in a file, which needs no listener, where the environment names a folder for it. Ranks of
     several hosts meet at the `point`. Raises PeerLost, ConfigError as `meet`.
     """
     place = rank_place(os.environ)
@@ -169,7 +172,7 @@ def join_world(device_kind: str, *, timeout_s: float, point: MeetingPoint | None
 
 
 def _init(store: dist.Store | None, place: RankPlace, device: torch.device, patience: timedelta) -> None:
-    """Without a `store`, as torch finds its way by the environment."""
+    """Initialise torch.distributed over a `store`; without one torch reads the environment."""
     backend = "nccl" if device.type == "cuda" else "gloo"
     if store is None:
         dist.init_process_group(backend, timeout=patience)
@@ -184,7 +187,7 @@ def _board(rank: int, size: int) -> ProgressBoard | None:
 
 
 def _meeting_file(kind: str) -> Path | None:
-    """A file that the ranks of this life of the learner have in common; None where the environment names no folder."""
+    """Return a file that all ranks of this life of the learner share; None where the environment names no folder."""
     folder, life = local_folder(), os.environ.get("TORCHELASTIC_RUN_ID")
     return folder / f"{life}.{kind}" if folder and life else None
 
