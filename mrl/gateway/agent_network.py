@@ -84,7 +84,7 @@ def _leave() -> None:
     if not hasattr(libc, "unshare"):
         raise OSError("Linux alone has them")
     user, group = os.geteuid(), os.getegid()
-    if libc.unshare(_NEW_NETWORK):  # root may do this; other users need a user namespace, in which they are root
+    if libc.unshare(_NEW_NETWORK):  # root may do this; others need a user namespace, in which they have root's rights
         if libc.unshare(_NEW_USER | _NEW_NETWORK):
             raise OSError(ctypes.get_errno(), f"unshare: {os.strerror(ctypes.get_errno())}")
         for name, words in (("setgroups", "deny"), ("uid_map", f"{user} {user} 1"), ("gid_map", f"{group} {group} 1")):

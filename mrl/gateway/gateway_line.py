@@ -41,7 +41,7 @@ class GatewayLine:
         self._is_saying = False
         """Whether `_say_all` is scheduled in the line's loop and has not begun."""
         self._room: WorkerRoom | None = None
-        """The newest one sent, said again on a new connection."""
+        """Newest WorkerRoom that was sent; it is sent again on every new connection."""
         self._loop = asyncio.new_event_loop()
         self._socket: aiohttp.ClientWebSocketResponse | None = None
         self._thread = threading.Thread(target=self._loop.run_forever, name="gateway-line", daemon=True)

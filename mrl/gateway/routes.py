@@ -332,7 +332,7 @@ class Gateway:
 
     @web.middleware
     async def _answered(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """Turn a ChatMistake of a handler, or an exception, into a JSON answer, and count it as a refusal."""
+        """Turn a ChatMistake of a handler, or an unexpected exception, into a JSON answer; count it as a refusal."""
         try:
             return await handler(request)
         except ChatMistake as mistake:
@@ -350,7 +350,7 @@ class Gateway:
 
 
 def _no_route(request: web.Request, status: int) -> ChatMistake:
-    """Refusal of a route that the gateway does not have, as others of OpenAI's API; it lists those that there are."""
+    """Refuse a route that the gateway lacks, such as many of OpenAI's API; the refusal lists the routes for clients."""
     resources = ((route.method, route.resource) for route in request.app.router.routes() if route.resource)
     routes = [f"{method} {one.canonical}" for method, one in resources if method != "HEAD"]
     told = ", ".join(route for route in routes if not route.endswith(OF_RUN))

@@ -253,10 +253,11 @@ class AgentSession:
         return self._last if self._last is not None and self._last.call.is_same(call) else None
 
     def _continued(self, call: ChatCall) -> tuple[Message, ...] | None:
-        """Return the messages that a request adds to the conversation; None for a branch, which does not repeat it.
+        """Return the messages that a request adds to the conversation; None for a branch.
 
-        After a text without roles, every request with messages is a branch. Raises ChatMistake where the last message
-        is the assistant's, or the assistant has messages before the policy's first turn.
+        A branch does not repeat the conversation, adds messages of the assistant, or has other tools. After a text
+        without roles, every request with messages is a branch. Raises ChatMistake where the last message is the
+        assistant's, or the assistant has messages before the policy's first turn.
         """
         if not call.messages or call.messages[-1].role == "assistant":
             raise ChatMistake("messages: wanted something for the policy to answer behind what it said itself")

@@ -1,4 +1,4 @@
-"""All sessions of a gateway, from a seat's offer, over an agent that takes it, to its end."""
+"""All sessions of a gateway: each is offered by a seat, taken by an agent, and over at last."""
 
 import asyncio
 import secrets
