@@ -9,7 +9,7 @@ from mrl.models.tensor_header import files_of_weights
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """Time limits of a server in seconds, after which it counts as lost."""
+    """Time limits of a server, in seconds."""
 
     start_s: float = 300.0
     """From the server's start until it takes requests."""

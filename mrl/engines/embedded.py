@@ -340,7 +340,7 @@ class _Reading:
             self._fresh[self._own_names[name]].copy_(tensor)
 
     def _place(self, name: str, dtype: torch.dtype, shape: list[int]) -> Tensor:
-        """Tensor to write into: the model's own if device and type are the same, else one that is copied later."""
+        """Tensor to write into: that of `fresh` if device, type and layout fit, else one that is copied there later."""
         if name not in self._own_names:
             raise self._misfit(f"differing names {[name]}")
         tensor = self._fresh[self._own_names[name]]

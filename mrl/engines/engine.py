@@ -79,7 +79,7 @@ class StopWatch:
         return None
 
     def _passes(self, token_ids: Sequence[int]) -> bool:
-        """Whether no token of these completes a stop string, looked at together; if so, note them as passed."""
+        """Whether none of these tokens, looked at together, completes a stop string; if so, note them as passed."""
         assert self._stop is not None
         text = self._tail + self._stop.further_bytes(token_ids)
         if any(one in text for one in self._stop.texts):
@@ -147,7 +147,7 @@ class GenerationRequest:
     tells_prompt: bool = False
     """Whether the first answer, if it tells experts, tells those of the prompt, too."""
     conversations: tuple[str, ...] = ()
-    """[G] names, one for each answer, by which a later request may reuse its keys and values; () where none does."""
+    """[G] names: by that of an answer, a later request may reuse the answer's keys and values. () where none does."""
 
     def num_told_before(self, index: int) -> int:
         """Rows of experts that answer `index` has for the prompt, P - 1 for P prompt tokens, or 0."""
@@ -167,7 +167,7 @@ class Generation:
     finish_reason: FinishReason
     experts: Experts | None = field(default=None, kw_only=True)
     """[R, X] (`mrl.records.chosen_experts`): the last T rows are those of the tokens, rows before them belong to the
-    prompt. None where the request did not ask for them, or those of some token are not known."""
+    prompt. None where the answer's Sampling tells none, or those of some token are not known."""
 
     @property
     def finished(self) -> bool:

@@ -261,7 +261,7 @@ class SGLang:
         )
 
     async def sleep(self, http: Http) -> None:
-        """See Dialect. Waits for the last step: a server that sleeps before its end would end itself."""
+        """See Dialect. Waits for the end of the last step: a server that sleeps before that would end itself."""
         await _await_idle(http)
         await http.post("/release_memory_occupation", {})
 

@@ -73,7 +73,7 @@ class ArrivingWeights:
         return self.mrl_looking.result() if self.mrl_looking.done() else {"awaited": ""}
 
     def mrl_adapter_checksums(self, folder: str) -> dict[str, str]:
-        """Name of each adapter tensor in `folder` -> its XXH3-128 if layers compute with it, else that of theirs."""
+        """Name of each adapter tensor in `folder` -> its XXH3-128 if layers compute with it, else that of their own."""
         return held_adapters(self.model_runner.lora_manager._adapter_manager, Path(folder))
 
     def _taken(self, folder: Path, digests: dict[str, str]) -> Any:

@@ -8,8 +8,8 @@ one copy of the weights.
 
 The module replaces private functions of vLLM (seen in 0.32) and is for CPU only. If vLLM moves such a function, the
 import fails and the server does not start. If vLLM no longer calls the function of linear layers, parameters are empty
-and the first weights are refused. If it no longer calls those of experts, the canary alone would be off, so contracts
-hold them (tests/support/vllm_contract.py).
+and the first weights are refused. If it no longer calls those of experts, only the canary would show it, so contract
+tests check that it does (tests/support/vllm_contract.py).
 """
 
 from collections.abc import Iterable, Iterator
