@@ -137,7 +137,7 @@ def _value(row: Mapping[str, Any], key: str) -> Any:
 
 
 def _turns(messages: list[Any], place: str, key: str) -> tuple[Turn, ...]:
-    """Return (role, content) of every message. Raises TaskError for an invalid message, or a last one of no user."""
+    """Return (role, content) of every message. Raises TaskError for an invalid message, or if the last is no user's."""
     turns = []
     for number, message in enumerate(messages, start=1):
         role, content = (message.get("role"), _said(message)) if isinstance(message, dict) else (None, None)

@@ -27,7 +27,7 @@ from mrl.tasks.verify import Judge, Verdict, VerificationRequest
 
 MIN_ENTRIES = 2_000
 ENTRIES_PER_PROMPT = 25
-"""Entries looked at per wanted prompt, at least MIN_ENTRIES. Too few distinct prompts among them are an error."""
+"""Entries looked at per wanted prompt, MIN_ENTRIES at least in all. Too few distinct prompts in them are an error."""
 ALL = sys.maxsize
 
 
@@ -95,7 +95,7 @@ class TaskPool:
         return heapq.nlargest(count, self._train, key=lambda prompt: len(prompt.text.encode()))
 
     def prompt_at(self, position: int) -> Prompt:
-        """Return the training prompt at `position` >= 0 of an endless pass; each epoch reshuffles all prompts."""
+        """Return the training prompt at `position` >= 0 of an endless pass; every epoch has each once, reshuffled."""
         epoch, index = divmod(position, len(self._train))
         if epoch != self._epoch:
             self._epoch, self._order = epoch, self._permutation(epoch)

@@ -80,7 +80,7 @@ print(*f.DATASETS)' lists them"
         return tagged_answer(completion)
 
     def verifier_reference(self, item: Item) -> str:
-        """Return the place of the entry as JSON, with its data set and options: the scorer reads the whole entry."""
+        """Return data set, options, seed and place of the entry as JSON: the scorer reads the whole entry."""
         return json.dumps([*self._asked, item.number])
 
     def score(self, item: Item, answer: str) -> float:

@@ -312,7 +312,7 @@ class VerifierPool:
 def verifier_argv(
     verifier: str, *, memory_bytes: int, timeout_s: float, sealing: Sealing | None = None
 ) -> tuple[str, ...]:
-    """Return the command of one verifier process, which finds `verifier` among modules as this process does.
+    """Return the command of one verifier process; it finds `verifier` where this one finds modules, or in its folder.
 
     Raises PluginError for a name without a colon that is no entry point, or that several have.
     """

@@ -37,11 +37,11 @@ class Trial:
 
 
 def try_verifier(task: str, table: TaskTable, *, seed: int) -> list[Trial]:
-    """Call the task's own verifier on its first prompts.
+    """Call the task's own verifier on its first prompts, with the reference, a wrong answer, and garbage as answers.
 
-    Where there is an evaluator, the verifier also gets the same texts unevaluated. The evaluator might or might not
-    return such texts, so a failure is then a verdict, not an error. The evaluator itself is tried on the references,
-    although they need not be code that it can read.
+    Where there is an evaluator, the verifier gets these texts unevaluated. The evaluator might or might not return such
+    texts, so a failure is then a verdict, not an error. The evaluator itself is tried on the references, although they
+    need not be code that it can read.
 
     Raises TaskError, with the line that failed, when verifier or evaluator does not start, or when the verifier fails
     on a text that it must be able to read: any text, or where there is an evaluator, any text that the evaluator

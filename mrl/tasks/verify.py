@@ -36,7 +36,7 @@ After = TypeVar("After")
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The reward of an answer. Without one, `failure` is the kind of the verifier's failure, and `words` its cause.
+    """The reward of an answer. Where the verifier gave none, `failure` is the kind of its failure, `words` the cause.
 
     A task's own verifier decides the number. Of a data set's own scorer only the full score, 1.0, is rewarded, by 1.0:
     scorers give partial credit even to nonsense.

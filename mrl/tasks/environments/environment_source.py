@@ -67,7 +67,7 @@ class EnvironmentSource:
         self._seed = seed
 
     def items(self, limit: int) -> Iterator[Item]:
-        """Yield all start states of files or of a number of seeds, held-out ones first; else `limit` seeds."""
+        """Yield all start states of files, held-out first; without a file `size` seeds, or `limit` if `size` is 0."""
         if self._rows:
             found = [self._item(number, part, row) for number, (part, row) in enumerate(self._rows)]
             random.Random(f"{self._seed}/{len(found)}").shuffle(found)

@@ -1,6 +1,6 @@
-"""The choice of answers that are judged in sealed processes, and the needs of that on the host.
+"""The choice of answers that are judged in sealed processes, and whether this host can seal a process.
 
-Sealed are answers that are evaluated: by a data set's own scorer, or by the task's evaluator, a function of the user
+Answers that are evaluated are judged so: by a data set's own scorer, or by the task's evaluator, a function of the user
 that runs the answer before the user's verifier compares. Scorers that only compare cannot be made to do anything else,
 and their process judges one answer after the other. A user's own verifier runs as the user wrote it, with files and
 network.
