@@ -54,9 +54,9 @@ class EvaluatedAnswer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     completion: str
     reward: float
     opening: str = ""
-    """First messages of an episode as the policy was shown them, special tokens included; empty of a plain answer."""
+    """First messages of an episode as the policy was shown them, special tokens included; empty for a plain answer."""
     turns: list[ToldTurn] = []
-    """Turns of an episode after its opening; empty of a plain answer."""
+    """Turns of an episode after its opening; empty for a plain answer."""
 
 
 class EvaluationResult(msgspec.Struct, frozen=True, kw_only=True):

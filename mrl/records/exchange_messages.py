@@ -59,8 +59,8 @@ class Ping(_FromClient, frozen=True, kw_only=True, tag="ping"):
     progress: Count = 0
     """A number that changes whenever the client's policy has made progress; 0 from a client that does not say."""
     is_full: bool = False
-    """Whether the daemon should send nothing until a later Ping, because the client's received records are not being
-    taken."""
+    """Whether the daemon should send nothing until a Ping says otherwise, because nobody takes the records that the
+    client has received."""
 
 
 class Put(_FromClient, frozen=True, kw_only=True, tag="put"):

@@ -27,8 +27,8 @@ Choice = Annotated[str, msgspec.Meta(max_length=16)]
 TokenBytes = Annotated[bytes, msgspec.Meta(max_length=4 * MAX_COMPLETION_BYTES)]
 UnitBytes = Annotated[bytes, msgspec.Meta(max_length=4 * MAX_COMPLETION_BYTES * MAX_LIKELIEST)]
 Reward = Annotated[float, msgspec.Meta(ge=-1e7, le=1e7)]
-"""Bounds of a reward and of an advantage. They are wider than the bounds of a verifier's rewards, since an advantage is
-a difference of two rewards."""
+"""Bounds of a reward and of an advantage. They are wider than the bounds of a verifier's rewards, since an advantage
+may be as large as the difference of two rewards."""
 
 
 class Experience(msgspec.Struct, frozen=True, kw_only=True, gc=False, tag_field="type"):

@@ -20,7 +20,7 @@ class LeaseRequest(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", 
     generated_tokens: Count
     """Tokens of complete groups since the worker started."""
     slot_seconds: Rate
-    """Integral of running requests over time since the worker started, in requests times seconds."""
+    """Integral over time of the groups' running requests since the worker started, in requests times seconds."""
     epoch: Count
     """Epoch of the lease that the worker acts under; 0 before the first."""
     slots: Count = 0

@@ -266,9 +266,9 @@ class HeldOutAnswer(msgspec.Struct, frozen=True, kw_only=True):
     choice: Choice = ""
     """Digest of the answer's result that was judged."""
     opening: Annotated[str, msgspec.Meta(max_length=MAX_SHOWN_CHARS)] = ""
-    """First messages of an episode as the policy was shown them, special tokens included; empty of a plain answer."""
+    """First messages of an episode as the policy was shown them, special tokens included; empty for a plain answer."""
     turns: Annotated[list[ToldTurn], msgspec.Meta(max_length=MAX_SEGMENTS)] = []
-    """Turns of an episode after its opening, for people to read; empty of a plain answer."""
+    """Turns of an episode after its opening, for people to read; empty for a plain answer."""
 
 
 class HeldOutAnswers(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="held_out_answers"):

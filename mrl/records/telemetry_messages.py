@@ -59,9 +59,9 @@ class SampleRecord(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", 
     failure: Annotated[str, msgspec.Meta(max_length=1000)] = ""
     """Reason for which the verifier gave no reward."""
     opening: Annotated[str, msgspec.Meta(max_length=20_000)] = ""
-    """First messages of an episode as the policy was shown them, special tokens included; empty of a plain answer."""
+    """First messages of an episode as the policy was shown them, special tokens included; empty for a plain answer."""
     turns: Annotated[list[ToldTurn], msgspec.Meta(max_length=MAX_SEGMENTS)] = []
-    """Turns of an episode after its opening; empty of a plain answer."""
+    """Turns of an episode after its opening; empty for a plain answer."""
 
 
 class Span(msgspec.Struct, frozen=True, kw_only=True):
