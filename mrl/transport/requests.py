@@ -177,7 +177,7 @@ class Requests:
             request.wait_s = self._repeat_s
 
     def _is_lost(self, number: int, request: _Request, now_s: float) -> bool:
-        """Whether to send the request again. A server silent since its sending needs another link, not another copy."""
+        """Whether to send the request again. A server silent since it was sent needs another link, not another copy."""
         if number in self._unsent or self._heard_s <= request.sent_s:
             return False
         newest, answered_s = self._newest_answer
@@ -199,7 +199,7 @@ class RequestLink:
         """Whether the server ever answered, and the seconds of silence at the last log line."""
 
     def open(self, post: Callable[[bytes], object], reconnect: Callable[[], object]) -> None:
-        """Connect it: `post` sends a message, `reconnect` looks the server's address up again.
+        """Connect the link: `post` sends a message, `reconnect` looks the server's address up again.
 
         Messages queued on the abandoned link should be dropped with it (`BackgroundClient.restart`).
         """
