@@ -322,7 +322,7 @@ def _plain_serving(
 
 
 def _max_answers(config: RunConfig, policy: str, lease: LeaseHolder) -> Callable[[int], int]:
-    """Return the limit of answers in flight: the lease's, or the whole batch in a synchronous run, for repeatable bits."""
+    """Return the limit of answers in flight: the lease's, or the whole batch in a synchronous run, for equal bits."""
     table = config.policies[policy]
     if config.run.sync:
         return WholeBatch(lease, table.learner.fresh_groups * table.rollout.group_size)
