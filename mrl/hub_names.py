@@ -52,7 +52,7 @@ def parse_name(text: str, revision: str = "") -> Name | None:
 
 
 def not_here(name: Name) -> str:
-    """Return the message for a name that is neither a folder on this machine nor in this machine's copy of the hub."""
+    """Return the message for a name that is neither a folder on this machine nor in its cache of the hub."""
     return f"no such folder here, and the {name.what} {name} of the hub is not on this machine"
 
 

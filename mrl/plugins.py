@@ -188,7 +188,10 @@ def _distribution_of(module: str) -> str:
 
 
 def _file_of(module: str) -> str:
-    """Return the file of a module without importing it; the module is imported already, or is in no package."""
+    """Return the file of a module without importing it.
+
+    "not imported yet" for a module that is in a package and not imported, or that cannot be found.
+    """
     file = getattr(sys.modules.get(module), "__file__", "")
     if not file and "." not in module:
         see_modules()

@@ -69,9 +69,9 @@ class Policy:
     def export(self, to: str | Path | None = None, *, step: int | None = None, dtype: str = "model") -> Path:
         """Write a step's checkpoint, by default the newest, as a Hugging Face folder; return its path.
 
-        Its weights are in `dtype`, "float32", "bfloat16" or "float16", or as in the model that the policy was trained
-        from. Raises RunFolderError when there is no such step or `to` is taken, CheckpointError when it is not sound,
-        ConfigError for another dtype.
+        Its weights are in `dtype`, "float32", "bfloat16" or "float16", or with "model" as in the model that the policy
+        was trained from. Raises RunFolderError when there is no such step or `to` is taken, CheckpointError when the
+        checkpoint is not sound, ConfigError for another dtype, MissingError where the policy's model is not here.
         """
         from mrl.cli.export import export
         from mrl.processes.preparation.hub_models import check_here, located

@@ -22,7 +22,7 @@ from mrl.bandit.problem import Bandit, Floats, restricted
 def grpo_mean_baseline(bandit: Bandit, group: int) -> Moments:
     """Return the moments of GRPO with the group's mean as baseline.
 
-            E ghat = (1 - 1/G) g*
+        E ghat = (1 - 1/G) g*
 
     A group whose rewards are all equal gives nothing, which happens with probability (1-p)^G + p^G. E||ghat||^2 is a
     sum over the number of successes (`counting.own_baseline`).

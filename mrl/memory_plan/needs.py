@@ -80,8 +80,8 @@ class Need:
 
 
 def largest_microbatch(policy: PolicyTable, prompt_tokens: int, answer_tokens: int) -> tuple[Microbatch, int]:
-    """Return the fullest pass of a rank, and the passes of an update, when all rows have `answer_tokens` after their
-    prompts.
+    """Return the fullest pass of a rank, and the number of passes in an update, when all rows have `answer_tokens`
+    after their prompts.
 
     Ranks that share the places of a pass have rows that are shorter in proportion: attention by heads in place of
     places takes the same memory.
@@ -189,7 +189,7 @@ def engine_need(
 ) -> Need:
     """Return the need of an embedded engine: weights twice (served, and the next ones), key-value cache, and sampling.
 
-    An engine that is given adapters alone, that many elements, has those twice, and the weights once. Scoring the
+    An engine that is given adapters alone, of `adapters` elements, has those twice, and the weights once. Scoring the
     canary needs `scoring` bytes more. The rows of episodes that wait for their environments are kept, as far as they
     take no more than the cache.
     """

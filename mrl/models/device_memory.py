@@ -75,7 +75,7 @@ class OffDevice:
         assert not self._away, "they are away"
         local = [tensor.to_local() if isinstance(tensor, DTensor) else tensor for tensor in tensors]
         found = {storage.data_ptr(): storage for storage in (tensor.untyped_storage() for tensor in local)}
-        # On a CPU, memory that others own, such as numpy, stays; on a GPU torch would say that it cannot be freed.
+        # On a CPU, memory that others own, such as numpy's, stays; on a GPU torch would say that it cannot be freed.
         own = [storage for storage in found.values() if storage.device.type != "cpu" or storage.resizable()]
         storages = [storage for storage in own if storage.nbytes()]
         kept: defaultdict[int, list[_Copy]] = defaultdict(list)

@@ -22,7 +22,8 @@ CURE = "mrl policies make CONFIG builds the policies of a configuration that hav
 def load_policy(folder: Path, device: str = "cpu", *, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
     """Load the model of a folder on `device`, in evaluation mode.
 
-    Raises ModelFolderError when it is missing or unusable, DeviceError where it has no place.
+    Raises ModelFolderError when the folder is missing or unusable, DeviceError where the device is missing or lacks
+    memory.
     """
     check_folder(folder)
     check_device(device)
@@ -68,8 +69,8 @@ def _leave_file(model: PreTrainedModel) -> None:
 
 
 def hollow_policy(folder: Path) -> PreTrainedModel:
-    """Make the model that `load_policy` gives, without its values: in memory that nobody has written to, and so takes
-    none.
+    """Make the model that `load_policy` gives, without its values: its memory was never written to, and so takes no
+    room.
 
     For a rank that is given its shards by another rank. Raises ModelFolderError as `load_policy`.
     """

@@ -150,7 +150,8 @@ def _peft_config(table: LoraTable, targets: list[str]) -> Any:
 def _linear_layers(model: nn.Module) -> dict[str, str]:
     """Return name -> its last part, of the language model's linear layers.
 
-    Without the head, whose weight the learner takes as it is, and layers for images, which no row passes.
+    The head is left out, since the learner takes its weight as it is, and so are layers for images, which no row
+    reaches.
     """
     head = model.get_output_embeddings()  # type: ignore[operator]
     of_text = set(model.get_decoder().modules())  # type: ignore[operator]

@@ -3,7 +3,7 @@ GPU.
 
 A file has no name in a file system: it needs no room in /dev/shm, and is gone with the last process that has it open,
 however that process ends. Its limit is the memory of the host, or of its control group. Memory that is there already
-takes bytes several times faster than new memory, so one version after another is written over the same file.
+takes bytes several times faster than new memory, so each version is written into the file of an earlier one.
 
 Memory on a GPU is opened by CUDA IPC, through functions of the driver, which are the same in every environment
 (https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__MEM.html). Torch's own way has private functions, and pickle.

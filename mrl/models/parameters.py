@@ -64,7 +64,10 @@ def released(model: nn.Module, weights: Iterable[tuple[str, Tensor]]) -> Iterato
 def in_dtypes(
     weights: Iterable[tuple[str, Tensor]], dtypes: Mapping[str, str], others: str
 ) -> Iterator[tuple[str, Tensor]]:
-    """Weights, those of floating point in their dtype ("bfloat16"), or in `others`; "" leaves them as they are."""
+    """Yield `weights`, those of floating point in their dtype of `dtypes` (name -> "bfloat16"), else in `others`.
+
+    With "" for a dtype a weight stays as it is.
+    """
     for name, tensor in weights:
         dtype = dtypes.get(name, others)
         yield name, tensor.to(getattr(torch, dtype)) if dtype and tensor.is_floating_point() else tensor

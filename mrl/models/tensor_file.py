@@ -135,10 +135,10 @@ def read_tensors(path: Path, place: Place = nowhere) -> Iterator[tuple[str, str]
 
 
 def read_folder(folder: Path, place: Place = nowhere, wanted: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Read the weights of a folder into their places, in as many threads as torch has; return name -> digest.
+    """Read the weights of a folder into their places; return name -> digest.
 
-    All tensors have their places before the first is read. Raises WeightsError when `wanted` names a tensor that is not
-    there, or that has another digest.
+    As many threads as torch has read them, at most MOST_THREADS. All tensors have their places before the first is
+    read. Raises WeightsError when `wanted` names a tensor that is not there, or that has another digest.
     """
     with ExitStack() as closing:
         listed = [stored for path in files_of_weights(folder) for stored in _open(path, closing)]

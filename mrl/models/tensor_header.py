@@ -1,4 +1,4 @@
-"""The files of a model folder that hold its weights, and their headers. No tensor is read whole."""
+"""The files of a model folder that hold its weights, and their headers. Of tensors at most the beginning is read."""
 
 import json
 import math
@@ -34,7 +34,7 @@ def files_of_weights(folder: Path) -> list[Path]:
 
 @dataclass(frozen=True, slots=True)
 class TensorHeader:
-    """Sizes that the header of a safetensors file tells."""
+    """Sizes and dtypes that the header of a safetensors file tells."""
 
     file_bytes: int
     """Bytes of the whole file, header included."""
@@ -61,7 +61,7 @@ def read_header(file: Path) -> TensorHeader:
 def finer_than_bfloat16(file: Path) -> str:
     """Return the name of a matrix in `file` with numbers, among its first, that bfloat16 does not hold; "" for none.
 
-    `file` is whole, as `read_header` says.
+    `file` has to be whole: as long as `read_header` says.
     """
     start, tensors = _described(file)
     with file.open("rb") as stream:

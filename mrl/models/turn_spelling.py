@@ -1,4 +1,4 @@
-"""The turns of an episode in a policy's own tokens: sampled turns stay as they are, and messages to it follow them.
+"""The turns of an episode in a policy's own tokens: sampled turns stay as they are, and messages to the policy follow.
 
 The text between two turns, the bridge, is read off the chat template. With a placeholder X for the policy's turn,
 

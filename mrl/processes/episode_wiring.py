@@ -49,7 +49,7 @@ HALF = "\N{REPLACEMENT CHARACTER}"
 def own_receiver(table: PolicyTable) -> Receiver:
     """The policy's tokenizer; of several EOS ids, its chat template says which one closes an answer.
 
-    Raises ModelFolderError and TokenizerRefused as of `load_receiver`.
+    Raises ModelFolderError and TokenizerRefused as `load_receiver` does.
     """
     template = read_template(Path(table.model), table.prompt)
     return load_receiver(Path(table.model), template.behind_answer() if template else "")
@@ -238,7 +238,7 @@ class OwnWords:
         return self.spelling.text(token_ids)
 
     def turn(self, messages: Sequence[Message]) -> Int32s | str:
-        """[T] ids of one turn, or a reason as of an episode: "malformed", "tool_calls" or "too_long"."""
+        """[T] ids of one turn, or a reason as for an episode: "malformed", "tool_calls" or "too_long"."""
         text = self.text(messages)
         if isinstance(text, str):
             return text

@@ -186,7 +186,7 @@ class HostProcesses:
             time.sleep(0.01)
 
     def _forgive_standstill(self, now_s: float) -> None:
-        """Do not count the time in which this process itself stood still (a sleeping laptop) as a child's silence."""
+        """Count no time in which this process stood still (a stopped job, a sleeping laptop) as a child's silence."""
         stood_s = now_s - self._turned_s
         self._turned_s = now_s
         if stood_s > STANDSTILL_S:

@@ -55,7 +55,7 @@ _reply = msgspec.json.Decoder(Reply)
 
 
 class TrackerFeed:
-    """Feeds one tracker's process. The supervisor's main thread makes it: the process dies with the thread that did.
+    """Feeds one tracker's process. The main thread makes and closes it: the process dies with the thread that made it.
 
     Raises OSError when no process can be made.
     """

@@ -322,7 +322,7 @@ def _plain_serving(
 
 
 def _max_answers(config: RunConfig, policy: str, lease: LeaseHolder) -> Callable[[int], int]:
-    """Return the limit of answers in flight: the lease's, or in a synchronous run the batch, which decides all bits."""
+    """Return the limit of answers in flight: the lease's, or the whole batch in a synchronous run, for equal bits."""
     table = config.policies[policy]
     if config.run.sync:
         return WholeBatch(lease, table.learner.fresh_groups * table.rollout.group_size)
@@ -332,7 +332,7 @@ def _max_answers(config: RunConfig, policy: str, lease: LeaseHolder) -> Callable
 def _sender(
     config: RunConfig, exchange: ExchangeClient, telemetry: Telemetry, stop: threading.Event
 ) -> Callable[[Sequence[ExperienceRecord]], None]:
-    """Return the call that publishes records; in a synchronous run it waits for the exchange's acknowledgement."""
+    """Return the call that publishes records; in a synchronous run it returns only once the exchange has them."""
     if not config.run.sync:
         return exchange.publish
     bound_s = config.run.sync_timeout_s

@@ -165,8 +165,8 @@ class FamilySpelling(TurnSpelling):
             raise self._otherwise(by_template, by_family, step=1 if is_whole else -1)
 
     def _by_package(self, before: list[int], turn_ids: list[int], messages: Sequence[Message]) -> list[int] | None:
-        """Return all ids that the policy sees at its next turn, by the package; None unless they begin with the ids
-        before.
+        """Return all ids that the policy sees at its next turn, by the package; None unless they begin with `before`
+        and `turn_ids`.
         """
         try:
             found = self._renderer.bridge_to_next_turn(before, turn_ids, as_chat(messages))

@@ -17,7 +17,7 @@ UNION = "all together"
 
 @dataclass(frozen=True)
 class Difference:
-    """Difference of pass@k between evaluations A and B, over the prompts to which both have k answers."""
+    """pass@k of evaluation B minus that of A, over the prompts to which both have k answers."""
 
     policies: str
     k: int

@@ -146,7 +146,7 @@ def check_hosts(config: RunConfig, hosts: Sequence[str], *, where: str) -> None:
 
 
 def counting_gpus(config: RunConfig, hosts: Sequence[Host], num_gpus: int) -> RunConfig:
-    """Return the configuration for all hosts: each counts as showing the first host's `num_gpus` where no key says."""
+    """Return the configuration for all hosts, with the first host's `num_gpus` where `launch.gpus_per_host` is 0."""
     if len(hosts) < 2 or config.launch.gpus_per_host or not num_gpus:
         return config
     return config.model_copy(update={"launch": config.launch.model_copy(update={"gpus_per_host": num_gpus})})

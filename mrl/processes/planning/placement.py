@@ -43,7 +43,7 @@ def worker_gpus(policy: PolicyTable) -> int:
 
 
 def server_gpus(config: RunConfig, name: str) -> int:
-    """Return the most GPUs of a server that the run may start for a policy, also on a leased unit; 0 for no server."""
+    """Return the most GPUs of a policy's server, also on a leased unit; 0 unless servers have GPUs of their own."""
     policy = config.policies[name]
     if not has_own_gpus(policy):
         return 0

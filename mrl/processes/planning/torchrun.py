@@ -75,10 +75,11 @@ def nccl_environment(crash: Path, policy: str) -> dict[str, str]:
 
 
 def allocator_environment(user: Mapping[str, str]) -> dict[str, str]:
-    """Return variables of a learner or embedded engine on a GPU: GPU memory grows in place, main memory in large pages.
+    """Return variables for a process that computes on a GPU: GPU memory grows in place, main memory has large pages.
 
-    Varying lengths would otherwise fragment a GPU's memory. A growing key-value cache would leave as much memory behind
-    as it has, which torch keeps from all other processes on the GPU. The user's own settings of either are left alone.
+    The process is a learner's or has an embedded engine. Varying lengths would otherwise fragment a GPU's memory. A
+    growing key-value cache would leave as much memory behind as it has, which torch keeps from all other processes on
+    the GPU. The user's own settings of either are left alone.
 
     Memory that grows in place is shared between processes by file descriptors (`pidfd_getfd`), which containers often
     forbid. So memory to be shared by CUDA IPC is allocated apart.

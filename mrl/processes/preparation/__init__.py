@@ -1,7 +1,7 @@
 """Work before a run starts, or beside it: checks, downloads, made policies, measurements, comparisons.
 
-- `preflight`            all checks that need no process and write no file (`model_folder`, `prompt_fit`,
-  `learning_values`, `tracker_checks`); `completion` fills in keys that were left out
+- `preflight`            all checks before a process of the run is started or a file is written (`model_folder`,
+  `prompt_fit`, `learning_values`, `tracker_checks`); `completion` fills in keys that were left out
 - `hub_models`           models by name: pinned, fetched, found; `hub` asks the hub and fetches files
 - `checkpoint_folder`    a checkpoint as a folder that transformers loads; `checkpoint_room` whether the disk holds all
 - `prompt_days`          the day that chat templates print, the same for a whole run

@@ -50,8 +50,8 @@ def sound_checkpoint(folder: RunFolder, policy: str, step: int) -> "Checkpoint":
 def write_folder(part: Path, table: PolicyTable, checkpoint: "Checkpoint", dtype: str = "") -> None:
     """Fill `part` with the checkpoint's weights, and configuration, tokenizer and chat template of the policy's model.
 
-    For a policy that trains adapters, write the merged weights, and in `adapter/` the adapters alone. Merged weights
-    are in `dtype`, one of DTYPES or AS_MODEL, or as the checkpoint has them.
+    For a policy that trains adapters, write the merged weights, and in `adapter/` the adapters alone. All weights but
+    those of `adapter/` are in `dtype`, one of DTYPES or AS_MODEL; "" leaves them as the checkpoint has them.
     """
     _write_weights(part, table, checkpoint, dtype)
     for file in Path(table.model).iterdir():
@@ -83,7 +83,7 @@ def _write_weights(folder: Path, table: PolicyTable, checkpoint: "Checkpoint", d
     model_folder, lora = Path(table.model), table.learner.lora
     stored = dtypes_in(model_folder) if dtype == AS_MODEL else {}
     others = dtype if dtype in DTYPES else ""
-    if stored:  # what the folder calls otherwise is as most of it is
+    if stored:  # tensors that the folder does not name get its most common dtype
         others = Counter(stored.values()).most_common(1)[0][0]
     if lora is None:
         weights = released(hollow_policy(model_folder), saved_weights(checkpoint))
@@ -97,7 +97,7 @@ def _write_weights(folder: Path, table: PolicyTable, checkpoint: "Checkpoint", d
 
 
 def _tell_dtype(config_file: Path, dtype: str) -> None:
-    """Let a config.json say it, of each part of the model that it says it of."""
+    """Write `dtype` into a config.json, for the model and for each part of it whose dtype the file names."""
     described = json.loads(config_file.read_text(encoding="utf-8"))
     if not any(key in described for key in DTYPE_KEYS):
         described["dtype"] = dtype

@@ -242,7 +242,7 @@ def settings_of(row: str) -> list[str]:
 
 
 def seeds_in(text: str, *, where: str) -> list[int]:
-    """Return the seeds in `text`: `3` is 1, 2 and 3; `11,12` and `11,` are lists. Raises ConfigError for others."""
+    """Return the seeds in `text`: `3` is 1, 2 and 3; `11,12` and `11,` are lists. Raises ConfigError otherwise."""
     try:
         numbers = [int(part) for part in text.removesuffix(",").split(",")]
     except ValueError:

@@ -1,9 +1,9 @@
 """Files of the Hugging Face hub, fetched into the hub's cache on this machine: a repository at a commit is a folder.
 
 `huggingface_hub` speaks to the hub, so that cache, token and endpoint are those that people know (HF_HOME,
-HF_HUB_CACHE, HF_TOKEN, HF_ENDPOINT, HF_HUB_OFFLINE). Only files that a policy needs are fetched: settings, tokenizer,
-chat template, weights in safetensors; never code. Each file is checked against the hub's own digest. Whole files are
-kept when something goes wrong, so that the next attempt goes on from there.
+HF_HUB_CACHE, HF_TOKEN, HF_ENDPOINT, HF_HUB_OFFLINE). Of a model only the files that a policy needs are
+fetched: settings, tokenizer, chat template, weights in safetensors; never code. Each file is checked against the hub's
+own digest. Whole files are kept when something goes wrong, so that the next attempt goes on from there.
 """
 
 import errno
@@ -65,7 +65,7 @@ def is_whole(folder: Path) -> bool:
 
 
 def commit_of(name: Name, asked: AskedBy) -> str:
-    """Ask the hub for the commit that a name stands for now. Raises UserError; MissingError without an answer."""
+    """Return a name's own commit, or ask the hub for it. Raises UserError; MissingError without an answer."""
     return name.commit or listing_of(name, asked).commit
 
 

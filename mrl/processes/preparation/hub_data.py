@@ -1,8 +1,8 @@
 """The data sets of a configuration that come from the hub: pinned to commits, fetched, found on this machine.
 
-A task's `dataset` is a file or folder if one exists, else an id on the hub with `revision`. A pinned task has the
-`commit` for which both stand; `config.json` keeps it, for resumption and for other hosts. Only the README and the files
-of the splits that the task reads are fetched.
+A task's `dataset` is a file or folder if one exists, else an id on the hub with `revision`. A pinned task also has
+the `commit` of that id and revision; `config.json` keeps it, for resumption and for other hosts. Only the README and
+the files of the splits that the task reads are fetched.
 """
 
 from collections.abc import Callable

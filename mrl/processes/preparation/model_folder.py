@@ -132,7 +132,7 @@ def weight_files(folder: Path, where: str, anew: str) -> list[Path]:
 def check_below_adapters(folder: Path, *, key: str) -> None:
     """Raises ModelFolderError for weights that a learner with adapters would have to round to bfloat16.
 
-    What also sees or hears is not looked at: its file holds more than a learner loads.
+    A model that also reads images or sound is not checked: its files hold more weights than a learner loads.
     """
     described = read_described(folder, key)
     for file in weight_files(folder, key, "") if text_part(described) is described else ():

@@ -151,7 +151,7 @@ def _check_models(
 
 
 def check_built(policy: PolicyTable, *, where: str) -> None:
-    """Raise ModelFolderError for a config.json that transformers refuses, or of which a learner could make no model."""
+    """Raises ModelFolderError for a config.json that transformers refuses, or that describes no model for a learner."""
     from mrl.models.skeleton import config_of_folder, model_size
 
     with in_place(where):
@@ -317,9 +317,9 @@ def _check_says_again(config: RunConfig, task: str, first: "EnvironmentTurn") ->
 
 
 def check_teacher(config: RunConfig, *, where: str) -> None:
-    """Raises ConfigError when a teacher is no policy of the run, or teaches no task of it.
+    """Raises ConfigError when a teacher is no policy of the run, or is to teach a task that the run does not have.
 
-    The run would train by plain GRPO without a word. Also raised where a learner's kernel cannot use the units that
+    Such a run would train by plain GRPO without a word. Also raised where a learner's kernel cannot use the units that
     teachers tell.
     """
     from mrl.sharing.copd import CopdParameters

@@ -135,7 +135,7 @@ def _check_shown(spelling: "TurnSpelling", task: str, turn: "EnvironmentTurn") -
 def _tell_history(
     key: str, policy: PolicyTable, spelling: "TurnSpelling", *, is_given: bool, on_note: Callable[[str], None]
 ) -> None:
-    """Tell how the policy sees the reasoning of its earlier turns, where that is in part or the key was given."""
+    """Tell what the policy sees of the reasoning of its earlier turns, where that is not all or the key was given."""
     if not spelling.template:
         if is_given:
             on_note(f"{key}: the model has no chat template, so it changes nothing")
@@ -150,7 +150,7 @@ def _tell_history(
 
 
 def _by_family(key: str, spelling: "TurnSpelling", is_played: bool, *, is_served: bool) -> str:
-    """Return for what a policy's family is used, in words: for episodes, or for requests at the gateway."""
+    """Return in words what a policy's family is used for: in episodes, or in requests at the gateway."""
     from mrl.models.families.family_spelling import FamilySpelling
     from mrl.models.families.renderers_package import TRIED
     from mrl.processes.episode_wiring import own_syntax

@@ -1,4 +1,4 @@
-"""What is waited for before a run, told where it takes long."""
+"""Tell a person what a check before a run waits for, where that takes long."""
 
 import sys
 import threading
@@ -11,7 +11,7 @@ TELL_EVERY_S = 10.0
 
 @contextmanager
 def told_wait(what: str) -> Iterator[None]:
-    """While inside, standard error says every `TELL_EVERY_S` what is waited for, and for how long by now."""
+    """During the block, print to stderr every TELL_EVERY_S that `what` is awaited, and for how long so far."""
     begin_s, is_over = time.monotonic(), threading.Event()
 
     def tell() -> None:
