@@ -92,7 +92,7 @@ def read_units(
         return Rejected("shape")
     with np.errstate(all="ignore"):
         masses = np.where(is_told, np.exp(logprobs_TK), 0.0)
-        is_credible = (logprobs_TK <= LOGPROB_ROUNDING_NATS) | ~is_told  # False for NaN
+        is_credible = (logprobs_TK <= LOGPROB_ROUNDING_NATS) | ~is_told  # False for a told NaN
     if not is_credible.all() or (masses.sum(-1) > 1 + PROBABILITY_ROUNDING).any():
         return Rejected("logprobs")
     ids_TK = np.full(places_TK.shape, -1, dtype=np.int32)

@@ -95,7 +95,8 @@ class Residual:
 def excess_std_nats(span_std_nats: float, floor_std_nats: float) -> float:
     """Return the span std beyond what the two tokenizers make of equal policies, if both parts are independent.
 
-    >>> round(excess_std_nats(0.5, 0.3), 12) 0.4
+    >>> round(excess_std_nats(0.5, 0.3), 12)
+    0.4
     """
     return float(max(0.0, span_std_nats**2 - floor_std_nats**2) ** 0.5)
 
@@ -145,7 +146,8 @@ def summarise(batch: AlignedBatch, receiver_logprobs: npt.NDArray[np.floating] |
 def effective_share(log_weights: Floats) -> float:
     """Return the ESS of weights given as logs, as a share of their number; 0 for none. Weights may under- or overflow.
 
-    >>> effective_share(np.array([3.0, 3.0])) 1.0
+    >>> effective_share(np.array([3.0, 3.0]))
+    1.0
     """
     if log_weights.size == 0:
         return 0.0

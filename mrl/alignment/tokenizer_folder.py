@@ -61,7 +61,7 @@ def find_eos(folder: Path, file: TokenizerFile, closing: str = "") -> tuple[int,
 
 
 def _first_in(closing: str, ids: Collection[int], file: TokenizerFile, named: int | None) -> int | None:
-    """Return the id whose token comes first in `closing`, else `named`: Gemma's is `<eos>`, which ends no turn."""
+    """Return the id whose token comes first in `closing`, else `named`, which for Gemma is `<eos>` and ends no turn."""
     places = {int(token["id"]): closing.find(token["content"]) for token in file.added_tokens}
     return min((index for index in ids if places.get(index, -1) >= 0), key=places.__getitem__, default=named)
 

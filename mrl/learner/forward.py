@@ -17,7 +17,7 @@ from mrl.models.row_attention import take
 from mrl.objectives.logprobs import Kernel, token_logprobs, token_logprobs_and_entropy
 
 CHUNK_LOGITS = 1 << 25
-"""Default of `learner.chunk_logits`: 128 MiB of float32."""
+"""Default of `learner.chunk_logits` on a CPU: 128 MiB of float32."""
 
 
 @dataclass(frozen=True, slots=True)

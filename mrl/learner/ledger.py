@@ -378,5 +378,5 @@ def _is_usable(answer: Answer) -> bool:
         return False
     if answer.experts is not None and answer.experts.unpacked(num_sampled) is None:
         return False
-    # One that is not a number would make the loss none either.
+    # With a log-probability that is not a number the loss would not be a number either.
     return are_logprobs(unpack_array(answer.logprobs, "f4"))

@@ -26,7 +26,7 @@ from mrl.sharing.regime import Asking, Regime
 
 PROMPTS_AT_ONCE = 32
 MAX_RECORDS_PER_PROMPT = 64
-"""Meant to be all of them: which records a smaller limit would leave out could depend on the order of arrival."""
+"""Meant to be all records: which of them a smaller limit would leave out could depend on the order of arrival."""
 SLICE_S = 0.5
 """Seconds after which a role that is told to stop leaves a meeting."""
 ASK_AGAIN_S = 0.05

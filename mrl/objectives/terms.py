@@ -31,7 +31,7 @@ from mrl.objectives.specs import (
 )
 
 LEAST_REST = 1e-6
-"""Least probability of the rest beside all units, inside logarithms: float32 sums to 1 no more exactly."""
+"""Least probability of the rest beside all units, inside logarithms: sums to 1 in float32 are no more exact."""
 
 
 class UnitLogprobs(NamedTuple):
@@ -276,9 +276,9 @@ def unit_divergence(units: UnitLogprobs, max_gap_nats: float) -> Tensor:
 
     p and q are the probabilities of the same units under policy and teacher, as SimCT (arXiv 2605.07711) compares
     them. Unclamped, D_t is KL(p || q) of the two coarser distributions, with its gradient: the part through g would be
-    the gradient of a sum of probabilities, which is 1. `distilled_advantages` has the same mean over units drawn from
-    p. Over all of a shared vocabulary the rest is nothing, and D_t the divergence of the two policies; over fewer
-    units it is a lower bound of that divergence.
+    the gradient of a sum of probabilities, which is 1. `distilled_advantages` of units drawn from p have the mean
+    -beta D_t at the step's start. Over all of a shared vocabulary the rest is nothing, and D_t the divergence of the
+    two policies; over fewer units it is a lower bound of that divergence.
     """
     is_unit_TK = units.teacher_TK.isfinite()
     own_TK = torch.where(is_unit_TK, units.own_TK, 0.0)
@@ -318,5 +318,8 @@ TERMS: dict[type[Any], Callable[[Any, TermInputs], Tensor]] = {
 
 
 def term_losses(spec: Term, inputs: TermInputs) -> Tensor:
-    """Return the per-token loss of one component, [T], unweighted and unnormalised; gradient by `logprobs_T` only."""
+    """Return the per-token loss of one component, [T], unweighted and unnormalised.
+
+    Gradient flows through the policy's own log-probs only: of the tokens, and of their units.
+    """
     return TERMS[type(spec)](spec, inputs)

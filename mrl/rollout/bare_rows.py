@@ -73,6 +73,8 @@ def spelled_turn(token_ids: Int32s, spelling: TurnSpelling) -> str:
 
 
 def to_read(token_ids: Int32s, spelling: TurnSpelling) -> Message:
-    """Return given ids as a message for people to read, shortened to its limit. Its role "user" stands for no role."""
+    """Return given ids as a message for people to read: only its beginning, where it is more than a message holds. The
+    role "user" stands for no role.
+    """
     text = spelling.text(token_ids.tolist())
     return Message("user", text if bytes_of(text) <= MAX_TURN_BYTES else text[:MAX_LAST_CHARS])

@@ -47,7 +47,7 @@ class ScoreLink(Protocol):
         """Hand records to the exchange."""
 
     def losses(self) -> Mapping[str, float]:
-        """Metrics of those that go to no peer."""
+        """Return metrics of published records that go to no peer."""
 
 
 @dataclass

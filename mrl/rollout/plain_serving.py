@@ -75,7 +75,8 @@ class PlainServing:
         is_kept: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`share` bounds the places, to at least one, and the time for scores while groups are sampled.
+        """`share` bounds the places for requests, of which there is at least one, and the time for scores while groups
+        are sampled.
 
         `is_kept` says that the engine serves an earlier step, from its checkpoint.
         """

@@ -42,7 +42,7 @@ class CollectiveParameters(PeerGroupParameters):
 
 
 class CollectiveRegime(PeerGroupReader):
-    """A regime around another one, which gives it the rewards of the vote in tasks that are voted on."""
+    """A regime that wraps another one and gives it the rewards of the vote, in tasks that are voted on."""
 
     def __init__(self, regime: Regime, parameters: CollectiveParameters, context: SharingContext) -> None:
         super().__init__("vote", parameters, context)

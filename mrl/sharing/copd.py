@@ -165,8 +165,8 @@ class CopdRegime(ScoreReader):
 
 
 def _shares_of_units(rows: Sequence[TrainingExample]) -> dict[str, float]:
-    """Return two shares of the teachers' opinions that units tell: of scored tokens those with units, and the mean of a
-    teacher's probability on the units of such a token.
+    """Return two shares that units tell of the teachers' opinions: the scored tokens with units among all scored
+    tokens, and the mean probability that a teacher gives to the units of such a token.
     """
     told = [row for row in rows if row.teacher_units is not None]
     num_scored = sum(int(np.isfinite(row.teacher_logprobs).sum()) for row in rows if row.teacher_logprobs is not None)

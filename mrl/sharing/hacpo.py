@@ -44,14 +44,15 @@ from mrl.sharing.regime import Absorbed, Component, TrainingExample
 CROSS = "cross"
 CAPABILITY_FLOOR = 1e-8
 RATIO_BOUNDS = (0.1, 10.0)
-"""Bounds of the ratio of two capabilities, as in the authors' code."""
+"""Bounds of the ratio of two capabilities, of which none counts as less than `CAPABILITY_FLOOR`; as in the authors'
+code."""
 
 
 class HacpoParameters(PeerGroupParameters):
     """The `[sharing.hacpo]` table."""
 
     alpha: Annotated[float, Tuned((0.5, 1.0, 2.0))] = Field(1.0, ge=0)
-    """Exponent of the detached ratio: the larger, the more likelier rows weigh."""
+    """Exponent of the detached ratio: a larger one gives less weight to rows that are unlikely for the policy."""
     lower: Annotated[float, Tuned((0.6, 0.8, 0.9))] = Field(0.8, ge=0, le=1)
     """Lower bound of the cross ratio at the first update of a step (1 - delta); the upper bound is 1."""
     lower_step: float = Field(0.025, ge=0)

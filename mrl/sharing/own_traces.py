@@ -103,7 +103,7 @@ def _shared_episode(answer: Answer, advantage: float, receiver: Receiver) -> Sha
 
 
 def answer_bytes(answer: Answer) -> int:
-    """Return the bytes of an own answer's text that cross; of an episode, of its turns up to the policy's last."""
+    """Return how many bytes of an own answer's text cross; of an episode, of its turns up to the policy's last."""
     if not answer.segments:
         return len(answer.completion)
     if answer.is_unsayable:

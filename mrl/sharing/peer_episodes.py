@@ -31,7 +31,7 @@ class EpisodeSpelling(Protocol):
     """Writes conversations of other policies in own tokens."""
 
     def opening(self, opening: Opening) -> Int32s | str:
-        """Return [P] the ids of an episode's prompt; or why not: "no_opening" where the template refuses it."""
+        """Return [P] ids of the prompt of an episode that begins so, or "no_opening" where the template refuses it."""
         ...
 
     def spell(self, turns: Sequence[SharedTurn]) -> SpelledEpisode | str:

@@ -27,7 +27,7 @@ from mrl.sharing.peer_turns import NOTHING_SHARED, EpisodeRow, aligned_episodes,
 from mrl.sharing.regime import WITHHELD, Bools, ExaminedAnswer, Int32s, TrainingExample
 
 CUT = "cut"
-"""Reason of a text that is to be imitated and has not room as a whole within the own token limit."""
+"""Reason of a text that is to be imitated and does not fit as a whole into the own token limit."""
 
 
 class PeerTrace(NamedTuple):

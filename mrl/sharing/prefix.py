@@ -57,8 +57,8 @@ class PrefixParameters(Table):
     """Where the policy goes on. "drawn": after a number of the peer's turns that is drawn uniformly. "backwards": first
     before the peer's last turn, and ever further from the end as the policy succeeds."""
     growth_success_share: float = Field(0.5, gt=0, le=1)
-    """Share of the groups from one number of left turns that need a success before the policy plays one turn more
-    itself, for "backwards"."""
+    """Share of the groups with the present number of turns left to the policy that need a success before it plays one
+    turn more itself, for "backwards"."""
     max_share: Annotated[float, Tuned((0.25, 0.5, 0.75))] = Field(0.5, gt=0, le=1)
     """States handed out for one batch, as a share of its groups; others wait."""
     gate_age_versions: int = Field(8, ge=0)
@@ -215,8 +215,8 @@ class PrefixRegime:
         return None
 
     def _beginning(self, record: EpisodeRecord, rng: np.random.Generator) -> Continuation | str:
-        """Return the first turns of a success, or why there are none: "malformed", "one_turn", "too_long", or a word of
-        the spelling.
+        """Return the first turns of a success, or why there are none: "malformed", "one_turn", "no_spelling",
+        "too_long", or a word of the spelling.
         """
         if not all(turn.is_sampled is (place % 2 == 0) for place, turn in enumerate(record.turns)):
             return "malformed"

@@ -44,8 +44,8 @@ class RegimeKind(NamedTuple):
     parameters: type[Table]
     build: Callable[[Any, SharingContext], Regime]
     carries_text: bool = True
-    """Whether policies read each other's texts in own tokens, so that tokenizers are aligned. False where only turns of
-    episodes cross that are written anew."""
+    """Whether policies read each other's texts in own tokens, so that tokenizers are aligned. Turns of episodes
+    that are written anew do not count."""
     learns_of_uniform_groups: bool = False
     """Whether the regime uses own groups whose answers all have one reward. Dynamic sampling drops these groups."""
     carries_episodes: bool = False
@@ -213,7 +213,7 @@ def check_objectives(table: Mapping[str, Any], policies: Mapping[str, PolicyTabl
 
 def check_episodes(table: Mapping[str, Any], tasks: Mapping[str, TaskTable], where: str) -> None:
     """Raises ConfigError where a task has an environment and the regime shares no episodes, or where the regime goes on
-    in episodes and a task has none.
+    in episodes and a task has none that it can go on in.
     """
     name = _name(table)
     if regime_kind(table, where).goes_on_in_episodes:

@@ -142,7 +142,7 @@ def cross_advantages(
         num_own -= 1
         own_mean_G = (own_G.sum() - own_G) / max(1, num_own)
     share = 1.0 if baseline == "peer_only" else len(theirs) / (num_own + len(theirs))
-    weight = share if peer_weight is None or not num_own else peer_weight  # a group of one, left out: the peers' mean
+    weight = share if peer_weight is None or not num_own else peer_weight  # no own answer left: the peers' mean alone
     centred_G = own_G - ((1 - weight) * own_mean_G + weight * theirs.mean())
     if baseline == "mean_only" or not divide:
         return np.asarray(centred_G, dtype=np.float32)

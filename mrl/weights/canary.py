@@ -33,7 +33,8 @@ SURE_ERRORS = 6.0
 MIN_MISSING_SHARE = 0.1
 """Least share of an update whose absence is looked for."""
 TELLING_SHARE, TELLING_ERRORS = 0.2, 3.0
-"""A canary tells versions apart where the missing share of the update and so many standard errors are at most this."""
+"""A canary tells versions apart where the missing share of the update, with the second number of standard errors added,
+is at most the first."""
 
 Floats = npt.NDArray[np.float64]
 

@@ -55,5 +55,5 @@ def _rows_of(trained_tokens: int, num_rows: int, tokens: int) -> int:
 
 
 def _row(token_ids: Int32s) -> list[int]:
-    """Return a row that is repeated until it can be split into a prompt and something to score."""
+    """Return a row; one too short to be split into a prompt and something to score has its tokens repeated."""
     return np.resize(token_ids, max(MIN_ROW_TOKENS, token_ids.size)).tolist()

@@ -18,7 +18,7 @@ CURE = 'where processes may not read each other\'s memory: rollout.weights_in = 
 
 @contextmanager
 def read_lock(folder: Path) -> Iterator[None]:
-    """Keep the files of a published version as they are, and where they are, while it is read.
+    """Keep the files of a published version as they are while it is read, and in place unless it is pruned already.
 
     Raises WeightsGone when it is no longer there, also where it goes while it is read, and WeightsError when it lies in
     the memory of a process that cannot be seen from here.
