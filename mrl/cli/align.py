@@ -1,7 +1,8 @@
-"""`mrl align card A B [--text FILE] [--out DIR]`, `mrl align show A B "text"`: what two tokenizers are to each other.
+"""`mrl align card A B [--text FILE] [--out DIR]`, `mrl align show A B "text"`: compare two tokenizers.
 
-A and B are model folders, or the `tokenizer.json` of such.
-`mrl align floors RUN` measures, of every pair of policies of a run, what its report sets the residual against.
+A and B are model folders, or their `tokenizer.json` files.
+`mrl align floors RUN` measures, for every pair of policies of a run, the residual that the two tokenizers alone cause;
+the run's report compares the measured residual with this floor.
 """
 
 import argparse
@@ -32,7 +33,7 @@ PLAIN_WIDTH = 140
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The three actions."""
+    """Add the three actions with their arguments."""
     actions = parser.add_subparsers(dest="action", required=True, metavar="card|show|floors")
     floors = actions.add_parser("floors", help="measure the pairs of a run that have no floor yet", allow_abbrev=False)
     floors.add_argument("run", type=Path, metavar="RUN", help="folder of the run, runs/<name>")
@@ -76,7 +77,7 @@ def _console(*, coloured: bool = False) -> Console:
 
 
 def _load(path: Path) -> Receiver | TokenizerRefused:
-    """The receiver, or the refusal that the card then tells. A file that is missing or broken is the user's to mend."""
+    """Return the receiver, or the refusal for the card to show. Errors for missing or broken files are raised."""
     try:
         return load_receiver(path)
     except TokenizerRefused as refusal:
@@ -84,7 +85,7 @@ def _load(path: Path) -> Receiver | TokenizerRefused:
 
 
 def _texts(paths: Sequence[Path], *, only_own: bool) -> dict[str, list[str]]:
-    """Kind -> rows: the built-in kinds, and files under their names."""
+    """Return kind -> rows: the built-in kinds, and files under their names."""
     if only_own and not paths:
         raise ConfigError("no text is left", where="--only-text", cure="name one with --text FILE")
     texts = {} if only_own else card_texts()
@@ -95,7 +96,7 @@ def _texts(paths: Sequence[Path], *, only_own: bool) -> dict[str, list[str]]:
 
 
 def _names(first: Path, second: Path) -> tuple[str, str]:
-    """Names that tell the two apart: the last part of the path, or both sides of the pair numbered."""
+    """Return names that tell the two tokenizers apart: last parts of their paths, numbered where these are equal."""
     short = (first.resolve().name, second.resolve().name)
     return short if short[0] != short[1] else (f"{short[0]}_1", f"{short[1]}_2")
 
@@ -129,7 +130,7 @@ def _print_card(console: Console, card: PairCard) -> None:
 
 
 def _coverage_table(directions: Sequence[Direction]) -> Table:
-    """Shares are of receiver tokens, in percent."""
+    """Table of coverage: shares of receiver tokens in percent, by kind of span."""
     table = Table(box=box.SIMPLE_HEAD, title="coverage, % of receiver tokens by kind of span", title_justify="left")
     table.add_column("peer → receiver", no_wrap=True)
     table.add_column("text")

@@ -1,4 +1,4 @@
-"""`mrl align show`: one text in two tokenizers' tokens, common spans below each other, and what either changed."""
+"""`mrl align show`: one text in two tokenizers' tokens, common spans below each other, and characters changed."""
 
 import unicodedata
 from collections.abc import Iterator, Sequence
@@ -24,10 +24,11 @@ REFUSALS = {
 }
 
 Lines = tuple[Text, Text]
+"""A line of tokens of the first tokenizer, and the line below it of the second."""
 
 
 def show(console: Console, names: tuple[str, str], receivers: tuple[Receiver, Receiver], words: str) -> None:
-    """Print what the first makes of the words as an answer, and the second of that."""
+    """Print `words` as an answer in tokens of the first tokenizer, and that answer in tokens of the second."""
     answers, batch = translated(*receivers, [words])
     written = answers[0].completion.decode("utf-8", "replace")
     _tell(console, f"{names[0]} writes other characters than given", words, written)
@@ -49,9 +50,9 @@ def show(console: Console, names: tuple[str, str], receivers: tuple[Receiver, Re
 
 
 def visible(data: bytes) -> str:
-    """Bytes of a token as a person can see them: spaces and line ends marked, parts of characters in hexadecimal.
+    """Return a token's bytes as visible text: spaces and line ends marked, parts of characters in hexadecimal.
 
-    A mark that would stand on the letter before the token stands on a dotted circle.
+    A combining mark at the beginning, which would stand on the letter before the token, stands on a dotted circle.
     """
     words = data.decode(errors="backslashreplace")
     marks = {" ": "·", "\n": "⏎", "\t": "⇥", "\r": "␍"}
@@ -60,9 +61,10 @@ def visible(data: bytes) -> str:
 
 
 def wrapped(spans: Sequence[SpanText], width: int) -> Iterator[Lines]:
-    """Both sides in lines of at most `width` cells where spans are not wider; a span stands below its counterpart.
+    """Yield both sides in lines of at most `width` cells, unless a span is wider; spans stand below each other.
 
-    One colour per span, a bar between its tokens; red where the sides differ in tokens, magenta where in characters.
+    Each span has one colour and bars between its tokens: red where the sides differ in tokens, magenta where they
+    differ in characters.
     """
     lines, taken = (Text(), Text()), 0
     for index, span in enumerate(spans):
@@ -80,7 +82,7 @@ def wrapped(spans: Sequence[SpanText], width: int) -> Iterator[Lines]:
 
 
 def changes(before: str, after: str) -> list[tuple[str, str]]:
-    """The pieces that differ, in order.
+    """Return the pieces that differ, (before, after), in order.
 
     >>> changes("cafe\\u0301 \\u2581", "caf\\u00e9  ")
     [('é', 'é'), ('▁', ' ')]
@@ -96,7 +98,7 @@ def _style(span: SpanText, index: int) -> str:
 
 
 def _tell(console: Console, what: str, before: str, after: str) -> None:
-    """One line on what changed between two texts; nothing where they are equal."""
+    """Print one line on the changes between two texts; nothing where the texts are equal."""
     if before == after:
         return
     found = changes(before, after)
@@ -107,7 +109,7 @@ def _tell(console: Console, what: str, before: str, after: str) -> None:
 
 
 def _spelled(characters: str) -> str:
-    """Characters with their code points, since two forms of one letter look alike."""
+    """Return characters with their code points, since two forms of one letter look alike."""
     codes = " ".join(f"U+{ord(character):04X}" for character in characters)
     return f"{visible(characters.encode())} [{codes}]" if characters else "nothing"
 

@@ -1,4 +1,4 @@
-"""`mrl bandit [--out DIR] [--quick] [--seed N]`: the contextual-bandit study as tables, numbers and pictures."""
+"""`mrl bandit [--out DIR] [--quick] [--seed N]`: make tables, numbers and pictures of the contextual-bandit study."""
 
 import argparse
 import importlib.util
@@ -23,14 +23,14 @@ NUMBERS = "bandit.json"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Where to write, how much, and which random numbers."""
+    """Add the arguments: folder, size of the study, and seed."""
     parser.add_argument("--out", type=Path, metavar="DIR", default=Path("bandit"), help="folder to write to (bandit/)")
     parser.add_argument("--quick", action="store_true", help="fewer draws and a smaller toy, for a first look")
     parser.add_argument("--seed", type=_seed, metavar="N", default=0, help="seed of everything random (0)")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Compute, print the tables, write the files and print their paths.
+    """Compute the study, print its tables, write its files and print their paths.
 
     Files of an earlier study are replaced, each whole; a folder with anything else in it is refused before any work.
     Raises ConfigError for such a folder, or when matplotlib is missing.
@@ -54,7 +54,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def check_folder(folder: Path, ours: Collection[str]) -> None:
-    """Raises ConfigError when the folder cannot be made or holds anything that is not ours, hidden files aside."""
+    """Raises ConfigError when the folder cannot be made or holds files other than `ours`, hidden files aside."""
     nearest = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
         raise ConfigError("cannot be written", where=f"--out {folder}", got=str(nearest), wanted="a writable folder")
@@ -100,7 +100,7 @@ def _reference_table(results: "Results") -> Table:
 
 
 def _significant(value: float) -> str:
-    """Three significant digits, and an exponent only below 0.0001 and from 100 000 on."""
+    """Return a number with three significant digits, and an exponent only below 0.0001 and from 100 000 on."""
     if value == 0 or abs(value) < 1e-15:
         return "0"
     if abs(value) < 1e-4 or abs(value) >= 1e5:

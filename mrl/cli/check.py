@@ -1,7 +1,7 @@
-"""`mrl check CONFIG`: what `mrl train` would check, and the plan it would follow; starts and writes nothing.
+"""`mrl check CONFIG`: do the checks of `mrl train` and print the plan of the run; start and write nothing.
 
-A model, data file, package or GPU that is not there is no mistake in a configuration: it is listed, with the command
-that gets it; `--strict` ends with another code then.
+A missing model, data file, package or GPU is no mistake in a configuration: it is listed, with the command that gets
+it. With `--strict` the exit code is 2 then.
 """
 
 import argparse
@@ -49,13 +49,13 @@ from mrl.tasks.sealed.sealing import described_seal
 from mrl.tasks.verifier_trial import GARBAGE, Trial, evaluates_nothing, fails_as_they_are, tells_nothing
 
 SHOWN_SHARE = 0.05
-"""Parts of a process's memory smaller than this are left out of the table."""
+"""Share of a process's memory; smaller parts are left out of the table."""
 SHOWN_CHARS = 60
-"""Of a prompt or an answer."""
+"""Most characters of a prompt or an answer in the table."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The configuration."""
+    """Add the arguments: configuration, prompts to show, strictness."""
     parser.add_argument("config", type=config_file, metavar="CONFIG", help="TOML file, or `quickstart`")
     shown = "show the first N prompts of each policy as it is asked them"
     parser.add_argument("--prompts", type=int, default=0, metavar="N", help=shown)
@@ -64,7 +64,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Validate and print the resolved plan."""
+    """Validate the configuration and print the resolved plan."""
     of_device = load_resolved(arguments.config, arguments.overrides)
     notes: list[str] = []
     completed = complete(pinned(of_device.config, where=str(arguments.config), on_note=notes.append))
@@ -120,7 +120,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _confined(config: RunConfig) -> Iterator[str]:
-    """What becomes here of answers that are run, and what agents reach."""
+    """Yield lines on how this host confines answers that are run as code, and what agents can reach."""
     if any(table.evaluator or table.trusted_answers for table in config.tasks.values()):
         yield f"answers that are evaluated as code: {described_seal()}"
     if any(table.is_fenced for table in config.tasks.values()):
@@ -128,7 +128,7 @@ def _confined(config: RunConfig) -> Iterator[str]:
 
 
 def _show_trials(console: Console, config: RunConfig, trials: Sequence[Trial]) -> None:
-    """What one task's verifier gave, and what is strange about that."""
+    """Print the rewards that one task's verifier gave in its trials, with warnings where they look wrong."""
     table = config.tasks[trials[0].task]
     console.print(_tried(config, trials))
     if tells_nothing(trials):
@@ -157,7 +157,7 @@ def _still_needed(missing: Sequence[MissingError], config: RunConfig, num_gpus: 
 
 
 def _refused_folder(config: RunConfig) -> str:
-    """Why the folder of the run cannot be made, "" where it can."""
+    """Return why the folder of the run cannot be made; "" where it can."""
     try:
         check_disk(run_folder_of(config).path, config.run.min_free_mib)
     except RunFolderError as error:
@@ -166,7 +166,7 @@ def _refused_folder(config: RunConfig) -> str:
 
 
 def _fewer_gpus(config: RunConfig, num_gpus: int) -> Iterator[str]:
-    """What would fit on the GPUs that there are."""
+    """Yield the cure that a plan for these few GPUs gives, if the plan is refused."""
     try:
         build_plan(config, run_folder_of(config).path, gpus=[str(number) for number in range(num_gpus)])
     except ConfigError as error:
@@ -224,7 +224,7 @@ def _policies(config: RunConfig) -> Table:
 
 
 def _tried(config: RunConfig, trials: Sequence[Trial]) -> Table:
-    """What a verifier gave for references, for wrong answers and for garbage."""
+    """Table of rewards that a verifier gave for references, for wrong answers and for garbage."""
     task = trials[0].task
     title = f"tasks.{task}: what {config.tasks[task].verifier} gave"
     table = Table(box=box.SIMPLE_HEAD, title=title, title_justify="left", show_edge=False)
@@ -244,7 +244,7 @@ def _tried(config: RunConfig, trials: Sequence[Trial]) -> Table:
 
 
 def _learning(config: RunConfig, chosen: Iterable[Choice], unknown: Sequence[str]) -> Table:
-    """What decides how policies learn, each value marked that nobody gave."""
+    """Table of keys that decide how policies learn; values of keys that were left out have a mark."""
     title = "what is learned by (* left out: a default)"
     table = Table(box=box.SIMPLE_HEAD, title=title, title_justify="left", show_edge=False)
     for heading in ("key of a policy", *config.learning):
@@ -266,7 +266,7 @@ def _chosen(choices: Iterable[Choice]) -> Table:
 
 
 def _slow(config: RunConfig) -> Iterator[str]:
-    """What was chosen by hand and costs a GPU most of its speed."""
+    """Yield lines on given values that cost a GPU most of its speed."""
     for name in config.learning:
         policy = config.policies[name]
         if policy.device == "cuda" and policy.learner.precision == "float32":
@@ -277,7 +277,7 @@ def _slow(config: RunConfig) -> Iterator[str]:
 
 
 def _summed_late(config: RunConfig) -> Iterator[str]:
-    """When replicas of shards sum gradients, and what waits until then."""
+    """Yield lines on learners whose replicas of shards sum gradients between them only once for each update."""
     for name in config.learning:
         learner = config.policies[name].learner
         if 1 < learner.num_shards < learner.processes:
@@ -308,7 +308,7 @@ def _processes(config: RunConfig, needs: Sequence[ProcessNeed], unknown: Sequenc
 
 
 def _at_once(needs: Sequence[ProcessNeed], threads: Sequence[int]) -> Iterable[int]:
-    """Threads that run at once; on a unit one engine has its turn."""
+    """Threads that run at once; engines on one unit take turns, so the largest of them counts."""
     largest: dict[str, int] = {}
     for need, count in zip(needs, threads, strict=True):
         place = need.spec.env.get(UNIT, need.spec.name)
@@ -317,7 +317,7 @@ def _at_once(needs: Sequence[ProcessNeed], threads: Sequence[int]) -> Iterable[i
 
 
 def _parts(need: Need) -> str:
-    """The moment of a peak and its larger parts."""
+    """Describe the moment of a memory peak and its larger parts."""
     large = {part: size / MIB for part, size in need.parts.items() if size >= SHOWN_SHARE * need.mib * MIB}
     ordered = sorted(large.items(), key=lambda item: -item[1])
     return f"{need.moment} " * bool(need.moment) + ", ".join(f"{part} {mib:.0f}" for part, mib in ordered)

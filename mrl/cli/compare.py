@@ -2,9 +2,9 @@
 
 Every run is CONFIG with `--sharing.regime R --run.seed S`, written to `FOLDER/R-S.toml` and trained in `FOLDER/R-S`:
 same prompts, same initial policies, same number of steps and own answers; synchronous unless `--async`. A frozen policy
-is left out of the runs whose regime never asks it. Finished runs are not repeated and begun ones are resumed, so that
-the command can be called again after anything. Table, figure and numbers are written beside the runs. With `--tune N`
-each regime first chooses among as many configurations, on other seeds.
+is left out of the runs whose regime never asks it. Finished runs are not repeated and begun runs are resumed, so that
+the command can be called again after any interruption. Table, figure and numbers are written beside the runs. With
+`--tune N` each regime first chooses among N configurations, on other seeds.
 """
 
 import argparse
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """What to compare, on how many seeds, where."""
+    """Add the arguments: configuration, regimes, seeds, tuning, and place of the runs."""
     parser.add_argument("config", type=config_file, metavar="CONFIG", help="TOML file, or `quickstart`")
     parser.add_argument(
         "--regimes",
@@ -58,7 +58,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Train what is missing, then write and print the comparison; what is there is shown without models and GPUs."""
+    """Train missing runs, then write and print the comparison. Finished runs alone need neither models nor GPUs."""
     if arguments.jobs < 0:
         raise ConfigError("not a number of runs", where="--jobs", got=arguments.jobs, wanted=">= 1, or 0 to choose")
     if arguments.tune_seeds is not None and arguments.tune is None:
@@ -73,7 +73,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _tuned(arguments: argparse.Namespace, train: Callable[[Sequence[PlannedRun]], None]) -> int:
-    """Tune, then compare what was chosen; of a tuning that is not done, the table so far and 1."""
+    """Tune, then compare the chosen configurations; while tuning is not done, print the table so far and return 1."""
     from mrl.processes.preparation import tuning
 
     tuned = tuning.tune(arguments, train, on_rung=lambda line: print(line, flush=True))
@@ -98,7 +98,7 @@ def _train(runs: Sequence[PlannedRun], *, jobs: int, where: str, is_only_table: 
     from mrl.processes.preparation.preflight import preflight
 
     host_mib = host_memory_bytes() / MIB
-    # Each run fits itself to this host when it starts, so that its folder and its file have none of that.
+    # A run fits its configuration to this host's memory at its start; its folder and file keep it as planned.
     plain = {one.folder.name.rpartition("-")[0]: one.config for one in runs}.values()
     configs = [by_memory(config, planned(config), host_mib).config for config in plain]
     for config in configs:
@@ -108,7 +108,7 @@ def _train(runs: Sequence[PlannedRun], *, jobs: int, where: str, is_only_table: 
 
 
 def conclude(runs: Sequence[PlannedRun], before: Sequence["Grid"] = (), told_before: Sequence[str] = ()) -> int:
-    """Read what came to its end, write and print tables; 1 when something did not. Raises RoleFailed for nothing."""
+    """Write and print tables of the finished runs; return 1 unless all finished. Raises RoleFailed when none did."""
     from mrl.report.comparing.grid import markdown
     from mrl.report.comparison import Comparison, read_outcome
     from mrl.report.comparison_table import as_json, grids
@@ -143,7 +143,7 @@ def _show(tables: Sequence["Grid"], told: Sequence[str]) -> None:
 
 
 def notes(runs: Sequence[PlannedRun], done: Sequence[PlannedRun]) -> list[str]:
-    """What a reader of the tables must know: policies left out of some runs, runs and differences that are missing."""
+    """Return notes on the tables: policies left out of some runs, missing runs and missing differences."""
     left_out = {one.regime: ", ".join(one.left_out) for one in runs if one.left_out}
     told = [f"{regime}: without {names} (frozen), which it never asks" for regime, names in left_out.items()]
     told += [f"not in the tables: {one.folder} did not come to its end" for one in runs if one not in done]

@@ -1,4 +1,4 @@
-"""`mrl doctor`: what this machine has, and whether each engine starts, samples, tells log-probs and takes weights."""
+"""`mrl doctor`: show what this machine has, and try whether each engine starts, samples, scores and takes weights."""
 
 import argparse
 import importlib.metadata
@@ -39,11 +39,11 @@ OPTIONAL = (
     ("renderers", "renderers", "tool calls of further families (prompt.family)"),
     ("matplotlib", "plots", "figures of `mrl compare` and `mrl bandit`"),
 )
-"""Module, the extra that brings it, and what it is for."""
+"""(module, extra that installs the module, purpose) for the optional packages."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Engines and device, or the configuration that names them."""
+    """Add the arguments: engines and device, or the configuration that names them."""
     parser.add_argument("engines", nargs="*", metavar="ENGINE", help=f"{', '.join(ENGINES)}; all when none is named")
     device = "cuda" if visible_gpus(os.environ) else "cpu"
     parser.add_argument("--device", choices=["cpu", "cuda"], help=f"default: {device}")
@@ -52,9 +52,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Examine and print; 1 when an engine does not do what it should, 2 when it is for the person to cure.
+    """Examine engines and print the findings; return 1 when an engine fails, 2 when the user can cure all failures.
 
-    An engine that nobody named and that is not installed is told of with how to get it, and is no fault.
+    An engine that was not named and is not installed is no failure: it is listed with the command that installs it.
     """
     for name in arguments.engines:
         if name not in ENGINES:
@@ -81,7 +81,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def not_here(absent: Iterable[Subject]) -> list[str]:
-    """What could be installed and is not, with the command that gets it: these engines, and packages."""
+    """Return lines on what is not installed, with the command that installs it: these engines, and packages."""
     kinds = [(one.engine, _kind(one.device)) for one in absent]
     rows = [(engine, f"an inference server on {kind.upper()}s", making_command(engine, kind)) for engine, kind in kinds]
     missing = [row for row in OPTIONAL if importlib.util.find_spec(row[0]) is None]
@@ -94,7 +94,7 @@ def not_here(absent: Iterable[Subject]) -> list[str]:
 
 
 def subjects_of(config: RunConfig) -> dict[str, Subject]:
-    """The engines of a configuration by a name that tells whose they are; policies that have the same share one."""
+    """Return the engines of a configuration, by a name that lists the policies with this engine."""
     owners: dict[Subject, list[str]] = {}
     for policy, settings in config.policies.items():
         rollout, server = settings.rollout, settings.rollout.server
@@ -106,7 +106,7 @@ def subjects_of(config: RunConfig) -> dict[str, Subject]:
 
 
 def machine() -> list[str]:
-    """Versions and resources, one line each."""
+    """Return lines on the versions and resources of this machine."""
     memory_gib, free_gib = psutil.virtual_memory().total / GIB, psutil.disk_usage(str(Path.home())).free / GIB
     gpus = visible_gpus(os.environ)
     libraries = (f"{name} {importlib.metadata.version(name)}" for name in ("torch", "transformers", "pyzmq"))
@@ -122,7 +122,7 @@ def machine() -> list[str]:
 
 
 def gpu_metrics(gpus: Sequence[str]) -> str:
-    """Whether runs here tell the load, memory and power of GPUs, and why not."""
+    """Describe whether runs here measure load, memory and power of GPUs, or why not."""
     load = GpuLoad(gpus)
     if load.absent:
         return f"none ({load.absent})"
@@ -130,13 +130,13 @@ def gpu_metrics(gpus: Sequence[str]) -> str:
 
 
 def unfit(subjects: Iterable[Subject]) -> list[str]:
-    """What keeps the pinned wheels from running on this machine's GPUs, of the engines that mrl would start there."""
+    """Return lines on why pinned wheels do not run on GPUs here, for the engines that mrl would start on GPUs."""
     engines = {one.engine for one in subjects if one.device == "cuda" and not one.python and not one.url}
     return [line for engine in sorted(engines & set(GLIBC)) for line in lacks(engine, this_machine())]
 
 
 def table(findings: list[Finding]) -> Table:
-    """A row for each engine."""
+    """Return a table with a row for each engine."""
     made = Table(*COLUMNS, box=box.SIMPLE_HEAD, pad_edge=False)
     for found in findings:
         cells = (found.engine, found.version, found.starts, found.samples, found.logprob_gap, found.canary_gap)
@@ -153,7 +153,7 @@ def _kind(device: str) -> str:
 
 
 def _subjects(arguments: argparse.Namespace) -> Mapping[str, Subject]:
-    """Raises ConfigError when a configuration and a device of its policies are both given."""
+    """Return the engines to examine. Raises ConfigError when a configuration and a device are both given."""
     if arguments.config is None:
         device = arguments.device or ("cuda" if visible_gpus(os.environ) else "cpu")
         return {name: Subject(name, device) for name in arguments.engines or ENGINES}

@@ -1,7 +1,7 @@
-"""`mrl engine-env ENGINE [--cpu] [--path | --check]`: the environment of an inference engine, apart from mrl's own.
+"""`mrl engine-env ENGINE [--cpu] [--path | --check]`: make the Python environment of an inference engine.
 
-It lies in $MRL_ENGINE_HOME (default ~/.cache/mrl/engines), named by a hash of what it is made from: made once, found
-again by every run.
+The environment is apart from mrl's own. It lies in $MRL_ENGINE_HOME (default ~/.cache/mrl/engines), named by a hash of
+its recipe: it is made once, and every run finds it again.
 """
 
 import argparse
@@ -14,7 +14,7 @@ from mrl.errors import ConfigError, EngineError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Which engine, for what, and whether it is only asked about."""
+    """Add the arguments: engine, kind of device, and whether to print or check without making."""
     parser.add_argument("engine", choices=ENGINES, metavar="ENGINE", help=" or ".join(ENGINES))
     parser.add_argument("--cpu", action="store_true", help="for tests without a GPU; else for NVIDIA GPUs")
     asked = parser.add_mutually_exclusive_group()
@@ -24,7 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Make what is missing, and print the environment's python as the last line."""
+    """Make the environment if it is missing, and print its python as the last line."""
     kind = "cpu" if arguments.cpu else "gpu"
     if arguments.check and arguments.cpu:
         wanted = "the list for GPUs; the one for CPUs leaves out what its packages name"
@@ -39,4 +39,4 @@ def run(arguments: argparse.Namespace) -> int:
     action = "check" if arguments.check else "make"
     words = [bash, str(RECIPES / "engine_env.sh"), action, arguments.engine, kind, str(folder), sys.executable]
     sys.stdout.flush()
-    os.execv(bash, words)  # what ends this command ends the making, which then cleans up
+    os.execv(bash, words)  # a signal that ends this command reaches the script, which then cleans up

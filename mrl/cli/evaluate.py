@@ -1,8 +1,8 @@
-"""`mrl eval WHAT ... [--samples N] [--k K,...]`: policies answer held-out prompts, several times each.
+"""`mrl eval WHAT ... [--samples N] [--k K,...]`: measure policies on held-out prompts, with several answers to each.
 
 WHAT is a run (its learning policies at their newest checkpoints), RUN@STEP, a model folder, or a model of the hub.
-Tasks, pool and verifiers are those of the first run, or of `--config`. `mrl eval --compare A.json B.json` tells what
-has changed between two evaluations of the same prompts.
+Tasks, pool and verifiers are those of the first run, or of `--config`. `mrl eval --compare A.json B.json` prints the
+differences between two evaluations of the same prompts.
 """
 
 import argparse
@@ -34,7 +34,7 @@ WHERE = "mrl eval"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Whose answers to what, how many, how sampled, and where the result goes."""
+    """Add the arguments: policies, prompts, number and sampling of answers, and place of the result."""
     parser.add_argument("what", nargs="*", metavar="WHAT", help="RUN, RUN@STEP, a model folder, or a hub id")
     parser.add_argument("--policy", default="", metavar="NAME", help="of runs only this policy")
     parser.add_argument("--config", metavar="FILE", help="tasks and pool: a TOML file, `quickstart`, or a run's folder")
@@ -53,7 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Measure, print tables, keep the result; or compare two that were kept."""
+    """Measure, print tables and keep the result; or compare two kept results."""
     if arguments.compare:
         return _compare(*arguments.compare)
     if not arguments.what:
@@ -92,7 +92,7 @@ def _compare(first: Path, second: Path) -> int:
 
 
 def _given(words: str | None) -> RunConfig | None:
-    """The configuration of `--config`, its data sets here, with what its models say of keys that were left out."""
+    """Return the configuration of `--config`, with its data sets fetched and keys that were left out filled in."""
     from mrl.processes.preparation.completion import complete
     from mrl.processes.preparation.hub_data import fetched_data, pinned_data
     from mrl.processes.preparation.hub_models import located
@@ -106,7 +106,7 @@ def _given(words: str | None) -> RunConfig | None:
 
 
 def _with_own(config: RunConfig, arguments: argparse.Namespace) -> RunConfig:
-    """With what the command line says of the evaluation. Raises ConfigError for what cannot be."""
+    """Return the configuration with the command line's values. Raises ConfigError for an invalid value."""
     given = {"samples": arguments.samples, "temperature": arguments.temperature, "top_p": arguments.top_p}
     given["k"] = None if arguments.k is None else _numbers(arguments.k)
     table = config.evaluation.model_copy(update={key: value for key, value in given.items() if value is not None})
@@ -157,7 +157,7 @@ def _check_tasks(config: RunConfig, words: str) -> None:
 
 
 def _prompts(pool: "TaskPool", arguments: argparse.Namespace) -> "Sequence[Prompt]":
-    """Held-out ones of the tasks asked for: those that no policy of the run has trained on."""
+    """Return held-out prompts of the tasks asked for: no policy of the run has trained on them."""
     tasks = {task for task in arguments.tasks.split(",") if task}
     found = [prompt for prompt in pool.held_out if not tasks or prompt.task in tasks]
     if not found:
@@ -167,7 +167,7 @@ def _prompts(pool: "TaskPool", arguments: argparse.Namespace) -> "Sequence[Promp
 
 
 def _place(what: Sequence[str]) -> Path:
-    """Where the result goes by itself: into the first run, else here."""
+    """Return the default folder of the result: in the first run, else in the working folder."""
     from mrl.processes.evaluation.subjects import run_of
 
     runs = [found[0] for found in map(run_of, what) if found is not None]
@@ -181,7 +181,7 @@ def _print(grids: Sequence[Grid]) -> None:
 
 
 def _quiet_logs() -> None:
-    """Warnings of verifiers and engines go to stderr, as logs of every process do."""
+    """Send warnings of verifiers and engines to stderr, in the form of all logs."""
     from mrl.metrics.logging import configure_logging
 
     configure_logging("eval")
@@ -192,7 +192,7 @@ def _tell(line: str) -> None:
 
 
 class _Progress:
-    """A line on stderr now and then, and at the end of every policy."""
+    """Prints a line on stderr every few seconds, and at the end of every policy."""
 
     def __init__(self) -> None:
         self._told_s = time.monotonic()

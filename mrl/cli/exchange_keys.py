@@ -1,4 +1,4 @@
-"""`mrl exchange keys RUN list | make ROLE [POLICY] | revoke NAME`: which keys may connect to a run's servers."""
+"""`mrl exchange keys RUN list | make ROLE [POLICY] | revoke NAME`: manage keys that may connect to a run's servers."""
 
 import argparse
 import sys
@@ -17,7 +17,7 @@ from mrl.transport.keys import client_file, load_keys, make_client_key, revoke_c
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Which run, and what to do."""
+    """Add the arguments: run and action."""
     parser.add_argument("run", type=Path, metavar="RUN", help="folder of the run, runs/<name>")
     actions = parser.add_subparsers(dest="action", required=True, metavar="list|make|revoke")
     actions.add_parser("list", help="show all keys, revoked ones too")
@@ -29,10 +29,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Do it and say what was done.
+    """List keys, or make or revoke a key and print its name.
 
-    Raises RunFolderError when there is no run or it has no keys, ConfigError for a policy that the run does not have, a
-    name that is taken, or one that is unknown.
+    Raises RunFolderError when there is no run or the run has no keys, ConfigError for a policy that the run does not
+    have, a name that is taken, or an unknown name.
     """
     policies = read_run_config(arguments.run).policies
     folder = RunFolder(arguments.run).keys

@@ -1,8 +1,8 @@
-"""`mrl export RUN --policy NAME [--step N] [--to FOLDER] [--dtype D]`: a checkpoint becomes a Hugging Face folder.
+"""`mrl export RUN --policy NAME [--step N] [--to FOLDER] [--dtype D]`: write a checkpoint as a Hugging Face folder.
 
 The folder holds weights, configuration, tokenizer, chat template and a model card, and is loaded like any other. It
-appears whole or not at all. Of a policy that trains adapters it holds the merged weights, and in `adapter/` the
-adapters alone as peft writes them, for engines that load them beside the model that the policy was trained from.
+appears whole or not at all. For a policy that trains adapters it holds the merged weights, and in `adapter/` the
+adapters alone as peft writes them, for engines that load adapters beside the model from which the policy was trained.
 """
 
 import argparse
@@ -33,7 +33,7 @@ from mrl.processes.preparation.hub_models import check_here, located
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The run, the policy, the step, the place, the dtype."""
+    """Add the arguments: run, policy, step, place of the folder, and dtype."""
     parser.add_argument("run", type=Path, metavar="RUN", help="folder of the run, runs/<name>")
     parser.add_argument("--policy", required=True, metavar="NAME", help="the policy to export")
     parser.add_argument("--step", type=int, metavar="N", help="a step with a checkpoint; the newest by default")
@@ -68,10 +68,10 @@ def export(
     *,
     dtype: str = AS_MODEL,
 ) -> Path:
-    """Write the folder of one policy at one step, its weights in one of DTYPES or as the model; returns its path.
+    """Write the folder of one policy at one step, in a dtype of DTYPES or that of the model; return its path.
 
-    Raises RunFolderError when there is no such step or the place is taken or cannot be written, CheckpointError when it
-    is not sound, ConfigError for another dtype.
+    Raises RunFolderError when there is no such step or the place is taken or cannot be written, CheckpointError when
+    the checkpoint is not sound, ConfigError for another dtype.
     """
     from mrl.weights.checkpoint_store import CheckpointStore  # imports torch
 
@@ -103,7 +103,7 @@ def _dtypes_of(folder: Path) -> str:
 
 
 def _part_of(to: Path) -> Path:
-    """A new folder beside `to`, which is to become it; those that killed exports left go. Raises RunFolderError."""
+    """Make a new folder beside `to`, to be renamed to it; remove those of killed exports. Raises RunFolderError."""
     prefix = f".{to.name}.part-"
     try:
         to.parent.mkdir(parents=True, exist_ok=True)
@@ -115,7 +115,7 @@ def _part_of(to: Path) -> Path:
 
 
 def _put_template(folder: Path, template: str) -> None:
-    """In the place of the model's own, which llama.cpp would go on taking from the tokenizer's settings."""
+    """Replace the model's chat template; remove it from the tokenizer's settings, which llama.cpp would go by."""
     (folder / FILE).write_text(template, encoding="utf-8")
     file = folder / CONFIG
     if file.is_file():
@@ -125,7 +125,7 @@ def _put_template(folder: Path, template: str) -> None:
 
 
 def model_card(config: RunConfig, policy: str, step: int, dtypes: str) -> str:
-    """What the folder is and where it comes from, as the hub shows it."""
+    """Return the model card: origin, training and dtypes of the weights, as the hub shows them."""
     table, regime = config.policies[policy], config.sharing["regime"]
     lora = table.learner.lora
     asked = table.prompt.model_dump(mode="json", exclude_defaults=True, exclude={"chat_template", "few_shot_file"})

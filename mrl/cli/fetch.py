@@ -1,7 +1,8 @@
-"""`mrl fetch CONFIG [--key.path VALUE ...]`: all models and data sets of a configuration come from the hub beforehand.
+"""`mrl fetch CONFIG [--key.path VALUE ...]`: fetch all models and data sets of a configuration from the hub.
 
-For hosts without a network, whose cache (HF_HOME) this host sees. CONFIG may be a run's folder too: then exactly its
-commits are fetched. What is there already is not fetched again, and what was broken off goes on with the next file.
+This serves hosts without a network, whose cache (HF_HOME) this host sees. CONFIG may be a run's folder too: then
+exactly its commits are fetched. Files that are there are not fetched again; a fetch that was broken off goes on with
+the next file.
 """
 
 import argparse
@@ -17,12 +18,12 @@ from mrl.processes.preparation.hub_models import fetched, located, named, pinned
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The configuration."""
+    """Add the argument: configuration."""
     parser.add_argument("config", type=config_file, metavar="CONFIG", help="TOML file, `quickstart`, or a run's folder")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Fetch, and print the commit and the folder of every policy's model."""
+    """Fetch models and data sets, and print the commit and the folder of every policy's model."""
     where = str(arguments.config)
     config = pinned(_read(arguments), where=where, on_note=_tell)
     config = fetched(config, config.policies, where=where, tell=_tell)

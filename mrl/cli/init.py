@@ -1,4 +1,4 @@
-"""`mrl init MODEL... --data FILE`: a commented configuration for models and data of one's own."""
+"""`mrl init MODEL... --data FILE`: write a commented configuration for models and data of the user."""
 
 import argparse
 import os
@@ -8,11 +8,11 @@ from mrl.config.load import resolve
 from mrl.errors import ConfigError
 
 GPUS_PER_POLICY = 2
-"""One for its learner, one for its engine."""
+"""GPUs that a policy needs to be put on GPUs: one for its learner, one for its engine."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """What cannot be found out."""
+    """Add the arguments: models, data, and other choices that mrl cannot make."""
     parser.add_argument("models", nargs="+", metavar="MODEL", help="folder of a model, or its name on the hub")
     parser.add_argument("--data", required=True, metavar="FILE", help="JSON lines with `prompt` and `reference`")
     parser.add_argument("--prompt-key", default="", metavar="COLUMN", help="what `prompt` is called in them")
@@ -23,7 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Write the file and say what is next. Nothing is written where the configuration would be refused as it stands."""
+    """Write the file and print the next command. A configuration that would be refused is not written."""
     from mrl.files import replace_file
     from mrl.host_memory import host_memory_bytes
     from mrl.memory_plan.fitting import by_memory

@@ -1,11 +1,11 @@
-"""`mrl inspect [RUN] [--watch [SECONDS]] [--json | --dump ID]`: what the exchange of a run holds and passes on.
+"""`mrl inspect [RUN] [--watch [SECONDS]] [--json | --dump ID]`: show what the exchange of a run holds and delivers.
 
-RUN is a run folder, by default the newest in `runs/`. Prints what is held of every policy (records, ages, refusals,
-evictions, watched prompts, last barrier), what flows between each pair (rate, hit rate, mean age in versions), and who
-waits. Rates are means since the daemon started; with --watch, since the previous look. Where no daemon answers within
-2 s, it prints what the file of the run holds.
+RUN is a run folder, by default the newest in `runs/`. The command prints the holdings of every policy (records, ages,
+refusals, evictions, watched prompts, last barrier), the flow between each pair (rate, hit rate, mean age in versions),
+and the clients that wait. Rates are means since the daemon started; with --watch, since the previous look. Where no
+daemon answers within 2 s, the command prints the contents of the run's exchange file.
 
---dump shows a record of the file by its id, also while a daemon writes; of one that is held no longer it says why.
+--dump shows a record of the file by its id, also while a daemon writes; for a removed record it shows the reason.
 """
 
 import argparse
@@ -33,7 +33,7 @@ MIN_PERIOD_S, MAX_PERIOD_S = 0.05, 86_400.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Which run, how often, in which form."""
+    """Add the arguments: run, period of looks, form of output."""
     parser.add_argument("run", nargs="?", type=Path, metavar="RUN", help="folder of the run; the newest in runs/")
     parser.add_argument("--json", action="store_true", help="one JSON object per look")
     actions = parser.add_mutually_exclusive_group()
@@ -44,7 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _period(text: str) -> float:
-    """Seconds between two looks. Raises ArgumentTypeError."""
+    """Return the seconds between two looks. Raises ArgumentTypeError."""
     with suppress(ValueError):
         if MIN_PERIOD_S <= float(text) <= MAX_PERIOD_S:
             return float(text)
@@ -52,7 +52,7 @@ def _period(text: str) -> float:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Look, until an interrupt with --watch.
+    """Look once or, with --watch, until an interrupt.
 
     Raises UserError where --json and --dump are both given, RunFolderError where there is neither a daemon nor a file.
     """
@@ -73,7 +73,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def newest_run(folder: Path) -> Path:
-    """Raises RunFolderError when `folder` holds none."""
+    """Return the newest run in `folder`. Raises RunFolderError when `folder` holds none."""
     runs = [path.parent for path in folder.glob("*/config.json")]
     if not runs:
         raise RunFolderError("there is no run", where=str(folder), cure="name the run folder")
@@ -81,7 +81,7 @@ def newest_run(folder: Path) -> Path:
 
 
 def look(run: RunFolder, options: argparse.Namespace) -> None:
-    """Ask the daemon; where none answers, read the file."""
+    """Show the account of the daemon; where no daemon answers, that of the file."""
     with ExitStack() as closing:
         try:
             daemon = AskedDaemon(run)
@@ -98,7 +98,7 @@ def look(run: RunFolder, options: argparse.Namespace) -> None:
 
 
 def show(daemon: AskedDaemon, options: argparse.Namespace) -> None:
-    """Its account, once or again and again."""
+    """Print the daemon's account of the exchange, once or again and again."""
     console, before = _console(), None
     while True:
         stat = daemon.ask()
@@ -116,7 +116,7 @@ def show(daemon: AskedDaemon, options: argparse.Namespace) -> None:
 
 
 def show_file(run: RunFolder, options: argparse.Namespace) -> None:
-    """What a run left behind."""
+    """Print the account of the exchange's file, which a run left behind."""
     stat = stat_of(run.exchange)
     rates = rates_per_s(stat, stat)
     if options.json:
@@ -128,7 +128,7 @@ def show_file(run: RunFolder, options: argparse.Namespace) -> None:
 
 
 def as_json(stat: Stat, rates: Rates) -> dict[str, Any]:
-    """The account with its rates beside the numbers."""
+    """Return the account of the exchange, with rates beside its numbers."""
     content = msgspec.to_builtins(stat)
     for row, flow in zip(content["flows"], stat.flows, strict=True):
         row["records_per_s"] = rates.delivered[flow.source, flow.receiver]
@@ -140,7 +140,7 @@ def as_json(stat: Stat, rates: Rates) -> dict[str, Any]:
 
 
 def dump(run: RunFolder, record_id: str) -> None:
-    """Print a record. Raises RunFolderError when nobody knows of it."""
+    """Print a record, or why it was removed. Raises RunFolderError when the file knows no such record."""
     found = find(run.exchange, record_id)
     if found is None:
         raise RunFolderError("no such record", where=str(run.exchange / FILE), got=record_id)

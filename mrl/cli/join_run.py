@@ -1,7 +1,7 @@
-"""`mrl join RUN --host NAME [--wait-s S]`: run the roles that a run on several hosts puts on this one.
+"""`mrl join RUN --host NAME [--wait-s S]`: run the roles that a run on several hosts has on this host.
 
-The first host starts this command itself (`launch.remote`); with `launch.hosts_join` somebody else does, such as a
-SLURM job per policy.
+The first host starts this command on the others (`launch.remote`); with `launch.hosts_join` something else does, such
+as a SLURM job per policy.
 """
 
 import argparse
@@ -12,7 +12,7 @@ DEFAULT_WAIT_S = 120.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Which run, as which host."""
+    """Add the arguments: run, name of this host, bound of the wait."""
     parser.add_argument("run", type=Path, metavar="RUN", help="folder of the run; it need not exist yet")
     parser.add_argument("--host", required=True, metavar="NAME", help="its name in `mrl launch --hosts`")
     parser.add_argument(
@@ -25,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Serve the run to its end."""
+    """Run this host's roles to the end of the run."""
     from mrl.errors import ConfigError
     from mrl.processes.join import main
     from mrl.processes.planning.hosts import parse_hosts

@@ -1,7 +1,7 @@
 """`mrl launch CONFIG [--hosts A,B,...]`: train on several hosts; with `--slurm` as SLURM jobs.
 
-The first host owns the run folder, which the others see; on each of them one process, `mrl join`, supervises what lives
-there. Without `--hosts` this is `mrl train`. `--dry-run` prints what would be started, and starts and writes nothing.
+The first host owns the run folder, which the other hosts see; on each of those one process, `mrl join`, supervises the
+processes there. Without `--hosts` this is `mrl train`. `--dry-run` prints the plan, and starts and writes nothing.
 """
 
 import argparse
@@ -23,7 +23,7 @@ SUBMIT_S = 60.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Those of `mrl train`, the hosts, and what to ask SLURM for."""
+    """Add the arguments: those of `mrl train`, the hosts, and the request to SLURM."""
     train.add_arguments(parser)
     parser.add_argument("--hosts", default="", metavar="A,B", help="names, or NAME=ADDRESS; with --slurm how many (1)")
     parser.add_argument("--dry-run", action="store_true", help="print everything, start and write nothing")
@@ -40,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Train, print or submit."""
+    """Train, print the plan, or print SLURM scripts and submit them."""
     check_options(arguments)
     config = load_config(arguments.config, arguments.overrides)
     where = str(arguments.config)
@@ -87,7 +87,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def check_options(arguments: argparse.Namespace) -> None:
-    """Raises ConfigError for the first option that another one leaves without meaning."""
+    """Raises ConfigError for the first option that another option leaves without meaning."""
     only_slurm = ("submit", "cpus", "gpus", "minutes", "partition", "requeue", "heterogeneous", "separate")
     given = [f"--{name}" for name in only_slurm if getattr(arguments, name)]
     if given and not arguments.slurm:
@@ -107,7 +107,7 @@ def check_options(arguments: argparse.Namespace) -> None:
 
 
 def request_of(arguments: argparse.Namespace) -> SlurmRequest:
-    """What the options ask for."""
+    """Return the request to SLURM that the options make."""
     return SlurmRequest(
         num_hosts=int(arguments.hosts or 1),
         cpus_per_host=arguments.cpus,
@@ -121,7 +121,7 @@ def request_of(arguments: argparse.Namespace) -> SlurmRequest:
 
 
 def show(jobs: Sequence[Job]) -> None:
-    """Print the scripts, with titles where they are several."""
+    """Print the scripts, with titles where there are several."""
     for number, job in enumerate(jobs, start=1):
         if len(jobs) > 1:
             print(f"# ---- job {number} of {len(jobs)}: {job.title}")
@@ -129,7 +129,7 @@ def show(jobs: Sequence[Job]) -> None:
 
 
 def submit(jobs: Sequence[Job]) -> int:
-    """Give the scripts to `sbatch`; all but the first start after it. Raises ConfigError with what it says."""
+    """Submit the scripts; all jobs but the first start after the first. Raises ConfigError with sbatch's message."""
     if shutil.which("sbatch") is None:
         raise MissingError("--submit: there is no `sbatch` here", where="mrl launch", cure="submit from a login node")
     first = ""

@@ -1,4 +1,4 @@
-"""`mrl COMMAND ...`: finds the command, runs it, and turns every expected error into one line."""
+"""`mrl COMMAND ...`: find the command, run it, and turn every expected error into one line."""
 
 import argparse
 import errno
@@ -17,13 +17,13 @@ DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 class Command(NamedTuple):
-    """Where a command lives and what it does."""
+    """Module and summary of one command."""
 
     module: str
     summary: str
     takes_overrides: bool = False
     is_role: bool = False
-    """Whether only launchers and the supervisor call it."""
+    """Whether the command is one process of a run, for launchers and the supervisor to call."""
 
 
 COMMANDS: dict[str, Command] = {
@@ -71,11 +71,11 @@ MEANT: dict[str, str] = {
     "vllm": "engine-env vllm", "sglang": "engine-env sglang", "info": "doctor", "env": "doctor", "download": "fetch",
     "help": "--help", "ablate": "compare", "benchmark": "compare", "tokenizers": "align", "models": "policies make",
 }  # fmt: skip
-"""Words that people try -> the command that does it."""
+"""Words that people try in place of a command -> the command that they mean."""
 
 
 class Parser(argparse.ArgumentParser):
-    """An argument parser whose errors are one line."""
+    """Argument parser whose errors are one line."""
 
     def error(self, message: str) -> NoReturn:
         """Raises ConfigError."""
@@ -83,7 +83,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """Run one command; returns the exit code: 2 for a mistake that the person can cure, 1 for other failures."""
+    """Run one command; return the exit code: 2 for a mistake that the user can cure, 1 for other failures."""
     prepare()
     try:
         code = _run(list(sys.argv[1:] if words is None else words))
@@ -137,9 +137,9 @@ def _run(words: list[str]) -> int:
 
 
 def split_overrides(words: Sequence[str], flags: set[str]) -> tuple[list[str], list[str]]:
-    """(words of the command itself, dotted overrides with their values), each in the order given.
+    """Split into (words of the command itself, dotted overrides with their values), each in the order given.
 
-    argparse cannot do this: it would take the value of an option that it does not know for a positional argument.
+    argparse cannot do this: it would take the value of an unknown option for a positional argument.
     """
     own: list[str] = []
     overrides: list[str] = []
@@ -165,7 +165,7 @@ def _help() -> str:
 
 
 def disk_full(error: OSError) -> RunFolderError:
-    """The disk, or the part of it that the user may fill, is full."""
+    """Return the error for a full disk, or for a full quota of the user."""
     cure = "free some room there; then --resume continues a run, or choose a --run.folder on another disk"
     return RunFolderError(
         error.strerror or "the disk is full", where=str(error.filename or ""), cure=cure if error.filename else ""
@@ -173,7 +173,7 @@ def disk_full(error: OSError) -> RunFolderError:
 
 
 def _drop_output() -> None:
-    """What is still buffered goes nowhere, so that it raises nothing at exit."""
+    """Discard buffered output, so that its writing raises nothing at exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 

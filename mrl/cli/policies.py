@@ -1,4 +1,4 @@
-"""`mrl policies make CONFIG [--policy NAME] [--force]`: small local policies, made once and cached."""
+"""`mrl policies make CONFIG [--policy NAME] [--force]`: make small local policies, once, in a cache."""
 
 import argparse
 import json
@@ -15,7 +15,7 @@ from mrl.processes.preparation.made_policies import build_policy, make_policies
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The action `make`; `build` is what its child processes run."""
+    """Add the arguments: action, configuration, policies. Child processes of `make` run the action `build`."""
     parser.add_argument("action", choices=("make", "build"), metavar="make", help="make what is missing in the cache")
     parser.add_argument("config", type=config_file, metavar="CONFIG", help="TOML file, or `quickstart`")
     parser.add_argument("--policy", default="", metavar="NAME", help="only this policy")

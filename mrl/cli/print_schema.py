@@ -1,4 +1,4 @@
-"""`mrl schema [-o FILE]`: the JSON schema of configurations, for completion in editors."""
+"""`mrl schema [-o FILE]`: print the JSON schema of configurations, for completion in editors."""
 
 import argparse
 import json
@@ -11,7 +11,7 @@ from mrl.errors import ConfigError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Where to write."""
+    """Add the argument: output file."""
     parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="write to FILE instead of stdout")
 
 
@@ -30,7 +30,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def config_schema() -> dict[str, Any]:
-    """The schema of a whole file, with the parameters of every regime in the `[sharing]` table."""
+    """Return the schema of a configuration file, with the parameters of every regime in the `[sharing]` table."""
     from mrl.sharing.regimes import sharing_schema
 
     schema = RunConfig.model_json_schema(by_alias=True)

@@ -1,4 +1,4 @@
-"""`mrl version`."""
+"""`mrl version`: print the versions of mrl and of its main libraries."""
 
 import argparse
 import importlib.metadata
@@ -10,11 +10,11 @@ LIBRARIES = ("torch", "transformers", "pyzmq", "msgspec", "pydantic", "reasoning
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """No arguments."""
+    """Add no arguments."""
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print versions, read from package metadata so that nothing heavy is imported."""
+    """Print versions from package metadata, so that no heavy library is imported."""
     print(f"mrl {mrl.__version__} (python {platform.python_version()}, {platform.system()} {platform.machine()})")
     for name in LIBRARIES:
         try:

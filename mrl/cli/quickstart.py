@@ -1,6 +1,7 @@
-"""`mrl quickstart [--clean | --resume] [--show] [--key.path VALUE ...]`: the shipped configuration, and what is next.
+"""`mrl quickstart [--clean | --resume] [--show] [--key.path VALUE ...]`: train the shipped configuration.
 
-Every call is a new run, runs/quickstart, runs/quickstart-2, ..., unless it is named, cleared or resumed.
+Every call is a new run, runs/quickstart, runs/quickstart-2, ..., unless --run.name, --clean or --resume is given. At
+the end the command prints other commands to try.
 """
 
 import argparse
@@ -18,14 +19,14 @@ CONFIG = "quickstart"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """What becomes of an earlier run, and whether the configuration is only printed."""
+    """Add the arguments: what becomes of an earlier run, and whether the configuration is only printed."""
     parser.set_defaults(config=config_file(CONFIG))
     train.add_earlier(parser)
     parser.add_argument("--show", action="store_true", help="print the configuration, to copy and change; run nothing")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Train on this host, then say what to call next."""
+    """Train on this host, then print commands to try next."""
     path = arguments.config
     if arguments.show:
         print(path.read_text(encoding="utf-8"), end="")
@@ -46,7 +47,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def next_steps(run_folder: Path) -> list[str]:
-    """Commands that go on from here, as this shell can call them."""
+    """Return the lines of commands to try next, as this shell can call them."""
     mrl, shown = how_called(), _from_here(run_folder)
     rows = (
         (f"{mrl} inspect {shown}", "what the policies passed on to each other"),
@@ -60,7 +61,7 @@ def next_steps(run_folder: Path) -> list[str]:
 
 
 def how_called() -> str:
-    """`mrl` where the shell finds this one, else the path of it that is typed from here."""
+    """Return `mrl` where the shell finds this installation, else the path to its `mrl` from the working folder."""
     beside = Path(sys.executable).parent / "mrl"
     found = shutil.which("mrl")
     if not beside.exists() or (found and os.path.samefile(found, beside)):
@@ -76,6 +77,6 @@ def _unused(folder: Path) -> str:
 
 
 def _from_here(path: Path) -> str:
-    """Relative to the working folder where it lies in it."""
+    """Return the path, relative to the working folder where it lies in there."""
     here = Path.cwd()
     return str(path.relative_to(here)) if path.is_relative_to(here) else str(path)

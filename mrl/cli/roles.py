@@ -1,4 +1,4 @@
-"""The commands that start one role; launchers and the supervisor use them, people seldom do."""
+"""Commands that start one role of a run; launchers and the supervisor use them, people seldom do."""
 
 import argparse
 import gc
@@ -22,7 +22,7 @@ ROLES: dict[str, str] = {
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Run folder, policy and index."""
+    """Add the arguments: run folder, policy and index."""
     parser.add_argument("--run-folder", type=Path, required=True, metavar="FOLDER", help="run folder")
     needs_policy = parser.get_default("command") in ("learner", "worker", "kept-version")
     parser.add_argument("--policy", default="", required=needs_policy, metavar="NAME", help="policy that it serves")
@@ -30,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> NoReturn:
-    """Run the role to its end, and the process with it; bound to the supervisor's life before anything heavy loads."""
+    """Bind the process to the supervisor's life, before heavy imports; run the role to its end; end the process."""
     die_with_supervisor()
     from mrl.config.file_modes import check_writers, limit_modes
     from mrl.config.run_folder import read_run_config

@@ -1,4 +1,4 @@
-"""`mrl samples RUN`."""
+"""`mrl samples RUN`: print answers of a run's policies, or write them as a page."""
 
 import argparse
 import shutil
@@ -12,7 +12,7 @@ SHOWN, ON_A_PAGE = 10, 1000
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Which run, which answers, and where they go."""
+    """Add the arguments: run, conditions on answers, and page."""
     parser.add_argument("run", type=Path, metavar="RUN", help="folder of the run, runs/<name>")
     parser.add_argument("--policy", default="", metavar="NAME", help="answers that this policy trained on")
     parser.add_argument("--step", type=int, metavar="N", help="answers of this step; else those of the newest first")
@@ -27,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print answers that were trained on, or held-out ones, or write them into a page and print its path."""
+    """Print answers that were trained on, or held-out answers; or write them as a page and print its path."""
     from mrl.files import replace_file
     from mrl.report.samples.sample_lines import sample_lines
     from mrl.report.samples.sample_page import sample_page

@@ -1,6 +1,6 @@
 """`mrl stop RUN [--policy NAME] [--wait]`: end a run, or one policy of it, from any host that sees the run folder.
 
-The request is a file; the run's supervisor takes it within a second. Learners save a checkpoint before they end, and
+The request is a file, which the run's supervisor takes within a second. Learners save a checkpoint before they end, and
 `--resume` goes on from there, with all policies.
 """
 
@@ -16,18 +16,18 @@ from mrl.errors import ConfigError, PeerLost, RunFolderError
 
 POLL_S = 0.1
 MARGIN_S = 60.0
-"""`--wait` gives the run this long beyond `supervision.stop_s`; it also writes its report."""
+"""Seconds that `--wait` waits beyond `supervision.stop_s`, since the run also writes its report."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The run, and how much of it."""
+    """Add the arguments: run, policy, and whether to wait."""
     parser.add_argument("run", type=Path, metavar="RUN", help="folder of the run")
     parser.add_argument("--policy", default="", metavar="NAME", help="end this policy only; the others go on")
     parser.add_argument("--wait", action="store_true", help="return once it has ended")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """File the request, and wait for what it asks for."""
+    """File the request and, with `--wait`, wait for the end of the run or policy."""
     run_folder, policy = arguments.run.absolute(), arguments.policy
     config = read_run_config(run_folder)
     check_policy(config, policy, where=str(run_folder))
@@ -43,7 +43,7 @@ def run(arguments: argparse.Namespace) -> int:
         return is_done or supervisor_of(run_folder) is None
 
     _await(is_over, config.supervision.stop_s + MARGIN_S, where=str(run_folder))
-    request.unlink(missing_ok=True)  # the run ended before it was taken
+    request.unlink(missing_ok=True)  # the run ended before its supervisor took the request
     print(f"{policy or run_folder} has ended")
     return 0
 

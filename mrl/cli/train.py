@@ -1,4 +1,4 @@
-"""`mrl train CONFIG [--clean | --resume [--policy-from-start NAME]] [--key.path VALUE ...]`."""
+"""`mrl train CONFIG [--clean | --resume [--policy-from-start NAME]] [--key.path VALUE ...]`: run CONFIG to its end."""
 
 import argparse
 import os
@@ -28,19 +28,20 @@ if TYPE_CHECKING:
     from mrl.report.run_display import RunDisplay
 
 SIGNALLED = 128
-"""A run that a signal ended exits with this and the signal's number."""
+"""Added to a signal's number, the exit code of a run that the signal ended."""
 QUICK_REPORT_BYTES = 8 * 1024 * 1024
 QUICK_REPORT_FILES = 1_000
+"""Bounds of a run that still gets its report after a signal."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Configuration and what to do with an earlier run of the same name."""
+    """Add the arguments: configuration, and those of `add_earlier`."""
     parser.add_argument("config", type=config_file, metavar="CONFIG", help="TOML file, or `quickstart`")
     add_earlier(parser)
 
 
 def add_earlier(parser: argparse.ArgumentParser) -> None:
-    """What to do with an earlier run of the same name."""
+    """Add the arguments on an earlier run of the same name: delete, continue, or let a policy begin anew."""
     earlier = parser.add_mutually_exclusive_group()
     earlier.add_argument("--clean", action="store_true", help="delete the earlier run of this name first")
     earlier.add_argument("--resume", action="store_true", help="continue the earlier run of this name")
@@ -60,12 +61,12 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def beginning(arguments: argparse.Namespace) -> dict[str, Any]:
-    """How the run begins, as `train` and `check_run_folder` take it."""
+    """Return how the run begins, as keyword arguments of `train` and `check_run_folder`."""
     return {"clean": arguments.clean, "resume": arguments.resume, "from_start": arguments.policy_from_start}
 
 
 def begun(config: RunConfig, *, resume: bool) -> RunConfig | None:
-    """What the run that is resumed has: commits of models and the day in prompts, which no configuration says."""
+    """Return the stored configuration of a resumed run, with commits of models and the day in prompts; else None."""
     folder = run_folder_of(config)
     return read_run_config(folder.path) if resume and folder.config_json.is_file() else None
 
@@ -79,9 +80,9 @@ def train(
     where: str,
     hosts: "Sequence[Host]" = (),
 ) -> int:
-    """Check everything, fetch and make missing policies, then supervise the run to its end; returns the exit code."""
+    """Check everything, fetch and make missing policies, then supervise the run to its end; return the exit code."""
     with ExitStack() as closing:
-        forks = _forks(config, closing)  # imports what roles import, beside the imports and checks of this process
+        forks = _forks(config, closing)  # its process imports the roles' modules while this process imports and checks
         from mrl.memory_plan.needs import MIB
         from mrl.memory_plan.run_memory import check_sleepers
         from mrl.processes.children import is_forked
@@ -115,14 +116,14 @@ def train(
         os.environ.update(host_environment(hosts[0]) if hosts else {})
         plan = planned(config, folder.path)
         if forks and not any(map(is_forked, plan.started_by(plan.first_host))):
-            forks.close()  # on this host there is none
+            forks.close()  # on this host no process is a fork
         print("".join(f"{line}\n" for line in shared_gpus((*plan.processes, *plan.leased))), end="")
         with local_folder_of(config):
             return _supervise(config, folder, plan, console, forks)
 
 
 def _forks(config: RunConfig, closing: ExitStack) -> "ForkServer | None":
-    """What roles on the CPU are forks of; it imports while this process looks at everything."""
+    """Start the process from which roles on the CPU are forked; None where no role can be a fork."""
     from mrl.processes.children import CAN_FORK, start_forks
 
     if not CAN_FORK or all(policy.device != "cpu" for policy in config.policies.values()):
@@ -133,7 +134,7 @@ def _forks(config: RunConfig, closing: ExitStack) -> "ForkServer | None":
 
 
 def _checked(config: RunConfig, planned: "Callable[..., Plan]", how: dict[str, Any], where: str) -> RunConfig:
-    """`config` completed, with its models here. All else is found right before anything is fetched."""
+    """Return `config` completed, with its models fetched. All other checks pass before anything is fetched."""
     from mrl.memory_plan.fitting import by_memory
     from mrl.memory_plan.needs import MIB
     from mrl.processes.preparation.checkpoint_room import room_notes
@@ -191,24 +192,24 @@ def _supervise(
 
 
 class EndedRun(Protocol):
-    """The part of a `Supervisor` that is done which its end is told from."""
+    """Attributes of a `Supervisor` that describe how its run ended."""
 
     @property
     def reason(self) -> str:
-        """Why the run ended, when not because all learners were done."""
+        """Why the run ended; empty when all learners were done."""
 
     @property
     def attempt(self) -> Path:
-        """Folder of the logs."""
+        """Folder of the attempt's logs."""
 
     peak_pss_mib: float
 
 
 def conclude(folder: RunFolder, ended: EndedRun, board: "RunDisplay", console: Console, code: int) -> int:
-    """Write the report, print the final table and why the run ended; returns the exit code.
+    """Write the report, print the final table and why the run ended; return the exit code.
 
-    A report that cannot be written turns 0 into 2. After a signal a large run gets none, for the prompt has to be back
-    within seconds.
+    A report that cannot be written turns exit code 0 into 2. After a signal a large run gets no report, since the
+    shell's prompt has to be back within seconds.
     """
     fault = ""
     try:

@@ -1,4 +1,4 @@
-"""`mrl report RUN`."""
+"""`mrl report RUN`: write report.html of a run, or give its metrics to a tracker."""
 
 import argparse
 from pathlib import Path
@@ -10,13 +10,13 @@ from mrl.metrics.trackers.kinds import TRACKERS, tracker_class
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Which run, and where its metrics go."""
+    """Add the arguments: run and tracker."""
     parser.add_argument("run", type=Path, metavar="RUN", help="folder of the run, runs/<name>")
     parser.add_argument("--to", metavar="KIND", help=f"give all metrics to {', '.join(TRACKERS)} or a plug-in")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Write report.html of a run that is over or going on, and print its path; or give its metrics to a tracker."""
+    """Write report.html of a run, ended or going on, and print its path; or give its metrics to a tracker."""
     from mrl.report.page import write_report
 
     if arguments.to and ":" not in arguments.to:
@@ -29,7 +29,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _give(config: RunConfig, path: Path, kind: str) -> int:
-    """By the run's own table of this kind, if it has one."""
+    """Give the run's metrics to a tracker, with the run's own table of this kind if there is one."""
     from mrl.processes.preparation.tracker_checks import check_tracker
     from mrl.processes.trackers import replay
 

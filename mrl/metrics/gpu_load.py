@@ -1,6 +1,6 @@
-"""What the driver of NVIDIA's GPUs tells of them (NVML): how busy they are, their memory, their power.
+"""Load of NVIDIA GPUs by their driver (NVML): busy share, memory, power.
 
-The package `pynvml` (extra `nvml`) is optional, and where it or a driver is missing nothing is told of GPUs.
+The package `pynvml` (extra `nvml`) is optional; without the package or a driver there are no values of GPUs.
 """
 
 import importlib
@@ -14,22 +14,22 @@ MODULE, EXTRA = "pynvml", "nvml"
 
 
 class GpuLoad:
-    """Asks the driver of this host about some GPUs. Its calls may take as long as the driver likes."""
+    """Asks the driver of this host about some GPUs. No call has a time limit: a faulty driver may never answer."""
 
     def __init__(self, gpus: Sequence[str]) -> None:
-        """`gpus` as CUDA_VISIBLE_DEVICES names them: numbers in the order of the bus, or ids of GPUs and parts."""
+        """`gpus` are names as in CUDA_VISIBLE_DEVICES: numbers in the order of the bus, or ids of GPUs or MIG parts."""
         self._nvml, self.absent = _library() if gpus else (None, "no GPU")
         self._handles = [self._asked(self._handle, name) for name in gpus]
 
     def values(self) -> list[dict[str, float]]:
-        """Of each GPU busy_share, memory_mib, memory_free_mib and power_w, without what the driver does not tell.
+        """Return busy_share, memory_mib, memory_free_mib and power_w of each GPU, as far as the driver tells them.
 
-        Parts of a GPU (MIG) tell their memory alone.
+        A part of a GPU (MIG) has values of memory alone.
         """
         return [{} if handle is None else self._of(handle) for handle in self._handles]
 
     def driver(self) -> str:
-        """The version of the driver; empty without one."""
+        """Return the version of the driver; empty without a driver."""
         told = self._asked(lambda nvml: nvml.nvmlSystemGetDriverVersion())
         return told.decode() if isinstance(told, bytes) else told or ""
 
@@ -44,7 +44,7 @@ class GpuLoad:
         return found
 
     def _asked(self, ask: Callable[..., Any], *words: str) -> Any:
-        """The answer; None where there is no driver, or it does not tell this of this GPU."""
+        """Return the driver's answer; None without a driver, or where it does not tell this value of this GPU."""
         if self._nvml is None:
             return None
         try:
@@ -58,7 +58,7 @@ class GpuLoad:
 
 
 def _library() -> tuple[ModuleType | None, str]:
-    """(the package with its driver found, "") or (None, why not)."""
+    """Return (the package, with a driver found, "") or (None, reason)."""
     if importlib.util.find_spec(MODULE) is None:
         return None, f"the package {MODULE} is not there: pip install 'mrl[{EXTRA}]'"
     nvml = importlib.import_module(MODULE)

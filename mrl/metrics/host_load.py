@@ -1,7 +1,7 @@
 """Load of a host: its CPU, its memory, the disk of the run folder, and its GPUs.
 
-A thread measures, because a driver or a network disk that is not well may never answer: then no more values come, and
-nobody waits.
+A thread measures, because a faulty driver or network disk may never answer: then no more values come, and no other
+thread waits.
 """
 
 import threading
@@ -16,11 +16,11 @@ from mrl.metrics.gpu_load import GpuLoad
 
 MIB = 1024 * 1024
 HERE = "here"
-"""Names the one host of a run that names none."""
+"""Name of the one host of a run whose configuration names no hosts."""
 
 
 class HostLoad:
-    """Measures this host every `every_s` seconds from its start on, beside the thread that takes what was measured."""
+    """Measures this host every `every_s` seconds, in a thread beside the thread that takes the values."""
 
     def __init__(self, folder: Path, gpus: Sequence[str], *, host: str, every_s: float) -> None:
         """With `every_s` = 0 nothing is measured."""
@@ -34,13 +34,13 @@ class HostLoad:
             threading.Thread(target=self._measure, name="host-load", daemon=True).start()
 
     def take(self) -> dict[str, float]:
-        """Metrics that were measured since the last call; empty where there are none. Never waits for a measurement."""
+        """Return the newest metrics, if measured since the last call, else none. Never waits for a measurement."""
         with self._lock:
             taken, self._newest = self._newest, {}
         return taken
 
     def close(self) -> None:
-        """No more is measured."""
+        """End the measurements."""
         self._is_over.set()
 
     def _measure(self) -> None:
@@ -58,7 +58,7 @@ class HostLoad:
             "memory_mib": max(0, host_memory_bytes() - free_bytes) / MIB,
             "memory_free_mib": free_bytes / MIB,
         }
-        with suppress(OSError):  # the folder is gone, or its disk is: the rest is told
+        with suppress(OSError):  # the folder is gone, or its disk is: the other values stay
             found["disk_free_mib"] = psutil.disk_usage(str(self._folder)).free / MIB
         values = {f"host/{what}/{self._host}": value for what, value in found.items()}
         for place, told in enumerate(gpus.values()):

@@ -2,7 +2,7 @@
 
 A line is written with one system call. A tail that a killed writer or a power cut left torn or full of zeros is cut
 off before anything is appended, and readers skip it. Any other line that holds no object is damage: readers leave it
-out and say so. Values that are no finite number are stored as null, which keeps every line valid JSON, and read back
+out and report it. Values that are no finite number are stored as null, which keeps every line valid JSON, and read back
 as NaN.
 """
 
@@ -21,25 +21,25 @@ from mrl.records.telemetry_messages import HeartbeatRecord, MetricsRecord, Sampl
 
 HEARTBEAT_EVERY_S = 30.0
 BLOCK_BYTES = 64 * 1024
-"""Read at once from the end of a file, which may be longer than memory."""
+"""Bytes read at once from the end of a file, which may be longer than memory."""
 OF_EVERY_STEP = ("rollout", "rescue")
-"""Kinds of samples that a learner tells with each of its steps."""
+"""Kinds of samples that a learner emits at each of its steps."""
 ALL_STEPS = 1024
-"""Steps of a run that all have samples on the disk."""
+"""First steps of a run that all have samples on the disk."""
 OnDamage = Callable[[str], object]
-"""Is told, once a file, that lines were left out, and which was the first."""
+"""Called once per damaged file, with a text on the number of lines left out and the place of the first."""
 
 
 def keep_silent(_what: str) -> None:
-    """For who does not tell of damaged lines."""
+    """Ignore a report of damaged lines."""
 
 
 class MetricsWriter:
     """Appends to `metrics.jsonl`.
 
     Metrics make lines {"time_unix_s", "role", "policy", "step", "values"}. Heartbeats make lines
-    {"time_unix_s", "role", "policy", "heartbeat"}, at most one per role in `HEARTBEAT_EVERY_S`; a new pid of a role is
-    written at once.
+    {"time_unix_s", "role", "policy", "heartbeat"}, at most one per role in `HEARTBEAT_EVERY_S`; the first heartbeat of
+    a new process of the role is written at once.
     """
 
     def __init__(self, path: Path) -> None:
@@ -49,7 +49,7 @@ class MetricsWriter:
     def write(self, record: MetricsRecord | HeartbeatRecord) -> None:
         """Append one line, or nothing for a heartbeat that is too soon.
 
-        Raises OSError when the disk is full; what was half written is taken back first.
+        Raises OSError when the disk is full; a half-written line is removed first.
         """
         line: dict[str, Any] = {"time_unix_s": record.time_unix_s, "role": record.role, "policy": record.policy}
         if isinstance(record, MetricsRecord):
@@ -77,8 +77,8 @@ class MetricsWriter:
 class SampleWriter:
     """Appends answers for people to read to `rollouts/step_N/<policy>.jsonl`.
 
-    Of those that come with every step some steps are left out, the more the longer a run lasts: files and folders would
-    become hundreds of thousands, and whoever reads them all, as the report does, would need gigabytes.
+    Samples that come with every step are left out at some steps, at more of them the longer a run lasts: otherwise
+    there would be hundreds of thousands of files, and a reader of all files, such as the report, would need gigabytes.
     """
 
     def __init__(self, rollouts: Path) -> None:
@@ -98,25 +98,25 @@ class SampleWriter:
 
 
 def sample_stride(step: int) -> int:
-    """Around this step, one step in so many has samples on the disk: all below 1,024, then every second, and so on."""
+    """Return n: around `step` every n-th step has samples on the disk. n is 1 below 1,024, then 2, 4, and so on."""
     return 1 << (step // ALL_STEPS).bit_length()
 
 
 def each_metrics(path: Path, on_damage: OnDamage = keep_silent) -> Iterator[dict[str, Any]]:
-    """All lines of a metrics file, in order; numbers that were not finite are NaN.
+    """Yield all lines of a metrics file, in order; numbers that were not finite are NaN.
 
     A file that does not exist is empty. A torn last line and damaged lines are left out. Memory does not grow with the
-    file, which after days may be longer than what is free.
+    file, which after days may be longer than free memory.
     """
     for line in _each_line(path, on_damage):
-        if isinstance(line.get("values"), dict):  # names are kept once, however many lines somebody keeps
+        if isinstance(line.get("values"), dict):  # a name is in memory once, for all lines that a caller keeps
             values = line["values"].items()
             line["values"] = {sys.intern(name): math.nan if value is None else value for name, value in values}
         yield line
 
 
 def read_tail(path: Path, max_bytes: int) -> list[dict[str, Any]]:
-    """The whole, sound lines among the last `max_bytes` of a file. Raises OSError."""
+    """Return the whole, sound lines among the last `max_bytes` of a file. Raises OSError."""
     with path.open("rb") as file:
         start = max(0, file.seek(0, os.SEEK_END) - max_bytes)
         file.seek(start)
@@ -125,25 +125,25 @@ def read_tail(path: Path, max_bytes: int) -> list[dict[str, Any]]:
 
 
 def read_samples(rollouts: Path, on_damage: OnDamage = keep_silent) -> list[dict[str, Any]]:
-    """All samples under a `rollouts` folder, ordered by step, then policy, then time of writing."""
+    """Return all samples under a `rollouts` folder, ordered by step, then policy, then time of writing."""
     paths = [path for path in rollouts.glob("step_*/*.jsonl") if path.parent.name.removeprefix("step_").isdecimal()]
     paths.sort(key=lambda path: (int(path.parent.name.removeprefix("step_")), path.name))
     return [line for path in paths for line in _each_line(path, on_damage)]
 
 
 def file_of(folder: Path, policy: str) -> Path:
-    """`<folder>/<policy>.jsonl`. Raises RecordError for a policy that is no plain file name."""
+    """Return `<folder>/<policy>.jsonl`. Raises RecordError for a policy that is no plain file name."""
     if policy != Path(policy).name or policy in {"", ".", ".."} or "\0" in policy:
         raise RecordError(f"policy: {policy!r} is no plain name")
     return folder / f"{policy}.jsonl"
 
 
 def append_lines(path: Path, lines: Sequence[dict[str, Any]]) -> None:
-    """Append all at once, to a file and folder that are made if missing. Raises OSError when the disk is full."""
+    """Append all lines at once, to a file and folder that are made if missing. Raises OSError when the disk is full."""
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
         file = _open_for_append(path)
-    except FileNotFoundError:  # somebody has just removed the folder, which was empty
+    except FileNotFoundError:  # another process has just removed the folder, which was empty
         path.parent.mkdir(parents=True, exist_ok=True)
         file = _open_for_append(path)
     try:
@@ -153,7 +153,7 @@ def append_lines(path: Path, lines: Sequence[dict[str, Any]]) -> None:
 
 
 def parse_line(row: bytes) -> dict[str, Any] | None:
-    """The object on a line; None when it holds none."""
+    """Return the object on a line; None when the line holds no object."""
     try:
         line = json.loads(row)
     except (ValueError, RecursionError):
@@ -162,13 +162,13 @@ def parse_line(row: bytes) -> dict[str, Any] | None:
 
 
 def damaged_lines(path: Path, number: int, count: int) -> str:
-    """What to tell of `count` lines of a file that hold nothing to read; the first has this number."""
+    """Describe `count` lines of a file that hold no object, the first of which is line `number`."""
     lines = "1 damaged line is" if count == 1 else f"{count} damaged lines are"
     return f"{path}:{number}: {lines} left out, this {'one' if count == 1 else 'first'}"
 
 
 def _open_for_append(path: Path) -> int:
-    """A descriptor at the end of the last whole line of `path`, made if missing."""
+    """Open `path`, made if missing, and cut it off after its last whole line; return the descriptor."""
     file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
     end = os.lseek(file, 0, os.SEEK_END)
     if end and os.pread(file, 1, end - 1) != b"\n":
@@ -177,7 +177,7 @@ def _open_for_append(path: Path) -> int:
 
 
 def _whole_bytes(file: int, end: int) -> int:
-    """Where the last whole line before `end` ends; only as much is read as follows it."""
+    """Return the end of the last whole line before `end`; reads no more than the blocks that follow it."""
     while end:
         start = max(0, end - BLOCK_BYTES)
         found = os.pread(file, end - start, start).rfind(b"\n")

@@ -1,4 +1,4 @@
-"""Logging of every process: structlog events with fixed keys, human on a terminal and JSON elsewhere.
+"""Logging of every process: structlog events with fixed keys, as text on a terminal and as JSON elsewhere.
 
 Logs are events; numbers go to metrics. Lines of third-party libraries pass through the same handlers. Tracebacks never
 carry the local variables of their frames, which could hold prompts, tensors or keys.
@@ -14,7 +14,7 @@ import structlog
 def configure_logging(role: str, policy: str = "", *, stream: TextIO | None = None) -> None:
     """Set up structlog and the standard library for this process; called once, by the entry point of a role.
 
-    Every event carries `role` and, if given, `policy`, in every thread; more is bound with
+    Every event carries `role` and, if given, `policy`, in every thread; further keys are bound with
     `structlog.contextvars.bind_contextvars(version=...)`. `stream` defaults to standard error.
     """
     stream = stream or sys.stderr

@@ -1,8 +1,8 @@
-"""Every metric that mrl emits: its name, its unit, what it says.
+"""Table of every metric that mrl emits: name, unit and meaning.
 
-A part in braces stands for one path segment, or for the rest of one: `eval/accuracy/{task}` covers
+A part in braces stands for one path segment, or for the rest of a segment: `eval/accuracy/{task}` covers
 `eval/accuracy/spell`, and `eval/pass@{k}` covers `eval/pass@8`.
-Headline metrics are what a person looks at first; the live view and the report are built from them.
+Headline metrics are the overview of a run; the live view and the report are built from them.
 """
 
 from typing import NamedTuple
@@ -241,7 +241,7 @@ METRICS: dict[str, Metric] = {
     "environment/replays": Metric("episodes", "episodes played again because their process was lost"),
     "environment/processes": Metric("processes", "environment processes that were started"),
     "environment/ends/{reason}": Metric("episodes", "episodes that their environment ended, or failed, so"),
-    # gateway: agents that ask policies; totals since it started
+    # gateway: agents that ask policies; totals since the gateway started
     "gateway/offered": Metric("episodes", "episodes that workers have offered to agents"),
     "gateway/turns": Metric("turns", "turns of policies that agents have asked for"),
     "gateway/branches": Metric("requests", "requests by which agents rewrote their conversation"),
@@ -269,7 +269,7 @@ METRICS: dict[str, Metric] = {
     "eval/own_token_share": Metric("share", "their tokens that the evaluated version sampled, not a newer one"),
     "eval/missing_answers": Metric("answers", "held-out prompts that got no answer in this evaluation"),
     "eval/time_s": Metric("s", "time of an evaluation, from the question to the last answer"),
-    # exchange daemon; totals since it started
+    # exchange daemon; totals since the daemon started
     "exchange/records": Metric("records", "records that the exchange holds", True),
     "exchange/used_bytes": Metric("bytes", "bytes of records that the exchange holds"),
     "exchange/refused": Metric("records", "records refused since the start"),
@@ -329,21 +329,21 @@ METRICS: dict[str, Metric] = {
     "tracker/points/{tracker}": Metric("points", "values of metrics that the tracker took in this attempt"),
     "tracker/lost_points/{tracker}": Metric("points", "values that it did not take, having failed or hung"),
 }
-"""The table. Names are grouped by the role that emits them."""
+"""Name, or pattern of names -> metric, grouped by the role that emits it."""
 
 
 def idle_metric(unit: str) -> str:
-    """Name of the idle share of a unit; a slash in the unit's own name would begin another segment."""
+    """Return the name of a unit's idle share. A slash in the unit's name would begin a segment and becomes a colon."""
     return IDLE_SHARE + unit.replace("/", ":")
 
 
 def type_metric(what: str, unit_type: str) -> str:
-    """Name of what is told of a type of unit, whose own name is a driver's word."""
+    """Return the name of a metric of a type of unit, whose name comes from a driver. A slash in it becomes a colon."""
     return f"allocation/{what}/{unit_type.replace('/', ':')}"
 
 
 def metric_of(name: str) -> Metric | None:
-    """The entry that covers `name`, a name in the table or one that fills its braces; None when there is none."""
+    """Return the entry that covers `name`: a name of the table, or a pattern with its braces filled; else None."""
     if "{" in name:
         return None
     found = METRICS.get(name)
@@ -365,6 +365,6 @@ def _covers(pattern: list[str], parts: list[str]) -> bool:
 
 
 def _covers_part(want: str, part: str) -> bool:
-    """Whether `part` is `want`, or begins as it does and fills its braces with something."""
+    """Whether segment `part` is `want`, or begins like it with some text in place of its braces."""
     before, brace, _ = want.partition("{")
     return part.startswith(before) and part != before if brace else part == want

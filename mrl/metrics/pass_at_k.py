@@ -1,6 +1,6 @@
-"""What many answers to every prompt say: pass@k, majorities, several policies together, intervals over prompts.
+"""Estimates from several answers to every prompt: pass@k, majorities, policies together, intervals over prompts.
 
-Of a prompt with n answers, c of them right, all k answers of a random choice are wrong with probability
+For a prompt with n answers, c of them right, k answers chosen at random are all wrong with probability
 C(n-c, k) / C(n, k), so that pass@k = 1 - C(n-c, k) / C(n, k) has no bias (arXiv 2107.03374, equation 1).
 Shapes: P prompts, M policies.
 """
@@ -16,31 +16,31 @@ import numpy.typing as npt
 from mrl.records.evaluation_messages import Estimate, PromptTally, Together
 
 RESAMPLES = 2_000
-"""Of the prompts, for an interval."""
+"""Bootstrap samples of the prompts, for an interval."""
 COVERAGE = 0.95
 SEED = 17
-"""Of the resampling: equal values have equal intervals."""
+"""Seed of the bootstrap, fixed so that equal values have equal intervals."""
 VALUES_AT_ONCE = 1 << 21
 ROUNDING = 1e-12
-"""An agreement by chance that is closer to 1 is 1."""
+"""An agreement by chance that is closer to 1 than this counts as 1."""
 
 Values = npt.NDArray[np.float64]
 Kappas = dict[str, dict[str, float]]
-"""A -> B, of those named behind A -> likeness."""
+"""Policy A -> policy B after A in order -> Cohen's kappa."""
 
 
 class Majority(NamedTuple):
-    """What the answers to one prompt agree on."""
+    """Outcome of a majority vote of the answers to one prompt."""
 
     right: float
-    """1 where the answer given most often is right, 0 where it is wrong; of tied answers their mean."""
+    """1 where the most frequent answer is right, 0 where it is wrong; for tied answers the mean of theirs."""
     is_tied: bool
 
 
 def fail_at_k(answered: npt.ArrayLike, right: npt.ArrayLike, k: int) -> Values:
-    """[P] probabilities that k answers, drawn without putting back, are all wrong: C(n-c, k) / C(n, k).
+    """Return [P] probabilities that k answers, drawn without replacement, are all wrong: C(n-c, k) / C(n, k).
 
-    `answered` [P] has n >= k and `right` [P] has c of every prompt. A prompt whose wrong answers are fewer than k has
+    `answered` [P] holds n >= k of every prompt, `right` [P] holds c. A prompt with fewer than k wrong answers has
     exactly 0.
     """
     n, c = np.asarray(answered, dtype=np.float64), np.asarray(right, dtype=np.float64)
@@ -52,17 +52,17 @@ def fail_at_k(answered: npt.ArrayLike, right: npt.ArrayLike, k: int) -> Values:
 
 
 def passes(tallies: Sequence[PromptTally], k: int) -> dict[str, float]:
-    """Prompt id -> pass@k, of the prompts that have at least k answers."""
+    """Return prompt id -> pass@k, for prompts with at least k answers."""
     enough = [one for one in tallies if one.answered >= k]
     fails = fail_at_k([one.answered for one in enough], [one.right for one in enough], k)
     return {one.prompt_id: float(value) for one, value in zip(enough, 1.0 - fails, strict=True)}
 
 
 def majority(choices: Sequence[tuple[str, bool]]) -> Majority:
-    """The vote of one prompt's answers: what was read out of each, and whether the answer is right.
+    """Return the majority vote over `choices`: (result extracted from an answer, whether the answer is right).
 
-    Answers out of which nothing could be read do not vote; where none votes the majority is wrong. A choice of which
-    some answers are right and some wrong counts with the share of the right ones.
+    Answers without an extracted result do not vote; without any vote the majority is wrong. A result with both right
+    and wrong answers counts with the share of right ones.
     """
     votes = Counter(choice for choice, _ in choices if choice)
     if not votes:
@@ -76,10 +76,10 @@ def majority(choices: Sequence[tuple[str, bool]]) -> Majority:
 
 
 def estimate(values: Sequence[float]) -> Estimate:
-    """The mean over prompts of [P >= 1] values, with a 95 % interval: percentiles of a bootstrap over prompts.
+    """Return the mean of [P >= 1] values over prompts, with a 95 % interval: percentiles of a bootstrap over prompts.
 
-    Answers to one prompt are no independent draws of prompts, so whole prompts are drawn again. Where all values are
-    equal, the interval has no width.
+    Answers to one prompt are no independent draws of prompts, so the bootstrap draws whole prompts. Where all values
+    are equal, the interval has no width.
     """
     found = np.asarray(values, dtype=np.float64)
     rng, means = np.random.default_rng(SEED), list[Values]()
@@ -92,10 +92,10 @@ def estimate(values: Sequence[float]) -> Estimate:
 
 
 def together(tallies: Mapping[str, Sequence[PromptTally]], k: int) -> Together | None:
-    """What the policies solve together, k answers of each; None where no prompt has k answers of every one.
+    """Estimate what policies solve together with k answers each; None where no prompt has k answers of every policy.
 
     Every number is the expectation over k answers drawn of each policy's own n. Answers of different policies are
-    independent, so a probability of several policies is the product of theirs, prompt by prompt, without bias.
+    independent, so a joint probability is the product of the policies' own, prompt by prompt, without bias.
     """
     of_policy, union = {name: passes(found, k) for name, found in tallies.items()}, union_passes(tallies, k)
     if not union:
@@ -114,15 +114,15 @@ def together(tallies: Mapping[str, Sequence[PromptTally]], k: int) -> Together |
 
 
 def kappas(tallies: Mapping[str, Sequence[PromptTally]], k: int) -> Kappas:
-    """How alike the sets of prompts are that two policies solve: A -> B, of those named behind A -> Cohen's kappa.
+    """Return how alike the prompts are that two policies solve: policy A -> policy B after A -> Cohen's kappa.
 
         kappa = (o - e) / (1 - e),   o = mean over prompts of p q + (1 - p) (1 - q),   e = P Q + (1 - P) (1 - Q)
 
-    p and q are pass@k of A and B on a prompt, P and Q their means: o is how often both solve a prompt or both do not,
-    e how often two policies would that are as accurate but know nothing of each other (Cohen 1960). 1: the same
-    prompts; 0: as alike as accuracies alone make them; below 0: each solves what the other does not. NaN where
-    e is 1, for two that solve everything or nothing have no other way to agree. Over the prompts of `together`.
-    With k below n, p lies between 0 and 1 and even equal policies stay below 1.
+    p and q are pass@k of A and B on a prompt, P and Q their means. o is how often both solve a prompt or both do not;
+    e is how often independent policies of these accuracies would (Cohen 1960). Kappa is 1 for the same prompts, 0 for
+    policies as alike as their accuracies alone make them, and below 0 where each solves what the other does not. It is
+    NaN where e is 1: policies that both solve everything, or both nothing, always agree. The prompts are those of
+    `together`. With k below n, p lies between 0 and 1, and even equal policies stay below 1.
     """
     of_policy = {name: passes(found, k) for name, found in tallies.items()}
     prompts = list(union_passes(tallies, k))
@@ -143,12 +143,15 @@ def _kappa(p: Values, q: Values) -> float:
 
 
 def union_passes(tallies: Mapping[str, Sequence[PromptTally]], k: int) -> dict[str, float]:
-    """Prompt id -> probability that some policy solves it with k answers of each, of prompts with k of every policy."""
+    """Return prompt id -> probability that some policy solves the prompt with k answers of each.
+
+    Only prompts with at least k answers of every policy are there.
+    """
     of_policy = [passes(found, k) for found in tallies.values()]
     common = [prompt for prompt in of_policy[0] if all(prompt in other for other in of_policy)]
     return {prompt: 1.0 - math.prod(1.0 - found[prompt] for found in of_policy) for prompt in common}
 
 
 def _all_fail(fails: Mapping[str, Values], *, but: str) -> Values:
-    """[P] probabilities that no policy but that one solves a prompt."""
+    """Return [P] probabilities that no policy other than `but` solves a prompt."""
     return np.prod([found for name, found in fails.items() if name != but], axis=0)

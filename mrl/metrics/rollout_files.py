@@ -1,10 +1,10 @@
 """`rollouts/step_N/<policy>.jsonl.gz`: every answer that a policy trained on at a step, as compressed JSON lines.
 
-The learner of the policy writes them, one whole file a step. pandas reads one as it is:
+The policy's learner writes one whole file a step. pandas reads such a file as it is:
 `pandas.read_json("runs/x/rollouts/step_7/qwen.jsonl.gz", lines=True)`. docs/samples.md lists the columns.
 
-The files of a policy stay within a bound: when they outgrow it, every second of the steps that are left goes, and from
-then on only steps of the wider stride are kept, and the newest. What is there covers the whole run at any time.
+The files of a policy stay within a bound of bytes. When they outgrow it, every second of the kept steps is removed, and
+from then on only steps of this wider stride are kept, and the newest step. So the files always cover the whole run.
 """
 
 import gzip
@@ -21,58 +21,58 @@ from mrl.metrics.jsonl import parse_line
 from mrl.records.told_turns import ToldTurn
 
 LEVEL = 3
-"""Of compression: a higher one takes several times as long for a tenth of the bytes."""
+"""Level of compression: a higher level takes several times as long to save a tenth of the bytes."""
 STEP, ENDING = "step_", ".jsonl.gz"
 
 
 class Rollout(msgspec.Struct, frozen=True, kw_only=True):
-    """One answer that was trained on, with its prompt. Names of fields are the columns."""
+    """One answer that was trained on, with its prompt. The names of the fields are the columns of the file."""
 
     policy: str
     step: int
     kind: str
-    """"rollout" for an own answer, "rescue" for one of a peer on a prompt where the own group failed."""
+    """"rollout" for an own answer, "rescue" for a peer's answer to a prompt on which the whole own group failed."""
     task: str
     prompt_id: str
-    """The same in all policies of the run."""
+    """Id of the prompt, the same for all policies of the run."""
     prompt: str
     completion: str
     reward: float
     rewards: dict[str, float] = {}
     """Parts of the reward by name, where the verifier gave several."""
     failure: str = ""
-    """Why the verifier gave no reward."""
+    """Why the verifier gave no reward; empty where it gave one."""
     source: str
-    """The policy that wrote the answer."""
+    """Policy that wrote the answer."""
     finish_reason: str = ""
-    """"stop" when the policy ended the answer itself; empty for a peer's."""
+    """"stop" when the policy ended the answer itself; empty for a peer's answer."""
     tokens: int | None = None
-    """Of the answer, with its closing EOS; None for a peer's."""
+    """Number of tokens of the answer, with its closing EOS; None for a peer's answer."""
     logprob_mean: float | None = None
-    """Nats per token as sampled; None for a peer's."""
+    """Mean log-probability of the tokens as sampled, in nats; None for a peer's answer."""
     oldest_step: int | None = None
     """Step of the oldest version that sampled one of the tokens."""
     newest_step: int | None = None
     """Step of the newest version that sampled one of the tokens."""
     opening: str = ""
-    """Of an episode: its first messages as the policy was shown them, special tokens included."""
+    """First messages of an episode as the policy was shown them, with special tokens; empty for other answers."""
     turns: list[ToldTurn] = []
-    """Of an episode: who said what behind them, which `completion` tells as one text."""
+    """Turns of an episode after its opening, which `completion` holds as one text; empty for other answers."""
 
 
 class RolloutFiles:
-    """Writes the files of one policy, within `max_bytes` of them."""
+    """Writes the files of one policy, at most `max_bytes` of them."""
 
     def __init__(self, folder: Path, policy: str, max_bytes: int) -> None:
-        """`folder` is `rollouts` of the run; steps of an earlier life, which are there already, count."""
+        """`folder` is `rollouts` of the run; files that an earlier process of the learner left there count."""
         self._folder, self._policy, self._max_bytes = folder, policy, max_bytes
         self._sizes = {step_of(path): path.stat().st_size for path in rollout_files(folder, policy)}
         self._stride = 1
 
     def write(self, step: int, rows: Sequence[Rollout]) -> None:
-        """Write one step, in place of what is there of it.
+        """Write one step, in place of an earlier file of this step.
 
-        Later steps, which a resume has voided, are removed, and earlier ones where all take too much.
+        Files of later steps, which a resume has voided, are removed, and earlier steps where all files take too much.
         Raises OSError when the disk is full; nothing half-written is left.
         """
         data = gzip.compress(b"".join(msgspec.json.encode(row) + b"\n" for row in rows), LEVEL, mtime=0)
@@ -97,7 +97,7 @@ class RolloutFiles:
         for step in steps:
             path = self._path(step)
             path.unlink(missing_ok=True)
-            with suppress(OSError):  # another policy, or the supervisor, has something of that step
+            with suppress(OSError):  # another policy, or the supervisor, has a file of that step
                 path.parent.rmdir()
             del self._sizes[step]
 
@@ -106,31 +106,31 @@ class RolloutFiles:
 
 
 def path_of(folder: Path, policy: str, step: int) -> Path:
-    """The file of one step of a policy, whether it is there or not."""
+    """Return the path of a policy's file of one step, whether the file exists or not."""
     return folder / f"{STEP}{step}" / f"{policy}{ENDING}"
 
 
 def rollout_files(folder: Path, policy: str = "*") -> list[Path]:
-    """The files of a run, of one policy or all, ordered by step, then policy."""
+    """Return the files of a run, of one policy or all, ordered by step, then policy."""
     paths = [path for path in folder.glob(f"{STEP}*/{policy}{ENDING}") if step_of(path) >= 0]
     return sorted(paths, key=lambda path: (step_of(path), path.name))
 
 
 def step_of(path: Path) -> int:
-    """The step that a file is of; -1 for a file of another kind."""
+    """Return the step of a rollout file; -1 for another file."""
     number = path.parent.name.removeprefix(STEP)
     return int(number) if number.isdecimal() and path.name.endswith(ENDING) else -1
 
 
 def policy_of(path: Path) -> str:
-    """The policy that a file is of."""
+    """Return the policy of a rollout file."""
     return path.name.removesuffix(ENDING)
 
 
 def read_rollouts(path: Path) -> Iterator[dict[str, Any]]:
-    """The rows of one file, in the order of training; what cannot be read costs itself and all behind it.
+    """Yield the rows of one file, in the order of training. Damage of the compressed data ends the file there.
 
-    Values that were no finite number are None.
+    A line without an object is left out. Values that were no finite number are None.
     """
     try:
         with gzip.open(path, "rb") as file:

@@ -1,4 +1,4 @@
-"""What a role says about itself: metrics, samples, and what it does or waits for, now and as spans of time.
+"""Telemetry of one role: metrics, samples, heartbeats, and its activities and waits as spans of time.
 
 A role makes one `Telemetry` and gives it a sink, usually a bounded queue to the supervisor. Nothing here blocks.
 Heartbeats are built by `beat`, which another thread may call while the role itself is stuck in a wait.
@@ -47,7 +47,7 @@ class _Deed(NamedTuple):
 
 
 class Telemetry:
-    """The voice of one role.
+    """Emits the telemetry of one role.
 
     `role` names the process, unique in the run, its kind first: "learner/qwen", "worker/qwen/0", "exchange".
     `clock` gives unix seconds and only dates records; durations come from `monotonic`.
@@ -72,7 +72,7 @@ class Telemetry:
         self._spans = SpanBook(Activity("starting"), self._doing.since_s)
 
     def metrics(self, step: int, values: Mapping[str, float], *, policy: str | None = None) -> None:
-        """Emit values measured at `step`; `policy` is for roles that serve several.
+        """Emit values measured at `step`; `policy` is for roles that serve several policies.
 
         A name outside the table is a mistake in the code and fails an assertion.
         """
@@ -122,9 +122,9 @@ class Telemetry:
         )
 
     def doing(self, kind: str, about: str = "") -> None:
-        """Say what the role does from now on, for example "training"; repeating it keeps its start.
+        """Set the role's activity from now on, for example "training"; the same activity again keeps its start.
 
-        `about` says more, for example of which step: a kind is one of a few.
+        `kind` is one of a few words; `about` says more, for example the step.
         """
         with self._lock:
             if self._doing[:2] != (kind, about):
@@ -135,9 +135,9 @@ class Telemetry:
     def awaiting(
         self, what: str, *, whom: str = "", bound_s: float = 0.0, since_s: float | None = None
     ) -> Iterator[None]:
-        """While inside, heartbeats and spans say that `what` is awaited from `whom`, given up after `bound_s`.
+        """Show a wait for `what` from `whom`, with its bound `bound_s`, in heartbeats and spans while the block runs.
 
-        A wait that began earlier, for example in slices of time, did at `since_s` on the clock of durations.
+        `since_s`, a time of `monotonic`, is the start of a wait that began earlier, such as a wait in slices of time.
 
         Waits nest: the innermost shows, and the outer one shows again, with its own start, when the inner one ends.
         """
@@ -154,9 +154,9 @@ class Telemetry:
 
     @contextmanager
     def beside(self, kind: str) -> Iterator[None]:
-        """While inside, another thread of the role does `kind`, whatever the role itself does or waits for.
+        """Record activity `kind` of another thread while the block runs, beside the role's own activity or wait.
 
-        One thread at a time does things of one kind.
+        One thread at a time may have an activity of one kind.
         """
         with self._lock:
             going = self._spans.begin(kind, self._monotonic())
@@ -167,9 +167,9 @@ class Telemetry:
                 self._spans.end(going, self._monotonic())
 
     def tell_spans(self, *, is_last: bool = False) -> None:
-        """Emit the spans since the last call, at most a record of them; safe from any thread, best once a second.
+        """Emit spans since the last call, one record at most; safe from any thread, best called once a second.
 
-        What goes on is told in pieces of some seconds; with `is_last` up to this moment.
+        A span that goes on is emitted in pieces of some seconds; with `is_last` it is cut at this moment.
         """
         with self._lock:
             now_s = self._monotonic()
@@ -181,7 +181,7 @@ class Telemetry:
             self._sink(SpansRecord(role=self.role, policy=self.policy, spans=spans))
 
     def beat(self) -> HeartbeatRecord:
-        """The heartbeat of this moment; the caller sends it. Safe from any thread."""
+        """Return the heartbeat of this moment, for the caller to send. Safe from any thread."""
         with self._lock:
             doing, waits = self._doing, self._waits
         wait = waits[-1] if waits else _Wait("", "", 0.0, doing.since_s)
@@ -199,7 +199,7 @@ class Telemetry:
         )
 
     def _turn(self) -> None:
-        """The innermost wait, or else what is done, goes on from now."""
+        """Begin the span of the innermost wait, or else of the activity, unless it is going on already."""
         if self._waits:
             activity = Activity(f"awaiting {self._waits[-1].what}", self._waits[-1].whom, is_wait=True)
         else:

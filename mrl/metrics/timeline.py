@@ -1,8 +1,8 @@
-"""`timeline.jsonl`: what every role did and waited for, a line per span.
+"""`timeline.jsonl`: activities and waits of every role, a line per span.
 
-A file that has outgrown its bound keeps every second minute, whole, and takes only such minutes from then on; the next
-time every fourth, and so on. A minute is one of unix time, and a span belongs to that in which it began. Such a file
-begins with {"every_minutes": n}.
+A file that has outgrown its bound keeps every second minute, whole, and takes only spans of such minutes from then on;
+the next time it keeps every fourth minute, and so on. Minutes are those of unix time, and a span belongs to the minute
+in which it began. Such a file begins with {"every_minutes": n}.
 """
 
 import re
@@ -24,7 +24,7 @@ EVERY_MINUTES = re.compile(rb'\{"every_minutes":([1-9]\d*)\}\n')
 
 
 class FiledSpan(msgspec.Struct, frozen=True, kw_only=True):
-    """A span as it stands on a line; see `Span`. What is empty or false is left out."""
+    """A span on a line of the file; see `Span`. Fields that are empty or false are left out of the line."""
 
     began_unix_s: float
     duration_s: float
@@ -36,7 +36,7 @@ class FiledSpan(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def ended_unix_s(self) -> float:
-        """When it was over."""
+        """Unix time of the end, in seconds."""
         return self.began_unix_s + self.duration_s
 
 
@@ -51,7 +51,7 @@ class TimelineWriter:
         self._every_minutes = 0
 
     def write(self, record: SpansRecord) -> None:
-        """Append the spans of one record at once, without those of minutes that are left out.
+        """Append the spans of one record at once, without spans of minutes that are left out.
 
         Raises OSError when the disk is full.
         """
@@ -70,12 +70,12 @@ class TimelineWriter:
 
 
 def is_kept(time_unix_s: float, every: int) -> bool:
-    """Whether a file that keeps every so many minutes keeps the one of this moment."""
+    """Whether a file that keeps one minute of `every` keeps the minute of this time."""
     return int(time_unix_s) // MINUTE_S % every == 0
 
 
 def every_minutes(path: Path) -> int:
-    """The file holds minutes that are multiples of this; 1 for all, and for a file that does not exist."""
+    """Return n: the file holds the minutes that are multiples of n. 1 for all minutes and for a missing file."""
     if not path.exists():
         return 1
     with path.open("rb") as file:
@@ -84,9 +84,9 @@ def every_minutes(path: Path) -> int:
 
 
 def read_timeline(path: Path, on_damage: OnDamage = keep_silent) -> Iterator[FiledSpan]:
-    """All spans, in the order in which they came; none of a file that does not exist.
+    """Yield all spans, in the order of writing; none of a file that does not exist.
 
-    Memory does not grow with the file. A torn last line, and lines that are no span, are left out.
+    Memory does not grow with the file. A torn last line, and lines that hold no span, are left out.
     """
     if not path.exists():
         return

@@ -1,7 +1,7 @@
-"""Metrics that a role said and nobody confirmed: a role that ends leaves them in a file, which the supervisor reads in.
+"""Metrics that a role sent without confirmation: a role that ends leaves them in a file, which the supervisor reads.
 
-The supervisor sends every heartbeat back. A link keeps the order, so what was said before that heartbeat has arrived.
-What has arrived without its role hearing of it lies in the file too; the supervisor leaves out what it has.
+The supervisor sends every heartbeat back. A link keeps the order, so metrics sent before that heartbeat have arrived.
+The file may also hold metrics that did arrive, unknown to the role; the supervisor leaves out rows that it has.
 """
 
 import threading
@@ -20,9 +20,9 @@ from mrl.records.codec import decode, decoder, encode
 from mrl.records.telemetry_messages import HeartbeatRecord, MetricsRecord, TelemetryRecord
 
 MAX_KEPT_BYTES = 4 * 1024 * 1024
-"""Of one role; beyond that the oldest are given up."""
+"""Bytes of unconfirmed records that one role keeps; beyond them the oldest are given up."""
 TAIL_BYTES = 16 * 1024 * 1024
-"""Of `metrics.jsonl`: what a role has not heard of since its last heartbeat came back lies no farther from the end."""
+"""Bytes at the end of `metrics.jsonl` in which all metrics lie that have arrived unknown to their role."""
 SUFFIX = ".msgpack"
 
 Key = tuple[str, str, int, float, tuple[str, ...]]
@@ -31,7 +31,7 @@ log = structlog.get_logger()
 
 
 class LeftMetrics(msgspec.Struct, frozen=True):
-    """The content of such a file."""
+    """Content of a file of unconfirmed metrics."""
 
     records: list[MetricsRecord]
 
@@ -40,7 +40,7 @@ _left_decoder: msgspec.msgpack.Decoder[LeftMetrics] = decoder(LeftMetrics)
 
 
 class UnheardMetrics:
-    """Stands between a role's telemetry and its link. Safe from any thread; only `settle` waits."""
+    """Keeps unconfirmed metrics, between a role's telemetry and its link. Safe from any thread; only `settle` waits."""
 
     def __init__(self, post: Callable[[bytes], bool], *, max_bytes: int = MAX_KEPT_BYTES) -> None:
         self._post, self._max_bytes = post, max_bytes
@@ -49,9 +49,9 @@ class UnheardMetrics:
         self._num_bytes = self._num_metrics = 0
 
     def say(self, record: TelemetryRecord) -> bool:
-        """Post a record; metrics and heartbeats are kept until a heartbeat behind them comes back."""
+        """Post a record to the link; metrics and heartbeats are kept until a heartbeat comes back that is no older."""
         body = encode(record)
-        with self._changed:  # kept in the order in which they leave
+        with self._changed:  # records are kept in the order in which they leave
             if isinstance(record, MetricsRecord | HeartbeatRecord):
                 self._kept.append((body, record if isinstance(record, MetricsRecord) else None))
                 self._num_bytes += len(body)
@@ -61,7 +61,7 @@ class UnheardMetrics:
             return self._post(body)
 
     def came_back(self, body: bytes) -> None:
-        """Forget what was said up to this heartbeat."""
+        """Drop records up to this heartbeat, which the supervisor has sent back."""
         with self._changed:
             if any(kept == body for kept, _ in self._kept):
                 while self._forget_first() != body:
@@ -69,7 +69,7 @@ class UnheardMetrics:
             self._changed.notify_all()
 
     def settle(self, beat: HeartbeatRecord, path: Path, timeout_s: float) -> None:
-        """Say a last heartbeat; what is not confirmed within `timeout_s` is left in the file at `path`."""
+        """Post a last heartbeat; metrics that are not confirmed within `timeout_s` are left in the file at `path`."""
         if not self._num_metrics:
             return
         self.say(beat)
@@ -80,7 +80,7 @@ class UnheardMetrics:
         try:
             path.parent.mkdir(mode=0o700, exist_ok=True)
             replace_file(path, encode(left), mode=0o600)
-        except OSError as error:  # the role has done its work
+        except OSError as error:  # no failure of the role, which has done its work
             log.warning("metrics are lost", records=len(left.records), reason=error.strerror)
 
     def _forget_first(self) -> bytes:
@@ -91,14 +91,14 @@ class UnheardMetrics:
 
 
 class LeftFiles:
-    """The supervisor's side: reads what ended roles have left, every row once."""
+    """Supervisor's reader of the files that ended roles have left; every row is taken once."""
 
     def __init__(self, folder: Path, metrics_jsonl: Path) -> None:
         self._folder, self._metrics_jsonl = folder, metrics_jsonl
         self._read: set[Key] = set()
 
     def take(self, write: Callable[[MetricsRecord], object]) -> None:
-        """Give `write` every left row that `metrics.jsonl` lacks, and remove the files. Raises OSError."""
+        """Give `write` every row of the files that `metrics.jsonl` lacks, and remove the files. Raises OSError."""
         paths = sorted(self._folder.glob(f"*{SUFFIX}"))
         written = {_key(line) for line in read_tail(self._metrics_jsonl, TAIL_BYTES)} if paths else set()
         for path in paths:

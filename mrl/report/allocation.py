@@ -1,7 +1,7 @@
-"""Who has what of the rollout capacity, and what moved last: reduced from the allocator's metrics, without a clock.
+"""Shares of the rollout capacity and their last move, reduced from the allocator's metrics without a clock.
 
-The age of a move is told by the allocator's own clock up to its newest word, and by arrival from then on, so that it
-is right on another host and after the metrics of an earlier attempt were read again.
+The age of a move is measured by the allocator's own clock up to its newest record, and by arrival from then on. So the
+age is right on another host, and after the metrics of an earlier attempt were read again.
 """
 
 from collections.abc import Mapping
@@ -16,12 +16,12 @@ BEGUN, ENDED = "allocation/begun_leases", "allocation/ended_leases/"
 HELD_TYPE = "allocation/held_units/"
 BECAUSE = "allocation/moves_because/"
 ONE_DECISION_S = 0.5
-"""Policies whose slots changed in a shorter time are told of the same move."""
+"""Seconds within which changes of several policies' slots belong to one move."""
 
 
 @dataclass(slots=True)
 class Move:
-    """Slots, or a unit, that changed hands; or did only leave them as yet."""
+    """Slots, or a unit, that went from policies to others; a unit may not have a new policy yet."""
 
     at_unix_s: float
     why: str
@@ -30,28 +30,28 @@ class Move:
 
     @property
     def is_one_sided(self) -> bool:
-        """Whether several policies got more, or gave up what they had, and none the opposite: nothing moved."""
+        """Whether several policies all gained or all lost: nothing moved between them."""
         return len(self.changes) > 1 and len({gained < 0 for _, gained in self.changes}) == 1
 
 
 class Allocation:
-    """Shares, idle time of units and the newest move."""
+    """Shares of capacity, idle time of units, and the newest move."""
 
     def __init__(self) -> None:
         self.kind: Literal["slots", "units"] = "slots"
         self.shares: dict[str, float] = {}
-        """Policy -> slots granted, or units owned; empty before the allocator has said anything."""
+        """Policy -> slots granted, or units owned; empty before the first record of the allocator."""
         self.by_type: dict[str, dict[str, float]] = {}
-        """Policy -> type -> units owned, where there are several types."""
+        """Policy -> type of unit -> units owned, where there are several types."""
         self.idle: dict[str, float] = {}
-        """Unit -> share of its time, since it was told before, in which it did nothing."""
+        """Metric of a unit -> share of the time since its last record in which the unit did nothing."""
         self.move: Move | None = None
-        """The newest."""
+        """Newest move."""
         self._before: dict[str, Mapping[str, float]] = {}
         self._told_unix_s = self._heard_s = 0.0
 
     def take(self, record: MetricsRecord, now_s: float) -> None:
-        """Take in one record of the allocator that arrived at `now_s`; one of another role changes nothing."""
+        """Take in one record of the allocator that arrived at `now_s`; a record of another role changes nothing."""
         self.idle |= {name: share for name, share in record.values.items() if name.startswith(IDLE_SHARE)}
         if "allocation/held_units" in record.values:
             self.kind = "units"
@@ -65,9 +65,10 @@ class Allocation:
         self._before[record.policy] = record.values
 
     def line(self, now_s: float) -> str:
-        """One line, `units qwen 2 llama 6, idle 4% | last move qwen -> llama 12s ago: another policy needs it more`.
+        """Return one line; empty before the first record of the allocator.
 
-        With several types of units, `units qwen 2 H100 llama 1 H100 + 5 A10`.
+        Example: `units qwen 2 llama 6, idle 4% | last move qwen -> llama 12s ago: another policy needs it more`.
+        With several types of units: `units qwen 2 H100 llama 1 H100 + 5 A10`.
         """
         if not self.shares:
             return ""

@@ -1,4 +1,4 @@
-"""Which curves a report shows, and what each one says. A chart without data says why it is empty."""
+"""Charts of a report, each with a note on how to read it. A chart without data says that nothing was recorded."""
 
 import math
 from html import escape
@@ -22,14 +22,14 @@ STEP = "learner step"
 
 
 def accuracy(data: RunData) -> Figure:
-    """Held-out accuracy over all tasks."""
+    """Draw held-out accuracy over all tasks."""
     lines = [Line(name, index, data.accuracies(name), marks=True) for index, name in enumerate(data.policies)]
     drawing = line_chart(lines, Axes(STEP, "accuracy (share of prompts)", 0.0, 1.0))
     return Figure("Held-out accuracy", drawing, "All tasks together; prompts that were never trained on.")
 
 
 def accuracy_of_tasks(data: RunData) -> list[Figure]:
-    """One small chart per task."""
+    """Draw one small chart of held-out accuracy per task."""
     known = {task for by_task in data.accuracy.values() for task in by_task if task}
     tasks = [task for task in data.tasks if task in known] + sorted(known - set(data.tasks))
     figures = []
@@ -42,7 +42,7 @@ def accuracy_of_tasks(data: RunData) -> list[Figure]:
 
 
 def reward(data: RunData) -> Figure:
-    """Training reward."""
+    """Draw the mean training reward."""
     lines, window = _smooth(data, "reward/mean")
     values = [y for line in lines for _, y in line.raw if math.isfinite(y)]
     bounds = (0.0, 1.0) if values and min(values) >= 0 and max(values) <= 1 else (None, None)
@@ -58,11 +58,11 @@ LEARNING = (
     ("Length of answers", "tokens/answer_mean", "tokens", 0.0, "At the limit of max_new_tokens answers are cut off."),
     ("Learning rate", "optim/lr", "learning rate", 0.0, ""),
 )  # fmt: skip
-"""Title, metric, axis, its lowest value, and how to read it, of every number that tells whether learning is sound."""
+"""Numbers that tell whether learning is sound: title, metric, label of y, lowest y (None: by the data), note."""
 
 
 def learning(data: RunData) -> list[Figure]:
-    """One small chart for each number that tells whether learning is sound."""
+    """Draw one small chart for each number of `LEARNING`."""
     figures = []
     for title, metric, axis, lowest, note in LEARNING:
         lines, window = _smooth(data, metric)
@@ -73,14 +73,14 @@ def learning(data: RunData) -> list[Figure]:
 
 
 def rescues(data: RunData) -> Figure:
-    """Peer successes trained on per step."""
+    """Draw the peer successes trained on per step."""
     lines, window = _smooth(data, "sharing/rescues")
     drawing = line_chart(lines, Axes(STEP, "rescues per step", 0.0))
     return Figure("Rescues per step", drawing, "Peer successes trained on. " + _smoothed(window))
 
 
 def rescued_share(data: RunData) -> Figure:
-    """Of the groups that failed as a whole, how many a peer rescued."""
+    """Draw the share of asked prompts, on which the own group failed, that a peer answered, since the start."""
     lines = [Line(name, index, _cumulative_share(data, name)) for index, name in enumerate(data.policies)]
     drawing = line_chart(lines, Axes(STEP, "rescued (share of asked prompts)", 0.0, 1.0))
     note = "Prompts on which every own answer failed: the share that a peer's success answered, since the start."
@@ -88,7 +88,7 @@ def rescued_share(data: RunData) -> Figure:
 
 
 def staleness(data: RunData) -> Figure:
-    """Staleness of own rows."""
+    """Draw the staleness of own rows: mean and maximum of each batch."""
     lines, window = _smooth(data, "staleness/mean_versions")
     for index, name in enumerate(data.policies):
         highest = data.series(name, "staleness/max_versions")
@@ -101,7 +101,7 @@ def staleness(data: RunData) -> Figure:
 
 
 def time_split(data: RunData) -> Figure:
-    """Where the time of a step goes, one bar per policy."""
+    """Draw the mean time of a step by its parts, one bar per policy."""
     rows = [(name, index, split) for index, name in enumerate(data.policies) if (split := _mean_times(data, name))]
     if not rows:
         return Figure("Time of a step", "")
@@ -128,14 +128,14 @@ def time_split(data: RunData) -> Figure:
 
 
 def waiting(data: RunData) -> Figure:
-    """Time without own groups."""
+    """Draw the time that each step waited for own groups."""
     lines, window = _smooth(data, "time/wait_for_groups_s")
     drawing = line_chart(lines, Axes(STEP, "waiting for own groups (s)", 0.0))
     return Figure("Waiting for own groups", drawing, _smoothed(window))
 
 
 def allocation(data: RunData) -> Figure:
-    """Rollout slots or units over time, stacked."""
+    """Draw the policies' rollout slots or units over time, stacked."""
     title = f"Rollout {data.capacity_kind} of every policy"
     times = sorted({x for points in data.capacity.values() for x, _ in points})
     names = [name for name in data.policies if data.capacity.get(name)]
@@ -165,7 +165,7 @@ def allocation(data: RunData) -> Figure:
 
 
 def figure_html(figure: Figure) -> str:
-    """The figure as HTML."""
+    """Return the figure as HTML."""
     drawing = figure.drawing or f'<p class="empty">{EMPTY}</p>'
     note = f"<p>{escape(figure.note)}</p>" if figure.note and figure.drawing else ""
     kind = ' class="wide"' if figure.wide else ""
@@ -224,7 +224,7 @@ _PARTS = (
     ("publish", "time/publish_s"),
     ("save", "time/checkpoint_s"),
 )
-"""Parts of a step, one after the other."""
+"""(part, metric of its duration) for the parts of a step, which follow one another."""
 
 
 def _split_key(y: float) -> str:
@@ -237,7 +237,7 @@ def _split_key(y: float) -> str:
 
 
 def _hold(points: Points, times: list[float]) -> list[float]:
-    """The last known value at every time; 0 before the first."""
+    """Return the last known value at every time; 0 before the first value."""
     held, place, column = 0.0, 0, []
     for time in times:
         while place < len(points) and points[place][0] <= time:

@@ -1,6 +1,6 @@
-"""Several runs of one configuration, by regime and seed: what each reached, what it spent, and how sure that is.
+"""Comparison of runs of one configuration, by regime and seed: accuracy, cost, and intervals over seeds.
 
-Shapes: N seeds. Accuracies are held-out shares; the average of a run is over its policies.
+Accuracies are shares of held-out prompts; the average of a run is over its policies.
 """
 
 import itertools
@@ -21,33 +21,34 @@ from mrl.report.run_data import RunData, read_run
 from mrl.report.student_t import two_sided_quantile, two_sided_tail
 
 PAUSE_S = 60.0
-"""A supervisor writes every few seconds; where nobody wrote for longer than this, no attempt was going on."""
+"""Seconds between two lines of metrics beyond which no attempt was going on: a supervisor writes every few seconds."""
 SCORED = "scoring/tokens"
 AVERAGE = "average"
+"""Name of the curve of the mean over policies, in place of a policy's name."""
 CONFIDENCE = 0.95
 DROPPED_GROUPS = ("staleness/dropped_groups", "groups/uniform_dropped")
 DROPPED_TOKENS = ("staleness/dropped_tokens", "groups/uniform_dropped_tokens")
 
 ROUNDING = 1e-12
-"""Accuracies that differ by less are equal."""
+"""Differences of accuracy, and their standard errors, are 0 where they are smaller than this."""
 TRAINED_PASSES = 3
-"""Forward, and backward at twice its cost."""
+"""Cost of training on a token, in forward passes: one forward pass, and a backward pass at twice its cost."""
 
 Curve = dict[int, float]
 """Step -> held-out accuracy."""
 
 
 class Spent(NamedTuple):
-    """Over all attempts of one run."""
+    """Time and scored tokens of one run, over all its attempts."""
 
     running_s: float
-    """Without the pauses between attempts."""
+    """Seconds of all attempts, without the pauses between them."""
     scored_tokens: float
-    """Answer tokens that engines scored for other policies, as last told by every worker (every 2 s, and per batch)."""
+    """Answer tokens that engines scored for other policies, by every worker's last count (every 2 s, and per batch)."""
 
 
 def spent_of(lines: Iterable[Mapping[str, Any]]) -> Spent:
-    """From the lines of `metrics.jsonl`, of which no more than their times are kept: days of them are gigabytes."""
+    """Sum up the lines of `metrics.jsonl`. Memory holds their times alone, since the lines of days are gigabytes."""
     times_s = array("d")
 
     def timed() -> Iterator[Mapping[str, Any]]:
@@ -62,7 +63,7 @@ def spent_of(lines: Iterable[Mapping[str, Any]]) -> Spent:
 
 
 def _scored_tokens(lines: Iterable[Mapping[str, Any]]) -> float:
-    """A worker counts from its start, so the last count of every life is added up; a new life has a new pid."""
+    """Add up the last count of every life of a worker: a worker counts from its start, and a new life has a new pid."""
     told: dict[str, float] = {}
     pids: dict[str, int] = {}
     total = 0.0
@@ -81,61 +82,62 @@ def _scored_tokens(lines: Iterable[Mapping[str, Any]]) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """A mean with the half width of its 95 % interval over seeds; NaN for one seed."""
+    """A mean with the half width of its 95 % interval over seeds. With one seed the half width is NaN."""
 
     mean: float
     half: float
 
     @property
     def low(self) -> float:
-        """Lower end."""
+        """Lower end of the interval."""
         return self.mean - self.half
 
     @property
     def high(self) -> float:
-        """Upper end."""
+        """Upper end of the interval."""
         return self.mean + self.half
 
 
 @dataclass(frozen=True, slots=True)
 class RunOutcome:
-    """What one run reached and spent."""
+    """Learning curves and cost of one run."""
 
     curves: Mapping[str, Curve]
-    """Policy -> curve; `AVERAGE` holds the mean over policies at steps that all of them have."""
+    """Policy -> curve; `AVERAGE` -> mean over policies, at steps that all policies have."""
     own_answers: float
-    """Sampled: trained on, or dropped as stale or uniform."""
+    """Answers that the policies sampled: trained on, or dropped as stale or uniform."""
     own_tokens: float
+    """Tokens of these answers."""
     trained_tokens: float
     peer_tokens: float
-    """Of these, tokens of peers' answers."""
+    """Tokens of peers' answers, among the trained tokens."""
     shared_bytes: float
     wall_s: float
-    """Without the pauses between attempts."""
+    """Seconds without the pauses between attempts; with them where `outcome_of` made this outcome."""
     scored_tokens: float = 0.0
     """Answer tokens that engines scored for other policies."""
     beyond: BeyondAccuracy | None = None
-    """What policies solve together and apart, and how they answer."""
+    """Which prompts policies solve together or apart, and how they answer."""
 
     @property
     def passed_tokens(self) -> float:
-        """Compute in tokens of a forward pass: own and scored ones once, trained ones three times."""
+        """Compute in tokens of a forward pass: own and scored tokens count once, trained tokens three times."""
         return self.own_tokens + self.scored_tokens + TRAINED_PASSES * self.trained_tokens
 
     def start(self, name: str = AVERAGE) -> float:
-        """Accuracy at the first evaluation."""
+        """Return the accuracy at the first evaluation."""
         return self.curves[name][min(self.curves[name])]
 
     def end(self, name: str = AVERAGE) -> float:
-        """Accuracy at the last evaluation."""
+        """Return the accuracy at the last evaluation."""
         return self.curves[name][max(self.curves[name])]
 
     def best(self, name: str = AVERAGE) -> float:
-        """Highest accuracy."""
+        """Return the highest accuracy of all evaluations."""
         return max(self.curves[name].values())
 
     def area(self, name: str = AVERAGE) -> float:
-        """Mean height of the curve between its first and last step, in straight lines from point to point."""
+        """Return the mean height of the curve between its first and last step, with straight lines between points."""
         steps = sorted(self.curves[name])
         curve, width = self.curves[name], steps[-1] - steps[0]
         if not width:
@@ -146,15 +148,15 @@ class RunOutcome:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """All outcomes by regime, each with its seeds in one order; a regime without any is left out."""
+    """All outcomes by regime and seed, seeds in one order for all regimes; a regime without outcomes is left out."""
 
     outcomes: Mapping[str, Mapping[int, RunOutcome]]
     baseline: str
-    """Regime that the others are measured against; when it has no outcome, there are no differences."""
+    """Regime against which the others are measured; when it has no outcome, there are no differences."""
 
     @property
     def regimes(self) -> list[str]:
-        """In the order asked for."""
+        """Regimes in the order asked for."""
         return list(self.outcomes)
 
     @property
@@ -164,28 +166,31 @@ class Comparison:
         return [name for name in first.curves if name != AVERAGE]
 
     def of(self, regime: str) -> Mapping[int, RunOutcome]:
-        """Seed -> outcome."""
+        """Return seed -> outcome of a regime."""
         return self.outcomes[regime]
 
     def over_seeds(self, regime: str, what: str, name: str = AVERAGE) -> Interval:
-        """`what` is start, end, best or area."""
+        """Return the mean over seeds of `what`, a method of `RunOutcome`: start, end, best or area."""
         return interval([getattr(outcome, what)(name) for outcome in self.of(regime).values()])
 
     def against_baseline(self, regime: str, what: str, name: str = AVERAGE) -> Interval:
-        """Differences to the baseline, paired by seed; NaN where no seed has both."""
+        """Return the mean difference of `what` to the baseline, paired by seed; NaN where no seed has both regimes."""
         return interval(self._differences(regime, what, name))
 
     def measured(self, regime: str, what: Callable[[RunOutcome], float]) -> Interval:
-        """Any number of a run, over the seeds that have it."""
+        """Return the mean of any number of a run, over the seeds that have this number."""
         return interval([value for one in self.of(regime).values() if not math.isnan(value := what(one))])
 
     def measured_against_baseline(self, regime: str, what: Callable[[RunOutcome], float]) -> Interval:
-        """Its differences to the baseline, paired by seed, where both have it."""
+        """Return the mean difference of a number to the baseline, paired by seed, where both runs have the number."""
         found = (what(one) - what(other) for one, other in self._pairs(regime))
         return interval([value for value in found if not math.isnan(value)])
 
     def p_values(self, what: str = "end") -> dict[str, float]:
-        """Of a paired two-sided t-test for every other regime; NaN where fewer than two seeds have both."""
+        """Return regime -> p-value of a paired two-sided t-test against the baseline, for all other regimes.
+
+        NaN where fewer than two seeds have both regimes, and where `p_value` returns NaN.
+        """
         others = [regime for regime in self.regimes if regime != self.baseline]
         return {regime: p_value(self._differences(regime, what, AVERAGE)) for regime in others}
 
@@ -193,28 +198,28 @@ class Comparison:
         return [getattr(one, what)(name) - getattr(other, what)(name) for one, other in self._pairs(regime)]
 
     def _pairs(self, regime: str) -> list[tuple[RunOutcome, RunOutcome]]:
-        """Of the regime and of the baseline, for every seed that both have."""
+        """Outcomes (of the regime, of the baseline), for every seed that both have."""
         base = self.outcomes.get(self.baseline, {})
         return [(one, base[seed]) for seed, one in self.of(regime).items() if seed in base]
 
     def spent(self, regime: str, field: str) -> float:
-        """Mean over seeds of a field of `RunOutcome`."""
+        """Return the mean over seeds of a field of `RunOutcome`."""
         return mean(getattr(outcome, field) for outcome in self.of(regime).values())
 
     def paired_spent(self, regime: str, field: str) -> tuple[float, float]:
-        """The same of the regime and of the baseline, over the seeds that both have; NaN where there is none."""
+        """Return means of a field (of the regime, of the baseline) over seeds that both have; NaN without any."""
         pairs = [(getattr(one, field), getattr(other, field)) for one, other in self._pairs(regime)]
         return (mean(one for one, _ in pairs), mean(other for _, other in pairs)) if pairs else (math.nan, math.nan)
 
     def mean_curve(self, regime: str, name: str = AVERAGE) -> dict[int, Interval]:
-        """Step -> accuracy over seeds, at steps that every seed has."""
+        """Return step -> mean accuracy over seeds, at steps that every seed has."""
         curves = [outcome.curves[name] for outcome in self.of(regime).values()]
         steps = sorted(set.intersection(*(set(curve) for curve in curves)))
         return {step: interval([curve[step] for curve in curves]) for step in steps}
 
 
 def interval(values: Sequence[float]) -> Interval:
-    """Mean and Student's 95 % half width over independent values."""
+    """Return the mean of independent values, with the half width of Student's 95 % interval."""
     if len(values) < 2:
         return Interval(values[0] if values else math.nan, math.nan)
     quantile = two_sided_quantile(CONFIDENCE, len(values) - 1)
@@ -222,9 +227,10 @@ def interval(values: Sequence[float]) -> Interval:
 
 
 def p_value(differences: Sequence[float]) -> float:
-    """Of Student's two-sided test that their mean is 0; NaN for fewer than two, and for equal ones that are not 0.
+    """Return the p-value of Student's two-sided test that the mean of the differences is 0.
 
-    Equal ones say nothing of how far the next would be off.
+    NaN for fewer than two differences, and for equal differences that are not 0: they do not tell how far the next
+    one would be off.
     """
     if len(differences) < 2:
         return math.nan
@@ -235,9 +241,10 @@ def p_value(differences: Sequence[float]) -> float:
 
 
 def holm(p_values: Mapping[str, float]) -> dict[str, float]:
-    """Adjusted for their number (Holm 1979): the i-th smallest of m times m - i + 1, never less than one before it.
+    """Return p-values adjusted for their number (Holm 1979): the i-th smallest of m times m - i + 1, and at most 1.
 
-    The chance that any true null has one below a bound is at most that bound. NaN stays, and counts among the m.
+    An adjusted value is never less than the one before it. The probability that any true null hypothesis has an
+    adjusted value below a bound is at most that bound. NaN stays, and counts among the m.
     """
     adjusted, least = dict(p_values), 0.0
     known = [name for name in p_values if not math.isnan(p_values[name])]
@@ -248,13 +255,13 @@ def holm(p_values: Mapping[str, float]) -> dict[str, float]:
 
 
 def read_outcome(folder: Path) -> RunOutcome:
-    """What the run in `folder` reached and spent. Raises RunFolderError when it is none."""
+    """Read the outcome of the run in `folder`. Raises RunFolderError when the folder is no run."""
     spent = spent_of(each_metrics(RunFolder(folder).metrics_jsonl))
     return replace(outcome_of(read_run(folder)), wall_s=spent.running_s, scored_tokens=spent.scored_tokens)
 
 
 def outcome_of(data: RunData) -> RunOutcome:
-    """The same from its data alone, which do not tell pauses and scored tokens; frozen policies are left out."""
+    """Return the outcome of a run by its data alone, without pauses and scored tokens; frozen policies are left out."""
     tables = data.config["policies"]
     learning = [name for name in tables if not tables[name].get("frozen")]
     curves: dict[str, Curve] = {name: dict(sorted(data.accuracy[name][""].items())) for name in learning}
@@ -281,7 +288,7 @@ def outcome_of(data: RunData) -> RunOutcome:
 
 
 def _fresh_groups(table: Mapping[str, Any]) -> int:
-    """Groups that a policy samples for a step; what it trains on again was counted before."""
+    """Number of groups that a policy samples for a step, without groups of earlier steps that it trains on again."""
     num_groups: int = table["learner"]["prompts_per_step"]
     return num_groups - round(table["learner"].get("reuse_share", 0.0) * num_groups)
 

@@ -1,4 +1,4 @@
-"""Learning curves of a comparison: held-out accuracy over steps, first the average of the policies, then each."""
+"""Learning curves of a comparison: held-out accuracy over steps, of the average of policies and of each policy."""
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -14,16 +14,17 @@ MIN_BAND_SEEDS = 5
 
 
 def learning_curves(comparison: Comparison) -> bytes:
-    """A PNG: one panel for the average, one per policy; a line per regime, thin lines for its seeds.
+    """Return a PNG: one panel for the average, one per policy; a line per regime, thin lines for its seeds.
 
-    From five seeds on a band shows the 95 % interval instead; with fewer, Student's interval is wider than the picture.
+    From five seeds on, a band of the 95 % interval replaces the thin lines; with fewer seeds Student's interval is
+    wider than the picture.
     """
     with quiet_style():
         return png(drawn(comparison))
 
 
 def drawn(comparison: Comparison) -> Figure:
-    """The same as a figure of matplotlib."""
+    """Return the learning curves as a figure of matplotlib."""
     names = [AVERAGE, *comparison.policies]
     size = (PANEL_INCHES[0] * len(names), PANEL_INCHES[1])
     figure = Figure(figsize=size, layout="constrained")
@@ -69,6 +70,6 @@ def _draw(axes: Axes, comparison: Comparison, name: str) -> None:
 
 
 def _by_end(comparison: Comparison) -> list[int]:
-    """Places of the regimes, highest end first, so that the legend reads as the lines stand."""
+    """Places of the regimes by accuracy at the end, highest first: the legend has the order of the lines' ends."""
     ends = [comparison.over_seeds(regime, "end").mean for regime in comparison.regimes]
     return sorted(range(len(ends)), key=lambda place: -ends[place])

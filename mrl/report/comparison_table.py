@@ -11,18 +11,18 @@ from mrl.report.comparing.grid import NOTHING, Grid, plus_minus, signed_interval
 from mrl.report.comparison import AVERAGE, Comparison, Interval, holm
 
 SHOWN = ("start", "end", "best", "area")
-"""Of a learning curve."""
+"""Numbers of a learning curve that tables show; methods of `RunOutcome`."""
 MEBIBYTE = 1024.0 * 1024.0
 
 
 def grids(comparison: Comparison) -> list[Grid]:
-    """Average over policies; beyond accuracy; each policy; what was spent; gain beside cost if there is a baseline."""
+    """Return tables: average over policies, beyond accuracy, each policy, cost, and gain and cost over the baseline."""
     gains = [_gains(comparison)] if set(comparison.regimes) > {comparison.baseline} else []
     return [_averages(comparison), *beyond_grids(comparison), _policies(comparison), _spendings(comparison), *gains]
 
 
 def as_json(comparison: Comparison) -> dict[str, Any]:
-    """Every number of the comparison, with the curves of each seed."""
+    """Return every number of the comparison by regime, with the curves of each seed."""
     p_values = comparison.p_values()
     adjusted = holm(p_values)
     return {
@@ -81,7 +81,7 @@ def _policies(comparison: Comparison) -> Grid:
 
 
 def _spendings(comparison: Comparison) -> Grid:
-    """Tokens scored for others have a column where any run scored."""
+    """Table of cost; tokens scored for other policies have a column where any run has such tokens."""
     scores = any(comparison.spent(regime, "scored_tokens") for regime in comparison.regimes)
     head = [
         "regime",
@@ -100,7 +100,7 @@ def _spendings(comparison: Comparison) -> Grid:
 
 
 def _gains(comparison: Comparison) -> Grid:
-    """Cost as multiples of the baseline's, but for bytes, of which it may share none."""
+    """Table of gain and cost. Costs are multiples of the baseline's, except for bytes: the baseline may share none."""
     base, p_values = comparison.baseline, comparison.p_values()
     adjusted = holm(p_values)
     head = ["regime", f"end - {base}", "p", f"p of {len(p_values)} (Holm)", "trained tokens", "compute", "MiB shared"]
@@ -139,7 +139,7 @@ def _spent(comparison: Comparison, regime: str) -> list[str]:
 
 
 def seeds_told(comparison: Comparison) -> str:
-    """How many seeds every row has: one number where all have as many."""
+    """Describe how many seeds every regime has: one number where all have as many."""
     numbers = {regime: len(comparison.of(regime)) for regime in comparison.regimes}
     if len(set(numbers.values())) == 1:
         return f"{next(iter(numbers.values()))} each"
@@ -157,7 +157,7 @@ def _told(comparison: Comparison, regime: str, name: str) -> dict[str, dict[str,
 
 
 def _pair(found: Interval) -> dict[str, float | None]:
-    """JSON knows no NaN: what does not exist is null."""
+    """JSON form of an interval, with null for NaN, which JSON lacks."""
     return {"mean": _known(found.mean), "half": _known(found.half)}
 
 
@@ -166,7 +166,7 @@ def _known(value: float) -> float | None:
 
 
 def evaluation_grids(evaluation: EvaluationFile) -> list[Grid]:
-    """Each policy, each of its tasks, and the policies together."""
+    """Return tables of an evaluation: policies, their tasks, and the policies together."""
     results = {label: policy.result for label, policy in evaluation.policies.items()}
     asked = f"{len(evaluation.prompt_ids)} prompts, {evaluation.samples} answer{'s' * (evaluation.samples > 1)} to each"
     grids = [policy_grid(results, f"held-out answers: {asked}"), _task_grid(results)]
@@ -174,7 +174,7 @@ def evaluation_grids(evaluation: EvaluationFile) -> list[Grid]:
 
 
 def policy_grid(results: Mapping[str, EvaluationResult], title: str) -> Grid:
-    """Every measure with its 95 % interval over prompts."""
+    """Return a table of every measure of every policy, with its 95 % interval over prompts."""
     names = list(dict.fromkeys(name for result in results.values() for name in result.estimates)) or ["accuracy"]
     head = ["policy", *names, "ties", "missing"]
     rows = []
@@ -187,7 +187,7 @@ def policy_grid(results: Mapping[str, EvaluationResult], title: str) -> Grid:
 
 
 def together_grids(found: Together, k: int) -> list[Grid]:
-    """What all solve together with k answers of each, who can be helped, and who solves what another one does not."""
+    """Return two tables of policies with k answers each: prompts solved together, and by one policy but not another."""
     names = list(found.alone)
     title = f"together, {k} answer{'s' * (k > 1)} of each policy, {found.prompts} prompts"
     rescued = [[f"unsolved by {name}, solved by another", shown(found.rescuable[name])] for name in names]
@@ -198,14 +198,14 @@ def together_grids(found: Together, k: int) -> list[Grid]:
 
 
 def difference_grid(title: str, rows: Sequence[tuple[str, int, float, float, Estimate]]) -> Grid:
-    """Policies, k, before, after, and their difference with its interval over prompts."""
+    """Return a table of rows (policy, k, pass@k before, after, difference), with intervals over prompts."""
     told = [[who, f"pass@{k}", f"{before:.3f}", f"{after:.3f}", shown(change, signed=True), f"{change.prompts}"]
             for who, k, before, after, change in rows]  # fmt: skip
     return Grid(title, ["policy", "measure", "A", "B", "B - A", "prompts"], told)
 
 
 def shown(found: Estimate | None, *, signed: bool = False) -> str:
-    """`0.812 [0.790, 0.834]`."""
+    """Return an estimate with its interval, `0.812 [0.790, 0.834]`; `-` for None."""
     if found is None:
         return NOTHING
     form = "+.3f" if signed else ".3f"

@@ -1,4 +1,4 @@
-"""The run in plain lines, for logs and for terminals that are none."""
+"""A run as plain lines, for logs and for output that is no terminal."""
 
 from mrl.config.replay_table import is_replayed
 from mrl.records.telemetry_messages import MetricsRecord
@@ -6,14 +6,14 @@ from mrl.report.number_format import count, elapsed, fixed, percent, seconds
 from mrl.report.progress import STALE_AFTER_S, MissedPair, Progress, RoleSign, is_step, kind_of
 
 SLOW_VERDICT_S = 5.0
-"""A verifier that is waited for longer than this is named beside the learners."""
+"""Seconds of waiting for verdicts from which the waiting role is named beside the learners."""
 
 
 def step_line(record: MetricsRecord, steps: int) -> str | None:
-    """One learner step; None for any other record.
+    """Return the line of one learner step; None for any other record.
 
-    Example: `qwen step 12/320 reward 0.41 loss -0.013 stale 1.2/2 rescues 7 tok/s 5.1k wait 0.05s`; stale is the mean
-    and the maximum in versions, tok/s are trained tokens, wait is the time without own groups.
+    Example: `qwen step 12/320 reward 0.41 loss -0.013 stale 1.2/2 rescues 7 tok/s 5.1k wait 0.05s`. `stale` is the mean
+    and the maximum of staleness in versions, `tok/s` counts trained tokens, `wait` is the time without own groups.
     """
     if kind_of(record.role) != "learner" or not is_step(record):
         return None
@@ -30,7 +30,7 @@ def step_line(record: MetricsRecord, steps: int) -> str | None:
 
 
 def withheld_note(policy: str, answers: float) -> str:
-    """What a run says of own successes that peers never saw; empty where there are none."""
+    """Return the note on a policy's successes that were kept from its peers; empty where there are none."""
     if not answers:
         return ""
     return (
@@ -40,7 +40,7 @@ def withheld_note(policy: str, answers: float) -> str:
 
 
 def missed_note(missed: MissedPair, regime: str) -> str:
-    """What a run says of two policies that do not meet: what becomes of the regime, and what brings them together."""
+    """Return the note on two policies that miss each other: how the regime trains then, and keys that help."""
     table = f"sharing.{regime}"
     met = (
         f"{missed.receiver} met {missed.source} on {count(missed.hits)} of {count(missed.asked)} prompts by step"
@@ -56,7 +56,7 @@ def missed_note(missed: MissedPair, regime: str) -> str:
 
 
 def accuracy_line(record: MetricsRecord) -> str | None:
-    """One evaluation, `qwen step 40 held-out 0.38 chain_sum 0.61 spell 0.15`; None for any other record."""
+    """Return the line of one evaluation, `qwen step 40 held-out 0.38 chain_sum 0.61`; None for any other record."""
     values = {
         name.removeprefix("eval/accuracy"): value
         for name, value in record.values.items()
@@ -69,7 +69,7 @@ def accuracy_line(record: MetricsRecord) -> str | None:
 
 
 def heartbeat_line(progress: Progress, now_s: float) -> str:
-    """The pipeline at a glance: learners, the exchange's flow, who has which share, silent roles, restarts."""
+    """Return one line: learners, flow of the exchange, shares of capacity, roles that are silent or slow, restarts."""
     started_s = now_s if progress.started_s is None else progress.started_s
     parts = [f"pipeline {elapsed(now_s - started_s)}"]
     for name, policy in progress.policies.items():
@@ -86,7 +86,7 @@ def heartbeat_line(progress: Progress, now_s: float) -> str:
 
 
 def state(progress: Progress, sign: RoleSign | None, now_s: float) -> str:
-    """What a role does or awaits: `training 0.3s`, `awaiting groups from worker/llama/0 1.2s of 300s`."""
+    """Describe what a role does or awaits: `training 0.3s`, `awaiting groups from worker/llama/0 1.2s of 300s`."""
     if sign is None:
         return "starting"
     text = doing(sign)
@@ -99,7 +99,7 @@ def state(progress: Progress, sign: RoleSign | None, now_s: float) -> str:
 
 
 def doing(sign: RoleSign) -> str:
-    """What a role said last, without durations."""
+    """Describe what a role does or awaits by its last heartbeat, without durations."""
     if not sign.beat.awaiting:
         return sign.beat.doing
     return f"awaiting {sign.beat.awaiting}" + (f" from {sign.beat.whom}" if sign.beat.whom else "")

@@ -1,4 +1,4 @@
-"""The flow of experience between policies as a diagram: boxes with arrows, wide where many records went."""
+"""Diagram of the flow of experience: policies as boxes, with wider arrows where more records were delivered."""
 
 import math
 
@@ -10,13 +10,13 @@ from mrl.report.svg import svg, text
 BOX_WIDTH, BOX_HEIGHT = 96.0, 40.0
 TWO_HEIGHT = 230.0
 MAX_LABELLED = 3
-"""With more policies the arrows carry no text; the table below the diagram does. From three on the text is short."""
+"""Most policies for which arrows have text, a short one for three; the table below the diagram has all of it."""
 
 Place = tuple[float, float]
 
 
 def flow_diagram(data: RunData) -> Figure:
-    """Policies as boxes, an arrow from source to receiver in the source's colour, its width by records."""
+    """Draw policies as boxes, and an arrow from source to receiver in the source's colour, its width by records."""
     title = "Experience between policies"
     flows = {pair: flow for pair, flow in data.flows.items() if set(pair) <= set(data.policies) and flow.get("records")}
     if not flows:
@@ -48,7 +48,7 @@ def flow_diagram(data: RunData) -> Figure:
 
 
 def _places(names: list[str]) -> tuple[float, float, dict[str, Place]]:
-    """Width, height, and the centre of every box: two in a row, more on an ellipse."""
+    """Return width, height, and the centre of every box: two boxes in a row, more on an ellipse."""
     if len(names) <= 2:
         return 760, TWO_HEIGHT, {name: (150.0 + 460 * index, TWO_HEIGHT / 2) for index, name in enumerate(names)}
     width, height, reach_x, reach_y = 760.0, 500.0, 290.0, 190.0
@@ -66,7 +66,7 @@ def _places(names: list[str]) -> tuple[float, float, dict[str, Place]]:
 
 
 def _arrow(start: Place, end: Place, thickness: float, colour: int, *, bend: float, away: float) -> tuple[str, Place]:
-    """A bent arrow between two boxes, and the place of its label, `away` from its middle on the outer side."""
+    """Return a bent arrow between two boxes, and the place of its label, `away` from its middle on the outer side."""
     across, down = end[0] - start[0], end[1] - start[1]
     length = math.hypot(across, down)
     side = (down / length, -across / length)
@@ -88,7 +88,7 @@ def _arrow(start: Place, end: Place, thickness: float, colour: int, *, bend: flo
 
 
 def _leave(box: Place, towards: Place, gap: float) -> Place:
-    """Where the straight line from the centre of a box leaves it, plus a gap."""
+    """Return the point, `gap` outside a box, at which the line from its centre to `towards` leaves the box."""
     across, down = towards[0] - box[0], towards[1] - box[1]
     half_x, half_y = BOX_WIDTH / 2 + gap, BOX_HEIGHT / 2 + gap
     share = min(half_x / abs(across) if across else math.inf, half_y / abs(down) if down else math.inf)

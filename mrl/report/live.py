@@ -1,8 +1,9 @@
 """The live view: one screen of a run, drawn with rich, for terminals from 80 columns on.
 
-Columns fall away as the terminal narrows; what a policy awaits never does: it moves from the table of policies to the
-table of roles below, learners first. The flow of experience between policies stands beside it where there is room.
-Below stands an episode as a conversation, in a run that has any; on a low terminal it and the flow take turns.
+Columns fall away as the terminal narrows. The activity or wait of a learner never does: it moves from the table of
+policies to the table of roles below, learners first. The flow of experience between policies stands beside the roles
+where there is room. A run with episodes shows one at the bottom, as a conversation; on a low terminal the episode and
+the flow take turns.
 """
 
 from collections.abc import Iterable
@@ -25,18 +26,18 @@ MEDIUM = 96
 LOW = 28
 EPISODE_LINES, LEAST_EPISODE_LINES = 10, 5
 QUIET_S = 3.0
-"""A heartbeat older than this is coloured; the role is called silent later."""
+"""Age in seconds of a heartbeat from which it is coloured; the role is called silent later."""
 
 
 class Title(NamedTuple):
-    """What the header says of the run."""
+    """Name and regime of the run, for the header."""
 
     name: str
     regime: str
 
 
 class LiveView:
-    """Renders a `Progress` as it is at `now_s`; of a run that has ended without roles and what they await."""
+    """Renders a `Progress` as of `now_s`. After the run's end, roles, shares of capacity and episode are left out."""
 
     def __init__(self, progress: Progress, title: Title, now_s: float, *, has_ended: bool = False) -> None:
         self._progress, self._title, self._now_s, self._has_ended = progress, title, now_s, has_ended
@@ -57,13 +58,13 @@ class LiveView:
             yield Padding(episode_text(episode, width, max(2, left - 1), colour), (1, 0, 0, 0))
 
     def _is_low(self, height: int) -> bool:
-        """Whether there is no room for an episode beside the flow: each policy has a line in two tables."""
+        """Whether an episode and the flow do not fit at once: each policy has a line in two tables."""
         return height < LOW + 2 * len(self._progress.policies)
 
     def _fitted(
         self, console: Console, options: ConsoleOptions, height: int, *, has_episode: bool
     ) -> tuple[Group, int]:
-        """All but the episode, and how many lines are left below."""
+        """Return the tables, and the number of lines left below them."""
         is_low = self._is_low(height)
         room = height - 8 - len(self._progress.policies) - (EPISODE_LINES if has_episode and not is_low else 0)
         tables = Group(*self._tables(console, options, room, has_flows=not (is_low and has_episode)))
@@ -72,7 +73,7 @@ class LiveView:
     def _tables(
         self, console: Console, options: ConsoleOptions, room: int, *, has_flows: bool
     ) -> Iterable[RenderableType]:
-        """All but the episode, in about as many lines as there is `room` for below the policies."""
+        """Yield header and tables; the part below the policies has about `room` lines."""
         width = options.max_width if has_flows else min(options.max_width, WIDE - 1)
         yield self._header()
         yield Padding(self._policies(width), (1, 0, 0, 0))

@@ -1,4 +1,4 @@
-"""Numbers as a person reads them, short and with their unit. None and NaN become "-"."""
+"""Numbers as short text with their unit. None, NaN and infinities become "-"."""
 
 import math
 from itertools import pairwise
@@ -7,12 +7,12 @@ MISSING = "-"
 
 
 def is_missing(value: float | None) -> bool:
-    """Whether there is no finite number to show."""
+    """Whether `value` is no finite number."""
     return value is None or not math.isfinite(value)
 
 
 def fixed(value: float | None, digits: int = 2) -> str:
-    """A fixed number of decimals, without a negative zero: 0.41."""
+    """Return a number with `digits` decimals, without a negative zero: 0.41."""
     if value is None or not math.isfinite(value):
         return MISSING
     text = f"{value:.{digits}f}"
@@ -20,18 +20,18 @@ def fixed(value: float | None, digits: int = 2) -> str:
 
 
 def labelled(text: str, step: int | None, last_step: int | None) -> str:
-    """A value with the step it was measured at, unless that is the last one of the run: 0.61 (step 240)."""
+    """Return a value with the step of its measurement, unless that is the last step of the run: 0.61 (step 240)."""
     return text if step is None or text == MISSING or step == last_step else f"{text} (step {step})"
 
 
 def signed(value: float | None, digits: int = 2) -> str:
-    """Like `fixed`, with a sign unless it is zero: +0.37."""
+    """Return a number like `fixed`, with a sign unless it is zero: +0.37."""
     text = fixed(value, digits)
     return text if text.startswith("-") or text == MISSING or float(text) == 0 else f"+{text}"
 
 
 def count(value: float | None) -> str:
-    """Three digits at most and a power of a thousand: 210, 5.1k, 12k, 3.4M."""
+    """Return a number with three digits at most and a power of a thousand: 210, 5.1k, 12k, 3.4M."""
     if value is None or not math.isfinite(value):
         return MISSING
     for unit in ("", "k", "M", "G", "T"):
@@ -43,7 +43,7 @@ def count(value: float | None) -> str:
 
 
 def size(num_bytes: float | None) -> str:
-    """Bytes in powers of a thousand: 71 kB."""
+    """Return bytes in powers of a thousand: 71 kB."""
     text = count(num_bytes)
     if text == MISSING:
         return text
@@ -52,12 +52,12 @@ def size(num_bytes: float | None) -> str:
 
 
 def percent(share: float | None) -> str:
-    """A share as a whole percentage: 63%."""
+    """Return a share as a whole percentage: 63%."""
     return MISSING if share is None or not math.isfinite(share) else f"{100 * share:.0f}%"
 
 
 def seconds(duration_s: float | None) -> str:
-    """A short duration: 0.05s, 1.2s, 300s, 25m, 3.0h."""
+    """Return a duration in seconds, minutes or hours: 0.05s, 1.2s, 300s, 25m, 3.0h."""
     if duration_s is None or not math.isfinite(duration_s):
         return MISSING
     if duration_s >= 5940:
@@ -68,14 +68,14 @@ def seconds(duration_s: float | None) -> str:
 
 
 def elapsed(duration_s: float) -> str:
-    """A clock: 00:42, 1:02:03."""
+    """Return a duration as on a clock: 00:42, 1:02:03."""
     minutes, rest = divmod(int(max(0.0, duration_s)), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes:02d}:{rest:02d}"
 
 
 def sparkline(values: list[float], width: int) -> str:
-    """The whole series in `width` characters at most, each the mean of its part, scaled to the range of the series."""
+    """Draw a series in `width` characters at most, each the mean of its part, scaled to the range of these means."""
     finite = [value for value in values if math.isfinite(value)]
     if not finite or width < 1:
         return ""

@@ -1,6 +1,7 @@
 """`report.html`: one self-contained page about a run, made from the files of its run folder.
 
-No scripts, no external requests (a content security policy forbids both), light and dark by the reader's preference.
+The page has no scripts and makes no external requests; a content security policy forbids both. It is light or dark by
+the reader's preference.
 """
 
 import os
@@ -40,9 +41,9 @@ POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 
 
 def write_report(run_folder: Path) -> Path:
-    """Write `report.html` into the run folder, replacing an earlier one at once, and return its path.
+    """Write `report.html` into the run folder, in place of an earlier one in a single rename, and return its path.
 
-    Raises RunFolderError when the folder is no run or cannot be written; anything else that is missing or damaged is
+    Raises RunFolderError when the folder is no run or cannot be written; any other file that is missing or damaged is
     named on the page.
     """
     run = RunFolder(run_folder)
@@ -57,7 +58,7 @@ def write_report(run_folder: Path) -> Path:
 
 
 def page(data: RunData, timeline: Timeline) -> str:
-    """The whole page as text."""
+    """Return the whole page as text."""
     title = f"mrl run {data.name}"
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
@@ -148,7 +149,7 @@ def _sharing(data: RunData) -> str:
 
 
 def _notes(data: RunData) -> str:
-    """Answers kept from peers, and pairs that missed each other for some time."""
+    """Notes on right answers kept from peers, and on pairs of policies that missed each other for some time."""
     name = "sharing/withheld_answers"
     totals = {one: sum(steps.get(name, 0.0) for steps in data.steps.get(one, {}).values()) for one in data.policies}
     notes = [withheld_note(policy, total) for policy, total in totals.items()]
@@ -188,11 +189,9 @@ def _section(title: str, body: str) -> str:
 
 
 def is_small(folder: RunFolder, *, max_bytes: int, max_files: int) -> bool:
-    """Whether what a report reads (metrics, timeline, evaluations, samples) stays within both bounds.
+    """Whether the files that a report reads (metrics, timeline, evaluations, samples) stay within both bounds.
 
-    Stops looking as soon as it does not.
-
-    What cannot be looked at counts nothing.
+    Stops at the first file beyond a bound. A file whose length cannot be read counts as one file of 0 bytes.
     """
     total_bytes = 0
     for number, path in enumerate(_inputs(folder), start=1):

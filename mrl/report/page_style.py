@@ -1,4 +1,4 @@
-"""The style sheet of `report.html`: one colour per policy and per kind of activity, light and dark."""
+"""Style sheet of `report.html`: one colour per policy and per kind of activity, light and dark."""
 
 from mrl.report.palette import KIND_COLOURS, colour_of
 
@@ -75,7 +75,7 @@ overflow-wrap:anywhere;min-width:180px}
 
 
 def style_sheet(num_policies: int) -> str:
-    """The whole style sheet, with a class `cN` for the policy at place N and `tN` for the Nth kind of activity."""
+    """Return the style sheet, with a class `cN` for the policy at place N and `tN` for the Nth kind of activity."""
     light = "".join(f".c{index}{{--policy:{colour_of(index).light}}}" for index in range(num_policies))
     dark = "".join(f".c{index}{{--policy:{colour_of(index).dark}}}" for index in range(num_policies))
     light += "".join(f".t{index}{{--activity:{colour.light}}}" for index, colour in enumerate(KIND_COLOURS))

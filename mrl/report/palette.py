@@ -1,13 +1,13 @@
-"""One colour per policy, the same in the live view and in the report, and one per kind of activity.
+"""Colours: one per policy, the same in the live view and in the report, and one per kind of activity.
 
-Okabe and Ito's palette, which most eyes tell apart, lightened on dark grounds and darkened on light ones.
+Okabe and Ito's palette, which most eyes tell apart, lightened on dark backgrounds and darkened on light ones.
 """
 
 from typing import NamedTuple
 
 
 class Colour(NamedTuple):
-    """A colour on a light and on a dark ground."""
+    """A colour, as `#rrggbb`, for light and for dark backgrounds."""
 
     light: str
     dark: str
@@ -23,7 +23,7 @@ POLICY_COLOURS: tuple[Colour, ...] = (
     Colour("#9c8f00", "#f0e442"),  # yellow, darkened on white
     Colour("#222222", "#e8e8e8"),  # black
 )
-"""In the order of the policies in the configuration; after the eighth they begin again."""
+"""Colours in the order of the policies in the configuration; the ninth policy has the first colour again."""
 
 KINDS = (
     "training", "sampling", "publishing", "forming a batch", "loading weights", "verifying", "evaluating", "scoring"
@@ -41,9 +41,9 @@ KIND_COLOURS: tuple[Colour, ...] = (
     Colour("#222222", "#e8e8e8"),
     Colour("#7a7168", "#a89f95"),
 )
-"""The last is that of all other activities."""
+"""Colours in the order of `KINDS`; the last is that of all other activities."""
 
 
 def colour_of(index: int) -> Colour:
-    """The colour of the policy at this place."""
+    """Return the colour of the policy at place `index`."""
     return POLICY_COLOURS[index % len(POLICY_COLOURS)]

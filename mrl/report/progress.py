@@ -1,7 +1,7 @@
-"""The state of a run, reduced from telemetry: pure, without a clock; `now_s` is the local time of arrival.
+"""State of a run, reduced from telemetry without a clock; `now_s` is the local time at which a record arrived.
 
-Ages are taken from arrivals, so a foreign clock never makes a role look dead. When a policy's step goes back, as after
-a resume, what lay above the new step is forgotten, so that nothing is counted twice.
+Ages are measured from arrivals, so the clock of another host never makes a role look dead. When a policy's step goes
+back, as after a resume, values of later steps are dropped, so that nothing is counted twice.
 """
 
 import math
@@ -15,37 +15,39 @@ from mrl.report.allocation import Allocation
 from mrl.report.samples.live_episode import LiveEpisodes
 
 STALE_AFTER_S = 10.0
-"""A role whose last heartbeat is older than this is shown as silent."""
+"""Age in seconds of the last heartbeat from which a role is shown as silent."""
 RATE_LIVES_S = 60.0
-"""A worker's rate counts for this long."""
+"""Seconds for which a worker's last rate counts."""
 ALL_TASKS = ""
 """Key of the accuracy over all tasks."""
 MEETING_STEPS = 20
-"""Steps over which it is looked at how often two policies meet on a prompt, and the fewest of them, and of prompts."""
+"""Last steps of a receiver over which the prompts are counted on which it met a source."""
 LEAST_STEPS, LEAST_PROMPTS = 5, 20
+"""Fewest steps, and fewest asked prompts in them, by which a pair is judged."""
 MISSED_SHARE, MET_SHARE = 0.05, 0.2
-"""Of the prompts asked about: below the first a pair misses each other, from the second on it meets again."""
+"""Shares of asked prompts with an answer: below the first a pair misses each other, from the second on it meets."""
 HITS_FROM = "sharing/hit_prompts_from/"
 
 
 @dataclass(slots=True)
 class PolicyProgress:
-    """What is known of one policy."""
+    """State of one policy."""
 
     step: int = 0
     latest: dict[str, float] = field(default_factory=dict)
-    """Newest value of every metric that carries this policy's name, worker rates excepted."""
+    """Newest value of every metric of this policy, without the rates of workers and the accuracies."""
     rewards: dict[int, float] = field(default_factory=dict)
+    """Step -> mean reward."""
     rescues: dict[int, float] = field(default_factory=dict)
     withheld: dict[int, float] = field(default_factory=dict)
-    """Step -> own successes that peers were not given."""
+    """Step -> own successes that were kept from peers."""
     accuracy: dict[str, dict[int, float]] = field(default_factory=dict)
-    """Task -> step -> held-out accuracy; `ALL_TASKS` holds the accuracy over all of them."""
+    """Task -> step -> held-out accuracy; the task `ALL_TASKS` stands for all tasks together."""
     worker_rates: dict[str, tuple[float, float]] = field(default_factory=dict)
-    """Worker -> (tokens per second, when it said so)."""
+    """Worker -> (sampled tokens per second, local time at which this record arrived)."""
 
     def start_and_end(self, task: str = ALL_TASKS) -> tuple[float | None, float | None]:
-        """Accuracy at the first and at the newest evaluated step; the end is None while there is one step only."""
+        """Return accuracy at the first and at the newest evaluated step; the second is None while there is one step."""
         by_step = self.accuracy.get(task, {})
         if not by_step:
             return None, None
@@ -53,17 +55,17 @@ class PolicyProgress:
         return by_step[first], by_step[last] if last != first else None
 
     def end_step(self, task: str = ALL_TASKS) -> int | None:
-        """The newest evaluated step, None while there is one step only."""
+        """Return the newest evaluated step; None while fewer than two steps are evaluated."""
         steps = self.accuracy.get(task, {})
         return max(steps) if len(steps) > 1 else None
 
     def rollout_tokens_s(self, now_s: float) -> float | None:
-        """Sum over the workers that told their rate lately."""
+        """Return sampled tokens per second of all workers whose last rate is no older than RATE_LIVES_S, or None."""
         fresh = [rate for rate, at_s in self.worker_rates.values() if now_s - at_s <= RATE_LIVES_S]
         return sum(fresh) if fresh else None
 
     def forget_above(self, step: int) -> None:
-        """Drop what a resume at `step` voided."""
+        """Drop the values of steps above `step`, which a resume at `step` voided."""
         for series in (self.rewards, self.rescues, self.withheld, *self.accuracy.values()):
             for voided in [known for known in series if known > step]:
                 del series[voided]
@@ -71,29 +73,30 @@ class PolicyProgress:
 
 @dataclass(slots=True)
 class RoleSign:
-    """The last heartbeat of one role and when it arrived."""
+    """Last heartbeat of one role, and the local time of its arrival."""
 
     beat: HeartbeatRecord
     at_s: float
 
     def age_s(self, now_s: float) -> float:
-        """Time since the last heartbeat."""
+        """Return the seconds since the last heartbeat arrived."""
         return max(0.0, now_s - self.at_s)
 
     def for_s(self, now_s: float) -> float:
-        """How long the role has been doing or awaiting what it said, silence included."""
+        """Return the seconds of the activity or wait that the heartbeat names, the time since then included."""
         return self.beat.for_s + self.age_s(now_s)
 
 
 class Progress:
-    """Everything that the live view and the headless lines show."""
+    """State of the whole run: everything that the live view and the headless lines show."""
 
     def __init__(self, policies: list[str], *, steps: int) -> None:
         self.steps = steps
         self.policies = {name: PolicyProgress() for name in policies}
         self.flows: dict[tuple[str, str], dict[str, float]] = {}
+        """(source, receiver) -> records, bytes, hit_rate and age_versions."""
         self.exchange: dict[str, float] = {}
-        """Of all its daemons together, as the flows are."""
+        """Metric of the exchange, without the prefix `exchange/` -> newest value."""
         self.allocation = Allocation()
         self.episodes = LiveEpisodes()
         self.process: dict[str, float] = {}
@@ -103,7 +106,7 @@ class Progress:
         self.now_s = 0.0
 
     def apply(self, record: TelemetryRecord, now_s: float) -> None:
-        """Take in one record that arrived at `now_s`. Of samples only episodes change anything."""
+        """Take in one record that arrived at `now_s`. A sample changes nothing unless it is an episode."""
         self.see(now_s)
         if isinstance(record, HeartbeatRecord):
             self._heartbeat(record, now_s)
@@ -118,17 +121,17 @@ class Progress:
         self.now_s = max(self.now_s, now_s)
 
     def note(self, text: str, now_s: float) -> None:
-        """Add an event, such as a restart, to the short list that is shown."""
+        """Add an event, such as a restart, to the newest events."""
         self.see(now_s)
         self.events.append((now_s, text))
 
     def learner_of(self, policy: str) -> RoleSign | None:
-        """The last sign of the policy's learner, of its first rank where there are several."""
+        """Return the last heartbeat of the policy's learner, by name the first of several ranks; None without any."""
         signs = [sign for (role, owner), sign in self.roles.items() if owner == policy and kind_of(role) == "learner"]
         return min(signs, key=lambda sign: sign.beat.role, default=None)
 
     def is_silent(self, sign: RoleSign, now_s: float) -> bool:
-        """Whether a role that should speak has not; a learner that finished its steps may fall silent."""
+        """Whether a role's last heartbeat is older than STALE_AFTER_S; never so for a learner that did all steps."""
         policy = self.policies.get(sign.beat.policy)
         finished = kind_of(sign.beat.role) == "learner" and policy is not None and policy.step >= self.steps
         return sign.age_s(now_s) > STALE_AFTER_S and not finished
@@ -180,21 +183,22 @@ class Progress:
 
 
 class MissedPair(NamedTuple):
-    """A pair whose receiver has found next to nothing of the source lately."""
+    """A pair of policies whose receiver has lately asked for prompts of which the source had answered next to none."""
 
     step: int
-    """The receiver's, when that was first so."""
+    """Receiver's step at which the pair began to miss each other."""
     receiver: str
     source: str
     hits: float
-    """Prompts of the last steps that the source had answered."""
+    """Prompts asked for in the last steps that the source had answered."""
     asked: float
+    """Prompts that the receiver asked for in the last steps."""
 
 
 class MissedPeers:
-    """Which policies miss each other, of the regimes in which a prompt may meet a peer's answers to it.
+    """Finds pairs of policies that miss each other, under regimes that look for peers' answers to the same prompt.
 
-    A pair is told once, and again only after it has met in between. Steps that a resume voided are forgotten.
+    A pair is reported once, and again only after it has met in between. Steps that a resume voided are forgotten.
     """
 
     def __init__(self) -> None:
@@ -203,11 +207,11 @@ class MissedPeers:
 
     @property
     def now(self) -> list[MissedPair]:
-        """The pairs that miss each other now, as they were when they began to."""
+        """Pairs that miss each other now, each with the numbers at which that began."""
         return [self._missed[pair] for pair in sorted(self._missed)]
 
     def take(self, receiver: str, step: int, values: Mapping[str, float]) -> list[MissedPair]:
-        """The pairs that miss each other since this step of `receiver`. A step that asked about nothing counts not."""
+        """Return pairs that miss each other since this step of `receiver`. A step without asked prompts is left out."""
         if not any(name.startswith(HITS_FROM) for name in values):
             return []
         steps = self._steps.setdefault(receiver, deque(maxlen=MEETING_STEPS))
@@ -230,10 +234,10 @@ class MissedPeers:
 
 
 def kind_of(role: str) -> str:
-    """The kind of a process by its name: "worker" of "worker/qwen/0" or "worker-qwen-0"."""
+    """Return the kind of a process from its name: "worker" for "worker/qwen/0" or "worker-qwen-0"."""
     return role.replace("-", "/").partition("/")[0]
 
 
 def is_step(record: MetricsRecord) -> bool:
-    """Whether a record is a learner's account of one step, not a number in between."""
+    """Whether a learner's record reports a whole step, not single metrics between two steps."""
     return "reward/mean" in record.values or "loss/total" in record.values

@@ -1,6 +1,6 @@
-"""What the report needs of a run, read from the files of its folder and nothing else.
+"""Data of a run for its report, read from the files of its folder and nothing else.
 
-Every file may be missing or damaged: what cannot be read is named in `problems`, and the rest is shown.
+Every file may be missing or damaged: `problems` names what cannot be read, and the report shows the rest.
 """
 
 import json
@@ -19,7 +19,7 @@ from mrl.records.evaluation_messages import Estimate, PromptTally
 from mrl.report.progress import ALL_TASKS, kind_of
 
 CAPACITY = {"allocation/slots": "slots", "allocation/held_units": "units"}
-"""What the allocator says of a policy's capacity -> the kind of capacity that the run leases."""
+"""Metric of a policy's capacity -> kind of capacity that the run leases."""
 
 Points = list[tuple[float, float]]
 """(x, y) in order of x; y may be NaN."""
@@ -27,57 +27,57 @@ Points = list[tuple[float, float]]
 
 @dataclass(slots=True)
 class RunData:
-    """One run, as series per policy."""
+    """Data of one run, as series per policy."""
 
     name: str
     config: dict[str, Any]
     policies: list[str]
     tasks: list[str]
     steps: dict[str, dict[int, dict[str, float]]] = field(default_factory=dict)
-    """Policy -> learner step -> metrics. Steps that a resume voided are gone."""
+    """Policy -> learner step -> metric -> value, without steps that a resume voided."""
     step_ends: dict[str, Points] = field(default_factory=dict)
-    """Policy -> (unix s, learner step) in the order in which they came, those that a resume voided included."""
+    """Policy -> (unix seconds, learner step) in the order of the file, with steps that a resume voided."""
     accuracy: dict[str, dict[str, dict[int, float]]] = field(default_factory=dict)
-    """Policy -> task -> step -> held-out accuracy; the task "" stands for all."""
+    """Policy -> task -> step -> held-out accuracy; the task "" stands for all tasks together."""
     own_token_share: dict[str, dict[int, float]] = field(default_factory=dict)
-    """Policy -> step -> share of the held-out answers' tokens that this step's version sampled, not a newer one."""
+    """Policy -> step -> share of the held-out answers' tokens that this step's version sampled, no newer version."""
     missing_answers: dict[str, dict[int, float]] = field(default_factory=dict)
-    """Policy -> step -> held-out prompts without an answer."""
+    """Policy -> step -> number of held-out prompts without an answer."""
     estimates: dict[str, dict[int, dict[str, Estimate]]] = field(default_factory=dict)
-    """Policy -> step -> measure -> its estimate, of evaluations with several answers to each prompt."""
+    """Policy -> step -> measure -> estimate, for evaluations with several answers to each prompt."""
     tallies: dict[str, dict[int, list[PromptTally]]] = field(default_factory=dict)
-    """Policy -> step -> what every held-out prompt came to."""
+    """Policy -> step -> numbers of answers and right answers to every held-out prompt."""
     flows: dict[tuple[str, str], dict[str, float]] = field(default_factory=dict)
-    """(source, receiver) -> records, bytes, hit_rate, age_versions."""
+    """(source, receiver) -> records, bytes, hit_rate and age_versions."""
     capacity: dict[str, Points] = field(default_factory=dict)
-    """Policy -> (minutes since the first metric, its slots or units)."""
+    """Policy -> (minutes since the first metric, slots or units of the policy)."""
     capacity_kind: str = "slots"
-    """What is leased: "slots" or "units"."""
+    """Kind of capacity that is leased: "slots" or "units"."""
     samples: list[dict[str, Any]] = field(default_factory=list)
     floors: dict[tuple[str, str], float | None] = field(default_factory=dict)
-    """(source, receiver) -> span std in nats that their tokenizers make of equal policies; None: not measurable."""
+    """(source, receiver) -> span std in nats that tokenizers alone cause in equal policies; None: not measurable."""
     loads: dict[tuple[str, str], dict[str, list[float]]] = field(default_factory=dict)
-    """("host" or "gpu", its name) -> what was measured of it -> all its values."""
+    """("host" or "gpu", its name) -> measure -> all values."""
     restarts: float = 0.0
     lost_points: dict[str, float] = field(default_factory=dict)
-    """Of each tracker, in the newest attempt."""
+    """Tracker -> number of points that it did not take, in the newest attempt."""
     wall_s: float = 0.0
     started_unix_s: float | None = None
     problems: list[str] = field(default_factory=list)
 
     def series(self, policy: str, metric: str) -> Points:
-        """One learner metric over steps; NaN where a step has none. Empty when no step has it."""
+        """Return one learner metric over steps, NaN at steps without it; empty when no step has a finite value."""
         by_step = self.steps.get(policy, {})
         points = [(float(step), by_step[step].get(metric, math.nan)) for step in sorted(by_step)]
         return points if any(math.isfinite(y) for _, y in points) else []
 
     def accuracies(self, policy: str, task: str = ALL_TASKS) -> Points:
-        """Held-out accuracy over steps."""
+        """Return held-out accuracy over steps."""
         return [(float(step), value) for step, value in sorted(self.accuracy.get(policy, {}).get(task, {}).items())]
 
 
 def read_run(path: Path) -> RunData:
-    """Read a run folder. Raises RunFolderError when it holds no config.json, for then it is no run."""
+    """Read a run folder. Raises RunFolderError when it holds no readable config.json, for then it is no run."""
     run = RunFolder(path)
     config = _read_config(run)
     policies, tasks = list(config.get("policies", {})), list(config.get("tasks", {}))
@@ -103,7 +103,7 @@ def _lost(label: str, count: float) -> str:
 
 
 def _without_repeats(samples: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """An evaluated answer may stand both in its evaluation and among the samples."""
+    """Drop repeated samples: an evaluated answer may stand both in its evaluation and among the samples."""
     parts = ("policy", "step", "kind", "prompt", "completion")
     return list({tuple(str(sample.get(part)) for part in parts): sample for sample in samples}.values())
 

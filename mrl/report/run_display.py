@@ -1,4 +1,4 @@
-"""The face of the live view and of the headless lines: what the supervisor talks to."""
+"""Interface of the supervisor to the live view and the headless lines: takes in telemetry, gives what to show."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -19,7 +19,7 @@ from mrl.report.progress import ALL_TASKS, MissedPeers, Progress, is_step, kind_
 
 
 class RunDisplay:
-    """Takes in telemetry and shows it. `now_s` is any clock that does not jump, the same one in every call."""
+    """Takes in telemetry and shows it. `now_s` is from a clock that does not jump, the same clock in every call."""
 
     def __init__(self, config: RunConfig) -> None:
         self.progress = Progress(list(config.policies), steps=config.run.steps)
@@ -36,12 +36,12 @@ class RunDisplay:
             self._due += [missed_note(one, self._title.regime) for one in missed]
 
     def take_due(self) -> list[str]:
-        """What the records since the last call have shown to be amiss, to be told as an event."""
+        """Return the notes on pairs of policies that have begun to miss each other since the last call, each once."""
         due, self._due = self._due, []
         return due
 
     def replay(self, lines: Iterable[dict[str, Any]], now_s: float) -> None:
-        """Take in the metrics of an earlier attempt, as `each_metrics` gives them, before a resumed run goes on."""
+        """Take in the lines of metrics of an earlier attempt, from `each_metrics`, before a resumed run goes on."""
         for line in lines:
             if isinstance(line.get("values"), dict):
                 values = {name: float(value) for name, value in line["values"].items() if is_known(name)}
@@ -59,33 +59,33 @@ class RunDisplay:
         self.progress.note(text, now_s)
 
     def render(self, now_s: float | None = None) -> RenderableType:
-        """The live view at `now_s`, by default the newest time seen."""
+        """Return the live view at `now_s`, by default at the newest time seen."""
         if now_s is not None:
             self.progress.see(now_s)
         return LiveView(self.progress, self._title, self.progress.now_s)
 
     def render_ended(self) -> RenderableType:
-        """The live view without what has no meaning any more once all processes have ended."""
+        """Return the live view after all processes have ended: without roles, shares of capacity and episode."""
         return LiveView(self.progress, self._title, self.progress.now_s, has_ended=True)
 
     def step_line(self, record: TelemetryRecord) -> str | None:
-        """The headless line of one learner step or one evaluation; None for every other record."""
+        """Return the headless line of one learner step or one evaluation; None for every other record."""
         if not isinstance(record, MetricsRecord):
             return None
         return step_line(record, self.progress.steps) or accuracy_line(record)
 
     def heartbeat_line(self, now_s: float) -> str:
-        """The headless line about the whole pipeline."""
+        """Return the headless line about the whole pipeline."""
         return heartbeat_line(self.progress, now_s)
 
     def final_notes(self) -> list[str]:
-        """What was silently lost to learning, and how to keep it."""
+        """Return notes on losses to learning and their cures: successes kept from peers, pairs that miss each other."""
         notes = [withheld_note(name, sum(one.withheld.values())) for name, one in self.progress.policies.items()]
         notes += [missed_note(one, self._title.regime) for one in self._peers.now]
         return [note for note in notes if note]
 
     def final_table(self) -> RenderableType:
-        """Held-out accuracy at start and end, and the gain, per policy and task."""
+        """Return the table of held-out accuracy at start and end, and of the gain, per policy and task."""
         table = Table(box=box.SIMPLE_HEAD, title="held-out accuracy", title_justify="left", show_edge=False)
         table.add_column("policy")
         table.add_column("task")

@@ -1,4 +1,4 @@
-"""What sharing cost each ordered pair of policies: the residual of peers' answers in own tokens, over a whole run."""
+"""Cost of sharing for each ordered pair of policies over a run: the residual of peers' answers in own tokens."""
 
 import math
 from collections import Counter, defaultdict
@@ -27,23 +27,27 @@ NOTE = (
 
 @dataclass(slots=True)
 class PairCost:
-    """Sums over the steps of one receiver, for one source."""
+    """Sums over the steps of one receiver of its `align/` metrics about the answers of one source."""
 
     source: str
     receiver: str
     answers: float = 0.0
+    """Answers that the receiver looked at."""
     rejected: float = 0.0
+    """Answers that could not be used: not expressible in the receiver's tokens, or cut."""
     reasons: Counter[str] = field(default_factory=Counter)
     flags: Counter[str] = field(default_factory=Counter)
     faults: Counter[str] = field(default_factory=Counter)
-    """Traces that were not believed, by reason."""
+    """Answers whose trace was not believed, by reason."""
     tokens: float = 0.0
-    """Own tokens of the answers trained on."""
+    """Receiver's tokens of the answers trained on."""
     sums: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
+    """Measure -> sum over steps of value times weight."""
     weights: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
+    """Measure -> sum over steps of the weight: tokens, bytes, spans or answers."""
 
     def add(self, values: Mapping[str, float]) -> None:
-        """Count one step; `values` are those of this source, without prefix and source."""
+        """Add one step. `values` are the `align/` metrics about this source, by name without prefix and source."""
         rows = values.get("rows", 0.0)
         self.answers += rows
         self.rejected += rows * values.get("rejected_share", 0.0)
@@ -66,12 +70,12 @@ class PairCost:
         self._weigh("outside_band", values.get("outside_band"), spans)
 
     def mean(self, name: str) -> float | None:
-        """The weighted mean over steps; None where no step had it."""
+        """Return the weighted mean of a measure over steps; None where no step had it."""
         return self.sums[name] / self.weights[name] if self.weights.get(name) else None
 
     @property
     def span_std_nats(self) -> float | None:
-        """Root of the mean variance over steps."""
+        """Square root of the mean variance of span log-ratios over steps, weighted by spans."""
         variance = self.mean("span_variance")
         return None if variance is None else math.sqrt(variance)
 
@@ -82,7 +86,7 @@ class PairCost:
 
 
 def pair_costs(data: RunData) -> list[PairCost]:
-    """One entry per pair that met, in the order of the policies."""
+    """Return one entry per pair whose receiver looked at answers of the source, in the order of the receivers."""
     found: dict[tuple[str, str], PairCost] = {}
     for receiver in data.policies:
         for step in sorted(data.steps.get(receiver, {})):
@@ -92,7 +96,7 @@ def pair_costs(data: RunData) -> list[PairCost]:
 
 
 def cost_table(data: RunData) -> str:
-    """The table as HTML; empty when no peer answer was ever tried."""
+    """Return the costs of all pairs as an HTML table; empty when no receiver ever looked at a peer's answer."""
     costs = pair_costs(data)
     if not costs:
         return ""
@@ -118,7 +122,7 @@ def cost_table(data: RunData) -> str:
 
 
 def gap_chart(data: RunData) -> Figure:
-    """The gap of every pair over steps."""
+    """Draw the gap of log-probabilities over steps, for the first MAX_LINES pairs."""
     lines = []
     for cost in pair_costs(data)[:MAX_LINES]:
         raw = data.series(cost.receiver, f"{PREFIX}gap_nats_per_byte/{cost.source}")
@@ -164,7 +168,7 @@ def _row(data: RunData, cost: PairCost) -> str:
 
 
 def _floor_and_excess(data: RunData, cost: PairCost) -> tuple[str, str]:
-    """What tokenizers alone make of the span std, and what is left without it."""
+    """Two cells: the span std that the two tokenizers alone cause, and the measured span std without that part."""
     pair = (cost.source, cost.receiver)
     if pair not in data.floors:
         return MISSING, MISSING

@@ -1,4 +1,4 @@
-"""Quantiles and tails of Student's t for any whole number of degrees of freedom.
+"""Quantiles and tails of Student's t distribution for any whole number of degrees of freedom.
 
 With t = sqrt(n) tan(theta), the probability between -t and t is a finite sum of powers of cos(theta) (Abramowitz and
 Stegun 26.7.3 and 26.7.4), so that a bisection over theta finds a quantile to the last digits.
@@ -7,11 +7,11 @@ Stegun 26.7.3 and 26.7.4), so that a bisection over theta finds a quantile to th
 import math
 
 BISECTIONS = 60
-"""Each halves the interval of theta: 60 leave nothing that a double can tell."""
+"""Halvings of the interval of theta: after 60 its ends differ by less than a double can tell."""
 
 
 def two_sided_quantile(probability: float, degrees: int) -> float:
-    """The t with P(-t < T < t) = `probability`, which lies in (0, 1)."""
+    """Return the t with P(-t < T < t) = `probability`, which lies in (0, 1)."""
     low, high = 0.0, math.pi / 2
     for _ in range(BISECTIONS):
         middle = (low + high) / 2
@@ -20,12 +20,12 @@ def two_sided_quantile(probability: float, degrees: int) -> float:
 
 
 def two_sided_tail(t: float, degrees: int) -> float:
-    """P(|T| > |t|): the p-value of a two-sided test."""
+    """Return P(|T| > |t|), the p-value of a two-sided test."""
     return max(0.0, 1.0 - _within(math.atan(abs(t) / math.sqrt(degrees)), degrees))
 
 
 def _within(theta: float, degrees: int) -> float:
-    """The probability below the angle: for even n the sum alone, for odd n the sum and theta, times 2 / pi."""
+    """Return P(-t < T < t): for even degrees of freedom the sum, for odd ones the sum plus theta, times 2 / pi."""
     is_odd = degrees % 2
     term = math.cos(theta) if is_odd else 1.0
     total = 0.0

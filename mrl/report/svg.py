@@ -1,7 +1,7 @@
 """Charts as inline SVG, without scripts: axes with units, direct labels, gaps where data is missing.
 
 Colours come from the page's style sheet: class `c0`, `c1`, ... is the colour of a policy, so that one page serves light
-and dark grounds.
+and dark backgrounds.
 """
 
 import math
@@ -18,7 +18,7 @@ Points = Sequence[tuple[float, float]]
 
 
 class Line(NamedTuple):
-    """One series: `points` as a line, `raw` as faint dots behind it. An empty `label` draws none."""
+    """One series: `points` as a line, `raw` as faint dots behind the line. With an empty `label` it has no label."""
 
     label: str
     colour: int
@@ -30,7 +30,7 @@ class Line(NamedTuple):
 
 
 class Axes(NamedTuple):
-    """Labels with units, and the range of y where it is not taken from the data."""
+    """Labels with units, size of the chart, and the range of y where the data do not give it."""
 
     x: str
     y: str
@@ -43,7 +43,7 @@ class Axes(NamedTuple):
 
 
 class Frame(NamedTuple):
-    """The map from data to the drawing."""
+    """Map from data to places in the drawing."""
 
     x_low: float
     x_high: float
@@ -53,16 +53,16 @@ class Frame(NamedTuple):
     height: int = HEIGHT
 
     def x(self, value: float) -> float:
-        """Horizontal place."""
+        """Return the horizontal place of a value."""
         return LEFT + (value - self.x_low) / (self.x_high - self.x_low) * (self.width - LEFT - RIGHT)
 
     def y(self, value: float) -> float:
-        """Vertical place."""
+        """Return the vertical place of a value."""
         return TOP + (self.y_high - value) / (self.y_high - self.y_low) * (self.height - TOP - BOTTOM)
 
 
 def line_chart(lines: Sequence[Line], axes: Axes) -> str:
-    """The chart as one `<svg>`; empty text when no series has a finite point."""
+    """Return the chart as one `<svg>`; empty text when no series has a finite point."""
     frame = _frame(lines, axes)
     if frame is None:
         return ""
@@ -76,18 +76,18 @@ def line_chart(lines: Sequence[Line], axes: Axes) -> str:
 
 
 def svg(body: str, width: float, height: float, description: str) -> str:
-    """The outer element; it scales with the page."""
+    """Return the outer `<svg>` element, which scales with the page."""
     return f'<svg viewBox="0 0 {width:g} {height:g}" role="img" aria-label="{escape(description)}">{body}</svg>'
 
 
 def text(x: float, y: float, words: str, *, anchor: str = "start", kind: str = "", more: str = "") -> str:
-    """One line of escaped text."""
+    """Return a `<text>` element with one line of escaped text."""
     attributes = f' class="{kind}"' if kind else ""
     return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}"{attributes}{more}>{escape(words)}</text>'
 
 
 def grid(frame: Frame, axes: Axes) -> str:
-    """Horizontal rules, ticks, and the labels of both axes."""
+    """Draw horizontal rules, ticks, and the labels of both axes."""
     parts = []
     left, right, bottom = LEFT, frame.width - RIGHT, frame.height - BOTTOM
     for tick in nice_ticks(frame.y_low, frame.y_high, 5):
@@ -107,7 +107,7 @@ def grid(frame: Frame, axes: Axes) -> str:
 
 
 def nice_ticks(low: float, high: float, wanted: int, *, whole: bool = False) -> list[float]:
-    """Round numbers within [low, high], about `wanted` of them; only integers if `whole`."""
+    """Return about `wanted` round numbers within [low, high]; only integers if `whole`."""
     rough = max((high - low) / max(1, wanted), 1.0 if whole else 0.0)
     power = 10.0 ** math.floor(math.log10(rough))
     step = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= rough * 0.999)
@@ -119,7 +119,7 @@ def nice_ticks(low: float, high: float, wanted: int, *, whole: bool = False) -> 
 
 
 def moving_mean(points: Points, window: int) -> list[tuple[float, float]]:
-    """Centred mean over `window` finite points, fewer at the ends; points without a number are left out."""
+    """Return the centred mean over `window` points, fewer at the ends; points without a finite y are left out."""
     finite = [(x, y) for x, y in points if math.isfinite(y)]
     half = window // 2
     sums = [0.0]
@@ -133,7 +133,7 @@ def moving_mean(points: Points, window: int) -> list[tuple[float, float]]:
 
 
 def spread(wanted: Sequence[float], gap: float, low: float, high: float) -> list[float]:
-    """Places near the wanted ones, `gap` apart, within [low, high] as far as there is room."""
+    """Return places near the wanted places, at least `gap` apart, within [low, high] as far as there is room."""
     order = sorted(range(len(wanted)), key=lambda index: wanted[index])
     places = [0.0] * len(wanted)
     last = low - gap
@@ -146,7 +146,7 @@ def spread(wanted: Sequence[float], gap: float, low: float, high: float) -> list
 
 
 def runs(points: Points) -> list[list[tuple[float, float]]]:
-    """The points split where a value is missing."""
+    """Split points where y is not finite; the points there are left out."""
     parts: list[list[tuple[float, float]]] = [[]]
     for x, y in points:
         if math.isfinite(y):

@@ -1,4 +1,4 @@
-"""The tables of a report. Every text that comes from outside is escaped."""
+"""Tables of a report as HTML. Every text that comes from outside is escaped."""
 
 import itertools
 import json
@@ -26,11 +26,11 @@ SAMPLES_PER_POLICY = 12
 MAX_TEXT_CHARS = 1200
 MAX_OPEN_ROWS = 12
 MAX_OPEN_MESSAGES = 6
-"""Of a conversation; a longer one opens where it is asked to."""
+"""Most messages of a conversation that is shown open; a longer one is folded until the reader opens it."""
 
 
 def accuracy_table(data: RunData) -> str:
-    """Held-out accuracy at the first and the last evaluation, per policy and task, with the gain drawn."""
+    """Return held-out accuracy at the first and the last evaluation, per policy and task, with the gain drawn."""
     rows = []
     for index, policy in enumerate(data.policies):
         tasks = [task for task in data.accuracy.get(policy, {}) if task]
@@ -42,7 +42,7 @@ def accuracy_table(data: RunData) -> str:
 
 
 def evaluation_notes(data: RunData) -> str:
-    """What evaluations say of other weights than their own, and prompts that they lack; empty where there is none."""
+    """Return notes on held-out tokens that newer weights sampled, and on prompts without answers; else empty text."""
     notes = []
     for policy in data.policies:
         shares = data.own_token_share.get(policy, {})
@@ -60,7 +60,7 @@ def evaluation_notes(data: RunData) -> str:
 
 
 def estimates_table(data: RunData) -> str:
-    """pass@k and majorities of each policy's last evaluation with several answers to a prompt; empty without one."""
+    """Return pass@k and majorities of each policy's last evaluation with several answers to a prompt; empty without."""
     rows = []
     for policy in data.policies:
         by_step = data.estimates.get(policy, {})
@@ -72,10 +72,10 @@ def estimates_table(data: RunData) -> str:
 
 
 def together_table(data: RunData) -> str:
-    """What policies solve together and how alike they are, at the first and the last step at which several were
-    evaluated, and at the last what one solves without another.
+    """Return shares of prompts that policies solve together, and how alike the policies are, at the first and the last
+    step at which several were evaluated; and, at the last step, shares that one policy solves and another does not.
 
-    With as many answers of each as the largest k of the run; empty where no step has several policies.
+    Every policy has k answers to a prompt, k being the largest of the run; empty where no step has several policies.
     """
     steps = Counter(step for by_step in data.tallies.values() for step, found in by_step.items() if found)
     end = max((step for step, number in steps.items() if number > 1), default=None)
@@ -100,7 +100,7 @@ def together_table(data: RunData) -> str:
 
 
 def _together_lines(columns: Sequence[tuple[int, Together, Kappas]], k: int) -> str:
-    """Step by step, with intervals over prompts but for likeness."""
+    """Rows of measures with a column per step; all but likeness have intervals over prompts."""
     names = list(columns[0][1].alone)
     rows = [["solved by any", *(shown(found.union) for _, found, _ in columns)]]
     rows += [
@@ -116,14 +116,14 @@ def _together_lines(columns: Sequence[tuple[int, Together, Kappas]], k: int) -> 
 
 
 def _grid_html(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Words on the left, and numbers behind them."""
+    """Return a table as HTML: text in the first column, numbers in all others."""
     top = _head(escape(head[0]), *((escape(name), "n") for name in head[1:]))
     body = "".join(f"<tr><td>{escape(first)}</td>{''.join(map(_number, rest))}</tr>" for first, *rest in rows)
     return f'<div class="scroll"><table>{top}<tbody>{body}</tbody></table></div>'
 
 
 def flow_table(data: RunData) -> str:
-    """Traffic of every ordered pair of policies."""
+    """Return the traffic of every ordered pair of policies."""
     rows = []
     for (source, receiver), flow in sorted(data.flows.items(), key=lambda item: -item[1].get("records", 0.0)):
         names = f"<td>{_policy(data, source)} &rarr; {_policy(data, receiver)}</td>"
@@ -144,7 +144,7 @@ def flow_table(data: RunData) -> str:
 
 
 def load_table(data: RunData) -> str:
-    """Load of every host and GPU over the run; empty where nothing was measured."""
+    """Return the load of every host and GPU over the run; empty where nothing was measured."""
     rows = []
     for (kind, name), found in sorted(data.loads.items(), key=lambda one: (one[0][0] != "host", one[0])):
         busy = found.get("cpu_share" if kind == "host" else "busy_share", [])
@@ -173,7 +173,7 @@ def _mean(values: Sequence[float]) -> float | None:
 
 
 def config_table(config: dict[str, Any]) -> str:
-    """What differs from the defaults, and, folded away, the whole configuration."""
+    """Return the keys that differ from their defaults and, folded away, the whole configuration."""
     usual, known = leaves(usual_config(config)), leaves(config)
     other = {key: value for key, value in known.items() if key not in usual or usual[key] != value}
     whole = escape(json.dumps(config, indent=2, ensure_ascii=False))
@@ -185,7 +185,7 @@ def config_table(config: dict[str, Any]) -> str:
 
 
 def usual_config(config: dict[str, Any]) -> dict[str, Any]:
-    """The defaults of every key of a configuration with these policies and tasks; what has none is left out."""
+    """Return the defaults of a configuration with these policies and tasks; keys without a default are left out."""
     tables: dict[str, Any] = {name: _defaults(field.annotation) for name, field in RunConfig.model_fields.items()}
     for name, table in (("policies", PolicyTable), ("tasks", TaskTable)):
         tables[name] = {each: _defaults(table) for each in config.get(name, {})}
@@ -193,7 +193,7 @@ def usual_config(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def leaves(table: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Dotted key -> value of everything below a table."""
+    """Return dotted key -> value of everything below a table."""
     found: dict[str, Any] = {}
     for key, value in table.items():
         name = f"{prefix}{key}"
@@ -225,7 +225,7 @@ def _values(values: dict[str, Any], usual: dict[str, Any]) -> str:
 
 
 def sample_table(data: RunData, kind: str) -> str:
-    """Some answers of one kind per policy, spread over the run; rescues name the peer they came from."""
+    """Return some answers of one kind per policy, spread over the run; rescues name the peer that wrote them."""
     rows = []
     for policy in data.policies:
         mine = [sample for sample in data.samples if sample.get("kind") == kind and sample.get("policy") == policy]
@@ -279,7 +279,7 @@ def _sample_row(data: RunData, sample: dict[str, Any], kind: str) -> str:
 
 
 def _answer_cell(data: RunData, sample: dict[str, Any]) -> str:
-    """Of an episode its conversation, whose sampled turns have the colour of who wrote them."""
+    """Cell with an answer, or with an episode as a conversation, whose sampled turns have their policy's colour."""
     said = conversation(sample)
     if not said:
         return f'<td class="text">{_text(sample.get("completion", sample.get("answer")))}</td>'

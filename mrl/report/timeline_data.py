@@ -1,6 +1,6 @@
-"""Who waited for whom: what every role of a run did and waited for, over the whole run and in a part of it.
+"""Data of the timeline: activities and waits of every role, over the whole run and, span by span, in a window of it.
 
-The file is read twice and never held, so that memory does not grow with the length of a run.
+The timeline file is read twice and never held in memory, which does not grow with the length of a run.
 """
 
 from collections import defaultdict
@@ -14,29 +14,30 @@ from mrl.metrics.time_spans import Activity, Lane
 from mrl.metrics.timeline import FiledSpan, every_minutes, is_kept, read_timeline
 
 WINDOW_S = 25.0
+"""Length of the window in seconds, unless WINDOW_STEPS steps take longer or learning was shorter."""
 WINDOW_STEPS = 4
-"""The window is longer where so many steps take longer."""
 SHORT_SHARE = 1 / 2000
-"""Of the window; what is shorter is drawn together."""
+"""Share of the window; shorter spans are drawn together."""
 BINS = 150
+"""Number of equal parts of the whole run, in which times are summed."""
 
 StepEnds = Mapping[str, Sequence[tuple[float, float]]]
 """Policy -> (unix s, learner step)."""
 
 
 class Extent(NamedTuple):
-    """A stretch of unix time."""
+    """A stretch of time, in unix seconds."""
 
     begin_s: float
     end_s: float
 
     @property
     def duration_s(self) -> float:
-        """Its length."""
+        """Length in seconds."""
         return self.end_s - self.begin_s
 
     def overlap_s(self, span: FiledSpan) -> float:
-        """How much of a span lies within."""
+        """Return the seconds of a span that lie within this stretch."""
         return max(0.0, min(self.end_s, span.ended_unix_s) - max(self.begin_s, span.began_unix_s))
 
 
@@ -44,40 +45,43 @@ NEVER = Extent(0.0, 0.0)
 
 
 class Share(NamedTuple):
-    """One thing that a role did or waited for."""
+    """An activity or a wait of a role, to sum its time by."""
 
     kind: str
     whom: str
-    """For waits only."""
+    """Role that is awaited; empty for activities."""
     is_wait: bool
     is_beside: bool
+    """Whether another thread of the role did it, beside the role's own activity."""
 
 
 @dataclass(slots=True)
 class Timeline:
-    """The timeline of one run; empty when it has none."""
+    """Timeline of one run; empty when the run has no timeline file."""
 
     whole: Extent = NEVER
     learning: dict[str, Extent] = field(default_factory=dict)
-    """Policy -> from its first end of a step to its last; "" for all policies together, where there is any."""
+    """Policy -> time from its first end of a step to its last, "" for all policies; absent without two ends."""
     window: Extent = NEVER
+    """Part of the run that is drawn span by span."""
     seconds: dict[str, dict[Share, float]] = field(default_factory=lambda: defaultdict(lambda: defaultdict(float)))
-    """Role -> what -> seconds, within `learning_of` the role."""
+    """Role -> activity or wait -> its seconds within `learning_of` the role."""
     bins: dict[str, list[dict[str, float]]] = field(default_factory=lambda: defaultdict(_no_bins))
-    """Role -> `BINS` equal parts of the whole -> kind -> seconds of its own lane; waits are of kind ""."""
+    """Role -> `BINS` parts of the whole run -> kind -> seconds, without other threads; all waits are of kind ""."""
     lanes: dict[tuple[str, str], Lane] = field(default_factory=dict)
-    """(Role, "" or the kind of a lane beside) -> what lies in the window, in unix time."""
+    """(role, "" or the kind of activity of other threads) -> spans within the window, in unix time."""
     step_ends: StepEnds = field(default_factory=dict)
     every_minutes: int = 1
+    """The file holds one minute of this many; see `mrl.metrics.timeline`."""
     problems: list[str] = field(default_factory=list)
 
     def learning_of(self, role: str) -> Extent:
-        """The time that shares of this role are of: in which its policy learned, or any did; otherwise the whole."""
+        """Return the time that is 100 % for a role: while its policy learned, else while any did, else the whole."""
         policy = role.partition("/")[2].partition("/")[0]
         return self.learning.get(policy) or self.learning.get("") or self.whole
 
     def roles(self, policies: Sequence[str]) -> list[str]:
-        """By policy, learners first, without roles that only ever did one thing beside starting."""
+        """Return roles by policy, learners first, without roles of one kind of activity or none beside starting."""
         told = {role: {what.kind for what in found if not what.is_wait} for role, found in self.seconds.items()}
         ranks = {"learner": 0, "worker": 1}
 
@@ -90,7 +94,7 @@ class Timeline:
 
 
 def run_timeline(path: Path, step_ends: StepEnds) -> Timeline:
-    """Read a run's `timeline.jsonl`, which may be missing; what cannot be read is named in `problems`."""
+    """Read a run's `timeline.jsonl`, which may be missing. `problems` names damage."""
     timeline = Timeline(step_ends=step_ends)
     try:
         whole = _whole(path)
@@ -121,7 +125,7 @@ def _learning(step_ends: StepEnds) -> dict[str, Extent]:
 
 
 def _window(timeline: Timeline, times: Sequence[float]) -> Extent:
-    """Around the step in the middle of those of which the file has the minute, while all policies learned."""
+    """Window around the end of a step, in the middle of those that the file holds from while all policies learned."""
     paces = [(ends[-1][0] - ends[0][0]) / (len(ends) - 1) for ends in timeline.step_ends.values() if len(ends) > 1]
     within = timeline.learning_of("")
     length_s = min(max(WINDOW_S, WINDOW_STEPS * median(paces) if paces else 0.0), within.duration_s)
@@ -157,7 +161,7 @@ def _take_into_window(timeline: Timeline, span: FiledSpan) -> None:
 
 
 def _parts(whole: Extent, span: FiledSpan) -> Iterator[tuple[int, float]]:
-    """(Bin, seconds of the span in it)."""
+    """Yield (bin, seconds of the span in this bin)."""
     bin_s = whole.duration_s / BINS
     first, last = ((time_s - whole.begin_s) / bin_s for time_s in (span.began_unix_s, span.ended_unix_s))
     for number in range(min(int(first), BINS - 1), min(int(last), BINS - 1) + 1):

@@ -1,4 +1,4 @@
-"""The timeline of a run as a drawing and a table: a row per role, time to the right, waits in grey."""
+"""Timeline of a run as a drawing and a table: a row per role, time to the right, waits in grey."""
 
 import math
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ MAX_TICKS = 14
 
 
 class LaneRow(NamedTuple):
-    """Where one role's row begins, and the kinds of the lanes below it."""
+    """Row of one role in the drawing: its top `y`, and the kinds of activity of other threads, in thin lanes below."""
 
     role: str
     y: float
@@ -32,23 +32,23 @@ class LaneRow(NamedTuple):
 
     @property
     def is_learner(self) -> bool:
-        """Whether steps end here."""
+        """Whether the row marks ends of steps."""
         return self.role.startswith("learner/")
 
 
 class Scale(NamedTuple):
-    """The map from unix time to the drawing."""
+    """Map from unix time to places in the drawing."""
 
     extent: Extent
 
     def x(self, time_s: float) -> float:
-        """Horizontal place."""
+        """Return the horizontal place of a time."""
         share = (time_s - self.extent.begin_s) / self.extent.duration_s
         return LEFT + min(1.0, max(0.0, share)) * (WIDTH - LEFT - RIGHT)
 
 
 def timeline_html(timeline: Timeline, policies: Sequence[str]) -> str:
-    """Drawing and table; empty text for a run without a timeline."""
+    """Return drawing and table as HTML; empty text for a run without a timeline."""
     every = timeline.roles(policies)
     roles = every[:MAX_ROLES]
     if not roles or not timeline.window.duration_s > 0:
@@ -70,7 +70,7 @@ def timeline_html(timeline: Timeline, policies: Sequence[str]) -> str:
 
 
 def timeline_drawing(timeline: Timeline, roles: Sequence[str], policies: Sequence[str]) -> str:
-    """The whole run in thin strips, and the window below them."""
+    """Draw the whole run in thin strips, and the window below them."""
     top = OVERVIEW_ROW * len(roles) + AXIS
     places, bottom = _places(timeline, roles, top)
     key, key_height = _key(_kinds(timeline, roles), bottom + AXIS + 14)
@@ -84,7 +84,7 @@ def timeline_drawing(timeline: Timeline, roles: Sequence[str], policies: Sequenc
 
 
 def shares_table(timeline: Timeline, roles: Sequence[str], policies: Sequence[str]) -> str:
-    """What every role spent its time on, as shares of the time in which the run learned."""
+    """Return a table of every role's activities and waits, as shares of the time in which its policy learned."""
     rows = []
     for role in roles:
         whole_s = timeline.learning_of(role).duration_s
@@ -137,7 +137,7 @@ def _places(timeline: Timeline, roles: Sequence[str], top: float) -> tuple[list[
 
 
 def _kinds(timeline: Timeline, roles: Sequence[str]) -> list[str]:
-    """Kinds that are drawn, those with a colour of their own first."""
+    """Kinds of activity that are drawn, first the kinds with a colour of their own."""
     own = {kind for role in roles for found in timeline.bins.get(role, ()) for kind in found}
     found = (own | {kind for role, kind in timeline.lanes if role in roles}) - {"", *NOT_DRAWN}
     return [kind for kind in KINDS if kind in found] + sorted(found - set(KINDS))
@@ -164,7 +164,7 @@ def _overview(timeline: Timeline, roles: Sequence[str], policies: Sequence[str])
 
 
 def _strips(bins: Sequence[dict[str, float]], whole_s: float, floor: float) -> str:
-    """Stacked shares of every bin, waits on top; one path per kind."""
+    """Draw the shares of every bin, stacked, waits on top; one path per kind."""
     width, paths = (WIDTH - LEFT - RIGHT) / max(1, len(bins)), dict[str, list[str]]()
     for number, found in enumerate(bins):
         y = floor
@@ -205,7 +205,7 @@ def _span(span: EndedSpan, scale: Scale, y: float, height: float) -> str:
 
 
 def _inside(x: float, y: float, width: float, what: str, whom: str) -> str:
-    """What is awaited, and from whom where there is room for it."""
+    """Label of a wait: the thing awaited, and the role awaited where there is room; empty where nothing fits."""
     for words in (f"{what}, {whom}", what) if whom else (what,):
         if len(words) * CHAR_WIDTH + 6 <= width:
             return text(x + width / 2, y + 16, words, anchor="middle", kind="tick")
@@ -226,7 +226,7 @@ def _steps(ends: Sequence[tuple[float, float]], scale: Scale, y: float) -> str:
 
 
 def time_axis(extent: Extent, zero_s: float, y: float, label: str) -> str:
-    """Ticks of the time since `zero_s`."""
+    """Draw an axis with ticks of the time since `zero_s`."""
     scale, parts = Scale(extent), [f'<line class="axis" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>']
     step_s = next((step for step in TICKS_S if extent.duration_s / step <= MAX_TICKS), TICKS_S[-1])
     first, last = math.ceil((extent.begin_s - zero_s) / step_s), math.floor((extent.end_s - zero_s) / step_s)
@@ -240,7 +240,7 @@ def time_axis(extent: Extent, zero_s: float, y: float, label: str) -> str:
 
 
 def _key(kinds: Sequence[str], y: float) -> tuple[str, float]:
-    """The legend, and its height."""
+    """Return the legend and its height."""
     own, others = [kind for kind in kinds if kind in KINDS], [kind for kind in kinds if kind not in KINDS]
     entries = [(kind, f"did {_class(kind)}") for kind in own] + [("waiting", "waited")]
     if others:

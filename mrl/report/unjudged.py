@@ -1,4 +1,4 @@
-"""The part of the report on answers on which verifiers failed: how many, and the first of every kind."""
+"""Part of the report on answers on which verifiers failed: their share, and the first of every kind of failure."""
 
 from html import escape
 
@@ -9,7 +9,7 @@ MAX_TEXT_CHARS = 300
 
 
 def unjudged_table(data: RunData) -> str:
-    """Empty where every verifier always gave a reward."""
+    """Return this part as HTML; empty where every verifier always gave a reward."""
     shown = [sample for sample in data.samples if sample.get("kind") == "unjudged"]
     shares = {policy: _share(data, policy) for policy in data.policies}
     if not shown and not any(shares.values()):
@@ -28,7 +28,7 @@ _KEYS = ("policy", "task", "failure", "prompt", "completion")
 
 
 def _share(data: RunData, policy: str) -> float:
-    """Mean over the steps."""
+    """Share of a policy's answers on which verifiers failed, mean over steps."""
     shares = [share for _, share in data.series(policy, "verify/failed_share")]
     return sum(shares) / len(shares) if shares else 0.0
 

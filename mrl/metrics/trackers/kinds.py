@@ -1,4 +1,4 @@
-"""The kinds of trackers."""
+"""Table of the kinds of trackers."""
 
 from typing import cast
 
@@ -15,13 +15,13 @@ TRACKERS: dict[str, type[Tracker]] = {
     "trackio": TrackioTracker,
     "wandb": WandbTracker,
 }
-"""`kind` of a table `[[trackers]]` -> its class. The extra that brings the package of one has the name of its kind."""
+"""`kind` of a table `[[trackers]]` -> class. The extra that installs a tracker's package has the name of its kind."""
 CONTRACT = ("package", "options", "missing_login", "start", "log", "finish")
-"""What a tracker of somebody else's needs, as `Tracker` has it."""
+"""Attributes of `Tracker` that the class of a plug-in must have."""
 
 
 def tracker_class(kind: str, *, where: str) -> type[Tracker]:
-    """The class of one of `TRACKERS`, or of a plug-in. Raises PluginError for a kind that is neither."""
+    """Return the class of one of `TRACKERS`, or of a plug-in. Raises PluginError for a kind that is neither."""
     if kind in TRACKERS:
         return TRACKERS[kind]
     plugin = find_plugin(TRACKER, kind, TRACKERS, where=where)

@@ -1,4 +1,4 @@
-"""Keys and passwords of the user: told to nobody, written nowhere."""
+"""Removal of the user's keys and passwords from texts and tables, before these are written or sent."""
 
 import json
 import re
@@ -7,12 +7,12 @@ from typing import Any
 
 HIDDEN = "***"
 LEAST_CHARS = 6
-"""Shorter values are taken for no secret: hiding "1" would make a log unreadable."""
+"""Fewest characters of a secret: hiding shorter values such as "1" would make a log unreadable."""
 _OF_ENVIRONMENT = re.compile(
     r"(KEY|TOKENS?|SECRETS?|PASSWORD|PASSWD|PASSPHRASE|CREDENTIALS?|(^|_)(PASS|PWD|PAT|AUTH|COOKIE))$"
 )
 _NO_SECRETS = ("PWD",)
-"""The folder that a shell is in."""
+"""Variables that match by name and are no secrets: PWD is the folder of a shell."""
 _OF_CONFIG = re.compile(
     r"((api|access|secret|private|auth)[_-]?key|token|secret|password|passwd|passphrase|(^|[_-])(pass|pat|auth))$",
     re.IGNORECASE,
@@ -21,7 +21,7 @@ _IN_ADDRESS = re.compile(r"(?<=://)[^/\s@]+(?=@)")
 
 
 def hidden(text: str, environment: Mapping[str, str]) -> str:
-    """`text` without the values of the environment's keys, and without names and passwords in addresses."""
+    """Return `text` without the values of secret environment variables, and without names and passwords in URLs."""
     for name, value in environment.items():
         name = name.upper()
         if len(value) >= LEAST_CHARS and _OF_ENVIRONMENT.search(name) and name not in _NO_SECRETS:
@@ -30,7 +30,7 @@ def hidden(text: str, environment: Mapping[str, str]) -> str:
 
 
 def without_secrets(tables: Any, environment: Mapping[str, str]) -> Any:
-    """A copy of the tables of a configuration with every text hidden that is, or is named like, a secret.
+    """Return a copy of configuration tables in which every text is hidden that is a secret or is named like one.
 
     Lists may be the words of a command: `--api-key VALUE ...`, `--api-key=VALUE`, `--settings {"api_key": "VALUE"}`.
     """
@@ -50,7 +50,7 @@ def without_secrets(tables: Any, environment: Mapping[str, str]) -> Any:
 
 
 def _of_words(words: Sequence[Any], environment: Mapping[str, str]) -> Iterator[Any]:
-    """The same of the words of a command: what follows an option that is named like a secret, up to the next one."""
+    """Yield the words of a command, hiding words after an option that is named like a secret, up to the next option."""
     is_secret = False
     for word in words:
         if not isinstance(word, str):
@@ -68,7 +68,7 @@ def _of_words(words: Sequence[Any], environment: Mapping[str, str]) -> Iterator[
 
 
 def _of_json(text: str, environment: Mapping[str, str]) -> str:
-    """The same of an object in JSON, where it is one."""
+    """Hide secrets in a JSON object; text that is no JSON goes through `hidden`."""
     try:
         found = json.loads(text)
     except (ValueError, RecursionError):

@@ -1,6 +1,6 @@
-"""Tables of samples for trackers: a bounded number of the answers of a step, from the file that the run keeps of it.
+"""Tables of samples for trackers: a bounded number of answers of a step, from the step's rollout file.
 
-The supervisor says which file, and the process of the tracker reads it: no step waits for a disk.
+The supervisor names the file, and the tracker's process reads it: no step waits for a disk.
 """
 
 from collections.abc import Sequence
@@ -13,29 +13,29 @@ from mrl.metrics.rollout_files import policy_of, read_rollouts, step_of
 
 COLUMNS = ("policy", "step", "prompt", "answer", "reward", "rescued by")
 SERIES = "samples"
-"""Ends the name of a table: POLICY/samples."""
+"""Last segment of a table's name: POLICY/samples."""
 MAX_TEXT_CHARS = 4_000
-"""Of one prompt or answer in a table; the file has all of it."""
+"""Most characters of one prompt or answer in a table; the file has the whole text."""
 LEFT_OUT = " [...]"
 
 
 class SampleFile(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """The answers of one step of one policy, of which a tracker is to get some."""
+    """Rollout file of one step of one policy, of which a tracker is to show some answers."""
 
     path: str
     """`rollouts/step_N/POLICY.jsonl.gz`."""
     num_rows: int
-    """Rows that the table has at most."""
+    """Most rows of the table."""
     time_unix_s: float
 
     @property
     def policy(self) -> str:
-        """Whose answers they are."""
+        """Policy that trained on the answers."""
         return policy_of(Path(self.path))
 
     @property
     def step(self) -> int:
-        """The step that trained on them."""
+        """Step that trained on the answers."""
         return step_of(Path(self.path))
 
 
@@ -44,7 +44,7 @@ Row = tuple[str, int, str, str, float | None, str]
 
 
 class SampleTable(msgspec.Struct, frozen=True, kw_only=True):
-    """What a tracker shows of one step of one policy."""
+    """Table of answers that a tracker shows for one step of one policy."""
 
     policy: str
     step: int
@@ -53,14 +53,15 @@ class SampleTable(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def name(self) -> str:
-        """Its series."""
+        """Name of the table's series."""
         return f"{self.policy}/{SERIES}"
 
 
 def read_table(file: SampleFile) -> SampleTable:
-    """The table of a file: rescues first, at most half of the rows, then own answers of prompts all over the step.
+    """Return the table of a file: rescues first, for at most half of the rows, then own answers from all over the step.
 
-    Raises FileNotFoundError when nothing can be read there: the files of a run stay within a bound, and old ones go.
+    Raises FileNotFoundError when no answers can be read there: the files of a run stay within a bound, and old files
+    are removed.
     """
     found = list(read_rollouts(Path(file.path)))
     if not found:
@@ -74,7 +75,7 @@ def read_table(file: SampleFile) -> SampleTable:
 
 
 def _spread(rows: Sequence[dict[str, Any]], num: int) -> list[dict[str, Any]]:
-    """`num` of them at even distances, the first among them."""
+    """Return `num` of the rows at even distances, with the first row."""
     num = min(num, len(rows))
     return [rows[place * len(rows) // num] for place in range(num)]
 

@@ -10,7 +10,7 @@ from mrl.metrics.trackers.tracker import Points, StartedRun, TrackedRun
 
 
 class SwanlabTracker:
-    """One run of a project; SwanLab finds it again by its id."""
+    """One run of a project, which SwanLab finds again by its id."""
 
     package: ClassVar[str] = "swanlab"
     options: ClassVar[Mapping[str, type]] = {
@@ -25,7 +25,7 @@ class SwanlabTracker:
 
     @staticmethod
     def missing_login(environment: Mapping[str, str], options: Mapping[str, Any]) -> str:
-        """Online it needs a key: in the environment, or where `swanlab login` keeps it."""
+        """See Tracker. An online run needs a key: in the environment, or where `swanlab login` keeps it."""
         mode = options.get("mode") or environment.get("SWANLAB_MODE") or "online"
         if mode not in ("online", "cloud") or environment.get("SWANLAB_API_KEY"):
             return ""
@@ -35,9 +35,9 @@ class SwanlabTracker:
         return 'swanlab login, or SWANLAB_MODE=offline, or options.mode = "offline"'
 
     def start(self, run: TrackedRun) -> StartedRun:
-        """Begin a run, or go on with the one of this id.
+        """Begin a run, or continue the run of this id.
 
-        Nothing of the host is collected, and nobody is asked: the process has no terminal.
+        SwanLab collects nothing about the host and asks no questions: the process has no terminal.
         """
         import swanlab
 
@@ -63,11 +63,11 @@ class SwanlabTracker:
         return StartedRun(str(self._run.id), where())
 
     def log(self, points: Points) -> None:
-        """One row, at its policy's step; of several points of a series at one step, SwanLab keeps the first online."""
+        """Log a row at its policy's step. Of several points of a series at one step, SwanLab keeps the first online."""
         self._run.log(points.finite, step=points.step)
 
     def table(self, samples: SampleTable) -> None:
-        """A text for each answer, with what there is to say of it as its caption."""
+        """Log a text for each answer, with its reward and rescuer as the caption."""
         import swanlab
 
         texts = []
@@ -77,5 +77,5 @@ class SwanlabTracker:
         self._run.log({samples.name: texts}, step=samples.step)
 
     def finish(self) -> None:
-        """Wait until everything is sent, or in the file."""
+        """Wait until everything is sent, or written to the file."""
         self._run.finish()

@@ -11,7 +11,7 @@ from mrl.metrics.trackers.sample_table import COLUMNS, SampleTable
 from mrl.metrics.trackers.tracker import Points, StartedRun, TrackedRun
 
 _MARKUP = re.compile(r"[\\`*_{}\[\]()#+!~|<>&]")
-"""What would be read as Markdown or HTML in a cell."""
+"""Characters that a cell would show as Markdown or HTML."""
 
 
 class TensorboardTracker:
@@ -22,11 +22,11 @@ class TensorboardTracker:
 
     @staticmethod
     def missing_login(environment: Mapping[str, str], options: Mapping[str, Any]) -> str:
-        """It knows no login."""
+        """See Tracker. TensorBoard has no login."""
         return ""
 
     def start(self, run: TrackedRun) -> StartedRun:
-        """Open a new event file and write the configuration into it, as a text."""
+        """Open a new event file; the first file of a run has the configuration in it, as a text."""
         from tensorboard.compat.proto.event_pb2 import Event
         from tensorboard.compat.proto.summary_pb2 import Summary
         from tensorboard.summary.writer.event_file_writer import EventFileWriter
@@ -40,19 +40,19 @@ class TensorboardTracker:
         return StartedRun(run_id, f"tensorboard --logdir {run.folder}")
 
     def log(self, points: Points) -> None:
-        """One event with a scalar for each series, dated by when it was measured."""
+        """Write one event with a scalar for each series, dated by the time of measurement."""
         values = [self._summary.Value(tag=series, simple_value=value) for series, value in points.finite.items()]
         event = self._event(step=points.step, wall_time=points.time_unix_s, summary=self._summary(value=values))
         self._writer.add_event(event)
 
     def table(self, samples: SampleTable) -> None:
-        """A text, which TensorBoard shows as a table: Markdown, with what an answer says of its own escaped."""
+        """Write a text in Markdown, which TensorBoard shows as a table. Markup in the answers is escaped."""
         rows = [COLUMNS, ["---"] * len(COLUMNS), *([_cell(value) for value in row] for row in samples.rows)]
         text = "\n".join("| " + " | ".join(row) + " |" for row in rows)
         self._write_text(samples.name, text, step=samples.step, time_unix_s=samples.time_unix_s)
 
     def finish(self) -> None:
-        """Write what is buffered."""
+        """Write the buffered events and close the file."""
         self._writer.close()
 
     def _write_config(self, config: Mapping[str, Any]) -> None:
@@ -78,6 +78,6 @@ class TensorboardTracker:
 
 
 def _cell(value: object) -> str:
-    """A value in one cell: neither a line of its own, nor another cell, nor Markdown or HTML of the answer."""
+    """Return a value for one cell of a Markdown table: line ends become `<br>`, and markup is escaped."""
     text = "" if value is None else str(value)
     return "<br>".join(_MARKUP.sub(lambda found: f"&#{ord(found[0])};", line) for line in text.splitlines())

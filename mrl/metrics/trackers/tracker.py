@@ -1,4 +1,4 @@
-"""What a tracker is given and what it does; the messages between the supervisor and a tracker's process."""
+"""Protocol of a tracker, and the messages between the supervisor and a tracker's process."""
 
 import math
 from collections.abc import Mapping
@@ -10,93 +10,93 @@ from mrl.metrics.trackers.sample_table import SampleFile, SampleTable
 from mrl.records.telemetry_messages import MetricsRecord
 
 WHOLE_RUN = "run"
-"""Begins the series of what belongs to no single policy."""
+"""First segment of series that belong to no single policy."""
 
 
 class TrackedRun(msgspec.Struct, frozen=True, kw_only=True):
-    """What a tracker is told at its start."""
+    """Message that starts a tracker: its kind, its options and the run."""
 
     kind: str
     project: str
     name: str
     run_id: str = ""
-    """What the tracker called this run in an earlier attempt; empty for one that is new to it."""
+    """Id that the tracker gave this run in an earlier attempt; empty for a run that is new to the tracker."""
     folder: str = ""
-    """Where it keeps its files; empty for where it does so by itself."""
+    """Folder for the tracker's files; empty for the place that its package chooses."""
     options: dict[str, Any] = {}
     config: dict[str, Any] = {}
     """The resolved configuration of the run, without the user's keys."""
 
 
 class StartedRun(msgspec.Struct, frozen=True):
-    """What a tracker says of a run that it has begun or goes on with."""
+    """Answer of a tracker that has begun or continues a run."""
 
     run_id: str
     where: str
-    """Where to look at it: a command or an address."""
+    """Where to look at the run: a command or an address."""
 
 
 class Points(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Values of one moment, one of each series; None for a value that was no finite number."""
+    """Values of one moment, one for each series; None for a value that was no finite number."""
 
     owner: str
-    """The policy, or `WHOLE_RUN`; every series begins with it."""
+    """Policy, or `WHOLE_RUN`: the first segment of every series here."""
     step: int
     time_unix_s: float
     values: dict[str, float | None]
 
     @property
     def finite(self) -> dict[str, float]:
-        """The values that can be drawn."""
+        """Values that are finite, and so can be drawn."""
         return {series: value for series, value in self.values.items() if value is not None and math.isfinite(value)}
 
 
 Given = Points | SampleFile
-"""What goes to a tracker's process."""
+"""Messages to a tracker's process, after the first."""
 
 
 def num_points(given: Given) -> int:
-    """How much it counts when it is taken or lost: each value is a point, and so is a table of samples."""
+    """Return the points that a message counts as, taken or lost: one for each value, one for a table of samples."""
     return len(given.values) if isinstance(given, Points) else 1
 
 
 class Reply(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One line of a tracker's process, for each line that it was given: what became of it."""
+    """One line of a tracker's process, for each line that the process was given: what became of that line."""
 
     started: StartedRun | None = None
     num_taken: int = 0
     num_failed: int = 0
     failure: str = ""
-    """Why points were not taken, or why it did not start or finish."""
+    """Why points were not taken, or why the tracker did not start or finish."""
 
 
 class Tracker(Protocol):
-    """One tracker, in a process of its own. It may raise anything, take any time, and never return."""
+    """One tracker, in a process of its own. Its methods may raise anything, take any time, and never return."""
 
     package: ClassVar[str]
-    """The module that it needs; the extra of mrl that brings it is called like the tracker."""
+    """Module that the tracker needs; the extra of mrl that installs it has the name of the tracker's kind."""
     options: ClassVar[Mapping[str, type]]
-    """Keys of its table `options`, with the type of each."""
+    """Keys of the tracker's table `options`, with the type of each."""
 
     @staticmethod
     def missing_login(environment: Mapping[str, str], options: Mapping[str, Any]) -> str:
-        """How to log in, where nobody is logged in and it cannot do without; else empty."""
+        """Return how to log in, where the tracker needs a login and has none; else empty text."""
 
     def start(self, run: TrackedRun) -> StartedRun:
-        """Begin a run, or go on with the one of this id."""
+        """Begin a run, or continue the run of this id."""
 
     def log(self, points: Points) -> None:
-        """Take in points; steps of one owner mostly rise, and begin again where a resumed run goes on."""
+        """Take in points. Steps of one owner mostly rise, and go back where a run is resumed."""
 
     def table(self, samples: SampleTable) -> None:
         """Show answers of one step of one policy."""
 
     def finish(self) -> None:
-        """Write or send what is left."""
+        """Write or send everything that is buffered."""
 
 
 def points_of(record: MetricsRecord) -> Points:
-    """Series of one record: POLICY/metric, of a worker POLICY/worker_N/metric, of the whole run run/metric."""
+    """Return a record's points. Series: POLICY/metric, POLICY/worker_N/metric for a worker, run/metric for the run."""
     owner = record.policy or WHOLE_RUN
     kind, _, rest = record.role.partition("/")
     unit = rest.partition("/")[2].replace("/", ":")

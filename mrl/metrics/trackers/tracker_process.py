@@ -1,8 +1,8 @@
-"""The process of one tracker: `python -m mrl.metrics.trackers.tracker_process`.
+"""Process of one tracker: `python -m mrl.metrics.trackers.tracker_process`.
 
-It reads JSON lines, the run first and then lists of points and of files with samples, and says one `Reply` for each;
-the end of its input is the end of the run. What a tracker's package prints goes to stderr. Whatever the package does
-wrong is told in a reply.
+The process reads JSON lines, first a `TrackedRun` and then lists of points and sample files, and writes one `Reply` for
+each line; the end of its input is the end of the run. Output of the tracker's package goes to stderr. Any exception of
+the package becomes a reply.
 """
 
 import os
@@ -60,13 +60,13 @@ def _give(tracker: Tracker, given: Given) -> None:
 
 
 def _told(error: Exception) -> str:
-    """One line, without the user's keys."""
+    """Describe an error in one line, without the user's keys."""
     text = " ".join(f"{type(error).__name__}: {error}".split())
     return hidden(text, os.environ)[:MAX_FAILURE_CHARS]
 
 
 def _main() -> None:
-    for number in (signal.SIGTERM, signal.SIGHUP):  # a batch system sends them to all; the supervisor says when to end
+    for number in (signal.SIGTERM, signal.SIGHUP):  # a batch system sends both to all; the supervisor ends this process
         signal.signal(number, signal.SIG_IGN)
     replies = os.fdopen(os.dup(1), "wb", buffering=0)
     os.dup2(2, 1)  # packages print to stdout

@@ -1,4 +1,4 @@
-"""trackio: a local SQLite database with a dashboard (`trackio show`), or a Space of Hugging Face."""
+"""trackio: a local SQLite database with a dashboard (`trackio show`), or a Hugging Face Space."""
 
 import os
 from collections.abc import Mapping
@@ -9,14 +9,14 @@ from mrl.metrics.trackers.tracker import Points, StartedRun, TrackedRun
 
 
 class TrackioTracker:
-    """One run of a project; trackio finds it again by its name."""
+    """One run of a project, which trackio finds again by its name."""
 
     package: ClassVar[str] = "trackio"
     options: ClassVar[Mapping[str, type]] = {"space_id": str, "private": bool, "group": str}
 
     @staticmethod
     def missing_login(environment: Mapping[str, str], options: Mapping[str, Any]) -> str:
-        """A Space needs a token of Hugging Face; the local database needs none."""
+        """See Tracker. A Space needs a Hugging Face token; the local database needs no login."""
         if not (options.get("space_id") or environment.get("TRACKIO_SPACE_ID")):
             return ""
         from huggingface_hub import get_token
@@ -24,7 +24,7 @@ class TrackioTracker:
         return "" if get_token() else "hf auth login, or leave options.space_id out: the local database needs no login"
 
     def start(self, run: TrackedRun) -> StartedRun:
-        """Make a run of this name, or go on with the newest one of it."""
+        """Begin a run of this name, or continue the newest run of this name."""
         if run.folder:
             os.environ["TRACKIO_DIR"] = run.folder  # read when trackio is imported
         import trackio
@@ -43,11 +43,11 @@ class TrackioTracker:
         return StartedRun(str(self._run.name), f"TRACKIO_DIR={run.folder} {where}" if run.folder else where)
 
     def log(self, points: Points) -> None:
-        """One row, dated by when it comes here."""
+        """Log a row, dated by its arrival here."""
         self._run.log(points.finite, step=points.step)
 
     def table(self, samples: SampleTable) -> None:
-        """A row with a table in it; its texts are shown as Markdown."""
+        """Log a row with a table in it; trackio shows its texts as Markdown."""
         import trackio
 
         table = trackio.Table(columns=list(COLUMNS), data=[list(row) for row in samples.rows])

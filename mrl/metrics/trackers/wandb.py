@@ -11,11 +11,11 @@ from mrl.metrics.trackers.sample_table import COLUMNS, SampleTable
 from mrl.metrics.trackers.tracker import WHOLE_RUN, Points, StartedRun, TrackedRun
 
 STEP = "step"
-"""Ends the name of the series that the others of one policy are drawn over."""
+"""Last segment of the series of a policy's steps, over which its other series are drawn."""
 
 
 class WandbTracker:
-    """One run of a project; wandb finds it again by its id."""
+    """One run of a project, which wandb finds again by its id."""
 
     package: ClassVar[str] = "wandb"
     options: ClassVar[Mapping[str, type]] = {
@@ -29,7 +29,7 @@ class WandbTracker:
 
     @staticmethod
     def missing_login(environment: Mapping[str, str], options: Mapping[str, Any]) -> str:
-        """Online it needs a key: in the environment, or where `wandb login` keeps it."""
+        """See Tracker. An online run needs a key: in the environment, or where `wandb login` keeps it."""
         mode = options.get("mode") or environment.get("WANDB_MODE") or "online"
         if mode != "online" or environment.get("WANDB_API_KEY") or environment.get("WANDB_IDENTITY_TOKEN_FILE"):
             return ""
@@ -41,7 +41,7 @@ class WandbTracker:
         return "" if found else 'wandb login, or WANDB_MODE=offline, or options.mode = "offline"'
 
     def start(self, run: TrackedRun) -> StartedRun:
-        """Begin a run, or go on with the one of this id."""
+        """Begin a run, or continue the run of this id."""
         import wandb
 
         if run.folder:
@@ -63,16 +63,16 @@ class WandbTracker:
         return StartedRun(str(self._run.id), where)
 
     def log(self, points: Points) -> None:
-        """One row; its series are drawn over the step of their own policy."""
+        """Log a row, whose series are drawn over the step of their own policy."""
         self._run.log({f"{points.owner}/{STEP}": points.step, "time_unix_s": points.time_unix_s, **points.finite})
 
     def table(self, samples: SampleTable) -> None:
-        """A table of its own for every step, drawn over the step of its policy."""
+        """Log a table of this step, drawn over the step of its policy."""
         import wandb
 
         table = wandb.Table(columns=list(COLUMNS), data=[list(row) for row in samples.rows])
         self._run.log({f"{samples.policy}/{STEP}": samples.step, samples.name: table})
 
     def finish(self) -> None:
-        """Wait until everything is sent, or in the file."""
+        """Wait until everything is sent, or written to the file."""
         self._run.finish()

@@ -1,1 +1,1 @@
-"""What a comparison says beyond accuracy and cost, and the tables of strings that it is shown in."""
+"""Measures of runs beyond accuracy and cost, and the tables of strings that show comparisons."""

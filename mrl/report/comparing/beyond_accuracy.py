@@ -1,6 +1,7 @@
-"""What the policies of one run solve together and apart on held-out prompts, and how they answer at the end.
+"""Measures of one run beyond accuracy: held-out prompts solved together and apart, and form of answers at the end.
 
-Accuracy says how much each policy solves; this says whether they solve the same. Frozen policies are left out.
+Accuracy says how much each policy solves; these measures say whether the policies solve the same prompts. Frozen
+policies are left out.
 """
 
 import math
@@ -13,52 +14,55 @@ from mrl.metrics.pass_at_k import kappas, together
 from mrl.report.run_data import RunData
 
 LAST_STEPS = 10
-"""One step's entropy and length are those of a few prompts, so the end is the mean of so many."""
+"""Last steps over which entropy and length are averaged, since a single step has only a few prompts."""
 ENTROPY, LENGTH = "entropy/sampled_nats", "tokens/answer_mean"
 MEASURES = ("union", "rescuable", "likeness")
-"""Numbers of `SolvedTogether`, each a mean over policies or pairs."""
+"""Attributes of `SolvedTogether` that are one number for all policies."""
 
 
 class SolvedTogether(NamedTuple):
-    """Of one evaluation that all policies had, k answers of each to every prompt."""
+    """Prompts solved together and apart in one evaluation of all policies, with k answers of each to every prompt."""
 
     step: int
     union: float
     """Share of prompts that some policy solves."""
     alone: Mapping[str, Mapping[str, float]]
-    """A -> B -> share of the prompts that A solves and B does not."""
+    """Policy A -> policy B -> share of the prompts that A solves and B does not."""
     rescuable_of: Mapping[str, float]
     """Policy -> share of the prompts that it does not solve and a peer does."""
     likeness_of: Mapping[str, Mapping[str, float]]
-    """A -> B, of the policies behind it -> Cohen's kappa of the prompts that they solve; NaN where it has no value."""
+    """Policy A -> policy B after A in order -> Cohen's kappa of the prompts that they solve; NaN where undefined."""
 
     @property
     def rescuable(self) -> float:
-        """Mean over policies."""
+        """Mean of `rescuable_of` over policies."""
         return fmean(self.rescuable_of.values())
 
     @property
     def likeness(self) -> float:
-        """Mean over the pairs that have a value."""
+        """Mean of `likeness_of` over the pairs for which it is defined."""
         return mean_of_known([value for behind in self.likeness_of.values() for value in behind.values()])
 
 
 @dataclass(frozen=True, slots=True)
 class BeyondAccuracy:
-    """Of one run."""
+    """Measures of one run beyond accuracy."""
 
     k: int
     """Answers of each policy to a prompt: the largest k of the configuration."""
     start: SolvedTogether | None
-    """None where no evaluation has the prompts of two policies one by one."""
+    """First evaluation with tallies of all learning policies; None without one, or with fewer than two policies."""
     end: SolvedTogether | None
+    """Last such evaluation."""
     entropy_nats: Mapping[str, float]
-    """Policy -> mean of -log p over its sampled tokens, in the last steps."""
+    """Policy -> mean of -log p in nats over its sampled tokens, in the last steps."""
     answer_tokens: Mapping[str, float]
-    """Policy -> mean length of its own answers, in the last steps."""
+    """Policy -> mean length of its own answers in tokens, in the last steps."""
 
     def measures(self) -> dict[str, float]:
-        """Name -> number: `union/start`, `alone/A/B/end`, `rescuable/A/end`, `likeness/A/B/end`, `entropy_nats`, ..."""
+        """Return name -> number. Names: `union/start`, `alone/A/B/end`, `rescuable/A/end`, `likeness/A/B/end`,
+        `entropy_nats`, ...
+        """
         found: dict[str, float] = {}
         for when, solved in (("start", self.start), ("end", self.end)):
             if solved is None:
@@ -74,19 +78,19 @@ class BeyondAccuracy:
 
 
 def mean_of_known(values: Sequence[float]) -> float:
-    """Without NaN; NaN where nothing is left."""
+    """Return the mean of all values that are not NaN; NaN where there is none."""
     known = [value for value in values if not math.isnan(value)]
     return fmean(known) if known else math.nan
 
 
 def common_steps(data: RunData, policies: Sequence[str]) -> list[int]:
-    """At which all of them have tallies, in order; none of fewer than two policies."""
+    """Return the steps at which all policies have tallies, in order; empty for fewer than two policies."""
     of_policy = [{step for step, found in data.tallies.get(name, {}).items() if found} for name in policies]
     return sorted(set.intersection(*of_policy)) if len(of_policy) > 1 else []
 
 
 def solved_together(data: RunData, policies: Sequence[str], *, step: int, k: int) -> SolvedTogether | None:
-    """At a step at which all have tallies; None where no prompt has k answers of every policy."""
+    """Measure a step at which all policies have tallies; None where no prompt has k answers of every policy."""
     tallies = {name: data.tallies[name][step] for name in policies}
     found = together(tallies, k)
     if found is None:
@@ -96,7 +100,7 @@ def solved_together(data: RunData, policies: Sequence[str], *, step: int, k: int
 
 
 def beyond_accuracy(data: RunData) -> BeyondAccuracy:
-    """From what a finished run keeps."""
+    """Measure a run by its data."""
     tables = data.config["policies"]
     learning = [name for name in tables if not tables[name].get("frozen")]
     k = most_answers(data)
@@ -112,7 +116,7 @@ def beyond_accuracy(data: RunData) -> BeyondAccuracy:
 
 
 def most_answers(data: RunData) -> int:
-    """The largest k that the run was to be measured with."""
+    """Return the largest k of pass@k in the run's configuration."""
     return max(data.config.get("evaluation", {}).get("k", [1]))
 
 

@@ -1,4 +1,4 @@
-"""What runs brought beyond accuracy, as tables of means over seeds and of differences that are paired by seed."""
+"""Measures beyond accuracy as tables: means over seeds, and differences paired by seed."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -10,12 +10,16 @@ from mrl.report.comparison import Comparison, Interval, RunOutcome
 
 WHEN = ("start", "end")
 DIGITS = {"entropy_nats": 2, "answer_tokens": 1}
-"""Behind the point; 3 for all others."""
+"""Measure -> digits behind the point; 3 for all others."""
 OF_ANSWERS = {"entropy_nats": "nats/token", "answer_tokens": "tokens"}
+"""Measure of the form of answers -> its heading."""
 
 
 def beyond_grids(comparison: Comparison) -> list[Grid]:
-    """Means over policies; their differences to the baseline; every ordered pair. What no run has is left out."""
+    """Return tables of means over policies, differences to the baseline, and ordered pairs of policies.
+
+    A measure that no run has is left out, and a table without measures too.
+    """
     known = {name for regime in comparison.regimes for name in _names(comparison, regime)}
     if not known:
         return []
@@ -30,14 +34,14 @@ def beyond_grids(comparison: Comparison) -> list[Grid]:
 
 
 def measures_of(outcome: RunOutcome) -> Mapping[str, float]:
-    """All numbers of one run; none of a run of which nothing is known."""
+    """Return all measures of one run by name; empty for a run without them."""
     return outcome.beyond.measures() if outcome.beyond else {}
 
 
 def beyond_json(comparison: Comparison, regime: str) -> dict[str, Any]:
-    """Measure -> its mean over seeds, and its difference to the baseline; a regime of which nothing is known has none.
+    """Return measure -> mean over seeds, and difference to the baseline; empty for a regime without measures.
 
-    The names are those of `BeyondAccuracy.measures`.
+    Measures have the names of `BeyondAccuracy.measures`.
     """
     return {
         name: {
@@ -49,7 +53,7 @@ def beyond_json(comparison: Comparison, regime: str) -> dict[str, Any]:
 
 
 def _differences(comparison: Comparison, columns: list[str]) -> Grid:
-    """Of what there is at the end, since all regimes begin with the same policies."""
+    """Table of differences at the end alone, since all regimes begin with the same policies."""
     base = comparison.baseline
     columns = [name for name in columns if not name.endswith("/start")]
     head = ["regime", *(_heading(name, comparison) for name in columns)]
@@ -62,7 +66,7 @@ def _differences(comparison: Comparison, columns: list[str]) -> Grid:
 
 
 def _pairs(comparison: Comparison, names: list[str]) -> Grid:
-    """Two rows of every two policies for each regime: their number goes with its square, and columns are few."""
+    """Table with a row per regime and ordered pair: pairs grow with the square of policies, too many for columns."""
     head = ["regime: solved by, not by", *WHEN, f"end - {comparison.baseline}"]
     rows = []
     for regime in comparison.regimes:
@@ -104,5 +108,5 @@ def _measure(name: str) -> Callable[[RunOutcome], float]:
 
 
 def _pair(found: Interval) -> dict[str, float | None]:
-    """JSON knows no NaN: what does not exist is null."""
+    """JSON form of an interval, with null for NaN, which JSON lacks."""
     return {what: None if math.isnan(value) else value for what, value in (("mean", found.mean), ("half", found.half))}

@@ -1,4 +1,4 @@
-"""A table of strings: for a terminal and as Markdown; and how its cells tell a mean over seeds."""
+"""A table of strings, for a terminal and as Markdown, and its cells for means over seeds."""
 
 import math
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ class Grid(NamedTuple):
 
 
 def rich_table(grid: Grid) -> Table:
-    """For a terminal."""
+    """Return a table for a terminal."""
     table = Table(title=grid.title, title_justify="left")
     for place, name in enumerate(grid.head):
         table.add_column(name, justify="left" if place == 0 else "right")
@@ -30,13 +30,13 @@ def rich_table(grid: Grid) -> Table:
 
 
 def markdown(grid: Grid) -> str:
-    """For a README."""
+    """Return a table as Markdown, with its title above."""
     lines = [grid.head, ["---", *["--:"] * (len(grid.head) - 1)], *grid.rows]
     return f"{grid.title}\n\n" + "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"
 
 
 def plus_minus(found: Interval, digits: int = 3) -> str:
-    """`0.451 ± 0.157`, and of one seed the mean alone."""
+    """Return a mean with its half width, `0.451 ± 0.157`; for one seed the mean alone, for none `-`."""
     if math.isnan(found.mean):
         return NOTHING
     told = f"{found.mean:.{digits}f}"
@@ -44,7 +44,7 @@ def plus_minus(found: Interval, digits: int = 3) -> str:
 
 
 def signed_interval(found: Interval, digits: int = 3) -> str:
-    """`+0.218 [+0.181, +0.255]`, of a difference."""
+    """Return a difference with its interval, `+0.218 [+0.181, +0.255]`; for one seed without it, for none `-`."""
     if math.isnan(found.mean):
         return NOTHING
     form = f"+.{digits}f"

@@ -1,7 +1,7 @@
-"""Episodes as conversations: who said what, which tokens were sampled and trained on, and which were given.
+"""Episodes as conversations: the author and text of every message, and whether its tokens were sampled or given.
 
-Rows come from files, which anybody may have written: what is malformed is shown as far as it can be read, and all of
-it is escaped.
+Rows come from files, which anybody may have written: a malformed row is shown as far as it can be read, and all text
+is escaped.
 """
 
 from collections.abc import Iterator
@@ -13,7 +13,7 @@ from mrl.report.samples.wanted_answers import HELD_OUT, printable
 
 ROLES = ("system", "user", "assistant", "tool")
 BARE = "text"
-"""In the place of a role, of what has none."""
+"""Stands in place of a role for given text without roles."""
 RULES = """
 .talk{list-style:none;margin:8px 0 0;padding:0;display:grid;gap:6px;min-width:min(420px,100%)}
 .talk li{border-left:3px solid var(--rule);padding:2px 0 2px 12px}
@@ -26,33 +26,33 @@ td>.talk,td>details{margin-top:0}
 .talk .call{display:inline-block;font:13px/1.45 ui-monospace,"DejaVu Sans Mono",monospace;overflow-wrap:anywhere;
 background:var(--ground);border:1px solid var(--rule);border-radius:6px;padding:1px 8px;margin-top:2px}
 """
-"""Of a page that shows conversations."""
+"""Style rules of a page that shows conversations."""
 
 
 class Said(NamedTuple):
-    """One message."""
+    """One message of a conversation."""
 
     role: str
     tool: str
-    """The tool that answers; "" in other messages."""
+    """Name of the tool whose answer the message is; "" in other messages."""
     text: str
     calls: tuple[str, ...]
-    """`name(arguments)` of the tools that it calls."""
+    """`name(arguments)` of every tool call in the message."""
     is_sampled: bool
     tokens: int | None
-    """Of its turn, told by the first message of it; None of a peer's, and of the others of the turn."""
+    """Tokens of the whole turn, on its first message alone; None on its other messages, and in a peer's turn."""
     begins_row: bool
-    """Whether the policy saw from here on what its template renders of all that was said."""
+    """Whether a row of tokens begins here: the policy saw from here on the conversation as its template renders it."""
     is_rewritten: bool
-    """Whether it saw from here on this turn alone, as an agent has rewritten the conversation."""
+    """Whether the messages of this turn are the whole conversation from here on, since an agent rewrote it."""
     is_bare: bool
-    """Whether it is text without roles that an agent gave, or what was sampled behind such a text."""
+    """Whether the turn is text without roles that an agent gave, or was sampled after such a text."""
     is_behind: bool
-    """Whether it was said when all was over, and takes no place in the row."""
+    """Whether the environment said it after the last turn, so that no row has its tokens."""
 
 
 def conversation(row: dict[str, Any]) -> list[Said]:
-    """The messages of an episode's row behind what it began with; empty for an answer of another kind."""
+    """Return the messages of an episode after its opening; empty for an answer that is no episode."""
     return [said for turn in _dicts(row.get("turns")) for said in _said(turn)]
 
 
@@ -82,7 +82,7 @@ def _dicts(value: object) -> list[dict[str, Any]]:
 
 
 def fate(said: Said, row: dict[str, Any]) -> str:
-    """What became of a message's tokens, in words: they were sampled or given."""
+    """Describe in words whether a message's tokens were sampled or given, and whether they were trained on."""
     tokens = "" if said.tokens is None else f", {count(said.tokens)} tokens"
     if said.is_behind:
         return "said behind the last turn, not in the row"
@@ -100,7 +100,7 @@ def fate(said: Said, row: dict[str, Any]) -> str:
 
 
 def conversation_html(row: dict[str, Any], *, max_chars: int) -> str:
-    """The whole as a list, each text cut at so many characters. Its sampled turns have the colour `--policy`."""
+    """Return an episode as an HTML list, texts cut at `max_chars`. Its sampled turns have the colour `--policy`."""
     opening = str(row.get("opening") or "")
     items = [_item("given", "opening", "as the policy was shown it", _text(opening, max_chars))] * bool(opening)
     for said in conversation(row):

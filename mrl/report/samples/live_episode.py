@@ -10,31 +10,31 @@ from mrl.report.samples.sample_lines import STAR, talk_within
 from mrl.report.samples.wanted_answers import shown_words
 
 SHOWN_S = 8.0
-"""How long one episode stays, however many come meanwhile."""
+"""Seconds for which one episode is shown, however many others arrive meanwhile."""
 PAUSE = ("", False)
 
 
 class LiveEpisodes:
-    """The newest episode that each policy had, and the newest of a peer's that it was given, shown in turn."""
+    """Newest own episode of each policy, and newest episode of a peer that it trained on, shown in turn."""
 
     def __init__(self) -> None:
         self._newest: dict[tuple[str, bool], SampleRecord] = {}
-        """Policy, and whether a peer said it -> episode."""
+        """(policy, whether a peer wrote the episode) -> episode."""
         self._key = PAUSE
         self._shown: SampleRecord | None = None
         self._until_s = 0.0
 
     def take(self, sample: SampleRecord) -> None:
-        """Take in an answer. One without turns changes nothing."""
+        """Take in a sample. A sample without turns is no episode and changes nothing."""
         if sample.turns:
             self._newest[sample.policy, sample.kind == "rescue"] = sample
 
     def forget_above(self, policy: str, step: int) -> None:
-        """Drop what a resume of the policy at `step` voided."""
+        """Drop episodes of the policy from steps above `step`, which a resume at `step` voided."""
         self._newest = {at: one for at, one in self._newest.items() if one.policy != policy or one.step <= step}
 
     def at(self, now_s: float, *, with_pauses: bool) -> SampleRecord | None:
-        """The one to show at `now_s`; None while there is none, and in a pause behind each round."""
+        """Return the episode to show at `now_s`; None without any, and `with_pauses` once after each round."""
         keys = [*self._newest, *[PAUSE] * with_pauses]
         if not self._newest:
             return None
@@ -45,7 +45,7 @@ class LiveEpisodes:
 
 
 def episode_text(sample: SampleRecord, width: int, height: int, colour: str) -> Text:
-    """At most `height` lines of `width` cells. Turns that a policy sampled have its colour and a star."""
+    """Return at most `height` lines of `width` cells. Turns that a policy sampled have its colour and a star."""
     row: dict[str, Any] = msgspec.to_builtins(sample)
     text = Text(" episode ", "bold", overflow="ellipsis", no_wrap=True).append(shown_words(row), "default not bold")
     for line in talk_within(row, width - 1, height - 1):

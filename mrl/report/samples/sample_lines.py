@@ -10,15 +10,15 @@ from mrl.report.samples.conversations import Said, conversation, fate
 from mrl.report.samples.wanted_answers import printable, shown_words
 
 MAX_TEXT_LINES, MAX_MESSAGES = 40, 40
-"""Lines of one prompt, answer or message, and messages of one episode; the page has all of them."""
+"""Most lines of one prompt, answer or message, and most messages of one episode. `sample_page` has no such bounds."""
 MARGIN, TALK_MARGIN = 10, 12
 STAR, LEFT_OUT = "*", " [...]"
 
 
 def sample_lines(row: dict[str, Any], width: int) -> Iterator[str]:
-    """One answer: what there is to say of it, its prompt, and its text, at most `width` cells of the terminal wide.
+    """Yield the lines of one answer: a summary, then its prompt and its text in lines of `width` terminal cells.
 
-    An episode is told message by message; a star marks what was trained on.
+    An episode is shown message by message; a star marks messages that a policy sampled.
     """
     yield shown_words(row)
     if said := conversation(row):
@@ -30,7 +30,7 @@ def sample_lines(row: dict[str, Any], width: int) -> Iterator[str]:
 
 
 def talk_within(row: dict[str, Any], width: int, height: int) -> list[str]:
-    """An episode's conversation in at most `height` lines: long messages are cut first, then those in the middle go."""
+    """Return an episode in at most `height` lines: long messages are cut first, then middle ones are left out."""
     said = conversation(row)
     blocks = [*_opening(row, ("opening",), width), *(_message(one, width) for one in said)]
     room = max(1, height - 1)

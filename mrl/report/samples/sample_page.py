@@ -1,7 +1,6 @@
-"""Answers as one page with a search, in itself complete: no request leaves it.
+"""Answers as one self-contained page with a search: the page makes no requests.
 
-Its content security policy admits this one script by its hash and nothing else, so that nothing that a policy wrote
-can run.
+Its content security policy admits the page's one script by its hash and no other, so that no text of a policy can run.
 """
 
 import base64
@@ -48,12 +47,12 @@ article pre.asked{color:var(--soft)}
 #told{color:var(--soft)}
 """
 MAX_TEXT_CHARS = 1 << 20
-"""Of one message: all that is kept of it."""
+"""Most characters of one message: more than a rollout file keeps."""
 KINDS = {"success": "successes", "failed": "failures", "rescue": "rescues"}
 
 
 def sample_page(name: str, rows: Sequence[dict[str, Any]], policies: Sequence[str], *, success_reward: float) -> str:
-    """The page of these answers of the run `name`, in the order given."""
+    """Return the page of the answers `rows` of the run `name`, in the order given."""
     digest = base64.b64encode(hashlib.sha256(SCRIPT.encode()).digest()).decode()
     allowed = f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'"
     title = escape(f"{name}: answers")
@@ -94,7 +93,7 @@ def _answer(row: dict[str, Any]) -> str:
 
 
 def _colour(name: str, policies: list[str]) -> str:
-    """The class that gives what is inside the colour of a policy."""
+    """Attribute `class` that gives an element's content the colour of a policy; empty for an unknown policy."""
     return f' class="c{policies.index(name)}"' if name in policies else ""
 
 

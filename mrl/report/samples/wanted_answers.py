@@ -1,4 +1,4 @@
-"""Which answers of a run are wanted: by policy, step, task, outcome, words."""
+"""Selection of a run's answers by policy, step, task, outcome and words."""
 
 import re
 from collections.abc import Collection, Iterator
@@ -14,27 +14,27 @@ from mrl.metrics.jsonl import read_samples
 from mrl.metrics.rollout_files import policy_of, read_rollouts, rollout_files, step_of
 
 HELD_OUT = "evaluation"
-"""Kind of the answers to held-out prompts that a run shows."""
+"""Kind of the samples that are answers to held-out prompts."""
 
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What the answers have to be; an empty field, or None, asks for nothing."""
+    """Conditions on answers; an empty field, or None, is no condition."""
 
     policy: str = ""
     step: int | None = None
     task: str = ""
     failed: bool = False
-    """No success; what comes from a peer is one."""
+    """Only answers that are no success, so none of a peer: a rescue is a success."""
     rescued: bool = False
-    """Answers of peers that were trained on where the own group failed."""
+    """Only answers of peers, trained on where the own group failed as a whole."""
     words: str = ""
-    """To be found in prompt or answer, in any case."""
+    """Text that has to be in the prompt or the answer, in upper or lower case."""
     held_out: bool = False
-    """Answers to held-out prompts, of which the run keeps some, in place of those that were trained on."""
+    """Answers to held-out prompts, of which the run keeps some, in place of answers that were trained on."""
 
     def covers(self, row: dict[str, Any], success_reward: float) -> bool:
-        """Whether a row of a rollout file is one of them."""
+        """Whether a row of a rollout file meets the conditions on task, outcome and words."""
         reward = row.get("reward")
         succeeded = isinstance(reward, int | float) and reward >= success_reward
         text = "\n".join(str(row.get(part, "")) for part in ("prompt", "opening", "completion")).casefold()
@@ -47,7 +47,7 @@ class Wanted:
 
 
 def select(folder: RunFolder, config: RunConfig, wanted: Wanted) -> Iterator[dict[str, Any]]:
-    """The answers that are wanted, those of the newest step first; a file is read when it is its turn.
+    """Return an iterator over the wanted answers, the newest step first; each file is read only when it is its turn.
 
     Raises RunFolderError where the run kept no answers, or knows no such policy, task or step.
     """
@@ -72,7 +72,7 @@ def _files(folder: RunFolder, config: RunConfig, wanted: Wanted) -> list[Path]:
 
 
 def _held_out(folder: RunFolder, wanted: Wanted) -> list[dict[str, Any]]:
-    """Those of the newest evaluation first."""
+    """Rows of held-out answers, the newest evaluation first."""
     kept = [row for row in read_samples(folder.rollouts) if row.get("kind") == HELD_OUT]
     rows = [row for row in kept if wanted.policy in ("", row.get("policy")) and isinstance(row.get("step"), int)]
     if not rows:
@@ -105,7 +105,7 @@ def _check_name(folder: RunFolder, what: str, name: str, known: list[str]) -> No
 
 
 def shown_words(row: dict[str, Any]) -> str:
-    """What there is to say of an answer in one line: whose it is, of what step, and how it ended."""
+    """Describe an answer in one line: policy, step, task, rewards, tokens and ending."""
     parts = [f"{row.get('policy')} step {row.get('step')}", str(row.get("task")), f"reward {row.get('reward')}"]
     if row.get("kind") == "rescue":
         parts.insert(1, f"rescued by {row.get('source')}")
@@ -120,5 +120,5 @@ def shown_words(row: dict[str, Any]) -> str:
 
 
 def printable(text: str) -> str:
-    """`text` with control characters, which a policy may have written, as escapes; ends of lines stay."""
+    """Return `text` with control characters, which a policy may have written, as escapes; ends of lines stay."""
     return re.sub(r"[^\n -~]", lambda char: char[0] if char[0].isprintable() else ascii(char[0])[1:-1], text)
