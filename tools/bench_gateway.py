@@ -39,7 +39,7 @@ from mrl.gateway.session_book import SessionBook
 from mrl.processes.gateway import kept_key, listen
 from mrl.tasks.environments.agent_meeting import AGENT_KEY, ENDPOINT, SEAT_KEY, MeetingPlace
 from mrl.tasks.environments.contract import PolicyTurn
-from mrl.tasks.environments.doors import open_door
+from mrl.tasks.environments.opening import open_environment
 from mrl.transport.endpoints import publish_endpoint, read_endpoint
 
 AGENT, ENVIRONMENT = "agent", "environment"
@@ -171,7 +171,7 @@ def latency(folder: Path, calls: int) -> list[Row]:
 def answer(folder: Path, stopping: threading.Event) -> None:
     """One seat after another, whose policy answers at once."""
     while not stopping.is_set():
-        seat = open_door(MeetingPlace(folder, "qwen").name("paced"))()
+        seat = open_environment(MeetingPlace(folder, "qwen").name("paced"))()
         with suppress(Exception):  # the gateway ends before its seats
             turn = seat.reset(0, {})
             while not turn.done:

@@ -35,7 +35,7 @@ class Ahead(NamedTuple):
 
 
 class DeviceTurn:
-    """The turns of one process on its `devices`. Not thread-safe, but for `got_on`."""
+    """The turns of one process on its `devices`. Not thread-safe, but for `note_progress`."""
 
     def __init__(self, folder: Path, role: str, devices: Collection[str]) -> None:
         """Everybody who shares a device has the same `folder`, which lies on this host."""
@@ -60,7 +60,7 @@ class DeviceTurn:
         """Whether anybody is behind this process."""
         return self._place is not None and next(self._others(before=False), None) is not None
 
-    def got_on(self) -> None:
+    def note_progress(self) -> None:
         """Let those who wait see that whoever has the turn does not stand still. From any thread."""
         with self._telling:  # a file that is given back meanwhile may be another by then
             self._progress += 1
@@ -74,7 +74,7 @@ class DeviceTurn:
 
         def tell() -> None:
             while not ended.wait(TELL_S):
-                self.got_on()
+                self.note_progress()
 
         telling = threading.Thread(target=tell, name="getting on", daemon=True)
         telling.start()

@@ -23,7 +23,7 @@ from mrl.config.shipped_configs import config_file
 from mrl.errors import ConfigError, MissingError, RunFolderError
 from mrl.gateway.agent_network import described_network
 from mrl.host_memory import host_memory_bytes
-from mrl.memory_plan.fitting import by_memory
+from mrl.memory_plan.fitting import fitted_to_memory
 from mrl.memory_plan.needs import MIB, Need
 from mrl.memory_plan.run_memory import ProcessNeed, by_device, memory_plan, too_little
 from mrl.processes.planning.devices import sizes_mib, visible_gpus
@@ -69,7 +69,7 @@ def run(arguments: argparse.Namespace) -> int:
     notes: list[str] = []
     completed = complete(pinned(of_device.config, where=str(arguments.config), on_note=notes.append))
     plan, host_mib = planned(completed.config), host_memory_bytes() / MIB
-    fitting = by_memory(completed.config, plan, host_mib)
+    fitting = fitted_to_memory(completed.config, plan, host_mib)
     config, chosen = fitting.config, (*of_device.choices, *completed.choices, *fitting.choices)
     here = visible_gpus(os.environ)
     folder = run_folder_of(config)

@@ -90,7 +90,7 @@ def _tuned(arguments: argparse.Namespace, train: Callable[[Sequence[PlannedRun]]
 def _train(runs: Sequence[PlannedRun], *, jobs: int, where: str, is_only_table: bool = False) -> None:
     if is_only_table or not runs:
         return
-    from mrl.memory_plan.fitting import by_memory
+    from mrl.memory_plan.fitting import fitted_to_memory
     from mrl.memory_plan.needs import MIB
     from mrl.memory_plan.run_memory import run_need
     from mrl.processes.planning.plan import planned
@@ -100,7 +100,7 @@ def _train(runs: Sequence[PlannedRun], *, jobs: int, where: str, is_only_table: 
     host_mib = host_memory_bytes() / MIB
     # A run fits its configuration to this host's memory at its start; its folder and file keep it as planned.
     plain = {one.folder.name.rpartition("-")[0]: one.config for one in runs}.values()
-    configs = [by_memory(config, planned(config), host_mib).config for config in plain]
+    configs = [fitted_to_memory(config, planned(config), host_mib).config for config in plain]
     for config in configs:
         preflight(config, where=where)
     check_earlier(runs)

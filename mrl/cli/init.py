@@ -26,7 +26,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Write the file and print the next command. A configuration that would be refused is not written."""
     from mrl.files import replace_file
     from mrl.host_memory import host_memory_bytes
-    from mrl.memory_plan.fitting import by_memory
+    from mrl.memory_plan.fitting import fitted_to_memory
     from mrl.memory_plan.needs import MIB
     from mrl.memory_plan.run_memory import memory_plan, too_little
     from mrl.processes.planning.devices import sizes_mib, visible_gpus
@@ -57,7 +57,7 @@ def run(arguments: argparse.Namespace) -> int:
     of_device = resolve(tables, [], where="mrl init")
     completed = complete(of_device.config)
     plan, host_mib = planned(completed.config), host_memory_bytes() / MIB
-    fitting = by_memory(completed.config, plan, host_mib)
+    fitting = fitted_to_memory(completed.config, plan, host_mib)
     config, known = fitting.config, parameters(fitting.config)
     unknown = [name for name in config.policies if name not in known]
     needs = memory_plan(config, plan)

@@ -61,7 +61,7 @@ def run(arguments: argparse.Namespace) -> int:
     hosts = parse_hosts(arguments.hosts)
     if not arguments.dry_run:
         return train.train(config, **train.beginning(arguments), where=where, hosts=hosts)
-    from mrl.memory_plan.fitting import by_memory
+    from mrl.memory_plan.fitting import fitted_to_memory
     from mrl.memory_plan.needs import MIB
     from mrl.memory_plan.run_memory import check_sleepers
     from mrl.processes.planning.devices import visible_gpus
@@ -77,7 +77,7 @@ def run(arguments: argparse.Namespace) -> int:
     folder = run_folder_of(config).path
     host_mib = host_memory_bytes() / MIB
     plan = build_plan(config, folder, gpus=visible_gpus(os.environ), hosts=hosts, remote=remote)
-    config = by_memory(config, plan, host_mib).config
+    config = fitted_to_memory(config, plan, host_mib).config
     check_run_folder(config, **train.beginning(arguments))
     preflight(config, where=where, first_host=plan.first_host)
     check_sleepers(config, plan, host_mib=host_mib, where=where)

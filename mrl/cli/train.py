@@ -135,7 +135,7 @@ def _forks(config: RunConfig, closing: ExitStack) -> "ForkServer | None":
 
 def _checked(config: RunConfig, planned: "Callable[..., Plan]", how: dict[str, Any], where: str) -> RunConfig:
     """Return `config` completed, with its models fetched. All other checks pass before anything is fetched."""
-    from mrl.memory_plan.fitting import by_memory
+    from mrl.memory_plan.fitting import fitted_to_memory
     from mrl.memory_plan.needs import MIB
     from mrl.processes.preparation.checkpoint_room import room_notes
     from mrl.processes.preparation.completion import complete
@@ -149,7 +149,7 @@ def _checked(config: RunConfig, planned: "Callable[..., Plan]", how: dict[str, A
     def check(config: RunConfig, on_unfetched: "Callable[[MissingError], None] | None" = None) -> RunConfig:
         config = complete(config).config
         plan = planned(config, folder.path)
-        config = by_memory(config, plan, host_memory_bytes() / MIB).config
+        config = fitted_to_memory(config, plan, host_memory_bytes() / MIB).config
         check_run_folder(config, **how)
         preflight(config, where=where, first_host=plan.first_host, on_unfetched=on_unfetched, on_note=notes.append)
         return config

@@ -41,7 +41,7 @@ class Barriers:
         answer = (client, number, self._missing(_Waiting(number, members)))
         return opened if answer in opened else [*opened, answer]
 
-    def got_on(self, policy: str, progress: int) -> None:
+    def note_progress(self, policy: str, progress: int) -> None:
         """A client of the policy says how far that is on its way to the next barrier; 0 where it does not say."""
         if progress:
             self._progress[policy] = progress

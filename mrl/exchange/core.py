@@ -205,7 +205,7 @@ class ExchangeCore:
         return [(client, self._welcome(known=client in self.sessions))]
 
     def _on_ping(self, client: bytes, session: Session, message: Ping, now_s: float) -> Outgoing:
-        self.barriers.got_on(session.policy, message.progress)
+        self.barriers.note_progress(session.policy, message.progress)
         session.note_room(is_full=message.is_full)
         return [(client, self._welcome(known=True)), *self._dispatch(client, session, now_s)]
 

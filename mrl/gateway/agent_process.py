@@ -33,7 +33,7 @@ import setproctitle
 from mrl.gateway.agent_network import FENCED, KEY, PLAYER, URL
 from mrl.gateway.session import OVER
 from mrl.tasks.environments.contract import MEMORY, RAISED, TIMEOUT
-from mrl.tasks.environments.doors import named_object
+from mrl.tasks.environments.opening import named_object
 from mrl.tasks.environments.user_class import ClassMistake
 from mrl.tasks.rewards import CodeLine, place_of
 

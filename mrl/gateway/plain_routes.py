@@ -21,7 +21,7 @@ import structlog
 from aiohttp import WSMsgType, web
 
 from mrl.gateway.chat_wire import ChatMistake
-from mrl.gateway.plain_desk import VERSION_MARK, PlainDesk
+from mrl.gateway.plain_queue import VERSION_MARK, PlainRequestQueue
 from mrl.gateway.plain_stream import (
     Choices,
     GrowingAnswer,
@@ -47,9 +47,9 @@ log = structlog.get_logger()
 
 
 class PlainRoutes:
-    """Answers requests outside of episodes by means of a PlainDesk; without a desk, refuses them all."""
+    """Answers requests outside of episodes by means of a PlainRequestQueue; without a desk, refuses them all."""
 
-    def __init__(self, desk: PlainDesk | None) -> None:
+    def __init__(self, desk: PlainRequestQueue | None) -> None:
         self._desk = desk
 
     def kept(self, policies: Sequence[str]) -> list[str]:
@@ -109,7 +109,7 @@ class PlainRoutes:
                 desk.leave(worker)
         return socket
 
-    def _need(self) -> PlainDesk:
+    def _need(self) -> PlainRequestQueue:
         if self._desk is None:
             raise ChatMistake(
                 "this is the run's key, which belongs to no episode: POST /v1/sessions gives the key of one, and with "

@@ -32,7 +32,7 @@ import structlog
 from aiohttp import WSMsgType, web
 
 from mrl.gateway.chat_wire import ChatCall, ChatMistake, check_model, completion, read_chat
-from mrl.gateway.plain_desk import PlainDesk
+from mrl.gateway.plain_queue import PlainRequestQueue
 from mrl.gateway.plain_routes import CHAT, COMPLETIONS, GENERATE, OF_CHAT_CHUNK, PlainForm, PlainRoutes
 from mrl.gateway.plain_stream import OnPiece, chat_choices, stream_answers
 from mrl.gateway.plain_wire import as_contents, of_session
@@ -76,7 +76,7 @@ class Gateway:
         seat_key: str,
         max_body_bytes: int,
         tasks: Sequence[str] = (),
-        desk: PlainDesk | None = None,
+        desk: PlainRequestQueue | None = None,
     ) -> None:
         """With a `desk`, requests outside of episodes are answered. Without `tasks`, agents may ask for any task."""
         self._book, self._policies, self._key, self._seat_key = book, tuple(policies), key, seat_key

@@ -25,7 +25,7 @@ Stopping = Callable[[], bool]
 
 
 @dataclass(frozen=True, slots=True)
-class Gathered:
+class OwnGroups:
     """Own groups of one step, for which the regime has heard the records of peers."""
 
     groups: list[ScoredGroup]
@@ -39,7 +39,7 @@ class Batching(Protocol):
     def begin(self) -> None:
         """Begin; called once, after the first weights are published."""
 
-    def gather(self, step: int, stopping: Stopping) -> Gathered | None:
+    def gather(self, step: int, stopping: Stopping) -> OwnGroups | None:
         """Return the groups of `step`; None when the role is stopping. Raises PeerLost when a bounded wait ran out."""
 
 
@@ -56,7 +56,7 @@ class AsynchronousBatching:
         """Ask the exchange for all prompts that a restored regime awaits."""
         self._ask(self._regime.awaited())
 
-    def gather(self, step: int, stopping: Stopping) -> Gathered | None:
+    def gather(self, step: int, stopping: Stopping) -> OwnGroups | None:
         """Return the groups of `step`, settled ones first."""
         began_s = time.monotonic()
         if not await_groups(
@@ -68,7 +68,7 @@ class AsynchronousBatching:
         groups = self._intake.next_batch(step, self._regime.is_settled, self._hold_versions)
         assert groups is not None, "ready groups do not go away"
         held_s = time.monotonic() - ready_s
-        return Gathered(groups, {"time/wait_for_groups_s": ready_s - began_s, "time/wait_for_peers_s": held_s})
+        return OwnGroups(groups, {"time/wait_for_groups_s": ready_s - began_s, "time/wait_for_peers_s": held_s})
 
     @property
     def _hold_versions(self) -> int:

@@ -105,7 +105,7 @@ class Intake:
         with self._changed:
             self._news.publishing(progress, self._clock())
 
-    def got_on(self) -> None:
+    def note_progress(self) -> None:
         """Note progress of the learner itself, for example in its training."""
         with self._changed:
             self._news.num_moves += 1

@@ -27,7 +27,7 @@ from mrl.learner.activation_offload import OffloadedInputs
 from mrl.learner.forward import enter_by_answers
 from mrl.learner.ranks.world import World
 from mrl.models.compiled_blocks import compile_blocks
-from mrl.models.load_policy import hollow_policy, load_policy
+from mrl.models.load_policy import load_policy, policy_without_values
 from mrl.models.row_attention import use_row_attention
 
 
@@ -37,7 +37,7 @@ def read_policy(folder: Path, table: LearnerTable, world: World) -> nn.Module:
 
     Raises ModelFolderError as `load_policy`.
     """
-    return load_policy(folder) if world.is_first or table.num_shards == 1 else hollow_policy(folder)
+    return load_policy(folder) if world.is_first or table.num_shards == 1 else policy_without_values(folder)
 
 
 def place(model: nn.Module, table: LearnerTable, world: World) -> nn.Module:

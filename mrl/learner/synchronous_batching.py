@@ -16,7 +16,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 from mrl.errors import PeerLost
 from mrl.exchange.client import ExchangeClient
-from mrl.learner.asynchronous_batching import Gathered, Stopping, await_groups
+from mrl.learner.asynchronous_batching import OwnGroups, Stopping, await_groups
 from mrl.learner.intake import Intake
 from mrl.learner.worker_news import WaitBounds
 from mrl.metrics.telemetry import Telemetry
@@ -53,7 +53,7 @@ class SynchronousBatching:
     def begin(self) -> None:
         """Do nothing: awaited prompts are asked for in every step."""
 
-    def gather(self, step: int, stopping: Stopping) -> Gathered | None:
+    def gather(self, step: int, stopping: Stopping) -> OwnGroups | None:
         """Return the groups of `step` in the order of their prompts."""
         began_s = time.monotonic()
         ready = await_groups(self._intake, step, stopping, self._note_arrivals, self._telemetry, bounds=self._bounds)
@@ -66,7 +66,7 @@ class SynchronousBatching:
         if self._peers is not None and not self._share(self._peers, groups, asked, step, stopping):
             return None
         shared_s = time.monotonic() - ready_s
-        return Gathered(groups, {"time/wait_for_groups_s": ready_s - began_s, "time/wait_for_peers_s": shared_s})
+        return OwnGroups(groups, {"time/wait_for_groups_s": ready_s - began_s, "time/wait_for_peers_s": shared_s})
 
     def _note_arrivals(self) -> None:
         self._arrived += self._intake.arrivals()
@@ -89,7 +89,7 @@ class SynchronousBatching:
         return self._meet(peers, 2 * step + 1, step, stopping)
 
     def _meet(self, peers: ExchangeClient, number: int, step: int, stopping: Stopping) -> bool:
-        standstill = Standstill()
+        standstill = StallClock()
         others = ", ".join(f"learner/{name}" for name in self._members if name != self._telemetry.policy)
         with self._telemetry.awaiting("all policies", whom=others, bound_s=self._sync_timeout_s):
             while not stopping():
@@ -119,7 +119,7 @@ class SynchronousBatching:
                 if not answered:
                     raise PeerLost(f"the exchange did not answer in step {step} within {self._sync_timeout_s:g} s")
                 received += peers.take()
-                self._intake.got_on()
+                self._intake.note_progress()
         self._regime.hear(in_fixed_order(received, prompt_ids, step, limit=how.limit), step=step)
 
     def _hear_scores(
@@ -131,7 +131,7 @@ class SynchronousBatching:
         """
         if not how.scorer:
             return
-        standstill = Standstill()
+        standstill = StallClock()
         with self._telemetry.awaiting("scores", whom=how.scorer, bound_s=self._sync_timeout_s):
             while not stopping():
                 unsettled = {group.prompt_id for group in groups if not self._regime.is_settled(group)}
@@ -144,7 +144,7 @@ class SynchronousBatching:
                 self._hear(peers, how, unsettled, step)
 
 
-class Standstill:
+class StallClock:
     """Since when each awaited policy has stood still."""
 
     def __init__(self) -> None:

@@ -16,7 +16,7 @@ from mrl.sharing.regime import Component
 MEANS = ("entropy/sampled_nats", "ratio/clip_share", "mismatch/k3_nats", "kl/reference_nats", "entropy/policy_nats")
 
 
-class Tally:
+class TokenDiagnostics:
     """Means over the tokens of own rows. Rows of peers only enter the counts of trained tokens and filtered rows."""
 
     def __init__(self, components: Sequence[Component], world: World) -> None:

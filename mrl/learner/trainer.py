@@ -24,7 +24,7 @@ from mrl.learner.sharding import place
 from mrl.learner.step import Updater
 from mrl.learner.step_order import StepOrder, split_minibatches
 from mrl.learner.step_timing import peak_flops, peak_memory_mib, training_flops
-from mrl.learner.token_diagnostics import Tally
+from mrl.learner.token_diagnostics import TokenDiagnostics
 from mrl.models.compiled_blocks import as_written
 from mrl.models.device_memory import OffDevice
 from mrl.models.heads import head_shape
@@ -125,7 +125,7 @@ class Trainer:
         with self._updater.clock.phase("forward"):
             proximal = [None, *(frozen_logprobs(self.model, batches, self._forward) for batches in packed[1:])]
         losses: dict[str, float] = {}
-        tally = Tally(self._components, self.world)
+        tally = TokenDiagnostics(self._components, self.world)
         of_peers = PeerLogprobs(order, self._components, self.world)
         for index, (part, batches) in enumerate(zip(parts, packed, strict=True)):
             result, seen = self._updater.update(

@@ -242,9 +242,9 @@ class Learner:
         return stopping_at_a_beat
 
     def _train_on(self, first: FirstRank) -> None:
-        first.intake.got_on()
+        first.intake.note_progress()
         first.allocator.beat()
-        self._turn.got_on()
+        self._turn.note_progress()
 
     def _encode(self, prepared: PreparedStep | None) -> bytes | None:
         if prepared is None:
@@ -345,7 +345,7 @@ class Learner:
             return
         if self._first:
             self._first.telemetry.doing("saving a checkpoint")
-            self._first.intake.got_on()
+            self._first.intake.note_progress()
         tensors = training_tensors(self._trainer.model, self._trainer.optimizer)
         self._saver.save(step, tensors, self._state(self._first) if self._first else {})
         log.info("checkpoint", step=step)

@@ -20,7 +20,7 @@ FILLED = 0.85
 """Share of a host's memory that the plan may fill: the plan may be off, and other programs need some too."""
 
 
-def by_memory(config: RunConfig, plan: Plan, host_mib: float) -> Resolved:
+def fitted_to_memory(config: RunConfig, plan: Plan, host_mib: float) -> Resolved:
     """Lower a key of the largest process again and again, until the host's processes fit or no key is left."""
     sizes = parameters(config)
     if not any(

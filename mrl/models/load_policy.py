@@ -68,7 +68,7 @@ def _leave_file(model: PreTrainedModel) -> None:
         tensor.data = tensor.data.clone()
 
 
-def hollow_policy(folder: Path) -> PreTrainedModel:
+def policy_without_values(folder: Path) -> PreTrainedModel:
     """Make the model that `load_policy` gives, without its values: its memory was never written to, and so takes no
     room.
 

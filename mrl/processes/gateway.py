@@ -32,7 +32,7 @@ from mrl.gateway.agent_network import BACKLOG
 from mrl.gateway.agent_programs import AgentPrograms
 from mrl.gateway.agent_start import AgentStarts
 from mrl.gateway.kept_versions import KEPT_VERSIONS, KeptVersions
-from mrl.gateway.plain_desk import PlainDesk
+from mrl.gateway.plain_queue import PlainRequestQueue
 from mrl.gateway.routes import Gateway
 from mrl.gateway.session_book import SessionBook
 from mrl.metrics.telemetry import Telemetry
@@ -84,7 +84,7 @@ async def _run(
         most=config.gateway.kept_versions,
         start=partial(kept_version, config, folder.path),
     )
-    desk = PlainDesk(config.learning, kept) if config.gateway.serve else None
+    desk = PlainRequestQueue(config.learning, kept) if config.gateway.serve else None
     gateway = Gateway(
         book,
         desk=desk,
@@ -148,7 +148,7 @@ async def listen(runner: web.AppRunner, table: GatewayTable, endpoints: Path) ->
 @dataclass(frozen=True)
 class _Watched:
     book: SessionBook
-    desk: PlainDesk | None
+    desk: PlainRequestQueue | None
     children: AgentChildren
     programs: AgentPrograms
     send_strangers_away: Callable[[], None]
@@ -195,7 +195,7 @@ def metrics_of(book: SessionBook, num_processes: int) -> dict[str, float]:
     }
 
 
-def plain_metrics(desk: PlainDesk) -> dict[str, float]:
+def plain_metrics(desk: PlainRequestQueue) -> dict[str, float]:
     """Return metrics of requests outside of episodes: totals since the gateway's start, and current numbers."""
     counts = {f"gateway/plain/{name}": float(desk.counts[name]) for name in PLAIN_COUNTS}
     now = {"waiting": desk.num_waiting, "kept_versions": desk.kept.num_alive}

@@ -145,7 +145,7 @@ def _learn(config: RunConfig, folder: RunFolder, closing: ExitStack, policy: str
             published=adapter_sources if table.rollout.weights == "adapters" else weight_sources,
             turn=turn,
         )
-    turn.has(trainer, first.intake.got_on if first else None)
+    turn.has(trainer, first.intake.note_progress if first else None)
     if checkpoint:
         learner.restore(checkpoint.state)
     if config.run.sync and first is not None and first.peers is not None:

@@ -191,14 +191,14 @@ class EngineInTurns:
         """See Engine."""
         with self._inside():
             scores = self._engine.score_answers(request)
-        self._turn.got_on()
+        self._turn.note_progress()
         return scores
 
     def score_given(self, token_ids: Sequence[int]) -> Any:
         """See Engine."""
         with self._inside():
             scores = self._engine.score_given(token_ids)
-        self._turn.got_on()
+        self._turn.note_progress()
         return scores
 
     def checksums(self) -> dict[str, str] | None:
@@ -299,7 +299,7 @@ class EngineInTurns:
     def _take_turns(self) -> None:
         while not self._ending.wait(LOOK_S):
             if self._loads:
-                self._turn.got_on()
+                self._turn.note_progress()
             if self._failure is not None:
                 continue
             try:
@@ -321,7 +321,7 @@ class EngineInTurns:
         tokens = self._engine.usage().generated_tokens if self._busy and not self._loads else self._tokens
         if tokens != self._tokens:
             self._tokens = tokens
-            self._turn.got_on()
+            self._turn.note_progress()
         if self._turn.is_awaited():
             self._leave_if_it_may()
 
@@ -397,4 +397,4 @@ class EngineInTurns:
         if ahead != self._ahead:
             self._ahead = ahead
             self.turns_seen += 1
-            self._turn.got_on()  # processes behind see the progress of this one alone
+            self._turn.note_progress()  # processes behind see the progress of this one alone

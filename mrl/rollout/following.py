@@ -8,7 +8,7 @@ import structlog
 from mrl.engines.engine import Engine
 from mrl.errors import RoleFailed
 from mrl.records.version import Version
-from mrl.rollout.groups_in_flight import Custody
+from mrl.rollout.groups_in_flight import UnprovedGroups
 from mrl.rollout.link import WorkerLink
 from mrl.rollout.updates import Installed, Missed, Refused, Updates
 from mrl.rollout.worker_counters import WorkerTotals
@@ -23,7 +23,7 @@ MAX_REFUSED_IN_A_ROW = 20
 log = structlog.get_logger()
 
 
-class Following:
+class WeightsFollower:
     """Choice of the weights that one engine loads next."""
 
     def __init__(
@@ -32,13 +32,13 @@ class Following:
         updates: Updates,
         link: WorkerLink,
         *,
-        custody: Custody,
+        unproved: UnprovedGroups,
         totals: WorkerTotals,
         max_staleness_versions: int,
         clock: Callable[[], float],
     ) -> None:
         self._engine, self._updates, self._link = engine, updates, link
-        self._custody, self._totals, self._clock = custody, totals, clock
+        self._unproved, self._totals, self._clock = unproved, totals, clock
         self._max_staleness_versions = max_staleness_versions
         self._refused_in_a_row = 0
         self._refused: tuple[Version, float] | None = None
@@ -66,7 +66,7 @@ class Following:
         outcome = self._updates.follow(notice, to_its_end=to_the_end)
         if isinstance(outcome, Installed):
             self._refused_in_a_row, self._refused = 0, None
-            self._custody.passed(outcome.version)
+            self._unproved.passed(outcome.version)
             structlog.contextvars.bind_contextvars(version=str(outcome.version))
             self._totals.installed(outcome)
         elif isinstance(outcome, Missed):
@@ -86,7 +86,7 @@ class Following:
     def _is_kept(self, newest: Version) -> bool:
         """Whether to keep the served version: its evaluation has prompts to begin, and groups are fresh enough yet."""
         served = self._engine.version
-        if served is None or self._link.held_out_waiting != served or not self._custody.is_good(served):
+        if served is None or self._link.held_out_waiting != served or not self._unproved.is_good(served):
             return False
         is_same_life = newest.run_epoch == served.run_epoch
         return is_same_life and newest.step - served.step < self._max_staleness_versions

@@ -28,7 +28,7 @@ log = structlog.get_logger()
 
 
 @dataclass
-class Flight:
+class GroupInFlight:
     """One group in the engine, or one answer to a held-out prompt."""
 
     number: int
@@ -58,13 +58,13 @@ class Flight:
         return {span.version for generation in self.answers.values() for span in generation.versions}
 
 
-class Flights:
+class GroupsInFlight:
     """Groups and held-out answers that one engine was handed and has not finished. Groups complete out of order."""
 
     def __init__(self, sampler: Sampler) -> None:
         self._sampler = sampler
         self._numbers = itertools.count()
-        self._flying: dict[str, Flight] = {}
+        self._flying: dict[str, GroupInFlight] = {}
 
     def __len__(self) -> int:
         return len(self._flying)
@@ -89,11 +89,11 @@ class Flights:
         requests = []
         for item, number in zip(items, self._numbers, strict=False):
             request = self._sampler.request(item, f"{item.ticket}#{number}")
-            self._flying[request.request_id] = Flight(number, item, request.prompt_token_ids)
+            self._flying[request.request_id] = GroupInFlight(number, item, request.prompt_token_ids)
             requests.append(request)
         return requests
 
-    def arrive(self, finished: Iterable[Finished]) -> list[Flight]:
+    def arrive(self, finished: Iterable[Finished]) -> list[GroupInFlight]:
         """Take in answers; return the groups that they complete, in the order of their last answers."""
         complete = []
         for one in finished:
@@ -144,7 +144,7 @@ class Beginnings:
         self._since_s = self._told_s = 0.0
         """When the first of these groups came, and when the last warning was logged."""
 
-    def sort(self, flights: Sequence[Flight]) -> tuple[list[Flight], list[StaleGroup]]:
+    def sort(self, flights: Sequence[GroupInFlight]) -> tuple[list[GroupInFlight], list[StaleGroup]]:
         """Return groups that began, with all held-out answers, and a message for each other group: it is given up.
 
         A group whose peer's turns cannot be played again, or whose episode was given up from outside, does not count
@@ -152,7 +152,7 @@ class Beginnings:
 
         Raises RoleFailed where environments do not begin again and again.
         """
-        begun, given_up = list[Flight](), list[StaleGroup]()
+        begun, given_up = list[GroupInFlight](), list[StaleGroup]()
         for flight in flights:
             if isinstance(flight.item, HeldOutItem) or flight.has_begun:
                 begun.append(flight)
@@ -203,12 +203,12 @@ def _why(unbegun: Generation) -> str:
     return words or "the engine refused its first turn"
 
 
-class Custody:
+class UnprovedGroups:
     """Complete groups that wait until every version that sampled a token of them is proved."""
 
     def __init__(self) -> None:
         self._good: set[Version] = set()
-        self._held: list[Flight] = []
+        self._held: list[GroupInFlight] = []
 
     def __len__(self) -> int:
         return len(self._held)
@@ -217,7 +217,7 @@ class Custody:
         """Whether the engine has proved that it serves this version."""
         return version in self._good
 
-    def hold(self, flights: Iterable[Flight]) -> None:
+    def hold(self, flights: Iterable[GroupInFlight]) -> None:
         """Take in complete groups."""
         self._held += flights
 
@@ -225,7 +225,7 @@ class Custody:
         """Note that the engine has proved that it serves this version."""
         self._good.add(version)
 
-    def release(self) -> list[Flight]:
+    def release(self) -> list[GroupInFlight]:
         """Return the groups whose versions are all proved, in the order in which they came."""
         free = [flight for flight in self._held if flight.versions <= self._good]
         self._held = [flight for flight in self._held if not flight.versions <= self._good]

@@ -3,7 +3,7 @@
 from mrl.errors import EngineLost
 from mrl.metrics.telemetry import Telemetry
 from mrl.records.rollouts import HeldOutAnswer
-from mrl.rollout.groups_in_flight import Flights
+from mrl.rollout.groups_in_flight import GroupsInFlight
 from mrl.rollout.sampling import Sampler
 from mrl.rollout.verifying import Verifying
 from mrl.tasks.held_out import HeldOutBook
@@ -16,7 +16,7 @@ class HeldOutPass:
 
     def __init__(self, sampler: Sampler, telemetry: Telemetry, book: HeldOutBook) -> None:
         self._sampler, self._book = sampler, book
-        self._flights, self._verifying = Flights(sampler), Verifying(sampler, telemetry)
+        self._flights, self._verifying = GroupsInFlight(sampler), Verifying(sampler, telemetry)
 
     @property
     def in_flight(self) -> int:

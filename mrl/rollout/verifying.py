@@ -14,7 +14,7 @@ from mrl.errors import RoleFailed
 from mrl.metrics.telemetry import Telemetry
 from mrl.records.rollouts import HeldOutAnswer, HeldOutItem, ScoredGroup
 from mrl.rollout.episode import PlayedEpisode
-from mrl.rollout.groups_in_flight import Flight
+from mrl.rollout.groups_in_flight import GroupInFlight
 from mrl.rollout.sampling import Sampler
 from mrl.rollout.told_experts import with_experts
 from mrl.tasks.rewards import UNREADABLE
@@ -26,7 +26,7 @@ log = structlog.get_logger()
 
 
 class _Awaited(NamedTuple):
-    flight: Flight
+    flight: GroupInFlight
     verdicts: "Future[list[Verdict]]"
     since_s: float
 
@@ -44,7 +44,7 @@ class Verifying:
     def __len__(self) -> int:
         return len(self._awaited)
 
-    def hand_in(self, flights: Sequence[Flight]) -> None:
+    def hand_in(self, flights: Sequence[GroupInFlight]) -> None:
         """Begin to verify the answers of these groups; never waits.
 
         Where answers queue, those of the group that the engine got first come first: it would be too stale first.
@@ -94,7 +94,7 @@ class Verifying:
             group = self._sampler.group(flight.item, flight.prompt_token_ids, answers)
         return with_experts(group, flight.generations)
 
-    def _tell_failures(self, flight: Flight, verdicts: Sequence[Verdict]) -> None:
+    def _tell_failures(self, flight: GroupInFlight, verdicts: Sequence[Verdict]) -> None:
         """Log the first failure of every kind in a task, and show the answer that caused it."""
         prompt = self._sampler.pool.prompt(flight.item.prompt_id)
         for verdict in verdicts:

@@ -16,8 +16,8 @@ from mrl.errors import EngineError, EngineLost, PeerLost, RoleFailed
 from mrl.metrics.telemetry import Telemetry
 from mrl.records.rollouts import HeldOutAnswer, ScoredGroup, WorkItem
 from mrl.rollout.duties import Duties
-from mrl.rollout.following import Following
-from mrl.rollout.groups_in_flight import Beginnings, Custody, Flight, Flights, Item
+from mrl.rollout.following import WeightsFollower
+from mrl.rollout.groups_in_flight import Beginnings, GroupInFlight, GroupsInFlight, Item, UnprovedGroups
 from mrl.rollout.held_out_answers import HeldOutRoom, HeldOutShare, InFlight
 from mrl.rollout.link import ASLEEP, WorkerLink, WorkerProgress
 from mrl.rollout.playing import SAMPLING
@@ -60,7 +60,7 @@ class RolloutLoop:
         self._group_size = group_size
         self._learner, self._learner_bound_s = f"learner/{sampler.policy}", learner_bound_s
         self._idle_slice_s = QUICK_SLICE_S if duties.scorer or duties.plain or duties.in_step else IDLE_SLICE_S
-        self._flights, self._beginnings, self._custody = Flights(sampler), Beginnings(), Custody()
+        self._flights, self._beginnings, self._unproved = GroupsInFlight(sampler), Beginnings(), UnprovedGroups()
         share = duties.held_out_share
         self._held_out = None if share is None else HeldOutShare(share, group_size)
         self._updates = Updates(sampler.engine, telemetry, link=link)
@@ -73,11 +73,11 @@ class RolloutLoop:
         self._turned_s = self._worked_s = clock()
         self.totals = totals or WorkerTotals(clock())
         self.totals.started_s = clock()  # rates leave out the engine's start
-        self._following = Following(
+        self._following = WeightsFollower(
             sampler.engine,
             self._updates,
             link,
-            custody=self._custody,
+            unproved=self._unproved,
             totals=self.totals,
             max_staleness_versions=duties.max_staleness_versions,
             clock=clock,
@@ -104,19 +104,19 @@ class RolloutLoop:
             return
         self._keep_lease()
         self._following.follow(to_the_end=self._duties.in_step or self._engine.version is None)
-        if self._duties.scorer is not None and self._custody.is_good(self._engine.version):
+        if self._duties.scorer is not None and self._unproved.is_good(self._engine.version):
             self._telemetry.doing("scoring")
-            self._duties.scorer.serve(self._custody.is_good)
+            self._duties.scorer.serve(self._unproved.is_good)
         if self._plain is not None:
-            self._plain.serve(0 if self._is_resting else self._max_answers(), self._in_flight, self._custody.is_good)
+            self._plain.serve(0 if self._is_resting else self._max_answers(), self._in_flight, self._unproved.is_good)
         self._hand_in()
         began_with = self._in_flight
         begun, unbegun = self._beginnings.sort(self._flights.arrive(self._collect()))
         self._link.deliver(unbegun)
-        self._custody.hold(begun)
+        self._unproved.hold(begun)
         self._give_up_stale()
         if not (self._duties.in_step and self._flights):
-            self._verifying.hand_in(self._in_order(self._custody.release()))
+            self._verifying.hand_in(self._in_order(self._unproved.release()))
         self._deliver(self._verifying.done(to_the_last=self._duties.in_step))
         self._account(began_with)
 
@@ -128,10 +128,10 @@ class RolloutLoop:
         self._telemetry.doing("falling asleep")
         self._link.end()
         self._updates.abandon()
-        self._verifying.hand_in(self._custody.release())
+        self._verifying.hand_in(self._unproved.release())
         self._deliver(self._verifying.done(to_the_last=True))
         self._again.clear()
-        self._custody.refuse()
+        self._unproved.refuse()
         self._engine.abort([*self._flights.requests, *self._lose_plain()])
         self._flights.lose()
         self._link.rest(REST_S)
@@ -167,7 +167,7 @@ class RolloutLoop:
 
     @property
     def _busy(self) -> int:
-        return len(self._flights) + len(self._custody) + len(self._verifying)
+        return len(self._flights) + len(self._unproved) + len(self._verifying)
 
     def _keep_lease(self) -> None:
         """Tell the lease what is in flight. After a loss that rests until the next lease, or is given up."""
@@ -255,7 +255,7 @@ class RolloutLoop:
 
     def _held_out_room(self) -> HeldOutRoom:
         """Return the room for held-out prompts: none under unproved weights, since an evaluation is of a version."""
-        if self._held_out is None or not self._custody.is_good(self._engine.version):
+        if self._held_out is None or not self._unproved.is_good(self._engine.version):
             return HeldOutRoom()
         in_flight = self._in_flight
         return self._held_out.room(self._max_answers() - in_flight.plain, in_flight)
@@ -286,7 +286,7 @@ class RolloutLoop:
         elif self._num_answers:
             self._telemetry.doing(getattr(self._engine, "doing", SAMPLING))
             found = self._engine.collect(QUICK_SLICE_S)
-            return self._plain.arrive(found, self._custody.is_good) if self._plain else found
+            return self._plain.arrive(found, self._unproved.is_good) if self._plain else found
         elif self._busy:
             is_verifying = len(self._verifying) > 0
             what, whom = ("verdicts", self._verifying.awaited) if is_verifying else ("proof", "new weights")
@@ -304,7 +304,7 @@ class RolloutLoop:
             self._engine.abort(stale)
             self._link.deliver(list(stale.values()))
 
-    def _in_order(self, flights: list[Flight]) -> list[Flight]:
+    def _in_order(self, flights: list[GroupInFlight]) -> list[GroupInFlight]:
         return sorted(flights, key=lambda flight: flight.number) if self._duties.in_step else flights
 
     def _deliver(self, found: list[ScoredGroup | HeldOutAnswer]) -> None:
@@ -323,7 +323,7 @@ class RolloutLoop:
         """Restart the engine; sample again the groups that it had, and complete ones whose weights were not proved."""
         self._updates.abandon()
         self._lose_plain()
-        lost = self._custody.refuse() + self._flights.lose()
+        lost = self._unproved.refuse() + self._flights.lose()
         self._again += [item for item in lost if isinstance(item, WorkItem)]
         self._link.give_up([item for item in lost if not isinstance(item, WorkItem)])  # the learner counts their losses
         self._max_answers()  # tells the lease that nothing is in flight
@@ -353,7 +353,7 @@ class RolloutLoop:
 
     def _progress(self) -> WorkerProgress:
         """Return the progress for the learner. The link's thread calls it, also while this one waits for its engine."""
-        is_loading = self._updates.is_loading or not self._custody.is_good(self._engine.version)
+        is_loading = self._updates.is_loading or not self._unproved.is_good(self._engine.version)
         is_loading = is_loading or getattr(self._engine, "doing", SAMPLING) != SAMPLING  # environments take their time
         is_loading = is_loading and not getattr(self._engine, "is_away", False)  # away, `turns_seen` is its progress
         values = self._sampler.pool.verifier_values()

@@ -17,7 +17,7 @@ files, which are read anew on every reconnect.
 - `links`          the key behind each connection, and the connection of each client
 - `refusals`       refusals of a server, counted by reason, logged at a bounded rate
 - `server`         the ROUTER of a daemon
-- `front`          the TCP port of a server
+- `tcp_proxy`      the TCP port of a server
 - `client_socket`  the DEALER of one thread
 - `background`     a thread that owns a client socket, so that the caller never waits
 - `requests`       requests that are repeated until an answer comes, over a new link after silence

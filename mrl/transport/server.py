@@ -1,6 +1,6 @@
 """The ROUTER socket of a daemon: encrypted, allow-listed, bounded, and never blocking on a send.
 
-It listens on a socket file, which only its owner may open. Other hosts reach it through a `TcpFront`, if at all.
+It listens on a socket file, which only its owner may open. Other hosts reach it through a `TcpProxy`, if at all.
 """
 
 import errno
@@ -21,11 +21,11 @@ from mrl.errors import AddressError, RoleFailed, RunFolderError
 from mrl.records.codec import MAX_MESSAGE_BYTES
 from mrl.transport.allow_list import AllowList, fingerprint
 from mrl.transport.endpoints import WILDCARDS, reachable_host
-from mrl.transport.front import BACKLOG, TcpFront
 from mrl.transport.grants import Grant
 from mrl.transport.keys import RunKeys
 from mrl.transport.links import SEPARATOR, Admits, Link, Links
 from mrl.transport.refusals import Refusals
+from mrl.transport.tcp_proxy import BACKLOG, TcpProxy
 
 MAX_BURST_MESSAGES = 512
 MAX_BURST_BYTES = 4 * 1024 * 1024
@@ -103,7 +103,7 @@ class ServerSocket:
         self._allowed = AllowList(keys.folder)
         self._links = Links(self._allowed, admits)
         self._watch_s = time.monotonic() + WATCH_S
-        self._front: TcpFront | None = None
+        self._front: TcpProxy | None = None
         self._temporary: tempfile.TemporaryDirectory[str] | None = None
         self._context = zmq.Context()
         self._authenticator = _authenticator(self._context, _Gate(self._links, self.refusals))
@@ -209,7 +209,7 @@ class ServerSocket:
             self.refusals.note(reason, address)
 
         try:
-            self._front = TcpFront(
+            self._front = TcpProxy(
                 _bindable(host), port, self.ipc_path, refused=refused, max_connections=max_connections
             )
         except (OSError, UnicodeError) as error:  # UnicodeError: a name that cannot be one

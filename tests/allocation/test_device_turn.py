@@ -95,8 +95,8 @@ def test_a_turn_passes_on_as_its_holder_is_killed(tmp_path):
 def test_who_waits_sees_that_the_holder_gets_on(tmp_path):
     first, second = turns(tmp_path, first="cpu", second="cpu")
     assert first.ask() is None
-    first.got_on()
-    first.got_on()
+    first.note_progress()
+    first.note_progress()
 
     assert second.ask() == Ahead("first", 2)
 

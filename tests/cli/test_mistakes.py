@@ -675,7 +675,7 @@ def test_what_is_allowed_and_seldom_meant_is_said(
     if "large.toml" in mistake.words:
         write_weights(place / "models/qwen/model.safetensors", num_elements=200_000_000)
         # Keys are fitted to memory by plans of a whole model, again and again.
-        monkeypatch.setattr("mrl.cli.check.by_memory", lambda config, *_: Resolved(config, ()))
+        monkeypatch.setattr("mrl.cli.check.fitted_to_memory", lambda config, *_: Resolved(config, ()))
     mistake.prepare(place)
     assert main(mistake.words.split()) == 0
     out = " ".join(capsys.readouterr().out.split())

@@ -99,7 +99,7 @@ def test_an_earlier_version_is_served_beside_those_that_train(tmp_path):
 
 def test_a_version_is_served_where_no_worker_is_and_worked_for_by_nobody_else(tmp_path, monkeypatch):
     """It needs none of the policy's workers, and does no work of theirs."""
-    monkeypatch.setattr("mrl.gateway.plain_desk.NO_WORKER_S", 0.0)
+    monkeypatch.setattr("mrl.gateway.plain_queue.NO_WORKER_S", 0.0)
 
     async def script(rig):
         said = await ask(rig, "qwen@80")

@@ -15,10 +15,10 @@ from aiohttp import web
 from openai import AsyncOpenAI
 
 from mrl.files import replace_file
-from mrl.gateway import plain_desk, plain_wire
+from mrl.gateway import plain_queue, plain_wire
 from mrl.gateway.gateway_line import GatewayLine
 from mrl.gateway.kept_versions import KeptVersions
-from mrl.gateway.plain_desk import PlainDesk
+from mrl.gateway.plain_queue import PlainRequestQueue
 from mrl.gateway.routes import Gateway
 from mrl.gateway.session_book import SessionBook
 from mrl.records.episodes import Message, ToolCall
@@ -117,7 +117,7 @@ async def serving(folder, *, serves=True, kept_versions=0, process=()):
         most=kept_versions,
         start=lambda policy, step: ((sys.executable, *process, policy, str(step)), {}),
     )
-    desk = PlainDesk(["qwen", "llama"], kept)
+    desk = PlainRequestQueue(["qwen", "llama"], kept)
     policies = ["qwen", "llama"]
     server = Gateway(
         book, policies=policies, key=KEY, seat_key=OF_SEATS, max_body_bytes=1 << 20, desk=desk if serves else None
@@ -502,14 +502,14 @@ def test_bounds_of_time_and_number(tmp_path, monkeypatch):
         await until(lambda: worker.asked)
         crowded = asyncio.ensure_future(rig.client.chat.completions.create(model="qwen", messages=TALK))
         await until(lambda: rig.desk.num_waiting == 3)
-        monkeypatch.setattr(plain_desk, "MAX_PENDING", 3)
+        monkeypatch.setattr(plain_queue, "MAX_PENDING", 3)
         with pytest.raises(openai.RateLimitError, match="come later"):
             await rig.client.chat.completions.create(model="qwen", messages=TALK)
-        now_s[0] = plain_desk.NO_WORKER_S + 1
+        now_s[0] = plain_queue.NO_WORKER_S + 1
         rig.desk.tend()
         with pytest.raises(openai.InternalServerError, match="no worker of llama is there"):
             await alone
-        now_s[0] = plain_desk.ROOM_S + 1
+        now_s[0] = plain_queue.ROOM_S + 1
         rig.desk.tend()
         with pytest.raises(openai.InternalServerError, match="no worker of qwen had room within 600 s"):
             await crowded

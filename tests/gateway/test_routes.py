@@ -21,7 +21,7 @@ from mrl.records.episodes import Message, ToolCall
 from mrl.records.plain_requests import PlainToken, TurnPiece
 from mrl.tasks.environments.agent_meeting import ENDPOINT, SEAT_KEY, MeetingPlace
 from mrl.tasks.environments.contract import CUT, DONE, GIVEN_UP, RAISED, PolicyTurn
-from mrl.tasks.environments.doors import open_door
+from mrl.tasks.environments.opening import open_environment
 from mrl.tasks.environments.user_class import BadReturn
 from mrl.transport.endpoints import publish_endpoint
 
@@ -53,7 +53,7 @@ class Rig:
 
     def seat(self, task="guess", policy="qwen"):
         """The environment of one episode, as an environment process opens it."""
-        self.seats.append(open_door(MeetingPlace(self.folder, policy).name(task))())
+        self.seats.append(open_environment(MeetingPlace(self.folder, policy).name(task))())
         return self.seats[-1]
 
 

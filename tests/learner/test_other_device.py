@@ -20,7 +20,7 @@ from mrl.config.policy_tables import LearnerTable
 from mrl.learner import sharding
 from mrl.learner.ranks.world import World
 from mrl.learner.step_order import StepOrder
-from mrl.learner.token_diagnostics import Tally
+from mrl.learner.token_diagnostics import TokenDiagnostics
 from mrl.learner.trainer import Trainer, check_forward
 from mrl.models.parameters import whole_weights
 from mrl.objectives.specs import Cispo, Clipped, Correction, CrossSequence, Dppo, Grafted, Imitation, Regularizer, Trrd
@@ -160,12 +160,12 @@ def test_bfloat16_keeps_a_step_on_its_device(tiny_model, make_rows, monkeypatch,
 def test_a_tensor_that_was_left_on_the_host_is_found(tiny_model, make_rows, monkeypatch):
     """Counts of a step begin on the host: torch refuses to add to them what lies on the device."""
 
-    def forgetful(self: Tally, *arguments: Any) -> None:
+    def forgetful(self: TokenDiagnostics, *arguments: Any) -> None:
         begin(self, *arguments)
         self._largest = torch.zeros(1)
 
-    begin = Tally.__init__
-    monkeypatch.setattr(Tally, "__init__", forgetful)
+    begin = TokenDiagnostics.__init__
+    monkeypatch.setattr(TokenDiagnostics, "__init__", forgetful)
 
     with pytest.raises(RuntimeError, match="device"):
         train(tiny_model, make_rows, monkeypatch, keys={}, own=Component("own", GRPO, 1.0, "rows", "own"))

@@ -11,7 +11,7 @@ import pytest
 from mrl.config.defaults import Resolved
 from mrl.config.load import load_config
 from mrl.config.schema import RunConfig
-from mrl.memory_plan.fitting import FILLED, by_memory
+from mrl.memory_plan.fitting import FILLED, fitted_to_memory
 from mrl.memory_plan.policy_memory import PolicyMemory
 from mrl.memory_plan.run_memory import memory_plan, too_little
 from mrl.processes.planning.plan import planned
@@ -52,25 +52,25 @@ def needed_mib(config: RunConfig) -> dict[str, float]:
 
 
 def chosen(config: RunConfig, host_mib: float) -> tuple[RunConfig, dict[str, object]]:
-    resolved = by_memory(config, planned(config), host_mib)
+    resolved = fitted_to_memory(config, planned(config), host_mib)
     return resolved.config, {one.key.removeprefix("policies.large."): one.value for one in resolved.choices}
 
 
 def test_a_run_that_fits_and_one_of_small_models_stay_as_they_are(tmp_path: Path) -> None:
     fits = config_of(tmp_path)
-    assert by_memory(fits, planned(fits), AMPLE_MIB) == Resolved(fits, ())
+    assert fitted_to_memory(fits, planned(fits), AMPLE_MIB) == Resolved(fits, ())
     small = config_of(tmp_path, size="0.01B")
-    assert by_memory(small, planned(small), 1.0) == Resolved(small, ())
+    assert fitted_to_memory(small, planned(small), 1.0) == Resolved(small, ())
 
 
 def test_whoever_supervises_a_run_of_small_models_waits_for_no_heavy_library() -> None:
     """It would take its seconds, and its memory, beside the roles that do need it."""
     code = (
         "import sys, mrl.processes.supervisor; from pathlib import Path; from mrl.config.load import load_config;"
-        "from mrl.memory_plan.fitting import by_memory; from mrl.memory_plan.run_memory import check_sleepers;"
+        "from mrl.memory_plan.fitting import fitted_to_memory; from mrl.memory_plan.run_memory import check_sleepers;"
         "from mrl.processes.planning.plan import planned;"
         "config = load_config(Path('configs/quickstart.toml')); plan = planned(config);"
-        "by_memory(config, plan, 1e6); check_sleepers(config, plan, host_mib=1e6, where='');"
+        "fitted_to_memory(config, plan, 1e6); check_sleepers(config, plan, host_mib=1e6, where='');"
         "sys.exit('torch' in sys.modules)"
     )
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}

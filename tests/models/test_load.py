@@ -6,7 +6,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from mrl.errors import DeviceError, ModelFolderError
-from mrl.models.load_policy import hollow_policy, load_policy, load_tokenizer
+from mrl.models.load_policy import load_policy, load_tokenizer, policy_without_values
 from mrl.models.make import make_policy
 from mrl.models.skeleton import config_of_folder
 
@@ -78,7 +78,7 @@ def test_a_folder_without_weights_for_a_layer_is_refused(tmp_path, recipe, examp
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("load", [load_policy, load_tokenizer, hollow_policy, config_of_folder])
+@pytest.mark.parametrize("load", [load_policy, load_tokenizer, policy_without_values, config_of_folder])
 def test_code_of_a_model_is_neither_run_nor_asked_about(tiny_model, tmp_path, monkeypatch, load):
     """The folder names modules of its own; nobody is asked at the terminal, and none is imported."""
     tiny_model().save_pretrained(tmp_path / "p")

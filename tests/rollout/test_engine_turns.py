@@ -180,7 +180,7 @@ def test_who_waits_sees_that_whoever_has_the_turn_gets_on(folder, tmp_path, made
     time.sleep(0.1)
     assert engine.turns_seen == seen
 
-    other.got_on()
+    other.note_progress()
 
     until(lambda: engine.turns_seen > seen)
     last = DeviceTurn(tmp_path / "turns", "learner/c", ["cpu"])
@@ -370,7 +370,7 @@ def test_who_awaits_a_first_turn_says_how_those_ahead_get_on(tmp_path):
 
     def waits(turns_seen: int) -> None:
         heard.append(turns_seen)
-        other.got_on()
+        other.note_progress()
         if turns_seen > 2:
             other.give_back()
 

@@ -237,7 +237,7 @@ def test_an_evaluation_waits_for_the_proof_of_its_version(site, monkeypatch):
         while not learner.has(groups=4):
             yield False
         learner.publish(1, evaluates=True)
-        while not len(loop._custody):
+        while not len(loop._unproved):
             held_out_before_proof.append(loop._flights.num_held_out)
             yield False
         held_out_before_proof.append(loop._flights.num_held_out)

@@ -15,7 +15,7 @@ from mrl.records.finish import FinishReason
 from mrl.records.rollouts import Continuation, StaleGroup, WorkItem
 from mrl.records.version import Version, VersionSpan
 from mrl.rollout.episode import PlayedEpisode
-from mrl.rollout.groups_in_flight import MAX_UNBEGUN_IN_A_ROW, Beginnings, Custody, Flights
+from mrl.rollout.groups_in_flight import MAX_UNBEGUN_IN_A_ROW, Beginnings, GroupsInFlight, UnprovedGroups
 from mrl.tasks.verify import Verdict
 
 OLD, NEW = Version(0, 1), Version(0, 2)
@@ -33,13 +33,13 @@ def answer(*versions: Version) -> Generation:
 
 
 @pytest.fixture
-def flights() -> Flights:
+def flights() -> GroupsInFlight:
     """Requests are made without a tokenizer or a pool: three prompt tokens, whatever the item."""
 
     def request(work: WorkItem, request_id: str) -> GenerationRequest:
         return GenerationRequest(request_id, np.arange(3, dtype=np.int32), np.zeros(work.group_size, np.uint64))
 
-    return Flights(SimpleNamespace(request=request))  # type: ignore[arg-type]
+    return GroupsInFlight(SimpleNamespace(request=request))  # type: ignore[arg-type]
 
 
 def test_a_long_answer_holds_up_its_own_group_alone(flights):
@@ -81,30 +81,30 @@ def test_only_what_has_begun_too_long_ago_for_certain_is_given_up(flights, newes
 
 def test_a_group_waits_for_the_proof_of_every_version_in_it(flights):
     """One token under a version without canary holds the whole group."""
-    custody = Custody()
-    custody.passed(OLD)
+    unproved = UnprovedGroups()
+    unproved.passed(OLD)
     old, mixed = flights.depart([item("a", 1), item("b", 1)])
-    custody.hold(flights.arrive([Finished(mixed.request_id, 0, answer(OLD, NEW))]))
-    custody.hold(flights.arrive([Finished(old.request_id, 0, answer(OLD))]))
+    unproved.hold(flights.arrive([Finished(mixed.request_id, 0, answer(OLD, NEW))]))
+    unproved.hold(flights.arrive([Finished(old.request_id, 0, answer(OLD))]))
 
-    assert [flight.item.ticket for flight in custody.release()] == ["a"]
-    assert len(custody) == 1
-    custody.passed(NEW)
+    assert [flight.item.ticket for flight in unproved.release()] == ["a"]
+    assert len(unproved) == 1
+    unproved.passed(NEW)
 
-    assert [flight.item.ticket for flight in custody.release()] == ["b"]
-    assert custody.is_good(NEW)
-    assert not custody.is_good(None)
+    assert [flight.item.ticket for flight in unproved.release()] == ["b"]
+    assert unproved.is_good(NEW)
+    assert not unproved.is_good(None)
 
 
 def test_what_was_sampled_under_wrong_weights_is_sampled_again(flights):
     """Refused groups come back as work."""
-    custody = Custody()
+    unproved = UnprovedGroups()
     (request,) = flights.depart([item("a", 1)])
-    custody.hold(flights.arrive([Finished(request.request_id, 0, answer(NEW))]))
+    unproved.hold(flights.arrive([Finished(request.request_id, 0, answer(NEW))]))
 
-    assert [work.ticket for work in custody.refuse()] == ["a"]
-    custody.passed(NEW)
-    assert custody.release() == []
+    assert [work.ticket for work in unproved.refuse()] == ["a"]
+    unproved.passed(NEW)
+    assert unproved.release() == []
 
 
 def test_states_that_lead_nowhere_end_no_run(flights):

@@ -479,7 +479,7 @@ def test_nothing_is_delivered_before_its_version_is_proved(make_loop, learner, m
         while not learner.got:
             yield False
         learner.publish(1)
-        while not len(loop._custody):
+        while not len(loop._unproved):
             yield False
         assert versions(learner.got) == {Version(0, 0)}
         release.set()
@@ -498,7 +498,7 @@ def test_an_engine_that_serves_wrong_weights_is_replaced_and_its_groups_sampled_
 
     def wrong(engine, token_ids):
         if engine.version == Version(0, 1) and fails:
-            while not len(loop._custody):  # until something was sampled under the wrong weights
+            while not len(loop._unproved):  # until something was sampled under the wrong weights
                 pass
             fails.clear()
             return [[0.0] * (len(row) - 1) for row in token_ids]
@@ -789,7 +789,7 @@ def test_what_is_sampled_again_goes_in_the_order_of_its_grants(make_loop, monkey
         WorkItem(ticket=f"0.{n}", position=n, prompt_id="p", group_size=2, step=0) for n in range(3)
     )
     loop._again = [third]
-    monkeypatch.setattr(loop._custody, "refuse", lambda: [second])
+    monkeypatch.setattr(loop._unproved, "refuse", lambda: [second])
     monkeypatch.setattr(loop._flights, "lose", lambda: [first])
     monkeypatch.setattr(EmbeddedEngine, "restart", lambda engine: None)
 

@@ -19,8 +19,8 @@ from mrl.models.tensor_file import digest, read_folder, shape_of
 from mrl.records.codec import decode, encode
 from mrl.records.rollouts import Goodbye, GroupsAck, WeightsNotice, WeightsRoute, worker_message_decoder
 from mrl.records.version import Version
-from mrl.rollout.following import Following
-from mrl.rollout.groups_in_flight import Custody
+from mrl.rollout.following import WeightsFollower
+from mrl.rollout.groups_in_flight import UnprovedGroups
 from mrl.rollout.link import WorkerLink
 from mrl.rollout.updates import Installed, Missed, Refused, Updates, install
 from mrl.rollout.worker_counters import WorkerTotals
@@ -254,8 +254,14 @@ def test_a_version_that_was_pruned_before_the_word_of_a_newer_one_came_is_not_re
     remove(old)
     told.append(WeightsNotice(version=Version(0, 4), manifest_path=str(publish(tmp_path, tiny_model(seed=2), 4))))
     updates, totals = Updates(engine, Telemetry("worker/a/0", "a", lambda record: True), link=link), WorkerTotals(0.0)
-    following = Following(
-        engine, updates, link, custody=Custody(), totals=totals, max_staleness_versions=2, clock=lambda: now_s[0]
+    following = WeightsFollower(
+        engine,
+        updates,
+        link,
+        unproved=UnprovedGroups(),
+        totals=totals,
+        max_staleness_versions=2,
+        clock=lambda: now_s[0],
     )
     monkeypatch.setattr(updates, "_install", lambda *told: tries.append(told[2]) or install(*told, link=link))
 
@@ -399,8 +405,14 @@ def test_weights_that_a_learner_took_with_it_are_tried_once(tmp_path, monkeypatc
     link.on_message(encode(GroupsAck(tickets=[], weights=notice)))
     link.on_message(encode(Goodbye(role="learner")))
     updates = Updates(engine, Telemetry("worker/a/0", "a", lambda record: True), link=link)
-    following = Following(
-        engine, updates, link, custody=Custody(), totals=WorkerTotals(0.0), max_staleness_versions=2, clock=lambda: 1e9
+    following = WeightsFollower(
+        engine,
+        updates,
+        link,
+        unproved=UnprovedGroups(),
+        totals=WorkerTotals(0.0),
+        max_staleness_versions=2,
+        clock=lambda: 1e9,
     )
     monkeypatch.setattr(updates, "_install", lambda *told: tries.append(told) or install(*told, link=link))
 

@@ -21,7 +21,7 @@ from mrl.records.rollouts import HeldOutItem, ScoredGroup, WorkItem
 from mrl.records.telemetry_messages import SampleRecord, SpansRecord
 from mrl.records.version import Version, VersionSpan
 from mrl.rollout.episode import PlayedEpisode
-from mrl.rollout.groups_in_flight import Flight
+from mrl.rollout.groups_in_flight import GroupInFlight
 from mrl.rollout.sampling import Sampler
 from mrl.rollout.verifying import Verifying
 from mrl.tasks.pool import build_pool
@@ -62,7 +62,7 @@ def sampler(gate):
     pool.close()
 
 
-def flight(sampler: Sampler, number: int, *texts: str) -> Flight:
+def flight(sampler: Sampler, number: int, *texts: str) -> GroupInFlight:
     """A complete group with these answers."""
     spans = [VersionSpan(4, Version(0, 0))]
     ids = [np.frombuffer(text.encode(), dtype=np.uint8).astype(np.int32) for text in texts]
@@ -71,7 +71,7 @@ def flight(sampler: Sampler, number: int, *texts: str) -> Flight:
         ticket=f"0.{number}", position=number, prompt_id=sampler.pool.prompt_at(number).prompt_id,
         group_size=len(texts), step=0,
     )  # fmt: skip
-    return Flight(number, item, np.arange(2, dtype=np.int32), dict(enumerate(answers)))
+    return GroupInFlight(number, item, np.arange(2, dtype=np.int32), dict(enumerate(answers)))
 
 
 def until_done(verifying: Verifying, within_s: float = 120.0) -> list[ScoredGroup]:
@@ -120,7 +120,7 @@ def test_all_that_was_handed_in_comes_in_its_order_where_it_is_waited_for(sample
     assert [group.ticket for group in verifying.done(to_the_last=True)] == ["0.0", "0.2"]
 
 
-def held_out(sampler: Sampler, number: int, text: str) -> Flight:
+def held_out(sampler: Sampler, number: int, text: str) -> GroupInFlight:
     """An answer to the held-out prompt; one without a token was refused."""
     one = flight(sampler, number, text)
     prompt_id = sampler.pool.held_out[0].prompt_id

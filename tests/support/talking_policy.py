@@ -16,7 +16,7 @@ from mrl.models.tokenizers import train_byte_level
 from mrl.models.turn_spelling import TurnSpelling
 from mrl.models.warm_start import EncodedTurn, completion_loss, lr_factor, pad_rows
 from mrl.records.episodes import Message
-from mrl.tasks.environments.doors import named_class
+from mrl.tasks.environments.opening import named_class
 from mrl.tasks.environments.tool_syntax import PLAIN
 from mrl.tasks.environments.user_class import tools_of
 from mrl.tasks.games.demonstrations import Said, demonstrated

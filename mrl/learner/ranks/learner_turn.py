@@ -85,7 +85,7 @@ class LearnerTurn:
         while (ahead := self._lease.ask()) is not None:
             if ahead != self._ahead:
                 self._ahead, self._saw_move_s = ahead, time.monotonic()
-                self._lease.got_on()  # processes behind see this one alone
+                self._lease.note_progress()  # processes behind see this one alone
                 if self._waits_on is not None:
                     self._waits_on()
             if time.monotonic() - self._saw_move_s > self._bound_s:
@@ -130,10 +130,10 @@ class LearnerTurn:
         if self._lease is not None:
             self._lease.give_back()
 
-    def got_on(self) -> None:
+    def note_progress(self) -> None:
         """Show the processes that wait for the turn that this learner gets on."""
         if self._lease is not None:
-            self._lease.got_on()
+            self._lease.note_progress()
 
     def getting_on(self) -> AbstractContextManager[None]:
         """See DeviceTurn."""

@@ -60,7 +60,7 @@ class _Guest(msgspec.Struct, frozen=True):
 
 
 @dataclass(frozen=True, slots=True)
-class Met:
+class RankMeeting:
     """Meeting of the ranks of one life, at a store."""
 
     address: str
@@ -84,7 +84,7 @@ class _NotThisLifeError(Exception):
     """The life that this rank came to is over, or its store is gone; there will be another life."""
 
 
-def meet(place: RankPlace, point: MeetingPoint) -> Met:
+def meet(place: RankPlace, point: MeetingPoint) -> RankMeeting:
     """Wait until all ranks of one life are there; bind the collectives of this process to the host's interface.
 
     Raises PeerLost naming the ranks that have not come within the bound, ConfigError where hosts have other versions
@@ -108,22 +108,22 @@ def meet(place: RankPlace, point: MeetingPoint) -> Met:
     raise PeerLost(f"the ranks of {point.name} did not meet within {point.bound_s:g} s: {of_life or of_store}")
 
 
-def _open(here: str, point: MeetingPoint) -> Met:
+def _open(here: str, point: MeetingPoint) -> RankMeeting:
     store = open_store(here)
     store.set_timeout(timedelta(seconds=STORE_S))
     life = secrets.token_hex(8)
     store.set(LIFE, life)
     address = f"tcp://[{here}]:{store.port}" if ":" in here else f"tcp://{here}:{store.port}"
     publish_endpoint(point.endpoints, point.name, address)
-    return Met(address, life, store)
+    return RankMeeting(address, life, store)
 
 
-def _find(point: MeetingPoint) -> Met | None:
+def _find(point: MeetingPoint) -> RankMeeting | None:
     address = read_endpoint(point.endpoints, point.name)
     if address is None:
         return None
     store = _connect(address)
-    return Met(address, store.get(LIFE).decode(), store)
+    return RankMeeting(address, store.get(LIFE).decode(), store)
 
 
 def _connect(address: str) -> dist.TCPStore:
@@ -132,7 +132,7 @@ def _connect(address: str) -> dist.TCPStore:
     return dist.TCPStore(host, port_of(address), is_master=False, timeout=patience, wait_for_workers=False)
 
 
-def _take_seat(met: Met, place: RankPlace, here: str) -> None:
+def _take_seat(met: RankMeeting, place: RankPlace, here: str) -> None:
     seats = met.keys("seats")
     if seats.add(f"taken/{place.rank}", 1) > 1:
         met.keys("board").set(OVER, f"{place.told(place.rank)} has begun anew")
@@ -141,7 +141,7 @@ def _take_seat(met: Met, place: RankPlace, here: str) -> None:
     seats.set(f"guest/{place.rank}", msgspec.json.encode(guest).decode())
 
 
-def _await_all(met: Met, place: RankPlace, point: MeetingPoint, deadline_s: float) -> Met:
+def _await_all(met: RankMeeting, place: RankPlace, point: MeetingPoint, deadline_s: float) -> RankMeeting:
     seats, board, names = met.keys("seats"), met.keys("board"), ""
     try:
         while missing := [rank for rank in range(place.size) if not seats.check([f"guest/{rank}"])]:

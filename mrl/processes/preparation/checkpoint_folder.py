@@ -74,7 +74,7 @@ def _has_weights(file: Path) -> bool:
 
 
 def _write_weights(folder: Path, table: PolicyTable, checkpoint: "Checkpoint", dtype: str) -> None:
-    from mrl.models.load_policy import hollow_policy, load_policy
+    from mrl.models.load_policy import load_policy, policy_without_values
     from mrl.models.lora import add_adapters, write_adapters
     from mrl.models.parameters import in_dtypes, released, trained_weights, whole_weights
     from mrl.weights.publish import write_weights
@@ -86,7 +86,7 @@ def _write_weights(folder: Path, table: PolicyTable, checkpoint: "Checkpoint", d
     if stored:  # tensors that the folder does not name get its most common dtype
         others = Counter(stored.values()).most_common(1)[0][0]
     if lora is None:
-        weights = released(hollow_policy(model_folder), saved_weights(checkpoint))
+        weights = released(policy_without_values(model_folder), saved_weights(checkpoint))
         write_weights(folder, in_dtypes(weights, stored, others))
         return
     model = load_policy(model_folder)

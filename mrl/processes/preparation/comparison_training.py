@@ -67,10 +67,10 @@ def lanes(machine: FreeMachine, needs: Sequence[RunNeed], *, jobs: int = 0) -> l
     least, most = max(need.least_gpus for need in needs), max(need.most_gpus for need in needs)
     if not jobs:
         by_cores = machine.cores // max(need.policies for need in needs)
-        by_memory = int(machine.memory_mib / max(need.host_mib for need in needs))
+        fitted_to_memory = int(machine.memory_mib / max(need.host_mib for need in needs))
         by_gpus = [len(machine.gpus) // most] if most else []
         by_names = [1] if any(need.is_alone for need in needs) else []
-        jobs = max(1, min([by_cores, by_memory, *by_gpus, *by_names]))
+        jobs = max(1, min([by_cores, fitted_to_memory, *by_gpus, *by_names]))
     if not most:
         return [()] * jobs
     share = len(machine.gpus) // jobs

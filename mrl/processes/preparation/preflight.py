@@ -301,7 +301,7 @@ def check_tasks(
 def _check_says_again(config: RunConfig, task: str, first: "EnvironmentTurn") -> None:
     """Raises TaskError for an environment that is not deterministic, where episodes go on from peers' first turns."""
     from mrl.sharing.regimes import goes_on_in_episodes
-    from mrl.tasks.environments.doors import URLS
+    from mrl.tasks.environments.opening import URLS
 
     if goes_on_in_episodes(config.sharing) and not first.is_deterministic:
         name = config.tasks[task].dataset

@@ -26,5 +26,5 @@ class MeetingPlace:
     policy: str
 
     def name(self, task: str) -> str:
-        """Return the name of a task's environment, as `open_door` reads it."""
+        """Return the name of a task's environment, as `open_environment` reads it."""
         return MARK + json.dumps([str(self.run_folder.absolute()), self.policy, task])

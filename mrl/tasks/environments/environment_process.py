@@ -36,7 +36,7 @@ from mrl.tasks.environments.contract import (
     Environment,
     EnvironmentTurn,
 )
-from mrl.tasks.environments.doors import open_door
+from mrl.tasks.environments.opening import open_environment
 from mrl.tasks.environments.user_class import BadReturn, ClassMistake
 from mrl.tasks.environments.wire import (
     DropEpisode,
@@ -133,7 +133,7 @@ class _Process:
     """All episodes of this process."""
 
     def __init__(self, name: str, cpu_s: float, channel: socket.socket) -> None:
-        self._make, self._cpu_s, self._channel = open_door(name), cpu_s, channel
+        self._make, self._cpu_s, self._channel = open_environment(name), cpu_s, channel
         self._lock = threading.Lock()
         self._episodes: dict[int, _Episode] = {}
         self._leaving: list[tuple[_Episode, float]] = []

@@ -9,9 +9,9 @@ from contextlib import closing
 from mrl.config.task_tables import TaskTable
 from mrl.errors import RoleFailed, TaskError
 from mrl.tasks.environments.contract import FAILURES, MAX_TURNS, EnvironmentTurn, PolicyTurn
-from mrl.tasks.environments.doors import URLS
 from mrl.tasks.environments.environment_child import START_S
 from mrl.tasks.environments.environments import environment_name, pool_of
+from mrl.tasks.environments.opening import URLS
 from mrl.tasks.sources import open_source
 
 MOST_STATES = 1_000_000
@@ -48,7 +48,7 @@ def first_turn(task: str, table: TaskTable, text: str, *, seed: int) -> Environm
 
 
 def _check_class(task: str, table: TaskTable, name: str, row: str) -> None:
-    reason, _ = tried_in_process("mrl.tasks.environments.doors", name, row)
+    reason, _ = tried_in_process("mrl.tasks.environments.opening", name, row)
     if reason:
         wanted = "a class in a module beside the configuration, installed, or on PYTHONPATH"
         raise TaskError(f"no environment: {reason}", where=f"tasks.{task}.dataset", wanted=wanted)

@@ -8,7 +8,7 @@ import random
 from collections.abc import Callable
 
 from mrl.records.episodes import Message
-from mrl.tasks.environments.doors import named_class
+from mrl.tasks.environments.opening import named_class
 from mrl.tasks.environments.tool_syntax import PLAIN
 from mrl.tasks.environments.user_class import ClassEnvironment, tools_of
 from mrl.tasks.games.game_names import GAMES

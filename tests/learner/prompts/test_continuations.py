@@ -7,7 +7,7 @@ import pytest
 from msgspec import structs
 
 from mrl.config.schema import RunTable
-from mrl.learner.asynchronous_batching import Gathered
+from mrl.learner.asynchronous_batching import OwnGroups
 from mrl.learner.batches import BatchMaker, batch_values
 from mrl.learner.ledger import MAX_GIVEN_BYTES, Pace, WorkLedger
 from mrl.learner.verifier_limit import VerifierFailures
@@ -189,7 +189,7 @@ def test_a_step_hands_states_to_workers_and_tells_of_those_that_led_nowhere():
     absorbed = Absorbed([], {"policy_gradient": 1.0}, continuations=[state("b")])
     own = SimpleNamespace(name="policy_gradient")
     regime = SimpleNamespace(absorb=lambda groups, *, step, rng: absorbed, components=(own,))
-    batching = SimpleNamespace(gather=lambda step, stopping: Gathered([begun, continued], {}))
+    batching = SimpleNamespace(gather=lambda step, stopping: OwnGroups([begun, continued], {}))
 
     prepared = BatchMaker(intake, regime, None, batching, RunTable(name="r", steps=1)).prepare(0, None, lambda: False)
 

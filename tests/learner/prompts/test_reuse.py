@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from mrl.config.policy_tables import LearnerTable
 from mrl.config.schema import RunTable
-from mrl.learner.asynchronous_batching import Gathered
+from mrl.learner.asynchronous_batching import OwnGroups
 from mrl.learner.batches import BatchMaker
 from mrl.learner.ledger import Pace, WorkLedger
 from mrl.learner.prompts.reuse import ReuseBuffer, reuse_of
@@ -210,7 +210,7 @@ def a_maker(batches: list[list[ScoredGroup]], reuse: ReuseBuffer | None):
         absorbed.append(groups)
         return Absorbed([], {"policy_gradient": 1.0})
 
-    batching = SimpleNamespace(gather=lambda step, stopping: Gathered(batches[step], {}))
+    batching = SimpleNamespace(gather=lambda step, stopping: OwnGroups(batches[step], {}))
     regime = SimpleNamespace(absorb=absorb, components=(SimpleNamespace(name="policy_gradient"),))
     return BatchMaker(intake, regime, None, batching, RunTable(name="r", steps=1), reuse=reuse), absorbed
 

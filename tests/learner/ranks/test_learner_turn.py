@@ -84,7 +84,7 @@ def test_a_holder_that_is_slow_and_gets_on_is_waited_for(own, other, clock, tele
     own.has(SimpleNamespace(leave_device=lambda: None, come_to_device=lambda: None), lambda: heard.append(clock.now_s))
 
     def whenever() -> None:
-        other.got_on()
+        other.note_progress()
         beats.append(telemetry.beat())
         if clock.now_s > 10 * BOUND_S:
             other.give_back()
@@ -107,7 +107,7 @@ def test_who_waits_behind_one_that_waits_sees_whether_the_first_of_all_gets_on(o
 
     def whenever() -> None:
         if clock.now_s < 10 * BOUND_S:
-            other.got_on()
+            other.note_progress()
         between.take(lambda: True)
 
     clock.whenever = whenever

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from mrl.errors import ConfigError, PeerLost
 from mrl.learner.ranks import meeting
 from mrl.learner.ranks.host_board import OVER
-from mrl.learner.ranks.meeting import LIFE, MeetingPoint, Met, meet
+from mrl.learner.ranks.meeting import LIFE, MeetingPoint, RankMeeting, meet
 from mrl.learner.ranks.own_address import GLOO, NCCL
 from mrl.learner.ranks.rank_place import LEARNER_HOSTS, LEARNER_PLACE, RankPlace, rank_place
 from mrl.learner.ranks.world import World
@@ -46,7 +46,7 @@ def point(folder: Path, bound_s: float = PATIENCE_S) -> MeetingPoint:
     return MeetingPoint(folder, "ranks-qwen", bound_s, lost_s=5.0)
 
 
-def comes(threads: ThreadPoolExecutor, folder: Path, host: int) -> Future[Met]:
+def comes(threads: ThreadPoolExecutor, folder: Path, host: int) -> Future[RankMeeting]:
     """The one rank of a host."""
     return threads.submit(meet, RankPlace(host=host, hosts=HOSTS), point(folder))
 

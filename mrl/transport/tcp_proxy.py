@@ -83,7 +83,7 @@ class _Connection:
         """Bytes that the server sent."""
 
 
-class TcpFront:
+class TcpProxy:
     """Listens at `host:port` for the server behind a socket file, on a thread of its own, until `close`."""
 
     def __init__(

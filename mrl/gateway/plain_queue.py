@@ -72,7 +72,7 @@ class ServingWorker:
             self.room = msgspec.structs.replace(self.room, version=version)
 
 
-class PlainDesk:
+class PlainRequestQueue:
     """Queue of requests outside of episodes, which assigns each to a worker with room. Lives in one event loop."""
 
     def __init__(

@@ -1,6 +1,6 @@
 """The kinds of environment: a user's class, "module:Class"; an OpenEnv server, "ws://HOST:PORT"; an agent, "agent:...".
 
-`python -m mrl.tasks.environments.doors MODULE:CLASS ROW` says in one line what is wrong with a class.
+`python -m mrl.tasks.environments.opening MODULE:CLASS ROW` says in one line what is wrong with a class.
 """
 
 import importlib
@@ -17,7 +17,7 @@ from mrl.tasks.environments.user_class import ClassEnvironment, ClassMistake, ch
 URLS = ("ws://", "wss://")
 
 
-def open_door(name: str) -> Callable[[], Environment]:
+def open_environment(name: str) -> Callable[[], Environment]:
     """Return a function that makes one episode per call. Raises ClassMistake, with the cure, for an unfit class."""
     if name.startswith(MARK):
         from mrl.tasks.environments.agent_seat import AgentSeat

@@ -12,9 +12,9 @@ import pytest
 
 from mrl.errors import RoleFailed
 from mrl.transport.endpoints import port_of, read_endpoint
-from mrl.transport.front import DESCRIPTORS_EACH, TcpFront, most_connections
 from mrl.transport.grants import Grant
 from mrl.transport.keys import ClientKeys, create_keys, load_client_keys
+from mrl.transport.tcp_proxy import DESCRIPTORS_EACH, TcpProxy, most_connections
 
 GREETING = b"\xff" + bytes(8) + b"\x7f"
 CROWD = 1100
@@ -101,7 +101,7 @@ def test_the_busiest_address_gives_way(tmp_path, until):
     with socket.socket(socket.AF_UNIX) as behind, contextlib.ExitStack() as closing:
         behind.bind(str(tmp_path / "s"))
         behind.listen(64)
-        front = TcpFront("127.0.0.1", 0, tmp_path / "s", refused=lambda *_: None, max_connections=6)
+        front = TcpProxy("127.0.0.1", 0, tmp_path / "s", refused=lambda *_: None, max_connections=6)
         closing.callback(front.close)
         lone = closing.enter_context(
             socket.create_connection(("127.0.0.1", front.port), source_address=("127.0.0.2", 0))
@@ -127,7 +127,7 @@ def test_a_connection_without_a_descriptor_for_it_costs_itself_alone(make_server
             raise OSError(errno.EMFILE, "Too many open files")
         return real(family, *arguments, **named)
 
-    monkeypatch.setattr("mrl.transport.front.socket.socket", lacking)
+    monkeypatch.setattr("mrl.transport.tcp_proxy.socket.socket", lacking)
     with real(socket.AF_INET, socket.SOCK_STREAM) as raw:
         raw.settimeout(60.0)
         raw.connect(("127.0.0.1", port_of(server.address)))
@@ -143,7 +143,7 @@ def test_a_port_that_nobody_listens_at_any_more_is_noticed(make_server, until, m
     def fail(self):
         raise KeyError("a mistake in the thread")
 
-    monkeypatch.setattr(TcpFront, "_take", fail)
+    monkeypatch.setattr(TcpProxy, "_take", fail)
     with socket.create_connection(("127.0.0.1", server._front.port)):
         until(lambda: server._front.failure is not None)
     with pytest.raises(RoleFailed, match=r"nobody listens at tcp://127\.0\.0\.1:\d+ any more") as failed:
