@@ -136,7 +136,7 @@ class ExchangeClient:
             return dict(self._counts)
 
     def losses(self) -> dict[str, float]:
-        """Metrics: what was published and goes to no peer, totals of this process."""
+        """Return metrics of published records that go to no peer, by reason; totals of this process."""
         with self._lock:
             return {f"exchange/{why}": float(self._counts[why]) for why in ("too_large", "dropped")}
 
