@@ -31,24 +31,27 @@ class ControllerState(msgspec.Struct, frozen=True, kw_only=True):
     moved_s: float | None = None
     """Time of the last move."""
     progress: dict[str, float] = {}
-    """Windowed supply progress of every policy."""
+    """Policy -> supply progress over the rule's window."""
     unserved_s: dict[str, float] = {}
-    """Time at which a policy without units lost its last one."""
+    """Policy without units -> time since which it has none."""
     unknown_since_s: float | None = None
     """Time since which the demand of some policy is unknown; None when all demands are known."""
 
 
 class DecisionRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """One decision and what it was made from."""
+    """One decision, with the readings that it was made from."""
 
     urgent: bool
+    """Whether dwell and least gain did not apply."""
     readings: tuple[Reading, ...]
     progress: dict[str, float]
     candidate: Shares
+    """The best shares that were found."""
     shares: Shares
     """Shares after the decision: the candidate, or the shares of before."""
     gain: float | None
-    """Relative gain in worth of the candidate; None where the shares of before broke a floor or the capacity."""
+    """Relative gain in worth of the candidate. None where it has no measure, or where the shares of before broke a
+    floor or the capacity."""
     verdict: Verdict
     """Whether the decision moves to the candidate, and if not, why."""
 
@@ -79,7 +82,7 @@ def decide(
 
 
 def _observed(rule: Rule, state: ControllerState, readings: Sequence[Reading], now_s: float) -> ControllerState:
-    """The state with time and progress taken into account. The progress of a silent policy stands still."""
+    """Return the state with time and progress taken into account. The progress of a silent policy stands still."""
     elapsed_s = max(0.0, now_s - state.decided_s)
     keep = math.exp(-elapsed_s / rule.window_s)
     progress = {}
@@ -105,7 +108,7 @@ def _observed(rule: Rule, state: ControllerState, readings: Sequence[Reading], n
 class Decision:
     """One decision about one pool: the best split, and whether to move to it.
 
-    `readings` have the floors of the configuration; here they get the floors that hold together at this moment.
+    `readings` come with the floors of the configuration, and get the floors that hold together at this moment.
     """
 
     def __init__(
@@ -130,7 +133,7 @@ class Decision:
         """Whether the shares of before keep all floors and the capacity."""
 
     def conclude(self) -> tuple[ControllerState, DecisionRecord]:
-        """The state after the decision, and its record."""
+        """Return the state after the decision, and its record."""
         candidate, gain, verdict = self._choose()
         has_moved = verdict == "moved"
         state = msgspec.structs.replace(self._state, moved_s=self._now_s) if has_moved else self._state
@@ -146,7 +149,7 @@ class Decision:
         return state, record
 
     def _choose(self) -> tuple[Shares, float | None, Verdict]:
-        """The candidate, its gain, and the verdict."""
+        """Return the candidate, its gain, and the verdict."""
         has_unmeasured = self._rule.objective != "static" and any(map(is_unmeasured, self._readings))
         has_unmeasured = has_unmeasured and not self._floors.taking_turns
         # A demand is usually known soon. Until then the equal split stays, rather than to move and to move back.
@@ -175,9 +178,10 @@ class Decision:
     # Floors.
 
     def _with_due_floors(self, readings: Sequence[Reading]) -> list[Reading]:
-        """Readings with the floors that hold. A policy that takes turns has a floor when it was unserved for too long.
+        """Return the readings with the floors that hold.
 
-        It keeps the units of its turn for a dwell before the next policy's turn.
+        A policy that takes turns gets a floor when it was unserved for too long, and keeps the units of its turn for a
+        dwell before the next policy's turn.
         """
         floors, live = dict(self._floors.replicas), [one for one in readings if not one.silent]
         for policy, since_s in sorted(self._state.unserved_s.items(), key=lambda item: item[1]):
@@ -192,8 +196,9 @@ class Decision:
     def _best(
         self, readings: Sequence[Reading], capacity_units: tuple[int, ...], *, fits: bool
     ) -> tuple[Shares, float | None]:
-        """The best shares of these policies, and their gain over the shares of before; None where that has no measure.
+        """Return the best shares of these policies, and their gain over the shares of before.
 
+        The gain is None where it has no measure.
         fits: whether the shares of before keep the floors of these policies and this capacity.
         """
         if self._rule.objective == "static":
@@ -214,7 +219,7 @@ class Decision:
         return shares, (new - old) / abs(old) if old else 0.0
 
     def _worth(self, readings: Sequence[Reading]) -> Worth:
-        """The worth of candidate shares of one policy, beside the progress of these policies."""
+        """Return a function for the worth of candidate shares of one policy, beside the progress of these policies."""
         progress, is_weighted = self._state.progress, self._rule.objective == "weighted"
         reference = min(
             progress[one.policy] / (one.weight if is_weighted else 1.0) for one in readings if not one.silent
@@ -227,7 +232,7 @@ class Decision:
         return worth
 
     def _best_beside_the_unmeasured(self) -> tuple[Shares, float | None]:
-        """Fair parts for the unmeasured policies, `_best` of the rest for the others, and what is left over dealt."""
+        """Return fair parts for unmeasured policies, and `_best` of the rest for the others; deal out what is left."""
         kept = fair_parts(self._readings, self._capacity_units)
         rest = units_left(self._capacity_units, self._readings, kept)
         others = [one for one in self._readings if one.policy not in kept]
@@ -250,7 +255,7 @@ class Decision:
         return "moved" if self._has_dwelt else "dwell"
 
     def _taken_units(self, candidate: Shares) -> int:
-        """Units that the candidate takes from one policy for another; a free unit costs no policy anything."""
+        """Return the units that the candidate takes from one policy for another; a free unit costs nobody anything."""
         held = sum(sum(one.replicas) * one.units_per_replica for one in self._readings)
         started = sum(
             one.units_per_replica * max(0, new - old)
@@ -275,7 +280,7 @@ def _fits(readings: Sequence[Reading], shares: Shares, capacity_units: tuple[int
 
 
 def _with_guesses(readings: Sequence[Reading]) -> list[Reading]:
-    """Readings in which an unmeasured policy has the mean demand of the measured policies, on every type."""
+    """Return readings in which an unmeasured policy has the mean demand of the measured policies, on every type."""
     known = [one for one in readings if one.progress_per_replica is not None and not one.silent]
     means = [_mean_demand(known, kind) for kind in range(len(readings[0].replicas))]
     return [
@@ -293,7 +298,7 @@ def _guessed(reading: Reading, means: Sequence[float]) -> tuple[float, ...]:
 
 
 def _mean_demand(known: Sequence[Reading], kind: int) -> float:
-    """Mean demand of these policies in units of one type; 0 where none of them runs there, 1 where there are none."""
+    """Return the mean demand in units of one type; 0 where none of these policies runs there, 1 without policies."""
     pairs = [(one.units_per_replica, one.progress_per_replica[kind]) for one in known if one.progress_per_replica]
     demands = [units / progress for units, progress in pairs if progress > 0.0]
     return sum(demands) / len(demands) if demands else 0.0 if pairs else 1.0

@@ -1,9 +1,9 @@
 """Turns on devices that processes of one host share: a queue, whose first member for a device has it alone.
 
 A place in the queue is a file that its owner keeps locked. The kernel drops the lock when the process ends, however it
-ends, and whoever looks next removes the file: so a turn is a lease without an expiry, which nobody has to renew, and
-which a process that is only slow never loses. Who comes later has a higher number, and numbers are given under a lock
-of the queue, so that all members see one order, of several devices too: no two of them wait for each other.
+ends, and the next process that looks removes the file. So a turn is a lease without an expiry: nobody has to renew it,
+and a process that is only slow never loses it. A process that comes later has a higher number. Numbers are given under
+a lock of the queue, so that all members see one order, of several devices too: no two of them wait for each other.
 """
 
 import fcntl
@@ -17,28 +17,32 @@ from typing import NamedTuple
 from mrl.config.locks import try_lock
 
 MAX_PLACE_BYTES = 1 << 20
+"""Bytes that are read of a place's file at most."""
 DIGITS = 18
+"""Digits of every number in the folder, so that names sort as numbers do."""
 QUEUE = "queue"
-"""File with the last number, whose lock gives the next one. No number comes twice: whoever removes the place of a dead
-process would else remove that of a living one."""
+"""File with the last number, whose lock gives the next one. No number comes twice: a process that removes the place of
+a dead process would else remove that of a living one."""
 ARRIVING = ".arriving-"
+"""Beginning of a place's file name before the place has its number."""
 TELL_S = 1.0
+"""Seconds between two signs of life in `getting_on`."""
 
 
 class Ahead(NamedTuple):
-    """Who has a device, or is before this process in its queue."""
+    """A process that has a device, or is before this process in its queue."""
 
     holder: str
-    """Name of its role; empty while somebody else is entering the queue."""
+    """Name of that process's role; empty while another process is entering the queue."""
     progress: int
-    """Another number whenever that one has got on."""
+    """Number that changes whenever that process gets on."""
 
 
 class DeviceTurn:
     """The turns of one process on its `devices`. Not thread-safe, but for `note_progress`."""
 
     def __init__(self, folder: Path, role: str, devices: Collection[str]) -> None:
-        """Everybody who shares a device has the same `folder`, which lies on this host."""
+        """All processes that share a device name the same `folder`, which lies on this host."""
         folder.mkdir(mode=0o700, exist_ok=True)
         self._folder, self._role, self._devices = folder, role, frozenset(devices)
         self._place: Path | None = None
@@ -49,7 +53,10 @@ class DeviceTurn:
         os.register_at_fork(after_in_child=self._leave_to_parent)
 
     def ask(self) -> Ahead | None:
-        """Enter the queue, if that is not done, and look: None when it is this process's turn. Waits for nobody."""
+        """Enter the queue, if not done yet. Return the process ahead, or None when it is this process's turn.
+
+        Never waits.
+        """
         if self._place is None and not self._enter():
             return Ahead("", 0)
         before = None if self.is_held else next(self._others(before=True), None)
@@ -57,19 +64,19 @@ class DeviceTurn:
         return before
 
     def is_awaited(self) -> bool:
-        """Whether anybody is behind this process."""
+        """Whether a process waits behind this one."""
         return self._place is not None and next(self._others(before=False), None) is not None
 
     def note_progress(self) -> None:
-        """Let those who wait see that whoever has the turn does not stand still. From any thread."""
-        with self._telling:  # a file that is given back meanwhile may be another by then
+        """Show to waiting processes that this one does not stand still. May be called from any thread."""
+        with self._telling:  # a descriptor that is given back meanwhile may be another file's by then
             self._progress += 1
             if self._file >= 0:
                 os.pwrite(self._file, _number(self._progress), 0)
 
     @contextmanager
     def getting_on(self) -> Iterator[None]:
-        """Let them see that all the time, in what tells nothing before its end and has a bound of its own."""
+        """Call `got_on` all the time, during work that tells nothing before its end and has a bound of its own."""
         ended = threading.Event()
 
         def tell() -> None:
@@ -95,14 +102,14 @@ class DeviceTurn:
             os.close(file)
 
     def _leave_to_parent(self) -> None:
-        """In a fork, which would else keep the lock beyond the death of its parent."""
-        self._telling = threading.Lock()  # a thread that is not here may have had the other
+        """Close the place's file in a fork, which would else keep the lock beyond the death of its parent."""
+        self._telling = threading.Lock()  # the old lock may be held by a thread that is not in the fork
         file, self._file, self._place, self.is_held = self._file, -1, None, False
         if file >= 0:
             os.close(file)
 
     def _enter(self) -> bool:
-        """Take the next number; False while somebody else takes one."""
+        """Take a place with the next number; False while another process takes one."""
         queue = os.open(self._folder / QUEUE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             if not try_lock(queue, self._folder):
@@ -122,7 +129,7 @@ class DeviceTurn:
             os.close(queue)
 
     def _others(self, *, before: bool) -> Iterator[Ahead]:
-        """Who is before this process, or behind it, for any of its devices; places of the dead are removed."""
+        """Yield the processes before this one, or behind it, for any of its devices; remove places of dead ones."""
         assert self._place is not None
         own = self._place.name
         for name in sorted(filter(str.isdigit, os.listdir(self._folder))):

@@ -1,7 +1,7 @@
 """Speed of the engines of one policy on one type of unit, from increments of their counters.
 
-Estimates decay by evidence (seconds in which an engine was busy), never by wall time. A speed on a type where the
-policy's engines never ran is foreseen by what other policies lose or gain there.
+Estimates decay by evidence (seconds in which an engine was busy), never by wall time. On a type where the policy's
+engines never ran, their speed is foreseen from what other policies lose or gain there.
 """
 
 import math
@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from statistics import geometric_mean
 
 RIDGE = (1e-4, 1e-2)
-"""Added to the diagonal of the normal equations: samples at one place would else divide by zero."""
+"""Ridge on the diagonal of the normal equations: samples at one place would else divide by zero."""
 
 
 @dataclass
@@ -29,7 +29,7 @@ class DecayedRatio:
         self.evidence_s = self.evidence_s * keep + evidence_s
 
     def value(self, min_evidence_s: float) -> float | None:
-        """The ratio; None while there is too little evidence."""
+        """Return the ratio; None while there is too little evidence."""
         if self.evidence_s < min_evidence_s or self.denominator <= 0.0:
             return None
         return self.numerator / self.denominator
@@ -57,7 +57,7 @@ class LatencyLine:
         self.sum_cz = self.sum_cz * keep + running * seconds_per_token
 
     def seconds_per_token(self, running: float) -> float | None:
-        """The line at c = running; the mean where samples tell no line; None without samples.
+        """Return the line at c = running; the mean where samples tell no line; None without samples.
 
         Samples tell no line where one request would take no time (a <= 0), or more requests less time each (b < 0).
         """
@@ -75,7 +75,7 @@ class EngineMeter:
     """Speed and size of the engines of one policy on one type of unit."""
 
     time_constant_s: float
-    """Memory of rates, in busy seconds."""
+    """Time constant of rates, in busy seconds."""
     line: LatencyLine = field(default_factory=LatencyLine)
     rollout: DecayedRatio = field(default_factory=DecayedRatio)
     """Generated tokens per request-second."""
@@ -100,7 +100,7 @@ class EngineMeter:
             self.line.add(request_s / active_s, request_s / tokens, keep)
 
     def seconds_per_token(self, min_evidence_s: float = 0.0) -> float | None:
-        """Seconds per token of a request in a full replica; None while unknown.
+        """Return the seconds per token of a request in a full replica; None while unknown.
 
         Where the size of a full replica is unknown, the engines count as full as they were of late.
         """
@@ -116,7 +116,7 @@ Speeds = Sequence[float | None]
 
 
 def foreseen_speeds(measured: Mapping[str, Speeds]) -> dict[str, tuple[float, ...] | None]:
-    """The speeds of every policy with the gaps filled; None for a policy that was measured nowhere.
+    """Return the speeds of every policy with the gaps filled; None for a policy that was measured nowhere.
 
     A gap is filled from each type on which the policy was measured, by the mean ratio of the two types over the
     policies that were measured on both; the mean of these estimates is taken. Types that no policy connects count as
@@ -138,7 +138,7 @@ def _filled(speeds: Speeds, measured: Mapping[str, Speeds]) -> tuple[float, ...]
 
 
 def _ratio(kind: int, other: int, measured: Mapping[str, Speeds]) -> float | None:
-    """Speed on type `kind` over speed on type `other`."""
+    """Return the speed on type `kind` over the speed on type `other`; None where no policy was measured on both."""
     pairs = [(speeds[kind], speeds[other]) for speeds in measured.values()]
     ratios = [one / two for one, two in pairs if one is not None and two is not None]
     return geometric_mean(ratios) if ratios else None

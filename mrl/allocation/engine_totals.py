@@ -46,7 +46,7 @@ class EngineTotals:
         self._heard: dict[str, _Heard] = {}
 
     def increment(self, request: LeaseRequest, now_s: float) -> EngineIncrement | None:
-        """The work since the engine's last request; None for the first request of an engine."""
+        """Return the work since the engine's last request; None for the first request of an engine."""
         done = (float(request.generated_tokens), request.slot_seconds)
         mark = (request.active_s, request.slot_seconds, float(request.sampled_tokens))
         before = self._heard.get(request.unit)
@@ -67,9 +67,9 @@ class UnitIdle:
 
     def __init__(self, units: Iterable[str], now_s: float) -> None:
         self._busy_s = dict.fromkeys(units, 0.0)
-        """Busy time told by engines that is not part of a share yet."""
+        """Unit -> busy seconds told by engines that are not part of a share yet."""
         self._totals: dict[str, tuple[int, float]] = {}
-        """Epoch and active seconds of the engine on a unit, by its last request."""
+        """Unit -> epoch and active seconds of its engine, by the last request."""
         self._since_s = now_s
 
     def add(self, request: LeaseRequest) -> None:
@@ -80,7 +80,7 @@ class UnitIdle:
         self._totals[request.unit] = (request.unit_epoch, request.active_s)
 
     def shares(self, now_s: float) -> dict[str, float]:
-        """Idle share of every unit since the last shares; empty before `IDLE_INTERVAL_S` have passed.
+        """Return the idle share of every unit since the last shares; empty before `IDLE_INTERVAL_S` have passed.
 
         Engines tell their busy time after the fact. Busy time beyond the interval counts in the next interval, so that
         the mean over intervals is right.

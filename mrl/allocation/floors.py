@@ -1,4 +1,4 @@
-"""Least shares on several types of units: which policies can keep them, and which compete where they do not all fit."""
+"""Floors (least shares) on several types of units: which policies can keep them, and which compete for too few."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -15,7 +15,7 @@ class JointFloors(NamedTuple):
     """Floors that all hold at once."""
 
     replicas: dict[str, int]
-    """By policy."""
+    """Policy -> replicas of its floor."""
     taking_turns: frozenset[str]
     """Policies that lack room for even one replica each. Their floors are 0."""
 
@@ -40,7 +40,7 @@ def check_floors(config: RunConfig, *, where: str) -> None:
 
 
 def _short_of_floors(fitting: Mapping[str, frozenset[str]], floor_units: int) -> list[str]:
-    """Policies whose floors do not all hold on the units that each of them fits."""
+    """Return the policies whose floors do not all hold on the units that each of them fits."""
     alike = Counter(
         frozenset(name for name in fitting if unit in fitting[name]) for unit in frozenset().union(*fitting.values())
     )
@@ -50,7 +50,7 @@ def _short_of_floors(fitting: Mapping[str, frozenset[str]], floor_units: int) ->
 
 
 def floors_that_hold(readings: Sequence[Reading], capacity_units: tuple[int, ...]) -> JointFloors:
-    """The floors, lowered for the policies that compete for too few units: to one replica, or to none in turns.
+    """Return the floors, lowered for policies that compete for too few units: to one replica, or to none in turns.
 
     Policies that do not compete keep their floors. Silent policies have none.
     """
@@ -66,7 +66,7 @@ def floors_that_hold(readings: Sequence[Reading], capacity_units: tuple[int, ...
 def competing_policies(
     readings: Sequence[Reading], floors: Mapping[str, int], capacity_units: tuple[int, ...]
 ) -> frozenset[str]:
-    """Policies that compete for too few units to have these floors (replicas per policy); empty where all can hold."""
+    """Return the policies that compete for too few units to have these floors (replicas per policy)."""
     wanted = [floors[one.policy] for one in readings]
     found = competing(wanted, *_sizes_and_types(readings, capacity_units), capacity_units)
     return frozenset(readings[index].policy for index in found)
@@ -79,7 +79,7 @@ def keeps_floor(reading: Reading, counts: Sequence[int]) -> bool:
 
 
 def shares_at_floors(readings: Sequence[Reading], capacity_units: tuple[int, ...]) -> list[tuple[int, ...]]:
-    """Replicas per policy and type, each policy at its floor; where not all fit, the smallest floors come first.
+    """Return replicas per policy and type, each policy at its floor; where not all fit, the smallest floors come first.
 
     A policy takes the types on which it has replicas, then the types on which it is fast.
     """
@@ -94,7 +94,7 @@ def shares_at_floors(readings: Sequence[Reading], capacity_units: tuple[int, ...
 
 
 def _seated(chosen: set[int], readings: Sequence[Reading], capacity_units: tuple[int, ...]) -> UnitSeats | None:
-    """Seats in which the chosen policies have their floors; None where that is impossible."""
+    """Return seats in which the chosen policies have their floors; None where that is impossible."""
     seats = UnitSeats(*_sizes_and_types(readings, capacity_units), capacity_units)
     for index in sorted(chosen, key=lambda index: -_size(readings[index])):
         one = readings[index]

@@ -1,4 +1,7 @@
-"""The learner's side: its totals and signs of life, on a link that finds the allocator again after a restart."""
+"""A learner's side of the allocation: its totals and signs of life.
+
+They go over a link that finds the allocator again after a restart.
+"""
 
 import math
 import time
@@ -12,9 +15,10 @@ BEAT_S = 1.0
 
 
 class ReportSender:
-    """Shared between the learner's thread (`report`, `beat`) and the thread of its link (`on_message`).
+    """Sends a learner's reports to the allocator.
 
-    A report that is lost costs nothing, since reports carry totals.
+    Shared between the learner's thread (`report`, `beat`) and the thread of its link (`on_message`). A report that is
+    lost costs nothing, since reports carry totals.
     """
 
     def __init__(self, policy: str, clock: Callable[[], float] = time.monotonic) -> None:
@@ -24,18 +28,19 @@ class ReportSender:
         self.requests = RequestLink("allocator", Requests())
 
     def report(self, report: LearnerReport) -> None:
-        """Send the totals of now; never waits."""
+        """Send the learner's present totals; never waits."""
         self._newest, self._said_s = report, self._clock()
         self.requests.report(encode(report), self._said_s)
 
     def beat(self) -> None:
-        """Say that the learner is alive, if it has said nothing for a second: the totals that it said last.
+        """Send the last totals again as a sign of life, if nothing was sent for a second.
 
-        To be called while it trains and while it waits; a learner that hangs does neither, and loses its share.
+        To be called while the learner trains and while it waits; a learner that hangs does neither, and loses its
+        share.
         """
         if self._clock() - self._said_s >= BEAT_S:
             self.report(self._newest)
 
     def on_message(self, _body: bytes) -> None:
-        """Take an acknowledgement: of the newest totals, or of some that these replace."""
+        """Take an acknowledgement of the newest totals, or of totals that these replace."""
         self.requests.answered(self.requests.core.newest_report, self._clock())

@@ -1,4 +1,4 @@
-"""The worker's side of a lease: what it may run now, and the requests that keep the lease alive."""
+"""A worker's side of its lease: how much it may run now, and the requests that keep the lease alive."""
 
 import math
 import threading
@@ -10,13 +10,15 @@ from mrl.records.leases import LeaseGrant, LeaseRequest, LeaseReturn, allocator_
 from mrl.transport.requests import RequestLink, Requests
 
 RENEW_S = 1.0
+"""Seconds between two renewals of a lease with slots."""
 RENEW_IDLE_S = 0.25
+"""Seconds between two renewals of a lease without slots."""
 LEAST_LEFT = 0.5
-"""Part of the ttl that has to be left after a stop: a request may be lost, and the next one takes its time."""
+"""Part of the ttl that has to be left after the process stood still: a request may be lost, and the next takes time."""
 
 
 class Used(NamedTuple):
-    """What a worker did since it started; see `LeaseRequest`."""
+    """Totals of a worker since it started; see `LeaseRequest`."""
 
     tokens: int = 0
     slot_seconds: float = 0.0
@@ -26,50 +28,55 @@ class Used(NamedTuple):
 
 
 class LeaseHolder:
-    """Shared between the worker's thread (`slots`) and the thread of its link (`on_message`, `on_tick`).
+    """A worker's lease.
 
-    While the allocator is silent the last lease stays in force: only the allocator acts on expiry. A worker that finds
-    that it stood still itself, stopped or starved, for so long that the allocator may have thought it gone has lost its
-    lease: others may have its slots. What runs has to end or to rest, and it asks for a new lease only after that. An
-    allocator that answers late is no loss, however late: what it was asked lies in its queue.
+    Shared between the worker's thread (`slots`) and the thread of its link (`on_message`, `on_tick`).
+
+    While the allocator is silent the last lease stays in force: only the allocator acts on expiry. A worker loses its
+    lease when its own process stood still, stopped or starved, for so long that the allocator may have thought it gone:
+    others may have its slots. Running requests then have to end or to rest, and only after that does the worker ask for
+    a new lease. An allocator that answers late costs no lease, however late: requests wait in its queue.
     """
 
     def __init__(self, holder: str, policy: str, *, unit: str = "", unit_epoch: int = 0) -> None:
-        """`unit` and `unit_epoch` are what the worker was started under, where whole units are leased."""
+        """`unit` and `unit_epoch` are those that the worker was started under, where whole units are leased."""
         self._holder, self._policy = holder, policy
         self._unit, self._unit_epoch = unit, unit_epoch
         self._lock = threading.RLock()
         self._requests = RequestLink("allocator", Requests())
-        """A renewal is a report; the number of one is its `sequence`."""
+        """A renewal is a report; the number of the report is the renewal's `sequence`."""
         self._lease = self._acting = (0, 0)
+        """(epoch, slots) of the newest lease, and of the lease that the worker acts under."""
         self._valid_until_s = math.inf
         self._ttl_s = math.inf
         self._is_returned = self._is_resting = self._is_lost = self._awaits_turn = False
         self._asked_s = self._ticked_s = -math.inf
         self._stood_s, self._stood_until_s = 0.0, -math.inf
-        """How long it stood still since the renewal that was answered last, and when the last such time ended."""
+        """Seconds that the process stood still since the renewal that was answered last, and when the last such time
+        ended."""
         self.times_lost = 0
         """How often the lease was lost because this process stood still."""
 
     @property
     def has_lost_unit(self) -> bool:
-        """Whether the worker was started on a unit that may be somebody else's since: it has to end."""
+        """Whether the worker was started on a unit that may be another worker's since, so that it has to end."""
         return bool(self._unit) and self.times_lost > 0
 
     def is_lost(self, now_s: float) -> bool:
-        """Whether what still runs has no lease any more, from when that is found until `slots` hears that it ended."""
+        """Whether running requests lost their lease: from when that is found until `slots` hears that they ended."""
         with self._lock:
             self._check_stopped(now_s)
             return self._is_lost
 
     def open(self, post: Callable[[bytes], object], reconnect: Callable[[], object]) -> None:
-        """Give the holder its voice: `post` sends a message, `reconnect` looks the allocator's address up again."""
+        """Connect the holder: `post` sends a message, `reconnect` looks the allocator's address up again."""
         self._requests.open(post, reconnect)
 
     def slots(self, now_s: float, in_use: int = 0) -> int:
-        """Requests that may run at once from now until the next call, those `in_use` included.
+        """Return how many requests may run at once from now until the next call, those `in_use` included.
 
-        What a smaller lease has no room for runs to its end: the allocator is told so until then, and lends the rest.
+        Requests for which a smaller lease has no room run to their end. The allocator is told of them until then, and
+        lends only the rest.
         """
         with self._lock:
             self._check_stopped(now_s)
@@ -79,15 +86,15 @@ class LeaseHolder:
             return self._lease[1]
 
     def await_turn(self) -> None:
-        """The worker lives, and its engine cannot start before its first turn on the device: it may be long in coming.
+        """Note that the worker lives, and that its engine waits for its first turn on the device, maybe for long.
 
-        The allocator of units waits for it. Where slots are leased, none are asked for.
+        The allocator of units waits for the engine. Where slots are leased, none are asked for.
         """
         with self._lock:
             self._awaits_turn, self._is_resting, self._is_lost = bool(self._unit), not self._unit, False
 
     def rest(self) -> None:
-        """The worker sleeps, or its engine starts: it runs nothing, asks for nothing, and its lease is over."""
+        """Note that the worker sleeps, or its engine starts: it runs nothing, its lease is over, it asks for none."""
         with self._lock:
             self._is_resting, self._is_lost, self._awaits_turn = True, False, False
             self._lease = self._acting = (0, 0)
@@ -95,21 +102,24 @@ class LeaseHolder:
             self._requests.core.forget(self._requests.core.newest_report)
 
     def wake(self, unit_epoch: int, now_s: float) -> None:
-        """The worker's engine is there, woken under a new epoch or started."""
+        """Note that the worker's engine is there, woken under a new epoch or started."""
         with self._lock:
             self._is_resting, self._unit_epoch, self.times_lost = False, unit_epoch, 0
             self._ticked_s = now_s
             self._asked_s = -math.inf
 
     def give_back(self, now_s: float) -> None:
-        """The worker runs nothing any more and never will: what it holds is free at once, not only after the ttl."""
+        """Give the lease back for good: the worker runs nothing any more.
+
+        Its slots are free at once, not after the ttl.
+        """
         with self._lock:
             self._is_returned = True
             self._lease = self._acting = (self._lease[0], 0)
             self._requests.report(encode(LeaseReturn(holder=self._holder, policy=self._policy)), now_s)
 
     def on_message(self, body: bytes, now_s: float) -> None:
-        """Take an answer of the allocator; what is older than the lease at hand, or for somebody else, is ignored."""
+        """Take an answer of the allocator; ignore one that is older than the present lease, or for another holder."""
         reply = self._requests.read(body, allocator_reply_decoder)
         if reply is None:
             return
@@ -120,7 +130,7 @@ class LeaseHolder:
                 self._take(reply, now_s)
 
     def on_tick(self, now_s: float, used: Used) -> None:
-        """Renew the lease when it is time; after long silence look for the allocator again."""
+        """Renew the lease when that is due; after long silence look for the allocator again."""
         with self._lock:
             self._check_stopped(now_s)
             self._tick(now_s)
@@ -155,18 +165,18 @@ class LeaseHolder:
         )
 
     def _take(self, grant: LeaseGrant, now_s: float) -> None:
-        """The time of a grant begins when it was asked for, not when it was made or read."""
+        """Take a grant, unless it is outdated. Its time begins when it was asked for, not when it was made or read."""
         asked_s = self._requests.core.asked_s(grant.sequence) if grant.epoch >= self._lease[0] else None
         if asked_s is None:
             return
         self._requests.answered(grant.sequence, now_s)
         if asked_s >= self._stood_until_s:
             self._stood_s = 0.0
-        if asked_s + grant.ttl_s < now_s:  # it was on its way for so long that it is over
+        if asked_s + grant.ttl_s < now_s:  # it was on its way for longer than its ttl
             return
         self._lease = (grant.epoch, grant.slots)
         if grant.slots >= self._acting[1]:
-            # What runs is within the larger lease at once; a smaller one waits until the worker looks.
+            # Running requests are within a larger lease at once; a smaller one waits until the worker calls `slots`.
             self._acting = self._lease
         self._ttl_s, self._valid_until_s = grant.ttl_s, asked_s + grant.ttl_s
 
@@ -183,12 +193,13 @@ class LeaseHolder:
     def _ran_out(self, now_s: float) -> bool:
         """Whether this process stood still for so long that the lease is over, or may be before it can be renewed.
 
-        Of a unit the allocator itself says whether it is still the worker's own; only what is surely over counts there.
+        Of a unit the allocator itself says whether it is still the worker's own; there a lease counts as over only when
+        it surely is.
         """
         stood_s = now_s - self._ticked_s
         if self._unit:
             return stood_s > self._ttl_s
         is_short = self._valid_until_s - now_s < LEAST_LEFT * self._ttl_s
-        # With one request lost before it, such a time is still too short for the allocator to have noticed.
+        # With one request lost before it, such a time is still too short for the allocator to notice.
         unnoticed_s = max(RENEW_S, LEAST_LEFT * self._ttl_s - 2 * RENEW_S)
         return is_short and stood_s > RENEW_S and self._stood_s + stood_s > unnoticed_s

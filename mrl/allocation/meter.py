@@ -1,4 +1,4 @@
-"""The measurement: supply, demand and silence of one policy, from increments of counters of engines and learner.
+"""Measurement of one policy: supply, demand and silence, from increments of counters of its engines and learner.
 
 Engines are measured apart for every type of unit that they run on, the learner once. Estimates decay by evidence
 (seconds in which engine or learner were busy), never by wall time: a policy that stands still keeps its estimate.
@@ -15,20 +15,20 @@ ONLY_TYPE = ""
 
 @dataclass(frozen=True, slots=True)
 class MeterSettings:
-    """How fast estimates follow, and when a learner counts as silent."""
+    """Time constants of the estimates, and times of silence."""
 
     time_constant_s: float = 600.0
-    """Memory of rates, in busy seconds."""
+    """Time constant of rates, in busy seconds."""
     yield_constant_s: float = 1800.0
-    """Memory of the share of groups that were trained on, in busy seconds."""
+    """Time constant of the share of groups that were trained on, in busy seconds."""
     min_busy_s: float = 20.0
     """Least evidence of a learner's rate, in busy seconds."""
     min_interval_s: float = 1.0
-    """Work of a shorter interval counts with the next interval."""
+    """Least seconds of an interval; the work of a shorter one counts with the next."""
     doubtful_s: float = 60.0
-    """A learner that was not heard of for this long tells nothing about its progress."""
+    """Seconds of silence after which a learner tells nothing about its progress."""
     silent_s: float = 120.0
-    """A learner that was not heard of for longer hangs: learners speak while they train and while they wait."""
+    """Seconds of silence after which a learner hangs: learners speak while they train and while they wait."""
 
 
 @dataclass
@@ -37,7 +37,7 @@ class PolicyMeter:
 
     settings: MeterSettings = field(default_factory=MeterSettings)
     engines: dict[str, EngineMeter] = field(default_factory=dict)
-    """By type of unit; use `engine`."""
+    """Type of unit -> engines there; use `engine`."""
     learner: DecayedRatio = field(default_factory=DecayedRatio)
     """Trained tokens per busy second."""
     groups: DecayedRatio = field(default_factory=DecayedRatio)
@@ -51,7 +51,7 @@ class PolicyMeter:
     _generated_tokens: float = 0.0
 
     def engine(self, unit_type: str = ONLY_TYPE) -> EngineMeter:
-        """The engines on units of one type."""
+        """Return the meter of the engines on units of one type."""
         return self.engines.setdefault(unit_type, EngineMeter(self.settings.time_constant_s))
 
     def add_generated(self, tokens: float, request_s: float, *, evidence_s: float, unit_type: str = ONLY_TYPE) -> None:
@@ -94,19 +94,19 @@ class PolicyMeter:
         return True
 
     def needed_tokens(self, interval_s: float) -> float | None:
-        """Generated tokens that keep the learner busy for so long; None while its rate is unknown."""
+        """Return the generated tokens that keep the learner busy for `interval_s`; None while its rate is unknown."""
         trained = self.learner.value(self.settings.min_busy_s)
         return trained * interval_s / self.trained_share() if trained else None
 
     def trained_share(self) -> float:
-        """Share of the generated groups that are trained on (y), at least `MIN_TRAINED_SHARE`."""
+        """Return the share of the generated groups that are trained on (y), at least `MIN_TRAINED_SHARE`."""
         measured = self.groups.value(0.0)
         return max(MIN_TRAINED_SHARE, 1.0 if measured is None else measured)
 
     def demand_requests(self, unit_type: str = ONLY_TYPE, *, min_evidence_s: float = 0.0) -> float | None:
-        """Requests in flight that just keep the learner busy (Little's law): kappa / y times seconds per token.
+        """Return the requests in flight that just keep the learner busy (Little's law): kappa / y * seconds per token.
 
-        All requests run on units of this type. None while unknown.
+        kappa: trained tokens per busy second. All requests run on units of this type. None while unknown.
         """
         trained = self.learner.value(self.settings.min_busy_s)
         seconds_per_token = self.engine(unit_type).seconds_per_token(min_evidence_s)
@@ -117,7 +117,7 @@ class PolicyMeter:
     def demand_units(
         self, units_per_replica: int, unit_type: str = ONLY_TYPE, *, min_evidence_s: float = 0.0
     ) -> float | None:
-        """Units of this type that just keep the learner busy: d = kappa / (R y). None while unknown."""
+        """Return the units of this type that just keep the learner busy: d = kappa / (R y). None while unknown."""
         requests = self.demand_requests(unit_type, min_evidence_s=min_evidence_s)
         full_requests = self.engine(unit_type).full_requests
         if requests is None or full_requests is None:
@@ -125,12 +125,12 @@ class PolicyMeter:
         return requests * units_per_replica / full_requests
 
     def progress(self) -> float:
-        """Busy share of the learner, 0 while unknown."""
+        """Return the busy share of the learner; 0 while unknown."""
         return self.busy.value(0.0) or 0.0
 
 
 def increments(new: tuple[float, ...], old: tuple[float, ...]) -> tuple[float, ...]:
-    """Growth of totals over `old`; a total that went backwards began again at zero."""
+    """Return the growth of totals over `old`. Where one of them went backwards, all began again at zero."""
     if any(a < b for a, b in zip(new, old, strict=True)):
         return new
     return tuple(a - b for a, b in zip(new, old, strict=True))

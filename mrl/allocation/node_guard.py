@@ -1,16 +1,16 @@
-"""The node's side of unit leases: which engine may be on which unit of this host. No process in sight.
+"""The node's side of unit leases: which engine may be on which unit of this host. It touches no process itself.
 
 Three rules; `tools/check_fencing.py` shows that each is needed:
 - token: an engine starts only under an epoch above every epoch that its unit has heard of;
 - evict: an engine starts only once the unit is proved quiet; until then every process there that is awake is killed;
 - verify: `cleared` is reported only for a unit proved quiet; from then on older epochs are refused.
 
-A unit is quiet when nothing is on it but engines that sleep: they said that they do, and the memory of their GPUs was
-given back. An engine on cores never sleeps. One that sleeps acts again only when it is woken under an epoch of its own,
-as if it were started.
+A unit is quiet when nothing is on it but engines that sleep. An engine sleeps when it said so and the memory of its
+GPUs was given back; an engine on cores never sleeps. A sleeping engine acts again only when it is woken under an epoch
+of its own, as if it were started.
 
-The shell calls `obey` with the allocator's orders and `step` several times a second, and carries out the actions that
-these return. The shell alone can see what is on a unit: it started the processes.
+The shell, which starts the processes, calls `obey` with the allocator's orders and `step` several times a second, and
+carries out the actions that these return. The shell alone can see which processes are on a unit.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -34,10 +34,10 @@ class Action(NamedTuple):
 
 
 class Seen(NamedTuple):
-    """The processes on a unit."""
+    """The processes on a unit, as the shell sees them."""
 
     is_quiet: bool
-    """No process is there, or proved sleepers alone."""
+    """Whether no process is there, or proved sleepers alone."""
     asleep: frozenset[str] = frozenset()
     """Policies of the engines that sleep there."""
 
@@ -58,7 +58,7 @@ class GuardedUnit:
     resident: Tenant | None = None
     """The engine that was started or woken, and is not yet proved gone or asleep."""
     admitted: Tenant | None = None
-    """The engine that starts, or is woken, as soon as the unit is quiet."""
+    """The engine that is started, or woken, as soon as the unit is quiet."""
     clearing_epoch: int = 0
     """The unit is to be proved quiet up to this epoch; 0 without such an order."""
     cleared_epoch: int = 0
@@ -66,16 +66,16 @@ class GuardedUnit:
     asked: Literal["", "sleep", "end"] = ""
     """The newest order to the resident."""
     kill_at_s: float | None = None
-    """Time at which the resident is killed: it was asked to sleep or to end, or it is being woken."""
+    """Time at which the resident is killed, when it was asked to sleep or to end, or is being woken."""
 
 
 class NodeGuard:
-    """The units of one host."""
+    """Guard of the units of one host."""
 
     def __init__(
         self, host: str, units: Iterable[str], *, wake_s: float = 0.0, types: Mapping[str, str] | None = None
     ) -> None:
-        """wake_s: an engine that does not wake up in this time is killed, and started anew.
+        """wake_s: seconds in which an engine has to wake up, or it is killed and started anew.
 
         types: unit -> its type as this host sees it; part of every report.
         """
@@ -85,11 +85,12 @@ class NodeGuard:
         self.num_refused = 0
         """Orders of an earlier allocator, and starts under an epoch that is not new."""
         self.slept = self.woken = self.failed_sleeps = self.failed_wakes = 0
-        """Numbers of engines. An engine that failed was killed or ended by itself, and is started anew when wanted."""
+        """Numbers of engines that slept, woke, or failed to. An engine that failed was killed or ended by itself, and
+        is started anew when wanted."""
         self._host, self._wake_s, self._types = host, wake_s, dict(types or {})
 
     def obey(self, message: NodeOrders, now_s: float) -> list[Action]:
-        """Take the allocator's orders; returns the actions to carry out at once."""
+        """Take the allocator's orders; return the actions to carry out at once."""
         if self._is_outdated(message):
             self.num_refused += 1
             return []
@@ -97,23 +98,23 @@ class NodeGuard:
         return [action for order in message.orders for action in self._obey(order, now_s)]
 
     def step(self, now_s: float, look: Callable[[str], Seen]) -> list[Action]:
-        """The actions that are due. `look` looks for the processes of a unit, where the guard needs to know."""
+        """Return the actions that are due. `look` tells the processes of a unit, where the guard needs to know them."""
         return [action for unit in self.units for action in self._step(unit, now_s, look)]
 
     def woke(self, unit: str, epoch: int) -> None:
-        """Note that the engine says that it woke up under this epoch."""
+        """Note that an engine says that it woke up under this epoch."""
         guarded = self.units[unit]
         if guarded.resident and guarded.resident.epoch == epoch and not guarded.asked and guarded.kill_at_s is not None:
             guarded.kill_at_s = None
             self.woken += 1
 
     def could_not_sleep(self, unit: str) -> None:
-        """Note that the engine says that it cannot sleep; it ends."""
+        """Note that an engine says that it cannot sleep; it ends."""
         if self.units[unit].asked == "sleep":
             self._fail(self.units[unit])
 
     def report(self, released: Iterable[str] = (), failed: Mapping[str, str] | None = None) -> NodeReport:
-        """The state of all units. `failed`: unit out of service -> policy whose engine fails there."""
+        """Return the state of all units. `failed`: unit out of service -> policy whose engine fails there."""
         units = [
             _report(unit, guarded, self._types.get(unit, ""), (failed or {}).get(unit, ""))
             for unit, guarded in self.units.items()

@@ -17,39 +17,39 @@ from mrl.allocation.solver import FloatArray
 Objective = Literal["max_min", "weighted", "throughput", "static"]
 
 BELOW_FLOOR = -1e9
-"""Worth of a share below the floor. No share that keeps the floor is worth less than half of it."""
+"""Worth of a share below the floor. A share that keeps the floor is worth half of this at least."""
 IDLE_UNIT_COST = 1e-6
 """Worth that an idle unit costs: of equal splits the split with fewer units wins."""
 
 
 class Rule(msgspec.Struct, frozen=True, kw_only=True):
-    """The numbers of the controller; the defaults suit accelerators that take half a minute to switch."""
+    """The numbers of the controller; the defaults suit GPUs that take half a minute to switch to another policy."""
 
     objective: Objective = "max_min"
     """The quantity to raise: least progress, least progress per weight, trained tokens per second over all policies; or
     a fixed split."""
     period_s: float = 60.0
-    """Time between two decisions."""
+    """Seconds between two decisions."""
     hold_s: float = 600.0
-    """Horizon over which a share is valued (T)."""
+    """Horizon in seconds over which a share is valued (T)."""
     window_s: float = 4800.0
-    """Memory of the progress made so far (W); at least four times `hold_s`."""
+    """Time constant in seconds of the progress made so far (W); at least four times `hold_s`."""
     dwell_s: float = 600.0
-    """Least time between two moves."""
+    """Least seconds between two moves."""
     min_gain: float = 0.02
     """A move has to raise the worth by this share (delta)."""
     sharpness: float = 20.0
     """How fast worth falls with progress (k): the higher, the nearer to max-min."""
     price: float = 0.03
-    """What capacity of one demand costs, in progress: units beyond the demand are left free."""
+    """Price, in progress, of capacity for one whole demand; it leaves units beyond the demand free."""
     smoothness: float = 12.0
     """Exponent of the smooth min(1, x) that turns supply into progress."""
     max_unserved_s: float = 1200.0
-    """In a pool too small for one replica of each policy, a policy that was unserved for longer gets one."""
+    """Seconds unserved after which a policy gets a replica, in a pool too small for one replica of each policy."""
 
 
 SLOTS = Rule(period_s=2.0, hold_s=10.0, window_s=60.0, dwell_s=5.0)
-"""For slots of running engines, which move within a fraction of a second."""
+"""Rule for slots of running engines, which move within a fraction of a second."""
 
 
 class Reading(msgspec.Struct, frozen=True, kw_only=True):
@@ -64,13 +64,13 @@ class Reading(msgspec.Struct, frozen=True, kw_only=True):
     supply_progress: float | None
     """Share of the policy's learner that was fed since the last decision; None when that cannot be told."""
     unfit: tuple[bool, ...] = ()
-    """Types on which the policy's engine does not fit; empty: it fits all."""
+    """For each type whether the policy's engine does not fit it; empty where it fits all."""
     units_per_replica: int = 1
     floor_replicas: int = 1
     silent: bool = False
-    """The policy's learner hangs, or it has no worker: it gets no unit."""
+    """Whether the policy's learner hangs, or the policy has no worker; it then gets no unit."""
     switch_s: float = 0.0
-    """Time from the grant of a replica until it serves."""
+    """Seconds from the grant of a replica until it serves."""
     weight: float = 1.0
     """Priority, 1 being the highest of the run; with the objective "static" the policy's part of the units."""
     learner_tokens_per_s: float = 0.0
@@ -86,7 +86,7 @@ class Reading(msgspec.Struct, frozen=True, kw_only=True):
 def share_worth(
     reading: Reading, counts_NK: NDArray[np.int64], rule: Rule, *, progress: float, reference: float
 ) -> FloatArray:
-    """Worth of N candidate shares of one policy.
+    """Return the worth of N candidate shares of one policy.
 
     counts_NK: replicas per unit type of each candidate.
     progress: progress of the policy so far, over the rule's window.
@@ -118,7 +118,7 @@ def share_worth(
 
 
 def _smooth_min_one(x: FloatArray, smoothness: float) -> FloatArray:
-    """min(1, x) without its corner; for large x computed from 1 / x, which cannot overflow."""
+    """Return min(1, x) without its corner; for large x computed from 1 / x, which cannot overflow."""
     small, large = np.minimum(x, 1.0), np.maximum(x, 1.0)
     below: FloatArray = small / (1.0 + small**smoothness) ** (1.0 / smoothness)
     above: FloatArray = 1.0 / (1.0 + large**-smoothness) ** (1.0 / smoothness)

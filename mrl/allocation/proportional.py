@@ -16,7 +16,7 @@ TypeCounts = tuple[int, ...]
 
 
 def split_evenly(slots: int, parts: int) -> list[int]:
-    """`slots` in `parts` whole shares that differ by at most one, larger shares first."""
+    """Split `slots` into `parts` whole shares that differ by at most one, larger shares first."""
     small, larger = divmod(slots, parts)
     return [small + 1] * larger + [small] * (parts - larger)
 
@@ -24,7 +24,7 @@ def split_evenly(slots: int, parts: int) -> list[int]:
 def proportional_split(
     readings: Sequence[Reading], capacity_units: TypeCounts, *, by_weight: bool
 ) -> dict[str, TypeCounts]:
-    """Replicas per policy and type of unit: units in proportion to the weights, or equal units without `by_weight`.
+    """Return replicas per policy and type: units in proportion to the weights, or equal units without `by_weight`.
 
     Each type is shared by the policies that run on it; the quota of a policy is the sum of its parts. Every policy that
     is not silent has its floor, as far as the units reach, in the order of `readings`. The rest goes by largest
@@ -76,7 +76,7 @@ class _ProportionalSeats:
         return {one.policy: tuple(row) for one, row in zip(self._readings, self._seats.counts_NK, strict=True)}
 
     def _missing(self, index: int) -> tuple[float, str]:
-        """Replicas below the quota; of equals the last name comes first."""
+        """Return the replicas that the policy is below its quota, and its name: of equals the last name comes first."""
         return sum(self._quota_NK[index]) - sum(self._seats.counts_NK[index]), self._readings[index].policy
 
     def _add_replica(self, index: int) -> bool:
@@ -93,7 +93,7 @@ def is_unmeasured(reading: Reading) -> bool:
 
 
 def fair_parts(readings: Sequence[Reading], capacity_units: TypeCounts) -> dict[str, TypeCounts]:
-    """The replicas that every unmeasured policy keeps: at most its part of an equal split, as far as units are up.
+    """Return the replicas that every unmeasured policy keeps: at most its part of an equal split of the units.
 
     A policy below its floor, such as one that has just come, gets that part.
     """
@@ -112,7 +112,7 @@ def fair_parts(readings: Sequence[Reading], capacity_units: TypeCounts) -> dict[
 
 
 def units_left(capacity_units: TypeCounts, readings: Sequence[Reading], shares: Mapping[str, TypeCounts]) -> TypeCounts:
-    """Units of every type that these shares leave."""
+    """Return the units of every type that these shares leave."""
     used = [
         sum(shares[one.policy][kind] * one.units_per_replica for one in readings if one.policy in shares)
         for kind in range(len(capacity_units))
@@ -123,7 +123,7 @@ def units_left(capacity_units: TypeCounts, readings: Sequence[Reading], shares: 
 def with_units_left(
     shares: Mapping[str, TypeCounts], readings: Sequence[Reading], capacity_units: TypeCounts
 ) -> dict[str, TypeCounts]:
-    """The shares, and the units that they leave dealt out to the unmeasured policies.
+    """Return the shares, with the units that they leave dealt out to the unmeasured policies.
 
     Each replica goes to the policy with the fewest units, on the type with the most free units.
     """

@@ -22,7 +22,7 @@ from mrl.records.leases import LearnerReport
 
 
 class SlotController:
-    """Shares of `slots` between policies, in slots: whole groups each.
+    """Divides `slots` between policies, in whole groups of answers.
 
     group_sizes: answers per group of a policy. weights: priority of a policy. Both are 1 by default.
     """
@@ -60,7 +60,7 @@ class SlotController:
         self.unfit: dict[str, frozenset[str]] = dict.fromkeys(policies, frozenset())
         """Policy -> types of unit on which its engine does not fit."""
         self.switch_s = dict.fromkeys(policies, 0.0)
-        """Policy -> time from the grant of a slot until it serves."""
+        """Policy -> seconds from the grant of a slot until it serves."""
         self._group = {policy: group_sizes.get(policy, 1) for policy in policies}
         floor = min(floor_slots, slots // max(1, len(policies)))
         self._floor = {policy: max(min(1, floor), floor // size) for policy, size in self._group.items()}
@@ -120,7 +120,7 @@ class SlotController:
         return self._unable(now_s, holders) != self._absent or now_s - self.state.decided_s >= self.rule.period_s
 
     def decide(self, now_s: float, holders: Mapping[str, int], *, urgent: bool = False) -> None:
-        """Decide anew.
+        """Decide the shares anew.
 
         holders: workers per policy; a first worker that may still be starting counts as one.
         urgent: units came or went, so that dwell and least gain do not apply.
@@ -138,18 +138,18 @@ class SlotController:
         }
 
     def demand_slots(self, policy: str) -> float:
-        """Slots of the policy's fastest type that just keep its learner busy; 0 while unknown or without use."""
+        """Return the fastest type's slots that just keep the policy's learner busy; 0 while unknown or unusable."""
         measured = [demand for kind in self.capacity if (demand := self._demand(policy, kind, 0.0))]
         return 0.0 if policy in self._absent else min(measured, default=0.0)
 
     def tokens_per_s(self, policy: str, unit_type: str) -> float:
-        """Tokens per second of a full engine on a unit of a type; 0 while unknown."""
+        """Return the tokens per second of a full engine on a unit of a type; 0 while unknown."""
         engine = self.meters[policy].engine(unit_type)
         seconds_per_token = engine.seconds_per_token()
         return engine.full_requests / seconds_per_token if engine.full_requests and seconds_per_token else 0.0
 
     def _demand(self, policy: str, unit_type: str, min_evidence_s: float) -> float | None:
-        """Slots of a type that just keep the learner busy; None while unknown.
+        """Return the slots of a type that just keep the learner busy; None while unknown.
 
         The demand of an engine that holds fewer answers than it has slots counts all of its slots.
         """
@@ -159,7 +159,7 @@ class SlotController:
         return meter.demand_units(size, unit_type, min_evidence_s=min_evidence_s)
 
     def _unable(self, now_s: float, holders: Mapping[str, int]) -> frozenset[str]:
-        """Policies that can use no slot: they have no worker, or their learner is silent."""
+        """Return the policies that can use no slot: they have no worker, or their learner is silent."""
         return frozenset(
             policy for policy, meter in self.meters.items() if not holders.get(policy) or meter.is_silent(now_s)
         )
@@ -170,7 +170,7 @@ class SlotController:
         return [self._reading(policy, speeds[policy]) for policy in self.meters]
 
     def _measured(self, policy: str) -> list[float | None]:
-        """Share of the policy's learner that one replica feeds, by type of unit; None on unmeasured types."""
+        """Return the share of the policy's learner that one replica feeds, by type of unit; None where unmeasured."""
         size, found = self._group[policy], list[float | None]()
         # With several types a little evidence may be misleading; where no type has more, it is better than none.
         for min_evidence_s in (MIN_TYPE_S, 0.0) if len(self.capacity) > 1 else (0.0,):

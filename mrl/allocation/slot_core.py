@@ -26,21 +26,21 @@ from mrl.records.leases import (
 
 @dataclass(frozen=True, slots=True)
 class SlotSettings:
-    """Numbers of the allocator of slots."""
+    """Settings of the allocator of slots."""
 
     slots: int
     """Requests that may run at once, over all policies."""
     floor_slots: int
     """Least share of a policy with a live holder."""
     ttl_s: float
-    """Life of a lease that is not renewed."""
+    """Seconds that a lease lives without a renewal."""
     silent_s: float = 120.0
-    """The policy of a learner that fell silent for longer can use no slot."""
+    """Seconds of silence after which a learner's policy can use no slot."""
     rule: Rule = SLOTS
     group_sizes: Mapping[str, int] = field(default_factory=dict)
-    """Answers per group of a policy, by default 1: shares are whole groups."""
+    """Policy -> answers per group, by default 1: shares are whole groups."""
     weights: Mapping[str, float] = field(default_factory=dict)
-    """Priority of a policy, by default 1."""
+    """Policy -> priority, by default 1."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,7 @@ class SlotShare:
 
 
 class SlotCore:
-    """Shares `settings.slots` between `policies`.
+    """The allocator of slots: shares `settings.slots` between `policies`.
 
     settling: an earlier allocator may have granted leases. For one ttl leases are only confirmed.
     """
@@ -118,7 +118,7 @@ class SlotCore:
         return min(1.0, self._settings.slots / demands) if demands else 1.0
 
     def handle(self, message: AllocatorRequest, now_s: float) -> list[tuple[str, AllocatorReply]]:
-        """Answer one message by (holder or policy, reply). A policy that the run does not have gets no answer."""
+        """Handle one message; return (holder or policy, reply). A policy that the run does not have gets no answer."""
         self._notice_gap(now_s)
         if message.policy not in self._policies:
             return []
@@ -133,7 +133,7 @@ class SlotCore:
         return [(message.holder, self._renew(message, now_s))]
 
     def tick(self, now_s: float) -> list[SlotShare]:
-        """Drop silent holders and decide anew; returns the share of every policy. Call it more often than ttl / 2."""
+        """Drop silent holders and decide anew; return the share of every policy. Call this more often than ttl / 2."""
         self._notice_gap(now_s)
         self._leases.expire(now_s)
         self._decide(now_s)
@@ -168,7 +168,7 @@ class SlotCore:
         )
 
     def _within_bounds(self, request: LeaseRequest) -> LeaseRequest:
-        """The request, cut to epochs and slots that a worker can truly have: a lie must not use up what is to come."""
+        """Return the request, cut to epochs and slots that a worker can have: a lie must not use up later epochs."""
         return msgspec.structs.replace(
             request,
             epoch=min(request.epoch, MAX_TOLD_EPOCH),
@@ -177,7 +177,7 @@ class SlotCore:
         )
 
     def _lease(self, name: str, holder: HolderLeases, now_s: float) -> tuple[int, int]:
-        """The lease (epoch, slots) that a holder gets now: its target, as far as other leases have made room."""
+        """Return the lease (epoch, slots) that a holder gets now: its target, as far as other leases have made room."""
         wanted = self._wanted(name, holder, now_s)
         room = max(0, self._settings.slots - self._leases.held_slots())
         slots = min(wanted, holder.held_slots + room)
@@ -202,7 +202,7 @@ class SlotCore:
             self._shares.decide(now_s, holders)
 
     def _num_holders(self, policy: str, now_s: float) -> int:
-        """Workers of a policy; a first worker that may still be starting counts as one."""
+        """Return the number of a policy's workers; a first worker that may still be starting counts as one."""
         starting = policy not in self._seen and now_s - self._started_s <= self._settings.ttl_s
         return len(self._leases.holders_of(policy)) or int(starting)
 

@@ -1,4 +1,4 @@
-"""Leases of slots: the slots that every holder may be using, told from grants sent and epochs that holders tell."""
+"""Leases of slots: the slots that every holder may be using, from grants sent and epochs that holders tell."""
 
 from dataclasses import dataclass, field
 
@@ -15,7 +15,7 @@ class HolderLeases:
     leases: list[tuple[int, int]] = field(default_factory=list)
     """(epoch, slots), oldest first: the lease that the holder acts under, and the leases sent since."""
     peak_slots: int = 0
-    """The most slots that the holder can have used since it last told of work: that work may have been theirs."""
+    """The most slots that the holder can have used since it last told of work, which may have run on all of them."""
     heard_epoch: int = 0
     """Epoch of the newest lease that the holder heard of, perhaps from an earlier allocator; it ignores older ones."""
 
@@ -36,10 +36,13 @@ class SlotLeases:
     def __init__(self, ttl_s: float) -> None:
         self._ttl_s = ttl_s
         self.holders: dict[str, HolderLeases] = {}
-        """By name of the holder."""
+        """Name of a holder -> its leases."""
 
     def renew(self, request: LeaseRequest, now_s: float) -> HolderLeases:
-        """Note a holder's sign of life and the lease that it acts under; forgets older leases."""
+        """Note a holder's sign of life and the lease that it acts under; forget older leases.
+
+        Returns the holder's leases.
+        """
         totals = (float(request.generated_tokens), request.slot_seconds)
         leases = self.holders.setdefault(request.holder, HolderLeases(request.policy, now_s, totals))
         leases.policy, leases.seen_s, leases.heard_epoch = request.policy, now_s, request.newest_epoch
@@ -63,9 +66,9 @@ class SlotLeases:
             leases.seen_s += gap_s
 
     def held_slots(self) -> int:
-        """The most slots that all holders together can be using."""
+        """Return the most slots that all holders together can be using."""
         return sum(leases.held_slots for leases in self.holders.values())
 
     def holders_of(self, policy: str) -> list[str]:
-        """Live holders of a policy, by name."""
+        """Return the live holders of a policy, in the order of their names."""
         return sorted(name for name, leases in self.holders.items() if leases.policy == policy)

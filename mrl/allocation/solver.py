@@ -14,10 +14,11 @@ FloatArray = NDArray[np.float64]
 
 
 def best_split(values: Sequence[FloatArray], replica_units: Sequence[int], capacity_units: int) -> list[int]:
-    """Replicas n_i >= 0 that maximise sum_i values[i][n_i] under sum_i replica_units[i] * n_i <= capacity_units.
+    """Return the n_i >= 0 that maximise sum_i values[i][n_i] under sum_i replica_units[i] * n_i <= capacity_units.
 
-    `values[i][n]` is the worth of n replicas of policy i; a policy gets at most len(values[i]) - 1. Of equal splits
-    the one with fewer replicas for the later policy wins, so that the answer is one and the same each time.
+    n_i is the number of replicas of policy i, and `values[i][n]` the worth of n of them; a policy gets at most
+    len(values[i]) - 1. Of equal splits the one with fewer replicas for the later policy wins, so that the answer is one
+    and the same each time.
     """
     if not values:
         return []
@@ -33,7 +34,7 @@ def best_split(values: Sequence[FloatArray], replica_units: Sequence[int], capac
 
 
 def _with_one_more(before_C: FloatArray, worth: FloatArray, size: int) -> tuple[FloatArray, NDArray[np.int32]]:
-    """Best worth for every capacity once this policy is served too, and how many replicas it has there."""
+    """Return the best worth for every capacity once this policy is served too, and how many replicas it has there."""
     capacity = len(before_C) - 1
     best_C = before_C + worth[0]
     choice_C = np.zeros(capacity + 1, dtype=np.int32)

@@ -34,7 +34,7 @@ def best_typed_split(
     capacity_units: tuple[int, ...],
     before: Sequence[tuple[int, ...]] | None = None,
 ) -> list[tuple[int, ...]]:
-    """Replicas per policy and type under the capacity of each type; a local optimum of the sum of worths.
+    """Return replicas per policy and type under the capacity of each type; a local optimum of the sum of worths.
 
     worth: worth of N candidate shares [N, types] of a policy.
     before: shares from which the search begins a second time. The better of the two local optima is taken, so that the
@@ -76,21 +76,23 @@ class _Search:
         """Changes of a policy alone: one more of a type, one fewer, one on another type."""
         self._gifts_KOK = np.array([[one_K[new] * (new != old) - one_K[old] for new in range(num_types)]
                                     for old in range(num_types)])  # fmt: skip
-        """Changes that make room on a type: one fewer there (the option of its own number), or one on another type."""
+        """Changes of a policy that make room on a type: one replica fewer there (the option of the type's own number),
+        or one on another type."""
         self._gains: dict[tuple[int, int, int], FloatArray] = {}
-        """Gains by policy, type on which room is made or -1, and number of replicas; of unchanged policies alone."""
+        """Gains by policy, type on which room is made or -1, and number of replicas. A changed policy's gains are
+        dropped."""
 
     def total(self) -> float:
-        """Worth of all shares together."""
+        """Return the worth of all shares together."""
         return sum(float(self._worth(one, row[None, :])[0])
                    for one, row in zip(self._readings, self.counts_NK, strict=True))  # fmt: skip
 
     def num_below_floor(self) -> int:
-        """Policies that have less than their floor."""
+        """Return the number of policies that have less than their floor."""
         return sum(not keeps_floor(one, row) for one, row in zip(self._readings, self.counts_NK, strict=True))
 
     def climb(self, step_units: int) -> None:
-        """Make the best exchanges in steps that halve, until none helps."""
+        """Make the best exchanges in steps that halve, until no exchange helps."""
         while step_units:
             while changes := self._best_exchange(step_units):
                 self._apply(changes)
@@ -103,7 +105,7 @@ class _Search:
             self._gains = {key: gains for key, gains in self._gains.items() if key[0] != policy}
 
     def _best_exchange(self, step_units: int) -> list[Change] | None:
-        """The changes that gain most together; None when no change gains."""
+        """Return the changes that gain most together; None when no change gains."""
         count_N = np.maximum(1, step_units // self._size_N)
         gains_NM = np.array([self._gain(policy, -1, int(count)) for policy, count in enumerate(count_N)])
         used_NMK = self._own_MK * (count_N * self._size_N)[:, None, None]
@@ -116,7 +118,7 @@ class _Search:
         return found if best > LEAST_GAIN else None
 
     def _pairs(self, gains_NM: FloatArray, count_N: Counts) -> Iterator[tuple[float, list[Change]]]:
-        """For each change that needs room on a type, and each amount of room, the best taker and giver."""
+        """Yield, for each change that needs room on a type and each amount of room, the best taker and giver."""
         units_N = count_N * self._size_N
         for own, direction_K in enumerate(self._own_MK):
             if direction_K.max() <= 0:
@@ -136,7 +138,7 @@ class _Search:
                     yield gain, [Change(taker, direction_K * count_N[taker]), Change(giver, gift_K)]
 
     def _given(self, kind: int, short: int, free_K: Counts) -> tuple[FloatArray, Counts]:
-        """Gain of every policy by each way to make room for `short` units, and the replicas that this takes."""
+        """Return every policy's gain by each way to make room for `short` units, and the replicas that this takes."""
         replicas_N = -(-short // self._size_N)
         gains_NO = np.array([self._gain(policy, kind, int(count)) for policy, count in enumerate(replicas_N)])
         fits_NO = (replicas_N * self._size_N)[:, None] <= free_K
@@ -144,7 +146,7 @@ class _Search:
         return np.where(fits_NO, gains_NO, -np.inf), replicas_N
 
     def _gain(self, policy: int, kind: int, count: int) -> FloatArray:
-        """Gains of a policy by its own changes (`kind` -1), or by ways to make room on a type; -inf if impossible."""
+        """Return a policy's gains by its own changes (`kind` -1) or ways to make room on a type; -inf if impossible."""
         key = policy, kind, count
         if key not in self._gains:
             changes_XK = count * (self._own_MK if kind < 0 else self._gifts_KOK[kind])
@@ -155,7 +157,7 @@ class _Search:
 
 
 def _best_two(taker_N: FloatArray, giver_N: FloatArray) -> tuple[float, int, int] | None:
-    """The largest sum of the gains of a taker and another policy that gives, with both; None if impossible."""
+    """Return the largest sum of the gains of a taker and another policy that gives, with both; None if impossible."""
     # The best taker and the best giver may be one policy: then one of the two second best is in the best pair.
     takers, givers = np.argsort(-taker_N)[:2], np.argsort(-giver_N)[:2]
     pairs = [(float(taker_N[one] + giver_N[two]), int(one), int(two)) for one in takers for two in givers if one != two]

@@ -1,9 +1,9 @@
 """The controller of units: how many units of which type each policy should have.
 
-A controller of slots decides, with a whole unit in the place of a group. A kind of unit (CPU cores, GPUs) is what an
-engine fits. Types of one kind (models of GPU, numbers of cores) differ in speed, for each policy in its own way; speeds
-are measured. A switch of a unit to another policy takes seconds to minutes; this is measured too, and the controller's
-times follow from it.
+Decisions are those of a controller of slots, with a whole unit in the place of a group. A kind of unit (CPU cores,
+GPUs) is what an engine fits. Types of one kind (models of GPU, numbers of cores) differ in speed, for each policy in
+its own way; speeds are measured. A switch of a unit to another policy takes seconds to minutes; this is measured too,
+and the controller's times follow from it.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,10 +22,10 @@ UnitsByType = Mapping[str, int]
 
 
 def timed_rule(rule: Rule, switch_s: Mapping[str, float], *, switching_share: float) -> Rule:
-    """The rule with times for units that take seconds to switch: no unit spends more than this share on switching.
+    """Return the rule with times for units that take seconds to switch.
 
-    switch_s: per policy, from a grant to the first request of its engine. Of the times of `rule` only the period is
-    used.
+    No unit spends more than `switching_share` of its time on switching. switch_s: per policy, from a grant to the first
+    request of its engine. Of the times of `rule` only the period is used.
     """
     longest_s = max(switch_s.values(), default=0.0)
     dwell_s = max(PERIODS_PER_DWELL * rule.period_s, longest_s / switching_share)
@@ -62,7 +62,7 @@ class UnitController:
         self._per_unit, self._rule, self._switching_share = slots_per_unit, rule, switching_share
         self._released: set[str] = set()
         self.switch_s = dict(switch_s or {})
-        """Per policy, seconds from a grant to the first request of its engine, as measured so far."""
+        """Policy -> seconds from a grant to the first request of its engine, as measured so far."""
         self._held: Mapping[str, UnitsByType] = {}
         self._pools: dict[str, SlotController] = {}
         for kind in sorted(set(kinds.values())):
@@ -89,12 +89,12 @@ class UnitController:
         self._pools[report.policy].add_learner(report, now_s)
 
     def add_switch(self, policy: str, switch_s: float) -> None:
-        """Count the seconds from a grant to the first request of its engine."""
+        """Count a switch: the seconds from a grant to the first request of the policy's engine."""
         before = self.switch_s.get(policy, switch_s)
         self.switch_s[policy] = before + NEWEST_SWITCH_WEIGHT * (switch_s - before)
 
     def release(self, policy: str) -> None:
-        """Give no more units to a policy: it needs no engine any more."""
+        """Give no more units to a policy that needs no engine any more."""
         self._released.add(policy)
 
     def targets(
@@ -104,7 +104,7 @@ class UnitController:
         starting_s: Mapping[str, float],
         now_s: float,
     ) -> dict[str, dict[str, int]]:
-        """Units per policy and type.
+        """Return the units per policy and type.
 
         usable: units that the policy's engine fits. held: units that the policy has now.
         starting_s: age of the policy's oldest start without a first request. A switch takes at least that long: where
@@ -129,30 +129,30 @@ class UnitController:
         return targets
 
     def records(self) -> list[DecisionRecord]:
-        """The newest decision about each kind of unit, with its inputs."""
+        """Return the newest decision about each kind of unit, with its inputs."""
         pools = dict.fromkeys(self._pools.values())
         return [pool.record for pool in pools if pool.record is not None]
 
     def demand_units(self, policy: str) -> float:
-        """Units that just keep the learner busy; 0 while unknown."""
+        """Return the units that just keep the learner busy; 0 while unknown."""
         return self._pools[policy].demand_slots(policy) / self._per_unit
 
     def progress(self, policy: str) -> float:
-        """Busy share of the learner, 0 while unknown."""
+        """Return the busy share of the learner; 0 while unknown."""
         return self._pools[policy].meters[policy].progress()
 
     def tokens_per_s(self, policy: str, unit_type: str) -> float:
-        """Tokens per second of a full engine of a policy on a unit of a type; 0 while unknown."""
+        """Return the tokens per second of a full engine of a policy on a unit of a type; 0 while unknown."""
         return self._pools[policy].tokens_per_s(policy, unit_type)
 
     def num_reports(self, policy: str) -> int:
-        """Reports of its learner that said something new."""
+        """Return the number of the learner's reports that said something new."""
         return self._pools[policy].num_reports[policy]
 
     def _promised(
         self, pool: SlotController, rivals: Sequence[str], usable: UnitsByType, held: Mapping[str, UnitsByType]
     ) -> dict[str, dict[str, int]]:
-        """Slots that policies hold, and slots decided for them whose units are still on their way.
+        """Return the slots that policies hold, with slots decided for them whose units are still on their way.
 
         A unit on its way belongs to no policy until it is proved quiet.
         """

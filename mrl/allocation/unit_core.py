@@ -20,22 +20,22 @@ from mrl.records.unit_messages import NodeOrders, NodeReport, UnitOrder, UnitRep
 
 @dataclass(frozen=True, slots=True)
 class UnitSettings:
-    """Bounds of the leases."""
+    """Bounds of the leases of units."""
 
     ttl_s: float
-    """A lease without a renewal for longer is taken back."""
+    """Seconds without a renewal after which a lease is taken back."""
     start_s: float
-    """A lease whose engine has not spoken for longer after the grant is taken back."""
+    """Seconds after the grant in which the engine has to speak, or its lease is taken back."""
     grace_s: float
-    """An engine that is asked to end is killed after this."""
+    """Seconds after which an engine that was asked to end is killed."""
     clear_s: float = 30.0
-    """A unit that is not proved quiet in this time counts as dead until it is."""
+    """Seconds after which a unit that is not proved quiet counts as dead, until it is proved."""
     sleeping_policies: frozenset[str] = frozenset()
     """An engine of these policies is asked to sleep when another policy gets its unit; any other is asked to end."""
     slots_per_unit: int = 1
     """Requests that one engine may run at once."""
     unserved_s: float = 600.0
-    """A policy that no unit could serve for longer counts as unserved."""
+    """Seconds after which a policy that no unit could serve counts as unserved."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ class UnitShare:
     """Busy share of the policy's learner."""
     num_reports: int
     by_type: Mapping[str, TypeShare] = field(default_factory=dict)
-    """By type, where the units that the policy fits are of several types."""
+    """Type -> share, where the units that the policy fits are of several types."""
 
 
 class UnitCore:
@@ -90,7 +90,7 @@ class UnitCore:
         self.targets: dict[str, dict[str, int]] = {policy: {} for policy in fits}
         """Units per policy and type."""
         self.newest: dict[str, NodeReport] = {}
-        """The newest report of each host."""
+        """Host -> its newest report."""
         self.idle = UnitIdle(self.table.rows, now_s)
         """Idle time of units."""
         self._fits, self._settings, self._life = fits, settings, life
@@ -100,7 +100,7 @@ class UnitCore:
         self._now_s = now_s
 
     def handle(self, message: UnitRequest, now_s: float) -> list[UnitReply]:
-        """Answer one message."""
+        """Handle one message; return the answers."""
         self._notice_gap(now_s)
         match message:
             case NodeReport():
@@ -113,7 +113,7 @@ class UnitCore:
         return []
 
     def tick(self, now_s: float) -> list[UnitShare]:
-        """Take back expired leases, decide anew, and move; returns the share of every policy.
+        """Take back expired leases, decide anew, and move units; return the share of every policy.
 
         To be called more often than ttl / 2.
         """
@@ -135,17 +135,17 @@ class UnitCore:
             self._revoke(row, now_s, "its policy needs no engine any more")
 
     def unserved(self, now_s: float) -> list[str]:
-        """Policies whose units were all dead, or failed, for longer than the bound."""
+        """Return the policies whose units were all dead, or failed, for longer than the bound."""
         return self._unserved.longer_than(self._settings.unserved_s, now_s)
 
     def orders(self, report: NodeReport) -> NodeOrders:
-        """Orders to the node of a report, complete in themselves: no order depends on an earlier one."""
+        """Return the orders to the node of a report, complete in themselves: no order depends on an earlier one."""
         rows = (self.table.rows.get(unit.unit) for unit in report.units)
         orders = [order for row in rows if row and (order := self._order(row))]
         return NodeOrders(life=self._life, orders=orders)
 
     def take_log(self) -> list[Transition]:
-        """Transitions since the last call."""
+        """Return the transitions since the last call."""
         return self.table.take_log()
 
     def _hear(self, report: NodeReport, now_s: float) -> NodeOrders:
@@ -156,13 +156,13 @@ class UnitCore:
             if policy in self._fits:
                 self.release(policy, now_s)
         known = [unit for unit in report.units if unit.unit in self.table.rows]
-        # Without waiting for the next tick, and only where a unit is free: most reports tell nothing new.
+        # Granted at once, not at the next tick, but only where a unit became free: most reports tell nothing new.
         if sum(self._hear_unit(unit, now_s) for unit in known):
             self._give(now_s)
         return self.orders(report)
 
     def _hear_unit(self, report: UnitReport, now_s: float) -> bool:
-        """Take the report of one unit; returns whether the unit has become free."""
+        """Take the report of one unit; return whether the unit has become free."""
         row, clear_s = self.table.rows[report.unit], self._settings.clear_s
         if report.unit not in self._named:
             self.types[report.unit] = report.unit_type
@@ -208,7 +208,7 @@ class UnitCore:
         return None
 
     def _renew(self, request: LeaseRequest, now_s: float) -> LeaseGrant:
-        """Renew an engine's lease: its slots while the unit is its own, 0 slots before its start and afterwards."""
+        """Renew an engine's lease: with its slots while the unit is its own, with none before and afterwards."""
         if request.awaits_turn:
             if self.table.wait(request.unit, request.unit_epoch, request.policy, now_s):
                 self._granted_s[request.unit] = now_s
@@ -284,12 +284,12 @@ class UnitCore:
         return [row for row in self.table.rows.values() if row.policy == policy and row.state in OWNED]
 
     def _starting_s(self, now_s: float) -> dict[str, float]:
-        """Policy -> age of its oldest grant whose engine has not spoken yet."""
+        """Return policy -> age of its oldest grant whose engine has not spoken yet."""
         waiting = [row for row in self.table.rows.values() if row.state is UnitState.GRANTED]
         return {row.policy: now_s - row.renewed_s for row in sorted(waiting, key=lambda row: -row.renewed_s)}
 
     def _usable(self) -> dict[str, Counter[str]]:
-        """Units that a policy's engine fits, by type. A dead unit does not count."""
+        """Return the units that a policy's engine fits, by type. A dead unit does not count."""
         found = {policy: Counter(dict.fromkeys(sorted(map(self.types.__getitem__, units)), 0))
                  for policy, units in self._fits.items()}  # fmt: skip
         for policy, units in self._fits.items():
@@ -299,7 +299,7 @@ class UnitCore:
         return found
 
     def _held(self) -> dict[str, Counter[str]]:
-        """Units that each policy owns now, by type."""
+        """Return the units that each policy owns now, by type."""
         return {policy: Counter(self.types[row.unit] for row in self._rows_of(policy)) for policy in self._fits}
 
     def _target(self, policy: str, kind: str) -> int:

@@ -35,12 +35,12 @@ class UnitState(StrEnum):
 
 
 OWNED = frozenset({UnitState.GRANTED, UnitState.ACTIVE})
-"""A policy owns the unit and may go on."""
+"""States in which a policy owns the unit and may go on."""
 
 
 @dataclass(slots=True)
 class UnitRow:
-    """One unit."""
+    """The lease of one unit."""
 
     unit: str
     epoch: int
@@ -51,7 +51,7 @@ class UnitRow:
     deadline_s: float = math.inf
     """Time at which DRAINING turns to CLEARING, and CLEARING to DEAD."""
     may_sleep: bool = False
-    """While DRAINING: the engine is asked to sleep, not to end."""
+    """Whether the engine, while DRAINING, is asked to sleep, not to end."""
 
 
 class Transition(NamedTuple):
@@ -69,13 +69,13 @@ class UnitTable:
     """The lease of every unit. A call returns whether it changed the lease; a wrong epoch or state changes nothing."""
 
     def __init__(self, units: Iterable[str], first_epoch: int) -> None:
-        """`first_epoch`: smaller than every epoch of this table, larger than every epoch of earlier tables."""
+        """`first_epoch` is smaller than every epoch of this table, and larger than every epoch of earlier tables."""
         self.rows = {unit: UnitRow(unit, first_epoch) for unit in units}
         self._first_epoch = first_epoch
         self._log: list[Transition] = []
 
     def grant(self, unit: str, policy: str, now_s: float) -> bool:
-        """FREE -> GRANTED under a new epoch."""
+        """Grant a unit: FREE -> GRANTED under a new epoch."""
         row = self._row(unit, self.rows[unit].epoch, UnitState.FREE)
         if row is None:
             return False
@@ -84,7 +84,7 @@ class UnitTable:
         return self._turn(row, UnitState.GRANTED, now_s, "wanted")
 
     def renew(self, unit: str, epoch: int, policy: str, now_s: float) -> bool:
-        """GRANTED or ACTIVE -> ACTIVE, renewed: the engine itself speaks."""
+        """Renew a lease whose engine speaks: GRANTED or ACTIVE -> ACTIVE."""
         row = self._row(unit, epoch, *OWNED)
         if row is None or row.policy != policy:
             return False
@@ -92,7 +92,7 @@ class UnitTable:
         return row.state is UnitState.ACTIVE or self._turn(row, UnitState.ACTIVE, now_s, "its engine spoke")
 
     def wait(self, unit: str, epoch: int, policy: str, now_s: float) -> bool:
-        """GRANTED stays so, as if it were granted now: the worker speaks, and its engine has not begun to start."""
+        """Keep a lease GRANTED as if it were granted now: the worker speaks, and its engine has not begun to start."""
         row = self._row(unit, epoch, UnitState.GRANTED)
         if row is None or row.policy != policy:
             return False
@@ -100,7 +100,7 @@ class UnitTable:
         return True
 
     def revoke(self, unit: str, epoch: int, now_s: float, *, grace_s: float, why: str, may_sleep: bool = False) -> bool:
-        """GRANTED or ACTIVE -> DRAINING for at most `grace_s`."""
+        """Take a lease back: GRANTED or ACTIVE -> DRAINING for at most `grace_s`."""
         row = self._row(unit, epoch, *OWNED)
         if row is None:
             return False
@@ -108,7 +108,7 @@ class UnitTable:
         return self._turn(row, UnitState.DRAINING, now_s, why)
 
     def clear(self, unit: str, epoch: int, now_s: float, *, within_s: float, why: str) -> bool:
-        """GRANTED, ACTIVE or DRAINING -> CLEARING; DEAD unless the unit is proved quiet `within_s`."""
+        """Order proof of a quiet unit: GRANTED, ACTIVE or DRAINING -> CLEARING; DEAD without the proof `within_s`."""
         row = self._row(unit, epoch, *OWNED, UnitState.DRAINING)
         if row is None:
             return False
@@ -116,7 +116,7 @@ class UnitTable:
         return self._turn(row, UnitState.CLEARING, now_s, why)
 
     def free(self, unit: str, epoch: int, now_s: float) -> bool:
-        """CLEARING or DEAD -> FREE. To be called with the node's proof alone."""
+        """Free a unit: CLEARING or DEAD -> FREE. To be called with the node's proof alone."""
         row = self._row(unit, epoch, UnitState.CLEARING, UnitState.DEAD)
         if row is None:
             return False
@@ -124,12 +124,12 @@ class UnitTable:
         return self._turn(row, UnitState.FREE, now_s, "proved quiet")
 
     def bury(self, unit: str, epoch: int, now_s: float, *, why: str = "not proved quiet in time") -> bool:
-        """CLEARING -> DEAD: the unit is not proved quiet, or engines fail there."""
+        """Give a unit up: CLEARING -> DEAD. It is not proved quiet, or engines fail there."""
         row = self._row(unit, epoch, UnitState.CLEARING)
         return row is not None and self._turn(row, UnitState.DEAD, now_s, why)
 
     def adopt(self, unit: str, epoch: int, policy: str, now_s: float) -> bool:
-        """CLEARING, as at the beginning, -> GRANTED under the epoch of an earlier allocator.
+        """Adopt the lease of an earlier allocator, under its epoch: CLEARING, as at the beginning, -> GRANTED.
 
         The engine may still be starting: the lease turns ACTIVE once the engine has spoken, as any lease does.
         """
@@ -140,12 +140,12 @@ class UnitTable:
         return self._turn(row, UnitState.GRANTED, now_s, "of an earlier allocator")
 
     def silent(self, now_s: float, *, ttl_s: float, start_s: float) -> list[UnitRow]:
-        """ACTIVE rows not renewed for longer than the ttl, and GRANTED ones whose engine has not spoken in time."""
+        """Return ACTIVE rows not renewed within the ttl, and GRANTED ones whose engine has not spoken in time."""
         bounds_s = {UnitState.ACTIVE: ttl_s, UnitState.GRANTED: start_s}
         return [row for row in self.rows.values() if now_s - row.renewed_s > bounds_s.get(row.state, math.inf)]
 
     def overdue(self, now_s: float) -> list[UnitRow]:
-        """DRAINING and CLEARING rows past their deadline."""
+        """Return DRAINING and CLEARING rows past their deadline."""
         ending = (UnitState.DRAINING, UnitState.CLEARING)
         return [row for row in self.rows.values() if row.state in ending and now_s > row.deadline_s]
 
@@ -156,7 +156,7 @@ class UnitTable:
             row.deadline_s += gap_s
 
     def take_log(self) -> list[Transition]:
-        """The transitions since the last call, oldest first."""
+        """Return the transitions since the last call, oldest first."""
         taken, self._log = self._log, []
         return taken
 
@@ -234,5 +234,5 @@ class UnservedPolicies:
                 self._served_s[policy] = now_s
 
     def longer_than(self, bound_s: float, now_s: float) -> list[str]:
-        """Policies that no unit has served for longer than `bound_s`."""
+        """Return the policies that no unit has served for longer than `bound_s`."""
         return [policy for policy in self._fits if now_s - self._served_s[policy] > bound_s]

@@ -21,7 +21,7 @@ class UnitSeats:
     def __init__(
         self, units_per_replica: Sequence[int], fits_NK: Sequence[Sequence[bool]], capacity_units: Sequence[int]
     ) -> None:
-        """units_per_replica: of every policy. fits_NK: whether a policy runs on a type."""
+        """units_per_replica: units of one replica of every policy. fits_NK: whether a policy runs on a type."""
         self.counts_NK = [[0] * len(capacity_units) for _ in fits_NK]
         """Replicas per policy and type."""
         self._size_N, self._free_K = units_per_replica, list(capacity_units)
@@ -31,7 +31,7 @@ class UnitSeats:
         ]
 
     def add(self, policy: int, replicas: int, kinds: Sequence[int] | None = None) -> int:
-        """Seat up to this many replicas more; returns how many found room.
+        """Seat up to this many more replicas of a policy; return how many found room.
 
         kinds: the order of types in which free units are taken. Other policies move only where free units do not reach.
         """
@@ -44,7 +44,7 @@ class UnitSeats:
         return replicas - missing
 
     def rivals(self, policy: int) -> set[int]:
-        """The policy, and every policy whose loss of a replica could make room for one more replica of it.
+        """Return the policy, and every policy whose loss of a replica could make room for one more replica of it.
 
         Rivals sit on the types that the policy fits, or on types to which such rivals could move, and so on.
         """
@@ -57,7 +57,7 @@ class UnitSeats:
         return found
 
     def _add_free(self, policy: int, replicas: int, kind: int) -> int:
-        """Seat up to this many replicas on the free units of one type; returns how many."""
+        """Seat up to this many replicas on the free units of one type; return how many."""
         found = min(replicas, self._free_K[kind] // self._size_N[policy]) if self._fits_NK[policy][kind] else 0
         self._put(policy, kind, found)
         return found
@@ -70,7 +70,10 @@ class UnitSeats:
         self._free_K[kind] -= replicas * self._size_N[policy]
 
     def _make_room(self, kind: int, units: int, tried: set[int]) -> bool:
-        """Move replicas to other types until this many units of a type are free; each type is cleared at most once."""
+        """Move replicas to other types until `units` of a type are free, and return whether they are.
+
+        Each type is cleared at most once.
+        """
         if self._free_K[kind] >= units:
             return True
         if kind in tried:
@@ -92,7 +95,7 @@ def competing(
     fits_NK: Sequence[Sequence[bool]],
     capacity_units: Sequence[int],
 ) -> set[int]:
-    """Policies that compete for too few units when each is to have its replicas; empty where there is room for all.
+    """Return the policies that compete for too few units when each is to have its replicas; empty where all have room.
 
     A policy that does not compete can have all of its replicas, however the competing policies share theirs.
     """

@@ -1,8 +1,9 @@
-"""Keys that the user left out, and whose best value follows from devices and hosts, from the models, or from the data.
+"""Values for keys that the user left out, where the best value follows from devices, hosts, models or data.
 
-`by_device` is asked when a configuration is read; `by_size`, `by_model`, `by_groups` and `by_data` before it is used,
-of what is there by then, and last the memory of this host (`mrl.memory_plan.fitting`). `config.json` holds what was
-chosen. A key that the user gave is never touched. On CPUs, and with small models, everything is as the tables say.
+`by_device` runs when a configuration is read. `by_size`, `by_model`, `by_groups` and `by_data` run before it is used,
+by models and data that are on this host by then. The memory of this host comes last (`mrl.memory_plan.fitting`).
+`config.json` holds the values chosen. A key that the user gave is never touched. On CPUs, and with small models, every
+value is the default of its table.
 """
 
 import math
@@ -23,7 +24,7 @@ OF_POLICY = {
     ("learner", "data_timeout_s"): 20.0,
     ("learner", "collective_timeout_s"): 20.0,
 }
-"""Key of a policy -> seconds beyond the table's value for each GB of its weights, as they lie on the disk."""
+"""Key of a policy -> seconds beyond the table's default for each GB of the policy's weights on the disk."""
 OF_RUN = {
     ("run", "sync_timeout_s"): 60.0,
     ("allocation", "grace_s"): 1.0,
@@ -33,26 +34,29 @@ OF_RUN = {
     ("supervision", "silence_s"): 5.0,
     ("supervision", "stop_s"): 10.0,
 }
-"""The same of the run's keys, by its largest model."""
+"""Key of the run -> seconds beyond the table's default for each GB of the largest model's weights."""
 
 RELEASED_PARAMETERS = 100_000_000
-"""A model with so many, or more, was pretrained on all kinds of text: it learns in small steps, and answers at length.
-"""
+"""Parameters of a model from which on it counts as released: pretrained on all kinds of text, it learns in small steps
+and answers at length."""
 LR_OF_ALL, LR_OF_ADAPTERS = 1e-6, 1e-5
-"""Learning rates of released models. 1e-6 is that of verl's, TRL's and most papers' GRPO; adapters want about ten times
-that of all weights, in reinforcement learning too (LoRA Without Regret, Thinking Machines 2025)."""
+"""Learning rates of released models: of all weights, and of adapters. 1e-6 is that of verl's, TRL's and most papers'
+GRPO; adapters want about ten times that of all weights, in reinforcement learning too (LoRA Without Regret, Thinking
+Machines 2025)."""
 LONG_ANSWER_TOKENS = 1024
+"""Default of `rollout.max_new_tokens` for released models."""
 SHARED_BYTES, UNIT_BYTES, SHARED_STEPS = 17, 8, 2
-"""Of each token of a group that peers get, with its log-probability and text; and steps of all policies to hold."""
+"""Bytes in the exchange of a token of a shared group, with its log-probability and text; further bytes for each unit
+that a teacher tells of the token; steps of all policies that the exchange is to hold."""
 TOP_UNITS = 8
-"""`sharing.copd.top_units`: copd gains more than twice as much with them as without (docs/sharing/copd.md)."""
+"""Default of `sharing.copd.top_units`: with it copd gains more than twice as much as without (docs/sharing/copd.md)."""
 
 T = TypeVar("T", bound=Table)
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """A value that stands for a key which was left out."""
+    """A value that was chosen for a key that the user left out."""
 
     key: str
     value: Any
@@ -61,14 +65,14 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class Resolved:
-    """A configuration, and what was chosen in it."""
+    """A configuration, and the values that were chosen in it."""
 
     config: RunConfig
     choices: tuple[Choice, ...]
 
 
 def by_device(config: RunConfig) -> Resolved:
-    """What policies on "cuda" do otherwise than those on "cpu", and learners over several hosts than those on one."""
+    """Choose values for policies on "cuda", and for learners over several hosts."""
     found = [
         Choice(f"policies.{name}.{key}", value, why)
         for name, policy in config.policies.items()
@@ -79,7 +83,7 @@ def by_device(config: RunConfig) -> Resolved:
 
 
 def by_size(config: RunConfig, weights_bytes: Mapping[str, int]) -> Resolved:
-    """Time limits that grow with the bytes of a policy's weights; with the small ones they are the tables' own."""
+    """Choose time limits that grow with the bytes of a policy's weights; small models keep the tables' defaults."""
     sizes_gb = {name: weights_bytes.get(name, 0) / GB for name in config.policies}
     limits = [
         (("policies", name, *key), per_gb, sizes_gb[name])
@@ -98,9 +102,9 @@ def by_size(config: RunConfig, weights_bytes: Mapping[str, int]) -> Resolved:
 
 
 def by_model(config: RunConfig, parameters: Mapping[str, int], context_tokens: Mapping[str, int]) -> Resolved:
-    """Learning rate and length of answers of released models, by their parameters and by what they can read.
+    """Choose learning rate and answer length of released models, by their parameters and context lengths.
 
-    Of a model that can read few tokens, or of a learner whose passes hold few, answers take half of them at most.
+    An answer takes at most half of the tokens that fit the model's context, a server's context, or a learner's pass.
     """
     found = []
     for name, policy in config.policies.items():
@@ -122,14 +126,17 @@ def by_model(config: RunConfig, parameters: Mapping[str, int], context_tokens: M
 
 
 def shared_bytes(sharing: Mapping[str, Any]) -> int:
-    """Bytes in the exchange of a token that peers see, or score and tell units of, under this `[sharing]` table."""
+    """Return the exchange's bytes for a token that is shared or scored, under this `[sharing]` table."""
     parameters = sharing.get("copd", {}) if sharing["regime"] == "copd" else None
     num_units = parameters.get("top_units", TOP_UNITS) if isinstance(parameters, Mapping) else None
     return SHARED_BYTES + UNIT_BYTES * (num_units if isinstance(num_units, int) else 0)
 
 
 def by_groups(config: RunConfig) -> Resolved:
-    """Room in the exchange for the groups of all policies at their longest, or peers would never see the oldest."""
+    """Choose an exchange that holds the groups of all policies at their longest.
+
+    In a smaller one, the oldest groups would be removed before peers see them.
+    """
     policies = [config.policies[name] for name in config.learning]
     tokens = SHARED_STEPS * sum(
         one.learner.prompts_per_step * one.rollout.group_size * one.rollout.max_new_tokens for one in policies
@@ -143,7 +150,10 @@ def by_groups(config: RunConfig) -> Resolved:
 
 
 def by_data(config: RunConfig, held: Mapping[str, int]) -> Resolved:
-    """All prompts of files that hold fewer than the pool would take. `held`: key of the pool -> prompts there are."""
+    """Choose all prompts of files that hold fewer than the pool would take.
+
+    `held`: key of the pool -> prompts in the files.
+    """
     found = []
     for key, number in held.items():
         usual = type(config.pool).model_fields[key].default
@@ -177,7 +187,10 @@ def _on_gpu(policy: PolicyTable, sleeps: bool) -> Iterator[tuple[str, Any, str]]
 
 
 def _over_hosts(policy: PolicyTable) -> Iterator[tuple[str, Any, str]]:
-    """Shards within each host and replicas across; a rank alone on its host shares nothing, but by a `shard_size`."""
+    """Yield shards within each host and replicas across hosts.
+
+    A rank alone on its host shares nothing, unless a `shard_size` is given.
+    """
     learner = policy.learner
     if policy.frozen or learner.hosts == 1 or not _left_out(learner, "sharding"):
         return
@@ -209,14 +222,14 @@ def _default(config: RunConfig, key: tuple[str, ...]) -> float:
 
 
 def with_choices(config: RunConfig, choices: list[Choice]) -> Resolved:
-    """`config` with the values of these choices."""
+    """Return `config` with the values of these choices, and the choices."""
     for choice in choices:
         config = _replaced(config, choice.key.split("."), choice.value)
     return Resolved(config, tuple(choices))
 
 
 def _replaced(table: T, key: list[str], value: Any) -> T:
-    """A copy with another value at a key; the table itself stays as it is."""
+    """Return a copy of a table with another value at a key."""
     first, *rest = key
     if rest and first == "policies":
         policies = getattr(table, first)

@@ -1,4 +1,4 @@
-"""Who may read and write what a run leaves on the disk: its user alone, or its group may read."""
+"""Permissions of a run's files: for its user alone, or readable for its group too."""
 
 import os
 from pathlib import Path
@@ -7,15 +7,19 @@ from mrl.config.schema import RunConfig
 from mrl.errors import RunFolderError
 
 OTHERS_WRITE = 0o022
+"""Permission bits by which group and others may write."""
 
 
 def folder_mode(config: RunConfig) -> int:
-    """Of the run folder."""
+    """Return the mode of the run folder."""
     return 0o750 if config.run.shared_with_group else 0o700
 
 
 def limit_modes(config: RunConfig) -> int:
-    """Let what this process, and what it starts, makes from now on be for no others; returns the earlier mask."""
+    """Keep other users out of all files that this process, and processes it starts, will make.
+
+    Returns the earlier mask.
+    """
     return os.umask(0o777 & ~folder_mode(config))
 
 

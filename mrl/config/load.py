@@ -1,4 +1,4 @@
-"""A TOML file and overrides become a `RunConfig`, or one line that says which key of which file is wrong."""
+"""Loading: a TOML file and overrides become a `RunConfig`, or one line that says which key of which file is wrong."""
 
 import json
 import re
@@ -23,7 +23,7 @@ MAX_CONFIG_BYTES = 4 * 1024 * 1024
 
 
 def load_config(path: Path, overrides: Sequence[str] = ()) -> RunConfig:
-    """The validated configuration of the file at `path` with `overrides` laid over it, defaults of its devices in it.
+    """Return the validated configuration of the file at `path`, with `overrides` and its devices' defaults in it.
 
     Raises ConfigError: missing or unreadable file, TOML syntax (with its line), unknown key (with the nearest valid
     one), wrong type, out of bounds, or tables that contradict each other.
@@ -32,12 +32,12 @@ def load_config(path: Path, overrides: Sequence[str] = ()) -> RunConfig:
 
 
 def load_resolved(path: Path, overrides: Sequence[str] = ()) -> Resolved:
-    """As `load_config`, with what was chosen for keys that were left out."""
+    """Return the configuration of `load_config`, and the values chosen for keys that were left out."""
     return resolve(parse_toml(read_text(path), where=str(path)), parse_overrides(overrides), where=str(path))
 
 
 def resolve(tables: dict[str, Any], pairs: Sequence[tuple[tuple[str, ...], Any]], *, where: str) -> Resolved:
-    """As `load_resolved`, of tables as a file has them and overrides as (path of the key, value)."""
+    """Return the result of `load_resolved` for tables as a file has them and overrides as (path of the key, value)."""
     overridden = {key for key, _ in pairs}
     config = validate(apply_overrides(tables, pairs), where=where, overridden=overridden)
     config = with_modules(config, where=where)
@@ -48,7 +48,10 @@ def resolve(tables: dict[str, Any], pairs: Sequence[tuple[tuple[str, ...], Any]]
 
 
 def validate(tables: dict[str, Any], *, where: str, overridden: set[tuple[str, ...]] | None = None) -> RunConfig:
-    """`tables` as a RunConfig, types taken strictly ("8" is no number). Raises ConfigError naming the first mistake."""
+    """Return `tables` as a RunConfig, types taken strictly ("8" is no number).
+
+    Raises ConfigError naming the first mistake.
+    """
     try:
         return RunConfig.model_validate_json(json.dumps(tables, default=str), strict=True)
     except ValidationError as error:
@@ -56,7 +59,7 @@ def validate(tables: dict[str, Any], *, where: str, overridden: set[tuple[str, .
 
 
 def with_modules(config: RunConfig, *, where: str) -> RunConfig:
-    """`config` with the folder of the modules that it names: as it stands there, else that of the file."""
+    """Return `config` with the folder of the modules that it names: `run.modules`, else the folder of the file."""
     named = [config.sharing.get("regime"), *(table.kind for table in config.trackers)]
     tasks = config.tasks.values()
     named += [name for table in tasks for name in (table.source, table.verifier, table.evaluator)]
@@ -69,7 +72,10 @@ def with_modules(config: RunConfig, *, where: str) -> RunConfig:
 
 
 def read_text(path: Path) -> str:
-    """The text of a config file. Raises ConfigError when it is missing, no file, unreadable, too large or not UTF-8."""
+    """Return the text of a config file.
+
+    Raises ConfigError when it is missing, no file, unreadable, too large or not UTF-8.
+    """
     try:
         if not path.exists():
             raise ConfigError("no such file", where=str(path), cure=_nearby(path))
@@ -85,7 +91,7 @@ def read_text(path: Path) -> str:
 
 
 def parse_toml(text: str, *, where: str) -> dict[str, Any]:
-    """The tables of a TOML text. Raises ConfigError with the line; a name given twice is said as such."""
+    """Return the tables of a TOML text. Raises ConfigError with the line; a name given twice is said as such."""
     try:
         return tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
@@ -111,7 +117,7 @@ def _split_line(message: str) -> tuple[str, str]:
 
 
 def _nearby(path: Path) -> str:
-    """The configuration that was most likely meant, beside it or in `configs/`; else how to see what there is."""
+    """Return a hint: the configuration most likely meant, beside `path` or in `configs/`, else how to list them all."""
     folders = dict.fromkeys((path.parent, Path("configs")))
     known = {file.stem: file for folder in folders for file in sorted(folder.glob("*.toml"))}
     near = nearest(path.stem, known)

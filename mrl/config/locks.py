@@ -1,4 +1,4 @@
-"""Locks on files, which the kernel drops when their holder dies; and file systems that take none."""
+"""Locks on files, which the kernel drops when their holder dies. Some file systems take none."""
 
 import fcntl
 import glob
@@ -12,7 +12,7 @@ from mrl.errors import RunFolderError
 
 
 def try_lock(file: int, where: Path, *, is_shared: bool = False) -> bool:
-    """Lock an open file until it is closed; False where somebody else holds it. Waits for nobody.
+    """Lock an open file until it is closed; return False where another process holds the lock. Never waits.
 
     Raises RunFolderError where the file system of `where` takes no locks.
     """
@@ -31,10 +31,10 @@ def try_lock(file: int, where: Path, *, is_shared: bool = False) -> bool:
 
 
 def lock_folder(folder: Path, name: str) -> list[int] | None:
-    """Lock a folder by its file `name`, until the returned descriptors are closed; None where somebody else holds it.
+    """Lock a folder by its file `name`, until the returned descriptors are closed; None where another process holds it.
 
-    The folder itself is locked too where its file system can do that: then deleting the file lets nobody else in.
-    The file's content is the holder's process id. Raises OSError, and RunFolderError where there are no locks.
+    The folder itself is locked too where its file system can do that: then deleting the file lets nobody else in. The
+    file's content is the holder's process id. Raises OSError, and RunFolderError where there are no locks.
     """
     held: list[int] = []
     try:
@@ -52,14 +52,14 @@ def lock_folder(folder: Path, name: str) -> list[int] | None:
 
 
 def unlock(held: list[int]) -> None:
-    """Let go of what `lock_folder` gave."""
+    """Release a lock by closing the descriptors that `lock_folder` returned."""
     while held:
         os.close(held.pop())
 
 
 @contextmanager
 def held(folder: Path) -> Iterator[None]:
-    """Keep `remove_left` off a folder. Raises OSError."""
+    """Keep a folder locked during the block, so that `remove_left` leaves it alone. Raises OSError."""
     file = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         _try_lock_itself(file)
@@ -69,9 +69,9 @@ def held(folder: Path) -> Iterator[None]:
 
 
 def remove_left(parent: Path, prefix: str) -> None:
-    """Delete the folders whose names begin so and which nobody has locked: who made them was killed.
+    """Delete the folders whose names begin with `prefix` and that no process has locked: their makers were killed.
 
-    They stay where the file system locks no folders, such as NFS.
+    Such folders stay where the file system locks no folders, such as NFS.
     """
     for folder in parent.glob(f"{glob.escape(prefix)}*"):
         with suppress(OSError):
@@ -84,7 +84,7 @@ def remove_left(parent: Path, prefix: str) -> None:
 
 
 def is_still(file: int, path: Path) -> bool:
-    """Whether an open file is the one that is found under a name, and not one that was deleted or replaced."""
+    """Whether an open file is still the file at `path`, neither deleted nor replaced."""
     try:
         return os.path.samestat(os.fstat(file), path.stat())
     except FileNotFoundError:
@@ -96,6 +96,6 @@ def _try_lock_itself(folder: int) -> bool:
         fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
-    except OSError:  # a file system that locks no folders, such as NFS: the file has to do
+    except OSError:  # a file system that locks no folders, such as NFS: the lock of the file has to do
         return True
     return True

@@ -8,17 +8,18 @@ from mrl.config.policy_tables import LearnerTable
 
 LARGER_CURE = "more ranks in shards (learner.processes), or adapters alone (learner.lora)"
 LEAST_MICROBATCH_TOKENS = 256
-"""Of a pass that may be recommended: smaller ones do not keep a processor busy."""
+"""Least `microbatch_tokens` to recommend: passes with fewer do not keep a processor busy."""
 FEW_LOGITS = 1 << 25
-"""Of a chunk of the head: fewer save next to nothing."""
+"""Least `chunk_logits` to recommend: fewer save next to nothing."""
 
 
 def shortest_cure(
     needed_mib: Callable[[LearnerTable], float], table: LearnerTable, room_mib: float, *, on_device: bool
 ) -> str:
-    """The first setting that brings a learner's process below `room_mib`, or all that help; and what it then needs.
+    """Return the first setting that brings a learner's process below `room_mib`, or all that help.
 
-    `on_device`: whether the room is that on a GPU; else it is that on the host.
+    The text says how much memory the process then needs. `on_device`: whether the room is on a GPU, or else on the
+    host.
     """
     now_mib = needed_mib(table)
     helping: dict[str, Any] = {}
@@ -35,7 +36,7 @@ def shortest_cure(
 
 
 def all_cures(table: LearnerTable, *, on_device: bool) -> str:
-    """Every setting with which a learner's process would need less, the cheapest first; how much less is not said."""
+    """Return every setting that lowers the memory of a learner's process, the cheapest first, without amounts."""
     changes: dict[str, Any] = {}
     for change in _savings(table, on_device):
         changes |= change
@@ -43,7 +44,7 @@ def all_cures(table: LearnerTable, *, on_device: bool) -> str:
 
 
 def _savings(table: LearnerTable, on_device: bool) -> Iterator[dict[str, Any]]:
-    """Settings that need less memory than those of a table, the cheapest first."""
+    """Yield settings that need less memory than those of a table, the cheapest first."""
     if table.microbatch_tokens > (smaller := max(LEAST_MICROBATCH_TOKENS, table.microbatch_tokens // 4)):
         yield {"microbatch_tokens": smaller}
     if table.chunk_logits > FEW_LOGITS:
@@ -62,7 +63,7 @@ def _savings(table: LearnerTable, on_device: bool) -> Iterator[dict[str, Any]]:
         yield {"precision": "bfloat16"}
     if table.optimizer_dtype != "bfloat16":
         yield {"optimizer_dtype": "bfloat16"}
-    if table.parameter_dtype != "bfloat16" and table.lora is None:  # below adapters it takes a folder that has it
+    if table.parameter_dtype != "bfloat16" and table.lora is None:  # below adapters the folder has to have it already
         yield {"parameter_dtype": "bfloat16"}
 
 

@@ -1,4 +1,4 @@
-"""What the schema knows about dotted keys: which keys a table has, what type a key takes, which key was meant."""
+"""Look-ups in the schema by dotted keys: keys of a table, type of a key, and the valid key that a wrong one meant."""
 
 import difflib
 from collections.abc import Iterable, Iterator
@@ -10,6 +10,7 @@ from pydantic.fields import FieldInfo
 from mrl.config.schema import RunConfig
 
 ANY_NAME = "<name>"
+"""Stands in a dotted key where a person gives the name."""
 OTHER_NAMES = {
     "learning_rate": "lr",
     "scheduler": "lr_schedule",
@@ -33,18 +34,18 @@ OTHER_NAMES = {
     "model_name_or_path": "model",
     "revision": "model_revision",
 }
-"""What other libraries call a key -> its name here."""
+"""Name of a key in other libraries -> its name here."""
 
 
 def table_keys(path: tuple[str, ...]) -> list[str] | None:
-    """Keys of the table at `path`; None when there is no such table or when it is an open one that takes any key."""
+    """Return the keys of the table at `path`; None when there is no such table, or when it takes any key."""
     kind = annotation_at(path)
     table = _table_of(kind)
     return None if table is None else list(table.model_fields)
 
 
 def annotation_at(path: tuple[str, ...]) -> Any:
-    """The type that the schema gives to the key at `path`; None when the schema does not know it."""
+    """Return the type that the schema gives to the key at `path`; None when the schema does not know the key."""
     kind: Any = RunConfig
     for key in path:
         table = _table_of(kind)
@@ -61,7 +62,7 @@ def annotation_at(path: tuple[str, ...]) -> Any:
 
 
 def field_at(path: tuple[str, ...]) -> FieldInfo | None:
-    """What the schema says of the key at `path`; None of a name that a person gave, or a key that it does not know."""
+    """Return the schema's field of the key at `path`; None for a name that a person gave, and for an unknown key."""
     table = _table_of(annotation_at(path[:-1]))
     return table.model_fields.get(path[-1]) if table else None
 
@@ -73,7 +74,7 @@ def is_named_collection(path: tuple[str, ...]) -> bool:
 
 
 def nearest_key(path: tuple[str, ...]) -> str:
-    """The valid dotted key that `path` most likely meant, or "" when nothing is near.
+    """Return the valid dotted key that `path` most likely meant, or "" when nothing is near.
 
     Looks among the neighbours first, then for the same key in every other table.
     """
@@ -92,13 +93,13 @@ def nearest_key(path: tuple[str, ...]) -> str:
 
 
 def nearest(word: str, candidates: Iterable[str]) -> str:
-    """The candidate closest to `word`, or ""."""
+    """Return the candidate closest to `word`, or ""."""
     found = difflib.get_close_matches(word, list(candidates), n=1, cutoff=0.55)
     return found[0] if found else ""
 
 
 def all_keys() -> list[str]:
-    """Every dotted key of the schema, with `<name>` where a person gives the name."""
+    """Return every dotted key of the schema, with `<name>` where a person gives the name."""
     return list(_walk(RunConfig, ""))
 
 

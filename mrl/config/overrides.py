@@ -10,10 +10,11 @@ from mrl.config.nearest_key import annotation_at, is_named_collection, nearest, 
 from mrl.errors import ConfigError, UserError
 
 WHERE = "command line"
+"""Place of an override in error messages."""
 
 
 def parse_overrides(words: Sequence[str]) -> list[tuple[tuple[str, ...], Any]]:
-    """Pairs (key path, value) in the order given. Raises ConfigError for a word that is no override."""
+    """Return pairs (key path, value) in the order given. Raises ConfigError for a word that is no override."""
     pairs: list[tuple[tuple[str, ...], Any]] = []
     rest = list(words)
     while rest:
@@ -34,9 +35,10 @@ def parse_overrides(words: Sequence[str]) -> list[tuple[tuple[str, ...], Any]]:
 
 
 def tell_overrides(error: UserError, file: str, words: Sequence[str], *, told_as: str = WHERE) -> None:
-    """Tell mistakes of the configuration in `file` at the overrides: one may have made what the rules of all refuse.
+    """Name the overrides as the place of mistakes that they may have made.
 
-    `told_as` is what the place of the overrides is called.
+    The rules of the configuration in `file` see the overrides laid over it. A mistake at an overridden key is told at
+    the overrides, any other at the file with all overrides. `told_as` is the place of the overrides in messages.
     """
     keys = [word[2:].partition("=")[0] for word in words if word.startswith("--")]
     for one in (error, *error.more):
@@ -51,7 +53,7 @@ def tell_overrides(error: UserError, file: str, words: Sequence[str], *, told_as
 
 
 def parse_value(text: str, kind: Any = None) -> Any:
-    """The value that `text` stands for: itself where `kind` is a string, else a TOML value, else the bare text."""
+    """Return the value of `text`: the text itself where `kind` is a string, else a TOML value, else the bare text."""
     if kind is str:
         return text[1:-1] if len(text) >= 2 and text[0] == text[-1] == '"' else text
     if text.lower() in ("true", "false"):

@@ -1,4 +1,4 @@
-"""The files that a policy's `prompt` table names, read once into the table: a run asks the same to its end.
+"""Texts of the files that a policy's `prompt` table names, read once into the table: a run asks the same to its end.
 
 Processes on other hosts, and a resumed run, have the texts from `config.json`.
 """
@@ -15,11 +15,11 @@ from mrl.records.canonical_json import parse_json
 MAX_FILE_BYTES = 1024 * 1024
 FORM = '{"user": "...", "assistant": "..."}'
 CODE = ("{{", "{%")
-"""What a template has in it, and no file has in its name."""
+"""Marks of Jinja code: every template has one of them, and no file name does."""
 
 
 def with_prompt_texts(config: RunConfig, *, where: str) -> RunConfig:
-    """`config` with the texts of these files. Raises ConfigError for one that cannot be read or is none."""
+    """Return `config` with the texts of these files. Raises ConfigError for a file that cannot be read or is none."""
     policies = dict(config.policies)
     for name, policy in config.policies.items():
         key = f"policies.{name}.prompt"

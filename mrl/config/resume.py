@@ -1,7 +1,7 @@
-"""What a resumed run must share with its earlier attempts: everything that a checkpoint's meaning depends on.
+"""Keys that a resumed run must share with its earlier attempts: all that a checkpoint's meaning depends on.
 
-Tasks in their order, the prompt pool, the run's seed and mode, the sharing regime, and what each policy is. Length,
-learning rates, evaluation, machine and supervision may change between two attempts.
+They are the tasks in their order, the prompt pool, the run's seed and mode, the sharing regime, and the identity of
+each policy. Length, learning rates, evaluation, machine and supervision may change between two attempts.
 """
 
 from collections.abc import Collection, Mapping
@@ -31,7 +31,7 @@ def check_steps_left(saved: Mapping[str, Collection[int]], config: RunConfig, *,
     """Raises RunFolderError when a learner would go on from a step that lies beyond the end of the run.
 
     `saved` holds the steps of every learner's checkpoints. Policies that step together go on from their newest common
-    one, all others from their own newest.
+    step, all others from their own newest.
     """
     newest = {policy: max(steps) for policy, steps in saved.items() if steps}
     if config.run.sync and saved:
@@ -74,9 +74,10 @@ def _meaning(config: RunConfig) -> dict[str, Any]:
 
 
 def _identity(policy: Mapping[str, Any]) -> dict[str, Any]:
-    """A made policy is its recipe, and one of the hub its commit, wherever they lie; any other is its folder.
+    """Return the values that make a policy what it is.
 
-    What it is asked belongs to it.
+    A made policy is its recipe, a model of the hub its commit, wherever the files lie; any other is its folder. The
+    policy's prompt table belongs to it.
     """
     folder = Path(policy["model"]).absolute()
     is_pinned = policy["source"].endswith(f"@{folder.name}")
@@ -86,7 +87,10 @@ def _identity(policy: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _first_difference(before: Any, after: Any, path: tuple[str, ...]) -> tuple[tuple[str, ...], Any, Any] | None:
-    """(key, value of the run, value given). The order of tasks counts: it decides which prompts stand where."""
+    """Return the first difference as (key, value of the run, value given), or None.
+
+    The order of tasks counts: it decides which prompts stand where.
+    """
     if not isinstance(before, dict) or not isinstance(after, dict):
         return None if before == after else (path, before, after)
     if list(before) != list(after) and (path == ("tasks",) or before != after):

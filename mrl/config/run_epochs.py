@@ -1,8 +1,8 @@
-"""How often the learner of a policy has lived, and how far its checkpoints came: written twice, in two folders.
+"""Lives of a policy's learner: how many there were, and how far its checkpoints came; written twice, in two folders.
 
 `checkpoints/<policy>/run_epoch` and `lives/<policy>.json` both hold the run epoch of the newest life, so that losing
 one of them, or all checkpoints, does not let a version be used twice. The second also holds the newest step that was
-saved: a policy whose checkpoints are gone is told from one that never had any.
+saved, so that a policy whose checkpoints are gone is told from one that never had any.
 """
 
 from collections.abc import Collection, Sequence
@@ -15,10 +15,11 @@ from mrl.files import replace_file
 
 MAX_RUN_EPOCH = 2**31
 SET_ASIDE = "set_aside_"
+"""Beginning of the name of a folder for checkpoints that were set aside."""
 
 
 class Life(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What `lives/<policy>.json` holds."""
+    """Content of `lives/<policy>.json`."""
 
     run_epoch: int = -1
     saved_step: int = 0
@@ -28,19 +29,19 @@ class Lives:
     """The lives of one policy's learner in a run folder."""
 
     def __init__(self, policy: str, *, file: Path, checkpoints: Path, weights: Path) -> None:
-        """`file` is the one that lies apart from the policy's `checkpoints`; its published `weights` are a trace."""
+        """`file` lies apart from the policy's `checkpoints`. Published `weights` show that there were lives."""
         self._policy, self._checkpoints, self._weights = policy, checkpoints, weights
         self._file, self._counter = file, checkpoints / "run_epoch"
 
     @property
     def saved_step(self) -> int:
-        """The newest step of which there was a checkpoint; 0 where there was none, or nobody knows."""
+        """Newest step of which there was a checkpoint; 0 where there was none, or where that is not known."""
         return (self._noted() or Life()).saved_step
 
     def begin(self) -> int:
         """Count a new life, durably, and return its run epoch; no version is ever used twice.
 
-        Raises RunFolderError when there were lives and nobody knows how many, OSError.
+        Raises RunFolderError when there were lives and their number is not known, OSError.
         """
         noted, counted = self._noted(), self._counted()
         known = [epoch for epoch in (noted.run_epoch if noted else None, counted) if epoch is not None]
@@ -58,11 +59,11 @@ class Lives:
         return epoch
 
     def saved(self, step: int) -> None:
-        """There is a checkpoint of this step. Raises OSError."""
+        """Note that there is a checkpoint of this step. Raises OSError."""
         self._note(Life((self._noted() or Life()).run_epoch, step))
 
     def check_not_lost(self, steps: Collection[int], *, together: Collection[str] = ()) -> None:
-        """Raises RunFolderError where there were checkpoints and there are none; `steps` are those that are there.
+        """Raises RunFolderError where there were checkpoints and there are none; `steps`: of the checkpoints there.
 
         `together` are the policies that can only begin anew with this one.
         """
@@ -78,7 +79,7 @@ class Lives:
             )
 
     def all_damaged(self, steps: Sequence[int], *, together: bool) -> RunFolderError:
-        """What to raise where none of these checkpoints is sound: no restart would find anything else.
+        """Return the error for a policy none of whose checkpoints is sound: no restart would find anything else.
 
         With `together` all policies go on from one step.
         """
@@ -93,7 +94,7 @@ class Lives:
         )
 
     def start_over(self) -> None:
-        """Let the policy begin anew: its checkpoints are moved into a folder beside. Raises OSError."""
+        """Let the policy begin anew: move its checkpoints into a folder beside them. Raises OSError."""
         found = sorted(self._checkpoints.glob("step_*"))
         if found:
             number = 1 + sum(1 for _ in self._checkpoints.glob(f"{SET_ASIDE}*"))
@@ -104,7 +105,7 @@ class Lives:
         self._note(Life((self._noted() or Life()).run_epoch))
 
     def _has_lived(self) -> bool:
-        """Whether anything but a readable number says so."""
+        """Whether anything but a readable number shows that the learner has lived."""
         traces = (self._counter.exists(), self._file.exists(), any(self._checkpoints.glob("step_*")))
         return any(traces) or any(self._weights.glob("*/manifest.json"))
 

@@ -1,10 +1,10 @@
-"""The folder of one run: where everything lies, and the rules for making, clearing and continuing it.
+"""The folder of one run: the places of its files, and the rules for making, clearing and continuing it.
 
 `<run.folder>/<run.name>/` holds config.json (resolved), metrics.jsonl, timeline.jsonl, units.jsonl, logs/attempt_N,
-rollouts, unheard, pair_cards, checkpoints, lives, weights, kept_versions, evaluation, evals, exchange,
-endpoints, keys, requests, crash, report.html. What only processes of one host share lies in that host's local folder. A
-run folder appears whole or not at all. It is never overwritten without `clean`, never continued without `resume`, and
-never touched while a supervisor lives in it.
+rollouts, unheard, pair_cards, checkpoints, lives, weights, kept_versions, evaluation, evals, exchange, endpoints, keys,
+requests, crash, report.html. Files that only processes of one host share lie in that host's local folder. A run folder
+appears whole or not at all. It is never overwritten without `clean`, never continued without `resume`, and never
+touched while a supervisor lives in it.
 """
 
 import errno
@@ -32,7 +32,7 @@ log = structlog.get_logger()
 
 MIB = 1024 * 1024
 LOCAL_FOLDER = "MRL_LOCAL_FOLDER"
-"""Environment variable that tells the processes of a run on one host the folder that they have in common there."""
+"""Environment variable with the folder on this host that all processes of the run there share."""
 SUBFOLDERS = (
     "logs", "rollouts", "checkpoints", "weights", "evaluation", "exchange", "endpoints", "keys", "crash"
 )  # fmt: skip
@@ -40,7 +40,7 @@ SUBFOLDERS = (
 
 @dataclass(frozen=True, slots=True)
 class RunFolder:
-    """Names of everything inside one run's folder."""
+    """Paths of everything inside one run's folder."""
 
     path: Path
 
@@ -56,7 +56,7 @@ class RunFolder:
 
     @property
     def timeline_jsonl(self) -> Path:
-        """What every role did and waited for, written by the supervisor alone."""
+        """Work and waits of every role, written by the supervisor alone."""
         return self.path / "timeline.jsonl"
 
     @property
@@ -66,12 +66,12 @@ class RunFolder:
 
     @property
     def logs(self) -> Path:
-        """Holds attempt_N/<process>.log and the link `latest`."""
+        """Folder of attempt_N/<process>.log and of the link `latest`."""
         return self.path / "logs"
 
     @property
     def endpoints(self) -> Path:
-        """One file per bound socket."""
+        """Folder with one file per bound socket."""
         return self.path / "endpoints"
 
     @property
@@ -91,7 +91,7 @@ class RunFolder:
 
     @property
     def exchange(self) -> Path:
-        """The exchange's file."""
+        """Folder of the exchange's file."""
         return self.path / "exchange"
 
     @property
@@ -106,7 +106,7 @@ class RunFolder:
 
     @property
     def crash(self) -> Path:
-        """One JSON file per role that ended with an error."""
+        """Folder with one JSON file per role that ended with an error."""
         return self.path / "crash"
 
     @property
@@ -116,12 +116,12 @@ class RunFolder:
 
     @property
     def pair_cards(self) -> Path:
-        """What the tokenizers of the run alone make of a log-ratio, one JSON file per pair."""
+        """Error of a log-ratio that the tokenizers of two policies alone cause, one JSON file per pair."""
         return self.path / "pair_cards"
 
     @property
     def lock(self) -> Path:
-        """Held by the supervisor while it lives."""
+        """Lock that the supervisor holds while it lives."""
         return self.path / "lock"
 
     def weights(self, policy: str) -> Path:
@@ -133,18 +133,18 @@ class RunFolder:
         return self.path / "checkpoints" / policy
 
     def checkpoint_steps(self, policy: str) -> set[int]:
-        """Steps of which a policy has a whole checkpoint."""
+        """Return the steps of which a policy has a whole checkpoint."""
         names = (found.name.removeprefix("step_") for found in self.checkpoints(policy).glob("step_*"))
         return {int(name) for name in names if name.isdecimal()}
 
     def lives(self, policy: str) -> Lives:
-        """How often the learner of one policy lived; noted in lives/<policy>.json and beside its checkpoints."""
+        """Return the lives of one policy's learner, noted in lives/<policy>.json and beside its checkpoints."""
         file = self.path / "lives" / f"{policy}.json"
         return Lives(policy, file=file, checkpoints=self.checkpoints(policy), weights=self.weights(policy))
 
 
 def run_folder_of(config: RunConfig) -> RunFolder:
-    """Where the run of `config` lives."""
+    """Return the folder of the run of `config`."""
     return RunFolder((Path(config.run.folder) / config.run.name).resolve())
 
 
@@ -159,7 +159,7 @@ def create_run_folder(
     """Make the folder of a new run, or open it again with `resume`; `clean` deletes the earlier run first.
 
     The policies `from_start` of a run that is resumed begin anew. The folder is locked before anything in it changes,
-    and stays so until `closing` is closed, if there is one.
+    and stays locked until `closing` is closed, if there is one.
     Raises RunFolderError, with nothing half-written, when the folder exists (or, with `resume`, does not), is no run of
     mrl, is in use, cannot be written, or has too little free disk.
     """
@@ -188,7 +188,7 @@ def create_run_folder(
 def check_run_folder(
     config: RunConfig, *, clean: bool = False, resume: bool = False, from_start: Collection[str] = ()
 ) -> None:
-    """Everything that `create_run_folder` refuses, without touching the disk."""
+    """Raise what `create_run_folder` would raise, without touching the disk."""
     folder = run_folder_of(config)
     path, where = folder.path, str(folder.path)
     if clean and resume:
@@ -231,7 +231,7 @@ def check_disk(path: Path, min_free_mib: int) -> None:
 
 
 def read_run_config(run_folder: Path) -> RunConfig:
-    """The resolved configuration of an existing run. Raises RunFolderError when there is none or it cannot be read."""
+    """Return the resolved configuration of an existing run. Raises RunFolderError when it is missing or unreadable."""
     file = RunFolder(run_folder).config_json
     try:
         config = RunConfig.model_validate_json(file.read_text(encoding="utf-8"))
@@ -261,13 +261,13 @@ def start_attempt(folder: RunFolder) -> Path:
 
 
 def local_folder() -> Path | None:
-    """The folder of the run on this host; None in a process that no supervisor started."""
+    """Return the folder of the run on this host; None in a process that no supervisor started."""
     named = os.environ.get(LOCAL_FOLDER)
     return Path(named) if named else None
 
 
 def socket_file(name: str) -> Path | None:
-    """Where a server of the run has its socket file on this host; None in a process that no supervisor started."""
+    """Return the path of a server's socket file on this host; None in a process that no supervisor started."""
     local = local_folder()
     return local / name if local else None
 
@@ -284,7 +284,7 @@ def lock_run_folder(folder: RunFolder) -> Callable[[], None]:
 
 
 def supervisor_of(path: Path) -> str | None:
-    """The process id, as text, of the supervisor in a run folder, or None. Raises RunFolderError for want of locks."""
+    """Return a run folder's supervisor as a process id in text, or None. Raises RunFolderError for want of locks."""
     try:
         file = os.open(path / "lock", os.O_RDWR | os.O_CLOEXEC)
     except OSError:
@@ -296,7 +296,7 @@ def supervisor_of(path: Path) -> str | None:
 
 
 def dump_config(config: RunConfig) -> dict[str, Any]:
-    """The configuration as plain JSON values."""
+    """Return the configuration as plain JSON values."""
     return config.model_dump(mode="json")
 
 
@@ -354,7 +354,7 @@ def _make(path: Path, config: dict[str, Any], own: ExitStack, *, replace: bool, 
     """Build the folder under a temporary name and rename it, so that it appears whole, and locked, or not at all.
 
     With `replace`, an earlier run is locked, renamed out of the way only once the new folder is complete, then deleted.
-    What appears meanwhile is a run that somebody else begins, and stays.
+    A run that somebody else begins meanwhile at `path` stays.
     """
     made = [parent for parent in path.parents if not os.path.exists(parent)]
     building = path.parent / f".{path.name}.new-{os.getpid()}"

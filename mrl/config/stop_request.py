@@ -19,12 +19,12 @@ class StopRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     policy: str
     by: str
-    """Who asks, for people: user, host and process."""
+    """User, host and process that ask, for people."""
     time_unix_s: float
 
 
 def file_stop_request(run: Path, policy: str = "") -> Path:
-    """Write the request; returns its file, which the supervisor removes. Raises OSError."""
+    """Write a request; return its file, which the supervisor removes. Raises OSError."""
     folder = run / _FOLDER
     folder.mkdir(exist_ok=True)
     by = f"{_user()} on {socket.gethostname()} (pid {os.getpid()})"
@@ -59,7 +59,7 @@ def note_ended(run: Path, policy: str) -> None:
 
 
 def is_ended(run: Path, policy: str) -> bool:
-    """Whether the supervisor of this attempt has recorded the end."""
+    """Whether the supervisor of this attempt has recorded the end of a stopped policy's processes."""
     return _ended(run, policy).exists()
 
 

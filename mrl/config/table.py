@@ -11,7 +11,7 @@ PluginName = Annotated[str, Field(pattern=PLUGIN_NAME)]
 
 
 class Table(BaseModel):
-    """A table of the configuration: frozen, typed, and closed."""
+    """A table of the configuration: frozen, typed, and without other keys."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, allow_inf_nan=False)
 
@@ -24,7 +24,7 @@ class Tuned:
 
 
 def tuned_fields(parameters: type[Table]) -> dict[str, tuple[Any, ...]]:
-    """Key, as a file has it -> values to try, of every field that is marked with `Tuned`."""
+    """Return key, as a file has it -> values to try, for every field that is marked with `Tuned`."""
     return {
         field.alias or name: mark.values
         for name, field in parameters.model_fields.items()
@@ -34,5 +34,5 @@ def tuned_fields(parameters: type[Table]) -> dict[str, tuple[Any, ...]]:
 
 
 def known_or_plugin(names: Sequence[str]) -> dict[str, Any]:
-    """JSON schema of a name that editors complete, and that may be a plug-in's as well."""
+    """Return the JSON schema of a name that editors complete, and that may be a plug-in's as well."""
     return {"anyOf": [{"enum": list(names)}, {"pattern": PLUGIN_NAME}]}

@@ -17,14 +17,14 @@ class Unit:
 
     name: str
     host: str
-    """Empty for the first host of the run."""
+    """Name of the host; empty for the first host of the run."""
     kind: Literal["cpu", "gpu"]
     devices: tuple[int, ...]
-    """Cores by number; GPUs by their place among those that the host shows."""
+    """Numbers of cores; of GPUs their places among those that the host shows."""
 
 
 def parse_units(names: Sequence[str]) -> tuple[Unit, ...]:
-    """Units by name. Raises ConfigError for an invalid name, and for a device in two units."""
+    """Return the units of these names. Raises ConfigError for an invalid name, and for a device in two units."""
     units = tuple(_parse(name) for name in names)
     owners: dict[tuple[str, str, int], str] = {}
     for unit in units:
@@ -52,7 +52,7 @@ def _parse(name: str) -> Unit:
 
 
 def _devices(text: str) -> tuple[int, ...]:
-    """The numbers of "0-3,8" in order; nothing when it says none, one twice, or one too large."""
+    """Return the numbers of "0-3,8" in order; none where the text has none, one twice, or one too large."""
     found: list[int] = []
     for part in text.split(","):
         first, dash, last = part.partition("-")

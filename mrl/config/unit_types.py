@@ -8,7 +8,7 @@ from mrl.errors import ConfigError
 
 
 def named_types(named: Mapping[str, Sequence[str]], units: Sequence[Unit]) -> dict[str, str]:
-    """Unit -> its type in `allocation.unit_types`; units without one are left out.
+    """Return unit -> its type in `allocation.unit_types`; units without a type are left out.
 
     named: type -> names of units, and of hosts, which stand for all of their units that are not named themselves.
     Raises ConfigError for a name that is neither, or that has two types.
@@ -23,9 +23,9 @@ def named_types(named: Mapping[str, Sequence[str]], units: Sequence[Unit]) -> di
 
 
 def seen_type(unit: Unit, models: Sequence[str]) -> str:
-    """The type of a unit without a type in the configuration, from the devices that its host sees.
+    """Return the type of a unit that has none in the configuration, from the devices that its host sees.
 
-    models: what the driver calls the unit's devices; empty where nobody can say, and for cores.
+    models: names that the driver gives the unit's devices; empty where they are not known, and for cores.
     """
     model = " + ".join(sorted(set(models))) or unit.kind
     return model if len(unit.devices) == 1 else f"{model} x{len(unit.devices)}"

@@ -1,4 +1,4 @@
-"""pydantic's account of a failed validation, said in one line: key, found, wanted, and the key that was meant."""
+"""pydantic's account of a failed validation, told in one line: key, found, wanted, and the key that was meant."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -20,7 +20,7 @@ PATTERNS = {
     VERIFIER_NAME: '"module:function", for example "my_verifiers:passes_tests"',
     SERVER_URL: "http://HOST:PORT or https://HOST:PORT, with nothing behind it",
 }
-"""Pattern of a key -> what it asks for."""
+"""Pattern of a key -> the texts that match it, in words."""
 _WANTED: Mapping[str, Callable[[Mapping[str, Any]], str]] = {
     "greater_than_equal": lambda ctx: f">= {ctx['ge']}",
     "greater_than": lambda ctx: f"> {ctx['gt']}",
@@ -46,7 +46,7 @@ _WANTED: Mapping[str, Callable[[Mapping[str, Any]], str]] = {
 
 
 def wanted_by(mistake: ErrorDetails) -> str:
-    """What a value should have been, in plain words; pydantic's own words for a fault that is not known here."""
+    """Return in plain words what a value should have been; pydantic's own words for a fault that is not known here."""
     kind, ctx = mistake["type"], mistake.get("ctx", {})
     return _WANTED[kind](ctx) if kind in _WANTED else mistake["msg"]
 
@@ -54,9 +54,9 @@ def wanted_by(mistake: ErrorDetails) -> str:
 def explain(
     error: ValidationError, tables: Mapping[str, Any], *, where: str, overridden: set[tuple[str, ...]]
 ) -> ConfigError:
-    """The first mistake as a ConfigError that holds the others; unknown keys go first, as they often cause them.
+    """Return the first mistake as a ConfigError that holds the others.
 
-    A key that is missing because it is misspelt is told once.
+    Unknown keys go first, as they often cause the others. A key that is missing because it is misspelt is told once.
     """
     mistakes = sorted(error.errors(include_url=False), key=lambda one: one["type"] != "extra_forbidden")
     told: list[ConfigError] = []

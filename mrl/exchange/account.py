@@ -1,4 +1,4 @@
-"""The daemon's account of itself: what a person sees of it."""
+"""The daemon's account of itself: the counts and states that `mrl inspect` and the metrics page show."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -12,25 +12,26 @@ from mrl.records.exchange_messages import ClientState, PolicyStat
 from mrl.records.version import Version
 
 MAX_SHOWN_CLIENTS = 256
+"""Clients that an account lists."""
 SERVED = "served"
-"""The one reason for a removal that is no eviction."""
+"""The only reason for a removal that does not count as an eviction."""
 
 
 class Account:
-    """Counts records by policy, over all lives of the daemon."""
+    """Counts of records by policy over all lives of the daemon, and the state of every policy."""
 
     def __init__(self, index: RecordIndex, versions: VersionBook, watches: Watches, barriers: Barriers) -> None:
         self._index, self._versions, self._watches, self._barriers = index, versions, watches, barriers
         self._counts: dict[str, dict[str, Counter[str]]] = {}
-        """Policy -> what -> reason -> records."""
+        """Policy -> "stored", "refused" or "removed" -> reason -> number of records."""
 
     def note(self, counts: Mapping[tuple[str, str, str], int]) -> None:
-        """What a transaction counts (`Transaction.counts`), or many of them together."""
+        """Add the counts of one or more transactions, in the form of `Transaction.counts`."""
         for (policy, what, reason), number in counts.items():
             self._counts.setdefault(policy, {}).setdefault(what, Counter())[reason] += number
 
     def policies(self, policies: Iterable[str]) -> list[PolicyStat]:
-        """Everything that is known of each policy."""
+        """Return all that is known of each of these policies, in the order of their names."""
         watched = self._watches.num_prompts()
         return [self._policy_stat(policy, watched[policy]) for policy in sorted(policies)]
 
@@ -55,7 +56,10 @@ class Account:
 
 
 def client_states(sessions: Mapping[bytes, Session], now_s: float) -> list[ClientState]:
-    """The clients for which most is open, then those that have been silent longest."""
+    """Return the states of at most MAX_SHOWN_CLIENTS clients.
+
+    Clients with the most records unacknowledged or queued come first, then those that have been silent longest.
+    """
     states = [
         ClientState(
             client=session.name,
@@ -71,5 +75,5 @@ def client_states(sessions: Mapping[bytes, Session], now_s: float) -> list[Clien
 
 
 def _oldest_age_versions(held: PolicyRecords, newest: Version | None) -> int:
-    """Steps between the oldest record that is held of a policy and its newest version; 0 without either."""
+    """Return the steps between the oldest record held of a policy and its newest version; 0 without either."""
     return max(0, newest.step - min(held.steps)) if newest is not None and held.steps else 0

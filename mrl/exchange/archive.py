@@ -1,4 +1,4 @@
-"""The records in an exchange's file, for anybody: of a finished run, of one that goes on, of another run."""
+"""Reader of the records in an exchange's file, without a daemon: of a run that goes on, or of one that has ended."""
 
 import sqlite3
 from collections.abc import Iterator, Sequence
@@ -12,14 +12,15 @@ from mrl.records.experience import ExperienceRecord, RecordKind, experience_deco
 __all__ = ["open_file", "read_records"]
 
 ROWS_OF_A_PART = 64
-"""In memory, of what is read."""
+"""Rows that one query reads, and that are in memory at once."""
 
 
 def open_file(path: Path, *, has_ended: bool = False) -> sqlite3.Connection:
-    """The file, or that in the exchange's folder, to read from; a daemon may go on writing to it.
+    """Return a read-only connection to `path`, or to the file in the exchange's folder `path`.
 
-    Once the run `has_ended` nothing is written beside the file, unless a write-ahead log was left there, which SQLite
-    reads by means of a second file. Raises RunFolderError where there is none.
+    A daemon may go on writing to the file. Once the run `has_ended`, nothing is written beside the file, unless a
+    write-ahead log was left there, which SQLite reads by means of a second file. Raises RunFolderError where there is
+    no such file.
     """
     path = path / FILE if path.is_dir() else path
     if not path.is_file():
@@ -33,12 +34,12 @@ def open_file(path: Path, *, has_ended: bool = False) -> sqlite3.Connection:
 def read_records(
     path: Path, *, kinds: Sequence[RecordKind] = (), sources: Sequence[str] = ()
 ) -> Iterator[ExperienceRecord]:
-    """Records in the order in which they came, of these kinds and sources (empty: of all); others are left out.
+    """Yield the records of these kinds and sources in order of arrival. An empty sequence stands for all.
 
-    As long as a reader has the file open at one moment, its write-ahead log can only grow. So the file is read in small
-    parts, and what is done between two records may take any time: of a run that goes on, records that leave meanwhile
-    are left out, and so are those that come.
-    Raises RunFolderError where there is no such file or it is damaged. What is no valid record is left out.
+    While a reader has a query open, the write-ahead log can only grow. So each query reads a small part of the file,
+    and the caller may take any time between two records. Of a run that goes on, records that arrive after the first
+    query are left out, and so are those that are removed before they are read. A row that holds no valid record is left
+    out. Raises RunFolderError where there is no such file or it is damaged.
     """
     wanted = (("kind", kinds), ("source", sources))
     conditions = "".join(f" AND {name} IN ({','.join('?' * len(of))})" for name, of in wanted if of)

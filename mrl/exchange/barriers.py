@@ -1,4 +1,7 @@
-"""Where policies in step wait for each other. Bounds of waiting are the clients' business; nothing here knows time."""
+"""Barriers at which the policies of a synchronous run wait for each other.
+
+Clients bound their waiting themselves; nothing here knows time.
+"""
 
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -11,7 +14,10 @@ class _Waiting:
 
 
 class Barriers:
-    """The last barrier that every policy has come to. Saying it twice changes nothing; a lost answer is asked again."""
+    """The last barrier that each policy has reached, and the clients that wait.
+
+    A repeated message changes nothing, so that a client whose answer was lost asks again.
+    """
 
     def __init__(self) -> None:
         self._reached: dict[str, int] = {}
@@ -19,19 +25,21 @@ class Barriers:
         self._progress: dict[str, int] = {}
 
     def reached(self, policy: str) -> int | None:
-        """The last barrier that the policy has come to."""
+        """Return the last barrier that the policy has reached; None before its first."""
         return self._reached.get(policy)
 
     def arrive(
         self, client: bytes, policy: str, number: int, members: Collection[str]
     ) -> list[tuple[bytes, int, list[str]]]:
-        """`policy` has come to `number`. Who is to be told what: (client, number, policies missing there).
+        """Note that `policy` has reached barrier `number`.
 
-        The client that came is always told; others only when the barrier that they wait at has opened.
+        Return the messages to send: (client, number, missing policies).
+
+        `client` is always told; others only when the barrier at which they wait has opened.
         """
         self._reached[policy] = max(number, self._reached.get(policy, number))
         before = self._waiting.get(client)
-        if before is None or before.number <= number:  # otherwise an old message comes late
+        if before is None or before.number <= number:  # otherwise the message is an old one that came late
             self._waiting[client] = _Waiting(number, members)
         opened: list[tuple[bytes, int, list[str]]] = [
             (other, waiting.number, []) for other, waiting in self._waiting.items() if not self._missing(waiting)
@@ -42,20 +50,20 @@ class Barriers:
         return opened if answer in opened else [*opened, answer]
 
     def note_progress(self, policy: str, progress: int) -> None:
-        """A client of the policy says how far that is on its way to the next barrier; 0 where it does not say."""
+        """Note how far a client says that its policy is on the way to the next barrier; 0 says nothing."""
         if progress:
             self._progress[policy] = progress
 
     def progress(self, policies: Collection[str]) -> list[int]:
-        """What these policies said last of how far they are; 0 of one that has said nothing."""
+        """Return the last progress that each of these policies told; 0 for a policy that has told none."""
         return [self._progress.get(policy, 0) for policy in policies]
 
     def reset(self, policy: str) -> None:
-        """The policy went back: it has come to no barrier yet."""
+        """Forget the barriers that the policy has reached: a resume took it back."""
         self._reached.pop(policy, None)
 
     def forget(self, client: bytes) -> None:
-        """The client waits no longer."""
+        """Remove a client from those that wait."""
         self._waiting.pop(client, None)
 
     def _missing(self, waiting: _Waiting) -> list[str]:

@@ -1,6 +1,7 @@
-"""The exchange as a learner or worker sees it; a lost daemon costs peer data only.
+"""The client of the exchange in a learner or worker; a lost daemon costs peer data only.
 
-Nothing waits but `flush`, `fetch_now` and `barrier`, which synchronous runs need, and these within their bounds.
+Calls that may wait take a bound: `flush`, `fetch_now` and `barrier`, which synchronous runs need, `publish` with
+`room_within_s`, and `close`. All others return at once.
 """
 
 import math
@@ -42,31 +43,35 @@ from mrl.records.version import Version
 from mrl.transport.requests import Requests
 
 PING_S = 1.0
+"""Seconds between two Pings."""
 GREET_AGAIN_S = 2.0
-"""Between two Hellos to a daemon that does not answer the first."""
+"""Least seconds between two Hellos to a daemon that does not know this client."""
 
 log = structlog.get_logger()
 
 
 class ExchangeLink(Protocol):
-    """What the client needs of the connection below it (`mrl.transport.background.BackgroundClient`)."""
+    """Connection below the client; `mrl.transport.background.BackgroundClient` is one."""
 
     def post(self, body: bytes) -> bool:
-        """Queue a message."""
+        """Queue a message; return whether there was room for it."""
 
     def restart(self) -> None:
-        """Look up the daemon's address again, and drop what is queued."""
+        """Look up the daemon's address again, and drop all queued messages."""
 
     def close(self, timeout_s: float) -> None:
-        """End the link."""
+        """Send queued messages for at most `timeout_s`, and end the link."""
 
 
 OpenLink = Callable[[Callable[[bytes], None], Callable[[float], None]], ExchangeLink]
-"""Makes the link from (on_message, on_tick)."""
+"""Makes the link from its callbacks (on_message, on_tick)."""
 
 
 class ExchangeClient:
-    """One process's end of the conversation. May be called from one or more threads, but not from the link's own."""
+    """A process's end of the conversation with the exchange.
+
+    Several threads may share a client. The link's own thread calls `on_message` and `on_tick` and nothing else.
+    """
 
     def __init__(
         self,
@@ -76,16 +81,16 @@ class ExchangeClient:
         clock: Callable[[], float] = time.monotonic,
         limits: ClientLimits = ClientLimits(),  # noqa: B008 - frozen
     ) -> None:
-        """`client` names the process, unique in the run and equal to its transport identity."""
+        """`client` is the name of the process: unique in the run, and equal to its transport identity."""
         self.storage = ""
-        """Why the daemon stores nothing at the moment ("disk_full"), so that what is published waits here."""
+        """Why the daemon stores nothing ("disk_full"), so that published records wait here; empty while it stores."""
         self._client, self._policy, self._clock, self._limits = client, policy, clock, limits
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
         self._link: ExchangeLink | None = None
         self._counts: Counter[str] = Counter()
         self._incarnation = ""
-        # An answer that was meant for an earlier process of this name must fit nothing here.
+        # First numbers are random: an answer that was meant for an earlier process of this name must fit nothing here.
         self._puts = Requests(
             first_number=1 + secrets.randbits(48), window_bytes=Limits().min_window_bytes, silence_s=math.inf
         )
@@ -113,7 +118,7 @@ class ExchangeClient:
         clock: Callable[[], float] = time.monotonic,
         limits: ClientLimits = ClientLimits(),  # noqa: B008 - frozen
     ) -> "ExchangeClient":
-        """A client that talks over the link that `open_link(on_message, on_tick)` makes."""
+        """Return a client that talks over the link that `open_link(on_message, on_tick)` makes."""
         self = cls(client=client, policy=policy, clock=clock, limits=limits)
         with self._lock:
             self._link = open_link(self.on_message, self.on_tick)
@@ -122,20 +127,25 @@ class ExchangeClient:
 
     @property
     def counts(self) -> dict[str, int]:
-        """Totals: stored, refused/<reason>, later, dropped, dropped_fetches, too_large, unsent, received, unreadable,
-        malformed, reconnects, hellos."""
+        """Totals by name.
+
+        The names: stored, refused/<reason>, later, dropped, dropped_fetches, too_large, unsent, received, unreadable,
+        malformed, reconnects, hellos.
+        """
         with self._lock:
             return dict(self._counts)
 
     def losses(self) -> dict[str, float]:
-        """Metrics: what was published and goes to no peer, totals of this process."""
+        """Return metrics of published records that go to no peer, by reason; totals of this process."""
         with self._lock:
             return {f"exchange/{why}": float(self._counts[why]) for why in ("too_large", "dropped")}
 
     def publish(self, records: Sequence[ExperienceRecord], *, room_within_s: float = 0.0) -> None:
-        """Hand records to the exchange. What is too large is counted and dropped; so is the oldest when too much waits.
+        """Hand records to the exchange.
 
-        Before anything is dropped, the daemon has `room_within_s` in all to acknowledge what waits.
+        A record that is too large for a message is counted and dropped. When more than
+        `ClientLimits.unacknowledged_bytes` wait, the oldest records are dropped and counted. Before that, the daemon
+        has `room_within_s` in all to acknowledge some.
         """
         end_s = time.monotonic() + room_within_s
         with self._lock:
@@ -143,9 +153,9 @@ class ExchangeClient:
                 self._changed.wait_for(partial(self._publisher.has_room, num_bytes), end_s - time.monotonic())
 
     def flush(self, timeout_s: float) -> bool:
-        """Wait at most `timeout_s` until everything published so far was acknowledged or refused.
+        """Wait at most `timeout_s` until all records published so far were acknowledged or refused.
 
-        False when it was not, and for good once records had to be dropped.
+        Returns whether they were. Once records had to be dropped, returns False for good.
         """
         with self._lock:
             last = self._publisher.send_off(self._clock())
@@ -153,7 +163,10 @@ class ExchangeClient:
             return is_clear and not self._counts["dropped"]
 
     def announce(self, version: Version, *, resumed: bool = False) -> None:
-        """This policy now trains at `version`; `resumed` when that opens a new run epoch after a restart."""
+        """Tell the exchange that this policy now trains at `version`.
+
+        `resumed` marks a version that opens a new run epoch after a restart.
+        """
         with self._lock:
             message = Announce(client=self._client, policy=self._policy, version=version, resumed=resumed)
             self._newest = msgspec.structs.replace(message, resumed=False)
@@ -169,9 +182,10 @@ class ExchangeClient:
         limit: int,
         max_age_versions: int | None,
     ) -> None:
-        """Ask what others have on these prompts; what comes is handed out by `take`.
+        """Ask for the peers' records on these prompts without waiting; `take` hands them out.
 
-        Records that come later are delivered too; at most 4096 prompts are watched, the oldest go.
+        The daemon also watches the prompts and delivers later records. At most 4096 prompts are watched; beyond that
+        the oldest watches end.
         """
         with self._lock:
             ids, question = list(dict.fromkeys(prompt_ids)), Question(tuple(kinds), limit, max_age_versions)
@@ -187,10 +201,10 @@ class ExchangeClient:
         max_age_versions: int | None,
         timeout_s: float,
     ) -> bool:
-        """Ask what others have on these prompts now, and wait at most `timeout_s` until all of it is there for `take`.
+        """Ask for the peers' records on these prompts, and wait at most `timeout_s` until `take` can hand them all out.
 
-        The inbox has room for all of it: a group of long answers is megabytes. False when time ran out; what came by
-        then is there all the same.
+        The inbox has room for all of them: a group of long answers is megabytes. Returns False when time ran out;
+        records that came by then can be taken all the same.
         """
         end_s = time.monotonic() + timeout_s
         with self._lock:
@@ -217,10 +231,10 @@ class ExchangeClient:
             self._post(self._subscription)
 
     def barrier(self, number: int, members: Sequence[str], timeout_s: float) -> list[str]:
-        """Come to barrier `number` and wait there for the other `members` (policies), at most `timeout_s`.
+        """Arrive at barrier `number`, and wait there for the other `members` (policies) for at most `timeout_s`.
 
-        Returns the policies that are missing when time ran out, [] when all are there. While the daemon has not
-        answered, all others count as missing. Coming again to the same barrier goes on with the wait.
+        Returns the policies that are missing when time runs out, [] when all are there. Until the daemon has answered,
+        all others count as missing. Another call with the same number goes on with the wait.
         """
         with self._lock:
             if self._barrier is None or self._barrier.number != number:
@@ -231,43 +245,43 @@ class ExchangeClient:
             return list(self._missing)
 
     def tell(self, progress: Callable[[], int]) -> None:
-        """Say with every Ping how far this policy is, to those who wait for it at a barrier.
+        """Tell this policy's progress with every Ping, for policies that wait for it at a barrier.
 
-        The link's thread asks: a number that changes whenever the policy gets on.
+        The link's thread calls `progress`, which returns a number that changes whenever the policy gets on.
         """
         self._progress = progress
 
     def progress_of(self, policy: str) -> int:
-        """How far a policy that is missing at the barrier said that it was; 0 where it said nothing."""
+        """Return the last progress that a policy missing at the barrier told; 0 where it told none."""
         with self._lock:
             return self._progress_of.get(policy, 0)
 
     def unwatch(self, prompt_ids: Iterable[str]) -> None:
-        """No longer interested in these prompts."""
+        """Stop watching these prompts."""
         with self._lock:
             self._questions.unwatch(prompt_ids)
 
     def take(self) -> list[Received]:
-        """What came since the last call, each record once per asking."""
+        """Return the records that came since the last call, each once per Fetch of its prompt."""
         with self._lock:
             if self._inbox.is_full:
-                self._pinged_s = -math.inf  # what waits at the daemon may come
+                self._pinged_s = -math.inf  # ping at once, so that the daemon hears of the room
             return self._inbox.take()
 
     def lost_s(self, now_s: float | None = None) -> float:
-        """Seconds without any answer from the daemon; 0 while it answers in time."""
+        """Return the seconds since the daemon's last message; 0 while it answers in time."""
         silent_s = (self._clock() if now_s is None else now_s) - self._heard_s
         return silent_s if silent_s > 2 * PING_S else 0.0
 
     def close(self, timeout_s: float) -> None:
-        """Send what is queued for at most `timeout_s` and end the link."""
+        """Send queued messages for at most `timeout_s`, and end the link."""
         with self._lock:
             self._publisher.send_off(self._clock())
         if self._link is not None:
             self._link.close(timeout_s)
 
     def on_message(self, body: bytes) -> None:
-        """Take in one message of the daemon; the link's thread calls this."""
+        """Handle one message of the daemon; the link's thread calls this."""
         with self._lock:
             try:
                 message = decode(body, daemon_message_decoder)
@@ -300,8 +314,8 @@ class ExchangeClient:
             self._changed.notify_all()
 
     def on_tick(self, now_s: float) -> None:
-        """Ping, send again what is unanswered, and look for a daemon that fell silent; the link's thread calls this."""
-        progress = self._progress() if now_s - self._pinged_s >= PING_S else 0  # it may wait for what others hold
+        """Ping, repeat unanswered messages, and look for a daemon that fell silent; the link's thread calls this."""
+        progress = self._progress() if now_s - self._pinged_s >= PING_S else 0  # may block, so without the lock
         with self._lock:
             if self._link is None:
                 return
@@ -311,7 +325,7 @@ class ExchangeClient:
                 self._link.restart()
                 self._pinged_s = -math.inf
                 self._publisher.start_over(now_s)
-                # After so long the daemon may have given up deliveries: what came of watched prompts is asked again.
+                # After so long the daemon may have given up deliveries, so watched prompts are fetched again.
                 self._questions.start_over(now_s)
             if now_s - self._pinged_s >= PING_S:
                 self._pinged_s = now_s
@@ -323,7 +337,7 @@ class ExchangeClient:
             self._publisher.on_tick(now_s)
 
     def _note_storage(self, storage: str, now_s: float) -> None:
-        """What the daemon did not take goes again once it can store."""
+        """Note whether the daemon stores. Once it does again, send the records again that it did not take."""
         before, self.storage = self.storage, storage
         if storage and not before:
             log.warning("the exchange stores nothing", reason=storage)
@@ -343,7 +357,7 @@ class ExchangeClient:
         self._questions.start_over(now_s)
 
     def _repeat_standing(self) -> None:
-        """Say again what has no answer of its own; the daemon ignores what it knows."""
+        """Repeat messages that get no answer of their own; the daemon ignores those that it knows."""
         for message in (self._resumed, self._newest, self._subscription, self._barrier):
             if message is not None:
                 self._post(message)

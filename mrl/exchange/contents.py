@@ -1,4 +1,4 @@
-"""What a daemon finds in its file when it starts."""
+"""The committed contents of the exchange's file, as a daemon finds them when it starts."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -9,13 +9,13 @@ from mrl.records.exchange_messages import Announce
 
 @dataclass(frozen=True, slots=True)
 class Contents:
-    """Everything that was committed, in the order in which it came."""
+    """Everything that was committed; the entries in order of arrival."""
 
     entries: Iterable[Entry]
     announcements: Iterable[Announce]
     removed_ids: Iterable[str]
-    """Of records that are held no longer, the newest at the end."""
+    """Ids of records that are held no longer, the newest removal at the end."""
     counts: Mapping[tuple[str, str, str], int]
-    """As `Transaction.counts`, of all transactions together."""
+    """Counts of all transactions together, in the form of `Transaction.counts`."""
     last_number: int
-    """The highest that a record ever had, as far as is known."""
+    """Highest number that a record ever had, as far as the file knows."""

@@ -1,4 +1,4 @@
-"""Every decision of the exchange daemon, with no socket, clock or file in sight."""
+"""The exchange daemon's core: every decision, with no socket, clock or file."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable
@@ -42,21 +42,21 @@ from mrl.records.exchange_messages import (
 from mrl.transport.grants import Grant
 
 LOOKING_ROLES = ("admin", "supervisor")
-"""Whose key may ask for the account."""
+"""Roles whose key may ask for the daemon's account."""
 
 Outgoing = list[tuple[bytes, DaemonMessage]]
-"""What to send to whom."""
+"""Messages to send: (transport identity of the client, message)."""
 
 
 class ExchangeCore:
-    """Takes client messages and news of the file; returns what to send to whom, and what to commit next.
+    """Takes client messages and results of commits; returns the messages to send, and the next transaction to commit.
 
     `handle` never raises for anything a client sent. Nothing is acknowledged or passed on before it is committed.
     """
 
     def __init__(self, limits: Limits, *, incarnation: str, started_s: float) -> None:
         self.malformed: Counter[str] = Counter()
-        """Input that was dropped, by kind; the socket loop adds what never reached the core."""
+        """Input that was dropped, by kind. The daemon adds input that never reached the core."""
         self.limits, self.incarnation, self.started_s = limits, incarnation, started_s
         self.versions = VersionBook()
         self.subscriptions = Subscriptions()
@@ -76,7 +76,7 @@ class ExchangeCore:
         }
 
     def restore(self, contents: Contents) -> None:
-        """Hold again what a file holds; to be called before anything else."""
+        """Take in the contents of a file. Call this before anything else."""
         self.intake.last_number = contents.last_number
         self.intake.remember(contents.removed_ids)
         self._account.note(contents.counts)
@@ -88,7 +88,7 @@ class ExchangeCore:
                 self._hold(entry)
 
     def receive(self, client: bytes, body: bytes, grant: Grant, now_s: float) -> Outgoing:
-        """Decode and handle one message of a client that may be what `grant` says; malformed ones are dropped."""
+        """Decode and handle one message of a client that holds `grant`; a malformed message is counted and dropped."""
         try:
             message = decode(body, client_message_decoder)
         except RecordError:
@@ -112,18 +112,24 @@ class ExchangeCore:
         return self._handlers[type(message)](client, session, message, now_s)
 
     def begin(self, now_s: float, *, is_awaited: bool) -> Transaction | None:
-        """What to commit next, if anything; with `is_awaited` only what somebody waits for. Then call `settle`."""
+        """Return the next transaction to commit, if any; call `settle` with its result.
+
+        With `is_awaited`, only a transaction for which a client waits is returned.
+        """
         return self.intake.begin(now_s, is_awaited=is_awaited)
 
     def settle(self, failure: str, now_s: float) -> Outgoing:
-        """The transaction that `begin` returned was committed; or not, for example because of "disk_full"."""
+        """Handle the result of the transaction that `begin` returned, and return the messages to send.
+
+        `failure` says why it was not committed, for example "disk_full"; it is empty for a committed transaction.
+        """
         done, failed = self.intake.settle(failure, now_s)
         out: Outgoing = [(put.client, self._later(put.seq, failure)) for put in failed]
         self._account.note(done.counts())
         out += [(client, self._ack(puts)) for client, puts in grouped(done.puts).items()]
         newcomers: dict[bytes, list[Entry]] = {}
         held = [entry for entry in done.inserts if self._hold(entry)]
-        # Of several that came together on a prompt those are passed on that stay.
+        # Of records that came together on a prompt, only those that are still held are passed on.
         for entry in self.index.numbered(entry.number for entry in held):
             for client in self.watches.takers(entry):
                 newcomers.setdefault(client, []).append(entry)
@@ -132,7 +138,7 @@ class ExchangeCore:
         return out + self._hand_out(now_s)
 
     def tick(self, now_s: float) -> Outgoing:
-        """Deliver again what nobody acknowledged, and forget clients that fell silent."""
+        """Repeat unacknowledged deliveries and forget silent clients; return the messages to send."""
         for client in [client for client, session in self.sessions.items() if session.is_silent(now_s)]:
             self._forget(client)
         out: Outgoing = []
@@ -143,7 +149,7 @@ class ExchangeCore:
         return out + self._hand_out(now_s)
 
     def stat(self, now_s: float) -> Stat:
-        """The daemon's account of itself; what the file and the socket count is filled in by who owns them."""
+        """Return the daemon's account of itself; the daemon fills in what file and socket count."""
         sessions = self.sessions.values()
         return Stat(
             incarnation=self.incarnation,
@@ -169,13 +175,13 @@ class ExchangeCore:
         self.subscriptions.drop(entry.record_id)
 
     def _admits(self, policy: str) -> bool:
-        """Whether this policy is known or may become so; keeps tables bounded whatever names arrive."""
+        """Return whether a policy is known; admit a new one if there is room. So tables stay bounded."""
         if policy not in self.policies and len(self.policies) < self.limits.policies:
             self.policies[policy] = None
         return policy in self.policies
 
     def _hold(self, entry: Entry) -> bool:
-        """Hold a record that is in the file; whether it stayed."""
+        """Add a record of the file to the index; return whether it stayed."""
         tags = entry.tags
         if not self.index.add(entry):
             return False
@@ -190,7 +196,7 @@ class ExchangeCore:
                 self.index.remove(request, "served")
         return True
 
-    # What clients say.
+    # Handlers of client messages.
 
     def _on_hello(self, client: bytes, message: Hello, grant: Grant, now_s: float) -> Outgoing:
         self._forget(client)
@@ -199,7 +205,7 @@ class ExchangeCore:
         elif self._admits(message.policy):
             if len(self.sessions) >= self.limits.clients:
                 self._forget(min(self.sessions, key=lambda other: self.sessions[other].heard_s))
-            # The name that its key has proved: nobody comes back as somebody else.
+            # The name is the transport identity, which the key has proved: nobody comes back under another name.
             name = client.decode(errors="replace")
             self.sessions[client] = Session(name, message.policy, now_s, self.limits, self._allowance)
         return [(client, self._welcome(known=client in self.sessions))]
@@ -240,7 +246,7 @@ class ExchangeCore:
         return self._hand_out(now_s)
 
     def _on_done(self, client: bytes, session: Session, message: Done, now_s: float) -> Outgoing:
-        """End deliveries; a request that its policy has taken over is kept no longer."""
+        """End deliveries, and remove requests that the client's policy has taken over."""
         session.acknowledge(message.deliveries)
         for record_id in message.requests:
             entry = self.index.get(record_id)
@@ -249,7 +255,7 @@ class ExchangeCore:
         return self._dispatch(client, session, now_s) + self._hand_out(now_s)
 
     def _on_barrier(self, client: bytes, session: Session, message: Barrier, now_s: float) -> Outgoing:
-        # Of the policy that the key has proved, whatever the message says.
+        # The policy is the session's, which the key has proved, whatever the message says.
         told = self.barriers.arrive(client, session.policy, message.number, message.members)
         return [
             (other, BarrierState(incarnation=self.incarnation, number=number, missing=missing, progress=progress))
@@ -264,7 +270,7 @@ class ExchangeCore:
         if client in self.sessions:
             self._abandoned += self.sessions.pop(client).end()
 
-    # What they are told.
+    # Messages to clients.
 
     def _welcome(self, *, known: bool) -> Welcome:
         return Welcome(
@@ -272,7 +278,7 @@ class ExchangeCore:
         )
 
     def _ack(self, puts: list[Judged]) -> PutAck:
-        """For all Puts of one client that were committed together."""
+        """Return the answer to all Puts of one client that were committed together."""
         refused: Counter[str] = Counter()
         for put in puts:
             refused.update(put.refused)
@@ -289,16 +295,16 @@ class ExchangeCore:
 
     @property
     def _window_bytes(self) -> int:
-        """What every client may have unacknowledged: one Put while nothing is stored."""
+        """Bytes of Puts that every client may have unacknowledged; 0, which allows one Put, while nothing is stored."""
         return 0 if self.intake.storage else self.limits.window_of(len(self.sessions))
 
     def _give(self, client: bytes, session: Session, entries: list[Entry], now_s: float, *, seq: int = 0) -> Outgoing:
-        """Queue entries for a client, as the answer to its Fetch `seq` if that is not 0, and send what may be sent."""
+        """Queue entries for a client, as the answer to its Fetch `seq` if that is not 0; return deliveries due now."""
         session.queue(shipments_of(entries, self.limits.deliver_bytes, seq=seq))
         return self._dispatch(client, session, now_s)
 
     def _dispatch(self, client: bytes, session: Session, now_s: float) -> Outgoing:
-        """What waits for the client, as far as it has acknowledged what it was sent."""
+        """Return the deliveries that wait for the client, as far as it has acknowledged earlier ones."""
         out: Outgoing = []
         while shipment := session.next_shipment(self._last_delivery + 1, now_s):
             self._last_delivery += 1
@@ -306,7 +312,7 @@ class ExchangeCore:
         return out
 
     def _hand_out(self, now_s: float) -> Outgoing:
-        """Requests on their way to those who serve them."""
+        """Return deliveries of waiting requests to the clients that serve them."""
         by_client: dict[bytes, list[Entry]] = {}
         for client, record_id in self.subscriptions.hand_out(now_s):
             entry = self.index.get(record_id)
@@ -320,7 +326,7 @@ class ExchangeCore:
         ]
 
     def _deliver(self, shipment: Shipment, delivery: int) -> Deliver:
-        """Those of the shipment's records that are still held; it goes out even when none is."""
+        """Return the message of a shipment: its records that are still held, or none of them."""
         entries = self.index.numbered(shipment.numbers)
         return Deliver(
             incarnation=self.incarnation,
@@ -334,7 +340,7 @@ class ExchangeCore:
 
 
 def grouped(puts: Iterable[Judged]) -> dict[bytes, list[Judged]]:
-    """By client, in their order."""
+    """Return client -> its Puts, in their order."""
     by_client: dict[bytes, list[Judged]] = {}
     for put in puts:
         by_client.setdefault(put.client, []).append(put)
@@ -342,5 +348,5 @@ def grouped(puts: Iterable[Judged]) -> dict[bytes, list[Judged]]:
 
 
 def raws_of(entries: Iterable[Entry]) -> list[msgspec.Raw]:
-    """Encoded records as parts of a message."""
+    """Return encoded records as parts of a message."""
     return [msgspec.Raw(entry.body) for entry in entries]

@@ -25,13 +25,18 @@ from mrl.transport.server import ServerSocket
 ENDPOINT = "exchange"
 CLIENT_ROLES = ("learner", "worker", "supervisor", "admin")
 TICK_S = 0.05
+"""Seconds between two ticks of the core."""
 CLOSE_S = 10.0
+"""Seconds that the writer has to end."""
 MAX_UNREAD_MESSAGES = 2
-"""Of one client: each may be 8 MiB long."""
+"""Messages of one client that may wait unread; each may be 8 MiB long."""
 
 
 class ExchangeDaemon:
-    """Serves one run. Everything acknowledged before the last daemon of this folder died is there again."""
+    """The exchange daemon of one run.
+
+    It begins with all records that were held when the last daemon of this folder died.
+    """
 
     def __init__(
         self,
@@ -46,13 +51,13 @@ class ExchangeDaemon:
         sockets: Path | None = None,
         replay: Replay | None = None,
     ) -> None:
-        """Open the file, listen, and publish where; `sockets` has its socket file, by default a folder of `endpoints`.
+        """Open the file, listen, and publish the address.
 
-        The records of `replay` are taken over where they are not in the file. Raises RunFolderError or AddressError
-        when any of that cannot be done.
+        `sockets` is the folder of the socket file, by default one in `endpoints`. The records of `replay` are taken
+        over where they are not in the file. Raises RunFolderError or AddressError when any of that cannot be done.
         """
         self.replayed: Replayed | None = None
-        """What was taken over of another run by this daemon; None where nothing was."""
+        """Numbers of records that this daemon took over from another run; None where it took over none."""
         self.num_undelivered = 0
         """Messages whose receiver was gone or did not keep up."""
         self._clock, self._tick_s = clock, clock()
@@ -69,9 +74,9 @@ class ExchangeDaemon:
         publish_endpoint(endpoints, ENDPOINT, self._server.address, self._server.ipc_path)
 
     def round(self, timeout_s: float) -> None:
-        """Wait at most `timeout_s` for messages or the file, answer, and do what the time asks for.
+        """Wait at most `timeout_s` for messages or for a commit, answer, and do what is due by the clock.
 
-        Raises DiskBroken when nobody knows any more what is on the disk: a new daemon has to read it.
+        Raises DiskBroken when the state of the file is no longer known: a new daemon has to read it.
         """
         for client, body, grant in self._server.receive(min(timeout_s, TICK_S)):
             self._send(self.core.receive(client, body, grant, self._clock()))
@@ -88,7 +93,7 @@ class ExchangeDaemon:
             raise DiskBroken(self._writer.failure)
 
     def stat(self) -> Stat:
-        """The daemon's account of itself."""
+        """Return the daemon's account of itself."""
         stat = self.core.stat(self._clock())
         return msgspec.structs.replace(
             stat,
@@ -100,7 +105,7 @@ class ExchangeDaemon:
         )
 
     def reload_keys(self) -> None:
-        """Look at the allow-list at once instead of within half a second."""
+        """Read the allow-list at once instead of within half a second."""
         self._server.reload()
 
     def close(self) -> None:
@@ -131,7 +136,7 @@ def _admits(grant: Grant) -> bool:
 
 
 def _bind(keys: RunKeys, host: str, port: int, *, previous: int, ipc_path: Path) -> ServerSocket:
-    """Listen on `port`; when any port will do, on the previous one if it is free, so that clients need not search."""
+    """Listen on `port`. For port 0 try the previous port first, so that clients need not search."""
     listen = partial(
         ServerSocket, keys, admits=_admits, host=host, ipc_path=ipc_path, max_unread_messages=MAX_UNREAD_MESSAGES
     )

@@ -1,4 +1,4 @@
-"""What was delivered and not yet taken, each record once per asking, within bounds."""
+"""A client's inbox: records that were delivered and not yet taken, each once per Fetch of its prompt, within bounds."""
 
 from collections import Counter, OrderedDict
 from collections.abc import Iterable
@@ -10,35 +10,35 @@ from mrl.records.exchange_messages import Deliver
 from mrl.records.experience import Received, ScoreRequestRecord, experience_decoder
 
 MAX_REMEMBERED_IDS = 256
-"""Per prompt, for what comes without an asking."""
+"""Record ids remembered per prompt: a bound for records that come without a Fetch, such as requests."""
 
 
 class Inbox:
-    """Records wait here until the learner takes them. Adds to `counts`: received, unreadable."""
+    """Records that wait until the client's owner takes them. Adds to `counts`: received, unreadable."""
 
     def __init__(self, counts: Counter[str], limits: ClientLimits) -> None:
         self.is_awaited = False
-        """Whether somebody stands still for what comes, and takes all of it: then there is room for that."""
+        """Whether a caller waits for an answer and will take all records. Meanwhile the inbox is never full."""
         self._counts, self._limits = counts, limits
         self._waiting: list[Received] = []
         self._waiting_bytes = 0
         self._seen: OrderedDict[str, OrderedDict[str, None]] = OrderedDict()
-        """Prompt -> ids of its records that came for the present asking."""
+        """Prompt -> ids of its records that came since its last Fetch."""
 
     @property
     def is_full(self) -> bool:
-        """Whether nothing more should come before the next `take`."""
+        """Whether the inbox has no room for more records before the next `take`."""
         limits, num_records = self._limits, len(self._waiting)
         is_beyond = num_records >= limits.inbox_records or self._waiting_bytes >= limits.inbox_bytes
         return is_beyond and not self.is_awaited
 
     def expect(self, prompt_ids: Iterable[str]) -> None:
-        """These prompts are asked anew: what was delivered for an earlier asking may come again."""
+        """Forget what was delivered on these prompts: they are fetched anew, and their records may come again."""
         for prompt_id in prompt_ids:
             self._seen.pop(prompt_id, None)
 
     def take_in(self, message: Deliver) -> list[str] | None:
-        """Take what is new and can be read. Returns the ids of requests among it; None when there is no room for it.
+        """Add records that are new and readable. Return the ids of the message's requests; None when there is no room.
 
         The daemon delivers again what was not taken.
         """
@@ -61,7 +61,7 @@ class Inbox:
         return requests
 
     def take(self) -> list[Received]:
-        """Everything that waits, oldest first; the inbox is empty afterwards."""
+        """Return all waiting records, oldest first, and empty the inbox."""
         taken, self._waiting, self._waiting_bytes = self._waiting, [], 0
         return taken
 

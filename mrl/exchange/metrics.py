@@ -1,8 +1,8 @@
-"""The daemon's account of itself as Prometheus metrics, collected on the threads of the library's own HTTP server.
+"""The daemon's account as Prometheus metrics, collected on the threads of prometheus_client's HTTP server.
 
-The loop hands its last account over and says that it turns; nothing here waits for it, and it waits for nothing here.
-Series are bounded: 1024 policies at most (`Limits.policies`) with a closed set of reasons and record types each, and
-4096 pairs of policies. Clients are counted, and are no label.
+The daemon's loop hands over its newest account and tells each of its rounds. The loop waits for nothing here, and
+nothing here waits for the loop. The number of series is bounded: 1024 policies at most (`Limits.policies`), each with a
+closed set of reasons and record types, and 4096 pairs of policies. Clients are counted, and are no label.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -14,10 +14,11 @@ from mrl.exchange.store import DISK_FULL, LOCKED
 from mrl.records.exchange_messages import PairFlow, PolicyStat, Stat
 
 SILENCE_S = 5.0
-"""A loop that has not turned for so long stands still; it turns at least twice a second."""
+"""Seconds without a round after which the daemon's loop stands still; it turns at least twice a second."""
 SILENT_CLIENT_S = 3.0
-"""Living clients are heard every second."""
+"""Seconds without a message after which a client counts as silent; living clients are heard every second."""
 MAX_PAIRS = 4096
+"""Pairs of policies that get series."""
 STORAGE_STATES = ("well", DISK_FULL, LOCKED)
 
 PREFIX = "mrl_exchange_"
@@ -27,22 +28,22 @@ Rows = Iterable[tuple[Labels, float]]
 
 
 class ExchangeCollector(Collector):
-    """The last account of a daemon. `hand_over` and `beat` are for its loop, everything else for any other thread."""
+    """The newest account of a daemon. The daemon's loop calls `hand_over` and `beat`, any other thread the rest."""
 
     def __init__(self, stat: Stat, clock: Callable[[], float]) -> None:
         self._stat, self._clock = stat, clock
         self._beat_s = clock()
 
     def hand_over(self, stat: Stat) -> None:
-        """The daemon's account by now."""
+        """Take a newer account of the daemon."""
         self._stat = stat
 
     def beat(self) -> None:
-        """The loop has turned once more."""
+        """Note that the loop has turned once more."""
         self._beat_s = self._clock()
 
     def collect(self) -> Iterator[Metric]:
-        """All metric families of one account."""
+        """Yield all metric families of one account."""
         stat, silence_s = self._stat, max(0.0, self._clock() - self._beat_s)
         is_well = silence_s <= SILENCE_S and not stat.storage
         yield _gauge("healthy", "Whether all is well: the loop turns, and records are stored", is_well)
@@ -118,7 +119,7 @@ def _of_policies(policies: list[PolicyStat]) -> Iterator[Metric]:
 
 
 def _of_pairs(flows: list[PairFlow]) -> Iterator[Metric]:
-    """The first pairs in the order of names: a series stays, as long as no policy joins."""
+    """Yield the metrics of the first MAX_PAIRS pairs by name, so that a series stays as long as no policy joins."""
     yield _gauge("flow_pairs_left_out", "Pairs of policies beyond those shown", max(0, len(flows) - MAX_PAIRS))
     columns: dict[str, tuple[str, Callable[[PairFlow], int]]] = {
         "flow_asked_prompts": ("Prompts that the receiver asked for, of all sources", lambda flow: flow.asked),
@@ -153,7 +154,7 @@ def _gauges(name: str, help_text: str, labels: Labels, rows: Rows) -> Metric:
 
 
 def _counters(name: str, help_text: str, labels: Labels, rows: Rows) -> Metric:
-    """Prometheus adds `_total` to the name."""
+    """Return a family of counters; prometheus_client adds `_total` to the name."""
     return _filled(CounterMetricFamily(PREFIX + name, help_text, labels=labels), rows)
 
 

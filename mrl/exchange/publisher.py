@@ -1,4 +1,4 @@
-"""The sending end of a client: records gathered into Puts, each sent until the daemon has answered it."""
+"""The sending half of a client: records gathered into Puts, each sent until the daemon has answered it."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -13,13 +13,16 @@ from mrl.records.experience import ExperienceRecord
 from mrl.transport.requests import Requests
 
 HEAD_BYTES = 1024
-"""What a Put has beside its records, at most; a record may be so much shorter than a message."""
+"""Bytes that a Put has beside its records, at most. A record has to be this much shorter than a message may be."""
 
 log = structlog.get_logger()
 
 
 class RecordPublisher:
-    """Used under the client's lock. Adds to `counts`: stored, refused/<reason>, dropped, too_large."""
+    """Gathers records into Puts. Used under the client's lock.
+
+    Adds to `counts`: stored, refused/<reason>, dropped, too_large.
+    """
 
     def __init__(
         self, client: str, requests: Requests, counts: Counter[str], limits: ClientLimits, send: Callable[[bytes], None]
@@ -29,11 +32,11 @@ class RecordPublisher:
         self._gathered_bytes = 0
         self._gathered_from_s = 0.0
         self._records: dict[int, int] = {}
-        """Unanswered Puts by number: how many records each has."""
+        """Number of an unanswered Put -> number of its records."""
         self._last_number = 0
 
     def gather(self, records: Sequence[ExperienceRecord], now_s: float) -> Iterator[int]:
-        """Take records in. Stops before a Put is made that may need room: yields its length, and goes on with it."""
+        """Take in records. Before each Put that may need room, yield its length in bytes, then make it and go on."""
         for record in records:
             body = encode(record)
             if len(body) > MAX_MESSAGE_BYTES - HEAD_BYTES:
@@ -52,7 +55,7 @@ class RecordPublisher:
         self.send_small(now_s)
 
     def _note_too_large(self, record: ExperienceRecord, num_bytes: int) -> None:
-        """A person is told of the first; the policy goes on, and its peers learn nothing of such groups."""
+        """Count a record that is too large, and log the first. The policy goes on; peers never get such records."""
         if not self._counts["too_large"]:
             most = MAX_MESSAGE_BYTES - HEAD_BYTES
             log.warning(
@@ -65,23 +68,23 @@ class RecordPublisher:
         self._counts["too_large"] += 1
 
     def has_room(self, num_bytes: int) -> bool:
-        """Whether a Put of this length can wait beside the others."""
+        """Whether a Put of this length can wait beside those that are unanswered."""
         return not self._records or self._requests.num_bytes + num_bytes <= self._limits.unacknowledged_bytes
 
     def send_small(self, now_s: float) -> None:
-        """Send what was gathered, if few Puts are unanswered; otherwise more is gathered."""
+        """Send the gathered records if few Puts are unanswered; otherwise go on gathering."""
         if len(self._records) < self._limits.small_puts and self.has_room(self._gathered_bytes):
             self.send_off(now_s)
 
     def on_tick(self, now_s: float) -> None:
-        """Send what was gathered for long enough, if there is room, and again what was lost."""
+        """Send records that were gathered for long enough, if there is room, and lost Puts again."""
         if now_s - self._gathered_from_s >= self._limits.gather_s and self.has_room(self._gathered_bytes):
             self.send_off(now_s)
         for body in self._requests.due(now_s).bodies:
             self._send(body)
 
     def send_off(self, now_s: float) -> int:
-        """Make a Put of what was gathered, if there is anything; returns the number of the last Put."""
+        """Make a Put of the gathered records, if there are any; return the number of the last Put."""
         if self._gathered:
             number = self._requests.next_number
             raws = [msgspec.Raw(body) for body in self._gathered]
@@ -93,17 +96,17 @@ class RecordPublisher:
         return self._last_number
 
     def send_first(self, now_s: float) -> None:
-        """Send what the window has room for."""
+        """Send Puts for the first time, as far as the window has room."""
         for body in self._requests.first(now_s):
             self._send(body)
 
     def start_over(self, now_s: float) -> None:
-        """Nothing of what waits has been sent, as far as a new link or a new daemon is concerned."""
+        """Send all unanswered Puts anew, over a new link or to a new daemon."""
         self._requests.start_over()
         self.send_first(now_s)
 
     def note_answer(self, message: PutAck, now_s: float) -> None:
-        """The daemon has dealt with some Puts."""
+        """Note that the daemon has answered some Puts."""
         self._requests.window_bytes = message.window_bytes
         is_new = [self._requests.answered(number, now_s) for number in message.seqs]
         for number in message.seqs:
@@ -115,12 +118,12 @@ class RecordPublisher:
         self.send_small(now_s)
 
     def is_clear(self, upto_number: int) -> bool:
-        """Whether every Put up to this one was answered."""
+        """Whether every Put up to this number was answered."""
         oldest = self._requests.oldest
         return oldest is None or oldest > upto_number
 
     def _make_room(self, now_s: float) -> None:
-        """There was time for room; now the oldest make it."""
+        """Drop the oldest Puts until the gathered records have room, and send these. The caller has waited before."""
         while not self.has_room(self._gathered_bytes) and (oldest := self._requests.oldest) is not None:
             self._requests.forget(oldest)
             before = self._counts["dropped"]

@@ -1,4 +1,4 @@
-"""The asking end of a client: what it wants to know of prompts, asked until the daemon has answered."""
+"""The asking half of a client: Fetches of prompts, each repeated until the daemon has answered it, and watches."""
 
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Iterator
@@ -13,7 +13,7 @@ from mrl.transport.requests import Requests
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What is asked about a prompt."""
+    """Terms of a Fetch for each of its prompts: record kinds, greatest number of records, greatest age in versions."""
 
     kinds: tuple[RecordKind, ...]
     limit: int
@@ -23,13 +23,13 @@ class Question:
 @dataclass(slots=True)
 class _Asked:
     is_awaited: bool
-    """Whether somebody stands still until the answer comes; all other questions watch their prompts."""
+    """Whether a caller waits for the answer. All other Fetches watch their prompts."""
     parts: int = 0
-    """Parts of the answer that have come, in order."""
+    """Parts of the answer that have come, in an unbroken series."""
 
 
 class Questions:
-    """Used under the client's lock. Adds to `counts`: dropped_fetches."""
+    """Fetches and watches of one client. Used under the client's lock. Adds to `counts`: dropped_fetches."""
 
     def __init__(
         self,
@@ -44,10 +44,12 @@ class Questions:
         self._client, self._policy, self._requests = client, policy, requests
         self._counts, self._limits, self._send = counts, limits, send
         self._asked: dict[int, _Asked] = {}
+        """Unanswered Fetches by number."""
         self._watched: OrderedDict[str, Question] = OrderedDict()
+        """Watched prompt -> question, the oldest first."""
 
     def ask(self, prompt_ids: list[str], question: Question, now_s: float) -> None:
-        """Nobody waits for the answer; the oldest questions of this kind go when there are too many."""
+        """Fetch and watch prompts without waiting for the answer. Beyond a bound the oldest such Fetches go."""
         for prompt_id in prompt_ids:
             self._watched.pop(prompt_id, None)
             self._watched[prompt_id] = question
@@ -61,20 +63,20 @@ class Questions:
             self._counts["dropped_fetches"] += 1
 
     def ask_now(self, prompt_ids: list[str], question: Question, now_s: float) -> int:
-        """Somebody waits for the answer; returns the number of the question."""
+        """Fetch prompts for a caller that waits for the answer; return the number of the Fetch."""
         return self._post(prompt_ids, question, now_s, is_awaited=True)
 
     def is_answered(self, number: int) -> bool:
-        """Whether the question of this number was answered in full."""
+        """Whether the Fetch of this number was answered in full, or given up."""
         return number not in self._asked
 
     def give_up(self, number: int) -> None:
-        """Nobody waits for this answer any more."""
+        """Await no answer to this Fetch any more."""
         self._requests.forget(number)
         self._asked.pop(number, None)
 
     def note_part(self, message: Deliver, now_s: float) -> None:
-        """A part of an answer has come; the last one of an unbroken series answers the question."""
+        """Note a part of an answer; the last part of an unbroken series completes the answer."""
         asked = self._asked.get(message.seq)
         if asked is None:
             return
@@ -85,18 +87,18 @@ class Questions:
             self._requests.answered(message.seq, now_s)
 
     def unwatch(self, prompt_ids: Iterable[str]) -> None:
-        """Later records on these prompts are not wanted."""
+        """Stop watching these prompts."""
         ids = [prompt_id for prompt_id in prompt_ids if self._watched.pop(prompt_id, None) is not None]
         for part in slices(ids, self._limits.fetch_prompts):
             self._send(encode(Unwatch(client=self._client, prompt_ids=part)))
 
     def send(self, now_s: float) -> None:
-        """Send what is asked for the first time, as far as the window has room."""
+        """Send Fetches for the first time, as far as the window has room."""
         for body in self._requests.first(now_s):
             self._send(body)
 
     def start_over(self, now_s: float) -> None:
-        """Nothing was asked over this link yet, and the daemon may know of no watch."""
+        """Ask everything anew: the link is new, and its daemon may know of no watch."""
         for number in [number for number, asked in self._asked.items() if not asked.is_awaited]:
             self.give_up(number)
         self._requests.start_over()
@@ -127,5 +129,5 @@ class Questions:
 
 
 def slices(ids: list[str], length: int) -> Iterator[list[str]]:
-    """The ids in order, so many at a time."""
+    """Return the ids in order, `length` at a time."""
     return (ids[start : start + length] for start in range(0, len(ids), length))

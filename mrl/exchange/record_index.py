@@ -1,4 +1,4 @@
-"""What is held: per record type, policy and prompt the newest records, within a byte budget."""
+"""The records held: per record type, policy and prompt the newest, within a byte budget."""
 
 from bisect import insort
 from collections import Counter, OrderedDict
@@ -12,50 +12,51 @@ from mrl.records.tags import Tags
 
 @dataclass(slots=True, eq=False)
 class Entry:
-    """One record."""
+    """A record: its number, its tags, and its encoded form."""
 
     number: int
-    """Its place in the order in which records came, once and for all; its key in the file."""
+    """Place of the record in the order of arrival, which never changes; its key in the file."""
     tags: Tags
     body: bytes
-    """As its source encoded it."""
+    """The record as its source encoded it."""
 
     @property
     def record_id(self) -> str:
-        """What names it everywhere."""
+        """Id of the record, the same in every process."""
         return self.tags.record_id
 
     @property
     def held_bytes(self) -> int:
-        """What it counts against the budget."""
+        """Bytes that the record counts against the budget."""
         return held_bytes_of(len(self.body))
 
 
 @dataclass(slots=True)
 class PolicyRecords:
-    """What is held of one policy."""
+    """The records held of one policy."""
 
     num_prompts: int = 0
+    """Prompts on which records are held."""
     steps: dict[int, dict[int, Entry]] = field(default_factory=dict)
-    """Entries by the step of their oldest version, so that stale ones are found without a search."""
+    """Step of the oldest version -> number -> entry, so that stale records are found without a search."""
     kinds: Counter[RecordKind] = field(default_factory=Counter)
-    """How many records of each type."""
+    """Number of records of each type."""
     held_bytes: int = 0
 
 
 class RecordIndex:
-    """The newest records of every type, policy and prompt; beyond the budget the oldest arrivals go."""
+    """The newest records of every type, policy and prompt. Beyond the budget the oldest arrivals are removed."""
 
     def __init__(self, limits: Limits, on_removal: Callable[[Entry, str], None]) -> None:
-        """`on_removal(entry, reason)` is told of every record that goes."""
+        """`on_removal(entry, reason)` is called for every record that is removed."""
         self.policies: dict[str, PolicyRecords] = {}
         self.used_bytes = 0
         self._limits, self._on_removal = limits, on_removal
         self._by_id: dict[str, Entry] = {}
-        # Not a dict: finding the first key of one from whose front many were deleted takes as many steps.
+        # Not a dict: after many deletions at the front of a dict, finding its first key takes as many steps.
         self._in_order: OrderedDict[int, Entry] = OrderedDict()
         self._prompts: dict[str, dict[str, list[Entry]]] = {}
-        """Prompt -> policy -> its records, newest first."""
+        """Prompt -> policy -> the policy's records, newest first."""
 
     def __len__(self) -> int:
         return len(self._in_order)
@@ -64,20 +65,20 @@ class RecordIndex:
         return record_id in self._by_id
 
     def get(self, record_id: str) -> Entry | None:
-        """The record of this id, if it is held."""
+        """Return the record of this id, if it is held."""
         return self._by_id.get(record_id)
 
     def numbered(self, numbers: Iterable[int]) -> list[Entry]:
-        """The records of these numbers that are held."""
+        """Return the records of these numbers that are held."""
         found = map(self._in_order.get, numbers)
         return [entry for entry in found if entry is not None]
 
     def entries(self) -> Iterator[Entry]:
-        """Everything held, in order of arrival."""
+        """Return an iterator over all records held, in order of arrival."""
         return iter(self._in_order.values())
 
     def on_prompt(self, prompt_id: str, kinds: Collection[RecordKind], *, of_others_than: str) -> list[Entry]:
-        """What the other policies have on a prompt; newest first within a policy."""
+        """Return the records of these kinds that other policies have on a prompt; newest first within a policy."""
         of_policies = self._prompts.get(prompt_id, {}).items()
         return [
             entry for policy, held in of_policies if policy != of_others_than for entry in held
@@ -85,7 +86,10 @@ class RecordIndex:
         ]  # fmt: skip
 
     def add(self, entry: Entry) -> bool:
-        """Hold a record of a higher number than all before it, evicting what it displaces; whether it stayed itself."""
+        """Add a record with a higher number than all before. Returns whether it stayed.
+
+        Records beyond the quota of their type, policy and prompt are removed, and so are those beyond the budget.
+        """
         tags = entry.tags
         self._in_order[entry.number] = entry
         self._by_id[tags.record_id] = entry
@@ -103,7 +107,7 @@ class RecordIndex:
         return entry.number in self._in_order
 
     def remove(self, entry: Entry, reason: str) -> None:
-        """Let go of a record, and say why."""
+        """Remove a record, and tell `on_removal` the reason."""
         tags = entry.tags
         del self._in_order[entry.number], self._by_id[tags.record_id]
         held = self.policies[tags.source]
@@ -122,7 +126,7 @@ class RecordIndex:
         self._on_removal(entry, reason)
 
     def remove_stale(self, policy: str, *, before_step: int) -> None:
-        """Drop the policy's records whose oldest version lies before this step."""
+        """Remove the policy's records whose oldest version lies before this step."""
         held = self.policies.get(policy)
         if held is not None:
             for step in [step for step in held.steps if step < before_step]:
@@ -130,7 +134,7 @@ class RecordIndex:
                     self.remove(entry, "stale")
 
     def remove_void(self, policy: str, is_void: Callable[[Tags], bool]) -> None:
-        """Drop the policy's records that a resume made void."""
+        """Remove the policy's records that a resume made void."""
         held = self.policies.get(policy, PolicyRecords())
         for entry in [entry for of_step in held.steps.values() for entry in of_step.values()]:
             if is_void(entry.tags):
@@ -143,6 +147,6 @@ class RecordIndex:
 
 
 def _rank(entry: Entry) -> tuple[int, int, int]:
-    """Sorts newest first."""
+    """Return a sort key that puts the newest version first, and of one version the last arrival."""
     oldest = entry.tags.oldest
     return -oldest.run_epoch, -oldest.step, -entry.number

@@ -1,7 +1,7 @@
-"""Puts between their arrival and their acknowledgement: what is refused, and what is on its way to the file.
+"""Puts between arrival and acknowledgement: judgement of their records, and transactions on their way to the file.
 
 A record is acknowledged when its transaction is committed, and not before. Everything that comes while a transaction is
-under way goes with the next one. When one fails, nothing of it or of the next is answered but with Later.
+under way goes with the next one. When a transaction fails, its Puts and those of the next one are answered with Later.
 """
 
 from collections import Counter, OrderedDict
@@ -15,13 +15,13 @@ from mrl.records.exchange_messages import Announce, Put
 from mrl.records.tags import Tags, tags_of
 
 RETRY_S = 1.0
-"""After a failure the disk is tried again, with whatever was put by then, be it nothing."""
+"""Seconds after a failure until the disk is tried again, if need be with an empty transaction."""
 BUSY = "busy"
-"""Why nothing more is taken while too much is under way."""
+"""Reason why a Put is not taken while too many bytes are under way."""
 
 
 class RecordIntake:
-    """Judges Puts, and gathers transactions: one under way, and the next."""
+    """Judges Puts, and gathers their records into transactions: one under way, and the next."""
 
     def __init__(self, limits: Limits, index: RecordIndex, versions: VersionBook) -> None:
         self.storage = ""
@@ -29,22 +29,25 @@ class RecordIntake:
         self.num_later = 0
         """Puts that were answered with Later."""
         self.last_number = 0
-        """Of all records that were ever taken."""
+        """Highest number that was given to a record."""
         self._limits, self._index, self._versions = limits, index, versions
         self._next = Transaction()
         self._under_way: Transaction | None = None
         self._puts: set[tuple[bytes, int]] = set()
+        """Puts that are not committed: (client, seq)."""
         self._ids: set[str] = set()
+        """Ids of records that are not committed."""
         self._retry_s = 0.0
         self._remembered: OrderedDict[str, None] = OrderedDict()
+        """Ids of removed records, the newest at the end."""
 
     @property
     def num_unstored(self) -> int:
-        """Puts that are not committed."""
+        """Number of Puts that are not committed."""
         return len(self._puts)
 
     def take(self, client: bytes, policy: str, put: Put, now_s: float) -> str:
-        """Judge a Put for the next transaction. Returns why it is not taken: it has to come again; "" when it is."""
+        """Judge a Put for the next transaction. Returns "" when it is taken, else why it has to come again."""
         if (client, put.seq) in self._puts:
             return ""
         num_bytes = sum(len(memoryview(raw)) for raw in put.records)
@@ -60,20 +63,21 @@ class RecordIntake:
         return ""
 
     def note_removal(self, entry: Entry, reason: str) -> None:
-        """A record is held no longer: the next transaction deletes it."""
+        """Let the next transaction delete a record that is held no longer."""
         tags = entry.tags
         self._next.removals.append(Removal(entry.number, tags.record_id, tags.source, tags.type, reason))
         self.remember([tags.record_id])
 
     def note_announcement(self, message: Announce) -> None:
-        """The next transaction stores an announcement."""
+        """Let the next transaction store an announcement."""
         self._next.announcements.append(message)
 
     def begin(self, now_s: float, *, is_awaited: bool) -> Transaction | None:
-        """The next transaction; None while one is under way, when there is nothing to do, or too early to try again.
+        """Start the next transaction and return it.
 
-        With `is_awaited` also None when nobody waits for it. After a failure it may be empty: whether the file can be
-        written again has to be found out when nothing is put, too.
+        Returns None while a transaction is under way, when there is nothing to do, and when it is too early to try
+        again. With `is_awaited` also when no client waits for the next one. After a failure the transaction may be
+        empty: whether the file can be written again has to be found out even when nothing is put.
         """
         is_early = bool(self.storage) and now_s < self._retry_s
         if self._under_way is not None or is_early or (self._next.is_empty and not self.storage):
@@ -84,7 +88,10 @@ class RecordIntake:
         return self._under_way
 
     def settle(self, failure: str, now_s: float) -> tuple[Transaction, list[Judged]]:
-        """The transaction under way was committed, or failed. Returns what was committed, and the Puts that failed."""
+        """End the transaction under way, which was committed or failed.
+
+        Returns what was committed, and the Puts that failed.
+        """
         done = self._under_way
         assert done is not None
         self._under_way, self.storage = None, failure
@@ -103,14 +110,14 @@ class RecordIntake:
         return Transaction(), failed
 
     def remember(self, record_ids: Iterable[str]) -> None:
-        """These records were stored once: they are refused from now on. The newest are remembered."""
+        """Refuse these records from now on: they were stored once. Only the newest ids are remembered."""
         for record_id in record_ids:
             self._remembered[record_id] = None
             if len(self._remembered) > self._limits.remembered_ids:
                 self._remembered.popitem(last=False)
 
     def fault_of_age(self, tags: Tags) -> str:
-        """Why a record of these versions is of no use any more, or ""."""
+        """Return why a record of these versions is of no use any more, or ""."""
         if self._versions.is_void(tags):
             return "void"
         return "stale" if self._versions.age(tags) > self._limits.max_age_versions else ""
@@ -132,7 +139,7 @@ class RecordIntake:
         self._next.puts.append(Judged(client, policy, put.seq, num_stored, refused))
 
     def _fault(self, tags: Tags, num_bytes: int, policy: str) -> str:
-        """Why a record is refused; "" when it is taken."""
+        """Return why a record is refused; "" when it is taken."""
         if tags.source != policy:
             return "foreign"
         record_id = tags.record_id

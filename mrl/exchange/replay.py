@@ -1,13 +1,13 @@
-"""The records of a run that ended, held by another run's exchange as those of sources that stand still.
+"""Replay: this run's exchange takes over the records of a run that ended, under sources that stand still.
 
     old file ──▶ newest records within the budget ──▶ renamed, at version 0.0 ──▶ one transaction ──▶ own file
 
-A replayed source never announces a version, and each of its records is of its one version, 0.0: their age is 0 for as
-long as the run lasts, and no bound on ages refuses them. How old a record was when its run ended is asked once, here.
-What a source said, its log-probs included, stays as it was when it was sampled.
+A replayed source never announces a version, and all its records are of one version, 0.0. Their age is 0 for as long as
+the run lasts, so that no bound on ages refuses them. The age that a record had when its run ended is checked once,
+here. All else that a source said, log-probabilities included, stays as it was when it was sampled.
 
-The old file is opened to read, and is left as it is. The own file counts what was taken over in the transaction that
-stores it, so that a daemon that starts again does not take it twice.
+The old file is opened to read, and is left as it is. The own file counts the replayed records in the transaction that
+stores them, so that a daemon that starts again does not take them over twice.
 """
 
 import sqlite3
@@ -33,36 +33,36 @@ from mrl.records.tags import tags_of
 from mrl.records.version import Version
 
 KINDS: tuple[RecordKind, ...] = ("outcome", "episode", "rollout", "value")
-"""Of use without the policy that made them; scores answer a question, and nobody asks a run that ended."""
+"""Kinds that are of use without the policy that made them. Scores answer requests, and a run that ended gets none."""
 STANDING = Version(0, 0)
 """The one version of a replayed source."""
 
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """Whose records of which file are taken over."""
+    """Which records of another run's file are taken over."""
 
     folder: Path
-    """The exchange's folder of the run that ended."""
+    """Exchange folder of the run that ended."""
     sources: Mapping[str, str]
-    """Policy there -> its name here."""
+    """Policy of that run -> name of its source in this run."""
     max_age_versions: int | None = None
-    """Oldest age at the end of that run; None takes any."""
+    """Greatest age that a record may have had when that run ended; None takes any."""
 
 
 class Replayed(NamedTuple):
-    """What came of it."""
+    """Numbers of records that a replay took over and left out."""
 
     num_held: int
     """Records that were taken over."""
     num_left_out: int
-    """Records that are older than those, for which the budget has no room."""
+    """Older records for which the budget has no room."""
     num_unreadable: int
     """Rows that hold no record of this version of mrl."""
 
 
 class Shared(NamedTuple):
-    """The records of one policy and kind in a file."""
+    """The prompts on which a file has records of one policy and kind."""
 
     source: str
     kind: str
@@ -70,7 +70,7 @@ class Shared(NamedTuple):
 
 
 def shared_in(folder: Path) -> list[Shared]:
-    """What the policies of a run that ended have shared, of the kinds that can be replayed.
+    """Return which prompts the policies of a run that ended have shared records on, of the kinds that can be replayed.
 
     Raises RunFolderError where there is no such file, or it cannot be used.
     """
@@ -86,9 +86,10 @@ def shared_in(folder: Path) -> list[Shared]:
 
 
 def take_over(store: Store, contents: Contents, replay: Replay, limits: Limits) -> tuple[Contents, Replayed | None]:
-    """What the store holds once the replayed records are in it, and what came of it; None where they were before.
+    """Commit the replayed records to the store. Returns the contents with them, and their numbers.
 
-    Raises RunFolderError where the old file cannot be used, and where the own one has no room.
+    Where the store has them already, returns the contents as they are, and None. Raises RunFolderError where the old
+    file cannot be used or has nothing to replay, and where the own one has no room.
     """
     names = set(replay.sources.values())
     if any(what == "stored" and policy in names for policy, what, _ in contents.counts):
@@ -106,7 +107,7 @@ def take_over(store: Store, contents: Contents, replay: Replay, limits: Limits) 
 
 
 def _newest(replay: Replay, last_number: int, limits: Limits) -> tuple[list[Entry], int, int]:
-    """The newest records within the budget, oldest first; how many older ones there are; how many cannot be read."""
+    """Return the newest records within the budget, oldest first, and the numbers of older and of unreadable ones."""
     found: list[Entry] = []
     used_bytes = num_left_out = num_unreadable = 0
     for source, body in _bodies(replay):
@@ -127,7 +128,7 @@ def _newest(replay: Replay, last_number: int, limits: Limits) -> tuple[list[Entr
 
 
 def _bodies(replay: Replay) -> Iterator[tuple[str, bytes]]:
-    """(policy there, record), those of the newest versions first."""
+    """Yield (policy in the old run, record), the newest versions first."""
     names = tuple(replay.sources)
     query = (
         f"SELECT source, oldest_step, body FROM records WHERE {_any_of('kind', KINDS)} AND {_any_of('source', names)}"
@@ -145,7 +146,7 @@ def _bodies(replay: Replay) -> Iterator[tuple[str, bytes]]:
 
 
 def _renamed(body: bytes, source: str) -> bytes:
-    """The record as one of `source`; empty where it is no record."""
+    """Return the record as one of `source`; empty where it is no record."""
     try:
         record = decode(body, experience_decoder)
     except RecordError:
@@ -155,7 +156,7 @@ def _renamed(body: bytes, source: str) -> bytes:
 
 
 def _open(folder: Path) -> sqlite3.Connection:
-    """The old file, to read from. Raises RunFolderError where it is none, or one of another version of mrl."""
+    """Open the old file to read. Raises RunFolderError where there is none, or its schema is another version's."""
     connection = open_file(folder, has_ended=True)
     found = tuple(connection.execute(f"PRAGMA {name}").fetchone()[0] for name in ("application_id", "user_version"))
     if found == (APPLICATION_ID, SCHEMA_VERSION):

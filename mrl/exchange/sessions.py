@@ -1,4 +1,4 @@
-"""What the daemon remembers about one client: who it is, and what it was given and has not acknowledged."""
+"""The daemon's memory of one client: its policy, and the records that it was given and has not acknowledged."""
 
 from collections import deque
 from collections.abc import Iterable, Sequence
@@ -8,55 +8,60 @@ from mrl.exchange.limits import Limits
 from mrl.exchange.record_index import Entry
 
 FORGET_AFTER_S = 60.0
+"""Seconds of silence after which a client is forgotten."""
 CLAIM_S = 3.0
+"""Seconds in which a client has to acknowledge a delivery, or to take over a request."""
 MAX_TRIES = 5
+"""Number of times that a shipment is sent before it is given up."""
 
 
 @dataclass(slots=True)
 class Shipment:
-    """Records that go to a client in one message: one of `parts` that answer the Fetch `seq`, or none's answer (0)."""
+    """Records that go to a client in one message: a part of the answer to Fetch `seq`, or of none (0)."""
 
     numbers: Sequence[int]
-    """Of the records; those that are held no longer are left out when it goes."""
+    """Numbers of the records; those that are held no longer are left out when the message goes."""
     num_bytes: int
     seq: int = 0
     part: int = 1
     parts: int = 1
     due_s: float = 0.0
-    """When it is sent again."""
+    """Clock time at which the shipment is sent again."""
     tries: int = 1
 
 
 @dataclass(slots=True)
 class Allowance:
-    """What clients have not acknowledged, all together."""
+    """Bytes that all clients together have not acknowledged."""
 
     used_bytes: int = 0
 
 
 @dataclass(slots=True)
 class Session:
-    """One client that said Hello."""
+    """A client that said Hello."""
 
     name: str
     policy: str
     heard_s: float
+    """Clock time of the client's last message."""
     limits: Limits
     allowance: Allowance
-    """Shared with the other sessions."""
+    """Count of unacknowledged bytes that all sessions share."""
     abandoned: int = 0
-    """Records whose delivery was given up: too many tries, or too many at once."""
+    """Records whose delivery was given up: sent too often, or too many in the queue."""
     unacknowledged_bytes: int = 0
     num_queued: int = 0
-    """Records that wait for acknowledgements of what was sent, or until the client has room."""
+    """Records that wait until earlier ones are acknowledged, or until the client has room."""
     is_full: bool = False
-    """Whether the client takes nothing at present, as it says itself."""
+    """Whether the client takes nothing at present, by its own word."""
     _last_fetch: int = 0
+    """Highest number of a Fetch so far."""
     _sent: dict[int, Shipment] = field(default_factory=dict)
-    """By delivery number, in order of `due_s`."""
+    """Delivery number -> shipment, in order of `due_s`."""
     _queue: deque[Shipment] = field(default_factory=deque)
     _is_stuck: bool = False
-    """Whether nothing was acknowledged since something was sent again."""
+    """Whether nothing was acknowledged since a shipment was sent again."""
 
     @property
     def num_unacknowledged(self) -> int:
@@ -64,17 +69,17 @@ class Session:
         return sum(len(shipment.numbers) for shipment in self._sent.values())
 
     def is_silent(self, now_s: float) -> bool:
-        """Whether nothing was heard for so long that the client can be forgotten; living clients ping every second."""
+        """Whether the client was silent for so long that it can be forgotten; living clients ping every second."""
         return now_s - self.heard_s > FORGET_AFTER_S
 
     def is_new_fetch(self, seq: int) -> bool:
-        """Whether this Fetch comes for the first time: numbers rise, and what is sent again has an earlier one."""
+        """Note a Fetch; return whether it comes for the first time. A repeated one has no new highest number."""
         is_new = seq == 0 or seq > self._last_fetch
         self._last_fetch = max(seq, self._last_fetch)
         return is_new
 
     def queue(self, shipments: Iterable[Shipment]) -> None:
-        """Send these as the client acknowledges earlier ones. A repeated answer replaces what waits of it."""
+        """Queue shipments, to be sent as earlier ones are acknowledged. A repeated answer replaces what waits of it."""
         for shipment in shipments:
             if shipment.seq and shipment.part == 1:
                 self._queue = deque(waiting for waiting in self._queue if waiting.seq != shipment.seq)
@@ -86,7 +91,7 @@ class Session:
                 self.num_queued += len(shipment.numbers)
 
     def next_shipment(self, delivery: int, now_s: float) -> Shipment | None:
-        """What may be sent now, as this delivery; None when there is nothing, or too much is unacknowledged."""
+        """Return the shipment to send now, as this delivery. None when none waits, or too much is unacknowledged."""
         if self.is_full or not self._queue or not self._may_send(self._queue[0].num_bytes):
             return None
         shipment = self._queue.popleft()
@@ -97,7 +102,7 @@ class Session:
         return shipment
 
     def acknowledge(self, deliveries: Iterable[int]) -> None:
-        """The client has taken these over."""
+        """End deliveries that the client has taken over."""
         for delivery in deliveries:
             shipment = self._sent.pop(delivery, None)
             if shipment is not None:
@@ -105,7 +110,10 @@ class Session:
                 self._is_stuck = False
 
     def note_room(self, *, is_full: bool) -> None:
-        """A client that is full has not failed to acknowledge: what it was sent goes back to the head of the queue."""
+        """Note whether the client is full. If so, put what it has not acknowledged back at the head of the queue.
+
+        A client that is full has not failed to acknowledge, so that the tries count anew.
+        """
         self.is_full = is_full
         if not is_full:
             return
@@ -117,9 +125,10 @@ class Session:
         self._account(-self.unacknowledged_bytes)
 
     def overdue(self, now_s: float) -> list[tuple[int, Shipment]]:
-        """What to send again under the same numbers, renewed; what was sent often enough is given up.
+        """Return deliveries to send again under the same numbers; give up those that were sent often enough.
 
-        Who does not acknowledge probably reads too slowly: one comes again until something is acknowledged.
+        A client that does not acknowledge probably reads too slowly: after the first time, only one delivery comes
+        again until something is acknowledged.
         """
         due = [item for item in self._sent.items() if item[1].due_s <= now_s]
         again: list[tuple[int, Shipment]] = []
@@ -138,7 +147,7 @@ class Session:
         return again
 
     def end(self) -> int:
-        """Nothing is expected of the client any more. Returns how many records it was not given after all."""
+        """End the session; return the number of records that the client was not given after all."""
         self._account(-self.unacknowledged_bytes)
         self._sent.clear()
         return self.abandoned
@@ -155,7 +164,7 @@ class Session:
 
 
 def shipments_of(entries: Sequence[Entry], max_bytes: int, *, seq: int = 0) -> list[Shipment]:
-    """The entries in shipments of bounded size; with a `seq` there is at least one."""
+    """Return the entries in shipments of at most `max_bytes`, or one longer record each; with a `seq` at least one."""
     parts: list[list[Entry]] = [[]]
     part_bytes = 0
     for entry in entries:

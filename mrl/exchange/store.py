@@ -1,15 +1,14 @@
-"""The file of a run's exchange: one SQLite database, in which everything acknowledged stands.
+"""The file of a run's exchange: one SQLite database that holds everything acknowledged.
 
-Schema (`docs/exchange.md` shows how to read it). Records are kept as their sources encoded them, as msgpack maps;
-`number` is the order in which they came. A row goes when its record is held no longer; `removed` says why of the
-newest 32,768 of these, and `counts` adds up everything that was ever stored, refused and removed.
+`docs/exchange.md` shows how to read the tables. Records are kept as their sources encoded them, as msgpack maps;
+`number` is the order in which they came. A row goes when its record is held no longer. `removed` has the reasons of the
+newest 32,768 removals, and `counts` adds up all records that were ever stored, refused and removed.
 
-A file that is damaged is set aside under another name, and a new one takes its place; a write-ahead log that is merely
-torn at its end is no damage. A file that was deleted or replaced under its daemon acknowledges nothing more.
+A damaged file is set aside under another name, and a new one takes its place. A write-ahead log that is merely torn at
+its end is no damage. A daemon whose file was deleted or replaced acknowledges nothing more.
 
-A transaction is on the disk when it is committed (`synced`), or in the kernel's hands (`written`); SQLite replays its
-write-ahead log when the file is opened. Writers write over nothing that readers may see: the file can be read by others
-at any time.
+A committed transaction is on the disk (`synced`), or in the kernel's hands (`written`); SQLite replays its write-ahead
+log when the file is opened. Writers overwrite nothing that readers may see, so that others can read at any time.
 """
 
 import os
@@ -35,25 +34,25 @@ FILE = "exchange.sqlite"
 LOCK = "lock"
 SCHEMA_VERSION = 1
 APPLICATION_ID = 0x6D726C78
-"""What `file` and SQLite tell of the file: "mrlx"."""
+"""Application id in the file's header, which `file` and SQLite show: "mrlx"."""
 PAGE_BYTES = 32 * 1024
 CACHE_KIB = 4 * 1024
 CHECKPOINT_BYTES = 2 * 1024 * 1024
-"""Length of the write-ahead log at which its pages are copied to their places, when nobody waits. Short, so that who
-comes meanwhile does not wait for long."""
+"""Length of the write-ahead log at which its pages are copied to the database while no transaction waits. Short, so
+that a transaction that comes meanwhile does not wait for long."""
 MAX_WAL_BYTES = 16 * CHECKPOINT_BYTES
-"""The same when somebody waits."""
+"""Length of the write-ahead log at which its pages are copied although a transaction may wait."""
 LOCKED_S = 1.0
-"""How long a transaction waits for somebody else who writes to the file."""
+"""Seconds that a transaction waits for another process that writes to the file."""
 ROWS_AT_ONCE = (64, 16, 4, 1)
-"""Rows of one statement: the interpreter is asked for once per statement, and other threads have it meanwhile."""
+"""Rows of one statement: few statements, since each has to wait for the interpreter's lock."""
 DISK_FULL, LOCKED = "disk_full", "locked"
-"""Why a transaction was not done."""
-# SQLite tells a full disk from other errors of a write only by ENOSPC, and so not a quota or a limit of the process.
+"""Reasons why a transaction was not committed."""
+# SQLITE_FULL stands for ENOSPC alone; a quota or a limit of the process is told as another error of a write.
 _NO_ROOM = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR_WRITE, sqlite3.SQLITE_IOERR_SHMSIZE)
 _NOT_ALONE = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
 CHECK_S = 20.0
-"""How long the check of the file at its opening may take; what it did not come to is found when it is read."""
+"""Seconds that the check of the file at its opening may take; damage beyond that is found when it is read."""
 HELD = "SELECT sum(CASE what WHEN 'stored' THEN records WHEN 'removed' THEN -records ELSE 0 END) FROM counts"
 
 SCHEMA = """
@@ -111,15 +110,16 @@ class Store:
         """Open the file of the folder, or make it; a damaged one is set aside. Raises RunFolderError."""
         self.path = folder / FILE
         self.num_unreadable = 0
-        """Rows that held no record, and were left out."""
+        """Rows that hold no record, and were left out."""
         self.set_aside: Path | None = None
-        """Where the damaged file lies that was found at the opening."""
+        """Path of the damaged file that was set aside; None where none was."""
         self.damage = ""
+        """SQLite's words about the damaged file."""
         self.num_lost: int | None = None
-        """Records that it held by its own account; None where that is damaged too."""
+        """Records that the damaged file held by its own account; None where that is damaged too."""
         self._durability = limits.durability
         self._remembered_ids = limits.remembered_ids
-        self._wal_bytes = MAX_WAL_BYTES  # nobody knows what an earlier daemon left
+        self._wal_bytes = MAX_WAL_BYTES  # the log of an earlier daemon may be this long
         self._failed_bytes = PAGE_BYTES
         self._file = -1
         self._lock = _locked(folder)
@@ -138,11 +138,11 @@ class Store:
 
     @property
     def file_bytes(self) -> int:
-        """Length of the file and of the write-ahead log beside it."""
+        """Bytes of the file and of the write-ahead log beside it."""
         return sum(map(_length, (self.path, self.path.with_name(f"{FILE}-wal"))))
 
     def contents(self) -> Contents:
-        """Everything that is in it; of a file that turns out to be damaged nothing. Raises RunFolderError."""
+        """Return the file's contents; of a file that turns out to be damaged, nothing. Raises RunFolderError."""
         try:
             try:
                 return self._contents()
@@ -170,10 +170,10 @@ class Store:
         )
 
     def commit(self, transaction: Transaction) -> str:
-        """Do a transaction. Returns why it was not done, and then nothing of it was; "" when it was.
+        """Commit a transaction. Returns why it failed, and then nothing of it is in the file; "" when it is committed.
 
-        An empty one fails where that which failed last would. Raises DiskBroken when nobody knows any more what is in
-        the file.
+        An empty one fails while there is no room for what failed last. Raises DiskBroken when the file's state is
+        unknown.
         """
         if transaction.is_empty and not has_room(self.path.parent, self._failed_bytes):
             return DISK_FULL
@@ -198,17 +198,17 @@ class Store:
         return ""
 
     def checkpoint(self, *, is_idle: bool) -> None:
-        """Copy the pages of the write-ahead log to their places, when there are many. Raises DiskBroken."""
+        """Copy the pages of a long write-ahead log to the database. Raises DiskBroken."""
         if self._wal_bytes < (CHECKPOINT_BYTES if is_idle else MAX_WAL_BYTES):
             return
         try:
             self._connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
         except sqlite3.Error as error:
-            self._failure(error)  # where the disk is full, the log goes on growing or is refused by the next commit
+            self._failure(error)  # on a full disk the log goes on growing, or the next commit is refused
         self._wal_bytes = 0
 
     def close(self) -> None:
-        """Copy everything to its place, and let go of the file."""
+        """Copy the write-ahead log to the database, and let go of the file."""
         if self._lock:
             self._let_go()
 
@@ -233,14 +233,14 @@ class Store:
         self._open()
 
     def _check_there(self) -> None:
-        """Raises DiskBroken where what was just written lies in files that nobody will find again."""
+        """Raises DiskBroken where the files just written to were deleted or replaced, so that nobody will find them."""
         folder = self.path.parent
         has_all = is_still(self._file, self.path) and (folder / f"{FILE}-wal").exists()
         if not has_all or not is_still(self._lock[0], folder / LOCK):
             raise DiskBroken(f"{self.path}: the file or its lock was deleted or replaced while it was written")
 
     def _close_file(self) -> None:
-        with suppress(sqlite3.Error, AttributeError):  # what is committed is in the write-ahead log, which stays then
+        with suppress(sqlite3.Error, AttributeError):  # then the write-ahead log stays, with what is committed
             self._connection.close()
         if self._file >= 0:
             os.close(self._file)
@@ -251,7 +251,7 @@ class Store:
         unlock(self._lock)
 
     def _insert(self, table: str, num_columns: int, rows: Iterable[Sequence[Any]]) -> None:
-        """Many rows in few statements."""
+        """Insert rows in few statements."""
         left = list(rows)
         one = f"({','.join('?' * num_columns)})"
         for size in ROWS_AT_ONCE:
@@ -300,7 +300,7 @@ class Store:
 
 
 def _prepare(connection: sqlite3.Connection, path: Path, durability: Durability) -> None:
-    """Settings and schema."""
+    """Apply the settings, and make the tables of a new file. Raises RunFolderError for another schema."""
     settings = {
         "page_size": PAGE_BYTES,
         "journal_mode": "WAL",
@@ -308,7 +308,7 @@ def _prepare(connection: sqlite3.Connection, path: Path, durability: Durability)
         "wal_autocheckpoint": 0,
         "journal_size_limit": MAX_WAL_BYTES,
         "cache_size": -CACHE_KIB,
-        # What was deleted is no secret of this file; writing zeros over it costs as much as storing.
+        # Deleted rows are no secret of this file; writing zeros over them costs as much as storing.
         "secure_delete": "OFF",
     }
     for name, value in settings.items():
@@ -329,7 +329,7 @@ def _prepare(connection: sqlite3.Connection, path: Path, durability: Durability)
 
 
 def _check(connection: sqlite3.Connection) -> None:
-    """Look whether the file is sound, within a bound. Raises DatabaseError when it is not."""
+    """Check whether the file is sound, for CHECK_S at most. Raises DatabaseError when it is not."""
     until_s = time.monotonic() + CHECK_S
     connection.set_progress_handler(lambda: time.monotonic() > until_s, 10_000)
     try:
@@ -340,7 +340,7 @@ def _check(connection: sqlite3.Connection) -> None:
         found = []
     finally:
         connection.set_progress_handler(None, 0)
-    # SQLite 3.40 says so of sound tables without row ids; those are read whole anyway.
+    # SQLite 3.40 reports NULL values in sound tables without row ids; those are read whole anyway.
     bad = [line for line in found if line != "ok" and not line.startswith("NULL value in ")]
     if bad:
         raise sqlite3.DatabaseError(bad[0])
@@ -354,7 +354,7 @@ def _free_name(path: Path) -> Path:
 
 
 def _locked(folder: Path) -> list[int]:
-    """What holds the lock of the folder. Raises RunFolderError where another daemon has it."""
+    """Return descriptors that hold the folder's lock. Raises RunFolderError where another daemon has it."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         held = lock_folder(folder, LOCK)
@@ -386,7 +386,7 @@ def _row(entry: Entry) -> tuple[Any, ...]:
 
 
 def damaged(path: Path, error: sqlite3.Error) -> RunFolderError:
-    """Says which file cannot be used, why, and what to do."""
+    """Return an error that says which file cannot be used, why, and what to do."""
     cure = "free the disk, and see who may read and write there"
     if not isinstance(error, sqlite3.OperationalError):
         cure = "move the file aside, or restore it; the run goes on without what it held"

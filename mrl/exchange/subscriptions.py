@@ -1,7 +1,7 @@
-"""Requests to one policy: each is with one of its subscribed clients at a time, until somebody of the policy is done.
+"""Requests to policies: each is with one of the policy's subscribed clients at a time, until it is taken over.
 
-A client is given nothing while it does not renew its subscription, or after it let something lie until it renews. What
-it was given then goes to the next in turn.
+A client gets no request unless it renews its subscription in time. After it let a request lie, it gets none until it
+renews; the request goes to the next client in turn.
 """
 
 from collections import Counter
@@ -14,43 +14,45 @@ from mrl.exchange.sessions import CLAIM_S
 from mrl.records.exchange_messages import RequestKind
 
 LAPSE_S = 2.5
-"""Living clients renew every second."""
+"""Seconds after which a subscription lapses; living clients renew every second."""
 MAX_GIVEN = 64
-"""Requests that are with one client at once."""
+"""Requests that one client may have at once."""
 
 Address = tuple[str, RequestKind]
-"""Policy and what is asked of it."""
+"""(policy that is asked, kind of request)."""
 
 
 @dataclass(slots=True)
 class _Request:
     address: Address
     client: bytes = b""
-    """Who has it; nobody when empty."""
+    """Transport identity of the client that has the request; empty when none has."""
     due_s: float = 0.0
-    """When it is taken back."""
+    """Clock time at which the request is taken back."""
 
 
 class Subscriptions:
-    """Who serves which requests, in turn. Holds ids only; what leaves the index is dropped here too."""
+    """Hands requests to subscribers in turn. Holds ids only; a record that leaves the index is dropped here too."""
 
     def __init__(self) -> None:
         self._turns: dict[Address, dict[bytes, float]] = {}
-        """Subscribers by the time of their last renewal; the first in the dict is next."""
+        """Address -> subscriber -> time of its last renewal; the first subscriber is next."""
         self._requests: dict[str, _Request] = {}
         self._waiting: dict[Address, dict[str, None]] = {}
+        """Address -> ids of requests that no client has, the next at the front."""
         self._given: dict[str, _Request] = {}
-        """In order of `due_s`."""
+        """Requests that a client has, in order of `due_s`."""
         self._load: Counter[bytes] = Counter()
+        """Client -> number of requests that it has."""
 
     @property
     def num_given(self) -> int:
-        """Requests that are with a client."""
+        """Number of requests that a client has."""
         return len(self._given)
 
     @property
     def num_waiting(self) -> int:
-        """Requests that nobody has."""
+        """Number of requests that no client has."""
         return len(self._requests) - len(self._given)
 
     def subscribe(self, client: bytes, policy: str, kinds: Collection[RequestKind], now_s: float) -> None:
@@ -62,19 +64,19 @@ class Subscriptions:
             self._turns.setdefault(address, {})[client] = now_s
 
     def forget(self, client: bytes) -> None:
-        """End the client's subscriptions and take back what it has."""
+        """End the client's subscriptions, and take back the requests that it has."""
         for address in list(self._turns):
             self._leave(client, address)
         for record_id in [record_id for record_id, request in self._given.items() if request.client == client]:
             self._take_back(record_id)
 
     def post(self, record_id: str, address: Address) -> None:
-        """A new request, for whoever is next."""
+        """Add a new request, for the subscriber whose turn it is."""
         self._requests[record_id] = _Request(address)
         self._waiting.setdefault(address, {})[record_id] = None
 
     def drop(self, record_id: str) -> None:
-        """The request is no more, if it ever was one."""
+        """Remove a request; an id that is none is ignored."""
         if record_id in self._given:
             self._take_back(record_id)
         request = self._requests.pop(record_id, None)
@@ -82,12 +84,12 @@ class Subscriptions:
             self._unqueue(record_id, request.address)
 
     def is_to(self, record_id: str, policy: str) -> bool:
-        """Whether this is an open request to `policy`."""
+        """Whether this record is an open request to `policy`."""
         request = self._requests.get(record_id)
         return request is not None and request.address[0] == policy
 
     def hand_out(self, now_s: float) -> list[tuple[bytes, str]]:
-        """Give what nobody has, oldest first, to subscribers in turn: (client, record id)."""
+        """Give waiting requests, oldest first, to subscribers in turn; return (client, record id) of each."""
         self._take_back_overdue(now_s)
         given: list[tuple[bytes, str]] = []
         for address in list(self._waiting):
@@ -98,7 +100,7 @@ class Subscriptions:
         return given
 
     def _next(self, address: Address, now_s: float) -> bytes:
-        """The subscriber whose turn it is, moved to the end; empty when none lives and has room."""
+        """Return the subscriber whose turn it is, and move it to the end; empty when none lives and has room."""
         turn = self._turns.get(address, {})
         for client, renewed_s in turn.items():
             if now_s - renewed_s <= LAPSE_S and self._load[client] < MAX_GIVEN:

@@ -1,4 +1,4 @@
-"""What is committed to the file at once, and the answers that depend on it."""
+"""Transactions: changes of the file that are committed together, and the answers that depend on them."""
 
 from collections import Counter
 from dataclasses import dataclass, field
@@ -9,14 +9,14 @@ from mrl.records.exchange_messages import Announce
 
 
 class Judged(NamedTuple):
-    """What becomes of one Put, once its records are in the file."""
+    """The outcome of one Put, which holds once its records are in the file."""
 
     client: bytes
     policy: str
     seq: int
     num_stored: int
     refused: Counter[str]
-    """Records that are not stored, by reason."""
+    """Reason -> number of records that are not stored."""
 
 
 class Removal(NamedTuple):
@@ -27,32 +27,32 @@ class Removal(NamedTuple):
     source: str
     kind: str
     reason: str
-    """stale, void, surpassed, full, or served: only the last is no eviction."""
+    """Why the record was removed: stale, void, surpassed, full, or served. Only served is no eviction."""
 
 
 @dataclass(slots=True)
 class Transaction:
-    """Done as a whole or not at all."""
+    """Changes of the file that are committed as a whole or not at all."""
 
     puts: list[Judged] = field(default_factory=list)
     inserts: list[Entry] = field(default_factory=list)
     removals: list[Removal] = field(default_factory=list)
     announcements: list[Announce] = field(default_factory=list)
     num_bytes: int = 0
-    """Length of the Puts."""
+    """Bytes of the records in the Puts."""
 
     @property
     def is_empty(self) -> bool:
-        """Whether the file stays as it is, and nobody waits for an answer."""
+        """Whether the transaction changes nothing, and no client waits for it."""
         return not (self.puts or self.removals or self.announcements)
 
     @property
     def is_awaited(self) -> bool:
-        """Whether somebody waits for it."""
+        """Whether a client waits for the transaction."""
         return bool(self.puts)
 
     def counts(self) -> Counter[tuple[str, str, str]]:
-        """(policy, "stored" | "refused" | "removed", reason) -> records."""
+        """Return (policy, "stored" | "refused" | "removed", reason) -> number of records."""
         counts = Counter((entry.tags.source, "stored", "") for entry in self.inserts)
         counts.update((removal.source, "removed", removal.reason) for removal in self.removals)
         for put in self.puts:

@@ -1,4 +1,4 @@
-"""Questions about prompts: what answers them now, and who waits for what comes later."""
+"""Watches: answers to questions about prompts, and the clients that wait for later records on them."""
 
 import sys
 from collections import Counter
@@ -12,6 +12,7 @@ from mrl.records.exchange_messages import Fetch, PairFlow
 from mrl.records.experience import RecordKind
 
 MAX_IDLE_PAIRS = 10_000
+"""Pairs of policies up to which those without traffic are listed too."""
 
 
 @dataclass(slots=True)
@@ -23,31 +24,31 @@ class _Pair:
 
 
 class Flows:
-    """Counts per ordered pair of policies. A prompt counts once per asking, for `asked` as well as for `hits`."""
+    """Traffic per ordered pair of policies. A prompt counts once per Fetch, in `asked` as well as in `hits`."""
 
     def __init__(self) -> None:
         self._asked: Counter[str] = Counter()
         self._pairs: dict[tuple[str, str], _Pair] = {}
 
     def ask(self, receiver: str, num_prompts: int) -> None:
-        """The receiver asked for this many prompts."""
+        """Count the prompts of one Fetch by the receiver."""
         self._asked[receiver] += num_prompts
 
     def hit(self, source: str, receiver: str) -> None:
-        """The receiver was given the first record of the source on a prompt that it had asked for."""
+        """Count a fetched prompt on which the receiver was given its first record of the source."""
         self._pair(source, receiver).hits += 1
 
     def deliver(self, source: str, receiver: str, num_bytes: int, age_versions: int) -> None:
-        """One record went over."""
+        """Count one record that the receiver was given."""
         pair = self._pair(source, receiver)
         pair.records += 1
         pair.num_bytes += num_bytes
         pair.ages_versions += age_versions
 
     def table(self, sources: Iterable[str]) -> list[PairFlow]:
-        """One row per pair: everybody who has asked, from every one of the `sources` but itself.
+        """Return one row per pair: every receiver that has asked, with each of the `sources` but itself.
 
-        Of very many, those between which nothing went are left out.
+        With more than MAX_IDLE_PAIRS pairs, those without traffic are left out.
         """
         sources, pairs = list(sources), set(self._pairs)
         if len(sources) * len(self._asked) <= MAX_IDLE_PAIRS:
@@ -76,19 +77,20 @@ class Flows:
 
 @dataclass(slots=True, eq=False)
 class Watch:
-    """One client's open question about one prompt."""
+    """An open question of one client about one prompt."""
 
     policy: str
+    """Policy of the client."""
     left: int
     """Records that may still be delivered."""
     max_age_versions: int | None
     kinds: Collection[RecordKind]
     sources: set[str] = field(default_factory=set)
-    """Policies that have answered it."""
+    """Policies whose records have answered the question."""
 
 
 class Watches:
-    """Finds records for those who ask, now and later, and counts what goes over."""
+    """Finds records for clients that ask, at once and later, and counts the traffic."""
 
     def __init__(self, limits: Limits, index: RecordIndex, versions: VersionBook) -> None:
         self.flows = Flows()
@@ -96,11 +98,16 @@ class Watches:
         """Watches dropped or refused because there were too many."""
         self._limits, self._index, self._versions = limits, index, versions
         self._of_client: dict[bytes, dict[str, Watch]] = {}
+        """Client -> prompt -> watch, the oldest first."""
         self._of_prompt: dict[str, dict[bytes, Watch]] = {}
+        """Prompt -> client -> watch."""
         self._num_bytes = 0
 
     def answer(self, client: bytes, receiver: str, message: Fetch, *, is_new: bool) -> list[Entry]:
-        """What is held for the client's policy `receiver`; prompts are watched if it wants that."""
+        """Return the records held for the client's policy `receiver`; watch the prompts if the Fetch says so.
+
+        `is_new` says that the Fetch came for the first time.
+        """
         prompt_ids = dict.fromkeys(message.prompt_ids)
         if is_new:
             self.flows.ask(receiver, len(prompt_ids))
@@ -112,7 +119,7 @@ class Watches:
         return found
 
     def takers(self, entry: Entry) -> Iterator[bytes]:
-        """The clients whose watches take this newcomer; their watches count it."""
+        """Yield the clients whose watches take this new record, and count the record in these watches."""
         tags = entry.tags
         age = self._versions.age(tags)
         for client, watch in list(self._of_prompt.get(tags.prompt_id, {}).items()):
@@ -129,7 +136,7 @@ class Watches:
             yield client
 
     def pass_on(self, entry: Entry, receiver: str) -> None:
-        """Count a record that goes over."""
+        """Count a record that the receiver is given."""
         self.flows.deliver(entry.tags.source, receiver, len(entry.body), self._versions.age(entry.tags))
 
     def remove(self, client: bytes, prompt_id: str) -> None:
@@ -151,12 +158,15 @@ class Watches:
             self.remove(client, prompt_id)
 
     def num_prompts(self) -> Counter[str]:
-        """How many prompts the clients of each policy watch."""
+        """Return how many prompts the clients of each policy watch."""
         by_prompt = self._of_prompt.values()
         return Counter(policy for of_prompt in by_prompt for policy in {watch.policy for watch in of_prompt.values()})
 
     def _add(self, client: bytes, prompt_id: str, watch: Watch) -> None:
-        """Open a watch. The client's oldest goes beyond its number; beyond the bytes of all none is opened."""
+        """Open a watch.
+
+        At the bound of a client its oldest watch is closed; at the bound of all watches none is opened.
+        """
         of_client = self._of_client.get(client, {})
         if len(of_client) >= self._limits.watches_per_client:
             self.remove(client, next(iter(of_client)))
@@ -169,7 +179,7 @@ class Watches:
         self._num_bytes += _bytes_of(prompt_id)
 
     def _youngest(self, message: Fetch, receiver: str, prompt_id: str) -> list[Entry]:
-        """Youngest first, over all other policies."""
+        """Return the records of other policies that answer the Fetch on a prompt, youngest first."""
         dated = [
             (self._versions.age(entry.tags), entry)
             for entry in self._index.on_prompt(prompt_id, message.kinds, of_others_than=receiver)
@@ -182,7 +192,7 @@ class Watches:
     def _settle(
         self, client: bytes, receiver: str, message: Fetch, prompt_id: str, entries: list[Entry], *, is_new: bool
     ) -> None:
-        """Count what one asked prompt brought, and watch it for what is left of the limit."""
+        """Count the records that a Fetch brought on one prompt, and watch the prompt for what is left of the limit."""
         before = None if is_new else self._of_client.get(client, {}).get(prompt_id)
         sources = {entry.tags.source for entry in entries}
         # A repeated Fetch was counted before, except for sources that its watch has not seen.

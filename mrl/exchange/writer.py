@@ -1,4 +1,4 @@
-"""The thread that commits: one transaction at a time, so that the daemon's loop never waits for the disk."""
+"""The thread that commits, one transaction at a time, so that the daemon's loop never waits for the disk."""
 
 import os
 import threading
@@ -11,14 +11,14 @@ from mrl.exchange.transaction import Transaction
 
 
 class Writer:
-    """Owns the store while it lives. `wake_fd` is readable when a transaction was dealt with."""
+    """The thread, which owns the store while it runs. `wake_fd` is readable when a transaction has ended."""
 
     def __init__(self, store: Store) -> None:
         self.num_commits = 0
         self.commit_s = 0.0
-        """Time that transactions took."""
+        """Seconds that transactions took, all together."""
         self.failure = ""
-        """Why the thread ended before it was closed: nobody knows what is in the file."""
+        """Why the thread ended before it was closed, with the state of the file unknown; else empty."""
         self._store = store
         self._changed = threading.Condition()
         self._transaction: Transaction | None = None
@@ -35,7 +35,7 @@ class Writer:
             self._changed.notify()
 
     def done(self) -> str | None:
-        """What became of the transaction, said once: "" or why it failed. None while nothing is to be said."""
+        """Return the result of the transaction, once: "" or why it failed. None while there is none to tell."""
         with self._changed:
             done, self._done = self._done, None
         if done is not None:
@@ -44,7 +44,10 @@ class Writer:
         return done
 
     def close(self, timeout_s: float) -> bool:
-        """End after the transaction under way; False when that took longer. Its outcome is still `done`."""
+        """End the thread after the transaction under way; `done` still tells its result.
+
+        Returns False after `timeout_s`.
+        """
         with self._changed:
             self._is_closing = True
             self._changed.notify()
@@ -65,7 +68,7 @@ class Writer:
             os.write(self._wake, b"\0")
 
     def _next(self) -> Transaction | None:
-        """The next transaction, or None at the end. While there is none, pages go to their places."""
+        """Return the next transaction, or None at the end. While there is none, copy the write-ahead log's pages."""
         with self._changed:
             is_idle = self._transaction is None
         if is_idle:

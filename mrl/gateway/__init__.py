@@ -14,7 +14,7 @@ is the policy's turn. So a group of such episodes is granted, leased, dated, ver
 - `plain_routes`     HTTP routes of requests outside of episodes, which rollout workers answer beside their sampling
 - `plain_wire`       requests and answers outside of episodes <-> messages to workers
 - `plain_stream`     streamed answers
-- `plain_queue`       queue of requests outside of episodes, which wait for a worker with room
+- `plain_queue`      queue of requests outside of episodes, which wait for a worker with room
 - `gateway_line`     a worker's connection to the gateway
 - `agent_process`    a process that runs the user's function for many episodes at once
 - `agent_network`    a network namespace for an agent, from which it reaches the gateway alone

@@ -1,4 +1,4 @@
-"""The exchange daemon of a run, asked with the admin's key."""
+"""Client that asks the exchange daemon of a run for its account, with the admin's key."""
 
 import os
 import time
@@ -14,10 +14,11 @@ from mrl.transport.grants import Grant
 from mrl.transport.keys import load_client_keys
 
 ANSWER_S = 2.0
+"""Seconds that the daemon has to answer."""
 
 
 class AskedDaemon:
-    """Raises RunFolderError when the run has no key for its admin."""
+    """Connection to the exchange daemon of a run. Raises RunFolderError when the run has no key for its admin."""
 
     def __init__(self, run: RunFolder) -> None:
         self.name = f"admin/{os.getpid()}"
@@ -25,7 +26,7 @@ class AskedDaemon:
         self._socket = ClientSocket(keys, lambda: nearest_endpoint(run.endpoints, ENDPOINT), identity=self.name)
 
     def ask(self) -> Stat:
-        """Its account. Raises PeerLost when none comes within 2 s."""
+        """Return the daemon's account. Raises PeerLost when none comes within 2 s."""
         end_s = time.monotonic() + ANSWER_S
         is_asked = False
         while time.monotonic() < end_s:
@@ -37,7 +38,7 @@ class AskedDaemon:
         raise PeerLost(f"no exchange daemon of this run answered within {ANSWER_S:.0f} s; is the run still going?")
 
     def close(self) -> None:
-        """End the link."""
+        """End the connection."""
         self._socket.close()
 
 

@@ -1,4 +1,4 @@
-"""The tables of `mrl inspect`: what is held, what flows, and who waits."""
+"""The tables of `mrl inspect`: records held, traffic between policies, and clients."""
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -14,25 +14,26 @@ from mrl.records.exchange_messages import ClientState, PairFlow, PolicyStat, Sta
 
 LOOK: dict[str, Any] = {"title_justify": "left", "box": box.SIMPLE_HEAD, "padding": (0, 1, 0, 0), "title_style": "bold"}
 SILENT_S = 3.0
-"""Living clients are heard every second."""
+"""Seconds without a message after which a client is marked; living clients are heard every second."""
 MAX_CLIENTS = 12
+"""Clients that the table lists."""
 
 Pair = tuple[str, str]
 
 
 class Rates(NamedTuple):
-    """Records per second: since the previous look, or since the daemon started."""
+    """Records per second, since the previous account or since the daemon started."""
 
     delivered: Mapping[Pair, float]
-    """By source and receiver."""
+    """(source, receiver) -> records delivered."""
     put: Mapping[str, float]
-    """By policy."""
+    """Policy -> records put."""
     refused: Mapping[Pair, float]
-    """By policy and reason."""
+    """(policy, reason) -> records refused."""
 
 
 def rates_per_s(stat: Stat, before: Stat | None) -> Rates:
-    """Since `before` if that is the same daemon, otherwise since its start."""
+    """Return the rates since `before` if that is an account of the same daemon, otherwise since the daemon's start."""
     if before is not None and before.incarnation != stat.incarnation:
         before = None
     passed_s = max(stat.uptime_s - (before.uptime_s if before else 0.0), 1e-9)
@@ -64,7 +65,7 @@ def _refused(stat: Stat) -> dict[Pair, int]:
 
 
 def tables(stat: Stat, rates: Rates) -> Group:
-    """Everything about one daemon."""
+    """Return all tables about one daemon."""
     flows: list[RenderableType] = [flow_table(stat, rates)]
     if any(rates.refused):
         flows.append(refusal_table(stat, rates))
@@ -91,7 +92,7 @@ def _summary(stat: Stat) -> list[Text]:
 
 
 def policy_table(policies: list[PolicyStat], rates: Rates) -> Table:
-    """What is held of every policy; `oldest` is its age in versions."""
+    """Return the table of records held of every policy; the column `oldest` is the greatest age in versions."""
     table = Table(Column("policy", no_wrap=True), Column("version", no_wrap=True), title="what is held", **LOOK)
     for name in ("oldest", "prompts", "records", "MiB", "put", "put/s", "refused", "watched", "barrier"):
         table.add_column(name, justify="right")
@@ -115,7 +116,7 @@ def policy_table(policies: list[PolicyStat], rates: Rates) -> Table:
 
 
 def refusal_table(stat: Stat, rates: Rates) -> Table:
-    """What was refused, by reason."""
+    """Return the table of records refused, by policy and reason."""
     table = Table(Column("policy", no_wrap=True), "reason", title="what is refused", **LOOK)
     for name in ("records", "per s"):
         table.add_column(name, justify="right")
@@ -125,7 +126,7 @@ def refusal_table(stat: Stat, rates: Rates) -> Table:
 
 
 def flow_table(stat: Stat, rates: Rates) -> Table:
-    """What went from which policy to which."""
+    """Return the table of records delivered, by source and receiver."""
     table = Table(Column("from", no_wrap=True), Column("to", no_wrap=True), title="what flows", **LOOK)
     for name in ("records", "per s", "MiB", "asked", "hits", "hit rate", "mean age"):
         table.add_column(name, justify="right")
@@ -135,7 +136,7 @@ def flow_table(stat: Stat, rates: Rates) -> Table:
 
 
 def client_table(clients: list[ClientState]) -> Table:
-    """For whom something is open; those first for whom most is, and those that were silent longest."""
+    """Return the table of clients: those with most records unacknowledged or queued, then those silent longest."""
     table = Table(Column("client", no_wrap=True), "policy", title="who waits", **LOOK)
     for name in ("heard", "unacknowledged", "queued"):
         table.add_column(name, justify="right")
@@ -149,7 +150,7 @@ def client_table(clients: list[ClientState]) -> Table:
 
 
 def _add(table: Table, *cells: object) -> None:
-    """A row; names are what their clients say, neither markup nor anything else that a terminal acts upon."""
+    """Add a row. Clients choose their names, so markup and what a terminal would act upon are shown as text."""
     table.add_row(*(cell if isinstance(cell, Text) else Text(shown_text(str(cell))) for cell in cells))
 
 
@@ -160,10 +161,10 @@ def _flow_cells(flow: PairFlow, rate_per_s: float) -> tuple[object, ...]:
 
 
 def mib(num_bytes: int) -> str:
-    """Two digits behind the point."""
+    """Return bytes as MiB, with two decimals."""
     return f"{num_bytes / 2**20:.2f}"
 
 
 def listed(counts: Mapping[str, int]) -> str:
-    """Those that are not 0, by name."""
+    """Return the counts that are not 0, in the order of their names."""
     return ", ".join(f"{name} {number}" for name, number in sorted(counts.items()) if number) or "none"

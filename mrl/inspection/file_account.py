@@ -1,4 +1,4 @@
-"""What a run's exchange has in its file, by SELECT: for when no daemon answers, and of a finished run."""
+"""The account of a run's exchange from its file, by SELECT: for when no daemon answers, and for a finished run."""
 
 import sqlite3
 from pathlib import Path
@@ -21,7 +21,7 @@ NEWEST = """
 
 
 def stat_of(folder: Path) -> Stat:
-    """The account of a daemon that is no more, as far as its file tells. Raises RunFolderError where there is none."""
+    """Return the account of an exchange as far as its file tells. Raises RunFolderError where there is none."""
     connection = open_file(folder)
     try:
         policies = _policies(connection)
@@ -42,7 +42,7 @@ def stat_of(folder: Path) -> Stat:
 
 
 def find(folder: Path, record_id: str) -> tuple[bytes, str] | None:
-    """A record and where it is, or b"" and what became of it; None where nobody knows of it."""
+    """Return a record and its place, or b"" and why it was removed; None where the file does not know its id."""
     connection = open_file(folder)
     try:
         held = "SELECT number, body FROM records WHERE record_id = ?"

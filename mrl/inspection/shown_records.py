@@ -1,4 +1,4 @@
-"""A record of the exchange as lines for a person: nothing in them that a terminal would act upon."""
+"""A record of the exchange as lines for a person, without anything that a terminal would act upon."""
 
 from collections.abc import Iterator
 
@@ -12,16 +12,16 @@ from mrl.records.experience import experience_decoder
 
 MAX_SHOWN_CHARS = 160
 MAX_SHOWN_BYTES = 32
-"""Of what is no record."""
+"""Bytes shown of a body that is no valid record."""
 MAX_DEPTH = 24
 MAX_ITEMS = 32
 WIDTH = 120
 ARRAYS = {"byte_lengths": "<i4", "token_ids": "<i4", "logprobs": "<f4", "special": "u1"}
-"""Fields of `mrl.records.experience` that are arrays in bytes."""
+"""Field of `mrl.records.experience` that holds an array as bytes -> NumPy type of its elements."""
 
 
 def record_lines(body: bytes, *, found: str) -> Iterator[str]:
-    """An encoded record; `found` says where it is. Of one that is not what its type demands, the error and its head."""
+    """Yield the lines of an encoded record; `found` says where it is. Of an invalid one, its error and first bytes."""
     yield f"{len(body)} bytes, {found}"
     try:
         record = decode(body, experience_decoder)
@@ -38,14 +38,14 @@ def record_lines(body: bytes, *, found: str) -> Iterator[str]:
 
 
 def shown_text(text: str) -> str:
-    """The beginning of a text with everything escaped that a terminal would act upon."""
+    """Return the beginning of a text, with everything escaped that a terminal would act upon."""
     cut = text[:MAX_SHOWN_CHARS]
     escaped = "".join(char if char.isprintable() else ascii(char)[1:-1] for char in cut)
     return escaped + ("..." if len(text) > len(cut) else "")
 
 
 def _with_numbers(value: object, field: str = "") -> object:
-    """The tree with the numbers of arrays in place of their bytes."""
+    """Return the tree with the numbers of arrays in place of their bytes."""
     match value:
         case dict():
             return {name: _with_numbers(item, name) for name, item in value.items()}

@@ -6,7 +6,7 @@ from mrl.errors import ConfigError
 
 
 def check_agent_tables(config: RunConfig) -> None:
-    """Raises ConfigError for a program that stands beside something else, and for agents that come when they will."""
+    """Raises ConfigError for a program beside another source or data set, and for agents that come when they will."""
     for task, table in config.tasks.items():
         _check_command(task, table)
         if config.run.sync and (table.is_outside or table.command):
@@ -27,7 +27,7 @@ def _check_command(task: str, table: TaskTable) -> None:
 
 
 def _refuse_in_sync(task: str, table: TaskTable) -> None:
-    """A synchronous run samples nothing before all episodes are begun."""
+    """Raise ConfigError: a synchronous run samples nothing before all episodes are begun."""
     come = "few programs play at a time" if table.command else "agents from outside come when they will"
     raise ConfigError(
         f"run.sync: {come}",

@@ -24,7 +24,7 @@ def check_draws(samples: int, ks: Sequence[int], *, key: str) -> None:
 
 
 def greedy_note(temperature: float | None, samples: int) -> str:
-    """What is to be said of several answers that are all the same; empty where there is nothing."""
+    """Return a warning about several greedy answers, which are all the same; empty where there is none to give."""
     if temperature != 0 or samples == 1:
         return ""
     return f"temperature 0 gives the same answer {samples} times: pass@k is pass@1, and {samples} times the work"

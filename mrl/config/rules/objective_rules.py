@@ -1,4 +1,4 @@
-"""Keys of a `[policies.X.objective]` table that are not in use, or that contradict each other.
+"""Rules of a `[policies.X.objective]` table: keys that are not in use, or that contradict each other.
 
 A key is refused only if the configuration sets it; a default that is not in use is ignored.
 """
@@ -12,6 +12,7 @@ from mrl.errors import ConfigError
 FOREIGN = {"cispo": ("dual_clip",), "dppo": ("dual_clip", "clip_low")}
 """Method -> keys that it has no place for."""
 UNCORRECTED = ("dppo",)
+"""Methods without a correction."""
 UNDIVIDED = ("dr_grpo", "dppo")
 """Methods whose advantages are not divided by a standard deviation unless the table says so."""
 
@@ -73,7 +74,7 @@ def _correction(objective: ObjectiveTable) -> Iterator[Fault]:
 
 
 def _idle(objective: ObjectiveTable) -> Iterator[Fault]:
-    """Keys without effect, because another key switches off the part that they refine."""
+    """Yield keys without effect, because another key switches off the part that they refine."""
     switches = {
         "kl_estimator": (bool(objective.kl_coefficient), "kl_coefficient > 0"),
         "overlong_penalty": (bool(objective.overlong_buffer_tokens), "overlong_buffer_tokens >= 1"),

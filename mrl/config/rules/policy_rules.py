@@ -26,8 +26,8 @@ OWN_OPTIONS = {
     "--speculative-accept-threshold-single": "answers would be sampled otherwise than scored",
     "--speculative-accept-threshold-acc": "answers would be sampled otherwise than scored",
 }
-"""Words of a server's command line that come from other keys, which would then say something else, or by which tokens
-would come with log-probabilities that are not those of the distribution that they are sampled from."""
+"""Option of a server's command line -> why it is refused: another key sets it, or by it tokens would come with
+log-probabilities of another distribution than they are sampled from."""
 _SPECULATION = re.compile(r"--spec(?!ial)|-sc(?=$|[.=])")
 
 
@@ -58,7 +58,7 @@ def check_policy(name: str, policy: PolicyTable) -> None:
 
 
 def _check_server(key: str, policy: PolicyTable) -> None:
-    """A server that nobody speaks to, or cannot do what is asked of it, is a mistake; so is one for two workers."""
+    """Check that a server table is in use, that the server can do what the table asks, and that it has one worker."""
     rollout = policy.rollout
     if rollout.engine != "embedded" and "embedded_dtype" in rollout.model_fields_set:
         raise ConfigError(
@@ -93,9 +93,9 @@ def _check_server(key: str, policy: PolicyTable) -> None:
 
 
 def _why_not(option: str, *, on_cpu: bool) -> str:
-    """Why a server may not be given this option; empty where it may.
+    """Return why a server may not be given this option; empty where it may.
 
-    Servers take it with underscores, and any beginning of it that is the beginning of no other.
+    Servers take an option with underscores too, and any beginning of it that is the beginning of no other.
     """
     word = option.partition("=")[0].replace("_", "-")
     if on_cpu and _SPECULATION.match(word):  # SGLang takes the likeliest token; vLLM tells -9999 of some
@@ -105,7 +105,7 @@ def _why_not(option: str, *, on_cpu: bool) -> str:
 
 
 def _check_gpus(key: str, policy: PolicyTable) -> None:
-    """Several GPUs are for a server that the run starts on them."""
+    """Check that only a server that the run starts on GPUs has several."""
     rollout = policy.rollout
     if rollout.gpus == 1 or (rollout.engine != "embedded" and policy.device == "cuda" and not rollout.server.url):
         return
@@ -121,7 +121,7 @@ def _check_gpus(key: str, policy: PolicyTable) -> None:
 
 
 def _check_turns(key: str, policy: PolicyTable) -> None:
-    """Whoever has a device in turns is a process of this host that can leave it."""
+    """Check that the processes of a policy that takes turns are on one host, and can leave their device."""
     rollout, learner = policy.rollout, policy.learner
     is_server = rollout.engine != "embedded"
     refusals = {
@@ -159,7 +159,7 @@ def _check_turns(key: str, policy: PolicyTable) -> None:
 
 
 def _check_context(key: str, rollout: RolloutTable) -> None:
-    """Whether prompts fit as well is known to the worker alone, which has them and the tokenizer."""
+    """Check that an answer leaves room for a prompt; only the worker knows how long the prompts are."""
     if rollout.server.context_tokens <= rollout.max_new_tokens:
         raise ConfigError(
             f"{key}.server.context_tokens: no room for a prompt before the answer",
@@ -169,7 +169,7 @@ def _check_context(key: str, rollout: RolloutTable) -> None:
 
 
 def _check_weights(key: str, policy: PolicyTable) -> None:
-    """A broadcast reaches the embedded engine, and a server on a CPU that the run itself starts."""
+    """Check how weights reach the engine: a broadcast reaches an embedded one, and an own server on a CPU."""
     rollout = policy.rollout
     can_receive = rollout.engine == "embedded" or (policy.device == "cpu" and not rollout.server.url)
     if rollout.weights == "broadcast" and not can_receive:
@@ -198,7 +198,7 @@ def _check_weights(key: str, policy: PolicyTable) -> None:
 
 
 def _check_adapters(key: str, policy: PolicyTable) -> None:
-    """There are some, and the engine applies them: vLLM is started with room for them, SGLang lacks it on a CPU."""
+    """Check that there are adapters and an engine for them: vLLM is started with room, SGLang lacks it on a CPU."""
     rollout = policy.rollout
     if policy.learner.lora is None:
         raise ConfigError(
@@ -273,7 +273,7 @@ def _check_learner(key: str, policy: PolicyTable) -> None:
 
 
 def _check_reuse(key: str, learner: LearnerTable) -> None:
-    """Own groups can fill their part of every step only if they may be used, and stay fresh enough, often enough."""
+    """Check that own groups can fill their part of every step: used often enough, while fresh enough."""
     share, most = learner.reuse_share, learner.max_reuses
     if not share:
         if "max_reuses" in learner.model_fields_set:
@@ -304,7 +304,7 @@ def _check_reuse(key: str, learner: LearnerTable) -> None:
 
 
 def _check_replay(spot: str, policy: PolicyTable) -> None:
-    """What engine says where tokens went, and which learner can send them there, as far as the configuration tells."""
+    """Check, as far as the configuration tells, that the engine says where tokens went and the learner can follow."""
     rollout = policy.rollout
     if policy.make is not None and policy.make.architecture != "qwen3_moe":
         wanted = 'a mixture of experts, such as make.architecture = "qwen3_moe"'
@@ -335,7 +335,7 @@ def _check_kernels(key: str, policy: PolicyTable) -> None:
 
 
 def _check_hosts(key: str, policy: PolicyTable) -> None:
-    """Ranks are dealt out evenly, and engines read nothing in the memory of a learner that is not one host's."""
+    """Check that ranks are dealt out evenly, and that no engine is to read the memory of a learner on several hosts."""
     learner, rollout = policy.learner, policy.rollout
     if learner.processes % learner.hosts:
         raise ConfigError(

@@ -8,10 +8,10 @@ from mrl.errors import ConfigError
 
 
 def check_rewards(config: RunConfig) -> None:
-    """Raises ConfigError for a bound of success that failures reach, or that nothing can, and weights that none read.
+    """Raises ConfigError for a bound of success that failures reach or nothing can, and for weights that none read.
 
-    And for a judge that could not judge. Without a verifier of its own a task gives 0 and 1, an environment what it
-    likes.
+    It is raised for a judge that could not judge, too. A task without a verifier of its own gives rewards of 0 and 1,
+    an environment any reward.
     """
     if config.pool.hopeless_rate >= config.pool.solved_rate:
         raise ConfigError(

@@ -62,7 +62,10 @@ def _check_trackers(config: RunConfig) -> None:
 
 
 def _check_serving(config: RunConfig) -> None:
-    """What is sampled together decides every bit, and nobody knows when requests come from outside."""
+    """Check that a synchronous run serves no requests.
+
+    The requests that are sampled together decide every bit, and requests from outside come at any time.
+    """
     if config.gateway.serve and config.run.sync:
         raise ConfigError(
             "gateway.serve: a synchronous run samples its own batches alone",
@@ -78,7 +81,7 @@ def _check_serving(config: RunConfig) -> None:
 
 
 def _check_names(config: RunConfig) -> None:
-    """Names of sources and verifiers, held to metadata alone as those of trackers; nothing is imported."""
+    """Check the names of sources and verifiers by metadata alone, as those of trackers; nothing is imported."""
     for task, table in config.tasks.items():
         if table.source not in SOURCE_NAMES:
             find_plugin(SOURCE, table.source, SOURCE_NAMES, where=f"tasks.{task}.source")
@@ -111,7 +114,7 @@ def _check_exchange(config: RunConfig) -> None:
 
 
 def _check_sleepers(config: RunConfig) -> None:
-    """Some engine can sleep where engines are to, and none of those needs weights that its sleep gives away.
+    """Check that some engine can sleep where engines are to, and that none needs weights that its sleep gives up.
 
     vLLM gives all weights of a GPU back when it goes to sleep; with adapters, only adapters come after its waking.
     """
@@ -131,7 +134,10 @@ def _check_sleepers(config: RunConfig) -> None:
 
 
 def _check_learning(config: RunConfig) -> None:
-    """Somebody learns; and policies that step together save the same steps, or they could not go on together."""
+    """Check that some policy learns, that warm-ups end, and that policies which step together save the same steps.
+
+    With different steps saved, policies that step together could not go on together.
+    """
     if not config.learning:
         raise ConfigError("policies: all are frozen", wanted="one that learns")
     for name in config.learning:

@@ -29,7 +29,7 @@ def check_units(config: RunConfig) -> None:
 
 
 def fitting_units(config: RunConfig, policy: str) -> frozenset[str]:
-    """Units on which an engine of a policy fits: those of its device's kind, and of its types where it names some."""
+    """Return the units on which an engine of a policy fits: of its device's kind, and of the types that it names."""
     table, own = config.allocation, config.policies[policy]
     units = parse_units(table.units)
     types = named_types(table.unit_types, units)
@@ -55,7 +55,7 @@ def may_sleep(config: RunConfig, policy: str) -> bool:
 
 
 def _check_turns(config: RunConfig) -> None:
-    """Who does not take turns would have a unit beside those who do."""
+    """Check that a policy which takes no turns has no unit beside policies that do."""
     for name, policy in config.policies.items():
         others = [one for one, other in config.policies.items() if other.turns and other.device == policy.device]
         if not others or policy.rollout.server.url:
@@ -117,7 +117,7 @@ def _check_policy(config: RunConfig, name: str, units: tuple[Unit, ...]) -> None
 
 
 def _check_gpus(config: RunConfig, name: str, units: tuple[Unit, ...]) -> None:
-    """A server takes all GPUs of its unit, and the embedded engine one."""
+    """Check the GPUs of units: a server takes all GPUs of its unit, and the embedded engine one."""
     rollout, fitting = config.policies[name].rollout, fitting_units(config, name)
     if rollout.gpus > 1:
         raise ConfigError(
