@@ -76,7 +76,7 @@ class DeviceTurn:
 
     @contextmanager
     def getting_on(self) -> Iterator[None]:
-        """Call `got_on` all the time, during work that tells nothing before its end and has a bound of its own."""
+        """Call `note_progress` all the time, during work that tells nothing before its end and has a bound of its own."""
         ended = threading.Event()
 
         def tell() -> None:
