@@ -18,7 +18,7 @@ class WorkerNews:
     moved_s: float
     """When a worker last sampled, judged, delivered or loaded something, or got news of new weights."""
     worked_s: float
-    """The same without loading."""
+    """When a worker last did one of these things other than loading."""
     num_moves: int = 0
     """How often any part of this policy got on."""
     has_spoken: bool = False

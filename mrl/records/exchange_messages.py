@@ -110,7 +110,7 @@ class Subscribe(_FromClient, frozen=True, kw_only=True, tag="subscribe"):
 
 
 class Done(_FromClient, frozen=True, kw_only=True, tag="done"):
-    """These deliveries have arrived, and these delivered requests will be served."""
+    """Deliveries that have arrived, and delivered requests that will be served."""
 
     deliveries: Annotated[list[Count], msgspec.Meta(max_length=4096)] = []
     requests: RecordIds = []

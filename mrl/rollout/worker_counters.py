@@ -25,7 +25,7 @@ class WorkerTotals:
     slot_seconds: float = 0.0
     """Time integral of the number of groups' answers in flight."""
     held_out_slot_seconds: float = 0.0
-    """The same for answers to held-out prompts."""
+    """Time integral of the number of answers to held-out prompts in flight."""
     engine_tokens: int = 0
     """Tokens that the engine sampled for all answers, unfinished ones included."""
     sampled_tokens: int = 0

@@ -30,7 +30,7 @@ from mrl.rollout.worker_counters import WorkerTotals
 IDLE_SLICE_S = 0.5
 """Seconds that a worker without work waits for a grant before it goes on with its loop."""
 QUICK_SLICE_S = 0.05
-"""The same in a synchronous run, where peers or clients may ask, and while answers are in flight."""
+"""IDLE_SLICE_S of a synchronous run, where peers or clients may ask, and while answers are in flight."""
 PROOF_SLICE_S = 0.005
 MAX_LOST_IN_A_ROW = 3
 REST_S = 1.0

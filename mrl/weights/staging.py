@@ -38,7 +38,7 @@ class Staged:
     digests: dict[str, Future[str]] = field(default_factory=dict)
     """Name -> digest, once it is known; in the file a tensor is whole by then."""
     shared: SharedTensors | None = None
-    """The same tensors on the rank's device; they last as long as the file, and are claimed with it."""
+    """Copies of the tensors on the rank's device; they last as long as the file, and are claimed with it."""
 
 
 class Staging:
