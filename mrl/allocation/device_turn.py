@@ -76,7 +76,7 @@ class DeviceTurn:
 
     @contextmanager
     def getting_on(self) -> Iterator[None]:
-        """Call `note_progress` all the time, during work that tells nothing before its end and has a bound of its own."""
+        """Call `note_progress` all the time, during work that shows nothing before its end and has its own bound."""
         ended = threading.Event()
 
         def tell() -> None:
