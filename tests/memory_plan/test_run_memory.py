@@ -314,6 +314,7 @@ def test_it_is_looked_at_before_a_run_where_engines_sleep(
     monkeypatch.setattr("psutil.virtual_memory", lambda: type("M", (), {"total": 2**30})())
     monkeypatch.setattr("mrl.processes.preparation.preflight.missing_model", lambda *_: None)
     monkeypatch.setattr("mrl.processes.preparation.preflight.check_model_folder", lambda *_, **__: None)
+    monkeypatch.setattr("mrl.processes.preparation.preflight.check_built", lambda *_, **__: None)
     monkeypatch.setattr("mrl.processes.preparation.preflight.check_engines", lambda *_: None)
     monkeypatch.setattr("mrl.processes.preparation.preflight.check_prompts", lambda *_: None)
     monkeypatch.setattr("mrl.processes.preparation.hub_models.unfetched", lambda _: [])

@@ -34,7 +34,7 @@ def config(monkeypatch: pytest.MonkeyPatch, tiny_model: Any, tmp_path: Path) -> 
     for name, value in {
         "wiring.stop_event": threading.Event,
         "wiring.connect_telemetry": lambda *_: Telemetry("learner/qwen", "qwen", lambda record: True),
-        "load_receiver": lambda _: None,
+        "own_receiver": lambda _: None,
         "sharing_context": lambda *_: None,
         "build_regime": lambda *_: regime,
         "read_policy": lambda *_: tiny_model(),
