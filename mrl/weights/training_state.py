@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from mrl.errors import CheckpointError
+from mrl.models.lora import FIRST, SECOND
 from mrl.models.parameters import trained_weights
 from mrl.weights.checkpoint_store import Checkpoint
 from mrl.weights.tensor_pieces import held_piece
@@ -66,15 +67,27 @@ def _trained_parameters(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
 
 def _check_same_model(weights: dict[str, Tensor], checkpoint: Checkpoint) -> None:
     saved = {name.removeprefix(MODEL) for name in checkpoint.tensors if name.startswith(MODEL)}
-    if saved != weights.keys():
-        raise _other_model(checkpoint, f"differing names {sorted(saved ^ weights.keys())[:5]}")
+    idle = _idle_adapters(saved - weights.keys(), checkpoint)
+    if saved - idle != weights.keys():
+        raise _other_model(checkpoint, f"differing names {sorted((saved - idle) ^ weights.keys())[:5]}")
     for full_name in checkpoint.tensors:
         name, shape = full_name.partition("/")[2], checkpoint.shape(full_name)
         if full_name.startswith(OPTIMIZER):
             name = name.partition("/")[2]
+        if name in idle:
+            continue
         wanted = tuple(weights[name].shape) if name in weights else None
         if shape != wanted and not (full_name.startswith(OPTIMIZER) and shape == ()):
             raise _other_model(checkpoint, f"{full_name} has shape {shape}, wanted {wanted}")
+
+
+def _idle_adapters(names: set[str], checkpoint: Checkpoint) -> set[str]:
+    """Return the names that belong to adapters that add nothing, their second factor being zero.
+
+    Of a model that also sees, earlier checkpoints have such adapters in layers that no row passes.
+    """
+    seconds = {name for name in names if SECOND in name and not checkpoint.read(MODEL + name).any()}
+    return seconds | {name.replace(SECOND, FIRST) for name in seconds}
 
 
 def _other_model(checkpoint: Checkpoint, what: str) -> CheckpointError:

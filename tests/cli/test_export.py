@@ -157,6 +157,22 @@ def test_weights_are_in_the_dtype_of_the_model_or_the_wanted_one(
     assert loaded.config.dtype == loaded.dtype == getattr(torch, others)
 
 
+@pytest.mark.parametrize("damage", [lambda file: file.write_bytes(b"vers"), Path.unlink], ids=["cut off", "missing"])
+def test_a_model_whose_dtypes_cannot_be_read_is_exported_in_a_named_one(tmp_path, model_folder, damage, capsys):
+    """Its weights are those of the checkpoint."""
+    begun_from = tmp_path / "model"
+    shutil.copytree(model_folder, begun_from)
+    _, folder = begun(tmp_path, {"model": str(begun_from)})
+    model = load_policy(begun_from)
+    save(folder, training_tensors(model, torch.optim.AdamW(model.parameters())))
+    shutil.copyfile(begun_from / "model.safetensors", begun_from / "other.safetensors")
+    damage(begun_from / "model.safetensors")
+
+    assert main(["export", str(folder.path), "--policy", "qwen"]) == 2
+    assert "the dtypes of its weights cannot be read" in capsys.readouterr().err
+    assert main(["export", str(folder.path), "--policy", "qwen", "--dtype", "float32"]) == 0
+
+
 def test_a_mixture_is_exported_by_the_names_of_its_folder(tmp_path, capsys):
     """An expert per tensor, as servers read it; in a checkpoint they lie together, as in memory."""
     model_folder = make_family(tmp_path / "model", "mixtral")

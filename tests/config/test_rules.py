@@ -28,7 +28,8 @@ def config_with(**exchange):
             "metrics_port: the port of the exchange itself; got 9000; wanted another than 9000, or 0",
         ),
         ({"host": "::"}, "exchange.host: the links of a run are IPv4; got '::'; wanted .*\"0.0.0.0\" for all"),
-        ({"host": "fd00::1"}, "exchange.host: the links of a run are IPv4"),
+        ({"host": "fd00::1"}, "exchange.host: the links of a run are IPv4; .*for all of them$"),
+        ({"host": "10.0.0.1:9000"}, "exchange.host: .*; cure: a port is not part of it: exchange.port"),
         ({"port": 9000}, "exchange.port: a port without an address; got 9000; cure: --exchange.host 127.0.0.1"),
         (
             {"metrics_port": 9000},

@@ -10,7 +10,10 @@ import torch
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
 
+from mrl.config.policy_tables import LoraTable
 from mrl.errors import CheckpointError
+from mrl.models.lora import add_adapters
+from mrl.models.parameters import trained_weights
 from mrl.weights import checkpoint_store as store_module
 from mrl.weights.checkpoint_saver import Saver
 from mrl.weights.checkpoint_store import CheckpointStore
@@ -310,3 +313,29 @@ def test_a_checkpoint_of_another_model_is_refused(tiny_model, tmp_path, change):
         restore_training(own, torch.optim.AdamW(own.parameters()), store.open(3))
 
     assert all(torch.equal(a, b) for a, b in zip(before, own.parameters(), strict=True))
+
+
+@pytest.mark.parametrize("moved", ["q_proj", "v_proj"])
+def test_adapters_that_add_nothing_are_left_behind(tiny_model, tmp_path, moved):
+    """As those in layers for images, which models had once; others make it another model."""
+    own, other = tiny_model(seed=1), tiny_model(seed=1)
+    add_adapters(own, LoraTable(rank=2, target_modules=["q_proj"]), seed=1)
+    add_adapters(other, LoraTable(rank=2, target_modules=["q_proj", "v_proj"]), seed=2)
+    parts = trained_weights(other)
+    for name, tensor in parts.items():
+        tensor.requires_grad_(moved in name)
+        tensor.grad = torch.ones_like(tensor) if moved in name else None
+    source = torch.optim.AdamW(parts.values(), lr=1e-2)
+    source.step()
+    store = CheckpointStore(tmp_path, "a")
+    save(store, 3, training_tensors(other, source))
+
+    def restore() -> None:
+        restore_training(own, torch.optim.AdamW(trained_weights(own).values()), store.open(3))
+
+    if moved == "v_proj":
+        with pytest.raises(CheckpointError, match=r"another model: differing names .*v_proj\.lora_"):
+            restore()
+        return
+    restore()
+    assert all(torch.equal(tensor, parts[name]) for name, tensor in trained_weights(own).items())

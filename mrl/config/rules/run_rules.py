@@ -96,6 +96,7 @@ def _check_exchange(config: RunConfig) -> None:
             "exchange.host: the links of a run are IPv4",
             got=table.host,
             wanted='an IPv4 address of this host, a name that leads to one, or "0.0.0.0" for all of them',
+            cure="a port is not part of it: exchange.port" if table.host.count(":") == 1 else "",
         )
     for key in ("port", "metrics_port"):
         host = key.replace("port", "host")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from mrl.config.policy_tables import PolicyTable
 from mrl.config.run_folder import RunFolder
-from mrl.errors import CheckpointError, RunFolderError
+from mrl.errors import CheckpointError, ModelFolderError, RunFolderError
 from mrl.models.tensor_header import read_header
 from mrl.processes.preparation.model_folder import weight_files
 
@@ -64,7 +64,12 @@ def write_folder(part: Path, table: PolicyTable, checkpoint: "Checkpoint", dtype
 def dtypes_in(folder: Path) -> dict[str, str]:
     """Return tensor -> its dtype in a model folder, for dtypes of DTYPES. Raises ModelFolderError."""
     names = {stored: name for name, stored in DTYPES.items()}
-    headers = [read_header(file) for file in weight_files(folder, str(folder), "")]
+    try:
+        headers = [read_header(file) for file in weight_files(folder, str(folder), "")]
+    except (OSError, ValueError) as error:  # of a missing file, too
+        what, got = "the dtypes of its weights cannot be read", " ".join(str(error).split())
+        cure = "the folder as it was, or --dtype float32, which asks for none"
+        raise ModelFolderError(what, where=str(folder), got=got, cure=cure) from error
     return {name: names[one] for header in headers for name, one in header.dtypes.items() if one in names}
 
 
