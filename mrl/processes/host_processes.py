@@ -290,7 +290,7 @@ class HostProcesses:
         if not self._forks.is_settled(self._table.start_s):
             return True
         if not self._forks.is_ready:
-            self._told.event("what roles are forks of has died, or hangs: each imports by itself from now on", now_s)
+            self._told.event("the fork server has died, or hangs: each process imports by itself from now on", now_s)
             self._forks = None
         return False
 

@@ -217,7 +217,7 @@ def _start(
         if _is_sound(store, step, world):
             if step != candidates[0] and world.is_first:
                 log.warning(
-                    "goes on from an earlier checkpoint", step=step, damaged=candidates[: candidates.index(step)]
+                    "continues from an earlier checkpoint", step=step, damaged=candidates[: candidates.index(step)]
                 )
             return Version(epoch, step), store.open(step)
     if candidates:

@@ -159,7 +159,7 @@ def test_servers_that_lack_gpus_are_told_with_what_would_fit(
     assert main(["train", str(config), *SERVERS]) == 2
     line = capsys.readouterr().err
     assert line.count("\n") == 1
-    assert "policies.one.rollout.workers: no GPU is left for it, and a server shares one with nobody" in line
+    assert "policies.one.rollout.workers: no GPU is left for it, and a server cannot share a GPU" in line
 
 
 def test_gpus_that_are_shared_are_named(

@@ -257,7 +257,7 @@ def test_roles_start_without_what_they_would_be_forks_of(tmp_path: Path, forks: 
     assert run() == 0
     assert sorted((tmp_path / "told").read_text().splitlines()) == ["learner False False"] + ["worker False False"] * 2
     assert [note for note in run.board.notes if "forks" in note] == [
-        "what roles are forks of has died, or hangs: each imports by itself from now on"
+        "the fork server has died, or hangs: each process imports by itself from now on"
     ]
 
 

@@ -188,7 +188,7 @@ def _refusal(config: RunConfig, room: Mapping[str, int], full: _FullError) -> Co
     ranks = sum(rank_gpus(policy) * policy.learner.hosts for policy in config.policies.values())
     engines = sum(planned_workers(config, name) * worker_gpus(policy) for name, policy in config.policies.items())
     return ConfigError(
-        f"policies.{full.name}.rollout.workers: no GPU is left for it, and a server shares one with nobody",
+        f"policies.{full.name}.rollout.workers: no GPU is left for it, and a server cannot share a GPU",
         got=f"{here}; {ranks} are for ranks of learners, {engines} for engines",
         wanted=f"{ranks + engines} GPUs",
         cure=_smaller(config, room) or "more GPUs, or the embedded engine, which may share one",

@@ -89,7 +89,7 @@ def test_gpus_that_run_out_are_refused_with_counts_that_would_fit() -> None:
     with pytest.raises(ConfigError) as refused:
         seats(config, {ONE: 8})
     assert str(refused.value) == (
-        "policies.a.rollout.workers: no GPU is left for it, and a server shares one with nobody; "
+        "policies.a.rollout.workers: no GPU is left for it, and a server cannot share a GPU; "
         "got '8 GPUs; 8 are for ranks of learners, 8 for engines'; wanted 16 GPUs; "
         "cure: policies.a.learner.processes = 3, policies.a.rollout.workers = 1, "
         "policies.b.learner.processes = 3, policies.b.rollout.workers = 1"
