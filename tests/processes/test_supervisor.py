@@ -256,7 +256,7 @@ def test_roles_start_without_what_they_would_be_forks_of(tmp_path: Path, forks: 
     run = Run(tmp_path / "runs", role("learner/a"), role("worker/a/0"), role("worker/b/0"), forks=forks)
     assert run() == 0
     assert sorted((tmp_path / "told").read_text().splitlines()) == ["learner False False"] + ["worker False False"] * 2
-    assert [note for note in run.board.notes if "forks" in note] == [
+    assert [note for note in run.board.notes if "fork server" in note] == [
         "the fork server has died, or hangs: each process imports by itself from now on"
     ]
 
