@@ -87,7 +87,7 @@ def pace(producer: Producer, items: Any, rate: float, first_s: float) -> None:
 
 
 def latencies(acknowledged: list[tuple[int, float]], count: int, rate: float, first_s: float) -> list[float]:
-    """Return (p50, p99) seconds from when a record was due to its acknowledgement; [] without pace or answers."""
+    """Return (p50, p99) seconds from due time to acknowledgement of a record; [] without pace or acknowledgements."""
     if not rate or not acknowledged:
         return []
     totals, times_s = np.array([total for total, _ in acknowledged]), np.array([at_s for _, at_s in acknowledged])
