@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Speed of the alignment layer on one core, every figure beside what it is compared with, measured in the same run.
+"""Speed of the alignment layer on one core, for those who change it, beside references measured in the same run.
 
     .venv/bin/python tools/bench_alignment.py [--quick]
 
@@ -9,9 +9,9 @@ align      spans of a whole batch from byte lengths            against spacy-ali
 path       bytes and log-probs to an aligned batch             against encode_batch
 growth     time per token and peak memory at 0.1, 1, 10 M      against the same at the smallest size
 Times are process time, of which a neighbour on the machine takes nothing, and the best of several. Growth compares
-sizes measured one after the other, as long each, since the clock of a core wanders over minutes; what is left of it is
-the kernel, which gives a large result its pages (of 1 us per token, 0.1 us at 10 M and none at 0.1 M). Ends with one
-line of JSON.
+sizes measured one after the other, each for about as long, since the clock of a core wanders over minutes; the growth
+that remains is the kernel's, which gives a large result its pages (of 1 us per token, 0.1 us at 10 M and none at
+0.1 M). Ends with one line of JSON.
 """
 
 import argparse
@@ -53,7 +53,7 @@ PAIRS = (("tekken", "qwen"), ("qwen", "tekken"))
 
 
 class Row(NamedTuple):
-    """One figure. `ratio` is how many times faster, a share of the other's time, or growth; `required` bounds it."""
+    """One figure. `ratio` is a speed-up, a share of the reference's time, or growth; `required` bounds it."""
 
     name: str
     value: float
@@ -70,7 +70,7 @@ class Row(NamedTuple):
 
 
 class Sides(NamedTuple):
-    """A batch as flat byte lengths of both sides."""
+    """A batch as flat byte lengths of its tokens, and row offsets, for both sides."""
 
     peer: np.ndarray
     peer_offsets: np.ndarray
@@ -79,17 +79,17 @@ class Sides(NamedTuple):
 
     @property
     def tokens(self) -> int:
-        """Receiver tokens."""
+        """Number of receiver tokens."""
         return len(self.receiver)
 
 
 def best_s(work: Callable[[], Any], repeats: int = REPEATS) -> float:
-    """The shortest of several process times."""
+    """Shortest of several process times, in seconds."""
     return min(mean_s(work, 1) for _ in range(repeats))
 
 
 def mean_s(work: Callable[[], Any], repeats: int) -> float:
-    """Process time of one, without pauses of the garbage collector: the heap here is full of vocabularies."""
+    """Mean process time of a call, without pauses of the garbage collector: the heap here is full of vocabularies."""
     gc.collect()
     gc.disable()
     start = time.process_time()
@@ -101,7 +101,7 @@ def mean_s(work: Callable[[], Any], repeats: int) -> float:
 
 
 def two_pointer(peer: Sequence[int], receiver: Sequence[int]) -> list[tuple[list[int], list[int]]]:
-    """Groups of one row by walking both sides, as trainers do that align one answer at a time."""
+    """Spans of one row, found by walking both sides, as trainers do that align one answer at a time."""
     groups, mine, theirs = [], list[int](), list[int]()
     i = j = peer_end = receiver_end = 0
     while i < len(peer) or j < len(receiver):
@@ -120,7 +120,7 @@ def two_pointer(peer: Sequence[int], receiver: Sequence[int]) -> list[tuple[list
 
 
 def sides_of(peer: Receiver, receiver: Receiver, texts: list[str]) -> Sides:
-    """Both segmentations of texts that are the same to both."""
+    """Tokenize texts by both sides, which must read them as the same bytes."""
     data = [text.encode() for text in texts]
     theirs, mine = peer.cut_texts(texts, data), receiver.cut_texts(texts, data)
     assert not theirs.faults
@@ -133,7 +133,7 @@ def rows_of_lengths(lengths: np.ndarray, offsets: np.ndarray) -> list[list[int]]
 
 
 def check_groups(sides: Sides) -> None:
-    """The two-pointer finds the spans that the batch form finds."""
+    """Check that the two-pointer finds as many spans in each row as the batch form."""
     spans = align_batch(*sides)
     walked = [
         len(two_pointer(a, b)) for a, b in zip(rows_of_lengths(*sides[:2]), rows_of_lengths(*sides[2:]), strict=True)
@@ -142,7 +142,7 @@ def check_groups(sides: Sides) -> None:
 
 
 def spacy_s(texts: list[str], sides: Sides) -> float:
-    """Seconds per receiver token of spacy-alignments on a part of the rows, given pieces as text."""
+    """Seconds per receiver token of spacy-alignments on a part of the rows, given tokens as text."""
 
     def pieces(text: str, lengths: list[int]) -> list[str]:
         data, end, found = text.encode(), 0, []
@@ -158,7 +158,7 @@ def spacy_s(texts: list[str], sides: Sides) -> float:
 
 
 def bench_pair(folders: Path, peer_name: str, receiver_name: str) -> list[Row]:
-    """Alignment and the whole path for one direction."""
+    """Rows of alignment and of the whole path, for one direction."""
     peer = load_receiver(folders / peer_name)
     receiver = load_receiver(folders / receiver_name)
     library = Tokenizer.from_file(str(folders / receiver_name / "tokenizer.json"))
@@ -183,7 +183,7 @@ def bench_pair(folders: Path, peer_name: str, receiver_name: str) -> list[Row]:
 
 
 def in_chunks(sides: Sides) -> list[Sides]:
-    """The batch in groups of rows of the size in which `translate_batch` works."""
+    """Split a batch into groups of rows of the size in which `translate_batch` works."""
     ends = np.cumsum(sides.receiver, dtype=np.int64)[sides.receiver_offsets[1:] - 1]
     cuts = [0, *(np.flatnonzero(np.diff(ends // CHUNK_BYTES)) + 1).tolist(), len(ends)]
     return [
@@ -214,14 +214,14 @@ def _status(key: str) -> int:
 
 
 class Load(NamedTuple):
-    """One size of batch: receiver tokens, and what is done with it by name."""
+    """One size of batch: its receiver tokens, and its work by name."""
 
     tokens: int
     work: dict[str, Callable[[], Any]]
 
 
 def load_of(receiver: Receiver, peer: Receiver, texts: list[str], whole: list[PeerAnswer], copies: float) -> Load:
-    """The whole path, and the alignment alone in the same chunks."""
+    """Make the work of one size: the whole path, and the alignment alone in the same chunks."""
     answers: list[PeerAnswer] = (whole * (int(copies) + 1))[: max(1, round(copies * len(whole)))]
     sides = sides_of(peer, receiver, (texts * (int(copies) + 1))[: len(answers)])
     chunks = in_chunks(sides)
@@ -235,7 +235,7 @@ def load_of(receiver: Receiver, peer: Receiver, texts: list[str], whole: list[Pe
 
 
 def bench_growth(folders: Path, sizes: Sequence[int]) -> list[Row]:
-    """From small batches to large ones, in rounds of all sizes."""
+    """Rows of time per token from small batches to large ones, in rounds of all sizes."""
     peer, receiver = load_receiver(folders / "qwen"), load_receiver(folders / "tekken")
     texts = [text for kind in ("math", "prose") for text in card_texts()[kind]]
     whole, per_pass = written_by(peer, texts), sides_of(peer, receiver, texts).tokens
@@ -257,7 +257,7 @@ def bench_growth(folders: Path, sizes: Sequence[int]) -> list[Row]:
 
 
 def ns_per_token(load: Load, name: str) -> float:
-    """Process time, the mean over about `TOKENS_PER_SIZE` tokens at least."""
+    """Process nanoseconds per token, the mean over at least about `TOKENS_PER_SIZE` tokens."""
     repeats = max(1, TOKENS_PER_SIZE // load.tokens)
     return mean_s(load.work[name], repeats) / load.tokens * 1e9
 

@@ -1,12 +1,14 @@
-"""Measures the asynchronous mode of mrl against its synchronous mode, by real runs on the same cores.
+"""Steps per hour of the asynchronous mode of mrl beside its synchronous mode, for users who choose between them.
+
+Both are measured by real runs on the same cores.
 
 One policy, its engine and its learner with one thread each: as on a machine with a GPU for either, and all that two
 cores hold. (Two threads each, since a synchronous run uses them in turn, make so small a model slower.)
-Every answer is verified in 200 ms by a verifier as users plug in (`slow_verifier.py`), all of a step's 64 at once.
+Every answer is verified in 200 ms by a verifier such as users plug in (`slow_verifier.py`), a step's 64 at once.
 Answers are log-normal in length, of mean 71 and at most 190 tokens (`counting_task.py`).
-The asynchronous mode runs twice: with as many answers in flight as do it good here, set by hand, and with as many as
-its staleness bound allows at `learner.pace = "adaptive"`, which has to find that by itself.
-All train on the same number of samples. They take turns, with a seed for each round; medians count.
+The asynchronous mode runs twice: with the best number of answers in flight, set by hand, and with as many as its
+staleness bound allows at `learner.pace = "adaptive"`, which has to find that number by itself.
+All modes train on the same number of samples. They take turns, with a seed for each round; medians count.
 
     .venv/bin/python tools/bench_async.py [--rounds N] [--steps N] [--folder DIR]
 
@@ -40,9 +42,9 @@ TRAIN_PROMPTS, HELD_OUT_PROMPTS = 2048, 384
 PROMPTS_PER_STEP, GROUP_SIZE, MAX_TOKENS = 8, 8, 192
 MAX_STALENESS_VERSIONS = 4
 BATCHES_IN_FLIGHT = 2
-"""Of the asynchronous mode: less than half of what its staleness bound allows, so that long answers seldom go stale."""
+"""Batches in flight, asynchronous: less than half of what its staleness bound allows, so that few answers go stale."""
 FEWEST_STEPS = 10
-"""Steps that a rate has to be taken over."""
+"""Number of steps over which a rate is taken at least."""
 RUN_S = 1800.0
 CONFIG = """
 [run]
@@ -87,7 +89,7 @@ slots = {slots}
 
 @dataclass(frozen=True)
 class Mode:
-    """One way to run."""
+    """Settings of one mode."""
 
     sync: bool
     batches_in_flight: int
@@ -104,17 +106,17 @@ MODES = {
 
 @dataclass(frozen=True)
 class Outcome:
-    """What one run came to."""
+    """Figures of one run."""
 
     steps_per_hour: float
     accuracy_before: float
     accuracy_after: float
     values: list[dict[str, float]]
-    """Metrics of the learner, step by step, in the time that counts."""
+    """Metrics of the learner, one dictionary for each step that counts."""
     engine_busy_share: float
 
     def mean(self, name: str) -> float:
-        """Of one metric over the steps that count."""
+        """Mean of one metric over the steps that count."""
         return statistics.fmean(values[name] for values in self.values)
 
 
@@ -122,7 +124,7 @@ class Outcome:
 
 
 def run(folder: Path, mode: str, *, seed: int, steps: int) -> Outcome:
-    """One `mrl train` to its end."""
+    """Run `mrl train` to its end and return its figures."""
     name, how = f"{mode}-{seed}", MODES[mode]
     config = folder / f"{name}.toml"
     config.write_text(
@@ -149,7 +151,7 @@ def run(folder: Path, mode: str, *, seed: int, steps: int) -> Outcome:
 
 @contextmanager
 def child(argv: Sequence[str], log: Path) -> Iterator["subprocess.Popen[bytes]"]:
-    """A process that is told to end, and awaited, when the block is left."""
+    """Start a process that is told to end, and awaited, when the block is left."""
     environment = os.environ | {"PYTHONPATH": str(TOOLS)}
     with log.open("wb") as output, subprocess.Popen(argv, stdout=output, stderr=output, env=environment) as process:
         try:
@@ -159,7 +161,10 @@ def child(argv: Sequence[str], log: Path) -> Iterator["subprocess.Popen[bytes]"]
 
 
 def outcome(run_folder: Path, steps: int) -> Outcome:
-    """The rate counts from when the first evaluation, which takes half of the places and verifiers, is over."""
+    """Read the figures of a run.
+
+    Steps count once the first evaluation, which takes half of the places and verifiers, is over.
+    """
     records = [record for record in each_metrics(run_folder / "metrics.jsonl") if "values" in record]
     evaluated_s = min(record["time_unix_s"] for record in records if "eval/accuracy" in record["values"])
     learner = [
@@ -186,14 +191,14 @@ def accuracy(run_folder: Path, step: int) -> float:
 
 
 def busy_share(worker: Sequence[dict[str, Any]], since_unix_s: float) -> float:
-    """Share of the time since then in which the engine had answers to sample."""
+    """Share of the time since `since_unix_s` in which the engine had answers to sample."""
     first, last = (next(one for one in order if one["time_unix_s"] >= since_unix_s) for order in (worker, worker[::-1]))
     idle_s = last["values"]["rollout/idle_s"] - first["values"]["rollout/idle_s"]
     return 1.0 - idle_s / max(last["time_unix_s"] - first["time_unix_s"], 1e-9)
 
 
 def measure(folder: Path, *, rounds: int, steps: int) -> dict[str, list[Outcome]]:
-    """Outcomes of all modes, which take turns; every other round the other way round."""
+    """Run all modes in turns, every other round in the opposite order."""
     found: dict[str, list[Outcome]] = {mode: [] for mode in MODES}
     for round_number in range(1, rounds + 1):
         for mode in [*MODES][:: 1 if round_number % 2 else -1]:
@@ -204,7 +209,7 @@ def measure(folder: Path, *, rounds: int, steps: int) -> dict[str, list[Outcome]
     return found
 
 
-# What they say.
+# The figures.
 
 
 def rows_of(found: dict[str, list[Outcome]]) -> list[Row]:
@@ -229,7 +234,9 @@ def rows_of(found: dict[str, list[Outcome]]) -> list[Row]:
 
 
 def standard_error(*sides: Sequence[float]) -> float:
-    """Of the difference between two means of accuracies: from the answers drawn, or from run to run where that is more.
+    """Standard error of the difference between two means of accuracies.
+
+    Each side's variance comes from the answers drawn, or from run to run where that is more.
 
     >>> round(standard_error([0.5], [0.5]), 4)
     0.0361
@@ -244,7 +251,7 @@ def standard_error(*sides: Sequence[float]) -> float:
 
 
 def print_runs(found: dict[str, list[Outcome]]) -> None:
-    """Where the time of a step goes, and what asynchrony costs in freshness."""
+    """Print where the time of a step goes, and what asynchrony costs in freshness."""
     parts = {
         "step s": "time/step_s",
         "wait s": "time/wait_for_groups_s",
@@ -263,7 +270,7 @@ def print_runs(found: dict[str, list[Outcome]]) -> None:
 
 
 def print_rows(rows: Sequence[Row]) -> None:
-    """One line a row."""
+    """Print one line for each row."""
     for row in rows:
         verdict = "" if row.required is None else f"   required {row.required}: {'ok' if row.ok else 'MISSED'}"
         ratio = f"   {row.ratio:.2f} x {row.against}" if row.ratio is not None else ""

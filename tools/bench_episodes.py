@@ -1,18 +1,18 @@
 #!/usr/bin/env python3
-"""What a turn costs: episodes of several turns beside answers of one, at equal sampled tokens.
+"""The cost of a turn, for those who write environments: episodes beside answers of one turn, at equal sampled tokens.
 
-All go the way of a run: the embedded engine, wrapped as a worker wraps it, and real environment processes. A Qwen3 of
-0.9 M parameters with random weights samples with one thread; every turn has the same length, and answers of one turn
+Episodes go the way of a run: the embedded engine, wrapped as a worker wraps it, and real environment processes. A Qwen3
+of 0.9 M parameters with random weights samples with one thread; every turn has the same length, and answers of one turn
 are as long as the turns of an episode together. All episodes are handed in at once. Two environments play: one answers
-at once, one takes 50 ms for each turn, as one does that asks a service. A third says much before the first turn, and
-the engine has rows to keep what it computed of it: beside the same where it reads everything at every turn; there are
-no more than 256 of these at once, since rows to spare take memory. The ways take turns, and the best round of each
-counts. CPU seconds are of this process and its environments.
+at once, the other takes 50 ms for each turn, as an environment that asks a service does. A third begins with a long
+message, once with engine rows that keep its computed prefix between turns, once without, so that it is read again at
+every turn; no more than 256 of these episodes are played at once, since spare rows take memory. The ways take turns,
+and the best round of each counts. CPU seconds are of this process and its environments.
 
     .venv/bin/python tools/bench_episodes.py [--rounds N] [--groups N]
 
-Prints a table; the last line is JSON. Ends with 1 when an environment of 50 ms halves the pace of one that is instant:
-what one episode waits, others have to sample in.
+Prints a table; the last line is JSON. Ends with 1 when an environment of 50 ms more than halves the pace of an instant
+one: while one episode waits, others have to be sampled.
 """
 
 import argparse
@@ -54,32 +54,32 @@ LONG_WORDS, MOST_LONG_GROUPS = 150, 32
 KEPT, READ_AGAIN = "long prompt, kept", "long prompt, read again"
 REQUIRED = {"50 ms": (">=0.5", "instant")}
 Seconds = tuple[float, float]
-"""By the clock, and of processors."""
+"""Seconds by the clock, and of processors."""
 
 
 class Figures(NamedTuple):
-    """The best round of one way, for an episode."""
+    """Seconds of one episode in the best round of one way."""
 
     wall_s: float
     cpu_s: float
 
 
 class Ending:
-    """The embedded engine, whose turns end by themselves when they have their length."""
+    """The embedded engine, with turns that end by themselves when they have their full length."""
 
     def __init__(self, engine: EmbeddedEngine, *, keeps: bool) -> None:
-        """Whether it `keeps` what it computes of an episode until the next turn."""
+        """Wrap an engine. `keeps`: whether it keeps what it computes of an episode until the next turn."""
         self._engine, self._keeps = engine, keeps
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._engine, name)
 
     def submit(self, requests: Sequence[GenerationRequest]) -> None:
-        """As of an engine."""
+        """See Engine."""
         self._engine.submit(requests if self._keeps else [replace(one, conversations=()) for one in requests])
 
     def collect(self, timeout_s: float) -> list[Finished]:
-        """As of an engine."""
+        """See Engine; every answer has stopped by itself."""
         return [
             Finished(
                 one.request_id,
@@ -115,7 +115,7 @@ def main() -> int:
 
 
 def make_policy(folder: Path) -> None:
-    """A policy of random weights; without a template, it reads lines."""
+    """Make a policy of random weights, without a chat template, so that prompts are lines."""
     tokenizer = train_byte_level(["turn more one two three"] * 3, 400)
     tokenizer.save_pretrained(folder)
     torch.manual_seed(0)
@@ -126,46 +126,50 @@ def make_policy(folder: Path) -> None:
 
 
 def make_engine(folder: Path, tokens: int, rows: int = 256) -> EmbeddedEngine:
-    """Its answers have exactly so many tokens."""
+    """Make an engine whose answers have exactly this number of tokens."""
     engine = EmbeddedEngine(folder, Sampling(1.0, tokens, ()), device="cpu", max_running=rows)
     engine.label(Version(0, 1))
     return engine
 
 
 class Single:
-    """Answers of one turn, as long as the turns of an episode together."""
+    """Way of answers of one turn, as long as the turns of an episode together."""
 
     def __init__(self, folder: Path) -> None:
         self._engine: Engine = make_engine(folder, TURNS * TURN_TOKENS)
 
     def requests(self, groups: int, number: int) -> list[GenerationRequest]:
-        """Those of a round."""
+        """Requests of a round."""
         prompt = np.arange(PROMPT_TOKENS, dtype=np.int32) + 7
         return [GenerationRequest(f"{number}/{one}", prompt, _seeds(str(one), number)) for one in range(groups)]
 
     def play(self, requests: Sequence[GenerationRequest]) -> None:
-        """All to their ends. Raises RuntimeError for another number of sampled tokens than was meant."""
+        """Sample all requests to their ends. Raises RuntimeError for another number of tokens than was meant."""
         play(self._engine, requests)
 
     def close(self) -> None:
-        """Ends the engine."""
+        """End the engine."""
         self._engine.close()
 
 
 class Played(Single):
-    """Episodes whose environment takes its time."""
+    """Way of episodes, in an environment that may pause at each turn."""
 
     def __init__(
         self, folder: Path, pause_s: float, *, words: int = 0, rows: int = 256, keeps: bool = True, **task: Any
     ) -> None:
-        """`words` before the first turn; `rows` of the engine; `task`: keys of its table that are others."""
+        """Make engine and environment.
+
+        pause_s: of the environment at each turn; words: before the first turn; rows: of the engine; task: other keys of
+        the task's table.
+        """
         config, receiver = config_of(folder, pause_s, words=words, **task), load_receiver(folder)
         self._pool: TaskPool = build_pool(config.tasks, config.pool, meeting=MeetingPlace(folder, "qwen"))
         ending: Any = Ending(make_engine(folder, TURN_TOKENS, rows), keeps=keeps)
         self._engine = with_episodes(ending, config, "qwen", self._pool, receiver)
 
     def requests(self, groups: int, number: int) -> list[GenerationRequest]:
-        """Those of a round, each start state once."""
+        """Requests of a round, each start state once."""
         ids = [self._pool.prompt_at(place).prompt_id for place in range(groups)]
         nothing = np.zeros(0, np.int32)
         return [
@@ -173,13 +177,13 @@ class Played(Single):
         ]
 
     def close(self) -> None:
-        """Ends the engine and the environments."""
+        """End the engine and the environments."""
         self._engine.close()
         self._pool.close()
 
 
 def config_of(folder: Path, pause_s: float, *, words: int = 0, **changes: Any) -> RunConfig:
-    """A run of one policy and this environment."""
+    """Make the configuration of a run of one policy and the paced environment."""
     reset = {"turns": TURNS, "pause_s": pause_s} | ({"words": words} if words else {})
     task = {"source": "environment", "dataset": "paced_environment:Paced", "max_turns": TURNS + 1}
     return validate(
@@ -194,7 +198,7 @@ def config_of(folder: Path, pause_s: float, *, words: int = 0, **changes: Any) -
 
 
 def play(engine: Engine, requests: Sequence[GenerationRequest]) -> None:
-    """All to their ends. Raises RuntimeError for another number of sampled tokens than was meant."""
+    """Sample all requests to their ends. Raises RuntimeError for another number of tokens than was meant."""
     engine.submit(requests)
     left, tokens = sum(request.seeds.size for request in requests), 0
     wanted = left * TURNS * TURN_TOKENS
@@ -206,7 +210,7 @@ def play(engine: Engine, requests: Sequence[GenerationRequest]) -> None:
 
 
 def measure(ways: dict[str, Any], *, rounds: int, groups: int) -> dict[str, Figures]:
-    """The best round of each, after one that starts what is to be started."""
+    """Measure the best round of each way, after a round that starts processes."""
     best: dict[str, Figures] = {}
     for number in range(rounds + 1):
         for name, way in ways.items():
@@ -221,14 +225,14 @@ def measure(ways: dict[str, Any], *, rounds: int, groups: int) -> dict[str, Figu
 
 
 def cpu_s() -> float:
-    """CPU time of this process and those that it started."""
+    """CPU seconds of this process and its descendants."""
     me = psutil.Process()
     times = [process.cpu_times() for process in (me, *me.children(recursive=True))]
     return sum(one.user + one.system for one in times)
 
 
 def rows_of(figures: dict[str, Figures]) -> list[Row]:
-    """Episodes a second of each, beside answers of one turn; what one more turn costs; and what is required."""
+    """Rows of episodes per second beside answers of one turn, of the cost of a turn, and of the required paces."""
     rows, single = [], figures[SINGLE]
     for name, found in figures.items():
         pace, cost = (single.wall_s / found.wall_s, found.cpu_s / single.cpu_s) if name != SINGLE else (None, None)
@@ -247,7 +251,7 @@ def rows_of(figures: dict[str, Figures]) -> list[Row]:
 
 
 def tell(rows: Sequence[Row]) -> None:
-    """The table."""
+    """Print the table."""
     for row in rows:
         beside = "" if row.ratio is None else f"{row.ratio:.2f} of {row.against}"
         print(f"{row.name:<44} {row.value:>9.2f} {row.unit:<4} {beside} {row.required or ''}".rstrip())

@@ -1,23 +1,24 @@
 #!/usr/bin/env python3
-"""Speed of the exchange beside Redis: publish -> stored -> decoded by a watcher, three processes, over loopback.
+"""Speed of the exchange beside Redis, for those who size or change it: publish -> stored -> decoded by a watcher.
 
     .venv/bin/python tools/bench_exchange.py [--quick] [--only NAME ...] [--folder PATH]
 
-Rollout groups of 37 KB and outcomes of 1 KB go from a producer into the hands of a consumer of another policy, which
-watches their prompts: encoded, stored, acknowledged, delivered, decoded, each once. That is the way of a run's records.
+Three processes over loopback: rollout groups of 37 KB and outcomes of 1 KB go from a producer through a broker to a
+consumer of another policy, which watches their prompts: encoded, stored, acknowledged, delivered, decoded, each once.
+That is the way of a run's records.
 rate            records per second, from the first put until the last is decoded
-broker us       CPU of its threads, per record: what carries over to a machine with more cores
-all us          CPU of the three processes, per record: what the rate comes from on two cores
+broker us       CPU of the broker's threads, per record: the figure that carries over to a machine with more cores
+all us          CPU of the three processes, per record: on two cores it determines the rate
 ack ms          from when a record is due to its acknowledgement, at half of the rate (p50, p99)
-load            2,400 rollout groups and as many outcomes a second, which 1,000 GPUs bring forth: cores of the broker,
-                ack ms, and its highest resident memory
+load            2,400 rollout groups and as many outcomes a second, as 1,000 GPUs produce: cores of the broker, ack ms,
+                and the broker's highest resident memory
 Redis has the records of each prompt in a stream of its own, so that they can be looked up, and a stream of news.
-What goes before the measured records fills the memory in which the exchange keeps them.
-The systems take turns, so that what else runs on the machine meets all of them; the best round counts, the median
+Records sent before the measured ones fill the memory in which the exchange keeps records.
+The systems take turns, so that other processes of the machine disturb all of them; the best round counts, the median
 stands beside it, and a line tells when the machine was not quiet. Redis is started here, in a temporary folder on a
-free port: apt-get install redis-server; .venv/bin/pip install -c constraints.txt -e '.[bench]'. It is measured with the
-parser in C of its client (hiredis) or not at all: without it nothing is run (exit code 2).
-Exit code 1 when something required is missed or could not be measured. Ends with one line of JSON.
+free port: apt-get install redis-server; .venv/bin/pip install -c constraints.txt -e '.[bench]'. It is measured with its
+client's parser in C (hiredis) or not at all: without that parser nothing is run (exit code 2).
+Exit code 1 when a required bound is missed or could not be measured. Ends with one line of JSON.
 """
 
 import argparse
@@ -48,7 +49,7 @@ MAX_P99_MS = 20.0
 MAX_CORES = 0.6
 MAX_RESIDENT_BYTES = Limits().budget_bytes + BESIDE_BUDGET_BYTES
 QUIET = 0.1
-"""Share of the cores that others may take."""
+"""Share of the cores that other processes may take on a quiet machine."""
 
 _NO_REDIS = brokers.missing("redis-server", "redis", "redis")
 POWER, KILL = "power loss", "kill -9"
@@ -72,11 +73,11 @@ Rounds = dict[str, list[dict[str, Figures]]]
 
 TITLES = {"rollout": "rollouts", "outcome": "outcomes", "both": "1,000 GPUs"}
 MIN_RATIO = 2.0
-"""Rollouts of the exchange, against Redis that acknowledges what survives as much."""
+"""Required ratio of rollouts per second to a Redis whose acknowledged records survive as much."""
 
 
 class Row(NamedTuple):
-    """One figure. `ratio` is how many times as fast, or a share of what is allowed; `required` bounds it."""
+    """One figure. `ratio` is a speed-up, or a share of an allowed value; `required` bounds it."""
 
     name: str
     value: float | None
@@ -88,7 +89,7 @@ class Row(NamedTuple):
 
     @property
     def ok(self) -> bool:
-        """Whether the ratio keeps its bound; one that was not measured does not."""
+        """Whether the ratio keeps its bound; a ratio that was not measured does not."""
         if self.required is None:
             return True
         if self.ratio is None:
@@ -98,12 +99,12 @@ class Row(NamedTuple):
 
 
 def rates(rounds: Rounds, name: str, kind: str) -> list[float]:
-    """Records per second of every round; [] for what was not measured."""
+    """Records per second of every round; [] if the system was not measured."""
     return [figures[kind].records_per_s for figures in rounds.get(name, [])]
 
 
 def ratio_row(rounds: Rounds) -> Row:
-    """Best against best, and median against median."""
+    """Row of the exchange's rollouts against Redis': best against best, and median against median."""
     own, other = rates(rounds, "exchange-synced", "rollout"), rates(rounds, "redis-always", "rollout")
     both = bool(own and other)
     return Row(
@@ -118,7 +119,7 @@ def ratio_row(rounds: Rounds) -> Row:
 
 
 def share_row(rounds: Rounds, what: str, unit: str, bound: float, of: Callable[[Figures], float]) -> Row:
-    """A figure under the load of 1,000 GPUs, as a share of what is allowed."""
+    """Row of a figure under the load of 1,000 GPUs, as a share of its bound."""
     found = [of(figures["both"]) for figures in rounds.get("exchange-synced", [])]
     return Row(
         f"1,000 GPUs, {SYSTEMS['exchange-synced'].title}: {what}",
@@ -132,7 +133,7 @@ def share_row(rounds: Rounds, what: str, unit: str, bound: float, of: Callable[[
 
 
 def required_rows(rounds: Rounds, chosen: Sequence[str]) -> list[Row]:
-    """All bounds whose systems were asked for."""
+    """Rows of all bounds whose systems were asked for."""
     rows = [ratio_row(rounds)] if {"exchange-synced", "redis-always"} <= {*chosen} else []
     if "exchange-synced" in chosen:
         mib = 2**20
@@ -147,7 +148,7 @@ def required_rows(rounds: Rounds, chosen: Sequence[str]) -> list[Row]:
 
 
 def figure_rows(rounds: Rounds) -> list[Row]:
-    """Every rate and the CPU behind it, which nothing bounds."""
+    """Rows of every rate and of its CPU time, which nothing bounds."""
     rows = []
     for name, found in rounds.items():
         for kind in KINDS:
@@ -162,7 +163,7 @@ def figure_rows(rounds: Rounds) -> list[Row]:
 
 
 def take_turns(chosen: Sequence[str], size: Size, num_rounds: int, folder: Path | None) -> Rounds:
-    """Rounds of all systems, one after the other, in the opposite order every other time."""
+    """Measure rounds of all systems in turns, in the opposite order every other time."""
     rounds: Rounds = {name: [] for name in chosen}
     for number in range(num_rounds):
         for name in chosen[:: -1 if number % 2 else 1]:
@@ -196,7 +197,7 @@ def print_figures(rounds: Rounds) -> None:
 
 
 def cells_of(found: Sequence[Figures]) -> list[str]:
-    """Best and median rate, least CPU, best quantiles."""
+    """Cells of one kind of record: best and median rate, least CPU, best quantiles."""
     found_per_s = [figures.records_per_s for figures in found]
     return [
         f"{max(found_per_s):.0f}",
@@ -221,7 +222,7 @@ def print_required(rows: Sequence[Row]) -> None:
 
 
 def print_disturbance(rounds: Rounds) -> None:
-    """Whether the figures can be trusted."""
+    """Print a warning when other processes disturbed measurements."""
     shares = [figures.others for found in rounds.values() for one in found for figures in one.values()]
     disturbed = sum(share > QUIET for share in shares)
     if disturbed:
@@ -229,7 +230,7 @@ def print_disturbance(rounds: Rounds) -> None:
 
 
 def chosen_systems(prefixes: Sequence[str]) -> list[str]:
-    """Names that begin with one of the prefixes; all without any."""
+    """Names of systems that begin with one of the prefixes; all without any."""
     return [name for name in SYSTEMS if not prefixes or name.startswith(tuple(prefixes))]
 
 

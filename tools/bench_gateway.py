@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""What an agent costs beside an environment that says the same, and what the gateway adds to an answer.
+"""The cost of an agent, for those who write one, beside an environment with the same words; the gateway's own delay.
 
 Episodes go the way of a run, as those of `bench_episodes.py`: the embedded engine as a worker wraps it, environment
 processes, and for the agent a gateway and a process of agents with the package openai, in processes of their own. CPU
-seconds are of all of them. The answer of a policy that takes no time is then asked for by one client after another and
-by 64 at once: through a gateway and a seat, and from a bare server of aiohttp that answers at once.
+seconds are of all these processes. Then the answer of a policy that takes no time is asked for by a lone client and by
+64 at once: through a gateway and a seat, and from a bare server of aiohttp that answers at once.
 
     .venv/bin/python tools/bench_gateway.py [--rounds N] [--groups N] [--calls N]
 
@@ -72,7 +72,7 @@ def main() -> int:
 
 
 async def serve(folder: Path, *, has_agents: bool) -> None:
-    """A gateway as a run has it, until the standard input ends."""
+    """Run a gateway as in a run, with a bare server beside it, until the standard input ends."""
     book = SessionBook(idle_s=60.0)
     (folder / "keys").mkdir(exist_ok=True)
     key, seat_key = (kept_key(folder / "keys" / name) for name in (AGENT_KEY, SEAT_KEY))
@@ -91,7 +91,7 @@ async def serve(folder: Path, *, has_agents: bool) -> None:
 
 
 async def bare_server(folder: Path) -> web.AppRunner:
-    """One that answers at once, in the process of the gateway."""
+    """Start a server that answers at once, in the process of the gateway."""
 
     async def at_once(request: web.Request) -> web.Response:
         await request.read()
@@ -107,12 +107,12 @@ async def bare_server(folder: Path) -> web.AppRunner:
 
 
 def url_of(folder: Path, name: str) -> str:
-    """An address up to /v1."""
+    """URL of a published server, up to /v1."""
     return str(read_endpoint(folder / "endpoints", name)).replace("tcp://", "http://") + "/v1"
 
 
 def gateway_process(folder: Path, closing: ExitStack, *words: str) -> None:
-    """Start one, and wait until it listens."""
+    """Start a gateway process, and wait until it listens."""
     folder.mkdir(exist_ok=True)
     argv = [sys.executable, __file__, "--serve", str(folder), *words]
     process = closing.enter_context(subprocess.Popen(argv, stdin=subprocess.PIPE))
@@ -126,7 +126,7 @@ def gateway_process(folder: Path, closing: ExitStack, *words: str) -> None:
 
 
 def throughput(folder: Path, rounds: int, groups: int) -> list[Row]:
-    """Episodes a second, and CPU of one, of either kind."""
+    """Rows of episodes per second and of CPU per episode, by environment and by agent."""
     folder.mkdir()
     make_policy(folder)
     with ExitStack() as closing:
@@ -147,7 +147,7 @@ def throughput(folder: Path, rounds: int, groups: int) -> list[Row]:
 
 
 def latency(folder: Path, calls: int) -> list[Row]:
-    """Milliseconds to an answer that takes no time, at the median."""
+    """Rows of the median milliseconds to an answer that takes the policy no time."""
     with ExitStack() as closing:
         gateway_process(folder, closing, "--without-agents")
         key = (folder / "keys" / AGENT_KEY).read_text().strip()
@@ -169,7 +169,7 @@ def latency(folder: Path, calls: int) -> list[Row]:
 
 
 def answer(folder: Path, stopping: threading.Event) -> None:
-    """One seat after another, whose policy answers at once."""
+    """Open one seat after another, and answer at once as their policy."""
     while not stopping.is_set():
         seat = open_environment(MeetingPlace(folder, "qwen").name("paced"))()
         with suppress(Exception):  # the gateway ends before its seats
@@ -192,13 +192,13 @@ async def _latency(url: str, bare: str, key: str, calls: int) -> dict[tuple[str,
 
 
 class _Asking:
-    """One client: turn after turn of one conversation, which begins anew before it is long."""
+    """A client that asks turn after turn of one conversation, which begins anew before it is long."""
 
     def __init__(self, http: aiohttp.ClientSession, url: str, key: str) -> None:
         self._http, self._url, self._key = http, url, key
 
     async def __call__(self, calls: int) -> list[float]:
-        """Seconds of each answer."""
+        """Ask `calls` times; return the seconds of each answer."""
         times: list[float] = []
         while len(times) < calls:
             session = await self._post("/sessions", self._key, {}) if self._key else {"api_key": "", "id": ""}

@@ -1,22 +1,22 @@
 #!/usr/bin/env python3
-"""The learner beside TRL's GRPOTrainer: samples from prompt to update, and trained tokens, per CPU second.
+"""Training speed beside TRL's GRPOTrainer, for its users: samples from prompt to update, and tokens, per CPU second.
 
     .venv/bin/python tools/bench_learner.py [--only NAME ...] [--repeats N] [--steps N]
 
 Both sides train the same policies (4.2 M parameters, Qwen3) from the same weights with the same tokenizer, prompts,
-verifier's verdicts, GRPO loss and AdamW: 16 prompts a step, 8 answers each. What a policy answers is known beforehand:
-64 tokens each, or a log-normal length of mean 71, cut at 192 (see bench_training/policy.py).
+verifier's verdicts, GRPO loss and AdamW: 16 prompts a step, 8 answers each. The lengths of answers are known
+beforehand: 64 tokens each, or log-normal of mean 71, cut at 192 (see bench_training/policy.py).
 
 Compared are whole systems. mrl is `mrl train` as a user starts it, asynchronous, with learner, rollout worker,
-exchange, allocator and supervisor, and every CPU second of all of them from the first published weights to
-the last step's report. TRL (a pinned release in an environment of its own, made in the user's cache the first time) is
-one process per policy, and its CPU seconds from the beginning of training to the end of the last step; its settings are
-in bench_training/trl_side.py. What either needs to start is told apart. Each policy has one core: a load of one policy
-is bound to core 0, and of two to cores 0 and 1, where TRL runs both processes at once.
+exchange, allocator and supervisor; every CPU second of these processes counts, from the first published weights to the
+last step's report. TRL (a pinned release in an environment of its own, made in the user's cache the first time) is one
+process per policy, whose CPU seconds count from the beginning of training to the end of the last step; its settings
+are in bench_training/trl_side.py. The start of either side is reported apart. Each policy has one core: a load of one
+policy is bound to core 0, and of two to cores 0 and 1, where TRL runs both processes at once.
 
 First a gate: both sides' log-probabilities of the same answers agree to 1e-4 nats, their advantages to 1e-6, and one
 optimizer step on them moves the parameters alike, to 0.1 % of the length of the step. The sides take turns, so that
-what else runs on the machine meets both. Exit code 1 when a required ratio is missed. Ends with one line of JSON.
+other processes of the machine disturb both. Exit code 1 when a required ratio is missed. Ends with one line of JSON.
 """
 
 import argparse
@@ -49,7 +49,7 @@ Rounds = dict[str, list[Spent]]
 
 
 def take_turns(place: Workplace, python: Path, *, repeats: int, steps: int) -> Rounds:
-    """Rounds of both sides, the one that begins changing every time."""
+    """Run rounds of both sides; the side that begins changes every time."""
     cores = CORES[: len(place.load.policies)]
     sides: dict[str, Callable[[str], Spent]] = {
         "mrl": lambda run: run_mrl(place, run, steps=steps, cores=",".join(cores)),
@@ -66,14 +66,14 @@ def take_turns(place: Workplace, python: Path, *, repeats: int, steps: int) -> R
 
 
 def ratio_row(name: str, unit: str, rates: dict[str, list[float]], at_least: float | None) -> Row:
-    """Best against best, and median against median; the value is mrl's median."""
+    """Row of best against best, and median against median; its value is mrl's median."""
     ours, theirs = rates["mrl"], rates[TRL]
     required = None if at_least is None else f">={at_least:g}"
     return Row(name, median(ours), unit, TRL, max(ours) / max(theirs), required, median(ours) / median(theirs))
 
 
 def rows_of(load: Load, rounds: Rounds) -> list[Row]:
-    """The required rows of a load, and the figures behind them."""
+    """Rows of a load: end to end, and training alone."""
 
     def rates(of: Callable[[Spent], float]) -> dict[str, list[float]]:
         return {name: [of(spent) for spent in found] for name, found in rounds.items()}
@@ -86,7 +86,7 @@ def rows_of(load: Load, rounds: Rounds) -> list[Row]:
 
 
 def print_figures(rounds_of: dict[str, Rounds]) -> None:
-    """What every side spent on what, medians over its rounds; the range of its rate beside it."""
+    """Print every side's CPU seconds by purpose, medians over its rounds, with the range of its rate."""
     table = Table("load", "side", box=box.SIMPLE_HEAD)
     for heading in ("samples/CPU s", "from", "to", "tokens each", "tokens/CPU s", "trained tokens/CPU s"):
         table.add_column(heading, justify="right")
@@ -99,7 +99,7 @@ def print_figures(rounds_of: dict[str, Rounds]) -> None:
 
 
 def cells_of(found: Sequence[Spent]) -> list[str]:
-    """Of one side."""
+    """Cells of one side of one load."""
     rates = [spent.samples_per_cpu_s for spent in found]
     rollout, training = (
         median(part / spent.cpu_s for part, spent in zip(parts, found, strict=True))

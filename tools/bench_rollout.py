@@ -1,10 +1,11 @@
-"""Measures the embedded engine against transformers' batched `generate`, its own continuous batching, and vLLM.
+"""Speed of the embedded engine, for those who choose an engine, beside transformers' `generate` and vLLM on a CPU.
 
-All sample from a 0.9 M-parameter Qwen3 made in place, with one thread, and give log-probabilities of what they sampled.
-Two loads of 256 answers (32 prompts of about 20 tokens, 8 answers each): short ones of about 8 tokens as in the
+Compared are the embedded engine, transformers' batched `generate`, transformers' continuous batching, and vLLM.
+All sample from a 0.9 M-parameter Qwen3 made in place, with one thread, and return the log-probabilities of sampled
+tokens. Two loads of 256 answers (32 prompts of about 20 tokens, 8 answers each): short ones of about 8 tokens as in the
 quickstart, and a long tail, log-normal of mean 71 and at most 192. The length of every answer is fixed beforehand, so
 that all make the same useful tokens. Each way runs with several settings; its best round counts. Rates are per CPU
-second of this process, so that what else runs on the machine matters little; with one thread that is a second of an
+second of this process, so that other processes of the machine matter little; with one thread that is a second of an
 idle machine. The embedded engine and `generate` take turns; continuous batching replaces the model's attention while it
 is up, and has rounds of its own. So has a vLLM server on the CPU, of which all processes count; it is left out where
 `mrl engine-env vllm --cpu` has not made its environment.
@@ -50,7 +51,7 @@ from mrl.errors import EngineError
 from mrl.records.version import Version
 
 NUM_PROMPTS, GROUP_SIZE, VOCAB, MAX_TOKENS = 32, 8, 512, 192
-# (blocks, page size, tokens per batch): the best found by hand for the short load, for both, and for the long tail.
+# (blocks, page size, tokens per batch): the best settings by hand for the short load, for both, and for the long tail.
 CONTINUOUS = [(128, 16, 64), (512, 16, 128), (256, 32, 512)]
 BATCH_ROWS = [256, 64]
 EMBEDDED_ROWS = [256, 128]
@@ -62,13 +63,13 @@ Round = Callable[[], int]
 
 
 class StopAtLengths(StoppingCriteria):
-    """Ends every row of `generate` at its own length."""
+    """Stopping criterion that ends every row of `generate` at its own length."""
 
     def __init__(self, prompt_tokens: int, lengths: torch.Tensor) -> None:
         self._prompt_tokens, self._lengths = prompt_tokens, lengths
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor, **_: object) -> torch.Tensor:
-        """Which rows are done."""
+        """[rows] whether each row is done."""
         return self._lengths <= input_ids.shape[1] - self._prompt_tokens
 
 
@@ -84,7 +85,7 @@ class FixedLengths(ContinuousBatch):
 
 
 class Sampler(LogitsProcessor):
-    """Samples inside `generate` as the embedded engine does: the chosen token keeps its place, others become -inf."""
+    """Logits processor that samples inside `generate` as the embedded engine does."""
 
     def __init__(self, num_rows: int, num_tokens: int) -> None:
         rows, places = np.ogrid[:num_rows, :num_tokens]
@@ -92,14 +93,14 @@ class Sampler(LogitsProcessor):
         self.logprobs: list[torch.Tensor] = []
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        """Take [rows, V] logits of the next token; return them with one finite entry per row."""
+        """Sample from [rows, V] logits of the next token; return logits that are -inf but for the sampled token."""
         tokens, logprobs = sample(scores, self._uniforms[:, len(self.logprobs)], 1.0)
         self.logprobs.append(logprobs)
         return torch.full_like(scores, float("-inf")).scatter_(-1, tokens[:, None], 0.0)
 
 
 def make_model() -> Qwen3ForCausalLM:
-    """A Qwen3 of about a million parameters with random weights."""
+    """Make a Qwen3 of about a million parameters with random weights."""
     torch.manual_seed(0)
     config = Qwen3Config(
         vocab_size=VOCAB,
@@ -116,7 +117,7 @@ def make_model() -> Qwen3ForCausalLM:
 
 
 def make_load(kind: str) -> tuple[list[list[int]], np.ndarray]:
-    """32 prompts and the 256 answer lengths of a load."""
+    """Make the 32 prompts and the 256 answer lengths of a load."""
     rng = np.random.default_rng(1)
     prompts = [rng.integers(3, VOCAB, rng.integers(16, 25)).tolist() for _ in range(NUM_PROMPTS)]
     num_rows = NUM_PROMPTS * GROUP_SIZE
@@ -126,14 +127,14 @@ def make_load(kind: str) -> tuple[list[list[int]], np.ndarray]:
 
 
 def long_tail(rng: np.random.Generator, num_rows: int) -> np.ndarray:
-    """Answer lengths in tokens: log-normal of mean 71, at most MAX_TOKENS."""
+    """Draw answer lengths in tokens: log-normal of mean 71, at most MAX_TOKENS."""
     lengths = rng.lognormal(np.log(55), 0.8, num_rows).clip(4, MAX_TOKENS)
     return (lengths * (71 / lengths.mean())).clip(4, MAX_TOKENS).astype(int)
 
 
 @torch.inference_mode()
 def generate_batch(model: Qwen3ForCausalLM, prompts: list[list[int]], lengths: np.ndarray) -> int:
-    """Batched `generate`: every prompt is read once, its cache repeated for its answers. Returns useful tokens."""
+    """Run batched `generate`: every prompt is read once, its cache repeated for its answers. Return useful tokens."""
     width = max(map(len, prompts))
     ids = torch.tensor([[0] * (width - len(prompt)) + prompt for prompt in prompts])
     mask = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts])
@@ -155,7 +156,7 @@ def generate_batch(model: Qwen3ForCausalLM, prompts: list[list[int]], lengths: n
 
 
 def generate_round(model: Qwen3ForCausalLM, prompts: list[list[int]], lengths: np.ndarray, rows: int) -> Round:
-    """One pass over the load with `generate`, in batches of `rows` answers."""
+    """Make a round: one pass over the load with `generate`, in batches of `rows` answers."""
     groups = rows // GROUP_SIZE
 
     def run() -> int:
@@ -168,7 +169,7 @@ def generate_round(model: Qwen3ForCausalLM, prompts: list[list[int]], lengths: n
 
 
 def embedded_round(model: Qwen3ForCausalLM, prompts: list[list[int]], lengths: np.ndarray, rows: int) -> Round:
-    """One pass over the load through the embedded engine's batch, which stays as it is between rounds."""
+    """Make a round: one pass over the load through the embedded engine's batch, which lives from round to round."""
     batch = FixedLengths(model, Sampling(1.0, MAX_TOKENS, (-1,)), max_running=rows)
     batch.lengths = lengths
     batch.relabel(Version(0, 0))
@@ -191,7 +192,7 @@ def embedded_round(model: Qwen3ForCausalLM, prompts: list[list[int]], lengths: n
 def continuous_round(
     model: Qwen3ForCausalLM, prompts: list[list[int]], lengths: np.ndarray, settings: tuple[int, int, int]
 ) -> Iterator[Round]:
-    """One pass over the load through a continuous-batching manager that stays up between rounds."""
+    """Make a round: one pass over the load through a continuous-batching manager, which lives from round to round."""
     num_blocks, page_size, max_batch_tokens = settings
     config = ContinuousBatchingConfig(
         num_blocks=num_blocks, page_size=page_size, max_batch_tokens=max_batch_tokens, return_logprobs=True, seed=1
@@ -223,7 +224,7 @@ def _result(manager: ContinuousBatchingManager) -> GenerationOutput:
 def best_rates(
     ways: Mapping[str, Round], num_rounds: int, expected: int, cpu_s: Callable[[], float] = time.process_time
 ) -> dict[str, float]:
-    """Useful tokens per CPU second of every way: its best of `num_rounds`, the ways in turn."""
+    """Measure useful tokens per CPU second of every way, the best of `num_rounds`, in turns."""
     rates = dict.fromkeys(ways, 0.0)
     for _ in range(num_rounds):
         for name, run in ways.items():
@@ -236,7 +237,7 @@ def best_rates(
 
 
 def vllm_rates(model: Qwen3ForCausalLM, num_rounds: int) -> dict[str, dict[str, float]]:
-    """Rates of vLLM on both loads; nothing where it is not there."""
+    """Measure the rates of vLLM on both loads; empty where its environment is missing."""
     rates: dict[str, dict[str, float]] = {kind: {} for kind in KINDS}
     with tempfile.TemporaryDirectory(prefix="bench-rollout-") as name:
         folder = Path(name)
@@ -251,13 +252,13 @@ def vllm_rates(model: Qwen3ForCausalLM, num_rounds: int) -> dict[str, dict[str, 
                 for kind in KINDS:
                     prompts, lengths = make_load(kind)
                     ways = {f"vLLM, {rows} rows": partial(server.sample, prompts, lengths, GROUP_SIZE)}
-                    # One more round, since some of what it needs is made in the first.
+                    # One more round, since the server sets up some of its parts in the first.
                     rates[kind] |= best_rates(ways, num_rounds + 1, int(lengths.sum()), server.cpu_s)
     return rates
 
 
 def measure(model: Qwen3ForCausalLM, kind: str, num_rounds: int) -> dict[str, float]:
-    """Rates of all ways on one load."""
+    """Measure the rates of all ways but vLLM on one load."""
     prompts, lengths = make_load(kind)
     continuous: dict[str, float] = {}
     for settings in CONTINUOUS:
@@ -272,7 +273,7 @@ def measure(model: Qwen3ForCausalLM, kind: str, num_rounds: int) -> dict[str, fl
 
 
 def rows_of(kind: str, rates: dict[str, float]) -> list[dict[str, object]]:
-    """One row per way: its rate, and the ratio to the best `generate`; the best embedded one has to reach the ratio."""
+    """Rows of rates and ratios to the best `generate`, which the best embedded one has to reach on the long tail."""
     reference, best = (
         max((name for name in rates if name.startswith(way)), key=rates.__getitem__) for way in ("generate", "embedded")
     )

@@ -1,11 +1,11 @@
-"""One figure of a benchmark, and what is required of it: a row of the JSON object that a benchmark ends with."""
+"""Row of the JSON object with which a benchmark ends: one figure, and the bound that it has to keep."""
 
 import math
 from typing import NamedTuple
 
 
 class Row(NamedTuple):
-    """`ratio` to what it is `against`, bounded by `required` (">=1.5", "<=1"); None or not a number: not measured."""
+    """One figure. `ratio` to `against`, bounded by `required` (">=1.5", "<=1"); None or NaN: not measured."""
 
     name: str
     value: float
@@ -16,7 +16,7 @@ class Row(NamedTuple):
 
     @property
     def ok(self) -> bool:
-        """Whether the ratio keeps its bound; one that nobody could measure does not."""
+        """Whether the ratio keeps its bound; a ratio that was not measured does not."""
         if self.required is None:
             return True
         if self.ratio is None:
@@ -26,7 +26,7 @@ class Row(NamedTuple):
 
     @property
     def fields(self) -> dict[str, object]:
-        """For JSON, which has no word for what is not a number."""
+        """Fields for JSON, which has no word for NaN: null takes its place."""
         numbers = {"value": self.value, "ratio": self.ratio}
         known = {name: number for name, number in numbers.items() if number is not None and not math.isnan(number)}
         return self._asdict() | dict.fromkeys(numbers) | known | {"ok": self.ok}

@@ -1,15 +1,17 @@
 #!/usr/bin/env python3
-"""What requests get through the gateway of a run, in sessions of agents and outside of them, beside the engine alone.
+"""Speed of a run's gateway, for those who serve a policy that trains, in sessions and outside, beside the engine alone.
 
 A Qwen3 with random weights samples in float32 with one thread; by default it has 113 million parameters, so that
 sampling costs something. 64 clients ask for chat at once, each for one answer after another. The same clients with the
-same messages ask vLLM's own server of the same model, which need not give log-probabilities, as that of a run does. The
-embedded engine samples behind the same prompts in this process. The ways take turns, and the best round of each counts,
-by the clock and by CPU seconds of all processes; the second is the stricter, and what else runs matters less to it.
-Then a lone client asks each server of vLLM in turn for one token: the median of what the second takes longer counts.
+same messages ask vLLM's own server of the same model, which need not give log-probabilities, unlike the server of a
+run. The embedded engine samples behind the same prompts in this process. The ways take turns, and the best round of
+each counts, by the clock and by CPU seconds of all processes; the latter is stricter, and less disturbed by other
+processes. Then a lone client asks vLLM's own server and the gateway in turn for one token: the median of the added time
+counts.
 
 In sessions 64 agents play episodes of up to three turns, which the worker scores and delivers to a learner's books; the
-same conversations are held with vLLM's own server. There 32 of the 512 tokens end a turn, so that one has about 15.
+same conversations are held with vLLM's own server. There 32 of the 512 tokens of the vocabulary end a turn, so that a
+turn has about 15 tokens.
 
     mrl engine-env vllm --cpu      # once; without it the rows of vLLM are left out
     .venv/bin/python tools/bench_serving.py [--rounds N] [--layers N] [--calls N]
@@ -51,21 +53,21 @@ from mrl.transport.endpoints import read_endpoint
 
 CLIENTS, GROUP_SIZE, ANSWER_TOKENS, VOCAB, WIDTH = 64, 8, 32, 512, 768
 TURNS, NUM_ENDS = 3, 32
-"""Of an agent's conversation, and tokens that end a turn in it."""
+"""Turns of an agent's conversation, and number of tokens that end a turn in it."""
 START_S, LEAST_SHARE, MOST_ADDED_MS = 300.0, ">=0.9", 3.0
 TEMPLATE = (
     "{% for one in messages %}{{ one['role'] }}: {{ one['content'] }}\n{% endfor %}"
     "{% if add_generation_prompt %}assistant: {% endif %}"
 )
 WAYS = ["vllm", "sessions", "embedded"]
-"""What is measured: requests over vLLM, sessions over vLLM, and requests over the embedded engine."""
+"""Measurements: requests over vLLM, sessions over vLLM, and requests over the embedded engine."""
 Round = Callable[[], int]
-"""Returns the tokens of one round."""
+"""Function that runs one round and returns its tokens."""
 T = TypeVar("T")
 
 
 def make_model(layers: int) -> Qwen3ForCausalLM:
-    """9.4 million parameters a layer."""
+    """Make a model with random weights of 9.4 million parameters a layer."""
     torch.manual_seed(0)
     config = Qwen3Config(
         vocab_size=VOCAB,
@@ -82,28 +84,28 @@ def make_model(layers: int) -> Qwen3ForCausalLM:
 
 
 def numbers(calls: int) -> range:
-    """Of the answers of a round."""
+    """Numbers of the answers of a round."""
     return range(1000, 1000 + CLIENTS * calls)
 
 
 def talk_of(number: int) -> list[dict[str, str]]:
-    """What is asked for one of them."""
+    """Messages with which the answer of this number is asked for."""
     return [{"role": "user", "content": f"Trim the ends: {number} {number + 1}"}]
 
 
 def spelled(talk: list[dict[str, str]]) -> str:
-    """As TEMPLATE has it."""
+    """Text of a conversation as TEMPLATE renders it."""
     return "".join(f"{one['role']}: {one['content']}\n" for one in talk) + "assistant: "
 
 
 class Client:
-    """Asks one server."""
+    """Client of one server."""
 
     def __init__(self, url: str, key: str, model: str) -> None:
         self._url, self._headers, self._model = f"{url}/v1/chat/completions", {"Authorization": f"Bearer {key}"}, model
 
     async def ask(self, http: aiohttp.ClientSession, number: int, max_tokens: int) -> int:
-        """The tokens of an answer."""
+        """Ask for an answer; return the number of its tokens."""
         body = {"model": self._model, "messages": talk_of(number), "max_tokens": max_tokens, "temperature": 1.0}
         async with http.post(self._url, json=body, headers=self._headers) as found:
             answer = await found.json()
@@ -112,7 +114,7 @@ class Client:
             return int(answer["usage"]["completion_tokens"])
 
     async def converse(self, http: aiohttp.ClientSession, number: int, key: str = "") -> int:
-        """The tokens of a conversation, which ends with a turn that was cut; 0 where they are not told."""
+        """Hold a conversation until a turn is cut; return its tokens, 0 where the server does not tell them."""
         talk, tokens = talk_of(number), 0
         headers = {"Authorization": f"Bearer {key}"} if key else self._headers
         for _ in range(TURNS):
@@ -130,7 +132,7 @@ class Client:
         return tokens
 
     def conversations(self, each: int) -> int:
-        """The tokens of all clients, each with so many conversations after another."""
+        """Let all clients hold `each` conversations, one after another; return their tokens."""
 
         async def whole(http: aiohttp.ClientSession) -> int:
             async def one(client: int) -> int:
@@ -141,7 +143,7 @@ class Client:
         return within(whole)
 
     def play(self, is_over: threading.Event) -> None:
-        """Play sessions, as many at once as there are clients, until it is over."""
+        """Play sessions, as many at once as there are clients, until `is_over`."""
 
         async def whole(http: aiohttp.ClientSession) -> None:
             await asyncio.gather(*(self._player(http, is_over) for _ in range(CLIENTS)))
@@ -161,7 +163,7 @@ class Client:
                 await found.read()
 
     def all_at_once(self, calls: int) -> int:
-        """The tokens of all clients, each with so many answers after another."""
+        """Let all clients ask for `calls` answers, one after another; return their tokens."""
 
         async def whole(http: aiohttp.ClientSession) -> int:
             async def one(client: int) -> int:
@@ -174,7 +176,7 @@ class Client:
 
 
 def within(work: Callable[[aiohttp.ClientSession], Coroutine[Any, Any, T]]) -> T:
-    """What `work` gives with a session for any number of connections."""
+    """Run `work` with an HTTP session for any number of connections, and return its result."""
 
     async def whole() -> T:
         timeout, connector = aiohttp.ClientTimeout(total=None), aiohttp.TCPConnector(limit=0)
@@ -185,9 +187,9 @@ def within(work: Callable[[aiohttp.ClientSession], Coroutine[Any, Any, T]]) -> T
 
 
 def added_ms(own: Client, through: Client, calls: int) -> tuple[float, float]:
-    """Medians of a lone client's answers of one token from `own`, and of what the same question takes longer `through`.
+    """Return medians, in ms, of a lone client's answers of one token from `own`, and of the time added by `through`.
 
-    Both are asked one after the other, in turn either one first.
+    Both are asked for the same answers one after the other, each first in turn.
     """
 
     async def whole(http: aiohttp.ClientSession) -> tuple[float, float]:
@@ -212,9 +214,10 @@ def served(
     groups: int = CLIENTS // GROUP_SIZE,
     **more: Any,
 ) -> tuple[LoneWorker, Client]:
-    """A worker over an engine, behind a gateway that answers for it; both end with the worker.
+    """Start a worker over an engine, behind a gateway that answers for it; both end with the worker.
 
-    So many tokens end an answer, it has so many groups a round, and `more` in place of tables of its configuration.
+    num_ends: tokens of the vocabulary that end an answer; groups: of a round; more: in place of tables of the
+    configuration.
     """
     tables = run_tables(
         folder / "runs",
@@ -246,14 +249,14 @@ def served(
 
 
 def cpu_s() -> float:
-    """Of this process and all below it; those whose turn it is not hardly count."""
+    """CPU seconds of this process and its descendants; processes of the other ways hardly use any meanwhile."""
     own = psutil.Process()
     times = [process.cpu_times() for process in (own, *own.children(recursive=True))]
     return sum(one.user + one.system for one in times)
 
 
 def measured(ways: Mapping[str, Round], rounds: int) -> list[Row]:
-    """Of two ways, the best rounds by the clock and by processors; a first one, which is not counted, warms up."""
+    """Measure two ways in turns: the best rounds by the clock and by CPU; a first round warms up and does not count."""
     of_clock, of_cpu = dict.fromkeys(ways, 0.0), dict.fromkeys(ways, 0.0)
     for number in range(rounds + 1):
         for name, way in ways.items():
@@ -273,7 +276,7 @@ def measured(ways: Mapping[str, Round], rounds: int) -> list[Row]:
 
 
 def of_vllm(folder: Path, model: Qwen3ForCausalLM, arguments: argparse.Namespace) -> list[Row]:
-    """Through the gateway, beside vLLM's own server."""
+    """Rows of vLLM through the gateway, beside vLLM's own server."""
     own, through = "vLLM's own server", "vLLM through the gateway"
     with ExitStack() as stack:
         worker, client = served(folder, "vllm", model)
@@ -293,7 +296,7 @@ def of_vllm(folder: Path, model: Qwen3ForCausalLM, arguments: argparse.Namespace
 
 
 def of_sessions(folder: Path, model: Qwen3ForCausalLM, arguments: argparse.Namespace) -> list[Row]:
-    """Turns of agents, beside the same conversations with vLLM's own server."""
+    """Rows of agents' sessions over vLLM, beside the same conversations with vLLM's own server."""
     each = 2 * arguments.calls
     task = {"source": "agent", "dataset": "outside", "options": {"size": 400}, "max_turns": TURNS}
     is_over = threading.Event()
@@ -318,7 +321,7 @@ def of_sessions(folder: Path, model: Qwen3ForCausalLM, arguments: argparse.Names
 
 
 def of_embedded(folder: Path, model: Qwen3ForCausalLM, arguments: argparse.Namespace) -> list[Row]:
-    """Through the gateway, beside the engine in this process."""
+    """Rows of the embedded engine through the gateway, beside the engine in this process."""
     own, through = "embedded engine alone", "embedded engine through the gateway"
     worker, client = served(folder, "embedded", model)
     with ExitStack() as stack:

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""What one answer costs that is judged in a verifier process: median, 95th percentile and CPU time, one after another.
+"""Cost of judging an answer in a verifier process, for those who choose tasks: median, 95th percentile and CPU time.
 
     .venv/bin/python tools/bench_verifiers.py [DATASET ...] [--answers N]
 
-Data sets of reasoning-gym, by default one whose scorer only compares, in a kept process, and all that evaluate answers,
-in a fresh sealed process each. Eight answers in a row are to one entry, as those of a group are: its own, with more and
-more spaces behind it. A line of JSON per data set.
+Answers are judged one after another. Data sets are of reasoning-gym, by default one whose scorer only compares, in a
+kept process, and all whose scorers evaluate answers, in a fresh sealed process each. Eight answers in a row are to one
+entry, as in a group: its own answer, with more and more spaces behind it. Prints a line of JSON per data set.
 """
 
 import argparse
@@ -37,7 +37,7 @@ def main() -> int:
 
 
 def cost(dataset: str, num_answers: int) -> dict[str, object]:
-    """Milliseconds per answer, from its handing in to its verdict."""
+    """Measure the milliseconds per answer, from its submission to its verdict."""
     table = TaskTable(source="reasoning_gym", dataset=dataset, verifier_processes=1)
     source = open_source("t", table, seed=1)
     asked = [
@@ -55,7 +55,7 @@ def cost(dataset: str, num_answers: int) -> dict[str, object]:
 
 
 def judged(table: TaskTable, source: Source, asked: Sequence[tuple[Item, str]]) -> tuple[list[float], float]:
-    """Milliseconds of each answer but the first, and CPU time of the processes that judge, start included."""
+    """Return milliseconds of each answer but the first, and CPU seconds of the processes that judge, start included."""
     begin_cpu_s, took_ms = children_cpu_s(), list[float]()
     with closing(Judge({"t": table})) as judge:
         for one in asked:
@@ -66,7 +66,7 @@ def judged(table: TaskTable, source: Source, asked: Sequence[tuple[Item, str]]) 
 
 
 def children_cpu_s() -> float:
-    """CPU time of all processes that ended below this one."""
+    """CPU seconds of all ended descendants of this process."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
 

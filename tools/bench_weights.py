@@ -1,15 +1,15 @@
-"""Measures how long new weights take from a learner until an engine of its host serves them, proved.
+"""Time of new weights from a learner until an engine of its host serves them, proved, for those who size a run.
 
 Weights of --gigabytes in bfloat16, shaped as a Qwen3's, go again and again from float32 parameters into vLLM's worker
 extension: rounded, copied and hashed in memory that both see, checked and written into spare parameters beside the
 steps, swapped in, and read back. The worker around the extension is a stand-in with vLLM's fused modules; no calls go
-over HTTP. Beside it, in the same rounds, as many bytes are copied once within warm memory, by one thread, and once from
-a file in memory to a new one. The best of the rounds counts.
+over HTTP. For comparison, in the same rounds, as many bytes are copied once within warm memory, by one thread, and once
+from a file in memory to a new one. The best of the rounds counts.
 
 Then a Qwen3 of --million-parameters goes from a learner to the embedded engine, all in float32: by files in memory, by
-broadcast over loopback, and, with adapters of rank 16 on every linear layer (extra `lora`), by these alone. "Paused" is
-how long the engine could run no forward. The canary of a proof is one more forward, which depends on the model and not
-on its bytes alone; sampling goes on beside it.
+broadcast over loopback, and, with adapters of rank 16 on every linear layer (extra `lora`), as adapters alone. "Paused"
+is the time in which the engine could run no forward. The canary of a proof is one more forward, whose time depends on
+the model and not on its bytes alone; sampling goes on beside it.
 
     .venv/bin/python tools/bench_weights.py [--rounds N] [--gigabytes N] [--million-parameters N] [--threads N]
 
@@ -43,7 +43,7 @@ LAYERS = "vllm.model_executor.layers"
 MIXTURE = f"{LAYERS}.fused_moe"
 STUBS: tuple[str, ...] = ("vllm", "vllm.model_executor", LAYERS, f"{LAYERS}.utils")
 STUBS += (MIXTURE, f"{MIXTURE}.activation", f"{MIXTURE}.experts", f"{MIXTURE}.experts.cpu_moe")
-"""What the extension imports of vLLM."""
+"""Modules of vLLM that the extension imports."""
 COPIES, PAUSE_SHARE = 2.0, 0.05
 VOCAB, HIDDEN = 32_000, 1024
 PROJECTIONS = {"q_proj": HIDDEN, "k_proj": HIDDEN // 2, "v_proj": HIDDEN // 2, "gate_proj": 3 * HIDDEN}
@@ -54,29 +54,29 @@ PARTS = ("publish: round, copy, hash", "take: check and write", "swap", "read ba
 
 @dataclass
 class Times:
-    """Seconds of every round, by what was done."""
+    """Seconds of every round, by the part that was timed."""
 
     rounds: dict[str, list[float]] = field(default_factory=dict)
 
     def measure(self, what: str, work: Callable[[], Any]) -> Any:
-        """Do it and note how long it took."""
+        """Do some work and note its seconds; return its result."""
         began_s = time.perf_counter()
         result = work()
         self.note(what, time.perf_counter() - began_s)
         return result
 
     def note(self, what: str, seconds: float) -> None:
-        """Of one round."""
+        """Note the seconds of a part in one round."""
         self.rounds.setdefault(what, []).append(seconds)
 
     def best(self, *parts: str) -> float:
-        """Of the rounds in which all parts were done, their sum; not a number for what was never done."""
+        """Least sum of the parts over the rounds in which all were done; NaN if there is none."""
         sums = [sum(parts) for parts in zip(*(self.rounds.get(part, []) for part in parts), strict=True)]
         return min(sums) if sums else float("nan")
 
 
 class FusedModel(nn.Module):
-    """Parameters as vLLM's models have them, and their loader; it computes nothing."""
+    """Model with fused parameters and a loader as vLLM's models have them; it computes nothing."""
 
     def __init__(self, shapes: dict[str, tuple[int, ...]]) -> None:
         super().__init__()
@@ -94,7 +94,7 @@ class FusedModel(nn.Module):
             self.register_parameter(served.replace(".", "/"), nn.Parameter(empty))
 
     def load_weights(self, tensors: Iterable[tuple[str, Tensor]]) -> None:
-        """As vLLM's loaders do: each to its rows."""
+        """Copy each tensor to its rows of a fused parameter, as vLLM's loaders do."""
         parameters = dict(self.named_parameters())
         for name, tensor in tensors:
             served, first = self._places[name]
@@ -102,7 +102,7 @@ class FusedModel(nn.Module):
 
 
 def shapes_of(gigabytes: float) -> dict[str, tuple[int, ...]]:
-    """Of as many layers as make about so many bytes of bfloat16."""
+    """Shapes of a model's tensors, of about so many gigabytes in bfloat16."""
     shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (VOCAB, HIDDEN)}
     number = 0
     while 2 * sum(int(np.prod(shape)) for shape in shapes.values()) < gigabytes * 1e9:
@@ -115,7 +115,7 @@ def shapes_of(gigabytes: float) -> dict[str, tuple[int, ...]]:
 
 
 def make_worker(shapes: dict[str, tuple[int, ...]]) -> Any:
-    """vLLM's worker extension, in a worker of this process."""
+    """Make vLLM's worker extension, in a stand-in worker of this process."""
     sys.path.insert(0, str(INSIDE))
     for name in STUBS:
         sys.modules[name] = ModuleType(name)
@@ -131,7 +131,10 @@ def make_worker(shapes: dict[str, tuple[int, ...]]) -> Any:
 
 
 def measure_server(times: Times, folder: Path, gigabytes: float, rounds: int) -> int:
-    """Bytes of the weights. Every round changes every tensor, so that nothing can be skipped."""
+    """Measure updates of vLLM's extension; return the bytes of the weights.
+
+    Every round changes every tensor, so that none can be skipped.
+    """
     from mrl.models.parameters import plain_sources
     from mrl.records.version import Version
     from mrl.weights.manifest import Canary, read_manifest
@@ -179,14 +182,14 @@ def measure_server(times: Times, folder: Path, gigabytes: float, rounds: int) ->
 
 
 def send(source: int, target: int) -> None:
-    """All bytes of a file into another."""
+    """Copy all bytes of a file into another."""
     done, size_bytes = 0, os.fstat(source).st_size
     while done < size_bytes:
         done += os.sendfile(target, source, done, size_bytes - done)
 
 
 def measure_embedded(times: Times, folder: Path, million_parameters: float, rounds: int) -> None:
-    """To an engine of this process; by files in memory and by broadcast in turn."""
+    """Measure updates of an embedded engine of this process, by files in memory and by broadcast in turn."""
     from mrl.engines.embedded import EmbeddedEngine
     from mrl.engines.engine import Sampling
     from mrl.models.parameters import weight_sources
@@ -247,7 +250,7 @@ def measure_embedded(times: Times, folder: Path, million_parameters: float, roun
 
 
 def measure_adapters(times: Times, folder: Path, rounds: int) -> None:
-    """Those of a learner and its engine, both begun with `folder / "model"`."""
+    """Measure updates by adapters alone, of a learner and an engine that both began with `folder / "model"`."""
     from mrl.config.policy_tables import LoraTable
     from mrl.engines.embedded import EmbeddedEngine
     from mrl.engines.engine import Sampling
@@ -288,7 +291,7 @@ def measure_adapters(times: Times, folder: Path, rounds: int) -> None:
 
 
 def make_model(million_parameters: float) -> Any:
-    """As many layers as make about so many parameters."""
+    """Make a Qwen3 with random weights of about this many million parameters."""
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
     shape: dict[str, Any] = {"hidden_size": 768, "intermediate_size": 2304, "num_attention_heads": 12}
@@ -300,13 +303,13 @@ def make_model(million_parameters: float) -> Any:
 
 @torch.no_grad()
 def change(model: nn.Module) -> None:
-    """Another value for every parameter."""
+    """Change the value of every parameter."""
     for tensor in model.parameters():
         tensor.mul_(1.0 + 1e-3)
 
 
 def main() -> int:
-    """Measure and print."""
+    """Measure, and print the results; return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--gigabytes", type=float, default=1.5)
@@ -330,7 +333,7 @@ def main() -> int:
 
 
 def report(times: Times, size_bytes: int, threads: int) -> int:
-    """Print the table and the JSON line; the exit code."""
+    """Print the table and the JSON line; return the exit code."""
     copy_s = times.best("one copy in memory")
     print(
         f"{size_bytes / 1e9:.2f} GB of bfloat16 into vLLM's worker extension, {threads} threads, best of the rounds\n"
@@ -348,7 +351,7 @@ def report(times: Times, size_bytes: int, threads: int) -> int:
 
 
 def rows_of(times: Times) -> Iterator[Row]:
-    """What is required, and what stands beside it."""
+    """Rows of the required bounds, and of the figures beside them."""
     copy, file_copy = times.best("one copy in memory"), times.best("one copy from file to file")
     update_s = times.best(*PARTS)
     against = "one copy of the bytes in warm memory"

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Does a run survive the random death of everything but its supervisor, and does its result notice?
+"""Chaos test of a run, for those who rely on one: random deaths of its processes, and their effect on its result.
 
     .venv/bin/python tools/chaos.py CONFIG [--minutes 10] [--every 10] [--unbroken 3] [--seed 0]
                                     [--roles exchange,worker/qwen/0,...] [--kinds kill,pause,hang]
@@ -8,13 +8,13 @@
 
 The first form trains under faults: about every so many seconds one role gets kill -9, is stopped for two seconds, or is
 stopped for good, so that the supervisor has to notice. A client of the run's exchange publishes records of its own
-meanwhile. The run has to end by itself, versions have to rise, what all workers together may have in use never exceeds
-the slots (by the allocator's account, and by what the workers themselves wrote down), no acknowledged record may be
+meanwhile. The run has to end by itself, versions have to rise, the slots that all workers together may have in use
+never exceed those of the run (by the allocator's account, and by the workers' own logs), no acknowledged record may be
 missing from the exchange's log, no process may be left, and the accuracy has to lie within two standard errors of
-unbroken runs. The second form kills the supervisor at a random moment: nothing may live ten seconds later, and
+unbroken runs. The second form kills the supervisor at a random moment: no process may live ten seconds later, and
 `--resume` has to complete the run.
 
-Prints tables; the last line is JSON, and the exit code 1 when something did not hold. Words after the options are
+Prints tables; the last line is JSON, and the exit code 1 when a requirement did not hold. Words after the options are
 overrides of the configuration, for all runs.
 """
 
@@ -41,13 +41,13 @@ from chaos_drill.witness import Witness
 from mrl.config.load import load_config
 from mrl.config.schema import RunConfig
 
-# Faults come far more often than in life: what a supervisor rightly gives up on is allowed here.
+# Faults come far more often than in life: restarts after which a supervisor rightly gives up are allowed here.
 PATIENCE = ("--supervision.max_restarts", "1000", "--supervision.max_learner_restarts", "1000")
 SILENCE = ("--supervision.silence_s", "8", "--supervision.start_s", "60")
 LIMIT_S = 3600.0
 WINDOW_STEPS = 10
 HIT_S = 0.5
-"""A process gets its signal so long after the time of its fault at most, and speaks no more; its successor not yet."""
+"""Seconds after a fault by which its process has got the signal and says no more, and no successor speaks yet."""
 
 
 def main() -> int:
@@ -68,7 +68,7 @@ def main() -> int:
 def roles_drill(
     asked: argparse.Namespace, runs: Path, overrides: Sequence[str], config: RunConfig
 ) -> list[dict[str, Any]]:
-    """One run under faults beside unbroken ones."""
+    """Compare one run under faults with unbroken ones; return its rows."""
     whole = [unbroken(asked.config, runs, f"unbroken-{number}", overrides) for number in range(1, asked.unbroken + 1)]
     trial = train(asked.config, runs, "broken", *PATIENCE, *SILENCE, *overrides)
     roles = asked.roles.split(",") if asked.roles else roles_of(config.learning)
@@ -96,13 +96,13 @@ def roles_drill(
 
 
 def slots_row(whose: str, most: float, config: RunConfig) -> dict[str, Any]:
-    """Slots that may have been in use at one moment, in all."""
+    """Row of the slots that all workers may have had in use at one moment."""
     slots = config.allocation.slots
     return row(f"slots in use at once, {whose}", most, "slots", 0 < most <= slots, f"<= {slots}")
 
 
 def ends_of(trial: Trial, faults: Sequence[Fault]) -> dict[str, list[End]]:
-    """Role -> when its processes were gone or stopped for good, so that they used nothing any more."""
+    """Return role -> ends of its processes: when they were gone or stopped for good, and used no slots any more."""
     zero_unix_s = time.time() - time.monotonic()
     ends = {role: list(times) for role, times in trial.ends.items()}
     for fault in faults:
@@ -113,14 +113,14 @@ def ends_of(trial: Trial, faults: Sequence[Fault]) -> dict[str, list[End]]:
 
 
 def lost_row(witness: Witness, reader: str) -> list[dict[str, Any]]:
-    """Records that the exchange acknowledged and does not have."""
+    """Row of the records that the exchange acknowledged and does not have."""
     lost = witness.num_lost(reader)
     name = f"lost of {witness.num_acknowledged} acknowledged records"
     return [row(name, lost, "records", witness.num_acknowledged > 0 and lost == 0, "0")]
 
 
 def accuracy_row(broken: Outcome, whole: Sequence[Outcome], num_prompts: int) -> list[dict[str, Any]]:
-    """Distance from the mean of unbroken runs, in standard errors of that difference.
+    """Row of the accuracy's distance from the mean of unbroken runs, in standard errors of that difference.
 
     The variance of one run is that of the unbroken ones, and at least that of drawing one answer to each prompt.
     """
@@ -138,7 +138,7 @@ def accuracy_row(broken: Outcome, whole: Sequence[Outcome], num_prompts: int) ->
 def supervisor_drill(
     asked: argparse.Namespace, runs: Path, overrides: Sequence[str], number: int
 ) -> list[dict[str, Any]]:
-    """kill -9 of the supervisor at a random moment of a run, and the run resumed."""
+    """Kill the supervisor of a run at a random moment with kill -9, resume the run, and return its rows."""
     trial = train(asked.config, runs, f"orphaned-{number}", *overrides)
     trial.start()
     assert trial.process is not None
@@ -159,7 +159,7 @@ def supervisor_drill(
 
 
 def unbroken(config: Path, runs: Path, name: str, overrides: Sequence[str]) -> Outcome:
-    """A run without faults; one that is there already counts."""
+    """Outcome of a run without faults, which is run unless its report is there already."""
     trial = train(config, runs, name, *overrides)
     if not (trial.folder / "report.html").exists():
         trial.run(None, faults_for_s=0.0, limit_s=LIMIT_S)
@@ -167,12 +167,12 @@ def unbroken(config: Path, runs: Path, name: str, overrides: Sequence[str]) -> O
 
 
 def row(name: str, value: float, unit: str, is_ok: bool, required: str) -> dict[str, Any]:
-    """One line of the result."""
+    """Make a row of the result."""
     return {"name": name, "value": value, "unit": unit, "against": "", "ratio": None, "required": required, "ok": is_ok}
 
 
 def print_faults(faults: Sequence[Fault], seconds: float) -> None:
-    """Per role: how often it was hit, and how long it was gone until it was replaced."""
+    """Print for each role how often it was hit, and how long it was gone until it was replaced."""
     print(f"{len(faults)} faults in a run of {seconds:.0f} s")
     print(f"{'role':18}{''.join(f'{kind:>8}' for kind in KINDS)}{'replaced':>10}{'median s':>10}{'longest s':>11}")
     for role in dict.fromkeys(fault.role for fault in faults):
@@ -184,7 +184,7 @@ def print_faults(faults: Sequence[Fault], seconds: float) -> None:
 
 
 def draw(whole: Sequence[Outcome], broken: Outcome, num_faults: int, path: Path | None) -> None:
-    """Rewards by step, a panel for each policy."""
+    """Draw rewards by step, a panel for each policy."""
     if path is None:
         return
     import matplotlib.pyplot as plt
@@ -204,7 +204,7 @@ def draw(whole: Sequence[Outcome], broken: Outcome, num_faults: int, path: Path 
 
 
 def smooth(points: Sequence[tuple[int, float]]) -> tuple[list[int], list[float]]:
-    """Steps, and means over the last few; of a step that was trained again after a fault the last time counts."""
+    """Return steps and means over the last few; for a step trained again after a fault the last value counts."""
     last = dict(points)
     steps, values = sorted(last), [last[step] for step in sorted(last)]
     return steps, [float(np.mean(values[max(0, end - WINDOW_STEPS) : end])) for end in range(1, len(values) + 1)]

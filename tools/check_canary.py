@@ -1,23 +1,24 @@
 #!/usr/bin/env python3
-"""Whether the canary finds engines that serve other weights, and believes those that serve the right ones.
+"""Check of the canary, for those who rely on it: it finds engines with wrong weights, and believes healthy ones.
 
     .venv/bin/python tools/check_canary.py [--quick] [--vllm]
 
 A learner of random weights, whose head is scaled until its logits have a standard deviation of 1 to 4, takes a step of
-AdamW and publishes. Engines of other kernels, batches and orders of arithmetic take it by `install`; they cannot tell
-what bytes they hold, so the canary alone decides. Healthy ones have to be served. Into the others a fault is planted:
+AdamW and publishes. Engines of other kernels, batches and orders of arithmetic load the version by `install`; they give
+no checksums of their weights, so the canary alone decides. Healthy ones have to be served. Into the others a fault is
+planted:
 
 stale      all tensors are those of the version before
-half       every second tensor is the one before
-late       the second half of the layers is the one before
+half       every second tensor is that of the version before
+late       the second half of the layers is that of the version before
 q swapped  the query projections of two layers are exchanged
 gate / up  two projections of one layer are exchanged
 
 In float32 every fault has to be found, also at a learning rate of 1e-6. In bfloat16 a stale version has to be found at
-1e-5; half an update may also be told as "untold". At 1e-6 a step is smaller than rounding in bfloat16 by far, and so is
-the first one of a model that was released in 16 bits: there a stale version may be untold as well. The last rows are of
-adapters over such weights, which began at zero: to exchange two of them is too small a part of the step to be told, and
-left to the bytes. None may ever be believed. With --vllm also a real server in bfloat16.
+1e-5; half an update may also be reported as "untold". At 1e-6 a step is far smaller than rounding in bfloat16, and so
+is the first step of a model that was released in 16 bits: there a stale version may be untold as well. The last rows
+are of adapters over such weights, which began at zero: an exchange of two of them is too small a part of the step to be
+told, and is left to the checksums. No faulty engine may ever be believed. With --vllm also a real server in bfloat16.
 
 "off by" is the mean difference of healthy engines as a multiple of the noise that the learner measured. Exit code 1
 when a healthy engine was refused or a faulty one believed. Ends with one line of JSON.
@@ -72,7 +73,7 @@ def main() -> int:
 
 
 def judge(case: Case, published: Published, server: Engine | None = None) -> Counter[str]:
-    """Let every engine take both versions; print a line and return what was counted."""
+    """Let every engine of a case take both versions; print a line and return the counts of verdicts."""
     counts: Counter[str] = Counter()
     gaps: list[CanaryGap] = []
     engines: list[Engine | InProcess] = (
@@ -95,7 +96,7 @@ def judge(case: Case, published: Published, server: Engine | None = None) -> Cou
 
 
 def verdict(case: Case, published: Published, number: int, fault: str) -> str:
-    """What becomes of an engine with this fault; the engines differ from fault to fault."""
+    """Verdict on an engine with this fault: "found", "untold" or "BELIEVED"; each fault has another kind of engine."""
     kinds = [*HEALTHY]
     gap = served(InProcess(case, published.start, kind=kinds[number % len(kinds)], fault=fault), published)
     if gap is None:
@@ -105,7 +106,7 @@ def verdict(case: Case, published: Published, number: int, fault: str) -> str:
 
 
 def served(engine: Engine | InProcess, published: Published) -> CanaryGap | None:
-    """How far an engine is off that takes both versions; None when it is refused."""
+    """Install both versions in an engine; return its gap to the learner, or None when it is refused."""
     asked = cast(Engine, engine)  # `install` asks for no more than InProcess has
     try:
         install(asked, published.first, FIRST)
@@ -115,7 +116,7 @@ def served(engine: Engine | InProcess, published: Published) -> CanaryGap | None
 
 
 def as_rows(totals: Counter[str]) -> list[Row]:
-    """What was counted, of healthy and of faulty engines."""
+    """Rows of the counts of healthy and of faulty engines."""
     healthy, faulty = (
         sum(count for name, count in totals.items() if name.startswith(of)) for of in ("healthy", "faulty")
     )

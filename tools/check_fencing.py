@@ -1,19 +1,19 @@
 #!/usr/bin/env python3
-"""Whether a unit can ever have two owners, or get lost: every state is visited.
+"""Check of unit leases, for those who change them: no unit ever has two owners or gets lost, in any reachable state.
 
     .venv/bin/python tools/check_fencing.py [--deep]
 
 One unit, two policies; messages are lost, doubled and overtaken; engines end, hang and are killed; the allocator and
-the node may start again, and the node then forgets everything while its engines live on. The parts are those that run
-(`UnitCore`, `NodeGuard`); in each design after the first one rule is dropped. With sleepers, engines are also asked to
+the node may start again, and the node then forgets everything while its engines live on. The parts are those of runs
+(`UnitCore`, `NodeGuard`); in each design after the first, one rule is dropped. With sleepers, engines are also asked to
 sleep, lie about it, and are woken. With --deep also both restarts together, which takes a minute more. That every wait
-of a whole run ends is looked at by `simulate_run.py`.
+of a whole run ends is checked by `simulate_run.py`.
 
 two owners   states with two engines on the unit that may act (one that sleeps may not)
 intruders    states with an engine that may act on a unit that the allocator calls free, or somebody else's
 lost         states with a grant left from which no engine ever starts again
 
-Exit code 1 when what mrl does is found at fault, or a dropped rule is not missed. Ends with one line of JSON.
+Exit code 1 when mrl's design has such a state, or a design with a dropped rule has none. Ends with one line of JSON.
 """
 
 import argparse

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Whether the history that a run wrote down could have happened: its leases of units, and its exchange's file.
+"""Check of a run's written history, for those who doubt a run: its leases of units, and its exchange's file.
 
     .venv/bin/python tools/check_history.py RUN_FOLDER...
 
@@ -8,7 +8,7 @@ units.jsonl          a unit goes from owner to owner by the lawful steps alone: 
 exchange.sqlite      no record has been stored twice; of every policy as many records are held as were stored and not
                      removed; no run epoch goes on below the step at which a resume opened it
 
-Reads finished runs and running ones. Exit code 1 when something cannot have been. Ends with one line of JSON.
+Reads finished runs and running ones. Exit code 1 when a history cannot have happened. Ends with one line of JSON.
 """
 
 import argparse
@@ -29,7 +29,7 @@ STEPS = {
     "clearing": {"free", "dead", "granted"},
     "dead": {"free"},
 }
-"""From state to state of a lease. An allocator begins with every unit in "clearing", and may adopt what it finds."""
+"""State of a lease -> states that may follow. An allocator begins with all units in "clearing", and may adopt some."""
 STORED_TWICE = (
     "SELECT record_id, count(*) FROM (SELECT record_id FROM records UNION ALL SELECT record_id FROM removed) "
     "GROUP BY record_id HAVING count(*) > 1"
@@ -45,14 +45,14 @@ BELOW_RESUME = (
 
 
 def lease_faults(rows: Iterable[dict[str, Any]]) -> Iterator[str]:
-    """What cannot have been of these transitions, oldest first."""
+    """Find impossible steps among the transitions of units, oldest first."""
     owners: dict[tuple[str, int], str] = {}
     newest: dict[str, int] = {}
     states: dict[str, tuple[int, str]] = {}
     life = 0
     for row in rows:
         unit, epoch, state, policy = row["unit"], row["epoch"], row["state"], row["policy"]
-        # Of an allocator that was killed the last lines may be missing: the next one begins anew.
+        # The last lines of a killed allocator may be missing: the next allocator begins anew.
         is_adopted = state == "granted" and row["why"] == "of an earlier allocator"
         life = max(life, 0 if is_adopted else epoch // EPOCHS_PER_LIFE)
         of_life, before = states.get(unit, (0, "clearing"))
@@ -70,7 +70,7 @@ def lease_faults(rows: Iterable[dict[str, Any]]) -> Iterator[str]:
 
 
 def store_faults(path: Path) -> Iterator[str]:
-    """What cannot have been of an exchange's file."""
+    """Find impossible contents of an exchange's file."""
     connection = sqlite3.connect(f"file:{path}?mode=ro", uri=True)
     try:
         yield from (f"{record_id} was stored {times} times" for record_id, times in connection.execute(STORED_TWICE))
@@ -83,7 +83,7 @@ def store_faults(path: Path) -> Iterator[str]:
 
 
 def faults_of(run: Path) -> list[str]:
-    """Everything in a run's folder that cannot have been."""
+    """Find everything impossible in a run's folder."""
     found: list[str] = []
     units, store = run / "units.jsonl", run / "exchange/exchange.sqlite"
     if units.exists():

@@ -1,12 +1,12 @@
-"""Trains one small policy in every layout of ranks, shards, packing and microbatches, and compares the parameters.
+"""Check of the learner, for those who change it: every layout of ranks, shards and packing trains equal parameters.
 
 Every layout starts from the same random weights and takes the same five steps over the same rows, on gloo ranks of this
 machine (or, with --device cuda, on NCCL ranks, one GPU each). The difference is the largest over all tensors of
-max|a - b| / max|b|, b being what one rank trains that holds everything; the norms of the gradients count as tensors
-too. Every layout runs twice; "again" says whether both runs gave the same bits. Of "A, then B", A trains the first
-three steps and saves, and B goes on from the checkpoint: where B is A, "again" compares with A unbroken. Layouts in
+max|a - b| / max|b|, where b is trained by one rank that holds everything; norms of gradients count as tensors too.
+Every layout runs twice; "again" says whether both runs gave the same bits. Of "A, then B", A trains the first three
+steps and saves, and B goes on from the checkpoint: where B is A, "again" compares with an unbroken A. Layouts in
 bfloat16, or with moments or parameters in it, are shown, and are held to agreement between ranks and to equal bits
-alone; compiled ones to 5e-5.
+alone; compiled layouts to 5e-5.
 
     .venv/bin/python tools/check_layouts.py [--ranks N] [--hosts N [--only-spread]] [--family F] [--steps N]
                                             [--device cpu|cuda]
@@ -54,14 +54,14 @@ from mrl.weights.checkpoint_store import CheckpointStore
 from mrl.weights.training_state import restore_training, training_tensors
 
 BOUND, COMPILED_BOUND = 1e-5, 5e-5
-"""In float32."""
+"""Largest difference of layouts in float32."""
 LAYERS, VOCAB = 3, 61
-"""The vocabulary is odd, so that shards are of different lengths."""
+"""Layers and tokens of the model. The vocabulary is odd, so that shards are of different lengths."""
 TIMEOUT_S, LOST_S = 120.0, 30.0
 HANDED_OVER = 3
-"""Steps before a checkpoint that another layout goes on from."""
+"""Number of steps before a checkpoint from which another layout goes on."""
 HEAVY = ["mrl.learner.trainer", "mrl.models.architectures"]
-"""What ranks need and import slowly: done once, before they are forked."""
+"""Modules that ranks need and import slowly: imported once, before ranks are forked."""
 COMPONENTS = (
     Component("own", Distilled(Clipped(correction=Correction())), 1.0, "rows", "own"),
     Component("rescue", Imitation(), 0.3, "rows", "peer"),
@@ -70,7 +70,7 @@ COMPONENTS = (
 
 @dataclass(frozen=True)
 class Layout:
-    """How many ranks train, and what their learner's table says beside the defaults."""
+    """Number of ranks that train, and keys of their learner's table beside the defaults."""
 
     ranks: int
     keys: dict[str, Any] = field(default_factory=dict)
@@ -82,24 +82,24 @@ class Layout:
 
     @property
     def bound(self) -> float:
-        """How far its parameters may be from those of the first layout."""
+        """Largest difference of its parameters from those of the first layout."""
         if "bfloat16" in (self.table.precision, self.table.optimizer_dtype, self.table.parameter_dtype):
             return float("inf")
         return COMPILED_BOUND if self.table.compile else BOUND
 
     @property
     def table(self) -> LearnerTable:
-        """Two minibatches a step, so that a later update is held to the start of its step too.
+        """Learner table, with two minibatches a step, so that a later update is held to the start of its step too.
 
-        Where gradients are all but zero, Adam makes steps of the size `lr` of what is left by rounding alone, so what
-        another order of sums changes grows with `lr`.
+        Where gradients are all but zero, Adam makes steps of the size `lr` out of rounding alone, so the effect of
+        another order of sums grows with `lr`.
         """
         table = {"lr": 1e-4, "microbatch_tokens": 96, "minibatches": 2, "processes": self.ranks}
         return LearnerTable.model_validate(table | self.keys)
 
 
 def layouts(max_ranks: int) -> list[Layout]:
-    """All that are compared; the first is what the others are compared with."""
+    """Return all layouts that are compared; the first is the reference of the others."""
     packings: list[dict[str, Any]] = [{}, {"microbatch_tokens": 32}, {"microbatch_tokens": 4096}]
     shard, bf16, lean = {"sharding": "shard"}, {"precision": "bfloat16"}, {"parameter_dtype": "bfloat16"}
     context = {"context_parallel": 2}
@@ -123,7 +123,7 @@ def layouts(max_ranks: int) -> list[Layout]:
 
 
 def spread(max_ranks: int, hosts: int) -> list[Layout]:
-    """Layouts over so many hosts: flat, shards within hosts and replicas across, and shards across."""
+    """Return layouts over so many hosts: flat, shards within hosts and replicas across, and shards across."""
     if hosts < 2 or max_ranks < hosts:
         return []
     shard, over = {"sharding": "shard"}, {"hosts": hosts}
@@ -133,7 +133,7 @@ def spread(max_ranks: int, hosts: int) -> list[Layout]:
 
 
 def handovers(max_ranks: int) -> list[tuple[Layout, Layout]]:
-    """One trains the first steps, the other goes on from its checkpoint."""
+    """Return pairs of layouts: one trains the first steps, the other goes on from its checkpoint."""
     alone, pair = Layout(1), Layout(2, {"sharding": "shard"})
     found = [(alone, alone), (alone, Layout(1, {"optimizer_memory": "host"}))]
     if max_ranks >= 2:
@@ -150,7 +150,7 @@ def handovers(max_ranks: int) -> list[tuple[Layout, Layout]]:
 
 
 def rows(step: int, count: int = 21) -> list[TrainingExample]:
-    """Random rows of a step, three to a prompt: three of four "own", one of these with units, the fourth a "rescue"."""
+    """Make random rows of a step, three to a prompt: three of four "own", one of these with units, else a "rescue"."""
     rng = np.random.default_rng([7, step])
     made: list[TrainingExample] = []
     for index in range(count):
@@ -175,7 +175,7 @@ def rows(step: int, count: int = 21) -> list[TrainingExample]:
 
 
 def with_experts(rows: Sequence[TrainingExample], step: int) -> list[TrainingExample]:
-    """The same rows, own ones with experts that nobody's router chose; rows of a prompt agree on its last place."""
+    """Give own rows random experts, as no router chose; rows of a prompt agree on those of its last place."""
     rng, found, first = np.random.default_rng([11, step]), [], dict[bytes, Any]()
     for row in rows:
         drawn = rng.random((row.answer_token_ids.size, LAYERS, EXPERTS)).argsort(-1)[:, :, :EXPERTS_PER_TOKEN]
@@ -186,15 +186,15 @@ def with_experts(rows: Sequence[TrainingExample], step: int) -> list[TrainingExa
 
 
 def make_trainer(layout: Layout, family: str, world: World, total_steps: int) -> Trainer:
-    """The trainer of one rank, from the same weights in every layout."""
+    """Make the trainer of one rank, from the same weights in every layout."""
     recipe = MakeTable(architecture=family, tokenizer="byte_level", hidden_size=64, num_layers=LAYERS, num_heads=4)
     model = init_model(recipe, vocab_size=VOCAB, eos_id=0, pad_id=0)
-    with torch.no_grad():  # as initialised, all tokens are about equally likely, and much looks right that is not
+    with torch.no_grad():  # as initialised, all tokens are about equally likely, which hides mistakes
         for parameter in model.parameters():
             if parameter.ndim > 1:
                 parameter.mul_(4.0)
             if layout.table.num_shards > 1 and not world.is_first:
-                parameter.fill_(torch.nan)  # its values are those of the first rank
+                parameter.fill_(torch.nan)  # the trainer has to take the first rank's values
     return Trainer(model, layout.table, COMPONENTS, temperature=0.8, seed=0, total_steps=total_steps, world=world)
 
 
@@ -210,7 +210,7 @@ class Job:
 
 
 def do(job: Job, family: str, total_steps: int, world: World) -> None:
-    """One rank's part of a job: train, save a checkpoint where one is wanted, write what came of it."""
+    """Do one rank's part of a job: train, save a checkpoint if one is wanted, write the weights and norms."""
     trainer = make_trainer(job.layout, family, world, total_steps)
     if job.resumed_from:
         found = CheckpointStore(Path(job.resumed_from), "policy").open(job.steps.start)
@@ -222,7 +222,7 @@ def do(job: Job, family: str, total_steps: int, world: World) -> None:
         values = trainer.train(order, step)
         if replays:
             trained[f"routed otherwise in step {step}"] = torch.tensor(values["routing/otherwise_share"])
-        # The scale of a gradient does not show in what Adam makes of it.
+        # Adam's steps do not show the scale of a gradient, so the norm is compared too.
         trained[f"gradient norm of step {step}"] = torch.tensor(values["optim/grad_norm"])
     num_savers = job.layout.table.num_shards
     if job.saved_to and world.rank < num_savers:
@@ -241,14 +241,14 @@ class Group:
 
     ranks: int
     store: str
-    """A file that they meet in, or, of several hosts, the name that they meet by."""
+    """File in which ranks of one host meet, or, for several hosts, the name by which they meet."""
     device: str
     hosts: Namespaces | None = None
-    """Where they live, if not on this host."""
+    """Network namespaces in which the ranks live, if not on this host."""
 
 
 def work(rank: int, group: Group, family: str, total_steps: int, jobs: Sequence[Job]) -> None:
-    """One rank of all jobs whose layouts have so many ranks."""
+    """Run one rank of jobs that share a number of ranks."""
     torch.set_num_threads(1)
     with join_spread(rank, group, group.hosts) if group.hosts else join_here(rank, group) as world:
         for job in jobs:
@@ -258,7 +258,7 @@ def work(rank: int, group: Group, family: str, total_steps: int, jobs: Sequence[
 
 
 def join_here(rank: int, group: Group) -> World:
-    """Ranks of this host meet in a file."""
+    """Join the ranks of this host, which meet in a file."""
     at = torch.device(group.device, rank) if group.device == "cuda" else torch.device(group.device)
     if at.type == "cuda":
         torch.cuda.set_device(at)
@@ -270,7 +270,7 @@ def join_here(rank: int, group: Group) -> World:
 
 
 def join_spread(rank: int, group: Group, hosts: Namespaces) -> World:
-    """Ranks of several hosts meet as those of a learner do, each told of its place as its supervisor would tell it."""
+    """Join ranks of several hosts as those of a learner, each told its place as its supervisor would tell it."""
     local = group.ranks // len(hosts.hosts)
     place, number = divmod(rank, local)
     enter(hosts.hosts[place])
@@ -282,13 +282,13 @@ def join_spread(rank: int, group: Group, hosts: Namespaces) -> World:
 
 
 Trained = list[dict[str, Tensor]]
-"""Per rank, the weights that came of a layout and the norms of its gradients."""
+"""For each rank, the weights that a layout trained and the norms of its gradients."""
 
 
 def run_all(
     jobs: Sequence[Job], folder: Path, device: str, family: str, total_steps: int, *, hosts: Namespaces | None = None
 ) -> list[Trained]:
-    """Jobs of one number of ranks, and of hosts, share their processes."""
+    """Run all jobs; those of equal numbers of ranks and of hosts share their processes."""
     multiprocessing.set_forkserver_preload(HEAVY)
     for ranks, num_hosts in sorted({(job.layout.ranks, job.layout.table.hosts) for job in jobs}):
         together = [job for job in jobs if (job.layout.ranks, job.layout.table.hosts) == (ranks, num_hosts)]
@@ -308,9 +308,9 @@ def train_all(
     steps: int = 5,
     hosts: Namespaces | None = None,
 ) -> tuple[list[Trained], list[Trained]]:
-    """What came of the layouts, and of those that go on from the checkpoints of others.
+    """Train all layouts, and those that go on from the checkpoints of others; return the results of both.
 
-    Layouts over several hosts live on these `hosts`.
+    Layouts over several hosts run on `hosts`.
     """
     whole = [Job(layout, range(steps), str(folder / f"whole-{index}")) for index, layout in enumerate(wanted)]
     begun, resumed = [], []
@@ -328,7 +328,7 @@ def train_all(
 
 
 def difference(found: dict[str, Tensor], expected: dict[str, Tensor]) -> float:
-    """Largest over all tensors of max|a - b| / max|b|; infinite where names differ."""
+    """Return max|a - b| / max|b|, the largest over all tensors; infinite where names differ."""
     if found.keys() != expected.keys():
         return float("inf")
     return max(float((found[name] - b).abs().max() / b.abs().max()) for name, b in expected.items())
@@ -341,7 +341,7 @@ def same_bits(first: dict[str, Tensor], second: dict[str, Tensor]) -> bool:
 
 @dataclass(frozen=True)
 class Line:
-    """One line of the table."""
+    """Figures of one line of the table."""
 
     name: str
     bound: float
@@ -349,7 +349,7 @@ class Line:
     again: Trained | None
 
     def show(self, expected: dict[str, Tensor]) -> dict[str, Any]:
-        """Print it; returns its numbers."""
+        """Print the line; return its numbers."""
         apart = difference(self.ranks[0], expected)
         agree = all(same_bits(one, other) for one, other in itertools.pairwise(self.ranks))
         again = None if self.again is None else same_bits(self.ranks[0], self.again[0])

@@ -1,16 +1,16 @@
-"""Runs policies of several shapes for a few real steps and compares their peak memory with what `mrl check` predicts.
+"""Check of the memory plan, for those who rely on `mrl check`: predicted beside measured peak memory of real runs.
 
-One run of `mrl train` has a policy per shape: whole and in float32; in shards on two ranks, held to a reference; in
-bfloat16 with activation checkpointing and a large vocabulary; with moments in bfloat16; adapters alone; a mixture of
-experts, whole and in shards; and one whose passes are many. Weights are random, so that answers go on to their limit,
-which is what the plan reckons with. Peaks are the high-water marks of resident memory that the kernel keeps of every
-process (VmHWM).
+One run of `mrl train` takes a few steps with a policy per shape: whole and in float32; in shards on two ranks, held to
+a reference; in bfloat16 with activation checkpointing and a large vocabulary; with moments in bfloat16; adapters alone;
+a mixture of experts, whole and in shards; and one with many passes. Weights are random, so that answers go on to their
+limit, as the plan assumes. Peaks are the high-water marks of resident memory that the kernel keeps of every process
+(VmHWM).
 
     .venv/bin/python tools/check_memory_plan.py [--shapes NAME,NAME] [--folder FOLDER]
     .venv/bin/python tools/check_memory_plan.py --fake [--ranks N,N]
 
-With `--fake` nothing is started: the first of 8, 16 and 64 ranks trains models of 32B and 70B without data, in this
-process (`fake_ranks`). What it holds is compared with the plan, and what it sends says which network is needed.
+With `--fake` no process is started: the first of 8, 16 and 64 ranks trains models of 32B and 70B without data, in this
+process (`fake_ranks`). Its memory is compared with the plan, and its traffic says which network is needed.
 
 Prints tables; the last line is JSON; exit code 1 when a prediction is off by more than 15 %, or 10 % with `--fake`.
 """
@@ -40,12 +40,12 @@ POLL_S = 0.1
 TIMEOUT_S = 1800.0
 STEPS = 3
 TRAINS = {"entropy_coefficient": 0.001}
-"""Random answers all fail, and rows without an advantage are trained on for the sake of a regularizer alone."""
+"""Objective keys: random answers all fail, and rows without an advantage are trained on only for a regularizer."""
 
 
 @dataclass(frozen=True)
 class Shape:
-    """A policy's recipe, the vocabulary of its model (its tokenizer has less), and what its tables say."""
+    """A policy's recipe, the vocabulary of its model (its tokenizer has less), and keys of its tables."""
 
     recipe: dict[str, Any]
     vocab_size: int
@@ -152,7 +152,7 @@ def main() -> int:
 
 
 def compare_without_data(ranks: list[int]) -> int:
-    """Layouts of so many ranks; returns the exit code."""
+    """Compare all layouts of these numbers of ranks; return the exit code."""
     from fake_ranks.comparison import HEADS, compare
     from fake_ranks.layouts import LAYOUTS
 
@@ -170,7 +170,7 @@ def compare_without_data(ranks: list[int]) -> int:
 
 
 def compare(folder: Path, names: list[str]) -> list[dict[str, Any]]:
-    """One row per learner rank and worker; run in `folder`."""
+    """Run the named shapes in `folder`; return a row for each learner rank and worker."""
     path = write_run(folder, {name: SHAPES[name] for name in names})
     told = predicted(load_config(path, []))
     measured = run_and_watch(path)
@@ -198,7 +198,7 @@ def compare(folder: Path, names: list[str]) -> list[dict[str, Any]]:
 
 
 def predicted(config: RunConfig) -> dict[str, tuple[float, str]]:
-    """Process -> MiB, and where they go; ranks of a learner by name."""
+    """Return process -> planned MiB and their parts; further ranks of a learner have names of their own."""
     found: dict[str, tuple[float, str]] = {}
     for need in memory_plan(config, build_plan(config, Path("/nowhere"))):
         if need.spec.role in ("learner", "worker"):
@@ -213,7 +213,7 @@ def _told(need: Need) -> tuple[float, str]:
 
 
 def run_and_watch(path: Path) -> dict[str, float]:
-    """Process -> MiB of the largest resident memory that it had in the run. Raises RuntimeError when the run fails."""
+    """Run `mrl train`; return process -> largest resident memory in MiB. Raises RuntimeError when the run fails."""
     measured: dict[str, float] = {}
     with path.with_suffix(".log").open("wb") as log:
         run = subprocess.Popen([sys.executable, "-m", "mrl", "train", "--clean", str(path)], stdout=log, stderr=log)
@@ -229,7 +229,7 @@ def run_and_watch(path: Path) -> dict[str, float]:
 
 
 def high_water_marks(pid: int) -> dict[str, float]:
-    """Process -> MiB of all roles below a process, by the names that they give themselves."""
+    """Return process -> peak MiB of all roles below a process, by the names that they give themselves."""
     found = {}
     for process in psutil.Process(pid).children(recursive=True) if psutil.pid_exists(pid) else ():
         try:
@@ -243,7 +243,7 @@ def high_water_marks(pid: int) -> dict[str, float]:
 
 
 def write_run(folder: Path, shapes: dict[str, Shape]) -> Path:
-    """Folders of models with random weights, and a configuration of all of them."""
+    """Write folders of models with random weights, and a configuration of a run with all of them; return its file."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, shape in shapes.items():
         save_model(folder / name, shape)
@@ -262,7 +262,7 @@ def write_run(folder: Path, shapes: dict[str, Shape]) -> Path:
 
 
 def save_model(folder: Path, shape: Shape) -> None:
-    """A Hugging Face folder."""
+    """Write a Hugging Face folder of a model with random weights."""
     from mrl.models.architectures import init_model
     from mrl.models.tokenizers import train_byte_level
 

@@ -1,8 +1,8 @@
-"""A task with long answers of known lengths, and a small policy that can do it: counting aloud.
+"""A task with long answers of known lengths, counting aloud, and a small policy that can do it, for `bench_async.py`.
 
 The prompt says from where to where. Answers are log-normal in length, of mean 71 and at most 190 tokens. The policy is
-warm-started: it can count in both directions, and takes either in half of its answers whatever the prompt asks; what
-reinforcement learning has to find is which. `bench_async.py` runs with it.
+warm-started: it can count in both directions, and takes either in half of its answers whatever the prompt asks;
+reinforcement learning has to find the right direction.
 
     .venv/bin/python tools/counting_task.py FOLDER TRAIN_PROMPTS HELD_OUT_PROMPTS
 
@@ -37,7 +37,7 @@ RECIPE = MakeTable(
 
 
 def answer(direction: str, last: int) -> str:
-    """Counting from 0 to `last`, or the other way.
+    """Return the answer that counts from 0 to `last`, or the other way.
 
     >>> answer("down", 3)
     'down 3 2 1 0'
@@ -47,7 +47,7 @@ def answer(direction: str, last: int) -> str:
 
 
 def prompt(name: str, direction: str, last: int) -> str:
-    """Asks somebody to count."""
+    """Return a prompt that asks somebody to count."""
     return f"{name} counts {'from zero to' if direction == 'up' else 'to zero from'} {last}"
 
 
@@ -56,23 +56,23 @@ class Counting:
 
     def __init__(self) -> None:
         tokens = np.cumsum([4, *(1 + len(str(last)) for last in range(1, MAX_TOKENS))])
-        """Length of the answer up to each number: word, end, and a token for every blank and digit."""
+        """Tokens of the answer up to each number: word, end, and a token for every blank and digit."""
         self._lasts = [int(np.abs(tokens - length).argmin()) for length in long_tail(np.random.default_rng(1), 4096)]
         self._lasts = [min(last, int(np.searchsorted(tokens, MAX_TOKENS, "right")) - 1) for last in self._lasts]
 
     def ask(self, rng: random.Random) -> tuple[str, str, int]:
-        """A prompt, and the direction and number that it asks for."""
+        """Draw a prompt, and the direction and number that it asks for."""
         direction, last = rng.choice(["up", "down"]), rng.choice(self._lasts)
         return prompt("".join(rng.choices(ALPHABET, k=3)), direction, last), direction, last
 
     def draw(self, rng: random.Random, *, practice: bool) -> Example:
-        """An example that counts in either direction, whatever the prompt asks."""
+        """Draw an example that counts in either direction, whatever the prompt asks."""
         text, _, last = self.ask(rng)
         asked = f"Practice: {last}" if practice else text
         return Example(((asked, answer(rng.choice(["up", "down"]), last)),))
 
     def write(self, path: Path, how_many: int, seed: int) -> None:
-        """So many prompts with their right answers, as a file for the runs."""
+        """Write a file of `how_many` prompts with their right answers, for the runs."""
         rng = random.Random(seed)
         asked = [self.ask(rng) for _ in range(how_many)]
         rows = [{"prompt": text, "reference": answer(direction, last)} for text, direction, last in asked]
@@ -80,7 +80,7 @@ class Counting:
 
 
 def make(folder: Path) -> None:
-    """The policy, on all cores."""
+    """Make the policy, on all cores."""
     torch.set_num_threads(len(os.sched_getaffinity(0)))
 
     def tell(step: int, loss: float) -> None:

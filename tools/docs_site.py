@@ -1,10 +1,10 @@
-"""Lays out the pages of docs/ for the builder of the site: `bash tools/docs.sh` calls this, then the builder.
+"""Layout of the pages of docs/ for the builder of the documentation's site; `bash tools/docs.sh` calls both.
 
     python tools/docs_site.py [--docs FOLDER] [--into FOLDER] [--draft]
 
-The order of the pages is that of the links in docs/index.md, and its headings are the parts of the site. A page that
-is listed and not there, or there and not listed, ends this with exit code 1; with --draft it is only told. What a page
-links to outside of docs/ is no part of the site: there its path is shown. Nothing but the standard library is needed.
+The order of the pages is that of the links in docs/index.md, and its headings are the parts of the site. A page that is
+listed and missing, or there and not listed, ends the command with exit code 1; with --draft it is only reported. Files
+outside of docs/ are no part of the site: links to them become their paths. Nothing but the standard library is needed.
 """
 
 import argparse
@@ -65,7 +65,7 @@ class Part(NamedTuple):
 
 
 def parts_of(index: str) -> list[Part]:
-    """Headings of the second level of an index page, with the pages that their lists link to, each page once.
+    """Return the second-level headings of an index page, with the pages that their lists link to, each page once.
 
     Links in sentences are no entries of the list.
     """
@@ -83,14 +83,14 @@ def parts_of(index: str) -> list[Part]:
 
 
 def faults_of(parts: Sequence[Part], there: Sequence[str]) -> list[str]:
-    """Pages that are listed and not there, and there and not listed."""
+    """Descriptions of pages that are listed and missing, and of pages that are there and not listed."""
     listed = [path for part in parts for _, path in part.pages]
     lines = [f"{INDEX} lists {path}, which is not there" for path in listed if path not in there]
     return lines + [f"{path} is there, and {INDEX} does not list it" for path in there if path not in (*listed, INDEX)]
 
 
 def nav_of(parts: Sequence[Part], there: Sequence[str]) -> str:
-    """The parts as the builder's list of pages: what is there, and what is not listed at the end."""
+    """Return the builder's list of pages: the parts with the pages that are there, then pages that are not listed."""
     listed = {path for part in parts for _, path in part.pages} | {INDEX}
     rest = Part("More", [(Path(path).stem.replace("-", " "), path) for path in there if path not in listed])
     lines = [f'    {{ "Overview" = "{INDEX}" }},'] if INDEX in there else []
@@ -102,12 +102,12 @@ def nav_of(parts: Sequence[Part], there: Sequence[str]) -> str:
 
 
 def quoted(text: str) -> str:
-    """Text within the quotes of TOML."""
+    """Escape text for the quotes of TOML."""
     return text.replace("\\", "\\\\").replace('"', '\\"')
 
 
 def page_of(text: str, path: str, docs: Path) -> str:
-    """A page as the site has it: links that leave docs/ become what they say, with their path; code stays as it is."""
+    """Return a page for the site: links that leave docs/ become their text with the path; code stays as it is."""
     folder = (docs / path).parent
 
     def shown(link: re.Match[str]) -> str:
@@ -123,7 +123,7 @@ def page_of(text: str, path: str, docs: Path) -> str:
 
 
 def lay_out(docs: Path, into: Path) -> list[str]:
-    """Write the builder's configuration and the pages; returns what is wrong with the list of pages."""
+    """Write the builder's configuration and the pages; return the faults of the list of pages."""
     there = sorted(file.relative_to(docs).as_posix() for file in docs.rglob("*.md"))
     parts = parts_of((docs / INDEX).read_text(encoding="utf-8")) if INDEX in there else []
     shutil.rmtree(into / "pages", ignore_errors=True)

@@ -1,18 +1,19 @@
 #!/usr/bin/env python3
-"""Faults of the exchange: a real daemon under load is killed, stopped, cut off, starved and attacked.
+"""Fault drills of the exchange, for those who rely on it: a real daemon under load is killed, cut off and attacked.
 
     .venv/bin/python tools/drill_exchange.py [--faults NAME,NAME] [--kills 200] [--seed N] [--folder PATH]
 
+The daemon is also stopped, starved of disk and memory, and opened with a damaged log.
 Two producers publish records of 100 bytes to 250 KB, some 2,000 a second; a consumer of another policy watches their
-prompts, and writes what it has trained on into a checkpoint. Started again it asks for what it awaits, and forgets by
-its id what its checkpoint holds. At the end the producers wait for their last acknowledgement, and the checkpoints are
-compared with it; what is in none is asked for once more.
-lost        acknowledged to a producer, in no checkpoint, not to be found, and not counted as evicted by the daemon
-doubled     in the checkpoints twice
+prompts, and writes the ids of records that it has trained on into a checkpoint. Started again it asks for the records
+that it awaits, and drops by their ids those that its checkpoint holds. At the end the producers wait for their last
+acknowledgement, and the checkpoints are compared with it; records in no checkpoint are asked for once more.
+lost        records acknowledged to a producer, in no checkpoint, not found, and not counted as evicted by the daemon
+doubled     records in the checkpoints twice
 recovery    from the end of the fault (of a death: from its begin) until records are acknowledged and trained on again
-peak        highest resident memory of the daemon, and what it may be: its budget and 150 MB; attacked, its hard limit
-What needs root (network namespaces, a small disk) or a package (nftables) says so when it is missing.
-Exit code 1 when something was lost or doubled, or a bound was missed. Ends with one line of JSON.
+peak        highest resident memory of the daemon; allowed are its budget and 150 MB or, attacked, its hard limit
+Drills that need root (network namespaces, a small disk) or a package (nftables) say so when it is missing.
+Exit code 1 when a record was lost or doubled, or a bound was missed. Ends with one line of JSON.
 """
 
 import argparse
@@ -34,13 +35,13 @@ from rich.table import Table
 
 
 def legs_of_kills(settings: Settings) -> list[Drill]:
-    """Half of them under each durability."""
+    """Drills with half of the kills under each durability."""
     share = -(-settings.kills // 2)
     return [partial(faults.kill_daemon, durability=durability, kills=share) for durability in ("synced", "written")]
 
 
 def legs_of_memory(settings: Settings) -> list[Drill]:
-    """All attacks, and no consumer; or the attacks that were asked for."""
+    """Drills with all attacks and without a consumer; or with the attacks that were asked for."""
     attacks: list[Drill] = [partial(memory.attack, name=name) for name in settings.attacks or memory.TITLES]
     if settings.attacks:
         return attacks
@@ -61,7 +62,7 @@ FAULTS: Mapping[str, Callable[[Settings], Sequence[Drill]]] = {
 
 
 def run_drill(drill: Drill, name: str, folder: Path, settings: Settings) -> Outcome:
-    """A drill that cannot go on is a drill that is not passed."""
+    """Run a drill and print its verdict. A drill that cannot go on is not passed."""
     began_s = time.monotonic()
     try:
         outcome = drill(folder, settings)
@@ -87,7 +88,7 @@ def print_table(outcomes: Sequence[Outcome]) -> None:
 
 
 def rows_of(outcome: Outcome) -> list[dict[str, object]]:
-    """The figures of one outcome as rows of the last line."""
+    """Rows, for the last line, of the figures of one outcome."""
 
     def row(what: str, value: float, unit: str, bound: float | None) -> dict[str, object]:
         return {

@@ -1,13 +1,14 @@
 #!/usr/bin/env python3
-"""Coverage-guided fuzzing of the exchange's core: whatever clients say, it answers or drops, and stays within bounds.
+"""Coverage-guided fuzzing of the exchange's core, for those who change it: no message of a client breaks the core.
 
     .venv/bin/python tools/fuzz_exchange.py [--seconds 600] [--corpus PATH] [--keep PATH]
 
-Begins with one conversation of every sort and with the corpus, changes values and messages, and keeps what reaches new
-code. `exchange_drill.stage` says what has to hold after every message. --keep writes the shortest inputs that reach as
-much. The first input that breaks something is written to the working folder, its traceback to the output, and the
-exit code is not 0; `--replay FILE` shows it again.
-Needs atheris, which has wheels for some versions of Python only: .venv/bin/pip install -e '.[fuzz]'
+Whatever clients say, the core answers or drops it, and stays within its bounds. Fuzzing begins with one conversation of
+every sort and with the corpus, changes values and messages, and keeps inputs that reach new code.
+`exchange_drill.stage` checks the laws that hold after every message. --keep writes the shortest inputs that together
+reach as much code. The first input that breaks a law is written to the working folder, its traceback to the output, and
+the exit code is not 0; `--replay FILE` plays it again. Needs atheris, which has wheels for some versions of Python
+only: .venv/bin/pip install -e '.[fuzz]'
 """
 
 import argparse
@@ -29,7 +30,7 @@ MAX_INPUT_BYTES = 16_384
 MEMORY_MB = 1024
 INPUT_S = 10
 MUTATED_BY_US = 0.7
-"""Share of the changes that know what a message is; the others know bytes only."""
+"""Share of the mutations made by `exchange_drill.seeds`, which knows messages; libFuzzer's know bytes only."""
 
 Step = tuple[CodeType, int, int]
 
@@ -66,7 +67,7 @@ def fuzz(words: list[str]) -> None:
 
 
 def child(*words: str) -> int:
-    """libFuzzer in a process of its own; returns its exit code."""
+    """Run libFuzzer in a process of its own; return its exit code."""
     argv = [sys.executable, __file__, "--libfuzzer", *(word.removeprefix("-") for word in words)]
     return subprocess.run(argv, check=False).returncode
 
@@ -90,7 +91,7 @@ def main() -> int:
 
 
 def keep(folder: Path, paths: Sequence[Path]) -> None:
-    """Write, of these inputs, the shortest ones that together reach all steps that any of them reaches."""
+    """Write the shortest of these inputs that together reach all steps that any of them reaches."""
     folder.mkdir(parents=True, exist_ok=True)
     known: set[Step] = set()
     for data in sorted({path.read_bytes() for path in paths}, key=lambda data: (len(data), data)):
@@ -100,7 +101,7 @@ def keep(folder: Path, paths: Sequence[Path]) -> None:
 
 
 def steps_of(data: bytes) -> set[Step]:
-    """Which line of the package came after which other one in the same function."""
+    """Return the steps of an input: pairs of lines of the package that follow each other in one function."""
     play = importlib.import_module("exchange_drill.stage").play
     steps: set[Step] = set()
 

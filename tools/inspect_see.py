@@ -1,4 +1,4 @@
-"""The same as `mrl inspect`."""
+"""Shows what an exchange holds, to whoever looks into a run: the command `mrl inspect`."""
 
 import sys
 

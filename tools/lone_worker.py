@@ -1,8 +1,8 @@
-"""A rollout worker as in a run, with exchange and allocator in processes of their own, and a learner that only counts.
+"""A rollout worker as in a run, for benchmarks, with an exchange, an allocator, and a learner that does not train.
 
-The learner's end is the real one: books, link, published weights with their canary. It trains nothing and hands out as
-many groups as it is asked to. The regime is PRP, which gives whole answers with their log-probabilities to the peers:
-more than any other does. The peer itself is not there.
+Exchange and allocator are processes of their own. The learner's end is the real one: books, link, published weights
+with their canary; it hands out as many groups as it is asked to. The regime is PRP, which gives whole answers with
+their log-probabilities to the peers, more than any other does. The peer itself is not there.
 """
 
 import os
@@ -41,12 +41,12 @@ from mrl.weights.publish import Publisher
 POLICY = "a"
 WAIT_S, START_S = 600.0, 300.0
 MANY_VERSIONS = 1_000_000
-# What the worker's own server goes without, and other clients need: prompts as text.
+# Options of the worker's own server, without which a server takes prompts as text, as other clients need.
 WITHOUT_TEXT = ("--tokens-only", "--skip-tokenizer-init", "--enable-scale-out")
 
 
 def make_policy(folder: Path, model: PreTrainedModel, tables: dict[str, Any]) -> Path:
-    """The folder of a policy: this model, and a byte-level tokenizer that fits the run's prompts."""
+    """Write the folder of a policy: this model, and a byte-level tokenizer that fits the run's prompts."""
     pool = _pool(tables)
     texts = [pool.prompt_at(position).text for position in range(len(pool))]
     train_byte_level(texts, model.config.vocab_size).save_pretrained(folder)
@@ -64,7 +64,7 @@ def run_tables(
     prompts: int,
     engine: str = "vllm",
 ) -> dict[str, Any]:
-    """The configuration: it samples `at_once` answers, and the worker keeps up to two groups ready behind them."""
+    """Tables of the configuration: the worker samples `at_once` answers, with up to two groups ready behind them."""
     rollout = {
         "engine": engine,
         "group_size": group_size,
@@ -84,10 +84,10 @@ def run_tables(
 
 
 class LoneWorker:
-    """Up once made, and idle until groups are asked for."""
+    """Worker with its exchange, allocator and learner's books, which is idle until groups are asked for."""
 
     def __init__(self, tables: dict[str, Any], model: PreTrainedModel, *, groups_a_round: int) -> None:
-        """Starts the processes."""
+        """Make the run folder, publish the weights, and start the processes."""
         config = validate(tables, where="lone_worker.py")
         self._folder = create_run_folder(config)
         self._closing = ExitStack()
@@ -112,11 +112,11 @@ class LoneWorker:
 
     @property
     def folder(self) -> Path:
-        """Of the run."""
+        """Folder of the run."""
         return self._folder.path
 
     def round(self) -> tuple[list[ScoredGroup], float]:
-        """One more round of groups, and the seconds from the first grant to the arrival of the last group."""
+        """Sample one more round of groups; return it, and the seconds from the first grant to the last arrival."""
         self._began_s, groups = None, list[ScoredGroup]()
         self._ledger.pace = replace(self._ledger.pace, total_steps=self._ledger.pace.total_steps + 1)
         deadline_s = time.monotonic() + WAIT_S
@@ -153,7 +153,7 @@ def _pool(tables: dict[str, Any]) -> TaskPool:
 
 
 def launch_of(folder: Path, port: int, *, at_once: int) -> Launch:
-    """How a server is started that clients of vLLM load; the worker starts its own in the same way."""
+    """Launch settings of a server on which other clients put a load; the worker starts its own in the same way."""
     return Launch(
         python=engine_python("vllm", device="cpu"),
         model_folder=folder,
@@ -169,7 +169,7 @@ def launch_of(folder: Path, port: int, *, at_once: int) -> Launch:
 
 
 def start_with_text(launch: Launch, log: Path) -> ServerProcess:
-    """The same server, which takes prompts as text."""
+    """Start a server that takes prompts as text."""
     words = [word for word in command(launch) if word not in WITHOUT_TEXT]
     server = ServerProcess(words, server_environment(launch), log)
     deadline_s = time.monotonic() + START_S

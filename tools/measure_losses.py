@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""How long a learner over hosts is gone when a part of it is lost, and when its run goes on on other hosts.
+"""Time that a learner over hosts is gone when a part of it is lost, or resumed elsewhere, for those who run on hosts.
 
     .venv/bin/python tools/measure_losses.py CONFIG [--policy P] [--losses first,rank,agent,host,cut-30,for-good]
                                              [--resumes 1,3] [--ranks 2] [--runs FOLDER] [KEY VALUE ...]
 
 The policy's learner spans two hosts, which are network namespaces of this machine, with so many ranks on each; the
 other policies are those of the configuration. One process after the other is killed by SIGKILL on the second host
-("first" is the learner's first rank, which is on the first), and the second host is cut off for so many seconds. Then
-the run is ended and resumed on so many hosts, and at last on two, of which the second is cut off for good.
+("first" is the learner's first rank, which is on the first host), and the second host is cut off for so many seconds.
+Then the run is ended and resumed on so many hosts, and at last on two, of which the second is cut off for good.
 
 Prints a line for each: seconds from the loss until all other ranks of that life have ended, and until its next life
 has trained a step and published it. Of a resume, seconds from the command. Only root makes network namespaces.
@@ -32,22 +32,22 @@ CUT, FOR_GOOD = "cut-", "for-good"
 WANTED = ", ".join((*KILLED, "cut-SECONDS", FOR_GOOD))
 LIMIT_S = 1800.0
 OFTEN = ("--supervision.max_restarts", "1000", "--supervision.max_learner_restarts", "1000")
-"""Losses come far more often than in life. What comes of a host that is cut off for good is measured without this."""
+"""Overrides for losses that come far more often than in life. A host's loss for good is measured without them."""
 
 
 @dataclass(frozen=True)
 class Spread:
-    """The run of one policy's learner over hosts."""
+    """Settings of a run in which one policy's learner spans hosts."""
 
     config: Path
     runs: Path
     policy: str
     ranks: int
-    """On each host."""
+    """Number of ranks on each host."""
     words: tuple[str, ...]
 
     def launched(self, hosts: Namespaces, count: int, *words: str, before: Trial | None = None) -> Trial:
-        """Start the run on the first `count` hosts, or go on with it as it was `before`."""
+        """Make the trial of the run on the first `count` hosts, or of its resume as it was `before`."""
         pairs = list(zip(hosts.hosts, hosts.addresses, strict=True))[:count]
         learner = f"--policies.{self.policy}.learner"
         argv = ["ip", "netns", "exec", hosts.hosts[0], sys.executable, "-m", "mrl", "launch", str(self.config)]
@@ -62,7 +62,7 @@ class Spread:
 
 
 def until(trial: Trial, condition: Callable[[dict[str, int]], object], *, limit_s: float = LIMIT_S) -> float | None:
-    """Look at the run until the condition on its processes holds; returns seconds, or None where the run ended."""
+    """Look at a run until a condition on its processes holds; return seconds, or None if it ended or took too long."""
     began_s = time.monotonic()
     while not condition(trial.look()):
         assert trial.process is not None
@@ -73,13 +73,13 @@ def until(trial: Trial, condition: Callable[[dict[str, int]], object], *, limit_
 
 
 def has_trained(versions: Sequence[tuple[int, int]], after_epoch: int) -> bool:
-    """Whether a life after that of `after_epoch` has published more than what it began with."""
+    """Whether a life after that of `after_epoch` has published more than the version with which it began."""
     later = [version for version in versions if version[0] > after_epoch]
     return any(one[0] == other[0] and other[1] > one[1] for one in later for other in later)
 
 
 def ranks_of(policy: str, pids: dict[str, int]) -> dict[str, int]:
-    """Those of its learner that live, by title."""
+    """Living ranks of the policy's learner: title -> pid."""
     return {title: pid for title, pid in pids.items() if f"{title}/".startswith(f"learner/{policy}/")}
 
 
@@ -92,7 +92,7 @@ def lives(pid: int) -> bool:
 
 
 def lose(spread: Spread, trial: Trial, hosts: Namespaces, loss: str) -> tuple[float | None, float | None]:
-    """Have the loss happen; returns seconds until all ranks of that life have ended, and until one trains again.
+    """Cause the loss; return the seconds until all ranks of that life have ended, and until a later life trains.
 
     None: they did not end, or the run did.
     """
@@ -117,25 +117,25 @@ def lose(spread: Spread, trial: Trial, hosts: Namespaces, loss: str) -> tuple[fl
         until(trial, lambda _: passed_s() > float(loss.removeprefix(CUT)))
         hosts.cut(second, whole=True)
     told = len(versions)
-    spared = 2 if loss.startswith(CUT) else sys.maxsize  # steps after which nothing more comes of it
+    spared = 2 if loss.startswith(CUT) else sys.maxsize  # steps after which a cut had no effect
     again = until(trial, lambda _: passed_s() and (has_trained(versions, epoch) or len(versions) - told >= spared))
     return (ended_s[0] if ended_s else None), (None if again is None else passed_s())
 
 
 def seconds(value: float | None) -> str:
-    """Of a table."""
+    """Seconds as the table shows them."""
     return "-" if value is None else f"{value:.1f}"
 
 
 def end(trial: Trial) -> None:
-    """As a batch system ends a run."""
+    """End the run as a batch system does."""
     assert trial.process is not None
     trial.process.send_signal(signal.SIGTERM)
     trial.process.wait(LIMIT_S)
 
 
 def begin(spread: Spread, hosts: Namespaces, count: int, *words: str, before: Trial | None = None) -> Trial:
-    """The run on so many hosts, once its learner has trained two steps; prints how long that took."""
+    """Start or resume the run on `count` hosts, wait until its learner has trained a step, and print the seconds."""
     found = [] if before is None else before.versions[spread.policy]
     epoch = found[-1][0] if found else -1
     trial = spread.launched(hosts, count, *words, before=before)
@@ -150,7 +150,7 @@ def begin(spread: Spread, hosts: Namespaces, count: int, *words: str, before: Tr
 
 def main() -> int:
     asked, words = arguments()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # namespaces do not go with the process
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # namespaces would outlive the process
     runs = asked.runs or Path(tempfile.mkdtemp(prefix="losses_"))
     spread = Spread(asked.config, runs, asked.policy, asked.ranks, tuple(words))
     losses, counts = asked.losses, [int(count) for count in asked.resumes.split(",") if count]
@@ -174,7 +174,7 @@ def main() -> int:
 
 
 def losses_of(words: str) -> list[str]:
-    """Their names. Raises argparse's error for one that there is not."""
+    """Parse names of losses. Raises argparse's error for an unknown one."""
     names = words.split(",")
     for name in names:
         if name not in (*KILLED, FOR_GOOD) and not re.fullmatch(CUT + r"\d+", name):

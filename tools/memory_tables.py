@@ -1,4 +1,4 @@
-"""Prints the tables of docs/learner.md that say what fits where, from the memory plan alone.
+"""Tables of docs/learner.md of the GPU memory that learners need, for those who size a run, from the memory plan alone.
 
 `long` is one rank's part of an 8B model with an episode of 131,072 tokens; `sizes` are models of three sizes on so many
 GPUs; `turns` are two policies on one GPU, side by side and in turns (docs/turns.md). No weights are read and nothing is
@@ -6,8 +6,8 @@ trained: shapes are those of released models, passes are traced without data.
 
     .venv/bin/python tools/memory_tables.py [long|sizes|turns]
 
-Cells are GiB on each GPU, and behind a plus what lies in locked main memory in its stead. What is more than a GPU of
-80 GB has is in brackets.
+Cells are GiB on each GPU, and behind a plus GiB in locked main memory in their stead. Sizes above those of a GPU of
+80 GB are in brackets.
 """
 
 import argparse
@@ -45,7 +45,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "`optimizer_dtype`, both on the host": SMALL | OFFLOAD | HOST,
     "`optimizer_dtype`, `parameter_dtype`, both on the host": SMALL | PARAMETERS | OFFLOAD | HOST,
 }
-"""In the tables' words."""
+"""Options of the learner, by the words of the tables."""
 SHAPES: dict[str, PreTrainedConfig] = {
     "8B": config_of("8B"),
     "32B": config_of("8B", hidden_size=5120, intermediate_size=25600, num_hidden_layers=64, num_attention_heads=64),
@@ -68,7 +68,7 @@ SHAPES: dict[str, PreTrainedConfig] = {
         tie_word_embeddings=True,
     ),
 }
-"""Of Qwen3 8B and 32B, of Llama 3 70B, and of Qwen2.5 1.5B."""
+"""Shapes of Qwen3 8B and 32B, of Llama 3 70B, and of Qwen2.5 1.5B."""
 SIZES = ("8B", "32B", "70B")
 TURNS_ROLLOUT = {"group_size": 8, "max_new_tokens": 4096, "answers_at_once": 64}
 TURNS_LEARNER = {"prompts_per_step": 64, "activation_checkpointing": True, "microbatch_tokens": 16384}
@@ -78,7 +78,7 @@ LONG_TOKENS, TOKENS = 131072, 16384
 
 @dataclass(frozen=True)
 class Cell:
-    """What a rank that reads no model needs."""
+    """Memory of a rank that is not the first, which alone reads the model."""
 
     device_gib: float
     activations_gib: float
@@ -90,7 +90,7 @@ class Cell:
 
 
 def long_table() -> list[list[str]]:
-    """Rows with what the first one says of columns."""
+    """Rows of the table `long`, its head first."""
     sharing = (1, 2, 4, 8)
     table = [["8 GPUs in shards, `context_parallel`", *map(str, sharing)]]
     for name, keys in (("", {}), (" with `activation_offload`", OFFLOAD)):
@@ -102,7 +102,7 @@ def long_table() -> list[list[str]]:
 
 
 def sizes_table(shapes: Sequence[str] = SIZES) -> list[list[str]]:
-    """Rows with what the first one says of columns."""
+    """Rows of the table `sizes`, its head first."""
     table = [["model", "beside that", *map(str, GPUS)]]
     for shape in shapes:
         for name, keys in OPTIONS.items():
@@ -116,7 +116,7 @@ def sizes_table(shapes: Sequence[str] = SIZES) -> list[list[str]]:
 
 
 def cell(shape: str, keys: dict[str, Any], answer_tokens: int) -> Cell:
-    """One rank of a learner with such a table on GPUs, as `mrl check` plans it, whose rows are of full length."""
+    """Plan one rank of a learner with these keys on GPUs, as `mrl check` does, for rows of full length."""
     memory = policy_memory(shape, answer_tokens)
     table = LearnerTable.model_validate(memory.table.learner.model_dump(exclude_unset=True) | keys)
     host, tensors = memory.ranks(table)[1]
@@ -127,7 +127,7 @@ def cell(shape: str, keys: dict[str, Any], answer_tokens: int) -> Cell:
 
 @cache
 def policy_memory(shape: str, answer_tokens: int) -> PolicyMemory:
-    """What the plan knows of a policy with such a model, of which config.json alone is there."""
+    """Memory plan of a policy with a model of this shape, of which only config.json is read."""
     rollout = {"group_size": 8, "max_new_tokens": answer_tokens}
     with TemporaryDirectory() as folder:
         SHAPES[shape].save_pretrained(folder)
@@ -143,7 +143,7 @@ def policy_memory(shape: str, answer_tokens: int) -> PolicyMemory:
 
 
 def turns_table() -> list[list[str]]:
-    """Two policies, all weights trained, on one GPU: what each process has there, and what is there at once."""
+    """Rows of the table `turns`: two policies, all weights trained, on one GPU: memory of each process, and at once."""
     names = ("a", "b")
     with TemporaryDirectory() as folder:
         SHAPES["1.5B"].save_pretrained(folder)

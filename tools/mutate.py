@@ -1,12 +1,13 @@
-"""Changes one module of mrl in many small ways, and says which changes no test notices (mutation testing, by mutmut).
+"""Mutation testing of one module of mrl, for those who write tests: the small changes of it that no test notices.
 
     .venv/bin/python tools/mutate.py MODULE [TESTS ...] [--jobs N]
     .venv/bin/python tools/mutate.py mrl/alignment/shared_spans.py tests/alignment
 
-TESTS default to the folder of `tests/` that mirrors the module's room; the fewer they are, the sooner it ends. They run
-on a copy of the files that git tracks: nothing here is changed. Prints each unnoticed change as a diff, then how
-many there were. A change that makes no difference (another text of an error, a bound that cannot be met) is no fault of
-the tests: exit code 0 says that the run was made, not that nothing survived. Needs the extra `mutation`.
+The changes are made by mutmut. TESTS default to the folder of `tests/` that mirrors the module's room; the fewer they
+are, the sooner it ends. They run on a copy of the files that git tracks: nothing here is changed. Prints each unnoticed
+change as a diff, then their number. A change that makes no difference (another text of an error, a bound that cannot be
+met) is no fault of the tests: exit code 0 says that the run was made, not that no change survived. Needs the extra
+`mutation`.
 """
 
 import argparse
@@ -30,7 +31,7 @@ pytest_add_cli_args = ["-p", "no:cacheprovider", "-m", "{fast}"]
 
 
 def main() -> int:
-    """Exit code 2 for a mistake of the person at the keyboard, 1 where the tests fail without any change."""
+    """Run the command. Return 2 for a user's mistake, 1 where the tests fail without any change, else 0."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("module", type=Path)
     parser.add_argument("tests", nargs="*")

@@ -1,6 +1,6 @@
-"""Hosts on one machine: network namespaces, each with an address of its own and loopback of its own. Root makes them.
+"""Hosts on one machine, for drills: network namespaces, each with its own address and loopback. Only root makes them.
 
-Files, processes and clocks are those of the machine; nothing else crosses but what the network carries.
+Files, processes and clocks are those of the machine; everything else crosses by the network alone.
 """
 
 import ctypes
@@ -12,12 +12,12 @@ from contextlib import contextmanager
 from pathlib import Path
 
 NAMED = Path("/run/netns")
-"""Where iproute2 keeps namespaces that have a name."""
+"""Folder in which iproute2 keeps namespaces that have a name."""
 _CLONE_NEWNET = 0x40000000
 
 
 class Namespaces:
-    """Hosts that share this machine's files and nothing else of its network: each has one address on one bridge."""
+    """Hosts that share this machine's files and nothing of its network: each has one address on a common bridge."""
 
     numbers = itertools.count()  # the kernel frees the names of links some time after their namespace is deleted
 
@@ -28,7 +28,7 @@ class Namespaces:
         self.addresses = [f"{net}.{number}" for number in range(1, count + 1)]
 
     def open(self) -> None:
-        """Make them. Raises CalledProcessError where the kernel has no namespaces to give."""
+        """Make the namespaces. Raises CalledProcessError where the kernel has none to give."""
         ip("link", "add", self._tag, "type", "bridge")
         ip("link", "set", self._tag, "up")
         for host, address in zip(self.hosts, self.addresses, strict=True):
@@ -40,18 +40,18 @@ class Namespaces:
                 ip("-n", host, "link", "set", device, "up")
 
     def cut(self, host: str, *, whole: bool = False) -> None:
-        """Have nothing reach a host any more, or with `whole` everything again."""
+        """Cut a host off the network, or with `whole` connect it again."""
         ip("link", "set", f"v{host}", "up" if whole else "down")
 
     def close(self) -> None:
-        """Take away what was made."""
+        """Delete the namespaces and the bridge."""
         for words in (*(("netns", "del", host) for host in self.hosts), ("link", "del", self._tag)):
             subprocess.run(["ip", *words], capture_output=True, timeout=120, check=False)
 
 
 @contextmanager
 def namespaces(count: int) -> Iterator[Namespaces]:
-    """So many, until the end of the block. Raises CalledProcessError as `Namespaces.open`."""
+    """Make `count` namespaces until the end of the block. Raises CalledProcessError as `Namespaces.open`."""
     made = Namespaces(count)
     try:
         made.open()
@@ -66,7 +66,7 @@ def ip(*words: str) -> None:
 
 
 def enter(host: str) -> None:
-    """Move this thread, and what it starts from now on, into a namespace. Raises OSError."""
+    """Move this thread, and processes that it starts from now on, into a namespace. Raises OSError."""
     descriptor = os.open(NAMED / host, os.O_RDONLY)
     try:
         libc = ctypes.CDLL(None, use_errno=True)

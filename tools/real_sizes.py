@@ -1,18 +1,18 @@
 #!/usr/bin/env python3
-"""Takes two policies of released shapes and vocabularies through a whole run on a CPU: check, train, export, resume.
+"""A whole run of two policies of released shapes on a CPU, for those who plan one: check, train, export, resume.
 
     .venv/bin/python tools/real_sizes.py [--folder FOLDER] [--busy N] [--make-only]
 
 qwen    the shape of Qwen2.5-0.5B and its vocabulary (494 M parameters), adapters, bfloat16
 smol    the shape of SmolLM2-135M with Mistral's vocabulary (182 M parameters), all weights, float32
 
-Weights are random, as wide in their logits as those of trained models; tokenizers are the real ones. The folders look
-like those of a hub: sharded safetensors in bfloat16, a chat template, several EOS ids, a head that is the embedding.
-`--busy` runs so many processes beside it that do nothing but compute. The run is `configs/real_sizes.toml`.
+Weights are random, with logits as wide as those of trained models; tokenizers are the real ones. The folders look like
+those of a hub: sharded safetensors in bfloat16, a chat template, several EOS ids, a head that is the embedding.
+`--busy` runs so many processes beside the run that do nothing but compute. The run is `configs/real_sizes.toml`.
 
-Prints the peak memory of every process, over the run and its resume, beside what `mrl check` says; the last line is
-JSON; exit code 1 when a step of the way failed, a process took over 15 % more than was said, or less than two thirds of
-it. Takes 14 minutes on 2 cores, 17 GiB of memory, 8 GB of disk.
+Prints the peak memory of every process, over the run and its resume, beside the plan of `mrl check`; the last line is
+JSON; exit code 1 when a step of the way failed, or a process took over 15 % more than planned, or less than two thirds
+of the plan. Takes 14 minutes on 2 cores, 17 GiB of memory, 8 GB of disk.
 """
 
 import argparse
@@ -44,14 +44,14 @@ CONFIG = Path(__file__).parents[1] / "configs" / "real_sizes.toml"
 POLL_S = 0.2
 STEPS, RESUMED_STEPS = 3, 4
 RUN_BOUND_S = 3600.0
-"""Against a run that hangs: a slow one takes a quarter of it."""
+"""Seconds after which a run counts as hanging: a slow one takes a quarter of that."""
 LOGIT_STD = 2.5
 END_LOGIT_STD = 7.5
-"""Of tokens that end an answer: without it, random weights would all but never sample one of them."""
+"""Standard deviation of the logits of tokens that end an answer, which random weights would hardly ever sample."""
 MOST_NEEDED = 1.15
-"""Times what was planned."""
+"""Largest measured memory, as a multiple of the planned one."""
 MOST_PLANNED = 1.5
-"""Times what was measured: how much a plan may set aside in vain."""
+"""Largest planned memory, as a multiple of the measured one: a plan may set aside that much in vain."""
 SHARD = "300MB"
 
 CHATML = (
@@ -112,7 +112,7 @@ def main() -> int:
 
 
 def overrides(folder: Path) -> list[str]:
-    """Words of a command line that put models and run below `folder`; models are made where they are missing."""
+    """Return words of a command line that put models and run below `folder`; make models that are missing."""
     words = ["--run.folder", str(folder / "runs")]
     for name in MODELS:
         words += [f"--policies.{name}.model", str(make_model(name, folder / "models"))]
@@ -120,7 +120,7 @@ def overrides(folder: Path) -> list[str]:
 
 
 def make_model(name: str, root: Path, device: str = "cpu") -> Path:
-    """The Hugging Face folder `root/name`, its weights drawn on a device."""
+    """Make the Hugging Face folder `root/name` unless it exists; its weights are drawn on a device."""
     folder = root / name
     if folder.exists():
         return folder
@@ -146,7 +146,7 @@ def make_model(name: str, root: Path, device: str = "cpu") -> Path:
 
 
 def go_through(folder: Path, words: list[str]) -> list[dict[str, Any]]:
-    """One row per process, measured against its prediction, and one per step of the way."""
+    """Go through the run; return a row per process, measured against its plan, and one per step of the way."""
     print(mrl("check", str(CONFIG), *words), flush=True)
     told = predicted(load_config(CONFIG, words))
     started_s = time.monotonic()
@@ -156,7 +156,7 @@ def go_through(folder: Path, words: list[str]) -> list[dict[str, Any]]:
     rows += [_row(f"evaluations of {name}", found, "", ok=found >= 2) for name, found in evaluations(run).items()]
     for name in MODELS:
         target = folder / f"exported-{name}"
-        shutil.rmtree(target, ignore_errors=True)  # that of an earlier call
+        shutil.rmtree(target, ignore_errors=True)  # an earlier call may have left one
         exported = Path(mrl("export", str(run), "--policy", name, "--to", str(target)).strip())
         rows.append(_row(f"export of {name}", loads(exported), "parameters", ok=True))
     again = watch(folder / "resume.log", "train", str(CONFIG), "--resume", *words, "--run.steps", str(RESUMED_STEPS))
@@ -166,7 +166,7 @@ def go_through(folder: Path, words: list[str]) -> list[dict[str, Any]]:
 
 
 def mrl(*words: str) -> str:
-    """What a command of mrl prints. Raises RuntimeError when it fails."""
+    """Run a command of mrl and return its output. Raises RuntimeError when it fails."""
     done = subprocess.run([sys.executable, "-m", "mrl", *words], capture_output=True, text=True)
     if done.returncode:
         raise RuntimeError(f"mrl {words[0]} failed: {done.stderr}")
@@ -174,7 +174,7 @@ def mrl(*words: str) -> str:
 
 
 def watch(log: Path, *words: str) -> dict[str, float]:
-    """Process -> MiB of its largest resident memory in one run. Raises RuntimeError when the run fails or hangs."""
+    """Run a command of mrl; return process -> peak resident memory in MiB. Raises RuntimeError if it fails or hangs."""
     measured: dict[str, float] = {}
     with log.open("wb") as file:
         argv = command(os.getpid(), (sys.executable, "-m", "mrl", *words))
@@ -192,25 +192,25 @@ def watch(log: Path, *words: str) -> dict[str, float]:
 
 
 def evaluations(run: Path) -> dict[str, int]:
-    """Policy -> versions of which there is a held-out accuracy."""
+    """Return policy -> number of versions with a held-out accuracy."""
     lines = list(each_metrics(run / "metrics.jsonl"))
     steps = {(line["policy"], line["step"]) for line in lines if "eval/accuracy" in line.get("values", ())}
     return {name: sum(policy == name for policy, _ in steps) for name in MODELS}
 
 
 def last_step(run: Path, policy: str) -> int:
-    """The newest step with a checkpoint."""
+    """Return the newest step with a checkpoint."""
     return max(int(path.name.removeprefix("step_")) for path in (run / "checkpoints" / policy).glob("step_*"))
 
 
 def loads(folder: Path) -> int:
-    """Parameters of a folder as transformers loads it."""
+    """Load a folder by transformers; return its number of parameters."""
     return sum(p.numel() for p in AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16).parameters())
 
 
 @contextmanager
 def busy(how_many: int) -> Iterator[None]:
-    """So many processes that compute for nobody."""
+    """Run processes that only compute, until the end of the block."""
     argv = command(os.getpid(), (sys.executable, "-c", "while True: pass"))
     loops = [subprocess.Popen(argv) for _ in range(how_many)]
     try:

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Model folders with the tokenizers of known families, made from files that other Python packages carry.
+"""Model folders with the tokenizers of known families, for tests and tools, made from files of other Python packages.
 
     .venv/bin/python tools/real_vocabularies.py FOLDER [NAME ...]
 
@@ -51,7 +51,7 @@ Ranks = dict[bytes, int]
 
 
 class ByteLevel(NamedTuple):
-    """How a byte-level family is put together. Special tokens stand at their released ids, `added` ones behind them."""
+    """Parts of a byte-level family's tokenizer. Special tokens have their released ids, `added` ones follow them."""
 
     package: str
     file: str
@@ -86,7 +86,7 @@ NAMES = (*BYTE_LEVEL, "mistral_spm")
 
 
 def carried_file(package: str, file: str) -> Path | None:
-    """A file that an installed package carries; the package is not imported. None where there is none."""
+    """Return a file that an installed package carries, without importing the package; None if there is none."""
     spec = importlib.util.find_spec(package)
     places = spec.submodule_search_locations if spec else None
     found = [path for place in places or () if (path := Path(place) / file).is_file()]
@@ -94,12 +94,12 @@ def carried_file(package: str, file: str) -> Path | None:
 
 
 def source_file(name: str) -> Path | None:
-    """The file behind one vocabulary; None where its package is not installed."""
+    """Return the file of one vocabulary; None if its package is not installed."""
     return carried_file(*(MISTRAL_SPM if name == "mistral_spm" else BYTE_LEVEL[name][:2]))
 
 
 def read_ranks(name: str) -> tuple[Ranks, str, int]:
-    """(bytes -> rank, split pattern, id of rank 0) of a byte-level vocabulary."""
+    """Return (bytes -> rank, split pattern, id of rank 0) of a byte-level vocabulary."""
     path, family = source_file(name), BYTE_LEVEL[name]
     assert path is not None, f"{family.package} is not installed"
     if path.suffix == ".json":
@@ -113,7 +113,7 @@ def read_ranks(name: str) -> tuple[Ranks, str, int]:
 
 
 def make_folder(name: str, root: Path) -> Path:
-    """The model folder `root/name`, made where it is missing."""
+    """Return the model folder `root/name`, made if it is missing."""
     folder = root / name
     if folder.exists():
         return folder
@@ -130,7 +130,7 @@ def make_folder(name: str, root: Path) -> Path:
 
 
 def available() -> list[str]:
-    """The names whose packages are installed."""
+    """Names of the vocabularies whose packages are installed."""
     return [name for name in NAMES if source_file(name) is not None]
 
 
@@ -152,7 +152,7 @@ def _byte_level(name: str) -> tuple[dict[str, Any], int]:
     first = 0 if family.specials_first else len(ranks)
     names = [*family.specials, *family.added]
     added = [_added(first + n, text, special=text in family.specials) for n, text in enumerate(names)]
-    if family.specials_first:  # an id below those of the vocabulary counts only where the vocabulary has it, too
+    if family.specials_first:  # ids below those of the vocabulary count only if the vocabulary has them, too
         vocab |= {text: n for n, text in enumerate(names)}
     split = {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
     plain = {"add_prefix_space": False, "trim_offsets": False, "use_regex": False}
@@ -167,13 +167,13 @@ def _byte_level(name: str) -> tuple[dict[str, Any], int]:
 
 
 def _every_split(ranks: Mapping[bytes, int], token: bytes) -> list[tuple[bytes, bytes]]:
-    """All ways to join two tokens into this one, as transformers lists them where it reads a rank file."""
+    """Return all pairs of tokens that join into this one, as transformers lists them where it reads a rank file."""
     cuts = [(token[:at], token[at:]) for at in range(1, len(token))]
     return sorted((c for c in cuts if c[0] in ranks and c[1] in ranks), key=lambda c: (ranks[c[0]], ranks[c[1]]))
 
 
 def _last_merge(ranks: Mapping[bytes, int], token: bytes) -> list[tuple[bytes, bytes]]:
-    """The one merge that makes this token out of what merges of a lower rank leave of its bytes."""
+    """Return the merge that makes this token of the parts that merges of lower rank leave of it; [] without one."""
     limit, parts = ranks[token], [token[i : i + 1] for i in range(len(token))]
     while len(parts) > 2:
         pairs = [(ranks.get(a + b, limit), at) for at, (a, b) in enumerate(itertools.pairwise(parts))]
@@ -225,7 +225,7 @@ def _added(index: int, content: str, *, special: bool) -> dict[str, Any]:
 
 
 def _characters() -> dict[int, str]:
-    """GPT-2's map: printable Latin-1 bytes are themselves, the other 68 follow from U+0100 in order."""
+    """GPT-2's map of bytes: printable Latin-1 bytes are themselves, the other 68 follow from U+0100 in order."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = sorted(set(range(256)) - set(printable))
     return {byte: chr(byte) for byte in printable} | {byte: chr(0x100 + n) for n, byte in enumerate(others)}

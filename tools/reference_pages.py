@@ -1,4 +1,4 @@
-"""Writes docs/reference/ from the code: keys of the configuration, metrics, commands.
+"""Writer of docs/reference/, the pages for users, from the code: keys of the configuration, metrics, commands.
 
     .venv/bin/python tools/reference_pages.py            writes the pages
     .venv/bin/python tools/reference_pages.py --check    writes nothing, names pages that are stale, exit code 1
@@ -32,23 +32,23 @@ NOTE = "<!-- Written by tools/reference_pages.py from the code: change it there.
 
 
 def heading(title: str, *sentences: str) -> list[str]:
-    """The beginning of a page."""
+    """Lines with which a page begins."""
     return [f"# {title}", "", NOTE, "", *sentences, ""]
 
 
 def cell(text: str) -> str:
-    """Text that may stand in a table, on one line; in code, which is shown as it is, nothing is escaped."""
+    """Return text for a table cell, on one line; in code, which is shown as it is, nothing is escaped."""
     parts = " ".join(text.split()).replace("|", "\\|").split("`")
     return "`".join(part if number % 2 else part.replace("<", "&lt;") for number, part in enumerate(parts))
 
 
 def code(text: str) -> str:
-    """Text as code that may stand in a table."""
+    """Return text as code for a table cell."""
     return "`" + " ".join(text.split()).replace("|", "\\|") + "`"
 
 
 def rows(names: tuple[str, ...], body: list[tuple[str, ...]]) -> list[str]:
-    """A table."""
+    """Lines of a table."""
     return ["| " + " | ".join(row) + " |" for row in (names, tuple("---" for _ in names), *body)] + [""]
 
 
@@ -61,7 +61,7 @@ BOUNDS = {"minimum": ">= {}", "exclusiveMinimum": "> {}", "maximum": "<= {}", "e
 
 
 def type_of(schema: Mapping[str, Any]) -> str:
-    """What may stand for a key, in words; `schema` is that of the key."""
+    """Describe the values of a key in words; `schema` is the key's."""
     if "enum" in schema or "const" in schema:
         return ", ".join(code(toml(value)) for value in schema.get("enum", [schema.get("const")]))
     if "anyOf" in schema:
@@ -77,7 +77,7 @@ def type_of(schema: Mapping[str, Any]) -> str:
 
 
 def range_of(schema: Mapping[str, Any]) -> str:
-    """The bounds of a key's value, or ""."""
+    """Describe the bounds of a key's value; "" without any."""
     told = [text.format(f"{schema[key]:g}" if isinstance(schema[key], float) else schema[key])
             for key, text in BOUNDS.items() if key in schema]  # fmt: skip
     told += [f"as {code(schema['pattern'])}"] if "pattern" in schema else []
@@ -85,7 +85,7 @@ def range_of(schema: Mapping[str, Any]) -> str:
 
 
 def toml(value: object) -> str:
-    """A default as it would be written."""
+    """Return a default as it would be written in TOML."""
     match value:
         case bool():
             return str(value).lower()
@@ -101,7 +101,7 @@ def toml(value: object) -> str:
 
 
 def table_in(annotation: Any) -> type[BaseModel] | None:
-    """The table that a key holds, whether it is optional or there are many by name."""
+    """Return the table that a key holds, also if it is optional or one of many by name; None for other keys."""
     for kind in (annotation, *getattr(annotation, "__args__", ())):
         if isinstance(kind, type) and issubclass(kind, BaseModel):
             return kind
@@ -109,7 +109,7 @@ def table_in(annotation: Any) -> type[BaseModel] | None:
 
 
 def tables_of(kind: type[BaseModel], name: str) -> Iterator[tuple[str, type[BaseModel]]]:
-    """Dotted name and type of a table and of all below it."""
+    """Yield the dotted name and type of a table and of all tables below it."""
     yield name, kind
     for key, field in kind.model_fields.items():
         inner = table_in(field.annotation)
@@ -120,7 +120,7 @@ def tables_of(kind: type[BaseModel], name: str) -> Iterator[tuple[str, type[Base
 
 
 def key_rows(name: str, kind: type[BaseModel]) -> list[tuple[str, ...]]:
-    """A row for each key of a table that is no table itself. Raises ValueError for one without a sentence."""
+    """Rows of a table's keys that are no tables themselves. Raises ValueError for a key without a docstring."""
     schema = kind.model_json_schema(by_alias=True)
     found: list[tuple[str, ...]] = []
     for own, field in kind.model_fields.items():
@@ -138,13 +138,13 @@ def key_rows(name: str, kind: type[BaseModel]) -> list[tuple[str, ...]]:
 
 
 def resolved(part: Mapping[str, Any], whole: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A part of a schema with its reference followed."""
+    """Return a part of a schema with its reference followed."""
     name = str(part.get("$ref", "")).rpartition("/")[2]
     return whole["$defs"][name] if name else part
 
 
 def configuration_page() -> list[str]:
-    """Every table and key of the configuration."""
+    """Lines of the page with every table and key of the configuration."""
     lines = heading(
         "Configuration", "Every table and key of a configuration: what it may be, its default, what it says.",
         "`mrl schema -o FILE` writes the same for editors.",
@@ -176,7 +176,7 @@ def configuration_page() -> list[str]:
 
 
 def metrics_page() -> list[str]:
-    """Every name that a run writes to metrics.jsonl."""
+    """Lines of the page with every name that a run writes to metrics.jsonl."""
     lines = heading(
         "Metrics", "Every name in `metrics.jsonl`, with its unit.",
         "A part in braces stands for one segment, such as the name of a policy.",
@@ -195,7 +195,7 @@ def metrics_page() -> list[str]:
 
 
 def usage_of(name: str) -> str:
-    """What `mrl NAME --help` prints, on a terminal of 100 columns."""
+    """Return the output of `mrl NAME --help` on a terminal of 100 columns."""
     command = COMMANDS[name]
     module = importlib.import_module(command.module)
     parser = Parser(prog=f"mrl {name}", description=command.summary, allow_abbrev=False)
@@ -205,7 +205,7 @@ def usage_of(name: str) -> str:
 
 
 def commands_page() -> list[str]:
-    """Every command with its arguments."""
+    """Lines of the page with every command and its arguments."""
     os.environ["COLUMNS"], os.environ["CUDA_VISIBLE_DEVICES"] = "100", ""
     lines = heading(
         "Commands", "What each command does, and its arguments, as `mrl COMMAND --help` prints them.",
@@ -234,7 +234,7 @@ PAGES: dict[str, Callable[[], list[str]]] = {
 
 
 def stale(folder: Path) -> Iterator[str]:
-    """Each page that is not what the code says, with its first difference."""
+    """Yield a line for each page that differs from the code, with its first difference."""
     for name, page in PAGES.items():
         file = folder / name
         there = file.read_text(encoding="utf-8").splitlines() if file.exists() else []

@@ -1,11 +1,11 @@
-"""Controls for comparisons, as regimes: each leaves out one thing of which a regime may have its effect.
+"""Control regimes, for those who compare regimes: each leaves out one possible cause of a regime's effect.
 
     PYTHONPATH=tools mrl compare CONFIG --regimes independent,sgt,science_controls:OWN_SUCCESSES
 
 OWN_SUCCESSES is `sgt` with as many imitated rows, each of an own success in place of a peer's. Failures are asked for
 and rescued as in `sgt`, with the quickstart's parameters or those of `[sharing.OWN_SUCCESSES]`; each rescue is then
-replaced by an answer of the batch that the policy itself gave, verified, to another prompt. What `sgt` gains beyond
-this row comes from what peers know; the rest is imitation of verified answers, which needs no peer.
+replaced by an answer of the batch that the policy itself gave, verified, to another prompt. The gain of `sgt` beyond
+this regime comes from the peers' knowledge; the rest is imitation of verified answers, which needs no peer.
 
 MIXED_GROUPS is `xgrpo` in which peers' rewards move the groups that had a success of their own and no others, and
 FAILED_GROUPS moves those that failed as a whole and no others.
@@ -34,17 +34,17 @@ from mrl.sharing.xgrpo import XgrpoParameters, XgrpoRegime
 
 
 class OwnSuccessesParameters(SgtParameters):
-    """The `[sharing.OWN_SUCCESSES]` table: that of SGT, with the quickstart's values where it says nothing."""
+    """The `[sharing.OWN_SUCCESSES]` table: SGT's keys, with the quickstart's values as defaults."""
 
     lambda_: float = Field(0.6, alias="lambda", ge=0, allow_inf_nan=False)
     normaliser: Literal["prompts", "rescues", "tokens"] = "rescues"
 
 
 class OwnSuccesses(SgtRegime):
-    """SGT whose rescues are own successes, drawn uniformly from the batch; without one a rescue is left out."""
+    """SGT whose rescues are own successes, drawn uniformly from the batch. Without a success rescues are left out."""
 
     def absorb(self, groups: Sequence[ScoredGroup], *, step: int, rng: np.random.Generator) -> Absorbed:
-        """Rows and denominators of `sgt`; its normaliser "tokens" counts the tokens of peers all the same."""
+        """See Regime. Denominators are those of `sgt`: its normaliser "tokens" still counts the tokens of peers."""
         found = super().absorb(groups, step=step, rng=rng)
         own = [(group, answer) for group in groups for answer in group.answers if self._is_publishable(answer)]
         examples = [row for row in found.examples if row.component != RESCUE]
@@ -69,7 +69,7 @@ class OwnSuccesses(SgtRegime):
 
 
 class MixedGroups(XgrpoRegime):
-    """XGRPO that leaves a group which failed as a whole alone, as GRPO does."""
+    """XGRPO in which peers' rewards do not move a group that failed as a whole."""
 
     moves_failed = False
 
@@ -79,7 +79,7 @@ class MixedGroups(XgrpoRegime):
 
 
 class FailedGroups(MixedGroups):
-    """XGRPO whose other groups are GRPO's."""
+    """XGRPO in which peers' rewards move only groups that failed as a whole."""
 
     moves_failed = True
 
@@ -93,10 +93,10 @@ class OwnMeans(HacpoRegime):
 
 
 class OwnRows(HacpoRegime):
-    """HACPO without rows of peers; their rewards are in the baseline."""
+    """HACPO without rows of peers, whose rewards stay in the baseline."""
 
     def absorb(self, groups: Sequence[ScoredGroup], *, step: int, rng: np.random.Generator) -> Absorbed:
-        """Own rows, each with the denominator that they have beside peers' rows."""
+        """See Regime. Own rows keep the denominator that they have beside peers' rows."""
         found = super().absorb(groups, step=step, rng=rng)
         return replace(found, examples=[row for row in found.examples if row.component != CROSS], expansion=1.0)
 

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Gain of sharing over how often a peer can help: the doses of the science programme as one table and one picture.
+"""Gain of sharing by the chance that a peer can help, for readers of the science programme: a table and a picture.
 
     .venv/bin/python tools/science_doses.py [FOLDER]      runs/science by default, which holds dose-X of `science.sh`
 
-A rescue happens where all G own answers failed and one of the G' of a peer did not (arXiv 2605.07244):
+A rescue happens where all G own answers failed and one of a peer's G' answers did not (arXiv 2605.07244):
 
     alpha = (1 - p)^G [1 - (1 - q)^G'],   p and q the policies' chances on a task before the first step
 
@@ -27,20 +27,20 @@ from mrl.report.palette import colour_of
 
 MARKS = "osD^v"
 MOST = 1 - 1e-9
-"""Of a chance: the logarithm of its complement is taken."""
+"""Largest chance on a task: the logarithm of its complement is taken."""
 
 
 class Dose(NamedTuple):
-    """One share of rare operations."""
+    """Results at one dose: one share of rare operations."""
 
     share: str
     alpha: float
     rows: Mapping[str, Mapping[str, Any]]
-    """Of `mrl compare`, by regime; the first is the baseline."""
+    """Rows of `mrl compare`, by regime; the first is the baseline."""
 
     @property
     def gains(self) -> dict[str, tuple[float, float | None]]:
-        """Regime -> what it has at the end beyond the baseline, and half of the 95 % interval; None for one seed."""
+        """Regime -> gain over the baseline at the end, and half of its 95 % interval; None for one seed."""
         return {name: (row["mean"], row["half"]) for name, row in self._against()}
 
     def _against(self) -> Iterator[tuple[str, Mapping[str, Any]]]:
@@ -49,7 +49,7 @@ class Dose(NamedTuple):
 
 
 def alpha_of(runs: Sequence[Path]) -> float:
-    """Of the policies before the first step, as the baseline's runs measured them."""
+    """Return alpha of the policies before the first step, as the baseline's runs measured their chances."""
     policies = read_run_config(runs[0]).policies
     chances = {name: _chances(runs, name) for name in policies}
     sizes = {name: table.rollout.group_size for name, table in policies.items()}
@@ -68,7 +68,7 @@ def _chances(runs: Sequence[Path], policy: str) -> dict[str, float]:
 
 
 def doses_in(folder: Path) -> list[Dose]:
-    """Those that came to their end, from the rarest on."""
+    """Read the doses whose comparison has ended, the rarest first."""
     found = []
     for file in folder.glob("dose-*/comparison.json"):
         rows = json.loads(file.read_text())
@@ -79,12 +79,12 @@ def doses_in(folder: Path) -> list[Dose]:
 
 
 def common(doses: Sequence[Dose]) -> list[str]:
-    """The regimes that all of them have."""
+    """Regimes that all doses have."""
     return [name for name in doses[0].gains if all(name in dose.gains for dose in doses)]
 
 
 def table(doses: Sequence[Dose]) -> str:
-    """In Markdown."""
+    """Return the table in Markdown."""
     names = common(doses)
     lines = [["share", "alpha", "start", "baseline's end", *names], ["---:"] * (4 + len(names))]
     for dose in doses:
@@ -100,7 +100,7 @@ def _told(mean: float, half: float | None) -> str:
 
 
 def picture(doses: Sequence[Dose]) -> bytes:
-    """Gain of each dose in the order of alpha, a line for each regime, with the 95 % interval of paired differences."""
+    """Draw the gain of each dose in the order of alpha, a line per regime, with paired 95 % intervals."""
     with quiet_style():
         figure = sheet(6.4, 4.2, left=0.8, right=0.2, bottom=0.85)
         axes = figure.subplots()
@@ -122,7 +122,7 @@ def picture(doses: Sequence[Dose]) -> bytes:
 
 
 def main(words: Sequence[str]) -> int:
-    """0, or 2 where there is nothing to draw."""
+    """Write the table and the picture. Return 0, or 2 if there is no dose."""
     folder = Path(words[0] if words else "runs/science")
     doses = doses_in(folder)
     if not doses:

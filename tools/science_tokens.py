@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""Sharing beside training alone for as many tokens: the setting `tokens` of the science programme.
+"""Sharing beside training alone for as many tokens, for readers of the science programme: its setting `tokens`.
 
     .venv/bin/python tools/science_tokens.py [FOLDER] [--seeds 10] [--steps 80] [--key.path VALUE ...]
 
 A regime that imitates peers trains more tokens in a step. So the quickstart is trained with `independent`, `sgt` and
-`sgt-reported` for equal steps, and with `independent` once more, for as many steps as the tokens of its first ones ask
-for to reach those of either other one; it trains fewer where later groups succeed as a whole, which the table says. The
-learning rate falls to its end over each run's own steps. Each seed makes policies of its own, the same for all rows.
-Whole runs are kept, so that the same command goes on; tokens.md is the table.
+`sgt-reported` for equal steps, and with `independent` once more for more steps: so many that, at the tokens per step of
+its first run, it trains the tokens of the other regime that trains more. It trains fewer where later groups succeed as
+a whole, which the table says. The learning rate falls to its end over each run's own steps. Each seed makes policies of
+its own, the same for all rows. Finished runs are kept, so that the same command goes on; tokens.md is the table.
 """
 
 import argparse
@@ -23,11 +23,11 @@ from mrl.report.comparison import Comparison, holm, read_outcome
 ALONE, LONGER = "independent", "independent, longer"
 SHARING = ("sgt", "sgt-reported")
 RATE = 4e-4
-"""Which both `independent` and `sgt` chose where they were tuned."""
+"""Learning rate that tuning chose for both `independent` and `sgt`."""
 
 
 def train(folder: Path, regimes: Sequence[str], seed: int, steps: int, overrides: Sequence[str]) -> None:
-    """Run what is missing of one seed. Raises SystemExit with the code of a command that failed."""
+    """Run the missing regimes of one seed. Raises SystemExit with the code of a command that failed."""
     words = ["compare", "quickstart", "--regimes", ",".join(regimes), "--seeds", f"{seed},", "--folder", str(folder)]
     words += ["--run.steps", str(steps), "--evaluation.every", "0"]
     for name in ("qwen", "llama"):
@@ -37,7 +37,7 @@ def train(folder: Path, regimes: Sequence[str], seed: int, steps: int, overrides
 
 
 def comparison_in(folders: dict[str, Path], seeds: Sequence[int], *, baseline: str) -> Comparison:
-    """Of finished runs: row -> the prefix of its folders, which a seed ends."""
+    """Compare finished runs; `folders`: row -> prefix of its folders, which a seed ends."""
     outcomes = {
         row: {seed: read_outcome(path.with_name(f"{path.name}-{seed}")) for seed in seeds}
         for row, path in folders.items()
@@ -46,13 +46,13 @@ def comparison_in(folders: dict[str, Path], seeds: Sequence[int], *, baseline: s
 
 
 def steps_for_equal_tokens(comparison: Comparison, steps: int) -> int:
-    """Of the baseline, to train the tokens of every other row, if its later steps train as many as these do."""
+    """Return steps in which the baseline trains as many tokens as every other row, at its tokens per step so far."""
     trained = {row: comparison.spent(row, "trained_tokens") for row in comparison.regimes}
     return math.ceil(steps * max(trained.values()) / trained[comparison.baseline])
 
 
 def table(comparison: Comparison) -> str:
-    """In Markdown: where each row ends, and what it has beyond the baseline, paired by seed."""
+    """Return the table in Markdown: each row's end, and its gain over the baseline, paired by seed."""
     adjusted = holm(comparison.p_values())
     lines = [
         ["", "end", f"end minus {comparison.baseline}", "p (Holm)", "seeds ahead", "own answers", "trained tokens"],
@@ -73,7 +73,7 @@ def table(comparison: Comparison) -> str:
 
 
 def main(words: Sequence[str]) -> int:
-    """Train what is missing, and write tokens.md."""
+    """Train the missing runs, and write tokens.md."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path, nargs="?", default=Path("runs/science/tokens"))
     parser.add_argument("--seeds", type=int, default=10, help="of which each makes its own policies")

@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
-"""How near the allocator brings the slowest policy to what is possible: its real controller in simulated time.
+"""Simulation of the allocator, for those who rely on it or change it: its real controller in simulated time.
 
     .venv/bin/python tools/simulate_allocation.py [--quick] [--scenarios S0 ...] [--seeds N] [--first-seed N]
         [--rules NAME ...] [--rule-seeds N] [--random N] [--large POLICIES UNITS] [--hours N]
 
+It shows how near the controller brings the slowest policy to the optimum.
 Real are the meter and the decision of `mrl.allocation` and the admission window of the learner. Simulated are the
 placement, engines (processor sharing with a latency line, key-value cache, pauses for new weights), answers with long
 tails that share a prompt's difficulty, learners, seconds of switching, lost units, crashed engines and learners that
@@ -13,7 +14,7 @@ Four policies (1.5, 7, 8 and 32 billion parameters) share 12 units for eight hou
 S0 nothing changes; S1 answers of C grow fourfold within half an hour; S2 two units are lost and come back, two engines
 crash; S3 two learners hang for an hour each; S4 all of it. Random instances: three to six policies, up to 40 units.
 With --large, also --hours of a pool of any size in which answers grow, nodes are lost, engines crash and learners
-hang, answer by answer; 256 units take 15 s of one core, and the time grows as the units do.
+hang, simulated answer by answer; 256 units take 15 s of one core, and the time grows as the units do.
 
 ratio       progress of the slowest policy (busy share of its learner after the warm-up) over the clairvoyant optimum of
             a linear programme that knows the future and pays for nothing; worst of all seeds
@@ -52,7 +53,7 @@ COLUMNS = (
 
 
 def rows_of(trials: Sequence[Trial], random: Sequence[Trial]) -> Iterator[Row]:
-    """What is required of the controller, and how near the others come."""
+    """Rows of the bounds of the controller, and of the other rules' least progress."""
     own = [trial for trial in trials if trial.rule == CONTROLLER]
     names = list(dict.fromkeys(trial.scenario for trial in own))
     optimum = "clairvoyant LP"
@@ -84,7 +85,7 @@ def rows_of(trials: Sequence[Trial], random: Sequence[Trial]) -> Iterator[Row]:
 
 
 def large_trial(num_policies: int, num_units: int, seed: int, *, hours: float) -> tuple[Trial, list[Row]]:
-    """The controller in the largest world, answer by answer."""
+    """Try the controller in a large world, answer by answer; return the trial and its rows."""
     scenario = large_instance(num_policies, num_units, seed, hours=hours)
     best = bound(scenario)
     trial = try_rule(scenario, CONTROLLER, seed, least_bound=best.least_progress, world_type=LargeWorld)

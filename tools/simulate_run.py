@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""Whole runs in virtual time, with faults drawn from a seed: what must hold is looked at with every event.
+"""Whole runs in virtual time, for those who change mrl: faults are drawn from a seed, laws are checked at every event.
 
     .venv/bin/python tools/simulate_run.py [--seeds N] [--first-seed N] [--seed K [--trace]]
         [--planted NAME | all] [--workers N]
 
-A failing seed is told with the command that plays it again. With --planted a mistake is put into the real code first:
-then the first seed that finds it is told, and exit code 1 says that none did. Otherwise exit code 1 says that some seed
-failed. Ends with one line of JSON.
+A failing seed is printed with the command that plays it again. With --planted a mistake is put into the real code
+first: then the first seed that finds it is printed, and exit code 1 says that none did. Otherwise exit code 1 says that
+some seed failed. Ends with one line of JSON.
 """
 
 import argparse
@@ -41,7 +41,7 @@ def main() -> int:
 
 
 def play(seeds: range, num_workers: int) -> int:
-    """Many seeds; the failing ones are told as they are found."""
+    """Simulate many seeds; print failing ones as they are found. Return the exit code."""
     begin_s, failed, counts, num_events = time.monotonic(), list[int](), Counter[str](), 0
     with Pool(num_workers) as pool:
         for verdict in pool.imap_unordered(simulate, seeds, chunksize=4):
@@ -71,7 +71,7 @@ def found(name: str, first_seed: int, num_seeds: int) -> bool:
 
 
 def tell(verdict: Verdict) -> None:
-    """A failing seed, and how to see it again."""
+    """Print a failing seed, and the command that shows it again."""
     print(f"seed {verdict.seed}: {verdict.violation}\n  again: tools/simulate_run.py --seed {verdict.seed} --trace")
 
 

@@ -1,4 +1,4 @@
-"""A verifier that takes 200 ms and no CPU, as one that asks a service elsewhere; `bench_async.py` runs with it."""
+"""The verifier of `bench_async.py`, which takes 200 ms and no CPU, as one that asks a service elsewhere."""
 
 import time
 
@@ -6,6 +6,6 @@ LATENCY_S = 0.2
 
 
 def after_200_ms(reference: str, answer: str) -> float:
-    """1.0 for exactly the reference."""
+    """Return 1.0 for exactly the reference, else 0.0."""
     time.sleep(LATENCY_S)
     return float(answer == reference)

@@ -1,4 +1,4 @@
-"""A vLLM server on a CPU under a load whose answers have lengths of their own, fixed beforehand."""
+"""A vLLM server on a CPU, for benchmarks, under a load whose answers have lengths that are fixed beforehand."""
 
 import asyncio
 import time
@@ -22,10 +22,10 @@ HOST = "127.0.0.1"
 
 
 class VLLMLoad:
-    """A server of `model_folder` that samples `max_running` answers at once with one thread; log-probs included."""
+    """Server of `model_folder` that samples `max_running` answers at once with one thread, with log-probabilities."""
 
     def __init__(self, model_folder: Path, log: Path, *, max_running: int, max_context_tokens: int) -> None:
-        """Up once made. Raises EngineError, also where vLLM's environment is missing."""
+        """Start the server and wait until it is up. Raises EngineError, also where vLLM's environment is missing."""
         launch = Launch(
             python=engine_python("vllm", device="cpu"),
             model_folder=model_folder,
@@ -51,13 +51,13 @@ class VLLMLoad:
         self._process.end()
 
     def cpu_s(self) -> float:
-        """CPU seconds of all its processes, and of this one, which asks it."""
+        """CPU seconds of all processes of the server, and of this process, which asks it."""
         root = psutil.Process(self._process.pid)
         times = [process.cpu_times() for process in (root, *root.children(recursive=True))]
         return time.process_time() + sum(one.user + one.system for one in times)
 
     def sample(self, prompts: Sequence[Sequence[int]], lengths: np.ndarray, group_size: int) -> int:
-        """Sample answer i, of `lengths[i]` tokens, behind prompt i // group_size; the tokens of all of them."""
+        """Sample answer i, of `lengths[i]` tokens, behind prompt i // group_size; return the number of all tokens."""
         return asyncio.run(self._sample(prompts, lengths.tolist(), group_size))
 
     async def _begin(self, port: int) -> None:

@@ -1,1 +1,1 @@
-"""What several test files share: rigs of engines and runs, generated answers, data sets, contracts of engines."""
+"""Code that several test files share: rigs of engines and runs, generated answers, data sets, contracts of engines."""

@@ -13,8 +13,7 @@ TASKS = ("trim", "letter_counting")
 
 
 def calm_steps(config: Path) -> list[str]:
-    """Further words for a run of both tasks with this configuration: a verifier that sleeps makes a step of 64 answers
-    last over a second."""
+    """Words for a run of both tasks with a verifier that sleeps, so that a step of 64 answers takes over a second."""
     (config.parent / "calm.py").write_text(VERIFIER)
     settings = ("verifier=calm:calm", "verifier_processes=1")
     return [f"--tasks.{task}.{setting}" for task in TASKS for setting in settings]

@@ -43,7 +43,7 @@ def arguments(folder: Path, *words: str) -> argparse.Namespace:
 
 
 def finish(run: PlannedRun, *, policies: Iterable[str] = ("a", "b"), **changes: object) -> None:
-    """The files of a run that came to its end."""
+    """Write the files of a run that came to its end."""
     folder = run.folder
     (folder / "evaluation").mkdir(parents=True)
     (folder / "config.json").write_text(json.dumps(dump_config(run.config) | changes))

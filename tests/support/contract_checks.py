@@ -1,4 +1,4 @@
-"""What mrl relies on in an engine, as data, and a checker that holds it against parsed modules, which never run."""
+"""Contracts on properties of engines that mrl relies on, and checks of them by parsed modules, which never run."""
 
 import ast
 import hashlib
@@ -10,39 +10,39 @@ from typing import Any, Protocol
 DIGEST_DIGITS = 12
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 LEFT_OUT = ("ctx", "kind", "type_comment", "type_params", "returns")
-"""Fields of syntax trees that say nothing of what is computed, or differ between versions of Python."""
+"""Fields of syntax trees that say nothing of the computation, or differ between versions of Python."""
 
 
 class Check(Protocol):
-    """One thing to look for in one module."""
+    """A property to look for in a module."""
 
     def found(self, module: ast.Module) -> str:
-        """ "" where it holds; else what is there instead."""
+        """Return "" where it holds; else a description of the module's content in its place."""
 
 
 @dataclass(frozen=True)
 class Contract:
-    """One thing that mrl relies on."""
+    """A property of an engine's file that mrl relies on."""
 
     what: str
-    """Told when it is broken: what mrl relies on, and for what."""
+    """Words for a broken contract: the property that mrl relies on, and its purpose."""
     file: str
-    """In the wheel."""
+    """Path of the file in the wheel."""
     check: Check
     look_at: str
-    """Where in mrl, and which test, when it has changed."""
+    """Places in mrl and tests to look at when the contract is broken."""
     pins: tuple[str, ...] = ("cpu", "gpu")
 
 
 class Modules(Mapping[str, ast.Module]):
-    """Parsed files of a wheel by their path in it; `changed` stand in for those on disk."""
+    """Parsed files of a wheel by their path in it; texts in `changed` take the place of those on disk."""
 
     def __init__(self, folder: Path, changed: Mapping[str, str] | None = None) -> None:
         self._folder, self._changed = folder, dict(changed or {})
         self._parsed: dict[str, ast.Module] = {}
 
     def text(self, file: str) -> str:
-        """The source. Raises KeyError where the wheel has no such file."""
+        """Return a file's source. Raises KeyError where the wheel has no such file."""
         if file in self._changed:
             return self._changed[file]
         try:
@@ -63,7 +63,7 @@ class Modules(Mapping[str, ast.Module]):
 
 
 def broken(contracts: Sequence[Contract], modules: Mapping[str, ast.Module], pin: str) -> list[str]:
-    """One line for each contract of `pin` that does not hold."""
+    """Return a line for each contract of `pin` that does not hold."""
     lines = []
     for contract in contracts:
         if pin not in contract.pins:
@@ -95,7 +95,7 @@ class Route:
 
 @dataclass(frozen=True)
 class Argument:
-    """A word of the command line, declared by `add_argument`."""
+    """An argument of the command line, declared by `add_argument`."""
 
     flag: str
 
@@ -108,7 +108,7 @@ class Argument:
 
 @dataclass(frozen=True)
 class Field:
-    """A field of a class that is declared with its type, and what it is where nothing is said."""
+    """A field of a class that is declared with its type, and its default."""
 
     owner: str
     name: str
@@ -127,7 +127,7 @@ class Field:
 
 @dataclass(frozen=True)
 class Constant:
-    """A name that stands for literal values: all of these, and in this order, or `among` them."""
+    """A constant with these literal values, in this order, or with these `among` others."""
 
     name: str
     values: tuple[Any, ...]
@@ -144,7 +144,7 @@ class Constant:
 
 @dataclass(frozen=True)
 class Says:
-    """Texts that stand in a function, a class, or the whole module."""
+    """Strings that occur in a function, a class, or the whole module."""
 
     texts: tuple[str, ...]
     inside: str = ""
@@ -210,7 +210,7 @@ class Uses:
 
 @dataclass(frozen=True)
 class Means:
-    """What functions do, to the last statement: a digest of their syntax trees without documentation."""
+    """The exact behaviour of functions: a digest of their syntax trees without documentation."""
 
     functions: tuple[str, ...]
     digest: str
@@ -226,13 +226,13 @@ class Means:
 def meaning(
     what: str, file: str, functions: tuple[str, ...], look_at: str, *, cpu: str = "", gpu: str = ""
 ) -> list[Contract]:
-    """Contracts of functions in one file, for the pins whose digests are given."""
+    """Make contracts on the behaviour of functions in one file, for the pins whose digests are given."""
     pins = (("cpu", cpu), ("gpu", gpu))
     return [Contract(what, file, Means(functions, digest), look_at, (pin,)) for pin, digest in pins if digest]
 
 
 def digest_of(module: ast.Module, functions: Sequence[str]) -> str:
-    """What `Means` compares; the same for every layout of the text, and in every version of Python."""
+    """Return the digest that `Means` compares, equal for every layout of the text and in every version of Python."""
     digest = hashlib.sha256()
     for name in functions:
         digest.update(repr(_shape(_named(module, name))).encode())
@@ -254,7 +254,7 @@ def _is_text(statement: ast.stmt) -> bool:
 
 
 def _named(module: ast.Module, dotted: str) -> ast.AST | None:
-    """A class or function by its dotted name, also one that a function or a condition defines; the module for ""."""
+    """Find a class or function by its dotted name, also inside a function or condition; "" finds the module."""
     place: ast.AST | None = module
     for name in dotted.split(".") if dotted else ():
         within = ast.walk(place) if place is not None else iter(())
@@ -283,7 +283,7 @@ def _name(node: ast.AST) -> str:
 
 
 def _literal(node: ast.AST | None) -> Any:
-    """A literal's value; other expressions are no literals, and None."""
+    """Return a literal's value; None for other expressions."""
     try:
         return ast.literal_eval(node) if node is not None else None
     except (ValueError, TypeError):
@@ -308,7 +308,7 @@ def _assigned(module: ast.Module, dotted: str) -> ast.AST | None:
 
 
 def _literals(node: ast.AST) -> tuple[Any, ...]:
-    """The values of a literal, a collection of them, or typing's Literal; of a mapping its keys."""
+    """Return the values of a literal, a collection of literals, or typing's Literal; of a mapping its keys."""
     if isinstance(node, ast.Subscript):
         node = node.slice
     if isinstance(node, ast.Dict):

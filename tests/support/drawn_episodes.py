@@ -1,4 +1,4 @@
-"""Conversations to play: what is said by a policy and to it, and episodes drawn of that."""
+"""Conversations to play: messages of a policy and of an environment, and episodes drawn of these."""
 
 import numpy as np
 
@@ -6,22 +6,22 @@ from mrl.records.episodes import Message, ToolCall
 
 CALL = ToolCall(name="look_up", arguments='{"key":"b"}')
 OTHER_CALLS = "[{name}({arguments})]"
-"""How another family writes a call, as of `PlainVoice`."""
+"""Format of a call in another family, for `PlainVoice`."""
 CONTENTS = ["reverse: yah", "copy: hay", "h", "naïve café", "a reverse: hay yah 12"]
 
 
 def own(content: str, *calls: ToolCall) -> Message:
-    """A turn of the policy."""
+    """Return a turn of the policy."""
     return Message("assistant", content, tool_calls=calls)
 
 
 def told(content: str) -> Message:
-    """What the environment says."""
+    """Return a message of the environment."""
     return Message("user", content)
 
 
 def drawn(rng: np.random.Generator) -> list[Message]:
-    """An episode of one to three turns."""
+    """Draw an episode of one to three turns."""
     said = []
     for _ in range(rng.integers(1, 4)):
         content = str(rng.choice(CONTENTS))

@@ -1,4 +1,4 @@
-"""Weights on disk with what they say to a text, and an engine that is asked for answers to check."""
+"""Weights on disk with their learner's model, and an engine that is asked for answers to check."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -39,7 +39,7 @@ EOS_IDS = tuple(range(5, VOCAB_SIZE, 24))
 
 
 class ReloadingVLLM(VLLM):
-    """A vLLM on a CPU that loads as one on a GPU does; a module in `folder` makes the extension for it."""
+    """A vLLM on a CPU that loads weights as one on a GPU does; a module in `folder` makes the extension for it."""
 
     options = ("--worker-extension-cls", "reloading.GpuWeightsExtension")
 
@@ -56,7 +56,7 @@ class ReloadingVLLM(VLLM):
 
 @dataclass
 class Weights:
-    """A folder as a learner publishes it, and the learner's model."""
+    """A folder of weights as a learner publishes it, and the learner's model."""
 
     folder: Path
     model: PreTrainedModel
@@ -67,14 +67,14 @@ class Weights:
 
 
 def make_weights(folder: Path, *, seed: int, family: str = "qwen3", tied: bool = True) -> Weights:
-    """Random weights, large enough that two seeds disagree by nats."""
+    """Make random weights, large enough that two seeds disagree by nats."""
     shape = {
         "vocab_size": VOCAB_SIZE,
         "hidden_size": 64,
         "num_hidden_layers": 2,
         "num_attention_heads": 2,
         "num_key_value_heads": 1,
-        "head_dim": 32,  # the least that vLLM's attention has on a CPU
+        "head_dim": 32,  # the smallest of vLLM's attention on a CPU
         "intermediate_size": 128,
         "max_position_embeddings": 1024,
         "initializer_range": 0.2,
@@ -92,12 +92,12 @@ def make_weights(folder: Path, *, seed: int, family: str = "qwen3", tied: bool =
 
 
 def save_word_tokenizer(folder: Path) -> None:
-    """One word per token, which no engine reads; but no folder is a policy's without."""
+    """Save a tokenizer of one word per token, which no engine reads, but without which no folder is a policy's."""
     Tokenizer(WordLevel({f"w{i}": i for i in range(VOCAB_SIZE)}, unk_token="w0")).save(str(folder / "tokenizer.json"))
 
 
 def export_trained(folder: Path, start: Weights) -> Weights:
-    """What `mrl export` makes of the checkpoint of a policy that began with `start` and has learnt since."""
+    """Run `mrl export` on a checkpoint of a policy that began with `start` and has learnt since; return its weights."""
     tables = {
         "run": {"name": "r", "steps": 9, "folder": str(folder)},
         "tasks": {"reverse": {"source": "words", "dataset": "reverse"}},
@@ -119,9 +119,9 @@ def export_trained(folder: Path, start: Weights) -> Weights:
 
 @torch.no_grad()
 def full_forward(parts: Sequence[tuple[Weights, Sequence[int]]], temperature: float) -> np.ndarray:
-    """Log-probabilities of every token after the first; each part is read by its own weights.
+    """Return log-probabilities of every token after the first; each part is read by its own weights.
 
-    What the parts before have left in the cache stays as it is: so an engine reads that goes on over an update.
+    The cache of earlier parts stays as it is, as in an engine that goes on sampling over an update.
     """
     cache = DynamicCache(config=parts[0][0].model.config)
     logprobs, before = [], None
@@ -135,7 +135,7 @@ def full_forward(parts: Sequence[tuple[Weights, Sequence[int]]], temperature: fl
 
 
 class Sender:
-    """The learner's end of one broadcast: the store is open, nobody is there yet."""
+    """The learner's end of a broadcast; its store is open, and no receiver has come yet."""
 
     def __init__(
         self,
@@ -145,7 +145,7 @@ class Sender:
         name: str,
         digests: Mapping[str, str] | None = None,
     ) -> None:
-        """`digests` are told to the members, those of the tensors unless given."""
+        """Open the store. `digests` are told to the members, those of the tensors by default."""
         self._tensors = tensors
         self._store = open_store("127.0.0.1")
         meeting = Meeting(
@@ -162,7 +162,7 @@ class Sender:
         self.incoming = IncomingTensors(meeting, shapes, digests)
 
     def send(self, *, buckets: int | None = None) -> BroadcastGroup:
-        """Meet, and send all buckets or the first few; the group lasts as long as it is kept."""
+        """Meet the receivers, and send all buckets or the first few; the group lasts as long as it is kept."""
         group = BroadcastGroup(self._store, self.incoming.meeting, 0)
         for bucket in buckets_of(self.incoming.tensors)[:buckets]:
             flat = [self._tensors[shape.name].detach().reshape(-1).view(torch.uint8) for shape in bucket]
@@ -171,7 +171,7 @@ class Sender:
 
 
 class Rig:
-    """An engine under test, and which of the weights it serves."""
+    """An engine under test, and the weights of the versions that it has served."""
 
     def __init__(self, engine: Engine, temperature: float) -> None:
         self.engine, self.temperature = engine, temperature
@@ -179,7 +179,7 @@ class Rig:
         self._asked = 0
 
     def serve(self, weights: Weights) -> Version:
-        """Load `weights` as a new version, unless they are what is served."""
+        """Load `weights` as a new version, unless the engine serves them already; return the version."""
         now = self.engine.version
         if now is not None and self.served.get(now) is weights:
             return now
@@ -189,14 +189,14 @@ class Rig:
         return version
 
     def ask(self, *, answers: int = 4, prompt_tokens: int = 6) -> GenerationRequest:
-        """A request that was not made before."""
+        """Make a request that was not made before."""
         self._asked += 1
         rng = np.random.default_rng(self._asked)
         prompt = rng.integers(0, VOCAB_SIZE, size=prompt_tokens).astype(np.int32)
         return GenerationRequest(f"r{self._asked}", prompt, rng.integers(0, 2**63, size=answers, dtype=np.uint64))
 
     def collect(self, count: int, within_s: float = 120.0) -> list[Finished]:
-        """`count` answers, within a time that is only reached when something is wrong."""
+        """Collect `count` answers, within a time that is only reached when something is wrong."""
         found: list[Finished] = []
         deadline_s = time.monotonic() + within_s
         while len(found) < count:
@@ -205,9 +205,10 @@ class Rig:
         return found
 
     def expected(self, request: GenerationRequest, one: Finished, *, keeps_cache: bool) -> np.ndarray:
-        """[T] log-probabilities of an answer under the versions that it names.
+        """Return [T] log-probabilities of an answer under the versions that it names.
 
-        Without `keeps_cache` every version has read all that stands before its tokens.
+        With `keeps_cache` tokens before an update stay as the old version read them; without it every version reads
+        them anew.
         """
         prompt, answer = request.prompt_token_ids.tolist(), one.generation.token_ids.tolist()
         parts, start = [], 0

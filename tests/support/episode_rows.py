@@ -1,4 +1,4 @@
-"""Episodes of several rows, read off what a learner gets."""
+"""Rows of an episode, read from the answer that a learner gets."""
 
 from mrl.records.finish import FinishReason
 from mrl.records.rollouts import Answer
@@ -6,7 +6,7 @@ from mrl.rollout.episode import PlayedEpisode
 
 
 def rows_of(played: PlayedEpisode) -> list[list[int]]:
-    """What stands before each turn in its row, read off what the learner gets."""
+    """Return the tokens before each turn in its row, read from the answer that the learner gets."""
     answer = Answer(
         token_ids=played.token_ids.tobytes(), logprobs=b"", versions=[], completion=b"", reward=0.0,
         finish_reason=FinishReason.STOP, segments=played.segments,

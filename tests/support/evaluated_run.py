@@ -13,7 +13,7 @@ from mrl.weights.training_state import training_tensors
 
 
 def checkpoint(folder: RunFolder, policy: str, model_folder: Path, step: int) -> None:
-    """One of the policy of `model_folder`, with other weights at every step."""
+    """Write a checkpoint of the policy of `model_folder`, with other weights at every step."""
     model = load_policy(model_folder)
     with torch.no_grad():
         for tensor in named_weights(model).values():

@@ -1,16 +1,16 @@
-"""An evaluator that runs whatever it is given, and the verifier that compares what it made; for hostile answers."""
+"""An evaluator that runs any program, and the verifier that compares its result, for hostile answers."""
 
 KEPT: list[str] = []
-"""What earlier answers left in this module; it should stay empty."""
+"""Objects that earlier answers left in this module; it should stay empty."""
 
 
 def run(answer: str) -> str:
-    """The variable `result` of a Python program."""
+    """Run a Python program and return its variable `result`."""
     names: dict[str, object] = {"result": ""}
     exec(answer, names)
     return names["result"]
 
 
 def same(reference: str, answer: str) -> float:
-    """1.0 for the reference."""
+    """Return 1.0 for the reference, else 0.0."""
     return float(answer == reference)

@@ -1,6 +1,6 @@
-"""Folders of models whose families the package `renderers` knows: their tokens, and chat templates that say the same.
+"""Folders of models whose families the package `renderers` knows: their tokens, and chat templates that render alike.
 
-What such a template says of tools is taken from the package itself; the turns are written here.
+The part of such a template on tools is taken from the package itself; the turns are written here.
 """
 
 import json
@@ -33,7 +33,7 @@ TOKENS = {
 }
 ENDS = {"qwen3.5": "<|im_end|>", "gemma4": "<turn|>", "glm-4.5": "<|endoftext|>", "minimax-m2": "[e~["}
 CONTENT = "{% for m in messages %}{{ m.content }}{% endfor %}"
-"""Of families whose calls alone are looked at."""
+"""Template of families of which only calls are tested."""
 TURNS = {
     "qwen3.5": (
         "{% for m in messages %}{% set is_tool = m.role == 'tool' %}"
@@ -57,14 +57,14 @@ TURNS = {
         "{% if add_generation_prompt and messages[-1].role != 'tool' %}<|turn>model\n{% endif %}"
     ).replace("QUOTE", QUOTE),
 }
-"""Without what is said of tools. A turn of Gemma that calls goes on behind the answer, which cannot be read off."""
+"""Templates of turns, without tools. A turn of Gemma that calls goes on behind the answer, which cannot be read off."""
 SHOWN_TOOL = {"type": "function", "function": {"name": "f", "description": "g", "parameters": {"type": "object"}}}
 
 
 def write_family(
     folder: Path, tokenizer: PreTrainedTokenizerFast, family: str, *, tool: dict[str, Any] = SHOWN_TOOL
 ) -> PreTrainedTokenizerFast:
-    """Make the folder of a model of this family; returns its tokenizer. Gemma's template shows `tool` and no other."""
+    """Make the folder of a model of this family; return its tokenizer. Gemma's template shows `tool` and no other."""
     tokens = [AddedToken(token, special=True, normalized=False) for token in TOKENS[family]]
     tokenizer.add_tokens(tokens, special_tokens=True)
     tokenizer.eos_token = ENDS[family]
@@ -79,7 +79,7 @@ def write_family(
 
 
 def told_of_tools(tokenizer: PreTrainedTokenizerFast, family: str, tool: dict[str, Any]) -> str:
-    """What the family says of its tools, as a part of a template."""
+    """Return the part of a template in which the family describes its tools."""
     from renderers import config_from_name, create_renderer
 
     renderer = create_renderer(tokenizer, config_from_name(family))
@@ -95,5 +95,5 @@ def told_of_tools(tokenizer: PreTrainedTokenizerFast, family: str, tool: dict[st
 
 
 def _raw(text: str) -> str:
-    """Text of a template that is nothing but text; a line break at its end stays."""
+    """Return literal text of a template; a line break at its end stays."""
     return f"{{{{ {json.dumps(text)} }}}}"

@@ -1,4 +1,4 @@
-"""Policies of many families that have learnt: a small random one of each, trained by the learner and published."""
+"""Trained policies of many families: a small random policy of each, trained by the learner and published."""
 
 import shutil
 from collections.abc import Callable
@@ -26,7 +26,7 @@ from mrl.weights.publish import Publisher
 from tests.support.engine_rig import EOS_IDS, VOCAB_SIZE, save_word_tokenizer
 
 WINDOW = 8
-"""Shorter than a canary, so that an engine that sees further is found out."""
+"""Sliding window in tokens, shorter than a canary, so that an engine that sees further is found out."""
 LAYERS = ["sliding_attention", "full_attention"]
 EXPERTS = {"num_experts_per_tok": 2, "moe_intermediate_size": 64}
 LATENT = {
@@ -67,9 +67,9 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "qwen3_moe": {"num_experts": 4, "tie_word_embeddings": False, **EXPERTS},
     "deepseek_v3": {"tie_word_embeddings": False, **LATENT},
 }
-"""Model type of transformers -> what its configuration says beyond a shape."""
+"""Model type of transformers -> keys of its configuration beyond SHAPE."""
 MIXTURES = ("mixtral", "qwen3_moe", "deepseek_v3")
-"""In memory transformers holds their experts together, in folders one by one."""
+"""Mixtures of experts, which transformers holds together in memory and one by one in folders."""
 SHAPE = {
     "vocab_size": VOCAB_SIZE,
     "hidden_size": 64,
@@ -95,14 +95,14 @@ class Learnt:
     """A policy that has taken some steps, as its learner published it."""
 
     start: Path
-    """The folder that the learner began with."""
+    """Folder that the learner began with."""
     manifest: Path
     version: Version
     model: PreTrainedModel
-    """What an engine has to serve: the learner's weights, with its adapters merged."""
+    """Weights that an engine has to serve: the learner's, with its adapters merged."""
 
     def planted(self, folder: Path, change: Callable[[dict[str, torch.Tensor]], object]) -> "Learnt":
-        """The same adapters with other tensors in their file, of which their manifest does not know."""
+        """Copy the adapters with changed tensors in their file, which the manifest does not know."""
         shutil.copytree(self.manifest.parent, folder)
         tensors = load_file(folder / ADAPTER_FILE)
         change(tensors)
@@ -111,7 +111,7 @@ class Learnt:
 
 
 def make_family(folder: Path, family: str) -> Path:
-    """A folder with a small random policy."""
+    """Make a folder with a small random policy."""
     torch.manual_seed(7)
     config = AutoConfig.for_model(family, **SHAPE | FAMILIES[family])
     AutoModelForCausalLM.from_config(config).eval().save_pretrained(folder)
@@ -120,7 +120,7 @@ def make_family(folder: Path, family: str) -> Path:
 
 
 class Learner:
-    """A policy of one rank that learns from random rows and publishes; with `lora` its adapters alone."""
+    """Learner of one rank that trains on random rows and publishes its weights; with `lora` its adapters alone."""
 
     def __init__(self, folder: Path, start: Path, **learner: Any) -> None:
         table = LearnerTable.model_validate({"lr": 1e-4} | learner)
@@ -137,11 +137,11 @@ class Learner:
 
     @property
     def model(self) -> Any:
-        """What is trained."""
+        """Model that is trained."""
         return self._trainer.model
 
     def learn(self, steps: int) -> Learnt:
-        """So many steps of AdamW at a usual learning rate; then publish."""
+        """Take some steps of AdamW at a usual learning rate, then publish."""
         for step in range(self._steps, self._steps + steps):
             self._trainer.train(StepOrder(rows(step), {"own": float(ROWS)}), step)
         self._steps += steps
@@ -158,7 +158,7 @@ class Learner:
 
 
 def rows(seed: int) -> list[TrainingExample]:
-    """Random answers with random advantages."""
+    """Make training examples of random answers with random advantages."""
     rng = np.random.default_rng(seed)
     return [
         TrainingExample(

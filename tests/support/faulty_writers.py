@@ -1,6 +1,7 @@
 """Writers whose disk fails: `python -m tests.support.faulty_writers WHAT FOLDER FIRST_SEED NUM_SEEDS`.
 
-A process is forked for every seed; what it was told is safe stands in `told-FOLDER/SEED` beside, a number a line.
+A process is forked for every seed. The numbers of the records or steps that it was told are safe are written beside, to
+`told-FOLDER/SEED`, one a line.
 """
 
 import ctypes
@@ -23,11 +24,11 @@ from mrl.records.tags import tags_of
 from tests.support.successes import success
 
 ONE_IN = 40
-"""Calls of which one fails."""
+"""Number of calls of which one fails."""
 
 
 def record(number: int) -> OutcomeRecord:
-    """The record that has this number, long enough for several pages."""
+    """Make the record with this number, long enough for several pages."""
     return success(f"r{number}", "a", "p", 1, completion=bytes([number % 251]) * 50_000)
 
 
@@ -59,7 +60,7 @@ def write_checkpoints(folder: Path, acknowledge: Callable[[int], object]) -> Non
 
 
 def main(what: str, folder: Path, first: int, count: int) -> None:
-    """One process after the other."""
+    """Run one writer after the other, each in a process."""
     writer = {"store": write_store, "checkpoints": write_checkpoints}[what]
     if what == "checkpoints":  # once, before any process is forked
         import torch
@@ -82,7 +83,7 @@ def main(what: str, folder: Path, first: int, count: int) -> None:
                 writer(folder / str(seed), lambda number, file=file: os.write(file, b"%d\n" % number))
             except (OSError, MRLError):
                 os._exit(3)
-            except BaseException as error:  # noqa: BLE001 - said as it is
+            except BaseException as error:  # noqa: BLE001 - reported as it is
                 os.write(2, f"seed {seed}: {error!r}\n".encode())
                 os._exit(4)
             os._exit(0)

@@ -1,4 +1,4 @@
-"""A chat template that leaves the reasoning of turns before the newest question out, as that of Qwen3 does."""
+"""A chat template that leaves out the reasoning of turns before the newest question, as Qwen3's does."""
 
 FORGETFUL = (
     "{% set ns = namespace(last=0) %}{% for m in messages %}{% if m.role == 'user' %}{% set ns.last = loop.index0 %}"
@@ -11,5 +11,5 @@ FORGETFUL = (
     "<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 KEEPS_NEWEST = FORGETFUL.replace("loop.index0 < ns.last", "loop.index0 < messages | length - 2")
-"""Leaves out the reasoning of all turns but the newest."""
+"""Template that leaves out the reasoning of all turns but the newest."""
 OPEN, END = "<|im_start|>", "<|im_end|>"

@@ -10,7 +10,7 @@ SIGNS = {"loop", "sleep", "regex", "die", "eat", "leave"}
 
 
 class Echo:
-    """Says what it is told, or does what the text says: hang in Python, hang in C, sleep, die, lie."""
+    """Environment that echoes a turn, or does as its text says: hang in Python or C, sleep, die, return nonsense."""
 
     def reset(self, seed, **row):
         self._turns = 0
@@ -65,7 +65,7 @@ class Echo:
 
 
 class Closing(Echo):
-    """Says when it is closed, and may hang there."""
+    """Environment that leaves a mark when it is closed, and may hang there."""
 
     def close(self):
         if "closed" in self._row:
@@ -75,7 +75,7 @@ class Closing(Echo):
 
 
 class Stubborn(Closing):
-    """Lets nothing break it off, and plays on."""
+    """Environment that swallows every exception, and plays on."""
 
     def _do(self, text):
         with suppress(BaseException):
@@ -84,7 +84,7 @@ class Stubborn(Closing):
 
 
 class Changing(Echo):
-    """Never says the same twice."""
+    """Environment whose first message differs between processes."""
 
     def reset(self, seed, **row):
         super().reset(seed)
@@ -92,7 +92,7 @@ class Changing(Echo):
 
 
 class Locking(Echo):
-    """Keeps something that belongs to the thread which made it, as database connections do."""
+    """Environment with an object that belongs to the thread which made it, as database connections do."""
 
     def reset(self, seed, **row):
         import sqlite3
@@ -105,7 +105,7 @@ class Locking(Echo):
 
 
 class Answered:
-    """Rewards the length of what was said last."""
+    """Environment that rewards the length of the last answer."""
 
     def reset(self, seed):
         return f"seed {seed}"
@@ -119,7 +119,7 @@ class Answered:
 
 
 class Shop:
-    """Tools, as TRL's classes have them."""
+    """Environment with tools, as TRL's classes have them."""
 
     def reset(self, *, item="bread", **row):
         self._item = item

@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def by_text(reference: str, answer: str) -> float | None:
-    """What the answer says: hang in Python, hang in C, sleep, die, leave, eat memory, raise, speak; else compare."""
+    """Do as the answer says: hang in Python, hang in C, sleep, die, leave, eat memory, raise, speak; else compare."""
     if answer in ("loop", "sleep") and "HANGING" in os.environ:
         Path(os.environ["HANGING"]).write_text("now")  # a pipe, whose reader learns that the hanging begins
     if answer == "loop":

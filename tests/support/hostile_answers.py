@@ -1,7 +1,7 @@
-"""Answers that want more than to be right: Python programs for an evaluator that runs whatever it is given.
+"""Hostile answers: Python programs for an evaluator that runs any program.
 
-Each sets `result` to the right answer when it got what it is after; so a reward says that the seal broke. Names in
-braces are filled in by the test: what exactly there is to be had on its machine.
+Each sets `result` to the right answer when its attack succeeded; so a reward says that the seal broke. Names in braces
+are filled in by the test with the files, ports and process ids of its machine.
 """
 
 import textwrap
@@ -280,7 +280,7 @@ ATTACKS: dict[str, str] = {
         kept = Late()
     """,
 }
-"""What it is after -> the program."""
+"""Aim of an attack -> the program."""
 
 ENDLESS: dict[str, str] = {
     "an endless loop": "while True: pass",
@@ -290,10 +290,10 @@ ENDLESS: dict[str, str] = {
     "a big power": "result = str(9**9**9)",
     "a regular expression": 'import re; re.match(r"(a+)+$", "a" * 64 + "b")',
 }
-"""Programs that end by a limit alone."""
+"""Programs that end by a limit alone, by name."""
 
 
 def program(text: str, **names: object) -> str:
-    """One attack, with what there is to be had filled in; those on one line are taken as they stand."""
+    """Return the program of an attack with its names filled in; programs on one line are taken as they stand."""
     text = textwrap.dedent(text)
     return text.format(**names) if "{" in text else text

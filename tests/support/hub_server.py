@@ -1,6 +1,6 @@
-"""A Hugging Face hub of our own on loopback: as much of one as `huggingface_hub` asks when it fetches something.
+"""A Hugging Face hub on loopback, with the routes that `huggingface_hub` asks when it fetches something.
 
-A repository has commits, refs that point to them, and a mood: what the hub does to whoever asks.
+A repository has commits, refs that point to them, and a mood, by which the hub answers or refuses.
 """
 
 import hashlib
@@ -15,7 +15,7 @@ from typing import Literal
 from urllib.parse import unquote, urlsplit
 
 LARGE = (".safetensors", ".bin", "tokenizer.json")
-"""Kept by LFS, as on the hub: the digest is that of the bytes, and not of a Git blob."""
+"""Endings of files kept by LFS, as on the hub, whose digest is that of the bytes, and not of a Git blob."""
 TOKEN = "hf_ours"
 
 Mood = Literal["open", "gated", "private", "damaged", "short", "busy"]
@@ -23,14 +23,14 @@ Mood = Literal["open", "gated", "private", "damaged", "short", "busy"]
 
 @dataclass
 class Repository:
-    """Commits, the refs that name them, and how it is served."""
+    """Commits of a repository, the refs that name them, and the mood in which it is served."""
 
     commits: dict[str, dict[str, bytes]] = field(default_factory=dict)
     refs: dict[str, str] = field(default_factory=dict)
     mood: Mood = "open"
 
     def commit(self, files: Mapping[str, bytes], *refs: str) -> str:
-        """Add a commit, to which these refs point from now on; returns its id."""
+        """Add a commit, to which these refs point from now on; return its id."""
         digest = hashlib.sha1(usedforsecurity=False)
         for name, content in sorted(files.items()):
             digest.update(name.encode() + content)
@@ -41,14 +41,14 @@ class Repository:
 
 @dataclass
 class Hub:
-    """Repositories by their ids, and what has been asked of them: (method, path)."""
+    """Repositories by their ids, and the requests so far: (method, path)."""
 
     address: str = ""
     repositories: dict[str, Repository] = field(default_factory=dict)
     asked: list[tuple[str, str]] = field(default_factory=list)
 
     def add(self, model_id: str, folder: Path, *, more: Mapping[str, bytes] | None = None) -> Repository:
-        """A repository whose main branch holds the files of a folder, and `more`."""
+        """Add a repository whose main branch holds the files of a folder, and `more`."""
         repository = self.repositories[model_id] = Repository()
         repository.commit({file.name: file.read_bytes() for file in folder.iterdir()} | dict(more or {}))
         return repository
@@ -61,7 +61,7 @@ class Hub:
 
 @contextmanager
 def serving() -> Iterator[Hub]:
-    """A hub on a free port of loopback, until the block ends."""
+    """Serve a hub on a free port of loopback, until the block ends."""
     hub = Hub()
     handler = type("Handler", (_Handler,), {"hub": hub})
     server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
@@ -77,12 +77,12 @@ def serving() -> Iterator[Hub]:
 
 
 def lfs_digest(content: bytes) -> str:
-    """What LFS calls a file."""
+    """Return the digest by which LFS names a file."""
     return hashlib.sha256(content).hexdigest()
 
 
 def git_digest(content: bytes) -> str:
-    """What Git calls a file."""
+    """Return the digest by which Git names a file."""
     return hashlib.sha1(b"blob %d\0" % len(content) + content, usedforsecurity=False).hexdigest()
 
 
@@ -97,7 +97,7 @@ class _Handler(BaseHTTPRequestHandler):
         self._answer()
 
     def log_message(self, format: str, *args: object) -> None:
-        """Nobody reads it."""
+        """Do nothing: nobody reads the log."""
 
     def _answer(self) -> None:
         path = unquote(urlsplit(self.path).path)
@@ -128,7 +128,7 @@ class _Handler(BaseHTTPRequestHandler):
         return self._send_file(repository.mood, commit, name, files[name])
 
     def _refusal(self, mood: Mood, verb: str) -> tuple[int, str] | None:
-        """The listing of a gated repository is open to all; its files are not."""
+        """Return a refusal, or None. The listing of a gated repository is open to all; its files are not."""
         has_token = self.headers.get("Authorization") == f"Bearer {TOKEN}"
         if mood == "busy":
             return 503, ""

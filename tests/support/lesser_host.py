@@ -1,4 +1,4 @@
-"""A host that can less than this one: filters that a container would install, laid on a test's own process."""
+"""Restrictions of a lesser host: filters that a container would install, laid on a test's own process."""
 
 import ctypes
 import platform
@@ -12,17 +12,17 @@ LOAD, EQUAL, RETURN, ALLOW, FAIL = 0x20, 0x15, 0x06, 0x7FFF0000, 0x00050000
 
 
 def without_landlock() -> None:
-    """As on a kernel that has none."""
+    """Make this process find no Landlock, as on a kernel without it."""
     _filter([(EQUAL, 0, 1, LANDLOCK), (RETURN, 0, 0, FAIL | ENOSYS)])
 
 
 def without_seccomp() -> None:
-    """As on a kernel whose processes cannot install filters."""
+    """Make this process unable to install filters."""
     _filter([(EQUAL, 0, 3, PRCTL), (LOAD, 0, 0, 16), (EQUAL, 0, 1, SET_SECCOMP), (RETURN, 0, 0, FAIL | EINVAL)])
 
 
 def without_rights() -> None:
-    """As an ordinary user: none of root's capabilities, now and for all that is started from here."""
+    """Drop all of root's capabilities, now and for all processes started from here."""
     libc = ctypes.CDLL(None, use_errno=True)
     for capability in range(64):
         libc.prctl(24, capability, 0, 0, 0)

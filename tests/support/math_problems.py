@@ -1,6 +1,6 @@
-"""Twenty problems of our own with right, equivalent and wrong answers.
+"""Twenty problems of mathematics with right, equivalent and wrong answers.
 
-Columns: problem, reference, completions' answers that are right, and answers that are wrong.
+Columns: problem, reference, right answers, and wrong answers.
 """
 
 PROBLEMS: list[tuple[str, str, list[str], list[str]]] = [
@@ -54,7 +54,7 @@ MALFORMED = [
     "∞∞",
     "1" * 900,
 ]
-"""Answers that mean nothing."""
+"""Answers without a mathematical meaning."""
 
 HARD = ["9^{9^{9^9}}", "(" * 15 + "x" + "+1)^{2}" * 15, "((((" * 100 + "5" + "))))" * 100, "{" * 480 + "5" + "}" * 480]
 """Answers that cost a verifier without limits minutes, hours or all its memory."""

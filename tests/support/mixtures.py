@@ -1,4 +1,4 @@
-"""Small random mixtures of experts, and rows with experts that nobody's router chose."""
+"""Small random mixtures of experts, and rows with random experts, which no router chose."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -28,7 +28,7 @@ SHAPE = {
 
 
 def make_mixture(family: str = "qwen3_moe", *, seed: int = 1, **config: object) -> PreTrainedModel:
-    """Qwen's second layer is dense; Mixtral has none of that kind."""
+    """Make a random mixture. Qwen's second layer is dense; Mixtral has no dense layer."""
     torch.manual_seed(seed)
     if family == "mixtral":
         return MixtralForCausalLM(MixtralConfig(**SHAPE, num_local_experts=NUM_EXPERTS, **config)).eval()
@@ -37,13 +37,13 @@ def make_mixture(family: str = "qwen3_moe", *, seed: int = 1, **config: object) 
 
 
 def draw_experts(rng: np.random.Generator, num_rows: int, num_layers: int = NUM_LAYERS) -> np.ndarray:
-    """[R, X] that are distinct within a layer, in no order."""
+    """Draw [R, X] experts that are distinct within a layer, in no order."""
     drawn = rng.random((num_rows, num_layers, NUM_EXPERTS)).argsort(-1)[:, :, :TOP_K]
     return drawn.reshape(num_rows, num_layers * TOP_K).astype(np.uint8)
 
 
 def with_drawn_experts(rows: Sequence[TrainingExample], seed: int = 4) -> list[TrainingExample]:
-    """Own rows with experts for their sampled tokens and, of some, for their prompts; rows of peers without."""
+    """Give own rows experts for their sampled tokens and, for some, their prompts; rows of peers get none."""
     rng, found, of_prompts = np.random.default_rng(seed), [], dict[bytes, np.ndarray]()
     for row in rows:
         prompt = row.prompt_token_ids

@@ -7,7 +7,7 @@ from mrl.models.tokenizers import train_byte_level
 
 
 def write_model(folder: Path) -> Path:
-    """Make the folder; returns it."""
+    """Make the folder and return it."""
     train_byte_level(["answer yah one two three"], 300).save_pretrained(folder)
     (folder / "config.json").write_text('{"model_type": "qwen3"}')
     write_weights(folder / "model.safetensors", num_elements=200)
@@ -15,7 +15,7 @@ def write_model(folder: Path) -> Path:
 
 
 def write_weights(file: Path, *, num_elements: int, held_bytes: int | None = None) -> None:
-    """A safetensors file with one tensor in float16, of which `held_bytes` are there, or all; it takes no room."""
+    """Write a safetensors file with one tensor in float16, cut to `held_bytes` of data if given; it takes no room."""
     size = 2 * num_elements
     header = json.dumps({"x": {"dtype": "F16", "shape": [num_elements], "data_offsets": [0, size]}}).encode()
     with file.open("wb") as stream:
@@ -24,7 +24,7 @@ def write_weights(file: Path, *, num_elements: int, held_bytes: int | None = Non
 
 
 def unlist_end(folder: Path) -> None:
-    """Take the token that ends an answer out of the vocabulary; among the added tokens it keeps its id, 0."""
+    """Remove the token that ends an answer from the vocabulary; as an added token it keeps its id, 0."""
     path = folder / "tokenizer.json"
     content = json.loads(path.read_text())
     assert content["model"]["vocab"].pop("<|endoftext|>") == 0

@@ -9,7 +9,7 @@ FILE = Path(__file__).parents[2] / "examples" / "mutual_rl.py"
 
 
 def load_example() -> ModuleType:
-    """Its dataclasses look for the module among those that are loaded, so there it stays."""
+    """Load the example; it stays in `sys.modules`, where its dataclasses look for their module."""
     spec = importlib.util.spec_from_file_location("mutual_rl", FILE)
     assert spec is not None
     assert spec.loader is not None

@@ -1,4 +1,4 @@
-"""The example of the README, one's own models and prompts: its files, with small models in place of released ones."""
+"""The README's example of own models and prompts: its files, with small models in place of released ones."""
 
 import json
 import tomllib
@@ -13,7 +13,7 @@ SECTION = "## Your own models and prompts"
 
 
 def example() -> dict[str, str]:
-    """Name of a file -> its text; "commands" holds the calls of `mrl`."""
+    """Return the example: file name -> its text; "commands" holds the calls of `mrl`."""
     text = README.read_text(encoding="utf-8").split(SECTION, 1)[1].split("\n## ", 1)[0]
     rows, commands = blocks(text, "")
     (config,), (verifier,) = blocks(text, "toml"), blocks(text, "python")
@@ -21,7 +21,7 @@ def example() -> dict[str, str]:
 
 
 def write_example(folder: Path, make_model: Callable[..., Any]) -> dict[str, str]:
-    """Write the example into `folder`, with more prompts and with models that `make_model` makes; returns it."""
+    """Write the example into `folder`, with more prompts and with models that `make_model` makes; return it."""
     shown = example()
     row = json.loads(shown["problems.jsonl"])
     rows = [{"prompt": row["prompt"].replace("20", str(n)), "reference": str(n + 31)} for n in range(20, 100)]

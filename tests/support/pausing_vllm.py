@@ -1,7 +1,8 @@
-"""A server with vLLM's routes that is paused as vLLM 0.33 is, or as 0.32 was: what its sources do, without a model.
+"""A server with vLLM's routes and without a model, which is paused as vLLM 0.33 is, or as 0.32 was, by their sources.
 
-The next token is one more than the last. What arrives while it is paused 0.33 refuses (`_reject_add_while_paused` in
-v1/engine/core.py), and 0.32 keeps until it goes on; either gives up what has begun, with the tokens that it has.
+The next token is one more than the last. A request that arrives during a pause is refused by 0.33
+(`_reject_add_while_paused` in v1/engine/core.py), and kept by 0.32 until the pause ends. Both give up requests that
+have begun, with the tokens that they have.
 """
 
 import asyncio
@@ -16,20 +17,20 @@ PAUSED = {
     "param": None,
     "code": 503,
 }
-"""As `create_error_response` makes it of a RetryableRequestError."""
+"""Body of a refusal, as `create_error_response` makes it of a RetryableRequestError."""
 
 
 class PausingVLLM:
-    """Lives in a thread; `url` leads to it while it is open."""
+    """The server, which runs in a thread; `url` leads to it while it is open."""
 
     def __init__(self, *, refuses: bool) -> None:
-        """`refuses`: what 0.33 does with a request that comes while it is paused."""
+        """Start the server. `refuses`: whether it refuses requests during a pause, as 0.33 does."""
         self._refuses = refuses
         self.fault: tuple[int, dict[str, Any]] | None = None
-        """Status and error of every generation from now on."""
+        """Status and error of every generation from now on; None without a fault."""
         self.num_asked = self.num_resumes = 0
         self.is_slow = False
-        """Whether nothing that is under way arrives before the next pause."""
+        """Whether no request under way arrives before the next pause."""
         self._under_way = 0
         self._generated = 0
         self._serving = threading.Event()
@@ -39,13 +40,13 @@ class PausingVLLM:
         assert self._serving.wait(120)
 
     def close(self) -> None:
-        """End it."""
+        """End the server."""
         self._loop.call_soon_threadsafe(self._closing.set)
         self._thread.join()
         self._loop.close()
 
     def await_under_way(self, count: int) -> None:
-        """Until so many requests are on their way."""
+        """Wait until `count` requests are under way."""
 
         async def arrived() -> None:
             async with self._came:
@@ -119,7 +120,7 @@ class PausingVLLM:
             self._under_way -= 1
 
     async def _sample(self, prompt: list[int], max_tokens: int) -> tuple[list[int], str]:
-        """Aborted ones, also those that never began, return what they have."""
+        """Sample tokens; aborted requests, also those that never began, return the tokens that they have."""
         began, tokens = self._pausing, []
         while len(tokens) < max_tokens:
             while not (began.is_set() or self._goes_on.is_set()):

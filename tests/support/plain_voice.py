@@ -1,4 +1,4 @@
-"""The words of a made-up policy: how it writes turns and calls, and episodes that it has played."""
+"""The dialect of a made-up policy: how it writes turns and calls, and episodes that it has played."""
 
 from collections.abc import Sequence
 
@@ -15,21 +15,21 @@ from mrl.sharing.peer_episodes import SpelledEpisode
 
 
 class PlainVoice:
-    """Lines of text between turns; a call is written as `call` says. Refuses what it is told to."""
+    """Dialect with lines of text between turns and calls written as `call` says. `refuses`: the refusal to give."""
 
     def __init__(self, receiver: Receiver, call: str = "<{name} {arguments}>", *, max_tokens: int = 999) -> None:
         self.receiver, self._call, self._max_tokens = receiver, call, max_tokens
         self.refuses = ""
 
     def opening(self, opening: Opening) -> np.ndarray | str:
-        """A line for each of its messages, and the names of its tools; why not, where it is told to refuse."""
+        """Return a line for each tool's name and each message; or "no_opening" where that is to be refused."""
         if self.refuses == "no_opening":
             return self.refuses
         tools = [Message("user", tool.name) for tool in opening.tools]
         return self.bridge([*tools, *opening.messages])
 
     def text(self, messages: Sequence[Message]) -> bytes | str:
-        """Content and calls, or why not."""
+        """Return content and calls of a turn, or the reason of a refusal."""
         if self.refuses == "tool_calls":
             return self.refuses
         if len(messages) != 1 or messages[0].role != "assistant":
@@ -38,11 +38,11 @@ class PlainVoice:
         return (messages[0].content + "".join(calls)).encode()
 
     def rest(self, text: bytes, *, is_begun: bool, is_ended: bool) -> np.ndarray:
-        """The same tokens wherever they stand."""
+        """Return the text's tokens, the same wherever they stand."""
         return self._ids(text, is_ended=is_ended)
 
     def join(self, turns: Sequence[SharedTurn], said: Sequence[np.ndarray]) -> SpelledEpisode | str:
-        """A line for each message between the turns."""
+        """Join turns, with a line for each message between them, or return the reason of a refusal."""
         if self.refuses == "no_bridge":
             return self.refuses
         own = iter(said)
@@ -53,13 +53,15 @@ class PlainVoice:
         return SpelledEpisode(np.concatenate(parts), np.repeat(sampled, [part.size for part in parts]))
 
     def bridge(self, messages: Sequence[Message]) -> np.ndarray:
-        """What stands between two turns."""
+        """Return the tokens between two turns."""
         return self._ids("".join(f"\n{one.content}\n" for one in messages).encode(), is_ended=False)
 
     def played(
         self, said: Sequence[Message], *, reward: float = 1.0, ending: str = "done", seed: int = 0, step: int = 0
     ) -> Answer:
-        """An episode of this policy, its log-probs made up: turns of its own and of an environment in alternation."""
+        """Make an episode of this policy: own turns and an environment's in alternation, with made-up
+        log-probabilities.
+        """
         rng = np.random.default_rng(seed)
         ids, segments = [], []
         for place, message in enumerate(said):

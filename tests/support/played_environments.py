@@ -4,7 +4,7 @@ import os
 
 
 class Counting:
-    """Counts the turns, and ends the episode after so many; rewards the number of the seed."""
+    """Environment that ends the episode after `turns` turns, and rewards the number of the seed."""
 
     def reset(self, seed, turns=3, **row):
         self._seed, self._turns, self._left = seed, turns, turns
@@ -27,7 +27,7 @@ class Counting:
 
 
 class Asking:
-    """Has a tool, and rewards whoever has used it."""
+    """Environment with a tool, which rewards the tool's use."""
 
     def reset(self, seed):
         self._asked = False
@@ -43,7 +43,7 @@ class Asking:
 
 
 class Listening:
-    """Says again all that it was told; ends after four turns, and rewards the number of the seed."""
+    """Environment that repeats all turns so far, ends after four turns, and rewards the number of the seed."""
 
     def reset(self, seed, **row):
         self._seed, self._row, self._heard = seed, row, []

@@ -1,4 +1,4 @@
-"""One text in a receiver's own tokens, whole or not at all: what an engine of that policy would have sampled."""
+"""A text in a receiver's own tokens, whole or not at all, as an engine of that policy would have sampled it."""
 
 from dataclasses import dataclass
 
@@ -16,7 +16,7 @@ class Retokenized:
 
 
 def retokenize(receiver: Receiver, text: bytes, *, finished: bool, max_tokens: int) -> Retokenized | Rejected:
-    """`translate_texts` of one text; a row that `max_tokens` would cut is Rejected("too_long")."""
+    """Run `translate_texts` on one text; a row that `max_tokens` would cut is Rejected("too_long")."""
     row = translate_texts([text], [finished], receiver, max_tokens=max_tokens).row(0)
     if row.reject_reason:
         return Rejected(row.reject_reason)

@@ -1,4 +1,4 @@
-"""What mrl relies on in SGLang; one distribution, 0.5.23, is pinned for CPUs and GPUs. See vllm_contract.py."""
+"""Contracts that mrl relies on in SGLang, whose 0.5.23 is pinned for CPUs and GPUs alike. See vllm_contract.py."""
 
 from tests.support.contract_checks import Argument, Contract, Field, Route, Says, Takes, Uses, meaning
 

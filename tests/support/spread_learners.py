@@ -1,4 +1,4 @@
-"""Runs whose learners live on both of two hosts, which are network namespaces."""
+"""Runs whose learners span two hosts, which are network namespaces."""
 
 import sys
 
@@ -13,7 +13,7 @@ SPREAD = [
 
 
 def launch(run, namespaces, *words: str) -> None:
-    """`mrl launch` on the first host, which starts the second."""
+    """Run `mrl launch` on the first host, which starts the second."""
     hosts = ",".join(f"{name}={address}" for name, address in zip(namespaces.hosts, namespaces.addresses, strict=True))
     argv = [sys.executable, "-m", "mrl", "launch", str(run.config), "--hosts", hosts, "--launch.remote", REMOTE]
     argv += ["--exchange.host", "0.0.0.0", *words]

@@ -1,4 +1,4 @@
-"""The exchange's core with a file that has everything at once, and what tests say to it and read from it."""
+"""The exchange's core with a file that commits at once, and messages with which tests speak to it."""
 
 import itertools
 from collections.abc import Callable
@@ -26,10 +26,10 @@ _numbers = itertools.count(1000)
 
 
 class StoredCore(ExchangeCore):
-    """What it wants committed is committed before `handle` returns, and written down in `committed`.
+    """Core whose transactions are committed before `handle` returns, and noted in `committed`.
 
-    `failure()` says why nothing can be committed at the moment, "" when it can. With `is_slow` nothing is committed
-    before the test calls `finish`; it finds the transaction in `under_way`.
+    `failure()` says why nothing can be committed at the moment, "" when it can. With `is_slow` no transaction is
+    committed before the test calls `finish`; it finds the transaction in `under_way`.
     """
 
     def __init__(self, *, failure: Callable[[], str] = lambda: "", is_slow: bool = False, **limits: object) -> None:
@@ -40,13 +40,13 @@ class StoredCore(ExchangeCore):
         super().__init__(Limits(**defaults | limits), incarnation="one", started_s=0.0)
 
     def handle(self, client: bytes, message: ClientMessage, now_s: float, *, policy: str = "") -> Outgoing:
-        """Act, and let the file finish. The client's key is of `policy`, or of whatever policy it says it is."""
+        """Handle a message and commit. The client's key is of `policy`, or of the policy that a Hello names."""
         told = message.policy if isinstance(message, Hello) else "any"
         grant = Grant("admin") if isinstance(message, StatRequest) else Grant("worker", policy or told)
         return super().handle(client, message, grant, now_s) + self.commit_all(now_s)
 
     def receive_body(self, client: bytes, body: bytes, now_s: float) -> Outgoing:
-        """The same for a message as it comes over the wire."""
+        """Handle a message as it comes over the wire."""
         try:
             message = decode(body, client_message_decoder)
         except RecordError:
@@ -54,7 +54,7 @@ class StoredCore(ExchangeCore):
         return self.handle(client, message, now_s)
 
     def commit_all(self, now_s: float) -> Outgoing:
-        """Begin what can begin, and, unless it is slow, finish it."""
+        """Begin transactions and, unless the core is slow, finish them."""
         out: Outgoing = []
         while (transaction := self.begin(now_s, is_awaited=False)) is not None:
             self.under_way = transaction
@@ -64,14 +64,14 @@ class StoredCore(ExchangeCore):
         return out
 
     def finish(self, failure: str = "", now_s: float = 0.0) -> Outgoing:
-        """The transaction under way is dealt with."""
+        """Finish the transaction under way, with or without a failure."""
         assert self.under_way is not None
         self.committed += [] if failure else [self.under_way]
         self.under_way = None
         return self.settle(failure, now_s)
 
     def contents(self) -> Contents:
-        """What a file would hold by now."""
+        """Return the contents that a file would have by now."""
         entries, announcements, removed, counts = {}, [], [], {}
         for transaction in self.committed:
             entries |= {entry.number: entry for entry in transaction.inserts}
@@ -85,15 +85,15 @@ class StoredCore(ExchangeCore):
 
 
 def put_message(*records: ExperienceRecord, seq: int = 0) -> Put:
-    """A Put of these records; without a number, another one than all before."""
+    """Make a Put of these records; without `seq`, with a number unlike all before."""
     return put_of_bodies(*map(encode, records), seq=seq)
 
 
 def put_of_bodies(*bodies: bytes, seq: int = 0) -> Put:
-    """A Put of whatever these bytes are."""
+    """Make a Put of these bytes, whatever they are."""
     return Put(client="w", seq=seq or next(_numbers), records=[msgspec.Raw(body) for body in bodies])
 
 
 def records_of(message: Deliver) -> list[ExperienceRecord]:
-    """The records that a message carries."""
+    """Decode the records of a delivery."""
     return [decode(bytes(body), experience_decoder) for body in message.records]

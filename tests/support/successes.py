@@ -15,7 +15,7 @@ def success(
     completion: bytes = b"yah",
     trace: TokenTrace | None = None,
 ) -> OutcomeRecord:
-    """`step` and `epoch` date it."""
+    """Make a success record of the version (`epoch`, `step`)."""
     version = Version(epoch, step)
     return OutcomeRecord(
         record_id=record_id, source=source, oldest=version, newest=version, fingerprint="f", prompt_id=prompt_id,

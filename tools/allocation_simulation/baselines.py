@@ -1,4 +1,4 @@
-"""What the controller is compared with: what a person could set by hand."""
+"""Baselines of the allocation controller: splits of the units that a person could set by hand."""
 
 import itertools
 from collections.abc import Callable, Iterable, Mapping
@@ -11,7 +11,7 @@ PIECE_S = 300.0
 
 
 def in_proportion(weights: Mapping[str, float], sizes: Mapping[str, int], units: int) -> dict[str, int]:
-    """Whole replicas by weight: rounded down but at least one, then by largest remainder."""
+    """Divide units into whole replicas by weight: rounded down but at least one, the rest by largest remainder."""
     total = sum(weights.values()) or 1.0
     quota = {name: units * weight / total / sizes[name] for name, weight in weights.items()}
     counts = {name: max(1, int(share)) for name, share in quota.items()}
@@ -32,7 +32,7 @@ def _sizes(scenario: Scenario) -> dict[str, int]:
 
 
 class Fixed:
-    """A split that never changes."""
+    """Allocation rule with a split that never changes."""
 
     is_static, period_s = True, ROUND_S
 
@@ -40,17 +40,20 @@ class Fixed:
         self._split = split
 
     def shares(self, world: World, *, urgent: bool) -> Mapping[str, int]:
-        """Always the same."""
+        """Replicas of each policy, always the same."""
         return self._split(world.scenario)
 
 
 def equal(scenario: Scenario) -> dict[str, int]:
-    """As many units for everybody."""
+    """Divide the units equally between the policies."""
     return in_proportion({spec.name: 1.0 for spec in scenario.policies}, _sizes(scenario), scenario.num_units)
 
 
 def best_fixed(scenario: Scenario) -> dict[str, int]:
-    """The best in hindsight: of all splits the one with the highest least progress, then the highest sum, as fluids."""
+    """Return the split that is best in hindsight: the highest least progress of a policy, then the highest sum.
+
+    Progress is computed for fluids: a policy's is the mean of min(1, units / demand) over the time after the warm-up.
+    """
     specs, units = scenario.policies, scenario.num_units
     middles = [begin + PIECE_S / 2 for begin in _steps(scenario.warmup_s, scenario.horizon_s)]
     fed: list[list[float]] = []

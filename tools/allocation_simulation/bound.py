@@ -1,4 +1,4 @@
-"""The clairvoyant optimum: what no rule can beat, online or not. It shares no code with the controller.
+"""The clairvoyant optimum, a bound that no allocation rule can beat. It shares no code with the controller.
 
 Time averages of units held and progress made are feasible for the linear programme, whatever a rule does: a replica
 makes at most its full rate, a learner is busy at most all the time. Gangs, switching, drops and pauses only cost.
@@ -22,7 +22,7 @@ class Bound(NamedTuple):
     least_progress: float
     """Highest least progress over the whole time, the future being known."""
     myopic: float
-    """The same when each moment is optimised alone."""
+    """Highest least progress when each piece of time is optimised by itself, without knowledge of the others."""
 
 
 class _Piece(NamedTuple):
@@ -33,7 +33,7 @@ class _Piece(NamedTuple):
 
 
 def bound(scenario: Scenario) -> Bound:
-    """Optima over the time after the warm-up."""
+    """Return the optima of a scenario over the time after its warm-up."""
     pieces = _pieces(scenario)
     live_s_N = np.sum([piece.length_s * piece.live_N for piece in pieces], axis=0)
     alone = [_least_progress([piece], piece.length_s * piece.live_N) for piece in pieces]
@@ -42,7 +42,10 @@ def bound(scenario: Scenario) -> Bound:
 
 
 def _pieces(scenario: Scenario) -> list[_Piece]:
-    """The time after the warm-up, cut where the world changes, ramps every five minutes; each as in its middle."""
+    """Cut the time after the warm-up where the world changes, ramps every five minutes.
+
+    Each piece has the demands and the live learners of its middle.
+    """
     edges = {scenario.warmup_s, scenario.horizon_s, *scenario.edges_s()}
     for begin_s, end_s, _ in scenario.growth.values():
         edges.update(np.arange(begin_s, end_s, PIECE_S).tolist())
@@ -57,7 +60,10 @@ def _pieces(scenario: Scenario) -> list[_Piece]:
 
 
 def _capacity(pieces: list[_Piece]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Rows that hold the units of every piece; columns u_ip piece by piece, then one more."""
+    """[P, N * P + 1] rows and [P] limits that hold the units of every piece.
+
+    A column each for u_ip, piece by piece, and a last one for the least progress.
+    """
     num = len(pieces[0].demand_N)
     rows = np.zeros((len(pieces), num * len(pieces) + 1))
     for index, piece in enumerate(pieces):
@@ -66,14 +72,14 @@ def _capacity(pieces: list[_Piece]) -> tuple[NDArray[np.float64], NDArray[np.flo
 
 
 def _fed(pieces: list[_Piece], live_s_N: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Rows that turn u_ip into the progress of every policy."""
+    """[N, N * P] rows that turn u_ip into the progress of every policy."""
     num = len(live_s_N)
     share_PN = np.array([piece.length_s * piece.live_N for piece in pieces]) / np.maximum(live_s_N, 1e-12)
     return np.concatenate([np.diag(share_N) for share_N in share_PN], axis=1).reshape(num, -1)
 
 
 def _least_progress(pieces: list[_Piece], live_s_N: NDArray[np.float64]) -> tuple[float, NDArray[np.float64]]:
-    """Max-min progress, and the progress of every policy where the sum is highest beside it."""
+    """Return the max-min progress, and [N] the progress of every policy where its sum is highest beside that."""
     capacity, units = _capacity(pieces)
     fed = _fed(pieces, live_s_N)
     counted = live_s_N > 0.0

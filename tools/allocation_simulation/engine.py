@@ -1,4 +1,4 @@
-"""A replica: every request that runs advances at the same rate, which falls with their number (processor sharing)."""
+"""A replica. All its requests advance at one rate, which falls with their number (processor sharing)."""
 
 import heapq
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ _numbers = count()
 
 @dataclass(slots=True)
 class Group:
-    """The answers to one prompt, dated when the first was let in."""
+    """The answers to one prompt. `behaviour` is the policy's version when the group was let in."""
 
     behaviour: int
     missing: int
@@ -18,7 +18,7 @@ class Group:
 
 @dataclass(slots=True)
 class Request:
-    """One answer, and what is left to generate of it."""
+    """One answer: its length and the part of it that is left to generate, in tokens."""
 
     group: Group
     length: float
@@ -46,26 +46,26 @@ class Replica:
         self.policy, self.first_unit, self.num_units = policy, first_unit, num_units
         self.token_s, self.per_request_s = line
         self.full = full
-        """Requests that fit."""
+        """Number of requests that run at once at most."""
         self.serving_from_s = serving_from_s
-        """It wakes up until then."""
+        """Time at which the engine begins to serve; it wakes up until then."""
         self.running: list[tuple[float, int, Request]] = []
         """Heap of (work at which the request ends, number, request)."""
         self.work = 0.0
-        """Tokens that a request has got that was there from the start."""
+        """Tokens that a request has generated if it has run since the engine began to serve."""
         self.advanced_s = self.worked_s = serving_from_s
         self.active_s = self.request_s = self.tokens = 0.0
-        """Totals: time with a request running, integral of running requests, tokens."""
+        """Totals: seconds with a request running, time integral of running requests, tokens."""
         self.stamp = 0
-        """Number of its newest planned event; older ones do not count."""
+        """Number of the replica's newest planned event; older ones do not count."""
 
     @property
     def units(self) -> range:
-        """Its units."""
+        """Units on which the replica runs."""
         return range(self.first_unit, self.first_unit + self.num_units)
 
     def advance(self, now_s: float) -> None:
-        """Generate until now."""
+        """Generate tokens until now."""
         running = len(self.running)
         if running:
             elapsed_s = now_s - self.advanced_s
@@ -88,30 +88,34 @@ class Replica:
         self.worked_s = max(self.worked_s, now_s) + pause_s
 
     def add(self, request: Request) -> None:
-        """Let a request in; the replica has been advanced to now."""
+        """Start a request; the replica has been advanced to now."""
         heapq.heappush(self.running, (self.work + request.left, next(_numbers), request))
 
     def next_end_s(self) -> float:
-        """When the first of its requests ends, if nothing changes."""
+        """Time at which the first of the requests ends, if nothing changes."""
         slowness = self.token_s + self.per_request_s * len(self.running)
         return self.worked_s + max(0.0, self.running[0][0] - self.work) * slowness
 
     def ended(self) -> list[Request]:
-        """Take out what has ended."""
+        """Remove and return the requests that have ended."""
         done = []
         while self.running and self.running[0][0] <= self.work + 1e-6:
             done.append(heapq.heappop(self.running)[2])
         return done
 
     def forget(self, groups: set[int]) -> bool:
-        """Take out the answers to these groups, told by their `id`; whether there were any. Advanced to now before."""
+        """Remove the answers to groups given by `id(group)`; return whether there were any. Call `advance` before."""
         before = len(self.running)
         self.running = [entry for entry in self.running if id(entry[2].group) not in groups]
         heapq.heapify(self.running)
         return len(self.running) < before
 
     def evict(self, *, keep_tokens: bool, rework: float) -> list[Request]:
-        """Take out all that runs: with what is generated, of which `rework` has to be done again, or without."""
+        """Remove and return all running requests.
+
+        With `keep_tokens` their tokens are kept, but for the share `rework`, which has to be generated again; without
+        it they start anew.
+        """
         taken = []
         for end, _, request in sorted(self.running):
             left = max(0.0, end - self.work)

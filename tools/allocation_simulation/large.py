@@ -1,8 +1,9 @@
-"""The same world for thousands of units: requests find their replica without a look at all of them.
+"""The simulated world for thousands of units: a request finds its replica without a look at all replicas.
 
 In `World` every end of an answer brings all replicas of its policy up to now, which makes its numbers, to the last
-digit, those of earlier runs; with a hundred replicas that is nearly all of the time. Here only those are touched whose
-requests change. What happens is the same: an answer that ends frees a place, and a request goes where fewest run.
+digit, those of earlier runs; with a hundred replicas that is nearly all of the time. Here a replica is touched only
+when its requests change. The behaviour is the same: an answer that ends frees a place, and a request goes to the
+replica that runs fewest.
 """
 
 import heapq
@@ -24,16 +25,16 @@ MEAN_TOKENS = (1500.0, 8000.0)
 
 
 class LargePolicy(SimulatedPolicy):
-    """Keeps its replicas with room in a heap, by the requests that they run."""
+    """Policy that keeps its replicas with room in a heap, ordered by the number of requests that they run."""
 
     def __init__(self, spec: PolicySpec, rng: random.Random, start_step: Callable[[float], None]) -> None:
         super().__init__(spec, rng, start_step)
         self._room: list[tuple[int, int, Replica]] = []
 
     def admit_to(self, now_s: float, touched: Replica | None) -> list[Replica]:
-        """As `admit`; only `touched` has changed since the last call, or, None, any replica. Returns who got requests.
+        """Fill the replicas as `admit` does, and return those whose requests changed.
 
-        Told are also those whose requests changed before the call.
+        `touched`: the only replica that has changed since the last call, also among those returned; None: any may have.
         """
         offered = [touched] if touched else [one for one in self.replicas if one.serving_from_s <= now_s]
         if touched is None:
@@ -65,7 +66,7 @@ class LargePolicy(SimulatedPolicy):
 
 
 class LargeWorld(World):
-    """A world of many replicas."""
+    """World for many replicas: it plans events only for replicas whose requests changed."""
 
     make_policy = LargePolicy
 
@@ -76,7 +77,7 @@ class LargeWorld(World):
 
 
 def large_instance(num_policies: int, num_units: int, seed: int, *, hours: float = 3.0) -> Scenario:
-    """Policies with demands over two orders of magnitude that want a third more than there is, in a world that changes.
+    """Make a scenario whose policies' demands span two orders of magnitude and exceed the units by a third.
 
     Each is a policy of the random instances with a learner and a batch so many times larger that its demand comes out
     as drawn. Answers of one policy in eight grow, two- to fourfold; one in 64 of the nodes of eight units is lost for

@@ -1,4 +1,4 @@
-"""A policy: it lets groups in as long as gate and window allow, and steps whenever a batch is there."""
+"""A simulated policy, which lets groups in as long as gate and window allow, and steps whenever it has a batch."""
 
 import math
 import random
@@ -19,7 +19,7 @@ STEP_NOISE = 0.05
 
 
 class SimulatedPolicy:
-    """Gate, queue, buffer and learner of one policy. What takes time is planned by the world.
+    """Gate, queue, buffer and learner of one policy. The world plans the events that take time.
 
     start_step: called with the seconds that the next step takes.
     """
@@ -39,16 +39,16 @@ class SimulatedPolicy:
         self._is_shut = False
         self._accounted_s = self._step_tokens_per_s = 0.0
         self.busy_s = self.wait_s = self.wait_shut_s = 0.0
-        """Totals; a learner that hangs counts as neither."""
+        """Seconds that the learner was busy, waited, and waited with the gate shut; none count while it hangs."""
         self.trained_tokens = self.delivered_tokens = self.dropped_tokens = 0.0
         self.trained_groups = self.dropped_groups = 0
         self.lags: dict[int, int] = {}
-        """Groups trained on, by staleness."""
+        """Number of groups trained on, by staleness in versions."""
         self.heard_s = 0.0
-        """Time of the learner's last sign of life: it gives one all the time unless it hangs."""
+        """Time of the learner's last sign of life: it gives one at every moment unless it hangs."""
 
     def account(self, now_s: float) -> None:
-        """Bring the time accounts up to now; to be called before anything changes."""
+        """Bring the time accounts up to now; call it before anything changes."""
         elapsed_s = now_s - self._accounted_s
         self._accounted_s = now_s
         if self.hanging:
@@ -81,7 +81,7 @@ class SimulatedPolicy:
             self._is_shut = shut
 
     def complete(self, request: Request) -> bool:
-        """Note the end of an answer; whether its group is complete."""
+        """Note the end of an answer; return whether its group is complete."""
         group = request.group
         group.missing -= 1
         if group.missing:
@@ -93,7 +93,7 @@ class SimulatedPolicy:
         return True
 
     def try_step(self, now_s: float) -> None:
-        """Begin a step if a batch is there: the stale are dropped, then the oldest are taken."""
+        """Begin a step if there is a batch. Groups that are too stale are dropped, then the oldest are taken."""
         if self.stepping or self.hanging or len(self.buffer) < self.spec.batch_groups:
             return
         self.window.pull(len(self.buffer))
@@ -122,15 +122,15 @@ class SimulatedPolicy:
         self._start_step(duration_s)
 
     def end_step(self, now_s: float) -> None:
-        """A new version is there."""
+        """Note that the step has ended and made a new version."""
         self.account(now_s)
         self.stepping = False
         self.version += 1
 
     def give_up_stale(self, now_s: float) -> list[Replica]:
-        """Forget groups in flight that will be too stale when they are complete; the replicas that sampled them.
+        """Give up groups in flight that are too stale already; return the replicas that sampled them.
 
-        As workers do: of which no answer has ended, nobody knows how stale it is.
+        Workers do the same. A group of which no answer has ended stays: nobody knows its staleness yet.
         """
         running = [request.group for replica in self.replicas for _, _, request in replica.running]
         stale = {
@@ -148,7 +148,7 @@ class SimulatedPolicy:
         return [replica for replica in self.replicas if replica.forget(stale)]
 
     def _let_in(self) -> bool:
-        """Let one group in, dated now, if gate and window are open."""
+        """Let one group in, dated now, if gate and window are open; return whether they were."""
         in_flight = self.num_running_groups
         bound = (MAX_STALENESS_VERSIONS + self.version + 1) * self.spec.batch_groups
         if bound <= self._accepted + in_flight or in_flight + len(self.buffer) >= self.window.groups:

@@ -1,4 +1,4 @@
-"""Trials of rules in scenarios over seeds, and what they say."""
+"""Trials of allocation rules in scenarios over seeds, with their figures."""
 
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -15,7 +15,7 @@ CONTROLLER = "controller"
 
 
 def rules() -> dict[str, Callable[[], AllocationRule]]:
-    """Every rule by name, made anew for each trial; the controller comes first."""
+    """Every allocation rule by name, made anew for each trial; the controller comes first."""
     return {
         CONTROLLER: Controller,
         **baselines.rules(),
@@ -24,13 +24,13 @@ def rules() -> dict[str, Callable[[], AllocationRule]]:
 
 @dataclass(frozen=True)
 class Trial:
-    """One run of a scenario under a rule."""
+    """Figures of one run of a scenario under a rule."""
 
     scenario: str
     rule: str
     seed: int
     ratio: float
-    """Least progress over the clairvoyant bound."""
+    """Least progress of a policy, divided by the clairvoyant bound."""
     least_progress: float
     mean_progress: float
     moves_per_unit_hour: float
@@ -42,11 +42,11 @@ class Trial:
     longest_unserved_s: float
     took_s: float
     decide_ms: float
-    """Mean time of a decision of the controller, 0 under other rules."""
+    """Mean CPU time of a decision of the controller; 0 under other rules."""
 
 
 def try_rule(scenario: Scenario, rule: str, seed: int, *, least_bound: float, world_type: type[World] = World) -> Trial:
-    """Play one trial."""
+    """Run one trial and return its figures."""
     began_s, decides = time.process_time(), rules()[rule]()
     world = world_type(scenario, decides, seed).run()
     progress = world.progress()
@@ -76,7 +76,7 @@ def try_rule(scenario: Scenario, rule: str, seed: int, *, least_bound: float, wo
 def try_all(
     scenarios: Iterable[Scenario], names: Sequence[str], seeds: Sequence[int], say: Callable[[str], None]
 ) -> list[Trial]:
-    """All rules in all scenarios under all seeds."""
+    """Run the named rules in all scenarios under all seeds, and report each through `say`."""
     found = []
     for scenario in scenarios:
         best = bound(scenario)

@@ -1,4 +1,4 @@
-"""Which units each replica gets: fewest moves, gangs in aligned blocks, a whole gang or nothing."""
+"""Placement of replicas on units: fewest moves, gangs in aligned blocks, a whole gang or nothing."""
 
 import heapq
 from collections import Counter
@@ -17,17 +17,17 @@ class Placed:
     first_unit: int
     num_units: int
     running: int = 0
-    """Requests that it runs: of two replicas that could go, the one with fewer goes."""
+    """Requests that it runs: of two replicas that could be stopped, the one with fewer is."""
 
     @property
     def units(self) -> range:
-        """Its units."""
+        """Units on which the replica runs."""
         return range(self.first_unit, self.first_unit + self.num_units)
 
 
 @dataclass(frozen=True, slots=True)
 class Moves:
-    """What changes: `stopped` frees units, then `started` takes some; their units may overlap."""
+    """Changes of a placement: `stopped` frees units, then `started` takes some; their units may overlap."""
 
     stopped: tuple[Placed, ...]
     started: tuple[Placed, ...]
@@ -43,10 +43,10 @@ def place(
     num_units: int,
     down: frozenset[int] = frozenset(),
 ) -> Moves:
-    """Moves that give every policy its `wanted` replicas, largest gangs first.
+    """Return the moves that give every policy its `wanted` replicas, largest gangs first.
 
-    A block starts at a multiple of its size. Displacing a replica that has to go anyway is cheap; a gang may also make
-    a smaller replica move that stays wanted. `placed` must not touch units that are down.
+    A block starts at a multiple of its size. Displacing a replica that has to go anyway is cheap; a gang may also
+    displace a smaller replica that is still wanted, which then moves. `placed` must not touch units that are down.
     """
     board = _Board(placed, wanted, num_units, down)
     for policy in sorted(wanted, key=lambda name: (-replica_units[name], name)):
@@ -56,7 +56,7 @@ def place(
 
 
 class _Board:
-    """The units while moves are chosen."""
+    """Owners of the units while moves are chosen."""
 
     def __init__(
         self, placed: Sequence[Placed], wanted: Mapping[str, int], num_units: int, down: frozenset[int]
@@ -73,8 +73,9 @@ class _Board:
     def start_missing(self, policy: str, size: int) -> None:
         """Take the cheapest block for each missing replica, or note that there is none.
 
-        Blocks lie in a heap by what they cost when they were looked at last. That grows where the policy that is there
-        has no more to give, which is noticed when such a block comes up; it falls only where a replica is stopped.
+        Blocks lie in a heap by the cost that they had when they were last looked at. The cost of a block grows once its
+        owner has no surplus replicas left, which is noticed when the block comes up; it falls only where a replica is
+        stopped.
         """
         heap: list[tuple[float, int]] = []
         if self.missing[policy] > 0:
@@ -101,7 +102,7 @@ class _Board:
                 heapq.heappush(heap, (cost, first))
 
     def _cheapest(self, heap: list[tuple[float, int]], policy: str, size: int) -> int | None:
-        """Take the cheapest block off the heap, the first of several; None when there is none."""
+        """Take the cheapest block off the heap, the first of several; return None when there is none."""
         while heap:
             cost, first = heapq.heappop(heap)
             now = self._cost(policy, first, size)
@@ -112,18 +113,18 @@ class _Board:
         return None
 
     def drop_surplus(self) -> None:
-        """Stop the least loaded of the replicas that nobody took over."""
+        """Stop surplus replicas whose units nobody took over, the least loaded first."""
         for policy, count in self._surplus.items():
             own = {replica for replica in self._owner.values() if replica.policy == policy}
             for replica in sorted(own, key=lambda one: (one.running, one.first_unit))[:count]:
                 self._stop(replica)
 
     def _inside(self, first: int, size: int) -> list[Placed]:
-        """Replicas that a block touches, each once."""
+        """Replicas on the units of a block, each once."""
         return list(dict.fromkeys(self._owner[unit] for unit in range(first, first + size) if unit in self._owner))
 
     def _cost(self, policy: str, first: int, size: int) -> float | None:
-        """What taking a block costs; None where it must not be taken."""
+        """Cost of taking a block; None where it must not be taken."""
         block = range(first, first + size)
         if self._down.intersection(block):
             return None

@@ -16,12 +16,12 @@ from mrl.config.schema import AllocationTable
 
 GRANT_OVERHEAD_S = 3.0
 UNITS = Rule(period_s=60.0)
-"""The rest follows from how long switching takes, as in a run that sets `allocation.period_s` to this."""
+"""Rule of a run that sets `allocation.period_s` to this period; the rest follows from the seconds of switching."""
 SWITCHING_SHARE = AllocationTable().switching_share
 
 
 class PoolMeters:
-    """The meters of all policies, fed with the counters of the simulated world."""
+    """The meters of all policies by name, fed with the counters of the simulated world."""
 
     def __init__(self) -> None:
         self.of: dict[str, PolicyMeter] = {}
@@ -31,7 +31,7 @@ class PoolMeters:
         self._measured_s = 0.0
 
     def measure(self, world: World) -> None:
-        """Take the increments since the last call into account, unless that was just now."""
+        """Feed the meters with the increments since the last call, unless that was less than `min_interval_s` ago."""
         interval_s = world.now_s - self._measured_s
         if self.of and interval_s < MeterSettings().min_interval_s:
             return
@@ -72,7 +72,10 @@ class PoolMeters:
 
 
 class Controller:
-    """Meter, decision and admission windows, as in the allocator. `changes`: of its rule."""
+    """Allocation rule made of the allocator's meter and decision and of the learners' admission windows.
+
+    changes: fields of its `Rule` that differ from the timed one.
+    """
 
     is_static = False
 
@@ -84,10 +87,10 @@ class Controller:
         self._silent: frozenset[str] = frozenset()
         self._waits: dict[str, tuple[float, float]] = {}
         self.took_s: list[float] = []
-        """CPU time of every decision."""
+        """CPU seconds of every decision."""
 
     def shares(self, world: World, *, urgent: bool) -> Mapping[str, int]:
-        """Measure, decide, and set the windows."""
+        """Measure, decide, adjust the admission windows, and return the replicas of each policy."""
         self.meters.measure(world)
         readings = [self._reading(world, policy) for policy in world.policies.values()]
         silent = frozenset(reading.policy for reading in readings if reading.silent)

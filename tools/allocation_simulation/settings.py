@@ -1,4 +1,4 @@
-"""Every constant of the simulated world: policies, scenarios, random instances."""
+"""Constants of the simulated world: policies, scenarios, random instances."""
 
 import math
 import random
@@ -16,36 +16,36 @@ MIN_LENGTH_TOKENS = 16.0
 
 @dataclass(frozen=True)
 class PolicySpec:
-    """One policy: its engine, its answers, its learner."""
+    """Constants of one policy: its engine, its answers, its learner."""
 
     name: str
     gang_units: int
-    """Units of one replica."""
+    """Number of units of one replica."""
     token_s: float
     """Seconds per token of a request that runs alone, less `token_s_per_request`."""
     token_s_per_request: float
-    """What every request that runs beside it adds."""
+    """Seconds per token that every running request adds."""
     slots: int
     kv_tokens: float
     mean_tokens: float
-    """Mean length of an answer."""
+    """Mean length of an answer at the start, in tokens, before the cut at `MAX_LENGTH_FACTOR`."""
     step_s: float
     """Seconds of a step that do not depend on its tokens."""
     step_s_per_mtoken: float
     pause_s: float
-    """How long an engine stands still for new weights."""
+    """Seconds that an engine stands still for new weights."""
     wake_s: float
     sleep_s: float
     cold_s: float
     group_sd: float = 0.5
-    """Spread of the log length between prompts."""
+    """Standard deviation of the logarithm of the length between prompts."""
     answer_sd: float = 0.5
-    """Spread of the log length between answers to one prompt."""
+    """Standard deviation of the logarithm of the length between answers to one prompt."""
     batch_groups: int = BATCH_GROUPS
-    """Groups that one step takes."""
+    """Number of groups in the batch of one step."""
 
     def moments(self, multiplier: float) -> tuple[float, float]:
-        """First and second moment of an answer's length, which ends at eight times the mean."""
+        """Return the first and second moment of an answer's length, which is cut at eight times the mean."""
         variance = self.group_sd**2 + self.answer_sd**2
         sd, mean = math.sqrt(variance), self.mean_tokens * multiplier
         edge = (math.log(MAX_LENGTH_FACTOR) + variance / 2) / sd
@@ -55,13 +55,13 @@ class PolicySpec:
         return mean * first, mean * mean * second
 
     def full_requests(self, multiplier: float) -> int:
-        """Requests that a replica runs when it is full: bounded by slots and by the key-value cache."""
+        """Number of requests that a full replica runs, bounded by its slots and its key-value cache."""
         first, second = self.moments(multiplier)
         fitting = math.floor(self.kv_tokens / (PROMPT_TOKENS + second / (2.0 * first)))
         return max(2, min(self.slots, fitting))
 
     def demand_units(self, multiplier: float) -> float:
-        """Units that just keep the learner busy, nothing being dropped."""
+        """Number of units that just keeps the learner busy when nothing is dropped."""
         tokens = self.batch_groups * GROUP_SIZE * self.mean_tokens * multiplier
         busy_s = self.step_s + self.step_s_per_mtoken * tokens / 1e6
         requests = self.full_requests(multiplier)
@@ -71,7 +71,7 @@ class PolicySpec:
 
 @dataclass(frozen=True)
 class Scenario:
-    """A pool of units, who shares it, and what happens when (in seconds)."""
+    """A pool of units, the policies that share it, and the events that happen to them, with times in seconds."""
 
     name: str
     policies: tuple[PolicySpec, ...]
@@ -79,23 +79,23 @@ class Scenario:
     horizon_s: float = 8 * HOUR_S
     warmup_s: float = 0.75 * HOUR_S
     growth: Mapping[str, tuple[float, float, float]] = field(default_factory=dict)
-    """Lengths of a policy grow in a straight line: (from, to, factor)."""
+    """Policy -> (from, to, factor): the lengths of its answers grow in a straight line between these times."""
     outages: tuple[tuple[int, float, float], ...] = ()
-    """(unit, from, to)."""
+    """(unit, from, to): the unit is lost between these times."""
     crashes: tuple[tuple[int, float], ...] = ()
-    """(unit, when): the engine there dies, the unit does not."""
+    """(unit, time): the engine on the unit dies, the unit does not."""
     hangs: tuple[tuple[str, float, float], ...] = ()
-    """(policy, from, to): its learner stands still."""
+    """(policy, from, to): the policy's learner stands still between these times."""
 
     def multiplier(self, policy: str, now_s: float) -> float:
-        """Length of this policy's answers relative to the start."""
+        """Length of the policy's answers relative to the start."""
         if policy not in self.growth:
             return 1.0
         begin_s, end_s, factor = self.growth[policy]
         return 1.0 + (factor - 1.0) * min(1.0, max(0.0, (now_s - begin_s) / (end_s - begin_s)))
 
     def units_up(self, now_s: float) -> int:
-        """Units that work."""
+        """Number of units that work."""
         return self.num_units - sum(begin_s <= now_s < end_s for _, begin_s, end_s in self.outages)
 
     def hangs_at(self, policy: str, now_s: float) -> bool:
@@ -103,7 +103,7 @@ class Scenario:
         return any(name == policy and begin_s <= now_s < end_s for name, begin_s, end_s in self.hangs)
 
     def edges_s(self) -> list[float]:
-        """Times at which the world changes abruptly or begins or ends to drift."""
+        """Sorted times at which the world changes abruptly or begins or ends to drift."""
         times = [time_s for begin_s, end_s, _ in self.growth.values() for time_s in (begin_s, end_s)]
         times += [time_s for _, begin_s, end_s in (*self.outages, *self.hangs) for time_s in (begin_s, end_s)]
         return sorted(set(times))
@@ -118,7 +118,7 @@ GROWTH = {"C": (1.5 * HOUR_S, 2.0 * HOUR_S, 4.0)}
 
 
 def scenarios() -> dict[str, Scenario]:
-    """The five worlds: stationary, growing answers, lost units and engines, hanging learners, all of it."""
+    """Scenarios by name: S0 stationary, S1 growing answers, S2 lost units and engines, S3 hanging learners, S4 all."""
     still = Scenario("S0", (A, B, C, D), 12)
     outage = ((0, 1.5 * HOUR_S, 4.0 * HOUR_S), (1, 1.5 * HOUR_S, 4.0 * HOUR_S))
     late_outage = ((0, 3.0 * HOUR_S, 4.5 * HOUR_S), (1, 3.0 * HOUR_S, 4.5 * HOUR_S))
@@ -140,7 +140,7 @@ def scenarios() -> dict[str, Scenario]:
 
 
 def random_instance(seed: int) -> Scenario:
-    """A pool of three to six policies; at odd seeds the answers of one of them grow for half an hour."""
+    """Make a pool of three to six policies; at odd seeds the answers of one of them grow for half an hour."""
     rng = random.Random(seed)
     policies = tuple(random_policy(f"P{index}", rng) for index in range(rng.randint(3, 6)))
     wanted = rng.uniform(0.5, 0.95) * sum(policy.demand_units(1.0) for policy in policies)
@@ -153,7 +153,7 @@ def random_instance(seed: int) -> Scenario:
 
 
 def random_policy(name: str, rng: random.Random) -> PolicySpec:
-    """A policy of half a billion to forty billion parameters."""
+    """Draw the constants of a policy of half a billion to forty billion parameters."""
     size = math.exp(rng.uniform(math.log(0.5), math.log(40.0)))
     gang = 1 if size < 10 else 2 if size < 25 else 4
     return PolicySpec(

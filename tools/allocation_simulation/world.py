@@ -1,4 +1,4 @@
-"""The pool in simulated time: units, moves, failures, and the accounts of where unit time and progress went."""
+"""The pool in simulated time: units, moves, failures, and accounts of unit time and progress."""
 
 import heapq
 import random
@@ -20,19 +20,19 @@ REWORK_SHARE = 0.02
 
 
 class AllocationRule(Protocol):
-    """What decides how many replicas each policy has. It sees counters, not causes."""
+    """Decides the number of replicas of each policy. It sees counters, not causes."""
 
     period_s: float
     is_static: bool
-    """Engines stay where they are; a lost one starts again there, from cold."""
+    """Whether engines stay where they are; a lost one starts again on the same units, from cold."""
 
     def shares(self, world: "World", *, urgent: bool) -> Mapping[str, int]:
-        """Replicas per policy from now on; `urgent`: a unit or an engine came or went."""
+        """Return the number of replicas of each policy from now on; `urgent`: a unit or an engine came or went."""
 
 
 @dataclass
 class Accounts:
-    """Where the time of units that are up went, in samples, and what the learners did after the warm-up."""
+    """Samples of units that are up, by state; units moved; longest time that each policy was without an engine."""
 
     idle: int = 0
     switching: int = 0
@@ -42,7 +42,7 @@ class Accounts:
 
 
 class World:
-    """One run of a scenario under a rule. `run` plays it to its end."""
+    """One run of a scenario under a rule. `run` plays it to the horizon."""
 
     make_policy = SimulatedPolicy
 
@@ -52,7 +52,7 @@ class World:
         self.down: set[int] = set()
         self.policies = {spec.name: self._policy(spec, seed) for spec in scenario.policies}
         self.retired: list[Replica] = []
-        """Replicas stopped since the rule looked last."""
+        """Replicas stopped since the rule's last decision."""
         self.accounts = Accounts()
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._numbers = count()
@@ -64,11 +64,11 @@ class World:
 
     @property
     def units_up(self) -> int:
-        """Units that work."""
+        """Number of units that work."""
         return self.scenario.num_units - len(self.down)
 
     def run(self) -> "World":
-        """Play to the horizon; returns itself."""
+        """Play the scenario to its horizon; return the world."""
         horizon_s, events = self.scenario.horizon_s, self._events
         while events and events[0][0] <= horizon_s:
             self.now_s, _, act = heapq.heappop(events)
@@ -79,7 +79,7 @@ class World:
         return self
 
     def progress(self) -> dict[str, float]:
-        """Busy share of every learner since the warm-up; a time in which it hung does not count."""
+        """Busy share of every learner since the warm-up; time in which it hung does not count."""
         found = {}
         for name, policy in self.policies.items():
             busy_s, wait_s = self._at_warmup[name]
@@ -298,7 +298,7 @@ class World:
             self._at_warmup[name] = (policy.busy_s, policy.wait_s)
 
     def _sample(self) -> None:
-        """Every unit that is up: does it serve, wake up, or stand idle (unowned, empty, or paused)?"""
+        """Count the units that are up by state: serving, waking up, or idle (unowned, empty, or paused)."""
         accounts, serving = self.accounts, 0
         for name, policy in self.policies.items():
             for replica in policy.replicas:
@@ -323,5 +323,5 @@ class World:
 
 
 def moves_per_unit_hour(world: World) -> float:
-    """Units that began to serve another policy, per unit of the pool and hour."""
+    """Number of units that began to serve another policy, per unit of the pool and hour."""
     return world.accounts.moved_units / world.scenario.num_units / (world.scenario.horizon_s / HOUR_S)

@@ -1,7 +1,8 @@
 """A process of the benchmark: `python -m bench_peers PART SYSTEM SETTINGS`, then one line of JSON per question.
 
-A producer and a consumer are told a phase: kind, name, number of records, and for the producer its pace (0: as fast as
-it goes). They answer when all is made, start at the next line, and answer with what they measured.
+The parent tells a producer and a consumer a phase: kind, name, number of records, and for the producer its pace in
+records per second (0: as fast as it goes). Each answers when its records are made, starts at the next line, and then
+answers with its measurements.
 """
 
 import gc
@@ -17,7 +18,7 @@ from bench_peers.loads import Checklist, make_records
 from bench_peers.part import PART_RECORDS, Consumer, Producer, Settings, Stamp, stamp
 
 PACE_S = 0.0005
-"""How long a paced producer sleeps when nothing is due."""
+"""Seconds that a paced producer sleeps when no record is due."""
 
 
 def main() -> None:
@@ -31,7 +32,7 @@ def main() -> None:
 
 
 def serve(system: Any, settings: Settings) -> None:
-    """Be the broker until the parent ends this process."""
+    """Run the broker until the parent ends this process."""
     serving = system.serve(settings)
     tell(next(serving))
     for _ in serving:
@@ -39,7 +40,7 @@ def serve(system: Any, settings: Settings) -> None:
 
 
 def produce(producer: Producer) -> None:
-    """Answer questions of the parent until it has no more."""
+    """Run one producer's phases until the parent has no more."""
     for line in sys.stdin:
         phase = json.loads(line)
         items = producer.prepare(make_records(phase["kind"], phase["name"], phase["count"]))
@@ -56,7 +57,7 @@ def produce(producer: Producer) -> None:
 
 
 def consume(consumer: Consumer) -> None:
-    """Answer questions of the parent until it has no more."""
+    """Run one consumer's phases until the parent has no more."""
     for line in sys.stdin:
         phase = json.loads(line)
         checklist = Checklist(phase["name"], phase["count"])
@@ -68,13 +69,13 @@ def consume(consumer: Consumer) -> None:
 
 
 def flood(producer: Producer, items: Any, part_records: int) -> None:
-    """Send everything as fast as the producer takes it."""
+    """Send all items as fast as the producer takes them."""
     for begin in range(0, len(items), part_records):
         producer.send(items[begin : begin + part_records], is_paced=False)
 
 
 def pace(producer: Producer, items: Any, rate: float, first_s: float) -> None:
-    """Send every item when it is due, and with it those that became due meanwhile."""
+    """Send every item when it is due, together with items that became due during the last call."""
     sent = 0
     while sent < len(items):
         due = min(len(items), int((time.monotonic() - first_s) * rate) + 1)
@@ -86,7 +87,7 @@ def pace(producer: Producer, items: Any, rate: float, first_s: float) -> None:
 
 
 def latencies(acknowledged: list[tuple[int, float]], count: int, rate: float, first_s: float) -> list[float]:
-    """(p50, p99) seconds from when a record was due to its acknowledgement; [] without pace or acknowledgements."""
+    """Return (p50, p99) seconds from due time to acknowledgement of a record; [] without pace or acknowledgements."""
     if not rate or not acknowledged:
         return []
     totals, times_s = np.array([total for total, _ in acknowledged]), np.array([at_s for _, at_s in acknowledged])
@@ -97,9 +98,9 @@ def latencies(acknowledged: list[tuple[int, float]], count: int, rate: float, fi
 
 
 def start() -> Stamp:
-    """Say that all is made and wait for the word; returns when it came.
+    """Tell the parent that the records are made, wait for its start, and return the moment at which it came.
 
-    The heap of records is none of the garbage collector's business.
+    The records are frozen first, so that the garbage collector does not go through them while the clock runs.
     """
     gc.collect()
     gc.freeze()
@@ -110,7 +111,7 @@ def start() -> Stamp:
 
 
 def tell(message: object) -> None:
-    """One line to the parent."""
+    """Write one line of JSON to the parent."""
     sys.stdout.write(json.dumps(message) + "\n")
     sys.stdout.flush()
 

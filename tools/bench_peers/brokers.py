@@ -1,4 +1,4 @@
-"""Starts the broker of each system in a folder of its own, on a free port, and ends it by its pid."""
+"""Brokers of the benchmark, each in a folder of its own and on a free port, ended by its pid."""
 
 import importlib.util
 import os
@@ -15,16 +15,16 @@ from mrl import parent_death
 
 
 class Broker(NamedTuple):
-    """A broker that listens."""
+    """A broker that is running."""
 
     pid: int
     settings: Settings
-    """For its clients."""
+    """Settings with which its clients are made."""
 
 
 @contextmanager
 def exchange(folder: Path, durability: str, *, is_near: bool = False) -> Iterator[Broker]:
-    """The daemon of mrl with its file in the folder; unless `is_near`, its clients behave as on another host."""
+    """Run mrl's exchange daemon with its file in the folder. Unless `is_near`, clients use TCP as from another host."""
     settings: Settings = {"run": str(folder), "durability": durability, "is_near": is_near}
     with closing(Child("broker", "exchange", settings)) as child:
         yield Broker(child.pid, child.answer())
@@ -32,7 +32,7 @@ def exchange(folder: Path, durability: str, *, is_near: bool = False) -> Iterato
 
 @contextmanager
 def redis(folder: Path, fsync: str) -> Iterator[Broker]:
-    """A Redis that logs every write (AOF), with `appendfsync` as given; it neither rewrites the log nor snapshots."""
+    """Run a Redis that logs every write (AOF) with this `appendfsync`. It neither rewrites the log nor snapshots."""
     port = free_port()
     options = {
         "--bind": "127.0.0.1",
@@ -59,7 +59,7 @@ def _server(argv: tuple[str, ...], port: int) -> Iterator[Broker]:
 
 
 def missing(program: str, package: str, distribution: str) -> str:
-    """What a peer lacks on this machine, and how to get it; "" when all is there."""
+    """Reason why a system cannot be measured on this machine, with its cure; "" when program and package are there."""
     if shutil.which(program) is None:
         return f"no {program} on PATH (apt-get install {program})"
     if importlib.util.find_spec(package) is None:
@@ -68,7 +68,7 @@ def missing(program: str, package: str, distribution: str) -> str:
 
 
 def redis_parses_slowly() -> str:
-    """Why Redis' client would read answers in Python here, which flatters everybody else; "" when it does not."""
+    """Reason why Redis' client would be slow here, which would flatter the others; "" when it has its parser in C."""
     from redis.utils import HIREDIS_AVAILABLE
 
     if HIREDIS_AVAILABLE:

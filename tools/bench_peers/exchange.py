@@ -1,6 +1,6 @@
-"""The exchange of mrl: the daemon as its role runs it, and its client library at both ends.
+"""The exchange of mrl in the benchmark: the daemon as its role runs it, and its client library at both ends.
 
-Settings: `run` (folder with keys, endpoints and file), `durability`, `is_near` (False: clients use tcp, as from another
+Settings: `run` (folder with keys, endpoints and file), `durability`, `is_near` (False: clients use TCP, as from another
 host). The consumer belongs to another policy and watches the prompts on which the producer publishes.
 """
 
@@ -25,13 +25,13 @@ from mrl.transport.keys import create_keys, load_client_keys, load_keys
 PRODUCER, CONSUMER, READER = f"worker/{SOURCE}/0", "learner/llama", "llama"
 ROUND_S = 0.2
 POLL_S = 0.002
-"""The client has no call that waits for records: a learner looks between two steps, far less often than this."""
+"""Seconds between two looks for records. The client has no call that waits for them: a learner looks once per step."""
 AWAITED, ASKED_AT_ONCE = 4000, 500
-"""Prompts that are watched at a time, and in one question."""
+"""Number of prompts that are watched at a time, and in one question."""
 
 
 def serve(settings: Settings) -> Iterator[Settings]:
-    """The daemon, one round at a time."""
+    """Run the daemon, one round at a time."""
     run = Path(str(settings["run"]))
     create_keys(run / "keys", [Grant("worker", SOURCE), Grant("learner", READER)])
     daemon = ExchangeDaemon(
@@ -50,14 +50,14 @@ def serve(settings: Settings) -> Iterator[Settings]:
 
 
 class WatchedClient(ExchangeClient):
-    """Notes when the daemon acknowledged how much."""
+    """Client that notes the times of the daemon's acknowledgements, as (records stored so far, monotonic time)."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
         self.acknowledged: list[tuple[int, float]] = []
 
     def on_message(self, body: bytes) -> None:
-        """As the client does, and then look at its count."""
+        """Handle the message as the client does, then note the count of stored records if it rose."""
         super().on_message(body)
         stored = self.counts.get("stored", 0)
         if not self.acknowledged or stored > self.acknowledged[-1][0]:
@@ -65,7 +65,7 @@ class WatchedClient(ExchangeClient):
 
 
 def connect(settings: Settings, client: str) -> WatchedClient:
-    """A client as the roles connect theirs."""
+    """Connect a client as the roles of a run do."""
     run, grant = Path(str(settings["run"])), grant_of(client)
     find = nearest_endpoint if settings["is_near"] else read_endpoint
     socket = ClientSocket(
@@ -81,24 +81,27 @@ def connect(settings: Settings, client: str) -> WatchedClient:
 
 
 class Producer:
-    """Publishes with room to wait in, as a worker of a synchronous run does."""
+    """Producer that waits for room in the client's queue, as a worker of a synchronous run does."""
 
     def __init__(self, settings: Settings) -> None:
         self._client = connect(settings, PRODUCER)
         self._stored_before = self._num_twice = 0
 
     def prepare(self, records: Sequence[ExperienceRecord]) -> Sequence[ExperienceRecord]:
-        """The client takes records as they are."""
+        """Return the records unchanged: the client takes them as they are."""
         self._stored_before = self._client.counts.get("stored", 0)
         self._client.acknowledged.clear()
         return records
 
     def send(self, part: Sequence[ExperienceRecord], *, is_paced: bool) -> None:
-        """Never waits for the acknowledgement of these."""
+        """Publish records, without waiting for their acknowledgement."""
         self._client.publish(part, room_within_s=DEADLINE_S)
 
     def finish(self) -> None:
-        """Tells of what was put twice. Raises RuntimeError when something was refused otherwise, or dropped."""
+        """Wait until all is acknowledged; report records that were put twice.
+
+        Raises RuntimeError when a record was refused for another reason or dropped, or not all is acknowledged in time.
+        """
         if not self._client.flush(DEADLINE_S):
             raise RuntimeError(f"not everything was acknowledged: {self._client.counts}")
         refused = {name: number for name, number in self._client.counts.items() if name.startswith("refused/")}
@@ -110,22 +113,22 @@ class Producer:
             self._num_twice = num_twice
 
     def acknowledgements(self) -> list[tuple[int, float]]:
-        """From the counts of the client, seen after every message of the daemon."""
+        """See bench_peers.part.Producer; the client's counts are read after every message of the daemon."""
         return [(total - self._stored_before, at_s) for total, at_s in self._client.acknowledged]
 
     def close(self) -> None:
-        """End the link."""
+        """Close the client."""
         self._client.close(0.0)
 
 
 class Consumer:
-    """Watches prompts, some thousand ahead of what has come."""
+    """Consumer that watches prompts, up to `AWAITED` ahead of the records that came."""
 
     def __init__(self, settings: Settings) -> None:
         self._client = connect(settings, CONSUMER)
 
     def take_all(self, checklist: Checklist) -> Stamp:
-        """Raises RuntimeError after a minute."""
+        """Take records until none is missing; return that moment. Raises RuntimeError after `DEADLINE_S`."""
         end_s = time.monotonic() + DEADLINE_S
         num_asked = 0
         while checklist.num_missing:
@@ -143,5 +146,5 @@ class Consumer:
         return stamp()
 
     def close(self) -> None:
-        """End the link."""
+        """Close the client."""
         self._client.close(0.0)

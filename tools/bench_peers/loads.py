@@ -1,8 +1,8 @@
-"""The records that travel, and the check that they arrive.
+"""The records that the benchmark sends, and the check that they arrive.
 
 rollout   a RolloutRecord of 37 KB: 8 answers of 352 tokens, each with its text, byte lengths, log-probs and flags
 outcome   an OutcomeRecord of 1 KB: an answer of 49 tokens with the same
-both      the two in turn
+both      rollout and outcome records in turn
 """
 
 import time
@@ -31,7 +31,7 @@ BYTES_PER_TOKEN = 4
 
 
 def make_records(kind: str, phase: str, count: int) -> list[ExperienceRecord]:
-    """So many different records; `phase` makes their ids different from those of other calls."""
+    """Make `count` different records; `phase` makes their ids differ from those of other calls."""
     if kind == "both":
         rollouts, outcomes = make_records("rollout", phase, count), make_records("outcome", phase, count)
         return [(outcomes if place % 2 else rollouts)[place] for place in range(count)]
@@ -55,7 +55,7 @@ def make_records(kind: str, phase: str, count: int) -> list[ExperienceRecord]:
 
 
 def ids_of(phase: str, count: int) -> list[str]:
-    """The ids of the records of a phase, in their order."""
+    """Ids of the records of a phase, in their order."""
     return [f"{phase}/{number}" for number in range(count)]
 
 
@@ -70,32 +70,32 @@ def _answer(rng: np.random.Generator, tokens: int) -> dict[str, Any]:
 
 
 class Checklist:
-    """What came of a phase: each record once, in any order, since what is put again comes later.
+    """Checklist of the records of a phase: each comes once, in any order, since a record that is put again comes later.
 
-    While the clock runs ids are only noted; that they are the right ones is checked afterwards, for every system alike.
+    While the clock runs ids are only noted; `check` compares them afterwards, for every system alike.
     """
 
     def __init__(self, phase: str, count: int) -> None:
         self.ids = ids_of(phase, count)
-        """Of the records, which are those of their prompts, in their order."""
+        """Ids of the records, equal to their prompts' ids, in the order of sending."""
         self._came: list[str] = []
 
     @property
     def num_came(self) -> int:
-        """How many have come."""
+        """Number of records that have come."""
         return len(self._came)
 
     @property
     def num_missing(self) -> int:
-        """How many are still to come."""
+        """Number of records that are still to come."""
         return max(0, len(self.ids) - len(self._came))
 
     def tick_off(self, records: Iterable[ExperienceRecord]) -> None:
-        """These came."""
+        """Note records that came."""
         self._came += [record.record_id for record in records]
 
     def check(self) -> None:
-        """Raises RuntimeError when one came twice, is of another phase, or is missing."""
+        """Check the records that came. Raises RuntimeError when one came twice, was never sent, or is missing."""
         missing = set(self.ids)
         for record_id in self._came:
             if record_id not in missing:

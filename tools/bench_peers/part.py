@@ -1,4 +1,4 @@
-"""What the module of a system has to offer to the processes of the benchmark."""
+"""Protocols of a system's producer and consumer in the benchmark's processes."""
 
 import time
 from collections.abc import Sequence
@@ -8,40 +8,40 @@ from bench_peers.loads import Checklist
 from mrl.records.experience import ExperienceRecord
 
 Settings = dict[str, object]
-"""How to reach the broker, and what else the module wants to know."""
+"""Address of the broker, and whatever else the module of the system needs."""
 
 DEADLINE_S = 60.0
-"""Nothing in the benchmark takes longer."""
+"""Seconds after which a wait of the benchmark fails."""
 
 
 class Stamp(NamedTuple):
-    """A moment of a process."""
+    """A moment of a process, by two clocks."""
 
     at_s: float
-    """By the monotonic clock, which all processes of a host share."""
+    """Time by the monotonic clock, which all processes of a host share."""
     cpu_s: float
-    """What all threads of the process have taken by then."""
+    """CPU seconds of all threads of the process until then."""
 
 
 def stamp() -> Stamp:
-    """Now."""
+    """Stamp of now."""
     return Stamp(time.monotonic(), time.process_time())
 
 
 class Producer(Protocol):
-    """Hands records to the broker, encoded by it. Made in the process that uses it."""
+    """Encodes records and hands them to the broker. Made in the process that uses it."""
 
     def prepare(self, records: Sequence[ExperienceRecord]) -> Sequence[object]:
-        """What is done before the clock starts; returns what `send` takes parts of."""
+        """Do the work that comes before the clock starts; return items of which `send` takes parts."""
 
     def send(self, part: Sequence[object], *, is_paced: bool) -> None:
-        """Put these. May wait for earlier ones; with `is_paced` there is time to wait for these as well."""
+        """Put some of the items. May wait for earlier ones; with `is_paced` there is time to wait for these as well."""
 
     def finish(self) -> None:
         """Wait until everything is acknowledged. Raises RuntimeError when it is not."""
 
     def acknowledgements(self) -> list[tuple[int, float]]:
-        """(how many of the records sent since the last call are acknowledged, since when), rising; may be empty."""
+        """Return rising pairs (records sent since the last `prepare` that are acknowledged, time); may be empty."""
 
     def close(self) -> None:
         """End the connection."""
@@ -51,7 +51,7 @@ class Consumer(Protocol):
     """Takes records from the broker and decodes them. Made in the process that uses it."""
 
     def take_all(self, checklist: Checklist) -> Stamp:
-        """Take and commit until nothing is missing; returns when that was.
+        """Take and commit records until none is missing; return that moment.
 
         Raises RuntimeError or TimeoutError when it takes too long.
         """
@@ -61,4 +61,4 @@ class Consumer(Protocol):
 
 
 PART_RECORDS = {"rollout": 16, "outcome": 512, "both": 32}
-"""How many records a flooding producer hands over in one call."""
+"""Number of records that a flooding producer hands over in one call, by kind of load."""

@@ -21,7 +21,7 @@ END_S = 10.0
 
 
 class Child:
-    """One of `producer`, `consumer` or `broker` of a system, as `python -m bench_peers`."""
+    """A process `python -m bench_peers` with one part of a system: `producer`, `consumer` or `broker`."""
 
     def __init__(self, part: str, system: str, settings: Settings) -> None:
         argv = (sys.executable, "-m", "bench_peers", part, system, json.dumps(settings))
@@ -39,17 +39,17 @@ class Child:
 
     @property
     def pid(self) -> int:
-        """Of the process."""
+        """Process id."""
         return self._process.pid
 
     def tell(self, message: object) -> None:
-        """Write one line of JSON to it."""
+        """Write one line of JSON to the process."""
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps(message) + "\n")
         self._process.stdin.flush()
 
     def answer(self) -> Any:
-        """Its next line of JSON. Raises RuntimeError when it ends or says nothing for long."""
+        """Return its next line of JSON. Raises RuntimeError when it ends, or says nothing for twice `DEADLINE_S`."""
         assert self._process.stdout is not None
         ready, _, _ = select.select([self._process.stdout], [], [], 2 * DEADLINE_S)
         line = self._process.stdout.readline() if ready else ""
@@ -58,12 +58,12 @@ class Child:
         return json.loads(line)
 
     def ask(self, message: object) -> Any:
-        """Tell, and wait for the answer."""
+        """Write one line of JSON and return the answer."""
         self.tell(message)
         return self.answer()
 
     def close(self) -> None:
-        """End it and let go of its pipes."""
+        """End the process and close its pipes."""
         end(self._process)
         for pipe in (self._process.stdin, self._process.stdout):
             if pipe is not None:
@@ -71,7 +71,7 @@ class Child:
 
 
 def end(process: subprocess.Popen[Any]) -> None:
-    """Ask a process to end, and see to it."""
+    """Terminate a process; kill it when it has not ended after `END_S`."""
     process.terminate()
     try:
         process.wait(END_S)
@@ -81,34 +81,34 @@ def end(process: subprocess.Popen[Any]) -> None:
 
 
 def cpu_s(pid: int) -> float:
-    """CPU seconds that all threads of a process have taken, by the kernel's nanosecond clock of that process."""
+    """CPU seconds of all threads of a process, by the kernel's nanosecond clock of that process."""
     return time.clock_gettime((~pid << 3) | 2)  # MAKE_PROCESS_CPUCLOCK(pid, CPUCLOCK_SCHED) of the kernel
 
 
 class Load(NamedTuple):
-    """What has been taken of the machine at a moment."""
+    """CPU seconds of the machine and of some processes until a moment."""
 
     at_s: float
     busy_s: float
     """CPU seconds of all processes of the machine."""
     own_s: tuple[float, ...]
-    """Those of some."""
+    """CPU seconds of each given process."""
 
     @classmethod
     def of(cls, pids: Sequence[int]) -> "Load":
-        """Now; `own_s` in the order of the pids."""
+        """Load until now; `own_s` in the order of the pids."""
         times = psutil.cpu_times()
         idle_s = times.idle + times.iowait
         return cls(time.monotonic(), sum(times[:8]) - idle_s, tuple(map(cpu_s, pids)))
 
     def others_since(self, before: "Load") -> float:
-        """Share of the cores that went to other processes since then."""
+        """Share of the cores that went to other processes since `before`."""
         others_s = (self.busy_s - before.busy_s) - (sum(self.own_s) - sum(before.own_s))
         return max(0.0, others_s / ((self.at_s - before.at_s) * (os.cpu_count() or 1)))
 
 
 def free_port() -> int:
-    """A port of the loopback that nobody uses at the moment."""
+    """Return a port of the loopback that nobody uses at the moment."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
@@ -121,7 +121,7 @@ def await_listener(port: int, name: str, process: subprocess.Popen[Any]) -> None
         try:
             socket.create_connection(("127.0.0.1", port), timeout=1.0).close()
         except OSError:
-            time.sleep(0.01)  # a server of somebody else's tells in no other way that it is ready
+            time.sleep(0.01)  # another project's server tells in no other way that it is ready
         else:
             return
     raise RuntimeError(f"{name} does not listen on port {port}")

@@ -1,9 +1,9 @@
-"""Redis Streams for the same job, all pipelined, with the parser in C.
+"""Redis Streams in the benchmark, with pipelined commands and the client's parser in C.
 
-Each record goes into the stream of its prompt (XADD, at most one entry per prompt: the newest is the least stale), so
-that whoever needs a prompt finds it by XRANGE, and the prompt goes into a stream of news. Who watches reads the news
-(XREAD with BLOCK) and fetches the records of the prompts that it awaits. Nothing is ever deleted but what a newer
-record replaces. Settings: `port`.
+Each record goes into the stream of its prompt (XADD, at most one entry per prompt: the newest is the least stale),
+where a reader of that prompt finds it by XRANGE, and the prompt goes into a stream of news. A consumer reads the news
+(XREAD with BLOCK) and fetches the records of the prompts that it awaits. A record is deleted only when a newer one of
+its prompt replaces it. Settings: `port`.
 """
 
 import time
@@ -23,19 +23,19 @@ READ_RECORDS, BLOCK_MS = 256, 100
 
 
 def connect(settings: Settings) -> Connection:
-    """A connection to the server."""
+    """Connect to the server."""
     connection = Connection(host="127.0.0.1", port=settings["port"], protocol=2)
     connection.connect()
     return connection
 
 
 def tell(connection: Connection, commands: Sequence[tuple[object, ...]]) -> None:
-    """Send commands at once."""
+    """Send commands in one pipeline."""
     connection.send_packed_command(connection.pack_commands(commands))
 
 
 def answer(connection: Connection) -> Any:
-    """The answer to the next command. Raises ValueError with the error of Redis."""
+    """Return the answer to the next command. Raises ValueError with the error of Redis."""
     try:
         return connection.read_response(disable_decoding=True)
     except Exception as error:
@@ -43,26 +43,26 @@ def answer(connection: Connection) -> Any:
 
 
 def key_of(prompt_id: str | bytes) -> bytes:
-    """The stream of a prompt."""
+    """Key of a prompt's stream."""
     return b"prompt:" + (prompt_id if isinstance(prompt_id, bytes) else prompt_id.encode())
 
 
 class Producer:
-    """Adds a part while the one before it is being stored."""
+    """Producer that sends a part while Redis stores the part before it."""
 
     def __init__(self, settings: Settings) -> None:
         self._connection = connect(settings)
         self._waiting: deque[int] = deque()
-        """Records of every pipeline that is under way."""
+        """Number of records of each pipeline that is not answered yet."""
         self._acknowledged: list[tuple[int, float]] = []
 
     def prepare(self, records: Sequence[ExperienceRecord]) -> Sequence[ExperienceRecord]:
-        """Records are encoded when they are sent."""
+        """Return the records unchanged; they are encoded when they are sent."""
         self._acknowledged.clear()
         return records
 
     def send(self, part: Sequence[ExperienceRecord], *, is_paced: bool) -> None:
-        """One pipeline."""
+        """Send the records in one pipeline."""
         commands: list[tuple[object, ...]] = []
         for record in part:
             commands.append((b"XADD", key_of(record.prompt_id), b"MAXLEN", 1, b"*", BODY, encode(record)))
@@ -73,12 +73,12 @@ class Producer:
             self._settle()
 
     def finish(self) -> None:
-        """Read what is still unanswered."""
+        """Read the answers that are still missing."""
         while self._waiting:
             self._settle()
 
     def acknowledgements(self) -> list[tuple[int, float]]:
-        """After every pipeline."""
+        """See bench_peers.part.Producer; an entry for every pipeline."""
         return list(self._acknowledged)
 
     def close(self) -> None:
@@ -86,7 +86,7 @@ class Producer:
         self._connection.disconnect()
 
     def _settle(self) -> None:
-        """The answers to the oldest pipeline."""
+        """Read the answers to the oldest pipeline."""
         number = self._waiting.popleft()
         for _ in range(2 * number):
             answer(self._connection)
@@ -95,14 +95,14 @@ class Producer:
 
 
 class Consumer:
-    """Reads the news, and the records of the prompts that it awaits."""
+    """Consumer that reads the news, and the records of the prompts that it awaits."""
 
     def __init__(self, settings: Settings) -> None:
         self._connection = connect(settings)
         self._last = b"0"
 
     def take_all(self, checklist: Checklist) -> Stamp:
-        """Raises RuntimeError after a minute."""
+        """Take records until none is missing; return that moment. Raises RuntimeError after `DEADLINE_S`."""
         end_s = time.monotonic() + DEADLINE_S
         awaited = {name.encode() for name in checklist.ids}
         while checklist.num_missing:

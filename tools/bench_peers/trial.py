@@ -1,4 +1,4 @@
-"""One round of one system: its rate, its broker's CPU, and how long acknowledgements take at half of that rate."""
+"""A round of one system: its rate, its broker's CPU, and the time of acknowledgements at half of that rate."""
 
 import tempfile
 from collections.abc import Callable
@@ -12,44 +12,44 @@ from bench_peers.process import Child, Load
 
 
 class System(NamedTuple):
-    """Something that is measured."""
+    """A system that the benchmark measures."""
 
     title: str
     module: str
-    """Of `bench_peers`, with the producer and the consumer."""
+    """Module of `bench_peers` with the producer and the consumer."""
     durable: str
-    """What an acknowledged record survives."""
+    """Failures that an acknowledged record survives, in words."""
     start: Callable[[Path], AbstractContextManager[Broker]]
     missing: str = ""
-    """Why it cannot be measured here."""
+    """Reason why the system cannot be measured on this machine; "" when it can."""
 
 
 class Size(NamedTuple):
-    """How much is sent in a round."""
+    """Number of records and seconds of a round."""
 
     warm_records: dict[str, int]
     records: dict[str, int]
     half_load_s: float
-    """Seconds at half of the rate."""
+    """Seconds of sending at half of the measured rate."""
     load_s: float
-    """Seconds under the load that is to be carried."""
+    """Seconds of sending at the rate of the load that has to be carried."""
     load_per_s: float
-    """Records of it per second: rollouts and outcomes in turn."""
+    """Records per second of the load that has to be carried: rollouts and outcomes in turn."""
 
 
 class Figures(NamedTuple):
-    """One phase: as fast as it goes, with acknowledgements at half of that rate; or the load that is to be carried."""
+    """Figures of one phase: at full speed, with acknowledgements at half of that rate; or at the load to be carried."""
 
     records_per_s: float
-    """From the first put until the last is decoded."""
+    """Rate from the first put until the last record is decoded."""
     broker_us: float
-    """CPU of the broker, per record."""
+    """CPU microseconds of the broker, per record."""
     chain_us: float
-    """CPU of producer, broker and consumer together, per record."""
+    """CPU microseconds of producer, broker and consumer together, per record."""
     others: float
     """Share of the machine's cores that other processes took meanwhile."""
     p50_ms: float
-    """From when a record was due to its acknowledgement."""
+    """Median time from when a record was due to its acknowledgement; the field below is its 99th percentile."""
     p99_ms: float
     resident_bytes: int
     """Highest resident memory of the broker so far."""
@@ -61,18 +61,18 @@ class Figures(NamedTuple):
 
 
 class _Phase(NamedTuple):
-    """One sending of records."""
+    """Measurements of one sending of records."""
 
     took_s: float
-    """From the first put until the last is decoded."""
+    """Seconds from the first put until the last record is decoded."""
     broker_s: float
-    """CPU of the broker."""
+    """CPU seconds of the broker."""
     clients_s: float
-    """CPU of producer and consumer."""
+    """CPU seconds of producer and consumer."""
     others: float
     """Share of the machine's cores that other processes took."""
     latencies_s: list[float]
-    """p50 and p99 of the acknowledgements, where the sending was paced."""
+    """p50 and p99 of the acknowledgements if the sending was paced, else empty."""
 
 
 class Trial:
@@ -83,7 +83,7 @@ class Trial:
         self._num_phases = 0
 
     def flood(self, kind: str, size: Size) -> Figures:
-        """What one kind of record does after some have gone through."""
+        """Measure one kind of record at full speed, after some records have gone through."""
         self._phase(kind, size.warm_records[kind], 0.0)
         count = size.records[kind]
         found = self._phase(kind, count, 0.0)
@@ -92,7 +92,7 @@ class Trial:
         return self._figures(found, count, half.latencies_s)
 
     def load(self, size: Size) -> Figures:
-        """What the load that is to be carried costs."""
+        """Measure the load that has to be carried."""
         count = round(size.load_s * size.load_per_s)
         found = self._phase("both", count, size.load_per_s)
         return self._figures(found, count, found.latencies_s)
@@ -132,13 +132,13 @@ class Trial:
 
 
 def peak_bytes(pid: int) -> int:
-    """The highest resident memory that a process ever had."""
+    """Highest resident memory that a process ever had."""
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:"))
 
 
 def measure(system: System, size: Size, folder: Path | None) -> dict[str, Figures]:
-    """One round of a system, its files in a temporary folder below `folder`: each kind alone, then both as the load."""
+    """Run one round of a system, files in a temporary folder below `folder`: each kind alone, then both as the load."""
     with (
         tempfile.TemporaryDirectory(dir=folder) as own,
         system.start(Path(own)) as broker,

@@ -1,4 +1,4 @@
-"""How long answers are. An answer is a chain of thinking tokens, then `<answer>`, a digit, `</answer>` and EOS."""
+"""Lengths of answers. An answer is a chain of thinking tokens, then `<answer>`, a digit, `</answer>` and EOS."""
 
 import math
 from typing import TypeAlias
@@ -7,26 +7,26 @@ import numpy as np
 import numpy.typing as npt
 
 CLOSING_TOKENS = 4
-"""Tag, digit, tag, EOS."""
+"""Number of tokens after the chain: tag, digit, tag, EOS."""
 SIGMA = 0.8
-"""Of the logarithm of a long-tailed length."""
+"""Standard deviation of the logarithm of a long-tailed length."""
 MEDIAN_TOKENS = 55.7
-"""With SIGMA and a limit of 192 tokens, 71 tokens on average."""
+"""Median of a long-tailed length; with SIGMA and a limit of 192 tokens the mean is 71 tokens."""
 
 Float64s: TypeAlias = npt.NDArray[np.float64]
 
 
 def fixed_stops(num_tokens: int) -> Float64s:
-    """[num_tokens] chance that the chain stops behind its i-th token, so that every answer has `num_tokens` tokens."""
+    """[num_tokens] chance that the chain stops after its i-th token, so that every answer has `num_tokens` tokens."""
     stops = np.zeros(num_tokens)
     stops[num_tokens - CLOSING_TOKENS - 1 :] = 1.0
     return stops
 
 
 def long_tailed_stops(limit_tokens: int, median_tokens: float = MEDIAN_TOKENS, sigma: float = SIGMA) -> Float64s:
-    """[limit_tokens] the same chance for whole answers of log-normal length, the shortest with one thinking token.
+    """[limit_tokens] chance that the chain stops after its i-th token, so that whole answers have log-normal lengths.
 
-    An answer that would be longer than the limit is cut there.
+    The shortest answer has one thinking token. An answer that would be longer than the limit is cut there.
     """
     edges = np.arange(1, limit_tokens + 1) + CLOSING_TOKENS + 0.5
     shorter = np.array([_normal_cdf(math.log(edge / median_tokens) / sigma) for edge in edges])

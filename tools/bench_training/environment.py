@@ -1,7 +1,7 @@
-"""TRL's environment: made once in the user's cache, with the torch and transformers that mrl runs on.
+"""TRL's environment, made once in the user's cache, with the torch and transformers that mrl runs on.
 
-Pinned in PINS, named by a hash of all versions. TRL is never installed beside mrl: it would bring pandas, pyarrow and
-accelerate into the environment of every user.
+Its packages are pinned in PINS, its folder is named by a hash of all versions. TRL is never installed beside mrl: it
+would bring pandas, pyarrow and accelerate into the environment of every user.
 """
 
 import hashlib
@@ -17,25 +17,25 @@ from mrl.engines.environment import RECIPES
 
 PINS = ("trl==1.13.0", "accelerate==1.15.0", "datasets==5.2.0", "requests==2.34.2")
 SHARED = ("torch", "transformers", "tokenizers", "safetensors", "numpy")
-"""Of the version that this process has: both sides run the same kernels."""
+"""Packages of the version that this process has: both sides run the same kernels."""
 TORCH_INDEX = RECIPES / "torch_index.sh"
 INSTALL_S = 1800.0
 
 
 def requirements() -> list[str]:
-    """What is installed; torch without its local tag, which pip takes from whatever index has it."""
+    """Packages to install. torch comes without its local tag, which pip takes from whatever index has it."""
     return [*PINS, *(f"{name}=={version(name).partition('+')[0]}" for name in SHARED)]
 
 
 def environment_folder(wanted: Sequence[str]) -> Path:
-    """Where the environment with these packages is, or would be."""
+    """Folder of the environment with these packages, which may not exist yet."""
     cache = os.environ.get("XDG_CACHE_HOME", "")
     digest = hashlib.sha256("\n".join([*sorted(wanted), sys.version]).encode()).hexdigest()
     return (Path(cache) if cache else Path.home() / ".cache") / "mrl" / "bench" / f"trl-{digest[:12]}"
 
 
 def trl_python(wanted: Sequence[str]) -> Path:
-    """The interpreter of the environment, made now if it is missing: whole, or not there.
+    """Return the interpreter of the environment, which is made now if it is missing. It is whole, or not there.
 
     Raises RuntimeError with pip's last words when it cannot be made.
     """
@@ -50,7 +50,7 @@ def trl_python(wanted: Sequence[str]) -> Path:
         _run([sys.executable, "-m", "venv", str(making)])
         index = _run(["bash", str(TORCH_INDEX), str(making / "bin" / "python")]).split()
         install = [str(making / "bin" / "python"), "-m", "pip", "install", "--no-input", "-q"]
-        if index:  # of torch alone: no other package may come from there
+        if index:  # an index of torch alone: no other package may come from there
             _run([*install, "--no-deps", *index, *(name for name in wanted if name.startswith("torch=="))])
         _run([*install, *wanted])
         making.rename(folder)

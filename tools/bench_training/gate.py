@@ -1,7 +1,7 @@
-"""Both sides compute the same thing, or their speeds say nothing.
+"""Check that mrl and TRL compute the same, without which their speeds say nothing.
 
 mrl's engine samples the answers of one step and its verifier judges them; both sides take one step on them. Compared
-are what either side's model gives to the sampled tokens, the advantages, and the parameters after the step.
+are the log-probabilities of the sampled tokens, the advantages, and the parameters after the step.
 """
 
 import itertools
@@ -40,11 +40,11 @@ from mrl.sharing.regimes import build_regime
 from mrl.tasks.pool import build_pool
 
 LR = 1e-4
-"""Of the compared step: at the rate of the runs, the rounding of the parameters themselves would show."""
+"""Learning rate of the compared step: at the rate of the runs, the rounding of the parameters itself would show."""
 LOGPROB_NATS = 1e-4
 STEP_SHARE = 1e-3
-"""Of the length of the whole update. Adam's first step divides every gradient by itself: where rounding decides over
-the sign of a gradient near zero, a parameter moves the other way."""
+"""Largest difference of the updates, as a share of the length of TRL's. Adam's first step divides every gradient by
+itself: where rounding decides over the sign of a gradient near zero, a parameter moves the other way."""
 
 
 @dataclass(frozen=True)
@@ -52,9 +52,9 @@ class Gap:
     """The largest differences between both sides."""
 
     logprob_nats: float
-    """Of one sampled token, between any two of mrl's engine, mrl's learner and TRL."""
+    """Log-probability of one sampled token, between any two of mrl's engine, mrl's learner and TRL."""
     advantage: float
-    """Of one answer."""
+    """Advantage of one answer."""
     step_share: float
     """|mrl's update - TRL's update| / |TRL's update|, over all parameters as one vector."""
 
@@ -66,7 +66,7 @@ class Gap:
 
 @dataclass(frozen=True)
 class Learned:
-    """What one side makes of the answers."""
+    """One side's log-probabilities and advantages of the answers, and its parameters after the step."""
 
     logprobs_T: Tensor
     advantages_A: Tensor
@@ -74,7 +74,7 @@ class Learned:
 
 
 def compare(place: Workplace, python: Path, core: str) -> Gap:
-    """Take the step on both sides. Raises RuntimeError when TRL fails."""
+    """Take the step on both sides and return their differences. Raises RuntimeError when TRL fails."""
     config = place.config("gate", steps=1, lr=LR)
     policy = place.load.policies[0]
     groups = sample(config, policy)
@@ -97,7 +97,7 @@ def step_gap(initial: dict[str, Tensor], ours: dict[str, Tensor], theirs: dict[s
 
 
 def sample(config: RunConfig, policy: str) -> list[ScoredGroup]:
-    """The scored groups of the first step, as a worker makes them."""
+    """Sample and score the groups of the first step, as a worker makes them."""
     pool = build_pool(config.tasks, config.pool, order_seed=config.run.seed)
     sampler, _ = build_sampler(config, policy, pool, partial(build_embedded, config, policy))
     sampler.engine.label(Version(0, 0))
@@ -116,7 +116,7 @@ def sample(config: RunConfig, policy: str) -> list[ScoredGroup]:
 
 
 def learn(config: RunConfig, policy: str, groups: Sequence[ScoredGroup]) -> Learned:
-    """One step of mrl's trainer."""
+    """Take one step of mrl's trainer."""
     table = config.policies[policy]
     context = sharing_context(config, policy, load_receiver(Path(table.model)))
     regime = build_regime(config.sharing, context)
@@ -138,7 +138,7 @@ def learn(config: RunConfig, policy: str, groups: Sequence[ScoredGroup]) -> Lear
 def score(
     trainer: Trainer, table: LearnerTable, context: SharingContext, groups: Sequence[ScoredGroup]
 ) -> tuple[Tensor, Tensor]:
-    """[T] log-probabilities and [A] advantages of all answers, those included that a step leaves out as idle."""
+    """Return [T] log-probabilities and [A] advantages of all answers, also of those that a step leaves out as idle."""
     examples = own_examples(groups, context, keep_idle=True).examples
     components = [context.objective.component()]
     batches = pack(examples, components, microbatch_tokens=table.microbatch_tokens)
@@ -148,7 +148,7 @@ def score(
 
 
 def learn_by_trl(place: Workplace, python: Path, policy: str, groups: Sequence[ScoredGroup], core: str) -> Learned:
-    """One step of TRL's trainer on the same ids. Raises RuntimeError when it fails."""
+    """Take one step of TRL's trainer on the same ids. Raises RuntimeError when it fails."""
     rollouts = {
         "prompt_ids": [unpack_array(group.prompt_token_ids, "i4").tolist() for group, _ in _rows(groups)],
         "completion_ids": [unpack_array(answer.token_ids, "i4").tolist() for _, answer in _rows(groups)],
@@ -168,7 +168,7 @@ def learn_by_trl(place: Workplace, python: Path, policy: str, groups: Sequence[S
 
 
 def parameters_of(model: nn.Module) -> dict[str, Tensor]:
-    """By name, without gradient."""
+    """Parameters of a model by name, without gradient."""
     return {name: parameter.detach() for name, parameter in model.named_parameters()}
 
 

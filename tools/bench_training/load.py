@@ -1,4 +1,4 @@
-"""What both sides train: the loads of the benchmark, and the files that tell them to either side."""
+"""Loads that both sides train, and the files that describe them to either side."""
 
 import json
 from collections.abc import Sequence
@@ -16,9 +16,9 @@ from mrl.tasks.pool import TaskPool, build_pool
 PROMPTS_PER_STEP, GROUP_SIZE = 16, 8
 ANSWERS_PER_STEP = PROMPTS_PER_STEP * GROUP_SIZE
 MICROBATCH_TOKENS = 1024
-"""Of a pass of mrl's learner, tuned by hand: 12 % less CPU than the default of 8192, as it stays in the caches."""
+"""Tokens in a pass of mrl's learner, tuned by hand: 12 % less CPU than the default of 8192, thanks to the caches."""
 LR = 1e-6
-"""TRL's default: the policies, and with them the lengths of their answers, stay as they are."""
+"""Learning rate, TRL's default: the policies, and with them the lengths of their answers, stay as they are."""
 SEED = 1
 TASK = "letter_counting"
 POOL = {"train_prompts": 160, "held_out_prompts": 8, "seed": 17}
@@ -34,7 +34,7 @@ TASKS = {
 
 @dataclass(frozen=True)
 class Load:
-    """Policies that are trained at once, and how long their answers are."""
+    """Policies that are trained at once, and the lengths of their answers."""
 
     name: str
     title: str
@@ -42,9 +42,9 @@ class Load:
     limit_tokens: int
     stops: Float64s
     samples_at_least: float
-    """Required ratio of samples per CPU second from prompt to update."""
+    """Required ratio of mrl's to TRL's samples per CPU second, from prompt to update."""
     trained_at_least: float | None = None
-    """Required ratio of trained tokens per CPU second of the training alone."""
+    """Required ratio of mrl's to TRL's trained tokens per CPU second of the training alone."""
 
 
 LOADS = (
@@ -56,7 +56,7 @@ LOADS = (
 
 @dataclass(frozen=True)
 class Task:
-    """A prompt as TRL's dataset has it; `answer` is what the verifier takes for right."""
+    """A prompt as TRL's dataset has it. `answer` is the answer that the verifier accepts."""
 
     prompt: str
     answer: str
@@ -66,7 +66,7 @@ class Workplace:
     """The files of one load: `policies/NAME` and `prompts.jsonl`, which both sides read, and a folder per run."""
 
     def __init__(self, folder: Path, load: Load) -> None:
-        """Makes the policies."""
+        """Write the prompts and make the policies."""
         self.folder, self.load = folder, load
         config = self.config("prompts", steps=1)
         pool = build_pool(config.tasks, config.pool, order_seed=config.run.seed)
@@ -78,26 +78,26 @@ class Workplace:
 
     @property
     def prompts(self) -> Path:
-        """The prompts in the order of training, as TRL is to see them."""
+        """File with the prompts in the order of training, which TRL reads."""
         return self.folder / "prompts.jsonl"
 
     def policy(self, name: str) -> Path:
-        """The initial weights and the tokenizer of a policy."""
+        """Folder with the initial weights and the tokenizer of a policy."""
         return self.folder / "policies" / name
 
     def config_file(self, run: str, *, steps: int, lr: float = LR) -> Path:
-        """A configuration for `mrl train`."""
+        """Write a configuration for `mrl train` and return its file."""
         file = self.folder / f"{run}.toml"
         file.write_text(tomli_w.dumps(run_tables(self, run, steps=steps, lr=lr)), encoding="utf-8")
         return file
 
     def config(self, run: str, *, steps: int, lr: float = LR) -> RunConfig:
-        """The same, loaded; models are folders already."""
+        """Write and load a configuration for `mrl train`; its models are folders already."""
         return load_config(self.config_file(run, steps=steps, lr=lr))
 
 
 def run_tables(place: Workplace, run: str, *, steps: int, lr: float) -> dict[str, object]:
-    """An asynchronous run of mrl; what is not said has its default."""
+    """Tables of the configuration of an asynchronous run of mrl; keys that are not set have their defaults."""
     policy = {
         # The plain term of TRL's loss "grpo" with scale_rewards "none".
         "objective": {"method": "grpo", "advantage": "group_mean", "correction": {"level": "off"}},
@@ -119,11 +119,11 @@ def run_tables(place: Workplace, run: str, *, steps: int, lr: float) -> dict[str
 
 
 def _task(pool: TaskPool, place: int) -> Task:
-    """The prompt at a place of the order, its line end included: mrl renders it so where there is no chat template."""
+    """Task of the prompt at a place, with the line end that mrl renders where there is no chat template."""
     prompt = pool.prompt_at(place)
     return Task(prompt.text + "\n", _right_answer(pool, prompt.prompt_id, range(10)))
 
 
 def _right_answer(pool: TaskPool, prompt_id: str, numbers: Sequence[int]) -> str:
-    """The number that the verifier takes."""
+    """First of the numbers that the verifier accepts as the answer."""
     return next(str(n) for n in numbers if pool.verify(prompt_id, f"<answer>{n}</answer>").reward == 1.0)

@@ -1,7 +1,8 @@
-"""mrl's side: a whole `mrl train`, with supervisor, learners, workers, exchange and allocator.
+"""mrl's side of the training benchmark: a whole `mrl train`, with all its processes.
 
-Counted is what all its processes spend from the first published weights to the report of the last step. In between as
-many answers are sampled as are trained: nothing is granted beyond the last step.
+Counted are the CPU seconds of supervisor, learners, workers, exchange and allocator from the first published weights to
+the report of the last step. In between as many answers are sampled as are trained: nothing is granted beyond the last
+step.
 """
 
 import os
@@ -26,7 +27,10 @@ WORKER = ("mrl::worker",)
 
 
 def run_mrl(place: Workplace, run: str, *, steps: int, cores: str) -> Spent:
-    """One run, bound to `cores` ("0" or "0,1"). Raises RuntimeError when it fails or takes longer than DEADLINE_S."""
+    """Run `mrl train` bound to `cores` ("0" or "0,1"), and return its CPU seconds.
+
+    Raises RuntimeError when it fails or takes longer than DEADLINE_S.
+    """
     file = place.config_file(run, steps=steps)
     argv = ("taskset", "-c", cores, sys.executable, "-m", "mrl", "train", str(file))
     said = place.folder / f"{run}.log"
@@ -43,15 +47,15 @@ def run_mrl(place: Workplace, run: str, *, steps: int, cores: str) -> Spent:
 
 
 class _Watch:
-    """Looks at a run until something is there."""
+    """Watches the processes of a run until a condition holds."""
 
     def __init__(self, process: "subprocess.Popen[bytes]", said: Path, deadline_s: float) -> None:
         self._process, self._said, self._deadline_s = process, said, deadline_s
         self.seen: Clocks = {}
-        """Every process as it was looked at last: a learner may have ended when its last report is read."""
+        """Last seen clock of every process, by pid: a learner may have ended when its last report is read."""
 
     def look_when(self, is_there: Callable[[], bool]) -> Clocks:
-        """The clocks at the moment when `is_there()` becomes true."""
+        """Return the clocks when `is_there()` becomes true. Raises RuntimeError when the run ends or is late."""
         while not is_there():
             if self._process.poll() is not None or time.monotonic() > self._deadline_s:
                 last_words = self._said.read_text(errors="replace")[-2000:]
@@ -62,7 +66,7 @@ class _Watch:
 
     def _look(self) -> Clocks:
         found = clocks(self._process.pid)
-        for pid, clock in found.items():  # what has ended has lost its title
+        for pid, clock in found.items():  # a process that has ended has lost its title
             title = clock.title or self.seen.get(pid, clock).title
             self.seen[pid] = clock._replace(title=title)
         return found
@@ -73,7 +77,7 @@ def _has_weights(folder: RunFolder, policies: tuple[str, ...]) -> bool:
 
 
 def _steps(folder: RunFolder) -> list[dict[str, float]]:
-    """The values of every step that some learner has reported."""
+    """Metrics of every step that a learner has reported."""
     if not folder.metrics_jsonl.exists():
         return []
     lines = list(each_metrics(folder.metrics_jsonl))

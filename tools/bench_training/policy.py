@@ -1,8 +1,8 @@
-"""A policy that answers in a known way, so that lengths are neither forced nor left to chance.
+"""A policy that answers in a known way, so that the lengths of its answers are neither forced nor left to chance.
 
 Its next token depends on the newest one alone: thinking token i is followed by thinking token i + 1, or by the closing
-tokens. That makes a policy of known lengths a matter of algebra, where training one would take many minutes. Its
-blocks are those of any Qwen3 and are computed and trained in full; they only begin with small outputs.
+tokens. That makes a policy of known lengths a matter of algebra, where training one would take many minutes. Its blocks
+are those of any Qwen3 and are computed and trained in full; they only begin with small outputs.
 """
 
 from collections.abc import Sequence
@@ -19,16 +19,16 @@ from bench_training.answers import Float64s
 from mrl.models.tokenizers import TOKENIZERS
 
 HIDDEN, LAYERS, HEADS, MAX_POSITIONS = 256, 5, 4, 512
-"""4.2 M parameters with the vocabulary."""
+"""Shape of the model: 4.2 M parameters with the vocabulary."""
 VOCAB_SIZE = 640
 VARIANTS = 2
-"""Equally likely tokens for every place of the chain: log-probabilities are not all 0."""
+"""Number of equally likely tokens for every place of the chain, so that log-probabilities are not all 0."""
 DIGITS = "12"
-"""What a policy answers, one as likely as the other."""
+"""Digits that a policy answers, one as likely as the other."""
 LIFT = 16.0
-"""Logit of a certain token over one that never follows: what is left over has a share of 1e-4."""
+"""Logit of a certain token above that of one that never follows: all others together have a share of 1e-4."""
 BLOCK_SHARE = 0.1
-"""What blocks add at the start, of what random weights of this size would add."""
+"""Share of the outputs of random weights with which the blocks begin."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Follower:
 
 
 def make_tokenizer(prompts: Sequence[str]) -> PreTrainedTokenizerBase:
-    """A byte-level BPE that knows the words of the prompts."""
+    """Make a byte-level BPE tokenizer that knows the words of the prompts."""
     closings = [f"<answer>{digit}</answer>" for digit in DIGITS for _ in prompts]
     words = [f"{first}{second} " for first in _SYLLABLES for second in _SYLLABLES for _ in range(3)]
     return TOKENIZERS["byte_level"]([prompt + "\n" for prompt in prompts] + closings + words, VOCAB_SIZE)
@@ -83,9 +83,9 @@ def make_policy(folder: Path, tokenizer: PreTrainedTokenizerBase, stops: Float64
 
 
 def next_tokens(tokenizer: PreTrainedTokenizerBase, stops: Float64s) -> tuple[list[list[int]], list[Follower]]:
-    """States, each the tokens that put the policy there, and what follows them.
+    """Return the states, each as the tokens that put the policy there, and for each the tokens that follow it.
 
-    The end of the prompt, S places of the chain, `<answer>`, a digit, `</answer>`.
+    The states are the end of the prompt, S places of the chain, `<answer>`, a digit, `</answer>`.
     """
     (line_end,) = _ids(tokenizer, "\n")
     (opening,), (closing,) = _ids(tokenizer, "<answer>"), _ids(tokenizer, "</answer>")
@@ -104,7 +104,7 @@ def next_tokens(tokenizer: PreTrainedTokenizerBase, stops: Float64s) -> tuple[li
 def fit(
     states: Sequence[Sequence[int]], followers: Sequence[Follower], *, vocab_size: int, hidden: int
 ) -> tuple[Tensor, Tensor]:
-    """[V, D] embedding and [V, D] head with head @ norm(embedding[token]) = LIFT + log p of what may follow, else 0.
+    """Return [V, D] embedding and head: head @ norm(embedding[token]) = LIFT + log p of a possible next token, else 0.
 
     Every state has a direction of its own, so there are at most D of them; tokens without a state share the rest.
     """

@@ -1,4 +1,4 @@
-"""What a run has spent, and the clocks that say it: CPU seconds of all processes of a tree."""
+"""CPU seconds that a run has spent, read from the clocks of all processes of a tree."""
 
 from contextlib import suppress
 from dataclasses import dataclass
@@ -9,28 +9,31 @@ import psutil
 
 @dataclass(frozen=True)
 class Spent:
-    """From the first weights to the last update. Startup is what came before: imports, loading, the first folder."""
+    """CPU seconds and work of a run, from the first weights to the last update.
+
+    `startup_cpu_s` came before: imports, loading, the first folder.
+    """
 
     samples: int
-    """Answers that were trained on."""
+    """Number of answers that were trained on."""
     tokens: int
-    """Their tokens."""
+    """Number of tokens of these answers."""
     cpu_s: float
-    """Of all processes."""
+    """CPU seconds of all processes."""
     train_cpu_s: float
-    """Part of it that went into training."""
+    """Part of `cpu_s` that went into training."""
     rollout_cpu_s: float
-    """Part of it from prompts to scored answers."""
+    """Part of `cpu_s` from prompts to scored answers."""
     startup_cpu_s: float
 
     @property
     def samples_per_cpu_s(self) -> float:
-        """From prompt to update."""
+        """Answers per CPU second, from prompt to update."""
         return self.samples / self.cpu_s
 
     @property
     def tokens_per_cpu_s(self) -> float:
-        """The same in answer tokens."""
+        """Answer tokens per CPU second, from prompt to update."""
         return self.tokens / self.cpu_s
 
     @property
@@ -40,29 +43,29 @@ class Spent:
 
     @property
     def mean_tokens(self) -> float:
-        """Length of an answer."""
+        """Mean length of an answer, in tokens."""
         return self.tokens / self.samples
 
     def __add__(self, other: "Spent") -> "Spent":
-        """Of two runs side by side."""
+        """Sum of two runs side by side."""
         return Spent(*(getattr(self, name) + getattr(other, name) for name in self.__dataclass_fields__))
 
 
 class Clock(NamedTuple):
-    """A process and what it has taken; without a title when it has ended and nobody has waited for it."""
+    """CPU seconds of one process. It has no title when it has ended and nobody has waited for it."""
 
     title: str
     cpu_s: float
     waited_for_s: float = 0.0
-    """Of children that ended and that it has waited for, theirs included."""
+    """CPU seconds of children that ended and that it has waited for, and of their children."""
 
 
 Clocks = dict[int, Clock]
-"""By pid."""
+"""Clocks of processes, by pid."""
 
 
 def clocks(root_pid: int) -> Clocks:
-    """Of a process and everything below it."""
+    """Clocks of a process and of all its descendants."""
     found: Clocks = {}
     with suppress(psutil.NoSuchProcess):
         root = psutil.Process(root_pid)
@@ -77,11 +80,11 @@ def clocks(root_pid: int) -> Clocks:
 
 
 def total_s(found: Clocks) -> float:
-    """CPU seconds of all, those included that have ended: they count with who waited for them."""
+    """CPU seconds of all processes, also of ended ones, which count with the process that waited for them."""
     return sum(clock.cpu_s + clock.waited_for_s for clock in found.values())
 
 
 def between_s(before: Clocks, after: Clocks, *parts: str) -> float:
-    """CPU seconds between two looks of the processes that `after` has under a title with one of these parts."""
+    """CPU seconds between two looks, of the processes of `after` whose title contains one of `parts`."""
     mine = {pid: clock for pid, clock in after.items() if any(part in clock.title for part in parts)}
     return sum(clock.cpu_s - before[pid].cpu_s if pid in before else clock.cpu_s for pid, clock in mine.items())

@@ -1,4 +1,4 @@
-"""TRL's side: one process per policy, each on a core of its own."""
+"""TRL's side of the training benchmark: one process per policy, each on a core of its own."""
 
 import json
 import os
@@ -27,7 +27,7 @@ ENVIRONMENT = {
 
 
 def run_trl(place: Workplace, python: Path, run: str, *, steps: int, cores: Sequence[str]) -> Spent:
-    """All policies of the load at once. Raises RuntimeError when one of them fails."""
+    """Train all policies of the load at once. Raises RuntimeError when one of them fails."""
     with ExitStack() as stack:
         processes = []
         for name, core in zip(place.load.policies, cores, strict=True):
@@ -40,7 +40,7 @@ def run_trl(place: Workplace, python: Path, run: str, *, steps: int, cores: Sequ
 
 
 def write_job(place: Workplace, run: str, policy: str, *, steps: int, lr: float, rollouts: str = "") -> Path:
-    """The file that tells a TRL process what to do; it holds the fields of `trl_side.Job`."""
+    """Write and return the file that tells a TRL process what to do; it holds the fields of `trl_side.Job`."""
     job = {
         "model": str(place.policy(policy)),
         "prompts": str(place.prompts),
@@ -59,7 +59,7 @@ def write_job(place: Workplace, run: str, policy: str, *, steps: int, lr: float,
 
 
 def start(python: Path, job: Path, core: str) -> "subprocess.Popen[str]":
-    """A TRL process on one core; what it complains of goes to a file beside the job."""
+    """Start a TRL process on one core; its standard error goes to a file beside the job."""
     argv = ("taskset", "-c", core, str(python), "-m", "bench_training.trl_side", str(job))
     with job.with_suffix(".log").open("w") as log:
         return subprocess.Popen(
@@ -72,7 +72,7 @@ def start(python: Path, job: Path, core: str) -> "subprocess.Popen[str]":
 
 
 def listen(process: "subprocess.Popen[str]", job: Path) -> list[dict[str, Any]]:
-    """What a TRL process says until its end. Raises RuntimeError when it fails."""
+    """Read the lines of a TRL process until its end. Raises RuntimeError when it fails."""
     assert process.stdout is not None
     with process.stdout:
         lines = [json.loads(line) for line in process.stdout if line.startswith('{"step"')]

@@ -1,13 +1,13 @@
-"""One TRL process of the benchmark. Runs in TRL's own environment and imports nothing of mrl.
+"""One TRL process of the training benchmark. Runs in TRL's own environment and imports nothing of mrl.
 
     python -m bench_training.trl_side JOB.json
 
-Set up as somebody would who knows TRL and has a CPU: float32, no gradient checkpointing, a key-value cache, no KL term
-and so no reference model, one iteration per batch and so no second forward, one `generate` for all answers of a step,
-passes of `rows_per_pass` rows, nothing logged or saved. Says on its standard output, a line of JSON each, when training
-begins and what had been spent by the end of each step.
+TRL is set up as somebody would who knows it and has a CPU: float32, no gradient checkpointing, a key-value cache, no KL
+term and so no reference model, one iteration per batch and so no second forward, one `generate` for all answers of a
+step, passes of `rows_per_pass` rows, nothing logged or saved. The process prints a line of JSON when training begins
+and at the end of each step, with the CPU seconds spent until then.
 
-With `rollouts` it samples nothing and takes its steps on the answers of that file. What it makes of them goes to
+With `rollouts` it samples nothing and takes its steps on the answers of that file. Its results go to
 `result.safetensors` in the output folder: [A] advantages, [T] log-probabilities of all answer tokens under the initial
 weights, both in the order of the file, and the parameters afterwards.
 """
@@ -30,7 +30,7 @@ from bench_training.verdict import is_right
 
 @dataclass(frozen=True)
 class Job:
-    """What the benchmark asks for."""
+    """The work of one TRL process, as `trl_run.write_job` writes it."""
 
     model: str
     prompts: str
@@ -45,7 +45,7 @@ class Job:
 
 
 class MeasuredTrainer(GRPOTrainer):
-    """Counts CPU seconds from prompts to scored answers, and answer tokens."""
+    """Trainer that counts CPU seconds from prompts to scored answers, and answer tokens."""
 
     rollout_cpu_s = 0.0
     tokens = 0
@@ -59,7 +59,7 @@ class MeasuredTrainer(GRPOTrainer):
 
 
 class GivenTrainer(MeasuredTrainer):
-    """Trains on given answers; keeps what it makes of them before the first update."""
+    """Trainer that takes given answers, and keeps their advantages and log-probabilities before the first update."""
 
     found: dict[str, torch.Tensor]
 
@@ -75,16 +75,16 @@ class GivenTrainer(MeasuredTrainer):
 
 
 class Teller(TrainerCallback):
-    """Says what has been spent."""
+    """Callback that prints the CPU seconds and tokens spent so far."""
 
     trainer: MeasuredTrainer
 
     def on_train_begin(self, *_: Any, **__: Any) -> None:
-        """The model is loaded, nothing is sampled."""
+        """Print a line when the model is loaded and nothing is sampled."""
         self._tell(step=0)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """The parameters have been updated."""
+        """Print a line when the parameters have been updated."""
         self._tell(step=state.global_step)
 
     def _tell(self, step: int) -> None:
@@ -95,13 +95,13 @@ class Teller(TrainerCallback):
 
 
 def given(path: str) -> Any:
-    """A rollout function that returns the answers of a file: lists of ids, in the order of the prompts."""
+    """Make a rollout function that returns the answers of a file: lists of ids, in the order of the prompts."""
     rollouts = json.loads(Path(path).read_text())
     return lambda prompts, trainer: {name: rollouts[name] for name in ("prompt_ids", "completion_ids", "logprobs")}
 
 
 def config(job: Job) -> GRPOConfig:
-    """The settings; what is not named is off or has no effect on a CPU."""
+    """Settings of TRL's trainer; those not named are off or have no effect on a CPU."""
     answers = job.prompts_per_step * job.group_size
     return GRPOConfig(
         output_dir=job.output,

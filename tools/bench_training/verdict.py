@@ -9,7 +9,7 @@ def is_right(completions: list[str], answer: list[str], **_: Any) -> list[float]
 
 
 def _tagged(completion: str) -> str:
-    """What stands in the last tags, or the whole completion without any."""
+    """Return the text in the last tags, or the whole completion if there are none."""
     before, closed, _ = completion.rpartition("</answer>")
     _, opened, inside = before.rpartition("<answer>")
     return (inside if closed and opened else completion).strip()

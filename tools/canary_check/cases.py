@@ -1,4 +1,4 @@
-"""Which learners and engines are tried."""
+"""Learners and engines with which the canary is tried."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -16,12 +16,12 @@ LEARNERS: tuple[tuple[NumberFormat, NumberFormat, float], ...] = (
     ("bfloat16", "bfloat16", LR),
     ("bfloat16", "bfloat16", SMALL_LR),
 )
-"""Number formats of learner and engine, and the learning rate."""
+"""Triples: number format of the learner, number format of the engine, learning rate."""
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One learner and the number format of its engines."""
+    """A learner and the number format of its engines."""
 
     precision: NumberFormat
     engine: NumberFormat
@@ -29,18 +29,18 @@ class Case:
     logit_std: float
     lr: float
     is_released: bool = False
-    """Its weights have 16 bits: most of them round back to where they were after a small step."""
+    """Whether the weights begin with 16 bits: most of them round back to where they were after a small step."""
     adapters: bool = False
-    """It trains adapters over such weights, and publishes them alone."""
+    """Whether the learner trains adapters over 16-bit weights, and publishes them alone."""
 
     @property
     def left_out(self) -> tuple[str, ...]:
-        """The faults that are not tried."""
+        """Names of the faults that are not tried."""
         return ("q swapped", "gate / up") if self.adapters else ()
 
     @property
     def may_be_untold(self) -> tuple[str, ...]:
-        """The faults that may change less than can be told from rounding."""
+        """Names of the faults that may change log-probabilities less than can be told from rounding."""
         if self.adapters:
             return ("half", "late") if self.lr == ADAPTERS_LR else ("half", "late", "stale")
         if self.engine == "float32":
@@ -49,7 +49,7 @@ class Case:
 
 
 def cases(*, quick: bool) -> Iterator[Case]:
-    """All of them, or two."""
+    """All cases, or three with `quick`."""
     if quick:
         yield Case("float32", "bfloat16", num_layers=4, logit_std=4.0, lr=1e-5)
         yield Case("bfloat16", "bfloat16", num_layers=4, logit_std=1.0, lr=1e-6)

@@ -1,4 +1,4 @@
-"""Engines that score otherwise than the learner does, and what can be wrong with the weights that they serve."""
+"""Engines that score otherwise than the learner does, and faults of the weights that they serve."""
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
@@ -21,27 +21,27 @@ from mrl.models.load_policy import load_policy
 from mrl.records.version import Version
 
 Logits = Callable[[Any, Tensor], Tensor]
-"""What a model gives for ids [N, L]: [N, L, V]."""
+"""Function that gives a model's logits [N, L, V] for ids [N, L]."""
 
 
 def plain(model: Any, ids: Tensor) -> Tensor:
-    """Torch's attention, as many texts at once as there are."""
+    """Logits by torch's attention."""
     return model(input_ids=ids, use_cache=False).logits
 
 
 def written_out(model: Any, ids: Tensor) -> Tensor:
-    """transformers' own attention."""
+    """Logits by transformers' own attention."""
     model.set_attn_implementation("eager")
     return plain(model, ids)
 
 
 def fused(model: Any, ids: Tensor) -> Tensor:
-    """The residual is added and normed at once, as servers do: the norm sees the sum before it is rounded."""
+    """Logits with the residual added and normed at once, as servers do: the norm sees the sum before it is rounded."""
     return _head(model, _fused(model, ids), torch.float32)
 
 
 def fused_coarse_logits(model: Any, ids: Tensor) -> Tensor:
-    """The same, logits in the number format of the weights."""
+    """Logits as of `fused`, in the number format of the weights."""
     return _head(model, _fused(model, ids), model.dtype)
 
 
@@ -75,7 +75,7 @@ HEALTHY: dict[str, tuple[Logits, int]] = {
     "fused norms": (fused, 16),
     "fused norms, coarse logits": (fused_coarse_logits, 5),
 }
-"""Name -> how it computes, and how many texts at once."""
+"""Name of a healthy engine -> how it computes logits, and how many texts it scores at once."""
 
 Tensors = dict[str, Tensor]
 
@@ -117,7 +117,7 @@ def _keep(now: Tensors, before: Tensors, names: Sequence[str]) -> None:
 
 
 def _swap(now: Tensors, first: str, second: str) -> None:
-    """The weights of two layers, or both factors of their adapters."""
+    """Swap the weights of two layers, or both factors of their adapters."""
     for name in [name for name in now if name.startswith(f"{first}.")]:
         other = second + name.removeprefix(first)
         kept = now[name].clone()
@@ -126,10 +126,13 @@ def _swap(now: Tensors, first: str, second: str) -> None:
 
 
 class InProcess:
-    """What `install` needs of an engine: it loads folders, scores texts, and cannot say what bytes it holds."""
+    """Engine for `install`, which loads folders, scores texts, and cannot give checksums of its weights."""
 
     def __init__(self, case: Case, start: Path, *, kind: str, fault: str = "") -> None:
-        """The fault is planted at the second load, of what was loaded: weights, or adapters over those of `start`."""
+        """Make an engine that computes as HEALTHY[kind].
+
+        The fault is planted at the second load, into what was loaded: weights, or adapters over those of `start`.
+        """
         self._dtype = getattr(torch, case.engine)
         self._logits, self._batch = HEALTHY[kind]
         self._fault = FAULTS.get(fault)
@@ -139,7 +142,7 @@ class InProcess:
         self.version: Version | None = None
 
     def load(self, folder: Path, version: Version, digests: Mapping[str, str] | None = None) -> None:
-        """Serve the weights of a folder in this number format."""
+        """Serve the weights of a folder in the engine's number format."""
         before, self._model = self._model, load_policy(folder, dtype=self._dtype)
         if before is not None and self._fault is not None:
             with torch.no_grad():
@@ -147,7 +150,7 @@ class InProcess:
         self.version = version
 
     def load_adapters(self, folder: Path, version: Version, digests: Mapping[str, str] | None = None) -> None:
-        """The same, of adapters beside the weights of the start."""
+        """Serve the adapters of a folder over the weights of `start`."""
         if self._adapters is None:
             self._model = load_policy(self._start, dtype=self._dtype)
             self._adapters = AttachedAdapters(self._model, self._start), {}
@@ -166,7 +169,7 @@ class InProcess:
 
     @torch.no_grad()
     def score(self, token_ids: Sequence[Sequence[int]]) -> list[list[float]]:
-        """Texts of one length in one batch."""
+        """Return the log-probabilities of each text's tokens but the first. Texts of one length share batches."""
         scored: dict[int, list[float]] = {}
         lengths = sorted({len(row) for row in token_ids})
         for length in lengths:
@@ -180,18 +183,18 @@ class InProcess:
         return [scored[place] for place in range(len(token_ids))]
 
     def checksums(self) -> None:
-        """As a server that somebody else started."""
+        """Return None, as a server does that somebody else started."""
 
 
 class Untold(ServerEngine):
-    """A real server that is not asked for its bytes."""
+    """A real server whose checksums are not asked for."""
 
     def checksums(self) -> None:
         """See InProcess."""
 
 
 def vllm_server(published: Published, folder: Path, closing: ExitStack) -> Untold:
-    """In bfloat16 on the CPU, started on the folder that the learner began with."""
+    """Start vLLM in bfloat16 on the CPU, on the folder that the learner began with."""
     launch = Launch(
         engine_python("vllm", device="cpu"), published.start, "127.0.0.1", 0, "cpu", "bfloat16", 1, 16, 128, 0
     )

@@ -1,4 +1,4 @@
-"""A learner that publishes, takes one step, and publishes again: trainer, canary and publisher are those of runs."""
+"""A learner that publishes, takes one step, and publishes again. Trainer, canary and publisher are those of runs."""
 
 from dataclasses import dataclass
 from functools import lru_cache
@@ -29,14 +29,14 @@ from mrl.weights.publish import Publisher
 VOCAB_SIZE, HIDDEN_SIZE = 1024, 64
 NUM_ROWS, PROMPT_TOKENS, ANSWER_TOKENS = 32, 16, 48
 ROWS_OF_A_STEP = 32
-"""Each row stands for so many, as if the step had 64 thousand tokens: its canary has 2,048."""
+"""Rows for which each row stands, as if the step had 64 thousand tokens: its canary has 2,048 of them."""
 FIRST, SECOND = Version(0, 0), Version(0, 1)
 OWN = Component("own", Clipped(0.2, 0.2), 1.0, "rows", "own")
 
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """Two versions that follow each other."""
+    """Folders of two consecutive versions of a policy."""
 
     start: Path
     """The folder that the learner began with."""
@@ -45,7 +45,7 @@ class Published:
 
 
 def publish_two(case: Case, folder: Path) -> Published:
-    """Manifests of a random policy, before and after a step."""
+    """Publish a random policy before and after a step; return the manifests."""
     start = _save(case, folder / "start")
     lora = LoraTable(rank=8) if case.adapters else None
     table = LearnerTable(precision=case.precision, lr=case.lr, max_grad_norm=1e9, lora=lora)
@@ -102,7 +102,7 @@ def _policy(num_layers: int, logit_std: float, is_released: bool) -> Qwen3ForCau
 
 @lru_cache(maxsize=1)
 def _rows(num_layers: int, logit_std: float, is_released: bool) -> list[TrainingExample]:
-    """Answers that the policy samples, with random advantages."""
+    """Training examples of answers that the policy samples, with random advantages."""
     model, rng = _policy(num_layers, logit_std, is_released), np.random.default_rng(0)
     torch.manual_seed(1)
     prompts = torch.randint(0, VOCAB_SIZE, (NUM_ROWS, PROMPT_TOKENS))

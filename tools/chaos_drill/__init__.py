@@ -1,7 +1,8 @@
-"""The parts of `tools/chaos.py`: a training run whose roles are killed and stopped at random, and what it is held to.
+"""Parts of `tools/chaos.py`: a training run whose roles are killed and stopped at random.
 
-faults   which process is hit next, how, and when it was replaced
-trial    one run: its processes, its faults, the versions that it published, what it leaves behind
+faults   chooses the process that is hit next, and the fault; notes when it was replaced
+trial    one run: its processes, its faults, the versions that it published, the processes that it leaves behind
 witness  a client of the run's exchange that remembers every acknowledged record
-outcome  what the metrics of a run say
+outcome  rewards, accuracies and slots from the metrics of a run
+slots    slots that workers had in use by their own logs
 """

@@ -1,4 +1,4 @@
-"""Which process of a run is hit next, how, and how long its role was gone."""
+"""Faults of a run's processes: which role is hit next, how, and how long it was gone."""
 
 import os
 import random
@@ -15,7 +15,7 @@ PAUSE_S = 2.0
 
 @dataclass
 class Fault:
-    """One process, hit at `at_s`."""
+    """A fault of one process, which was hit at `at_s`."""
 
     role: str
     kind: Kind
@@ -23,12 +23,12 @@ class Fault:
     pid: int
     at_s: float
     replaced_s: float | None = None
-    """Seconds until another process of the role lived; None while there is none."""
+    """Seconds until another process of the role was seen; None while there is none."""
     is_over: bool = False
 
 
 class Saboteur:
-    """Hits one role at a time: each in turn, in an order shuffled anew for every round."""
+    """Hits one role at a time: each role once in a round, in an order shuffled anew for every round."""
 
     def __init__(self, roles: Sequence[str], kinds: Sequence[Kind], *, every_s: float, seed: int) -> None:
         self._kinds, self._every_s, self._random = tuple(kinds), every_s, random.Random(seed)
@@ -37,7 +37,7 @@ class Saboteur:
         self.faults: list[Fault] = []
 
     def turn(self, pids: Mapping[str, int], now_s: float, *, more: bool, kill: Callable[[int, int], None]) -> None:
-        """Continue what was paused, note what was replaced and, with `more`, hit the next role when it is time.
+        """Continue paused processes, note replaced ones and, with `more`, hit the next role when it is time.
 
         `pids`: role -> the process that has it now.
         """
@@ -76,6 +76,6 @@ class Saboteur:
 
 
 def send(pid: int, number: int) -> None:
-    """Signal a process that may have gone meanwhile."""
+    """Send a signal to a process that may be gone."""
     with suppress(ProcessLookupError):
         os.kill(pid, number)

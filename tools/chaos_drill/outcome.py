@@ -1,4 +1,4 @@
-"""What the metrics of a run say when it is over."""
+"""Outcome of a run that is over, by its metrics."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -8,23 +8,23 @@ from mrl.metrics.jsonl import each_metrics
 
 
 class Outcome(NamedTuple):
-    """Rewards and accuracies of a run."""
+    """Rewards, accuracies and slots of a run."""
 
     rewards: dict[str, list[tuple[int, float]]]
-    """Policy -> (step, mean reward), in order of time."""
+    """Policy -> pairs (step, mean reward), in order of time."""
     accuracies: dict[str, float]
-    """Policy -> on held-out prompts, at the last step that was evaluated."""
+    """Policy -> accuracy on held-out prompts at the last step that was evaluated."""
     most_held_slots: float
-    """Slots that all workers together could have had in use, at most."""
+    """Highest number of slots that all workers together could have had in use."""
 
     @property
     def accuracy(self) -> float:
-        """Mean over policies; 0 without any."""
+        """Mean accuracy over policies; 0 without any."""
         return sum(self.accuracies.values()) / len(self.accuracies) if self.accuracies else 0.0
 
 
 def outcome_of(run_folder: Path) -> Outcome:
-    """Of a run that is over."""
+    """Read the outcome of a run that is over from its metrics."""
     rewards: dict[str, list[tuple[int, float]]] = {}
     accuracies: dict[str, float] = {}
     held: list[tuple[str, float]] = []
@@ -40,7 +40,7 @@ def outcome_of(run_folder: Path) -> Outcome:
 
 
 def most_together(said: Iterable[tuple[str, float]]) -> float:
-    """The largest sum over policies of what was said of them in one go; a go begins where a policy comes again."""
+    """Largest sum over policies of the slots said of them in one round; a round begins where a policy comes again."""
     together: dict[str, float] = {}
     most = 0.0
     for policy, slots in said:

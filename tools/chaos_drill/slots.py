@@ -1,4 +1,4 @@
-"""Slots that workers had in use by their own logs, whatever the allocator thought of it."""
+"""Slots that workers had in use by their own logs, independent of the allocator's account."""
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 
 class Use(NamedTuple):
-    """From this time on a worker may have so many slots in use."""
+    """Line of a worker's log: from this time on it may have up to `at_most` slots in use."""
 
     unix_s: float
     worker: str
@@ -16,13 +16,13 @@ class Use(NamedTuple):
 
 
 End = tuple[float, float]
-"""Times between which a process ended, or was stopped for good."""
+"""Unix times between which a process ended, or was stopped for good."""
 
 
 def most_in_use(run_folder: Path, ends: Mapping[str, Iterable[End]]) -> int:
-    """The most that all workers of a run together may have had in use at one moment; 0 without any worker's word.
+    """Highest number of slots that all workers of a run together may have had in use; 0 if no log says any.
 
-    `ends`: of each worker's processes. One that still said something between those times ended right after that.
+    `ends`: worker -> ends of its processes. A process that logged a line between those times ended right after it.
     """
     uses = [use for log in (run_folder / "logs").glob("attempt_*/worker*.log") for use in said_in(log)]
     uses += [Use(last_word(uses, worker, end), worker, 0) for worker, own in ends.items() for end in own]
@@ -35,13 +35,13 @@ def most_in_use(run_folder: Path, ends: Mapping[str, Iterable[End]]) -> int:
 
 
 def last_word(uses: Iterable[Use], worker: str, end: End) -> float:
-    """When a process that ended between these times said something last, or was seen last."""
+    """Unix time at which a process that ended between these times last logged a line, or was last seen."""
     begin_s, end_s = end
     return max([begin_s, *(use.unix_s for use in uses if use.worker == worker and begin_s < use.unix_s < end_s)])
 
 
 def said_in(log: Path) -> Iterator[Use]:
-    """What one worker's log says; lines that were torn by a kill are passed over."""
+    """Slots that one worker's log says it has; lines that were torn by a kill are passed over."""
     for line in log.read_bytes().splitlines():
         if b'"event": "slots"' not in line:
             continue

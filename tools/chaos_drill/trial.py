@@ -1,4 +1,4 @@
-"""One training run under faults: its processes, what it publishes, and what it leaves behind."""
+"""One training run under faults: its processes, the versions that it publishes, and the processes that outlive it."""
 
 import math
 import os
@@ -24,19 +24,19 @@ TITLE = re.compile(r"mrl::(\S+)")
 
 @dataclass
 class Trial:
-    """A run by the command line, and what was seen of it."""
+    """A run started by its command line, and what was observed of it."""
 
     folder: Path
-    """Of the run; its output goes to a log beside it."""
+    """Folder of the run; its output goes to a log beside it."""
     argv: tuple[str, ...]
     seen: set[int] = field(default_factory=set)
-    """Every process that lived below the supervisor."""
+    """Pids of all processes that were descendants of the supervisor."""
     versions: dict[str, list[tuple[int, int]]] = field(default_factory=dict)
-    """Policy -> versions (run_epoch, step) in the order in which they were found published."""
+    """Policy -> versions (run_epoch, step), in the order in which they were found published."""
     ends: dict[str, list[tuple[float, float]]] = field(default_factory=dict)
-    """Role -> when each of its processes that is gone was seen last, and when it was missed first, as Unix times."""
+    """Role -> Unix times at which each of its ended processes was seen last, and was first missing."""
     alive: dict[str, tuple[int, float]] = field(default_factory=dict)
-    """Role -> its process, and when that was seen last."""
+    """Role -> pid of its process, and Unix time at which it was seen last."""
     code: int | None = None
     seconds: float = 0.0
     process: subprocess.Popen[bytes] | None = None
@@ -50,7 +50,10 @@ class Trial:
             )
 
     def run(self, saboteur: Saboteur | None, *, faults_for_s: float, limit_s: float) -> None:
-        """Until it ends by itself; faults come until its first version is so old. After `limit_s` it is killed."""
+        """Run the command until it ends by itself; kill it after `limit_s`.
+
+        Faults begin with the first published version and go on for `faults_for_s`.
+        """
         self.start()
         assert self.process is not None
         started_s, under_way_s = time.monotonic(), math.inf
@@ -67,7 +70,7 @@ class Trial:
         self.code, self.seconds = self.process.returncode, time.monotonic() - started_s
 
     def look(self) -> dict[str, int]:
-        """Role -> its process now; notes processes and versions."""
+        """Return the pid of each role's process; note processes, versions and ends."""
         assert self.process is not None
         pids: dict[str, int] = {}
         for child in _descendants(self.process.pid):
@@ -81,14 +84,14 @@ class Trial:
         return pids
 
     def left_behind(self, *, within_s: float = GONE_S) -> int:
-        """Processes of the run that live longer than so many seconds after its end."""
+        """Number of the run's processes that still live `within_s` after its end."""
         end_s = time.monotonic() + within_s
         while (alive := [pid for pid in self.seen if _lives(pid)]) and time.monotonic() < end_s:
             time.sleep(TURN_S)
         return len(alive)
 
     def disorders(self) -> list[str]:
-        """Versions that did not come after the one before."""
+        """Descriptions of versions that are not later than the version published before them."""
         return [
             f"{policy}: {after} after {before}"
             for policy, found in self.versions.items()
@@ -113,24 +116,24 @@ class Trial:
 
 
 def train(config: Path, runs: Path, name: str, *overrides: str) -> Trial:
-    """The trial of `mrl train CONFIG` under this name."""
+    """Make the trial of `mrl train CONFIG` with this run name."""
     argv = (sys.executable, "-m", "mrl", "train", str(config), "--run.name", name, "--run.folder", str(runs))
     return Trial(runs / name, (*argv, *overrides))
 
 
 def resume(trial: Trial) -> Trial:
-    """The trial that goes on where this one ended."""
+    """Make the trial that resumes the run of a trial."""
     return Trial(trial.folder, (*trial.argv, "--resume"), seen=trial.seen, versions=trial.versions)
 
 
 def roles_of(policies: Iterable[str]) -> tuple[str, ...]:
-    """What a run of these policies has beside its supervisor, with one worker each and one daemon."""
+    """Roles of a run of these policies beside its supervisor, with one worker each and one daemon."""
     of_policies = (role for policy in policies for role in (f"learner/{policy}", f"worker/{policy}/0"))
     return ("exchange", "allocator", *of_policies)
 
 
 def _by_age(folder: Path) -> list[str]:
-    """Names of the published versions, oldest first; one may be pruned while we look."""
+    """Names of the published versions, oldest first; a version may be pruned meanwhile."""
     found = []
     for manifest in folder.glob("[0-9]*/manifest.json"):
         with suppress(FileNotFoundError):

@@ -1,5 +1,7 @@
-"""A client of a run's exchange beside the policies: it publishes records of its own, and remembers what was
-acknowledged. Afterwards a daemon started over the same log has to have all of them."""
+"""A client of a run's exchange beside the policies, which publishes records and remembers the acknowledged ones.
+
+Afterwards a daemon started over the same log has to have all of these.
+"""
 
 import subprocess
 import sys
@@ -24,30 +26,30 @@ PAUSE_S = 0.2
 ASK_S = 5.0
 ANSWER_S = 60.0
 NEVER_OLD = Version(2**40, 2**40)
-"""Later than any version of a run: records of its first steps go stale in a long one, and are evicted."""
+"""Version later than any of a run: records of a long run's first steps go stale and are evicted."""
 
 
 class Witness:
-    """Speaks with the key of `source`'s workers; nobody asks for its prompts."""
+    """Publishes outcome records with the key of `source`'s workers; nobody asks for their prompts."""
 
     def __init__(self, run_folder: Path, source: str) -> None:
         self._folder, self._source = run_folder, source
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._publish, daemon=True)
         self.num_acknowledged = 0
-        """Records 0 to this number are acknowledged, that one not included."""
+        """Number of acknowledged records; the records have the numbers from 0 to below it."""
 
     def start(self) -> None:
-        """Publish until told to stop."""
+        """Begin to publish, in a thread, until `stop`."""
         self._thread.start()
 
     def stop(self) -> None:
-        """No more records."""
+        """Stop publishing, and wait for the thread."""
         self._stop.set()
         self._thread.join()
 
     def num_lost(self, reader: str) -> int:
-        """Acknowledged records that a daemon started over the run's log does not have, asked as `reader` does."""
+        """Number of acknowledged records that a daemon started over the run's log does not return to `reader`."""
         argv = [sys.executable, "-m", "mrl", "exchange", "--run-folder", str(self._folder)]
         with subprocess.Popen(argv, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as daemon:
             client = _connect(self._folder, f"learner/{reader}")

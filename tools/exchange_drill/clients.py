@@ -1,4 +1,4 @@
-"""A bare client of the daemon, which sends whatever it wants and reads only when it wants to."""
+"""A bare client of the exchange daemon, which sends whatever it wants and reads only when it wants to."""
 
 import time
 from pathlib import Path
@@ -18,7 +18,7 @@ ANSWER_S = 10.0
 
 
 class BareClient:
-    """A DEALER with the key of `name`, and with queues as short as possible at its own end."""
+    """A ZeroMQ DEALER socket with the key of `name`, and with queues as short as possible at its own end."""
 
     def __init__(self, run: Path, name: str) -> None:
         self.name = name
@@ -43,12 +43,12 @@ class BareClient:
         self.socket.connect(address)
 
     def hello(self, policy: str) -> DaemonMessage | None:
-        """Introduce itself; returns the answer, None when there is none."""
+        """Say Hello; return the answer, or None when there is none."""
         self.send(Hello(client=self.name, policy=policy))
         return self.answer()
 
     def send(self, message: msgspec.Struct | bytes, *, timeout_s: float = ANSWER_S) -> bool:
-        """False when the daemon takes nothing within this time."""
+        """Send a message; return False when the daemon takes nothing within this time."""
         body = message if isinstance(message, bytes) else encode(message)
         if not self.socket.poll(round(timeout_s * 1000), zmq.POLLOUT):
             return False
@@ -59,7 +59,7 @@ class BareClient:
         return True
 
     def answer(self, *, timeout_s: float = ANSWER_S) -> DaemonMessage | None:
-        """The next message of the daemon; None when none comes within this time."""
+        """Return the daemon's next message; None when none comes within this time or it cannot be decoded."""
         if not self.socket.poll(round(timeout_s * 1000)):
             return None
         try:
@@ -68,12 +68,12 @@ class BareClient:
             return None
 
     def close(self) -> None:
-        """Drop everything."""
+        """Close the socket and drop its queues."""
         self._context.destroy(linger=0)
 
 
 def stat_of(run: Path) -> Stat:
-    """What the daemon says of itself. Raises RuntimeError when it does not answer."""
+    """Ask the daemon for its Stat. Raises RuntimeError when it does not answer within `ANSWER_S`."""
     client = BareClient(run, "admin")
     end_s = time.monotonic() + ANSWER_S
     try:

@@ -1,4 +1,4 @@
-"""Deaths, pauses and a full disk. Each drill takes a folder of its own and returns what it found."""
+"""Drills with deaths, pauses and a full disk. Each takes a folder of its own and returns its outcome."""
 
 import os
 import random
@@ -17,23 +17,23 @@ from exchange_drill.rig import MIB, PAUSE_S, Rig, opened
 
 AFTER_RESTART_BOUND_S = 5.0
 DIE_EVERY = 5
-"""A consumer that is to die dies in one of so many batches."""
+"""Batches per death: a consumer that has to die does so in one of this many."""
 
 
 @dataclass(frozen=True)
 class Settings:
-    """How hard to try."""
+    """Number, length and seed of the faults."""
 
     kills: int = 200
     deaths: int = 20
-    """Of consumers and of producers."""
+    """Number of deaths of consumers, and of producers."""
     stop_s: float = 30.0
     partition_s: float = 6.0
     attack_s: float = 15.0
     attacks: tuple[str, ...] = ()
-    """Of those on the memory; empty: all."""
+    """Names of the attacks on the daemon's memory; empty: all."""
     rounds: int = 3
-    """Of what takes long."""
+    """Number of rounds of the drills that take long."""
     seed: int = 0
 
 
@@ -41,7 +41,7 @@ Drill = Callable[[Path, Settings], Outcome]
 
 
 def kill_daemon(folder: Path, settings: Settings, *, durability: str, kills: int) -> Outcome:
-    """SIGKILL at random points: under full load, as soon as it serves, and while it opens its file."""
+    """Kill the daemon at random points: under full load, as soon as it serves, and while it opens its file."""
     outcome = Outcome(f"kill -9 of the daemon, {durability}")
     rng = random.Random(f"{settings.seed} {durability}")
     limits = {"durability": durability}
@@ -76,7 +76,7 @@ def kill_daemon(folder: Path, settings: Settings, *, durability: str, kills: int
 
 
 def kill_consumer(folder: Path, settings: Settings) -> Outcome:
-    """Dies between receiving and its checkpoint, and after the checkpoint."""
+    """Kill the consumer between receiving records and its checkpoint, and after the checkpoint."""
     outcome = Outcome("consumer killed around its checkpoint")
     for point in ("took", "checkpoint"):
         rig = Rig(folder / point, seed=settings.seed, consumer={"die_at": point, "die_every": DIE_EVERY})
@@ -91,10 +91,10 @@ def kill_consumer(folder: Path, settings: Settings) -> Outcome:
 
 
 def kill_producer(folder: Path, settings: Settings) -> Outcome:
-    """Killed with records unacknowledged; its successor publishes again all that it does not know to be stored.
+    """Kill a producer with records unacknowledged; its successor publishes again what may not be stored.
 
-    Every third time the daemon dies with it, so that the successor meets one that has opened its file; every third time
-    the consumer, whose successor asks for what its checkpoint awaits.
+    In a third of the deaths the daemon dies with it, so that the successor meets one that has just opened its file; in
+    another third the consumer, whose successor asks for the records that its checkpoint awaits.
     """
     outcome = Outcome("producer killed, its successor resends")
     rng = random.Random(settings.seed)
@@ -119,7 +119,7 @@ def kill_producer(folder: Path, settings: Settings) -> Outcome:
 
 
 def stop(folder: Path, settings: Settings) -> Outcome:
-    """SIGSTOP of the daemon, of the consumer, and of a producer, for a long time."""
+    """Stop the daemon, then the consumer, then a producer for a long time with SIGSTOP."""
     outcome = Outcome(f"SIGSTOP for {settings.stop_s:g} s: daemon, consumer, producer")
     faults: list[tuple[float, float]] = []
     with opened(Rig(folder, seed=settings.seed)) as rig:
@@ -145,7 +145,7 @@ def _pause(rig: Rig, process: Process, pause_s: float) -> None:
 
 
 def full_disk(folder: Path, settings: Settings) -> Outcome:
-    """A file system without room, for the file only; the daemon is killed meanwhile every other time."""
+    """Fill the small file system of the daemon's file, then free it; kill the daemon meanwhile every other time."""
     outcome = Outcome("disk full, then freed")
     if os.geteuid() != 0:
         outcome.failures.append("not tried: only root may mount a small file system")
@@ -176,7 +176,7 @@ def full_disk(folder: Path, settings: Settings) -> Outcome:
 
 
 def _fill(disk: Path) -> Path:
-    """Take all room that is left, in another file."""
+    """Fill the disk with another file; return that file."""
     ballast = disk / "ballast"
     with ballast.open("wb", buffering=0) as file:
         try:

@@ -1,6 +1,7 @@
 """Authenticated clients that want the daemon's memory: `python -m exchange_drill.hostile ATTACK RUN`, until killed.
 
-Each is a process of its own, holds the key of a worker and knows the protocol, and does what no client of mrl does.
+Each is a process of its own, holds the key of a worker or learner, knows the protocol, and does what no client of mrl
+does.
 """
 
 import sys
@@ -34,14 +35,14 @@ from mrl.records.version import Version
 
 MILLION = 1_000_000
 WIDE = "\U0001f4a3"
-"""A character that takes four bytes in every string that holds it."""
+"""A character that makes Python store every string with it at four bytes a character."""
 MAX_NAME = 200
 BOMB_BYTES = 3_200_000_000
 NUM_READERS = 24
 
 
 def connected(run: Path, name: str, policy: str) -> BareClient:
-    """A client that has said Hello, and tries again while nobody answers."""
+    """Connect a client and say Hello, again and again until the daemon answers."""
     while True:
         client = BareClient(run, name)
         if client.hello(policy) is not None:
@@ -50,20 +51,20 @@ def connected(run: Path, name: str, policy: str) -> BareClient:
 
 
 def name_of(number: int) -> str:
-    """As long a name as may be, of characters as wide as may be."""
+    """Name with this number, as long as may be, of characters as wide as may be."""
     text = f"{number}"
     return WIDE * (MAX_NAME - len(text)) + text
 
 
 def flood(run: Path) -> None:
-    """Puts of rollouts as fast as they go, whatever window the daemon states, acknowledgements unread."""
+    """Put rollouts as fast as they go, whatever window the daemon states, with acknowledgements unread."""
     client = connected(run, f"worker/{READER}/9", READER)
     for seq in count(1):
         client.send(_put(client, seq, [_rollout(f"f{seq}-{place}", 37_000) for place in range(20)]))
 
 
 def large_records(run: Path) -> None:
-    """Puts of one record of nearly 8 MB each, from four connections."""
+    """Put one record of nearly 8 MB at a time, from four connections."""
     clients = [connected(run, f"worker/{READER}/{number}", READER) for number in range(4)]
     for seq in count(1):
         for place, client in enumerate(clients):
@@ -71,7 +72,7 @@ def large_records(run: Path) -> None:
 
 
 def prompt_ids(run: Path) -> None:
-    """A million prompts are fetched and watched, with names as long as they may be, from many connections."""
+    """Fetch and watch a million prompts, with names as long as may be, from many connections."""
     clients = [connected(run, f"worker/{READER}/{number}", READER) for number in range(20)]
     for start in count(0, 1000):
         client = clients[start // 1000 % len(clients)]
@@ -81,7 +82,7 @@ def prompt_ids(run: Path) -> None:
 
 
 def slow_readers(run: Path) -> None:
-    """Watches on all that comes, from many connections; nothing that comes is read."""
+    """Watch all prompts that come, from many connections, and read nothing."""
     clients = [connected(run, f"learner/{READER}/{number}", READER) for number in range(NUM_READERS)]
     for start in count(0, 500):
         for client in clients:
@@ -92,7 +93,7 @@ def slow_readers(run: Path) -> None:
 
 
 def deaf_fetchers(run: Path) -> None:
-    """Fetch over and over what is held; no answer is read, and none acknowledged."""
+    """Fetch the records that the daemon holds over and over; read and acknowledge no answer."""
     clients = [connected(run, f"learner/{READER}/{number}", READER) for number in range(NUM_READERS)]
     for seq in count(1):
         for client in clients:
@@ -101,7 +102,7 @@ def deaf_fetchers(run: Path) -> None:
 
 
 def counts(run: Path) -> None:
-    """Every list as long as it may be, every name as long and as new as may be, every number as large."""
+    """Send messages with every list as long as may be, every name as long and new, every number as large."""
     client = connected(run, f"learner/{READER}/9", READER)
     for number in count():
         for message in _largest(client.name, number):
@@ -120,7 +121,7 @@ def _largest(client: str, number: int) -> Iterator[ClientMessage]:
 
 
 def requests(run: Path) -> None:
-    """Score requests to a policy that nobody serves, and to names that are no policies."""
+    """Put score requests for names that are no policies, which nobody serves."""
     client = connected(run, f"worker/{READER}/9", READER)
     for seq in count(1):
         client.send(_put(client, seq, [_request(f"q{seq}-{place}", name_of(seq)) for place in range(1000)]))
@@ -129,7 +130,7 @@ def requests(run: Path) -> None:
 
 
 def connections(run: Path) -> None:
-    """Two hundred connections at a time, each under a new name, closed and opened again."""
+    """Open two hundred connections at a time, each under a new name, close them, and open others."""
     for turn in count():
         clients = [BareClient(run, f"worker/{READER}/{turn}-{number}") for number in range(200)]
         for client in clients:
@@ -140,7 +141,7 @@ def connections(run: Path) -> None:
 
 
 def bomb(run: Path, *, frame_bytes: int) -> None:
-    """One message of 3.2 GB in frames that are short enough; ends when the daemon answers again."""
+    """Send one message of 3.2 GB in frames that are short enough; end when the daemon answers again."""
     client = connected(run, f"worker/{READER}/9", READER)
     frame = bytes(frame_bytes)
     for _ in range(BOMB_BYTES // frame_bytes):

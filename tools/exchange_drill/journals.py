@@ -1,4 +1,4 @@
-"""What a process has done, line by line, in a file that survives its death by SIGKILL."""
+"""Journal of a process, line by line, in a file that survives its death by SIGKILL."""
 
 import json
 from collections.abc import Iterator
@@ -7,19 +7,19 @@ from typing import Any
 
 
 class Journal:
-    """Appends one object per line, each with one write."""
+    """Appends one JSON object per line, each with one write."""
 
     def __init__(self, path: Path) -> None:
         cut_torn_line(path)
         self._file = path.open("ab", buffering=0)
 
     def append(self, entry: dict[str, Any]) -> None:
-        """What has been written here is known after any death of this process."""
+        """Append an entry, which survives any death of this process."""
         self._file.write(json.dumps(entry, separators=(",", ":")).encode() + b"\n")
 
 
 def entries(path: Path) -> Iterator[dict[str, Any]]:
-    """All whole lines."""
+    """Entries of all whole lines of a journal."""
     if path.exists():
         with path.open("rb") as file:
             for line in file:
@@ -28,7 +28,7 @@ def entries(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def last_entry(path: Path) -> dict[str, Any] | None:
-    """The newest whole line; None without any."""
+    """Entry of the newest whole line; None without any."""
     last = None
     for entry in entries(path):
         last = entry
@@ -36,7 +36,7 @@ def last_entry(path: Path) -> dict[str, Any] | None:
 
 
 def cut_torn_line(path: Path) -> None:
-    """Remove what a death left of the last line."""
+    """Remove the part of a last line that a death has left."""
     if path.exists():
         content = path.read_bytes()
         if not content.endswith(b"\n"):

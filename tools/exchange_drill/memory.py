@@ -1,4 +1,4 @@
-"""The daemon's memory under attack by clients that are let in, and what a message without end does to it."""
+"""Drills on the daemon's memory: attacks by clients with a valid key, no consumer, and a message of endless frames."""
 
 import time
 from pathlib import Path
@@ -9,12 +9,12 @@ from exchange_drill.process import Process, module_argv, wait_until
 from exchange_drill.rig import MIB, Rig, opened
 
 ALLOWED_BYTES = 150_000_000
-"""Beside the budget, under a load of clients of mrl."""
+"""Memory beside the budget that a load of mrl's clients may take."""
 HARD_LIMIT_BYTES = 512 * MIB
-"""Beside the budget, whatever clients do that have a key: there the role ends."""
+"""Memory beside the budget that clients with a key may take at most, whatever they do: there the role ends."""
 BUDGET_BYTES = 32 * MIB
 LAST_RESORT_BYTES = 3072 * MIB
-"""So that a drill which fails does not take the machine with it."""
+"""Hard limit of the daemon's data, so that a drill which fails does not take the machine with it."""
 BOMB_LIMIT_BYTES = 512 * MIB
 BOMB_S = 60.0
 BOMBS = ("bomb_of_4_MB", "bomb_of_8_KB")
@@ -32,7 +32,7 @@ TITLES = {
 
 
 def attack(folder: Path, settings: Settings, *, name: str) -> Outcome:
-    """A hostile client with a good key, beside the load; afterwards everything flows as before."""
+    """Attack the daemon by a hostile client with a valid key, beside the load; afterwards records flow as before."""
     outcome = Outcome(f"memory: {TITLES[name]}", tried=1)
     outcome.peak_bound_bytes = BUDGET_BYTES + HARD_LIMIT_BYTES
     with opened(Rig(folder, seed=settings.seed, daemon=DAEMON)) as rig:
@@ -53,7 +53,7 @@ def attack(folder: Path, settings: Settings, *, name: str) -> Outcome:
 
 
 def no_consumer(folder: Path, settings: Settings) -> Outcome:
-    """Producers flat out, nobody reads; then somebody does."""
+    """Let producers publish at full speed without a consumer; then start the consumer."""
     outcome = Outcome("memory: no consumer", tried=1)
     outcome.peak_bound_bytes = BUDGET_BYTES + ALLOWED_BYTES
     rig = Rig(folder, seed=settings.seed, daemon=DAEMON, num_producers=4, pause_s=0.0)
@@ -83,7 +83,7 @@ def _add_up(rig: Rig, outcome: Outcome) -> None:
 
 
 def bomb(folder: Path, settings: Settings) -> Outcome:
-    """One message of frames without end, against a hard limit of the daemon's memory."""
+    """Send messages of very many frames, against a hard limit of the daemon's memory."""
     outcome = Outcome(f"bomb of many frames, hard limit {BOMB_LIMIT_BYTES / MIB:.0f} MiB")
     endings: list[str] = []
     faults: list[tuple[float, float]] = []
@@ -106,7 +106,7 @@ def bomb(folder: Path, settings: Settings) -> Outcome:
 
 
 def _explode(rig: Rig, outcome: Outcome, name: str) -> float:
-    """Send the bomb until the daemon ends, or has survived it; returns when that was."""
+    """Send the bomb until the daemon ends or has survived it; return that time."""
 
     def is_over() -> bool:
         outcome.peak_bytes = max(outcome.peak_bytes, rig.daemon.status_bytes("VmHWM"))

@@ -1,4 +1,4 @@
-"""A partition: the daemon lives in a network namespace of its own, and packets between it and clients are dropped."""
+"""Partition drill: the daemon runs in a network namespace of its own, whose packets are dropped for a while."""
 
 import itertools
 import os
@@ -24,7 +24,7 @@ DROPS: Mapping[str, str] = {
 
 
 class Namespace:
-    """One network namespace, joined to this one by a pair of virtual links. Needs root."""
+    """A network namespace, joined to this one by a pair of virtual links. Needs root."""
 
     _numbers = itertools.count()  # the kernel frees the names of links some time after their namespace is deleted
 
@@ -45,16 +45,16 @@ class Namespace:
 
     @property
     def prefix(self) -> tuple[str, ...]:
-        """Before a command that is to run in it."""
+        """Words before a command that has to run in the namespace."""
         return ("ip", "netns", "exec", self.name)
 
     def inside(self, *argv: str) -> None:
-        """Run a command in it."""
+        """Run a command in the namespace."""
         run(*self.prefix, *argv)
 
     @contextmanager
     def dropping(self, rules: str) -> Iterator[None]:
-        """These packets are dropped without a word."""
+        """Drop the packets that these nftables rules name, without an answer to their senders."""
         self.inside("nft", f"{TABLE} {{\n{rules}\n}}")
         try:
             yield
@@ -63,7 +63,7 @@ class Namespace:
 
     @contextmanager
     def down(self) -> Iterator[None]:
-        """The link has no carrier."""
+        """Take the link down, so that it has no carrier."""
         run("ip", "link", "set", self.outer_link, "down")
         try:
             yield
@@ -71,19 +71,19 @@ class Namespace:
             run("ip", "link", "set", self.outer_link, "up")
 
     def close(self) -> None:
-        """The links go with it."""
+        """Delete the namespace and with it the links."""
         run("ip", "netns", "del", self.name)
 
 
 def run(*argv: str) -> None:
-    """Raises RuntimeError with what the command said."""
+    """Run a command. Raises RuntimeError with its standard error when it fails."""
     done = subprocess.run(argv, capture_output=True, text=True, check=False)
     if done.returncode:
         raise RuntimeError(f"{' '.join(argv)}: {done.stderr.strip()}")
 
 
 def partition(folder: Path, settings: Settings) -> Outcome:
-    """The link goes down, packets vanish in one direction or both, or every third one does; then all is well again."""
+    """Take the link down, then drop packets in both directions, in one, and every third, and mend it each time."""
     outcome = Outcome(f"partition for {settings.partition_s:g} s: link down, both ways, one way, every third packet")
     if os.geteuid() != 0 or not shutil.which("nft") or not shutil.which("ip"):
         outcome.failures.append("not tried: needs root, iproute2 and nftables")
@@ -105,7 +105,7 @@ def partition(folder: Path, settings: Settings) -> Outcome:
 
 
 def _cut(rig: Rig, cut: Callable[[], AbstractContextManager[None]], cut_s: float) -> float:
-    """Returns how long it took, from the end of the cut, until records flowed again."""
+    """Cut the link for `cut_s`; return the seconds from the end of the cut until records flowed again."""
     with cut():
         rig.hold(cut_s)
     healed_s = time.monotonic()

@@ -1,4 +1,4 @@
-"""What a drill found."""
+"""Results of a drill."""
 
 from dataclasses import dataclass, field
 from statistics import median
@@ -6,36 +6,36 @@ from statistics import median
 
 @dataclass
 class Outcome:
-    """One row of the table."""
+    """Results of one drill, one row of the table."""
 
     fault: str
     tried: int = 0
     acknowledged: int = 0
     lost: int = 0
-    """Acknowledged and never trained on."""
+    """Records acknowledged, and then neither trained on, nor held, nor counted as evicted."""
     doubled: int = 0
-    """Trained on more than once."""
+    """Records trained on more than once."""
     evicted: int = 0
-    """Acknowledged, not delivered, and counted by the daemon as evicted."""
+    """Records acknowledged, not delivered, and counted by the daemon as evicted."""
     recoveries_s: list[float] = field(default_factory=list)
-    """From each fault's end (of a daemon's death: its begin) until records are acknowledged and delivered again."""
+    """Seconds from each fault's end (a daemon's death: its begin) until records flow: acknowledged and delivered."""
     recovery_bound_s: float | None = None
     peak_bytes: int = 0
-    """Highest resident memory of the daemon; 0 where it was not looked at."""
+    """Highest resident memory of the daemon; 0 where it was not measured."""
     peak_bound_bytes: int = 0
     deaths: int = 0
-    """Ends of the daemon that the drill did not bring about."""
+    """Ends of the daemon that the drill did not cause."""
     failures: list[str] = field(default_factory=list)
-    """Whatever else should not be."""
+    """Other failures, in words."""
     notes: list[str] = field(default_factory=list)
 
     @property
     def recovery_s(self) -> tuple[float, float] | None:
-        """Median and longest; None when nothing was measured."""
+        """Median and longest recovery in seconds; None when none was measured."""
         return (median(self.recoveries_s), max(self.recoveries_s)) if self.recoveries_s else None
 
     def faults(self) -> list[str]:
-        """Why the drill is not passed; empty when it is."""
+        """Reasons why the drill is not passed; empty when it is."""
         found = [*self.failures]
         found += [f"{self.lost} lost"] if self.lost else []
         found += [f"{self.doubled} trained on twice"] if self.doubled else []

@@ -1,12 +1,12 @@
-"""A producer or the consumer: `python -m exchange_drill.part producer|consumer RUN SETTINGS`.
+"""A producer or the consumer of a drill: `python -m exchange_drill.part producer|consumer RUN SETTINGS`.
 
 producer   publishes records of rising numbers in chunks of random length, each record on a prompt of its own. Notes in
            its journal up to which number all are acknowledged, and goes on from there when it is started again. Ends
-           on SIGTERM once all are.
+           on SIGTERM once all are acknowledged.
 consumer   watches the prompts that it awaits, as a learner of another policy does. Its journal is the checkpoint: the
-           ids of what was trained on. Started again, it asks for what it awaits, and forgets by its id what the
-           checkpoint holds. With `die_at` it kills itself in one of `die_every` batches: after it "took" them, or after
-           the "checkpoint".
+           ids of the records that were trained on. Started again, it asks for the records that it awaits, and drops by
+           their ids those that the checkpoint holds. With `die_at` it kills itself in one of `die_every` batches: after
+           it "took" them, or after the "checkpoint".
 """
 
 import json
@@ -36,13 +36,13 @@ FLUSH_S = 0.5
 POLL_S = 0.001
 MAX_CHUNK_RECORDS = 200
 AWAITED = 1500
-"""Prompts of one producer that are awaited at once."""
+"""Number of one producer's prompts that are awaited at once."""
 GIVE_UP_S = 5.0
-"""What has not come by then, although later ones have, was evicted; the pending table of a learner is bounded too."""
+"""Seconds after which a record counts as evicted if later ones have come; a learner's pending table is bounded too."""
 
 
 def connect(run: Path, name: str, *, over_tcp: bool) -> ExchangeClient:
-    """A client as the roles connect theirs."""
+    """Connect a client as the roles of a run do."""
     grant = grant_of(name)
     resolve = read_endpoint if over_tcp else nearest_endpoint
     socket = ClientSocket(
@@ -56,7 +56,7 @@ def connect(run: Path, name: str, *, over_tcp: bool) -> ExchangeClient:
 
 
 def produce(run: Path, settings: dict[str, Any], stop: threading.Event) -> None:
-    """Until told to stop. Raises RuntimeError when records were dropped or refused, for another reason than doubles."""
+    """Publish until `stop` is set. Raises RuntimeError when records were dropped or refused, but for duplicates."""
     producer = settings["number"]
     client = connect(run, f"worker/{SOURCE}/{producer}", over_tcp=settings["over_tcp"])
     rng = random.Random(f"{settings['seed']} {producer} {os.getpid()}")
@@ -77,7 +77,7 @@ def produce(run: Path, settings: dict[str, Any], stop: threading.Event) -> None:
 
 
 def check_counts(client: ExchangeClient) -> None:
-    """Raises RuntimeError when something that was published can never be acknowledged."""
+    """Check the client's counts. Raises RuntimeError when a published record can never be acknowledged."""
     bad = {name: number for name, number in client.counts.items() if name in ("dropped", "too_large")}
     bad |= {name: number for name, number in client.counts.items() if name.startswith("refused/")}
     bad.pop("refused/duplicate", None)
@@ -86,7 +86,7 @@ def check_counts(client: ExchangeClient) -> None:
 
 
 class Awaited:
-    """The prompts of one producer for which nothing was trained on yet, as far as they are awaited."""
+    """Prompts of one producer that are awaited: watched, with no record trained on yet."""
 
     def __init__(self, run: Path, producer: int, trained: Iterable[int]) -> None:
         self._path = run / f"producer-{producer}.jsonl"
@@ -94,12 +94,12 @@ class Awaited:
         self._next, self._asked_s, self._newest = 0, dict[int, float](), max(self._trained, default=-1)
 
     def note(self, number: int) -> None:
-        """Something was trained on."""
+        """Note that the record with this number was trained on."""
         self._asked_s.pop(number, None)
         self._newest = max(self._newest, number)
 
     def ask(self, client: ExchangeClient, now_s: float) -> None:
-        """Await more, and give up what does not come any more."""
+        """Give up records that are too late, and ask for further prompts."""
         late = [number for number, at_s in self._asked_s.items() if number < self._newest and now_s - at_s > GIVE_UP_S]
         client.unwatch(record_id(self._producer, number) for number in late)
         for number in late:
@@ -116,10 +116,10 @@ class Awaited:
             client.fetch(ids, kinds=["outcome"], limit=1, max_age_versions=None)
             self._asked_s |= dict.fromkeys(new, now_s)
         else:
-            self._next -= len(new)  # more at once, later
+            self._next -= len(new)  # asked for later, together with others
 
     def _skip_evicted(self) -> None:
-        """Nothing at all came of what is awaited: who comes so late goes on with what was published last."""
+        """Go on near the producer's last publication if no awaited record came, as after a very long absence."""
         first = (last_entry(self._path) or {"upto": 0})["upto"] - AWAITED
         if first > max(self._asked_s):
             self._asked_s.clear()
@@ -127,7 +127,7 @@ class Awaited:
 
 
 def consume(run: Path, settings: dict[str, Any], stop: threading.Event) -> None:
-    """Until told to stop. Raises RuntimeError when a record came damaged."""
+    """Consume until `stop` is set. Raises RuntimeError when a record came damaged."""
     client = connect(run, f"learner/{READER}", over_tcp=settings["over_tcp"])
     path = run / "consumer.jsonl"
     trained = {name for entry in entries(path) for name in entry["ids"]}
@@ -158,14 +158,14 @@ def consume(run: Path, settings: dict[str, Any], stop: threading.Event) -> None:
 
 
 def check(received: list[Received]) -> None:
-    """Raises RuntimeError unless contents are what their producers made."""
+    """Check records. Raises RuntimeError unless their contents are those that their producers made."""
     for item in received:
         if not is_intact(item.record):
             raise RuntimeError(f"{item.record.record_id} was changed on its way")
 
 
 def die_if(is_due: bool) -> None:
-    """As a process dies that is killed from outside."""
+    """Kill this process with SIGKILL if `is_due`, as from outside."""
     if is_due:
         os.kill(os.getpid(), signal.SIGKILL)
 

@@ -1,4 +1,4 @@
-"""One process of the drill: started, killed, stopped and watched by its parent; its output goes into a file."""
+"""A process of the drill, started, killed, stopped and watched by its parent; its output goes into a file."""
 
 import os
 import signal
@@ -15,11 +15,11 @@ POLL_S = 0.002
 
 
 class Process:
-    """A command that can be started again and again."""
+    """A command that can be run again and again. One run of it is a life."""
 
     def __init__(self, argv: Sequence[str], log: Path) -> None:
         self.argv = tuple(argv)
-        """Of its next life."""
+        """Command line of the next life."""
         self._log = log
         path = os.pathsep.join((str(TOOLS), str(TOOLS.parent)))
         self._environment = {**os.environ, "PYTHONPATH": path}
@@ -28,12 +28,12 @@ class Process:
 
     @property
     def pid(self) -> int:
-        """Of the process that runs, or ran last; 0 before the first start."""
+        """Pid of the process that runs, or ran last; 0 before the first start."""
         return self._process.pid if self._process is not None else 0
 
     @property
     def exit_code(self) -> int | None:
-        """None while it runs; negative for the number of the signal that ended it."""
+        """Exit code, or minus the number of the signal that ended it; None while it runs, 0 before the first start."""
         return self._process.poll() if self._process is not None else 0
 
     def start(self) -> None:
@@ -45,34 +45,34 @@ class Process:
             )
 
     def said(self) -> str:
-        """What it has written in this life."""
+        """Output of this life."""
         with self._log.open("rb") as log:
             log.seek(self._log_begin)
             return log.read().decode(errors="replace")
 
     def last_words(self) -> str:
-        """The last line of it."""
+        """Last line of this life's output."""
         return self.said().strip().rpartition("\n")[2][-500:]
 
     def signal(self, number: int) -> None:
-        """Send it a signal."""
+        """Send the process a signal."""
         if self._process is not None:
             self._process.send_signal(number)
 
     def kill(self) -> None:
-        """End it the hard way, and wait until it is gone."""
+        """Kill the process with SIGKILL, and wait until it is gone."""
         if self._process is not None:
             self._process.kill()
             self._process.wait()
 
     def finish(self, timeout_s: float) -> int:
-        """Ask it to end. Returns its exit code; raises TimeoutExpired."""
+        """End the process with SIGTERM and return its exit code. Raises TimeoutExpired."""
         self.signal(signal.SIGTERM)
         assert self._process is not None
         return self._process.wait(timeout_s)
 
     def status_bytes(self, field: str) -> int:
-        """A figure of /proc/PID/status, for example VmHWM; 0 when the process is gone."""
+        """Field of /proc/PID/status in bytes, for example VmHWM; 0 when the process is gone."""
         try:
             lines = Path(f"/proc/{self.pid}/status").read_text().splitlines()
         except OSError:
@@ -81,12 +81,12 @@ class Process:
 
 
 def module_argv(module: str, *arguments: str) -> tuple[str, ...]:
-    """The command that runs one of the drill's modules, politely."""
+    """Command line that runs one of the drill's modules."""
     return (sys.executable, "-m", f"exchange_drill.{module}", *arguments)
 
 
 def wait_until(condition: Callable[[], object], what: str, timeout_s: float) -> None:
-    """Raises RuntimeError when it does not come true in time."""
+    """Wait until a condition is true. Raises RuntimeError, which names `what`, when it is not in time."""
     end_s = time.monotonic() + timeout_s
     while not condition():
         if time.monotonic() > end_s:

@@ -1,4 +1,4 @@
-"""Daemon, producers and consumer of one drill, each started again when it dies, and the check that nothing is lost."""
+"""Rig of a drill: daemon, producers and consumer, restarted when they die, and the check that nothing is lost."""
 
 import bisect
 import json
@@ -26,14 +26,14 @@ READY = "drill: ready"
 START_S = 60.0
 DRAIN_S = 120.0
 DRAIN_STILL_S = 8.0
-"""Nothing more comes when nothing has come for so long: what is missing then was evicted, or given up."""
+"""Seconds without a checkpoint after which the consumer gets no more: records missing then were evicted or given up."""
 DAEMON: dict[str, Any] = {"budget_bytes": 256 * MIB, "durability": "synced", "host": "127.0.0.1", "data_bytes": 0}
 PAUSE_S = 0.08
-"""What a producer rests after every chunk: so that what is not trained on yet has room for the longest fault."""
+"""Seconds that a producer rests after every chunk: records not trained on yet then have room for the longest fault."""
 
 
 class Rig:
-    """One run folder and its processes."""
+    """Run folder and processes of one drill."""
 
     def __init__(
         self,
@@ -47,7 +47,7 @@ class Rig:
         pause_s: float = PAUSE_S,
         consumer: Mapping[str, Any] | None = None,
     ) -> None:
-        """`prefix` comes before the daemon's command. `pause_s`: what a producer rests after every chunk."""
+        """Make keys and commands. `prefix` precedes the daemon's command; `pause_s`: a producer's rest after chunks."""
         self.run = run
         grants = [Grant("worker", SOURCE), Grant("learner", READER), Grant("worker", READER), Grant("learner", SOURCE)]
         create_keys(run / "keys", grants)
@@ -60,11 +60,11 @@ class Rig:
         self.consumer = self._part("consumer", calm | dict(consumer or {}))
         self._over_tcp = over_tcp
         self.openings_s: list[float] = []
-        """What opening the file and beginning to listen took, once for every start that came to serve."""
+        """Seconds from opening the file to listening, for every start after which the daemon served."""
         self.client_deaths = 0
-        """Producers and consumers that were killed and started again."""
+        """Number of producers and consumers that were killed and started again."""
         self.deaths: list[str] = []
-        """Ends of the daemon that nobody here has brought about, each with its last words."""
+        """Ends of the daemon that the drill did not cause, each with its last words."""
 
     def _part(self, kind: str, settings: dict[str, Any]) -> Process:
         name = f"{kind}-{settings['number']}" if "number" in settings else kind
@@ -73,11 +73,11 @@ class Rig:
 
     @property
     def parts(self) -> list[Process]:
-        """Everything but the daemon."""
+        """Producers and consumer."""
         return [*self.producers, self.consumer]
 
     def start(self, *, consumer: bool = True) -> None:
-        """The daemon first."""
+        """Start the processes, the daemon first, and wait for the first records."""
         self.start_daemon()
         for part in self.parts if consumer else self.producers:
             part.start()
@@ -85,7 +85,7 @@ class Rig:
             self.await_progress("the first records")
 
     def start_daemon(self) -> float:
-        """Start it and wait until it listens; returns when that was. Raises RuntimeError when it does not."""
+        """Start the daemon and wait until it listens; return that time. Raises RuntimeError when it does not."""
         self.daemon.start()
         self.await_saying("drill: opening")
         opens_s = time.monotonic()
@@ -95,7 +95,7 @@ class Rig:
         return served_s
 
     def await_saying(self, words: str) -> None:
-        """Raises RuntimeError when the daemon ends or does not say this."""
+        """Wait until the daemon has printed these words. Raises RuntimeError when it ends or does not print them."""
 
         def has_said() -> bool:
             if self.daemon.exit_code is not None:
@@ -105,7 +105,10 @@ class Rig:
         wait_until(has_said, f"the daemon says {words!r}", START_S)
 
     def revive(self) -> None:
-        """Start again whatever was killed, and count it. Raises RuntimeError when a client ended with an error."""
+        """Restart killed producers and consumers and an ended daemon, and count them.
+
+        Raises RuntimeError when a producer or consumer ended with an error.
+        """
         for part in self.parts:
             if part.exit_code not in (None, 0, -signal.SIGKILL):
                 raise RuntimeError(f"a client ended with {part.exit_code}: {part.last_words()}")
@@ -118,16 +121,16 @@ class Rig:
         self.client_deaths += len(dead)
 
     def journal_paths(self) -> list[Path]:
-        """Of the producers and the consumer."""
+        """Journals of the producers, then of the consumer."""
         return [*(self.run / f"producer-{number}.jsonl" for number in range(len(self.producers))), self.trained_path]
 
     @property
     def trained_path(self) -> Path:
-        """The consumer's checkpoints."""
+        """File with the consumer's checkpoints."""
         return self.run / "consumer.jsonl"
 
     def spare_consumer(self) -> None:
-        """From its next life on it does not kill itself."""
+        """Let the consumer's next life not kill itself."""
         self.consumer.argv = self._calm_consumer.argv
 
     def await_progress(self, what: str, *, timeout_s: float = START_S) -> None:
@@ -143,14 +146,14 @@ class Rig:
         wait_until(has_moved, f"progress after {what}", timeout_s)
 
     def hold(self, seconds: float) -> None:
-        """Let the load go on for so long."""
+        """Let the load go on for some seconds."""
         end_s = time.monotonic() + seconds
         while (left_s := end_s - time.monotonic()) > 0:
             self.revive()
             time.sleep(min(0.05, left_s))
 
     def finish(self, outcome: Outcome, *, watch: Callable[[], None] = lambda: None) -> None:
-        """Let the producers come to their end, the consumer have everything, and add up what was lost and doubled."""
+        """Let the producers end and the consumer take all records, and add up the lost and doubled ones."""
         for producer in self.producers:
             wait_until(partial(_is_ready, producer), "a producer is ready", START_S)
             producer.signal(signal.SIGTERM)
@@ -169,7 +172,7 @@ class Rig:
         add_up(outcome, acknowledged, trained, num_gone=len(gone), num_evicted=evicted)
 
     def _not_held(self, ids: list[str]) -> list[str]:
-        """Those of the records that the daemon does not give to whoever asks for them."""
+        """Return the records among `ids` that the daemon does not hand out any more."""
         client = connect(self.run, f"learner/{READER}/last", over_tcp=self._over_tcp)
         found: set[str] = set()
         try:
@@ -200,20 +203,21 @@ class Rig:
         self.revive()
 
     def acknowledged_ids(self) -> Iterator[str]:
-        """Ids of all records of which a producer was told that they are stored."""
+        """Ids of all records that were acknowledged to a producer."""
         for number, path in enumerate(self.journal_paths()[:-1]):
             upto = max((entry["upto"] for entry in entries(path)), default=-1)
             yield from (record_id(number, place) for place in range(upto + 1))
 
     def trained_ids(self) -> Iterator[str]:
-        """Ids in the consumer's checkpoints, once for every time."""
+        """Ids in the consumer's checkpoints, repeated when trained on repeatedly."""
         for entry in entries(self.trained_path):
             yield from entry["ids"]
 
     def recoveries_s(self, faults: Iterable[tuple[float, float]]) -> list[float]:
-        """For (begin, serves again) of every fault: seconds from its begin until records flow end to end again.
+        """Return the seconds from the begin of every fault until records flow end to end again.
 
-        That is when a chunk that was acknowledged after the daemon served again was, and a checkpoint was written.
+        Each fault is (begin, time at which the daemon serves again). Records flow when, after that time, a chunk was
+        acknowledged and a checkpoint was written.
         """
         *produced, trained = self.journal_paths()
         acknowledged_s = sorted(entry["at_s"] for path in produced for entry in entries(path))
@@ -226,7 +230,7 @@ class Rig:
         return found
 
     def close(self) -> None:
-        """End everything."""
+        """Kill all processes."""
         for process in (*self.parts, self.daemon):
             process.signal(signal.SIGCONT)
             process.kill()
@@ -235,9 +239,10 @@ class Rig:
 def add_up(
     outcome: Outcome, acknowledged: Set[str], trained: Mapping[str, int], *, num_gone: int, num_evicted: int
 ) -> None:
-    """What was acknowledged, against how often each id was trained on.
+    """Add up acknowledged records and how often each was trained on, into the outcome.
 
-    `num_gone`: acknowledged, never trained on, and held no longer; `num_evicted`: what the daemon says that it evicted.
+    `num_gone`: records acknowledged, never trained on, and held no longer; `num_evicted`: records that the daemon says
+    it evicted.
     """
     outcome.acknowledged += len(acknowledged)
     outcome.evicted += min(num_gone, num_evicted)
@@ -247,7 +252,7 @@ def add_up(
 
 @contextmanager
 def opened(rig: Rig) -> Iterator[Rig]:
-    """Ends the rig's processes in any case."""
+    """Use a rig, whose processes end in any case. Raises RuntimeError when one does not end in time."""
     try:
         yield rig
     except subprocess.TimeoutExpired as error:

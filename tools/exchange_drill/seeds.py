@@ -1,4 +1,4 @@
-"""Conversations to begin with, and how to spoil them: what a fuzzer makes its inputs of."""
+"""Conversations to begin with, and mutations of them: the inputs of a fuzzer."""
 
 import operator
 import random
@@ -44,7 +44,7 @@ QWEN_WORKER, LLAMA_LEARNER, LLAMA_WORKER, QWEN_LEARNER, ADMIN = range(5)
 
 
 def conversations() -> dict[str, bytes]:
-    """One of every sort that clients of mrl hold."""
+    """One conversation of every sort that clients of mrl hold, by name."""
     outcome, value = _outcome("r1"), ValueRecord(**_tags("v1", "qwen"), rewards=[0.5, 1.0])
     request = ScoreRequestRecord(**_tags("q1", "qwen"), scorer="llama", answers=[GivenAnswer(**_ANSWER)])
     score = ScoreRecord(**_tags("s1", "llama"), request_id="q1", receiver="qwen", scores=[_trace(3), None])
@@ -77,7 +77,7 @@ def conversations() -> dict[str, bytes]:
 
 
 def mutated(data: bytes, rng: random.Random) -> bytes:
-    """The same conversation with one thing changed: a value in a message, or a message."""
+    """Return a conversation with one change: of a value in a message, or of a message."""
     said = pieces(data)
     if not said:
         return data
@@ -98,7 +98,7 @@ def mutated(data: bytes, rng: random.Random) -> bytes:
 
 
 def _changed(body: bytes, rng: random.Random) -> bytes:
-    """One value of a message, however deep, becomes another one; bytes that are no message lose or change one."""
+    """Return a message with one value, however deep, replaced; bytes that are no message lose or change one byte."""
     try:
         content = msgspec.msgpack.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -113,7 +113,7 @@ def _changed(body: bytes, rng: random.Random) -> bytes:
 
 
 def _collect(content: Any, places: list[Callable[[Any], None]], rng: random.Random) -> None:
-    """How to set every value inside of this one."""
+    """Collect setters of all values inside of `content`."""
     if isinstance(content, dict):
         pairs = list(content.items())
     elif isinstance(content, list):

@@ -1,7 +1,7 @@
-"""The exchange daemon as its role runs it: `python -m exchange_drill.serve RUN SETTINGS`.
+"""The exchange daemon of a drill: `python -m exchange_drill.serve RUN SETTINGS`.
 
-Says "drill: opening" before it opens its file, and "drill: serving RECORDS" when it listens.
-Settings (JSON): those of `Limits`, `host`, and `data_bytes`, the hard limit of its memory (0: none).
+Prints "drill: opening" before it opens its file, and "drill: serving RECORDS" when it listens. Settings (JSON): those
+of `Limits`, `host`, and `data_bytes`, the hard limit of its memory (0: none).
 """
 
 import json

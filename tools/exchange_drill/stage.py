@@ -1,7 +1,7 @@
-"""The exchange's core without socket, clock or disk, for input that wants to break it: what has to hold whatever comes.
+"""The exchange's core without socket, clock or disk, under hostile input, with checks that hold for any input.
 
-Input is bytes: pieces of one byte for the client, two for the length, and the body of one message. What is cut short at
-the end is a piece as well, so that every input means something.
+Input is bytes: pieces of one byte for the client, two for the length, and the body of one message. A piece that is cut
+short at the end counts too, so that every input means something.
 """
 
 import struct
@@ -31,7 +31,7 @@ CLIENTS: Sequence[tuple[bytes, Grant]] = (
 
 
 class Stage:
-    """A core whose clients have all said Hello, and a file that has no room every seventh time."""
+    """A core whose clients have all said Hello, with a file that has no room every seventh time."""
 
     def __init__(self) -> None:
         self._now_s, self._num_commits = 0.0, 0
@@ -43,14 +43,14 @@ class Stage:
                 self.say(client, grant, encode(Hello(client=grant.name, policy=grant.policy)))
 
     def say(self, client: bytes, grant: Grant, body: bytes) -> list[bytes]:
-        """One message, and all that follows from it. Returns the answers; raises AssertionError when one is wrong."""
+        """Hand the core one message and commit; return the answers. Raises AssertionError when one is wrong."""
         self._now_s += STEP_S
         out = self.core.receive(client, body, grant, self._now_s) + self._commit()
         assert self.core.index.used_bytes <= BUDGET_BYTES, f"{self.core.index.used_bytes} bytes are held"
         return checked(out)
 
     def rest(self) -> None:
-        """Time passes; then a new daemon opens the file, and holds what this one held."""
+        """Let time pass; then check that a new core, restored from the file, holds the records that this one held."""
         for wait_s in (0.1, 5.0, 100.0):
             self._now_s += wait_s
             checked(self.core.tick(self._now_s) + self._commit())
@@ -77,7 +77,7 @@ class Stage:
 
 
 def checked(out: Outgoing) -> list[bytes]:
-    """The encoded messages. Raises AssertionError unless each goes to a client, fits, and can be read there."""
+    """Encode messages. Raises AssertionError unless each goes to a client, fits, and can be decoded there."""
     bodies = []
     for client, message in out:
         assert client in dict(CLIENTS), f"an answer to {client!r}"
@@ -89,7 +89,7 @@ def checked(out: Outgoing) -> list[bytes]:
 
 
 def pieces(data: bytes) -> list[tuple[int, bytes]]:
-    """(client, body) of every message, at most 64."""
+    """(client, body) of every message of an input, at most `MAX_PIECES`."""
     found: list[tuple[int, bytes]] = []
     while data and len(found) < MAX_PIECES:
         head, data = data[:3].ljust(3, b"\0"), data[3:]
@@ -100,12 +100,12 @@ def pieces(data: bytes) -> list[tuple[int, bytes]]:
 
 
 def joined(messages: Iterable[tuple[int, bytes]]) -> bytes:
-    """The input that consists of these messages."""
+    """Input that consists of these messages."""
     return b"".join(struct.pack("<BH", client, len(body)) + body for client, body in messages)
 
 
 def play(data: bytes) -> None:
-    """Say all of it to a daemon. Raises whatever it raises."""
+    """Hand all messages of an input to a core. Raises whatever the core raises."""
     stage = Stage()
     for number, body in pieces(data):
         client, grant = CLIENTS[number]

@@ -1,4 +1,4 @@
-"""A file whose write-ahead log was written in part, or damaged: cut and spoiled at many places, and opened again."""
+"""Torn-log drill: the write-ahead log of the daemon's file is cut and spoiled at many places, and opened again."""
 
 import random
 import shutil
@@ -20,7 +20,7 @@ WAL = f"{FILE}-wal"
 
 
 def torn_log(folder: Path, settings: Settings) -> Outcome:
-    """Whatever is left, it is a beginning of what was acknowledged."""
+    """Check that the records left by a damaged log are the first ones of those acknowledged."""
     outcome = Outcome("write-ahead log cut or spoiled")
     _write(folder, outcome)
     rng = random.Random(settings.seed)
@@ -38,7 +38,7 @@ def torn_log(folder: Path, settings: Settings) -> Outcome:
 
 
 def _write(folder: Path, outcome: Outcome) -> None:
-    """A daemon takes some records, one by one, and is killed."""
+    """Let a daemon take some records, one by one, and kill it."""
     with opened(Rig(folder, num_producers=0)) as rig:
         rig.start_daemon()
         client = connect(folder, "worker/qwen/0", over_tcp=True)

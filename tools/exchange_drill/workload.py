@@ -1,4 +1,4 @@
-"""The records of the drill, made from producer and number alone: a producer that was killed makes the same again."""
+"""Records of the drill, made from producer and number alone: a restarted producer makes the same again."""
 
 import time
 
@@ -21,18 +21,18 @@ def num_bytes(number: int) -> int:
 
 
 def record_id(producer: int, number: int) -> str:
-    """Of the record with this number."""
+    """Id of the producer's record with this number."""
     return f"{producer}:{number}"
 
 
 def completion(name: str, length: int) -> bytes:
-    """An answer in which every byte depends on the record's id."""
+    """Answer in which every byte depends on the record's id."""
     word = f"{name};".encode()
     return (word * (length // len(word) + 1))[:length]
 
 
 def make_record(producer: int, number: int) -> OutcomeRecord:
-    """The record of this number."""
+    """Make the producer's record with this number."""
     name = record_id(producer, number)
     return OutcomeRecord(
         record_id=name,
@@ -51,7 +51,7 @@ def make_record(producer: int, number: int) -> OutcomeRecord:
 
 
 def is_intact(record: object) -> bool:
-    """Whether the record came as it was made."""
+    """Whether a record that came is as it was made."""
     if not isinstance(record, OutcomeRecord):
         return False
     number = int(record.record_id.partition(":")[2])

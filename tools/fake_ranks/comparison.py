@@ -1,4 +1,4 @@
-"""What a rank without data holds and sends, against what the memory plan and arithmetic say."""
+"""Memory and traffic of a rank without data, against those of the memory plan and of arithmetic."""
 
 from dataclasses import dataclass
 
@@ -17,12 +17,12 @@ HEADS = (
     ["layout", "passes", "arithmetic s", "within a host GB", "between hosts GB", "Gb/s for 10 %", "share at 400 Gb/s"],
     ["layout", "a version GB", "gathered within a host GB", "gathered between hosts GB"],
 )
-"""Of three tables: memory of a rank, what it sends in an update, what it sends to publish a version."""
+"""Headings of three tables: memory of a rank, its traffic in an update, its traffic to publish a version."""
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """One layout. Traffic is that of one rank."""
+    """Figures of one layout. Memory and traffic are those of one rank."""
 
     layout: Layout
     planned: Need
@@ -30,23 +30,23 @@ class Comparison:
     fullest_at: str
     num_passes: int
     compute_s: float
-    """Of the arithmetic of one update."""
+    """Seconds of the arithmetic of one update."""
     update: Traffic
     reckoned: Traffic
     publication: Traffic
 
     @property
     def peak_share(self) -> float:
-        """Planned over counted."""
+        """Planned memory divided by counted memory."""
         return self.planned.mib * 1024**2 / self.peak_bytes
 
     @property
     def needed_gbps(self) -> float:
-        """Of a GPU's network card, for a tenth of the time of the arithmetic."""
+        """Speed of a GPU's network card with which an update's traffic takes a tenth of its arithmetic, in Gb/s."""
         return needed_bits_per_s(self.update.between, self.compute_s) / GB
 
     def rows(self) -> list[Row]:
-        """For JSON."""
+        """Rows of the JSON object."""
         name, peak_gib = self.layout.name, self.peak_bytes / GIB
         return [
             Row(f"peak: {name}", peak_gib, "GiB", "memory plan", _apart(self.peak_share), PEAK_BOUND),
@@ -58,7 +58,7 @@ class Comparison:
         ]
 
     def cells(self) -> tuple[list[str], list[str], list[str]]:
-        """A line of each table."""
+        """A line of each of the three tables."""
         name, update, published = self.layout.name, self.update, self.publication
         share = 8 * update.between / CARD_BITS_PER_S / self.compute_s
         memory = [f"{self.planned.mib / 1024:.1f}", f"{self.peak_bytes / GIB:.1f}", f"{self.peak_share:.2f}"]
@@ -70,7 +70,7 @@ class Comparison:
 
 
 def compare(layout: Layout) -> Comparison:
-    """Train one step on the first rank of a layout: two passes, where an update has more."""
+    """Train one step on the first rank of a layout, of at most two passes, and compare its figures."""
     batch, num_passes = layout.fullest_pass()
     trained = train_one_step(layout.config, layout.table, batch, min(2, num_passes))
     return Comparison(

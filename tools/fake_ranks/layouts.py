@@ -1,4 +1,4 @@
-"""Models that are shared out over ranks of several hosts, and what the memory plan says of a rank of theirs."""
+"""Models sharded over ranks of several hosts, and the memory plan of one of these ranks."""
 
 from dataclasses import dataclass
 
@@ -14,7 +14,7 @@ from mrl.models.skeleton import model_size
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """A model by its name in `memory_tables`, so many ranks, and how many of them share one copy of it."""
+    """A model by its name in `memory_tables`, its number of ranks, and how many of them share one copy of it."""
 
     shape: str
     ranks: int
@@ -25,22 +25,22 @@ class Layout:
 
     @property
     def name(self) -> str:
-        """For rows and tables."""
+        """Name in rows and tables."""
         return f"{self.shape}, {self.ranks} ranks, shards of {self.shards}" + ", 16 bits" * self.is_rounded
 
     @property
     def config(self) -> PreTrainedConfig:
-        """Of the model."""
+        """Configuration of the model."""
         return SHAPES[self.shape]
 
     @property
     def size(self) -> ModelSize:
-        """Of the model."""
+        """Sizes of the model."""
         return model_size(self.config)
 
     @property
     def table(self) -> LearnerTable:
-        """What a policy says of its learner."""
+        """Learner table of the policy."""
         hosts = max(1, self.ranks // self.per_host)
         ranks = {"processes": self.ranks, "hosts": hosts, "shard_size": self.shards, "attention_kernel": "rows"}
         given = self._memory.table.learner.model_dump(exclude_unset=True)
@@ -48,16 +48,16 @@ class Layout:
         return LearnerTable.model_validate(given | LEAN | rounded | ranks | {"microbatch_tokens": TOKENS})
 
     def fullest_pass(self) -> tuple[Microbatch, int]:
-        """As the plan sees it, and how many make an update."""
+        """Fullest pass by the plan, and number of passes of an update."""
         return self._memory.fullest_pass(self.table)
 
     def planned(self) -> Need:
-        """Of the tensors of a rank on its GPU."""
+        """Planned memory of the tensors of a rank on its GPU."""
         return self._memory.ranks(self.table)[-1][1]
 
     @property
     def _memory(self) -> PolicyMemory:
-        """Prompts and answers are those of docs/learner.md: rows of half a microbatch."""
+        """Memory plan of the policy. Prompts and answers are those of docs/learner.md: rows of half a microbatch."""
         return policy_memory(self.shape, TOKENS // 2)
 
 
@@ -72,4 +72,4 @@ LAYOUTS = (
     Layout("70B", 64, 16),
     Layout("70B", 64, 64),
 )
-"""On hosts of eight GPUs. Where shards are few, 70B is too large for 80 GB; GPUs of more need less of a network."""
+"""Layouts on hosts of eight GPUs. With few shards 70B is too large for 80 GB; larger GPUs need less of a network."""

@@ -1,9 +1,9 @@
-"""What an update sends over the links within a host and between hosts, and what network that asks for.
+"""Bytes that an update sends over the links within a host and between hosts, and the network speed that they need.
 
 A collective of n ranks on h hosts is taken for a ring, as NCCL makes one: it goes through the n / h ranks of a host
 before it goes on to the next host. There are as many rings as ranks on a host, each of which leaves it by the network
-card of another one. So of what a rank sends, h / n goes over its own card, and the rest stays within the host; with one
-rank on each host all of it leaves.
+card of another rank. So of the bytes that a rank sends, h / n go over its own card, and the rest stays within the host;
+with one rank on each host all bytes leave it.
 """
 
 from collections.abc import Iterable, Sequence
@@ -14,12 +14,12 @@ from fake_ranks.watched import Phase, Sent
 from mrl.models.size import ModelSize
 
 COMPUTED_PER_S = 400e12
-"""Floating-point operations of a GPU, none done twice: torchtitan reports 390e12 of H100 for Qwen3 32B
-(https://github.com/pytorch/torchtitan/pull/1690)."""
+"""Floating-point operations per second of a GPU, none of them recomputed: torchtitan reports 390e12 of H100 for Qwen3
+32B (https://github.com/pytorch/torchtitan/pull/1690)."""
 SHARE = 0.1
-"""Of the time of the arithmetic, which the network may take if nothing of it were hidden behind that."""
+"""Share of the time of the arithmetic that the network may take if nothing of it were hidden behind the arithmetic."""
 PARAMETER_BYTES, GRADIENT_BYTES = 2, 4
-"""Of an element on its way: parameters are gathered in bfloat16, gradients summed in float32."""
+"""Bytes of an element on its way: parameters are gathered in bfloat16, gradients summed in float32."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,9 +27,9 @@ class Traffic:
     """Bytes that one rank sends."""
 
     within: float = 0.0
-    """To ranks of its host."""
+    """Bytes sent to ranks of the same host."""
     between: float = 0.0
-    """To another host."""
+    """Bytes sent to other hosts."""
 
     def __add__(self, other: "Traffic") -> "Traffic":
         return Traffic(self.within + other.within, self.between + other.between)
@@ -39,7 +39,7 @@ class Traffic:
 
 
 def traffic(collectives: Iterable[Sent], per_host: int) -> Traffic:
-    """Of collectives together, with so many ranks on each host."""
+    """Traffic of all these collectives, with `per_host` ranks on each host."""
     total = Traffic()
     for one in collectives:
         num_hosts = len({rank // per_host for rank in one.ranks})
@@ -49,7 +49,7 @@ def traffic(collectives: Iterable[Sent], per_host: int) -> Traffic:
 
 
 def of_update(phases: Sequence[Phase], num_passes: int, per_host: int) -> Traffic:
-    """Of an update of so many passes, from the phases of one or two: all but the last send the same."""
+    """Traffic of an update of `num_passes` passes, from the phases of one or two: all but the last are alike."""
     ends = [1 + index for index, phase in enumerate(phases) if phase.name == "backward"]
     assert len(ends) == min(2, num_passes)
     parts = [phases[start:end] for start, end in zip([0, *ends], [*ends, len(phases)], strict=True)]
@@ -59,7 +59,7 @@ def of_update(phases: Sequence[Phase], num_passes: int, per_host: int) -> Traffi
 
 
 def reckoned(size: ModelSize, layout: Layout, num_passes: int) -> Traffic:
-    """The same by arithmetic, but for sums of a few numbers.
+    """Traffic of an update by arithmetic, without sums of a few numbers.
 
         passes (2 * 2 + 4) P (s - 1) / s  within a copy,    2 * 4 (P / s) (r - 1) / r  over copies, once
 
@@ -74,5 +74,5 @@ def reckoned(size: ModelSize, layout: Layout, num_passes: int) -> Traffic:
 
 
 def needed_bits_per_s(between: float, compute_s: float) -> float:
-    """Of a GPU's network card, so that it takes at most its share of the time."""
+    """Bits per second of a GPU's network card that sends `between` bytes in SHARE of the arithmetic's time."""
     return 8 * between / (SHARE * compute_s)

@@ -1,7 +1,8 @@
 """The first rank of a learner among ranks that never answer: it places a model and trains one step, without data.
 
-The group is torch's "fake" one, whose collectives return at once; tensors have shapes alone (FakeTensorMode). All else
-is what a learner runs: `place` with FSDP2, packing, `Trainer`, AdamW. A process can be one such rank at a time.
+The process group is torch's "fake" one, whose collectives return at once; tensors have shapes alone (FakeTensorMode).
+The rest is the code of a learner: `place` with FSDP2, packing, `Trainer`, AdamW. A process can be one such rank at a
+time.
 """
 
 import gc
@@ -38,32 +39,32 @@ OWN = Component("own", Clipped(0.2, 0.2, correction=Correction("token", "truncat
 
 @dataclass(frozen=True, slots=True)
 class Trained:
-    """What came of one step, and of publishing the version that it made."""
+    """Memory and collectives of one step, and of publishing the version that it made."""
 
     phases: list[Phase]
     held_bytes: int
-    """Between two steps: parameters, moments, gradients."""
+    """Bytes held between two steps: parameters, moments, gradients."""
     flops_per_pass: float
-    """Of this rank, none of them done twice."""
+    """Floating-point operations of this rank in a pass, none of them recomputed."""
     publication: Phase
 
     @property
     def peak(self) -> Phase:
-        """The phase in which most is held."""
+        """Phase in which the most bytes are held."""
         return max(self.phases, key=lambda phase: phase.peak_bytes)
 
 
 def train_one_step(config: PreTrainedConfig, table: LearnerTable, batch: Microbatch, num_passes: int) -> Trained:
-    """Of `num_passes` passes on every rank, each of which holds such a batch."""
+    """Train one step of `num_passes` passes on every rank; each pass of a rank holds such a batch."""
     watched = Watched()
     with fake_group(table.processes), watched.resizing(), _numpy_of_shapes(), _pieces_of_a_gpu():
         model = skeleton(config, config.num_hidden_layers, torch.float32)
         with (fake := FakeTensorMode(allow_non_fake_inputs=True)):
             without_data(model)
         order = StepOrder(_rows(batch, table.processes * num_passes), {OWN.name: 1.0})
-        board: Any = watched  # nobody looks for ranks that stand still
+        board: Any = watched  # in place of a board: nobody looks for ranks that stand still
         world = World(0, table.processes, torch.device("cpu"), board)
-        # Not in the mode, which what is made here has: device meshes are tensors with values.
+        # Outside of FakeTensorMode, which the model's tensors carry: device meshes are tensors with values.
         with watched:
             trainer = Trainer(model, table, [OWN], temperature=1.0, seed=0, total_steps=1, world=world)
         watched.note(BETWEEN)
@@ -85,7 +86,7 @@ def train_one_step(config: PreTrainedConfig, table: LearnerTable, batch: Microba
 
 @contextmanager
 def fake_group(size: int, rank: int = 0) -> Iterator[None]:
-    """This process is one of `size` ranks, and of no group that it was in before."""
+    """Make this process one of `size` ranks, and leave any group that it was in before."""
     if dist.is_initialized():
         dist.destroy_process_group()
     dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=size)
@@ -97,25 +98,25 @@ def fake_group(size: int, rank: int = 0) -> Iterator[None]:
 
 @contextmanager
 def _numpy_of_shapes() -> Iterator[None]:
-    """Metrics become arrays; what has no values gives zeros."""
+    """Let `Tensor.numpy` return zeros: metrics become arrays, and tensors without data have no values."""
     with patch.object(Tensor, "numpy", lambda tensor, **_: np.zeros(tuple(tensor.shape), np.float32)):
         yield
 
 
 @contextmanager
 def _pieces_of_a_gpu() -> Iterator[None]:
-    """An update takes as many elements at once as on a GPU."""
+    """Let an update on the CPU take as many elements at once as on a GPU."""
     with patch.object(piecewise_adamw, "CPU_PIECE_ELEMENTS", piecewise_adamw.PIECE_ELEMENTS):
         yield
 
 
 def _update_once(trainer: Trainer) -> None:
-    """Moments are there from the first update on.
+    """Update once before anything is counted, since moments exist from the first update on.
 
-    Also DTensor finds out once for each operation what becomes of shards, by way of whole tensors without data, which
-    would be taken for memory.
+    DTensor also works out once for each operation how to shard its result, by means of whole tensors without data,
+    which would be counted as memory.
     """
-    # FSDP2 has gradients in float32 say that they have the format of their parameters.
+    # Under FSDP2 a DTensor gradient in float32 claims the number format of its parameter.
     as_told = [torch.zeros_like(parameter) for parameter in trainer.model.parameters()]
     torch._foreach_mul_(as_told, torch.nn.utils.get_total_norm(as_told))
     for parameter in trainer.model.parameters():
@@ -127,7 +128,7 @@ def _update_once(trainer: Trainer) -> None:
 
 
 def _rows(batch: Microbatch, num_passes: int) -> list[TrainingExample]:
-    """Of all ranks, in groups that share a prompt."""
+    """Training examples of all ranks, in groups that share a prompt."""
     answer = batch.answer_tokens
     ones, ids = np.ones(answer, np.float32), np.ones(answer, np.int32)
     return [

@@ -1,4 +1,4 @@
-"""Answers for what asks for values, where tensors have no data: every value is 1, and every mask is full."""
+"""Answers to operations that depend on values, where tensors have no data: every value is 1, and every mask is full."""
 
 from typing import Any
 
@@ -7,7 +7,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 
 def told(func: Any, args: Any) -> Any:
-    """The answer to an operation that depends on values; NotImplemented for one that does not."""
+    """Answer an operation that depends on values; return NotImplemented for one that does not."""
     first: Any = args[0] if args else None
     match func:
         case torch.ops.aten._local_scalar_dense.default:
@@ -28,9 +28,9 @@ def told(func: Any, args: Any) -> Any:
 
 
 class Told(TorchDispatchMode):
-    """Gives these answers."""
+    """Dispatch mode that answers operations that depend on values, by `told`."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Answer an operation, or run it."""
+        """Answer an operation that depends on values, or run it."""
         answer = told(func, args)
         return func(*args, **(kwargs or {})) if answer is NotImplemented else answer

@@ -1,4 +1,4 @@
-"""What a rank holds and sends while it trains without data, phase by phase."""
+"""Bytes that a rank holds and sends while it trains without data, phase by phase."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -20,7 +20,7 @@ C10D, FUNCTIONAL = torch.ops.c10d, torch.ops._c10d_functional
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """One collective: what a ring of its ranks has each of them send on."""
+    """One collective, with the bytes that each of its ranks sends on in a ring."""
 
     kind: str
     num_bytes: float
@@ -29,7 +29,7 @@ class Sent:
 
 @dataclass(slots=True)
 class Phase:
-    """From one note of the learner to the next."""
+    """Time from one note of the learner to the next, with its peak memory and collectives."""
 
     name: str
     peak_bytes: int = 0
@@ -37,9 +37,9 @@ class Phase:
 
 
 class Watched(LiveBytes):
-    """Tells what depends on values, counts storages that FSDP2 empties and fills again, and notes collectives.
+    """Dispatch mode that answers operations on values, follows storages that FSDP2 resizes, and notes collectives.
 
-    It is the board of a rank, which is told of every phase that begins.
+    It takes the place of the rank's board, which is told of every phase that begins.
     """
 
     def __init__(self) -> None:
@@ -47,24 +47,24 @@ class Watched(LiveBytes):
         self.phases = [Phase(PLACING)]
 
     def note(self, what: str) -> None:
-        """The next phase begins."""
+        """End the current phase and begin the next."""
         self.phases[-1].peak_bytes = self.take_peak()
         self.phases.append(Phase(what))
 
     def live(self) -> None:
-        """As a board is told."""
+        """Do nothing, as part of a board's interface."""
 
     def take_phases(self) -> list[Phase]:
-        """Those since the last call, but for the one that was under way then."""
+        """Return the phases since the last call, without the one that was under way then."""
         self.note(BETWEEN)
         taken, self.phases = self.phases[1:-1], self.phases[-1:]
         return taken
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run or answer an operation. What is made of shards comes again as operations on this rank's parts."""
+        """Run or answer an operation. Operations on DTensors come again as operations on this rank's shards."""
         if DTensor in types:
             return NotImplemented
-        is_placing = self.phases[-1].name == PLACING  # when meshes have values
+        is_placing = self.phases[-1].name == PLACING  # device meshes have values then
         answer = NotImplemented if is_placing else told(func, args)
         if answer is not NotImplemented:
             return answer
@@ -77,7 +77,7 @@ class Watched(LiveBytes):
 
     @contextmanager
     def resizing(self) -> Iterator[None]:
-        """Inside, storages are followed when they are given another size, which no operation says."""
+        """Follow storages whose size changes without an operation."""
         resize = torch.UntypedStorage.resize_
 
         def resize_and_count(storage: torch.UntypedStorage, size: int) -> Any:
@@ -89,7 +89,7 @@ class Watched(LiveBytes):
             yield
 
     def _recount(self, storage: torch.UntypedStorage) -> None:
-        """Of a storage that has been counted, when its size is another."""
+        """Count a storage anew that has been counted with another size."""
         key, size = storage._cdata, storage.nbytes()
         if key in self._sizes:
             self._bytes += size - self._sizes[key]
@@ -98,7 +98,7 @@ class Watched(LiveBytes):
 
 
 def _sent(kind: str, size: int, group: Any) -> Sent:
-    """Of a ring: all but one part of the whole is sent on by each rank, of an all-reduce twice."""
+    """Make the collective of a ring: each rank sends on all but one part of the whole, for an all-reduce twice."""
     group = group if isinstance(group, dist.ProcessGroup) else dist.distributed_c10d._resolve_process_group(group)
     ranks = tuple(dist.get_process_group_ranks(group))
     rounds = 2 if kind == "all-reduce" else 1
@@ -132,5 +132,5 @@ COLLECTIVES: dict[Any, Callable[[Any, Any], Sent]] = {
     FUNCTIONAL.all_gather_into_tensor.default: _functional_all_gather,
     FUNCTIONAL.all_reduce.default: _functional_all_reduce,
 }
-"""What a step and a publication use; beside placing, which comes once, another one is an error."""
+"""Collectives of a step and of a publication, with how to count them. Others are errors but in placing, done once."""
 SILENT = {FUNCTIONAL.wait_tensor.default}

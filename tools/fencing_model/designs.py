@@ -1,4 +1,4 @@
-"""The design that mrl follows, and what is left of it when a rule is dropped."""
+"""The design of mrl's unit leases, and designs with one of its rules dropped."""
 
 from collections.abc import Callable
 
@@ -11,14 +11,14 @@ from mrl.records.unit_messages import NodeOrders, NodeReport, UnitReport
 
 
 class NoToken(NodeGuard):
-    """Starts whatever it is told to start, unless that is what runs already."""
+    """Guard without fencing tokens: it starts any epoch that it is told to, unless that one runs already."""
 
     def _is_new(self, guarded: GuardedUnit, epoch: int) -> bool:
         return guarded.resident is None or guarded.resident.epoch != epoch
 
 
 class NoEvict(NodeGuard):
-    """Starts an engine without a look at what runs."""
+    """Guard that starts an engine without a look at the processes on the unit."""
 
     def _step(self, unit: str, now_s: float, look: Callable[[str], Seen]) -> list[Action]:
         starts = self.units[unit].admitted is not None and not self.units[unit].clearing_epoch
@@ -26,28 +26,28 @@ class NoEvict(NodeGuard):
 
 
 class NoLifeAtNode(NodeGuard):
-    """Obeys the dead."""
+    """Guard that obeys orders of earlier lives of the allocator."""
 
     def _is_outdated(self, message: NodeOrders) -> bool:
         return False
 
 
 class NoVerify(UnitCore):
-    """Takes a unit for free once its lease is over."""
+    """Allocator core that takes a unit for free once its lease is over, without proof that no engine is on it."""
 
     def _is_proof(self, report: UnitReport, row: UnitRow) -> bool:
         return True
 
 
 class NoLife(UnitCore):
-    """Takes what was said to an earlier allocator for news."""
+    """Allocator core that takes reports to earlier lives of the allocator for its own."""
 
     def _is_to_me(self, report: NodeReport) -> bool:
         return True
 
 
 class SameEpochs(UnitCore):
-    """Counts from the same number in every life."""
+    """Allocator core that counts epochs from the same number in every life."""
 
     def _epoch_before(self, life: int) -> int:
         return EPOCHS_PER_LIFE
@@ -68,4 +68,4 @@ WITHOUT = (
     (Design("no evict of the awake", guard=NoEvict), Bounds(messages=1, node_restarts=1, sleeps=True)),
     (Design("no verify of sleep", core=NoVerify), Bounds(messages=1, sleeps=True)),
 )
-"""Each with the fewest faults under which the rule is missed."""
+"""Designs with a rule dropped, each with the fewest faults under which that shows."""

@@ -1,4 +1,4 @@
-"""Visits every state of a design and counts those that must not be."""
+"""Search that visits every state of a design and counts the forbidden ones."""
 
 from collections import deque
 from dataclasses import dataclass
@@ -9,32 +9,32 @@ from mrl.allocation.unit_leases import OWNED, UnitState
 
 @dataclass(frozen=True)
 class Found:
-    """What the search of one design found."""
+    """States that the search of one design found."""
 
     design: str
     num_states: int
     num_two_owners: int
-    """States in which two engines are on the unit that may act."""
+    """States in which two engines that may act are on the unit."""
     num_intruders: int
-    """States in which an engine is on it that does not own it: the unit is free, or another's."""
+    """States in which an engine that may act is on the unit and does not own it: the unit is free, or another's."""
     num_lost: int
     """States with a grant left from which no engine ever starts again."""
     path: tuple[World, ...] = ()
-    """The shortest way to the first bad state."""
+    """Shortest path of states to the first forbidden one; empty if there is none."""
 
     @property
     def is_safe(self) -> bool:
-        """Nothing was found."""
+        """Whether no forbidden state was found."""
         return not (self.num_two_owners or self.num_intruders or self.num_lost)
 
 
 def search(design: Design, bounds: Bounds) -> Found:
-    """Breadth first from the beginning, then backwards from every start of an engine."""
+    """Visit all states breadth first from the beginning, then backwards from every start of an engine."""
     steps = Steps(design, bounds)
     numbers = {World(): 0}
     worlds, came_from = [World()], [0]
     before: list[list[int]] = [[]]
-    """Per state the states that lead to it."""
+    """For each state, the states that lead to it."""
     starts: set[int] = set()
     queue = deque([0])
     while queue:
@@ -60,7 +60,7 @@ def search(design: Design, bounds: Bounds) -> Found:
 
 
 def has_intruder(world: World) -> bool:
-    """Whether an engine may act on a unit that the allocator calls free, or another's."""
+    """Whether an engine may act on a unit that the allocator calls free or gives to another."""
     row, active = world.row, [one for one in world.processes if one.may_act]
     if row.state is UnitState.FREE:
         return bool(active)
@@ -68,7 +68,7 @@ def has_intruder(world: World) -> bool:
 
 
 def backwards(targets: set[int], before: list[list[int]]) -> set[int]:
-    """All states from which one of the targets can be reached."""
+    """Return all states from which one of the targets can be reached."""
     seen, queue = set(targets), deque(targets)
     while queue:
         for number in before[queue.popleft()]:

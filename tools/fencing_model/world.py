@@ -1,8 +1,8 @@
-"""One unit, two policies: the state of everything, and every step that can come next.
+"""One unit and two policies: the state of the whole model, and every step that can come next.
 
-The allocator is `mrl.allocation.unit_core.UnitCore` and the node `mrl.allocation.node_guard.NodeGuard`: a state is what
-they hold, and a step loads them, calls them, and saves them. Time is abstract: whatever may expire may do so at any
-moment.
+The allocator is `mrl.allocation.unit_core.UnitCore` and the node `mrl.allocation.node_guard.NodeGuard`. The model's
+state is theirs, and a step loads them, calls them, and saves them. Time is abstract: whatever may expire may do so at
+any moment.
 """
 
 from collections.abc import Iterator
@@ -27,16 +27,16 @@ class Process(NamedTuple):
     epoch: int
     policy: str
     is_stuck: bool = False
-    """Stopped or hanging: it hears no SIGTERM."""
+    """Whether it is stopped or hangs: it does not act on SIGTERM."""
     is_doomed: bool = False
-    """SIGKILL is on its way."""
+    """Whether SIGKILL is on its way."""
     rest: Literal["", "said", "asleep", "orphaned"] = ""
-    """It says that it sleeps, and could yet act; then its memory is given back, and it cannot; then the node that saw
-    this has died."""
+    """"said": it says that it sleeps, and could yet act. "asleep": its memory is given back, and it cannot act.
+    "orphaned": the node that saw this has died."""
 
     @property
     def may_act(self) -> bool:
-        """Whether it could use the unit."""
+        """Whether the engine could use the unit."""
         return self.rest not in ("asleep", "orphaned")
 
 
@@ -63,7 +63,7 @@ Message = Report | Orders
 
 
 class Row(NamedTuple):
-    """What the allocator holds of the unit."""
+    """The allocator's state of the unit."""
 
     epoch: int
     policy: str
@@ -72,7 +72,7 @@ class Row(NamedTuple):
 
 
 class Guarded(NamedTuple):
-    """What the node holds of it; as `GuardedUnit`, with whether there is a deadline in place of the time."""
+    """The node's state of the unit: a `GuardedUnit`, with whether there is a deadline in place of its time."""
 
     life: int = 0
     epoch: int = 0
@@ -85,12 +85,12 @@ class Guarded(NamedTuple):
 
 
 class World(NamedTuple):
-    """Everything."""
+    """State of the whole model: allocator, node, engines and messages under way."""
 
     row: Row = Row(EPOCHS_PER_LIFE, "", UnitState.CLEARING)
     guarded: Guarded = Guarded()
     processes: tuple[Process, ...] = ()
-    """Sorted, as are the messages."""
+    """Engines on the unit, sorted, as are the messages."""
     messages: tuple[Message, ...] = ()
     life: int = 1
     grants: int = 0
@@ -100,12 +100,12 @@ class World(NamedTuple):
 NOBODY_DECIDES = UnitController(
     {}, {}, Rule(), floor_units=0, switching_share=1.0, slots_per_unit=1, hung_s=1.0, weights={}, now_s=0.0
 )
-"""Without policies: the search gives units to policies, in place of the controller."""
+"""Controller without policies: the search gives units to policies in its place."""
 
 
 @dataclass(frozen=True)
 class Bounds:
-    """How far the search goes."""
+    """Numbers of grants, messages under way and restarts to which the search goes."""
 
     grants: int = 2
     messages: int = 2
@@ -115,7 +115,7 @@ class Bounds:
     """Whether engines are also asked to sleep."""
 
     def __str__(self) -> str:
-        """As it stands in the table."""
+        """Text of these bounds in the table."""
         restarts = [
             name for name, count in (("allocator", self.allocator_restarts), ("node", self.node_restarts)) if count
         ]
@@ -126,7 +126,7 @@ class Bounds:
 
 @dataclass(frozen=True)
 class Design:
-    """The real parts, or parts with a rule dropped."""
+    """A design of unit leases: the real parts, or parts with a rule dropped."""
 
     name: str
     core: type[UnitCore] = UnitCore
@@ -145,7 +145,7 @@ Event = Literal["", "start"]
 
 
 class Steps:
-    """What can happen next in a design."""
+    """Steps that can come next in a design."""
 
     def __init__(self, design: Design, bounds: Bounds) -> None:
         self._design, self._bounds = design, bounds
@@ -157,7 +157,7 @@ class Steps:
         return world.grants < self._bounds.grants
 
     def after(self, world: World) -> Iterator[tuple[Event, World]]:
-        """Every step."""
+        """Every step that can come next: (event, world after it)."""
         yield from self._allocator(world)
         yield from self._node(world)
         yield from self._mail(world)
@@ -198,7 +198,7 @@ class Steps:
                 guard.woke(UNIT, process.epoch)
                 yield "", world._replace(guarded=_guarded(guard))
         yield "", self._post(world, _report(self._guard(world).report()))
-        if world.node_restarts < self._bounds.node_restarts:  # its mail dies with its connection
+        if world.node_restarts < self._bounds.node_restarts:  # orders on their way die with its connection
             messages = tuple(one for one in world.messages if isinstance(one, Report))
             processes = tuple(sorted(map(_unknown, world.processes)))
             yield (
@@ -209,7 +209,7 @@ class Steps:
             )
 
     def _mail(self, world: World) -> Iterator[tuple[Event, World]]:
-        """Each message is lost, delivered, or delivered and still there."""
+        """Lose each message, deliver it, or deliver it and keep a copy on its way."""
         for message in dict.fromkeys(world.messages):
             rest = list(world.messages)
             rest.remove(message)
@@ -227,7 +227,7 @@ class Steps:
                     yield "", self._act(before._replace(guarded=_guarded(guard)), actions)
 
     def _processes(self, world: World) -> Iterator[tuple[Event, World]]:
-        """Each ends by itself, gets stuck, says that it sleeps when it was asked to, and gives its memory back then."""
+        """Let each engine end, get stuck, say that it sleeps if it was asked to, and then give its memory back."""
         for process in dict.fromkeys(world.processes):
             others = list(world.processes)
             others.remove(process)
@@ -250,7 +250,7 @@ class Steps:
             yield process._replace(rest="")
 
     def _seen(self, world: World) -> Seen:
-        """What the node finds on the unit."""
+        """The node's look at the processes on the unit."""
         restful = ("asleep",) if self._design.proves_sleep else ("said", "asleep")
         asleep = [process for process in world.processes if process.rest in restful and not process.is_doomed]
         return Seen(len(asleep) == len(world.processes), frozenset(process.policy for process in asleep))
@@ -268,7 +268,7 @@ class Steps:
         return world._replace(processes=tuple(sorted(processes)))
 
     def _post(self, world: World, message: Message) -> World:
-        """Put a message on its way; a copy of one that is, or one too many, is lost, as any may be."""
+        """Put a message on its way; it is lost, as any may be, if a copy is on its way or the bound is reached."""
         if message in world.messages or len(world.messages) >= self._bounds.messages:
             return world
         messages = sorted([*world.messages, message], key=lambda one: (type(one).__name__, one))
@@ -293,13 +293,13 @@ class Steps:
 
 
 def _unknown(process: Process) -> Process:
-    """What it is to a node that has started again: not seen to fall asleep. Nobody is left who could wake a sleeper."""
+    """Engine as a restarted node sees it, which did not see it fall asleep. Nobody is left who could wake a sleeper."""
     return process._replace(rest="orphaned" if process.rest == "asleep" else "")
 
 
 def _row(core: UnitCore) -> Row:
     row = core.table.rows[UNIT]
-    may_sleep = row.may_sleep and row.state is UnitState.DRAINING  # it counts then alone
+    may_sleep = row.may_sleep and row.state is UnitState.DRAINING  # it has no meaning in other states
     return Row(row.epoch, row.policy, row.state, may_sleep)
 
 

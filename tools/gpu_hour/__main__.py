@@ -1,4 +1,4 @@
-"""The words of `gpu_hour.sh`."""
+"""Command line of `gpu_hour.sh`."""
 
 import argparse
 import importlib.util
@@ -32,11 +32,11 @@ MODULES = (
     "xxhash",
     "psutil",
 )
-"""Without one of these no stage begins."""
+"""Modules without which no stage begins."""
 
 
 def main(argv: list[str]) -> int:
-    """0 when no part failed, 1 when some did, 2 for what the caller can cure."""
+    """Run the command. Return 0 when no part failed, 1 when some did, 2 for a mistake that the caller can cure."""
     asked = arguments(argv)
     if asked.carry is not None:
         return carry(Path(asked.carry), asked.python)
@@ -76,7 +76,7 @@ def arguments(argv: list[str]) -> argparse.Namespace:
 
 
 def run(wanted: str, device: str, folder: Path) -> int:
-    """The stages that are wanted."""
+    """Run a stage, all stages, or a part of a stage, as `wanted` says; return the exit code."""
     from gpu_hour.bench import Bench
     from gpu_hour.contact import contact_parts
     from gpu_hour.learner import learner_parts
@@ -105,7 +105,7 @@ def run(wanted: str, device: str, folder: Path) -> int:
     if not name:
         print("gpu_hour: torch sees no GPU; make one visible, or use --cpu", file=sys.stderr)
         return 2
-    signal.signal(signal.SIGTERM, lambda number, _frame: sys.exit(128 + number))  # what was started ends, files go
+    signal.signal(signal.SIGTERM, lambda number, _frame: sys.exit(128 + number))  # ends children, removes files
     folder.mkdir(parents=True, exist_ok=True)
     bench = Bench("", "", device, name, folder.absolute(), folder, time.monotonic(), os.dup(1))
     ended_well = [run_stage(stage, found, bench) for stage, found in parts.items()]

@@ -1,4 +1,4 @@
-"""Where a part of a stage measures, and where its figures go: one JSON line each, told as soon as it is known."""
+"""Place of a part of a stage, and the way of its figures: one JSON line each, written as soon as it is known."""
 
 import json
 import math
@@ -16,12 +16,12 @@ FILE = "gpu_hour.jsonl"
 
 
 class SkippedError(Exception):
-    """A part that cannot be run here; the message says what is missing."""
+    """A part that cannot be run on this machine; the message says what is missing."""
 
 
 @dataclass(frozen=True)
 class Bench:
-    """One part's place."""
+    """Place of one part: its device, folders, time and output."""
 
     stage: str
     part: str
@@ -29,43 +29,43 @@ class Bench:
     """"cuda" or "cpu"."""
     device_name: str
     folder: Path
-    """Of the results."""
+    """Folder of the results."""
     scratch: Path
-    """Of what the parts of this call leave for each other; removed at the end."""
+    """Folder of files that the parts of this call leave for each other; removed at the end."""
     ends_at_s: float
-    """By `time.monotonic`: when the stage's time is used up."""
+    """Time, by `time.monotonic`, at which the stage's time is used up."""
     lines_to: int
-    """File descriptor of the lines."""
+    """File descriptor to which the lines are also written."""
 
     def of(self, on_gpu: T, on_cpu: T) -> T:
-        """The shape for this device."""
+        """Value for this device."""
         return on_gpu if self.device == "cuda" else on_cpu
 
     @property
     def left_s(self) -> float:
-        """Of the stage's time."""
+        """Seconds left of the stage's time."""
         return self.ends_at_s - time.monotonic()
 
     def tell(self, name: str, value: float | str, unit: str, **more: Any) -> None:
-        """A figure. Raises ValueError for one that is no finite number."""
+        """Write a figure. Raises ValueError for a number that is not finite."""
         if not isinstance(value, str) and not math.isfinite(value):
             raise ValueError(f"{name} is {value}")
         self.write({"part": self.part, "name": name, "value": value, "unit": unit, **more})
 
     def write(self, line: dict[str, Any]) -> None:
-        """One line to the file and to whoever looks on."""
+        """Write one line to the file and to `lines_to`."""
         text = json.dumps({"stage": self.stage, **line, "device": self.device_name}, allow_nan=False) + "\n"
         with (self.folder / FILE).open("a", encoding="utf-8") as file:
             file.write(text)
         os.write(self.lines_to, text.encode())
 
     def settle(self) -> None:
-        """Wait for what is queued on the device."""
+        """Wait for the work that is queued on the device."""
         if self.device == "cuda":
             torch.cuda.synchronize()
 
     def seconds(self, act: Callable[[], object], rounds: int = 3) -> float:
-        """The best of some rounds after one that warms up."""
+        """Seconds of the best of some rounds, after one that warms up."""
         best = math.inf
         for number in range(rounds + 1):
             self.settle()

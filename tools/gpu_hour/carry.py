@@ -1,7 +1,7 @@
 """Wheels for a machine that has torch and no network: fetched here into one folder, installed there from it.
 
-What is fetched is what a run needs beside torch and what torch itself brings, in the versions of constraints.txt, and
-pytest with what the tests in `tests/gpu` need. The vocabularies of two families go along, packed.
+Fetched are the packages that a run needs beside torch and its dependencies, in the versions of constraints.txt, and
+pytest with the packages that the tests in `tests/gpu` need. The vocabularies of two families go along, packed.
 """
 
 import hashlib
@@ -22,20 +22,20 @@ FOLDER = ROOT / ".gpu_hour"
 PYTHON = "3.12"
 MAX_BYTES = 60_000_000
 GLIBC = (17, 24, 26, 27, 28, 31, 34)
-"""Minor versions of glibc 2 whose wheels the other machine can take; a name for each, as pip matches them exactly."""
+"""Minor versions of glibc 2 whose wheels the other machine can take, each named, as pip matches platforms exactly."""
 ROOTS = ("mrl[lora]", "pytest", "pytest-timeout", "hypothesis", "sentencepiece")
-"""Without reasoning-gym, which needs a package that has no wheels: the quickstart then goes without its tasks."""
+"""Packages to carry. Not reasoning-gym, which needs a package without wheels: the quickstart leaves out its tasks."""
 THERE = ("torch", "triton", "numpy", "setuptools", "pip")
-"""Of the machine, with all that torch needs."""
+"""Packages that the other machine has, with all that torch needs."""
 VOCABULARIES, PACKED = "vocabularies", ".json.xz"
-"""Below the folder, and how they end there: tokenizer files for the stage `run`."""
+"""Subfolder and file ending of the packed tokenizer files for the stage `run`."""
 LEFT_OUT = ("hf-xet",)
-"""Of no use without network."""
+"""Packages of no use without network."""
 INSTALLED = "MRL_GPU_HOUR_SITE"
 
 
 def carry(folder: Path = FOLDER, python: str = PYTHON) -> int:
-    """Fetch the wheels and pack the vocabularies; 1 when they are more than 60 MB."""
+    """Fetch the wheels and pack the vocabularies. Return 1 when pip failed or they take more than 60 MB, else 0."""
     wheels = folder / "wheels"
     for earlier in (wheels, folder / VOCABULARIES, *folder.glob("site-*")):
         shutil.rmtree(earlier, ignore_errors=True)
@@ -60,7 +60,7 @@ def carry(folder: Path = FOLDER, python: str = PYTHON) -> int:
 
 
 def _pack_vocabularies(folder: Path) -> None:
-    import real_vocabularies  # which needs packages that only the tests bring
+    import real_vocabularies  # needs packages that only the tests bring
 
     folder.mkdir(parents=True)
     with tempfile.TemporaryDirectory() as scratch:
@@ -70,7 +70,7 @@ def _pack_vocabularies(folder: Path) -> None:
 
 
 def needed(roots: Iterable[str], beside: Iterable[str] = ()) -> set[str]:
-    """The distributions of this environment that some need, themselves included, `mrl` and those `beside` not."""
+    """Distributions of this environment that `roots` need, themselves included, without `mrl` and those of `beside`."""
     from packaging.requirements import Requirement
 
     found: set[str] = set()
@@ -85,7 +85,7 @@ def needed(roots: Iterable[str], beside: Iterable[str] = ()) -> set[str]:
             seen.add((name, extra))
             try:
                 requires = importlib.metadata.requires(name) or []
-            except importlib.metadata.PackageNotFoundError:  # for another system or Python
+            except importlib.metadata.PackageNotFoundError:  # a dependency for another system or Python
                 continue
             found.add(name)
             wanted = map(Requirement, requires)
@@ -94,7 +94,7 @@ def needed(roots: Iterable[str], beside: Iterable[str] = ()) -> set[str]:
 
 
 def install(argv: list[str]) -> None:
-    """Where wheels were carried: install them beside them, and begin anew with what is there."""
+    """Install carried wheels, if there are any, beside them, and run this command again with them on its path."""
     wheels = sorted(map(str, (FOLDER / "wheels").glob("*.whl")))
     if not wheels or os.environ.get(INSTALLED) or _has_environment():
         return

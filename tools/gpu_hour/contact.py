@@ -1,4 +1,4 @@
-"""First contact: what the machine has, the tests that need a GPU, the noise of one set of weights, a whole run."""
+"""First contact with a machine: its equipment, the tests that need a GPU, the noise of equal weights, a whole run."""
 
 import importlib.util
 import os
@@ -34,21 +34,21 @@ TINY_RUN = (
     "--pool.held_out_prompts=16",
     *(f"--policies.{name}.make.warm_start_steps=4" for name in ("qwen", "llama")),
     *(f"--policies.{name}.make.num_layers=1" for name in ("qwen", "llama")),
-    # Answers that all fail are trained on for its sake alone.
+    # With an entropy bonus, groups whose answers all fail are trained on too.
     *(f"--policies.{name}.objective.entropy_coefficient=0.001" for name in ("qwen", "llama")),
 )
 POLICIES = ("qwen", "llama")
 TOO_LATE = 124
-"""In place of the exit code of a command that was ended for the stage's time, as of `timeout`."""
+"""Exit code, as of `timeout`, of a command that was ended because the stage's time was used up."""
 
 
 def contact_parts() -> dict[str, Callable[[Bench], None]]:
-    """In the order in which one would want to know."""
+    """Parts of the stage, the most basic first."""
     return {"probe": probe, "gpu tests": run_tests, "noise": measure_noise, "quickstart": run_quickstart}
 
 
 def probe(bench: Bench) -> None:
-    """Versions, memory, and what the device does at best."""
+    """Write versions, memory, and the highest speed of the device."""
     for name, said in {
         "python": platform.python_version(),
         "glibc": platform.libc_ver()[1] or "none",
@@ -77,7 +77,7 @@ def probe(bench: Bench) -> None:
 
 
 def run_tests(bench: Bench) -> None:
-    """`tests/gpu`. Raises RuntimeError that names what failed."""
+    """Run `tests/gpu`. Raises RuntimeError that names the failed tests."""
     found = bench.scratch / "tests.xml"
     words = ("-m", "pytest", "tests/gpu", "-q", "--tb=short", "-p", "no:cacheprovider", "-W", "default")
     _call(bench, (*words, f"--junitxml={found}"))
@@ -90,9 +90,9 @@ def run_tests(bench: Bench) -> None:
 
 
 def run_quickstart(bench: Bench) -> None:
-    """The configuration of the quickstart, both policies and their engines on this device. Raises RuntimeError.
+    """Run the quickstart's configuration, with both policies and their engines on this device.
 
-    Where reasoning-gym is not there, the run goes without its tasks.
+    Without reasoning-gym the run goes without its tasks. Raises RuntimeError when `mrl train` fails.
     """
     tables = tomllib.loads(QUICKSTART.read_text())
     if importlib.util.find_spec("reasoning_gym") is None:
@@ -116,7 +116,7 @@ def run_quickstart(bench: Bench) -> None:
 
 
 def leave_out_reasoning_gym(tables: dict[str, Any]) -> None:
-    """Its tasks, and what policies would be made skilled in for their sake."""
+    """Remove reasoning-gym's tasks, and the skills that policies would be made with for these tasks alone."""
     tables["tasks"] = {name: task for name, task in tables["tasks"].items() if task["source"] != "reasoning_gym"}
     operations = {task["operation"] for task in tables["tasks"].values()}
     for policy in tables["policies"].values():
@@ -136,7 +136,7 @@ def _tell_policy(bench: Bench, policy: str, steps: list[dict[str, Any]]) -> None
 
 
 def _call(bench: Bench, words: tuple[str, ...]) -> int:
-    """A command of this Python, which ends with this process or the stage's time; what it says is logged."""
+    """Run a command of this Python, which ends with this process or the stage's time; return its exit code."""
     argv = parent_death.command(os.getpid(), (sys.executable, *words))
     try:
         return subprocess.run(argv, cwd=ROOT, timeout=max(1.0, bench.left_s - 10.0), check=False).returncode
@@ -152,7 +152,7 @@ def _driver() -> str:
 
 
 def _used_mib() -> float:
-    """Of the first GPU, by all processes; asked without opening it here."""
+    """Memory used on the first GPU by all processes, asked without opening the GPU in this process."""
     return float(_of_gpu("memory.used"))
 
 

@@ -1,7 +1,4 @@
-"""The learner itself at the shapes of released models: tokens per second, share of the peak, memory beside the plan's.
-
-Random weights, rows of equal length, whole steps of `mrl.learner.trainer.Trainer` as a run makes them.
-"""
+"""The learner at the shapes of released models: tokens per second, share of the peak, memory beside the plan's."""
 
 import time
 from collections.abc import Callable
@@ -34,9 +31,9 @@ from mrl.sharing.regime import Component, TrainingExample
 GRPO = Component("own", Clipped(0.2, 0.2, correction=Correction()), 1.0, "rows", "own")
 TIMED_STEPS = 3
 TURNS = 3
-"""The first of which takes and locks main memory."""
+"""Number of turns; the first one also takes and locks main memory."""
 RESERVED_S = 60.0
-"""A combination is not begun when less is left."""
+"""Seconds of the stage's time that must be left to begin a combination."""
 LEAN = {"activation_checkpointing": True, "microbatch_tokens": 8192}
 COMBINATIONS: dict[str, tuple[str, dict[str, Any]]] = {
     "1.7B": ("1.7B", {}),
@@ -54,14 +51,14 @@ COMBINATIONS: dict[str, tuple[str, dict[str, Any]]] = {
     "1.7B-compiled": ("1.7B", {"compile": True}),
     "8B": ("8B", LEAN),
 }
-"""Part -> shape, and what the learner's table says; a key that is left out is what it is in a run on a GPU. In order of
-worth, should time run out."""
+"""Part -> shape, and keys of the learner's table; keys that are left out have the values of a run on a GPU. The most
+valuable come first, should time run out."""
 ON_CPU = {"attention_kernel": "rows", "logprob_kernel": "chunked", "chunk_logits": 1 << 12, "compile": False}
-"""In place of what needs a GPU, or minutes."""
+"""Keys in place of those that need a GPU, or minutes."""
 
 
 def learner_parts() -> dict[str, Callable[[Bench], None]]:
-    """A part for each combination, and one for turns."""
+    """Parts of the stage: one for each combination, and one for turns."""
     combinations = {name: partial(_measure, *combination) for name, combination in COMBINATIONS.items()}
     return combinations | {"1.7B-turns": _measure_turns}
 
@@ -75,7 +72,7 @@ def _measure(shape: str, keys: dict[str, Any], bench: Bench) -> None:
     _check(policy, bench)
     began_s = time.monotonic()
     trainer = _trainer(config, policy, bench)
-    if bench.device == "cuda":  # what was taken to make the model with random weights
+    if bench.device == "cuda":  # making the model with random weights took more memory
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
     order = StepOrder(rows(policy, config.vocab_size, bench), {"own": 1.0})
@@ -99,7 +96,7 @@ def _trainer(config: Any, policy: PolicyTable, bench: Bench) -> Trainer:
 
 
 def _measure_turns(bench: Bench) -> None:
-    """A learner leaves its device between two steps and comes back, as in turns. Raises RuntimeError for other bits."""
+    """Let a learner leave its device between steps and come back, as in turns. Raises RuntimeError for other bits."""
     config, policy = config_of(bench.of("1.7B", "tiny")), _policy({}, bench)
     _check_room(config, policy, plan_of(config, policy, bench), bench)
     _check(policy, bench)
@@ -125,7 +122,7 @@ def _measure_turns(bench: Bench) -> None:
 
 
 def _seconds(bench: Bench, act: Callable[[], object]) -> float:
-    """Of one call, and what it queued on the device."""
+    """Seconds of one call and of the work that it queued on the device."""
     began_s = time.monotonic()
     act()
     bench.settle()
@@ -153,7 +150,7 @@ def _tell(
 
 
 def _policy(keys: dict[str, Any], bench: Bench) -> PolicyTable:
-    """As a run on a GPU resolves it; on a CPU without what that lacks."""
+    """Policy with these learner keys as a run on a GPU resolves it; on a CPU without keys that need a GPU."""
     table = {"microbatch_tokens": 16384, "prompts_per_step": 4} | keys
     rollout = {"group_size": 8, "max_new_tokens": 768}
     if bench.device == "cpu":
@@ -171,7 +168,7 @@ def _prompt_tokens(bench: Bench) -> int:
 
 
 def plan_of(config: Any, policy: PolicyTable, bench: Bench) -> Need:
-    """What `mrl check` would say of this rank, on its GPU or, without one, of its process."""
+    """Memory need that `mrl check` plans for this rank: on its GPU or, without one, of its process."""
     table = policy.learner
     batch, num_passes = largest_microbatch(policy, _prompt_tokens(bench), policy.rollout.max_new_tokens)
     peaks = pass_peaks(
@@ -196,7 +193,7 @@ def plan_of(config: Any, policy: PolicyTable, bench: Bench) -> Need:
 
 
 def rows(policy: PolicyTable, vocab_size: int, bench: Bench) -> list[TrainingExample]:
-    """Of one step: groups of random answers, each as long as it may be."""
+    """Training examples of one step: groups of random answers, each as long as may be."""
     rng = np.random.default_rng(1)
     made: list[TrainingExample] = []
     answer_tokens = policy.rollout.max_new_tokens
@@ -212,10 +209,10 @@ def rows(policy: PolicyTable, vocab_size: int, bench: Bench) -> list[TrainingExa
 
 
 def _check_room(config: Any, policy: PolicyTable, need: Need, bench: Bench) -> None:
-    """Raises SkippedError for what would not fit."""
+    """Compare the plan with free memory. Raises SkippedError when it does not fit."""
     room_mib = host_mib = psutil.virtual_memory().available / MIB
     if bench.device == "cuda":
-        room_mib = torch.cuda.mem_get_info()[0] / MIB + CUDA_CONTEXT_MIB  # that of this process is there already
+        room_mib = torch.cuda.mem_get_info()[0] / MIB + CUDA_CONTEXT_MIB  # this process has its context already
         need = on_gpu_with(need)
     if need.mib > room_mib:
         raise SkippedError(f"the plan says {need.mib:.0f} MiB, and {room_mib:.0f} MiB are free")
@@ -225,7 +222,7 @@ def _check_room(config: Any, policy: PolicyTable, need: Need, bench: Bench) -> N
 
 
 def _check(policy: PolicyTable, bench: Bench) -> None:
-    """Raises SkippedError for what lacks a package, or would not be done in time."""
+    """Check time and packages. Raises SkippedError when too little time is left or a package is missing."""
     if bench.left_s < bench.of(RESERVED_S, 0.0):
         raise SkippedError("the stage's time is used up")
     if policy.learner.logprob_kernel == "liger" and (missing := missing_packages()):

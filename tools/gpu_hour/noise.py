@@ -1,8 +1,8 @@
-"""How far the same weights are from themselves: log-probabilities by number format, attention kernel and batch.
+"""Noise of equal weights: differences of log-probabilities between number formats, attention kernels and batches.
 
-What an engine and a learner that hold equal bytes may differ by. Heads are scaled so that logits have a standard
-deviation of 1 to 4, as those of trained models have. Every way is compared with the first one of its number format, and
-with float32.
+An engine and a learner that hold equal bytes may differ by this much. Heads are scaled so that logits have a standard
+deviation of 1 to 4, as those of trained models have. Every way of computing is compared with the first one of its
+number format, and with float32.
 """
 
 import copy
@@ -23,7 +23,7 @@ SEQUENCES = 8
 
 @dataclass(frozen=True)
 class Way:
-    """One way to compute."""
+    """One way to compute log-probabilities."""
 
     dtype: torch.dtype
     kernel: SDPBackend
@@ -32,7 +32,7 @@ class Way:
 
     @property
     def name(self) -> str:
-        """As figures carry it."""
+        """Name in the figures."""
         numbers = "tf32" if self.tf32 else str(self.dtype).removeprefix("torch.")
         return f"{numbers}, {self.kernel.name.lower()}, {self.at_once} at once"
 
@@ -50,12 +50,12 @@ WAYS = (
     Way(torch.bfloat16, SDPBackend.EFFICIENT_ATTENTION),
     Way(torch.bfloat16, SDPBackend.CUDNN_ATTENTION),
 )
-"""The first of each number format is what its others are compared with."""
+"""Ways to compute. The first of each number format is the one with which its others are compared."""
 
 
 @torch.no_grad()
 def measure_noise(bench: Bench) -> None:
-    """One figure for each depth, spread and way: the mean, with the 99th percentile and the largest beside it."""
+    """Write one figure for each depth, spread and way: the mean, with the 99th percentile and the largest beside it."""
     for layers in bench.of((4, 28), (2,)):
         config = config_of(bench.of("1.7B", "tiny"), num_hidden_layers=layers, tie_word_embeddings=False)
         model = random_model(config, bench.device)
@@ -91,7 +91,7 @@ def _compare(bench: Bench, model: PreTrainedModel, ids: Tensor, subject: str) ->
 
 
 def logprobs(model: PreTrainedModel, ids: Tensor, way: Way) -> Tensor:
-    """[N, L - 1] float32 log-probabilities in nats of every token after the first."""
+    """Return [N, L - 1] float32 log-probabilities in nats of every token after the first."""
     torch.set_float32_matmul_precision("high" if way.tf32 else "highest")
     try:
         computing = _rounded(model, way.dtype)
@@ -104,7 +104,7 @@ def logprobs(model: PreTrainedModel, ids: Tensor, way: Way) -> Tensor:
 
 
 def _rounded(model: PreTrainedModel, dtype: torch.dtype) -> PreTrainedModel:
-    """The same weights in a number format; rotary frequencies stay in float32, as engines keep them."""
+    """Return model with its weights in a number format; rotary frequencies stay in float32, as engines keep them."""
     if model.dtype == dtype:
         return model
     rounded = copy.deepcopy(model)

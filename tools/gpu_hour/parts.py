@@ -1,4 +1,4 @@
-"""Each part of a stage in a process of its own: a part that fails, hangs or breaks its GPU context costs itself."""
+"""Parts of a stage, each in a process of its own: one that fails, hangs or breaks its GPU context harms no other."""
 
 import json
 import multiprocessing
@@ -19,20 +19,20 @@ from gpu_hour.bench import Bench, SkippedError
 from mrl.parent_death import die_with_parent
 
 STAGE_S = {"cuda": 520.0, "cpu": 1800.0}
-"""A stage's time: on a GPU a command of ten minutes ends inside them; on a CPU it is a bound for what hangs."""
+"""Seconds of a stage by device: on a GPU a command limited to ten minutes ends in time; on a CPU a bound on hangs."""
 LEAST_S = 5.0
-"""Less is not worth beginning a part with."""
+"""Seconds that must be left to begin a part."""
 MAX_SAID_CHARS = 400
 IN_MEMORY_BYTES = 32 * 1024**3
-"""Free bytes of /dev/shm with which a stage's files go there."""
+"""Free bytes of /dev/shm above which a stage's files go there."""
 
 Part = Callable[[Bench], None]
 Outcome = dict[str, str]
-"""`status`, done, skipped or failed, and `why`."""
+"""Outcome of a part: `status` (done, skipped or failed) and `why`."""
 
 
 def run_stage(stage: str, parts: Mapping[str, Part], bench: Bench) -> bool:
-    """Its parts in order; the last line says how it ended. Whether none failed."""
+    """Run a stage's parts in order; the last line says how it ended. Return whether none failed."""
     began_s = time.monotonic()
     counts = dict.fromkeys(("done", "skipped", "failed"), 0)
     failed: list[str] = []
@@ -52,7 +52,7 @@ def run_stage(stage: str, parts: Mapping[str, Part], bench: Bench) -> bool:
 
 
 def asked(part: Callable[[], str]) -> str:
-    """What a function says in a process of its own, so that this one never opens the GPU and can be forked."""
+    """Return a function's answer from a process of its own, so that this one never opens the GPU and can be forked."""
     receiver, sender = multiprocessing.Pipe(duplex=False)
     process = multiprocessing.get_context("fork").Process(target=lambda: sender.send_bytes(part().encode()))
     process.start()
@@ -63,7 +63,7 @@ def asked(part: Callable[[], str]) -> str:
 
 
 def _in_memory() -> str | None:
-    """A folder in main memory, where runs of one host keep their weights best; None where it is small."""
+    """Folder in main memory, where runs of one host keep their weights best; None where it is small."""
     shared = Path("/dev/shm")
     is_large = shared.is_dir() and shutil.disk_usage(shared).free > IN_MEMORY_BYTES
     return str(shared) if is_large else None
@@ -86,13 +86,13 @@ def _in_a_process(bench: Bench, part: Part) -> Outcome:
         process.join()
         return {"status": "failed", "why": f"its process ended with {process.exitcode}"}
     finally:
-        with suppress(ProcessLookupError):  # and whatever it started
+        with suppress(ProcessLookupError):  # the part, and whatever it started
             os.killpg(process.pid or 0, signal.SIGKILL)
         process.join()
 
 
 def _work(bench: Bench, part: Part, sender: Connection) -> None:
-    """In the child: what it and its libraries say goes to a file."""
+    """Run a part in the child process; the output of the part and of its libraries goes to a file."""
     die_with_parent()
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     os.setsid()

@@ -1,4 +1,4 @@
-"""kill -9 of a learner in mid-run: what a resume makes of it, and what the supervisor does.
+"""kill -9 of a learner in mid-run: whether a resume gives the same parameters, and how the supervisor restarts it.
 
 Synchronous runs give the same parameters and moments for the same seed, so that a run which was broken and resumed is
 compared with one that was not, tensor by tensor; and an unbroken run with another one, should the device itself not
@@ -25,7 +25,7 @@ KILLED_AT = 3
 """Step after which the learner is killed."""
 LEARNER = "learner/a"
 NOISES = 3
-"""Times what two unbroken runs differ by that a resumed one may."""
+"""Factor by which a resumed run may differ more than two unbroken runs do from each other."""
 RECIPE = {
     "architecture": "qwen3",
     "tokenizer": "byte_level",
@@ -37,7 +37,7 @@ RECIPE = {
 
 
 def resume_parts() -> dict[str, Callable[[Bench], None]]:
-    """Wherever moments lie; and an asynchronous run, whose supervisor restarts the learner."""
+    """Parts of the stage: a resume for each place of the moments, and a learner's restart in an asynchronous run."""
     return {
         "moments on the device": partial(compare, "device"),
         "moments on the host": partial(compare, "host"),
@@ -46,9 +46,10 @@ def resume_parts() -> dict[str, Callable[[Bench], None]]:
 
 
 def compare(memory: str, bench: Bench) -> None:
-    """Raises RuntimeError when the resumed run has other parameters than one that nothing happened to.
+    """Compare a run that was broken and resumed with an unbroken one.
 
-    The noise of the device is measured by a second unbroken run; a CPU gives the same bits.
+    The noise of the device is measured by a second unbroken run; a CPU gives the same bits. Raises RuntimeError when
+    the parameters differ by more than NOISES times that noise.
     """
     again = bench.of(True, False)
     config = write_config(bench, {"optimizer_memory": memory}, is_sync=True)
@@ -73,7 +74,7 @@ def compare(memory: str, bench: Bench) -> None:
 
 
 def measure_restart(bench: Bench) -> None:
-    """The supervisor starts the learner again, and the run comes to its end."""
+    """Measure how soon the supervisor starts a killed learner again, and run to the end."""
     steps = bench.of(60, 10)
     run = train(write_config(bench, {}, is_sync=False), bench.scratch, "restart", f"--run.steps={steps}")
     _until(run, lambda: last_step(run) >= KILLED_AT, bench)
@@ -89,12 +90,12 @@ def measure_restart(bench: Bench) -> None:
 
 
 def write_config(bench: Bench, learner: dict[str, Any], *, is_sync: bool) -> Path:
-    """One policy of half a million parameters."""
+    """Write the configuration of a run with one policy of half a million parameters; return its file."""
     policy = {
         "device": bench.device,
         "make": RECIPE,
         "rollout": {"max_new_tokens": 16, "group_size": 4},
-        "objective": {"entropy_coefficient": 0.001},  # so that answers which all fail are trained on too
+        "objective": {"entropy_coefficient": 0.001},  # groups whose answers all fail are trained on too
         "learner": {"prompts_per_step": 8, "checkpoint_every": 1} | learner,
     }
     tables = {
@@ -110,12 +111,15 @@ def write_config(bench: Bench, learner: dict[str, Any], *, is_sync: bool) -> Pat
 
 
 def last_step(run: Trial) -> int:
-    """That its learner has reported."""
+    """Last step that the run's learner has reported; 0 before."""
     return max((one["step"] for one in _reports(run)), default=0)
 
 
 def _trained(run: Trial) -> float:
-    """Raises RuntimeError where nothing was trained, and equal parameters would say nothing."""
+    """Least number of trained tokens of a step.
+
+    Raises RuntimeError where it is 0: equal parameters would then say nothing.
+    """
     found = min(one["values"]["tokens/trained"] for one in _reports(run))
     if not found:
         raise RuntimeError("a step trained nothing")
@@ -142,7 +146,10 @@ def _to_its_end(run: Trial, bench: Bench) -> float:
 
 
 def _until(run: Trial, condition: Callable[[], bool], bench: Bench, *, may_end: bool = False) -> None:
-    """Start it where that is not done. Raises RuntimeError when it ends, unless it may, or takes too long."""
+    """Start the run if it has not started, and wait for a condition.
+
+    Raises RuntimeError when the run ends, unless `may_end`, or the stage's time is used up.
+    """
     if run.process is None:
         run.start()
     assert run.process is not None
@@ -175,7 +182,7 @@ def _tensors(run: Trial, step: int) -> dict[str, Any]:
 
 
 def apart(found: dict[str, Any], expected: dict[str, Any]) -> float:
-    """Largest over all tensors; raises RuntimeError where names differ."""
+    """Return max|a-b| / max|b|, the largest over all tensors. Raises RuntimeError where names differ."""
     if found.keys() != expected.keys():
         raise RuntimeError(f"tensors differ: {sorted(found.keys() ^ expected.keys())[:3]}")
     return max(

@@ -1,4 +1,4 @@
-"""A whole run of two policies in released shapes, as `mrl train` makes it: check, steps, resume, export.
+"""A whole run of two policies in the shapes of released models, as `mrl train` makes it: check, steps, resume, export.
 
 Random weights and the real vocabularies of two families: the shape of Qwen3-1.7B with adapters beside all weights of
 the shape of SmolLM2-360M, with the number formats and kernels that the device gets by default. Random weights know
@@ -58,9 +58,9 @@ SMALL = {
     "num_key_value_heads": 2,
     "head_dim": 16,
 }
-"""On a CPU, in place of the shapes' own."""
+"""Sizes on a CPU, in place of the shapes' own."""
 SOURCES = ("dashscope", "mistral_common")
-"""Packages with the vocabularies of both."""
+"""Packages with the vocabularies of both policies."""
 STEPS, RESUMED_STEPS = 4, 5
 POLL_S = 0.2
 ROLLOUT = {"group_size": 8, "max_new_tokens": 256, "answers_at_once": 64}
@@ -94,14 +94,17 @@ WORKER = {
 
 
 def run_parts() -> dict[str, Callable[[Bench], None]]:
-    """One part: each of its steps needs the one before."""
+    """The stage's only part: each of its steps needs the one before."""
     return {"two policies": measure_run}
 
 
 def measure_run(bench: Bench) -> None:
-    """Raises SkippedError without the vocabularies, RuntimeError for a command that fails."""
+    """Run `mrl check`, `train`, `train --resume` and `export` on two policies, and write their figures.
+
+    Raises SkippedError without the vocabularies, RuntimeError for a command that fails.
+    """
     vocabularies(bench.scratch / "models" / "vocabularies")
-    import real_sizes  # here, as it needs packages that make vocabularies
+    import real_sizes  # needs packages that make vocabularies
 
     began_s = time.monotonic()
     for name, (family, shape) in SHAPES.items():
@@ -135,7 +138,7 @@ def measure_run(bench: Bench) -> None:
 
 
 def write_config(bench: Bench, tables: dict[str, Any]) -> Path:
-    """The configuration of the real sizes with what this stage has in its place."""
+    """Write the configuration of `real_sizes` with the tasks, models and sizes of this stage in place of its own."""
     (bench.scratch / "letters.py").write_text(VERIFIER)
     data = bench.scratch / "numbers.jsonl"
     data.write_text("".join(json.dumps({"prompt": f"Write about {n}.", "reference": ""}) + "\n" for n in range(160)))
@@ -148,14 +151,14 @@ def write_config(bench: Bench, tables: dict[str, Any]) -> Path:
         policy["rollout"] |= bench.of(ROLLOUT, {"max_new_tokens": 8})
         policy["learner"] |= {"prompts_per_step": bench.of(8, 2)}
         for key in bench.of(("microbatch_tokens", "precision"), ()):
-            policy["learner"].pop(key, None)  # for those of the device
+            policy["learner"].pop(key, None)  # the device's defaults take their place
     path = bench.scratch / "run.toml"
     path.write_text(tomli_w.dumps(tables))
     return path
 
 
 def vocabularies(root: Path) -> None:
-    """Unpack those that were carried to where models are made from. Raises SkippedError where none can be had."""
+    """Unpack carried vocabularies to the folder of which models are made. Raises SkippedError where none can be had."""
     for packed in sorted((FOLDER / VOCABULARIES).glob(f"*{PACKED}")):
         target = root / packed.name.removesuffix(PACKED)
         target.mkdir(parents=True)
@@ -166,7 +169,7 @@ def vocabularies(root: Path) -> None:
 
 
 class DevicePeak:
-    """The most of the GPU that is in use at once while this is open, beside what was in use before; 0 on a CPU."""
+    """Highest memory of the GPU in use at once while this is open, beyond that in use before, in MiB; 0 on a CPU."""
 
     def __init__(self, bench: Bench) -> None:
         self.mib = 0.0
@@ -194,7 +197,7 @@ def _is_of(record: dict[str, Any], role: str) -> bool:
 
 
 def _tell(bench: Bench, policy: str, values: list[dict[str, float]], names: dict[str, tuple[str, str]]) -> None:
-    """Mean of each figure, with its smallest and largest; raises RuntimeError where one was never reported."""
+    """Write each metric's mean, with its smallest and largest. Raises RuntimeError where one was never reported."""
     for metric, (name, unit) in names.items():
         found = [one[metric] for one in values if metric in one]
         if not found:
@@ -203,7 +206,7 @@ def _tell(bench: Bench, policy: str, values: list[dict[str, float]], names: dict
 
 
 def _mrl(bench: Bench, *words: str) -> None:
-    """A command of mrl, which ends with the stage's time; its output is logged. Raises RuntimeError when it fails."""
+    """Run a command of mrl, which ends with the stage's time, and log its output. Raises RuntimeError if it fails."""
     argv = parent_death.command(os.getpid(), (sys.executable, "-m", "mrl", *words))
     done = subprocess.run(argv, timeout=max(1.0, bench.left_s - 10.0), check=False, cwd=bench.scratch)
     if done.returncode:

@@ -17,7 +17,7 @@ RELEASED: dict[str, dict[str, Any]] = {
         "tie_word_embeddings": False,
     },
 }
-"""Those of Qwen3."""
+"""Shapes of Qwen3 models."""
 TINY = {
     "hidden_size": 64,
     "intermediate_size": 192,
@@ -30,13 +30,13 @@ TINY = {
 
 
 def config_of(shape: str, **changes: Any) -> Qwen3Config:
-    """Of a released shape, or of "tiny"."""
+    """Make the configuration of a released shape, or of "tiny"."""
     keys = COMMON | {"tie_word_embeddings": True} | (TINY if shape == "tiny" else RELEASED[shape]) | changes
     return Qwen3Config(**keys, eos_token_id=1, pad_token_id=0, bos_token_id=None)
 
 
 def random_model(config: Qwen3Config, device: str) -> PreTrainedModel:
-    """In float32. Matrices keep the size of what they are given, as those of trained models about do."""
+    """Make a model with random weights in float32; matrices about keep the length of vectors, as trained ones do."""
     torch.manual_seed(0)
     with torch.device(device), torch.no_grad():
         model = Qwen3ForCausalLM(config)

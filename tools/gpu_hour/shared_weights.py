@@ -1,6 +1,6 @@
 """New weights by way of the learner's device: a learner in a process of its own, and an engine that opens its memory.
 
-python -m gpu_hour.shared_weights FOLDER DEVICE SHAPE     is that learner: a line on its input asks for a version
+python -m gpu_hour.shared_weights FOLDER DEVICE SHAPE runs that learner: a line on its input asks for a version
 """
 
 import json
@@ -32,7 +32,7 @@ from mrl.weights.publish import Publisher
 
 
 def measure_sharing(bench: Bench) -> None:
-    """Publishing on the device, loading from there into an embedded engine on the same device, proving.
+    """Measure publishing on the device, loading from there into an embedded engine on the same device, and proving.
 
     Raises RuntimeError where the engine took the files instead, or vLLM's extension would.
     """
@@ -49,7 +49,7 @@ def measure_sharing(bench: Bench) -> None:
             told: dict[str, Any] = json.loads(said.readline() or '{"error": "the learner ended"}')
             return told
 
-        publish()  # its model is there
+        publish()  # returns once the learner's model is there
         model = bench.scratch / "sharing" / "model"
         engine = EmbeddedEngine(model, Sampling(1.0, 8, (1,)), device=bench.device, max_running=4, dtype=DTYPE)
         with closing(engine):
@@ -61,7 +61,7 @@ def measure_sharing(bench: Bench) -> None:
 
 
 def _take(bench: Bench, engine: EmbeddedEngine, told: dict[str, Any]) -> tuple[dict[str, float], int]:
-    """Seconds of each part, and bytes."""
+    """Install one published version; return the seconds of each part, and the bytes of the version."""
     path, spent = Path(told["path"]), {"learner still": told["still_s"], "publish": told["whole_s"]}
     manifest = read_manifest(path)
     size = sum(one.num_bytes for one in shared_tensors(path.parent))
@@ -81,9 +81,9 @@ def _take(bench: Bench, engine: EmbeddedEngine, told: dict[str, Any]) -> tuple[d
 
 
 def hash_as_vllm(folder: Path, device: str) -> dict[str, str]:
-    """Name -> XXH3 of each tensor of a version, opened by one thread and closed by another, as in vLLM's extension.
+    """Return name -> XXH3 of a version's tensors, opened by one thread and closed by another, as in vLLM's extension.
 
-    Empty where they lie in files alone. Raises OSError.
+    Empty where the tensors lie in files alone. Raises OSError.
     """
     with ThreadPoolExecutor(1) as looking, ThreadPoolExecutor(1) as comparing:
         room = torch.empty(64 * 1024**2, dtype=torch.uint8, pin_memory=device.startswith("cuda"))
@@ -94,7 +94,7 @@ def hash_as_vllm(folder: Path, device: str) -> dict[str, str]:
 
 
 def learn(folder: Path, device: str, shape: str) -> None:
-    """Publish a version for every line, the canary beside it; tells path, seconds until copied, and until whole."""
+    """Publish a version with its canary for every line; print its path, the seconds until copied, and until whole."""
     config = config_of(shape)
     model = random_model(config, device)
     model.save_pretrained(folder / "model")

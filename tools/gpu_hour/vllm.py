@@ -29,21 +29,24 @@ from mrl.weights.publish import Publisher
 
 START_S = 400.0
 BESIDE = ("--gpu-memory-utilization", "0.35")
-"""Of the GPU's memory; the rest is the learner's."""
+"""Options of the server: its share of the GPU's memory; the rest is the learner's."""
 
 
 def vllm_parts() -> dict[str, Callable[[Bench], None]]:
-    """One part: each of its steps needs the one before."""
+    """The stage's only part: each of its steps needs the one before."""
     return {"server": measure_server}
 
 
 def measure_server(bench: Bench) -> None:
-    """Raises SkippedError without an environment, and what the engine raises for weights that are not served."""
+    """Measure a server's start, sampling, update and restart.
+
+    Raises SkippedError without an environment, and the engine's error for weights that are not served.
+    """
     try:
         python = engine_python("vllm", device=bench.device)
     except EngineError as error:
         raise SkippedError(" ".join(str(error).split())) from None
-    os.environ.pop("PYTORCH_ALLOC_CONF", None)  # what is good for the learner, and not known to be for the server
+    os.environ.pop("PYTORCH_ALLOC_CONF", None)  # good for the learner, and not known to be for the server
     config = config_of(bench.of("0.6B", "tiny"), max_position_embeddings=4096)
     model = random_model(config, bench.device)
     folder = bench.scratch / "model"
@@ -99,7 +102,7 @@ def _sample(bench: Bench, engine: ServerEngine, groups: int, group_size: int, vo
 
 
 def _update(bench: Bench, engine: ServerEngine, model: PreTrainedModel, folder: Path, dtype: NumberFormat) -> None:
-    """As in a run of one host, in the memory of this process."""
+    """Publish weights in the memory of this process, as in a run of one host, and install them."""
     began_s = time.monotonic()
     canary = make_canary(model, canary_sequences(model.config.vocab_size), dtype)
     publisher = Publisher(

@@ -27,14 +27,14 @@ T = TypeVar("T")
 
 
 def weights_parts() -> dict[str, Callable[[Bench], None]]:
-    """What each step of the way can do at best, and the way that runs take."""
+    """Parts of the stage: the highest speed of each step, and the ways that runs take, by files and shared memory."""
     from gpu_hour.shared_weights import measure_sharing
 
     return {"steps": measure_steps, "way": measure_way, "sharing": measure_sharing}
 
 
 def measure_steps(bench: Bench) -> None:
-    """Torch's and the file system's own speeds."""
+    """Measure the speeds of torch and of the file system themselves."""
     whole = torch.randn(bench.of(1 << 29, 1 << 20), device=bench.device)
     half = whole.bfloat16()
     size = half.nbytes
@@ -61,9 +61,9 @@ def measure_steps(bench: Bench) -> None:
 
 
 def measure_way(bench: Bench) -> None:
-    """Publishing from the device, loading into an embedded engine there, proving; the bytes are those of the files.
+    """Measure publishing from the device, loading into an embedded engine there, and proving, in bytes of the files.
 
-    As in a run of one host: engines compute in bfloat16, and read new weights in the learner's memory.
+    As in a run of one host, engines compute in bfloat16 and read new weights in the learner's memory.
     """
     config = config_of(bench.of("1.7B", "tiny"))
     model = random_model(config, bench.device)
@@ -112,7 +112,7 @@ def _publish(publisher: Publisher, model: nn.Module, version: Version, canary: C
 
 
 def timed(bench: Bench, spent: dict[str, float], name: str, act: Callable[[], T]) -> T:
-    """What it returns; its seconds go to `spent`."""
+    """Call `act` and return its value; its seconds go to `spent`."""
     bench.settle()
     began_s = time.perf_counter()
     found = act()
@@ -130,7 +130,7 @@ def _tell(bench: Bench, name: str, seconds: float, size_bytes: int, copy_s: floa
 
 @torch.no_grad()
 def change(model: nn.Module) -> None:
-    """Another value for every weight."""
+    """Change the value of every weight."""
     for _, tensor in whole_weights(model):
         if tensor.is_floating_point():
             tensor.mul_(1.0 + 1e-3)

@@ -1,12 +1,14 @@
-"""A whole run in one process: real cores, a virtual clock, a network that fails, processes that die (`simulate_run`).
+"""Parts of `tools/simulate_run.py`: a whole run in one process, with real cores and simulated surroundings.
 
-- `world`     time, hosts, processes: killed, stopped, gone on with; what is due runs one event at a time
-- `network`   links between them: late, cut, half-open, reset
+Clock, network and processes are simulated; the network fails, and processes die.
+
+- `world`     time, hosts, processes, which may be killed, stopped and continued; runs one event at a time
+- `network`   links between processes: late, cut, half-open, reset
 - `daemons`   the exchange with its file, and the allocator of units
 - `policies`  a learner and a worker around their real books and links; training and sampling take time and no tensors
 - `hosts`     the real supervision of processes, and the real node of units, over simulated processes
-- `faults`    what goes wrong when, by seed
-- `witness`   what must hold
+- `faults`    faults and their times, by seed
+- `witness`   checks of the laws that must hold
 - `planted`   mistakes in the real code that the witness has to find
 - `trial`     one seed from its start to its verdict
 """

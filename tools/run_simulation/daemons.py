@@ -1,4 +1,4 @@
-"""The exchange with its real core and file, and the allocator with its real core and count of lives."""
+"""Simulated daemons: the exchange with its real core and file, the allocator with its real core and count of lives."""
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -24,7 +24,7 @@ COMMIT_S = 0.01
 
 
 class ExchangeProcess:
-    """As `mrl.exchange.daemon`: acknowledgements follow commits, and a commit takes its time."""
+    """The exchange daemon, as `mrl.exchange.daemon` runs it: acknowledgements follow commits, which take time."""
 
     def __init__(self, run: "Run", process: Process, spec: ProcessSpec) -> None:
         self._run, self._process = run, process
@@ -40,11 +40,11 @@ class ExchangeProcess:
 
     @property
     def age_s(self) -> float:
-        """For how long it has been there; 0 once it is gone."""
+        """Seconds since the daemon began; 0 once it is gone."""
         return 0.0 if self._process.code is not None else self._process.now_s() - self.core.started_s
 
     def turn(self) -> None:
-        """What the time asks for."""
+        """Do the work that is due by time."""
         self._send(self.core.tick(self._process.now_s()))
         self._begin(is_awaited=False)
 
@@ -62,7 +62,7 @@ class ExchangeProcess:
     def _commit(self, transaction: Transaction) -> None:
         disk = self._run.faults.disk
         failure = DISK_FULL if disk == "full" else ""
-        if disk != "torn":  # else its power went before the log was written
+        if disk != "torn":  # torn: the power failed before the log was written
             failure = failure or self.store.commit(transaction)
             if not failure:
                 self._run.witness.committed(transaction)
@@ -82,7 +82,7 @@ class ExchangeProcess:
 
 
 class AllocatorProcess:
-    """As `mrl.processes.unit_allocator.serve_units`."""
+    """The allocator, as `mrl.processes.unit_allocator.serve_units` runs it."""
 
     def __init__(self, run: "Run", process: Process, spec: ProcessSpec) -> None:
         self._process, self._run = process, run
@@ -93,7 +93,7 @@ class AllocatorProcess:
         self._decide_s = 0.0
 
     def turn(self) -> None:
-        """Decide when it is time."""
+        """Decide when a period is over, and note the transitions of units."""
         now_s = self._process.now_s()
         if now_s >= self._decide_s:
             self._decide_s = now_s + self._run.config.allocation.period_s
@@ -111,5 +111,5 @@ class AllocatorProcess:
 def open_link(
     run: "Run", process: Process, server: str, on_message: Callable[[bytes], object], *, client: str = ""
 ) -> Link:
-    """A link of a process; the process calls its `turn`."""
+    """Open a link of a process; the process calls the link's `turn`."""
     return Link(run.network, process, server, client or process.name, on_message)

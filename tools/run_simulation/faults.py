@@ -1,4 +1,4 @@
-"""What goes wrong, and when: drawn from the seed, one after another or at once, and all over at a known time."""
+"""Faults and their times: drawn from the seed, one after another or at once, and all over at a known time."""
 
 from collections.abc import Callable
 from functools import partial
@@ -14,14 +14,15 @@ MOST = 10
 
 
 class Faults:
-    """The state of disks, and the plan of everything else."""
+    """State of the exchange's disk, and plan of all other faults."""
 
     def __init__(self, run: "Run") -> None:
         self.disk: Literal["", "full", "torn", "unsure"] = ""
-        """Of the exchange: full; or its next commit fails, done by then ("unsure") or not ("torn")."""
+        """Fault of the exchange's disk: full; or its next commit fails, and was done by then ("unsure") or not
+        ("torn")."""
         self.slow_disk = 1.0
         self.quiet_s = FIRST_S
-        """Nothing is wrong from here on, as far as faults go."""
+        """World time after which no fault begins or lasts."""
         self._run, self._rng = run, run.world.rng
         kinds: list[Callable[[float], None]] = [
             self._kill, self._kill, self._stop, self._stop, self._cut, self._cut, self._reset, self._fill, self._fill,

@@ -1,4 +1,4 @@
-"""The supervisor of a host: the real supervision, and the real node of units, over simulated processes."""
+"""Simulated supervisor of a host: the real supervision, and the real node of units, over simulated processes."""
 
 import signal
 from collections.abc import Mapping
@@ -29,10 +29,10 @@ ROLES: Mapping[str, Any] = {
 
 
 class SimulatedChild:
-    """In place of `mrl.processes.children.Child`."""
+    """Simulated child process of a supervisor, in place of `mrl.processes.children.Child`."""
 
     run: "Run"
-    """The run that is simulated at the moment."""
+    """Run that is being simulated."""
 
     def __init__(self, spec: ProcessSpec, log: Path, *, life: str = "") -> None:
         self.spec, self.log = spec, log
@@ -49,11 +49,11 @@ class SimulatedChild:
 
     @property
     def alive(self) -> bool:
-        """Whether it was started and has not been found ended."""
+        """Whether the process was started and has not been found ended."""
         return self._process is not None
 
     def start(self, around: Mapping[str, str], *, now_s: float, crash: Path, forks: None = None) -> None:
-        """Start it."""
+        """Start the process, which begins to work a little later."""
         self.started_s, self.born_s, self.beat_s = now_s, now_s, None
         run, spec = self.run, self.spec
         process = self._process = Process(run.world, spec.name, self._host, spec.env.get(UNIT, ""))
@@ -71,14 +71,14 @@ class SimulatedChild:
         self._supervisor.at(0.01, lambda: self.run.hosts[self._host.name].heard(role, said_s))
 
     def poll(self) -> int | None:
-        """Its exit code if it has just been found ended."""
+        """Exit code if the process has just been found ended, else None."""
         if self._process is None or self._process.code is None:
             return None
         code, self._process = self._process.code, None
         return code
 
     def send(self, number: signal.Signals) -> None:
-        """SIGKILL ends it in a moment, SIGTERM once it goes on."""
+        """Send a signal: SIGKILL ends the process in a moment, SIGTERM once it is not stopped."""
         process, world = self._process, self.run.world
         if process is None:
             return
@@ -88,21 +88,21 @@ class SimulatedChild:
             process.at(world.rng.uniform(0.0, 1.0), lambda: _end(-number))
 
     def ask_for_stacks(self) -> None:
-        """It has none."""
+        """Do nothing: a simulated process has no stacks."""
 
     def new_lines(self) -> list[str]:
-        """It writes none."""
+        """Lines of output, of which a simulated process has none."""
         return []
 
     def account(self, code: int, *, free_bytes: int) -> tuple[int, str]:
-        """How it ended."""
+        """Exit code, and a reason for the log."""
         return code, "simulated"
 
     def write_crash(self, folder: Path, code: int, reason: str, now_unix_s: float) -> None:
-        """Nobody reads it."""
+        """Do nothing: nobody reads the file."""
 
     def _kill(self, *, with_host: bool) -> None:
-        """The supervisor has died. What its worker started may hang for a while, until the next supervisor kills it."""
+        """End the process with its supervisor; an engine may outlive the latter until the next supervisor kills it."""
         process, rng = self._process, self.run.world.rng
         if process is None:
             return
@@ -113,7 +113,7 @@ class SimulatedChild:
 
 
 class SimulatedNode(UnitNode):
-    """It finds processes of its host where the real one looks for them."""
+    """Node of units that looks for processes in the simulated world."""
 
     def _on_unit(self, unit: str) -> dict[str, list[int]]:
         world, found = SimulatedChild.run.world, dict[str, list[int]]()
@@ -124,14 +124,14 @@ class SimulatedNode(UnitNode):
 
 
 def kill(run: "Run", number: int) -> None:
-    """In place of `os.kill` with SIGKILL."""
+    """Kill a simulated process, in place of `os.kill` with SIGKILL."""
     for process in run.world.processes:
         if process.number == number:
             run.world.push(run.world.rng.uniform(*KILL_S), None, partial(process.end, -signal.SIGKILL))
 
 
 class HostProcess:
-    """The supervisor of one host, as `mrl.processes.supervisor` and `mrl.processes.join` turn it."""
+    """The supervisor of one host, as `mrl.processes.supervisor` and `mrl.processes.join` run it."""
 
     def __init__(self, run: "Run", process: Process, specs: tuple[ProcessSpec, ...], *, is_first: bool) -> None:
         self._run, self.process = run, process
@@ -151,7 +151,7 @@ class HostProcess:
         process.every(TICK_S, self.turn)
 
     def turn(self) -> None:
-        """One turn of the supervisor."""
+        """Do one turn of the supervisor."""
         now_s = self.process.now_s()
         for link, on_tick in self._run.node_links[self.process]:
             link.turn()
@@ -165,28 +165,28 @@ class HostProcess:
             raise Ended(self.lifecycle.exit_code)
 
     def _hear_of_the_end(self, now_s: float) -> None:
-        """Hosts tell each other which learners are done."""
+        """Hear from the other hosts which learners are done."""
         for name, other in self._run.hosts.items():
             if other is not self and not self._run.network.is_cut((name, self.process.host.name)):
                 for learner in sorted(other.lifecycle.done - self.lifecycle.done):
                     self.lifecycle.finished(learner, now_s)
 
     def heard(self, role: str, said_s: float) -> None:
-        """A heartbeat has come."""
+        """Take a role's heartbeat."""
         self._processes.heard(role, said_s, self.process.now_s())
 
     def event(self, text: str, now_s: float) -> None:
-        """Something happened to a role."""
+        """Note an event of a role; tell the witness of a silent one."""
         self._run.world.note(text)
         if " is silent for " in text:
             self._run.witness.is_silent(text.partition(" ")[0], self.process)
 
     def line(self, text: str) -> None:
-        """A line of a log."""
+        """Drop a line of a role's log."""
 
 
 def node_link(run: "Run", *, identity: str, on_message: Any, on_tick: Any) -> "Link":
-    """In place of `wiring.link`, for the node that the current process makes."""
+    """Open a link for the node that the current process makes, in place of `wiring.link`."""
     process = run.world.current
     assert process is not None
     link = open_link(run, process, "allocator", on_message, client=identity)
@@ -199,5 +199,5 @@ def _end(code: int) -> None:
 
 
 def new_host(run: "Run", name: str) -> Host:
-    """A machine that was just switched on."""
+    """Make a host that was just switched on."""
     return Host(name, offset_s=run.world.rng.uniform(0.0, 1e6))

@@ -1,9 +1,9 @@
-"""Links as `mrl.transport` makes them: in order within a connection, late, and lost with it.
+"""Simulated links, as of `mrl.transport`: within a connection messages come in order, late, and are lost with it.
 
 A client finds its server by an address that it looked up; a server of the same name may have another one later. Between
-hosts that cannot reach each other messages wait, as in TCP, until they can, or until the client gives the link up. What
-was on its way over a link that was given up may still arrive, behind what came over the next one. A host that is gone
-says nothing: what is sent to it vanishes.
+hosts that cannot reach each other messages wait, as in TCP, until they can, or until the client gives the link up.
+Messages that were on their way over a link that was given up may still arrive, behind those of the next link. A host
+that is gone says nothing: messages to it vanish.
 """
 
 import itertools
@@ -21,7 +21,7 @@ Handle = Callable[[bytes, bytes], object]
 
 
 class Server:
-    """One listening process; answers go to the connection on which a client was heard first after all others."""
+    """A listening process. Answers go to the newest connection on which it heard a client."""
 
     def __init__(self, network: "Network", process: Process, handle: Handle) -> None:
         self.process, self.handle = process, handle
@@ -29,18 +29,18 @@ class Server:
         self._network = network
 
     def send(self, client: bytes, body: bytes) -> bool:
-        """Post to a client; False when it has no connection."""
+        """Post a message to a client; return False when the client has no connection."""
         connection = self.routes.get(client)
         return connection is not None and connection.post(body, to_server=False)
 
 
 class Connection:
-    """Between one client and one server."""
+    """Connection between one client and one server."""
 
     def __init__(self, network: "Network", link: "Link", server: Server) -> None:
         self.is_open = True
         self.is_half = False
-        """Whether the other side is gone without a word."""
+        """Whether the other side is gone without a sign."""
         self._network, self._link, self._server = network, link, server
         self._free_s = {True: 0.0, False: 0.0}
         self._held: dict[bool, deque[bytes]] = {True: deque(), False: deque()}
@@ -48,12 +48,12 @@ class Connection:
         self._number = next(network.numbers)
 
     def hosts(self, *, to_server: bool) -> tuple[str, str]:
-        """From where to where."""
+        """Hosts (from, to) of one direction."""
         ends = self._link.process.host.name, self._server.process.host.name
         return ends if to_server else ends[::-1]
 
     def post(self, body: bytes, *, to_server: bool) -> bool:
-        """Send a message on its way."""
+        """Send a message on its way; return whether the connection is open."""
         if not self.is_open:
             return False
         if not self.is_half:
@@ -64,11 +64,11 @@ class Connection:
         return True
 
     def close(self) -> None:
-        """Given up by the client, or cut."""
+        """Close the connection: the client gave it up, or it was cut."""
         self.is_open = False
 
     def flush(self) -> None:
-        """What was held back may go on where the way is free again."""
+        """Hand over the messages held back whose way is free again."""
         for to_server, held in self._held.items():
             while held and not self._network.is_cut(self.hosts(to_server=to_server)):
                 self._hand_over(held.popleft(), to_server=to_server)
@@ -96,7 +96,7 @@ class Connection:
 
 
 class Link:
-    """A client's end, with what `mrl.transport.background.BackgroundClient` offers."""
+    """A client's end of a link, with the methods of `mrl.transport.background.BackgroundClient`."""
 
     def __init__(
         self, network: "Network", process: Process, server: str, client: str, on_message: Callable[[bytes], object]
@@ -109,7 +109,7 @@ class Link:
         process.on_end.append(self._end)
 
     def post(self, body: bytes) -> bool:
-        """Queue a message."""
+        """Queue a message; return whether there is room."""
         if len(self._queue) >= MAX_QUEUED:
             return False
         self._queue.append(body)
@@ -131,7 +131,7 @@ class Link:
         self._drop()
 
     def turn(self) -> None:
-        """Connect where that can be done, and send what is queued."""
+        """Connect if possible, and send queued messages."""
         if self._address is None:
             self._address = self._network.addresses.get(self._server)
         if self._connection is None or not self._connection.is_open:
@@ -152,21 +152,21 @@ class Link:
 
 
 class Network:
-    """Who listens where, and which ways are cut."""
+    """Listening servers with their addresses, and directions between hosts that are cut."""
 
     def __init__(self, world: World) -> None:
         self.world = world
         self.delay_s = MEAN_DELAY_S
         self.addresses: dict[str, int] = {}
-        """Server by name -> where it listens, or listened last."""
+        """Server's name -> address at which it listens, or listened last."""
         self.numbers = itertools.count()
-        """Of connections, in the order in which they were made."""
+        """Numbers of connections, in the order in which they were made."""
         self._connections: list[Connection] = []
         self._listening: dict[int, Server] = {}
         self._cut: set[tuple[str, str]] = set()
 
     def listen(self, process: Process, name: str, handle: Handle) -> Server:
-        """A server begins to listen."""
+        """Let a server begin to listen."""
         server = Server(self, process, handle)
         before = self.addresses.get(name)
         keeps = before is not None and before not in self._listening and self.world.rng.random() < SAME_ADDRESS_SHARE
@@ -176,7 +176,7 @@ class Network:
         return server
 
     def connect(self, link: Link, address: int | None) -> Connection | None:
-        """A connection, where somebody listens and both ways are free."""
+        """Connect a link, or return None unless somebody listens at the address and both directions are free."""
         server = self._listening.get(-1 if address is None else address)
         if server is None:
             return None
@@ -187,16 +187,16 @@ class Network:
         return connection
 
     def is_cut(self, hosts: tuple[str, str]) -> bool:
-        """Whether nothing gets from the first to the second."""
+        """Whether the direction from the first host to the second is cut."""
         return hosts in self._cut
 
     def cut(self, way: tuple[str, str], for_s: float) -> None:
-        """Cut one way."""
+        """Cut one direction between hosts for some seconds."""
         self._cut.add(way)
         self.world.push(for_s, None, lambda: self._heal(way))
 
     def reset(self) -> None:
-        """All connections between hosts break, with what was on its way."""
+        """Break most connections between hosts, with the messages on their way."""
         for connection in self._connections:
             ends = connection.hosts(to_server=True)
             if ends[0] != ends[1] and self.world.rng.random() < 0.7:

@@ -1,4 +1,4 @@
-"""Mistakes in the real code that the witness has to find, each as somebody could make it."""
+"""Mistakes planted into the real code, each as somebody could make it, which the witness has to find."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -90,6 +90,6 @@ PLANTED: dict[str, Callable[[], AbstractContextManager[Any]]] = {
 
 @contextmanager
 def plant(name: str) -> Iterator[None]:
-    """Put the mistake of this name into the code."""
+    """Put the mistake of this name into the code while the context is open."""
     with PLANTED[name]():
         yield

@@ -1,4 +1,4 @@
-"""A learner and a worker: their real books, links and leases, around work that takes time and nothing else."""
+"""Simulated learner and worker: their real books, links and leases, around work that takes time and nothing else."""
 
 import struct
 from collections.abc import Sequence
@@ -39,7 +39,7 @@ ONE_TOKEN, ONE_LOGPROB = struct.pack("<i", 7), struct.pack("<f", -1.0)
 
 
 class _Inbox:
-    """The learner's end as `Intake` sees it: what has come, and where answers go."""
+    """The learner's server socket as `Intake` uses it: messages that have come, and a way for answers."""
 
     def __init__(self) -> None:
         self.server: Server | None = None
@@ -49,28 +49,28 @@ class _Inbox:
         self._come.append(Incoming(client, body, grant_of(client.decode())))
 
     def receive(self, _timeout_s: float) -> list[Incoming]:
-        """Everything that has come."""
+        """Take all messages that have come."""
         come, self._come = self._come, []
         return come
 
     def send(self, client: bytes, body: bytes) -> bool:
-        """Post an answer."""
+        """Post an answer to a client."""
         assert self.server is not None
         return self.server.send(client, body)
 
     def close(self) -> None:
-        """Nothing to do: the process ends."""
+        """Do nothing: the process ends."""
 
 
 class _Intake(Intake):
-    """Its turns are the process's own, not a thread's."""
+    """Intake whose turns are called by the process, not by a thread."""
 
     def open(self) -> None:
-        """It is open from the start."""
+        """Do nothing: it is open from the start."""
 
 
 class LearnerProcess:
-    """As `mrl.learner.training_loop`: forms batches, trains, publishes, saves, and asks peers where its own failed."""
+    """A learner, as `mrl.learner.training_loop` runs it: trains batches, publishes, saves, asks peers for rescues."""
 
     def __init__(self, run: "Run", process: Process, spec: ProcessSpec) -> None:
         self._run, self._process, self.policy = run, process, spec.policy
@@ -111,11 +111,11 @@ class LearnerProcess:
 
     @property
     def age_s(self) -> float:
-        """For how long it has been there; 0 once it is gone."""
+        """Seconds since the learner began; 0 once it is gone."""
         return 0.0 if self._process.code is not None else self._process.now_s() - self._started_s
 
     def turn(self) -> None:
-        """What the threads of its links do, and what a wait for groups looks at."""
+        """Do the work of the links' threads, and look for a batch unless a step is under way."""
         now_s = self._process.now_s()
         for link, on_tick in self._links:
             link.turn()
@@ -129,7 +129,7 @@ class LearnerProcess:
             self._step(now_s)
 
     def lacks(self, index: RecordIndex, patience_s: float) -> list[str]:
-        """What the exchange holds on a prompt that was asked for long ago, and never came."""
+        """Return the records that the exchange holds on a prompt asked for long ago and that never came."""
         now_s = self._process.now_s()
         old = {prompt_id for prompt_id, asked_s in self._asked_s.items() if now_s - asked_s > patience_s}
         held = (entry for prompt_id in sorted(old & set(self._table.prompt_ids)) for entry in
@@ -142,12 +142,12 @@ class LearnerProcess:
             raise Ended(0)
         is_last = self._version.step == self._run.num_steps - 1
         if is_last and self._run.world.now_s < self._run.faults.quiet_s + 2 * self._run.patience_s:
-            self._began_s = now_s  # so that there is a quiet time in which all still live
+            self._began_s = now_s  # the last step waits, so that all still live in the quiet time
             return
         groups = self._intake.next_batch(self._version.step)
         if groups is None:
             if why := self._intake.given_up(BOUNDS, self._began_s):
-                raise Violated(f"{self._process.name} gives up: {why}")  # its workers' silence is shorter
+                raise Violated(f"{self._process.name} gives up: {why}")  # silent workers are replaced sooner
             return
         rescued = [self._table.hit(prompt_id, one.source) for prompt_id, one in sorted(self._heard.items())
                    if prompt_id in self._table]  # fmt: skip
@@ -218,7 +218,7 @@ class LearnerProcess:
 
 
 class WorkerProcess:
-    """As `mrl.rollout.worker_loop`: within its lease it samples what it was granted, publishes successes, delivers."""
+    """A worker, as `mrl.rollout.worker_loop` runs it: samples granted groups within its lease, publishes, delivers."""
 
     def __init__(self, run: "Run", process: Process, spec: ProcessSpec) -> None:
         self._run, self._process, self._policy, self._rng = run, process, spec.policy, run.world.rng
@@ -250,7 +250,7 @@ class WorkerProcess:
         return link
 
     def turn(self) -> None:
-        """What the threads of its links do, and one turn of its loop."""
+        """Do the work of the links' threads, and one turn of the worker's loop."""
         now_s = self._process.now_s()
         for link, on_tick in self._links:
             link.turn()
@@ -279,7 +279,7 @@ class WorkerProcess:
         self._serving, self._loading = self._loading, None
 
     def _done(self, item: WorkItem, began: Version) -> None:
-        """All answers of a group have come; the last token of each was sampled under what is served by now."""
+        """Deliver a complete group. The last token of each answer was sampled under the version served now."""
         del self._flights[item.ticket]
         self._num_done += 1
         assert self._serving is not None

@@ -1,4 +1,4 @@
-"""One seed, from its start to its verdict."""
+"""Simulation of one seed, from its start to its verdict."""
 
 import logging
 import secrets
@@ -35,21 +35,22 @@ if TYPE_CHECKING:
 
 POLICIES = ("a", "b")
 FEW_RECORDS_BYTES = 16_000
-"""A budget of the exchange in which eight records have room."""
+"""Budget of the exchange in which eight records have room."""
 BOUND_S = 150.0
-"""A run has ended so long after the last fault: silent workers are given up after 60 s, back-off adds up to 32 s."""
+"""Seconds after the last fault by which a run has ended: silent workers are given up after 60 s, back-off takes 32
+s."""
 SETTLED_S = 10.0
-"""A process that is so old has said and heard everything that it must."""
+"""Age at which a process has said and heard all that it must."""
 LOST_HOST_S = (2.0, 5.0)
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What became of one seed."""
+    """Result of the simulation of one seed."""
 
     seed: int
     violation: str
-    """What must not be, or "" when nothing was found."""
+    """Description of the law that was violated, or "" when none was."""
     digest: str
     ended_s: float
     num_events: int
@@ -57,7 +58,7 @@ class Verdict:
 
 
 class Run:
-    """Everything of one seed."""
+    """All parts of the simulated run of one seed."""
 
     def __init__(self, seed: int, folder: Path, *, trace: Callable[[str], object] | None = None) -> None:
         self.world = World(seed, trace=trace)
@@ -75,7 +76,7 @@ class Run:
         """Policy -> host of its learner."""
         self.patience_s = PATIENCE_S
         self.disks: defaultdict[str, dict[str, Any]] = defaultdict(dict)
-        """What is durable of each policy."""
+        """Policy -> its durable state, which survives its processes."""
         self.exchange: ExchangeProcess | None = None
         self.learners: dict[str, LearnerProcess] = {}
         self.publishers: dict[str, ExchangeClient] = {}
@@ -89,7 +90,7 @@ class Run:
         self.faults = Faults(self)
 
     def play(self) -> str:
-        """Play it to its end; returns what was violated, or ""."""
+        """Run the simulation to its end; return the violation, or ""."""
         self.world.push(self.faults.quiet_s + 2 * self.patience_s - 1.0, None, self._look)
         try:
             for name in ("one", "two"):
@@ -103,18 +104,18 @@ class Run:
         return ""
 
     def prompt_at(self, position: int) -> str:
-        """One order of prompts for all policies."""
+        """Prompt at a position; the order is the same for all policies."""
         return f"prompt-{position % self._num_prompts}"
 
     def lose_host(self, name: str, for_s: float) -> None:
-        """A power cut: everything there ends, and nobody hears of it."""
+        """Cut a host's power: all its processes end, and nobody hears of it."""
         self._away_s[name] = self.world.now_s + for_s
         supervisor = self.hosts[name].process
         if supervisor.code is None:
             supervisor.end(-9, with_host=True)
 
     def _start_host(self, name: str) -> None:
-        """A supervisor starts, on the first host as `--resume` does it."""
+        """Start the supervisor of a host, on the first host as `--resume` does it."""
         is_first = name == "one"
         if is_first or name not in self.machines or self._away_s[name]:
             old = self.machines.get(name)
@@ -140,7 +141,7 @@ class Run:
             self.world.push(back_s, None, lambda: self._start_host(name))
 
     def _look(self) -> None:
-        """In the quiet behind the last fault, and again while processes are still coming back."""
+        """Check that no wait is left in the quiet after the last fault; again while processes are still coming back."""
         exchange = self.exchange
         if not self.is_over:
             self.world.push(SETTLED_S / 2, None, self._look)
@@ -153,7 +154,7 @@ class Run:
 
 @contextmanager
 def _in_place(run: Run) -> Iterator[None]:
-    """The simulated world in place of the real one, where the code names it: clocks, children, links, chance."""
+    """Put the simulated world in place of the real one where the code names it: clocks, children, links, chance."""
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
 
     def link(_folder: RunFolder, _server: str, *, identity: str, on_message: Any, on_tick: Any, closing: Any) -> Any:
@@ -172,7 +173,7 @@ def _in_place(run: Run) -> Iterator[None]:
 
 
 def simulate(seed: int, *, trace: Callable[[str], object] | None = None) -> Verdict:
-    """Play one seed."""
+    """Simulate the run of one seed."""
     memory = Path("/dev/shm")
     folder = Path(tempfile.mkdtemp(prefix="mrl-simulated-", dir=memory if memory.is_dir() else None))
     (folder / "logs").mkdir()
@@ -202,7 +203,7 @@ def _config() -> RunConfig:
 
 
 def _specs(name: str, places: Mapping[str, str]) -> tuple[ProcessSpec, ...]:
-    """What the supervisor of a host starts."""
+    """Processes that the supervisor of a host starts."""
     daemons = [ProcessSpec(role, role, "", 0, ()) for role in ("exchange", "allocator") if name == "one"]
     here = [policy for policy in POLICIES if places[policy] == name]
     learners = [ProcessSpec(f"learner/{one}", "learner", one, 0, (), restart="until_done") for one in here]

@@ -1,4 +1,4 @@
-"""What must hold, looked at as it happens: told by the simulated processes, and by nothing that it judges."""
+"""Checks of the laws that must hold, at every event. Simulated processes report to it, and nothing that it judges."""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -24,69 +24,69 @@ if TYPE_CHECKING:
     from run_simulation.trial import Run
 
 Failed = tuple[str, Version]
-"""A prompt on which a whole group failed, and the newest version that sampled it."""
+"""A prompt on which a whole group failed, and the newest version that sampled the group."""
 PATIENCE_S = 6.0
-"""In quiet times everything that was asked is answered within this."""
+"""Seconds within which everything that was asked is answered in quiet times."""
 
 
 @dataclass
 class Lineage:
-    """What one policy has trained, steps that a resume took back left out."""
+    """Training history of one policy, without the steps that a resume took back."""
 
     life: int = -1
     published: dict[Version, int] = field(default_factory=dict)
-    """Every version ever announced -> the life of the learner that did."""
+    """Every version ever announced -> the learner's life that announced it."""
     valid: set[Version] = field(default_factory=set)
     positions: dict[int, int] = field(default_factory=dict)
-    """Place in the order of prompts -> the step that trained it."""
+    """Position in the order of prompts -> step that trained it."""
     failures: list[tuple[Failed, int]] = field(default_factory=list)
     """Groups that failed as a whole, and the steps that trained them."""
     rescues: list[tuple[Failed, int]] = field(default_factory=list)
-    """Those of them that a peer's success answered, and the steps."""
+    """Failures that a peer's success answered, and the steps that trained the rescues."""
 
 
 class Witness:
-    """Raises Violated at the first thing that must not be."""
+    """Judge of a simulated run, which raises Violated at the first law that is broken."""
 
     def __init__(self, run: "Run") -> None:
         self.counts = Counter[str]()
         self._run = run
         self._ids: dict[tuple[bytes, int], list[str]] = {}
         self._committed: dict[str, float] = {}
-        """Record -> when."""
+        """Record id -> time of its commit."""
         self._acknowledged: set[str] = set()
         self._lineages: dict[str, Lineage] = {}
         self._last_life = 0
         self._leases: dict[str, tuple[int, str]] = {}
-        """The newest lease under which an engine was started, by unit: epoch and engine."""
+        """Unit -> newest lease under which an engine was started: epoch and engine."""
         self._nodes: dict[str, Process] = {}
-        """The supervisor that started it."""
+        """Unit -> supervisor that started this engine."""
 
     def lineage(self, policy: str) -> Lineage:
-        """Of this policy."""
+        """Training history of a policy."""
         return self._lineages.setdefault(policy, Lineage())
 
     # Nothing acknowledged is lost.
 
     def put(self, client: bytes, body: bytes) -> None:
-        """A client puts records."""
+        """Note the records of a client's Put."""
         message = decode(body, client_message_decoder)
         if isinstance(message, Put):
             tags = (tags_of(memoryview(raw)) for raw in message.records)
             self._ids[client, message.seq] = [one.record_id for one in tags if one]
 
     def committed(self, transaction: Transaction) -> None:
-        """A transaction is in the file."""
+        """Check that a transaction that is in the file stores no record twice, and note its records."""
         ids = [entry.record_id for entry in transaction.inserts]
         self._require(len(set(ids)) == len(ids) and not self._committed.keys() & set(ids), "a record is stored twice")
         self._committed |= dict.fromkeys(ids, self._run.world.now_s)
 
     def age_s(self, record_id: str) -> float:
-        """For how long a record has been in the file."""
+        """Seconds since a record was committed."""
         return self._run.world.now_s - self._committed[record_id]
 
     def acknowledged(self, client: bytes, message: PutAck) -> None:
-        """The exchange answers Puts: what it does not refuse is in the file by now."""
+        """Check an answer to Puts: every record that it does not refuse is in the file by now."""
         ids = [record_id for seq in message.seqs for record_id in self._ids.get((client, seq), [])]
         lacking = [record_id for record_id in ids if record_id not in self._committed]
         num_refused = sum(number for reason, number in message.refused.items() if reason != "duplicate")
@@ -95,14 +95,14 @@ class Witness:
         self.counts["acknowledged"] += message.stored
 
     def opened(self, store: Store) -> None:
-        """A daemon opens the file: everything acknowledged is held, or written down as removed."""
+        """Check a file that a daemon opens: every acknowledged record is held, or noted as removed."""
         contents = store.contents()
         there = {entry.record_id for entry in contents.entries} | set(contents.removed_ids)
         lost = self._acknowledged - there
         self._require(not lost, f"acknowledged, and not in the file: {sorted(lost)[:3]}")
 
     def is_lawful(self, journal: Iterable[dict[str, Any]], folder: Path) -> None:
-        """At the end: the file has everything, and what was written down could have happened."""
+        """Check at the end that the file has every record, and that the written history could have happened."""
         store = Store(folder, Limits())
         self.opened(store)
         store.close()
@@ -112,7 +112,7 @@ class Witness:
     # Nothing is trained twice, nor under a version that is not one.
 
     def resumed(self, policy: str, version: Version) -> None:
-        """A learner begins at this version; what was trained behind its step counts no more."""
+        """Note that a learner begins at this version: steps trained after it count no more."""
         lineage = self.lineage(policy)
         lineage.life += 1
         lineage.valid = {one for one in lineage.valid if one.step <= version.step}
@@ -121,7 +121,7 @@ class Witness:
         lineage.rescues = [one for one in lineage.rescues if one[1] < version.step]
 
     def announced(self, policy: str, version: Version) -> None:
-        """New weights have this name."""
+        """Check that the version of new weights was not used by another life."""
         lineage = self.lineage(policy)
         life = lineage.published.setdefault(version, lineage.life)
         self._require(life == lineage.life, f"{policy}: version {version} is used twice")
@@ -130,7 +130,7 @@ class Witness:
     def trained(
         self, policy: str, step: int, groups: Sequence[ScoredGroup], rescued: Iterable[Failed], bound: int
     ) -> None:
-        """A batch is trained on."""
+        """Check a batch: no position or rescue twice, no void version, no group staler than `bound`."""
         lineage = self.lineage(policy)
         for group in groups:
             place = int(group.ticket.partition(".")[2])
@@ -150,14 +150,14 @@ class Witness:
         self.counts["trained"] += len(groups)
 
     def balances(self, policy: str, *, taken: int, trained: int, ready: int, stale: int) -> None:
-        """Of every group that a learner took over it is known what became of it."""
+        """Check that every group a learner took over was trained, dropped as stale, or is ready."""
         self._require(taken == trained + ready + stale, f"{policy}: {taken} groups taken, {trained=} {ready=} {stale=}")
         self.counts["stale"] += stale
 
     # No unit has two engines, and no allocator's number is used twice.
 
     def starts(self, process: Process, epoch: int, node: Process) -> None:
-        """A process starts, on a unit under an epoch."""
+        """Check that a process which starts on a unit is alone there, under a new epoch."""
         unit = process.unit
         if unit:
             there = [one.name for one in self._run.world.processes if one.unit == unit and one is not process]
@@ -168,14 +168,14 @@ class Witness:
             self._leases[unit], self._nodes[unit] = lease, node
 
     def note_life(self, number: int) -> None:
-        """An allocator begins."""
+        """Check that the life of an allocator that begins has a new number."""
         self._require(number > self._last_life, f"allocator number {number} is used twice")
         self._last_life = number
 
     # Who is killed for its silence has stood still, or has hung.
 
     def is_silent(self, name: str, supervisor: Process) -> None:
-        """A supervisor kills a process; the two are on one host."""
+        """Check that a process killed for its silence, on its supervisor's host, had stood still lately."""
         run = self._run
         suspects = [one for one in run.world.processes if one.host is supervisor.host and one.name == name]
         since_s = run.world.now_s - run.config.supervision.silence_s
@@ -184,7 +184,7 @@ class Witness:
     # Every wait ends.
 
     def is_quiet(self, learners: Iterable["LearnerProcess"]) -> None:
-        """Some time after the last fault: nobody waits for an answer, and every watch has had what there is."""
+        """Check, some time after the last fault, that no learner waits in vain for an answer or a held record."""
         exchange = self._run.exchange
         self._require(exchange is not None, "the exchange does not come back")
         assert exchange is not None
@@ -194,7 +194,7 @@ class Witness:
             self._require(not lacking, f"{learner.policy} watches in vain: {lacking[:3]}")
 
     def no_put_waits(self, name: str, client: "ExchangeClient") -> None:
-        """The oldest unanswered Put of a client is young."""
+        """Check that the oldest unanswered Put of a client is young."""
         puts = client._puts
         asked_s = None if puts.oldest is None else puts.asked_s(puts.oldest)
         if asked_s is not None:

@@ -1,4 +1,4 @@
-"""Time, hosts and processes. One event at a time; the order of events follows from the seed alone."""
+"""Simulated time, hosts and processes. One event runs at a time; their order follows from the seed alone."""
 
 import hashlib
 import heapq
@@ -15,7 +15,7 @@ FIRST_UNIX_S = 1_700_000_000.0
 
 
 class Ended(Exception):
-    """The process ends itself."""
+    """Raised by a process that ends itself."""
 
     def __init__(self, code: int) -> None:
         super().__init__(code)
@@ -23,47 +23,47 @@ class Ended(Exception):
 
 
 class Violated(Exception):
-    """Something is that must not be."""
+    """A law that must hold is broken."""
 
 
 @dataclass
 class Host:
-    """A machine: its clocks agree with nobody's."""
+    """A machine, whose clocks agree with nobody's."""
 
     name: str
     offset_s: float
-    """Of its monotonic clock."""
+    """Offset of its monotonic clock."""
     step_s: float = 0.0
-    """What was put on its wall clock since."""
+    """Seconds by which its wall clock was set forward."""
 
 
 class Process:
-    """A process on a host. What is due while it is stopped runs when it goes on; nothing runs after its end."""
+    """A process on a host. Events due while it is stopped run when it goes on; none run after its end."""
 
     def __init__(self, world: "World", name: str, host: Host, unit: str = "") -> None:
         self.world, self.name, self.host, self.unit = world, name, host, unit
         self.code: int | None = None
-        """Exit code, None while it lives."""
+        """Exit code; None while the process lives."""
         self.is_stopped = False
         self.went_on_s = -math.inf
-        """When it was stopped last, it went on then; in the world's time."""
+        """World time at which the process goes on, or went on, after its last stop."""
         self.on_end: list[Callable[[bool], object]] = []
-        """Called at its end, with whether the host was gone with it: nobody is told then."""
+        """Called at the end of the process, with whether its host was gone with it: nobody is told then."""
         self._backlog: list[Call] = []
         self.number = next(world.numbers)
-        """Its process id."""
+        """Process id."""
         world.processes.append(self)
 
     def now_s(self) -> float:
-        """The host's monotonic clock."""
+        """Time by the host's monotonic clock."""
         return self.world.now_s + self.host.offset_s
 
     def at(self, delay_s: float, call: Call) -> None:
-        """Do this later, if it lives by then."""
+        """Call something later, if the process lives by then."""
         self.world.push(delay_s, self, call)
 
     def every(self, period_s: float, call: Call) -> None:
-        """Do this again and again."""
+        """Call something again and again, about every `period_s`."""
 
         def again() -> None:
             self.at(period_s * self.world.rng.uniform(0.9, 1.1), again)
@@ -72,7 +72,7 @@ class Process:
         self.at(period_s * self.world.rng.random(), again)
 
     def do(self, call: Call) -> None:
-        """Run what is due in it; an error ends it, as a role's outer edge does."""
+        """Run a call that is due in the process; an error ends the process, as a role's outer edge does."""
         if self.code is not None:
             return
         if self.is_stopped:
@@ -90,7 +90,7 @@ class Process:
             self.world.current = None
 
     def end(self, code: int, *, with_host: bool = False) -> None:
-        """It is no more; with its host, so that nobody hears of it."""
+        """End the process. `with_host`: together with its host, so that nobody hears of it."""
         if self.code is None:
             self.code = code
             self.world.note(f"{self.name} ends ({code})")
@@ -99,12 +99,12 @@ class Process:
                 call(with_host)
 
     def stop(self, for_s: float) -> None:
-        """Stand still: a signal, a starved host, a debugger."""
+        """Stand still for some seconds: a signal, a starved host, a debugger."""
         self.is_stopped, self.went_on_s = True, self.world.now_s + for_s
         self.world.push(for_s, None, self.go_on)
 
     def go_on(self) -> None:
-        """Go on with old beliefs."""
+        """Go on, with the calls that came due meanwhile."""
         self.is_stopped = False
         backlog, self._backlog = self._backlog, []
         for call in backlog:
@@ -112,7 +112,7 @@ class Process:
 
 
 class World:
-    """What is due, and when."""
+    """Simulated time, and the events that are due in it."""
 
     def __init__(self, seed: int, *, trace: Callable[[str], object] | None = None) -> None:
         self.rng = random.Random(seed)
@@ -127,22 +127,22 @@ class World:
 
     @property
     def digest(self) -> str:
-        """Of everything that was noted: equal where two runs of a seed were the same."""
+        """Digest of all notes: equal where two runs of a seed were the same."""
         return self._digest.hexdigest()[:12]
 
     def push(self, delay_s: float, process: Process | None, call: Call) -> None:
-        """Do this later, in a process or outside of all."""
+        """Call something later, in a process or outside of all."""
         heapq.heappush(self._due, (self.now_s + delay_s, next(self.numbers), process, call))
 
     def note(self, text: str) -> None:
-        """A line of the story."""
+        """Note a line of the run's story."""
         line = f"{self.now_s:9.3f} {text}"
         self._digest.update(line.encode())
         if self._trace is not None:
             self._trace(line)
 
     def run(self, is_over: Callable[[], bool], within_s: float) -> bool:
-        """Go on until it is over; False when it is not by then."""
+        """Run events until `is_over`; return False if it is not by the time `within_s`."""
         while self._due and not is_over():
             if self._due[0][0] > within_s:
                 return False
@@ -154,16 +154,16 @@ class World:
                 process.do(call)
         return True
 
-    # The module `time` of the code that runs in a process.
+    # The world takes the place of the module `time` for the code that runs in a process.
 
     def monotonic(self) -> float:
-        """Of the host on which something runs now."""
+        """Monotonic clock of the host of the running process."""
         return self.now_s + (self.current.host.offset_s if self.current else 0.0)
 
     def time(self) -> float:
-        """The wall clock there, which may be put on or back."""
+        """Wall clock of that host, which may be set forward or back."""
         return FIRST_UNIX_S + self.now_s + (self.current.host.step_s if self.current else 0.0)
 
     def sleep(self, _for_s: float) -> None:
-        """Nothing may wait here."""
+        """Raise Violated: nothing may wait in simulated code."""
         raise Violated("a process waits without an event")

@@ -1,4 +1,4 @@
-"""What must hold for every alignment, as checks over generated answers.
+"""Properties of every alignment, as checks over generated answers.
 
 A check takes the receivers of all kinds and a source of chance, and fails by an assertion. Expectations are computed
 slowly, one token at a time, from the definitions (`definitions`).

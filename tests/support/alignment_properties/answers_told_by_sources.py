@@ -1,4 +1,4 @@
-"""What policies with known tokenizers sample, told in bytes and carried to every other kind."""
+"""Answers sampled by policies with known tokenizers, described in bytes and carried to every other kind."""
 
 import itertools
 from random import Random
@@ -26,7 +26,7 @@ NO_LIMIT = 10_000
 
 
 def expect_told(kind: str, source: Receiver, answer: PeerAnswer) -> None:
-    """The bytes, lengths and specials of sampled ids are those of the table, and a validator believes them."""
+    """Check that a description of sampled ids has the bytes, lengths and specials of the table, and is found valid."""
     ids = answer.token_ids.tolist()
     joined = b"".join(source.table.pieces[index] for index in ids)
     assert answer.completion == (joined.removeprefix(b" ") if kind in PREFIXED else joined)
@@ -38,7 +38,7 @@ def expect_told(kind: str, source: Receiver, answer: PeerAnswer) -> None:
 
 
 def expect_survives_the_wire(answer: PeerAnswer) -> None:
-    """An honest answer comes back from its wire form, field for field."""
+    """Check that an honest answer comes back from its wire form, field for field."""
     received = validate(**answer.fields())
     assert isinstance(received, PeerAnswer)
     for name, value in fields_of(answer).items():
@@ -46,7 +46,7 @@ def expect_survives_the_wire(answer: PeerAnswer) -> None:
 
 
 def check_sampled_answers_travel(receivers: Receivers, random: Random) -> None:
-    """What a policy samples arrives at every kind as the same text: all ordered pairs, ids untouched between equals."""
+    """Sampled answers arrive at every kind as the same text, for all ordered pairs; between equals ids stay."""
     for name, source in usual(receivers).items():
         answers = [
             sampled_answer(random, source, text_for(random, source, metaspace=name in METASPACE)) for _ in range(4)
@@ -73,7 +73,7 @@ def check_a_leading_special_keeps_the_text(receivers: Receivers, random: Random)
 
 
 def check_other_cuts_are_told_apart(receivers: Receivers, random: Random) -> None:
-    """An answer said letter by letter is not canonical, one said as the tokenizer cuts is."""
+    """An answer sampled letter by letter is not canonical, one in the tokenizer's own tokens is."""
     for source in usual(receivers).values():
         letters = [source.table.pieces.index(bytes([byte])) for byte in b"reverse"]
         for ids, is_odd in ((canonical_ids(source, "reverse"), False), (letters, True)):

@@ -1,4 +1,4 @@
-"""Rows beside each other, rows that are too long, and what is told of each row."""
+"""Rows of one batch, rows that are too long, and the figures of each row."""
 
 import dataclasses
 import itertools
@@ -27,7 +27,7 @@ NO_LIMIT = 10_000
 
 
 def mixed_batch(random: Random, receivers: Receivers, kind: str, size: int) -> list[PeerAnswer]:
-    """Answers of strangers and of the receiver's own tokenizer, shuffled."""
+    """Make answers of strangers and of the receiver's own tokenizer, shuffled."""
     own = receivers[kind]
     texts = [text_for(random, own, metaspace=kind in METASPACE) for _ in range(size // 3)]
     answers = make_batch(random, size - size // 3) + [sampled_answer(random, own, text) for text in texts]
@@ -36,13 +36,13 @@ def mixed_batch(random: Random, receivers: Receivers, kind: str, size: int) -> l
 
 
 def same_rows(one: AlignedTrace, other: AlignedTrace) -> None:
-    """Two rows are equal in every field."""
+    """Check that two rows are equal in every field."""
     for field in dataclasses.fields(one):
         assert np.array_equal(getattr(one, field.name), getattr(other, field.name)), field.name
 
 
 def check_batch_equals_row_by_row(receivers: Receivers, random: Random) -> None:
-    """Neighbours change nothing, however the batch is cut into chunks."""
+    """A row does not depend on its neighbours, however the batch is cut into chunks."""
     for kind in KINDS:
         answers, receiver = mixed_batch(random, receivers, kind, 12), receivers[kind]
         whole = translate_batch(answers, receiver, max_tokens=9)
@@ -65,7 +65,7 @@ def check_cut_answers_are_prefixes(receivers: Receivers, random: Random) -> None
 
 
 def expect_cut(answer: PeerAnswer, long: AlignedTrace, short: AlignedTrace, max_tokens: int) -> None:
-    """What a limit leaves of one row."""
+    """Check the part of a row that a limit leaves."""
     ends = np.cumsum(long.span_receiver_tokens)
     kept = int((ends <= max_tokens).sum())
     if long.reject_reason or (len(ends) and not kept):
@@ -80,7 +80,7 @@ def expect_cut(answer: PeerAnswer, long: AlignedTrace, short: AlignedTrace, max_
 
 
 def check_no_room_emits_no_token(receivers: Receivers, random: Random) -> None:
-    """A limit of 0, or below, rejects what could be carried over as too long, and never raises."""
+    """A limit of 0, or below, rejects every row that could be carried over as too long, and never raises."""
     for kind, max_tokens in itertools.product(KINDS, (0, -1, -100)):
         answers = mixed_batch(random, receivers, kind, 9)
         with never_raises(max_tokens):
@@ -91,7 +91,7 @@ def check_no_room_emits_no_token(receivers: Receivers, random: Random) -> None:
 
 
 def check_chunks_hold_bytes_and_tokens(receivers: Receivers, random: Random) -> None:
-    """No group of several rows goes beyond the limit, counting a token without bytes as two; none is lost."""
+    """No chunk of several rows exceeds the limit, a token without bytes counting as two bytes; no row is lost."""
     answers = mixed_batch(random, receivers, "byte_level", 24)
     silent = np.zeros(60, np.int32)
     silent[0] = 1
@@ -109,7 +109,7 @@ def check_chunks_hold_bytes_and_tokens(receivers: Receivers, random: Random) -> 
 
 
 def check_rows_tell_what_of_the_text_is_left(receivers: Receivers, random: Random) -> None:
-    """Own bytes, bytes that were cut off, and whether the own text is the peer's."""
+    """Each row tells its own bytes, the peer's bytes that were cut off, and whether its text is the peer's."""
     for kind, max_tokens in itertools.product(KINDS, (4, NO_LIMIT)):
         answers, receiver = mixed_batch(random, receivers, kind, 12), receivers[kind]
         batch = translate_batch(answers, receiver, max_tokens=max_tokens)
@@ -134,7 +134,7 @@ def check_bare_texts_take_the_same_path(receivers: Receivers, random: Random) ->
 
 
 def expect_bare(kind: str, own: Receiver, text: bytes, end: bool, trace: AlignedTrace, max_tokens: int) -> None:
-    """One text without a trace, from the definition."""
+    """Check the row of a text without a trace against the definition."""
     if not text or not is_whole(text):
         assert trace.reject_reason == ("utf8" if text else "empty")
         return

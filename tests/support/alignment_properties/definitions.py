@@ -1,15 +1,15 @@
-"""The slow and obvious twins of what is checked."""
+"""Slow and obvious definitions, against which alignments are checked."""
 
 import itertools
 
 from mrl.alignment.peer_answer import PeerAnswer
 
 Places = list[tuple[list[int], list[int]]]
-"""Per span the token places of both sides."""
+"""For each span, the token places of both sides."""
 
 
 def slow_spans(peer: list[int], own: list[int]) -> Places:
-    """The definition: a span closes where both sides have a boundary, and only tokens with bytes close one."""
+    """Return the spans by definition: one closes at a boundary of both sides, and only tokens with bytes close one."""
     ends = [
         {end for end, length in zip(itertools.accumulate(side), side, strict=True) if length} for side in (peer, own)
     ]
@@ -25,7 +25,7 @@ def slow_spans(peer: list[int], own: list[int]) -> Places:
 
 
 def readable(answer: PeerAnswer) -> tuple[int, str]:
-    """How many peer tokens, from the start, are whole characters, and their text."""
+    """Return the number of leading peer tokens that are whole characters, and their text."""
     best = (0, "")
     for count, end in enumerate(itertools.accumulate(answer.byte_lengths.tolist()), start=1):
         try:

@@ -1,4 +1,4 @@
-"""What a translation cost: residuals of batches and of single rows, and the coverage of pair cards."""
+"""Figures of the loss of a translation: residuals of batches and of single rows, and the coverage of pair cards."""
 
 import dataclasses
 import itertools
@@ -22,29 +22,29 @@ from tests.support.alignment_properties.spread_numbers import make_batch_of
 
 
 def close(one: float, other: float) -> bool:
-    """Equal up to rounding; NaN equals NaN."""
+    """Whether two numbers are equal up to rounding; NaN equals NaN."""
     return math.isclose(one, other, rel_tol=1e-9, abs_tol=1e-9) or (math.isnan(one) and math.isnan(other))
 
 
 def own_logprobs(random: Random, batch: AlignedBatch) -> np.ndarray:
-    """Receiver log-probs that scatter around those of the peer, some of them wildly."""
+    """Draw log-probabilities of the receiver's tokens, some of them far from the peer's."""
     return np.array([-random.random() * random.choice((0.3, 2, 9)) for _ in batch.token_ids])
 
 
 def slow_differences(batch: AlignedBatch, own: np.ndarray, row: int) -> list[float]:
-    """d_s of one row: own log-probs of a span minus the peer's."""
+    """Return d_s of one row's spans: own log-probabilities of a span minus the peer's."""
     spans = np.flatnonzero(batch.span_row == row)
     return [float(own[batch.span_of_token == span].sum() - batch.span_logprob[span]) for span in spans]
 
 
 def slow_ess(log_weights: list[float]) -> float:
-    """(sum w)^2 / (n sum w^2)."""
+    """Return (sum w)^2 / (n sum w^2)."""
     weights = [math.exp(value) for value in log_weights]
     return sum(weights) ** 2 / (len(weights) * sum(weight**2 for weight in weights))
 
 
 def slow_kind(theirs: int, mine: int) -> str:
-    """1:1, 1:n, n:1 or m:n, peer first."""
+    """Name of a span's kind: 1:1, 1:n, n:1 or m:n tokens, the peer's first."""
     return {
         (False, False): "one_to_one",
         (False, True): "one_to_many",
@@ -54,7 +54,7 @@ def slow_kind(theirs: int, mine: int) -> str:
 
 
 def row_of(batch: AlignedBatch, own: np.ndarray, row: int) -> Residual:
-    """The report of one row as a batch of its own."""
+    """Return the residual of one row as a batch of its own."""
     return summarise(select_rows(batch, [row]), own[batch.row_offsets[row] : batch.row_offsets[row + 1]])
 
 
@@ -83,7 +83,7 @@ def check_residual_rows_follow_their_spans(receivers: Receivers, random: Random)
 
 
 def expect_differences(found: Residual, differences: list[float]) -> None:
-    """The four figures of d_s of one row; None where it has no span."""
+    """Check the four figures of d_s of one row; they are None where it has no span."""
     figures = found.gap_nats, found.span_std_nats, found.span_p95_nats, found.outside_band
     if not differences:
         assert figures == (None,) * 4
@@ -94,7 +94,7 @@ def expect_differences(found: Residual, differences: list[float]) -> None:
 
 
 def check_residual_totals_are_sums_of_rows(receivers: Receivers, random: Random) -> None:
-    """The report of a batch is that of its rows, added up; nothing that was given is missing."""
+    """The residual of a batch is the sum of its rows' residuals; no token or nat is missing."""
     for kind in KINDS:
         batch = make_batch_of(random, receivers, kind)
         own = own_logprobs(random, batch)
@@ -129,7 +129,7 @@ def check_residual_totals_are_sums_of_rows(receivers: Receivers, random: Random)
 
 
 def check_rows_without_a_trace_count_in_no_residual(receivers: Receivers, random: Random) -> None:
-    """Bare texts among traced rows change none of the figures but the number of rows and their flags."""
+    """Bare texts among traced rows change no figure but the number of rows, of rejections and of flags."""
     for kind in KINDS:
         answers = make_batch(random, 8)
         bare = [bare_text(make_text(random).encode(), finished=True) for _ in range(4)]
@@ -153,7 +153,7 @@ def check_rows_without_a_trace_count_in_no_residual(receivers: Receivers, random
 
 
 def check_effective_share_is_that_of_the_weights(receivers: Receivers, random: Random) -> None:
-    """(sum w)^2 / (n sum w^2), for weights far beyond what a float can hold too."""
+    """The effective share is (sum w)^2 / (n sum w^2), also for weights far beyond the range of a float."""
     for _ in range(20):
         logs = [random.gauss(0, 2) for _ in range(random.randint(1, 9))]
         for shift in (0.0, 5000.0, -5000.0):
@@ -162,7 +162,7 @@ def check_effective_share_is_that_of_the_weights(receivers: Receivers, random: R
 
 
 def check_card_figures_are_those_of_the_spans(receivers: Receivers, random: Random) -> None:
-    """What a card says of a pair, for all ordered pairs of kinds, is what a walk over the common spans finds."""
+    """A card's figures, for all ordered pairs of kinds, are those of a walk over the common spans."""
     for name, kind in itertools.permutations(KINDS, 2):
         texts = [make_text(random) for _ in range(3)]
         if name in METASPACE:
@@ -188,7 +188,7 @@ def check_card_figures_are_those_of_the_spans(receivers: Receivers, random: Rand
 
 
 def expect_drawn(receiver, answer, batch: AlignedBatch, row: int) -> None:
-    """What a card shows of a row: the peer's whole text on one side, the receiver's on the other, span by span."""
+    """Check a card's view of a row: the peer's whole text on one side, the receiver's on the other, span by span."""
     spans = span_texts(answer, batch, row, receiver)
     if batch.flags[row] & Flag.REJECT:
         assert spans == []

@@ -1,4 +1,4 @@
-"""Generated texts and answers, and names for what must occur among them."""
+"""Generated texts and answers, and names of the classes that must occur among them."""
 
 import unicodedata
 from collections.abc import Callable
@@ -28,12 +28,12 @@ FRAGMENTS = (*PLAIN, *EMOJI, *COMBINING, *CONTROLS, *MARKS, *LITERALS, *ADDED)
 
 
 def make_text(random: Random) -> str:
-    """One to nine fragments."""
+    """Draw a text of one to nine fragments."""
     return "".join(random.choice(FRAGMENTS) for _ in range(random.randint(1, 9)))
 
 
 def make_lengths(random: Random, num_bytes: int) -> list[int]:
-    """Any segmentation, with tokens without bytes anywhere."""
+    """Draw the token lengths of any segmentation, with tokens without bytes anywhere."""
     lengths: list[int] = []
     while num_bytes:
         if random.random() < 0.15:
@@ -47,7 +47,7 @@ CUT = (FinishReason.LENGTH, FinishReason.ABORT)
 
 
 def make_answer(random: Random, text: str | None = None) -> PeerAnswer:
-    """A peer whose tokens end anywhere, cut anywhere, with specials anywhere."""
+    """Draw the answer of a peer whose tokens end anywhere, cut anywhere, with specials anywhere."""
     data = (make_text(random) if text is None else text).encode()
     finished = random.random() < 0.6
     if not finished:
@@ -70,30 +70,31 @@ def make_answer(random: Random, text: str | None = None) -> PeerAnswer:
 
 
 def make_logprobs(random: Random, size: int) -> np.ndarray:
-    """Some of them almost 0."""
+    """Draw log-probabilities, some of them almost 0."""
     return np.array([-random.random() * random.choice((4, 4, 1e-6)) for _ in range(size)], dtype=np.float32)
 
 
 def make_batch(random: Random, size: int = 12) -> list[PeerAnswer]:
-    """Answers of a batch."""
+    """Draw the answers of a batch."""
     return [make_answer(random) for _ in range(size)]
 
 
 def text_for(random: Random, source: Receiver, *, metaspace: bool) -> str:
-    """A text that a policy with this tokenizer could say."""
+    """Draw a text that a policy with this tokenizer could sample."""
     text = make_text(random)
     text = unicodedata.normalize("NFC", text) if source.reads_nfc else text
     return text.replace("\u2581", "_") if metaspace else text
 
 
 def canonical_ids(source: Receiver, text: str) -> list[int]:
-    """The ids that the tokenizer gives the text."""
+    """Return the ids that the tokenizer gives the text."""
     return source.cut_texts([text], [text.encode()]).token_ids.tolist()
 
 
 def sampled_answer(random: Random, source: Receiver, text: str) -> PeerAnswer:
-    """What a policy with this tokenizer might sample: a token said in single bytes, a special in the middle, cut
-    anywhere or ended by an EOS.
+    """Draw an answer that a policy with this tokenizer might sample.
+
+    It may have a token spelled in single bytes, or a special in the middle; it is cut anywhere or ended by an EOS.
     """
     ids = canonical_ids(source, text)
     if random.random() < 0.3:
@@ -108,24 +109,24 @@ def sampled_answer(random: Random, source: Receiver, text: str) -> PeerAnswer:
 
 
 def described(source: Receiver, ids: list[int], logprobs: np.ndarray, *, finished: bool) -> PeerAnswer:
-    """One answer of this policy."""
+    """Describe one answer of a policy with this tokenizer."""
     return describe_answers(
         source, [np.array(ids, dtype=np.int32)], [logprobs], [FinishReason.STOP if finished else FinishReason.LENGTH]
     )[0]
 
 
 def as_stranger(answer: PeerAnswer) -> PeerAnswer:
-    """The same answer of a policy whose tokenizer nobody else has."""
+    """Return the answer as of a policy whose tokenizer nobody else has."""
     return PeerAnswer(**(fields_of(answer) | {"fingerprint": "stranger"}))
 
 
 def fields_of(answer: PeerAnswer) -> dict:
-    """The fields of an answer as they are."""
+    """Fields of an answer, unchanged."""
     return {name: getattr(answer, name) for name in answer.__dataclass_fields__}
 
 
 def text_of(answer: PeerAnswer) -> str:
-    """The completion, whatever cannot be read left out."""
+    """Text of the completion, without bytes that are not UTF-8."""
     return answer.completion.decode(errors="ignore")
 
 
@@ -145,7 +146,7 @@ def splits_a_character(answer: PeerAnswer) -> bool:
 
 
 def has_any(parts: tuple[str, ...]) -> Callable[[PeerAnswer], bool]:
-    """Whether one of these stands in the text."""
+    """Return a test whether one of these parts is in an answer's text."""
     return lambda answer: any(part in text_of(answer) for part in parts)
 
 
@@ -169,4 +170,4 @@ ONLY_ANY_SEGMENTATION: dict[str, Callable[[PeerAnswer], bool]] = {
     "finished without an EOS": lambda answer: answer.finished and not answer.ends_with_eos,
     "the metaspace mark": has_any(("\u2581",)),
 }
-"""What a tokenizer may not be able to write; generated for peers of no known kind."""
+"""Classes of answers that a tokenizer may not be able to write; generated for peers of no known kind."""

@@ -1,4 +1,4 @@
-"""The kinds of tokenizer that the checks go through, each loaded when first asked for."""
+"""Kinds of tokenizers that the checks go through, each loaded when first asked for."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,7 +10,7 @@ from mrl.errors import ModelFolderError
 BYTE_LEVEL = ("byte_level", "byte_level_nfc", "byte_level_prefix_space")
 METASPACE = ("metaspace", "metaspace_prepend", "metaspace_first", "metaspace_always")
 PREFIXED = METASPACE[1:]
-"""Those that write every text with one phantom space in front."""
+"""Kinds that write every text with one phantom space in front."""
 KINDS = (*BYTE_LEVEL, *METASPACE)
 ENDLESS, SILENT = "byte_level without an EOS", "byte_level whose EOS is the letter y"
 
@@ -38,7 +38,7 @@ class Receivers(dict[str, Receiver]):
 
 
 def load(folders: Mapping[str, Path]) -> Receivers:
-    """The receivers that the checks use."""
+    """Return the receivers that the checks use."""
     return Receivers(folders)
 
 
@@ -48,5 +48,5 @@ def usual(receivers: Receivers) -> dict[str, Receiver]:
 
 
 def can_write(kind: str, text: str) -> bool:
-    """Whether a policy with this kind of tokenizer can say the text: metaspace kinds have no metaspace character."""
+    """Whether a policy with this kind of tokenizer can write the text: metaspace kinds have no metaspace character."""
     return not (kind in METASPACE and "\u2581" in text)

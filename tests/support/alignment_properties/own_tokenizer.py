@@ -1,4 +1,4 @@
-"""Answers of the receiver's own tokenizer: ids pass untouched, once they are seen to stand for the text."""
+"""Answers of the receiver's own tokenizer: ids pass untouched once they are found to stand for the text."""
 
 from random import Random
 
@@ -25,7 +25,7 @@ NO_LIMIT = 10_000
 
 
 def expect_untouched(receiver: Receiver, answer: PeerAnswer, trace: AlignedTrace) -> None:
-    """Bit for bit, one span per token."""
+    """Check that an answer passed bit for bit, with one span per token."""
     assert trace.reject_reason == ""
     assert trace.token_ids.tobytes() == answer.token_ids.tobytes()
     assert trace.span_logprob.astype(np.float32).tobytes() == answer.logprobs.tobytes()
@@ -51,13 +51,13 @@ def check_the_own_tokenizer_passes_untouched(receivers: Receivers, random: Rando
 
 
 def truth(random: Random, receiver: Receiver, text: str = "Qx: yah = zz") -> PeerAnswer:
-    """An honest finished answer of this tokenizer."""
+    """Make an honest finished answer of this tokenizer."""
     ids = [*canonical_ids(receiver, text), receiver.eos_id]
     return described(receiver, ids, make_logprobs(random, len(ids)), finished=True)
 
 
 def expect_refused(receiver: Receiver, honest: PeerAnswer, **lie) -> None:
-    """The lie is refused with "ids_differ", and others in the batch are not."""
+    """Check that a lie is refused with "ids_differ", and the honest answers beside it are not."""
     liar = PeerAnswer(**(fields_of(honest) | lie))
     with never_raises(lie):
         batch = translate_batch([honest, liar, honest], receiver, max_tokens=99)
@@ -88,7 +88,7 @@ def check_false_descriptions_are_rejected(receivers: Receivers, random: Random) 
 
 
 def check_unknown_ids_are_rejected(receivers: Receivers, random: Random) -> None:
-    """An id that is no token of the table, as rows that only pad an embedding, cannot be trained on: refused."""
+    """An id that is no token of the table, as of rows that pad an embedding, cannot be trained on and is refused."""
     for kind in KINDS:
         receiver, honest = receivers[kind], truth(random, receivers[kind])
         beyond = len(receiver.table.pieces) + random.randrange(1000)
@@ -102,7 +102,7 @@ def check_unknown_ids_are_rejected(receivers: Receivers, random: Random) -> None
 
 
 def check_lying_marks_are_rejected(receivers: Receivers, random: Random) -> None:
-    """What is special is told by the table: a mark too few or too many is refused."""
+    """The table decides which ids are special: a mark too few or too many is refused."""
     for kind in KINDS:
         receiver = receivers[kind]
         ids = [min(receiver.table.special_ids), *canonical_ids(receiver, "Qx: yah"), receiver.eos_id]
@@ -115,7 +115,7 @@ def check_lying_marks_are_rejected(receivers: Receivers, random: Random) -> None
 
 
 def check_ends_of_own_answers_are_read_from_the_ids(receivers: Receivers, random: Random) -> None:
-    """A finished answer whose last id ends nothing here says so, whatever its marks say; its ids stay."""
+    """A finished answer whose last id is no EOS of the receiver is flagged, whatever its marks; its ids stay."""
     for kind in KINDS:
         receiver = receivers[kind]
         words = canonical_ids(receiver, "yah")

@@ -1,4 +1,4 @@
-"""One policy over bytes seen through two tokenizers: `exact_tries` against sums over all words."""
+"""A policy over bytes seen through two tokenizers: `exact_tries` against sums over all words."""
 
 import dataclasses
 import itertools
@@ -24,7 +24,7 @@ PATTERNS = {
 
 
 def cut_by(pattern: str):
-    """A tokenizer that cuts text by a regular expression; an id is the piece itself, as a number."""
+    """Make a tokenizer that cuts text by a regular expression; an id is the piece itself, as a number."""
 
     def cut(texts):
         rows = [re.findall(pattern, text) for text in texts]
@@ -34,20 +34,20 @@ def cut_by(pattern: str):
 
 
 def make_source(random: Random) -> WordDistribution:
-    """The words with random probabilities."""
+    """Make a distribution of the words with random probabilities."""
     weights = np.array([random.random() + 0.05 for _ in WORDS])
     return WordDistribution(WORDS, weights / weights.sum(), end_probability=1 / 12)
 
 
 def pieces_of(pattern: str, word: str, *, is_first: bool) -> list[str]:
-    """The tokens of a word, with the space before it unless it opens the text."""
+    """Return the tokens of a word, with the space before it unless it opens the text."""
     return re.findall(pattern, word if is_first else " " + word)
 
 
 def slow_logprob(source: WordDistribution, pattern: str, words: list[str], position: int, depth: int) -> float:
-    """log p of the token at `depth` of the word at `position`, or of the EOS behind the last word.
+    """Return log p of the token at `depth` of the word at `position`, or of the EOS behind the last word.
 
-    Sums over all words that begin as the text does, straight from the definition of the source.
+    It sums over all words that begin as the text does, straight from the definition of the source.
     """
     chances = dict(zip(source.words, source.probabilities.tolist(), strict=True))
 
@@ -68,7 +68,7 @@ def slow_logprob(source: WordDistribution, pattern: str, words: list[str], posit
 
 
 def check_tries_give_the_sums_over_all_words(receivers, random: Random) -> None:
-    """Token for token the log-prob is the sum over the words that begin so, and widths are bytes, 1 for the EOS."""
+    """Each token's log-probability is the sum over the words that begin so; widths are bytes, 1 for the EOS."""
     source = make_source(random)
     texts = [[random.choice(WORDS) for _ in range(random.randint(1, 5))] for _ in range(6)]
     drawn = np.array([WORDS.index(word) for text in texts for word in text])
@@ -109,7 +109,7 @@ def check_whole_texts_have_no_residual(receivers, random: Random) -> None:
 
 
 def expect_floor(floor: Floor, spans) -> None:
-    """The figures of a floor from its spans, one after the other."""
+    """Check the figures of a floor against its spans, one after the other."""
     nats = spans.nats.tolist()
     lone = [
         value for value, *sizes in zip(nats, spans.peer_tokens, spans.receiver_tokens, strict=True) if sizes == [1, 1]
@@ -154,7 +154,7 @@ def check_the_residual_at_a_boundary_does_not_depend_on_the_path(receivers, rand
 
 
 def residual_before(peer, spans, row: int, num_bytes: int) -> float:
-    """R of one text where that many bytes are left."""
+    """Return R, the cumulative residual, of one text at the boundary with `num_bytes` left."""
     tokens = slice(*peer.offsets[row : row + 2])
     left = num_bytes
     taken = len(peer.widths[tokens])

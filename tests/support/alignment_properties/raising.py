@@ -1,4 +1,4 @@
-"""Checks that nothing is raised."""
+"""A context in which any exception fails the check."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -6,7 +6,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def never_raises(what: object) -> Iterator[None]:
-    """Whatever is raised inside fails the check."""
+    """Turn every exception inside into an AssertionError that names `what`."""
     try:
         yield
     except AssertionError:

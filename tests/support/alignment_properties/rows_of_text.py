@@ -1,4 +1,4 @@
-"""One answer in the receiver's tokens: its text, its end, its spans, its flags, its log-probs."""
+"""An answer in the receiver's tokens: its text, its end, its spans, its flags, its log-probabilities."""
 
 import itertools
 import unicodedata
@@ -36,7 +36,7 @@ def check_rows_stand_for_the_peer_text(receivers: Receivers, random: Random) -> 
 
 
 def expect_rows(kind: str, receiver: Receiver, answers: list[PeerAnswer]) -> None:
-    """Answers of peers with other tokenizers became what they must."""
+    """Check the rows of answers of peers with other tokenizers."""
     batch = translate_batch(answers, receiver, max_tokens=NO_LIMIT)
     assert batch.num_rows == len(answers)
     for row, answer in enumerate(answers):
@@ -44,7 +44,7 @@ def expect_rows(kind: str, receiver: Receiver, answers: list[PeerAnswer]) -> Non
 
 
 def expect_row(kind: str, receiver: Receiver, answer: PeerAnswer, trace: AlignedTrace) -> None:
-    """One answer of a peer with another tokenizer became what it must."""
+    """Check the row of an answer of a peer with another tokenizer."""
     expect_booked(answer, trace)
     count, text = readable(answer)
     wanted = "" if can_write(kind, text) else "bytes_differ"
@@ -60,7 +60,7 @@ def expect_row(kind: str, receiver: Receiver, answer: PeerAnswer, trace: Aligned
 
 
 def expect_booked(answer: PeerAnswer, trace: AlignedTrace) -> None:
-    """Every log-prob of the peer is in a span or dropped, and so is every token."""
+    """Check that every log-probability and every token of the peer is in a span or dropped."""
     logprobs = answer.logprobs.astype(np.float64)
     assert abs(trace.peer_logprob - logprobs.sum()) < 1e-9
     assert abs(trace.span_logprob.sum() + trace.dropped_logprob - logprobs.sum()) < 1e-9
@@ -96,7 +96,7 @@ def _expect_text(receiver: Receiver, answer: PeerAnswer, trace: AlignedTrace, co
 
 
 def _expect_boundaries(receiver: Receiver, answer: PeerAnswer, trace: AlignedTrace, count: int, has_eos: bool) -> None:
-    """Every span ends at the same text on both sides; where nothing was normalised the spans are the definition's."""
+    """Check that every span ends at the same text on both sides, and that spans of text in NFC are the definition's."""
     peer = [int(length) for length in answer.byte_lengths[:count]]
     body = trace.token_ids[: len(trace.token_ids) - has_eos]
     own = receiver.byte_lengths(body, np.array([0, len(body)])).tolist()
@@ -121,7 +121,7 @@ def _expect_boundaries(receiver: Receiver, answer: PeerAnswer, trace: AlignedTra
 
 
 def _expect_ends_before_ascii(data: bytes, peer: list[int], own: list[int], trace: AlignedTrace) -> None:
-    """Normalising moves nothing across what stands before an ASCII character: where both sides end there, spans do."""
+    """Check that spans end before ASCII characters where both sides do: normalising moves nothing across these."""
     span_ends, own_ends = set(np.cumsum(trace.span_bytes).tolist()), set(itertools.accumulate(own))
     for end in itertools.accumulate(peer):
         if end and data[end : end + 1].isascii():
@@ -130,7 +130,7 @@ def _expect_ends_before_ascii(data: bytes, peer: list[int], own: list[int], trac
 
 
 def check_every_logprob_is_in_a_span_or_dropped(receivers: Receivers, random: Random) -> None:
-    """Per row the peer's total is the spans' total plus what was dropped, whether or not a limit cuts."""
+    """In each row the peer's total is the spans' total plus the dropped one, whether or not a limit cuts."""
     for kind, max_tokens in itertools.product(KINDS, (6, NO_LIMIT)):
         answers = make_batch(random, EXAMPLES)
         batch = translate_batch(answers, receivers[kind], max_tokens=max_tokens)
@@ -147,7 +147,7 @@ def check_truncation_at_any_token_is_read(receivers: Receivers, random: Random) 
 
 
 def first_tokens(answer: PeerAnswer, count: int) -> PeerAnswer:
-    """The answer as if its peer had been cut off after `count` tokens."""
+    """Return the answer as if its peer had been cut off after `count` tokens."""
     return PeerAnswer(
         completion=answer.completion[: int(answer.byte_lengths[:count].sum())],
         byte_lengths=answer.byte_lengths[:count],
@@ -160,7 +160,7 @@ def first_tokens(answer: PeerAnswer, count: int) -> PeerAnswer:
 
 
 def check_normalised_rows_keep_their_boundaries(receivers: Receivers, random: Random) -> None:
-    """Tokens that end outside changed clusters keep their place, others ride along with the token that leaves one."""
+    """Tokens that end outside changed clusters keep their place; others end with the token that leaves the cluster."""
     parts = [part for part in FRAGMENTS if part in PLAIN or not unicodedata.is_normalized("NFC", part)]
     for _ in range(60):
         text = "".join(random.choice(parts) for _ in range(random.randint(1, 6)))
@@ -186,7 +186,7 @@ def check_normalised_rows_keep_their_boundaries(receivers: Receivers, random: Ra
 
 
 def check_an_end_without_counterpart_is_dropped(receivers: Receivers, random: Random) -> None:
-    """A receiver without an EOS books the peer's as dropped and says so; the text is the same."""
+    """A receiver without an EOS counts the peer's as dropped and flags it; the text is the same."""
     answers = make_batch(random, 60)
     without = translate_batch(answers, receivers[ENDLESS], max_tokens=NO_LIMIT)
     with_eos = translate_batch(answers, receivers["byte_level"], max_tokens=NO_LIMIT)

@@ -14,13 +14,13 @@ Row = tuple[list[int], list[int]]
 
 
 def make_row(random: Random) -> Row:
-    """Two segmentations of the same number of bytes."""
+    """Draw two segmentations of the same number of bytes."""
     num_bytes = random.randint(1, 24)
     return make_lengths(random, num_bytes), make_lengths(random, num_bytes)
 
 
 def align_rows(rows: list[Row]) -> list[Places]:
-    """`align_batch` on lists, as token places per span and row."""
+    """Run `align_batch` on lists; return token places by row and span."""
     flat = [np.array([n for row in rows for n in row[side]], dtype=np.int32) for side in (0, 1)]
     offsets = [np.array([0, *itertools.accumulate(len(row[side]) for row in rows)], dtype=np.int64) for side in (0, 1)]
     spans = align_batch(flat[0], offsets[0], flat[1], offsets[1])
@@ -49,7 +49,7 @@ def check_spans_are_those_of_the_definition(receivers, random: Random) -> None:
 
 
 def check_swapped_sides_give_swapped_spans(receivers, random: Random) -> None:
-    """Nothing depends on which side is the peer."""
+    """Spans do not depend on which side is the peer."""
     rows = [make_row(random) for _ in range(EXAMPLES)]
     swapped = align_rows([(own, peer) for peer, own in rows])
     assert align_rows(rows) == [[(peer, own) for own, peer in row] for row in swapped]

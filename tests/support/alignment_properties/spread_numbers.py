@@ -1,4 +1,4 @@
-"""Log-probs of receiver tokens, from those of spans."""
+"""Log-probabilities of receiver tokens, spread from those of spans."""
 
 from random import Random
 
@@ -12,19 +12,19 @@ from tests.support.alignment_properties.kinds import KINDS, Receivers
 
 
 def make_batch_of(random: Random, receivers: Receivers, kind: str) -> AlignedBatch:
-    """Rows that are whole, cut and refused."""
+    """Translate a batch with rows that are whole, cut and refused."""
     return translate_batch(mixed_batch(random, receivers, kind, 15), receivers[kind], max_tokens=25)
 
 
 def slow_spread(name: str, total: float, sizes: np.ndarray) -> np.ndarray:
-    """The rules of `spreading` for one span: its log-prob, and the bytes of its tokens."""
+    """Apply a rule of `spreading` to one span: its log-probability, and the bytes of its tokens."""
     if name == "bytes" and sizes.sum():
         return total * sizes / sizes.sum()
     return np.full(len(sizes), total / len(sizes))
 
 
 def check_spreading_keeps_the_total_of_every_span(receivers: Receivers, random: Random) -> None:
-    """Every rule sums to the span's log-prob, copies it where a token is alone, and follows its formula."""
+    """Every rule sums to the span's log-probability, copies it to a lone token, and follows its formula."""
     for kind in KINDS:
         batch = make_batch_of(random, receivers, kind)
         for name, rule in SPREADING.items():
@@ -41,7 +41,7 @@ def check_spreading_keeps_the_total_of_every_span(receivers: Receivers, random: 
 
 
 def check_rows_spread_as_their_batch(receivers: Receivers, random: Random) -> None:
-    """A rule gives one row what it gives the row inside its batch."""
+    """A rule gives a row alone the same numbers as inside its batch."""
     for kind in KINDS:
         batch = make_batch_of(random, receivers, kind)
         for rule in SPREADING.values():

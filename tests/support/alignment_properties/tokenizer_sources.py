@@ -1,4 +1,4 @@
-"""Tokenizers as they are read: kinds, fingerprints, and ends."""
+"""Tokenizers as read from their files: kinds, fingerprints, and ends."""
 
 import copy
 import json
@@ -20,7 +20,7 @@ Change = Callable[[dict[str, Any]], None]
 
 
 def expect_refused(what: object, load: Callable[[], object]) -> None:
-    """Refused with the one error that a user is shown."""
+    """Check that loading is refused with ModelFolderError, the error that users are shown."""
     with never_raises(what):
         try:
             found = load()
@@ -30,21 +30,21 @@ def expect_refused(what: object, load: Callable[[], object]) -> None:
 
 
 def read_content(content: Mapping[str, Any]) -> TokenizerFile:
-    """A `tokenizer.json` with this content, read."""
+    """Read a `tokenizer.json` with this content."""
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "tokenizer.json").write_text(json.dumps(content), encoding="utf-8")
         return read_tokenizer_file(Path(folder))
 
 
 def changed(file: TokenizerFile, change: Change) -> dict[str, Any]:
-    """The content of a file with one change."""
+    """Return the content of a file with one change."""
     content = copy.deepcopy(dict(file.content))
     change(content)
     return content
 
 
 def check_files_are_read_for_what_they_are(receivers: Receivers, random: Random) -> None:
-    """The kind and the phantom space are told by the decoder; a kind whose bytes cannot be known is refused."""
+    """The decoder tells kind and phantom space; a kind whose bytes cannot be known is refused."""
     for kind in KINDS:
         file = read_tokenizer_file(receivers.folders[kind])
         assert file.kind == ("metaspace" if kind in METASPACE else "byte_level")
@@ -79,7 +79,7 @@ def check_fingerprints_tell_what_matters(receivers: Receivers, random: Random) -
 
 
 def template(content: dict[str, Any]) -> None:
-    """A template that puts a special token first."""
+    """Add a template that puts a special token first."""
     token = content["added_tokens"][0]
     specials = {token["content"]: {"id": token["content"], "ids": [token["id"]], "tokens": [token["content"]]}}
     first = {"SpecialToken": {"id": token["content"], "type_id": 0}}
@@ -93,40 +93,40 @@ def template(content: dict[str, Any]) -> None:
 
 
 def limits(content: dict[str, Any]) -> None:
-    """Truncation and padding to two tokens."""
+    """Add truncation and padding to two tokens."""
     content["truncation"] = {"direction": "Right", "max_length": 2, "strategy": "LongestFirst", "stride": 0}
     how = {"direction": "Right", "pad_to_multiple_of": None, "pad_id": 0, "pad_type_id": 0, "pad_token": "x"}
     content["padding"] = {"strategy": {"Fixed": 2}} | how
 
 
 def merges_in_the_other_form(content: dict[str, Any]) -> None:
-    """Pairs as text with a space between, as older files have them."""
+    """Write merges as text with a space between, as older files have them."""
     content["model"]["merges"] = [" ".join(pair) for pair in content["model"]["merges"]]
 
 
 def swap_two_ids(content: dict[str, Any]) -> None:
-    """Two pieces change places."""
+    """Swap the ids of two pieces."""
     vocab = content["model"]["vocab"]
     vocab["y"], vocab["a"] = vocab["a"], vocab["y"]
 
 
 def drop_a_merge(content: dict[str, Any]) -> None:
-    """One pair fewer is joined."""
+    """Remove a merge."""
     content["model"]["merges"].pop()
 
 
 def drop_an_added_token(content: dict[str, Any]) -> None:
-    """One literal fewer is a token."""
+    """Remove an added token."""
     content["added_tokens"].pop()
 
 
 def normalise(content: dict[str, Any]) -> None:
-    """Text is put into NFKC first."""
+    """Add a normalizer that puts text into NFKC."""
     content["normalizer"] = {"type": "NFKC"}
 
 
 def check_templates_and_limits_do_not_matter(receivers: Receivers, random: Random) -> None:
-    """What a file says of prompts, padding and truncation changes no id of a text."""
+    """Templates, padding and truncation of a file change no id of a text."""
     for kind in KINDS:
         file = read_tokenizer_file(receivers.folders[kind])
         told = read_content(changed(file, lambda content: (template(content), limits(content))))
@@ -136,7 +136,7 @@ def check_templates_and_limits_do_not_matter(receivers: Receivers, random: Rando
 
 
 def check_ends_are_found_in_order(receivers: Receivers, random: Random) -> None:
-    """generation_config before config before the tokenizer's own; the tokenizer's own first among several."""
+    """EOS ids come from generation_config, else config, else the tokenizer, whose own is first among several."""
     file = read_tokenizer_file(receivers.folders["byte_level"])
     named = {token["content"]: token["id"] for token in file.added_tokens} | {"y": file.content["model"]["vocab"]["y"]}
     ids = [*named.values(), 3, 4]

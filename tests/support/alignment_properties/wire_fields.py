@@ -1,4 +1,4 @@
-"""Fields that lie: a rejection with its reason, never an exception and never a wrong trace."""
+"""Lying fields of an answer, which give a rejection with its reason, never an exception or a wrong trace."""
 
 from random import Random
 
@@ -19,7 +19,7 @@ NO_LIMIT = 10_000
 
 
 def honest_answer(random: Random) -> PeerAnswer:
-    """A known text in at least three tokens with bytes."""
+    """Draw an answer of a known text in at least three tokens with bytes."""
     answer = make_answer(random, "reverse: yah")
     while (answer.byte_lengths > 0).sum() < 3:
         answer = make_answer(random, "reverse: yah")
@@ -27,7 +27,7 @@ def honest_answer(random: Random) -> PeerAnswer:
 
 
 def lies(answer: PeerAnswer) -> list[tuple[str, dict]]:
-    """Fields that cannot be, each with the reason to expect."""
+    """Return impossible fields, each with the reason of its rejection."""
     lengths, logprobs = answer.byte_lengths, answer.logprobs
     last = np.arange(len(lengths)) == len(lengths) - 1
     first, second = np.flatnonzero(lengths)[:2]
@@ -79,7 +79,7 @@ def check_lying_fields_are_rejected(receivers: Receivers, random: Random) -> Non
 
 
 def spoilt(random: Random, value: object) -> object:
-    """A field as a broken or dishonest sender might write it."""
+    """Return a field as a broken or dishonest sender might write it."""
     if isinstance(value, np.ndarray) and value.size and random.random() < 0.6:
         return random.choice(spoilt_arrays(random, value))
     if isinstance(value, bytes) and value and random.random() < 0.6:
@@ -91,7 +91,7 @@ def spoilt(random: Random, value: object) -> object:
 
 
 def spoilt_arrays(random: Random, value: np.ndarray) -> list[object]:
-    """An array with another number, another order, another length, another type or another shape."""
+    """Return variants of an array: with another number, order, length, type or shape."""
     at = random.randrange(len(value))
     changed = value.copy()
     changed[at] = random.choice([0, 1, changed[at] + 1])
@@ -104,8 +104,9 @@ def spoilt_arrays(random: Random, value: np.ndarray) -> list[object]:
 
 
 def check_spoilt_fields_never_give_a_wrong_trace(receivers: Receivers, random: Random) -> None:
-    """Whatever a sender writes, nothing is raised; what is believed is carried over as it says, and the honest
-    neighbours come out as if it were not there.
+    """No field that a sender may write raises an exception.
+
+    An answer that is found valid is carried over as its fields say, and the honest neighbours come out as without it.
     """
     for _ in range(60):
         kind, honest = someones_answer(random, receivers)
@@ -121,7 +122,7 @@ def check_spoilt_fields_never_give_a_wrong_trace(receivers: Receivers, random: R
 
 
 def someones_answer(random: Random, receivers: Receivers) -> tuple[str, PeerAnswer]:
-    """A kind, and an honest answer of its own tokenizer or of a stranger's."""
+    """Draw a kind, and an honest answer of its own tokenizer or of a stranger's."""
     kind = random.choice(KINDS)
     text = text_for(random, receivers[kind], metaspace=kind in METASPACE)
     is_own = random.random() < 0.5
@@ -129,7 +130,7 @@ def someones_answer(random: Random, receivers: Receivers) -> tuple[str, PeerAnsw
 
 
 def expect_harmless(kind: str, receivers: Receivers, honest: PeerAnswer, fields: dict) -> None:
-    """These fields of a sender, between two honest answers."""
+    """Check a sender's fields between two honest answers: no exception, and no harm to the neighbours."""
     with never_raises(fields):
         told = validate(**fields)
         assert isinstance(told, PeerAnswer | Rejected)
@@ -143,7 +144,7 @@ def expect_harmless(kind: str, receivers: Receivers, honest: PeerAnswer, fields:
 
 
 def expect_as_told(kind: str, receivers: Receivers, told: PeerAnswer, trace: AlignedTrace) -> None:
-    """An answer that was believed became what it says, whether or not that is what was sampled."""
+    """Check that an answer that was found valid became what it says, whether or not that was sampled."""
     if told.fingerprint != receivers[kind].fingerprint or told.token_ids is None:
         expect_row(kind, receivers[kind], told, trace)
         return
@@ -155,7 +156,7 @@ def expect_as_told(kind: str, receivers: Receivers, told: PeerAnswer, trace: Ali
 
 
 def check_nothing_that_an_answer_holds_raises(receivers: Receivers, random: Random) -> None:
-    """Whatever peers say, in whatever tokens, with whatever limit: rows come out, one per answer."""
+    """Rows come out, one per answer, for any text, tokens and limit."""
     for kind in KINDS:
         answers = mixed_batch(random, receivers, kind, 24)
         for max_tokens in (3, NO_LIMIT):
@@ -164,7 +165,7 @@ def check_nothing_that_an_answer_holds_raises(receivers: Receivers, random: Rand
 
 
 def check_odd_receivers_of_odd_rows_never_raise(receivers: Receivers, random: Random) -> None:
-    """A batch of none, rows without tokens, and rows of specials alone are counted, not raised."""
+    """An empty batch, rows without tokens, and rows of specials alone are counted, not raised."""
     nothing = {
         name: np.zeros(0, dtype) for name, dtype in (("byte_lengths", "i4"), ("logprobs", "f4"), ("special", "?"))
     }
@@ -210,7 +211,7 @@ def check_floods_of_silent_tokens_are_refused(receivers: Receivers, random: Rand
 
 
 def check_fields_that_would_wrap_are_refused(receivers: Receivers, random: Random) -> None:
-    """A number that another width would change is no field: nothing is silently wrapped."""
+    """A number that another width would change is refused: no number is silently wrapped."""
     truth = honest_answer(random)
     for lie in (
         {"special": truth.special * 256},
