@@ -275,8 +275,10 @@ def print_table(rows: Sequence[Row]) -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="Speed of the alignment layer.")
-    parser.add_argument("--quick", action="store_true", help="no 10 M tokens")
-    parser.add_argument("--folders", type=Path, help="where tokenizers lie or are to be made (a temporary folder)")
+    parser.add_argument("--quick", action="store_true", help="leave the row of 10 M tokens out")
+    parser.add_argument(
+        "--folders", type=Path, help="folder where tokenizers are or are to be made (a temporary folder)"
+    )
     arguments = parser.parse_args()
     os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
     with tempfile.TemporaryDirectory() as scratch:

@@ -279,7 +279,7 @@ def print_rows(rows: Sequence[Row]) -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=3, help="runs of either mode")
+    parser.add_argument("--rounds", type=int, default=3, help="number of runs of either mode")
     parser.add_argument("--steps", type=int, default=60, help="steps of every run")
     parser.add_argument("--folder", type=Path, help="where policy, prompts and runs stay; a policy there is taken")
     arguments = parser.parse_args()

@@ -238,7 +238,11 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Speed of the exchange beside Redis.")
     parser.add_argument("--quick", action="store_true", help="one round of small sizes")
     parser.add_argument(
-        "--only", nargs="+", default=[], metavar="NAME", help=f"of {', '.join(SYSTEMS)}, or how they begin"
+        "--only",
+        nargs="+",
+        default=[],
+        metavar="NAME",
+        help=f"systems of {', '.join(SYSTEMS)}, or beginnings of their names",
     )
     parser.add_argument(
         "--folder", type=Path, help="where the brokers' files go (default: the system's folder for temporary ones)"

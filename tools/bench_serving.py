@@ -345,7 +345,7 @@ def of_embedded(folder: Path, model: Qwen3ForCausalLM, arguments: argparse.Names
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=3, help="rounds of every way")
-    parser.add_argument("--layers", type=int, default=12, help="of 9.4 million parameters each")
+    parser.add_argument("--layers", type=int, default=12, help="layers of the model, of 9.4 million parameters each")
     parser.add_argument("--calls", type=int, default=2, help="answers of a client in a round")
     parser.add_argument("--ways", nargs="+", choices=WAYS, default=WAYS)
     parser.add_argument("--lone-calls", type=int, default=400, help="answers of the lone client, of each server")

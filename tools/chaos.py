@@ -213,15 +213,15 @@ def smooth(points: Sequence[tuple[int, float]]) -> tuple[list[int], list[float]]
 def arguments() -> tuple[argparse.Namespace, list[str]]:
     parser = argparse.ArgumentParser(description="Does a run survive the random death of everything?")
     parser.add_argument("config", type=Path)
-    parser.add_argument("--minutes", type=float, default=10.0, help="faults, after the first version (10)")
-    parser.add_argument("--every", type=float, default=10.0, metavar="SECONDS", help="between faults, about (10)")
+    parser.add_argument("--minutes", type=float, default=10.0, help="minutes of faults, after the first version (10)")
+    parser.add_argument("--every", type=float, default=10.0, metavar="SECONDS", help="time between faults, about (10)")
     parser.add_argument("--unbroken", type=int, default=3, metavar="N", help="runs to compare with (3)")
     parser.add_argument("--roles", default="", help="roles to hit, as their processes are titled (all)")
-    parser.add_argument("--kinds", default=",".join(KINDS), help=f"of {', '.join(KINDS)}")
+    parser.add_argument("--kinds", default=",".join(KINDS), help=f"kinds of faults, of {', '.join(KINDS)}")
     parser.add_argument("--supervisor", type=int, default=0, metavar="N", help="kill the supervisor of N runs instead")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--runs", type=Path, help="where the runs go (a temporary folder)")
-    parser.add_argument("--out", type=Path, help="picture of the rewards")
+    parser.add_argument("--runs", type=Path, help="folder to write the runs to (a temporary folder)")
+    parser.add_argument("--out", type=Path, help="file of the picture of the rewards")
     return parser.parse_known_args()
 
 

@@ -135,8 +135,8 @@ SHAPES = {
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--shapes", default=",".join(SHAPES), help="names, separated by commas")
-    parser.add_argument("--folder", type=Path, help="where the run is left; by default it is removed")
+    parser.add_argument("--shapes", default=",".join(SHAPES), help="names of shapes, separated by commas")
+    parser.add_argument("--folder", type=Path, help="folder where the run is left; by default it is removed")
     parser.add_argument("--fake", action="store_true", help="ranks without data, of models of 32B and 70B")
     parser.add_argument("--ranks", default="8,16,64", help="numbers of such ranks, separated by commas")
     arguments = parser.parse_args()

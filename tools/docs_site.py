@@ -141,8 +141,8 @@ def lay_out(docs: Path, into: Path) -> list[str]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--docs", type=Path, default=ROOT / "docs", help="the pages")
-    parser.add_argument("--into", type=Path, default=ROOT / "build" / "docs", help="where the site is made")
+    parser.add_argument("--docs", type=Path, default=ROOT / "docs", help="folder of the pages")
+    parser.add_argument("--into", type=Path, default=ROOT / "build" / "docs", help="folder to make the site in")
     parser.add_argument("--draft", action="store_true", help="tell of missing pages, and go on")
     options = parser.parse_args()
     options.into.mkdir(parents=True, exist_ok=True)

@@ -115,16 +115,20 @@ def rows_of(outcome: Outcome) -> list[dict[str, object]]:
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Faults of the exchange.")
-    parser.add_argument("--faults", default=",".join(FAULTS), metavar="NAME,NAME", help=f"of {', '.join(FAULTS)}")
-    parser.add_argument("--kills", type=int, default=200, help="of the daemon, in all")
-    parser.add_argument("--deaths", type=int, default=20, help="of consumers, and of producers")
-    parser.add_argument("--rounds", type=int, default=3, help="of full disks, partitions, bombs")
-    parser.add_argument("--seconds", type=float, default=30.0, help="of a SIGSTOP")
-    parser.add_argument("--partition-seconds", type=float, default=6.0, help="of a partition")
-    parser.add_argument("--attack-seconds", type=float, default=15.0, help="of an attack on the memory")
-    parser.add_argument("--attacks", metavar="NAME,NAME", help=f"of memory: some of {', '.join(memory.TITLES)}")
+    parser.add_argument(
+        "--faults", default=",".join(FAULTS), metavar="NAME,NAME", help=f"faults, of {', '.join(FAULTS)}"
+    )
+    parser.add_argument("--kills", type=int, default=200, help="number of kills of the daemon, in all")
+    parser.add_argument("--deaths", type=int, default=20, help="number of deaths of consumers, and of producers")
+    parser.add_argument("--rounds", type=int, default=3, help="rounds of full disks, partitions, bombs")
+    parser.add_argument("--seconds", type=float, default=30.0, help="seconds of a SIGSTOP")
+    parser.add_argument("--partition-seconds", type=float, default=6.0, help="seconds of a partition")
+    parser.add_argument("--attack-seconds", type=float, default=15.0, help="seconds of an attack on the memory")
+    parser.add_argument("--attacks", metavar="NAME,NAME", help=f"attacks on the memory, of {', '.join(memory.TITLES)}")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--folder", type=Path, help="where run folders go (default: the one for temporary files)")
+    parser.add_argument(
+        "--folder", type=Path, help="folder to write run folders to (default: that for temporary files)"
+    )
     found = parser.parse_args()
     if unknown := [name for name in found.faults.split(",") if name not in FAULTS]:
         parser.error(f"--faults: no fault {unknown[0]}; wanted some of {', '.join(FAULTS)}")

@@ -38,7 +38,7 @@ Step = tuple[CodeType, int, int]
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Fuzzing of the exchange's core.")
     parser.add_argument("--seconds", type=int, default=600)
-    parser.add_argument("--corpus", type=Path, default=CORPUS, help=f"to begin with (default: {CORPUS})")
+    parser.add_argument("--corpus", type=Path, default=CORPUS, help=f"inputs to begin with (default: {CORPUS})")
     parser.add_argument("--keep", type=Path, help="folder for the shortest inputs that reach as much")
     parser.add_argument("--replay", type=Path, metavar="FILE", help="play one input and do nothing else")
     parser.add_argument("--libfuzzer", nargs="*", help=argparse.SUPPRESS)

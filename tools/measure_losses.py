@@ -185,12 +185,12 @@ def losses_of(words: str) -> list[str]:
 def arguments() -> tuple[argparse.Namespace, list[str]]:
     parser = argparse.ArgumentParser(description="How long a learner over hosts is gone when a part of it is lost")
     parser.add_argument("config", type=Path)
-    parser.add_argument("--policy", default="qwen", help="whose learner spans hosts (qwen)")
+    parser.add_argument("--policy", default="qwen", help="policy whose learner spans hosts (qwen)")
     every = ",".join((*KILLED, "cut-10", "cut-30", FOR_GOOD))
-    parser.add_argument("--losses", type=losses_of, default=every, help=f"of {WANTED} ({every})")
+    parser.add_argument("--losses", type=losses_of, default=every, help=f"losses, of {WANTED} ({every})")
     parser.add_argument("--resumes", default="1,3", help="numbers of hosts to resume on (1,3)")
-    parser.add_argument("--ranks", type=int, default=2, help="on each host (2)")
-    parser.add_argument("--runs", type=Path, help="where the run goes (a temporary folder)")
+    parser.add_argument("--ranks", type=int, default=2, help="ranks on each host (2)")
+    parser.add_argument("--runs", type=Path, help="folder to write the run to (a temporary folder)")
     return parser.parse_known_args()
 
 

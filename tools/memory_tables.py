@@ -173,7 +173,7 @@ TABLES = {"long": long_table, "sizes": sizes_table, "turns": turns_table}
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("table", nargs="?", choices=list(TABLES), help="both by default")
+    parser.add_argument("table", nargs="?", choices=list(TABLES), help="table to make; by default both")
     chosen = parser.parse_args().table
     for name in [chosen] if chosen else list(TABLES):
         head, *rows = TABLES[name]()

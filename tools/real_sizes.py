@@ -93,7 +93,7 @@ MODELS: dict[str, tuple[PreTrainedConfig, str, str, list[str]]] = {
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--folder", type=Path, help="where models and run are left; by default they are removed")
+    parser.add_argument("--folder", type=Path, help="folder where models and run are left; by default they are removed")
     parser.add_argument("--busy", type=int, default=0, help="processes beside the run that only compute")
     parser.add_argument("--make-only", action="store_true", help="make the model folders and end")
     arguments = parser.parse_args()

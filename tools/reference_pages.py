@@ -180,6 +180,7 @@ def metrics_page() -> list[str]:
     lines = heading(
         "Metrics", "Every name in `metrics.jsonl`, with its unit.",
         "A part in braces stands for one segment, such as the name of a policy.",
+        "A `share` is a part of a whole; its text names what is counted, as in \"own answers cut at the token limit\".",
         "What is marked with * belongs to the overview: live view and report begin with it.",
     )  # fmt: skip
     groups: dict[str, list[tuple[str, ...]]] = {}

@@ -131,13 +131,13 @@ def arguments() -> argparse.Namespace:
     known, names = list(scenarios()), list(rules())
     parser.add_argument("--quick", action="store_true", help="one seed, the controller and one other, two instances")
     parser.add_argument("--scenarios", nargs="*", choices=known, default=known, metavar="NAME", help=" ".join(known))
-    parser.add_argument("--seeds", type=int, default=20, help="of the controller (default: %(default)s)")
+    parser.add_argument("--seeds", type=int, default=20, help="seeds of the controller (default: %(default)s)")
     parser.add_argument("--first-seed", type=int, default=FIRST_SEED)
     parser.add_argument("--rules", nargs="*", choices=names, default=names, metavar="NAME", help=", ".join(names))
-    parser.add_argument("--rule-seeds", type=int, default=2, help="of every other rule (default: %(default)s)")
+    parser.add_argument("--rule-seeds", type=int, default=2, help="seeds of every other rule (default: %(default)s)")
     parser.add_argument("--random", type=int, default=24, metavar="N", help="random instances (default: %(default)s)")
     parser.add_argument("--large", type=int, nargs=2, metavar=("POLICIES", "UNITS"), help="(default: none)")
-    parser.add_argument("--hours", type=float, default=3.0, help="of the large pool (default: %(default)s)")
+    parser.add_argument("--hours", type=float, default=3.0, help="hours of the large pool (default: %(default)s)")
     found = parser.parse_args()
     if found.quick:
         found.seeds, found.rule_seeds, found.random = 1, 1, 2

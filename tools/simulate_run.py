@@ -25,10 +25,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=200)
     parser.add_argument("--first-seed", type=int, default=0)
-    parser.add_argument("--seed", type=int, help="this one alone")
+    parser.add_argument("--seed", type=int, help="play this seed alone")
     parser.add_argument("--trace", action="store_true", help="tell the whole story of --seed")
     parser.add_argument("--planted", choices=["all", *PLANTED])
-    parser.add_argument("--workers", type=int, default=1, help="processes")
+    parser.add_argument("--workers", type=int, default=1, help="number of processes")
     args = parser.parse_args()
     if args.planted:
         names = list(PLANTED) if args.planted == "all" else [args.planted]

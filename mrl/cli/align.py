@@ -35,19 +35,25 @@ PLAIN_WIDTH = 140
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the three actions with their arguments."""
     actions = parser.add_subparsers(dest="action", required=True, metavar="card|show|floors")
-    floors = actions.add_parser("floors", help="measure the pairs of a run that have no floor yet", allow_abbrev=False)
+    floors = actions.add_parser(
+        "floors", help="measure the pairs of a run's tokenizers that have no floor yet", allow_abbrev=False
+    )
     floors.add_argument("run", type=Path, metavar="RUN", help="folder of the run, runs/<name>")
-    card = actions.add_parser("card", help="what to expect of the pair, before any training", allow_abbrev=False)
-    both = actions.add_parser("show", help="both segmentations of a text, common spans in colour", allow_abbrev=False)
+    card = actions.add_parser(
+        "card", help="write what to expect of two tokenizers, before any training", allow_abbrev=False
+    )
+    both = actions.add_parser(
+        "show", help="show both segmentations of a text, common spans in colour", allow_abbrev=False
+    )
     for action in (card, both):
         action.add_argument("first", type=Path, metavar="A", help="model folder, or its tokenizer.json")
-        action.add_argument("second", type=Path, metavar="B", help="the other one")
-    text_help = "a text of your own beside the built-in kinds; may be given several times"
+        action.add_argument("second", type=Path, metavar="B", help="the other model folder, or its tokenizer.json")
+    text_help = "file with a text of your own, beside the built-in kinds; may be given several times"
     card.add_argument("--text", type=Path, metavar="FILE", action="append", default=[], help=text_help)
-    card.add_argument("--only-text", action="store_true", help="leave the built-in kinds out")
-    card.add_argument("--out", type=Path, metavar="DIR", default=Path("."), help="where the card goes (here)")
-    both.add_argument("text", metavar="TEXT", help="the text to cut")
-    both.add_argument("--color", action="store_true", help="colours also where the output is no terminal")
+    card.add_argument("--only-text", action="store_true", help="leave the built-in kinds of text out")
+    card.add_argument("--out", type=Path, metavar="DIR", default=Path("."), help="folder to write the card to (here)")
+    both.add_argument("text", metavar="TEXT", help="text to cut into tokens")
+    both.add_argument("--color", action="store_true", help="colour the output also where it is no terminal")
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -57,7 +57,7 @@ SHOWN_CHARS = 60
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments: configuration, prompts to show, strictness."""
     parser.add_argument("config", type=config_file, metavar="CONFIG", help="TOML file, or `quickstart`")
-    shown = "show the first N prompts of each policy as it is asked them"
+    shown = "show the first N prompts as each policy gets them"
     parser.add_argument("--prompts", type=int, default=0, metavar="N", help=shown)
     strict = "end with 2 where the run could not start on this host as it is: something is missing, or does not fit"
     parser.add_argument("--strict", action="store_true", help=strict)

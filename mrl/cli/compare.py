@@ -34,12 +34,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--regimes",
         default="independent,sgt",
-        help="names, the first one is the baseline; sgt-reported is sgt with the lambda that papers report",
+        help="regimes, of which the first is the baseline; sgt-reported is sgt with the lambda that papers report",
     )
     parser.add_argument(
         "--seeds",
         default=None,
-        help="how many (1, 2, ...), or the seeds themselves: 11,12,13 (11, is one); default 3, with --tune 8",
+        help="number of seeds, or the seeds with commas: 11,12,13 (11, is one seed); default 3 seeds, with --tune 8",
     )
     parser.add_argument(
         "--tune",
@@ -50,11 +50,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="first choose among N configurations of each regime (default 16), by successive halving",
     )
-    parser.add_argument("--tune-seeds", default=None, help="seeds of the tuning, as --seeds; default 1001,1002")
-    parser.add_argument("--folder", type=Path, default=None, help="where the runs go; default runs/compare-NAME")
-    parser.add_argument("--jobs", type=int, default=0, help="runs at once; default: what cores, memory and GPUs allow")
-    parser.add_argument("--async", dest="is_async", action="store_true", help="policies go at their own pace")
-    parser.add_argument("--only-table", action="store_true", help="train nothing, show what is there")
+    parser.add_argument(
+        "--tune-seeds", default=None, help="seeds of the tuning, written as in --seeds; default 1001,1002"
+    )
+    parser.add_argument(
+        "--folder", type=Path, default=None, help="folder to write the runs to; default runs/compare-NAME"
+    )
+    parser.add_argument(
+        "--jobs", type=int, default=0, help="runs at once; default: as many as cores, memory and GPUs allow"
+    )
+    parser.add_argument("--async", dest="is_async", action="store_true", help="let policies go at their own pace")
+    parser.add_argument("--only-table", action="store_true", help="train nothing; compare the runs that are there")
 
 
 def run(arguments: argparse.Namespace) -> int:

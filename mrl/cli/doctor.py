@@ -44,10 +44,12 @@ OPTIONAL = (
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments: engines and device, or the configuration that names them."""
-    parser.add_argument("engines", nargs="*", metavar="ENGINE", help=f"{', '.join(ENGINES)}; all when none is named")
+    parser.add_argument(
+        "engines", nargs="*", metavar="ENGINE", help=f"engines to try, of {', '.join(ENGINES)}; all when none is named"
+    )
     device = "cuda" if visible_gpus(os.environ) else "cpu"
-    parser.add_argument("--device", choices=["cpu", "cuda"], help=f"default: {device}")
-    help_of_config = "look at the engines of this configuration, with their devices, interpreters, options and URLs"
+    parser.add_argument("--device", choices=["cpu", "cuda"], help=f"device of the engines; by default {device}")
+    help_of_config = "try the engines of this configuration, with their devices, interpreters, options and URLs"
     parser.add_argument("--config", type=config_file, metavar="CONFIG", help=help_of_config)
 
 

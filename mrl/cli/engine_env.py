@@ -16,10 +16,12 @@ from mrl.errors import ConfigError, EngineError
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments: engine, kind of device, and whether to print or check without making."""
     parser.add_argument("engine", choices=ENGINES, metavar="ENGINE", help=" or ".join(ENGINES))
-    parser.add_argument("--cpu", action="store_true", help="for tests without a GPU; else for NVIDIA GPUs")
+    parser.add_argument(
+        "--cpu", action="store_true", help="make it for tests without a GPU; else it is for NVIDIA GPUs"
+    )
     asked = parser.add_mutually_exclusive_group()
-    asked.add_argument("--path", action="store_true", help="only print where its python is, or would be")
-    check = "only ask the package index, for metadata alone, whether the list for GPUs can be had and fits together"
+    asked.add_argument("--path", action="store_true", help="only print where the environment's python is, or would be")
+    check = "only ask the package index whether the packages for GPUs can be had and fit together; gets metadata alone"
     asked.add_argument("--check", action="store_true", help=check)
 
 

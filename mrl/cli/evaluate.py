@@ -36,20 +36,34 @@ WHERE = "mrl eval"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments: policies, prompts, number and sampling of answers, and place of the result."""
     parser.add_argument("what", nargs="*", metavar="WHAT", help="RUN, RUN@STEP, a model folder, or a hub id")
-    parser.add_argument("--policy", default="", metavar="NAME", help="of runs only this policy")
+    parser.add_argument("--policy", default="", metavar="NAME", help="measure only this policy of each run")
     parser.add_argument("--config", metavar="FILE", help="tasks and pool: a TOML file, `quickstart`, or a run's folder")
-    parser.add_argument("--tasks", default="", metavar="A,B", help="only these tasks")
-    parser.add_argument("--prompts", type=int, default=0, metavar="N", help="the first N held-out prompts; 0: all")
+    parser.add_argument("--tasks", default="", metavar="A,B", help="prompts of these tasks only")
+    parser.add_argument(
+        "--prompts", type=int, default=0, metavar="N", help="the first N held-out prompts; by default, or with 0, all"
+    )
     parser.add_argument("--samples", type=int, metavar="N", help="answers to every prompt (evaluation.samples)")
-    parser.add_argument("--k", metavar="K,K", help="the k of pass@k (evaluation.k)")
-    parser.add_argument("--temperature", type=float, metavar="T", help="0: greedy (evaluation.temperature)")
-    parser.add_argument("--top-p", type=float, metavar="P", help="nucleus (evaluation.top_p)")
-    parser.add_argument("--max-new-tokens", type=int, default=0, metavar="N", help="limit of an answer")
-    parser.add_argument("--seed", type=int, metavar="N", help="of the answers (run.seed)")
-    parser.add_argument("--engine", default="", choices=("embedded", "vllm", "sglang"), help="by default the policy's")
-    parser.add_argument("--device", default="", choices=("cpu", "cuda"), help="by default the policy's")
+    parser.add_argument("--k", metavar="K,K", help="values of k in pass@k (evaluation.k)")
+    parser.add_argument(
+        "--temperature", type=float, metavar="T", help="sampling temperature, 0 for greedy (evaluation.temperature)"
+    )
+    parser.add_argument("--top-p", type=float, metavar="P", help="nucleus sampling (evaluation.top_p)")
+    parser.add_argument(
+        "--max-new-tokens", type=int, default=0, metavar="N", help="token limit of an answer; by default the policy's"
+    )
+    parser.add_argument("--seed", type=int, metavar="N", help="seed of the answers (run.seed)")
+    parser.add_argument(
+        "--engine", default="", choices=("embedded", "vllm", "sglang"), help="engine; by default the policy's"
+    )
+    parser.add_argument("--device", default="", choices=("cpu", "cuda"), help="device; by default the policy's")
     parser.add_argument("--out", type=Path, metavar="PATH", help="file or folder of the result; by default RUN/evals")
-    parser.add_argument("--compare", nargs=2, type=Path, metavar=("A.json", "B.json"), help="two results, B minus A")
+    parser.add_argument(
+        "--compare",
+        nargs=2,
+        type=Path,
+        metavar=("A.json", "B.json"),
+        help="print the differences of two results, B minus A",
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:

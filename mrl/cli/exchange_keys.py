@@ -20,12 +20,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments: run and action."""
     parser.add_argument("run", type=Path, metavar="RUN", help="folder of the run, runs/<name>")
     actions = parser.add_subparsers(dest="action", required=True, metavar="list|make|revoke")
-    actions.add_parser("list", help="show all keys, revoked ones too")
+    actions.add_parser("list", help="show all keys, also the revoked")
     make = actions.add_parser("make", help="make a key where there is none or it was revoked")
-    make.add_argument("role", choices=ROLES, metavar="ROLE", help=f"one of {', '.join(ROLES)}")
-    make.add_argument("policy", nargs="?", default="", metavar="POLICY", help=f"for {' and '.join(POLICY_ROLES)}")
-    revoke = actions.add_parser("revoke", help="end a key; its links break within a second")
-    revoke.add_argument("name", metavar="NAME", help="as `list` shows it, for example worker/qwen")
+    make.add_argument("role", choices=ROLES, metavar="ROLE", help=f"role that the key is for: {', '.join(ROLES)}")
+    make.add_argument(
+        "policy", nargs="?", default="", metavar="POLICY", help=f"policy of the role; for {' and '.join(POLICY_ROLES)}"
+    )
+    revoke = actions.add_parser("revoke", help="revoke a key; its connections break within a second")
+    revoke.add_argument("name", metavar="NAME", help="name of the key as `list` shows it, for example worker/qwen")
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -35,10 +35,10 @@ from mrl.processes.preparation.hub_models import check_here, located
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments: run, policy, step, place of the folder, and dtype."""
     parser.add_argument("run", type=Path, metavar="RUN", help="folder of the run, runs/<name>")
-    parser.add_argument("--policy", required=True, metavar="NAME", help="the policy to export")
-    parser.add_argument("--step", type=int, metavar="N", help="a step with a checkpoint; the newest by default")
-    parser.add_argument("--to", type=Path, metavar="FOLDER", help="by default RUN/exports/NAME-step_N")
-    dtype_help = "of the weights; by default as in the model that the policy was trained from"
+    parser.add_argument("--policy", required=True, metavar="NAME", help="policy to export")
+    parser.add_argument("--step", type=int, metavar="N", help="step with a checkpoint; by default the newest")
+    parser.add_argument("--to", type=Path, metavar="FOLDER", help="folder to write; by default RUN/exports/NAME-step_N")
+    dtype_help = "dtype of the weights; by default that of the model that the policy was trained from"
     parser.add_argument("--dtype", choices=(AS_MODEL, *DTYPES), default=AS_MODEL, help=dtype_help)
 
 

@@ -14,12 +14,23 @@ GPUS_PER_POLICY = 2
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments: models, data, and other choices that mrl cannot make."""
     parser.add_argument("models", nargs="+", metavar="MODEL", help="folder of a model, or its name on the hub")
-    parser.add_argument("--data", required=True, metavar="FILE", help="JSON lines with `prompt` and `reference`")
-    parser.add_argument("--prompt-key", default="", metavar="COLUMN", help="what `prompt` is called in them")
-    parser.add_argument("--reference-key", default="", metavar="COLUMN", help="what `reference` is called in them")
+    parser.add_argument(
+        "--data", required=True, metavar="FILE", help="file of JSON lines with `prompt` and `reference`"
+    )
+    parser.add_argument(
+        "--prompt-key", default="", metavar="COLUMN", help="name of the prompt's key in FILE, where it is not `prompt`"
+    )
+    parser.add_argument(
+        "--reference-key",
+        default="",
+        metavar="COLUMN",
+        help="name of the reference's key in FILE, where it is not `reference`",
+    )
     parser.add_argument("--verifier", default="", metavar="MODULE:FUNCTION", help="your own verifier of answers")
     parser.add_argument("--steps", type=int, default=100, metavar="N", help="learner steps (100)")
-    parser.add_argument("--to", type=Path, default=Path("mine.toml"), metavar="FILE", help="what to write (mine.toml)")
+    parser.add_argument(
+        "--to", type=Path, default=Path("mine.toml"), metavar="FILE", help="configuration to write (mine.toml)"
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:

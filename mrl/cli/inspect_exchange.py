@@ -34,13 +34,15 @@ MIN_PERIOD_S, MAX_PERIOD_S = 0.05, 86_400.0
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments: run, period of looks, form of output."""
-    parser.add_argument("run", nargs="?", type=Path, metavar="RUN", help="folder of the run; the newest in runs/")
-    parser.add_argument("--json", action="store_true", help="one JSON object per look")
+    parser.add_argument(
+        "run", nargs="?", type=Path, metavar="RUN", help="folder of the run; by default the newest in runs/"
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object per look")
     actions = parser.add_mutually_exclusive_group()
     actions.add_argument(
-        "--watch", nargs="?", type=_period, const=2.0, metavar="SECONDS", help="look every (2) seconds"
+        "--watch", nargs="?", type=_period, const=2.0, metavar="SECONDS", help="look again every SECONDS (2)"
     )
-    actions.add_argument("--dump", metavar="ID", help="show one record")
+    actions.add_argument("--dump", metavar="ID", help="show the record with this id")
 
 
 def _period(text: str) -> float:

@@ -14,13 +14,13 @@ DEFAULT_WAIT_S = 120.0
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments: run, name of this host, bound of the wait."""
     parser.add_argument("run", type=Path, metavar="RUN", help="folder of the run; it need not exist yet")
-    parser.add_argument("--host", required=True, metavar="NAME", help="its name in `mrl launch --hosts`")
+    parser.add_argument("--host", required=True, metavar="NAME", help="name of this host in `mrl launch --hosts`")
     parser.add_argument(
         "--wait-s",
         type=float,
         default=DEFAULT_WAIT_S,
         metavar="S",
-        help=f"bound of the wait for it ({DEFAULT_WAIT_S:g})",
+        help=f"seconds to wait for the run and its first host ({DEFAULT_WAIT_S:g})",
     )
 
 

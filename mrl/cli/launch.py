@@ -25,18 +25,24 @@ SUBMIT_S = 60.0
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments: those of `mrl train`, the hosts, and the request to SLURM."""
     train.add_arguments(parser)
-    parser.add_argument("--hosts", default="", metavar="A,B", help="names, or NAME=ADDRESS; with --slurm how many (1)")
-    parser.add_argument("--dry-run", action="store_true", help="print everything, start and write nothing")
-    parser.add_argument("--slurm", action="store_true", help="print a batch script instead")
+    parser.add_argument(
+        "--hosts", default="", metavar="A,B", help="names of hosts, or NAME=ADDRESS; with --slurm their number (1)"
+    )
+    parser.add_argument("--dry-run", action="store_true", help="print the plan; start and write nothing")
+    parser.add_argument("--slurm", action="store_true", help="print a batch script for SLURM instead")
     asked = parser.add_argument_group("with --slurm")
-    asked.add_argument("--submit", action="store_true", help="submit it too")
+    asked.add_argument("--submit", action="store_true", help="submit the batch script too")
     asked.add_argument("--cpus", type=int, metavar="N", help="CPUs per host (needed)")
     asked.add_argument("--gpus", type=int, metavar="N", help="GPUs per host (0)")
-    asked.add_argument("--minutes", type=int, metavar="N", help="time limit (60)")
-    asked.add_argument("--partition", metavar="P", help="partition")
-    asked.add_argument("--requeue", action="store_true", help="after preemption, or at the limit, go on in a new job")
-    asked.add_argument("--heterogeneous", action="store_true", help="daemons on a host of their own, without GPUs")
-    asked.add_argument("--separate", action="store_true", help="one job per policy, joined through the run folder")
+    asked.add_argument("--minutes", type=int, metavar="N", help="time limit of a job in minutes (60)")
+    asked.add_argument("--partition", metavar="P", help="partition of SLURM")
+    asked.add_argument(
+        "--requeue", action="store_true", help="go on in a new job after preemption, or at the time limit"
+    )
+    asked.add_argument("--heterogeneous", action="store_true", help="put daemons on a host of their own, without GPUs")
+    asked.add_argument(
+        "--separate", action="store_true", help="submit one job per policy; the jobs meet through the run folder"
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:

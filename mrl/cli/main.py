@@ -27,36 +27,44 @@ class Command(NamedTuple):
 
 
 COMMANDS: dict[str, Command] = {
-    "quickstart": Command("mrl.cli.quickstart", "two small policies learn from each other, here", takes_overrides=True),
-    "train": Command("mrl.cli.train", "run the configuration CONFIG to its end", takes_overrides=True),
-    "launch": Command("mrl.cli.launch", "run CONFIG on several hosts, by SLURM too", takes_overrides=True),
-    "join": Command("mrl.cli.join_run", "run what a run on several hosts puts on this one"),
+    "quickstart": Command(
+        "mrl.cli.quickstart", "train two small policies that learn from each other, here", takes_overrides=True
+    ),
+    "train": Command("mrl.cli.train", "train the policies of the configuration CONFIG", takes_overrides=True),
+    "launch": Command(
+        "mrl.cli.launch", "train the policies of CONFIG on several hosts, by SLURM too", takes_overrides=True
+    ),
+    "join": Command("mrl.cli.join_run", "run this host's processes of a run on several hosts"),
     "stop": Command("mrl.cli.stop", "end a run, or one policy of it, from any host"),
     "init": Command("mrl.cli.init", "write a commented configuration for models and data of your own"),
     "check": Command("mrl.cli.check", "validate CONFIG and print the resolved plan", takes_overrides=True),
-    "fetch": Command("mrl.cli.fetch", "get the models of CONFIG from the hub beforehand", takes_overrides=True),
+    "fetch": Command("mrl.cli.fetch", "get the models of CONFIG from the hub before a run", takes_overrides=True),
     "policies": Command("mrl.cli.policies", "make the small local policies of CONFIG", takes_overrides=True),
     "report": Command("mrl.cli.write_report", "write report.html of a run and print its path"),
-    "samples": Command("mrl.cli.samples", "answers of a run: prompts, rewards, who rescued whom"),
-    "inspect": Command("mrl.cli.inspect_exchange", "what the exchange of a run holds, passes on, and who waits"),
-    "eval": Command("mrl.cli.evaluate", "pass@k of runs and models on held-out prompts; compare two of these"),
+    "samples": Command("mrl.cli.samples", "show answers of a run: prompts, rewards, who rescued whom"),
+    "inspect": Command(
+        "mrl.cli.inspect_exchange", "show what the exchange of a run holds and passes on, and who waits"
+    ),
+    "eval": Command("mrl.cli.evaluate", "measure runs and models on held-out prompts (pass@k), or compare results"),
     "export": Command("mrl.cli.export", "write a policy of a run as a Hugging Face folder"),
-    "align": Command("mrl.cli.align", "compare two tokenizers: a pair card, or one text under both"),
-    "bandit": Command("mrl.cli.bandit", "what sharing gains and costs, on a bandit: tables and pictures"),
+    "align": Command("mrl.cli.align", "compare two tokenizers: a pair card, or one text in the tokens of both"),
+    "bandit": Command("mrl.cli.bandit", "study what sharing gains and costs, on a bandit: tables and pictures"),
     "schema": Command("mrl.cli.print_schema", "print the JSON schema of configurations, for editors"),
     "compare": Command(
-        "mrl.cli.compare", "train CONFIG under several sharing regimes and compare", takes_overrides=True
+        "mrl.cli.compare", "train CONFIG under several sharing regimes and compare the results", takes_overrides=True
     ),
-    "doctor": Command("mrl.cli.doctor", "what this machine has, and what each engine does here"),
-    "engine-env": Command("mrl.cli.engine_env", "make the environment of an inference server: vllm, sglang"),
-    "version": Command("mrl.cli.print_version", "print the version of mrl and of what it stands on"),
-    "exchange keys": Command("mrl.cli.exchange_keys", "which keys may connect to a run: list, make, revoke"),
-    "exchange": Command("mrl.cli.roles", "the exchange daemon", is_role=True),
-    "allocator": Command("mrl.cli.roles", "the allocator", is_role=True),
-    "gateway": Command("mrl.cli.roles", "where agents ask policies over HTTP", is_role=True),
+    "doctor": Command("mrl.cli.doctor", "show what this machine has, and what each engine does here"),
+    "engine-env": Command("mrl.cli.engine_env", "make the Python environment of an inference server: vllm, sglang"),
+    "version": Command("mrl.cli.print_version", "print the versions of mrl and of the packages that it uses"),
+    "exchange keys": Command("mrl.cli.exchange_keys", "list, make or revoke the keys that may connect to a run"),
+    "exchange": Command("mrl.cli.roles", "the exchange daemon, which passes records between policies", is_role=True),
+    "allocator": Command("mrl.cli.roles", "the allocator, which shares slots or units between policies", is_role=True),
+    "gateway": Command("mrl.cli.roles", "the gateway, where agents ask policies over HTTP", is_role=True),
     "learner": Command("mrl.cli.roles", "one rank of a policy's learner", is_role=True),
-    "worker": Command("mrl.cli.roles", "one rollout worker", is_role=True),
-    "kept-version": Command("mrl.cli.roles", "a checkpoint, for whoever asks the gateway for it", is_role=True),
+    "worker": Command("mrl.cli.roles", "one rollout worker of a policy", is_role=True),
+    "kept-version": Command(
+        "mrl.cli.roles", "a server of one kept checkpoint, for requests through the gateway", is_role=True
+    ),
 }
 MEANT: dict[str, str] = {
     "run": "train", "start": "train", "resume": "train CONFIG --resume", "continue": "train CONFIG --resume",

@@ -16,10 +16,12 @@ from mrl.processes.preparation.made_policies import build_policy, make_policies
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments: action, configuration, policies. Child processes of `make` run the action `build`."""
-    parser.add_argument("action", choices=("make", "build"), metavar="make", help="make what is missing in the cache")
+    parser.add_argument(
+        "action", choices=("make", "build"), metavar="make", help="make the policies that are missing in the cache"
+    )
     parser.add_argument("config", type=config_file, metavar="CONFIG", help="TOML file, or `quickstart`")
-    parser.add_argument("--policy", default="", metavar="NAME", help="only this policy")
-    parser.add_argument("--force", action="store_true", help="make it again even if the cache holds it")
+    parser.add_argument("--policy", default="", metavar="NAME", help="make only this policy")
+    parser.add_argument("--force", action="store_true", help="make policies again, even if the cache holds them")
     parser.add_argument("--into", type=Path, help=argparse.SUPPRESS)
 
 

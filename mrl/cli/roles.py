@@ -23,10 +23,16 @@ ROLES: dict[str, str] = {
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments: run folder, policy and index."""
-    parser.add_argument("--run-folder", type=Path, required=True, metavar="FOLDER", help="run folder")
+    parser.add_argument(
+        "--run-folder", type=Path, required=True, metavar="FOLDER", help="folder of the run, runs/<name>"
+    )
     needs_policy = parser.get_default("command") in ("learner", "worker", "kept-version")
-    parser.add_argument("--policy", default="", required=needs_policy, metavar="NAME", help="policy that it serves")
-    parser.add_argument("--index", type=int, default=0, metavar="I", help="number among workers; a kept version's step")
+    parser.add_argument(
+        "--policy", default="", required=needs_policy, metavar="NAME", help="policy that this process serves"
+    )
+    parser.add_argument(
+        "--index", type=int, default=0, metavar="I", help="number of the worker; of a kept version its step"
+    )
 
 
 def run(arguments: argparse.Namespace) -> NoReturn:

@@ -15,15 +15,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments: run, conditions on answers, and page."""
     parser.add_argument("run", type=Path, metavar="RUN", help="folder of the run, runs/<name>")
     parser.add_argument("--policy", default="", metavar="NAME", help="answers that this policy trained on")
-    parser.add_argument("--step", type=int, metavar="N", help="answers of this step; else those of the newest first")
+    parser.add_argument(
+        "--step", type=int, metavar="N", help="answers of this step; by default of all steps, the newest first"
+    )
     parser.add_argument("--task", default="", metavar="NAME", help="answers to this task's prompts")
     parser.add_argument("--find", default="", metavar="TEXT", help="answers with this text in them or in their prompt")
     kinds = parser.add_mutually_exclusive_group()
-    kinds.add_argument("--failed", action="store_true", help="own answers that are no success")
-    kinds.add_argument("--rescued", action="store_true", help="peers' answers that were trained on, with their writer")
-    parser.add_argument("--held-out", action="store_true", help="answers to held-out prompts; some of each are kept")
-    parser.add_argument("--limit", type=int, metavar="N", help=f"so many at most ({SHOWN}; on a page {ON_A_PAGE})")
-    parser.add_argument("--page", type=Path, metavar="FILE", help="write a page with a search instead")
+    kinds.add_argument("--failed", action="store_true", help="own answers that are not a success")
+    kinds.add_argument(
+        "--rescued", action="store_true", help="peers' answers that were trained on, with the policy that wrote them"
+    )
+    parser.add_argument(
+        "--held-out", action="store_true", help="answers to held-out prompts; a run keeps some of each evaluation"
+    )
+    parser.add_argument(
+        "--limit", type=int, metavar="N", help=f"largest number of answers ({SHOWN}; on a page {ON_A_PAGE})"
+    )
+    parser.add_argument(
+        "--page", type=Path, metavar="FILE", help="write the answers to an HTML page with a search instead"
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -23,7 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments: run, policy, and whether to wait."""
     parser.add_argument("run", type=Path, metavar="RUN", help="folder of the run")
     parser.add_argument("--policy", default="", metavar="NAME", help="end this policy only; the others go on")
-    parser.add_argument("--wait", action="store_true", help="return once it has ended")
+    parser.add_argument("--wait", action="store_true", help="return once the run, or the policy, has ended")
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -50,7 +50,7 @@ def add_earlier(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="NAME",
-        help="with --resume: this policy begins anew, its checkpoints are set aside",
+        help="with --resume: begin this policy anew; its checkpoints are set aside",
     )
 
 

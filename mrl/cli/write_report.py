@@ -12,7 +12,9 @@ from mrl.metrics.trackers.kinds import TRACKERS, tracker_class
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments: run and tracker."""
     parser.add_argument("run", type=Path, metavar="RUN", help="folder of the run, runs/<name>")
-    parser.add_argument("--to", metavar="KIND", help=f"give all metrics to {', '.join(TRACKERS)} or a plug-in")
+    parser.add_argument(
+        "--to", metavar="KIND", help=f"send all metrics of the run to {', '.join(TRACKERS)} or a plug-in"
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -62,13 +62,15 @@ def arguments(argv: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="tools/gpu_hour.sh", description="What mrl does on a GPU, in stages.")
     stages = f"{', '.join(STAGES)} or {ALL}; STAGE/PART for one part; nothing prints what there is"
     parser.add_argument("stage", nargs="?", default="", help=stages)
-    parser.add_argument("--cpu", action="store_true", help="on a CPU, with tiny shapes")
+    parser.add_argument("--cpu", action="store_true", help="run on a CPU, with tiny shapes")
     out = os.environ.get("OUT") or str(ROOT / "runs" / "gpu_hour")
     parser.add_argument(
-        "--out", default=out, metavar="FOLDER", help="for figures and logs (default: $OUT, or %(default)s)"
+        "--out", default=out, metavar="FOLDER", help="folder for figures and logs (default: $OUT, or %(default)s)"
     )
     parser.add_argument("--carry", nargs="?", const=str(FOLDER), metavar="FOLDER", help="fetch wheels to take along")
-    parser.add_argument("--python", default=PYTHON, help="of the machine they are for (default: %(default)s)")
+    parser.add_argument(
+        "--python", default=PYTHON, help="Python of the machine that the wheels are for (default: %(default)s)"
+    )
     asked = parser.parse_args(argv)
     if asked.stage and asked.stage.partition("/")[0] not in (*STAGES, ALL):
         parser.error(f"no stage {asked.stage!r}; wanted {stages}")
