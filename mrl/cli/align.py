@@ -36,11 +36,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the three actions with their arguments."""
     actions = parser.add_subparsers(dest="action", required=True, metavar="card|show|floors")
     floors = actions.add_parser(
-        "floors", help="measure the pairs of a run's tokenizers that have no floor yet", allow_abbrev=False
+        "floors", help="measure the floors of a run's pairs of tokenizers that have none yet", allow_abbrev=False
     )
     floors.add_argument("run", type=Path, metavar="RUN", help="folder of the run, runs/<name>")
     card = actions.add_parser(
-        "card", help="write what to expect of two tokenizers, before any training", allow_abbrev=False
+        "card", help="write a pair card: what to expect of two tokenizers, before any training", allow_abbrev=False
     )
     both = actions.add_parser(
         "show", help="show both segmentations of a text, common spans in colour", allow_abbrev=False
@@ -50,10 +50,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action.add_argument("second", type=Path, metavar="B", help="the other model folder, or its tokenizer.json")
     text_help = "file with a text of your own, beside the built-in kinds; may be given several times"
     card.add_argument("--text", type=Path, metavar="FILE", action="append", default=[], help=text_help)
-    card.add_argument("--only-text", action="store_true", help="leave the built-in kinds of text out")
-    card.add_argument("--out", type=Path, metavar="DIR", default=Path("."), help="folder to write the card to (here)")
-    both.add_argument("text", metavar="TEXT", help="text to cut into tokens")
-    both.add_argument("--color", action="store_true", help="colour the output also where it is no terminal")
+    card.add_argument("--only-text", action="store_true", help="skip the built-in kinds of text")
+    card.add_argument(
+        "--out", type=Path, metavar="DIR", default=Path("."), help="folder to write the card to (default: .)"
+    )
+    both.add_argument("text", metavar="TEXT", help="text to tokenize")
+    both.add_argument("--color", action="store_true", help="colour the output even when it is not a terminal")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -93,7 +95,7 @@ def _load(path: Path) -> Receiver | TokenizerRefused:
 def _texts(paths: Sequence[Path], *, only_own: bool) -> dict[str, list[str]]:
     """Return kind -> rows: the built-in kinds, and files under their names."""
     if only_own and not paths:
-        raise ConfigError("no text is left", where="--only-text", cure="name one with --text FILE")
+        raise ConfigError("no text to measure", where="--only-text", cure="give a file with --text FILE")
     texts = {} if only_own else card_texts()
     for path in paths:
         name = str(path) if path.name in texts else path.name
@@ -119,7 +121,7 @@ def _read_rows(path: Path) -> list[str]:
 
 def _print_card(console: Console, card: PairCard) -> None:
     if card.is_identity:
-        console.print("One tokenizer: ids and log-probs pass through untouched.")
+        console.print("Both models have the same tokenizer: ids and log-probs are used unchanged.")
     for name, why in card.refusals.items():
         console.print(Text(f"refused: {name}: {why}"), soft_wrap=True)
     if card.directions:
@@ -127,7 +129,7 @@ def _print_card(console: Console, card: PairCard) -> None:
         _print_floors(console, card.directions)
     if card.examples:
         table = Table("span", *card.names, "times", "in", box=box.SIMPLE_HEAD, title_justify="left")
-        table.title = "commonest spans that differ"
+        table.title = "most frequent spans that differ"
         for example in card.examples:
             cut = [" ".join(map(visible, side)) for side in (example.span.peer, example.span.receiver)]
             whole = visible(b"".join(example.span.peer))

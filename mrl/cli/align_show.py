@@ -16,11 +16,11 @@ DIFFERENT, REWRITTEN = "white on red", "black on bright_magenta"
 MAX_CHANGES = 6
 DOTTED_CIRCLE = "\u25cc"
 REFUSALS = {
-    "empty": "it has no bytes",
-    "utf8": "its bytes are no UTF-8",
-    "special_out": "it would become a special token",
-    "bytes_differ": "its tokens do not stand for these bytes",
-    "size": "it is too large",
+    "empty": "the text is empty",
+    "utf8": "the text is not valid UTF-8",
+    "special_out": "the text would become a special token",
+    "bytes_differ": "its tokens decode to different bytes",
+    "size": "the text is too large",
 }
 
 Lines = tuple[Text, Text]
@@ -31,7 +31,7 @@ def show(console: Console, names: tuple[str, str], receivers: tuple[Receiver, Re
     """Print `words` as an answer in tokens of the first tokenizer, and that answer in tokens of the second."""
     answers, batch = translated(*receivers, [words])
     written = answers[0].completion.decode("utf-8", "replace")
-    _tell(console, f"{names[0]} writes other characters than given", words, written)
+    _tell(console, f"{names[0]} changes characters of the given text", words, written)
     reason = batch.reject_reason[0]
     if reason:
         why = REFUSALS.get(reason)
@@ -39,7 +39,7 @@ def show(console: Console, names: tuple[str, str], receivers: tuple[Receiver, Re
         return
     spans = span_texts(answers[0], batch, 0, receivers[1])
     read = b"".join(piece for span in spans for piece in span.receiver).decode("utf-8", "replace")
-    _tell(console, f"{names[1]} reads other characters than {names[0]} writes", written, read)
+    _tell(console, f"{names[1]} changes characters of {names[0]}'s text", written, read)
     width = max(map(cell_len, names))
     for number, lines in enumerate(wrapped(spans, console.width - width - 2)):
         if number:
@@ -116,9 +116,9 @@ def _spelled(characters: str) -> str:
 
 def _key(spans: Sequence[SpanText], *, coloured: bool) -> str:
     one = sum(span.is_one_to_one for span in spans)
-    words = [f"{len(spans)} common spans, {one} of them 1:1", "bars stand between the tokens of one span"]
+    words = [f"{len(spans)} common spans, {one} of them 1:1", "bars separate the tokens of one span"]
     if coloured and one < len(spans):
-        words.append("red: the sides differ in tokens")
+        words.append("red: different tokens")
     if coloured and any(span.is_rewritten for span in spans):
-        words.append("magenta: in characters")
+        words.append("magenta: different characters")
     return "; ".join(words)

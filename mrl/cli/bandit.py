@@ -24,9 +24,11 @@ NUMBERS = "bandit.json"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments: folder, size of the study, and seed."""
-    parser.add_argument("--out", type=Path, metavar="DIR", default=Path("bandit"), help="folder to write to (bandit/)")
+    parser.add_argument(
+        "--out", type=Path, metavar="DIR", default=Path("bandit"), help="folder to write to (default: bandit/)"
+    )
     parser.add_argument("--quick", action="store_true", help="fewer draws and a smaller toy, for a first look")
-    parser.add_argument("--seed", type=_seed, metavar="N", default=0, help="seed of everything random (0)")
+    parser.add_argument("--seed", type=_seed, metavar="N", default=0, help="random seed (default: 0)")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -36,7 +38,7 @@ def run(arguments: argparse.Namespace) -> int:
     Raises ConfigError for such a folder, or when matplotlib is missing.
     """
     if importlib.util.find_spec("matplotlib") is None:
-        raise ConfigError("needs matplotlib", where="mrl bandit", cure="pip install 'matplotlib>=3.10' (extra `plots`)")
+        raise ConfigError("matplotlib is not installed", where="mrl bandit", cure="pip install 'mrl[plots]'")
     from mrl.bandit import study
 
     check_folder(arguments.out, (NUMBERS, *study.PICTURES))
@@ -57,7 +59,9 @@ def check_folder(folder: Path, ours: Collection[str]) -> None:
     """Raises ConfigError when the folder cannot be made or holds files other than `ours`, hidden files aside."""
     nearest = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
-        raise ConfigError("cannot be written", where=f"--out {folder}", got=str(nearest), wanted="a writable folder")
+        raise ConfigError(
+            "the folder is not writable", where=f"--out {folder}", got=str(nearest), wanted="a writable folder"
+        )
     foreign = sorted(
         path.name
         for path in (folder.iterdir() if folder.exists() else ())
@@ -65,10 +69,10 @@ def check_folder(folder: Path, ours: Collection[str]) -> None:
     )
     if foreign:
         raise ConfigError(
-            "the folder holds files of something else",
+            "the folder contains files that `mrl bandit` did not write",
             where=f"--out {folder}",
             got=foreign[0],
-            cure="name a new or empty folder, or one that `mrl bandit` wrote",
+            cure="choose a new or empty folder, or one that `mrl bandit` wrote",
         )
 
 

@@ -57,9 +57,9 @@ SHOWN_CHARS = 60
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments: configuration, prompts to show, strictness."""
     parser.add_argument("config", type=config_file, metavar="CONFIG", help="TOML file, or `quickstart`")
-    shown = "show the first N prompts as each policy gets them"
+    shown = "show the first N prompts as each policy sees them"
     parser.add_argument("--prompts", type=int, default=0, metavar="N", help=shown)
-    strict = "end with 2 where the run could not start on this host as it is: something is missing, or does not fit"
+    strict = "exit with code 2 if the run cannot start on this host because something is missing or does not fit"
     parser.add_argument("--strict", action="store_true", help=strict)
 
 
@@ -90,7 +90,7 @@ def run(arguments: argparse.Namespace) -> int:
     needs = memory_plan(config, plan)
     here_needs = [need for need in needs if need.spec.policy not in unknown and need.spec.host == plan.first_host]
     obstacles = [*too_little(config, here_needs, host_mib, sizes_mib(here)), *_still_needed(missing, config, len(here))]
-    print(f"{arguments.config} is valid" + "; before it can start here: see the end" * bool(obstacles))
+    print(f"{arguments.config} is valid" + ", but the run cannot start here yet: see the end" * bool(obstacles))
     for line in _summary(config, folder, str(arguments.config)):
         print(line)
     if any(num_prompts):
@@ -124,7 +124,7 @@ def _confined(config: RunConfig) -> Iterator[str]:
     if any(table.evaluator or table.trusted_answers for table in config.tasks.values()):
         yield f"answers that are evaluated as code: {described_seal()}"
     if any(table.is_fenced for table in config.tasks.values()):
-        yield f"agents that the run starts reach {described_network()}"
+        yield f"agents that the run starts can reach {described_network()}"
 
 
 def _show_trials(console: Console, config: RunConfig, trials: Sequence[Trial]) -> None:
@@ -132,13 +132,11 @@ def _show_trials(console: Console, config: RunConfig, trials: Sequence[Trial]) -
     table = config.tasks[trials[0].task]
     console.print(_tried(config, trials))
     if tells_nothing(trials):
-        print("one reward for everything: as far as this goes, there is nothing to learn from it")
+        print("the verifier gave references and wrong answers the same reward: there is nothing to learn from")
     if evaluates_nothing(trials):
-        print(
-            f"the evaluator {table.evaluator} made no text of any reference: look whether it can read an answer at all"
-        )
+        print(f"the evaluator {table.evaluator} returned no text for any reference: check that it can read answers")
     if fails_as_they_are(trials):
-        print(f"{table.verifier} failed on texts as they are: a fault only where {table.evaluator} may write such")
+        print(f"{table.verifier} failed on unevaluated texts: a fault only if {table.evaluator} can return such texts")
 
 
 def _still_needed(missing: Sequence[MissingError], config: RunConfig, num_gpus: int) -> Iterator[str]:
@@ -150,7 +148,7 @@ def _still_needed(missing: Sequence[MissingError], config: RunConfig, num_gpus: 
         yield f"  {one.where}: {one.what}"
         yield from (f"    {line}" for line in (one.wanted and f"wanted {one.wanted}", one.cure) if line)
     if short:
-        yield f"  GPUs: at least {least_gpus(config)}, at best {most_gpus(config)}; this host shows {num_gpus}"
+        yield f"  GPUs: at least {least_gpus(config)}, best {most_gpus(config)}; visible on this host: {num_gpus}"
         yield from _fewer_gpus(config, num_gpus)
     if refused:
         yield f"  run.folder: {refused}"
@@ -186,7 +184,7 @@ def _summary(config: RunConfig, folder: RunFolder, where: str) -> Iterator[str]:
         yield f"unit type   {unit_type}: {', '.join(names)}"
     for name in config.policies:
         if (gpus := server_gpus(config, name)) > 1:
-            yield f"weights     the canary alone proves those of {name}: parts on {gpus} GPUs have no digests"
+            yield f"weights     {name}: verified by the canary alone, as parts on {gpus} GPUs have no digests"
     for name, policy in config.policies.items():
         if (model := named(policy)) is not None:
             state = "to be fetched" if missing_model(name, policy, "") else "fetched"
@@ -226,7 +224,7 @@ def _policies(config: RunConfig) -> Table:
 def _tried(config: RunConfig, trials: Sequence[Trial]) -> Table:
     """Table of rewards that a verifier gave for references, for wrong answers and for garbage."""
     task = trials[0].task
-    title = f"tasks.{task}: what {config.tasks[task].verifier} gave"
+    title = f"tasks.{task}: rewards of {config.tasks[task].verifier}"
     table = Table(box=box.SIMPLE_HEAD, title=title, title_justify="left", show_edge=False)
     for heading in ("prompt", "answer", "reward"):
         table.add_column(heading, overflow="fold")
@@ -245,7 +243,7 @@ def _tried(config: RunConfig, trials: Sequence[Trial]) -> Table:
 
 def _learning(config: RunConfig, chosen: Iterable[Choice], unknown: Sequence[str]) -> Table:
     """Table of keys that decide how policies learn; values of keys that were left out have a mark."""
-    title = "what is learned by (* left out: a default)"
+    title = "learning settings (* default, key not set)"
     table = Table(box=box.SIMPLE_HEAD, title=title, title_justify="left", show_edge=False)
     for heading in ("key of a policy", *config.learning):
         table.add_column(heading, overflow="fold")
@@ -255,7 +253,9 @@ def _learning(config: RunConfig, chosen: Iterable[Choice], unknown: Sequence[str
 
 
 def _chosen(choices: Iterable[Choice]) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, title="chosen for keys left out", title_justify="left", show_edge=False)
+    table = Table(
+        box=box.SIMPLE_HEAD, title="values chosen for keys that are not set", title_justify="left", show_edge=False
+    )
     for heading in ("key", "value", "why"):
         table.add_column(heading, overflow="fold")
     for choice in choices:
@@ -271,8 +271,8 @@ def _slow(config: RunConfig) -> Iterator[str]:
         policy = config.policies[name]
         if policy.device == "cuda" and policy.learner.precision == "float32":
             yield (
-                f"policies.{name}.learner.precision: float32 on a GPU has no flash attention, and mrl leaves TF32 off:"
-                " several times slower than bfloat16, which is what is taken when the key is left out"
+                f"policies.{name}.learner.precision: float32 on a GPU is several times slower than bfloat16, the"
+                " default: it has no flash attention, and mrl keeps TF32 off"
             )
 
 
@@ -283,8 +283,8 @@ def _summed_late(config: RunConfig) -> Iterator[str]:
         if 1 < learner.num_shards < learner.processes:
             yield (
                 f"policies.{name}.learner: {learner.processes // learner.num_shards} replicas of {learner.num_shards}"
-                " shards sum gradients between them once for each update, and not in each pass; until then a rank"
-                " keeps its replica's sums where its gradients will be, so that it needs no memory beside"
+                " shards sum their gradients with each other once per update instead of in every pass; this needs no"
+                " extra memory"
             )
 
 
@@ -296,12 +296,12 @@ def _processes(config: RunConfig, needs: Sequence[ProcessNeed], unknown: Sequenc
     table.add_column("threads", str(sum(_at_once(needs, threads))), justify="right")
     known_mib = sum(need.host_mib for need in needs if need.spec.policy not in unknown)
     table.add_column("memory", f"{known_mib:.0f} MiB" + " and more" * bool(unknown), justify="right")
-    table.add_column("peak, of which MiB")
+    table.add_column("peak, MiB by part")
     for need, count in zip(needs, threads, strict=True):
         told = [_parts(need.host)] + ([f"cuda: {_parts(need.device)}"] if need.device else [])
         memory, parts = f"{need.host_mib:.0f} MiB", "; ".join(told)
         if need.spec.policy in unknown:
-            memory, parts = UNKNOWN, "the model is not there yet"
+            memory, parts = UNKNOWN, "the model is not on this machine yet"
         at = f"{ranks_told(need.spec, config)} on {need.spec.host}" * bool(need.spec.host)
         table.add_row(need.spec.name + at, _device(config, need.spec), str(count), memory, parts)
     return table

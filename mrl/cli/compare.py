@@ -34,12 +34,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--regimes",
         default="independent,sgt",
-        help="regimes, of which the first is the baseline; sgt-reported is sgt with the lambda that papers report",
+        help="regimes, separated by commas, the baseline first; sgt-reported is sgt with the lambda that papers report",
     )
     parser.add_argument(
         "--seeds",
         default=None,
-        help="number of seeds, or the seeds with commas: 11,12,13 (11, is one seed); default 3 seeds, with --tune 8",
+        help="number of seeds, or a list of seeds: 11,12,13 (`11,` is one seed); default: 3 seeds, 8 with --tune",
     )
     parser.add_argument(
         "--tune",
@@ -51,24 +51,26 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="first choose among N configurations of each regime (default 16), by successive halving",
     )
     parser.add_argument(
-        "--tune-seeds", default=None, help="seeds of the tuning, written as in --seeds; default 1001,1002"
+        "--tune-seeds", default=None, help="seeds of the tuning, written as in --seeds; default: 1001,1002"
     )
     parser.add_argument(
-        "--folder", type=Path, default=None, help="folder to write the runs to; default runs/compare-NAME"
+        "--folder", type=Path, default=None, help="folder to write the runs to; default: runs/compare-NAME"
     )
     parser.add_argument(
         "--jobs", type=int, default=0, help="runs at once; default: as many as cores, memory and GPUs allow"
     )
-    parser.add_argument("--async", dest="is_async", action="store_true", help="let policies go at their own pace")
-    parser.add_argument("--only-table", action="store_true", help="train nothing; compare the runs that are there")
+    parser.add_argument("--async", dest="is_async", action="store_true", help="let each policy train at its own pace")
+    parser.add_argument("--only-table", action="store_true", help="train nothing; compare the runs that exist")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Train missing runs, then write and print the comparison. Finished runs alone need neither models nor GPUs."""
     if arguments.jobs < 0:
-        raise ConfigError("not a number of runs", where="--jobs", got=arguments.jobs, wanted=">= 1, or 0 to choose")
+        raise ConfigError("invalid number of runs", where="--jobs", got=arguments.jobs, wanted=">= 1, or 0 to choose")
     if arguments.tune_seeds is not None and arguments.tune is None:
-        raise ConfigError("says nothing without --tune", where="--tune-seeds", cure="add --tune, or leave it out")
+        raise ConfigError(
+            "has no effect without --tune", where="--tune-seeds", cure="add --tune, or remove --tune-seeds"
+        )
     check_given(arguments)
     train = partial(_train, jobs=arguments.jobs, where=str(arguments.config), is_only_table=arguments.only_table)
     if arguments.tune is None:
@@ -86,7 +88,9 @@ def _tuned(arguments: argparse.Namespace, train: Callable[[Sequence[PlannedRun]]
     chosen = tuned.chosen()
     tables, told = [tuning.grid(tuned)], [f"tuned by {tuning.RULE}"]
     if not chosen:
-        _show(tables, [f"tuning is not done, runs to go before the final ones: {tuning.runs_to_go(arguments, tuned)}"])
+        _show(
+            tables, [f"tuning is not finished; runs left before the final ones: {tuning.runs_to_go(arguments, tuned)}"]
+        )
         return 1
     runs = plan_runs(arguments, {row: one.words for row, one in chosen.items()})
     train(runs)
@@ -122,7 +126,7 @@ def conclude(runs: Sequence[PlannedRun], before: Sequence["Grid"] = (), told_bef
     folder = runs[0].folder.parent
     done = [one for one in runs if one.state().is_done]
     if not done:
-        raise RoleFailed(f"no run has come to its end, see {folder}/*.log")
+        raise RoleFailed(f"no run has finished; see {folder}/*.log")
     outcomes = {
         regime: {one.seed: read_outcome(one.folder) for one in done if one.regime == regime}
         for regime in dict.fromkeys(one.regime for one in runs if one in done)
@@ -151,11 +155,13 @@ def _show(tables: Sequence["Grid"], told: Sequence[str]) -> None:
 def notes(runs: Sequence[PlannedRun], done: Sequence[PlannedRun]) -> list[str]:
     """Return notes on the tables: policies left out of some runs, missing runs and missing differences."""
     left_out = {one.regime: ", ".join(one.left_out) for one in runs if one.left_out}
-    told = [f"{regime}: without {names} (frozen), which it never asks" for regime, names in left_out.items()]
-    told += [f"not in the tables: {one.folder} did not come to its end" for one in runs if one not in done]
+    told = [
+        f"{regime}: runs without {names} (frozen), which this regime never uses" for regime, names in left_out.items()
+    ]
+    told += [f"not in the tables: {one.folder} (the run did not finish)" for one in runs if one not in done]
     baseline = runs[0].regime
     if not any(one.regime == baseline for one in done):
-        told.append(f"no differences: no run of {baseline}, the baseline, came to its end")
+        told.append(f"no differences: no run of the baseline {baseline} has finished")
     return told
 
 

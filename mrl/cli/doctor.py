@@ -33,10 +33,10 @@ GIB = 1024**3
 COLUMNS = ("engine", "version", "starts", "samples", "log-probs off by", "new weights off by", "every byte checked", "")
 
 OPTIONAL = (
-    ("reasoning_gym", "tasks", "tasks of reasoning-gym, the quickstart's among them"),
-    ("math_verify", "tasks", "answers of mathematics"),
-    ("peft", "lora", "adapters in place of whole weights (learner.lora)"),
-    ("renderers", "renderers", "tool calls of further families (prompt.family)"),
+    ("reasoning_gym", "tasks", "tasks of reasoning-gym, including those of the quickstart"),
+    ("math_verify", "tasks", "verification of mathematical answers"),
+    ("peft", "lora", "training of LoRA adapters (learner.lora)"),
+    ("renderers", "renderers", "tool calls of more model families (prompt.family)"),
     ("matplotlib", "plots", "figures of `mrl compare` and `mrl bandit`"),
 )
 """(module, extra that installs the module, purpose) for the optional packages."""
@@ -45,10 +45,10 @@ OPTIONAL = (
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments: engines and device, or the configuration that names them."""
     parser.add_argument(
-        "engines", nargs="*", metavar="ENGINE", help=f"engines to try, of {', '.join(ENGINES)}; all when none is named"
+        "engines", nargs="*", metavar="ENGINE", help=f"engines to try, of {', '.join(ENGINES)}; default: all"
     )
     device = "cuda" if visible_gpus(os.environ) else "cpu"
-    parser.add_argument("--device", choices=["cpu", "cuda"], help=f"device of the engines; by default {device}")
+    parser.add_argument("--device", choices=["cpu", "cuda"], help=f"device of the engines; default: {device}")
     help_of_config = "try the engines of this configuration, with their devices, interpreters, options and URLs"
     parser.add_argument("--config", type=config_file, metavar="CONFIG", help=help_of_config)
 
@@ -85,14 +85,14 @@ def run(arguments: argparse.Namespace) -> int:
 def not_here(absent: Iterable[Subject]) -> list[str]:
     """Return lines on what is not installed, with the command that installs it: these engines, and packages."""
     kinds = [(one.engine, _kind(one.device)) for one in absent]
-    rows = [(engine, f"an inference server on {kind.upper()}s", making_command(engine, kind)) for engine, kind in kinds]
+    rows = [(engine, f"inference server on {kind.upper()}s", making_command(engine, kind)) for engine, kind in kinds]
     missing = [row for row in OPTIONAL if importlib.util.find_spec(row[0]) is None]
     rows += [(module, what, f"pip install 'mrl[{extra}]'") for module, extra, what in missing]
     if not rows:
         return []
     widths = [max(len(row[column]) for row in rows) for column in (0, 1)]
     lines = [f"  {name:<{widths[0]}}  {what:<{widths[1]}}  {command}" for name, what, command in rows]
-    return ["not here, and needed only by what names it:", *lines]
+    return ["not installed (optional):", *lines]
 
 
 def subjects_of(config: RunConfig) -> dict[str, Subject]:
@@ -117,9 +117,12 @@ def machine() -> list[str]:
         f"{len(os.sched_getaffinity(0))} cores, {memory_gib:.0f} GiB of memory, {free_gib:.0f} GiB of disk free, "
         + (f"{len(gpus)} GPUs" if gpus else "no GPU"),
         f"answers that are evaluated as code: {described_seal()}",
-        f"agents that a run starts reach {described_network()}",
+        f"agents that a run starts can reach {described_network()}",
         f"metrics of GPUs: {gpu_metrics(gpus)}",
-        *(["PYTHONDONTWRITEBYTECODE is set: each process compiles its modules anew"] * sys.dont_write_bytecode),
+        *(
+            ["PYTHONDONTWRITEBYTECODE is set: every process compiles all modules again, which slows its start"]
+            * sys.dont_write_bytecode
+        ),
     ]
 
 
@@ -128,7 +131,7 @@ def gpu_metrics(gpus: Sequence[str]) -> str:
     load = GpuLoad(gpus)
     if load.absent:
         return f"none ({load.absent})"
-    return f"by the driver {load.driver()}, for {sum(map(bool, load.values()))} of {len(gpus)}"
+    return f"from driver {load.driver()}, for {sum(map(bool, load.values()))} of {len(gpus)} GPUs"
 
 
 def unfit(subjects: Iterable[Subject]) -> list[str]:
@@ -160,13 +163,15 @@ def _subjects(arguments: argparse.Namespace) -> Mapping[str, Subject]:
         device = arguments.device or ("cuda" if visible_gpus(os.environ) else "cpu")
         return {name: Subject(name, device) for name in arguments.engines or ENGINES}
     if arguments.device:
-        cure = "leave --device out: the configuration says the device of each policy"
-        raise ConfigError("--device beside --config", where="mrl doctor", got=arguments.device, cure=cure)
+        cure = "remove --device: the configuration sets the device of each policy"
+        raise ConfigError(
+            "--device cannot be combined with --config", where="mrl doctor", got=arguments.device, cure=cure
+        )
     found = subjects_of(load_config(arguments.config, []))
     chosen = {name: one for name, one in found.items() if one.engine in (arguments.engines or ENGINES)}
     if not chosen:
         raise ConfigError(
-            "no policy has such an engine",
+            "no policy uses this engine",
             where=str(arguments.config),
             got=", ".join(arguments.engines),
             wanted=", ".join(sorted({one.engine for one in found.values()})),

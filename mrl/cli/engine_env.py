@@ -17,11 +17,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments: engine, kind of device, and whether to print or check without making."""
     parser.add_argument("engine", choices=ENGINES, metavar="ENGINE", help=" or ".join(ENGINES))
     parser.add_argument(
-        "--cpu", action="store_true", help="make it for tests without a GPU; else it is for NVIDIA GPUs"
+        "--cpu", action="store_true", help="make the environment for CPUs, for tests; default: for NVIDIA GPUs"
     )
     asked = parser.add_mutually_exclusive_group()
-    asked.add_argument("--path", action="store_true", help="only print where the environment's python is, or would be")
-    check = "only ask the package index whether the packages for GPUs can be had and fit together; gets metadata alone"
+    asked.add_argument(
+        "--path", action="store_true", help="print the path of the environment's python, even if it does not exist yet"
+    )
+    check = (
+        "only check on the package index that the packages for GPUs exist and are compatible; downloads metadata only"
+    )
     asked.add_argument("--check", action="store_true", help=check)
 
 
@@ -29,15 +33,19 @@ def run(arguments: argparse.Namespace) -> int:
     """Make the environment if it is missing, and print its python as the last line."""
     kind = "cpu" if arguments.cpu else "gpu"
     if arguments.check and arguments.cpu:
-        wanted = "the list for GPUs; the one for CPUs leaves out what its packages name"
-        raise ConfigError("--check beside --cpu", where="mrl engine-env", wanted=wanted, cure="leave --cpu out")
+        wanted = "the packages for GPUs; the list for CPUs omits some dependencies on purpose"
+        raise ConfigError(
+            "--check cannot be combined with --cpu", where="mrl engine-env", wanted=wanted, cure="remove --cpu"
+        )
     folder = environment_folder(arguments.engine, kind)
     if not arguments.check and (arguments.path or is_made(arguments.engine, kind)):
         print(folder / "bin" / "python")
         return 0
     bash = shutil.which("bash")
     if bash is None:
-        raise EngineError("no bash, which makes the environment", where="mrl engine-env", cure="install bash")
+        raise EngineError(
+            "bash, which makes the environment, is not installed", where="mrl engine-env", cure="install bash"
+        )
     action = "check" if arguments.check else "make"
     words = [bash, str(RECIPES / "engine_env.sh"), action, arguments.engine, kind, str(folder), sys.executable]
     sys.stdout.flush()

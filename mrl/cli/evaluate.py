@@ -38,31 +38,38 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("what", nargs="*", metavar="WHAT", help="RUN, RUN@STEP, a model folder, or a hub id")
     parser.add_argument("--policy", default="", metavar="NAME", help="measure only this policy of each run")
     parser.add_argument("--config", metavar="FILE", help="tasks and pool: a TOML file, `quickstart`, or a run's folder")
-    parser.add_argument("--tasks", default="", metavar="A,B", help="prompts of these tasks only")
+    parser.add_argument("--tasks", default="", metavar="A,B", help="evaluate only prompts of these tasks")
     parser.add_argument(
-        "--prompts", type=int, default=0, metavar="N", help="the first N held-out prompts; by default, or with 0, all"
+        "--prompts",
+        type=int,
+        default=0,
+        metavar="N",
+        help="evaluate only the first N held-out prompts; 0, the default: all",
     )
-    parser.add_argument("--samples", type=int, metavar="N", help="answers to every prompt (evaluation.samples)")
-    parser.add_argument("--k", metavar="K,K", help="values of k in pass@k (evaluation.k)")
+    parser.add_argument("--samples", type=int, metavar="N", help="answers per prompt (default: evaluation.samples)")
+    parser.add_argument("--k", metavar="K,K", help="values of k in pass@k (default: evaluation.k)")
     parser.add_argument(
-        "--temperature", type=float, metavar="T", help="sampling temperature, 0 for greedy (evaluation.temperature)"
+        "--temperature",
+        type=float,
+        metavar="T",
+        help="sampling temperature, 0 for greedy (default: evaluation.temperature)",
     )
-    parser.add_argument("--top-p", type=float, metavar="P", help="nucleus sampling (evaluation.top_p)")
+    parser.add_argument("--top-p", type=float, metavar="P", help="nucleus sampling (default: evaluation.top_p)")
     parser.add_argument(
-        "--max-new-tokens", type=int, default=0, metavar="N", help="token limit of an answer; by default the policy's"
+        "--max-new-tokens", type=int, default=0, metavar="N", help="token limit of an answer; default: the policy's"
     )
-    parser.add_argument("--seed", type=int, metavar="N", help="seed of the answers (run.seed)")
+    parser.add_argument("--seed", type=int, metavar="N", help="seed of the answers (default: run.seed)")
     parser.add_argument(
-        "--engine", default="", choices=("embedded", "vllm", "sglang"), help="engine; by default the policy's"
+        "--engine", default="", choices=("embedded", "vllm", "sglang"), help="engine; default: the policy's"
     )
-    parser.add_argument("--device", default="", choices=("cpu", "cuda"), help="device; by default the policy's")
-    parser.add_argument("--out", type=Path, metavar="PATH", help="file or folder of the result; by default RUN/evals")
+    parser.add_argument("--device", default="", choices=("cpu", "cuda"), help="device; default: the policy's")
+    parser.add_argument("--out", type=Path, metavar="PATH", help="file or folder of the result; default: RUN/evals")
     parser.add_argument(
         "--compare",
         nargs=2,
         type=Path,
         metavar=("A.json", "B.json"),
-        help="print the differences of two results, B minus A",
+        help="print the differences between two results, B minus A",
     )
 
 
@@ -134,7 +141,7 @@ def _with_own(config: RunConfig, arguments: argparse.Namespace) -> RunConfig:
     )
     for key, value, is_sound, wanted in bounds:
         if not is_sound:
-            raise ConfigError(f"{key}: not valid", where=WHERE, got=value, wanted=wanted)
+            raise ConfigError(f"{key}: invalid value", where=WHERE, got=value, wanted=wanted)
     with in_place(WHERE):
         check_draws(table.samples, table.k, key="--k")
     seed = config.run.seed if arguments.seed is None else arguments.seed
@@ -145,7 +152,7 @@ def _with_own(config: RunConfig, arguments: argparse.Namespace) -> RunConfig:
 def _numbers(words: str) -> list[int]:
     parts = words.split(",")
     if not all(part.strip().isdecimal() for part in parts):
-        raise ConfigError("--k: not valid", where=WHERE, got=words, wanted="whole numbers with commas between them")
+        raise ConfigError("--k: invalid value", where=WHERE, got=words, wanted="whole numbers, separated by commas")
     return [int(part) for part in parts]
 
 
@@ -163,10 +170,10 @@ def _check_tasks(config: RunConfig, words: str) -> None:
     for task in filter(None, words.split(",")) if words else config.tasks:
         if config.tasks[task].source == "agent":
             raise ConfigError(
-                f"tasks.{task}: its agents play with the policies of a run alone",
+                f"tasks.{task}: tasks of agents are evaluated only within a run",
                 where=WHERE,
                 got='source = "agent"',
-                cure="--tasks with the others; what a run measured of it stands in its report",
+                cure="select other tasks with --tasks; the report of a run shows its results on this task",
             )
 
 
@@ -175,7 +182,7 @@ def _prompts(pool: "TaskPool", arguments: argparse.Namespace) -> "Sequence[Promp
     tasks = {task for task in arguments.tasks.split(",") if task}
     found = [prompt for prompt in pool.held_out if not tasks or prompt.task in tasks]
     if not found:
-        cure = "pool.held_out_prompts above 0 in the configuration"
+        cure = "set pool.held_out_prompts above 0 in the configuration"
         raise ConfigError("there are no held-out prompts", where=WHERE, got=arguments.tasks, cure=cure)
     return found[: arguments.prompts or None]
 

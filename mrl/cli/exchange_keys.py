@@ -20,13 +20,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments: run and action."""
     parser.add_argument("run", type=Path, metavar="RUN", help="folder of the run, runs/<name>")
     actions = parser.add_subparsers(dest="action", required=True, metavar="list|make|revoke")
-    actions.add_parser("list", help="show all keys, also the revoked")
-    make = actions.add_parser("make", help="make a key where there is none or it was revoked")
+    actions.add_parser("list", help="show all keys, including revoked ones")
+    make = actions.add_parser("make", help="make a key where none exists, or the earlier one was revoked")
     make.add_argument("role", choices=ROLES, metavar="ROLE", help=f"role that the key is for: {', '.join(ROLES)}")
     make.add_argument(
-        "policy", nargs="?", default="", metavar="POLICY", help=f"policy of the role; for {' and '.join(POLICY_ROLES)}"
+        "policy",
+        nargs="?",
+        default="",
+        metavar="POLICY",
+        help=f"policy of the role, only for {' and '.join(POLICY_ROLES)}",
     )
-    revoke = actions.add_parser("revoke", help="revoke a key; its connections break within a second")
+    revoke = actions.add_parser("revoke", help="revoke a key; its connections are closed within a second")
     revoke.add_argument("name", metavar="NAME", help="name of the key as `list` shows it, for example worker/qwen")
 
 

@@ -36,9 +36,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments: run, policy, step, place of the folder, and dtype."""
     parser.add_argument("run", type=Path, metavar="RUN", help="folder of the run, runs/<name>")
     parser.add_argument("--policy", required=True, metavar="NAME", help="policy to export")
-    parser.add_argument("--step", type=int, metavar="N", help="step with a checkpoint; by default the newest")
-    parser.add_argument("--to", type=Path, metavar="FOLDER", help="folder to write; by default RUN/exports/NAME-step_N")
-    dtype_help = "dtype of the weights; by default that of the model that the policy was trained from"
+    parser.add_argument("--step", type=int, metavar="N", help="step with a checkpoint; default: the newest")
+    parser.add_argument("--to", type=Path, metavar="FOLDER", help="folder to write; default: RUN/exports/NAME-step_N")
+    dtype_help = "dtype of the weights; default: the dtype of the model that the policy was trained from"
     parser.add_argument("--dtype", choices=(AS_MODEL, *DTYPES), default=AS_MODEL, help=dtype_help)
 
 
@@ -47,7 +47,7 @@ def run(arguments: argparse.Namespace) -> int:
     config, folder = located(read_run_config(arguments.run)), RunFolder(arguments.run.resolve())
     if arguments.policy not in config.learning:
         raise ConfigError(
-            "no such policy that learns",
+            "no learning policy of this name",
             where=str(arguments.run),
             got=arguments.policy,
             wanted=" or ".join(config.learning),
@@ -76,12 +76,14 @@ def export(
     from mrl.weights.checkpoint_store import CheckpointStore  # imports torch
 
     if dtype not in (AS_MODEL, *DTYPES):
-        raise ConfigError("no dtype of weights", where="export", got=dtype, wanted=" or ".join((AS_MODEL, *DTYPES)))
+        raise ConfigError(
+            "unsupported dtype of weights", where="export", got=dtype, wanted=" or ".join((AS_MODEL, *DTYPES))
+        )
     place = folder.checkpoints(policy)
     step = step_of(CheckpointStore(place, policy).steps(), step, place)
     to = to or folder.path / "exports" / f"{policy}-step_{step}"
     if os.path.lexists(to):
-        raise RunFolderError("exists already", where=str(to), cure="choose another --to")
+        raise RunFolderError("already exists", where=str(to), cure="choose another --to")
     checkpoint = sound_checkpoint(folder, policy, step)
     part = _part_of(to)
     with held(part):
@@ -110,7 +112,7 @@ def _part_of(to: Path) -> Path:
         remove_left(to.parent, prefix)
         return Path(tempfile.mkdtemp(dir=to.parent, prefix=prefix))
     except OSError as error:
-        what = f"cannot be written ({error.strerror})"
+        what = f"the folder cannot be written ({error.strerror})"
         raise RunFolderError(what, where=str(to), cure="choose another --to") from error
 
 
@@ -144,15 +146,15 @@ def model_card(config: RunConfig, policy: str, step: int, dtypes: str) -> str:
             f"- trained from: {table.source or table.model}",
             f"- objective: {table.objective.method}; sharing regime: {regime}; other policies: {peers}",
             f"- tasks: {', '.join(f'{task.source}/{task.dataset}' for task in config.tasks.values())}",
-            *(f"- asked with {key} = {value!r}" for key, value in asked.items()),
+            *(f"- prompt: {key} = {value!r}" for key, value in asked.items()),
             f"- sampled at temperature {table.rollout.temperature}, at most {table.rollout.max_new_tokens} new tokens",
             *(
-                [f"- adapters of rank {lora.rank}, alpha {lora.alpha:g}, merged here; alone in {ADAPTER}/"]
+                [f"- LoRA adapters of rank {lora.rank}, alpha {lora.alpha:g}, merged here; separately in {ADAPTER}/"]
                 if lora
                 else []
             ),
-            f"- learning rate {table.learner.lr}, {table.learner.prompts_per_step} prompts a step of "
-            f"{table.rollout.group_size} answers, seed {config.run.seed}",
+            f"- learning rate {table.learner.lr}, {table.learner.prompts_per_step} prompts per step with "
+            f"{table.rollout.group_size} answers each, seed {config.run.seed}",
             f"- weights in {dtypes}",
             "",
         ]

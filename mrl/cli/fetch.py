@@ -31,7 +31,7 @@ def run(arguments: argparse.Namespace) -> int:
         if policy.make is not None:
             print(f"{name}: made on this machine (`mrl policies make {where}` makes it beforehand)")
         else:
-            print(f"{name}: {named(policy) or 'a folder of this machine'}: {Path(policy.model).absolute()}")
+            print(f"{name}: {named(policy) or 'a local folder'}: {Path(policy.model).absolute()}")
     for line in filter(None, (shown_data(task, table) for task, table in config.tasks.items())):
         print(line)
     return 0
@@ -41,7 +41,9 @@ def _read(arguments: argparse.Namespace) -> RunConfig:
     if not arguments.config.is_dir():
         return load_config(arguments.config, arguments.overrides)
     if arguments.overrides:
-        raise ConfigError("a run's folder takes no keys", where="mrl fetch", got=" ".join(arguments.overrides))
+        raise ConfigError(
+            "keys cannot be set for the folder of a run", where="mrl fetch", got=" ".join(arguments.overrides)
+        )
     return located(read_run_config(arguments.config))
 
 

@@ -13,23 +13,23 @@ GPUS_PER_POLICY = 2
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments: models, data, and other choices that mrl cannot make."""
-    parser.add_argument("models", nargs="+", metavar="MODEL", help="folder of a model, or its name on the hub")
+    parser.add_argument("models", nargs="+", metavar="MODEL", help="folder of a model, or its id on the hub")
     parser.add_argument(
         "--data", required=True, metavar="FILE", help="file of JSON lines with `prompt` and `reference`"
     )
     parser.add_argument(
-        "--prompt-key", default="", metavar="COLUMN", help="name of the prompt's key in FILE, where it is not `prompt`"
+        "--prompt-key", default="", metavar="COLUMN", help="key of the prompt in FILE (default: prompt)"
     )
     parser.add_argument(
         "--reference-key",
         default="",
         metavar="COLUMN",
-        help="name of the reference's key in FILE, where it is not `reference`",
+        help="key of the reference in FILE (default: reference)",
     )
     parser.add_argument("--verifier", default="", metavar="MODULE:FUNCTION", help="your own verifier of answers")
-    parser.add_argument("--steps", type=int, default=100, metavar="N", help="learner steps (100)")
+    parser.add_argument("--steps", type=int, default=100, metavar="N", help="learner steps (default: 100)")
     parser.add_argument(
-        "--to", type=Path, default=Path("mine.toml"), metavar="FILE", help="configuration to write (mine.toml)"
+        "--to", type=Path, default=Path("mine.toml"), metavar="FILE", help="configuration to write (default: mine.toml)"
     )
 
 
@@ -48,7 +48,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     path: Path = arguments.to
     if path.exists():
-        raise ConfigError("exists already", where=str(path), cure="give another file with --to")
+        raise ConfigError("the file already exists", where=str(path), cure="choose another file with --to")
     if not path.absolute().parent.is_dir():
         raise ConfigError("no such folder", where="mrl init --to", got=str(path.parent))
     if not Path(arguments.data).is_file():
@@ -73,7 +73,7 @@ def run(arguments: argparse.Namespace) -> int:
     unknown = [name for name in config.policies if name not in known]
     needs = memory_plan(config, plan)
     memory = [f"{need.spec.name:<24} {need.host_mib:>8,.0f} MiB" for need in needs if need.spec.policy not in unknown]
-    memory += [f"{name:<24} not known before the model is here" for name in unknown]
+    memory += [f"{name:<24} unknown until the model is on this machine" for name in unknown]
     choices = (*of_device.choices, *completed.choices, *fitting.choices)
     replace_file(path, starting_text(path, tables, config, choices, memory).encode())
     print(path)

@@ -35,12 +35,12 @@ MIN_PERIOD_S, MAX_PERIOD_S = 0.05, 86_400.0
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments: run, period of looks, form of output."""
     parser.add_argument(
-        "run", nargs="?", type=Path, metavar="RUN", help="folder of the run; by default the newest in runs/"
+        "run", nargs="?", type=Path, metavar="RUN", help="folder of the run; default: the newest in runs/"
     )
-    parser.add_argument("--json", action="store_true", help="print one JSON object per look")
+    parser.add_argument("--json", action="store_true", help="print JSON, one object per reading")
     actions = parser.add_mutually_exclusive_group()
     actions.add_argument(
-        "--watch", nargs="?", type=_period, const=2.0, metavar="SECONDS", help="look again every SECONDS (2)"
+        "--watch", nargs="?", type=_period, const=2.0, metavar="SECONDS", help="refresh every SECONDS (default: 2)"
     )
     actions.add_argument("--dump", metavar="ID", help="show the record with this id")
 
@@ -50,7 +50,7 @@ def _period(text: str) -> float:
     with suppress(ValueError):
         if MIN_PERIOD_S <= float(text) <= MAX_PERIOD_S:
             return float(text)
-    raise argparse.ArgumentTypeError(f"got {text!r}; wanted seconds, {MIN_PERIOD_S:g} to {MAX_PERIOD_S:g}")
+    raise argparse.ArgumentTypeError(f"got {text!r}; wanted {MIN_PERIOD_S:g} to {MAX_PERIOD_S:g} seconds")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -59,7 +59,7 @@ def run(arguments: argparse.Namespace) -> int:
     Raises UserError where --json and --dump are both given, RunFolderError where there is neither a daemon nor a file.
     """
     if arguments.json and arguments.dump is not None:
-        raise UserError("--json and --dump exclude each other", where="mrl inspect", cure="leave one of them out")
+        raise UserError("--json and --dump cannot be combined", where="mrl inspect", cure="remove one of them")
     if isinstance(sys.stdout, TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
     folder = RunFolder(arguments.run or newest_run(Path("runs")))
@@ -78,7 +78,9 @@ def newest_run(folder: Path) -> Path:
     """Return the newest run in `folder`. Raises RunFolderError when `folder` holds none."""
     runs = [path.parent for path in folder.glob("*/config.json")]
     if not runs:
-        raise RunFolderError("there is no run", where=str(folder), cure="name the run folder")
+        raise RunFolderError(
+            "the folder contains no run", where=str(folder), cure="give the folder of a run, runs/<name>"
+        )
     return max(runs, key=lambda run: (run / "config.json").stat().st_mtime)
 
 
@@ -125,7 +127,9 @@ def show_file(run: RunFolder, options: argparse.Namespace) -> None:
         _print_json(stat, rates)
         return
     console = _console()
-    console.print(f"no daemon answers; this is what {run.exchange / FILE} holds", markup=False, highlight=False)
+    console.print(
+        f"no exchange daemon answers; these are the contents of {run.exchange / FILE}", markup=False, highlight=False
+    )
     console.print(policy_table(stat.policies, rates))
 
 

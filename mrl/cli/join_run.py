@@ -20,7 +20,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=float,
         default=DEFAULT_WAIT_S,
         metavar="S",
-        help=f"seconds to wait for the run and its first host ({DEFAULT_WAIT_S:g})",
+        help=f"seconds to wait for the run and its first host (default: {DEFAULT_WAIT_S:g})",
     )
 
 
@@ -31,9 +31,11 @@ def run(arguments: argparse.Namespace) -> int:
     from mrl.processes.planning.hosts import parse_hosts
 
     if len(parse_hosts(arguments.host)) != 1 or "=" in arguments.host:
-        raise ConfigError("--host: not a host", got=arguments.host, wanted="one name of `mrl launch --hosts`")
+        raise ConfigError(
+            "--host: not a host name", got=arguments.host, wanted="one of the names in `mrl launch --hosts`"
+        )
     code = main(arguments.run.absolute(), arguments.host, arguments.wait_s)
     if code not in (0, 75):
-        sys.stderr.write(f"mrl: host {arguments.host} ends with code {code}; logs in {arguments.run}/logs/latest\n")
+        sys.stderr.write(f"mrl: host {arguments.host} exited with code {code}; logs in {arguments.run}/logs/latest\n")
     sys.stdout.flush()
     return code

@@ -26,18 +26,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments: those of `mrl train`, the hosts, and the request to SLURM."""
     train.add_arguments(parser)
     parser.add_argument(
-        "--hosts", default="", metavar="A,B", help="names of hosts, or NAME=ADDRESS; with --slurm their number (1)"
+        "--hosts",
+        default="",
+        metavar="A,B",
+        help="names of hosts, or NAME=ADDRESS; with --slurm the number of hosts (default: 1)",
     )
-    parser.add_argument("--dry-run", action="store_true", help="print the plan; start and write nothing")
+    parser.add_argument("--dry-run", action="store_true", help="print the plan without starting or writing anything")
     parser.add_argument("--slurm", action="store_true", help="print a batch script for SLURM instead")
     asked = parser.add_argument_group("with --slurm")
     asked.add_argument("--submit", action="store_true", help="submit the batch script too")
-    asked.add_argument("--cpus", type=int, metavar="N", help="CPUs per host (needed)")
-    asked.add_argument("--gpus", type=int, metavar="N", help="GPUs per host (0)")
-    asked.add_argument("--minutes", type=int, metavar="N", help="time limit of a job in minutes (60)")
-    asked.add_argument("--partition", metavar="P", help="partition of SLURM")
+    asked.add_argument("--cpus", type=int, metavar="N", help="CPUs per host (required)")
+    asked.add_argument("--gpus", type=int, metavar="N", help="GPUs per host (default: 0)")
+    asked.add_argument("--minutes", type=int, metavar="N", help="time limit of a job in minutes (default: 60)")
+    asked.add_argument("--partition", metavar="P", help="SLURM partition")
     asked.add_argument(
-        "--requeue", action="store_true", help="go on in a new job after preemption, or at the time limit"
+        "--requeue", action="store_true", help="continue in a new job after preemption or the time limit"
     )
     asked.add_argument("--heterogeneous", action="store_true", help="put daemons on a host of their own, without GPUs")
     asked.add_argument(
@@ -97,19 +100,23 @@ def check_options(arguments: argparse.Namespace) -> None:
     only_slurm = ("submit", "cpus", "gpus", "minutes", "partition", "requeue", "heterogeneous", "separate")
     given = [f"--{name}" for name in only_slurm if getattr(arguments, name)]
     if given and not arguments.slurm:
-        raise ConfigError(f"{given[0]} asks SLURM for something", where="mrl launch", cure="add --slurm")
+        raise ConfigError(f"{given[0]} has no effect without --slurm", where="mrl launch", cure="add --slurm")
     if arguments.slurm and arguments.policy_from_start:
-        cure = "set them back first: `mrl train --resume --policy-from-start NAME` for a moment on one host"
-        raise ConfigError("--policy-from-start with --slurm: jobs that are requeued would begin anew", cure=cure)
+        cure = "restart the policy on one host first: run `mrl train CONFIG --resume --policy-from-start NAME` briefly"
+        raise ConfigError(
+            "--policy-from-start cannot be combined with --slurm: a requeued job would restart again", cure=cure
+        )
     for first, second in (("heterogeneous", "separate"), ("submit", "dry_run")):
         if getattr(arguments, first) and getattr(arguments, second):
             names = f"--{first} and --{second.replace('_', '-')}"
-            raise ConfigError(f"{names} exclude each other", where="mrl launch", cure="give one of them")
+            raise ConfigError(f"{names} cannot be combined", where="mrl launch", cure="remove one of them")
     if arguments.slurm and not arguments.cpus:
-        raise ConfigError("--slurm needs --cpus, the CPUs per host", where="mrl launch")
+        raise ConfigError("--slurm requires --cpus, the CPUs per host", where="mrl launch")
     if arguments.slurm and arguments.hosts and not (arguments.hosts.isdecimal() and int(arguments.hosts)):
-        wanted = "how many; SLURM chooses which"
-        raise ConfigError("--hosts with --slurm: not a number", where="mrl launch", got=arguments.hosts, wanted=wanted)
+        wanted = "the number of hosts; SLURM chooses which"
+        raise ConfigError(
+            "--hosts must be a number with --slurm", where="mrl launch", got=arguments.hosts, wanted=wanted
+        )
 
 
 def request_of(arguments: argparse.Namespace) -> SlurmRequest:
@@ -137,7 +144,9 @@ def show(jobs: Sequence[Job]) -> None:
 def submit(jobs: Sequence[Job]) -> int:
     """Submit the scripts; all jobs but the first start after the first. Raises ConfigError with sbatch's message."""
     if shutil.which("sbatch") is None:
-        raise MissingError("--submit: there is no `sbatch` here", where="mrl launch", cure="submit from a login node")
+        raise MissingError(
+            "--submit: `sbatch` is not installed on this host", where="mrl launch", cure="submit from a login node"
+        )
     first = ""
     for job in jobs:
         after = [f"--dependency=after:{first}"] if first else []
@@ -151,7 +160,7 @@ def submit(jobs: Sequence[Job]) -> int:
         )
         if done.returncode:
             said = " ".join(done.stderr.split())
-            raise ConfigError(f"sbatch refused the job of {job.title}", where="mrl launch", got=said)
+            raise ConfigError(f"sbatch rejected the job of {job.title}", where="mrl launch", got=said)
         first = first or done.stdout.strip().partition(";")[0]
         print(f"submitted {job.title} as job {done.stdout.strip()}", flush=True)
     return 0

@@ -28,17 +28,19 @@ class Command(NamedTuple):
 
 COMMANDS: dict[str, Command] = {
     "quickstart": Command(
-        "mrl.cli.quickstart", "train two small policies that learn from each other, here", takes_overrides=True
+        "mrl.cli.quickstart",
+        "train two small policies that learn from each other, on this machine",
+        takes_overrides=True,
     ),
     "train": Command("mrl.cli.train", "train the policies of the configuration CONFIG", takes_overrides=True),
     "launch": Command(
-        "mrl.cli.launch", "train the policies of CONFIG on several hosts, by SLURM too", takes_overrides=True
+        "mrl.cli.launch", "train the policies of CONFIG on several hosts, also through SLURM", takes_overrides=True
     ),
     "join": Command("mrl.cli.join_run", "run this host's processes of a run on several hosts"),
     "stop": Command("mrl.cli.stop", "end a run, or one policy of it, from any host"),
     "init": Command("mrl.cli.init", "write a commented configuration for models and data of your own"),
     "check": Command("mrl.cli.check", "validate CONFIG and print the resolved plan", takes_overrides=True),
-    "fetch": Command("mrl.cli.fetch", "get the models of CONFIG from the hub before a run", takes_overrides=True),
+    "fetch": Command("mrl.cli.fetch", "download the models of CONFIG from the hub before a run", takes_overrides=True),
     "policies": Command("mrl.cli.policies", "make the small local policies of CONFIG", takes_overrides=True),
     "report": Command("mrl.cli.write_report", "write report.html of a run and print its path"),
     "samples": Command("mrl.cli.samples", "show answers of a run: prompts, rewards, who rescued whom"),
@@ -48,12 +50,12 @@ COMMANDS: dict[str, Command] = {
     "eval": Command("mrl.cli.evaluate", "measure runs and models on held-out prompts (pass@k), or compare results"),
     "export": Command("mrl.cli.export", "write a policy of a run as a Hugging Face folder"),
     "align": Command("mrl.cli.align", "compare two tokenizers: a pair card, or one text in the tokens of both"),
-    "bandit": Command("mrl.cli.bandit", "study what sharing gains and costs, on a bandit: tables and pictures"),
+    "bandit": Command("mrl.cli.bandit", "study gains and costs of sharing on a bandit: tables and plots"),
     "schema": Command("mrl.cli.print_schema", "print the JSON schema of configurations, for editors"),
     "compare": Command(
         "mrl.cli.compare", "train CONFIG under several sharing regimes and compare the results", takes_overrides=True
     ),
-    "doctor": Command("mrl.cli.doctor", "show what this machine has, and what each engine does here"),
+    "doctor": Command("mrl.cli.doctor", "show what this machine has, and test each engine on it"),
     "engine-env": Command("mrl.cli.engine_env", "make the Python environment of an inference server: vllm, sglang"),
     "version": Command("mrl.cli.print_version", "print the versions of mrl and of the packages that it uses"),
     "exchange keys": Command("mrl.cli.exchange_keys", "list, make or revoke the keys that may connect to a run"),
@@ -174,7 +176,7 @@ def _help() -> str:
 
 def disk_full(error: OSError) -> RunFolderError:
     """Return the error for a full disk, or for a full quota of the user."""
-    cure = "free some room there; then --resume continues a run, or choose a --run.folder on another disk"
+    cure = "free some space there and continue the run with --resume, or choose a --run.folder on another disk"
     return RunFolderError(
         error.strerror or "the disk is full", where=str(error.filename or ""), cure=cure if error.filename else ""
     )

@@ -17,7 +17,7 @@ from mrl.processes.preparation.made_policies import build_policy, make_policies
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments: action, configuration, policies. Child processes of `make` run the action `build`."""
     parser.add_argument(
-        "action", choices=("make", "build"), metavar="make", help="make the policies that are missing in the cache"
+        "action", choices=("make", "build"), metavar="make", help="make the policies that are not in the cache yet"
     )
     parser.add_argument("config", type=config_file, metavar="CONFIG", help="TOML file, or `quickstart`")
     parser.add_argument("--policy", default="", metavar="NAME", help="make only this policy")
@@ -35,7 +35,12 @@ def run(arguments: argparse.Namespace) -> int:
     names = [name for name, policy in config.policies.items() if policy.make is not None]
     if arguments.policy and arguments.policy not in names:
         wanted = ", ".join(names) or "a policy with a `make` table"
-        raise ConfigError("no such policy to make", where=str(arguments.config), got=arguments.policy, wanted=wanted)
+        raise ConfigError(
+            "no policy of this name with a `make` table",
+            where=str(arguments.config),
+            got=arguments.policy,
+            wanted=wanted,
+        )
     chosen = [arguments.policy] if arguments.policy else names
     console = Console(stderr=True, force_terminal=sys.stderr.isatty())
     folders = make_policies(config, chosen, force=arguments.force, console=console)

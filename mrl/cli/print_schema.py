@@ -24,7 +24,7 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         write_json(arguments.output, schema)
     except OSError as error:
-        raise ConfigError(f"cannot be written ({error.strerror})", where=str(arguments.output)) from None
+        raise ConfigError(f"the file cannot be written ({error.strerror})", where=str(arguments.output)) from None
     print(arguments.output)
     return 0
 

@@ -38,7 +38,10 @@ def run(arguments: argparse.Namespace) -> int:
     if first.exists() and not (is_named or arguments.clean or arguments.resume):
         name = _unused(first)
         new = _from_here(first.with_name(name))
-        print(f"{_from_here(first)} exists and is kept; this run is {new} (or use --clean, --resume)", flush=True)
+        print(
+            f"{_from_here(first)} exists and is kept; this run is {new} (use --clean to replace, --resume to continue)",
+            flush=True,
+        )
         config = load_config(path, [*overrides, "--run.name", name])
     code = train.train(config, clean=arguments.clean, resume=arguments.resume, where=str(path))
     if code == 0:
@@ -50,7 +53,7 @@ def next_steps(run_folder: Path) -> list[str]:
     """Return the lines of commands to try next, as this shell can call them."""
     mrl, shown = how_called(), _from_here(run_folder)
     rows = (
-        (f"{mrl} inspect {shown}", "what the policies passed on to each other"),
+        (f"{mrl} inspect {shown}", "what the policies shared with each other"),
         (f"{mrl} export {shown} --policy qwen", "a policy as a Hugging Face folder"),
         (f"{mrl} compare {CONFIG}", "the same with and without sharing, on three seeds"),
         (f"{mrl} {CONFIG} --show > my.toml", f"a configuration to change; then {mrl} check my.toml"),

@@ -31,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--policy", default="", required=needs_policy, metavar="NAME", help="policy that this process serves"
     )
     parser.add_argument(
-        "--index", type=int, default=0, metavar="I", help="number of the worker; of a kept version its step"
+        "--index", type=int, default=0, metavar="I", help="number of the worker, or step of the kept version"
     )
 
 

@@ -14,26 +14,28 @@ SHOWN, ON_A_PAGE = 10, 1000
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments: run, conditions on answers, and page."""
     parser.add_argument("run", type=Path, metavar="RUN", help="folder of the run, runs/<name>")
-    parser.add_argument("--policy", default="", metavar="NAME", help="answers that this policy trained on")
+    parser.add_argument("--policy", default="", metavar="NAME", help="only answers that this policy trained on")
     parser.add_argument(
-        "--step", type=int, metavar="N", help="answers of this step; by default of all steps, the newest first"
+        "--step", type=int, metavar="N", help="only answers of this step; default: all steps, the newest first"
     )
-    parser.add_argument("--task", default="", metavar="NAME", help="answers to this task's prompts")
-    parser.add_argument("--find", default="", metavar="TEXT", help="answers with this text in them or in their prompt")
+    parser.add_argument("--task", default="", metavar="NAME", help="only answers to this task's prompts")
+    parser.add_argument(
+        "--find", default="", metavar="TEXT", help="only answers with this text in them or in their prompt"
+    )
     kinds = parser.add_mutually_exclusive_group()
-    kinds.add_argument("--failed", action="store_true", help="own answers that are not a success")
+    kinds.add_argument("--failed", action="store_true", help="only own answers that failed")
     kinds.add_argument(
-        "--rescued", action="store_true", help="peers' answers that were trained on, with the policy that wrote them"
+        "--rescued",
+        action="store_true",
+        help="only peers' answers that were trained on, with the policy that wrote them",
     )
     parser.add_argument(
-        "--held-out", action="store_true", help="answers to held-out prompts; a run keeps some of each evaluation"
+        "--held-out", action="store_true", help="show answers to held-out prompts; a run keeps some of each evaluation"
     )
     parser.add_argument(
-        "--limit", type=int, metavar="N", help=f"largest number of answers ({SHOWN}; on a page {ON_A_PAGE})"
+        "--limit", type=int, metavar="N", help=f"maximum number of answers (default: {SHOWN}, on a page {ON_A_PAGE})"
     )
-    parser.add_argument(
-        "--page", type=Path, metavar="FILE", help="write the answers to an HTML page with a search instead"
-    )
+    parser.add_argument("--page", type=Path, metavar="FILE", help="write the answers to a searchable HTML page instead")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -45,7 +47,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     limit = arguments.limit if arguments.limit is not None else ON_A_PAGE if arguments.page else SHOWN
     if limit < 1:
-        raise ConfigError("too few answers", where="mrl samples --limit", got=limit, wanted="at least 1")
+        raise ConfigError("invalid number of answers", where="mrl samples --limit", got=limit, wanted="at least 1")
     if arguments.page and not arguments.page.absolute().parent.is_dir():
         raise ConfigError("no such folder", where="mrl samples --page", got=str(arguments.page.parent))
     if arguments.held_out and arguments.rescued:
@@ -66,7 +68,7 @@ def run(arguments: argparse.Namespace) -> int:
         for row in rows:
             print("\n".join(sample_lines(row, width)))
     if not rows:
-        print("no such answer is kept")
+        print("no matching answers")
     elif next(found, None) is not None:
-        print(f"the first {len(rows)}, more are kept; --limit N shows more")
+        print(f"showing the first {len(rows)} answers; --limit N shows more")
     return 0

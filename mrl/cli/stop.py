@@ -22,7 +22,7 @@ MARGIN_S = 60.0
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments: run, policy, and whether to wait."""
     parser.add_argument("run", type=Path, metavar="RUN", help="folder of the run")
-    parser.add_argument("--policy", default="", metavar="NAME", help="end this policy only; the others go on")
+    parser.add_argument("--policy", default="", metavar="NAME", help="stop only this policy; the others continue")
     parser.add_argument("--wait", action="store_true", help="return once the run, or the policy, has ended")
 
 
@@ -32,7 +32,7 @@ def run(arguments: argparse.Namespace) -> int:
     config = read_run_config(run_folder)
     check_policy(config, policy, where=str(run_folder))
     if supervisor_of(run_folder) is None:
-        raise RunFolderError("no run is going on here", where=str(run_folder), cure="there is nothing to stop")
+        raise RunFolderError("the run is not running, so there is nothing to stop", where=str(run_folder))
     request = file_stop_request(run_folder, policy)
     if not arguments.wait:
         print(f"asked {run_folder} to stop {policy or 'all policies'}")
@@ -57,7 +57,7 @@ def check_policy(config: RunConfig, policy: str, *, where: str) -> None:
             "a synchronous run waits for all of its policies; one alone cannot be stopped",
             where=where,
             got=policy,
-            cure=f"`mrl stop {where}` ends the run",
+            cure=f"stop the whole run with `mrl stop {where}`",
         )
 
 
@@ -65,5 +65,5 @@ def _await(is_over: Callable[[], bool], bound_s: float, *, where: str) -> None:
     deadline_s = time.monotonic() + bound_s
     while not is_over():
         if time.monotonic() > deadline_s:
-            raise PeerLost(f"{where}: the run did not do what it was asked for within {bound_s:g} s")
+            raise PeerLost(f"{where}: the run did not carry out the stop request within {bound_s:g} s")
         time.sleep(POLL_S)

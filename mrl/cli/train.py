@@ -50,7 +50,7 @@ def add_earlier(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="NAME",
-        help="with --resume: begin this policy anew; its checkpoints are set aside",
+        help="with --resume: restart this policy from step 0; its checkpoints are set aside",
     )
 
 
@@ -225,7 +225,9 @@ def conclude(folder: RunFolder, ended: EndedRun, board: "RunDisplay", console: C
         sys.stderr.write(f"mrl: error: {fault}\n")
     if ended.reason:
         prefix = "mrl: error" if code in (1, 2) else "mrl"
-        onward = "; the same command with --resume goes on" * (code > SIGNALLED and folder.config_json.exists())
+        onward = "; the same command with --resume continues the run" * (
+            code > SIGNALLED and folder.config_json.exists()
+        )
         sys.stderr.write(f"{prefix}: {ended.reason}; logs in {ended.attempt}{onward}\n")
     return code or (2 if fault else 0)
 
@@ -234,5 +236,5 @@ def _report(folder: RunFolder, *, after_signal: bool) -> str:
     from mrl.report.page import is_small, write_report
 
     if after_signal and not is_small(folder, max_bytes=QUICK_REPORT_BYTES, max_files=QUICK_REPORT_FILES):
-        return f"no report after a signal, the run is large; `mrl report {folder.path}` writes it"
+        return f"no report was written after the signal, as the run is large; `mrl report {folder.path}` writes it"
     return f"report {write_report(folder.path)}"

@@ -74,7 +74,7 @@ def test_card_prints_and_saves(pair, tmp_path: Path, capsys):
     text = tmp_path / "own.txt"
     text.write_text(TEXT)
     shown, card = card_of([*pair, "--text", str(text), "--only-text"], tmp_path / "cards", capsys)
-    for words in ("words → letters", "letters → words", "own.txt", "floor", "1:1", "commonest spans that differ"):
+    for words in ("words → letters", "letters → words", "own.txt", "floor", "1:1", "most frequent spans that differ"):
         assert words in shown
     assert {kind: figures["rows"] for kind, figures in card["directions"][0]["coverage"].items()} == {"own.txt": 1}
     assert card["refusals"] == {}
@@ -130,14 +130,14 @@ def test_show_draws_both_segmentations(pair, capsys):
     assert main(["align", "show", *pair, "reverse: yah", "--color"]) == 0
     coloured = capsys.readouterr().out
     assert "\x1b[37;41mreverse" in coloured
-    assert "red: the sides differ in tokens" in coloured
+    assert "red: different tokens" in coloured
 
 
 def test_show_says_what_a_receiver_in_nfc_changed(pair, nfc, capsys):
     """The receiver's text stands below the peer's, and a line names the characters that changed."""
     assert main(["align", "show", pair[0], nfc, "cafe\u0301 yah"]) == 0
     note, first, second, last = capsys.readouterr().out.splitlines()
-    assert note == "nfc reads other characters than words writes (NFC): e\u0301 [U+0065 U+0301] became \u00e9 [U+00E9]"
+    assert note == "nfc changes characters of words's text (NFC): e\u0301 [U+0065 U+0301] became \u00e9 [U+00E9]"
     assert "\\xcc" in first
     assert "yah" in second.replace("|", "")
     assert "\\xc3" in second
@@ -148,14 +148,14 @@ def test_show_says_what_a_peer_writes_otherwise(pair, nfc, capsys):
     """A peer that puts text into NFC never wrote what was given."""
     assert main(["align", "show", nfc, pair[0], "cafe\u0301"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0].startswith("nfc writes other characters than given (NFC): e\u0301 [U+0065 U+0301] became")
+    assert lines[0].startswith("nfc changes characters of the given text (NFC): e\u0301 [U+0065 U+0301] became")
     assert not any("reads other" in line for line in lines)
 
 
 def test_show_says_why_a_text_is_rejected(pair, capsys):
     """The reason in words."""
     assert main(["align", "show", *pair, ""]) == 0
-    assert capsys.readouterr().out == "letters cannot express this text: empty, it has no bytes\n"
+    assert capsys.readouterr().out == "letters cannot express this text: empty, the text is empty\n"
 
 
 def test_shared_spans_stand_below_each_other():

@@ -57,7 +57,7 @@ def test_own_and_hidden_files_are_no_obstacle(tmp_path: Path) -> None:
     check_folder(tmp_path, ours)
     (tmp_path / NUMBERS).chmod(0o700)
     for path in (tmp_path / NUMBERS, tmp_path / NUMBERS / "below"):
-        with pytest.raises(ConfigError, match="cannot be written"):
+        with pytest.raises(ConfigError, match="the folder is not writable"):
             check_folder(path, ours)
 
 

@@ -76,7 +76,7 @@ def test_check_lists_what_is_still_to_be_fetched(
     assert f"policies.two.model = '{tmp_path / 'two'}': the model maker/Two-1B is not there" in out
     assert f"tasks.sums: data file '{tmp_path / 'sums.jsonl'}' is not there" in out
     assert "fetch the sums" in out
-    assert "GPUs: at least 2, at best 6; this host shows 0" in out
+    assert "GPUs: at least 2, best 6; visible on this host: 0" in out
     assert "cuda 1,2" in out, "the two ranks of a learner"
 
 
@@ -123,7 +123,7 @@ def test_check_tells_when_replicas_of_shards_sum_gradients(
     monkeypatch.setattr("mrl.cli.check.memory_plan", lambda *_: [])
     words = [word for key, value in keys.items() for word in (f"--policies.two.learner.{key}", str(value))]
     assert main(["check", str(config), *words]) == 0
-    lines = [line for line in capsys.readouterr().out.splitlines() if "sum gradients between them once" in line]
+    lines = [line for line in capsys.readouterr().out.splitlines() if "sum their gradients with each other" in line]
     assert [line.partition(" shards")[0] + " shards" for line in lines] == (
         [f"policies.two.learner: {told}"] if told else []
     )
@@ -154,8 +154,8 @@ def test_servers_that_lack_gpus_are_told_with_what_would_fit(
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,3,4")
     assert main(["check", str(config), *SERVERS]) == 0
     out = capsys.readouterr().out
-    assert "GPUs: at least 7, at best 8; this host shows 5\n    policies.one.rollout.workers = 1\n" in out
-    assert "weights     the canary alone proves those of one: parts on 2 GPUs" in out
+    assert "GPUs: at least 7, best 8; visible on this host: 5\n    policies.one.rollout.workers = 1\n" in out
+    assert "weights     one: verified by the canary alone, as parts on 2 GPUs" in out
     assert main(["train", str(config), *SERVERS]) == 2
     line = capsys.readouterr().err
     assert line.count("\n") == 1
@@ -238,7 +238,7 @@ def test_a_strict_check_ends_with_2_where_the_run_could_not_start_as_it_is(capsy
     assert main(few) == 0
     assert main([*few, "--strict"]) == 2
     out = capsys.readouterr().out.splitlines()
-    assert out[0].endswith("is valid; before it can start here: see the end")
+    assert out[0].endswith("is valid, but the run cannot start here yet: see the end")
     assert re.search(r"run\.folder: .*too little free disk.*cure: free some", out[-1])
 
 
@@ -327,7 +327,7 @@ def test_check_tells_what_agents_reach(
     with config.open("a") as file:
         file.write('[tasks.talk]\nsource = "agent"\ndataset = "my_agents:play"\n')
     assert main(["check", str(config), *FEW]) == 0
-    assert f"agents that the run starts reach {described_network()}\n" in capsys.readouterr().out
+    assert f"agents that the run starts can reach {described_network()}\n" in capsys.readouterr().out
 
 
 CONFIGURATIONS = sorted((ROOT / "configs").rglob("*.toml"))

@@ -55,13 +55,13 @@ def test_a_finished_comparison_is_shown_without_its_models(tmp_path, capsys):
 def test_the_table_of_an_unfinished_comparison_names_what_is_missing(tmp_path, capsys):
     """Exit code 1; of nothing at all there is no table."""
     asked = arguments(tmp_path, *REGIMES, "--only-table")
-    with pytest.raises(RoleFailed, match="no run has come to its end"):
+    with pytest.raises(RoleFailed, match="no run has finished"):
         run(asked)
     runs = plan_runs(asked)
     for one in runs[:3]:
         measured(one, start=0.1, end=0.5)
     assert run(asked) == 1
-    assert f"not in the tables: {runs[3].folder} did not come to its end" in capsys.readouterr().out
+    assert f"not in the tables: {runs[3].folder} (the run did not finish)" in capsys.readouterr().out
     assert not runs[3].folder.exists()
 
 
@@ -76,7 +76,7 @@ def test_without_a_run_of_the_baseline_there_are_no_differences(tmp_path):
     written = (tmp_path / "runs" / "comparison.md").read_text()
     assert "| regime | start | end | best | area | end - independent | area - independent |" in written
     assert written.partition("Beyond accuracy")[0].count(" | - | - |\n") == 2
-    assert "no differences: no run of independent, the baseline, came to its end" in written
+    assert "no differences: no run of the baseline independent has finished" in written
     found = json.loads((tmp_path / "runs" / "comparison.json").read_text())
     assert found["prp"]["end_against_baseline"] == {"mean": None, "half": None}
     assert not any("no differences" in note for note in notes(runs, runs[:1]))
@@ -107,5 +107,5 @@ def test_runs_are_checked_and_planned_as_they_will_fit_this_host(tmp_path, monke
 
 def test_a_number_of_jobs_below_zero_is_refused(tmp_path):
     """In one line, before anything is trained."""
-    with pytest.raises(ConfigError, match="--jobs: not a number of runs"):
+    with pytest.raises(ConfigError, match="--jobs: invalid number of runs"):
         run(arguments(tmp_path, "--jobs=-1"))

@@ -86,8 +86,9 @@ def test_a_large_run_gets_no_report_after_a_signal(folder: RunFolder, capsys: py
     code, _ = told(folder, 130, "ended by SIGINT")
     out, err = capsys.readouterr()
     assert code == 130
-    assert f"no report after a signal, the run is large; `mrl report {folder.path}` writes it" in out
-    assert err == f"mrl: ended by SIGINT; logs in {folder.logs / 'attempt_1'}; the same command with --resume goes on\n"
+    assert f"no report was written after the signal, as the run is large; `mrl report {folder.path}` writes it" in out
+    logs = folder.logs / "attempt_1"
+    assert err == f"mrl: ended by SIGINT; logs in {logs}; the same command with --resume continues the run\n"
     assert not folder.report_html.exists()
 
 

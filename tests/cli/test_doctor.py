@@ -117,13 +117,13 @@ def test_an_installed_engine_that_does_not_work_is_a_fault(doctor, tmp_path, mon
 def test_why_no_gpu_is_measured_is_told(monkeypatch) -> None:
     """Without one, without the package, and with a driver that does not answer."""
     assert gpu_metrics([]) == "none (no GPU)"
-    told = {"absent": "NVML does not answer: x"}
+    told = {"absent": "NVML cannot be initialized: x"}
     monkeypatch.setattr(doctor_module, "GpuLoad", lambda gpus: SimpleNamespace(**told))
-    assert gpu_metrics(["0"]) == "none (NVML does not answer: x)"
+    assert gpu_metrics(["0"]) == "none (NVML cannot be initialized: x)"
     told = {"absent": "", "driver": lambda: "580.1", "values": lambda: [{"power_w": 9.0}, {}]}
-    assert gpu_metrics(["0", "1"]) == "by the driver 580.1, for 1 of 2"
+    assert gpu_metrics(["0", "1"]) == "from driver 580.1, for 1 of 2 GPUs"
     assert any(line.startswith("metrics of GPUs: ") for line in machine())
-    assert f"agents that a run starts reach {described_network()}" in machine()
+    assert f"agents that a run starts can reach {described_network()}" in machine()
 
 
 @pytest.mark.parametrize("is_set", [False, True])
@@ -168,7 +168,7 @@ def test_a_gpu_that_is_not_there_is_one_line(doctor, capsys, monkeypatch) -> Non
     [
         (["embeded"], "no such engine; got 'embeded'; wanted embedded, vllm, sglang"),
         (["run.toml"], "cure: mrl doctor --config run.toml"),
-        (["--config", "CONFIG", "--device", "cpu"], "--device beside --config"),
+        (["--config", "CONFIG", "--device", "cpu"], "--device cannot be combined with --config"),
     ],
 )
 def test_words_that_do_not_fit_are_refused(doctor, config: Path, words: list[str], told: str) -> None:

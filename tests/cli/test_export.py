@@ -202,8 +202,8 @@ def test_how_a_policy_was_asked_goes_with_it(run, with_settings, capsys):
     assert AutoTokenizer.from_pretrained(exported, local_files_only=True).chat_template == template
     assert "chat_template" not in json.loads((exported / "tokenizer_config.json").read_text())  # llama.cpp's first
     card = (exported / "README.md").read_text().splitlines()
-    assert "- asked with system = 'Be brief.'" in card
-    assert "- asked with stop = ['!']" in card
+    assert "- prompt: system = 'Be brief.'" in card
+    assert "- prompt: stop = ['!']" in card
 
 
 @pytest.mark.parametrize(
@@ -226,7 +226,7 @@ def test_a_link_to_nowhere_is_a_place_that_is_taken(run, tmp_path, capsys):
     """A folder cannot get its name."""
     (tmp_path / "out").symlink_to("nowhere")
     assert main(["export", str(run.path), "--policy", "qwen", "--to", str(tmp_path / "out")]) == 2
-    assert "out: exists already" in capsys.readouterr().err
+    assert "out: already exists" in capsys.readouterr().err
 
 
 def test_what_a_killed_export_left_goes_with_the_next_one(run, tmp_path, capsys, monkeypatch):
@@ -264,10 +264,10 @@ def test_modes_of_the_model_stay_with_it(run, model_folder, capsys):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--policy", "qwem"], "no such policy that learns; got 'qwem'; wanted qwen"),
-        (["--policy", "teacher"], "no such policy that learns"),
+        (["--policy", "qwem"], "no learning policy of this name; got 'qwem'; wanted qwen"),
+        (["--policy", "teacher"], "no learning policy of this name"),
         (["--policy", "qwen", "--step", "5"], "no checkpoint of this step; got 5; wanted one of [4, 8]"),
-        (["--policy", "qwen", "--to", "."], ".: exists already; cure: choose another --to"),
+        (["--policy", "qwen", "--to", "."], ".: already exists; cure: choose another --to"),
         (
             ["--policy", "qwen", "--to", "/dev/null/out/sub"],
             "cannot be written (Not a directory); cure: choose another",

@@ -89,7 +89,7 @@ def test_columns_of_other_names_are_said(place: Path, capsys: pytest.CaptureFixt
     ("words", "line"),
     [
         (["--data", "none.jsonl"], "mrl init --data: no such file; got 'none.jsonl'; wanted a file of JSON lines"),
-        (["--data", "problems.jsonl", "--to", "problems.jsonl"], "problems.jsonl: exists already; cure: "),
+        (["--data", "problems.jsonl", "--to", "problems.jsonl"], "problems.jsonl: the file already exists; cure: "),
         (["--data", "problems.jsonl", "--to", "no/mine.toml"], "mrl init --to: no such folder; got 'no'"),
         (["--data", "problems.jsonl", "--verifier", "no function"], "mrl init: tasks.problems.verifier"),
         ([], "the following arguments are required: --data"),

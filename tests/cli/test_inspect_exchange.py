@@ -126,7 +126,7 @@ def test_without_a_daemon_the_file_is_shown(exchange, capsys):
     assert worker.flush(120.0)
     exchange.stop()
     code, out, _ = inspect(capsys, exchange.path)
-    assert (code, "no daemon answers" in out, "outcome 2" in out) == (0, True, True)
+    assert (code, "no exchange daemon answers" in out, "outcome 2" in out) == (0, True, True)
     _, out, _ = inspect(capsys, exchange.path, "--json")
     [policy_stat] = json.loads(out)["policies"]
     assert (policy_stat["policy"], policy_stat["records"], policy_stat["put"]) == ("qwen", 2, 2)
@@ -154,5 +154,5 @@ def test_what_cannot_be_meant_is_one_line(words, tmp_path, capsys):
     except SystemExit as ended:
         code = ended.code
     captured = capsys.readouterr()
-    wanted = "exclude each other" if words[0] == "--json" else "wanted seconds"
+    wanted = "cannot be combined" if words[0] == "--json" else "wanted 0.05 to 86400 seconds"
     assert (code, captured.out, captured.err.count("\n"), wanted in captured.err) == (2, "", 1, True)

@@ -32,9 +32,9 @@ def config(tmp_path: Path) -> str:
 @pytest.mark.parametrize(
     ("words", "part"),
     [
-        (["--gpus", "2"], "--gpus asks SLURM for something; cure: add --slurm"),
+        (["--gpus", "2"], "--gpus has no effect without --slurm; cure: add --slurm"),
         (["--requeue"], "--requeue asks SLURM"),
-        (["--slurm"], "--slurm needs --cpus"),
+        (["--slurm"], "--slurm requires --cpus"),
         (["--slurm", "--cpus", "9", "--heterogeneous", "--separate"], "--heterogeneous and --separate exclude"),
         (["--slurm", "--cpus", "9", "--submit", "--dry-run"], "--submit and --dry-run exclude"),
         (["--slurm", "--cpus", "9", "--hosts", "a,b"], "--hosts with --slurm: not a number; got 'a,b'"),
@@ -133,7 +133,7 @@ def test_scripts_go_to_sbatch_and_later_jobs_start_after_the_first(
     assert "submitted b as job 41" in capsys.readouterr().out
     sbatch.write_text("#!/bin/bash\ncat >/dev/null; echo 'invalid partition' >&2; exit 1\n")
     assert main(words) == 2
-    assert "sbatch refused the job of run; got 'invalid partition'" in capsys.readouterr().err
+    assert "sbatch rejected the job of run; got 'invalid partition'" in capsys.readouterr().err
     monkeypatch.setenv("PATH", str(tmp_path))
     assert main(words) == 2
-    assert "there is no `sbatch` here" in capsys.readouterr().err
+    assert "`sbatch` is not installed on this host" in capsys.readouterr().err

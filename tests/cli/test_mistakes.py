@@ -487,7 +487,7 @@ TRACKERS = [
 EVALUATIONS = [
     Mistake("nothing to evaluate", "eval", r"mrl eval: nothing to evaluate; wanted a run, a model folder, or a model of the hub"),
     Mistake("agents of an evaluation", "eval models/qwen --config small.toml",
-            r"tasks\.talk: its agents play with the policies of a run alone; got .*cure: --tasks with the others",
+            r"tasks\.talk: tasks of agents are evaluated only within a run; got .*cure: select other tasks with --tasks",
             edit("[run]", "[tasks.talk]\nsource = 'agent'\ndataset = 'outside'\noptions = { size = 60 }\n[run]")),
     Mistake("a run without checkpoints", "eval runs/small", r"checkpoints/qwen: no checkpoint; cure: let the run come to its first checkpoint",
             run_exists),
@@ -527,11 +527,11 @@ VERIFIERS = [
 ]  # fmt: skip
 
 NOTES = [
-    Mistake("a verifier that gives half", CHECK_OWN, r"one reward for everything: as far as this goes, there is nothing to learn from it", judged("return 0.5")),
+    Mistake("a verifier that gives half", CHECK_OWN, r"the verifier gave references and wrong answers the same reward: there is nothing to learn from", judged("return 0.5")),
     Mistake("a verifier that gives five", CHECK_OWN, r"own_verifier:judge gave .*reference: \d+ 5 .*wrong: \S.* 0 ", judged("return 5.0 * (answer == reference)")),
     Mistake("a verifier that punishes", CHECK_OWN, r"own_verifier:judge gave .*reference: \d+ 1 .*wrong: \S.* -1 ", judged("return 2.0 * (answer == reference) - 1.0")),
     Mistake("a verifier that reads only what its evaluator writes", f"{CHECK_OWN} --tasks.sums.evaluator json:dumps",
-            r"garbage: .* 0 \(raised: .*own_verifier:judge failed on texts as they are: a fault only where json:dumps may write such",
+            r"garbage: .* 0 \(raised: .*own_verifier:judge failed on unevaluated texts: a fault only if json:dumps can return such texts",
             judged("import json; return float(json.loads(answer) == reference)")),
     Mistake("a large learning rate", "check large.toml --policies.qwen.learner.lr 3e-4",
             r"note: policies\.qwen\.learner\.lr = 0\.0003 is large, and may ruin the model.*1e-06 is usual for all weights of 0\.2B"),

@@ -147,14 +147,14 @@ def test_names_of_mrl_itself_are_those_of_its_dicts():
 
 
 MISTAKES = {
-    "no such module": ('regime = "concise"', 'regime = "mien:concise"', r"shout\.toml: sharing\.regime: no module mien for the regime; got 'mien:concise'; wanted a module that is installed, on PYTHONPATH or in .*/work; cure: did you mean mine\?"),
+    "no such module": ('regime = "concise"', 'regime = "mien:concise"', r"shout\.toml: sharing\.regime: the module mien of the regime was not found; got 'mien:concise'; wanted a module that is installed, on PYTHONPATH, or in .*/work; cure: did you mean mine\?"),
     "no such name": ('source = "shout"', 'source = "mine:Shoutt"', r"shout\.toml: tasks\.shout\.source: mine has no Shoutt; got 'mine:Shoutt'; wanted a task source in .*mine\.py; cure: did you mean Shout\?"),
-    "another kind of thing": ('regime = "concise"', 'regime = "mine:Shout"', r"sharing\.regime: mine:Shout is no regime; got 'class Shout'; wanted a mrl\.sharing\.regimes\.RegimeKind"),
-    "a regime that lacks a method": ('regime = "concise"', 'regime = "idle:concise"', r"sharing\.regime: idle:concise is no regime; got .*; wanted also absorb\(self, groups, step, rng\) in ConciseRegime"),
-    "a source that lacks methods": ('source = "shout"', 'source = "mine:letters_right"', r"tasks\.shout\.source: mine:letters_right is no task source; got 'function letters_right'; wanted callable as \(dataset, options"),
-    "a tracker that is none": ('kind = "csv"', 'kind = "mine:Shout"', r"trackers\.0\.kind: mine:Shout is no tracker; got 'class Shout'; wanted also package"),
+    "another kind of thing": ('regime = "concise"', 'regime = "mine:Shout"', r"sharing\.regime: mine:Shout is not a regime; got 'class Shout'; wanted a mrl\.sharing\.regimes\.RegimeKind"),
+    "a regime that lacks a method": ('regime = "concise"', 'regime = "idle:concise"', r"sharing\.regime: idle:concise is not a regime; got .*; wanted also absorb\(self, groups, step, rng\) in ConciseRegime"),
+    "a source that lacks methods": ('source = "shout"', 'source = "mine:letters_right"', r"tasks\.shout\.source: mine:letters_right is not a task source; got 'function letters_right'; wanted callable as \(dataset, options"),
+    "a tracker that is none": ('kind = "csv"', 'kind = "mine:Shout"', r"trackers\.0\.kind: mine:Shout is not a tracker; got 'class Shout'; wanted also package"),
     "a verifier that is none": ('verifier = "letters_right"', 'verifier = "mine:nothing"', r"tasks\.shout\.verifier: the verifier mine:nothing does not start .*has no attribute 'nothing'"),
-    "a built-in name": ('regime = "concise"', 'regime = "mine:sgt"', r"sharing\.regime: a regime of your own has the name of one of mrl; got 'mine:sgt'; cure: give the object another name"),
+    "a built-in name": ('regime = "concise"', 'regime = "mine:sgt"', r"sharing\.regime: this regime has the name of a built-in regime; got 'mine:sgt'; cure: rename the object"),
     "an exception at import": ('regime = "concise"', 'regime = "broken:concise"', r"sharing\.regime: the module of the regime cannot be imported \(ZeroDivisionError: division by zero\); got 'broken:concise'; cure: see line 2 of .*broken\.py"),
     "an exit at import": ('source = "shout"', 'source = "quits:Shout"', r"tasks\.shout\.source: the module of the task source cannot be imported \(SystemExit: 3\)"),
     "a missing import of the module": ('kind = "csv"', 'kind = "lacks:Tracker"', r"trackers\.0\.kind: the module of the tracker cannot be imported \(ModuleNotFoundError: No module named 'not_installed_here'\); .*line 1 of .*lacks\.py"),
@@ -213,7 +213,7 @@ def test_a_distribution_that_shadows_a_name_of_mrl_is_a_mistake(place, capfd, gr
     edit(place, old, new)
     assert main(["check", "shout.toml"]) == 2
     said = capfd.readouterr().err
-    assert re.search(rf"{key}: a .* of shadow 0\.1 has the name of one of mrl; got '{name}'; cure: ", said), said
+    assert re.search(rf"{key}: a .* of shadow 0\.1 has the name of a built-in .*; got '{name}'; cure: ", said), said
 
 
 def test_a_source_that_raises_is_told_as_its_own_fault(place):

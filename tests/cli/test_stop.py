@@ -26,7 +26,7 @@ def run_in(folder: Path, *, sync: bool = False) -> RunFolder:
     [
         (["--policy", "c"], False, "no such policy; got 'c'; wanted a, b"),
         (["--policy", "a"], True, "a synchronous run waits for all of its policies"),
-        ([], False, "no run is going on here"),
+        ([], False, "the run is not running"),
     ],
 )
 def test_what_cannot_be_stopped_is_one_line(

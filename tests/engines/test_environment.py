@@ -110,7 +110,7 @@ def test_an_environment_that_is_there_is_not_made_again(home, capsys):
     ("words", "told"),
     [
         (["tgi"], "invalid choice: 'tgi' (choose from 'vllm', 'sglang')"),
-        (["vllm", "--cpu", "--check"], "--check beside --cpu; wanted the list for GPUs"),
+        (["vllm", "--cpu", "--check"], "--check cannot be combined with --cpu; wanted the packages for GPUs"),
     ],
 )
 def test_the_command_refuses_what_it_does_not_know(home, words, told, capsys):

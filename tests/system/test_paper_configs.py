@@ -186,7 +186,7 @@ def test_grpo_against_rlad_is_one_command_that_goes_on_after_a_kill(models, prob
     assert [sorted(one["policies"]) for one in found.values()] == [["student"], ["student", "teacher"]]
     tables = (folder / "comparison.md").read_text()
     assert "mean over policies and seeds (1 each)" in tables
-    assert "independent: without teacher (frozen), which it never asks" in tables
+    assert "independent: runs without teacher (frozen), which this regime never uses" in tables
     seeds = {name: told["seeds"]["1"] for name, told in json.loads((folder / "comparison.json").read_text()).items()}
     assert seeds["independent"]["scored_tokens"] == 0 < seeds["rlad"]["scored_tokens"]
 

@@ -52,8 +52,8 @@ def test_a_frozen_policy_is_left_out_where_nobody_asks_it(tmp_path):
         one.config_toml.parent.mkdir(exist_ok=True)
         one.config_toml.write_text(config_toml(one.config))
         assert load_config(one.config_toml) == one.config
-    assert notes(both, both) == ["independent: without t (frozen), which it never asks"]
-    assert notes(both, [independent])[1:] == [f"not in the tables: {rlad.folder} did not come to its end"]
+    assert notes(both, both) == ["independent: runs without t (frozen), which this regime never uses"]
+    assert notes(both, [independent])[1:] == [f"not in the tables: {rlad.folder} (the run did not finish)"]
 
 
 def test_a_replayed_run_is_filled_in_as_the_run_itself_does(tmp_path):

@@ -227,7 +227,7 @@ def test_final_runs_have_what_was_chosen_and_other_seeds(tmp_path, capsys):
             r"is replaced in every run of a comparison; got '--sharing\.regime'; cure: --regimes",
         ),
         (("--tune", "4", "--tune-seeds", "x"), r"--tune-seeds: not a number of seeds; got 'x'"),
-        (("--tune-seeds", "7,"), r"--tune-seeds: says nothing without --tune"),
+        (("--tune-seeds", "7,"), r"--tune-seeds: has no effect without --tune"),
         (("--tune", "--regimes", "sgt,sgt-reported"), r"--tune: sgt-reported: has its settings fixed; cure: tune sgt"),
         (("--tune", "--regimes", "silent"), r"--tune: silent: does not say .* tune; got 0; .* fields of SilentParam"),
     ],

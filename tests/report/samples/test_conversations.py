@@ -67,7 +67,7 @@ def test_a_terminal_shows_roles_and_stars_what_is_trained_on(row):
         '*           -> lookup({"key":"<b>"})',
         "  tool      [lookup] <script>42",
         "* assistant it is \\x1b[2J 42",
-        "  user      thanks (behind the last turn, not in the row)",
+        "  user      thanks (after the last turn, not in the row)",
         "  * sampled, trained on: 16 tokens; 4 given between them",
         "",
     ]
@@ -94,11 +94,11 @@ def test_a_page_shows_who_said_what_and_what_became_of_its_tokens(row, rescue):
     own, theirs = (told(part) for part in page.split("<article")[1:])
 
     assert own == [
-        ("given", "opening · as the policy was shown it", KNOWN["opening"]),
+        ("given", "opening · as the policy saw it", KNOWN["opening"]),
         ("sampled", "assistant · sampled, 9 tokens, trained on", 'let me seelookup({"key":"<b>"})'),
         ("given", "tool lookup · given, 4 tokens, not trained on", "<script>42"),
         ("sampled", "assistant · sampled, 7 tokens, trained on", "it is \\x1b[2J 42"),
-        ("given behind", "user · said behind the last turn, not in the row", "thanks"),
+        ("given behind", "user · after the last turn, not in the row", "thanks"),
     ]
     assert [(kind, what) for kind, what, _ in theirs[1:]] == [
         ("sampled", "assistant · said by llama, imitated"),
@@ -188,11 +188,12 @@ def test_where_a_new_row_begins_is_told(row):
     ]
     found = row(segments)
     assert "  user      and? (a new row begins here)" in list(sample_lines(found, 100))
-    given = "  * sampled, trained on: 16 tokens; 40 given between them, beginnings of rows included"
+    given = "  * sampled, trained on: 16 tokens; 40 given between them, including the beginnings of rows"
     assert given in list(sample_lines(found, 100))
     fates = [what for _, what, _ in told(sample_page("r", [found], ["qwen"], success_reward=1.0))]
     assert (
-        fates[2] == "user · given, 40 tokens, a new row with all of before as the template renders it, not trained on"
+        fates[2]
+        == "user · given, 40 tokens, a new row with the whole conversation as the template renders it, not trained on"
     )
     assert sum("new row" in what for what in fates) == 1
 
@@ -205,7 +206,7 @@ def test_a_rewritten_conversation_is_told(row):
     lines = list(sample_lines(found, 100))
     assert "  system    be brief (a new row begins here, rewritten by the agent)" in lines
     assert "  assistant so far: 7" in lines, "no star: it is given here"
-    assert "  * sampled, trained on: 16 tokens; 40 given between them, beginnings of rows included" in lines
+    assert "  * sampled, trained on: 16 tokens; 40 given between them, including the beginnings of rows" in lines
     fates = [what for _, what, _ in told(sample_page("r", [found], ["qwen"], success_reward=1.0))]
     assert fates[2:5] == [
         "system · given, 40 tokens, a new row: the conversation as the agent rewrote it, not trained on",

@@ -75,7 +75,7 @@ def test_the_newest_evaluation_comes_first_and_episodes_are_conversations(run, c
 def test_they_are_chosen_as_others_are(run, capsys):
     """By policy, step, task, outcome and words; from Python too."""
     assert "six at 0" in shown(capsys, run, "--held-out", "--step", 0, "--failed", "--policy", "qwen")
-    assert shown(capsys, run, "--held-out", "--find", "six at 7") == "no such answer is kept\n"
+    assert shown(capsys, run, "--held-out", "--find", "six at 7") == "no matching answers\n"
     found = list(open_run(run).samples("qwen", task=TASKS[1], held_out=True))
     assert [row["completion"] for row in found] == ["six at 4", "six at 0"]
 
@@ -92,8 +92,8 @@ def test_pages_show_the_same_conversations(run, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("words", "line"),
     [
-        (["--step", "3"], "no answers of this step; got 3; wanted one of 2 from 0 to 4, near it 0, 4"),
-        (["--policy", "llama"], "no held-out answers are kept; cure: they come with the first evaluation"),
+        (["--step", "3"], "no answers of this step were kept; got 3; wanted one of 2 steps from 0 to 4, nearest: 0, 4"),
+        (["--policy", "llama"], "the run has kept no held-out answers; cure: wait for the first evaluation"),
         (["--policy", "qwne"], "did you mean --policy qwen?"),
         (["--rescued"], "answers to held-out prompts are never trained on; got '--held-out and --rescued'"),
     ],

@@ -26,7 +26,7 @@ TALK = [
     '*           -> lookup({"key":"<b>"})',
     "  tool      [lookup] <script>42",
     "* assistant it is \\x1b[2J 42",
-    "  user      thanks (behind the last turn, not in the row)",
+    "  user      thanks (after the last turn, not in the row)",
     "  * sampled, trained on",
 ]
 

@@ -55,7 +55,7 @@ def test_the_newest_step_comes_first(run, capsys):
     assert heads == [("llama", "4")] * 4 + [("qwen", "4")] * 4 + [("llama", "2")] * 2
     assert text.splitlines()[0] == f"llama step 4 · {TASKS[0]} · reward 1.0 · 3 tokens, stop"
     assert text.splitlines()[1:4] == ["  prompt  2 + 3 = ?", "  answer  five of llama at 4", ""]
-    assert text.splitlines()[-1] == "the first 10, more are kept; --limit N shows more"
+    assert text.splitlines()[-1] == "showing the first 10 answers; --limit N shows more"
 
 
 def test_failures_and_rescues_are_found(run, capsys):
@@ -77,7 +77,7 @@ def test_words_and_tasks_are_found(run, capsys):
     """In any case, in prompt or answer."""
     assert len(re.findall("^qwen", shown(capsys, run, "--find", "OF QWEN"), re.MULTILINE)) == 3
     assert "<b>four</b>" not in shown(capsys, run, "--task", TASKS[0], "--limit", 99)
-    assert shown(capsys, run, "--find", "nowhere") == "no such answer is kept\n"
+    assert shown(capsys, run, "--find", "nowhere") == "no matching answers\n"
 
 
 def test_what_a_policy_wrote_does_nothing_to_the_terminal(run, capsys):
@@ -109,8 +109,8 @@ def test_the_page_holds_every_answer_and_runs_one_script_alone(run, tmp_path, ca
     [
         (["--policy", "qwne"], "got 'qwne'; wanted one of qwen, llama; cure: did you mean --policy qwen?"),
         (["--task", "sums"], f"no task of this name; got 'sums'; wanted one of {', '.join(TASKS)}"),
-        (["--step", "3"], "no answers of this step; got 3; wanted one of 3 from 1 to 4, near it 1, 2, 4"),
-        (["--limit", "0"], "too few answers; got 0; wanted at least 1"),
+        (["--step", "3"], "no answers of this step were kept; got 3; wanted one of 3 steps from 1 to 4, nearest: 1, 2"),
+        (["--limit", "0"], "invalid number of answers; got 0; wanted at least 1"),
         (["--page", "none/there.html"], "no such folder; got 'none'"),
         (["--failed", "--rescued"], "not allowed with argument"),
     ],
@@ -146,4 +146,4 @@ def test_a_run_without_answers_says_why(tmp_path, capsys):
     """One that kept none, or has none yet."""
     run = write_synthetic_run(tmp_path / "run", steps=2)
     assert main(["samples", str(run)]) == 2
-    assert "no answers are kept; cure: they come with the first step" in capsys.readouterr().err
+    assert "the run has kept no answers; cure: wait for the first learner step" in capsys.readouterr().err
