@@ -62,7 +62,7 @@ def _smaller(needs: list[ProcessNeed], policies: Mapping[str, PolicyMemory], *, 
         for key, value in _of_learner(policy) if need.spec.role == "learner" else _of_worker(policy):
             full = f"policies.{policy.name}.{key}"
             if full not in without:
-                return Choice(full, value, "else the run would not fit into this host's memory")
+                return Choice(full, value, "otherwise the run would not fit into this host's memory")
     return None
 
 

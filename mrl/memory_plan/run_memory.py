@@ -88,11 +88,11 @@ def check_sleepers(config: RunConfig, plan: Plan, *, host_mib: float, where: str
     if wanted_mib > host_mib:
         leased_mib = sum(need.host_mib for need in needs if UNIT in need.spec.env)
         raise ConfigError(
-            'allocation.residency = "sleep": all that is in main memory at once does not fit into it',
+            'allocation.residency = "sleep": sleeping engines and running processes do not fit into main memory',
             where=where,
-            got=f"{wanted_mib:.0f} MiB, {leased_mib:.0f} of them on units, where all but one engine sleep",
+            got=f"{wanted_mib:.0f} MiB, {leased_mib:.0f} of them for engines on units",
             wanted=f"at most {host_mib:.0f} MiB",
-            cure='residency = "stop", or fewer units',
+            cure='set allocation.residency = "stop", or use fewer units',
         )
 
 
@@ -213,7 +213,9 @@ def _cure(config: RunConfig, need: ProcessNeed, room_mib: float, *, on_device: b
         cure = shortest_cure(needed_mib, policy.table.learner, room_mib, on_device=on_device)
         return f"policies.{policy.name}: {cure}"
     if UNIT in need.spec.env and not on_device:
-        return f"{need.spec.name}: fewer units" + ', or residency = "stop"' * may_sleep(config, need.spec.policy)
+        return f"{need.spec.name}: use fewer units" + ', or set allocation.residency = "stop"' * may_sleep(
+            config, need.spec.policy
+        )
     parts = (need.device or need.host).parts
     if parts.get("key-value cache", 0.0) > parts.get("weights", 0.0):
         policy = PolicyMemory(config, need.spec.policy)
@@ -222,5 +224,5 @@ def _cure(config: RunConfig, need: ProcessNeed, room_mib: float, *, on_device: b
             mib = told.device.mib if told.device and on_device else told.host_mib
             if mib <= room_mib:
                 return f"policies.{policy.name}: rollout.answers_at_once = {answers} would need {mib:.0f} MiB"
-        return f"policies.{policy.name}: a shorter rollout.max_new_tokens, or a smaller rollout.group_size"
-    return f"{need.spec.name}: fewer processes on this device (rollout.workers), or a smaller model"
+        return f"policies.{policy.name}: reduce rollout.max_new_tokens or rollout.group_size"
+    return f"{need.spec.name}: put fewer processes on this device (rollout.workers), or use a smaller model"

@@ -320,7 +320,7 @@ def test_it_is_looked_at_before_a_run_where_engines_sleep(
     monkeypatch.setattr("mrl.processes.preparation.hub_models.unfetched", lambda _: [])
     assert main([*command, str(config), "--allocation.residency", "sleep"]) == 2
     line = capsys.readouterr().err
-    assert 'allocation.residency = "sleep": all that is in main memory at once' in line
+    assert 'allocation.residency = "sleep": sleeping engines and running processes do not fit' in line
     assert line.count("\n") == 1
     assert [path.name for path in config.parent.iterdir()] == ["r.toml"]
 
