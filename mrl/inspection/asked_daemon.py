@@ -35,7 +35,7 @@ class AskedDaemon:
             for body in self._socket.receive(0.0):
                 if isinstance(answer := _read(body), Stat):
                     return answer
-        raise PeerLost(f"no exchange daemon of this run answered within {ANSWER_S:.0f} s; is the run still going?")
+        raise PeerLost(f"no exchange daemon of this run answered within {ANSWER_S:.0f} s; is the run still running?")
 
     def close(self) -> None:
         """End the connection."""

@@ -78,11 +78,13 @@ def _summary(stat: Stat) -> list[Text]:
     storage = Text("storage: ")
     storage.append(stat.storage or "well", "green" if not stat.storage else "bold red")
     pace = f", {1e3 * stat.commit_s / stat.commits:.1f} ms per commit" if stat.commits else ""
-    storage.append(f", {stat.unstored} Puts wait, {stat.later} came too early; file {mib(stat.file_bytes)} MiB{pace}")
+    storage.append(
+        f", {stat.unstored} Puts not stored yet, {stat.later} Puts deferred; file {mib(stat.file_bytes)} MiB{pace}"
+    )
     lines = (
         f"deliveries: {stat.unacknowledged} records unacknowledged, {stat.abandoned} given up; "
-        f"{stat.undelivered} messages found nobody",
-        f"requests: {stat.unserved} that nobody has been given; {stat.dropped_watches} watches dropped",
+        f"{stat.undelivered} messages had no receiver",
+        f"score requests: {stat.unserved} not assigned to a worker; {stat.dropped_watches} watches dropped",
         f"dropped input: {listed(stat.malformed)}",
     )
     held = f"{mib(stat.used_bytes)} of {mib(stat.budget_bytes)} MiB held ({stat.used_bytes / stat.budget_bytes:.0%})"
@@ -93,7 +95,7 @@ def _summary(stat: Stat) -> list[Text]:
 
 def policy_table(policies: list[PolicyStat], rates: Rates) -> Table:
     """Return the table of records held of every policy; the column `oldest` is the greatest age in versions."""
-    table = Table(Column("policy", no_wrap=True), Column("version", no_wrap=True), title="what is held", **LOOK)
+    table = Table(Column("policy", no_wrap=True), Column("version", no_wrap=True), title="records held", **LOOK)
     for name in ("oldest", "prompts", "records", "MiB", "put", "put/s", "refused", "watched", "barrier"):
         table.add_column(name, justify="right")
     for name in ("by type", "evicted"):
@@ -117,7 +119,7 @@ def policy_table(policies: list[PolicyStat], rates: Rates) -> Table:
 
 def refusal_table(stat: Stat, rates: Rates) -> Table:
     """Return the table of records refused, by policy and reason."""
-    table = Table(Column("policy", no_wrap=True), "reason", title="what is refused", **LOOK)
+    table = Table(Column("policy", no_wrap=True), "reason", title="records refused", **LOOK)
     for name in ("records", "per s"):
         table.add_column(name, justify="right")
     for (policy, reason), number in sorted(_refused(stat).items()):
@@ -127,7 +129,7 @@ def refusal_table(stat: Stat, rates: Rates) -> Table:
 
 def flow_table(stat: Stat, rates: Rates) -> Table:
     """Return the table of records delivered, by source and receiver."""
-    table = Table(Column("from", no_wrap=True), Column("to", no_wrap=True), title="what flows", **LOOK)
+    table = Table(Column("from", no_wrap=True), Column("to", no_wrap=True), title="records delivered", **LOOK)
     for name in ("records", "per s", "MiB", "asked", "hits", "hit rate", "mean age"):
         table.add_column(name, justify="right")
     for flow in stat.flows:
@@ -137,7 +139,7 @@ def flow_table(stat: Stat, rates: Rates) -> Table:
 
 def client_table(clients: list[ClientState]) -> Table:
     """Return the table of clients: those with most records unacknowledged or queued, then those silent longest."""
-    table = Table(Column("client", no_wrap=True), "policy", title="who waits", **LOOK)
+    table = Table(Column("client", no_wrap=True), "policy", title="clients", **LOOK)
     for name in ("heard", "unacknowledged", "queued"):
         table.add_column(name, justify="right")
     for state in clients[:MAX_CLIENTS]:

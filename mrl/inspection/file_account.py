@@ -50,7 +50,7 @@ def find(folder: Path, record_id: str) -> tuple[bytes, str] | None:
             return body, f"number {number} in {folder / FILE}"
         gone = "SELECT number, reason FROM removed WHERE record_id = ? ORDER BY place DESC LIMIT 1"
         for number, reason in connection.execute(gone, (record_id,)):
-            return b"", f"record number {number} is held no longer: {reason}"
+            return b"", f"record number {number} was removed: {reason}"
     finally:
         connection.close()
     return None

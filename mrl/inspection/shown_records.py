@@ -26,10 +26,10 @@ def record_lines(body: bytes, *, found: str) -> Iterator[str]:
     try:
         record = decode(body, experience_decoder)
     except RecordError as error:
-        yield f"as a record: {shown_text(str(error))}"
+        yield f"invalid record: {shown_text(str(error))}"
         yield f"{body[:MAX_SHOWN_BYTES].hex(' ')}{' ...' if len(body) > MAX_SHOWN_BYTES else ''}"
         return
-    yield f"as a record: whole, {type(record).__name__}"
+    yield f"valid record: {type(record).__name__}"
     tree = _with_numbers(msgspec.to_builtins(record, builtin_types=(bytes,)))
     shown = pretty_repr(
         tree, max_width=WIDTH, max_depth=MAX_DEPTH, max_length=MAX_ITEMS, max_string=MAX_SHOWN_CHARS, expand_all=True

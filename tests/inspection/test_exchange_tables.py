@@ -46,11 +46,14 @@ def test_rates_are_those_since_the_previous_look():
     ("changes", "line"),
     [
         ({}, "storage: well"),
-        ({"storage": "disk_full", "unstored": 7, "later": 4}, "storage: disk_full, 7 Puts wait, 4 came too early"),
+        (
+            {"storage": "disk_full", "unstored": 7, "later": 4},
+            "storage: disk_full, 7 Puts not stored yet, 4 Puts deferred",
+        ),
         ({"file_bytes": 2**20, "commits": 4, "commit_s": 0.02}, "file 1.00 MiB, 5.0 ms per commit"),
         (
             {"unacknowledged": 3, "abandoned": 2, "undelivered": 1},
-            "3 records unacknowledged, 2 given up; 1 messages found nobody",
+            "3 records unacknowledged, 2 given up; 1 messages had no receiver",
         ),
         ({"malformed": {"record": 2, "frames": 1}}, "dropped input: frames 1, record 2"),
     ],

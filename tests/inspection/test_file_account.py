@@ -53,7 +53,7 @@ def test_a_record_is_found_or_what_became_of_it(folder):
     """By its id."""
     body, where = find(folder, "r7")
     assert (body, where.startswith("number 8 in ")) == (encode(outcome("r7", "p1", step=7)), True)
-    assert find(folder, "r0") == (b"", "record number 1 is held no longer: surpassed")
+    assert find(folder, "r0") == (b"", "record number 1 was removed: surpassed")
     assert find(folder, "unknown") is None
 
 

@@ -25,7 +25,7 @@ def test_a_record_is_shown_field_by_field():
     """With where it was found, and arrays in bytes as the numbers that they are."""
     first, verdict, *tree = record_lines(encode(outcome()), found="held by the daemon")
     assert first.endswith(" bytes, held by the daemon")
-    assert verdict == "as a record: whole, OutcomeRecord"
+    assert verdict == "valid record: OutcomeRecord"
     for line in ("    'record_id': 'r1',", "    'completion': b'reverse: yah',", "        'step': 3"):
         assert line in tree
     at = tree.index("        'logprobs': [")
@@ -45,7 +45,7 @@ def test_a_record_that_is_not_valid_shows_what_is_wrong_and_its_head():
     """Also bytes that are no msgpack at all, and a nesting that no stack could bear."""
     body = encode(outcome()).replace(b"\xa4stop", b"\xa4sto\x1b")
     _, verdict, head = record_lines(body, found="x")
-    assert verdict.startswith("as a record: not a valid record: Invalid enum value")
+    assert verdict.startswith("invalid record: not a valid record: Invalid enum value")
     assert verdict.isprintable()
     assert head == body[:32].hex(" ") + " ..."
     assert list(record_lines(b"\xc1", found="x"))[-1] == "c1"
