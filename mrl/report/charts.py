@@ -17,7 +17,7 @@ class Figure(NamedTuple):
     wide: bool = False
 
 
-EMPTY = "Nothing was recorded."
+EMPTY = "No data was recorded."
 STEP = "learner step"
 
 
@@ -50,12 +50,12 @@ def reward(data: RunData) -> Figure:
 
 
 LEARNING = (
-    ("Loss", "loss/total", "loss (nats)", None, "Sum of the components that were trained on."),
-    ("Uncertainty of the policy", "entropy/sampled_nats", "-log p (nats)", 0.0, "Mean over own tokens; near 0 it has"
-     " nothing left to try."),
-    ("Gradient norm", "optim/grad_norm", "norm before clipping", 0.0, "Peaks that stay are a sign of too large steps."),
-    ("Clipped tokens", "ratio/clip_share", "share of own tokens", 0.0, "Tokens whose gradient the clip takes away."),
-    ("Length of answers", "tokens/answer_mean", "tokens", 0.0, "At the limit of max_new_tokens answers are cut off."),
+    ("Loss", "loss/total", "loss (nats)", None, "Sum of all loss components."),
+    ("Uncertainty of the policy", "entropy/sampled_nats", "-log p (nats)", 0.0, "Mean over own tokens; near 0 the"
+     " policy no longer explores."),
+    ("Gradient norm", "optim/grad_norm", "norm before clipping", 0.0, "Persistent peaks: the steps are too large."),
+    ("Clipped tokens", "ratio/clip_share", "share of own tokens", 0.0, "Tokens whose gradient is removed by clipping."),
+    ("Length of answers", "tokens/answer_mean", "tokens", 0.0, "Answers are cut off at max_new_tokens."),
     ("Learning rate", "optim/lr", "learning rate", 0.0, ""),
 )  # fmt: skip
 """Numbers that tell whether learning is sound: title, metric, label of y, lowest y (None: by the data), note."""
@@ -83,7 +83,7 @@ def rescued_share(data: RunData) -> Figure:
     """Draw the share of asked prompts, on which the own group failed, that a peer answered, since the start."""
     lines = [Line(name, index, _cumulative_share(data, name)) for index, name in enumerate(data.policies)]
     drawing = line_chart(lines, Axes(STEP, "rescued (share of asked prompts)", 0.0, 1.0))
-    note = "Prompts on which every own answer failed: the share that a peer's success answered, since the start."
+    note = "Of the prompts on which every own answer failed, the share with a peer's success, since the start."
     return Figure("All-failed groups that were rescued", drawing, note)
 
 
@@ -94,7 +94,7 @@ def staleness(data: RunData) -> Figure:
         highest = data.series(name, "staleness/max_versions")
         lines.append(Line("", index, moving_mean(highest, _window(highest)), dashed=True))
     drawing = line_chart(lines, Axes(STEP, "staleness (versions)", 0.0))
-    note = "Solid: mean of the batch. Dashed: its maximum."
+    note = "Solid: mean of the batch. Dashed: maximum of the batch."
     if window > 1:
         note += f" Dots: means of single steps; lines are means over {window} steps."
     return Figure("Staleness of own answers", drawing, note)

@@ -34,8 +34,8 @@ def withheld_note(policy: str, answers: float) -> str:
     if not answers:
         return ""
     return (
-        f"{policy} kept {count(answers)} right answers from its peers because they were cut at the token limit"
-        " (sharing.sgt.finished_only): a larger rollout.max_new_tokens, or finished_only = false"
+        f"{policy} withheld {count(answers)} correct answers from its peers because they were cut at the token limit"
+        " (sharing.sgt.finished_only); increase rollout.max_new_tokens, or set finished_only = false"
     )
 
 
@@ -43,15 +43,15 @@ def missed_note(missed: MissedPair, regime: str) -> str:
     """Return the note on two policies that miss each other: how the regime trains then, and keys that help."""
     table = f"sharing.{regime}"
     met = (
-        f"{missed.receiver} met {missed.source} on {count(missed.hits)} of {count(missed.asked)} prompts by step"
-        f" {missed.step}, so {regime} trains it as independent would"
+        f"{missed.receiver} found records of {missed.source} on only {count(missed.hits)} of {count(missed.asked)}"
+        f" prompts by step {missed.step}, so {regime} trains it like independent"
     )
     if is_replayed(missed.source):
-        return f"{met}: the run behind sharing.replay.run has next to no record on the prompts of this one"
+        return f"{met}: the run in sharing.replay.run has hardly any records on the prompts of this run"
     return (
-        f"{met}: their pace is unequal. What helps:"
-        f" {table}.peer_hold_versions for the one ahead, {table}.max_age_versions for the one behind,"
-        ' equal slots (allocation.objective = "static"), or run.sync = true'
+        f"{met}: the policies train at different paces. Raise"
+        f" {table}.peer_hold_versions for the faster one or {table}.max_age_versions for the slower one,"
+        ' or set allocation.objective = "static" (equal slots) or run.sync = true'
     )
 
 

@@ -113,7 +113,7 @@ def _problems(data: RunData) -> str:
     if not data.problems:
         return ""
     items = "".join(f"<li>{escape(problem)}</li>" for problem in data.problems)
-    return f'<section class="problems"><h2>Not everything is whole</h2><ul>{items}</ul></section>'
+    return f'<section class="problems"><h2>Incomplete data</h2><ul>{items}</ul></section>'
 
 
 def _accuracy(data: RunData) -> str:
@@ -134,7 +134,7 @@ def _learning(data: RunData) -> str:
     tasks = "".join(charts.figure_html(figure) for figure in charts.accuracy_of_tasks(data))
     small = f'<h3>Held-out accuracy by task</h3><div class="grid small">{tasks}</div>' if tasks else ""
     sound = "".join(charts.figure_html(figure) for figure in charts.learning(data))
-    small += f'<h3>Is learning sound?</h3><div class="grid small">{sound}</div>' if sound else ""
+    small += f'<h3>Is learning healthy?</h3><div class="grid small">{sound}</div>' if sound else ""
     unjudged = unjudged_table(data)
     failed = f"<h3>Answers on which verifiers failed</h3>{unjudged}" if unjudged else ""
     return _section("Learning", _grid(figures) + small + failed)

@@ -99,7 +99,7 @@ def read_run(path: Path) -> RunData:
 
 def _lost(label: str, count: float) -> str:
     kind = label.partition("-")[0]
-    return f"tracker {label} lost {count:,.0f} points; `mrl report RUN --to {kind}` gives it all of them"
+    return f"tracker {label} lost {count:,.0f} points; `mrl report RUN --to {kind}` sends all points again"
 
 
 def _without_repeats(samples: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -115,7 +115,9 @@ def _read_config(run: RunFolder) -> dict[str, Any]:
         cure = "give the folder of a run, runs/<name>"
         raise RunFolderError("no readable config.json", where=str(run.path), cure=cure) from error
     if not isinstance(config, dict):
-        raise RunFolderError("config.json holds no table", where=str(run.path), cure="give the folder of a run")
+        raise RunFolderError(
+            "config.json contains no JSON object", where=str(run.path), cure="give the folder of a run, runs/<name>"
+        )
     return config
 
 

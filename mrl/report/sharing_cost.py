@@ -15,13 +15,14 @@ from mrl.report.svg import Axes, Line, line_chart, moving_mean
 MAX_LINES = 8
 PREFIX = "align/"
 NOTE = (
-    "Peer answers that were looked at, or own ones that the peer scored; the figures are of those trained on. 1:1: "
-    "own tokens, or bytes in them, that cover exactly one token of the peer. Length: own tokens per token of the peer. "
-    "Gap: own log-prob of the text minus the peer's; the more negative, the stranger the text. Span std and out of "
-    "band: log-ratios of common spans, and the share outside [0.8, 1.2]. Floor: the span std that the two tokenizers "
-    "alone make of equal policies; excess: what is left without it, if the two are independent. A tokenizer that joins "
-    "words, or cuts them by what follows, has no measurable floor. ESS: effective share of the answers of a step, were "
-    "they weighted by own over peer probability."
+    "Answers: peer answers that were examined, or own answers that the peer scored; the other columns are about those "
+    "trained on. 1:1: share of own tokens, or of bytes, in tokens that cover exactly one token of the peer. Length: "
+    "own tokens per token of the peer. Gap: own log-prob of the text minus the peer's; the more negative, the less "
+    "likely the text is to the receiver. Span std: standard deviation of the log-ratios of common spans. Out of band: share "
+    "of ratios outside [0.8, 1.2]. Floor: the span std that the two tokenizers alone cause between equal policies; "
+    "excess: the span std without the floor, if the two are independent. A tokenizer that joins words, or splits them "
+    "depending on the following text, has no measurable floor. ESS: effective share of the answers of a step if they "
+    "were weighted by own over peer probability."
 )
 
 
@@ -131,8 +132,8 @@ def gap_chart(data: RunData) -> Figure:
         colour = data.policies.index(cost.receiver)
         lines.append(Line(f"{cost.source[:6]}→{cost.receiver[:6]}", colour, moving_mean(points, window), points))
     drawing = line_chart(lines, Axes(STEP, "gap (nats per 100 bytes)"))
-    note = "Own log-prob of a peer's answer minus the peer's own, in the colour of the receiver. 0: as likely to both."
-    return Figure("How strange peers' answers are", drawing, note)
+    note = "Own log-prob of a peer's answer minus the peer's own, in the receiver's colour. 0: equally likely to both."
+    return Figure("How unlikely peers' answers are", drawing, note)
 
 
 def _by_source(values: Mapping[str, float]) -> dict[str, dict[str, float]]:

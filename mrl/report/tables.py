@@ -49,8 +49,8 @@ def evaluation_notes(data: RunData) -> str:
         step = min(shares, key=shares.__getitem__, default=0)
         if shares.get(step, 1.0) < 1.0:
             notes.append(
-                f"{_policy(data, policy)}: new weights overtook held-out answers; at step {step}, the most, the step's "
-                f"own weights sampled {percent(shares[step])} of their tokens and newer ones the rest."
+                f"{_policy(data, policy)}: weights were updated during held-out evaluation. In the worst case, at step "
+                f"{step}, the evaluated version sampled {percent(shares[step])} of the tokens and newer ones the rest."
             )
         missing = {step: number for step, number in data.missing_answers.get(policy, {}).items() if number}
         if missing:
@@ -94,8 +94,8 @@ def together_table(data: RunData) -> str:
     return (
         f"{_together_lines(known, k)}{_grid_html([f'step {end}: row solves, column does not', *names], alone.rows)}"
         f'<p class="note">Over the {count(found.prompts)} prompts to which every policy has {k} '
-        f"answer{'s' * (k > 1)} or more. Likeness is Cohen's kappa: 1 where two solve the same prompts, 0 where they "
-        "are as alike as their accuracies alone make them, below 0 where each solves what the other does not.</p>"
+        f"answer{'s' * (k > 1)} or more. Likeness is Cohen's kappa: 1 if two policies solve the same prompts, 0 if "
+        "they agree no more than by chance at their accuracies, below 0 if they agree less than by chance.</p>"
     )
 
 
@@ -159,7 +159,7 @@ def load_table(data: RunData) -> str:
         rows.append(f"<tr><td>{escape(f'{kind} {name}')}</td>{''.join(map(_number, numbers))}</tr>")
     if not rows:
         return ""
-    columns = ("busy, mean", "busy, most", "memory used, most", "memory free, least", "disk free, least")
+    columns = ("busy, mean", "busy, max", "memory used, max", "memory free, min", "disk free, min")
     head = _head("", *((name, "n") for name in (*columns, "power, mean (W)")))
     return f'<div class="scroll"><table class="loads">{head}<tbody>{"".join(rows)}</tbody></table></div>'
 
@@ -178,7 +178,7 @@ def config_table(config: dict[str, Any]) -> str:
     other = {key: value for key, value in known.items() if key not in usual or usual[key] != value}
     whole = escape(json.dumps(config, indent=2, ensure_ascii=False))
     return (
-        "<p>Keys whose value is not the table's default: given in the configuration, on its command line, or chosen "
+        "<p>Keys whose value is not the default: set in the configuration or on the command line, or chosen "
         f"for the device, the models and the data.</p>{_values(other, usual)}"
         f'<details><summary>All {len(known)} keys</summary><pre class="text">{whole}</pre></details>'
     )

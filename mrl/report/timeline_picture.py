@@ -55,12 +55,12 @@ def timeline_html(timeline: Timeline, policies: Sequence[str]) -> str:
         return ""
     begin, end = (elapsed(time_s - timeline.whole.begin_s) for time_s in timeline.window)
     note = (
-        f"Above: the whole run, every role's time by what it did, with the part that is shown below, {begin} to {end}. "
-        "Grey: waiting, with what for. Thin bars: what a role's other threads did at the same time. "
+        f"Above: activities of every role over the whole run; the frame marks the part that is shown below, {begin} to "
+        f"{end}. Grey: waiting, and for what. Thin bars: activities of a role's other threads at the same time. "
         "Marks on a learner: the end of a step, with its number."
     )
     if timeline.every_minutes > 1:
-        note += f" Of a long run only every {timeline.every_minutes}th minute is kept."
+        note += f" The run was long, so only every {timeline.every_minutes}th minute was kept."
     if len(every) > len(roles):
         note += f" {len(every) - len(roles)} more roles are not shown."
     return (
@@ -92,10 +92,12 @@ def shares_table(timeline: Timeline, roles: Sequence[str], policies: Sequence[st
         lists = ({what: share for what, share in found.items() if _column(what) == column} for column in range(3))
         cells = "".join(f"<td>{_shares(part)}</td>" for part in lists)
         rows.append(f"<tr><td>{_name(role, policies)}</td>{cells}</tr>")
-    head = "<thead><tr><th>role</th><th>did</th><th>waited for</th><th>beside it, in other threads</th></tr></thead>"
+    head = (
+        "<thead><tr><th>role</th><th>did</th><th>waited for</th><th>in other threads at the same time</th></tr></thead>"
+    )
     note = (
-        "Shares of the time in which the role's policy learned, or any where it has none: from the end of the first "
-        "learner step to that of the last."
+        "Shares of the time from the end of the first learner step to the end of the last one, of the role's policy; "
+        "of any policy if the role has none."
     )
     return (
         f'<div class="scroll"><table class="flows">{head}<tbody>{"".join(rows)}</tbody></table></div>'

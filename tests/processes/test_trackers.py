@@ -631,6 +631,6 @@ def test_the_report_says_what_a_tracker_lost(tmp_path: Path) -> None:
         writer.write(MetricsRecord(role="supervisor", policy="", step=1, time_unix_s=1.0 + lost, values=values))
     writer.close()
 
-    told = "tracker wandb-2 lost 40 points; `mrl report RUN --to wandb` gives it all of them"
+    told = "tracker wandb-2 lost 40 points; `mrl report RUN --to wandb` sends all points again"
     assert read_run(folder.path).problems == [told]
     assert told in write_report(folder.path).read_text(encoding="utf-8")

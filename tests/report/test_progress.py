@@ -196,7 +196,7 @@ def test_a_run_that_ended_is_missed_for_another_reason():
     """Its pace helps nobody; what is wrong is whose records they are."""
     missed = MissedPair(5, "qwen", "replay.llama", 1, 40)
     assert missed_note(missed, "prp") == (
-        "qwen met replay.llama on 1 of 40 prompts by step 5, so prp trains it as independent would: the run behind"
-        " sharing.replay.run has next to no record on the prompts of this one"
+        "qwen found records of replay.llama on only 1 of 40 prompts by step 5, so prp trains it like independent:"
+        " the run in sharing.replay.run has hardly any records on the prompts of this run"
     )
-    assert "their pace is unequal" in missed_note(missed._replace(source="llama"), "prp")
+    assert "the policies train at different paces" in missed_note(missed._replace(source="llama"), "prp")

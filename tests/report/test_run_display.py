@@ -55,7 +55,7 @@ def test_answers_kept_from_peers_are_told_at_once_and_at_the_end(make_config: Ca
     assert (board.step_line(record) or "").endswith(" wait 0.05s withheld 5")
     assert "10 withheld" in " ".join(show(board.render(), 120))
     (note,) = board.final_notes()
-    assert note.startswith("qwen kept 10 right answers from its peers because they were cut at the token limit")
+    assert note.startswith("qwen withheld 10 correct answers from its peers because they were cut at the token limit")
     assert "rollout.max_new_tokens" in note
 
 
@@ -68,7 +68,9 @@ def test_policies_that_do_not_meet_are_told_once_and_at_the_end(make_config: Cal
         board.apply(metrics("learner/qwen", "qwen", step, values), float(step))
         due += board.take_due()
     (note,) = due
-    assert note.startswith("qwen met llama on 0 of 40 prompts by step 5, so hacpo trains it as independent would")
+    assert note.startswith(
+        "qwen found records of llama on only 0 of 40 prompts by step 5, so hacpo trains it like independent"
+    )
     for key in ("hacpo.peer_hold_versions", "hacpo.max_age_versions", "allocation.objective", "run.sync"):
         assert key in note
     assert board.final_notes() == [note]

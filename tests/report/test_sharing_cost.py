@@ -89,7 +89,7 @@ def test_page_holds_the_cost_of_every_pair(make_run):
     """The report of a run with peers shows both directions and the gap over steps."""
     page = write_report(make_run(steps=60)).read_text()
     assert page.count("Cost of sharing per pair") == 1
-    assert "How strange peers&#x27; answers are" in page
+    assert "How unlikely peers&#x27; answers are" in page
 
 
 @pytest.mark.parametrize(

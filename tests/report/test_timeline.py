@@ -180,7 +180,7 @@ def test_a_damaged_line_of_the_timeline_is_named_and_the_rest_is_shown(make_run:
     path = filed(RunFolder(run).timeline_jsonl, *life("learner/qwen", 60))
     path.write_bytes(path.read_bytes() + b"{broken\n")
     text = write_report(run).read_text()
-    assert "timeline.jsonl:152: 1 damaged line is left out" in text
+    assert "timeline.jsonl:152: skipped a damaged line" in text
     assert "Training reward" in text
 
 

@@ -85,13 +85,13 @@ def fate(said: Said, row: dict[str, Any]) -> str:
     """Describe in words whether a message's tokens were sampled or given, and whether they were trained on."""
     tokens = "" if said.tokens is None else f", {count(said.tokens)} tokens"
     if said.is_behind:
-        return "said behind the last turn, not in the row"
+        return "after the last turn, not in the row"
     if said.is_bare and not said.is_sampled:
         return f"given{tokens}{', a new row' * said.begins_row}: text without roles, not trained on"
     if said.begins_row and said.is_rewritten:
         return f"given{tokens}, a new row: the conversation as the agent rewrote it, not trained on"
     if said.begins_row:
-        return f"given{tokens}, a new row with all of before as the template renders it, not trained on"
+        return f"given{tokens}, a new row with the whole conversation as the template renders it, not trained on"
     if not said.is_sampled:
         return f"given{tokens}, not trained on"
     if row.get("kind") == HELD_OUT:
@@ -102,7 +102,7 @@ def fate(said: Said, row: dict[str, Any]) -> str:
 def conversation_html(row: dict[str, Any], *, max_chars: int) -> str:
     """Return an episode as an HTML list, texts cut at `max_chars`. Its sampled turns have the colour `--policy`."""
     opening = str(row.get("opening") or "")
-    items = [_item("given", "opening", "as the policy was shown it", _text(opening, max_chars))] * bool(opening)
+    items = [_item("given", "opening", "as the policy saw it", _text(opening, max_chars))] * bool(opening)
     for said in conversation(row):
         who = f"{said.role} {said.tool}" if said.tool else said.role
         body = _text(said.text, max_chars) + "".join(

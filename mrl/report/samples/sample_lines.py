@@ -67,14 +67,14 @@ def _message(said: Said, width: int) -> list[str]:
     text = "\n".join([*lines, *(f"-> {call}" for call in said.calls)])
     text += " (a new row begins here)" * (said.begins_row and not said.is_rewritten)
     text += " (a new row begins here, rewritten by the agent)" * (said.begins_row and said.is_rewritten)
-    text += " (behind the last turn, not in the row)" * said.is_behind
+    text += " (after the last turn, not in the row)" * said.is_behind
     return list(_told(said.role, text, width, mark=STAR if said.is_sampled else "", margin=TALK_MARGIN))
 
 
 def _mask(row: dict[str, Any], said: list[Said]) -> str:
     given = sum(one.tokens or 0 for one in said if not one.is_sampled)
     tokens = "" if row.get("tokens") is None else f": {row['tokens']} tokens; {given} given between them"
-    tokens += ", beginnings of rows included" * (bool(tokens) and any(one.begins_row for one in said))
+    tokens += ", including the beginnings of rows" * (bool(tokens) and any(one.begins_row for one in said))
     fates = {fate(one._replace(tokens=None), row) for one in said if one.is_sampled}
     return printable("".join(f"  {STAR} {words}{tokens}" for words in sorted(fates)))
 

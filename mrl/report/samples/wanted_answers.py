@@ -63,8 +63,9 @@ def select(folder: RunFolder, config: RunConfig, wanted: Wanted) -> Iterator[dic
 def _files(folder: RunFolder, config: RunConfig, wanted: Wanted) -> list[Path]:
     files = [path for path in rollout_files(folder.rollouts) if wanted.policy in ("", policy_of(path))]
     if not files:
-        cure = "run.rollouts_mib is 0" if config.run.rollouts_mib == 0 else "they come with the first step"
-        raise RunFolderError("no answers are kept", where=str(folder.rollouts), cure=cure)
+        is_off = config.run.rollouts_mib == 0
+        cure = "set run.rollouts_mib above 0 and train again" if is_off else "wait for the first learner step"
+        raise RunFolderError("the run has kept no answers", where=str(folder.rollouts), cure=cure)
     if wanted.step is not None:
         _check_step(folder, wanted.step, {step_of(path) for path in files})
         files = [path for path in files if step_of(path) == wanted.step]
@@ -76,8 +77,8 @@ def _held_out(folder: RunFolder, wanted: Wanted) -> list[dict[str, Any]]:
     kept = [row for row in read_samples(folder.rollouts) if row.get("kind") == HELD_OUT]
     rows = [row for row in kept if wanted.policy in ("", row.get("policy")) and isinstance(row.get("step"), int)]
     if not rows:
-        cure = "they come with the first evaluation"
-        raise RunFolderError("no held-out answers are kept", where=str(folder.rollouts), cure=cure)
+        cure = "wait for the first evaluation"
+        raise RunFolderError("the run has kept no held-out answers", where=str(folder.rollouts), cure=cure)
     if wanted.step is not None:
         _check_step(folder, wanted.step, {row["step"] for row in rows})
         rows = [row for row in rows if row["step"] == wanted.step]
@@ -88,8 +89,8 @@ def _check_step(folder: RunFolder, step: int, known: Collection[int]) -> None:
     if step in known:
         return
     near = sorted(sorted(known, key=lambda other: abs(other - step))[:4])
-    told = f"one of {len(known)} from {min(known)} to {max(known)}, near it {', '.join(map(str, near))}"
-    raise RunFolderError("no answers of this step", where=str(folder.rollouts), got=step, wanted=told)
+    told = f"one of {len(known)} steps from {min(known)} to {max(known)}, nearest: {', '.join(map(str, near))}"
+    raise RunFolderError("no answers of this step were kept", where=str(folder.rollouts), got=step, wanted=told)
 
 
 def _check_name(folder: RunFolder, what: str, name: str, known: list[str]) -> None:
