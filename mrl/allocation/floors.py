@@ -31,11 +31,11 @@ def check_floors(config: RunConfig, *, where: str) -> None:
             have = len(frozenset().union(*(fitting[name] for name in short)))
             most = next(floor for floor in range(have // len(short), -1, -1) if not _short_of_floors(fitting, floor))
             raise ConfigError(
-                f"allocation.floor_units: more floors than {kind} units",
+                f"allocation.floor_units: too few {kind} units for the floors of all policies",
                 where=where,
                 got=f"{floor_units} * {len(short)} policies > {have} units",
                 wanted=f"floor_units <= {most}",
-                cure="" if most else "0 lets policies take turns",
+                cure="" if most else "set allocation.floor_units = 0, so that policies take turns",
             )
 
 

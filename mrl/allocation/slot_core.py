@@ -78,7 +78,7 @@ class SlotCore:
         """Raises ConfigError when there are fewer slots than policies."""
         if settings.slots < len(policies):
             raise ConfigError(
-                f"{len(policies)} policies cannot share these slots",
+                f"too few slots for {len(policies)} policies",
                 where="allocation.slots",
                 got=settings.slots,
                 wanted=f"at least {len(policies)}",

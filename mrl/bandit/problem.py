@@ -37,7 +37,9 @@ class Bandit:
     def __post_init__(self) -> None:
         for name, probs_K in (("learner", self.pi_K), ("peer", self.mu_K)):
             if not (np.all(probs_K > 0) and abs(probs_K.sum() - 1) < 1e-9):
-                raise ConfigError("no distribution over all arms", where=f"bandit {name}", got=probs_K.tolist())
+                raise ConfigError(
+                    "not a probability distribution over all arms", where=f"bandit {name}", got=probs_K.tolist()
+                )
         if not 0 < self.correct_K.sum() < len(self.correct_K):
             raise ConfigError("some arms, but not all, must be correct", where="bandit", got=self.correct_K.tolist())
 

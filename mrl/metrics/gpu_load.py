@@ -60,10 +60,10 @@ class GpuLoad:
 def _library() -> tuple[ModuleType | None, str]:
     """Return (the package, with a driver found, "") or (None, reason)."""
     if importlib.util.find_spec(MODULE) is None:
-        return None, f"the package {MODULE} is not there: pip install 'mrl[{EXTRA}]'"
+        return None, f"the package {MODULE} is not installed: pip install 'mrl[{EXTRA}]'"
     nvml = importlib.import_module(MODULE)
     try:
         nvml.nvmlInit()
     except nvml.NVMLError as error:
-        return None, f"NVML does not answer: {error}"
+        return None, f"NVML cannot be initialized: {error}"
     return nvml, ""

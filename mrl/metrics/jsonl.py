@@ -134,7 +134,7 @@ def read_samples(rollouts: Path, on_damage: OnDamage = keep_silent) -> list[dict
 def file_of(folder: Path, policy: str) -> Path:
     """Return `<folder>/<policy>.jsonl`. Raises RecordError for a policy that is no plain file name."""
     if policy != Path(policy).name or policy in {"", ".", ".."} or "\0" in policy:
-        raise RecordError(f"policy: {policy!r} is no plain name")
+        raise RecordError(f"policy: {policy!r} is not a plain file name")
     return folder / f"{policy}.jsonl"
 
 
@@ -163,8 +163,8 @@ def parse_line(row: bytes) -> dict[str, Any] | None:
 
 def damaged_lines(path: Path, number: int, count: int) -> str:
     """Describe `count` lines of a file that hold no object, the first of which is line `number`."""
-    lines = "1 damaged line is" if count == 1 else f"{count} damaged lines are"
-    return f"{path}:{number}: {lines} left out, this {'one' if count == 1 else 'first'}"
+    lines = "skipped a damaged line" if count == 1 else f"skipped {count} damaged lines, the first of them here"
+    return f"{path}:{number}: {lines}"
 
 
 def _open_for_append(path: Path) -> int:

@@ -81,7 +81,7 @@ class UnheardMetrics:
             path.parent.mkdir(mode=0o700, exist_ok=True)
             replace_file(path, encode(left), mode=0o600)
         except OSError as error:  # no failure of the role, which has done its work
-            log.warning("metrics are lost", records=len(left.records), reason=error.strerror)
+            log.warning("metrics lost", records=len(left.records), reason=error.strerror)
 
     def _forget_first(self) -> bytes:
         body, record = self._kept.popleft()
@@ -117,7 +117,7 @@ def _records_in(path: Path) -> list[MetricsRecord]:
     try:
         return decode(path.read_bytes(), _left_decoder).records
     except RecordError as error:
-        log.warning("metrics that a role left are damaged", file=str(path), reason=str(error))
+        log.warning("file of unsent metrics is damaged and ignored", file=str(path), reason=str(error))
         return []
 
 

@@ -20,20 +20,22 @@ HOPPER = (9, 0)
 """CUDA compute capability of the only GPUs that the kernel supports."""
 PACKAGES = ("liger_kernel", "triton", "cutlass.cute", "tvm_ffi")
 """Packages of the extra `liger`; CUTLASS comes in several packages, any of which may be missing."""
-KEY, CURE = "learner.logprob_kernel", 'learner.logprob_kernel = "chunked"'
+KEY, CURE = "learner.logprob_kernel", 'set learner.logprob_kernel = "chunked"'
 
 
 def check_liger(device: torch.device, softcap: float | None) -> None:
     """Raises ConfigError for a GPU or a model that the kernel does not support, MissingError without its packages."""
     if softcap is not None:
-        raise ConfigError(f"{KEY}: the kernel knows no soft cap of logits", got=softcap, cure=CURE)
+        raise ConfigError(f"{KEY}: the kernel does not support soft-capped logits", got=softcap, cure=CURE)
     capability = torch.cuda.get_device_capability(device) if device.type == "cuda" else None
     if capability != HOPPER:
         name = "a CPU" if capability is None else torch.cuda.get_device_name(device)
-        raise ConfigError(f"{KEY}: the kernel is for Hopper GPUs", got=name, wanted="compute capability 9.0", cure=CURE)
+        raise ConfigError(
+            f"{KEY}: the kernel requires a Hopper GPU", got=name, wanted="compute capability 9.0", cure=CURE
+        )
     if missing := missing_packages():
         raise MissingError(
-            f"the package {missing[0]} is not there", where=KEY, cure=f"pip install 'mrl[liger]', or {CURE}"
+            f"the package {missing[0]} is not installed", where=KEY, cure=f"pip install 'mrl[liger]', or {CURE}"
         )
 
 

@@ -35,7 +35,8 @@ def test_more_floors_than_units_of_a_kind_are_one_clear_line_before_a_run(
     for command in (["train"], ["check"], ["launch", "--dry-run"], ["launch", "--slurm", "--cpus", "4"]):
         assert main([*command, str(path)]) == 2
         line = capsys.readouterr().err
-        assert f"{path}: allocation.floor_units: more floors than cpu units; got '2 * 2 policies > 2 units'" in line
+        told = "too few cpu units for the floors of all policies; got '2 * 2 policies > 2 units'"
+        assert f"{path}: allocation.floor_units: {told}" in line
         assert "wanted floor_units <= 1" in line
 
 
@@ -94,4 +95,4 @@ def test_all_floors_have_to_hold_on_the_units_that_the_policies_fit(
     with pytest.raises(ConfigError) as raised:
         check_floors(validate(tables, where=""), where="")
     assert f"got '{got}'; wanted floor_units <= {most}" in str(raised.value)
-    assert ("0 lets policies take turns" in str(raised.value)) == (most == 0)
+    assert ("so that policies take turns" in str(raised.value)) == (most == 0)

@@ -101,7 +101,7 @@ def test_the_driver_tells_what_it_can_of_each_gpu(tmp_path: Path) -> None:
 def test_a_driver_that_does_not_start_is_none(tmp_path: Path) -> None:
     """As after its upgrade beneath a machine that runs; code 9."""
     absent, driver, values = asked_with_driver(tmp_path, 9)
-    assert str(absent).startswith("NVML does not answer: ")
+    assert str(absent).startswith("NVML cannot be initialized: ")
     assert (driver, values) == ("", [{}] * 5)
 
 
@@ -129,7 +129,7 @@ def test_without_package_or_gpu_nothing_is_told(monkeypatch: pytest.MonkeyPatch)
     """Nor is anything loaded."""
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     load = GpuLoad(["0"])
-    assert load.absent == "the package pynvml is not there: pip install 'mrl[nvml]'"
+    assert load.absent == "the package pynvml is not installed: pip install 'mrl[nvml]'"
     assert (load.values(), load.driver()) == ([{}], "")
     assert (GpuLoad([]).absent, GpuLoad([]).values()) == ("no GPU", [])
 

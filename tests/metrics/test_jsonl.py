@@ -125,7 +125,7 @@ def test_a_damaged_line_in_the_middle_costs_itself_alone(tmp_path: Path, row: by
     path.write_bytes(b'{"step":1}\n' + row + b'\n{"step":3}\n' + row + b"\n")
     told: list[str] = []
     assert [line["step"] for line in each_metrics(path, told.append)] == [1, 3]
-    assert told == [f"{path}:2: 2 damaged lines are left out, this first"]
+    assert told == [f"{path}:2: skipped 2 damaged lines, the first of them here"]
     writer = MetricsWriter(path)
     writer.write(metrics(4))
     writer.close()

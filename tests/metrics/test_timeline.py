@@ -94,7 +94,7 @@ def test_a_damaged_line_is_named_and_left_out(tmp_path: Path, damage: bytes) -> 
     path.write_bytes(path.read_bytes() + damage + b"\n")
     told: list[str] = []
     assert [one.began_unix_s for one in read_timeline(path, told.append)] == [T0, T0 + 1.0]
-    assert told == [f"{path}:3: 1 damaged line is left out, this one"]
+    assert told == [f"{path}:3: skipped a damaged line"]
 
 
 @pytest.mark.parametrize("began", [float("nan"), float("inf"), -1.0, 1e12])

@@ -57,8 +57,8 @@ def test_a_batch_without_answer_tokens_never_reaches_it() -> None:
 @pytest.mark.parametrize(
     ("device", "capability", "softcap", "told"),
     [
-        ("cpu", None, None, "for Hopper GPUs; got 'a CPU'"),
-        ("cuda", (8, 0), None, "for Hopper GPUs; got 'A100'; wanted compute capability 9.0; cure: .*chunked"),
+        ("cpu", None, None, "requires a Hopper GPU; got 'a CPU'"),
+        ("cuda", (8, 0), None, "requires a Hopper GPU; got 'A100'; wanted compute capability 9.0; cure: .*chunked"),
         ("cuda", (9, 0), 30.0, "knows no soft cap of logits; got 30.0; cure: .*chunked"),
     ],
 )
@@ -79,5 +79,5 @@ def test_its_packages_have_to_be_there(monkeypatch: pytest.MonkeyPatch) -> None:
     check_liger(torch.device("cuda"), None)
     for missing in ("no_such_package", "torch.no_such_part", "no_such_package.part"):
         monkeypatch.setattr(liger, "PACKAGES", ("torch", missing))
-        with pytest.raises(MissingError, match=rf"{missing} is not there; cure: pip install 'mrl\[liger\]'"):
+        with pytest.raises(MissingError, match=rf"{missing} is not installed; cure: pip install 'mrl\[liger\]'"):
             check_liger(torch.device("cuda"), None)
