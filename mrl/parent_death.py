@@ -49,7 +49,7 @@ def bind(cores: set[int]) -> None:
     """Bind this process to these cores; end it with an error message when it may not run on one of them."""
     lacking = sorted(cores - os.sched_getaffinity(0))
     if lacking:  # the kernel would silently bind to the rest, or its error would name no core
-        sys.stderr.write(f"mrl: error: this host has no core {lacking[0]} for processes of this run\n")
+        sys.stderr.write(f"mrl: error: CPU core {lacking[0]} is not available to this run on this host\n")
         os._exit(2)
     os.sched_setaffinity(0, cores)
 

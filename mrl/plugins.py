@@ -91,8 +91,8 @@ def find_plugin(kind: PluginKind, name: str, built_in: Iterable[str], *, where: 
     if ":" in name:
         found = Plugin(kind, name, name)
         if short_name(name) in built_in:
-            what = f"a {kind.word} of your own has the name of one of mrl"
-            raise PluginError(what, where=where, got=name, cure="give the object another name in its module")
+            what = f"this {kind.word} has the name of a built-in {kind.word}"
+            raise PluginError(what, where=where, got=name, cure="rename the object in its module")
         return found
     points = list(importlib.metadata.entry_points(group=kind.group, name=name))
     owners = sorted({_named(point) for point in points})
@@ -104,7 +104,7 @@ def find_plugin(kind: PluginKind, name: str, built_in: Iterable[str], *, where: 
         return Plugin(kind, name, points[0].value.replace(" ", ""), owners[0])
     known = [*built_in, *sorted({point.name for point in importlib.metadata.entry_points(group=kind.group)})]
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.55)
-    own = f'"{name}:FUNCTION" for one of a module of your own' if kind == VERIFIER else ""
+    own = f'for a {kind.word} of your own: "{name}:FUNCTION"' if kind == VERIFIER else ""
     raise PluginError(
         f"no such {kind.word}",
         where=where,
@@ -123,10 +123,10 @@ def check_shadow(kind: PluginKind, name: str, *, where: str) -> None:
     """Raises PluginError where an installed distribution offers a plug-in under the built-in `name`."""
     for point in importlib.metadata.entry_points(group=kind.group, name=name):
         raise PluginError(
-            f"a {kind.word} of {_named(point)} has the name of one of mrl",
+            f"a {kind.word} of {_named(point)} has the name of a built-in {kind.word}",
             where=where,
             got=name,
-            cure=f'name "{point.value}" to use that one, under a name of its own; or uninstall the distribution',
+            cure=f'to use it, set "{point.value}", with an object name of its own; or uninstall the distribution',
         )
 
 
@@ -145,10 +145,10 @@ def load_plugin(plugin: Plugin, fault_of: Callable[[Any], str], *, where: str) -
             raise _broken(plugin, error, where) from None
         folder = os.environ.get(MODULES) or "the folder of the configuration file"
         raise PluginError(
-            f"no module {error.name} for the {plugin.kind.word}",
+            f"the module {error.name} of the {plugin.kind.word} was not found",
             where=where,
             got=plugin.name,
-            wanted=f"a module that is installed, on PYTHONPATH or in {folder}",
+            wanted=f"a module that is installed, on PYTHONPATH, or in {folder}",
             cure=_near_module(module_name),
         ) from None
     except (Exception, SystemExit) as error:  # noqa: BLE001 - a user's module may raise anything; the message tells it
@@ -162,7 +162,7 @@ def load_plugin(plugin: Plugin, fault_of: Callable[[Any], str], *, where: str) -
             raise PluginError(what, where=where, got=plugin.name, wanted=wanted, cure=cure)
         found = getattr(found, part)
     if fault := fault_of(found):
-        raise PluginError(f"{plugin.target} is no {plugin.kind.word}", where=where, got=_shown(found), wanted=fault)
+        raise PluginError(f"{plugin.target} is not a {plugin.kind.word}", where=where, got=_shown(found), wanted=fault)
     return found
 
 

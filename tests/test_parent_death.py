@@ -27,7 +27,7 @@ def test_a_core_that_is_not_there_is_named() -> None:
     for cores in ("4000", f"{CORE},4000"):
         ended = run(cores, ["true"])
         assert (ended.returncode, ended.stdout) == (2, "")
-        assert ended.stderr == "mrl: error: this host has no core 4000 for processes of this run\n"
+        assert ended.stderr == "mrl: error: CPU core 4000 is not available to this run on this host\n"
 
 
 def test_a_command_that_is_not_there_is_named() -> None:
