@@ -18,11 +18,11 @@ NOTE = (
     "Answers: peer answers that were examined, or own answers that the peer scored; the other columns are about those "
     "trained on. 1:1: share of own tokens, or of bytes, in tokens that cover exactly one token of the peer. Length: "
     "own tokens per token of the peer. Gap: own log-prob of the text minus the peer's; the more negative, the less "
-    "likely the text is to the receiver. Span std: standard deviation of the log-ratios of common spans. Out of band: share "
-    "of ratios outside [0.8, 1.2]. Floor: the span std that the two tokenizers alone cause between equal policies; "
-    "excess: the span std without the floor, if the two are independent. A tokenizer that joins words, or splits them "
-    "depending on the following text, has no measurable floor. ESS: effective share of the answers of a step if they "
-    "were weighted by own over peer probability."
+    "likely the text is to the receiver. Span std: standard deviation of the log-ratios of common spans. Out of band: "
+    "share of ratios outside [0.8, 1.2]. Floor: the span std that the two tokenizers alone cause between equal "
+    "policies; excess: the span std without the floor, if the two are independent. A tokenizer that joins words, or "
+    "splits them depending on the following text, has no measurable floor. ESS: effective share of the answers of a "
+    "step if they were weighted by own over peer probability."
 )
 
 
