@@ -64,6 +64,10 @@ def test_overrides_lie_over_a_file_or_tables(tmp_path: Path) -> None:
             {"run.seed": 3, "policies.a.make.num_heads": 7},
             "^configuration with --run.seed=3 .*: miss",
         ),
+        ({**ONE, "run": {"name": "x"}}, {"policies.a.device": "cpu"}, r"^configuration: run\.steps: missing"),
+        ({**ONE, "run": {"name": "x"}}, {"run.seed": 3}, r"^configuration: run\.steps: missing"),
+        ({**ONE, "run": {}}, {"run.seed": 3}, r"^configuration with --run.seed=3: run\.name: missing"),
+        ({"run": ONE["run"]}, {"run.seed": 3}, r"^configuration: tasks: missing"),
         (ONE, {"policies.a.make": {"num_heads": 7}}, r"^overrides: policies\.a\.make\.architecture: missing"),
     ],
 )

@@ -73,9 +73,19 @@ def explain(
         told.append(
             ConfigError(f"{dotted}: {what}", where=WHERE if is_own else where, got=got, wanted=wanted, cure=cure)
         )
-        told[-1].is_placed = is_own or not is_missing  # an override may have begun the table that lacks a key
+        told[-1].is_placed = is_own or not is_missing or not _is_begun(path[:-1], tables, overridden)
     told[0].more = tuple(told[1:])
     return told[0]
+
+
+def _is_begun(path: tuple[str, ...], tables: Mapping[str, Any], overridden: set[tuple[str, ...]]) -> bool:
+    """Whether overrides alone have begun the table at `path`."""
+    own = {key[len(path)] for key in overridden if len(key) > len(path) and key[: len(path)] == path}
+    if not path or not own:
+        return False
+    for key in path:
+        tables = tables[key]
+    return own.issuperset(tables)
 
 
 def _unknown(path: tuple[str, ...]) -> tuple[str, object, str, str]:

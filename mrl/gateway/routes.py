@@ -332,14 +332,17 @@ class Gateway:
 
     @web.middleware
     async def _answered(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """Turn a ChatMistake of a handler, or an unexpected exception, into a JSON answer; count it as a refusal."""
+        """Turn a ChatMistake, a refusal of aiohttp, or an unexpected exception into a JSON answer; count it."""
         try:
             return await handler(request)
         except ChatMistake as mistake:
             refusal = mistake
         except (web.HTTPNotFound, web.HTTPMethodNotAllowed) as error:
             refusal = _no_route(request, error.status)
-        except (web.HTTPException, ConnectionError):
+        except web.HTTPException as error:
+            code = "too_long" if error.status == 413 else "invalid_request"
+            refusal = ChatMistake(str(error.text or error.reason), code=code, status=error.status)
+        except ConnectionError:
             raise
         except Exception as error:
             refusal = ChatMistake(f"{type(error).__name__}: {error}", code="internal", status=500)
@@ -380,6 +383,8 @@ async def _body(request: web.Request) -> dict[str, Any]:
     """Read the JSON object of a request. Raises ChatMistake for any other body; aiohttp refuses a body too long."""
     try:
         found = json.loads(await request.read() or b"{}")
+    except web.RequestPayloadError as error:
+        raise ChatMistake(f"the body cannot be read: {' '.join(str(error).split())}") from None
     except (ValueError, RecursionError):
         raise ChatMistake("the body is no JSON") from None
     if not isinstance(found, dict):

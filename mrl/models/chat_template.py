@@ -41,10 +41,17 @@ class ChatTemplate:
         return self._rendered(messages, to_be_answered=True) + self._prompt.assistant_prefill
 
     def behind_answer(self) -> str:
-        """Return the template's text behind an answer; empty where the template cannot show one."""
+        """Return the template's text behind an answer; empty where the template cannot show one.
+
+        Where it writes none behind the last message, a turn ends as the next role begins, as those of GLM do.
+        """
         chat = [{"role": "user", "content": "?"}, {"role": "assistant", "content": TURN}]
         try:
-            return self._rendered(chat, to_be_answered=False).partition(TURN)[2]
+            closing = self._rendered(chat, to_be_answered=False).partition(TURN)[2]
+            if closing.strip():
+                return closing
+            further = self._rendered([*chat, {"role": "user", "content": TURN}], to_be_answered=False).split(TURN)
+            return further[1] if len(further) == 3 else closing
         except ModelFolderError:  # a template may be good for prompts alone
             return ""
 

@@ -25,6 +25,7 @@ from mrl.config.defaults import Resolved
 from mrl.config.load import load_config
 from mrl.config.policy_tables import PolicyTable
 from mrl.config.run_folder import create_run_folder, lock_run_folder
+from mrl.errors import ModelFolderError
 from mrl.models.chat_template import chat_sign
 from mrl.processes.preparation.completion import complete
 from mrl.processes.preparation.model_folder import STATEFUL, check_model_folder, context_tokens
@@ -783,13 +784,16 @@ def test_a_whole_folder_passes(place: Path) -> None:
 def test_a_teacher_may_have_what_no_learner_packs(place: Path) -> None:
     """And what was quantized, of which transformers or a server makes numbers; `mrl eval` measures all of these.
 
-    A kind of model that often has such layers may be one without them.
+    The embedded engine keeps no states. A kind of model that often has such layers may be one without them.
     """
     folder = place / "models" / "qwen"
     described(model_type="qwen3_next")(place)
     check_model_folder(folder, key="policies.qwen.model", is_trained=False)
+    with pytest.raises(ModelFolderError, match=r"the embedded engine cannot run.* state.*got .*'qwen3_next'.*\"vllm\""):
+        check_model_folder(folder, key="policies.qwen.model", is_trained=False, is_embedded=True)
     described(model_type="granitemoehybrid", layer_types=["attention", "attention"])(place)
     check_model_folder(folder, key="policies.qwen.model")
+    check_model_folder(folder, key="policies.qwen.model", is_trained=False, is_embedded=True)
     described(quantization_config={"quant_method": "fp8", "weight_block_size": [128, 128]})(place)
     check_model_folder(folder, key="policies.qwen.model", is_trained=False)
 

@@ -425,15 +425,26 @@ def test_who_asks_for_a_route_that_is_not_there_is_told_those_that_are(tmp_path,
     assert "/seat" not in error.message
 
 
-def test_a_body_that_is_too_long_is_refused(tmp_path):
-    """Before it is read."""
+@pytest.mark.parametrize(
+    ("asked", "status", "code", "words"),
+    [
+        ({"data": b"x" * 5000}, 413, "too_long", "body size 1000 exceeded"),
+        ({"data": b"{}", "headers": {"Content-Encoding": "gzip"}}, 400, "invalid_request", "the body cannot be read"),
+    ],
+)
+def test_what_the_server_refuses_is_told_as_any_mistake(tmp_path, asked, status, code, words):
+    """Before a handler has read the body; a body that is too long is not read."""
 
     async def script(rig, http):
-        return (
-            await http.post(f"{rig.url}/sessions", data=b"x" * 5000, headers={"Authorization": f"Bearer {KEY}"})
-        ).status
+        headers = {"Authorization": f"Bearer {KEY}"} | asked.get("headers", {})
+        async with http.post(f"{rig.url}/sessions", **asked | {"headers": headers}) as answer:
+            return answer.status, await answer.text(), rig.book.counts[f"refused/{code}"]
 
-    assert run(tmp_path, script, max_body_bytes=1000) == 413
+    got, text, refused = run(tmp_path, script, max_body_bytes=1000)
+    assert (got, refused) == (status, 1), text
+    error = json.loads(text)["error"]
+    assert error["code"] == code
+    assert words in error["message"]
 
 
 def test_episodes_go_to_who_asks_for_their_policy_and_task(tmp_path):

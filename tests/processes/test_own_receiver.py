@@ -55,7 +55,8 @@ def policy(tmp_path):
         (GEMMA_ENDS, GEMMA, {}, "<end_of_turn>"),
         (["<|endoftext|>", "<|assistant|>", "<|end|>"], PHI, {}, "<|end|>"),
         (["</s>"], INST, {}, "</s>"),
-        (["<|endoftext|>", "<|user|>", "<|observation|>"], OPENED_BY_ROLE, {}, "<|endoftext|>"),
+        (["<|endoftext|>", "<|user|>", "<|observation|>"], OPENED_BY_ROLE, {}, "<|user|>"),
+        (["<|endoftext|>", "<|observation|>"], OPENED_BY_ROLE, {}, "<|endoftext|>"),
         (GEMMA_ENDS, CHATML, {"chat_template": GEMMA}, "<end_of_turn>"),
         (GEMMA_ENDS, CHATML, {}, "<eos>"),
         (GEMMA_ENDS, ONLY_PROMPTS, {}, "<eos>"),
@@ -63,7 +64,7 @@ def policy(tmp_path):
         (GEMMA_ENDS, "", {}, "<eos>"),
     ],
     ids=[
-        *("qwen", "llama", "gemma", "phi", "mistral", "glm"),
+        *("qwen", "llama", "gemma", "phi", "mistral", "glm", "roles that end nothing"),
         *("own template", "another end", "a template of prompts alone", "one that shows no answer", "no template"),
     ],
 )

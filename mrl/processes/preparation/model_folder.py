@@ -39,10 +39,13 @@ WRITES_TEXT = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration", "ForIma
 """Ends of the names of architectures that write text."""
 
 
-def check_model_folder(folder: Path, *, key: str, source: str = "", anew: str = "", is_trained: bool = True) -> None:
+def check_model_folder(
+    folder: Path, *, key: str, source: str = "", anew: str = "", is_trained: bool = True, is_embedded: bool = False
+) -> None:
     """Raises ModelFolderError unless `folder` holds a whole causal language model in Hugging Face form.
 
-    A model that `is_trained` needs weights of 16 or 32 bits, and a kind whose rows a learner can pack. The tokenizer is
+    A model that `is_trained` needs weights of 16 or 32 bits, and a kind whose rows a learner can pack. One that
+    `is_embedded` has the embedded engine, which keeps no states of layers beside keys and values. The tokenizer is
     read as every process of the policy reads it, which refuses one that cannot be used (TokenizerRefused) and one that
     declares no EOS. `key` is the key of the configuration that names the folder, `anew` the command that fetches the
     folder again.
@@ -70,6 +73,8 @@ def check_model_folder(folder: Path, *, key: str, source: str = "", anew: str = 
     if is_trained:
         _check_quantized(described, where)
         _check_rows(described, where)
+    elif is_embedded:
+        _check_states(described, where)
     for file in weight_files(folder, where, anew):
         _check_whole(file, where, anew)
     load_receiver(folder)
@@ -262,6 +267,19 @@ def _check_rows(described: Mapping[str, Any], where: str) -> None:
             got=f"model_type {kind!r}" + f" with layers of {', '.join(others)}" * bool(others),
             wanted="causal attention in every layer, over all tokens or in a sliding window",
             cure=f"choose a model of another family; {teacher} it can be a teacher",
+        )
+
+
+def _check_states(described: Mapping[str, Any], where: str) -> None:
+    """Raises ModelFolderError for a kind of model with states that the embedded engine does not keep."""
+    kind, layers = str(described["model_type"]), text_part(described).get("layer_types")
+    if kind in STATEFUL and (not isinstance(layers, list) or set(layers) - ATTENTION):
+        raise ModelFolderError(
+            "the embedded engine cannot run this model: it has layers that carry a state from token to token",
+            where=where,
+            got=f"model_type {kind!r}",
+            wanted="attention in every layer, or a server as its engine",
+            cure='rollout.engine = "vllm" or "sglang" of this policy',
         )
 
 

@@ -138,6 +138,7 @@ def _check_models(
                 source=policy.source,
                 anew=anew,
                 is_trained=not policy.frozen,
+                is_embedded=policy.rollout.engine == "embedded",
             )
             check_built(policy, where=f"{where}: policies.{name}.model")
             with in_place(where):

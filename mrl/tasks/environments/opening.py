@@ -12,7 +12,7 @@ from typing import Any
 from mrl.plugins import see_modules
 from mrl.tasks.environments.agent_meeting import MARK
 from mrl.tasks.environments.contract import Environment
-from mrl.tasks.environments.user_class import ClassEnvironment, ClassMistake, check_row, tools_of
+from mrl.tasks.environments.user_class import ClassEnvironment, ClassMistake, check_reward, check_row, tools_of
 
 URLS = ("ws://", "wss://")
 
@@ -60,6 +60,7 @@ def main(words: list[str]) -> int:
         kind = named_class(name)
         tools_of(kind, name)
         check_row(kind, name, json.loads(row))
+        check_reward(kind, name)
     except ClassMistake as mistake:
         print(mistake, file=sys.stderr)
         return 2

@@ -10,7 +10,9 @@ Without `step` its public methods are tools. An episode ends when the policy ans
 may take the policy's last turn as `answer`. A class without it has the sum of the rewards of its steps.
 """
 
+import ast
 import inspect
+import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -168,6 +170,37 @@ def check_row(kind: type, name: str, row: Mapping[str, Any]) -> None:
                 f"{name}.reset needs {one.name!r}, and rows have {', '.join(sorted(given))};"
                 f" give {one.name} a default, or the data a column of this name"
             )
+
+
+def check_reward(kind: type, name: str) -> None:
+    """Check that a game can give a reward: by `get_reward`, or by a step that is not seen to return none.
+
+    Raises ClassMistake.
+    """
+    if hasattr(kind, "get_reward") or hasattr(kind, "__getattr__") or not hasattr(kind, "step"):
+        return
+    try:
+        step = ast.parse(textwrap.dedent(inspect.getsource(kind.step))).body[0]
+    except (OSError, TypeError, SyntaxError):  # a step without a source, or from the midst of an expression
+        return
+    returns = [one.value for one in ast.walk(step) if isinstance(one, ast.Return)]
+    if isinstance(step, ast.FunctionDef) and all(map(_has_no_reward, returns)):
+        raise ClassMistake(
+            f"{name} gives no reward, so nothing is learnt; write def get_reward(self) -> float, or let step return"
+            " (text, reward, done)"
+        )
+
+
+def _has_no_reward(returned: ast.expr | None) -> bool:
+    """Whether a returned expression is seen to be a text, or (text, done)."""
+    match returned:
+        case None | ast.Constant(str()) | ast.JoinedStr():
+            return True
+        case ast.Tuple([first, second]):
+            return not any(isinstance(one, ast.Starred) for one in (first, second))
+        case ast.IfExp():
+            return _has_no_reward(returned.body) and _has_no_reward(returned.orelse)
+    return False
 
 
 def _check_constructor(kind: type, name: str) -> None:

@@ -211,7 +211,7 @@ def test_a_trial_that_takes_long_says_what_is_tried(
             return float(answer == reference)
         class Game:
             def reset(self): return "Guess"
-            def step(self, text): time.sleep(0.3); return "higher"
+            def step(self, text): time.sleep(0.3); return "higher", 0.0, False
     """
     (tmp_path / "slow_trials.py").write_text(textwrap.dedent(code))
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{Path(__file__).parents[3]}")

@@ -14,7 +14,7 @@ from mrl.tasks.split import part_of
 GOOD = """
 class Game:
     def reset(self, word="sun", **row): return word
-    def step(self, text): return "no", False
+    def step(self, text): return "no", 0.5, False
 """
 
 
@@ -88,8 +88,8 @@ REWARD = "    def get_reward(self): return 1\n"
         ("    pass\nGame = 7", "and no class"),
         ("    pass\nraise ImportError('no dice')", "the module my_games cannot be imported: ImportError: no dice"),
         ("    pass\ndel Game", "the module my_games has no Game"),
-        (STEP + "    def reset(self): return 7", "reset returned int"),
-        (STEP + "    def reset(self): return ''", "reset returned no message"),
+        (REWARD + STEP + "    def reset(self): return 7", "reset returned int"),
+        (REWARD + STEP + "    def reset(self): return ''", "reset returned no message"),
         (RESET + "    def step(self, text): return 7", "step returned int"),
         (RESET + "    def step(self, text): return 'x', 'y', True", "is no number"),
         (RESET + "    def step(self, text): return 1 / 0", "my_games.py:3 in step"),
@@ -97,6 +97,9 @@ REWARD = "    def get_reward(self): return 1\n"
          "at the end of the episode behind the policy's turn '}{ no such answer', as by max_turns; got 'wrong_type: the"
          " reward is None, which is no number"),
         (RESET + STEP + "    def get_reward(self): return self.won", "'Game' object has no attribute 'won'"),
+        (RESET + STEP, "my_games:Game gives no reward, so nothing is learnt; write def get_reward(self) -> float, or"
+         " let step return (text, reward, done)"),
+        (RESET + "    def step(self, text): return (f'{text}', True) if text else ('x', False)", "gives no reward"),
     ],
 )  # fmt: skip
 def test_a_class_that_can_be_no_environment_is_one_line(tmp_path, body, told):
@@ -106,6 +109,21 @@ def test_a_class_that_can_be_no_environment_is_one_line(tmp_path, body, told):
     assert told in str(caught.value)
     assert "tasks.game.dataset" in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "    def step(self, text):\n        if text: return 'x', False\n        return 'won', 1.0, True\n",
+        "    def step(self, text):\n        if text: return 'x', False\n        return self.other(text)\n",
+        "    def step(self, text):\n        return 'x', *self.rest\n    rest = 0.5, False\n",
+        "    step = lambda self, text: ('x', 1.0, True)\n",
+        "    def step(self, text): return 'x'\n    def __getattr__(self, name): return lambda: 1.0\n",
+    ],
+)
+def test_a_step_that_may_give_a_reward_is_enough(tmp_path, body):
+    """A game without `get_reward`: a return that is not seen to be without one may hold it."""
+    assert try_environment("game", table(tmp_path, f"class Game:\n{RESET}{body}"), seed=1).messages
 
 
 def test_a_good_class_is_tried(tmp_path):
